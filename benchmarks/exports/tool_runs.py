@@ -59,6 +59,15 @@ def _llamafactory(stage: Stage, config: Config, folder: Path) -> list[str]:
     return ["-m", "llamafactory.cli", "train", "llamafactory.yaml"]
 
 
+def _unsloth(stage: Stage, config: Config, folder: Path) -> list[str]:
+    script, lines = folder / "train_unsloth.py", folder / "lines.txt"
+    given = ", ".join(f"{name}={value!r}" for name, value in _TRAINER.items())
+    script.write_text(script.read_text().replace('output_dir="output"', f'output_dir="output", {given}'))
+    texts = [json.loads(line)["text"] for line in stage.lines.read_text().splitlines()]
+    lines.write_text("".join(f"{text}\n" for text in texts))
+    return [str(script), str(lines)]
+
+
 def _accelerate(stage: Stage, config: Config, folder: Path) -> list[str]:
     return [*_LAUNCH, "accelerate.yaml", _script("with_accelerate.py", stage, config, folder)]
 
@@ -125,11 +134,13 @@ _SIZES = ("fp32", "bf16-mixed", "accumulated")
 _FORMATS = (*_SIZES, "bf16", "accumulated-bf16")
 _DEEPSPEED = ("adamw-foreach", "adafactor", "sgd", "adamw-master", "ddp", "fsdp", "fsdp-bf16", "fsdp-kept")
 _TRL = ("checkpointed", "selective", "chunked", "lora", "lora-bf16", "nf4", "adamw-8bit", "ddp")
+_UNSLOTH = ("fp32", "accumulated", "checkpointed", "lora")
 _LLAMAFACTORY = ("checkpointed", "adafactor", "ddp")
 RUNS = {
     "transformers": ToolRun(_transformers, tuple(CASES)),
     "trl": ToolRun(_trl, (*_SIZES, "bf16", *_TRL)),
     "llamafactory": ToolRun(_llamafactory, (*_SIZES, *_LLAMAFACTORY), {"DISABLE_VERSION_CHECK": "1"}),
+    "unsloth": ToolRun(_unsloth, _UNSLOTH),
     "accelerate": ToolRun(_accelerate, (*_SIZES, "ddp", "fsdp"), {"ACCELERATE_USE_CPU": "true"}),
     "lightning": ToolRun(_lightning, (*_FORMATS, "ddp", "fsdp")),
     "deepspeed": ToolRun(_deepspeed, (*_FORMATS, *_DEEPSPEED)),

@@ -22,12 +22,13 @@ _LESS = (
 
 
 def _precision(request: Request) -> ToolKeys:
-    """Full training in mixed precision holds weights in float32."""
+    """Full training in mixed precision holds weights in float32; what loads a model on a CPU lacks the key."""
     value = request.text("precision")
     share = shared.arguments(request, "precision", "arguments.")
     keys = {"model.dtype": shared.keywords(request, "precision").model["dtype"], **share.keys}
     if not request.config["lora_rank"]:
-        return ToolKeys({**keys, "model.float32_mixed_precision": value == "bf16-mixed"}, share.deviations)
+        mixed = {} if request.source.device == "cpu" else {"model.float32_mixed_precision": value == "bf16-mixed"}
+        return ToolKeys({**keys, **mixed}, share.deviations)
     why = "Unsloth holds adapters in float32, in more memory than measured"
     narrow = request.keys("precision", {}, why if value in ("bf16", "fp8") else None, may_not_fit=True)
     return ToolKeys(keys, (*share.deviations, *narrow.deviations))
@@ -54,6 +55,14 @@ def _quantization(request: Request) -> ToolKeys:
     keys = {"model.load_in_4bit": value in ("nf4", "nf4-dq"), "model.load_in_8bit": value == "int8"}
     why = "Unsloth quantises the scales of blocks as well, in less memory than measured"
     return request.keys("quantization", keys, why if value == "nf4" else None)
+
+
+def _loss(request: Request) -> ToolKeys:
+    """On cards a fused cross-entropy, on CPUs one in chunks."""
+    if request.text("loss") == "standard":
+        return request.keys("loss", {}, "Unsloth never holds all logits, and needs less memory than measured")
+    why = "Unsloth computes the loss in its own way, whose memory was not measured"
+    return request.keys("loss", {}, why, may_not_fit=True)
 
 
 def _fixed(request: Request) -> dict[str, Any]:
@@ -128,7 +137,6 @@ TOOL = Tool(
         **shared.missing(
             "Unsloth",
             attention="Unsloth chooses the attention by itself",
-            loss="Unsloth computes the loss in its own way, whose memory was not measured",
         ),
         **shared.missing("Unsloth", may_not_fit=False, compile=_COMPILE),
         **several_devices.on_one_device("Unsloth"),
@@ -146,6 +154,7 @@ TOOL = Tool(
         **shared.values(lora_rslora="lora.use_rslora"),
         "lora_targets": _targets,
         "quantization": _quantization,
+        "loss": _loss,
         "kernels": lambda request: request.keys("kernels", {}, _KERNELS),
     },
 )

@@ -93,7 +93,10 @@ ENVIRONMENTS = {
         ),
     ),
     "unsloth": Environment(
-        alone=("unsloth==2026.10.9",),
+        alone=(
+            *("unsloth==2026.10.9", "unsloth_zoo", "requests", "urllib3", "charset_normalizer", "certifi", "idna"),
+            *("msgspec", "nest_asyncio", "cut_cross_entropy", "tyro"),
+        ),
         wrong=(
             instead("load_in_8bit=", "load_8bit="),
             instead("full_finetuning=", "finetuning="),

@@ -35,6 +35,13 @@ def test_the_script_loads_adapts_and_trains() -> None:
     assert "get_peft_model" not in calls(exported().files["train_unsloth.py"])
 
 
+def test_a_cpu_is_given_no_key_that_is_of_cards() -> None:
+    given = {
+        device: write(tool_named("unsloth"), source(device)).files["train_unsloth.py"] for device in ("cpu", "cuda")
+    }
+    assert {device: "float32_mixed_precision" in text for device, text in given.items()} == {"cpu": False, "cuda": True}
+
+
 def test_the_yaml_holds_less_and_says_so() -> None:
     text = exported(**CASES["qlora"]).files["unsloth.yaml"]
     told = yaml.safe_load(text)
@@ -47,7 +54,7 @@ def test_the_yaml_holds_less_and_says_so() -> None:
 def test_offloading_is_its_own_checkpointing() -> None:
     made = exported(activation_checkpointing="full", activation_offload="cpu")
     assert calls(made.files["train_unsloth.py"])["from_pretrained"]["use_gradient_checkpointing"] == "'unsloth'"
-    assert {each.knob for each in made.departures} == {"kernels"}
+    assert {each.knob for each in made.departures} == {"kernels", "loss"}
 
 
 def test_its_own_ways_are_named() -> None:
