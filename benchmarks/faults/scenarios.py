@@ -257,7 +257,7 @@ class Training(Scenario):
             return []
         out = self.tries.folder / "work" / "out"
         broken = [f"left: {each.relative_to(out)}" for each in out.rglob(".*") if each.name != ".lock"]
-        return broken + self.differ(_ROUNDING if fault.kind == "device memory" else 0.0)
+        return broken + self.differ(_ROUNDING if fault.kind.endswith("memory") else 0.0)
 
     def differ(self, most: float = 0.0) -> list[str]:
         """Whether the weights are others than those of the whole one by more than `most`."""
