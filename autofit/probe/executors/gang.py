@@ -153,6 +153,7 @@ class GangExecutor(RanksExecutor):
 
     def meeting(self) -> tuple[str, str | None]:
         store = Path(tempfile.gettempdir(), f"autofit-ranks-{os.getpid()}-{uuid.uuid4().hex}")
+        store.parent.mkdir(parents=True, exist_ok=True)  # what cleans temporary files may have taken it meanwhile
         return f"file://{store}", str(store)
 
 

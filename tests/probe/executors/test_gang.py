@@ -208,3 +208,11 @@ def test_of_a_caller_that_is_killed_nothing_is_left(tmp_path: Path) -> None:
     assert caller.wait() == -signal.SIGKILL
     wait_until_gone(hung(tmp_path, 2))
     wait_until(lambda: not stores(caller.pid), "the file where they met is deleted")
+
+
+def test_ranks_meet_where_the_directory_of_temporary_files_was_deleted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "gone"))
+    _, store = GangExecutor([], tmp_path, 1.0).meeting()
+    assert Path(store or "").parent.is_dir()
