@@ -117,9 +117,10 @@ def pytest_collection() -> Generator[None, Any, Any]:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Skip what is marked `gpu` on a machine without CUDA, and leave out `tools` where nobody asks for it."""
-    if "tools" not in config.option.markexpr:
-        items[:] = [item for item in items if not item.get_closest_marker("tools")]
+    """Skip what is marked `gpu` on a machine without CUDA, and what is run by hand where nobody asks for it."""
+    for by_hand in ("tools", "cluster"):
+        if by_hand not in config.option.markexpr:
+            items[:] = [item for item in items if not item.get_closest_marker(by_hand)]
     marked = [item for item in items if item.get_closest_marker("gpu")]
     if not marked:
         return

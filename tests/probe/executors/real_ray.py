@@ -5,12 +5,15 @@ from contextlib import contextmanager
 from typing import Any
 from unittest import mock
 
+import pytest
+
 SMALL = {"object_store_memory": 80 * 2**20}
 
 
 @contextmanager
 def cluster(nodes: int, processors: int = 1) -> Iterator[Any]:
     """Inside, RAY_ADDRESS leads to a cluster of so many nodes, each with so many processors."""
+    pytest.importorskip("ray", reason="pip install 'torch-autofit[cluster]'")
     from ray.cluster_utils import Cluster
 
     made = Cluster(initialize_head=True, head_node_args={"num_cpus": processors, "include_dashboard": False, **SMALL})

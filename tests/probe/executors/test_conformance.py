@@ -1,5 +1,7 @@
-"""What every executor must do. A new one adds its factory to `FACTORIES`, and passes."""
+"""What every executor must do. A new one adds its factory to `FACTORIES`, and passes. Ray takes part twice: within this
+process, and on real nodes by `pytest -m cluster -n 0 tests/probe/executors`."""
 
+import contextlib
 import os
 import signal
 import sys
@@ -25,6 +27,7 @@ from autofit.probe import Executor, GangExecutor, LocalExecutor, Place, Plan, Po
 from tests import tiny
 from tests.probe.bare import bare
 from tests.probe.executors.fake_ray import FakeRay
+from tests.probe.executors.real_ray import cluster
 from tests.processes import number_in, wait_until, wait_until_gone
 
 PROCESSORS = sorted(os.sched_getaffinity(0))
@@ -33,12 +36,14 @@ PLACES = [
     Place(number, card=str(7 + number), processors=frozenset({PROCESSORS[number % len(PROCESSORS)]}), cores=1)
     for number in range(2)
 ]
+REAL = "ray, on real nodes"
 FACTORIES: dict[str, Callable[[Path], Executor]] = {
     "local": lambda logs: bare(lambda: LocalExecutor(logs, timeout=120.0)),
     "pool": lambda logs: bare(lambda: PoolExecutor(PLACES, logs, 120.0)),
     "gang": lambda logs: bare(lambda: GangExecutor(PLACES, logs, 120.0)),
     "ray": lambda logs: on_ray(logs),
     "ray, of gangs": lambda logs: on_ray(logs, nodes=2),
+    REAL: lambda logs: RayExecutor(search_options(device="cpu", probe_timeout=120.0), logs),
 }
 
 
@@ -86,13 +91,20 @@ def hung(folder: Path, count: int) -> list[int]:
 
 
 # A gang is one wherever its ranks are.
-NAMES = [pytest.param(name, marks=pytest.mark.slow) if name == "ray, of gangs" else name for name in FACTORIES]
+MARKS = {"ray, of gangs": pytest.mark.slow, REAL: pytest.mark.cluster}
 
 
-@pytest.fixture(scope="module", params=NAMES)
-def executor(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Executor]:
+@pytest.fixture(scope="module", params=[pytest.param(name, marks=MARKS.get(name, ())) for name in FACTORIES])
+def factory(request: pytest.FixtureRequest) -> Iterator[Callable[[Path], Executor]]:
+    """Makes one that writes its logs to a folder."""
+    with cluster(2) if request.param == REAL else contextlib.nullcontext():
+        yield FACTORIES[request.param]
+
+
+@pytest.fixture(scope="module")
+def executor(factory: Callable[[Path], Executor], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Executor]:
     """One executor for all tests that leave it in working order."""
-    with FACTORIES[request.param](tmp_path_factory.mktemp(request.param)) as executor:
+    with factory(tmp_path_factory.mktemp("logs")) as executor:
         yield executor
 
 
@@ -193,9 +205,8 @@ def test_ctrl_c_comes_through_and_closing_leaves_nothing_behind(
     wait_until_gone(hung(tmp_path, executor.devices))
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_giving_up_frees_everyone_who_waits(name: str, tmp_path: Path) -> None:
-    executor = FACTORIES[name](tmp_path)
+def test_giving_up_frees_everyone_who_waits(factory: Callable[[Path], Executor], tmp_path: Path) -> None:
+    executor = factory(tmp_path)
     count, workload = executor.places, hanging(tmp_path)
     with ThreadPoolExecutor(count + 1) as threads:  # one more than there are places waits for its turn
         waiting = [threads.submit(measure, executor, workload, number) for number in range(count + 1)]
@@ -210,9 +221,8 @@ def test_giving_up_frees_everyone_who_waits(name: str, tmp_path: Path) -> None:
     wait_until_gone(children)
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_an_executor_that_still_starts_is_closed_at_once(name: str, tmp_path: Path) -> None:
-    executor = FACTORIES[name](tmp_path)
+def test_an_executor_that_still_starts_is_closed_at_once(factory: Callable[[Path], Executor], tmp_path: Path) -> None:
+    executor = factory(tmp_path)
     with ThreadPoolExecutor(1) as threads:
         waiting = threads.submit(measure, executor, tiny.mlp_workload())
         start = time.monotonic()

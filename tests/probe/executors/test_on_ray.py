@@ -35,7 +35,7 @@ from tests.probe.executors.fake_ray import FakeRay
 from tests.probe.executors.real_ray import SMALL, cluster
 from tests.probe.executors.test_conformance import doing, fail, hanging, hung, measure
 from tests.probe.executors.test_pool import Counting, side_by_side
-from tests.processes import wait_until, wait_until_gone
+from tests.processes import DEADLINE, alive, descendants, wait_until, wait_until_gone
 
 
 def test_a_probe_whose_node_dies_is_done_again_elsewhere(tmp_path: Path) -> None:
@@ -108,11 +108,39 @@ def test_a_probe_that_takes_every_node_along_has_failed(tmp_path: Path) -> None:
 # Real nodes
 
 
+DRIVER = """
+import sys
+from pathlib import Path
+from autofit.core.options import search_options
+from autofit.probe import RayExecutor
+from tests.probe.executors.test_conformance import hanging, measure
+
+folder = Path(sys.argv[1])
+with RayExecutor(search_options(device="cpu"), folder) as executor:
+    measure(executor, hanging(folder))
+"""
+
+
+@pytest.mark.cluster
+def test_a_search_that_is_killed_leaves_nothing_of_a_cluster_of_its_own(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    shared = set(Path("/dev/shm").iterdir())
+    driver = subprocess.Popen([sys.executable, "-c", DRIVER, str(tmp_path)], cwd=Path(__file__).parents[3])
+    hung(tmp_path, 1)
+    started = descendants(driver.pid)
+    driver.kill()
+    driver.wait()
+    # Two agents of Ray try to tell somebody for a minute.
+    wait_until(lambda: not any(map(alive, started)), "all processes have ended", seconds=2 * DEADLINE)
+    assert set(Path("/dev/shm").iterdir()) <= shared
+
+
 @pytest.fixture(scope="module")
 def real() -> Iterator[Any]:
-    """A cluster of three nodes."""
-    pytest.importorskip("ray", reason="pip install 'torch-autofit[cluster]'")
-    with cluster(3) as made:
+    """A cluster of two nodes."""
+    with cluster(2) as made:
         yield made
 
 
@@ -146,20 +174,7 @@ def test_real_nodes_measure_as_this_machine_does(real: Any, tmp_path: Path) -> N
     wait_until(lambda: not zygotes(), "all actors have ended")
 
 
-DRIVER = """
-import sys
-from pathlib import Path
-from autofit.core.options import search_options
-from autofit.probe import RayExecutor
-from tests.probe.executors.test_conformance import hanging, measure
-
-folder = Path(sys.argv[1])
-with RayExecutor(search_options(device="cpu"), folder) as executor:
-    measure(executor, hanging(folder))
-"""
-
-
-@pytest.mark.slow
+@pytest.mark.cluster
 def test_a_search_that_is_killed_leaves_nothing_on_the_nodes(real: Any, tmp_path: Path) -> None:
     driver = subprocess.Popen([sys.executable, "-c", DRIVER, str(tmp_path)], cwd=Path(__file__).parents[3])
     children = hung(tmp_path, 1)
@@ -172,10 +187,11 @@ def test_a_search_that_is_killed_leaves_nothing_on_the_nodes(real: Any, tmp_path
         assert executor.run(lambda _: 7, None, log="seven.log", timeout=60.0) == 7
 
 
-@pytest.mark.slow
+@pytest.mark.cluster
 def test_a_search_goes_on_while_a_node_is_lost_and_another_joins(real: Any, tmp_path: Path) -> None:
     """Nothing is lost, nothing measured twice, the answer is verified, and nothing is left behind."""
-    events: list[Event] = []
+    real.add_node(num_cpus=1, **SMALL)
+    shared, events = set(Path("/dev/shm").iterdir()), list[Event]()
 
     def listener(event: Event) -> None:
         events.append(event)
@@ -206,3 +222,4 @@ def test_a_search_goes_on_while_a_node_is_lost_and_another_joins(real: Any, tmp_
     assert sorted(told) == list(range(len(result.trials)))
     assert (tmp_path / "run" / "probes" / "0000.log").exists()
     wait_until(lambda: not zygotes(), "all actors have ended")
+    assert set(Path("/dev/shm").iterdir()) <= shared
