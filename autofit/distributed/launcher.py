@@ -94,11 +94,11 @@ def on_ranks(
         try:
             with Interrupts(agent.send_signal) as interrupts, Connection(ours.detach()) as connection:
                 kind, value = _listen(connection, said)
-                if interrupts.received is not None:
-                    interrupts.act()
         finally:
             agent.kill()  # its ranks die with it
             agent.wait()
+    if interrupts.received is not None:  # with the folder gone
+        interrupts.act()
     if kind == "failed":
         raise value
     return pickle.loads(value)

@@ -116,15 +116,23 @@ def test_an_interrupt_reaches_all_and_leaves_nothing(tmp_path: Path) -> None:
     assert not [file.name for file in tmp_path.iterdir() if psutil.pid_exists(int(file.name))]
 
 
-def test_ranks_end_with_a_caller_that_is_killed(tmp_path: Path) -> None:
+@pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGHUP], ids=["killed", "hung up"])
+def test_ranks_end_with_their_caller(sent: signal.Signals, tmp_path: Path) -> None:
+    """And their folder, where the caller can still remove it."""
+    log, temporary = tmp_path / "log", tmp_path / "temporary"
+    log.mkdir()
+    temporary.mkdir()
+    given = f"waiting, Path({str(log)!r})"
     code = (
         "from tests.distributed.test_launcher import *\n"
-        f"on_ranks(waiting, Path({str(tmp_path)!r}), count=2, device='cpu', said=lambda _: os.kill(os.getpid(), 9))"
+        f"on_ranks({given}, count=2, device='cpu', said=lambda _: os.kill(os.getpid(), {int(sent)}))"
     )
-    root = Path(__file__).parents[2]
-    assert subprocess.run([sys.executable, "-c", code], cwd=root, check=False).returncode == -signal.SIGKILL
+    root, environment = Path(__file__).parents[2], {**os.environ, "TMPDIR": str(temporary)}
+    done = subprocess.run([sys.executable, "-c", code], cwd=root, env=environment, check=False)
+    assert done.returncode == -sent
+    assert [*temporary.glob("autofit-ranks-*")] == [] or sent == signal.SIGKILL
     deadline = time.monotonic() + 10
-    while left := [file.name for file in tmp_path.iterdir() if psutil.pid_exists(int(file.name))]:
+    while left := [file.name for file in log.iterdir() if psutil.pid_exists(int(file.name))]:
         assert time.monotonic() < deadline, left
         time.sleep(0.05)
 
