@@ -9,7 +9,7 @@ import json
 from collections.abc import ItemsView, Iterator, Mapping, ValuesView
 from typing import Any
 
-from autofit.core.errors import InputError, require, shown
+from autofit.core.errors import InputError, printable, require, shown
 
 Value = str | int | float | bool | None
 _PLAIN = (str, int, float, bool)  # a union would be made anew for every value of every Config
@@ -28,7 +28,7 @@ class Config(Mapping[str, Value]):
                 raise InputError(f"a knob's name must be text, not {shown(name)}.")
             if value is not None and not isinstance(value, _PLAIN):
                 remedy = "Give a word, a number or null."
-                raise InputError(f"{name} must be one plain value, not {shown(value)}.", remedy)
+                raise InputError(f"{printable(name)} must be one plain value, not {shown(value)}.", remedy)
         self._values: dict[str, Value] = merged
         self._hash = hash(frozenset(_typed(merged).items()))
 

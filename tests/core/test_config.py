@@ -106,5 +106,7 @@ def test_only_plain_values(value: object) -> None:
 
 
 def test_only_names_of_text() -> None:
+    with pytest.raises(InputError, match=r"^x{500}\.\.\. must be one plain value"):
+        Config({"x" * 5000: []})
     with pytest.raises(InputError, match="a knob's name must be text, not 1"):
         Config({1: 2})
