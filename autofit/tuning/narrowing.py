@@ -14,7 +14,7 @@ from autofit.core.config import Config, Value
 from autofit.core.hardware import Hardware
 from autofit.core.result import tier
 from autofit.core.workload import Workload
-from autofit.search.enumeration import Enumeration
+from autofit.search.enumeration import MAX_CONFIGS, Enumeration
 from autofit.search.space import Space
 
 Predict = Callable[[Sequence[Config]], tuple[Sequence[float], Sequence[float]]]  # bytes and seconds of each
@@ -34,7 +34,9 @@ _QUICK = ("precision", "optimizer", "loss", *_LAYOUT, *_SCALED)  # knobs of whic
 _SAVING = ("activation_checkpointing", "quantization")  # memory, at the cost of time
 _WHOLE = 50_000  # configs; to predict more for several devices takes minutes on two cores
 _KEPT, _SLOWER = 2, 1.05  # layouts of a tier: so many, and none that is so many times slower than the best
-_BEHIND = 1.1  # a value is left out where it makes the best of every tier so many times slower
+# A value is left out where it makes the best of every tier so many times slower: the first that leaves no more than can
+# be predicted one by one, since of those drawn from more the fastest may be missed.
+_BEHIND = (1.1, 1.05, 1.03)
 
 Values = Mapping[str, tuple[Value, ...]]
 
@@ -80,7 +82,10 @@ def narrowed(
     firsts = [of_tier[0] for of_tier in _tiers(chosen).values()]
     changed = rows_of([each for row in firsts for each in _changed(row.config, space.knobs)])
     others = {knob: values for knob, values in space.knobs.items() if knob not in (*_LAYOUT, *_SCALED)}
-    kept = layouts | worth_searching(others, [*firsts, *rows, *changed], cap_bytes)
+    for behind in _BEHIND:
+        kept = layouts | worth_searching(others, [*firsts, *rows, *changed], cap_bytes, behind)
+        if Enumeration({**space.knobs, **kept}, constraints).count().configs <= MAX_CONFIGS:
+            break
     every = len({_layout_of(row.config) for row in rows})
     note = f"of {every} ways to divide the devices, the search looks at those that are predicted to be among the best"
     words = "; ".join(f"{knob} {', '.join(map(str, kept[knob]))}" for knob in layouts)
@@ -105,7 +110,7 @@ def quick(
         rows = list(map(Row, configs, *predict(configs))) if len(configs) > 1 else []
         fits = [row.seconds for row in rows if row.nbytes <= cap_bytes]
         any_size = (row.seconds for row in rows if not math.isnan(row.seconds))
-        if fits and (knobs == usual or min(fits) <= _BEHIND * min(any_size)):
+        if fits and (knobs == usual or min(fits) <= _BEHIND[0] * min(any_size)):
             return dataclasses.replace(space, knobs=knobs)
     return space
 
@@ -135,14 +140,16 @@ def best_layouts(rows: Sequence[Row], cap_bytes: float) -> list[Row]:
     return chosen
 
 
-def worth_searching(values: Values, rows: Sequence[Row], cap_bytes: float) -> dict[str, tuple[Value, ...]]:
-    """Of the values of each knob those of some config that fits and is not far behind the fastest of its tier; where
-    the first config of a tier does not fit, those of all that need no more memory than it: together they may."""
+def worth_searching(
+    values: Values, rows: Sequence[Row], cap_bytes: float, behind: float
+) -> dict[str, tuple[Value, ...]]:
+    """Of the values of each knob those of some config that fits and is at most so many times slower than the first of
+    its tier; where that does not fit, those of all that need no more memory than it: together they may."""
     kept: dict[str, set[Value]] = {knob: set() for knob in values}
     for first, *others in _tiers(rows).values():
         if first.nbytes <= cap_bytes:
             fitting = [row for row in (first, *others) if row.nbytes <= cap_bytes]
-            near = [row for row in fitting if row.seconds <= _BEHIND * first.seconds]
+            near = [row for row in fitting if row.seconds <= behind * first.seconds]
         else:
             near = [row for row in (first, *others) if row.nbytes <= first.nbytes]
         for row in near:

@@ -53,14 +53,14 @@ def test_values_are_kept_that_fit_and_are_not_far_behind() -> None:
         Row(config(loss="standard", activation_checkpointing="full"), 5.0, 1.3),
         Row(config(loss="chunked", activation_checkpointing="selective"), 8.0, 1.1),
     ]
-    kept = worth_searching(values, rows, 10.0)
+    kept = worth_searching(values, rows, 10.0, 1.1)
     assert kept == {
         "loss": ("chunked", "standard"),
         "activation_checkpointing": ("selective",),
         "lora_targets": ("all-linear",),  # null of them all, as nothing is adapted: nothing is known of it
     }
     # Where the first does not fit, what needs no more may fit together, however slow it is.
-    kept = worth_searching(values, rows, 7.0)
+    kept = worth_searching(values, rows, 7.0, 1.1)
     assert kept["activation_checkpointing"] == ("full", "selective")
 
 
@@ -113,6 +113,15 @@ def test_a_large_space_keeps_its_best_layouts_and_the_values_that_are_fast_there
     assert {each["optimizer"] for each in asked} > {"adamw"}
     assert {each["fsdp_offload"] for each in elsewhere} == {"none", None}
     assert {each["tensor_parallel"] for each in asked} == {1, 2, 4}
+
+
+@pytest.mark.parametrize("most", [300_000, 1_000])
+def test_more_is_left_out_where_not_all_of_it_could_be_predicted(
+    most: int, full: Space, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(narrowing, "MAX_CONFIGS", most)
+    space, *_ = narrowed_by(lambda config: 1.0 + 0.08 * (config["optimizer"] != "adamw"), full, monkeypatch)
+    assert (space.knobs["optimizer"] == ("adamw",)) is (most == 1_000)
 
 
 @pytest.mark.parametrize("size", [1, 2])
