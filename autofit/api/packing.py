@@ -31,7 +31,8 @@ def with_data(
     if workload.task != TASK or not isinstance(factory, HuggingFaceModel):
         message = f"data choose between packing and padding for named language models, and the task is {workload.task}."
         raise InputError(message, "Leave out the data.")
-    weights = expanded(weights, "weights") if isinstance(weights, Path) else weights
+    if weights is not None and not (isinstance(weights, str) and weights):
+        weights = expanded(weights, "weights")
     reader = FileReader(workload, factory, weights, trusted, DataOptions(), lambda _: None)
     loader = reader.loader(path)
     lengths, is_text = loader.lengths, isinstance(loader.samples, Stacked)

@@ -83,6 +83,8 @@ def search(
         workload = resolve(model, task=task, trust_remote_code=trust_remote_code, **sizes)
         if data is None and judge is not None and workload.task == TASK:
             data, weights = judge.data, judge.weights
+        if data is None and weights is not None:
+            raise InputError("weights are for the tokenizer of data, and no data are given.", "Give both or neither.")
         if data is not None:
             workload = with_data(workload, data, weights, tolerance=checked.tolerance, trusted=trust_remote_code)
     elif data is not None or weights is not None:
