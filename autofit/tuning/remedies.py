@@ -34,6 +34,7 @@ _ABOVE, _WIDER, _OF_LOGITS = {"cpu": 1.02, "cuda": 1.15}, 1.1, 1.12
 _CONTEXT, _COMMUNICATORS = 500 * MIB, 640 * MIB  # of CUDA, where the card does not tell; of NCCL, not measured
 _MEASURING = 0.2  # seconds, for timing operators on a CPU: only the order of speeds matters here
 _DEVICES, _SHORTEST = (2, 4, 8), 128
+_OF_THE_SAME = ("time", "host")  # kinds that change neither the numbers nor the data
 _OFFLOADS = ("activation_offload", "optimizer_offload", "parameter_offload")
 _RANK = 16
 _DERIVED = ("gradient_accumulation_steps", "data_parallel_shard", "data_parallel_replicate", "lora_alpha")
@@ -82,7 +83,9 @@ class _Search:
         if has_room:
             known = [found[each] for each in (self.config, *every["time"]) if not math.isnan(found[each].nbytes)]
             leanest = min(known, key=lambda each: each.nbytes, default=found[self.config]).config
-            if not any(each.kind in ("time", "host") for each in named):  # which change nothing of the data
+            if not any(each.kind in _OF_THE_SAME for each in named):
+                named = [*self._shards_on_host(leanest), *named]
+            if not any(each.kind in _OF_THE_SAME for each in named):
                 named += self._shorter(leanest)
             named += self._more_devices(leanest)
         whole = found[self.config]
@@ -106,6 +109,7 @@ class _Search:
             "activation_checkpointing": self._also("activation_checkpointing", "full"),
             "loss": self._also("loss", "chunked"),
             "optimizer_in_backward": self._also("optimizer_in_backward", True),
+            "data_parallel": self._also("data_parallel", "fsdp"),
         }
         host = {**time, **{knob: self._also(knob, "cpu") for knob in _OFFLOADS}}
         numbers = {"precision": self._also("precision", "bf16")[-1:]}
@@ -171,6 +175,16 @@ class _Search:
                     return
             length //= 2
 
+    def _shards_on_host(self, leanest: Config) -> Iterator[Remedy]:
+        """The same step with every rank's parts of the weights and their state in host memory."""
+        if "cpu" not in self._choices("fsdp_offload"):
+            return
+        for config in dict.fromkeys([self.config, leanest]):
+            for offloaded in self._made({**config, "fsdp_offload": "cpu"}, self.hardware):
+                if offloaded != config and (found := self._followed(offloaded, self.hardware)):
+                    yield self._remedy("host", found, self._settings(offloaded))
+                    return
+
     def _more_devices(self, config: Config) -> Iterator[Remedy]:
         """The fewest cards that are enough, where each holds a part of the weights."""
         batch = self.workload.effective_batch_size
@@ -180,18 +194,21 @@ class _Search:
                 continue
             knobs = fitted_to({**config, "data_parallel": "fsdp"}, hardware.world, batch)
             for several in self._made(knobs, hardware):
-                (found,) = self._predicted(self.workload, hardware, [several])
-                if found.nbytes > self._usable:
-                    continue
-                # What gathered weights and their streams reserve is known of a whole step alone.
-                with contextlib.suppress(InputError):
-                    step = trace(self.workload, several, hardware)
-                    whole = estimate_on(step, self.workload, hardware, self.budget)
-                    if whole.verdict == "yes":
-                        found = dataclasses.replace(found, nbytes=whole.high, seconds=whole.step_seconds or math.nan)
-                        settings = self._settings(several, hardware)
-                        yield self._remedy("devices", found, ("--devices", str(devices), *settings), devices=devices)
-                        return
+                (roughly,) = self._predicted(self.workload, hardware, [several])
+                if roughly.nbytes <= self._usable and (found := self._followed(several, hardware)):
+                    settings = self._settings(several, hardware)
+                    yield self._remedy("devices", found, ("--devices", str(devices), *settings), devices=devices)
+                    return
+
+    def _followed(self, config: Config, hardware: Hardware) -> _Found | None:
+        """A config that fits when a whole step of it is followed: what gathered weights and their streams reserve is
+        known in no other way."""
+        with contextlib.suppress(InputError):
+            step = trace(self.workload, config, hardware)
+            whole = estimate_on(step, self.workload, hardware, self.budget)
+            if whole.verdict == "yes":
+                return _Found(config, whole.high, whole.step_seconds or math.nan)
+        return None
 
     def _settings(self, config: Config, hardware: Hardware | None = None) -> tuple[str, ...]:
         """The options that make this config of the one that does not fit, without those that follow from others."""

@@ -128,6 +128,15 @@ def test_on_a_cpu_there_are_no_cards_to_add(monkeypatch: pytest.MonkeyPatch) -> 
     assert [each.options[0] for each in found] == ["--mem"]
 
 
+def test_weights_that_are_split_over_cards_can_wait_in_host_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    def formula(config: Config, *_: Any) -> tuple[float, float]:
+        return (5.0, 2.0) if config["fsdp_offload"] == "cpu" else (90.0, 1.0)
+
+    host, memory = helps(monkeypatch, formula, CARD.of_several(2), data_parallel="fsdp", micro_batch_size=4)
+    assert (host.kind, memory.kind) == ("host", "memory")
+    assert host.options == ("--set", "fsdp_offload=cpu")
+
+
 def test_what_is_named_fits_when_its_step_is_followed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Some of what benchmarks.what_helps draws: a model whose logits and activations are most of its memory."""
     monkeypatch.setattr(remedies, "_DEVICES", ())  # several cards take as long to follow as all the rest
