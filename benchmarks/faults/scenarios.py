@@ -91,6 +91,7 @@ class Scenario(ABC):
         """The command without a fault."""
         ended = self.begin(None)
         assert ended.code == 0 and not ended.broken, f"{self.name}: {ended}"
+        assert all(map(ended.events.__getitem__, self.depths)), f"{self.name}: not all of it can be struck: {ended}"
         self.weights = self.made()
         return ended
 
@@ -167,7 +168,8 @@ class Search(Scenario):
     def prepare(self, work: Path) -> None:
         """With what an earlier search kept of the machine and of the space: half of the time."""
         (work / "mine.py").write_text(WORKLOAD)
-        assert self.tries.command(searching(work / "run", "--no-store", *self.more)).code == 0
+        ended = self.tries.command(searching(work / "run", "--no-store", *self.more))
+        assert ended.code == 0, ended
         shutil.rmtree(work / "run")
 
     def arguments(self, *, again: bool) -> list[str]:

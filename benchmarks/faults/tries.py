@@ -253,11 +253,12 @@ class _Forked:
 
 def _hurry() -> None:
     """Fork what would be started, time few steps, and wait seconds where autofit waits minutes."""
-    rooms = ("probe.executors.local", "tuning.run", "distributed.launcher", "training.on_devices")
-    local, run, launcher, devices = (importlib.import_module(f"autofit.{room}") for room in rooms)
-    names = {name: getattr(subprocess, name) for name in ("DEVNULL", "TimeoutExpired")}
-    for module in (local, launcher):
-        module.subprocess = SimpleNamespace(Popen=_Forked, **names)  # type: ignore[attr-defined]
+    names = ("core.zygote_process", "distributed.launcher", "probe.executors.local", "tuning.run")
+    process, launcher, local, run = (importlib.import_module(f"autofit.{name}") for name in names)
+    devices = importlib.import_module("autofit.training.on_devices")
+    kept = {name: getattr(subprocess, name) for name in ("DEVNULL", "TimeoutExpired")}
+    for module in (process, launcher):
+        module.subprocess = SimpleNamespace(Popen=_Forked, **kept)  # type: ignore[attr-defined]
     run.PREDICT_SECONDS = importlib.import_module("autofit.probe.executors").LOOK_SECONDS = _PROBE  # type: ignore[attr-defined]
     importlib.import_module("autofit.tuning.artifacts").FOLLOW_SECONDS = _PROBE  # type: ignore[attr-defined]
     for name in ("EXPLORE_PLAN", "VERIFY_PLAN"):
