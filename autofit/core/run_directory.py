@@ -122,12 +122,13 @@ class RunDirectory:
         return True
 
     def _hold(self) -> None:
-        self.probes.mkdir(parents=True, exist_ok=True)
+        self.path.mkdir(parents=True, exist_ok=True)
         try:
             self._held = self._lock.enter_context(locked(self._lock_path))
         except BlockingIOError as error:
             message = f"{self.path} is in use by another autofit process."
             raise TakenError(message, "Wait for it to end, or choose another --out.") from error
+        self.probes.mkdir(exist_ok=True)  # after the lock, by which a run that was killed here is known
 
     def _is_held(self) -> bool:
         """Whether the lock is held on what is now at this path."""

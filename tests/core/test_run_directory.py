@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import itertools
 import os
 import shutil
 import signal
@@ -130,6 +131,32 @@ def test_a_run_that_was_killed_before_its_first_measurement_can_be_resumed(tmp_p
     (tmp_path / "run" / "mine.txt").touch()
     with pytest.raises(InputError, match="already holds other files"):
         RunDirectory(tmp_path / "run", resume=True).__enter__()
+
+
+def killed_at(moment: int, path: Path) -> int:
+    """How a process ended that was killed at the first, second ... file that it asked the system for while it made a
+    run directory."""
+    process = os.fork()
+    if process == 0:
+        asked = itertools.count()
+
+        def strike(event: str, given: tuple[object, ...]) -> None:
+            if event in ("open", "os.mkdir") and str(given[0]).startswith(str(path)) and next(asked) == moment:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        sys.addaudithook(strike)
+        RunDirectory(path).__enter__()
+        os._exit(0)
+    return os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
+
+
+def test_a_run_that_is_killed_while_it_makes_its_directory_is_not_in_the_way_of_another(tmp_path: Path) -> None:
+    ends = [killed_at(moment, tmp_path / str(moment)) for moment in range(6)]
+    assert ends[:3] == [-signal.SIGKILL] * 3  # the directory, its lock, its probes
+    assert ends[-1] == 0
+    for moment in range(6):
+        with RunDirectory(tmp_path / str(moment)):
+            pass
 
 
 def test_there_must_be_something_to_resume(tmp_path: Path) -> None:
