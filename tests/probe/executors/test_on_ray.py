@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -189,7 +190,8 @@ def test_a_search_that_is_killed_leaves_nothing_on_the_nodes(real: Any, tmp_path
 
 @pytest.mark.cluster
 def test_a_search_goes_on_while_a_node_is_lost_and_another_joins(real: Any, tmp_path: Path) -> None:
-    """Nothing is lost, nothing measured twice, the answer is verified, and nothing is left behind."""
+    """Nothing is lost, nothing measured twice, the answer is verified and that of a search without Ray, and nothing is
+    left behind."""
     real.add_node(num_cpus=1, **SMALL)
     shared, events = set(Path("/dev/shm").iterdir()), list[Event]()
 
@@ -201,19 +203,24 @@ def test_a_search_goes_on_while_a_node_is_lost_and_another_joins(real: Any, tmp_
 
     def loss(model: nn.Module, batch: Any) -> torch.Tensor:
         float(next(model.parameters()).sum())  # which nothing can be predicted of: the search goes on to its last trial
+        time.sleep(0.05 / len(batch[0]))  # so that which size is best is no matter of noise
         return tiny.classify(model, batch)
 
     plain = tiny.mlp_workload()
     workload = Workload(model=plain.model, batch=plain.batch, loss=loss, effective_batch_size=4)
     knobs = "  micro_batch_size: [1, 2, 4]\n  optimizer: [adamw, sgd]\n  optimizer_in_backward: [false]\n"
     (tmp_path / "space.yaml").write_text(f"description: for a test\nknobs:\n{knobs}")
-    given: dict[str, Any] = {"space": str(tmp_path / "space.yaml"), "store": False, "out": tmp_path / "run"}
-    given |= {"executor": "ray", "device": "cpu", "mem": 1, "tolerance": 0.0, "listener": listener}
-    result = autofit.search(workload, **given)
+    given: dict[str, Any] = {"space": str(tmp_path / "space.yaml"), "store": False, "device": "cpu", "mem": 1}
+    given |= {"tolerance": 0.0}
+    result = autofit.search(workload, executor="ray", out=tmp_path / "run", listener=listener, **given)
+    local = autofit.search(workload, out=tmp_path / "local", **given)
     assert result.best
+    assert local.best
     assert result.best.verified
     assert [each.outcome for each in result.trials] == [Outcome.FITS] * len(result.trials)
     assert len({each.config for each in result.trials}) == len(result.trials) > 3
+    assert {each.config for each in result.trials} == {each.config for each in local.trials}
+    assert result.best.config["micro_batch_size"] == local.best.config["micro_batch_size"] == 4
     told = [
         event.measurement.number
         for event in events
