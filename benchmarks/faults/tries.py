@@ -253,9 +253,9 @@ class _Forked:
 
 def _hurry() -> None:
     """Fork what would be started, time few steps, and wait seconds where autofit waits minutes."""
-    names = ("core.zygote_process", "distributed.launcher", "probe.executors.local", "tuning.run")
-    process, launcher, local, run = (importlib.import_module(f"autofit.{name}") for name in names)
-    devices = importlib.import_module("autofit.training.on_devices")
+    names = ("core.zygote_process", "distributed.launcher", "probe.executors.local", "probe.executors.gang")
+    process, launcher, local, gangs = (importlib.import_module(f"autofit.{name}") for name in names)
+    run, devices = map(importlib.import_module, ("autofit.tuning.run", "autofit.training.on_devices"))
     kept = {name: getattr(subprocess, name) for name in ("DEVNULL", "TimeoutExpired")}
     for module in (process, launcher):
         module.subprocess = SimpleNamespace(Popen=_Forked, **kept)  # type: ignore[attr-defined]
@@ -267,7 +267,8 @@ def _hurry() -> None:
     executor, gang = run.LocalExecutor, run.GangExecutor
     run.LocalExecutor = lambda logs, _: executor(logs, _PROBE)  # type: ignore[attr-defined]
     run.GangExecutor = lambda places, logs, _: gang(places, logs, _PROBE)  # type: ignore[attr-defined]
-    local._START_SECONDS, local.LATE_SECONDS = _PROBE, 2.0  # type: ignore[attr-defined]
+    local._START_SECONDS = gangs.LINK_SECONDS = _PROBE  # type: ignore[attr-defined]
+    local.LATE_SECONDS = gangs.LATE_SECONDS = 2.0  # type: ignore[attr-defined]
     devices.run_on_devices.__kwdefaults__["timeout"] = _RANK
 
 

@@ -27,7 +27,7 @@ from autofit.core.links import Link
 from autofit.core.measurement import Measurement, Outcome, PeakBytes
 from autofit.core.workload import Workload
 from autofit.distributed.group import first_cause, stuck
-from autofit.probe.executors import LOOK_SECONDS, Executor, Work
+from autofit.probe.executors import Executor, Work
 from autofit.probe.executors.local import LATE_SECONDS, Call, LocalExecutor, Worker, how_it_ended
 from autofit.probe.measure import RankAnswer, check_free_memory, link_of_rank, measure_on_rank, trace_on_rank
 from autofit.probe.placement import Place
@@ -36,6 +36,7 @@ from autofit.probe.timing import Plan
 from autofit.probe.zygote import Ended
 
 _GRACE = 1.0
+LINK_SECONDS = 120.0  # to measure a link, which takes one or two where it works
 
 Answers = dict[int, Any]  # by rank: what a function returned, or an Ended
 
@@ -103,7 +104,7 @@ class RanksExecutor(Executor):
     def link(self, hardware: Hardware, budget: Budget) -> Link | None:
         request = Request(Config({}), hardware, budget, Plan())
         with self._turn:
-            answers = self._together(link_of_rank, None, request, "link", LOOK_SECONDS)
+            answers = self._together(link_of_rank, None, request, "link", LINK_SECONDS)
         return answers[0] if isinstance(answers.get(0), Link) else None
 
     def _together(
