@@ -167,12 +167,14 @@ def _tiers(rows: Sequence[Row]) -> dict[str, list[Row]]:
 
 
 def _changed(config: Config, values: Values) -> list[Values]:
-    """The spaces around a config: in each another knob has all its values."""
+    """The spaces around a config: in each another knob has all its values. What needs more memory, but less time, may
+    fit once weights are given back after the forward."""
     around = {knob: offered if knob in _SCALED else (config[knob],) for knob, offered in values.items()}
     if not config["lora_rank"]:
         around["lora_rank"] = (0,)
+    gathered = {knob: offered for knob, offered in values.items() if knob == "reshard_after_forward"}
     return [
-        {**around, knob: offered}
+        {**around, **(gathered if knob in _SAVING else {}), knob: offered}
         for knob, offered in values.items()
         if len(offered) > 1 and knob not in (*_LAYOUT, *_SCALED)
     ]

@@ -124,6 +124,21 @@ def test_more_is_left_out_where_not_all_of_it_could_be_predicted(
     assert (space.knobs["optimizer"] == ("adamw",)) is (most == 1_000)
 
 
+def test_less_recomputation_is_kept_where_it_fits_once_weights_are_given_back(
+    full: Space, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(narrowing, "_WHOLE", 10)
+
+    def predict(configs: Sequence[Config]) -> tuple[list[float], list[float]]:
+        stays = [each["reshard_after_forward"] is False for each in configs]
+        more = [{"full": 0.0, "selective": 1.0}.get(str(each["activation_checkpointing"]), 9.0) for each in configs]
+        seconds = [2.0 - each - 0.05 * kept for each, kept in zip(more, stays, strict=True)]
+        return [1.0 + each + kept for each, kept in zip(more, stays, strict=True)], seconds
+
+    space, _ = narrowed(full, WORKLOAD, HARDWARE, 2.0, predict, seed=0)
+    assert set(space.knobs["activation_checkpointing"]) == {"full", "selective"}
+
+
 @pytest.mark.parametrize("size", [1, 2])
 def test_dividing_samples_is_predicted_where_the_best_config_computes_one_at_a_time(
     size: int, full: Space, monkeypatch: pytest.MonkeyPatch

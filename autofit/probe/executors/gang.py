@@ -151,10 +151,17 @@ class GangExecutor(RanksExecutor):
             workers = [started.enter_context(LocalExecutor(log_directory, timeout, place)) for place in places]
             started.pop_all()
         super().__init__(workers, timeout)
+        self._stores: list[Path] = []
+
+    def close(self) -> None:
+        super().close()
+        for store in self._stores:  # which a zygote that hung or was killed did not delete
+            store.unlink(missing_ok=True)
 
     def meeting(self) -> tuple[str, str | None]:
         store = Path(tempfile.gettempdir(), f"autofit-ranks-{os.getpid()}-{uuid.uuid4().hex}")
         store.parent.mkdir(parents=True, exist_ok=True)  # what cleans temporary files may have taken it meanwhile
+        self._stores.append(store)
         return f"file://{store}", str(store)
 
 

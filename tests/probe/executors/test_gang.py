@@ -216,3 +216,13 @@ def test_ranks_meet_where_the_directory_of_temporary_files_was_deleted(
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "gone"))
     _, store = GangExecutor([], tmp_path, 1.0).meeting()
     assert Path(store or "").parent.is_dir()
+
+
+def test_what_a_zygote_leaves_behind_that_hangs_is_deleted_at_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with GangExecutor([], tmp_path, 1.0) as executor:
+        _, store = executor.meeting()
+        Path(store or "").touch()
+    assert not list(tmp_path.iterdir())
