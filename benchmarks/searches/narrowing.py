@@ -69,7 +69,8 @@ def compared(model: str, gpu: str, devices: int, budgets: Sequence[float]) -> li
     constraints = techniques.constraints(workload, hardware)
     configs = Enumeration(knobs, constraints).configs()
     start = time.monotonic()
-    figures = dict(zip(configs, zip(*predict_all(workload, hardware, configs), strict=True), strict=True))
+    predicted = predict_all(workload, hardware, configs, processes=None)
+    figures = dict(zip(configs, zip(*predicted, strict=True), strict=True))
     print(f"{len(configs):,} configs predicted in {time.monotonic() - start:.0f} s", flush=True)
     rows = []
     for budget in budgets:

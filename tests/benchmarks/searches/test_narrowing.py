@@ -12,7 +12,9 @@ from benchmarks.gpu.cases import TINY
 GIB = 2**30
 
 
-def predicted(workload: object, hardware: object, configs: Sequence[Config]) -> tuple[list[float], list[float]]:
+def predicted(
+    workload: object, hardware: object, configs: Sequence[Config], *, processes: int | None
+) -> tuple[list[float], list[float]]:
     """As if ddp took half as long and twice the memory, and `selective` paid under it alone, by a fifth."""
     nbytes, seconds = [], []
     for each in configs:
