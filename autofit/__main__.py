@@ -1,17 +1,19 @@
 """The program `autofit`, which is the same as `python -m autofit`."""
 
 import importlib
+import signal
 import sys
 
 
-def main() -> None:
-    """Run the command line; Ctrl-C is a sentence also while it is imported, which takes half a second."""
+def main(arguments: list[str] | None = None) -> None:
+    """Run the command line and exit; Ctrl-C is a sentence also while it is imported, which takes half a second."""
     try:
-        command_line = importlib.import_module("autofit.cli")
+        importlib.import_module("autofit.cli").main(arguments)
     except KeyboardInterrupt:
         sys.stderr.write("autofit: interrupted.\n")
         sys.exit(130)
-    command_line.main()
+    finally:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # all is said: libraries would end with a traceback
 
 
 if __name__ == "__main__":

@@ -41,10 +41,12 @@ Said = Callable[[Any], None]
 _GRACE = 1.0  # seconds for ranks to say what they saw after one has failed, and as many to end
 _LOOK_SECONDS = 0.2
 _START = """
+import signal
+signal.signal(signal.SIGINT, signal.SIG_DFL)
 from autofit.core.forks import die_with_parent
 die_with_parent()
 from autofit.distributed.launcher import main
-main()"""
+main()"""  # an interrupt while it imports, which takes seconds, ends it without a word
 _JOB, _LOG, _FAILURE = "job.pickle", "rank-{}.log", "rank-{}.failure"
 _LAST_CHARACTERS = 2000  # of a log
 
@@ -76,7 +78,14 @@ def on_ranks(
         AutofitError: what a rank raised; RankError: a rank raised another error, died, or did not go on. All ranks are
         gone by then, within about 3 s, or after `timeout` seconds where one hangs.
     """
-    with tempfile.TemporaryDirectory(prefix="autofit-ranks-") as folder:
+    agent: subprocess.Popen[bytes] | None = None
+
+    def pass_on(number: int) -> None:
+        if agent is not None:
+            agent.send_signal(number)
+
+    # From before the folder is there until it is gone, or an interrupt would leave it.
+    with Interrupts(pass_on) as interrupts, tempfile.TemporaryDirectory(prefix="autofit-ranks-") as folder:
         with reported(lambda error: f"this cannot be sent to other processes: {told(error)}.", "Leave it out."):
             Path(folder, _JOB).write_bytes(pickled((function, arguments)))
         ours, theirs = socket.socketpair()
@@ -92,7 +101,9 @@ def on_ranks(
                 start_new_session=True,
             )
         try:
-            with Interrupts(agent.send_signal) as interrupts, Connection(ours.detach()) as connection:
+            if interrupts.received is not None:  # before there was an agent
+                pass_on(interrupts.received)
+            with Connection(ours.detach()) as connection:
                 kind, value = _listen(connection, said)
         finally:
             agent.kill()  # its ranks die with it
@@ -120,6 +131,7 @@ def _listen(connection: Connection, said: Said) -> tuple[str, Any]:
 
 def main() -> None:
     """The agent, told how to reach the caller, and what `_serve` needs."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     descriptor, *given = sys.argv[1:]
     connection = Connection(int(descriptor))
     try:

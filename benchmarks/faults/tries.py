@@ -90,7 +90,7 @@ class Tries:
         before: Callable[[], None] = lambda: None,
     ) -> Ended:
         """Run `autofit ARGUMENTS`, `before` it something in its process, and check what every command promises."""
-        main = importlib.import_module("autofit.cli").main
+        main = importlib.import_module("autofit.__main__").main
         ended = self.call(lambda: (before(), main(list(arguments))), fault, strike)
         died = fault is not None and fault.depth == 0 and ended.code is not None and ended.code < 0
         if not died:

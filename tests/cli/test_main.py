@@ -3,6 +3,9 @@
 import errno
 import importlib
 import json
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -31,11 +34,22 @@ def test_an_interrupt_while_the_command_line_is_imported(
     def press(_: str) -> None:
         raise KeyboardInterrupt
 
+    asked: list[tuple[int, object]] = []
     with monkeypatch.context() as patched, pytest.raises(SystemExit) as ended:
+        patched.setattr(signal, "signal", lambda *given: asked.append(given))
         patched.setattr(importlib, "import_module", press)
         program.main()
     assert ended.value.code == 130
     assert capsys.readouterr() == ("", "autofit: interrupted.\n")
+    assert asked == [(signal.SIGINT, signal.SIG_IGN)]
+
+
+def test_an_interrupt_after_all_is_said_changes_nothing() -> None:
+    """While Python ends: what libraries do there would end with a traceback."""
+    late = "import atexit, os, signal; atexit.register(os.kill, os.getpid(), signal.SIGINT)"
+    code = f"{late}; from autofit.__main__ import main; main(['--version'])"
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, f"autofit {autofit.__version__}\n", "")
 
 
 def test_an_error_of_autofits_own_is_json_and_a_traceback(

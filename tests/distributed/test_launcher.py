@@ -116,6 +116,25 @@ def test_an_interrupt_reaches_all_and_leaves_nothing(tmp_path: Path) -> None:
     assert not [file.name for file in tmp_path.iterdir() if psutil.pid_exists(int(file.name))]
 
 
+@pytest.mark.skipif(signal.getsignal(signal.SIGINT) is signal.SIG_IGN, reason="whoever started this ignores SIGINT")
+@pytest.mark.parametrize("moment", ["__enter__", "cleanup"])
+def test_an_interrupt_before_or_after_leaves_nothing(
+    moment: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While the folder of the ranks is made, and while it is deleted."""
+    usual = getattr(tempfile.TemporaryDirectory, moment)
+
+    def interrupted(folder: Any) -> Any:
+        signal.raise_signal(signal.SIGINT)
+        return usual(folder)
+
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(tempfile.TemporaryDirectory, moment, interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        on_ranks(waiting if moment == "__enter__" else added, tmp_path, count=1, device="cpu")
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGHUP], ids=["killed", "hung up"])
 def test_ranks_end_with_their_caller(sent: signal.Signals, tmp_path: Path) -> None:
     """And their folder, where the caller can still remove it."""
