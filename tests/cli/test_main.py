@@ -28,8 +28,9 @@ def test_an_interrupt_before_anything_is_known(run: Run, monkeypatch: pytest.Mon
     assert bool(printed.out) == as_json
 
 
+@pytest.mark.parametrize("as_json", [True, False], ids=["json", "plain"])
 def test_an_interrupt_while_the_command_line_is_imported(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, as_json: bool
 ) -> None:
     def press(_: str) -> None:
         raise KeyboardInterrupt
@@ -38,9 +39,12 @@ def test_an_interrupt_while_the_command_line_is_imported(
     with monkeypatch.context() as patched, pytest.raises(SystemExit) as ended:
         patched.setattr(signal, "signal", lambda *given: asked.append(given))
         patched.setattr(importlib, "import_module", press)
-        program.main()
+        program.main(["models", *(["--json"] if as_json else [])])
     assert ended.value.code == 130
-    assert capsys.readouterr() == ("", "autofit: interrupted.\n")
+    printed = capsys.readouterr()
+    assert printed.err == "autofit: interrupted.\n"
+    assert not as_json or json.loads(printed.out) == {"schema": 1, "error": {"message": "interrupted.", "remedy": ""}}
+    assert as_json or not printed.out
     assert asked == [(signal.SIGINT, signal.SIG_IGN)]
 
 
