@@ -71,12 +71,16 @@ def _start(context: typer.Context, version: Version = False) -> None:
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line and exit."""
-    set_defaults()  # before a command loads torch
-    arguments = sys.argv[1:] if arguments is None else arguments
-    as_json = "--json" in arguments
-    try:
+    given = sys.argv[1:] if arguments is None else arguments
+    as_json = "--json" in given
+
+    def command() -> Any:
+        set_defaults()  # before it loads torch
         open_streams()
-        code = _run(lambda: app(arguments, prog_name="autofit", standalone_mode=False, obj=arguments), as_json)
+        return app(given, prog_name="autofit", standalone_mode=False, obj=given)
+
+    try:
+        code = _run(command, as_json)
         sys.stdout.flush()  # or a full disk is found out after the end
     except OSError as error:
         if error.filename is not None or error.errno not in _OF_STREAMS:
