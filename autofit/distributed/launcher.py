@@ -101,8 +101,8 @@ def on_ranks(
                 start_new_session=True,
             )
         try:
-            if interrupts.received is not None:  # before there was an agent
-                pass_on(interrupts.received)
+            if interrupts.received is not None:  # before there was an agent to tell
+                agent.terminate()
             with Connection(ours.detach()) as connection:
                 kind, value = _listen(connection, said)
         finally:
