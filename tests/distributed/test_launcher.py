@@ -144,6 +144,7 @@ def test_ranks_end_with_their_caller(sent: signal.Signals, tmp_path: Path) -> No
     given = f"waiting, Path({str(log)!r})"
     code = (
         "from tests.distributed.test_launcher import *\n"
+        "signal.signal(signal.SIGHUP, signal.SIG_DFL)\n"  # under nohup it is ignored
         f"on_ranks({given}, count=2, device='cpu', said=lambda _: os.kill(os.getpid(), {int(sent)}))"
     )
     root, environment = Path(__file__).parents[2], {**os.environ, "TMPDIR": str(temporary)}
