@@ -5,9 +5,11 @@ tensors (the process ends). What CUDA does differently is patched in: the choice
 and the operators that CUDA's autocast computes in fp32.
 """
 
+import functools
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from types import ModuleType
 from typing import Any, NamedTuple
 from unittest import mock
 
@@ -29,6 +31,7 @@ _CUDNN_FIRST = (9, 10)  # major capabilities on which PyTorch prefers cuDNN's ke
 _CUDNN_HEAD, _CUDNN_HEADS = 128, (192, 128)  # largest head size, and the one pair (of keys, of values) beyond it
 # check_requires_grad_and_head_dim_gt192_constraints_on_sm86_89_or_120
 _LITTLE_SHARED_MEMORY = ((8, 6), (8, 9), (12, 0))
+_MATCHING = "linear_sum_assignment"
 _EFFICIENT_ALIGNMENT = 16  # bytes of a row that the efficient kernel reads at once
 _PLAIN = (int, float, bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
 _FP32_IN_CUDA_AUTOCAST = ("softmax", "layer_norm", "log_softmax", "cross_entropy", "nll_loss", "group_norm", "mse_loss")
@@ -43,10 +46,8 @@ def fake_device(hardware: Hardware) -> Iterator[FakeTensorMode]:
             stack.enter_context(mock.patch.object(target, name, replacement))
 
         patch(torch, "tensor", _of_numbers(torch.tensor))
-        matching: Any = vars(sys.modules.get("scipy.optimize", sys)).get("linear_sum_assignment")
-        for module in list(sys.modules.values()):
-            if matching and vars(module).get("linear_sum_assignment") is matching:
-                patch(module, "linear_sum_assignment", _matching_in_order(matching))
+        for module in _matching_modules(len(sys.modules)):
+            patch(module, _MATCHING, _matching_in_order(getattr(module, _MATCHING)))
         patch(FakeTensor, "__format__", _formatted)
         patch(torch.utils, "swap_tensors", _of_unlike(torch.utils.swap_tensors))
         for name, operator in packed_operators():
@@ -145,6 +146,14 @@ def _formatted(tensor: FakeTensor, form: str) -> str:
     """A number of known value, by which experts are named (Switch Transformers)."""
     known = None if tensor.dim() else value_of(tensor)
     return object.__format__(tensor, form) if known is None else format(tensor.item(), form)
+
+
+@functools.lru_cache(1)
+def _matching_modules(_: int) -> list[ModuleType]:
+    """Those that have scipy's matching of costs; looked for again when there are more modules, since there are
+    thousands."""
+    matching = vars(sys.modules.get("scipy.optimize", sys)).get(_MATCHING)
+    return [module for module in list(sys.modules.values()) if matching and vars(module).get(_MATCHING) is matching]
 
 
 def _matching_in_order(plain: Any) -> Callable[..., Any]:

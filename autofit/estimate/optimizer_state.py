@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from autofit.core.config import Config, Value
+from autofit.core.config import Config
 from autofit.core.hardware import Hardware
 from autofit.core.workload import Workload
 from autofit.estimate.fake_device import fake_device
@@ -55,57 +55,51 @@ class _Step(NamedTuple):
     costs: tuple[Cost, ...]
 
 
-class OptimizerCosts:
-    """What optimizers cost for a workload on some hardware, cached."""
+def cost_of_update(
+    workload: Workload, hardware: Hardware, config: Config, shapes: Shapes, calls: Calls | None = None
+) -> OptimizerCost:
+    """The cost of a step of the config's optimizer for so many weights of each kind; its operators go to `calls`."""
+    *steps, together = _traced(workload, hardware, config, list(shapes), calls)
+    counted = list(zip(steps, shapes.values(), strict=True))
+    most = max((step.temporary for step in steps), default=0)
+    summed = sum(step.temporary for step in steps)
+    # An optimizer that steps all weights at once needs temporaries for all of them at once.
+    at_once = len(steps) > 1 and together.temporary > most and 2 * together.temporary > most + summed
+    return OptimizerCost(
+        weights=sum(shape.numel() * dtype.itemsize * count for (shape, dtype, _), count in shapes.items()),
+        state=sum(step.state * count for step, count in counted),
+        temporary=sum(step.temporary * count for step, count in counted) if at_once else most,
+        largest=most,
+        operators=tuple((cost, count) for step, count in counted for cost in step.costs),
+        launches=len(together.costs) if at_once else sum(len(step.costs) * count for step, count in counted),
+    )
 
-    def __init__(self, workload: Workload, hardware: Hardware, calls: Calls | None = None) -> None:
-        self._workload, self._hardware, self._calls = workload, hardware, calls
-        self._costs: dict[tuple[Value, frozenset[tuple[Kind, int]]], OptimizerCost] = {}
 
-    def of(self, config: Config, shapes: Shapes) -> OptimizerCost:
-        """The cost of the config's optimizer for so many weights of each kind."""
-        key = (config["optimizer"], frozenset(shapes.items()))
-        if key in self._costs:
-            return self._costs[key]
-        *steps, together = self._traced(config, list(shapes))
-        counted = list(zip(steps, shapes.values(), strict=True))
-        most = max((step.temporary for step in steps), default=0)
-        summed = sum(step.temporary for step in steps)
-        # An optimizer that steps all weights at once needs temporaries for all of them at once.
-        at_once = len(steps) > 1 and together.temporary > most and 2 * together.temporary > most + summed
-        self._costs[key] = OptimizerCost(
-            weights=sum(shape.numel() * dtype.itemsize * count for (shape, dtype, _), count in shapes.items()),
-            state=sum(step.state * count for step, count in counted),
-            temporary=sum(step.temporary * count for step, count in counted) if at_once else most,
-            largest=most,
-            operators=tuple((cost, count) for step, count in counted for cost in step.costs),
-            launches=len(together.costs) if at_once else sum(len(step.costs) * count for step, count in counted),
-        )
-        return self._costs[key]
-
-    def _traced(self, config: Config, kinds: Sequence[Kind]) -> list[_Step]:
-        """A step of one weight of each kind alone, then one of all of them together."""
-        recorder, steps = Recorder(self._hardware), []
-        recorder.called = self._calls.note if self._calls else None
-        with fake_device(self._hardware), recorder:
-            weights = nn.ParameterList([nn.Parameter(torch.empty(shape, dtype=dtype)) for shape, dtype, _ in kinds])
-            for weight, (_, _, of_block) in zip(weights, kinds, strict=True):
-                weight.of_block = of_block
-            setup = fake_setup(self._workload, config, self._hardware, weights, recorder)
-            technique_named("optimizer").trace(setup, config["optimizer"])
-            optimizer = setup.optimizer
-            assert optimizer is not None, "the technique makes one"
-            for stepped in [*([weight] for weight in weights), list(weights)]:
-                for _ in range(2):  # in the first one the state is made
-                    optimizer.zero_grad(set_to_none=True)
-                    for weight in stepped:
-                        weight.grad = torch.empty_like(weight)
-                    before, first = recorder.live, len(recorder.costs)
-                    recorder.reset_peak()
-                    optimizer.step()
-                temporary, costs = recorder.peak - before, tuple(recorder.costs[first:])
-                steps.append(_Step(_state_bytes(optimizer, stepped, recorder, self._hardware), temporary, costs))
-        return steps
+def _traced(
+    workload: Workload, hardware: Hardware, config: Config, kinds: Sequence[Kind], calls: Calls | None
+) -> list[_Step]:
+    """A step of one weight of each kind alone, then one of all of them together."""
+    recorder, steps = Recorder(hardware), []
+    recorder.called = calls.note if calls else None
+    with fake_device(hardware), recorder:
+        weights = nn.ParameterList([nn.Parameter(torch.empty(shape, dtype=dtype)) for shape, dtype, _ in kinds])
+        for weight, (_, _, of_block) in zip(weights, kinds, strict=True):
+            weight.of_block = of_block
+        setup = fake_setup(workload, config, hardware, weights, recorder)
+        technique_named("optimizer").trace(setup, config["optimizer"])
+        optimizer = setup.optimizer
+        assert optimizer is not None, "the technique makes one"
+        for stepped in [*([weight] for weight in weights), list(weights)]:
+            for _ in range(2):  # in the first one the state is made
+                optimizer.zero_grad(set_to_none=True)
+                for weight in stepped:
+                    weight.grad = torch.empty_like(weight)
+                before, first = recorder.live, len(recorder.costs)
+                recorder.reset_peak()
+                optimizer.step()
+            temporary, costs = recorder.peak - before, tuple(recorder.costs[first:])
+            steps.append(_Step(_state_bytes(optimizer, stepped, recorder, hardware), temporary, costs))
+    return steps
 
 
 def scaled_shapes(shapes: Shapes, prime: int, rank: int) -> Counter[Kind]:

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from autofit.core.config import Config
+from autofit.core.config import Config, Value
 from autofit.core.environment import version_of
 from autofit.core.errors import AutofitError
 from autofit.core.files import cache_file, digest, keep, kept
@@ -29,7 +29,7 @@ from autofit.estimate.fake_device import workspace_bytes
 from autofit.estimate.layouts import Exchanges, have_few_shards, standing_for
 from autofit.estimate.likeness import likeness_of, segments_like
 from autofit.estimate.operators import MEASURING_SECONDS, Calls
-from autofit.estimate.optimizer_state import OptimizerCost, OptimizerCosts, scaled_shapes
+from autofit.estimate.optimizer_state import Kind, OptimizerCost, cost_of_update, scaled_shapes
 from autofit.estimate.passes import Pass
 from autofit.estimate.peak import recomputed_share
 from autofit.estimate.processes import Map, parallel_map
@@ -47,6 +47,7 @@ from autofit.training.meta_model import meta_model_from
 
 Figures = tuple[list[float], list[float]]  # bytes and seconds, by config
 _Traced = tuple[Segments | None, Calls | None]  # Calls where they are to be measured
+_Update = tuple[Value, tuple[tuple[Kind, int], ...]]  # an optimizer, and how many weights of each kind it steps
 _VERSIONS = ("autofit", "torch", "transformers", "peft", "bitsandbytes", "torchao", "flash-attn")
 
 
@@ -159,7 +160,7 @@ class SpaceEstimator:
         self._skeletons: dict[Cut, Skeleton] = {}
         self._segments: dict[Config, Segments | None] = {}
         self._calls = Calls(self._symbols) if rates.measured_here and rates.operators is None else None
-        self._optimizer_costs = OptimizerCosts(workload, hardware, self._calls)
+        self._update_costs: dict[_Update, OptimizerCost] = {}
         self._optimizers: dict[tuple[Any, int], _OptimizerRow] = {}  # by value of the knob and id of the segments
         self._updates: dict[OptimizerCost, float] = {}
         self._passes: dict[Config, Pass | None] = {}
@@ -199,8 +200,14 @@ class SpaceEstimator:
             self._segments |= {key: segments for key, segments in known.items() if segments}
             self._trace_missing(list(keys), trace_each)
         stepped = [(end, step_pass.segments) for end in ends if (step_pass := self._pass(end))]
-        for end, segments in {(end["optimizer"], id(segments)): (end, segments) for end, segments in stepped}.values():
-            self._optimizer_costs_of(end, segments)
+        each_once = {(end["optimizer"], id(segments)): (end, segments) for end, segments in stepped}.values()
+        updates = {update: end for end, segments in each_once for update in self._updates_of(end, segments)}
+        with parallel_map(self._cost_of_update, self._processes) as cost_each:
+            for update, (cost, calls) in zip(
+                updates, cost_each((end, update) for update, end in updates.items()), strict=True
+            ):
+                self._update_costs[update] = cost
+                self._note(calls)
 
     def _standing_for(self, config: Config) -> Sequence[tuple[Config, float]]:
         return standing_for(config, self._hardware, few=self._few)
@@ -209,8 +216,11 @@ class SpaceEstimator:
         missing = list(dict.fromkeys(key for key in keys if key not in self._segments))
         for key, (segments, calls) in zip(missing, trace_each(missing), strict=True):
             self._segments[key] = segments
-            if self._calls and calls:
-                self._calls.add(calls)
+            self._note(calls)
+
+    def _note(self, calls: Calls | None) -> None:
+        if self._calls and calls:
+            self._calls.add(calls)
 
     def _step(self, config: Config) -> _Step | None:
         exchanges = Exchanges(config, self._hardware, self._links)
@@ -333,18 +343,25 @@ class SpaceEstimator:
         key = (config["optimizer"], id(segments))
         if key not in self._optimizers:
             speed = Speed.of_update(self.rates, self._hardware, config)
-            costs = self._optimizer_costs_of(config, segments)
+            costs = [self._update_costs[update] for update in self._updates_of(config, segments)]
             self._updates.update({cost: cost.seconds(speed) for cost in set(costs) - self._updates.keys()})
             rows = [(e.weights, e.state, e.temporary, e.largest, e.moved, self._updates[e]) for e in costs]
             self._optimizers[key] = _OptimizerRow(*np.array(rows, float).T)
         return self._optimizers[key]
 
-    def _optimizer_costs_of(self, config: Config, segments: Segments) -> list[OptimizerCost]:
+    def _updates_of(self, config: Config, segments: Segments) -> list[_Update]:
+        """The updates of a config at each pair of the grid."""
         shapes, prime, layout = segments.shapes, self._symbols.rank, Layout.of(config)
         shards = layout.shard * layout.context
         ranks = [math.ceil(rank / shards) if config["lora_rank"] else 0 for rank in self._grid.ranks.tolist()]
         scaled = [scaled_shapes(shapes, prime, rank) if rank else shapes for rank in ranks]
-        return [self._optimizer_costs.of(config, each) for each in scaled]
+        return [(config["optimizer"], tuple(each.items())) for each in scaled]
+
+    def _cost_of_update(self, task: tuple[Config, _Update]) -> tuple[OptimizerCost, Calls | None]:
+        """The cost of a config's update, and the arguments of its operators."""
+        config, (_, kinds) = task
+        calls = Calls(self._symbols) if self._calls else None
+        return cost_of_update(self._workload, self._hardware, config, dict(kinds), calls), calls
 
 
 def _sizes(workload: Workload) -> set[int]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from autofit.core.measurement import StepSeconds
 
+_DISTURBED = 1.1  # of two steps that differ by so much one was disturbed, and a third tells which
 _TREND_STEPS = 3  # that all later ones are slower than all earlier ones by chance: 1 in 20 for three against three
 
 
@@ -16,8 +17,9 @@ class Plan:
     """How long a probe times steps.
 
     It stops once the median's interval is within `tightness` of the median, after at least `min_steps` and at most
-    `max_steps` or `max_seconds`; or after two steps that are `hopeless` times slower than `best_seconds`. `compose`
-    allows step times composed of 4 micro-batches and one update.
+    `max_steps` or `max_seconds`; or after two steps that are `hopeless` times slower than `best_seconds`. Two steps are
+    enough only where `max_seconds` are over and both took much the same. `compose` allows step times composed of 4
+    micro-batches and one update.
     """
 
     min_steps: int = 3
@@ -57,7 +59,8 @@ def time_steps(step: Callable[[], float], plan: Plan, clock: Callable[[], float]
         if plan.best_seconds and len(samples) == 2 and min(samples) > plan.hopeless * plan.best_seconds:
             return samples, True
         interval = interval_of_median(samples)
-        tight = (interval.high - interval.low) / 2 <= plan.tightness * interval.median
-        if len(samples) >= plan.min_steps and (tight or clock() - start >= plan.max_seconds):
+        tight = len(samples) > 2 and (interval.high - interval.low) / 2 <= plan.tightness * interval.median
+        settled = len(samples) != 2 or interval.high <= _DISTURBED * interval.low
+        if len(samples) >= plan.min_steps and (tight or (settled and clock() - start >= plan.max_seconds)):
             break
     return samples, False

@@ -5,6 +5,7 @@ import functools
 import re
 import warnings
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -141,7 +142,8 @@ def adapter_targets(model: nn.Module, targets: str) -> tuple[list[str], list[str
     inner = [name for name, module in linears.items() if module not in heads]
     usable = inner if task_of(model) in CLASSIFICATION_TASKS else list(linears)  # whose heads are trained whole
     experts = [weight.full_name for weight in expert_weights(model)]
-    forbidden = {ending for ending in set(map(_ending, usable)) if _forbidden(model, ending)}
+    kind = str(getattr(getattr(model, "config", None), "model_type", None))
+    forbidden = {ending for ending in set(map(_ending, usable)) if _forbidden(kind, ending)}
     usable = [name for name in usable if _ending(name) not in forbidden]
     of_kinds, named = set(), set()
     for part in targets.split("+"):
@@ -169,14 +171,15 @@ def _ending(name: str) -> str:
     return name.rpartition(".")[2]
 
 
-def _forbidden(model: nn.Module, ending: str) -> bool:
-    """Whether peft takes no adapters beside layers of this name in models of this kind: Mamba's kernels read the weight
-    of `out_proj` without a call. Found by trying on a model of that one layer."""
+@functools.cache
+def _forbidden(kind: str, ending: str) -> bool:
+    """Whether peft takes no adapters beside layers of this name in models of this model_type: Mamba's kernels read the
+    weight of `out_proj` without a call. Found by trying on a model of that one layer."""
     from peft import LoraConfig, inject_adapter_in_model
 
     model_of_one: Any = nn.Module()
     model_of_one.layer = nn.Module()
-    model_of_one.config = getattr(model, "config", None)
+    model_of_one.config = SimpleNamespace(model_type=kind, to_dict=lambda: {"model_type": kind})
     setattr(model_of_one.layer, ending, nn.Linear(1, 1, device="meta"))  # without values no random number is drawn
     try:
         inject_adapter_in_model(LoraConfig(r=1, target_modules=[ending]), model_of_one, low_cpu_mem_usage=True)

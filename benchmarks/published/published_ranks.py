@@ -21,7 +21,7 @@ from autofit.core.hardware import GIB, Hardware
 from autofit.core.workload import Traits, Workload
 from autofit.estimate.allocator_events import reserved_for
 from autofit.estimate.fake_device import workspace_bytes
-from autofit.estimate.optimizer_state import OptimizerCosts
+from autofit.estimate.optimizer_state import cost_of_update
 from autofit.estimate.peak import peak_of
 from autofit.estimate.ranks import step_seconds
 from autofit.estimate.rates import rates_of
@@ -57,7 +57,7 @@ def seconds_of(row: dict[str, str], workload: Workload, config: Config, hardware
     for shape, dtype, block in traced.shapes:
         shapes[shape, dtype, block is not None] += traced.depth.times(block) if traced.depth else 1
     rates = rates_of(card(str(card_of(row))))
-    update = OptimizerCosts(workload, hardware).of(knobs, shapes).seconds(Speed.of_update(rates, hardware, knobs))
+    update = cost_of_update(workload, hardware, knobs, shapes).seconds(Speed.of_update(rates, hardware, knobs))
     return update + step_seconds(traced, Speed.of(rates, hardware, knobs), hardware, links_of(hardware))
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from autofit.estimate.operator_costs import Cost
-from autofit.estimate.optimizer_state import OptimizerCost, OptimizerCosts, scaled_shapes
+from autofit.estimate.optimizer_state import OptimizerCost, cost_of_update, scaled_shapes
 from autofit.estimate.rates import UNKNOWN
 from autofit.estimate.roofline import Speed
 from autofit.techniques import canonicalize
@@ -19,7 +19,7 @@ ELEMENTS = 3 * 64 * 64 + 2 * 128 * 64
 
 def _cost(optimizer: str, hardware: Any = CPU) -> Any:
     workload = llama_workload()
-    return OptimizerCosts(workload, hardware).of(canonicalize({"optimizer": optimizer}, workload, hardware), SHAPES)
+    return cost_of_update(workload, hardware, canonicalize({"optimizer": optimizer}, workload, hardware), SHAPES)
 
 
 def test_adamw_keeps_two_moments_and_sgd_none() -> None:

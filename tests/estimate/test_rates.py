@@ -76,6 +76,23 @@ def test_a_rate_is_the_work_of_a_task_by_its_shortest_time(monkeypatch: pytest.M
     assert found.measured_here
 
 
+def test_what_only_the_first_call_of_a_task_takes_is_no_rate(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rates, "SIZE", 8)
+    monkeypatch.setattr(rates, "_COPIED", 4096)
+    now, met = [0.0], set[str]()
+
+    def clock() -> float:
+        now[0] += 0.25
+        return now[0]
+
+    def passed(_: object) -> None:
+        now[0] += 0.0 if "passed" in met else 60.0
+        met.add("passed")
+
+    monkeypatch.setattr(rates, "_passed", passed)
+    assert rates.measure(seconds=0.0, clock=clock).pass_seconds == 0.0
+
+
 def test_tasks_take_turns_until_the_time_is_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rates, "SIZE", 8)
     monkeypatch.setattr(rates, "_COPIED", 4096)
@@ -83,7 +100,7 @@ def test_tasks_take_turns_until_the_time_is_up(monkeypatch: pytest.MonkeyPatch) 
     for name in ("_chain", "_passed"):
         monkeypatch.setattr(rates, name, lambda small, name=name: seen.append(name) or small)
     rates.measure(seconds=0.0, clock=ticking(0.25))
-    assert seen == ["_chain", "_chain", "_passed"]  # each task once, however slow
+    assert seen == ["_chain", "_chain", "_passed"] * 2  # each task once to be warm, and once however slow
     rates.measure(seconds=20.0, clock=ticking(0.25))
     assert seen == seen[:3] * (len(seen) // 3)
     assert len(seen) > 15

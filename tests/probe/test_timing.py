@@ -84,6 +84,13 @@ def test_never_passes_its_limits(plan: Plan, steps: int) -> None:
     assert timed(plan, 1.0) == ([1.0] * steps, False)
 
 
+def test_two_steps_are_enough_where_time_is_over_and_neither_was_disturbed() -> None:
+    plan = Plan(min_steps=2, max_steps=20, max_seconds=0.75)
+    assert timed(plan, 0.4) == ([0.4, 0.4], False)
+    assert timed(plan, 0.4, 0.5, 0.4) == ([0.4, 0.5, 0.4], False)
+    assert timed(plan, 0.1) == ([0.1, 0.1, 0.1], False)  # there is time to see whether they agree
+
+
 def test_gives_up_after_two_steps_that_are_hopelessly_slow() -> None:
     assert timed(Plan(best_seconds=0.4), 1.0, 0.9) == ([1.0, 0.9], True)
 

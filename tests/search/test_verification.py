@@ -55,7 +55,7 @@ def played() -> Played:
 
 def test_all_that_may_be_the_best_are_measured_in_turn(played: Played) -> None:
     found, rerun = played({"a": 10, "b": 9.6, "c": 9.4, "d": 5}, {name: [9.0, 9.0] for name in "abcd"})
-    assert rerun.asked == ["a", "b", "c", "a", "b", "c"]
+    assert rerun.asked == ["a", "b", "a", "c", "b", "c"]  # the likeliest answer is verified first
     assert [each.config["optimizer"] for each in found.verified] == ["a", "b", "c"]
     assert all(each.verified for each in found.verified)
 
@@ -86,15 +86,21 @@ def test_one_expected_to_beat_all_that_was_verified_is_called_up_until_there_are
     assert rerun.asked[-2:] == ["e", "e"]
 
 
+def test_a_machine_that_slowed_down_calls_up_no_others(played: Played) -> None:
+    expected = {"a": 10.0, "b": 9.9, "c": 9.8, "d": 9.7, "e": 9.6}
+    _, rerun = played(expected, {name: [rate * 0.9] * 2 for name, rate in expected.items()})
+    assert set(rerun.asked) == {"a", "b", "c"}
+
+
 def test_who_may_still_lead_is_measured_again_and_who_cannot_is_not(played: Played) -> None:
     noisy = {"a": [10.0, 9.0, 9.5], "b": [9.8, 9.9, 9.4], "c": [5.0], "d": [1.0]}
     expected = {"a": 10, "b": 9.9, "c": 9.8, "d": 1}
     found, rerun = played(expected, noisy)
-    assert rerun.asked == [*"abc", *"ab", *"ab"]
+    assert rerun.asked == [*"abac", *"b", *"ab"]
     assert {each.config["optimizer"] for each in found.verified} == set("abc")
-    assert played(expected, noisy, in_time=lambda: False)[1].asked == [*"abc", *"ab"]
+    assert played(expected, noisy, in_time=lambda: False)[1].asked == [*"abac", *"b"]
     clear = {"a": [10.0, 10.1], "b": [9.0], "c": [8.0]}
-    assert played(expected, clear)[1].asked == [*"abc", "a"]  # the leader alone needs another look
+    assert played(expected, clear)[1].asked == [*"abac"]  # the leader alone needs another look
 
 
 def test_the_one_to_recommend_was_measured_twice_whoever_it_is_in_the_end(played: Played) -> None:
