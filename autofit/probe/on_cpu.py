@@ -38,6 +38,10 @@ class CpuProbe(Probe):
         with self.watch:
             yield
 
+    def begins_small(self) -> bool:
+        # Compiled code would be made for few samples. An allocator that caches would be left with other blocks.
+        return not self.compiles
+
     def over_budget(self) -> bool:
         return self.watch.peak > self.cap
 

@@ -20,7 +20,7 @@ from autofit.core.config import Config
 from autofit.core.hardware import GIB, Hardware
 from autofit.core.measurement import Measurement, Outcome, PeakBytes, Shortage
 from autofit.core.workload import Workload
-from autofit.data.batch import samples_of
+from autofit.data.batch import sample_count, samples_of
 from autofit.probe.timing import Plan, interval_of_median, slowed_by, time_steps
 from autofit.setup import Setup, Technique
 from autofit.techniques import added_techniques, all_techniques
@@ -31,6 +31,7 @@ from autofit.training.step import accumulate, train_step, update
 _TREND = 0.05  # a smaller slowdown within a probe is not worth a warning
 COMPOSED_MICRO_BATCHES = 4
 _WARM_STEPS = 2  # optimizer state exists only after the first
+_FEW_SAMPLES = 2
 
 
 @dataclass(frozen=True)
@@ -98,10 +99,12 @@ class Probe(ABC):
         # A rank's own part, as a DataLoader reads it.
         self.batch = self.workload.batch(self.workload.effective_batch_size // setup.ranks.layout.samplers)
         # Two micro-batches: the second runs with gradients alive, so no later one needs more memory.
-        part = self.part(setup, 2)
+        first = part = self.part(setup, 2)
+        if self.begins_small() and self.workload.traits and self.workload.traits.splits:
+            first = samples_of(part, 0, min(_FEW_SAMPLES, sample_count(part, self.workload.split)), self.workload.split)
         stepped = tried = 0
         while stepped < _WARM_STEPS and tried < 50:  # a scaler may skip the first steps until its scale is low enough
-            self._check(accumulate(setup, part))
+            self._check(accumulate(setup, part if stepped else first))
             stepped += update(setup)
             tried += 1
         if stepped < _WARM_STEPS:
@@ -110,6 +113,10 @@ class Probe(ABC):
         self.synchronize()
         self.warmup_seconds = time.monotonic() - start - self.build_seconds
         return setup
+
+    def begins_small(self) -> bool:
+        """Whether a few samples are enough for the first step, which only makes what later ones find."""
+        return False
 
     def part(self, setup: Setup, micro_batches: int) -> Any:
         """The first few micro-batches of this rank's batch, as a view of it."""

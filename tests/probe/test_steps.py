@@ -1,5 +1,6 @@
 """What a probe does between build and verdict, counted in this process instead of a child."""
 
+import dataclasses
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -22,6 +23,7 @@ from autofit.hardware.tracker import StorageTracker
 from autofit.probe import LocalExecutor, Plan, on_cpu, steps
 from autofit.probe.measure import measure
 from autofit.techniques import compile as compile_file
+from autofit.training.inspect import inspect_workload
 from tests import tiny
 
 THREE = Plan(min_steps=3, max_steps=3)
@@ -66,6 +68,38 @@ def test_forwards_of_a_probe(
     assert seen.steps == 3
     assert seen.composed == (micro_batch == 1 and plan.compose)
     assert (tmp_path / "samples").read_text().split() == [str(micro_batch)] * forwards
+
+
+def test_the_first_step_is_taken_on_few_samples_of_a_loss_that_splits(executor: LocalExecutor, tmp_path: Path) -> None:
+    workload = counting(tiny.mlp_workload(16), tmp_path / "samples")
+    whole = executor.measure(workload, request(workload, plan=THREE, micro_batch_size=8), number=0)
+    (tmp_path / "samples").unlink()
+    inspected = dataclasses.replace(workload, traits=inspect_workload(workload, tiny.CPU, 2**30))
+    (tmp_path / "samples").unlink()
+    seen = executor.measure(inspected, request(inspected, plan=THREE, micro_batch_size=8), number=1)
+    assert (tmp_path / "samples").read_text().split() == ["2", *["8"] * (2 + 3 * 2)]
+    assert seen.peak_bytes and whole.peak_bytes
+    assert seen.peak_bytes.allocated == whole.peak_bytes.allocated
+
+
+@pytest.mark.parametrize(
+    "knobs",
+    [
+        {"optimizer": "adamw-foreach"},
+        {"optimizer": "adamw-8bit", "activation_checkpointing": "full"},
+        {"optimizer_in_backward": True, "micro_batch_size": 8},
+        {"lora_rank": 4, "quantization": "nf4", "loss": "chunked"},
+        {"precision": "bf16-mixed", "activation_checkpointing": "selective"},
+    ],
+    ids=["all weights at once", "8-bit state", "in backward", "quantised", "mixed"],
+)
+def test_a_first_step_on_few_samples_changes_no_peak(executor: LocalExecutor, knobs: dict[str, Any]) -> None:
+    workload = tiny.llama_workload(8)
+    asked = request(workload, **{"micro_batch_size": 4, **knobs})
+    inspected = dataclasses.replace(workload, traits=inspect_workload(workload, tiny.CPU, GIB))
+    whole, seen = (executor.measure(each, asked, number=0).peak_bytes for each in (workload, inspected))
+    assert whole and seen
+    assert seen.allocated == whole.allocated
 
 
 @pytest.fixture
