@@ -3,6 +3,7 @@
 import dataclasses
 from pathlib import Path
 
+from autofit.api.file_reader import FileReader
 from autofit.core.errors import InputError
 from autofit.core.files import expanded
 from autofit.core.workload import Workload
@@ -32,8 +33,6 @@ def with_data(
         raise InputError(message, "Leave out the data.")
     if weights is not None and not (isinstance(weights, str) and weights):
         weights = expanded(weights, "weights")
-    from autofit.api.file_reader import FileReader  # seconds, which a search without data does not take
-
     reader = FileReader(workload, factory, weights, trusted, DataOptions(), lambda _: None)
     loader = reader.loader(path)
     lengths, is_text = loader.lengths, isinstance(loader.samples, Stacked)

@@ -5,19 +5,10 @@ from pathlib import Path
 from typing import Any
 
 import transformers
-from transformers.models.auto.image_processing_auto import (
-    AutoImageProcessor,  # in transformers itself: with torchvision
-)
-from transformers.models.auto.processing_auto import PROCESSOR_MAPPING_NAMES
 
 # What says how a processor works, beside the files of its tokenizer.
 PROCESSOR_FILES = ("processor_config.json", "preprocessor_config.json", "video_preprocessor_config.json")
 CHAT_TEMPLATE_FILES = ("chat_template.jinja", "chat_template.json")
-_PARTS = {
-    "tokenizer": transformers.AutoTokenizer,
-    "image_processor": AutoImageProcessor,
-    "feature_extractor": transformers.AutoFeatureExtractor,
-}
 
 
 @dataclass(frozen=True)
@@ -32,6 +23,8 @@ class Processing:
 
 def load_processor(folder: str | Path, kind: str) -> Any:
     """The processor in a directory or under a hub id, of a model_type. Code that comes with it is never run."""
+    from transformers.models.auto.processing_auto import PROCESSOR_MAPPING_NAMES
+
     try:
         found = transformers.AutoProcessor.from_pretrained(folder, trust_remote_code=False)
     except ImportError:
@@ -57,9 +50,16 @@ class _NoVideo:
 
 def _without_video(folder: str | Path, name: str) -> Any:
     """The processor of that class from its parts without the one for videos, which needs torchvision."""
+    from transformers.models.auto.image_processing_auto import AutoImageProcessor  # transformers' own: with torchvision
+
+    kinds: dict[str, Any] = {
+        "tokenizer": transformers.AutoTokenizer,
+        "image_processor": AutoImageProcessor,
+        "feature_extractor": transformers.AutoFeatureExtractor,
+    }
     made: Any = type(name, (_NoVideo, getattr(transformers, name)), {})
     parts = [
-        _PARTS[part].from_pretrained(folder, trust_remote_code=False) if part in _PARTS else None
+        kinds[part].from_pretrained(folder, trust_remote_code=False) if part in kinds else None
         for part in made.get_attributes()
     ]
     return made.from_args_and_dict(parts, made.get_processor_dict(folder)[0])

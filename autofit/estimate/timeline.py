@@ -1,7 +1,8 @@
 """The memory of one training step over time, from a trace, reduced to what a plot can show."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import accumulate, pairwise
 
 import numpy as np
@@ -9,11 +10,13 @@ import numpy as np
 from autofit.core.config import Config
 from autofit.core.errors import AutofitError
 from autofit.core.estimate import KINDS, Timeline
+from autofit.core.forks import forked
 from autofit.core.hardware import Hardware
 from autofit.core.workload import Workload
 from autofit.estimate.estimator import times_of
 from autofit.estimate.fake_device import workspace_bytes
 from autofit.estimate.peak import peak_of, rounded
+from autofit.estimate.processes import parallel_map
 from autofit.estimate.rates import Rates, rates_for
 from autofit.estimate.recorder import HOST
 from autofit.estimate.resting import resting_of
@@ -23,13 +26,23 @@ from autofit.estimate.trace import Trace, trace
 MOST_MOMENTS = 400
 
 
-def timeline(workload: Workload, hardware: Hardware, config: Config) -> Timeline | None:
+def timelines(
+    workload: Workload, hardware: Hardware, configs: Sequence[Config], *, processes: int | None = None
+) -> list[Timeline | None]:
+    """The timelines of configs, traced at the same time by as many processes, None: one per core; see `parallel_map`
+    for who may ask for more than one."""
+    # Measured in a fork where this process is still to be forked: matrix products start threads.
+    rates = rates_for(hardware) if processes == 1 else forked(lambda: rates_for(hardware))()
+    with parallel_map(partial(timeline, workload, hardware, rates), processes) as each:
+        return each(configs)
+
+
+def timeline(workload: Workload, hardware: Hardware, rates: Rates | None, config: Config) -> Timeline | None:
     """The timeline of a config; None where its step cannot be traced."""
     try:
         traced = trace(workload, config, hardware)
     except AutofitError:  # a model that cannot be traced was reported before the first probe
         return None
-    rates = rates_for(hardware)
     return replace(
         timeline_of(traced, hardware, rates=rates),
         resting=resting_of(traced, workload, hardware),

@@ -6,7 +6,6 @@ child follows on fake tensors. The files are result.yaml, train.py, exports, res
 
 import contextlib
 import dataclasses
-import functools
 import math
 from collections.abc import Mapping
 from datetime import datetime
@@ -25,7 +24,7 @@ from autofit.core.record import Predicted, Record
 from autofit.core.result import OnDevices, Result, tier
 from autofit.core.run_directory import RunDirectory
 from autofit.core.workload import Workload
-from autofit.estimate.timeline import timeline
+from autofit.estimate.timeline import timelines
 from autofit.estimate.trace import trace
 from autofit.export.from_result import LayerNames, export_all, layer_names
 from autofit.export.script import train_script
@@ -65,17 +64,15 @@ def make_record(
 def follow_tiers(result: Result, workload: Workload, options: SearchOptions, executor: Executor) -> dict[str, Timeline]:
     """The memory of each tier's best config through a step, as far as it can be followed in time. Empty for an
     interrupted search."""
-    if result.stopped_by == "interrupt":
+    bests = {name: best.config for name, best in result.tiers.items() if best is not None}
+    if result.stopped_by == "interrupt" or not bests:
         return {}
-    timeout = min(FOLLOW_SECONDS, max(1.0, FOLLOW_SHARE * (options.time_limit or math.inf)))
-    run = functools.partial(executor.run, timeline, workload, result.hardware, log="timeline.log", timeout=timeout)
-    followed: dict[str, Timeline] = {}
-    # Too slow, or not wanted: the report does without the other tiers.
-    with contextlib.suppress(AutofitError, KeyboardInterrupt):
-        for name, best in result.tiers.items():
-            if best is not None and (line := run(best.config)) is not None:
-                followed[name] = line
-    return followed
+    timeout = min(FOLLOW_SECONDS, max(1.0, FOLLOW_SHARE * (options.time_limit or math.inf))) * len(bests)
+    asked = workload, result.hardware, list(bests.values())
+    found: list[Timeline | None] = []
+    with contextlib.suppress(AutofitError, KeyboardInterrupt):  # too slow, or not wanted: the report does without
+        found = executor.run(timelines, *asked, log="timeline.log", timeout=timeout)
+    return {name: line for name, line in zip(bests, found, strict=False) if line is not None}
 
 
 def with_remedies(

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from autofit.core.estimate import Resting
+from autofit.estimate.rates import UNKNOWN
 from autofit.estimate.resting import resting_of
 from autofit.estimate.timeline import timeline
 from autofit.estimate.trace import trace
@@ -48,7 +49,7 @@ def test_what_is_given_up_or_computed_again_is_not_held() -> None:
 
 
 def test_it_is_told_in_words_and_beside_the_timeline() -> None:
-    line = timeline(WORKLOAD, tiny.CPU, trace(WORKLOAD, {"lora_rank": 4}, tiny.CPU).config)
+    line = timeline(WORKLOAD, tiny.CPU, UNKNOWN, trace(WORKLOAD, {"lora_rank": 4}, tiny.CPU).config)
     assert line and line.resting
     words = resting_words(line.resting)
     assert f"Trained: {line.resting.trained:,} of {line.resting.parameters:,} parameters (" in words

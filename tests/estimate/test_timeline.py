@@ -74,7 +74,7 @@ def test_when_things_happen_is_in_time_where_the_speed_is_known() -> None:
 
 def test_a_card_holds_the_libraries_workspace_too() -> None:
     config = canonicalize({"precision": "bf16", "micro_batch_size": 4}, WORKLOAD, CARD)
-    line = timeline(WORKLOAD, CARD, config)
+    line = timeline(WORKLOAD, CARD, UNKNOWN, config)
     assert line
     traced = trace(WORKLOAD, config, CARD)
     assert line.peak_bytes > peak_of(traced, CARD).nbytes
@@ -84,4 +84,4 @@ def test_a_card_holds_the_libraries_workspace_too() -> None:
 
 def test_what_cannot_be_followed_is_left_out() -> None:
     refused = canonicalize({"precision": "tf32"}, WORKLOAD, tiny.CPU)
-    assert timeline(WORKLOAD, tiny.CPU, refused) is None
+    assert timeline(WORKLOAD, tiny.CPU, UNKNOWN, refused) is None

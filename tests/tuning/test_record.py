@@ -2,7 +2,6 @@
 
 import dataclasses
 import math
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,7 +17,7 @@ from autofit.core.measurement import Measurement, Outcome
 from autofit.core.options import search_options
 from autofit.core.record import Predicted
 from autofit.core.result import OnDevices, Result
-from autofit.estimate.timeline import timeline
+from autofit.estimate.timeline import timelines
 from autofit.hardware.catalogue import card, hardware_of
 from autofit.search.predictions import Predictions
 from autofit.techniques import canonicalize
@@ -42,16 +41,18 @@ EXPECTED = Predictions({BEST: 5.0, LORA: math.nan}, {BEST: 2.0, LORA: math.nan})
 class LocalExecutor:
     """Runs what it is given here, or fails as a child may."""
 
-    def __init__(self, fails: Callable[[Config], BaseException | None] = lambda config: None) -> None:
-        self.fails = fails
+    def __init__(self, error: BaseException | None = None) -> None:
+        self.error = error
         self.timeouts: list[float] = []
 
     def run(self, function: Any, workload: Any, *arguments: Any, log: str, timeout: float) -> Any:
         self.timeouts.append(timeout)
-        assert log == ("timeline.log" if function is timeline else "devices.log")
-        error = self.fails(arguments[1])
-        if error:
-            raise error
+        if self.error:
+            raise self.error
+        if function is timelines:
+            assert log == "timeline.log"
+            return timelines(workload, *arguments, processes=1)  # this process has threads, and must not be forked
+        assert log == "devices.log"
         return function(workload, *arguments)
 
 
@@ -85,7 +86,7 @@ def test_the_best_of_each_tier_is_followed() -> None:
     made = record(found(), executor, seed=5, set={"precision": ("fp32", "bf16")})
     assert {name: line.config for name, line in made.timelines.items()} == {"full": BEST, "lora": LORA}
     assert made.predicted == (Predicted(5.0, 2.0), Predicted(None, None))
-    assert executor.timeouts == [FOLLOW_SECONDS] * 2
+    assert executor.timeouts == [2 * FOLLOW_SECONDS]
     assert made.options["seed"] == 5
     assert made.options["set"] == {"precision": ("fp32", "bf16")}
     assert made.finished[:2] == "20"
@@ -152,13 +153,13 @@ def test_nothing_is_recorded_of_a_search_that_was_stopped_or_found_nothing(tmp_p
 def test_little_time_is_spent_where_there_is_little() -> None:
     executor = LocalExecutor()
     record(found(), executor, time_limit=100)
-    assert executor.timeouts == [5.0, 5.0]
+    assert executor.timeouts == [10.0]
 
 
 @pytest.mark.parametrize("error", [ProbeError("it took more than 60 s."), KeyboardInterrupt()])
 def test_what_could_not_be_followed_is_left_out(error: BaseException) -> None:
-    made = record(found(), LocalExecutor(lambda config: error if config == LORA else None), expected=None)
-    assert set(made.timelines) == {"full"}
+    made = record(found(), LocalExecutor(error), expected=None)
+    assert made.timelines == {}
     assert made.predicted == ()
 
 
@@ -180,7 +181,7 @@ def test_the_best_is_followed_on_other_numbers_of_devices() -> None:
     alone = predict(WORKLOAD, config, gpu="h100", devices=2).estimate
     assert followed[1] == OnDevices(2, alone.high, alone.tokens_per_second)
     assert None not in [each.rate for each in followed]
-    assert follow_devices(result, WORKLOAD, checked, LocalExecutor(lambda _: ProbeError("too slow"))) == result
+    assert follow_devices(result, WORKLOAD, checked, LocalExecutor(ProbeError("too slow"))) == result
     stopped = dataclasses.replace(result, stopped_by="interrupt")
     assert follow_devices(stopped, WORKLOAD, checked, executor) == stopped
 
