@@ -15,7 +15,7 @@ from autofit.core.measurement import Measurement, Outcome, PeakBytes, StepSecond
 from autofit.core.options import search_options
 from autofit.core.result import Result
 from autofit.core.workload import Traits, Workload
-from autofit.estimate.timeline import timeline
+from autofit.estimate.timeline import timelines
 from autofit.probe import Executor, Plan, Request
 from autofit.tuning import run as tune
 from autofit.tuning.remedies import what_helps
@@ -93,8 +93,8 @@ class FakeExecutor(Executor):
 
     def run(self, function: Any, workload: Workload, *arguments: Any, log: str, timeout: float) -> Any:
         """Asked to predict configs, or what would help, it knows nothing; asked to follow a step, it cannot."""
-        if function is timeline or function is what_helps:
-            return None
+        if function is timelines or function is what_helps:
+            return [] if function is timelines else None
         unknown = [math.nan] * len(arguments[1])
         return unknown, unknown
 

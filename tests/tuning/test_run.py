@@ -21,7 +21,7 @@ from autofit.core.record import Record
 from autofit.core.result import Result, SavedResult
 from autofit.core.workload import Workload
 from autofit.estimate.calibration import calibration_for
-from autofit.estimate.timeline import timeline
+from autofit.estimate.timeline import timelines
 from autofit.probe import Plan
 from autofit.search.verification import MOST
 from autofit.tuning import artifacts
@@ -243,7 +243,7 @@ def predicting(bench: Bench, rates: Mapping[int, float], off: float = 1.0) -> No
     """Predictions of the rates of micro-batches, all off by the same factor, and of a MiB for each sample."""
 
     def run(function: Any, workload: Workload, hardware: Hardware, configs: Any, *_: Any, **__: Any) -> Any:
-        if function is timeline or function is what_helps:
+        if function is timelines or function is what_helps:
             raise ProbeError("it took too long.")
         sizes = [int(str(config["micro_batch_size"])) for config in configs]
         return [size * MIB for size in sizes], [8 / rates[size] * off for size in sizes]

@@ -22,7 +22,7 @@ from autofit.core.measurement import Measurement, Outcome, PeakBytes, StepSecond
 from autofit.core.options import search_options
 from autofit.core.result import Result
 from autofit.core.workload import Traits, Workload
-from autofit.estimate.timeline import timeline
+from autofit.estimate.timeline import timelines
 from autofit.probe import Executor, Place, Request, physical_cores
 from autofit.tuning import run as tune
 from tests import tiny
@@ -69,8 +69,8 @@ class Machine(Executor):
         pass
 
     def run(self, function: Any, workload: Workload, *arguments: Any, log: str, timeout: float) -> Any:
-        if function is timeline:  # for the report, of the best config of every tier
-            return None
+        if function is timelines:  # for the report, of the best config of every tier
+            return []
         return self.predict(arguments[1], by_workers=False)
 
     def predict(self, configs: list[Config], *, by_workers: bool) -> Any:
