@@ -18,16 +18,18 @@ from autofit.setup.saved_tensors import WINDOW
 
 # By the id of a segment, the seconds that the device works and that the host launches.
 Computing = Mapping[int, tuple[Floats, Floats]]
+# The same by all that they depend on: the id of a segment, tf32, compiling, and how often a dispatch mode is passed.
+Computed = dict[tuple[int, bool, bool, int], tuple[Floats, Floats]]
 
 
 @dataclass(frozen=True)
 class Pass:
-    """A forward and backward, and what was computed of it already."""
+    """A forward and backward, and what was computed of it already; `computed` also of others that share segments."""
 
     segments: Segments
     schedule: Schedule
+    computed: Computed = field(default_factory=dict)
     _memory: dict[tuple[bool, bool], tuple[Floats, Floats]] = field(default_factory=dict)
-    _computing: dict[tuple[bool, bool], Computing] = field(default_factory=dict)
     _seconds: dict[tuple[Any, ...], Floats] = field(default_factory=dict)
 
     def memory(self, *, added: bool, offloaded: bool) -> tuple[Floats, Floats]:
@@ -50,17 +52,23 @@ class Pass:
     def seconds(self, speed: Speed, config: Config, exchanges: Exchanges, *, last: bool) -> Floats:
         """The seconds of a micro-batch; `last`: of the last one of a step."""
         several = exchanges.hardware.world > 1
-        kind = speed.tf32, speed.compiled
-        key = *kind, several and (Layout.of(exchanges.config), last)
+        key = speed.tf32, speed.compiled, several and (Layout.of(exchanges.config), last)
         if key not in self._seconds:
-            if kind not in self._computing:
-                segments = (segment for run, _ in self.schedule for segment in run)
-                self._computing[kind] = {id(each): _computing(each, speed, config) for each in segments}
-            computing = self._computing[kind]
+            computing = self._computing(speed, config)
             self._seconds[key] = (
                 self._of_several(computing, speed, exchanges, last) if several else self._alone(computing, speed)
             )
         return self._seconds[key]
+
+    def _computing(self, speed: Speed, config: Config) -> Computing:
+        found = {}
+        for segment in (segment for run, _ in self.schedule for segment in run):
+            passes = passes_of(config, segment.phase)
+            key = id(segment), speed.tf32, speed.compiled, passes
+            if key not in self.computed:
+                self.computed[key] = _computing(segment, speed, passes)
+            found[id(segment)] = self.computed[key]
+        return found
 
     def _alone(self, computing: Computing, speed: Speed) -> Floats:
         """On one device, whose host may run ahead in one block and be late in another."""
@@ -90,9 +98,9 @@ class Pass:
         return seconds
 
 
-def _computing(segment: Segment, speed: Speed, config: Config) -> tuple[Floats, Floats]:
+def _computing(segment: Segment, speed: Speed, passes: int) -> tuple[Floats, Floats]:
     """The seconds that the device works for a segment, and that the host takes to launch that."""
-    seconds = segment.work.seconds(speed, passes=passes_of(config, segment.phase))
+    seconds = segment.work.seconds(speed, passes=passes)
     launching = seconds.pop("launch")
     return sum(seconds.values(), np.zeros_like(launching)), launching
 

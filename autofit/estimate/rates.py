@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 
 import torch
@@ -11,6 +11,7 @@ from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint
 from autofit.core.files import cache_file, digest, keep, kept
 from autofit.core.hardware import MIB, Hardware
 from autofit.hardware.catalogue import Card, card_like
+from autofit.hardware.dispatch import OPERATORS, chain
 
 # The share of a card's data sheet that large bf16 products reach. A100, H100 (the H200 is the same), GH200, B200 and
 # MI300X: Bekman, "Maximum Achievable Matmul FLOPS" (stas00/ml-engineering); A10G, L4, L40S and RTX 6000 Ada:
@@ -46,11 +47,14 @@ _ATTENTION = {"flash": (0.66, 0.56), "efficient": (0.45, 0.30), "cudnn": (0.70, 
 _ON_HOPPER = {"flash": (0.42, 0.35)}
 _HERE = "measured on this machine"
 _FORM = 5  # of what is cached: one more whenever something else is measured
-_OPERATORS = 100  # in a row, to measure what one costs
 _PASS = 1e-5  # seconds: seen on a server's processor
 # Seconds that the host takes for one operator of PyTorch, eagerly: the middle of 5 to 25 microseconds (jiahuanglin.xyz,
 # "From PyTorch op to kernel launch").
 _LAUNCH = 15e-6
+# Of a host that was measured, how many times longer than a small addition on the processor itself it takes to launch an
+# operator on a card, and to pass one through a dispatch mode: in the virtual machine of an H200 an addition took 6.0
+# microseconds, and steps that waited for launches were as long as 25 and 30 make them (benchmarks/results/gpu).
+_LAUNCHES, _PASSES = 4.2, 5.0
 _NAMES = {"fp32": "float32", "tf32": "tf32", "bf16": "bfloat16", "fp16": "float16", "fp8": "float8", "int8": "int8"}
 SIZE = 1024  # of the square products that are measured
 _COPIED = 64 * MIB  # larger than the caches of processors that have no memory of their own
@@ -133,11 +137,15 @@ def _reached(card: Card, kind: str) -> float:
 
 
 def rates_for(hardware: Hardware) -> Rates | None:
-    """The rates of a device: measured for this machine's CPU, the catalogue's for a GPU; None for an unknown one."""
+    """The rates of a device: measured for this machine's CPU, the catalogue's for a GPU beside the host that it was
+    detected with; None for an unknown one."""
     if hardware.device == "cpu":
         return _cached(hardware)
     card = card_like(hardware)
-    return rates_of(card) if card else None
+    if card is None or hardware.dispatch_seconds is None:
+        return rates_of(card) if card else None
+    launch, passing = _LAUNCHES * hardware.dispatch_seconds, _PASSES * hardware.dispatch_seconds
+    return replace(rates_of(card), launch_seconds=launch, pass_seconds=passing)
 
 
 def measure(seconds: float = 0.5, clock: Callable[[], float] = time.perf_counter) -> Rates:
@@ -149,8 +157,8 @@ def measure(seconds: float = 0.5, clock: Callable[[], float] = time.perf_counter
     tasks: dict[str, Callable[[], object]] = {
         **{name: partial(torch.matmul, matrix, matrix) for name, matrix in products.items()},
         "copy": lambda: target.copy_(source),
-        "launch": lambda: _chain(small.clone().requires_grad_()).sum().backward(),
-        "small": lambda: _chain(small),
+        "launch": lambda: chain(small.clone().requires_grad_()).sum().backward(),
+        "small": lambda: chain(small),
         "pass": lambda: _passed(small),
     }
     for task in tasks.values():  # the first of each imports and makes what the others find, for a second
@@ -168,23 +176,17 @@ def measure(seconds: float = 0.5, clock: Callable[[], float] = time.perf_counter
         matmul={name: 2 * SIZE**3 / took[name] for name in products},
         bandwidth=bandwidth,
         link=bandwidth,
-        launch_seconds=took["launch"] / (2 * _OPERATORS),
-        pass_seconds=max(took["pass"] - 2 * took["small"], 0.0) / (2 * _OPERATORS),
+        launch_seconds=took["launch"] / (2 * OPERATORS),
+        pass_seconds=max(took["pass"] - 2 * took["small"], 0.0) / (2 * OPERATORS),
         source=_HERE,
     )
-
-
-def _chain(small: torch.Tensor) -> torch.Tensor:
-    for _ in range(_OPERATORS):
-        small = small.add(1)
-    return small
 
 
 def _passed(small: torch.Tensor) -> None:
     """A forward that saves nothing, and its recomputation."""
     for mode in create_selective_checkpoint_contexts(lambda *_, **__: CheckpointPolicy.PREFER_RECOMPUTE):
         with mode:
-            _chain(small)
+            chain(small)
 
 
 def _cached(hardware: Hardware) -> Rates:

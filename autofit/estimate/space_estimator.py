@@ -10,7 +10,7 @@ import dataclasses
 import itertools
 import math
 import operator
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -30,7 +30,7 @@ from autofit.estimate.layouts import Exchanges, have_few_shards, standing_for
 from autofit.estimate.likeness import likeness_of, segments_like
 from autofit.estimate.operators import MEASURING_SECONDS, Calls
 from autofit.estimate.optimizer_state import Kind, OptimizerCost, cost_of_update, scaled_shapes
-from autofit.estimate.passes import Pass
+from autofit.estimate.passes import Computed, Pass
 from autofit.estimate.peak import recomputed_share
 from autofit.estimate.processes import Map, parallel_map
 from autofit.estimate.rates import UNKNOWN, Rates, rates_for
@@ -39,7 +39,7 @@ from autofit.estimate.scaling import Floats, Grid, Symbols
 from autofit.estimate.segments import Segments, alternating, as_traced, segments_of, with_head
 from autofit.estimate.shallow_model import Cut
 from autofit.estimate.trace import Skeleton, trace
-from autofit.estimate.trace_keys import BUDGET, ends_of, group_key, group_of, other_keys, pass_key, plain_key
+from autofit.estimate.trace_keys import BUDGET, ends_of, group_key, group_of, other_keys, pass_key, pass_of, plain_key
 from autofit.hardware.catalogue import links_of
 from autofit.setup.saved_tensors import WINDOW
 from autofit.training.fingerprint import cache_key, described, own_code
@@ -48,6 +48,7 @@ from autofit.training.meta_model import meta_model_from
 Figures = tuple[list[float], list[float]]  # bytes and seconds, by config
 _Traced = tuple[Segments | None, Calls | None]  # Calls where they are to be measured
 _Update = tuple[Value, tuple[tuple[Kind, int], ...]]  # an optimizer, and how many weights of each kind it steps
+_PART = 2000  # groups that are put together by one process in one go: a second
 _VERSIONS = ("autofit", "torch", "transformers", "peft", "bitsandbytes", "torchao", "flash-attn")
 
 
@@ -59,8 +60,7 @@ class SpacePredictions:
     seconds: Floats
 
 
-@dataclass(frozen=True)
-class _Step:
+class _Step(NamedTuple):
     """One group of configs at each pair of the grid: bytes with and without accumulated gradients; seconds of a
     micro-batch, of the update, and of adding a micro-batch's gradients to those of earlier ones."""
 
@@ -163,7 +163,8 @@ class SpaceEstimator:
         self._update_costs: dict[_Update, OptimizerCost] = {}
         self._optimizers: dict[tuple[Any, int], _OptimizerRow] = {}  # by value of the knob and id of the segments
         self._updates: dict[OptimizerCost, float] = {}
-        self._passes: dict[Config, Pass | None] = {}
+        self._passes: dict[tuple[Value, ...], Pass | None] = {}
+        self._computed: Computed = {}  # shared by passes
 
     def predict(self) -> SpacePredictions:
         """Predict all configs."""
@@ -173,7 +174,7 @@ class SpaceEstimator:
         self._trace_all(list(groups.values()))
         if self._calls:  # of all traced operators
             self.rates = dataclasses.replace(self.rates, operators=self._calls.measured(self.rates, self._measuring))
-        steps = {key: self._step(group) for key, group in groups.items()}
+        steps = self._steps(groups)
         for number, (config, key) in enumerate(zip(self._configs, keys, strict=True)):
             step = steps[key]
             if step is None:
@@ -209,6 +210,20 @@ class SpaceEstimator:
                 self._update_costs[update] = cost
                 self._note(calls)
 
+    def _steps(self, groups: Mapping[tuple[Value, ...], Config]) -> dict[tuple[Value, ...], _Step | None]:
+        """The step of each group, on as many cores as allowed: those of one pass together, which is computed once."""
+        of_passes: dict[tuple[Value, ...], list[tuple[Value, ...]]] = {}
+        for key, group in groups.items():
+            of_passes.setdefault(pass_of(group), []).append(key)
+        together = list(itertools.chain.from_iterable(of_passes.values()))
+        parts = [together[start : start + _PART] for start in range(0, len(together), _PART)]
+        with parallel_map(self._steps_of, self._processes if len(parts) > 1 else 1) as steps_of:
+            found = steps_of([groups[key] for key in part] for part in parts)
+        return dict(zip(together, itertools.chain.from_iterable(found), strict=True))
+
+    def _steps_of(self, groups: Sequence[Config]) -> list[_Step | None]:
+        return [self._step(group) for group in groups]
+
     def _standing_for(self, config: Config) -> Sequence[tuple[Config, float]]:
         return standing_for(config, self._hardware, few=self._few)
 
@@ -231,7 +246,7 @@ class SpaceEstimator:
         if len(steps) == 1:
             return steps[0][0]
         shares = [share for _, share in steps]
-        figures = zip(*(dataclasses.astuple(step) for step, _ in steps), strict=True)
+        figures = zip(*(step for step, _ in steps), strict=True)
         return _Step(*(sum(map(operator.mul, each, shares)) for each in figures))
 
     def _step_of(self, config: Config, exchanges: Exchanges) -> _Step | None:
@@ -244,25 +259,25 @@ class SpaceEstimator:
         if len(steps) == 1:
             return steps[0]
         share = float(str(config["activation_checkpointing"]).removeprefix(BUDGET))
-        pairs = zip(*map(dataclasses.astuple, steps), strict=True)
-        return _Step(*(full + share * (none - full) for full, none in pairs))
+        return _Step(*(full + share * (none - full) for full, none in zip(*steps, strict=True)))
 
     def _pass(self, config: Config) -> Pass | None:
         """The forward and backward of a config; None where one of its traces failed."""
-        config = pass_key(config)
-        if config not in self._passes:
+        key = pass_of(config)
+        if key not in self._passes:
+            config = pass_key(config)
             plain = self._segments[plain_key(config, self._symbols)]
-            traces = [self._segments[key] for key in self._keys(config)]
+            traces = [self._segments[each] for each in self._keys(config)]
             complete = [segments for segments in traces if segments]
             if len(complete) < len(traces):
-                self._passes[config] = None
+                self._passes[key] = None
             elif plain is None or plain.depth is None:
-                self._passes[config] = Pass(complete[0], as_traced(complete[0]))
+                self._passes[key] = Pass(complete[0], as_traced(complete[0]), self._computed)
             else:
                 head, *blocks = complete
                 schedule = alternating(*blocks) if len(blocks) == 2 else as_traced(blocks[0])
-                self._passes[config] = Pass(plain, with_head(schedule, head))
-        return self._passes[config]
+                self._passes[key] = Pass(plain, with_head(schedule, head), self._computed)
+        return self._passes[key]
 
     def _keys(self, config: Config) -> tuple[Config, ...]:
         """What is traced for a pass besides its plain blocks, once those are."""

@@ -34,6 +34,11 @@ def group_of(config: Config) -> Config:
     return config.replace(micro_batch_size=0, gradient_accumulation_steps=0, lora_rank=rank, lora_alpha=None)
 
 
+def pass_of(config: Config) -> tuple[Value, ...]:
+    """Identifies the forward and backward of a config, as `group_key` does its group."""
+    return tuple(value for knob, value in config.items() if knob not in _UNTRACED)
+
+
 def pass_key(config: Mapping[str, Value]) -> Config:
     """What a config's forward and backward depend on."""
     return Config({**config, **{knob: value for knob, value in _UNTRACED.items() if knob in config}})

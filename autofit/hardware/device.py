@@ -15,6 +15,7 @@ import torch
 
 from autofit.core.errors import NoDeviceError, ProbeError
 from autofit.core.hardware import GIB, MIB, Hardware
+from autofit.hardware.dispatch import dispatch_seconds
 from autofit.hardware.out_of_memory import is_device_out_of_memory
 from autofit.hardware.segments import open_card
 
@@ -65,14 +66,16 @@ def _cuda() -> Hardware:
     properties = torch.cuda.get_device_properties(0)
     used = total - free - torch.cuda.memory_reserved(0)
     others = min(before, used)
+    host = _cpu()
     return replace(
-        _cpu(),
+        host,
         device="cuda",
         name=properties.name,
         memory_bytes=total,
         capability=(properties.major, properties.minor),
         context_bytes=used - others,
         used_bytes=others if others > _IDLE else 0,
+        dispatch_seconds=dispatch_seconds(host.name),
         allocator=allocator,
     )
 

@@ -16,6 +16,7 @@ from autofit.probe.steps import Probe, Request, peak_resident_bytes
 from autofit.setup import Setup
 from autofit.training.step import accumulate, update
 
+_MOST_BESIDE = 2 * GIB  # that kernels, workspaces and communicators of one process add to its context
 _UNEVEN = 256 * MIB  # the size of a context differs between processes, and what a desktop takes changes
 
 
@@ -95,8 +96,11 @@ class CudaProbe(Probe):
         """Measure what this process holds beside the allocator, which grows as kernels are loaded."""
         if self.pages:
             return  # pages would count as context
-        taken = self.free_bytes - torch.cuda.mem_get_info(0)[0] - torch.cuda.memory_reserved(0)
-        self.context = self.request.hardware.context_bytes + max(0, taken)
+        self.context = self.request.hardware.context_bytes + max(0, self._beside())
+
+    def _beside(self) -> int:
+        """What is gone of the card, beside what the allocator has, since this process opened it."""
+        return self.free_bytes - torch.cuda.mem_get_info(0)[0] - torch.cuda.memory_reserved(0)
 
     def synchronize(self) -> None:
         torch.cuda.synchronize()
@@ -121,6 +125,9 @@ class CudaProbe(Probe):
 
     def check_free_memory(self) -> None:
         require_free_memory(self.free_bytes, self.request.budget, self.request.hardware)
+        if not self.pages and (beside := self._beside()) > _MOST_BESIDE:
+            lost = f"{beside / GIB:.1f} GiB of the card were taken beside its tensors while it ran"
+            raise ProbeError(f"others use the card, so an out-of-memory there proves nothing: {lost}.", END_OTHERS)
 
     def _retries(self) -> int:
         return int(torch.cuda.memory_stats(0).get("num_alloc_retries", 0))

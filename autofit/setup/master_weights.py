@@ -27,7 +27,9 @@ class MasterWeights(KeepsFormats):
     """AdamW whose moments and weights are in fp32: 12 bytes for each weight, beside the weights themselves."""
 
     def __init__(self, groups: list[dict[str, Any]], *, lr: float, weight_decay: float = 0.0) -> None:
-        super().__init__(groups, {"lr": lr, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": weight_decay})
+        # `fused` also says where a checkpoint's counters belong: beside the weights (torch.optim.Optimizer).
+        options = {"lr": lr, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": weight_decay, "fused": True}
+        super().__init__(groups, options)
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
@@ -48,7 +50,7 @@ class MasterWeights(KeepsFormats):
         beta1, beta2 = group["betas"]
         adamw(
             *([state["master"]], [weight.grad.float()], *moments, [], [state["step"]]),
-            fused=True,
+            fused=group["fused"],
             amsgrad=False,
             beta1=beta1,
             beta2=beta2,

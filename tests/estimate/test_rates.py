@@ -52,6 +52,15 @@ def test_a_gpu_is_known_by_its_title_and_another_is_not() -> None:
     assert rates.rates_for(replace(known, name="another")) is None
 
 
+def test_the_host_of_a_card_launches_and_dispatches_as_fast_as_it_was_measured_to() -> None:
+    known = hardware_of(card("h200"))
+    slow, fast = (rates.rates_for(replace(known, dispatch_seconds=seconds)) for seconds in (6e-6, 2e-6))
+    assert slow and fast
+    assert slow.launch_seconds == pytest.approx(25e-6, rel=0.02)
+    assert (slow.launch_seconds, slow.pass_seconds) == pytest.approx((3 * fast.launch_seconds, 3 * fast.pass_seconds))
+    assert replace(slow, launch_seconds=0, pass_seconds=0) == replace(fast, launch_seconds=0, pass_seconds=0)
+
+
 def test_a_card_is_known_by_what_its_driver_says_and_an_unknown_one_multiplies_fp8_no_slower_than_bf16() -> None:
     here = replace(hardware_of(card("h100")), name="NVIDIA H100 80GB HBM3")
     assert rates.rates_for(here) == rates.rates_of(card("h100"))
@@ -97,10 +106,10 @@ def test_tasks_take_turns_until_the_time_is_up(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(rates, "SIZE", 8)
     monkeypatch.setattr(rates, "_COPIED", 4096)
     seen: list[str] = []
-    for name in ("_chain", "_passed"):
+    for name in ("chain", "_passed"):
         monkeypatch.setattr(rates, name, lambda small, name=name: seen.append(name) or small)
     rates.measure(seconds=0.0, clock=ticking(0.25))
-    assert seen == ["_chain", "_chain", "_passed"] * 2  # each task once to be warm, and once however slow
+    assert seen == ["chain", "chain", "_passed"] * 2  # each task once to be warm, and once however slow
     rates.measure(seconds=20.0, clock=ticking(0.25))
     assert seen == seen[:3] * (len(seen) // 3)
     assert len(seen) > 15

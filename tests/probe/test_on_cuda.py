@@ -170,6 +170,17 @@ def test_what_runs_out_on_a_card_that_others_use_is_no_measurement(card: Card) -
         measured(full)
 
 
+def test_nor_is_what_runs_out_once_others_have_come(card: Card) -> None:
+    """What they take counts as the context of this process, which lowers its cap: by gigabytes, it is theirs."""
+
+    def comes(call: int) -> None:
+        card.others = 3 * GIB
+        card.take(6 * GIB)
+
+    with pytest.raises(ProbeError, match=r"others use the card.* 3\.0 GiB of the card were taken beside its tensors"):
+        measured(comes)
+
+
 def test_after_an_assert_in_a_kernel_nothing_is_asked_of_the_device(card: Card) -> None:
     def ends(call: int) -> None:
         card.take(GIB)
