@@ -10,6 +10,8 @@ import dataclasses
 import itertools
 import math
 import operator
+import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -77,10 +79,11 @@ def predict_all(
     configs: Sequence[Config],
     *,
     measuring: float = MEASURING_SECONDS,
+    within: float = math.inf,
     processes: int | None = 1,
 ) -> Figures:
-    """Bytes of tensors and seconds of a step for each config, NaN where nothing can be predicted; `measuring` and
-    `processes` as of SpaceEstimator. Raises UntraceableError where the model cannot be traced.
+    """Bytes of tensors and seconds of a step for each config, NaN where nothing can be predicted; `measuring`, `within`
+    and `processes` as of SpaceEstimator. Raises UntraceableError where the model cannot be traced.
 
     Cached on disk by workload, device, configs and versions where a config.json describes all of the model: custom code
     may change without its structure showing it.
@@ -91,10 +94,11 @@ def predict_all(
     path = cache_file("estimates", f"{key}.json")
     if key and (found := kept(path)):
         return found[0], found[1]
-    estimator = SpaceEstimator(workload, hardware, rates, configs, measuring=measuring, processes=processes)
+    limits = {"measuring": measuring, "within": within}
+    estimator = SpaceEstimator(workload, hardware, rates, configs, **limits, processes=processes)
     predictions = estimator.predict()
     figures = (predictions.allocated + workspace_bytes(hardware)).tolist(), predictions.seconds.tolist()
-    if key and measuring >= MEASURING_SECONDS:  # a search with more time should know more
+    if key and measuring >= MEASURING_SECONDS and estimator.complete:  # a search with more time should know more
         keep(path, figures)
     return figures
 
@@ -134,6 +138,7 @@ class SpaceEstimator:
     Args:
         rates: how fast the device is; an attribute, after `predict` with the operators measured for it.
         measuring: seconds for timing real operators, where the rates were measured on this machine.
+        within: seconds for tracing, what most configs need first; configs that need more stay unknown.
         processes: how many trace at once, None: one per core; 1 where this process must not be forked (see
             `parallel_map`).
     """
@@ -146,8 +151,11 @@ class SpaceEstimator:
         configs: Sequence[Config],
         *,
         measuring: float = MEASURING_SECONDS,
+        within: float = math.inf,
         processes: int | None = 1,
     ) -> None:
+        self.complete = True  # whether all was traced that there was to trace
+        self._end = time.monotonic() + within
         self._workload, self._hardware, self.rates = workload, hardware, rates
         self._configs, self._measuring, self._processes = configs, measuring, processes
         samples = sorted({int(config["micro_batch_size"] or 1) for config in configs})
@@ -189,7 +197,8 @@ class SpaceEstimator:
     def _trace_all(self, groups: Sequence[Config]) -> None:
         """Trace what these configs need, on as many cores as allowed."""
         ends = [end for group in groups for each, _ in self._standing_for(group) for end in ends_of(each)]
-        passes = {pass_key(end): None for end in ends}
+        once, needed = {pass_of(end): end for end in ends}, Counter(map(pass_of, ends))
+        passes = [pass_key(once[key]) for key, _ in needed.most_common()]
         for config in passes:
             self._skeleton(config)  # once, for all processes
         with parallel_map(self._trace, self._processes) as trace_each:
@@ -200,6 +209,7 @@ class SpaceEstimator:
             known = {key: segments_like(*map(self._segments.__getitem__, each)) for key, each in alike.items()}
             self._segments |= {key: segments for key, segments in known.items() if segments}
             self._trace_missing(list(keys), trace_each)
+        self.complete = time.monotonic() <= self._end
         stepped = [(end, step_pass.segments) for end in ends if (step_pass := self._pass(end))]
         each_once = {(end["optimizer"], id(segments)): (end, segments) for end, segments in stepped}.values()
         updates = {update: end for end, segments in each_once for update in self._updates_of(end, segments)}
@@ -287,6 +297,8 @@ class SpaceEstimator:
 
     def _trace(self, config: Config) -> _Traced:
         """The segments of a trace, and the arguments of its operators."""
+        if time.monotonic() > self._end:
+            return None, None
         calls = Calls(self._symbols) if self._calls else None
         try:
             skeleton = copy.deepcopy(self._skeleton(config))

@@ -54,6 +54,8 @@ from autofit.tuning.warm_start import WarmStart, subject_of
 
 EXPLORE_SHARE = 0.75  # of a time limit; the rest is for verifying
 PREDICT_SECONDS, PREDICT_SHARE = 300.0, 0.5  # for predicting a space, at most and of a time limit; else it is skipped
+TRACE_SHARE = 0.6  # of that for tracing; the rest is for putting together what could be traced
+_WHY_UNKNOWN = "their steps could not be followed, or not in the time for that"
 # Probes differ by more than steps of one do. Eight configs of tiny-llama, each measured in five processes on 2 busy
 # cores: the medians of the first 2, 3, 4, 5 and 8 steps all differ by 7 to 8 % between processes.
 EXPLORE_PLAN = Plan(min_steps=2, max_seconds=0.75)
@@ -295,7 +297,8 @@ class _Run:
         timeout = min(PREDICT_SECONDS, PREDICT_SHARE * (self.options.time_limit or math.inf))
         measuring = _FAST_MEASURING if self.options.fast else MEASURING_SECONDS
         # On as many cores as probes run on.
-        predict = functools.partial(predict_all, measuring=measuring, processes=None)
+        within = TRACE_SHARE * timeout
+        predict = functools.partial(predict_all, measuring=measuring, within=within, processes=None)
         arguments = predict, self.context.workload, self.context.hardware, configs
         found: tuple[list[float], list[float]] = self._explorer.run(*arguments, log="estimate.log", timeout=timeout)
         self._figured = configs, found
@@ -309,7 +312,9 @@ class _Run:
         except (InputError, ProbeError) as error:
             self.notify(f"prediction skipped: {error.message}")
             return None
-        if any(map(math.isfinite, nbytes)):
+        if unknown := sum(map(math.isnan, nbytes)):
+            self.notify(f"{unknown:,} of {len(nbytes):,} configs are not predicted: {_WHY_UNKNOWN}.")
+        if unknown < len(nbytes):
             self.predictions = Predictions.of(configs, nbytes, seconds)
         return self.predictions
 

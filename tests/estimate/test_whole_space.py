@@ -1,4 +1,6 @@
+import itertools
 import sys
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -203,3 +205,22 @@ def test_predictions_are_kept_on_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     assert predict_all(WORKLOAD, CPU, configs) == first
     with pytest.raises(TypeError):
         predict_all(WORKLOAD, CPU, configs[:1])
+
+
+def test_when_the_time_for_tracing_is_over_the_rest_stays_unknown_and_nothing_is_kept(
+    near: dict[str, SpacePredictions], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    configs, traces = list(_configs(AMPERE, CHANGES)), itertools.count()
+    rushed = SpaceEstimator(WORKLOAD, AMPERE, UNKNOWN, configs, within=8.5)
+    start = time.monotonic()
+    monkeypatch.setattr(time, "monotonic", lambda: start + next(traces))  # each trace takes a second
+    predictions = rushed.predict()
+    known = np.isfinite(predictions.allocated)
+    assert not rushed.complete
+    assert 0 < known.sum() < len(configs)
+    assert known[0]  # what most configs need is traced first
+    for figure in ("allocated", "seconds"):
+        found, full = (getattr(each, figure)[: len(configs)][known] for each in (predictions, near["cuda"]))
+        assert np.array_equal(found, full)
+    assert all(np.isnan(predict_all(WORKLOAD, AMPERE, configs, within=-1)[0]))
+    assert all(np.isfinite(predict_all(WORKLOAD, AMPERE, configs)[0]))

@@ -2,13 +2,14 @@
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 from autofit.core.budget import Budget
 from autofit.core.config import Config
+from autofit.core.events import Event, Note
 from autofit.core.hardware import GIB, MIB, Hardware
 from autofit.core.links import Link
 from autofit.core.measurement import Measurement, Outcome, PeakBytes, StepSeconds
@@ -106,6 +107,12 @@ class FakeExecutor(Executor):
     @property
     def verified(self) -> list[Any]:
         return [config["micro_batch_size"] for config, plan in self.asked if plan == tune.VERIFY_PLAN]
+
+
+def notes_of(events: Sequence[Event]) -> list[str]:
+    """What was told, but for that nothing is predicted here."""
+    texts = [event.text for event in events if isinstance(event, Note)]
+    return [text for text in texts if "configs are not predicted" not in text]
 
 
 class Bench(SimpleNamespace):

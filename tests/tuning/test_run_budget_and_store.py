@@ -15,7 +15,7 @@ from autofit.core.measurement import Measurement
 from autofit.core.result import Result
 from autofit.hardware.catalogue import card
 from autofit.tuning.measurement_store import Store
-from tests.tuning.searching import CARD, TRAITS, Bench, fits
+from tests.tuning.searching import CARD, TRAITS, Bench, fits, notes_of
 
 # The budget and the card
 
@@ -158,6 +158,6 @@ def test_a_card_that_stands_for_another_is_found_by_what_it_is(stored: Bench) ->
 def test_a_model_that_cannot_be_told_from_others_is_told_of(bench: Bench) -> None:
     said: list[Event] = []
     again(bench, "first", trials=1, listener=said.append)
-    (note,) = [event.text for event in said if isinstance(event, Note)]
+    (note,) = notes_of(said)
     assert note.startswith("this model's code has no stable fingerprint")
     assert not Store().path.exists()

@@ -8,12 +8,12 @@ import pytest
 
 from autofit.core.config import Config
 from autofit.core.errors import InputError, NoDeviceError, ProbeError
-from autofit.core.events import Event, Note
+from autofit.core.events import Event
 from autofit.core.measurement import Measurement
 from autofit.core.record import Record
 from autofit.core.result import SavedResult
 from autofit.core.run_directory import RunDirectory
-from tests.tuning.searching import Bench, by_micro_batch
+from tests.tuning.searching import Bench, by_micro_batch, notes_of
 
 RATES = by_micro_batch({1: 1.0, 2: 2.0, 4: 4.0, 8: 8.0})
 
@@ -33,8 +33,7 @@ def at(probe: int, bench: Bench, action: Callable[[], object]) -> Callable[[Conf
 def test_what_was_measured_is_written_again(bench: Bench, probe: int) -> None:
     run, events = bench.folder / "run", list[Event]()
     result = bench.search(at(probe, bench, lambda: shutil.rmtree(run)), listener=events.append)
-    notes = [event.text for event in events if isinstance(event, Note)]
-    assert notes == [f"{run} was deleted during the search: it is made again, with its journal."]
+    assert notes_of(events) == [f"{run} was deleted during the search: it is made again, with its journal."]
     assert result.best
     assert SavedResult.load(run / "result.yaml").config == result.best.config
     assert [each.config for each in Record.load(run / "result.json").result.trials] == [t.config for t in result.trials]

@@ -10,6 +10,7 @@ from autofit.core.events import Event, Note
 from autofit.core.hardware import GIB, MIB
 from autofit.core.measurement import Outcome
 from autofit.core.result import SavedResult
+from autofit.core.workload import Workload
 from autofit.tuning import run as tune
 from tests import tiny
 from tests.tuning.searching import CARD, Bench, missed
@@ -95,6 +96,23 @@ def test_a_search_that_was_killed_before_its_first_measurement_is_resumed_from_i
     said: list[Event] = []
     assert len(bench.search(resume=True, listener=said.append).trials) == 4
     assert Note(f"nothing was measured in {bench.folder / 'run'} before: the search starts anew.") in said
+
+
+def test_how_many_configs_no_prediction_is_known_of_is_told(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    answer = bench.executor.run
+
+    def run(function: Any, workload: Workload, *arguments: Any, log: str, timeout: float) -> Any:
+        found = answer(function, workload, *arguments, log=log, timeout=timeout)
+        if log == "estimate.log":
+            assert function.keywords["within"] == 0.6 * 0.5 * 100  # of the half of the time that predicting may take
+            found = [[1.0 + number, *figures[1:]] for number, figures in enumerate(found)]
+        return found
+
+    monkeypatch.setattr(bench.executor, "run", run)
+    said: list[Event] = []
+    bench.search(time_limit=100, listener=said.append)
+    reason = "their steps could not be followed, or not in the time for that"
+    assert Note(f"3 of 4 configs are not predicted: {reason}.") in said
 
 
 def test_an_interrupt_while_looking_leaves_the_directory_as_it_was(
