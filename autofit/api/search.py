@@ -1,5 +1,6 @@
 """`autofit.search`, and what it shares with `autofit.fit`: one search with its progress shown."""
 
+import dataclasses
 import functools
 import logging
 from collections.abc import Callable
@@ -87,6 +88,7 @@ def search(
             raise InputError("weights are for the tokenizer of data, and no data are given.", "Give both or neither.")
         if data is not None:
             workload = with_data(workload, data, weights, tolerance=checked.tolerance, trusted=trust_remote_code)
+        workload = _naming(workload, *((judge.data, judge.weights) if judge is not None else (data, weights)))
     elif data is not None or weights is not None:
         raise InputError("data and weights are for a model given by name.", "The loader or Workload has its own.")
     elif (task, seq_len, effective_batch) != (None, None, None):
@@ -99,6 +101,13 @@ def search(
         judge.check(workload, checked)
         run = functools.partial(search_or_predict, judge=judge)
     return run_shown(run, workload, checked, listener, living)
+
+
+def _naming(workload: Workload, data: str | Path | None, weights: str | Path | None) -> Workload:
+    """The workload whose source also names the user's own data and weights, which it can be trained with."""
+    named = {"data": data, "weights": weights}
+    given = {name: str(each) for name, each in named.items() if each is not None}
+    return dataclasses.replace(workload, source={**workload.source, **given})
 
 
 def check_alone(remedy: str) -> None:

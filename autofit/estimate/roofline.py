@@ -23,6 +23,10 @@ _ARITHMETIC = ("matmul", "convolution", "attention")
 # The share of elementwise operators' traffic left when the compiler fuses them: each chain reads its inputs and writes
 # its outputs. An assumption, from a norm or an activation between two products: 2 passes instead of 4 to 6.
 _FUSED_TRAFFIC = 0.4
+# How many operators of PyTorch a call takes the host as long as, where it is more than one: bitsandbytes unpacks 4-bit
+# weights by several layers of Python. From steps of a 1.5B model on an H200 that waited for them
+# (benchmarks/results/gpu).
+_LAUNCHES = {"bitsandbytes::dequantize_4bit": 5}
 
 
 @dataclass(frozen=True)
@@ -54,6 +58,10 @@ class Speed:
         measured = self.rates.operators or {}
         fixed, factor = measured.get(call) or measured.get(operator) or (0.0, 1.0)
         return fixed, factor
+
+    def launches(self, operator: str) -> int:
+        """How many operators the host takes as long for as for this one; measured ones have their own time."""
+        return _LAUNCHES.get(operator.partition(" ")[0], 1) if self.asynchronous else 1
 
     def flops_per_second(self, kind: str, dtype: str) -> float:
         """The arithmetic rate of one kind of operator in one format."""
@@ -109,7 +117,9 @@ class Work:
             work = (arithmetic + traffic) * factor
         else:
             work = np.maximum(arithmetic, traffic) * factor + fixed
-        launch = rates.launch_seconds * fused + passes * rates.pass_seconds * self.dispatched / len(self.kinds)
+        launches = np.array([speed.launches(operator) for _, operator in self.calls])[:, None]
+        passing = passes * rates.pass_seconds * self.dispatched / len(self.kinds)
+        launch = rates.launch_seconds * launches * fused + passing
         totals["compute"] = np.where(arithmetic >= traffic, work, 0.0).sum(0)
         totals["memory"] = np.where((arithmetic < traffic) & ~moving, work, 0.0).sum(0)
         totals["transfer"] = np.where((arithmetic < traffic) & moving, work, 0.0).sum(0)

@@ -24,7 +24,8 @@ _FILES = {
 def commands(result: Result, directory: Path) -> list[tuple[str, str]]:
     """(title, what to type) to train with the best config of a run directory."""
     path = _as_typed(directory / "result.yaml")
-    options = "--data DATA --weights WEIGHTS --output OUT"
+    data, weights = (shlex.quote(str(result.source.get(name, name.upper()))) for name in ("data", "weights"))
+    options = f"--data {data} --weights {weights} --output OUT"
     if result.source and result.source.get("kind") != "function":
         steps = [("Train", f"autofit train {shlex.quote(path)} {options}")]
     else:

@@ -119,6 +119,7 @@ def test_the_result_says_it_and_exports_and_train_py_do_it(tmp_path: Path) -> No
     assert note.startswith("Samples are packed: all ")
     saved = SavedResult.load(tmp_path / "run" / "result.yaml")
     assert saved.workload == found.workload
+    assert saved.source == {"kind": "directory", "path": str(tmp_path), "data": str(data)}
     assert "sample_packing: true" in export(saved, to="axolotl").text
     script = (tmp_path / "run" / "train.py").read_text()
     assert "All samples in a row" in script

@@ -54,6 +54,12 @@ def test_a_card_launches_ahead_as_far_as_its_work_reaches() -> None:
     assert _seconds(large, *[small] * 4, asynchronous=True)["memory"] == pytest.approx(1e-5, rel=1e-3)
 
 
+def test_unpacking_weights_of_4_bits_takes_the_host_of_a_card_longer_than_other_operators() -> None:
+    unpacking = Cost("memory", "uint8", 0, (8,), "bitsandbytes::dequantize_4bit")
+    assert _seconds(unpacking, asynchronous=True)["launch"] == pytest.approx(5e-5, rel=1e-3)
+    assert _seconds(unpacking)["launch"] == pytest.approx(1e-5)  # on a CPU it is measured as a whole
+
+
 def test_a_kernel_of_a_card_reads_and_writes_besides_its_arithmetic() -> None:
     product = replace(PRODUCT, sizes=(10**10, 10**10))
     assert _seconds(product)["compute"] == pytest.approx(1.0)

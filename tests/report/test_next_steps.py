@@ -21,6 +21,13 @@ def test_what_to_type(result: Results, tmp_path: Path, monkeypatch: pytest.Monke
     assert told["Or without autofit"].startswith("python 'my runs/a/train.py' --data DATA")
 
 
+def test_what_the_search_was_given_is_named(result: Results, tmp_path: Path) -> None:
+    given = {**result().source, "data": "my data.jsonl", "weights": "./llama"}
+    told = dict(commands(result(source=given), tmp_path))
+    for command in ("Train", "Or without autofit"):
+        assert told[command].endswith(" --data 'my data.jsonl' --weights ./llama --output OUT")
+
+
 def test_a_workload_that_lives_in_a_process_is_trained_there(result: Results, tmp_path: Path) -> None:
     told = dict(commands(result(source={}, files={}), tmp_path))
     assert list(told) == ["Train in Python"]
