@@ -16,7 +16,7 @@ from autofit.probe.steps import Probe, Request, peak_resident_bytes
 from autofit.setup import Setup
 from autofit.training.step import accumulate, update
 
-_MOST_BESIDE = 2 * GIB  # that kernels, workspaces and communicators of one process add to its context
+_MOST_BESIDE = 2 * GIB  # that kernels and workspaces of a process add to its context; communicators as much again
 _UNEVEN = 256 * MIB  # the size of a context differs between processes, and what a desktop takes changes
 
 
@@ -125,7 +125,8 @@ class CudaProbe(Probe):
 
     def check_free_memory(self) -> None:
         require_free_memory(self.free_bytes, self.request.budget, self.request.hardware)
-        if not self.pages and (beside := self._beside()) > _MOST_BESIDE:
+        most = _MOST_BESIDE * (2 if self.request.hardware.world > 1 else 1)
+        if not self.pages and (beside := self._beside()) > most:
             lost = f"{beside / GIB:.1f} GiB of the card were taken beside its tensors while it ran"
             raise ProbeError(f"others use the card, so an out-of-memory there proves nothing: {lost}.", END_OTHERS)
 

@@ -31,7 +31,7 @@ FSDP = {"data_parallel": "fsdp"}
 
 def workload(**changes: Any) -> Workload:
     # Embedding and head are larger than a block, and gathered by themselves.
-    sizes = {"num_hidden_layers": 7, "num_attention_heads": 4, "num_key_value_heads": 4, "vocab_size": 640}
+    sizes = {"num_hidden_layers": 5, "num_attention_heads": 4, "num_key_value_heads": 4, "vocab_size": 640}
     return dataclasses.replace(llama_workload(**sizes, **changes), effective_batch_size=64)
 
 

@@ -181,6 +181,18 @@ def test_nor_is_what_runs_out_once_others_have_come(card: Card) -> None:
         measured(comes)
 
 
+def test_communicators_of_several_cards_are_not_others(card: Card) -> None:
+    workload = doing(lambda _: None)
+    of_one = request(workload)
+    alone, among = (
+        on_cuda.CudaProbe(workload, dataclasses.replace(of_one, hardware=CARD.of_several(count))) for count in (1, 2)
+    )
+    card.beside = 3 * GIB
+    among.check_free_memory()
+    with pytest.raises(ProbeError, match="others use the card"):
+        alone.check_free_memory()
+
+
 def test_after_an_assert_in_a_kernel_nothing_is_asked_of_the_device(card: Card) -> None:
     def ends(call: int) -> None:
         card.take(GIB)
