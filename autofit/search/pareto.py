@@ -19,6 +19,7 @@ from autofit.core.measurement import Measurement, Outcome
 from autofit.core.pareto import Alternative, OtherBudget, Point, fastest_within, frontier, thinned
 from autofit.core.result import TIERS, tier, tiers_of
 from autofit.core.workload import Workload
+from autofit.search.beside_tensors import beside_tensors
 from autofit.search.encoding import Encoding
 from autofit.search.linear_model import Array
 from autofit.search.predictions import Predictions
@@ -196,11 +197,7 @@ def _is_open(config: Config, evidence: Evidence) -> bool:
 
 
 def _held_bytes(allocated: Array, evidence: Evidence) -> Array:
-    """As the budget counts them: on a GPU the bytes that the allocator reserves for the tensors, and the context."""
+    """As the budget counts them."""
     if evidence.hardware.device == "cpu":
         return allocated
-    peaks = [each.peak_bytes for each in evidence.latest.values() if each.fits and each.peak_bytes]
-    shares = [peak.reserved / peak.allocated for peak in peaks if peak.reserved and peak.allocated]
-    contexts = [peak.device - peak.reserved for peak in peaks if peak.device and peak.reserved]
-    context = float(np.median(contexts)) if contexts else evidence.hardware.context_bytes
-    return allocated * (float(np.median(shares)) if shares else 1.0) + context
+    return beside_tensors(evidence.latest.values(), evidence.hardware.context_bytes).held(allocated)

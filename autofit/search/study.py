@@ -60,6 +60,7 @@ class Limits:
     trials: int = 40  # finished measurements, resumed ones included
     time_limit: float | None = None  # seconds, of this process only
     memory_bytes: int | None = None  # what tensors may take (`Budget.cap_bytes`)
+    context_bytes: int | None = None  # of a card's context, beside which that is; None on a CPU
     tolerance: float | None = None
     quick: int | None = None  # measurements that suffice once one fits; no tier's best is searched for then
 
@@ -111,9 +112,14 @@ def search(
         knob: tuple(dict.fromkeys((*listed, *(config[knob] for config in legal))))
         for knob, listed in space.knobs.items()
     }
-    order = problem.memory_order
     surrogate = Surrogate(
-        values, pool, memory_order=order, memory_bytes=memory_bytes, predictions=predictions, prior=prior
+        values,
+        pool,
+        memory_order=problem.memory_order,
+        memory_bytes=memory_bytes,
+        context_bytes=limits.context_bytes,
+        predictions=predictions,
+        prior=prior,
     )
     sampler = SurrogateSampler(surrogate, seed=seed, tolerance=limits.tolerance, of_tiers=limits.quick is None)
     with _quiet():

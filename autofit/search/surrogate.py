@@ -14,6 +14,7 @@ import numpy as np
 
 from autofit.core.config import Config, Value
 from autofit.core.measurement import Measurement, Outcome, PeakBytes, StepSeconds
+from autofit.search.beside_tensors import RESERVED_NOISE, beside_tensors
 from autofit.search.costs import Costs
 from autofit.search.drift import as_now
 from autofit.search.encoding import MICRO_BATCH, Encoding, Indices, Mask
@@ -83,10 +84,12 @@ class Sizes:
     scales: Array
     weights: Array
     limit: float
+    limit_noise: float  # of each config's own
 
     def below_limit(self) -> Array:
         """The probability of each config to be below the limit, at each scale: [scales, configs]."""
-        return normal_below((self.limit - self.means) / (self.scales[:, None] * self.deviations))
+        deviations = np.hypot(self.scales[:, None] * self.deviations, self.limit_noise)
+        return normal_below((self.limit - self.means) / deviations)
 
 
 @dataclass(frozen=True)
@@ -106,6 +109,7 @@ class Surrogate:
         values: every value each searched knob takes in the space, expected memory rising.
         memory_order: proven ranks of memory, `Technique.memory_order`.
         memory_bytes: what tensors may take; None when unknown, then it is guessed from what fitted and what did not.
+        context_bytes: of a card's open context, beside which those lie with what no tensor fills; None on a CPU.
         predictions, prior: of the pool, and earlier searches' measurements, if there are any.
     """
 
@@ -116,13 +120,14 @@ class Surrogate:
         *,
         memory_order: MemoryOrder,
         memory_bytes: int | None = None,
+        context_bytes: int | None = None,
         predictions: Predictions | None = None,
         prior: PriorMeasurements | None = None,
     ) -> None:
         self.values, self.memory_order = values, memory_order
         self.prior = prior or PriorMeasurements()
         self.informed = predictions is not None or bool(self.prior.fits)
-        self._predictions, self._memory_bytes = predictions, memory_bytes
+        self._predictions, self._memory_bytes, self._context_bytes = predictions, memory_bytes, context_bytes
         self._memory_noise = _GUESSED_MEMORY_NOISE if predictions is None else _MEMORY_NOISE
         self._cache: dict[str, tuple[Any, Any]] = {}  # of the pool: by name the measurements and the answer
         self._features = Features(values)
@@ -300,7 +305,8 @@ class Surrogate:
             means, deviations = model.predict(group.rows)
             weights = np.exp(evidence - evidence.max())
             spread = np.hypot(deviations, self._memory_noise)
-            return Sizes(means + group.nbytes, spread, scales, weights / weights.sum(), limit)
+            noise = 0.0 if self._context_bytes is None else RESERVED_NOISE
+            return Sizes(means + group.nbytes, spread, scales, weights / weights.sum(), limit, noise)
 
         if failed:
             evidence = evidence + np.log(np.maximum(1 - of(where).below_limit(), _IMPOSSIBLE)).sum(axis=1)
@@ -311,7 +317,10 @@ class Surrogate:
 
     def _limit(self, measurements: Sequence[Measurement]) -> float:
         if self._memory_bytes:
-            return math.log(self._memory_bytes)
+            if self._context_bytes is None:
+                return math.log(self._memory_bytes)
+            usable = self._memory_bytes + self._context_bytes
+            return math.log(max(1.0, beside_tensors(measurements, self._context_bytes).left(usable)))
         peaks = [(each.outcome, size) for each in measurements if (size := _allocated(each))]
         fitted = max((size for outcome, size in peaks if outcome is Outcome.FITS), default=1)
         failed = min((size for outcome, size in peaks if outcome is Outcome.OUT_OF_MEMORY), default=2 * fitted)

@@ -167,7 +167,8 @@ class _Run:
             path, context.identity(), budget_bytes, notify=self.notify, lines=lines, restored=self.restored
         )
         seconds = options.time_limit and options.time_limit * EXPLORE_SHARE
-        limits = Limits(options.trials, seconds, context.cap_bytes, options.tolerance)
+        held = context.hardware.context_bytes if context.hardware.device == "cuda" else None
+        limits = Limits(options.trials, seconds, context.cap_bytes, held, tolerance=options.tolerance)
         if options.fast:
             tolerance = max(options.tolerance, FAST_TOLERANCE)
             limits = dataclasses.replace(limits, tolerance=tolerance, quick=FAST_PROBES)

@@ -13,6 +13,7 @@ import pytest
 from autofit.core.config import Config
 from autofit.core.measurement import Outcome, PeakBytes
 from autofit.core.result import TIERS, tier
+from autofit.search.beside_tensors import beside_tensors
 from autofit.search.pareto import Evidence, leading, predicted_points
 from autofit.search.predictions import Predictions
 
@@ -96,7 +97,8 @@ def test_on_a_gpu_the_allocators_share_and_the_context_count(formula: Any, searc
     config = next(config for config in tensors if 2 * problem.memory(config) < problem.budget)
     before = dataclasses.replace(evidence, hardware=hardware, measurements=())
     size = predicted_points([config], before)[config].peak_bytes
-    assert size == pytest.approx(problem.memory(config) + 10**9, rel=0.01)
+    beside = beside_tensors((), 10**9)
+    assert size == pytest.approx(beside.held(problem.memory(config)), rel=0.01)
 
     def on_gpu(peak: PeakBytes) -> PeakBytes:
         reserved = int(1.25 * peak.allocated)
