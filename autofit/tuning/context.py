@@ -18,6 +18,7 @@ from autofit.core.workload import Workload
 from autofit.hardware.budgets import budget_for, budget_notes
 from autofit.hardware.catalogue import card_to_search_for, link, links_of, standing_in_for
 from autofit.probe import Executor, Place, Placement, place_probes, place_ranks
+from autofit.search.beside_tensors import beside_tensors
 from autofit.search.journal import begun_with
 from autofit.search.space import Space
 from autofit.tuning.space import space_for
@@ -65,6 +66,18 @@ class Context:
     def of_one_rank(self) -> bool:
         """Whether probes measure the first rank without the others, for want of devices."""
         return self.hardware.world > 1 and not self.ranks
+
+    @property
+    def context_bytes(self) -> int | None:
+        """Of a card's context, beside which tensors lie; None on a CPU."""
+        return self.hardware.context_bytes if self.hardware.device == "cuda" else None
+
+    @property
+    def likely_bytes(self) -> float:
+        """What tensors will probably be able to take, beside what a card holds besides."""
+        if self.context_bytes is None:
+            return self.cap_bytes
+        return beside_tensors((), self.context_bytes).left(self.cap_bytes + self.context_bytes)
 
     @property
     def exact_memory(self) -> bool:

@@ -167,8 +167,8 @@ class _Run:
             path, context.identity(), budget_bytes, notify=self.notify, lines=lines, restored=self.restored
         )
         seconds = options.time_limit and options.time_limit * EXPLORE_SHARE
-        held = context.hardware.context_bytes if context.hardware.device == "cuda" else None
-        limits = Limits(options.trials, seconds, context.cap_bytes, held, tolerance=options.tolerance)
+        memory = context.cap_bytes, context.context_bytes
+        limits = Limits(options.trials, seconds, *memory, tolerance=options.tolerance)
         if options.fast:
             tolerance = max(options.tolerance, FAST_TOLERANCE)
             limits = dataclasses.replace(limits, tolerance=tolerance, quick=FAST_PROBES)
@@ -279,7 +279,7 @@ class _Run:
 
     def _narrowed_space(self) -> Space:
         context = self.context
-        given = context.space, context.workload, context.hardware, context.cap_bytes
+        given = context.space, context.workload, context.hardware, context.likely_bytes
         try:
             space, note = narrowed(*given, self._figures, seed=self.options.seed)
             if self.options.fast:

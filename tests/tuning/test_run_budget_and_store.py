@@ -14,6 +14,10 @@ from autofit.core.hardware import GIB, MIB
 from autofit.core.measurement import Measurement
 from autofit.core.result import Result
 from autofit.hardware.catalogue import card
+from autofit.search.beside_tensors import beside_tensors
+from autofit.search.space import Space
+from autofit.search.study import Limits
+from autofit.tuning import run as tune
 from autofit.tuning.measurement_store import Store
 from tests.tuning.searching import CARD, TRAITS, Bench, fits, notes_of
 
@@ -153,6 +157,32 @@ def test_a_card_that_stands_for_another_is_found_by_what_it_is(stored: Bench) ->
     again(stored, "first", mem=None, gpu_mem=24, trials=2)
     again(stored, "second", mem=None, gpu="rtx-4090", trials=1, listener=said.append)
     assert any("earlier searches measured 2 configs" in event.text for event in said if isinstance(event, Note))
+
+
+def test_a_space_is_narrowed_to_what_tensors_will_probably_find_room_for(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beside what an allocator reserves and a context grows by, on a card; the budget is of tensors on a CPU."""
+    told: list[float | None] = []
+
+    def narrowed(space: Space, _: object, __: object, cap_bytes: float, *___: object, seed: int) -> tuple[Space, None]:
+        told.append(cap_bytes)
+        return space, None
+
+    def limits(trials: int, seconds: float | None, *memory: int | None, tolerance: float) -> Limits:
+        told.extend(memory)
+        return Limits(trials, seconds, *memory, tolerance=tolerance)
+
+    monkeypatch.setattr(tune, "narrowed", narrowed)
+    monkeypatch.setattr(tune, "Limits", limits)
+    budget = bench.search().budget.device_bytes
+    assert told == [budget, None, budget]
+    told.clear()
+    bench.executor.hardware = CARD
+    usable = bench.search(gpu="rtx-4090", mem=None, out=bench.folder / "another").budget.cap_bytes("cuda")
+    likely = beside_tensors((), CARD.context_bytes).left(usable)
+    assert told == [usable - CARD.context_bytes, CARD.context_bytes, likely]
+    assert likely < usable / 1.05
 
 
 def test_a_model_that_cannot_be_told_from_others_is_told_of(bench: Bench) -> None:
