@@ -50,7 +50,7 @@ from autofit.training.meta_model import meta_model_from
 Figures = tuple[list[float], list[float]]  # bytes and seconds, by config
 _Traced = tuple[Segments | None, Calls | None]  # Calls where they are to be measured
 _Update = tuple[Value, tuple[tuple[Kind, int], ...]]  # an optimizer, and how many weights of each kind it steps
-_PART = 2000  # groups that are put together by one process in one go: a second
+_PART = 2000  # groups that one process puts together in one go
 _VERSIONS = ("autofit", "torch", "transformers", "peft", "bitsandbytes", "torchao", "flash-attn")
 
 

@@ -50,7 +50,7 @@ class MasterWeights(KeepsFormats):
         beta1, beta2 = group["betas"]
         adamw(
             *([state["master"]], [weight.grad.float()], *moments, [], [state["step"]]),
-            fused=group["fused"],
+            fused=True,
             amsgrad=False,
             beta1=beta1,
             beta2=beta2,

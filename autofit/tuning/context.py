@@ -77,7 +77,7 @@ class Context:
         """What tensors will probably be able to take, beside what a card holds besides."""
         if self.context_bytes is None:
             return self.cap_bytes
-        return beside_tensors((), self.context_bytes).left(self.cap_bytes + self.context_bytes)
+        return max(0.0, beside_tensors((), self.context_bytes).left(self.cap_bytes + self.context_bytes))
 
     @property
     def exact_memory(self) -> bool:
