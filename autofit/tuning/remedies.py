@@ -30,7 +30,7 @@ from autofit.tuning.target import estimate_on
 # What the upper end of an estimate may be above the tensors that are predicted here; and above that where compiled
 # code, or what is on its way to the host and back, widen it, and where all logits leave gaps behind in the
 # allocator's memory (benchmarks.what_helps).
-_ABOVE, _WIDER, _OF_LOGITS = {"cpu": 1.02, "cuda": 1.15}, 1.1, 1.12
+_ABOVE, _WIDER, _OF_LOGITS = {"cpu": 1.02, "cuda": 1.15}, 1.1, 1.16
 _CONTEXT, _COMMUNICATORS = 500 * MIB, 640 * MIB  # of CUDA, where the card does not tell; of NCCL, not measured
 _MEASURING = 0.2  # seconds, for timing operators on a CPU: only the order of speeds matters here
 _DEVICES, _SHORTEST = (2, 4, 8), 128
