@@ -100,7 +100,8 @@ def _run(command: Callable[[], Any], as_json: bool) -> int:
         print_error(error.message, error.remedy, as_json)
         return error.exit_code
     except UsageError as error:
-        print_error(getattr(error, "format_message", lambda: "")(), "See --help.", as_json)
+        message = getattr(error, "format_message", lambda: "")()
+        print_error(f"{message}." if message[-1:].isalnum() else message, "See --help.", as_json)
         return InputError.exit_code
     except (KeyboardInterrupt, typer.Abort):
         print_error("interrupted.", "", as_json)

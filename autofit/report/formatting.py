@@ -164,6 +164,7 @@ def packing_note(workload: Mapping[str, Any], answer: Measurement | Estimate | N
         return None
     padded = number(rate * (1 - workload["padding"]))
     if packing:
+        padded = "as many" if padded == number(rate) else padded
         return f"Samples are packed: all {number(rate)} tokens a second count; padded, {padded} would."
     return f"Samples are padded: of {number(rate)} tokens a second {padded} count."
 

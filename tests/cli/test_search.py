@@ -264,6 +264,7 @@ EARLY = [  # found before anything is started
     (("--set", "precision=[bf16"), ["--set precision=[bf16 cannot be read as YAML"]),
     (("--set", "precision=!!python/object/apply:os.getcwd []"), ["cannot be read as YAML", "python/object/apply"]),
     (("--trails", "3"), ["No such option: --trails"]),
+    (("--unheard", "3"), ["No such option: --unheard. See --help."]),
     (("--resume",), ["to resume, the run directory must be named", "--out DIR"]),
     (("--resume", "--out", "none"), ["there is no search to resume in", "none"]),
     (("--out", "mine.py"), ["mine.py is a file, not a directory"]),

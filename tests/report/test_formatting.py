@@ -25,6 +25,7 @@ from autofit.report.formatting import (
     misled_note,
     more_or_less,
     number,
+    packing_note,
     peak_bytes,
     percent,
     printable,
@@ -196,3 +197,17 @@ def test_guesses_of_times_have_few_figures(seconds: float, text: str) -> None:
 def test_a_long_point_stays_right_of_its_dash(shown: Callable[..., str]) -> None:
     lines = shown(hanging(["A title:", POINT + "one two three four", POINT + "[five]\x1b[31m"]), 14).splitlines()
     assert [line.rstrip() for line in lines] == ["A title:", "  - one two", "    three four", "  - [five]"]
+
+
+@pytest.mark.parametrize(
+    ("packing", "padding", "told"),
+    [
+        (True, 0.5, "Samples are packed: all 1,000 tokens a second count; padded, 500 would."),
+        (True, 0.0, "Samples are packed: all 1,000 tokens a second count; padded, as many would."),
+        (False, 0.1, "Samples are padded: of 1,000 tokens a second 900 count."),
+        (None, 0.0, None),
+    ],
+)
+def test_how_many_tokens_of_the_users_data_count(packing: bool | None, padding: float, told: str | None) -> None:
+    measured = Measurement(Config(), Outcome.FITS, tokens_per_second=1000.0)
+    assert packing_note({"packing": packing, "padding": padding}, measured) == told
