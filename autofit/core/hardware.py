@@ -32,6 +32,7 @@ class Hardware:
     here: bool = True  # False where nothing is run: what this machine lacks is then not held against a config
     used_bytes: int = 0  # device memory held by other processes; 0 on CPU
     dispatch_seconds: float | None = None  # of one small operator on the host's processor; None: not measured
+    host_link: float | None = None  # bytes per second between the device and its host; None: not measured
     allocator: str = ""  # the settings of PyTorch's CUDA allocator, as PYTORCH_ALLOC_CONF; empty: as autofit sets them
 
     @property

@@ -5,10 +5,11 @@ gives them, and matrix products are booked as such. Kernels that only write thei
 """
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+from torch import nn
 from torch.utils._python_dispatch import _disable_current_modes
 
 from autofit.core.hardware import Hardware
@@ -21,6 +22,12 @@ _STEPS = 64  # of a sequence, tried at most
 def library_kernels(hardware: Hardware) -> dict[str, Callable[..., Any]]:
     """The stand-ins on a device, by the name of the operator; called with its arguments."""
     return _KERNELS | (_CUDA_KERNELS if hardware.device == "cuda" else _CPU_KERNELS)
+
+
+def notes_of_recurrent(model: nn.Module, hardware: Hardware) -> Iterator[str]:
+    """What is taken for granted of recurrent layers on a device, for which cuDNN has no stand-in."""
+    if hardware.device == "cuda" and any(isinstance(module, nn.RNNBase) for module in model.modules()):
+        yield "recurrent layers were traced step by step: cuDNN's kernels are faster, and keep what only cuDNN knows."
 
 
 def _gemm_4bit(

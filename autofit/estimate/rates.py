@@ -142,10 +142,15 @@ def rates_for(hardware: Hardware) -> Rates | None:
     if hardware.device == "cpu":
         return _cached(hardware)
     card = card_like(hardware)
-    if card is None or hardware.dispatch_seconds is None:
-        return rates_of(card) if card else None
+    if card is None:
+        return None
+    rates = rates_of(card)
+    if hardware.host_link is not None:
+        rates = replace(rates, link=hardware.host_link)
+    if hardware.dispatch_seconds is None:
+        return rates
     launch, passing = _LAUNCHES * hardware.dispatch_seconds, _PASSES * hardware.dispatch_seconds
-    return replace(rates_of(card), launch_seconds=launch, pass_seconds=passing)
+    return replace(rates, launch_seconds=launch, pass_seconds=passing)
 
 
 def measure(seconds: float = 0.5, clock: Callable[[], float] = time.perf_counter) -> Rates:

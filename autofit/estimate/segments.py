@@ -277,7 +277,7 @@ class _Events:
         depth, trace, total = self.trace.depth, self.trace, np.zeros(self.sizes.shape[1])
         for storage, made in self.made.items():
             owner = trace.owners.get(storage)
-            moves = depth is not None and owner in depth.middle and storage not in trace.trained
+            moves = depth is not None and owner in depth.middle and storage in trace.streamable
             if trace.labels.get(storage) == label and (moves or not streamed):
                 total = total + self.sizes[made] * trace.times(owner)
         return total

@@ -28,6 +28,7 @@ from autofit.data.layouts import layout_of
 from autofit.estimate.fake_device import fake_device
 from autofit.estimate.fake_ranks import asked_before, fake_ranks
 from autofit.estimate.known_values import know, on_real_tensors
+from autofit.estimate.library_kernels import notes_of_recurrent
 from autofit.estimate.operator_costs import Cost
 from autofit.estimate.operators import Calls
 from autofit.estimate.recorder import Collective, Event, Mark, Recorder
@@ -37,6 +38,7 @@ from autofit.estimate.shallow_model import Cut, Depth, SampledChunks, shorten
 from autofit.hardware.tracker import StorageTracker
 from autofit.setup import Setup
 from autofit.setup.layers import repeated_blocks
+from autofit.setup.streamed_blocks import is_streamable
 from autofit.techniques import canonicalize, refuse
 from autofit.training.build import adapt, finish
 from autofit.training.meta_model import materialize, meta_model_from
@@ -55,6 +57,7 @@ class Trace:
         marks: where build, state, forward, backward, update and end begin, and blocks in forward and backward.
         labels, owners, streams, joined, completed, products: as of the Recorder.
         trained: the storages of trained parameters: of those that a backward reaches.
+        streamable: the storages of frozen weights that are large enough for parameter_offload.
         saved: the storages that autograd alone holds for the backward, where asked for.
         chunks: (tokens, features, vocabulary) of a loss that was traced by two chunks.
         shapes: shape, on this rank, and dtype of every trained parameter, and its block.
@@ -77,6 +80,7 @@ class Trace:
     completed: dict[int, int]
     products: dict[str, int]
     trained: frozenset[int]
+    streamable: frozenset[int]
     saved: dict[int, Stay]
     chunks: tuple[int, int, int] | None
     shapes: tuple[tuple[torch.Size, torch.dtype, int | None], ...]
@@ -193,6 +197,7 @@ def trace(
             owners = _owners(setup)
             packed, reached = _step(setup, recorder, fake_mode, owners)
         trainable = [parameter for _, parameter in setup.trainable() if parameter in reached]  # until it is given back
+        streamable = [each.detach() for each in setup.model.parameters() if is_streamable(each)]  # without constants
     except (AutofitError, KeyboardInterrupt):
         raise
     except BaseException as error:  # the model's own code, under conditions that it was not written for
@@ -214,6 +219,7 @@ def trace(
         completed=recorder.completed,
         products=recorder.products,
         trained=frozenset(recorder.storages_of(trainable)),
+        streamable=frozenset(recorder.storages_of(streamable)),
         saved=saved.stays if saved else {},
         chunks=chunks.sizes if chunks else None,
         shapes=tuple((shape_here(parameter), parameter.dtype, owners.get(parameter)) for parameter in trainable),
@@ -223,13 +229,8 @@ def trace(
         depth=skeleton.depth,
         parameters=sum(parameter.numel() for parameter in trainable),
         packed=packed,
-        assumptions=(*setup.assumptions, *recorder.assumptions, *_of_recurrent(setup.model, hardware)),
+        assumptions=(*setup.assumptions, *recorder.assumptions, *notes_of_recurrent(setup.model, hardware)),
     )
-
-
-def _of_recurrent(model: nn.Module, hardware: Hardware) -> Iterator[str]:
-    if hardware.device == "cuda" and any(isinstance(module, nn.RNNBase) for module in model.modules()):
-        yield "recurrent layers were traced step by step: cuDNN's kernels are faster, and keep what only cuDNN knows."
 
 
 def fake_setup(workload: Workload, config: Config, hardware: Hardware, model: nn.Module, recorder: Recorder) -> Setup:

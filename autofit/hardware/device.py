@@ -16,6 +16,7 @@ import torch
 from autofit.core.errors import NoDeviceError, ProbeError
 from autofit.core.hardware import GIB, MIB, Hardware
 from autofit.hardware.dispatch import dispatch_seconds
+from autofit.hardware.host_link import host_link
 from autofit.hardware.out_of_memory import is_device_out_of_memory
 from autofit.hardware.segments import open_card
 
@@ -76,6 +77,7 @@ def _cuda() -> Hardware:
         context_bytes=used - others,
         used_bytes=others if others > _IDLE else 0,
         dispatch_seconds=dispatch_seconds(host.name),
+        host_link=host_link(f"{host.name}, {properties.name}"),
         allocator=allocator,
     )
 

@@ -19,7 +19,7 @@ class Plan:
     It stops once the median's interval is within `tightness` of the median, after at least `min_steps` and at most
     `max_steps` or `max_seconds`; or after two steps that are `hopeless` times slower than `best_seconds`. Two steps are
     enough only where `max_seconds` are over and both took much the same. `compose` allows step times composed of 4
-    micro-batches and one update.
+    micro-batches and one update. The whole probe takes at most `seconds`, where the executor allows more.
     """
 
     min_steps: int = 3
@@ -29,6 +29,7 @@ class Plan:
     best_seconds: float | None = None
     hopeless: float = 2.0
     compose: bool = True
+    seconds: float = math.inf
 
 
 def interval_of_median(samples: list[float]) -> StepSeconds:

@@ -10,7 +10,7 @@ from autofit.core.measurement import Measurement
 
 _MOST_PLACES = 256  # threads; one is made when it is needed first
 
-Probe = Callable[[int, Config, float | None], Measurement]
+Probe = Callable[[int, Config, float | None], Measurement | None]  # None: the time was up before it ended
 
 
 class Concurrency(Protocol):
@@ -22,10 +22,10 @@ class Concurrency(Protocol):
     def submit(self, number: int, config: Config, best_seconds: float | None) -> None:
         """Start to measure a config; fewer than `places` are being measured."""
 
-    def wait(self) -> tuple[int, Measurement]:
+    def wait(self) -> tuple[int, Measurement | None]:
         """The next probe to finish, or what it raised; at least one is being measured."""
 
-    def shutdown(self) -> list[tuple[int, Measurement]]:
+    def shutdown(self) -> list[tuple[int, Measurement | None]]:
         """Stop the probes that still run; returns those that had finished before."""
 
 
@@ -39,7 +39,7 @@ class Threaded:
     ) -> None:
         self._probe, self._room, self._give_up = probe, room, give_up
         self._pool = ThreadPoolExecutor(_MOST_PLACES, thread_name_prefix="autofit-probe")
-        self._running: dict[Future[Measurement], int] = {}  # in the order of their start
+        self._running: dict[Future[Measurement | None], int] = {}  # in the order of their start
 
     @property
     def places(self) -> int:
@@ -48,12 +48,12 @@ class Threaded:
     def submit(self, number: int, config: Config, best_seconds: float | None) -> None:
         self._running[self._pool.submit(self._probe, number, config, best_seconds)] = number
 
-    def wait(self) -> tuple[int, Measurement]:
+    def wait(self) -> tuple[int, Measurement | None]:
         done = wait(self._running, return_when=FIRST_COMPLETED).done
         first = next(future for future in self._running if future in done)
         return self._running.pop(first), first.result()
 
-    def shutdown(self) -> list[tuple[int, Measurement]]:
+    def shutdown(self) -> list[tuple[int, Measurement | None]]:
         finished = [future for future in self._running if future.done() and not future.exception()]
         if self._running:
             self._give_up()

@@ -12,9 +12,11 @@ import numpy as np
 from autofit.core.measurement import Measurement
 from autofit.search.linear_model import Array, Features, LinearModel
 
-_COMPILE, _UNCOMPILED = "compile", "none"
-# The prior: a small Llama's first compiled step took 40 s where a whole probe takes 3 s.
-_COMPILED = math.log(8)
+_COMPILE = "compile"
+# The prior, in logarithms: a small Llama's first compiled step took 40 s where a whole probe takes 3 s; on an H200 one
+# of 8B in 4 bits was still trying kernels after 195 s where others took 6 s.
+_COMPILED, _AUTOTUNED = math.log(8), math.log(40)
+_UNCOMPILED, _COMPILED_ONCE = ("none", None), "default"
 _VALUE, _SLOPE, _NOISE = 0.3, 0.15, 0.2  # standard deviations; on the recorded tables knobs cost up to a factor of 1.6
 _FAR = 1.5  # outliers are cut to this (in logarithms): another process may have held a probe up
 
@@ -26,7 +28,8 @@ class Costs:
         self._features = features
         mean = np.zeros(features.width)
         for column, (knob, value) in enumerate(features.names, start=2):
-            mean[column] = _COMPILED if knob == _COMPILE and value not in (_UNCOMPILED, None) else 0.0
+            if knob == _COMPILE and value not in _UNCOMPILED:
+                mean[column] = _COMPILED if value == _COMPILED_ONCE else _AUTOTUNED
         self._prior = LinearModel.prior(mean, slope=_SLOPE, value=_VALUE)
 
     def seconds(self, measurements: Sequence[Measurement], rows: Array) -> Array:

@@ -11,7 +11,7 @@ It learns from the study's trials only (the user attribute `measurement`), so a 
 
 import math
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -41,10 +41,17 @@ _SURE = 0.9  # to be feasible: while a config of less is measured, none is propo
 class SurrogateSampler(BaseSampler):
     """Proposes configs of the surrogate's pool; `seed` decides between those of the same score. A config is worth a
     probe if it is expected to beat the best, or with `of_tiers` the best of its tier, by more than a share, its
-    `tolerance`; None: any is."""
+    `tolerance`; None: any is. `time_left`: seconds; once something fits, no probe is proposed that is expected to take
+    longer while others are not."""
 
     def __init__(
-        self, surrogate: Surrogate, *, seed: int = 0, tolerance: float | None = None, of_tiers: bool = True
+        self,
+        surrogate: Surrogate,
+        *,
+        seed: int = 0,
+        tolerance: float | None = None,
+        of_tiers: bool = True,
+        time_left: Callable[[], float] = lambda: math.inf,
     ) -> None:
         self.surrogate, pool = surrogate, surrogate.pool.configs
         self.distributions: dict[str, BaseDistribution] = {
@@ -54,7 +61,7 @@ class SurrogateSampler(BaseSampler):
         self._open: Mask = np.ones(len(pool), dtype=bool)  # not ruled out; includes measured ones
         self._ruled_by: set[Config] = set()
         self._not_outgrown = surrogate.prior.not_outgrown(surrogate.encoding, surrogate.memory_order)
-        self._seed, self._tolerance = seed, tolerance
+        self._seed, self._tolerance, self._time_left = seed, tolerance, time_left
         tiers = np.array([tier(config) for config in pool])
         self._tiers: dict[str, Mask] = {name: tiers == name for name in TIERS if of_tiers}
         self._by_params = {tuple(config[knob] for knob in self.distributions): config for config in pool}
@@ -123,11 +130,13 @@ class SurrogateSampler(BaseSampler):
             return pool.configs[int(np.argmin(np.where(left, least, math.inf)))]
         worth = surrogate.worth_the_risk(measurements, left, rivals)
         likely = worth if surrogate.informed and worth.any() else left & (feasible > _INFEASIBLE)
-        possible = likely if likely.any() else left
+        cost = surrogate.cost(measurements, pool)
+        in_time = cost <= self._time_left()
+        possible = next(each for each in (likely & in_time, likely, left & in_time, left) if each.any())
         gain = speeds.of(possible).expected_improvement() * feasible[possible]
         near = gain >= min(gain.max(), gain.max() / _DEAREST)  # rounding may make a gain a little less than none
         indices = np.flatnonzero(possible)[near]
-        score = gain[near] / surrogate.cost(measurements, pool, indices)
+        score = gain[near] / cost[indices]
         ties = indices[score == score.max()]
         return pool.configs[int(np.random.default_rng((self._seed % 2**32, len(measurements))).choice(ties))]
 

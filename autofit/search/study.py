@@ -121,7 +121,13 @@ def search(
         predictions=predictions,
         prior=prior,
     )
-    sampler = SurrogateSampler(surrogate, seed=seed, tolerance=limits.tolerance, of_tiers=limits.quick is None)
+    sampler = SurrogateSampler(
+        surrogate,
+        seed=seed,
+        tolerance=limits.tolerance,
+        of_tiers=limits.quick is None,
+        time_left=lambda: deadline - time.monotonic(),
+    )
     with _quiet():
         if journal is not None:  # Optuna's parameters cannot change their choices
             knobs = {knob: list(values) for knob, values in space.knobs.items()}
@@ -199,9 +205,9 @@ class _Exploration:
                 if not self._running:
                     assert stopped_by, "it goes on until there is a reason to stop"
                     return stopped_by
-                measurement = self._record(*self._probes.wait())
-                leader = self._sampler.surrogate.leader(measurements_of(self._study))
-                self._problem.on_finished(measurement, leader)
+                if measurement := self._record(*self._probes.wait()):
+                    leader = self._sampler.surrogate.leader(measurements_of(self._study))
+                    self._problem.on_finished(measurement, leader)
         except KeyboardInterrupt:
             return "interrupt"
         finally:
@@ -237,7 +243,10 @@ class _Exploration:
         self._problem.on_probe(number, config)
         self._probes.submit(number, config, best.step_seconds.median if best and best.step_seconds else None)
 
-    def _record(self, number: int, measurement: Measurement) -> Measurement:
+    def _record(self, number: int, measurement: Measurement | None) -> Measurement | None:
+        if measurement is None:
+            self._abandon(self._running.pop(number))
+            return None
         measurement = dataclasses.replace(measurement, number=number)
         record(self._study, self._running[number], measurement)
         del self._running[number]
@@ -250,8 +259,11 @@ class _Exploration:
                 self._record(number, measurement)
         finally:
             for trial in self._running.values():
-                # Nothing happens after `record`; the config of one that was never measured may be measured again.
-                self._study.tell(trial.number, state=TrialState.FAIL, skip_if_finished=True)
+                self._abandon(trial)
+
+    def _abandon(self, trial: Trial) -> None:
+        """Nothing happens after `record`; the config of one that was never measured may be measured again."""
+        self._study.tell(trial.number, state=TrialState.FAIL, skip_if_finished=True)
 
 
 @contextlib.contextmanager

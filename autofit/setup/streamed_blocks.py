@@ -32,6 +32,11 @@ SMALLEST = MIB // 16
 LEAST_BLOCKS = 3
 
 
+def is_streamable(weight: nn.Parameter) -> bool:
+    """Whether a weight of a block is frozen, and large enough."""
+    return not weight.requires_grad and weight.untyped_storage().nbytes() >= SMALLEST
+
+
 class BlockStreamer:
     """Streams the frozen weights of blocks; made while the model may still have no weights. `hold` takes each weight as
     it is created; weights it was never given are taken when the model first runs. `whole` says that blocks are only

@@ -53,6 +53,7 @@ from autofit.tuning.stand_in import Communication, with_communicators
 from autofit.tuning.warm_start import WarmStart, subject_of
 
 EXPLORE_SHARE = 0.75  # of a time limit; the rest is for verifying
+OVERRUN_SHARE = 0.1  # of a time limit: for what then still runs, before it is ended
 PREDICT_SECONDS, PREDICT_SHARE = 300.0, 0.5  # for predicting a space, at most and of a time limit; else it is skipped
 TRACE_SHARE = 0.6  # of that for tracing; the rest is for putting together what could be traced
 _WHY_UNKNOWN = "their steps could not be followed, or not in the time for that"
@@ -143,6 +144,7 @@ class _Run:
         self._figured: tuple[Sequence[Config], tuple[list[float], list[float]]] | None = None
         self._executor, self._explorer = executor, executor
         self._directory, self._listener, self._start = directory, listener, start
+        self._end = self._last = start + (self.options.time_limit or math.inf)  # of all, and of probes that explore
         self._contention = 1.0  # the share of the time in which something waited for a processor while finalists ran
         self._communication = Communication(context.workload, context.hardware, executor)
         self._explored = self._warm_start_on(context.placement.hardware(context.measured_on))
@@ -167,6 +169,7 @@ class _Run:
             path, context.identity(), budget_bytes, notify=self.notify, lines=lines, restored=self.restored
         )
         seconds = options.time_limit and options.time_limit * EXPLORE_SHARE
+        self._last = time.monotonic() + (options.time_limit or math.inf) * (EXPLORE_SHARE + OVERRUN_SHARE)
         memory = context.cap_bytes, context.context_bytes
         limits = Limits(options.trials, seconds, *memory, tolerance=options.tolerance)
         if options.fast:
@@ -208,7 +211,7 @@ class _Run:
             *given,
             tolerance=tolerance,
             fidelity=fidelity,
-            in_time=lambda: time.monotonic() - self._start < (self.options.time_limit or math.inf),
+            in_time=lambda: time.monotonic() < self._end,
             elsewhere=self.context.fewer_cores,
         )
         self._contention = contention.share()
@@ -324,10 +327,14 @@ class _Run:
         expected = int(tensors) + self.context.hardware.context_bytes if math.isfinite(tensors) else None
         self._listener(ProbeStarted(number, config, expected_bytes=expected))
 
-    def _probe(self, number: int, config: Config, best_seconds: float | None) -> Measurement:
+    def _probe(self, number: int, config: Config, best_seconds: float | None) -> Measurement | None:
+        """Measure a config; None where the time was up first, which until something fits is all of the search's."""
         plan = FAST_EXPLORE_PLAN if self.options.fast else EXPLORE_PLAN
-        plan = dataclasses.replace(plan, best_seconds=best_seconds)
-        return self._measure(self._explorer, config, plan, number)
+        seconds = (self._last if best_seconds else max(self._last, self._end)) - time.monotonic()
+        plan = dataclasses.replace(plan, best_seconds=best_seconds, seconds=seconds)
+        measurement = self._measure(self._explorer, config, plan, number)
+        stopped = measurement.outcome is Outcome.TIMED_OUT and measurement.seconds >= seconds
+        return None if stopped else measurement
 
     def _measure(self, executor: Executor, config: Config, plan: Plan, number: int) -> Measurement:
         hardware = self.context.hardware

@@ -42,22 +42,22 @@ def run(bench: Bench) -> None:
     """Each of the three runs, then the overhead."""
     what = search.searched(bench)
     found = bench.store.get(search.STAGE, search.key_of(what.budgets[0]))
-    if bench.store.get(STAGE, OVERHEAD) is None:
-        bench.need(1.0 if bench.smoke else _LEAST)
-        bench.store.add(STAGE, OVERHEAD, apart(bench, hand_against_loop, None, bench.smoke, log="overhead.log"))
-    if found is None or "answer" not in found:
-        raise LeftOutError("train.py and fit wait for the stage search to find something")
-    config = Config(found["answer"]["best"]["config"])
-    workload = bench.workload(what.model, what.effective_batch_size)
-    runs = {
-        PROBE: lambda: measured(bench, workload, config, search.budget_of(what.budgets[0]), _PLAN),
-        TRAIN_PY: lambda: _script(bench, found["files"], workload),
-        FIT: lambda: apart(bench, fitted, workload, config, bench.device, log="fit.log"),
-    }
-    for key, action in runs.items():
+    runs: dict[str, Callable[[], Row]] = {}
+    if found is not None and "answer" in found:
+        config = Config(found["answer"]["best"]["config"])
+        workload = bench.workload(what.model, what.effective_batch_size)
+        runs = {
+            PROBE: lambda: measured(bench, workload, config, search.budget_of(what.budgets[0]), _PLAN),
+            TRAIN_PY: lambda: _script(bench, found["files"], workload),
+            FIT: lambda: apart(bench, fitted, workload, config, bench.device, log="fit.log"),
+        }
+    overhead = {OVERHEAD: lambda: apart(bench, hand_against_loop, None, bench.smoke, log="overhead.log")}
+    for key, action in {**runs, **overhead}.items():
         if bench.store.get(STAGE, key) is None:
             bench.need(1.0 if bench.smoke else _LEAST)
             bench.store.add(STAGE, key, action())
+    if not runs:
+        raise LeftOutError("train.py and fit wait for the stage search to find something")
 
 
 def apart(bench: Bench, function: Callable[..., Row], workload: Workload | None, *arguments: Any, log: str) -> Row:

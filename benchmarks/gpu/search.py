@@ -35,8 +35,8 @@ STAGE = "search"
 BEST, CANDIDATES = "the best again", "candidates"
 _HEAD = ("budget", "seconds", "probes", "out of memory", "stopped by", "best: tokens/s", *TIERS, "best config")
 _PLAN = Plan(min_steps=3, max_steps=10, max_seconds=4.0)
-_LEAST_SEARCH, _LEAST_PROBE = 345.0, 25.0
-_LIMIT = 300.0  # seconds: what a search may take
+_LEAST_SEARCH, _LEAST_PROBE = 200.0, 14.0
+_LIMIT, _SHARE = 300.0, 0.7  # what a search may take: seconds, and of the time that is left
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ def _search(bench: Bench, what: Search, gib: float) -> None:
     bench.need(1.0 if bench.smoke else _LEAST_SEARCH)
     out = bench.work / f"search-{gib:g}"
     resume = ["--resume"] if (out / "journal.log").exists() else []
-    limit = ["--time-limit", f"{max(1, int(min(_LIMIT, bench.left * 0.85)))}s"]  # the report comes after it
+    limit = ["--time-limit", f"{max(1, int(min(_LIMIT, bench.left * _SHARE)))}s"]
     about = {"gib": gib, "resumed": bool(resume)}  # if so, its seconds are those of the last part alone
     command = ["-m", "autofit", "search", *what.options(bench, gib), *limit, "--out", str(out), "--json", "--quiet"]
     ended = python([*command, "--no-store", *resume], bench.left)
@@ -215,4 +215,4 @@ def _after(key: str, row: Row) -> list[str | None]:
     return [key, measurement["outcome"], None if speed is None else f"{speed:,.0f}", describe(measurement["config"])]
 
 
-SEARCH = Stage(STAGE, share=0.8, least_seconds=360.0, run=run, summarize=summarize)
+SEARCH = Stage(STAGE, share=0.8, least_seconds=_LEAST_SEARCH, run=run, summarize=summarize)

@@ -21,6 +21,7 @@ import torch
 import torch.distributed as dist
 import yaml
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 import autofit
@@ -150,10 +151,16 @@ def overhead(
 def divided(model: Network) -> Network:
     """The model under FSDP2, where several ranks train."""
     if dist.is_initialized():
+        mesh = init_device_mesh(kind_of_ranks(), (dist.get_world_size(),))  # by default on a card, where there is one
         for block in model.blocks:
-            fully_shard(block)
-        fully_shard(model, reshard_after_forward=False)
+            fully_shard(block, mesh=mesh)
+        fully_shard(model, mesh=mesh, reshard_after_forward=False)
     return model
+
+
+def kind_of_ranks() -> str:
+    """What two ranks train on: a card each, or else the processor."""
+    return "cuda" if torch.cuda.device_count() > 1 else "cpu"
 
 
 def of_ranks(_: object, width: int, samples: int, rounds: int, device_type: str) -> Overhead:
@@ -267,7 +274,7 @@ def overheads(*, smoke: bool) -> list[Overhead]:
     torch.manual_seed(0)
     rounds = 2 if smoke else 60
     small, large = batch_of(16, 32), batch_of(16 if smoke else 256, 32 if smoke else 512)
-    wide, kind = 32 if smoke else 512, "cuda" if torch.cuda.device_count() > 1 else "cpu"
+    wide, kind = 32 if smoke else 512, kind_of_ranks()
     return [
         overhead("a small step", lambda: Network(32, 2), small, micro=16, rounds=4 * rounds),
         overhead("a small step of 4 micro-batches", lambda: Network(32, 2), small, micro=4, rounds=2 * rounds),

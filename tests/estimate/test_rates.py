@@ -61,6 +61,14 @@ def test_the_host_of_a_card_launches_and_dispatches_as_fast_as_it_was_measured_t
     assert replace(slow, launch_seconds=0, pass_seconds=0) == replace(fast, launch_seconds=0, pass_seconds=0)
 
 
+def test_copies_are_as_fast_as_they_were_measured_to_be() -> None:
+    known = hardware_of(card("h200"))
+    measured = rates.rates_for(replace(known, host_link=12e9))
+    assert measured
+    assert measured.link == 12e9
+    assert replace(measured, link=rates.rates_of(card("h200")).link) == rates.rates_for(known)
+
+
 def test_a_card_is_known_by_what_its_driver_says_and_an_unknown_one_multiplies_fp8_no_slower_than_bf16() -> None:
     here = replace(hardware_of(card("h100")), name="NVIDIA H100 80GB HBM3")
     assert rates.rates_for(here) == rates.rates_of(card("h100"))

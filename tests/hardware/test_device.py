@@ -114,7 +114,9 @@ def test_memory_in_use_is_that_of_others_without_the_context(
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (total - held * MIB - reserved - context, total))
     taken = iter([0, reserved])  # nothing, until the card is opened
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _: next(taken))
+    monkeypatch.setattr(device, "host_link", lambda name: 25e9)
     found = device.detect()
+    assert found.host_link == 25e9
     assert (found.name, found.capability, found.memory_bytes) == ("NVIDIA L4", (8, 9), total)
     assert (found.used_bytes, found.context_bytes) == (used * MIB, context)
 

@@ -5,6 +5,7 @@ import math
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -16,14 +17,18 @@ from autofit.search.predictions import Predictions
 from autofit.search.space import Space
 from autofit.search.study import Limits, search
 
-VALUES = {"compile": ("none", "default"), "optimizer": ("adamw", "adamw-8bit"), "micro_batch_size": (1, 4)}
+VALUES = {
+    "compile": ("none", "default", "max-autotune-no-cudagraphs"),
+    "optimizer": ("adamw", "adamw-8bit"),
+    "micro_batch_size": (1, 4),
+}
 CONFIGS = [
     Config({"compile": compiled, "optimizer": optimizer, "micro_batch_size": micro})
     for compiled in VALUES["compile"]
     for optimizer in VALUES["optimizer"]
     for micro in VALUES["micro_batch_size"]
 ]
-PLAIN, COMPILED = CONFIGS[0], CONFIGS[4]
+PLAIN, COMPILED, AUTOTUNED = CONFIGS[0], CONFIGS[4], CONFIGS[8]
 
 
 def probed(config: Config, seconds: float, outcome: Outcome = Outcome.FITS) -> Measurement:
@@ -40,6 +45,7 @@ def test_before_any_probe_only_compiling_is_expected_to_cost_more() -> None:
     told = seconds_of([])
     assert {round(told[each] / told[PLAIN], 6) for each in CONFIGS[:4]} == {1.0}
     assert 5 < told[COMPILED] / told[PLAIN] < 20
+    assert 3 < told[AUTOTUNED] / told[COMPILED] < 10  # which times many kernels, one after the other
 
 
 @given(st.lists(st.sampled_from(CONFIGS), min_size=1, max_size=6), st.floats(0.01, 1e4))
@@ -60,15 +66,15 @@ def test_one_probe_that_was_held_up_and_those_that_ended_early_tell_little() -> 
     assert seconds_of([*usual, probed(PLAIN, 0.1, Outcome.OUT_OF_MEMORY)]) == seconds_of(usual)
 
 
-def test_of_two_that_promise_the_same_the_cheaper_is_measured_first(formula: Any) -> None:
+def compile_of_each_probe(formula: Any, promised: float, limits: Limits) -> list[Any]:
+    """The search of a space that is compiled or not, where compiled steps take so many times as long."""
     problem = formula(0, share=0.9)
     knobs = {knob: values[:1] for knob, values in problem.space.knobs.items()}
     space = Space("two", "", {**knobs, "optimizer": ("adamw",), "compile": ("none", "default"), "attention": ("sdpa",)})
     space = dataclasses.replace(space, knobs={**space.knobs, "precision": ("bf16", "fp32", "bf16-mixed")})
     asked = problem.problem()
     configs = list(space.configs(asked.constraints))
-    # Compiled ones promise a little more, but by far not so much as they cost.
-    promise = {config: 1.0 if config["compile"] == "none" else 0.97 for config in configs}
+    promise = {config: 1.0 if config["compile"] == "none" else promised for config in configs}
     told = Predictions.of(configs, [1.0] * len(configs), [promise[config] for config in configs])
     probed: list[Config] = []
 
@@ -78,5 +84,17 @@ def test_of_two_that_promise_the_same_the_cheaper_is_measured_first(formula: Any
         steps = StepSeconds(step, step, step)
         return Measurement(config, Outcome.FITS, step_seconds=steps, samples_per_second=1 / step, seconds=3.0)
 
-    search(space, dataclasses.replace(asked, probe=probe, predict=lambda _: told), limits=Limits(trials=4))
-    assert [each["compile"] for each in probed] == ["none", "none", "none", "default"]
+    search(space, dataclasses.replace(asked, probe=probe, predict=lambda _: told), limits=limits)
+    return [each["compile"] for each in probed]
+
+
+def test_of_two_that_promise_the_same_the_cheaper_is_measured_first(formula: Any) -> None:
+    """Compiled ones promise a little more, but by far not so much as they cost."""
+    assert compile_of_each_probe(formula, 0.97, Limits(trials=4)) == ["none", "none", "none", "default"]
+
+
+@pytest.mark.parametrize(("seconds", "second"), [(12.0, "none"), (1000.0, "default")])
+def test_what_would_take_longer_than_there_is_time_for_is_left_out(formula: Any, seconds: float, second: str) -> None:
+    """Compiled ones take twice as long in a probe of 3 s as the cost of the first one says, and 8 times that."""
+    seen = compile_of_each_probe(formula, 0.1, Limits(trials=2, time_limit=seconds))
+    assert seen == ["none", second]

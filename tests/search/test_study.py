@@ -149,6 +149,31 @@ def test_the_time_limit_ends_it(formula: Any, monkeypatch: pytest.MonkeyPatch) -
     assert len(outcome.measurements) == 4
 
 
+def test_a_probe_that_the_time_was_up_for_is_no_measurement_and_its_config_may_be_measured_later(
+    tmp_path: Path, formula: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    problem, now = formula(), [100.0]
+    monkeypatch.setattr(study_module.time, "monotonic", lambda: now[0])
+    stopped: list[Config] = []
+
+    def probe(number: int, config: Config, best: float | None) -> Measurement | None:
+        now[0] += 10
+        if now[0] < 130:
+            return problem.probe(number, config)
+        stopped.append(config)
+        return None
+
+    journal = Journal(tmp_path / "journal.log", {"model": "m"}, 1)
+    asked = dataclasses.replace(problem.problem(), probe=probe)
+    outcome = search(problem.space, asked, limits=Limits(trials=100, time_limit=25), journal=journal)
+    assert outcome.stopped_by == "time"
+    assert [each.config for each in outcome.measurements] == problem.probed
+    assert len(problem.probed) == len(problem.finished) == 2
+    assert len(stopped) == 1
+    again = search(problem.space, problem.problem(), limits=Limits(trials=3), journal=journal)
+    assert [each.config for each in again.measurements] == [*problem.probed[:2], *stopped]
+
+
 @pytest.mark.parametrize(
     "limits", [{"trials": 0}, {"time_limit": 0}, {"time_limit": -1.0}, {"time_limit": float("nan")}]
 )

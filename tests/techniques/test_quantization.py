@@ -197,6 +197,17 @@ def test_what_it_minds() -> None:
     assert "no frozen linear layer" in QUANTIZATION.refuse(config, workload, tiny.CPU)
 
 
+def test_random_weights_have_no_outliers_in_int8_and_ones_own_may() -> None:
+    """Activations of random weights are so large that most inputs of a probe would be multiplied unquantised."""
+    workload, knobs = tiny.llama_workload(), {"quantization": "int8", "lora_rank": 4}
+    thresholds = {
+        layer.state.threshold
+        for model in (None, workload.model())
+        for layer in quantised(build(workload, knobs, tiny.CPU, model=model).model).values()
+    }
+    assert thresholds == {65504.0, 6.0}
+
+
 def test_without_bitsandbytes_it_is_refused_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     find = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "bitsandbytes" else find(name))

@@ -1,19 +1,22 @@
 """When a search ends, what an interrupt leaves of it, and how it is resumed. Probes are a formula here."""
 
 import dataclasses
+import math
+import time
 from typing import Any
 
 import pytest
 
+from autofit.core.config import Config
 from autofit.core.errors import InputError
 from autofit.core.events import Event, Note
 from autofit.core.hardware import GIB, MIB
-from autofit.core.measurement import Outcome
+from autofit.core.measurement import Measurement, Outcome
 from autofit.core.result import SavedResult
 from autofit.core.workload import Workload
 from autofit.tuning import run as tune
 from tests import tiny
-from tests.tuning.searching import CARD, Bench, missed
+from tests.tuning.searching import CARD, Bench, by_micro_batch, missed
 
 # Limits, interrupts, resuming
 
@@ -36,6 +39,27 @@ def test_exploring_gets_three_quarters_of_the_time(bench: Bench, monkeypatch: py
     bench.search(time_limit=100)
     bench.search(out=bench.folder / "other")
     assert given == [75, None]
+
+
+def test_a_probe_may_overrun_the_time_for_exploring_a_little_and_all_of_it_until_something_fits(bench: Bench) -> None:
+    bench.search(time_limit=100)
+    first, *others = (plan.seconds for _, plan in bench.executor.asked[:4])
+    assert 95 < first <= 100
+    assert all(80 < each <= 85 for each in others)
+    bench.search(out=bench.folder / "other")
+    assert bench.executor.asked[-1][1].seconds == math.inf
+
+
+def test_a_probe_that_is_ended_with_the_search_s_time_is_no_measurement(bench: Bench) -> None:
+    def answer(config: Config, verifying: bool) -> Measurement:
+        if config["micro_batch_size"] != 8 or verifying:
+            return by_micro_batch({1: 1.0, 2: 2.0, 4: 4.0})(config, verifying)
+        time.sleep(1.0)  # what the executor says that it took, and more than is left for exploring
+        return missed(config, Outcome.TIMED_OUT)
+
+    result = bench.search(answer, time_limit=1.0)
+    assert result.stopped_by == "time"
+    assert 8 not in [each.config["micro_batch_size"] for each in result.trials]
 
 
 def test_probes_are_told_of_the_best_so_far(bench: Bench) -> None:

@@ -72,7 +72,7 @@ class RanksExecutor(Executor):
             return self._workers[0].run(function, workload, *arguments, log=log, timeout=timeout, task=task)
 
     def measure(self, workload: Workload, request: Request, *, number: int) -> Measurement:
-        timeout, start = self.timeout * (1 if self._probes else 2), time.monotonic()
+        timeout, start = min(self.timeout * (1 if self._probes else 2), request.plan.seconds), time.monotonic()
         self._probes += 1
         request = dataclasses.replace(request, budget=request.budget.of_each(request.hardware.devices))
         with self._turn:

@@ -74,7 +74,7 @@ class Worker(Executor):
         """How the child ended, with the last line of its log."""
 
     def measure(self, workload: Workload, request: Request, *, number: int) -> Measurement:
-        timeout = self.timeout * (1 if self._probes else 2)
+        timeout = min(self.timeout * (1 if self._probes else 2), request.plan.seconds)
         self._probes += 1
         start = time.monotonic()
         answer = self._call(measure, workload, (request,), f"{number:04d}.log", timeout)

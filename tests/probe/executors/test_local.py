@@ -189,6 +189,11 @@ def test_timed_out_in_the_factory(impatient: LocalExecutor) -> None:
         assert seen.reason == "took more than 2 s"
 
 
+def test_a_plan_may_allow_less_time_than_the_executor(executor: LocalExecutor) -> None:
+    seen = measure(executor, doing(lambda: time.sleep(600)), plan=Plan(seconds=1.0))
+    assert (seen.outcome, seen.reason) == (Outcome.TIMED_OUT, "took more than 1 s")
+
+
 def test_timed_out_takes_its_grandchildren_along(impatient: LocalExecutor, tmp_path: Path) -> None:
     def sleep() -> None:
         grandchild = subprocess.Popen(["sleep", "600"])
