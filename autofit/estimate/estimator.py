@@ -102,15 +102,15 @@ def times_of(
     """The fields of an Estimate that are about time; `factor`: how much longer than predicted steps have taken."""
     speed = Speed.of(rates, hardware, traced.config)
     accumulation = int(traced.config["gradient_accumulation_steps"] or 1)
-    forward, backward = (traced.waits(traced.spans(name), speed) for name in ("forward", "backward"))
+    phases = [traced.waits(traced.spans(name), speed, overlapping=True) for name in ("forward", "backward")]
     update = traced.waits(traced.spans("update"), Speed.of_update(rates, hardware, traced.config))
-    micro = {name: forward[name] + backward[name] for name in update}
+    micro = {name: sum(each[name] for each in phases) for name in update}
     waits = {name: accumulation * micro[name] + update[name] for name in update}
     copied = waits.pop("transfer")
     busy = sum(waits.values())
-    # Copies overlap with the computation of a micro-batch; an update waits for what is moved or computed for it.
-    overlapped = max(micro["transfer"], sum(micro.values()) - micro["transfer"])
-    computing = accumulation * overlapped
+    # Copies overlap with a forward and a backward; an update waits for what is moved or computed for it.
+    each_takes = (max(each["transfer"], each["compute"] + each["memory"]) + each["launch"] for each in phases)
+    computing = accumulation * sum(each_takes)
     if hardware.world > 1:
         both = step_seconds(traced, speed, hardware, links_of(hardware))
         copied, computing = copied + max(both - computing, 0.0), both

@@ -11,7 +11,7 @@ from autofit.core.config import Config
 from autofit.core.layout import Layout
 from autofit.estimate.layouts import Exchanges
 from autofit.estimate.overlap import Unit, micro_batch, one_after_another
-from autofit.estimate.roofline import Speed, passes_of
+from autofit.estimate.roofline import LAUNCHES_OF_COPY, Speed, passes_of
 from autofit.estimate.scaling import Floats
 from autofit.estimate.segments import Repeats, Schedule, Segment, Segments, run_schedule
 from autofit.setup.saved_tensors import WINDOW
@@ -50,15 +50,38 @@ class Pass:
         return total, np.minimum(total, np.maximum(newest, WINDOW))
 
     def seconds(self, speed: Speed, config: Config, exchanges: Exchanges, *, last: bool) -> Floats:
-        """The seconds of a micro-batch; `last`: of the last one of a step."""
+        """The seconds of a micro-batch, beside which bytes are copied to and from the host; `last`: of the last one of
+        a step."""
         several = exchanges.hardware.world > 1
-        key = speed.tf32, speed.compiled, several and (Layout.of(exchanges.config), last)
+        offloaded = tuple(config[f"{what}_offload"] for what in ("activation", "parameter", "optimizer"))
+        key = speed.tf32, speed.compiled, offloaded, several and (Layout.of(exchanges.config), last)
         if key not in self._seconds:
-            computing = self._computing(speed, config)
-            self._seconds[key] = (
-                self._of_several(computing, speed, exchanges, last) if several else self._alone(computing, speed)
-            )
+            computing, copied = self._computing(speed, config), self._copied(config)
+            if several:
+                moving = sum(copied.values()) / speed.rates.link
+                self._seconds[key] = np.maximum(self._of_several(computing, speed, exchanges, last), moving)
+            else:
+                self._seconds[key] = self._alone(computing, speed, copied, self._copies(config))
         return self._seconds[key]
+
+    def _copied(self, config: Config) -> dict[str, Floats]:
+        """Bytes that go to or come from the host during each phase."""
+        none = np.zeros_like(self.segments.parameters)
+        moved, resident = self.saved if config["activation_offload"] == "cpu" else (none, none)
+        streamed = self.segments.streamed if config["parameter_offload"] == "cpu" else none
+        gradients = self.segments.gradients if config["optimizer_offload"] == "cpu" else none
+        return {"forward": moved + streamed, "backward": moved - resident + streamed + gradients}
+
+    def _copies(self, config: Config) -> dict[str, Floats]:
+        """How many copies those are."""
+        moved: Floats = np.zeros_like(self.segments.parameters)
+        if config["activation_offload"] == "cpu":
+            moved = sum((repeats * each.moved for run, repeats in self.schedule for each in run), moved)
+        nbytes, resident = self.saved
+        returned = moved * (1 - resident / np.maximum(nbytes, 1))  # as if all were equally large
+        streamed = self.segments.streamed_weights if config["parameter_offload"] == "cpu" else 0
+        gradients = sum(self.segments.shapes.values()) if config["optimizer_offload"] == "cpu" else 0
+        return {"forward": moved + streamed, "backward": returned + streamed + gradients}
 
     def _computing(self, speed: Speed, config: Config) -> Computing:
         found = {}
@@ -70,15 +93,21 @@ class Pass:
             found[id(segment)] = self.computed[key]
         return found
 
-    def _alone(self, computing: Computing, speed: Speed) -> Floats:
+    def _alone(
+        self, computing: Computing, speed: Speed, copied: Mapping[str, Floats], copies: Mapping[str, Floats]
+    ) -> Floats:
         """On one device, whose host may run ahead in one block and be late in another."""
-        none = np.zeros_like(self.segments.parameters)
-        totals = {"forward": (none, none), "backward": (none, none)}
+        of_copy = LAUNCHES_OF_COPY * speed.rates.launch_seconds
+        totals: dict[str, tuple[Floats, Floats]] = {
+            phase: (0.0 * count, of_copy * count) for phase, count in copies.items()
+        }
         for run, repeats in self.schedule:
             for segment in run:
                 (working, launching), (more, launched) = totals[segment.phase], computing[id(segment)]
                 totals[segment.phase] = working + repeats * more, launching + repeats * launched
-        return sum((_together(speed, *each) for each in totals.values()), none)
+        busy = {phase: _together(speed, *each) for phase, each in totals.items()}
+        forward, backward = (np.maximum(busy[phase], nbytes / speed.rates.link) for phase, nbytes in copied.items())
+        return forward + backward
 
     def _of_several(self, computing: Computing, speed: Speed, exchanges: Exchanges, last: bool) -> Floats:
         """Beside what its ranks exchange."""

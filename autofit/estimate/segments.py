@@ -50,6 +50,7 @@ class Segment:
     memory: dict[Mode, tuple[Floats, Floats]]  # (the highest above the start, the difference between end and start)
     saved: Floats  # what goes to the host if saved tensors are offloaded
     newest: Floats  # the last of these tensors
+    moved: Floats  # how many they are
     work: Work
     exchanged: tuple[Exchanged, ...] = ()
 
@@ -66,6 +67,7 @@ class Segments:
     others: Floats
     inputs: Floats  # of these, the micro-batch
     streamed: Floats  # frozen weights of the middle blocks, which parameter_offload keeps on the host
+    streamed_weights: int  # how many those are
     chunks: Floats  # how many the loss has
     by_flash: bool  # PyTorch's flash kernel computes all of the attention
 
@@ -118,6 +120,7 @@ def segments_of(trace: Trace, grid: Grid, symbols: Symbols, hardware: Hardware) 
         others=events.others(),
         inputs=events.total("inputs"),
         streamed=events.total("parameters", streamed=True),
+        streamed_weights=sum(trace.times(trace.owners[each]) for each in events.streamed()),
         chunks=grid.chunks,
         by_flash={"flash" in cost.name for cost in trace.costs if cost.kind == ATTENTION} == {True},
     )
@@ -248,18 +251,19 @@ class _Events:
         sizes: Floats = self.sizes[self.made[storage]]
         return np.where(sizes >= SMALLEST, sizes, 0.0)
 
-    def saved(self, mark: Mark, after: Mark) -> tuple[Floats, Floats]:
-        """Bytes of large storages made in this part of a forward and freed in the backward: (all, the last one)."""
-        total = newest = np.zeros(self.sizes.shape[1])
+    def saved(self, mark: Mark, after: Mark) -> tuple[Floats, Floats, Floats]:
+        """Of large storages made in this part of a forward and freed in the backward: (bytes of all, of the last one,
+        how many)."""
+        total = newest = count = np.zeros(self.sizes.shape[1])
         if mark.phase != "forward":
-            return total, newest
+            return total, newest, count
         backward = self.trace.start("backward")
         for storage in self.trace.saved:
             made = self.made[storage]
             if mark.events <= made < after.events and self.ended[storage] >= backward:
                 large = self._large(storage)
-                total, newest = total + large, np.where(large > 0.0, large, newest)
-        return total, newest
+                total, newest, count = total + large, np.where(large > 0.0, large, newest), count + (large > 0.0)
+        return total, newest, count
 
     def _moves(self, spans: Sequence[Span]) -> Iterator[tuple[int, int, int]]:
         """(storage, the event at which it leaves, the event at which it is back), within the block's own segments."""
@@ -274,13 +278,18 @@ class _Events:
 
     def total(self, label: str, *, streamed: bool = False) -> Floats:
         """Bytes of all storages of one kind, in all blocks; `streamed`: of what parameter_offload keeps on the host."""
-        depth, trace, total = self.trace.depth, self.trace, np.zeros(self.sizes.shape[1])
-        for storage, made in self.made.items():
-            owner = trace.owners.get(storage)
-            moves = depth is not None and owner in depth.middle and storage in trace.streamable
-            if trace.labels.get(storage) == label and (moves or not streamed):
-                total = total + self.sizes[made] * trace.times(owner)
+        trace, total, storages = self.trace, np.zeros(self.sizes.shape[1]), self.streamed() if streamed else self.made
+        for storage in storages:
+            if trace.labels.get(storage) == label:
+                total = total + self.sizes[self.made[storage]] * trace.times(trace.owners.get(storage))
         return total
+
+    def streamed(self) -> list[int]:
+        """The storages that parameter_offload keeps on the host: those of the middle blocks."""
+        depth, trace = self.trace.depth, self.trace
+        if depth is None:
+            return []
+        return [each for each in self.made if each in trace.streamable and trace.owners.get(each) in depth.middle]
 
 
 def _freed_in_all_blocks(trace: Trace, changes: Floats, made: dict[int, int], ended: dict[int, int]) -> Floats:

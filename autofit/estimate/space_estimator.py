@@ -345,7 +345,8 @@ class SpaceEstimator:
         there = config["fsdp_offload"] == "cpu"  # gradients are on the host, too
         added_up = optimizer.weights / self.rates.link if there else segments.gradients / self.rates.bandwidth
         made_with = self._skeleton(config).made_with if self._hardware.device == "cpu" else 0
-        each, last = (self._micro_seconds(config, step_pass, exchanges, last=last) for last in (False, True))
+        speed = Speed.of(self.rates, self._hardware, config)
+        each, last = (step_pass.seconds(speed, config, exchanges, last=last) for last in (False, True))
         whole = layout.shard * layout.context if config["lora_rank"] else 1  # until the last micro-batch
         return _Step(
             accumulating=np.maximum(np.maximum(held + whole * segments.gradients + added + window, update), made_with),
@@ -354,17 +355,6 @@ class SpaceEstimator:
             update=(by_host if on_host else optimizer.seconds) + last - each,
             adding=3 * added_up,  # both are read, the sum is written
         )
-
-    def _micro_seconds(self, config: Config, step_pass: Pass, exchanges: Exchanges, *, last: bool) -> Floats:
-        """Forward and backward of one micro-batch; copies to and from the host overlap with the computation."""
-        busy = step_pass.seconds(Speed.of(self.rates, self._hardware, config), config, exchanges, last=last)
-        moved, resident = step_pass.saved
-        copied = 2 * moved - resident if config["activation_offload"] == "cpu" else 0.0 * moved
-        if config["parameter_offload"] == "cpu":
-            copied = copied + 2 * step_pass.segments.streamed
-        if config["optimizer_offload"] == "cpu":
-            copied = copied + step_pass.segments.gradients
-        return np.maximum(busy, copied / self.rates.link)
 
     def _optimizer(self, config: Config, segments: Segments) -> _OptimizerRow:
         key = (config["optimizer"], id(segments))

@@ -113,12 +113,12 @@ class Trace:
         """The parts of these phases, one for each block."""
         return [(mark, after) for mark, after in pairwise(self.marks) if mark.phase in phases]
 
-    def waits(self, spans: Sequence[Span], speed: Speed) -> dict[str, float]:
-        """The seconds of the operators of some parts of one phase, by what they wait for."""
+    def waits(self, spans: Sequence[Span], speed: Speed, *, overlapping: bool = False) -> dict[str, float]:
+        """The seconds of the operators of some parts of one phase, by what they wait for; see `waits_of`."""
         costs = [cost for mark, after in spans for cost in self.costs[mark.costs : after.costs]]
         dispatched = sum(after.dispatched - mark.dispatched for mark, after in spans)
         passes = max((passes_of(self.config, mark.phase) for mark, _ in spans), default=0)
-        return waits_of(costs, speed, dispatched=dispatched, passes=passes)
+        return waits_of(costs, speed, dispatched=dispatched, passes=passes, overlapping=overlapping)
 
 
 @dataclass(frozen=True)
@@ -201,8 +201,7 @@ def trace(
     except (AutofitError, KeyboardInterrupt):
         raise
     except BaseException as error:  # the model's own code, under conditions that it was not written for
-        operator = getattr(error, "func", None)
-        why = f"{operator} needs numbers" if operator else told(error)
+        why = f"{operator} needs numbers" if (operator := getattr(error, "func", None)) else told(error)
         message = f"a training step of this model cannot be followed on tensors without values ({why})."
         raise UntraceableError(message) from error
     finally:

@@ -60,6 +60,16 @@ def test_unpacking_weights_of_4_bits_takes_the_host_of_a_card_longer_than_other_
     assert _seconds(unpacking)["launch"] == pytest.approx(1e-5)  # on a CPU it is measured as a whole
 
 
+def test_copies_beside_the_computation_hide_nothing_but_are_launched_with_it() -> None:
+    """An update waits for its copies, and the host launches on meanwhile."""
+    small, copy = Cost("memory", "float32", 0, (8,)), replace(COPY, sizes=(10**6,))
+    costs, speed = [*[small] * 50, copy], Speed(RATES, asynchronous=True)  # 500 us of launches, a copy of 100 us
+    waiting, beside = (waits_of(costs, speed, overlapping=overlapping) for overlapping in (False, True))
+    assert waiting["transfer"] == beside["transfer"] == pytest.approx(1e-4)
+    assert sum(waiting.values()) == pytest.approx(51e-5)
+    assert beside["transfer"] + beside["launch"] == pytest.approx((50 + 5) * 1e-5)
+
+
 def test_a_kernel_of_a_card_reads_and_writes_besides_its_arithmetic() -> None:
     product = replace(PRODUCT, sizes=(10**10, 10**10))
     assert _seconds(product)["compute"] == pytest.approx(1.0)
