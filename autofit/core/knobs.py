@@ -150,7 +150,7 @@ KNOB_WORDS = {
         {True: "each weight as soon as its gradient is there"},
     ),
     "parameter_offload": KnobWords(
-        "Frozen weights kept",
+        "Weights kept",
         "weights offloaded",
         "weights on the device",
         {"cpu": "in host memory, fetched block by block"},

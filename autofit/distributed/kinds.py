@@ -15,8 +15,8 @@ def by_kind(parameters: Iterable[nn.Parameter]) -> list[list[nn.Parameter]]:
     """The parameters, those together that are divided over the same dimensions of a mesh."""
     kinds: dict[tuple[str, ...] | None, list[nn.Parameter]] = {}
     for each in parameters:
-        data = each.data
-        kinds.setdefault(data.device_mesh.mesh_dim_names if isinstance(data, DTensor) else None, []).append(each)
+        tensor: torch.Tensor = each  # not its data: a view fills the storage of a fake weight that rests on the host
+        kinds.setdefault(tensor.device_mesh.mesh_dim_names if isinstance(tensor, DTensor) else None, []).append(each)
     return list(kinds.values())
 
 

@@ -15,6 +15,7 @@ from autofit.estimate.roofline import LAUNCHES_OF_COPY, Speed, passes_of
 from autofit.estimate.scaling import Floats
 from autofit.estimate.segments import Repeats, Schedule, Segment, Segments, run_schedule
 from autofit.setup.saved_tensors import WINDOW
+from autofit.setup.streamed_blocks import is_whole
 
 # By the id of a segment, the seconds that the device works and that the host launches.
 Computing = Mapping[int, tuple[Floats, Floats]]
@@ -49,6 +50,15 @@ class Pass:
                 newest = np.where(segment.newest > 0.0, segment.newest, newest)
         return total, np.minimum(total, np.maximum(newest, WINDOW))
 
+    def leaving(self, config: Config) -> Floats:
+        """Bytes of the streamed block that a backward is done with, while it is copied to the host; less what the block
+        had saved, which is gone by then."""
+        segments = self.segments
+        if config["parameter_offload"] != "cpu" or segments.depth is None or not is_whole(config):
+            return np.zeros_like(segments.parameters)
+        streamed, saved = segments.streamed / (segments.depth.whole - 2), self.saved[0] / segments.depth.whole
+        return np.maximum(streamed - saved, 0.0)
+
     def seconds(self, speed: Speed, config: Config, exchanges: Exchanges, *, last: bool) -> Floats:
         """The seconds of a micro-batch, beside which bytes are copied to and from the host; `last`: of the last one of
         a step."""
@@ -68,9 +78,11 @@ class Pass:
         """Bytes that go to or come from the host during each phase."""
         none = np.zeros_like(self.segments.parameters)
         moved, resident = self.saved if config["activation_offload"] == "cpu" else (none, none)
-        streamed = self.segments.streamed if config["parameter_offload"] == "cpu" else none
+        streamed, ways = (
+            (self.segments.streamed, 1 + is_whole(config)) if config["parameter_offload"] == "cpu" else (none, 0)
+        )
         gradients = self.segments.gradients if config["optimizer_offload"] == "cpu" else none
-        return {"forward": moved + streamed, "backward": moved - resident + streamed + gradients}
+        return {"forward": moved + streamed, "backward": moved - resident + ways * streamed + gradients}
 
     def _copies(self, config: Config) -> dict[str, Floats]:
         """How many copies those are."""
@@ -79,9 +91,11 @@ class Pass:
             moved = sum((repeats * each.moved for run, repeats in self.schedule for each in run), moved)
         nbytes, resident = self.saved
         returned = moved * (1 - resident / np.maximum(nbytes, 1))  # as if all were equally large
-        streamed = self.segments.streamed_weights if config["parameter_offload"] == "cpu" else 0
+        streamed, ways = (
+            (self.segments.streamed_weights, 1 + is_whole(config)) if config["parameter_offload"] == "cpu" else (0, 0)
+        )
         gradients = sum(self.segments.shapes.values()) if config["optimizer_offload"] == "cpu" else 0
-        return {"forward": moved + streamed, "backward": returned + streamed + gradients}
+        return {"forward": moved + streamed, "backward": returned + ways * streamed + gradients}
 
     def _computing(self, speed: Speed, config: Config) -> Computing:
         found = {}

@@ -340,7 +340,7 @@ class SpaceEstimator:
         update = held + np.maximum(left, 0.0 * left if buckets else segments.gradients) + optimizer.temporary
         at_once = np.maximum(held + first + window, update)
         if config["optimizer_in_backward"]:
-            at_once = held + added + optimizer.largest + window
+            at_once = held + added + optimizer.largest + window + step_pass.leaving(config)
         by_host = (optimizer.moved + segments.gradients) / self.rates.link  # its own traffic, and weights come back
         there = config["fsdp_offload"] == "cpu"  # gradients are on the host, too
         added_up = optimizer.weights / self.rates.link if there else segments.gradients / self.rates.bandwidth

@@ -38,7 +38,7 @@ from autofit.estimate.shallow_model import Cut, Depth, SampledChunks, shorten
 from autofit.hardware.tracker import StorageTracker
 from autofit.setup import Setup
 from autofit.setup.layers import repeated_blocks
-from autofit.setup.streamed_blocks import is_streamable
+from autofit.setup.streamed_blocks import streamable_weights
 from autofit.techniques import canonicalize, refuse
 from autofit.training.build import adapt, finish
 from autofit.training.meta_model import materialize, meta_model_from
@@ -57,7 +57,7 @@ class Trace:
         marks: where build, state, forward, backward, update and end begin, and blocks in forward and backward.
         labels, owners, streams, joined, completed, products: as of the Recorder.
         trained: the storages of trained parameters: of those that a backward reaches.
-        streamable: the storages of frozen weights that are large enough for parameter_offload.
+        streamable: the storages of weights that parameter_offload may keep on the host.
         saved: the storages that autograd alone holds for the backward, where asked for.
         chunks: (tokens, features, vocabulary) of a loss that was traced by two chunks.
         shapes: shape, on this rank, and dtype of every trained parameter, and its block.
@@ -197,7 +197,7 @@ def trace(
             owners = _owners(setup)
             packed, reached = _step(setup, recorder, fake_mode, owners)
         trainable = [parameter for _, parameter in setup.trainable() if parameter in reached]  # until it is given back
-        streamable = [each.detach() for each in setup.model.parameters() if is_streamable(each)]  # without constants
+        streamable = streamable_weights(setup.model, setup.config)
     except (AutofitError, KeyboardInterrupt):
         raise
     except BaseException as error:  # the model's own code, under conditions that it was not written for
@@ -376,6 +376,7 @@ def _make_state(setup: Setup, recorder: Recorder, owners: Mapping[nn.Parameter, 
             made[parameter] = set(recorder.storages_of(parameter.grad))
     setup.optimizer.step()
     setup.optimizer.zero_grad(set_to_none=True)
+    setup.trained_values()  # weights that rest on the host leave the device again
     states: dict[Any, dict[str, Any]] = setup.optimizer.state
     for parameter, state in states.items():
         recorder.label(list(state.values()), "optimizer", owners.get(parameter))

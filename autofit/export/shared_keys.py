@@ -49,7 +49,7 @@ _MISSING = {  # what many tools do without a knob; after the title
     "activation_offload": "keeps activations on the device",
     "optimizer_offload": "keeps the optimizer's state on the device",
     "optimizer_in_backward": "holds all gradients until the update",
-    "parameter_offload": "keeps frozen weights on the device",
+    "parameter_offload": "keeps weights on the device",
     "attention": "calls PyTorch's fused attention, which chooses by itself",
     "kernels": "has none of Liger's, and keeps more for the backward",
 }

@@ -344,7 +344,7 @@ TRAINER_KNOBS: dict[str, Callable[[TrainerCase], TrainerKeywords]] = {
     "fsdp_offload": lambda case: TrainerKeywords(
         arguments={} if case.config["fsdp_offload"] is None else {"fsdp_config": _fsdp(case)}
     ),
-    "parameter_offload": _impossible("parameter_offload", "Trainer keeps frozen weights on the device"),
+    "parameter_offload": _impossible("parameter_offload", "Trainer keeps weights on the device"),
     "compile": _compile,
     "attention": _attention,
     "loss": _impossible("loss", "Trainer holds the logits of all tokens", "chunked"),  # `fused` is one of Liger's

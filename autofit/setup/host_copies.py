@@ -61,6 +61,12 @@ class CopyLane:
         if ticket is not None and self._stream is not None:
             torch.cuda.current_stream(self._stream.device).wait_event(ticket)
 
+    def finish(self, ticket: Ticket) -> None:
+        """Wait on the host for a copy, before that reads what was copied."""
+        self.wait(ticket)
+        if ticket is not None and self._stream is not None:
+            ticket.synchronize()
+
 
 @contextmanager
 def pinning() -> Iterator[None]:

@@ -65,6 +65,8 @@ class Setup:
     counted: float = 0.0  # the terms in the loss of the last step, over all ranks
     # Gives up weights of other ranks that a forward without a backward gathered.
     reshard: Callable[[], Any] = lambda: None
+    # What a trained weight holds, which may rest elsewhere; what is written to it counts from then on.
+    value_of: Callable[[nn.Parameter], torch.Tensor] = torch.Tensor.detach
     of_parts: bool = False  # a trace whose blocks stand for those of a deeper model
     slices: Slices | None = None  # replaces the chunks of a loss where a trace does not want them all
     warnings: list[str] = field(default_factory=list)
@@ -74,6 +76,10 @@ class Setup:
     def trainable(self) -> list[tuple[str, nn.Parameter]]:
         """Names and parameters that are trained; tied weights appear once."""
         return [(name, p) for name, p in self.model.named_parameters() if p.requires_grad]
+
+    def trained_values(self) -> list[tuple[str, torch.Tensor]]:
+        """Names and values of what is trained, wherever they rest."""
+        return [(name, self.value_of(p)) for name, p in self.trainable()]
 
     def patch(self, owner: Any, name: str, value: Any) -> None:
         """Set an attribute of an instance or a module until `close`."""

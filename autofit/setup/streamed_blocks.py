@@ -1,4 +1,4 @@
-"""Frozen weights that rest in host memory and are streamed to the device block by block, forward and backward.
+"""Weights that rest in host memory and are streamed to the device block by block, forward and backward.
 
 Each streamed weight keeps its storage on the device, which is emptied while its block rests and filled before the block
 runs. Views of it, and what autograd has saved of it, stay valid: they share the storage. It is filled through a tensor
@@ -8,19 +8,23 @@ A block is *needed* when one of its modules is called or a gradient reaches one 
 and its expected successor then leaves the device. Autograd runs strictly backwards in the order of the forward, so a
 gradient that reaches a block means that the blocks after it are done. Whatever a model does with its blocks (calls them
 twice, skips some, fails in one), a block's weights are there when it runs; a wrong guess only costs the time of a copy.
+
+Trained weights are streamed, too, where the backward itself updates them: a block that was needed in a backward goes
+back to the host when it leaves, beside the next block's backward, and its memory is let go after that one.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import nn
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
+from autofit.core.config import Value
 from autofit.core.hardware import MIB
 from autofit.setup.host_copies import CopyLane, Layout, Ticket, flat_bytes
 
@@ -32,16 +36,23 @@ SMALLEST = MIB // 16
 LEAST_BLOCKS = 3
 
 
-def is_streamable(weight: nn.Parameter) -> bool:
-    """Whether a weight of a block is frozen, and large enough."""
-    return not weight.requires_grad and weight.untyped_storage().nbytes() >= SMALLEST
+def is_whole(config: Mapping[str, Value]) -> bool:
+    """Whether a config trains all weights, not adapters or a head."""
+    return not (config.get("lora_rank") or config.get("head_only"))
+
+
+def streamable_weights(model: nn.Module, config: Mapping[str, Value]) -> list[torch.Tensor]:
+    """The values of the weights that are large enough to be streamed, also of those outside blocks; of quantised ones
+    without their constants."""
+    weights = (each for each in model.parameters() if is_whole(config) or not each.requires_grad)
+    return [each.detach() for each in weights if each.untyped_storage().nbytes() >= SMALLEST]
 
 
 class BlockStreamer:
-    """Streams the frozen weights of blocks; made while the model may still have no weights. `hold` takes each weight as
-    it is created; weights it was never given are taken when the model first runs. `whole` says that blocks are only
-    called as a whole, and puts no hooks on their parts, which would break the graphs of compiled blocks (20 graphs
-    instead of 2 for a Llama of five blocks)."""
+    """Streams the frozen weights of blocks, or all that they have (`trained`); made while the model may still have no
+    weights. `hold` takes each weight as it is created; weights it was never given are taken when the model first runs.
+    `whole` says that blocks are only called as a whole, and puts no hooks on their parts, which would break the graphs
+    of compiled blocks (20 graphs instead of 2 for a Llama of five blocks)."""
 
     def __init__(
         self,
@@ -51,9 +62,10 @@ class BlockStreamer:
         *,
         smallest: int = SMALLEST,
         whole: bool = False,
+        trained: bool = False,
     ) -> None:
-        self._lane, self._smallest = lane, smallest
-        own = zip(blocks, _own_slots(model, blocks), strict=True)
+        self._lane, self._smallest, self._trained = lane, smallest, trained
+        own = zip(blocks, _own_slots(model, blocks, trained), strict=True)
         self.blocks = [_Block(block, slots) for block, slots in own if slots]
         self._complete = False
         self._running: tuple[str, _Block] | None = None  # the pass, and the block needed last
@@ -71,11 +83,35 @@ class BlockStreamer:
         if owns and storage.nbytes() >= self._smallest and slot not in block.resting:
             block.resting[slot] = _Resting(weight, self._lane)
             block.on_device = False
+            if weight.requires_grad:  # before it is updated, in whatever order gradients come
+                self._handles.append(weight.register_hook(lambda _: self._need(block)))
+
+    def value_of(self, weight: nn.Parameter) -> torch.Tensor:
+        """What a weight holds, on the host if it rests there; what is written to it is what is streamed from then
+        on."""
+        for block in self.blocks:
+            for resting in block.resting.values():
+                if resting.weight is weight:
+                    self._rest()
+                    return resting.host_view()
+        return weight.detach()
+
+    def _rest(self) -> None:
+        """Send all blocks to the host."""
+        for block in self.blocks:
+            self._store(block)
+            self._lane.finish(block.ticket)
+            block.on_device = True  # an operator on an empty fake weight may have filled it
+            self._empty(block)
+        self._running = None
 
     def close(self) -> None:
         """Remove the hooks and restore every weight; to the host, where the device has no room for all of them."""
         for handle in self._handles:
             handle.remove()
+        for block in self.blocks:
+            self._store(block)
+            self._lane.finish(block.ticket)
         try:
             for block in self.blocks:
                 self._bring(block)
@@ -105,7 +141,7 @@ class BlockStreamer:
             yield module.register_forward_hook(after)
         for module in block.module.modules():
             if module._parameters:
-                yield module.register_state_dict_post_hook(functools.partial(_put_host_weights, block))
+                yield module.register_state_dict_post_hook(functools.partial(self._put_host_weights, block))
 
     def _need(self, block: _Block) -> None:
         """Bring a block's weights to the device, and start on those of its expected successor."""
@@ -123,11 +159,12 @@ class BlockStreamer:
         self._running = now
         following = self._expected()
         for other in self.blocks:
-            if other is not block and other is not following:
+            if other is not block and other is not following and not self._store(other):
                 self._empty(other)
         self._bring(block)
         self._lane.wait(block.ticket)
         block.ticket = None
+        block.changes |= self._trained and now[0] == "backward"
         if following is not None:
             self._bring(following)
 
@@ -154,6 +191,13 @@ class BlockStreamer:
                 self._running = None  # nor the block it failed at for present
                 raise
 
+    def _store(self, block: _Block) -> bool:
+        """Start to copy what a backward has changed to the host; whether there was anything."""
+        if not block.changes:
+            return False
+        block.changes, block.ticket = False, self._lane.copy([weight.stored() for weight in block.resting.values()])
+        return True
+
     def _empty(self, block: _Block) -> None:
         if block.on_device:
             self._lane.wait(block.ticket)  # or an unfinished copy would write into freed memory
@@ -162,14 +206,24 @@ class BlockStreamer:
             for weight in block.resting.values():
                 weight.storage.resize_(0)
 
+    def _put_host_weights(self, block: _Block, module: nn.Module, state: dict[str, Any], prefix: str, _: Any) -> None:
+        """Fill a state dict from the host, whether or not the weights are on the device."""
+        self._store(block)
+        self._lane.finish(block.ticket)
+        resting = {weight.storage._cdata: weight for weight in block.resting.values()}
+        for name, parameter in module._parameters.items():
+            if parameter is not None and prefix + name in state and _memory(parameter) in resting:
+                state[prefix + name] = resting[_memory(parameter)].host_view()
+
 
 class _Block:
-    """A block, the slots of its frozen weights, and the weights that rest on the host."""
+    """A block, the slots of its weights, and those that rest on the host. `changes`: what is on the device may be newer
+    than what is there."""
 
     def __init__(self, module: nn.Module, slots: list[Slot]) -> None:
         self.module, self.slots = module, slots
         self.resting: dict[Slot, _Resting] = {}
-        self.on_device = False
+        self.on_device = self.changes = False
         self.ticket: Ticket = None
 
 
@@ -189,13 +243,17 @@ class _Resting:
         self.storage.resize_(self.host.numel())
         return self._flat, self.host
 
+    def stored(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """(target, source) of the copy that keeps what it holds on the device."""
+        return self.host, self._flat
+
     def host_view(self) -> torch.Tensor:
         """The weight as a view of the host's bytes."""
         return Layout.of(self.weight).on(self.host)
 
 
-def _own_slots(model: nn.Module, blocks: list[nn.Module]) -> list[list[Slot]]:
-    """Per block, the slots of frozen weights whose memory nothing outside the block shares."""
+def _own_slots(model: nn.Module, blocks: list[nn.Module], trained: bool) -> list[list[Slot]]:
+    """Per block, the slots of weights, frozen or `trained` too, whose memory nothing outside the block shares."""
     inside = {module: number for number, block in enumerate(blocks) for module in block.modules()}
     shared = {module for number, block in enumerate(blocks) for module in block.modules() if inside[module] != number}
     owners: dict[int, set[int | None]] = {}
@@ -206,7 +264,7 @@ def _own_slots(model: nn.Module, blocks: list[nn.Module]) -> list[list[Slot]]:
             if parameter is None:
                 continue
             owners.setdefault(_memory(parameter), set()).add(number)
-            if number is not None and not parameter.requires_grad:
+            if number is not None and (trained or not parameter.requires_grad):
                 candidates.append((number, _memory(parameter), (module, name)))
     slots: list[list[Slot]] = [[] for _ in blocks]
     taken: set[int] = set()
@@ -231,11 +289,3 @@ def _tensors_in(value: Any) -> Iterable[torch.Tensor]:
     parts = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
     for part in parts:
         yield from _tensors_in(part)
-
-
-def _put_host_weights(block: _Block, module: nn.Module, state: dict[str, Any], prefix: str, _: Any) -> None:
-    """Fill a state dict from the host, whether or not the weights are on the device."""
-    resting = {weight.storage._cdata: weight for weight in block.resting.values()}
-    for name, parameter in module._parameters.items():
-        if parameter is not None and prefix + name in state and _memory(parameter) in resting:
-            state[prefix + name] = resting[_memory(parameter)].host_view()

@@ -85,7 +85,7 @@ def save(setup: Setup, directory: Path, next_step: int, *, keep_last: int = 2, d
         files[_of(_OPTIMIZER, ranks.rank)] = setup.optimizer.state_dict()
     if ranks.is_first:
         files[_BUFFERS] = detached(setup.model.named_buffers())
-        files |= {} if ranks.are_several else {_WEIGHTS: detached(setup.trainable())}
+        files |= {} if ranks.are_several else {_WEIGHTS: detached(setup.trained_values())}
     label = {
         "autofit_checkpoint": _FORMAT,
         "next_step": next_step,
@@ -311,8 +311,8 @@ def _restore(setup: Setup, contents: dict[str, Any], path: Path) -> None:
     if _PARTS in contents:
         sharded_state.restore(setup, contents[_PARTS], contents, path)
     else:
-        for name, parameter in setup.trainable():
-            parameter.copy_(sharded_state.own_part(contents[_WEIGHTS][name], parameter.detach()))
+        for name, value in setup.trained_values():
+            value.copy_(sharded_state.own_part(contents[_WEIGHTS][name], value))
         if setup.ranks.are_several:
             sharded_state.divide_optimizer(setup, contents)
         else:

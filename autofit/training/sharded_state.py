@@ -68,7 +68,7 @@ def optimizer_state(setup: Setup) -> tuple[dict[str, torch.Tensor], dict[str, di
 def restore(setup: Setup, saved: dict[str, torch.Tensor], state: dict[str, Any], folder: Path) -> None:
     """Fill this rank's weights and optimizer state from what several ranks wrote. Raises InputError for an optimizer
     whose state cannot be divided anew."""
-    weights: dict[str, torch.Tensor] = {name: parameter.detach() for name, parameter in setup.trainable()}
+    weights = dict(setup.trained_values())
     held = {name: weights[name] for name in saved if name in weights}
     held |= {name: _like(each, _owner(name, weights), setup) for name, each in saved.items() if is_of_optimizer(name)}
     with _plainly():

@@ -87,6 +87,25 @@ def test_streamed_weights_leave_the_device_and_their_constants_stay() -> None:
     assert (predicted[1::2] < predicted[::2]).all()
 
 
+def test_trained_weights_that_are_streamed_leave_three_blocks_on_the_device() -> None:
+    sizes = {"num_hidden_layers": 8, "hidden_size": 512, "intermediate_size": 1024}
+    workload = replace(llama_workload(4, 64, **sizes), traits=None)
+    whole = {"precision": "bf16", "optimizer_in_backward": True, "activation_checkpointing": "full"}
+    changes = [
+        {**whole, "optimizer": optimizer, "parameter_offload": where}
+        for optimizer in ("sgd", "adamw", "adamw-8bit")
+        for where in ("none", "cpu")
+    ]
+    configs = list(_configs(AMPERE, changes, workload))
+    figures = SpaceEstimator(workload, AMPERE, UNKNOWN, configs).predict()
+    full = [predict(workload, config, AMPERE, rates=UNKNOWN) for config in configs]
+    nbytes = np.array([each.allocated_bytes - workspace_bytes(AMPERE) for each in full], float)
+    assert figures.allocated == pytest.approx(nbytes, rel=0.012)
+    assert figures.seconds == pytest.approx(np.array([each.step_seconds for each in full]), rel=0.06)
+    block = 2 * (4 * 512 * 512 + 3 * 512 * 1024)
+    assert nbytes[::2] - nbytes[1::2] == pytest.approx(np.full(3, 5.0 * block), rel=0.02)
+
+
 def _long(blocks: int) -> Workload:
     sizes = {"hidden_size": 256, "vocab_size": 2048, "max_position_embeddings": 4096}
     # What is known of compiled transformers holds of it.

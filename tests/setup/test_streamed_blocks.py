@@ -47,8 +47,8 @@ def half_frozen(workload: Workload) -> nn.Module:
     return model
 
 
-def streamed(model: nn.Module, *, lane: CopyLane | None = None, whole: bool = False) -> BlockStreamer:
-    return BlockStreamer(model, repeated_blocks(model), lane or LateLane(), smallest=SMALLEST, whole=whole)
+def streamed(model: nn.Module, *, lane: CopyLane | None = None, **options: bool) -> BlockStreamer:
+    return BlockStreamer(model, repeated_blocks(model), lane or LateLane(), smallest=SMALLEST, **options)
 
 
 def residents(streamer: BlockStreamer) -> list[int]:
@@ -393,3 +393,77 @@ def test_on_a_card_the_peak_falls_by_all_blocks_but_two(deep: tuple[nn.Module, t
     assert plain_peak - peak == pytest.approx(14 * 4096 * 4096 * 4, rel=0.1)
     streamer.close()
     assert same(plain, step()[1])
+
+
+def updated_in_backward(model: nn.Module) -> None:
+    """Let each backward take a step of plain descent."""
+
+    def step(parameter: nn.Parameter) -> None:
+        with torch.no_grad():
+            parameter.sub_(parameter.grad, alpha=0.1)
+        parameter.grad = None
+
+    for parameter in model.parameters():
+        parameter.register_post_accumulate_grad_hook(step)
+
+
+Run = tuple[Callable[[], nn.Module], Callable[[nn.Module], torch.Tensor]]
+TRAINED: dict[str, Run] = {
+    **{
+        name: (workload.model, lambda model, workload=workload: loss_of(model, workload.batch(4)))
+        for name, workload in WORKLOADS.items()
+    },
+    **{
+        kind.__name__: (kind, lambda model: torch.tanh(0.1 * model(torch.ones(8, 32))))
+        for kind in (Stashed, Backwards, Parts)
+    },
+}
+
+
+def trained(kind: Callable[[], nn.Module]) -> nn.Module:
+    torch.manual_seed(0)
+    model = kind().requires_grad_()
+    updated_in_backward(model)
+    return model
+
+
+@pytest.mark.parametrize("checkpoint_every", [0, 2])
+@pytest.mark.parametrize("name", TRAINED)
+def test_trained_weights_come_back_as_the_backward_left_them(name: str, checkpoint_every: int) -> None:
+    kind, loss = TRAINED[name]
+    plain, model = trained(kind), trained(kind)
+    streamer = streamed(model, trained=True)
+    for each in (plain, model):
+        if checkpoint_every and name in WORKLOADS:
+            checkpointed(each, checkpoint_every)
+    log = residents(streamer)
+    for _ in range(3):
+        expected, found = loss(plain), loss(model)
+        assert torch.equal(expected, found)
+        expected.backward()
+        found.backward()
+    assert max(log) == 3 + (name == "Backwards")  # one on its way to the host, and one that was fetched in vain
+    weights = dict(plain.named_parameters())
+    for key, tensor in model.state_dict().items():
+        assert torch.equal(tensor, weights.get(key, tensor)), key
+    for key, parameter in model.named_parameters():
+        assert torch.equal(streamer.value_of(parameter), weights[key]), key
+    assert resident_bytes(streamer) == 0
+
+
+def test_what_is_written_to_a_trained_weight_is_streamed_from_then_on_and_left_when_it_is_closed() -> None:
+    kind, loss = TRAINED["plain"]
+    model, other = trained(kind), trained(kind)
+    streamer = streamed(model, trained=True)
+    parameters = list(model.parameters())
+    loss(model).backward()
+    with torch.no_grad():
+        for parameter, start in zip(parameters, other.parameters(), strict=True):
+            streamer.value_of(parameter).copy_(start)
+    loss(model).backward()
+    loss(other).backward()
+    assert torch.equal(loss(model), loss(other))
+    streamer.close()
+    for parameter, mine, theirs in zip(parameters, model.parameters(), other.parameters(), strict=True):
+        assert parameter is mine
+        assert torch.equal(mine, theirs)

@@ -80,8 +80,13 @@ def built(workload: Workload, config: dict[str, Any]) -> Setup:
     ("knobs", "traits", "hardware", "reason"),
     [
         (OFFLOAD, None, tiny.CPU, "parameter_offload: on a CPU, device and host share one memory"),
-        ({"parameter_offload": "cpu"}, None, CUDA, "parameter_offload: trained weights cannot be streamed"),
-        (OFFLOAD, TRAITS, CUDA, "parameter_offload: fewer than 3 repeated blocks have frozen weights"),
+        (
+            {"parameter_offload": "cpu"},
+            None,
+            CUDA,
+            "parameter_offload: trained weights are streamed where the backward updates them",
+        ),
+        (OFFLOAD, TRAITS, CUDA, "parameter_offload: fewer than 3 repeated blocks have weights"),
         (OFFLOAD, None, CUDA, None),
         (OFFLOAD | {"parameter_offload": "none"}, TRAITS, tiny.CPU, None),
     ],
@@ -102,7 +107,7 @@ def test_a_model_with_nothing_to_gain_is_refused_and_left_as_it_was(
     streamers: list[BlockStreamer], workload: Workload
 ) -> None:
     model = living(workload)
-    with pytest.raises(RefusedError, match="fewer than 3 repeated blocks have frozen weights"):
+    with pytest.raises(RefusedError, match="fewer than 3 repeated blocks have weights"):
         build(workload, OFFLOAD, tiny.CPU, model=model)
     assert not any(module._forward_pre_hooks for module in model.modules())
 
@@ -234,3 +239,85 @@ def test_on_a_card_the_peak_falls_by_all_blocks_but_two(knobs: dict[str, Any]) -
     block = 2 * 4096 * 8192 * 4 // (8 if "quantization" in knobs else 1)
     assert plain_peak - peak == pytest.approx(10 * block, rel=0.1)
     assert plain_built - streamed_built > 9 * block
+
+
+WHOLE = {"optimizer_in_backward": True, "micro_batch_size": 4}
+OPTIMIZERS = [
+    value for value in technique_named("optimizer").values if value not in ("adamw", "paged-adamw", "paged-adamw-8bit")
+]
+
+
+def trained(workload: Workload, config: dict[str, Any], steps: int, **options: Any) -> tuple[Setup, list[torch.Tensor]]:
+    """A training of all weights, and the loss of each step."""
+    setup = build(workload, config, tiny.CPU, model=living(workload), **options)
+    return setup, [train_step(setup, workload.batch(4)).clone() for _ in range(steps)]
+
+
+@pytest.mark.parametrize(
+    "knobs",
+    [
+        {},
+        {"activation_checkpointing": "full"},
+        {"activation_checkpointing": "alternate"},
+        {"precision": "bf16"},
+        {"precision": "bf16-mixed"},
+        *({"optimizer": value, "precision": "bf16" if value[-2:] in ("sr", "er") else "fp32"} for value in OPTIMIZERS),
+    ],
+    ids=str,
+)
+def test_trained_weights_are_streamed_where_the_backward_updates_them(
+    streamers: list[BlockStreamer], knobs: dict[str, Any]
+) -> None:
+    workload, log = wide(), []
+    (plain, expected), (streamed, _) = (
+        trained(workload, WHOLE | knobs, 3),
+        trained(workload, WHOLE | knobs | {"parameter_offload": "cpu"}, 0),
+    )
+    for block in repeated_blocks(streamed.model):
+        block.register_forward_hook(lambda *_: log.append(resident_bytes(streamers[0])))
+    found = [train_step(streamed, workload.batch(4)).clone() for _ in range(3)]
+    assert torch.equal(torch.stack(expected), torch.stack(found))
+    assert max(log) == 3 * streamed_bytes(streamers[0]) / DEPTH
+    assert streamed_bytes(streamers[0]) >= 2 * DEPTH * MATRIX // (2 if knobs.get("precision") == "bf16" else 1)
+    for (name, one), (_, other) in zip(plain.trainable(), streamed.trained_values(), strict=True):
+        assert torch.equal(one, other), name
+
+
+def test_a_training_of_streamed_weights_is_saved_and_goes_on(streamers: list[BlockStreamer], tmp_path: Path) -> None:
+    workload, config = wide(), WHOLE | {"parameter_offload": "cpu", "optimizer": "adamw"}
+    plain, expected = trained(workload, WHOLE | {"optimizer": "adamw"}, 4)
+    setup, losses = trained(workload, config, 2)
+    save(setup, tmp_path, 2)
+    losses.append(train_step(setup, workload.batch(4)))  # after which the checkpoint must still hold the former weights
+    again, _ = trained(workload, config, 1)
+    assert load(again, tmp_path).next_step == 2
+    assert evaluate(again, [workload.batch(4)]) == pytest.approx(float(expected[2]))
+    losses[2:] = [train_step(again, workload.batch(4)) for _ in range(2)]
+    assert torch.equal(torch.stack(losses), torch.stack(expected))
+    save_model(again, tmp_path)
+    saved = load_file(tmp_path / "model.safetensors")
+    again.close()
+    for (name, one), (_, other) in zip(plain.trainable(), again.trainable(), strict=True):
+        assert torch.equal(one, other), name
+        assert torch.equal(one, saved[name]), name
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("optimizer", ["adamw", "adamw-8bit"])
+def test_on_a_card_trained_weights_leave_three_blocks_there_and_learn_the_same(optimizer: str) -> None:
+    workload, weights, peaks = wide(width=4096, depth=12), [], []  # 256 MiB in each block in fp32
+    for where in ("none", "cpu"):
+        gc.collect()
+        torch.cuda.empty_cache()
+        config = WHOLE | {"optimizer": optimizer, "parameter_offload": where, "activation_checkpointing": "full"}
+        setup = build(workload, config, detect("cuda"), model=living(workload))
+        for _ in range(3):
+            torch.cuda.reset_peak_memory_stats()
+            train_step(setup, workload.batch(4))
+        peaks.append(torch.cuda.max_memory_allocated())
+        weights.append({name: value.cpu() for name, value in setup.trained_values()})
+        setup.close()
+    block = 2 * 4096 * 8192 * 4
+    assert peaks[0] - peaks[1] == pytest.approx(9 * block, rel=0.1)
+    for name, value in weights[0].items():
+        torch.testing.assert_close(value, weights[1][name])

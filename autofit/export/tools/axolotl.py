@@ -125,6 +125,12 @@ def _compile(request: Request) -> ToolKeys:
     return ToolKeys(keys, shared.keywords(request, "compile").deviations)
 
 
+def _layers(request: Request) -> ToolKeys:
+    offloads, adapted = request.text("parameter_offload") == "cpu", bool(request.config["lora_rank"])
+    why = "axolotl offloads frozen layers only" if offloads and not adapted else None
+    return request.keys("parameter_offload", {"layer_offloading": offloads and adapted}, why, may_not_fit=True)
+
+
 def _plugins(request: Request) -> dict[str, Any]:
     """The keys of both plugins, the same for both knobs that need one; none if neither is on."""
     kernels, fused = request.text("kernels") == "liger", request.text("loss") == "fused"
@@ -204,7 +210,7 @@ TOOL = Tool(
         "lora_targets": _targets,
         "quantization": _quantization,
         "optimizer": _optimizer,
-        "parameter_offload": lambda request: ToolKeys({"layer_offloading": request.text("parameter_offload") == "cpu"}),
+        "parameter_offload": _layers,
         "compile": _compile,
         "attention": shared.attention,
         "loss": _loss,

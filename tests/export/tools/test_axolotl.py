@@ -85,4 +85,11 @@ def test_the_plugin_is_named_where_a_key_of_it_is() -> None:
 def test_the_mode_that_times_kernels_is_told_by_what_it_sets() -> None:
     told = keys(compile="max-autotune-no-cudagraphs")
     assert told["torch_compile_options"] == {"max_autotune_gemm": True, "triton.cudagraphs": False}
-    assert keys(parameter_offload="cpu")["layer_offloading"] is True
+
+
+def test_axolotl_streams_frozen_layers_only() -> None:
+    adapted = {**LORA, "parameter_offload": "cpu"}
+    assert keys(**adapted)["layer_offloading"] is True
+    assert not departures(**adapted)
+    assert keys(parameter_offload="cpu")["layer_offloading"] is False
+    assert departures(parameter_offload="cpu")["parameter_offload"] is True
