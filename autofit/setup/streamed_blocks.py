@@ -68,6 +68,7 @@ class BlockStreamer:
         own = zip(blocks, _own_slots(model, blocks, trained), strict=True)
         self.blocks = [_Block(block, slots) for block, slots in own if slots]
         self._complete = False
+        self._stored: Ticket = None  # of the last copy to the host
         self._running: tuple[str, _Block] | None = None  # the pass, and the block needed last
         self._followers: dict[tuple[str, int], _Block] = {}
         self._handles = [handle for block in self.blocks for handle in self._hooks(block, whole)]
@@ -98,9 +99,8 @@ class BlockStreamer:
 
     def _rest(self) -> None:
         """Send all blocks to the host."""
+        self._settle()
         for block in self.blocks:
-            self._store(block)
-            self._lane.finish(block.ticket)
             block.on_device = True  # an operator on an empty fake weight may have filled it
             self._empty(block)
         self._running = None
@@ -109,9 +109,7 @@ class BlockStreamer:
         """Remove the hooks and restore every weight; to the host, where the device has no room for all of them."""
         for handle in self._handles:
             handle.remove()
-        for block in self.blocks:
-            self._store(block)
-            self._lane.finish(block.ticket)
+        self._settle()
         try:
             for block in self.blocks:
                 self._bring(block)
@@ -196,7 +194,15 @@ class BlockStreamer:
         if not block.changes:
             return False
         block.changes, block.ticket = False, self._lane.copy([weight.stored() for weight in block.resting.values()])
+        self._stored = block.ticket
         return True
+
+    def _settle(self) -> None:
+        """Have the host hold what every weight holds."""
+        for block in self.blocks:
+            self._store(block)
+        self._lane.finish(self._stored)  # copies are done in order
+        self._stored = None
 
     def _empty(self, block: _Block) -> None:
         if block.on_device:
@@ -208,8 +214,7 @@ class BlockStreamer:
 
     def _put_host_weights(self, block: _Block, module: nn.Module, state: dict[str, Any], prefix: str, _: Any) -> None:
         """Fill a state dict from the host, whether or not the weights are on the device."""
-        self._store(block)
-        self._lane.finish(block.ticket)
+        self._settle()
         resting = {weight.storage._cdata: weight for weight in block.resting.values()}
         for name, parameter in module._parameters.items():
             if parameter is not None and prefix + name in state and _memory(parameter) in resting:
