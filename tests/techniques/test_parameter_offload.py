@@ -283,6 +283,19 @@ def test_trained_weights_are_streamed_where_the_backward_updates_them(
         assert torch.equal(one, other), name
 
 
+@pytest.mark.filterwarnings("ignore:The .grad attribute")
+def test_compiled_blocks_of_trained_weights(streamers: list[BlockStreamer], monkeypatch: pytest.MonkeyPatch) -> None:
+    compiling = technique_named("compile")
+    monkeypatch.setattr(f"{type(compiling).__module__}.BACKEND", "aot_eager")
+    monkeypatch.setattr(compiling, "refuse", lambda *_: None)
+    workload = wide()
+    _, expected = trained(workload, WHOLE, 3)
+    compiled, found = trained(workload, WHOLE | {"parameter_offload": "cpu", "compile": "default"}, 3)
+    torch.testing.assert_close(torch.stack(found), torch.stack(expected))
+    assert resident_bytes(streamers[0]) < streamed_bytes(streamers[0])
+    compiled.close()
+
+
 def test_a_training_of_streamed_weights_is_saved_and_goes_on(streamers: list[BlockStreamer], tmp_path: Path) -> None:
     workload, config = wide(), WHOLE | {"parameter_offload": "cpu", "optimizer": "adamw"}
     plain, expected = trained(workload, WHOLE | {"optimizer": "adamw"}, 4)
