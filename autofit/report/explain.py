@@ -184,7 +184,8 @@ def probe_counts(result: Result) -> str:
         "refused beforehand": result.skipped.get("refused", 0),
     }
     left = result.space_size - len(measured) - sum(skipped.values())
-    skipped["not expected to be faster" if result.stopped_by == "bound" else "not reached"] = max(0, left)
+    hopeless = "not expected to be faster" if result.best else "not expected to fit"
+    skipped[hopeless if result.stopped_by == "bound" else "not reached"] = max(0, left)
     others = "".join(f"; {count:,} {word}" for word, count in skipped.items() if count)
     were = "was" if len(measured) == 1 else "were"
     total = f"Of {counted(result.space_size, 'config')} {len(measured)} {were} measured"

@@ -32,6 +32,7 @@ MEASUREMENT = "measurement"  # the user attribute of a trial that holds Measurem
 _READ: weakref.WeakKeyDictionary[Study, dict[int, Measurement]] = weakref.WeakKeyDictionary()
 
 _INFEASIBLE = 1e-3  # configs of a lower probability are not scored while others are left
+_PROOFS = 3  # configs out of memory that confirm a prediction that none fits
 _DEAREST = 100.0  # no probe costs so many times another's, so a smaller share of the largest gain is not scored
 _CHEAP = 2.0  # times the cheapest: until something fits, dearer probes can wait
 _LIKELY = 0.7  # probability that suffices for the first probes, of which one that fits says more than one that does not
@@ -99,6 +100,8 @@ class SurrogateSampler(BaseSampler):
         if not left.any():
             return None
         some_fit = any(measurement.fits for measurement in measurements)
+        if not some_fit and self._is_hopeless(measurements, left):
+            return None
         if self._tolerance is None or not some_fit or self.surrogate.can_improve(measurements, left, self._tolerance):
             return left, measurements
         for name, of_tier in self._tiers.items():
@@ -106,6 +109,14 @@ class SurrogateSampler(BaseSampler):
             if self.surrogate.can_improve(measurements, within, self._tolerance, rivals):
                 return within, rivals
         return None
+
+    def _is_hopeless(self, measurements: Sequence[Measurement], left: Mask) -> bool:
+        """Whether nothing is expected to fit, as those that should need least have shown."""
+        tried = sum(each.outcome is Outcome.OUT_OF_MEMORY and each.number >= 0 for each in measurements)
+        if self._tolerance is None or not self.surrogate.informed or tried < _PROOFS:
+            return False
+        feasible = self.surrogate.probability_feasible(measurements, self.surrogate.pool)
+        return float(feasible[left].max()) < _INFEASIBLE
 
     def choose(self, measurements: Sequence[Measurement]) -> Config:
         """The config to measure next, now and then the leader again, to see drift; a LookupError where none is left."""

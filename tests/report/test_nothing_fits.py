@@ -89,6 +89,7 @@ def test_what_was_left_is_counted(result: Results) -> None:
     for stopped_by, words in (("trials", "not reached"), ("bound", "not expected to be faster")):
         text = probe_counts(result(space_size=30, stopped_by=stopped_by))
         assert text.endswith(f"12 ruled out by what another one proved; 3 refused beforehand; 7 {words}.")
+    assert probe_counts(result(**NOTHING, space_size=30, stopped_by="bound")).endswith("7 not expected to fit.")
 
 
 def test_a_config_that_was_measured_again_counts_once(result: Results) -> None:

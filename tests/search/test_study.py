@@ -394,6 +394,26 @@ def test_where_nothing_fits_or_nothing_is_left_there_is_no_bound(formula: Any) -
     assert run(nothing, 3).bound is None
 
 
+@pytest.mark.parametrize(("told", "least"), [(1.0, 3), (0.25, 20)], ids=["exactly", "far too little"])
+def test_where_nothing_fits_a_few_that_should_need_least_confirm_what_is_predicted(
+    formula: Any, told: float, least: int
+) -> None:
+    problem = formula(3)
+    problem.budget = 0.6 * min(map(problem.memory, problem.configs))
+    plain = _expected(problem).predict
+
+    def expect(configs: Sequence[Config]) -> Predictions:
+        known = plain(configs)
+        return Predictions.of(configs, [told * known.nbytes[each] for each in configs], [1.0] * len(configs))
+
+    asked = replace(problem.problem(), predict=expect)
+    limits = Limits(trials=20, memory_bytes=int(problem.budget), tolerance=0.02)
+    outcome = search(problem.space, asked, limits=limits)
+    assert not any(each.fits for each in outcome.measurements)
+    assert len(outcome.measurements) == least
+    assert outcome.stopped_by == ("bound" if least == 3 else "trials")
+
+
 # What earlier searches measured
 
 
