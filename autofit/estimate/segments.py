@@ -66,7 +66,7 @@ class Segments:
     gradients: Floats
     others: Floats
     inputs: Floats  # of these, the micro-batch
-    streamed: Floats  # frozen weights of the middle blocks, which parameter_offload keeps on the host
+    streamed: Floats  # weights of the middle blocks, which parameter_offload keeps on the host
     streamed_weights: int  # how many those are
     chunks: Floats  # how many the loss has
     by_flash: bool  # PyTorch's flash kernel computes all of the attention

@@ -232,7 +232,7 @@ class _Exploration:
             return "trials"
         if self._sampler.aim(measurements) is None:
             return "bound"
-        return "time" if time.monotonic() >= self._deadline else None
+        return "time" if measurements and time.monotonic() >= self._deadline else None  # a late answer beats none
 
     def _start(self) -> None:
         measurements = measurements_of(self._study)

@@ -328,9 +328,9 @@ class _Run:
         self._listener(ProbeStarted(number, config, expected_bytes=expected))
 
     def _probe(self, number: int, config: Config, best_seconds: float | None) -> Measurement | None:
-        """Measure a config; None where the time was up first, which until something fits is all of the search's."""
+        """Measure a config; None where the time was up first, once something fits: a late answer beats none."""
         plan = FAST_EXPLORE_PLAN if self.options.fast else EXPLORE_PLAN
-        seconds = (self._last if best_seconds else max(self._last, self._end)) - time.monotonic()
+        seconds = self._last - time.monotonic() if best_seconds else math.inf
         plan = dataclasses.replace(plan, best_seconds=best_seconds, seconds=seconds)
         measurement = self._measure(self._explorer, config, plan, number)
         stopped = measurement.outcome is Outcome.TIMED_OUT and measurement.seconds >= seconds
@@ -364,7 +364,7 @@ class _Run:
 
     def _check(self, outcome: SearchOutcome) -> None:
         """Raise an InputError where all configs are refused, for the first's reason; a ProbeError where all failed."""
-        if outcome.skipped["refused"] and not outcome.measurements:
+        if outcome.skipped["refused"] == outcome.space_size:
             workload, hardware = self.context.workload, self.context.hardware
             values = {knob: values[0] for knob, values in self.context.space.knobs.items()}
             reason = techniques.refuse(techniques.canonicalize(values, workload, hardware), workload, hardware)

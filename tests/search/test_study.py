@@ -149,6 +149,19 @@ def test_the_time_limit_ends_it(formula: Any, monkeypatch: pytest.MonkeyPatch) -
     assert len(outcome.measurements) == 4
 
 
+def test_one_config_is_measured_even_where_predicting_took_all_the_time(
+    formula: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    problem, now = formula(), [100.0]
+    monkeypatch.setattr(study_module.time, "monotonic", lambda: now[0])
+
+    def predict(configs: Sequence[Config]) -> None:
+        now[0] += 60
+
+    outcome = search(problem.space, replace(problem.problem(), predict=predict), limits=Limits(time_limit=35))
+    assert (outcome.stopped_by, len(outcome.measurements)) == ("time", 1)
+
+
 def test_a_probe_that_the_time_was_up_for_is_no_measurement_and_its_config_may_be_measured_later(
     tmp_path: Path, formula: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

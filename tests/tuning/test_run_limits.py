@@ -41,10 +41,10 @@ def test_exploring_gets_three_quarters_of_the_time(bench: Bench, monkeypatch: py
     assert given == [75, None]
 
 
-def test_a_probe_may_overrun_the_time_for_exploring_a_little_and_all_of_it_until_something_fits(bench: Bench) -> None:
+def test_a_probe_may_overrun_the_time_for_exploring_a_little_and_any_time_until_something_fits(bench: Bench) -> None:
     bench.search(time_limit=100)
     first, *others = (plan.seconds for _, plan in bench.executor.asked[:4])
-    assert 95 < first <= 100
+    assert first == math.inf
     assert all(80 < each <= 85 for each in others)
     bench.search(out=bench.folder / "other")
     assert bench.executor.asked[-1][1].seconds == math.inf
