@@ -78,11 +78,9 @@ class Pass:
         """Bytes that go to or come from the host during each phase."""
         none = np.zeros_like(self.segments.parameters)
         moved, resident = self.saved if config["activation_offload"] == "cpu" else (none, none)
-        streamed, ways = (
-            (self.segments.streamed, 1 + is_whole(config)) if config["parameter_offload"] == "cpu" else (none, 0)
-        )
+        streamed = self.segments.streamed if config["parameter_offload"] == "cpu" else none
         gradients = self.segments.gradients if config["optimizer_offload"] == "cpu" else none
-        return {"forward": moved + streamed, "backward": moved - resident + ways * streamed + gradients}
+        return {"forward": moved + streamed, "backward": moved - resident + _ways(config) * streamed + gradients}
 
     def _copies(self, config: Config) -> dict[str, Floats]:
         """How many copies those are."""
@@ -91,11 +89,9 @@ class Pass:
             moved = sum((repeats * each.moved for run, repeats in self.schedule for each in run), moved)
         nbytes, resident = self.saved
         returned = moved * (1 - resident / np.maximum(nbytes, 1))  # as if all were equally large
-        streamed, ways = (
-            (self.segments.streamed_weights, 1 + is_whole(config)) if config["parameter_offload"] == "cpu" else (0, 0)
-        )
+        streamed = self.segments.streamed_weights if config["parameter_offload"] == "cpu" else 0
         gradients = sum(self.segments.shapes.values()) if config["optimizer_offload"] == "cpu" else 0
-        return {"forward": moved + streamed, "backward": returned + ways * streamed + gradients}
+        return {"forward": moved + streamed, "backward": returned + _ways(config) * streamed + gradients}
 
     def _computing(self, speed: Speed, config: Config) -> Computing:
         found = {}
@@ -150,3 +146,8 @@ def _computing(segment: Segment, speed: Speed, passes: int) -> tuple[Floats, Flo
 
 def _together(speed: Speed, working: Floats, launching: Floats) -> Floats:
     return np.maximum(working, launching) if speed.asynchronous else working + launching
+
+
+def _ways(config: Config) -> int:
+    """How often a backward copies streamed weights: to the device, and trained ones back."""
+    return 1 + is_whole(config)
