@@ -38,6 +38,9 @@ class TwoSteps:
             name: [event for event in events[built:begun] if traced.labels.get(event[0]) == name]
             for name in ("inputs", "optimizer", "gradients")
         }
+        # Those that rest on the host come and go in each step as what else a step makes.
+        rest = {storage for storage, nbytes in dict(before["gradients"]).items() if not nbytes}
+        before["gradients"] = [event for event in before["gradients"] if event[0] not in rest]
         gradients = {storage for storage, _ in before["gradients"]}
         # The storages with a single life: weights, inputs and optimizer state.
         self.lasting = {storage for storage, _ in (*events[:built], *before["inputs"], *before["optimizer"])}

@@ -13,9 +13,10 @@ from autofit.estimate.layouts import Exchanges
 from autofit.estimate.overlap import Unit, micro_batch, one_after_another
 from autofit.estimate.roofline import LAUNCHES_OF_COPY, Speed, passes_of
 from autofit.estimate.scaling import Floats
-from autofit.estimate.segments import Repeats, Schedule, Segment, Segments, run_schedule
+from autofit.estimate.schedules import Schedule, run_schedule
+from autofit.estimate.segments import Repeats, Segment, Segments
 from autofit.setup.saved_tensors import WINDOW
-from autofit.setup.streamed_blocks import is_whole
+from autofit.setup.streamed_blocks import updated
 
 # By the id of a segment, the seconds that the device works and that the host launches.
 Computing = Mapping[int, tuple[Floats, Floats]]
@@ -30,15 +31,19 @@ class Pass:
     segments: Segments
     schedule: Schedule
     computed: Computed = field(default_factory=dict)
-    _memory: dict[tuple[bool, bool], tuple[Floats, Floats]] = field(default_factory=dict)
+    _memory: dict[tuple[bool, ...], tuple[Floats, Floats]] = field(default_factory=dict)
     _seconds: dict[tuple[Any, ...], Floats] = field(default_factory=dict)
 
-    def memory(self, *, added: bool, offloaded: bool) -> tuple[Floats, Floats]:
-        """(the peak, what is alive at the end), without parameters and state."""
-        mode = added, offloaded
-        if mode not in self._memory:
-            self._memory[mode] = run_schedule(self.schedule, mode, np.zeros_like(self.segments.parameters))
-        return self._memory[mode]
+    def memory(self, config: Config, *, added: bool) -> tuple[Floats, Floats]:
+        """(the peak, what is alive at the end), without parameters and state; `added`: gradients are added to those of
+        earlier micro-batches, or applied, as soon as they are there."""
+        mode, resting = (added, config["activation_offload"] == "cpu"), rest_on_host(config)
+        leaves = config["parameter_offload"] == "cpu" and updated(config) is not None  # by its weights or gradients
+        key = *mode, resting, leaves
+        if key not in self._memory:
+            before, leaving = np.zeros_like(self.segments.parameters), leaves * self.segments.streamed_block
+            self._memory[key] = run_schedule(self.schedule, mode, before, resting=resting, leaving=leaving)
+        return self._memory[key]
 
     @cached_property
     def saved(self) -> tuple[Floats, Floats]:
@@ -50,39 +55,33 @@ class Pass:
                 newest = np.where(segment.newest > 0.0, segment.newest, newest)
         return total, np.minimum(total, np.maximum(newest, WINDOW))
 
-    def leaving(self, config: Config) -> Floats:
-        """Bytes of the streamed block that a backward is done with, while it is copied to the host; less what the block
-        had saved, which is gone by then."""
-        segments = self.segments
-        if config["parameter_offload"] != "cpu" or segments.depth is None or not is_whole(config):
-            return np.zeros_like(segments.parameters)
-        streamed, saved = segments.streamed / (segments.depth.whole - 2), self.saved[0] / segments.depth.whole
-        return np.maximum(streamed - saved, 0.0)
-
-    def seconds(self, speed: Speed, config: Config, exchanges: Exchanges, *, last: bool) -> Floats:
+    def seconds(
+        self, speed: Speed, config: Config, exchanges: Exchanges, *, last: bool = False, adding: bool = False
+    ) -> Floats:
         """The seconds of a micro-batch, beside which bytes are copied to and from the host; `last`: of the last one of
-        a step."""
-        several = exchanges.hardware.world > 1
+        a step; `adding`: gradients that rest on the host come to be added to."""
+        several, adding = exchanges.hardware.world > 1, adding and rest_on_host(config)
         offloaded = tuple(config[f"{what}_offload"] for what in ("activation", "parameter", "optimizer"))
-        key = speed.tf32, speed.compiled, offloaded, several and (Layout.of(exchanges.config), last)
+        key = speed.tf32, speed.compiled, offloaded, adding, several and (Layout.of(exchanges.config), last)
         if key not in self._seconds:
-            computing, copied = self._computing(speed, config), self._copied(config)
+            computing, copied = self._computing(speed, config), self._copied(config, adding)
             if several:
                 moving = sum(copied.values()) / speed.rates.link
                 self._seconds[key] = np.maximum(self._of_several(computing, speed, exchanges, last), moving)
             else:
-                self._seconds[key] = self._alone(computing, speed, copied, self._copies(config))
+                self._seconds[key] = self._alone(computing, speed, copied, self._copies(config, adding))
         return self._seconds[key]
 
-    def _copied(self, config: Config) -> dict[str, Floats]:
+    def _copied(self, config: Config, adding: bool) -> dict[str, Floats]:
         """Bytes that go to or come from the host during each phase."""
         none = np.zeros_like(self.segments.parameters)
         moved, resident = self.saved if config["activation_offload"] == "cpu" else (none, none)
         streamed = self.segments.streamed if config["parameter_offload"] == "cpu" else none
         gradients = self.segments.gradients if config["optimizer_offload"] == "cpu" else none
+        gradients = gradients + adding * streamed
         return {"forward": moved + streamed, "backward": moved - resident + _ways(config) * streamed + gradients}
 
-    def _copies(self, config: Config) -> dict[str, Floats]:
+    def _copies(self, config: Config, adding: bool) -> dict[str, Floats]:
         """How many copies those are."""
         moved: Floats = np.zeros_like(self.segments.parameters)
         if config["activation_offload"] == "cpu":
@@ -91,6 +90,7 @@ class Pass:
         returned = moved * (1 - resident / np.maximum(nbytes, 1))  # as if all were equally large
         streamed = self.segments.streamed_weights if config["parameter_offload"] == "cpu" else 0
         gradients = sum(self.segments.shapes.values()) if config["optimizer_offload"] == "cpu" else 0
+        gradients += adding * streamed
         return {"forward": moved + streamed, "backward": returned + _ways(config) * streamed + gradients}
 
     def _computing(self, speed: Speed, config: Config) -> Computing:
@@ -148,6 +148,11 @@ def _together(speed: Speed, working: Floats, launching: Floats) -> Floats:
     return np.maximum(working, launching) if speed.asynchronous else working + launching
 
 
+def rest_on_host(config: Config) -> bool:
+    """Whether gradients of streamed weights do."""
+    return config["parameter_offload"] == "cpu" and updated(config) == "host"
+
+
 def _ways(config: Config) -> int:
-    """How often a backward copies streamed weights: to the device, and trained ones back."""
-    return 1 + is_whole(config)
+    """How often a backward copies streamed weights: to the device, and what it has updated back."""
+    return 1 + (updated(config) == "device")

@@ -5,6 +5,7 @@ from statistics import median
 from autofit.core.estimate import Resting
 from autofit.core.hardware import Hardware
 from autofit.core.workload import Workload
+from autofit.estimate.passes import rest_on_host
 from autofit.estimate.peak import in_blocks, rounded
 from autofit.estimate.trace import Trace
 
@@ -12,12 +13,13 @@ from autofit.estimate.trace import Trace
 def resting_of(traced: Trace, workload: Workload, hardware: Hardware) -> Resting:
     """The bytes on one device between steps, and how many parameters are trained."""
     sizes: dict[int, int] = {}
-    live, before_events = 0, [0]  # live bytes before each event
+    live, before_events, begins = 0, [0], traced.start("forward")  # live bytes before each event
     last: dict[int, int] = {}
-    for storage, nbytes in rounded(traced, hardware):
+    for number, (storage, nbytes) in enumerate(rounded(traced, hardware)):
         live += nbytes - last.get(storage, 0)
         last[storage] = nbytes
-        sizes[storage] = nbytes or sizes.get(storage, 0)
+        if number < begins:
+            sizes[storage] = nbytes
         before_events.append(live)
 
     def held(label: str) -> dict[int, int]:
@@ -25,7 +27,10 @@ def resting_of(traced: Trace, workload: Workload, hardware: Hardware) -> Resting
 
     weights, with_adapters = held("parameters"), bool(traced.config["lora_rank"])
     adapters = sum(size for storage, size in weights.items() if with_adapters and storage in traced.trained)
-    gradients = [shape.numel() * dtype.itemsize for shape, dtype, _ in traced.shapes]
+    resting = rest_on_host(traced.config)  # those of blocks
+    gradients = [
+        shape.numel() * dtype.itemsize for shape, dtype, block in traced.shapes if not (resting and block is not None)
+    ]
     elsewhere = traced.config["optimizer_in_backward"] or traced.config["fsdp_offload"] == "cpu"
     kept = {
         mark.block: before_events[after.events] - before_events[mark.events]

@@ -1,7 +1,7 @@
 """Segments of a step: memory and work of one block, of the embedding or of the head.
 
 A shallow trace is cut where blocks begin. A segment is described by its highest memory and by what it leaves behind,
-both relative to its start. Any step is a sequence of segments, in which those of the middle blocks are repeated.
+both relative to its start. `autofit.estimate.schedules` puts any step together from them.
 """
 
 from collections import Counter
@@ -27,7 +27,6 @@ from autofit.setup.saved_tensors import SMALLEST, WINDOW
 # backward), or stay; whether saved tensors are offloaded to the host, or stay).
 Mode = tuple[bool, bool]
 Repeats = int | Floats  # of segments in a row; for chunks, at each pair of a grid
-Schedule = list[tuple[Sequence["Segment"], Repeats]]
 _CONSTANT = ("parameters", "optimizer")
 _OF_WEIGHTS = {*_CONSTANT, "gradients", *OF_SEVERAL}
 
@@ -54,6 +53,11 @@ class Segment:
     work: Work
     exchanged: tuple[Exchanged, ...] = ()
 
+    @property
+    def of_block(self) -> bool:
+        """Whether it is of one of the repeated blocks."""
+        return self.block not in (None, CHUNK)
+
 
 @dataclass(frozen=True)
 class Segments:
@@ -68,6 +72,7 @@ class Segments:
     inputs: Floats  # of these, the micro-batch
     streamed: Floats  # weights of the middle blocks, which parameter_offload keeps on the host
     streamed_weights: int  # how many those are
+    let_go: Floats  # what the head's forward frees of what was made before it, the last block's output for one
     chunks: Floats  # how many the loss has
     by_flash: bool  # PyTorch's flash kernel computes all of the attention
 
@@ -75,10 +80,11 @@ class Segments:
         """The segments of one block in one phase."""
         return [segment for segment in self.items if segment.phase == phase and segment.block == block]
 
-    def head(self) -> Schedule:
-        """The forward after the last block: the head, and each chunk of its loss."""
-        _, *others = (segment for segment in self.items if segment.phase == "forward")  # the first is the embedding
-        return [([segment], self.times(segment)) for segment in others if segment.block in (None, CHUNK)]
+    @property
+    def streamed_block(self) -> Floats:
+        """Bytes of one block's weights that parameter_offload keeps on the host."""
+        none: Floats = np.zeros_like(self.streamed)
+        return self.streamed / (self.depth.whole - 2) if self.depth else none
 
     def times(self, segment: Segment) -> Repeats:
         """How often a segment occurs in a step of the whole model."""
@@ -121,6 +127,7 @@ def segments_of(trace: Trace, grid: Grid, symbols: Symbols, hardware: Hardware) 
         inputs=events.total("inputs"),
         streamed=events.total("parameters", streamed=True),
         streamed_weights=sum(trace.times(trace.owners[each]) for each in events.streamed()),
+        let_go=events.let_go(spans),
         chunks=grid.chunks,
         by_flash={"flash" in cost.name for cost in trace.costs if cost.kind == ATTENTION} == {True},
     )
@@ -206,6 +213,17 @@ class _Events:
         labels = (self.trace.labels.get(self.trace.events[index].storage) for index in before)
         kept = [index for index, label in zip(before, labels, strict=True) if label != "gradients"]
         total: Floats = self.changes[kept].sum(0)
+        return total
+
+    def let_go(self, spans: Sequence[Span]) -> Floats:
+        """What the head's forward frees of what was made in the forward before it."""
+        _, *head = (mark for mark, _ in spans if mark.phase == "forward" and mark.block in (None, CHUNK))
+        total: Floats = np.zeros(self.changes.shape[1])
+        if head:
+            before = range(self.trace.start("forward"), head[0].events)
+            of_head = range(head[0].events, self.trace.start("backward"))
+            freed = [self.ended[storage] for storage, made in self.made.items() if made in before]
+            total -= self.changes[[index for index in freed if index in of_head]].sum(0)
         return total
 
     def with_added_gradients(self) -> Floats:
@@ -312,62 +330,3 @@ def _freed_in_all_blocks(trace: Trace, changes: Floats, made: dict[int, int], en
             if death and death[0].block is None and death is _span_at(spans, ended[counterpart]):
                 scaled[ended[storage]] *= depth.repeats
     return scaled
-
-
-def run_schedule(schedule: Schedule, mode: Mode, live: Floats) -> tuple[Floats, Floats]:
-    """(the peak, what is alive at the end) of a step that begins with `live` bytes."""
-    highest = live
-    for run, repeats in schedule:
-        rise, net = np.zeros_like(live), np.zeros_like(live)
-        for segment in run:
-            climbed, more = segment.memory[mode]
-            rise, net = np.maximum(rise, net + climbed), net + more
-        # The highest of what is repeated is in its first round or in its last.
-        highest = np.maximum(np.maximum(highest, live + rise), live + net * (repeats - 1) + rise)
-        live = live + net * repeats
-    return highest, live
-
-
-def as_traced(segments: Segments) -> Schedule:
-    """The schedule of the whole model, all blocks as they were traced."""
-    schedule: list[tuple[list[Segment], Repeats]] = []
-    for segment in segments.items:
-        repeats = segments.times(segment)
-        before = schedule[-1][0][-1] if schedule else None
-        chunks = CHUNK in (segment.block, before and before.block)  # whose repeats differ by pair
-        if before and not chunks and schedule[-1][1] == repeats and before.phase == segment.phase:
-            schedule[-1][0].append(segment)
-        else:
-            schedule.append(([segment], repeats))
-    return list(schedule)
-
-
-def alternating(plain: Segments, full: Segments) -> Schedule:
-    """Every second block checkpointed, never the last: activation_checkpointing `alternate`."""
-    depth = plain.depth
-    assert depth is not None and depth.period == 1, "blocks that are all alike"
-    kinds = [full if block % 2 == depth.whole % 2 else plain for block in range(depth.whole)]
-    middle, last = depth.middle[0], depth.middle[0] + 1  # as traced
-    pairs, odd = divmod(depth.repeats, 2)
-    first, second = kinds[middle : middle + 2]
-    forward = [first.of("forward", middle), second.of("forward", middle)]
-    backward = [first.of("backward", middle), second.of("backward", middle)]
-    schedule: Schedule = [(plain.of("forward", None)[:1], 1)]
-    schedule += [(kinds[block].of("forward", block), 1) for block in range(middle)]
-    schedule += [(forward[0] + forward[1], pairs), (forward[0], odd)]
-    schedule += [(plain.of("forward", last) + plain.of("forward", None)[1:], 1)]
-    schedule += [(plain.of("backward", None) + plain.of("backward", last), 1)]
-    schedule += [(backward[0], odd), (backward[1] + backward[0], pairs)]
-    schedule += [(kinds[block].of("backward", block), 1) for block in reversed(range(middle))]
-    return schedule
-
-
-def with_head(schedule: Schedule, head: Segments) -> Schedule:
-    """The schedule with the head's forward and backward taken from other segments."""
-    first, end = schedule[0][0][0], head.of("backward", None)[0]
-    forward = [(run, repeats) for run, repeats in schedule if run[0].phase == "forward"]
-    blocks = [([each for each in run if each is first or each.block not in (None, CHUNK)], n) for run, n in forward]
-    backward = list(schedule[len(forward) :])
-    run, repeats = backward[0]
-    backward[0] = [end, *run[1:]], repeats
-    return [(run, n) for run, n in blocks if run] + head.head() + backward

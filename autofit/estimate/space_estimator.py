@@ -32,13 +32,14 @@ from autofit.estimate.layouts import Exchanges, have_few_shards, standing_for
 from autofit.estimate.likeness import likeness_of, segments_like
 from autofit.estimate.operators import MEASURING_SECONDS, Calls
 from autofit.estimate.optimizer_state import Kind, OptimizerCost, cost_of_update, scaled_shapes
-from autofit.estimate.passes import Computed, Pass
+from autofit.estimate.passes import Computed, Pass, rest_on_host
 from autofit.estimate.peak import recomputed_share
 from autofit.estimate.processes import Map, parallel_map
 from autofit.estimate.rates import UNKNOWN, Rates, rates_for
 from autofit.estimate.roofline import Speed
 from autofit.estimate.scaling import Floats, Grid, Symbols
-from autofit.estimate.segments import Segments, alternating, as_traced, segments_of, with_head
+from autofit.estimate.schedules import alternating, as_traced, with_head
+from autofit.estimate.segments import Segments, segments_of
 from autofit.estimate.shallow_model import Cut
 from autofit.estimate.trace import Skeleton, trace
 from autofit.estimate.trace_keys import BUDGET, ends_of, group_key, group_of, other_keys, pass_key, pass_of, plain_key
@@ -286,7 +287,8 @@ class SpaceEstimator:
             else:
                 head, *blocks = complete
                 schedule = alternating(*blocks) if len(blocks) == 2 else as_traced(blocks[0])
-                self._passes[key] = Pass(plain, with_head(schedule, head), self._computed)
+                schedule = with_head(schedule, head, blocks[0].let_go)  # alternating ones end with a plain block
+                self._passes[key] = Pass(plain, schedule, self._computed)
         return self._passes[key]
 
     def _keys(self, config: Config) -> tuple[Config, ...]:
@@ -331,29 +333,35 @@ class SpaceEstimator:
             of_rank = self._workload.effective_batch_size / layout.samplers
             held = held + segments.inputs * (of_rank / self._grid.samples - 1)
         held = held - segments.streamed if config["parameter_offload"] == "cpu" else held
-        first, left = step_pass.memory(added=False, offloaded=offloaded)
-        added, _ = step_pass.memory(added=True, offloaded=offloaded)
+        first, left = step_pass.memory(config, added=False)
+        added, _ = step_pass.memory(config, added=True)
         first, added = first - recomputed * step_pass.saved[0], added - recomputed * step_pass.saved[0]
         window = np.minimum(WINDOW, step_pass.saved[0]) if offloaded else 0.0
         buckets = config["data_parallel"] == "ddp"  # gradients are in them at last, and nowhere else
         held = held + buckets * segments.gradients
-        update = held + np.maximum(left, 0.0 * left if buckets else segments.gradients) + optimizer.temporary
+        resting = rest_on_host(config) * segments.streamed_block
+        gradients = segments.gradients - resting * (segments.depth.whole if segments.depth else 0)
+        update = held + np.maximum(left, 0.0 * left if buckets else gradients) + optimizer.temporary
         at_once = np.maximum(held + first + window, update)
         if config["optimizer_in_backward"]:
-            at_once = held + added + optimizer.largest + window + step_pass.leaving(config)
-        by_host = (optimizer.moved + segments.gradients) / self.rates.link  # its own traffic, and weights come back
+            at_once = held + added + optimizer.largest + window
+        earlier = gradients + 2 * resting  # of earlier micro-batches: all that stay, of others two blocks at a time
+        by_host = (optimizer.moved + gradients) / self.rates.link  # its own traffic, and weights come back
         there = config["fsdp_offload"] == "cpu"  # gradients are on the host, too
         added_up = optimizer.weights / self.rates.link if there else segments.gradients / self.rates.bandwidth
         made_with = self._skeleton(config).made_with if self._hardware.device == "cpu" else 0
         speed = Speed.of(self.rates, self._hardware, config)
-        each, last = (step_pass.seconds(speed, config, exchanges, last=last) for last in (False, True))
+        each = step_pass.seconds(speed, config, exchanges)
+        last = step_pass.seconds(speed, config, exchanges, last=True)
         whole = layout.shard * layout.context if config["lora_rank"] else 1  # until the last micro-batch
+        accumulating = np.maximum(held + whole * earlier + added + window, update)
         return _Step(
-            accumulating=np.maximum(np.maximum(held + whole * segments.gradients + added + window, update), made_with),
+            accumulating=np.maximum(accumulating, made_with),
             at_once=np.maximum(at_once, made_with),
             micro=each,
             update=(by_host if on_host else optimizer.seconds) + last - each,
-            adding=3 * added_up,  # both are read, the sum is written
+            # Both are read, the sum is written.
+            adding=3 * added_up + step_pass.seconds(speed, config, exchanges, adding=True) - each,
         )
 
     def _optimizer(self, config: Config, segments: Segments) -> _OptimizerRow:

@@ -274,7 +274,7 @@ def _step(
     reached: set[nn.Parameter] = set()
     made = _make_state(setup, recorder, owners)
     batch, *beside = _batch(setup, recorder, fake_mode)
-    trained = [] if setup.stepped_in_backward else [parameter for _, parameter in setup.trainable()]
+    trained = [] if setup.stepped_in_backward else [each for _, each in setup.trainable()]
     offloaded = setup.config["fsdp_offload"] == "cpu" and setup.hardware.device == "cuda"
 
     def label_gradient(parameter: nn.Parameter) -> None:
@@ -304,12 +304,12 @@ def _step(
             for parameter in trained:
                 parameter.grad = torch.empty_like(parameter)
                 label_gradient(parameter)
+                setup.value_of(parameter)
                 made[parameter].update(recorder.storages_of(parameter.grad))
                 hooks.callback(parameter.register_hook(partial(note_view, parameter.grad)).remove)
-        for _, parameter in setup.trainable():
-            hooks.callback(parameter.register_post_accumulate_grad_hook(reached.add).remove)
-        for parameter in trained:
-            hooks.callback(parameter.register_post_accumulate_grad_hook(label_gradient).remove)
+        for noted, parameters in ((reached.add, [each for _, each in setup.trainable()]), (label_gradient, trained)):
+            for parameter in parameters:
+                hooks.callback(parameter.register_post_accumulate_grad_hook(noted).remove)
         for number, block in enumerate(blocks):
             for handle in _mark_block(block, number, setup, recorder, last=number == len(blocks) - 1):
                 hooks.callback(handle.remove)
@@ -374,6 +374,7 @@ def _make_state(setup: Setup, recorder: Recorder, owners: Mapping[nn.Parameter, 
         for parameter in group["params"]:
             parameter.grad = torch.empty_like(parameter)
             made[parameter] = set(recorder.storages_of(parameter.grad))
+            setup.value_of(parameter)  # gradients that rest on the host leave the device
     setup.optimizer.step()
     setup.optimizer.zero_grad(set_to_none=True)
     setup.trained_values()  # weights that rest on the host leave the device again

@@ -216,7 +216,9 @@ def _remedies(result: Result, enough: int | None) -> list[str]:
         remedies.append("--space qlora, which holds the frozen weights in 4 bits, too")
     if not on_cpu and untried("optimizer_offload", "cpu") and untried("parameter_offload", "cpu"):
         remedies.append("--set optimizer_offload=cpu, which uses host memory")
-        remedies.append("--set parameter_offload=cpu, which does, too, with LoRA or optimizer_in_backward")
+        remedies.append(
+            "--set parameter_offload=cpu, which does, too, with LoRA, optimizer_offload or optimizer_in_backward"
+        )
     if not on_cpu and result.hardware.world == 1:
         remedies.append("--devices 2 or more, each of which holds a part of the weights")
     return remedies

@@ -67,6 +67,8 @@ class Setup:
     reshard: Callable[[], Any] = lambda: None
     # What a trained weight holds, which may rest elsewhere; what is written to it counts from then on.
     value_of: Callable[[nn.Parameter], torch.Tensor] = torch.Tensor.detach
+    # Trained weights that rest on the host with their gradients, and what is to be updated there, each with its `grad`.
+    at_rest: Callable[[], dict[nn.Parameter, torch.Tensor]] = dict
     of_parts: bool = False  # a trace whose blocks stand for those of a deeper model
     slices: Slices | None = None  # replaces the chunks of a loss where a trace does not want them all
     warnings: list[str] = field(default_factory=list)

@@ -9,8 +9,9 @@ and its expected successor then leaves the device. Autograd runs strictly backwa
 gradient that reaches a block means that the blocks after it are done. Whatever a model does with its blocks (calls them
 twice, skips some, fails in one), a block's weights are there when it runs; a wrong guess only costs the time of a copy.
 
-Trained weights are streamed, too, where the backward itself updates them: a block that was needed in a backward goes
-back to the host when it leaves, beside the next block's backward, and its memory is let go after that one.
+Trained weights are streamed, too. Where the backward itself updates them, a block that was needed in a backward goes
+back to the host when it leaves, beside the next block's backward, and its memory is let go after that one. Where the
+host updates them, its gradients do so instead, and come again with its weights when a later backward adds to them.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -26,9 +27,10 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from autofit.core.config import Value
 from autofit.core.hardware import MIB
-from autofit.setup.host_copies import CopyLane, Layout, Ticket, flat_bytes
+from autofit.setup.host_copies import CopyLane, Ticket
+from autofit.setup.resting_weights import Block, RestingGradient, RestingWeight, Slot
 
-Slot = tuple[nn.Module, str]  # a module that holds a weight, and the weight's name there
+Updated = Literal["device", "host"]  # where trained weights are updated: in the backward, or on the host after it
 
 # Norms and biases are thousands of times smaller than the matrices beside them: moving them frees nothing.
 SMALLEST = MIB // 16
@@ -41,6 +43,11 @@ def is_whole(config: Mapping[str, Value]) -> bool:
     return not (config.get("lora_rank") or config.get("head_only"))
 
 
+def updated(config: Mapping[str, Value]) -> Updated | None:
+    """Where a config updates the weights that parameter_offload streams; None where those are frozen."""
+    return None if not is_whole(config) else "device" if config.get("optimizer_in_backward") else "host"
+
+
 def streamable_weights(model: nn.Module, config: Mapping[str, Value]) -> list[torch.Tensor]:
     """The values of the weights that are large enough to be streamed, also of those outside blocks; of quantised ones
     without their constants."""
@@ -49,10 +56,10 @@ def streamable_weights(model: nn.Module, config: Mapping[str, Value]) -> list[to
 
 
 class BlockStreamer:
-    """Streams the frozen weights of blocks, or all that they have (`trained`); made while the model may still have no
-    weights. `hold` takes each weight as it is created; weights it was never given are taken when the model first runs.
-    `whole` says that blocks are only called as a whole, and puts no hooks on their parts, which would break the graphs
-    of compiled blocks (20 graphs instead of 2 for a Llama of five blocks)."""
+    """Streams the frozen weights of blocks, or all that they have where these are `updated`; made while the model may
+    still have no weights. `hold` takes each weight as it is created; weights it was never given are taken when the
+    model first runs. `whole` says that blocks are only called as a whole, and puts no hooks on their parts, which would
+    break the graphs of compiled blocks (20 graphs instead of 2 for a Llama of five blocks)."""
 
     def __init__(
         self,
@@ -62,30 +69,34 @@ class BlockStreamer:
         *,
         smallest: int = SMALLEST,
         whole: bool = False,
-        trained: bool = False,
+        updated: Updated | None = None,
     ) -> None:
-        self._lane, self._smallest, self._trained = lane, smallest, trained
-        own = zip(blocks, _own_slots(model, blocks, trained), strict=True)
-        self.blocks = [_Block(block, slots) for block, slots in own if slots]
+        self._lane, self._smallest, self._updated = lane, smallest, updated
+        own = zip(blocks, _own_slots(model, blocks, updated is not None), strict=True)
+        self.blocks = [Block(block, slots) for block, slots in own if slots]
         self._complete = False
         self._stored: Ticket = None  # of the last copy to the host
-        self._running: tuple[str, _Block] | None = None  # the pass, and the block needed last
-        self._followers: dict[tuple[str, int], _Block] = {}
+        self._running: tuple[str, Block] | None = None  # the pass, and the block needed last
+        self._followers: dict[tuple[str, int], Block] = {}
         self._handles = [handle for block in self.blocks for handle in self._hooks(block, whole)]
 
-    def slots(self) -> Iterator[tuple[_Block, Slot]]:
+    def slots(self) -> Iterator[tuple[Block, Slot]]:
         """Every weight that may be streamed, with its block."""
         return ((block, slot) for block in self.blocks for slot in block.slots)
 
-    def hold(self, block: _Block, slot: Slot, weight: nn.Parameter) -> None:
+    def hold(self, block: Block, slot: Slot, weight: nn.Parameter) -> None:
         """Move a weight to the host, if it is large enough and owns its storage, which is empty from then on."""
         storage = weight.untyped_storage()
         owns = not is_traceable_wrapper_subclass(weight) and storage.nbytes() == weight.numel() * weight.itemsize
         if owns and storage.nbytes() >= self._smallest and slot not in block.resting:
-            block.resting[slot] = _Resting(weight, self._lane)
+            block.resting[slot] = RestingWeight(weight, self._lane)
             block.on_device = False
-            if weight.requires_grad:  # before it is updated, in whatever order gradients come
+            if weight.requires_grad:  # before it is updated or added to, in whatever order gradients come
                 self._handles.append(weight.register_hook(lambda _: self._need(block)))
+                if self._updated == "host":
+                    gradient = block.gradients[slot] = RestingGradient(weight, self._lane)
+                    made = functools.partial(self._made, block, gradient)
+                    self._handles.append(weight.register_post_accumulate_grad_hook(made))
 
     def value_of(self, weight: nn.Parameter) -> torch.Tensor:
         """What a weight holds, on the host if it rests there; what is written to it is what is streamed from then
@@ -97,12 +108,27 @@ class BlockStreamer:
                     return resting.host_view()
         return weight.detach()
 
+    def at_rest(self) -> dict[nn.Parameter, torch.Tensor]:
+        """Send all to the host; returns each weight that is updated there, with the tensor that holds it and, as
+        `grad`, its gradient."""
+        self._rest()
+        found: dict[nn.Parameter, torch.Tensor] = {}
+        for block in self.blocks:
+            for slot, gradient in block.gradients.items():
+                resting = block.resting[slot]
+                resting.own.grad = gradient.host_view()
+                found[resting.weight] = resting.own
+        return found
+
     def _rest(self) -> None:
         """Send all blocks to the host."""
+        for block in self.blocks:
+            block.gradients_on_device = bool(block.gradients)  # which may not have come from a backward
         self._settle()
         for block in self.blocks:
             block.on_device = True  # an operator on an empty fake weight may have filled it
             self._empty(block)
+            self._empty_gradients(block)
         self._running = None
 
     def close(self) -> None:
@@ -113,16 +139,22 @@ class BlockStreamer:
         try:
             for block in self.blocks:
                 self._bring(block)
+                self._bring_gradients(block)
                 self._lane.wait(block.ticket)
         except torch.OutOfMemoryError:
             for block in self.blocks:
                 self._empty(block)
-                for resting in block.resting.values():
+                self._empty_gradients(block)
+                for slot, resting in block.resting.items():
+                    gradient = block.gradients[slot].host_view() if slot in block.gradients else resting.weight.grad
+                    resting.weight.grad = None
                     resting.weight.data = resting.host_view()
+                    resting.weight.grad = gradient
         for block in self.blocks:
             block.resting.clear()
+            block.gradients.clear()
 
-    def _hooks(self, block: _Block, whole: bool) -> Iterator[Any]:
+    def _hooks(self, block: Block, whole: bool) -> Iterator[Any]:
         """Hooks on the block and on every module that holds a weight: parts may be called without the block."""
         parts = [] if whole else [module for module, _ in block.slots]
 
@@ -141,7 +173,7 @@ class BlockStreamer:
             if module._parameters:
                 yield module.register_state_dict_post_hook(functools.partial(self._put_host_weights, block))
 
-    def _need(self, block: _Block) -> None:
+    def _need(self, block: Block) -> None:
         """Bring a block's weights to the device, and start on those of its expected successor."""
         forward = "forward" if torch.is_grad_enabled() else "evaluation"
         # Recomputing a checkpointed block is part of the backward.
@@ -155,18 +187,25 @@ class BlockStreamer:
         if self._running is not None and self._running[1] is not block:
             self._followers[self._running[0], id(self._running[1])] = block
         self._running = now
-        following = self._expected()
+        following, backward = self._expected(), now[0] == "backward"
         for other in self.blocks:
-            if other is not block and other is not following and not self._store(other):
+            near = other is block or other is following
+            if not near and not self._store(other):
                 self._empty(other)
+            if not (near and backward) and not self._store_gradients(other):
+                self._empty_gradients(other)
         self._bring(block)
+        if backward:
+            self._bring_gradients(block)
         self._lane.wait(block.ticket)
         block.ticket = None
-        block.changes |= self._trained and now[0] == "backward"
+        block.changes |= self._updated == "device" and backward
         if following is not None:
             self._bring(following)
+            if backward:
+                self._bring_gradients(following)
 
-    def _expected(self) -> _Block | None:
+    def _expected(self) -> Block | None:
         """The block that followed last time; at first, the next one in the order of the model."""
         assert self._running is not None
         now, block = self._running
@@ -179,7 +218,7 @@ class BlockStreamer:
             return self.blocks[index + 1]
         return self.blocks[index - 1] if now == "forward" else self.blocks[0]  # the backward starts here
 
-    def _bring(self, block: _Block) -> None:
+    def _bring(self, block: Block) -> None:
         if not block.on_device:
             block.on_device = True
             try:
@@ -189,7 +228,7 @@ class BlockStreamer:
                 self._running = None  # nor the block it failed at for present
                 raise
 
-    def _store(self, block: _Block) -> bool:
+    def _store(self, block: Block) -> bool:
         """Start to copy what a backward has changed to the host; whether there was anything."""
         if not block.changes:
             return False
@@ -197,14 +236,40 @@ class BlockStreamer:
         self._stored = block.ticket
         return True
 
+    def _made(self, block: Block, gradient: RestingGradient, _: nn.Parameter) -> None:
+        block.gradients_on_device = True
+        gradient.made()
+
+    def _bring_gradients(self, block: Block) -> None:
+        if pairs := [pair for each in block.gradients.values() if (pair := each.filled())]:
+            block.gradients_on_device = True
+            block.ticket = self._lane.copy(pairs)
+
+    def _store_gradients(self, block: Block) -> bool:
+        """Start to copy the gradients to the host that are newer than what is there; whether there were any."""
+        if not block.gradients_on_device:
+            return False
+        if pairs := [pair for each in block.gradients.values() if (pair := each.stored())]:
+            self._stored = block.ticket = self._lane.copy(pairs)
+        return bool(pairs)
+
+    def _empty_gradients(self, block: Block) -> None:
+        if block.gradients_on_device:
+            self._lane.wait(block.ticket)
+            block.ticket = None
+            block.gradients_on_device = False
+            for each in block.gradients.values():
+                each.empty()
+
     def _settle(self) -> None:
-        """Have the host hold what every weight holds."""
+        """Have the host hold what every weight and gradient holds."""
         for block in self.blocks:
             self._store(block)
+            self._store_gradients(block)
         self._lane.finish(self._stored)  # copies are done in order
         self._stored = None
 
-    def _empty(self, block: _Block) -> None:
+    def _empty(self, block: Block) -> None:
         if block.on_device:
             self._lane.wait(block.ticket)  # or an unfinished copy would write into freed memory
             block.ticket = None
@@ -212,49 +277,13 @@ class BlockStreamer:
             for weight in block.resting.values():
                 weight.storage.resize_(0)
 
-    def _put_host_weights(self, block: _Block, module: nn.Module, state: dict[str, Any], prefix: str, _: Any) -> None:
+    def _put_host_weights(self, block: Block, module: nn.Module, state: dict[str, Any], prefix: str, _: Any) -> None:
         """Fill a state dict from the host, whether or not the weights are on the device."""
         self._settle()
         resting = {weight.storage._cdata: weight for weight in block.resting.values()}
         for name, parameter in module._parameters.items():
             if parameter is not None and prefix + name in state and _memory(parameter) in resting:
                 state[prefix + name] = resting[_memory(parameter)].host_view()
-
-
-class _Block:
-    """A block, the slots of its weights, and those that rest on the host. `changes`: what is on the device may be newer
-    than what is there."""
-
-    def __init__(self, module: nn.Module, slots: list[Slot]) -> None:
-        self.module, self.slots = module, slots
-        self.resting: dict[Slot, _Resting] = {}
-        self.on_device = self.changes = False
-        self.ticket: Ticket = None
-
-
-class _Resting:
-    """One weight: its storage on the device and its bytes on the host."""
-
-    def __init__(self, weight: nn.Parameter, lane: CopyLane) -> None:
-        self.weight = weight
-        self.storage = weight.untyped_storage()
-        self._flat = flat_bytes(weight)
-        self.host = lane.host_buffer(self._flat.numel())
-        self.host.copy_(self._flat)
-        self.storage.resize_(0)
-
-    def filled(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Allocate its storage; returns (target, source) of the copy that fills it."""
-        self.storage.resize_(self.host.numel())
-        return self._flat, self.host
-
-    def stored(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """(target, source) of the copy that keeps what it holds on the device."""
-        return self.host, self._flat
-
-    def host_view(self) -> torch.Tensor:
-        """The weight as a view of the host's bytes."""
-        return Layout.of(self.weight).on(self.host)
 
 
 def _own_slots(model: nn.Module, blocks: list[nn.Module], trained: bool) -> list[list[Slot]]:

@@ -13,6 +13,9 @@ trained fp32 weight.
 - it keeps no handles of its hooks, so they are found on the weights when they are to be removed.
 Gradients stay on the device (`offload_gradients` off), because freeing them there would forbid accumulation.
 
+Beside `parameter_offload` the weights of blocks and their gradients rest on the host anyway: `SteppedAtRest` updates
+them there, and only what is outside the blocks goes through torchao.
+
 AdamW alone is worth it: of Llama 3.1 8B in bf16 it is predicted to hold 32.1 GB, `adafactor` 6.5 MB, `sgd` nothing.
 """
 
@@ -66,12 +69,70 @@ class OptimizerOffload(Technique):
 
 def _step_on_host(setup: Setup, kind: Callable[..., Any]) -> None:
     assert setup.optimizer is not None, "the technique `optimizer` comes before"
-    clipped = setup.hyperparameters.max_grad_norm is not None
-    make = functools.partial(kind, lr=setup.hyperparameters.lr)
-    front = SteppedOnHost(setup.optimizer.param_groups, make, gradients_change=clipped)
-    setup.on_close(front.remove_hooks)
+    groups, at_rest = setup.optimizer.param_groups, setup.at_rest()
+    others = [{**group, "params": [each for each in group["params"] if each not in at_rest]} for group in groups]
+    front: Optimizer | None = None
+    if any(group["params"] for group in others):
+        clipped = setup.hyperparameters.max_grad_norm is not None
+        make = functools.partial(kind, lr=setup.hyperparameters.lr)
+        front = SteppedOnHost([group for group in others if group["params"]], make, gradients_change=clipped)
+        setup.on_close(front.remove_hooks)
+    if at_rest:
+        front = SteppedAtRest(groups, setup.at_rest, front, setup.note_host)
     setup.optimizer = front
     setup.make_optimizer = None  # another one for the same weights would step them twice
+
+
+class SteppedAtRest(Optimizer):
+    """AdamW on the host for the weights that rest there, which `at_rest` returns with their gradients; `others` steps
+    the rest. Shows all weights as they are on the device, in the `groups` of the plain optimizer."""
+
+    def __init__(
+        self,
+        groups: list[dict[str, Any]],
+        at_rest: Callable[[], dict[nn.Parameter, torch.Tensor]],
+        others: Optimizer | None,
+        note_host: Callable[[torch.Tensor], Any],
+    ) -> None:
+        given = [{key: group[key] for key in ("params", *OF_GROUPS) if key in group} for group in groups]
+        super().__init__([dict(group) for group in given], {"lr": groups[0]["lr"]})
+        self._at_rest, self._others, self._note_host = at_rest, others, note_host
+        self._weights = at_rest()
+        of_host = [{**g, "params": [self._weights[p] for p in g["params"] if p in self._weights]} for g in given]
+        self._on_host = torch.optim.AdamW([g for g in of_host if g["params"]], lr=groups[0]["lr"], fused=True)
+        self._group_of = {p: number for number, group in enumerate(self.param_groups) for p in group["params"]}
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        device = {host: weight for weight, host in self._weights.items()}
+        for optimizer in filter(None, (self._on_host, self._others)):
+            for group in optimizer.param_groups:
+                weight = group["params"][0]
+                own = self.param_groups[self._group_of[device.get(weight, weight)]]
+                group.update(lr=own["lr"], weight_decay=own["weight_decay"])
+        self._at_rest()  # has the gradients come to the host
+        self._on_host.step()
+        for state in self._on_host.state.values():
+            self._note_host(state["step"])  # made from no other tensor: nothing else shows where it is
+        if self._others:
+            self._others.step()
+        self._expose_state()
+
+    def _expose_state(self) -> None:
+        self.state.clear()
+        state = self._on_host.state
+        self.state.update({weight: state[host] for weight, host in self._weights.items() if host in state})
+        if self._others:
+            self.state.update(self._others.state)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state dicts of both optimizers."""
+        return {"at_rest": self._on_host.state_dict(), "others": self._others and self._others.state_dict()}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self._on_host.load_state_dict(state_dict["at_rest"])
+        if self._others:
+            self._others.load_state_dict(state_dict["others"])
+        self._expose_state()
 
 
 class SteppedOnHost(Optimizer):

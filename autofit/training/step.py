@@ -167,7 +167,8 @@ def update(setup: Setup) -> bool:
     if max_norm is not None:
         if scaler:
             scaler.unscale_(setup.optimizer)
-        setup.gradient_norm = clip(trained, max_norm)
+        at_rest = setup.at_rest()  # with their gradients on the host
+        setup.gradient_norm = clip([at_rest.get(each, each) for each in trained], max_norm)
     if scaler:
         before = scaler.get_scale()
         scaler.step(setup.optimizer)

@@ -71,6 +71,23 @@ def test_an_offloaded_optimizer_leaves_weights_and_gradients_on_the_device() -> 
     assert not any(cost.kind == "host" for phase in ("forward", "backward") for cost in moved.costs_of(phase))
 
 
+def test_gradients_of_streamed_weights_are_copied_out_and_in_again_to_be_added_to() -> None:
+    pytest.importorskip("torchao")
+    both, tables = {"optimizer_offload": "cpu", "parameter_offload": "cpu"}, 2 * 2 * VOCABULARY * HIDDEN
+    once, again = (_traced(**both, micro_batch_size=size) for size in (4, 2))
+    weights, counters = BLOCKS * _BLOCK, 4 * (7 * BLOCKS + 2)
+    for trace in (once, again):  # weight, gradient and two moments
+        assert labelled(trace, "host") == 4 * (weights + tables) + counters
+        assert _transferred(trace, "forward") == weights
+        assert (
+            _transferred(trace, "update") <= tables + 2 * _BLOCK
+        )  # what is outside the blocks, and the last gradients
+    # Gradients go out, but for those of the last two blocks, which the update waits for; weights come in.
+    assert _transferred(once, "backward") == pytest.approx(2 * weights + tables, abs=4 * _BLOCK)
+    more = _transferred(again, "backward") - _transferred(once, "backward")
+    assert more == weights  # those of the micro-batch before
+
+
 def test_the_state_on_the_host_is_there_before_the_traced_update() -> None:
     pytest.importorskip("torchao")
     names = {cost.name for cost in _traced(optimizer_offload="cpu").costs_of("update") if cost.kind == "host"}

@@ -106,6 +106,31 @@ def test_trained_weights_that_are_streamed_leave_three_blocks_on_the_device() ->
     assert nbytes[::2] - nbytes[1::2] == pytest.approx(np.full(3, 5.0 * block), rel=0.02)
 
 
+def test_weights_that_the_host_updates_leave_it_with_two_blocks_and_three_of_gradients() -> None:
+    pytest.importorskip("torchao")
+    sizes = {"num_hidden_layers": 8, "hidden_size": 512, "intermediate_size": 1024}
+    workload = replace(llama_workload(4, 64, **sizes), traits=None)
+    changes = [
+        {"precision": "bf16", "activation_checkpointing": again, "micro_batch_size": size, **where}
+        for again in ("full", "none")
+        for size in (4, 1)
+        for where in ({"optimizer_offload": "cpu"}, {"optimizer_offload": "cpu", "parameter_offload": "cpu"})
+    ]
+    configs = list(_configs(AMPERE, changes, workload))
+    figures = SpaceEstimator(workload, AMPERE, UNKNOWN, configs).predict()
+    full = [predict(workload, config, AMPERE, rates=UNKNOWN) for config in configs]
+    nbytes = np.array([each.allocated_bytes - workspace_bytes(AMPERE) for each in full], float)
+    assert figures.allocated == pytest.approx(nbytes, rel=0.002)
+    assert figures.seconds == pytest.approx(np.array([each.step_seconds for each in full]), rel=0.05)
+    block = 2 * (4 * 512 * 512 + 3 * 512 * 1024)
+    # Where gradients are added, eight blocks of weights and gradients become two and three.
+    kept = [each.breakdown["parameters"] + each.breakdown["gradients"] for each in full]
+    assert (kept[2] - kept[3]) / block == pytest.approx(11.0, abs=0.1)
+    assert (kept[6] - kept[7]) / block == pytest.approx(11.0, abs=0.1)
+    reserved = [each.reserved_bytes / each.allocated_bytes for each in full]
+    assert max(reserved[1::2]) < 1.25  # earlier gradients are never all on the device
+
+
 def _long(blocks: int) -> Workload:
     sizes = {"hidden_size": 256, "vocab_size": 2048, "max_position_embeddings": 4096}
     # What is known of compiled transformers holds of it.

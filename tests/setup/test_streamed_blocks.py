@@ -16,7 +16,7 @@ from autofit.setup.layers import repeated_blocks
 from autofit.setup.streamed_blocks import BlockStreamer
 from tests import tiny
 from tests.late_lane import LateLane
-from tests.streaming import resident_bytes, streamed_bytes
+from tests.streaming import gradient_bytes, resident_bytes, streamed_bytes
 
 SMALLEST = 256
 GPT2 = {"model_type": "gpt2", "vocab_size": 64, "n_embd": 32, "n_layer": 5, "n_head": 2, "n_positions": 64}
@@ -47,7 +47,7 @@ def half_frozen(workload: Workload) -> nn.Module:
     return model
 
 
-def streamed(model: nn.Module, *, lane: CopyLane | None = None, **options: bool) -> BlockStreamer:
+def streamed(model: nn.Module, *, lane: CopyLane | None = None, **options: Any) -> BlockStreamer:
     return BlockStreamer(model, repeated_blocks(model), lane or LateLane(), smallest=SMALLEST, **options)
 
 
@@ -432,7 +432,7 @@ def trained(kind: Callable[[], nn.Module]) -> nn.Module:
 def test_trained_weights_come_back_as_the_backward_left_them(name: str, checkpoint_every: int) -> None:
     kind, loss = TRAINED[name]
     plain, model = trained(kind), trained(kind)
-    streamer = streamed(model, trained=True)
+    streamer = streamed(model, updated="device")
     for each in (plain, model):
         if checkpoint_every and name in WORKLOADS:
             checkpointed(each, checkpoint_every)
@@ -454,7 +454,7 @@ def test_trained_weights_come_back_as_the_backward_left_them(name: str, checkpoi
 def test_what_is_written_to_a_trained_weight_is_streamed_from_then_on_and_left_when_it_is_closed() -> None:
     kind, loss = TRAINED["plain"]
     model, other = trained(kind), trained(kind)
-    streamer = streamed(model, trained=True)
+    streamer = streamed(model, updated="device")
     parameters = list(model.parameters())
     loss(model).backward()
     with torch.no_grad():
@@ -467,3 +467,100 @@ def test_what_is_written_to_a_trained_weight_is_streamed_from_then_on_and_left_w
     for parameter, mine, theirs in zip(parameters, model.parameters(), other.parameters(), strict=True):
         assert parameter is mine
         assert torch.equal(mine, theirs)
+
+
+@pytest.mark.parametrize("checkpoint_every", [0, 2])
+@pytest.mark.parametrize("name", TRAINED)
+def test_gradients_follow_trained_weights_to_the_host_and_add_up_there(name: str, checkpoint_every: int) -> None:
+    kind, loss = TRAINED[name]
+    models = [kind().requires_grad_() for _ in range(2)]
+    plain, model = models
+    model.load_state_dict(plain.state_dict())
+    streamer = streamed(model, updated="host")
+    for each in models:
+        if checkpoint_every and name in WORKLOADS:
+            checkpointed(each, checkpoint_every)
+    log: list[int] = []
+    for block in repeated_blocks(model):
+        block.register_forward_hook(lambda *_: log.append(gradient_bytes(streamer)))
+        next(block.parameters()).register_hook(lambda _: log.append(gradient_bytes(streamer)))
+    weights = dict(plain.named_parameters())
+    for _ in range(2):
+        for _ in range(3):  # micro-batches
+            expected, found = loss(plain), loss(model)
+            assert torch.equal(expected, found)
+            expected.backward()
+            found.backward()
+        at_rest = streamer.at_rest()
+        assert resident_bytes(streamer) == gradient_bytes(streamer) == 0
+        for key, parameter in model.named_parameters():
+            there = at_rest.get(parameter, parameter)
+            assert (there.grad is None) == (weights[key].grad is None), key
+            for each in (there, weights[key]):
+                if each.grad is not None:
+                    assert torch.equal(there.grad, weights[key].grad), key
+                    each.data.sub_(each.grad, alpha=0.1)
+        for each in models:
+            each.zero_grad()
+    of_block = streamed_bytes(streamer) // len(repeated_blocks(model))
+    assert 0 < max(log) <= 3 * of_block
+    assert torch.equal(loss(plain), loss(model))
+    streamer.close()
+    for key, parameter in model.named_parameters():
+        assert torch.equal(parameter, weights[key]), key
+
+
+@pytest.mark.parametrize("room", [True, False])
+def test_gradients_at_hand_when_it_is_closed_stay(monkeypatch: pytest.MonkeyPatch, *, room: bool) -> None:
+    kind, loss = TRAINED["plain"]
+    model = trained_on_host(kind)
+    loss(model).backward()
+    expected = [parameter.grad.clone() for parameter in model.parameters()]
+    model.zero_grad()
+    streamer = streamed(model, updated="host")
+    loss(model).backward()
+    if not room:
+        out_of_memory_at(monkeypatch, streamer, 3)
+    streamer.close()
+    assert same([parameter.grad for parameter in model.parameters()], expected)
+
+
+def trained_on_host(kind: Callable[[], nn.Module]) -> nn.Module:
+    torch.manual_seed(0)
+    return kind().requires_grad_()
+
+
+class Joined(nn.Module):
+    """A block of two weights whose gradients are views of one tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.other = (nn.Parameter(torch.randn(32, 32)) for _ in range(2))
+        self.last = nn.Tanh()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(x @ torch.cat([self.one, self.other]).view(2, 32, 32).sum(0))
+
+
+class JoinedBlocks(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Joined() for _ in range(5))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return x.sum()
+
+
+def test_a_gradient_that_is_a_part_of_something_larger_rests_by_itself() -> None:
+    plain, model = JoinedBlocks(), JoinedBlocks()
+    model.load_state_dict(plain.state_dict())
+    plain(torch.ones(4, 32)).backward()
+    assert next(plain.parameters()).grad.untyped_storage().nbytes() == 2 * 4 * 32 * 32
+    plain(torch.ones(4, 32)).backward()
+    streamer = streamed(model, updated="host")
+    for _ in range(2):
+        model(torch.ones(4, 32)).backward()
+    found = [there.grad for there in streamer.at_rest().values()]
+    assert same(found, [parameter.grad for parameter in plain.parameters()])

@@ -6,6 +6,7 @@ the host's copies are other tensors than the weights there too. What only a GPU 
 
 import contextlib
 import dataclasses
+import gc
 import importlib.util
 from collections import Counter
 from pathlib import Path
@@ -20,12 +21,15 @@ from autofit.core.hardware import GIB, Hardware
 from autofit.core.workload import Hyperparameters, Workload
 from autofit.hardware.device import detect
 from autofit.setup import Setup, requirements
+from autofit.setup.host_copies import CopyLane
+from autofit.setup.layers import repeated_blocks
 from autofit.techniques import canonicalize, refuse, technique_named
 from autofit.training import checkpoint
 from autofit.training.build import build
 from autofit.training.loop import train
 from autofit.training.step import accumulate, train_step, update
 from tests import tiny
+from tests.late_lane import LateLane
 from tests.techniques.contract import Effect
 
 OFFLOAD = technique_named("optimizer_offload")
@@ -209,6 +213,143 @@ def test_a_model_of_small_weights_only_and_one_of_large_ones_only() -> None:
         assert_same_weights(plain, offloaded)
 
 
+# Beside weights that rest on the host, too.
+
+AT_REST = {"parameter_offload": "cpu", "optimizer_offload": "cpu", "micro_batch_size": 2}
+BLOCKS = 5
+
+
+@pytest.fixture
+def resting(streams: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Weights are streamed here, too, by copies that come as late as they may."""
+    for name in ("parameter_offload", "optimizer_offload"):
+        monkeypatch.setattr(technique_named(name), "refuse", lambda *_: None)
+    monkeypatch.setattr(CopyLane, "of", lambda device: LateLane())
+
+
+def stacked(width: int = 384, *, ends: bool = True) -> Workload:
+    """Blocks of two matrices of 1.1 MiB, with a layer before and after them or without."""
+
+    def model() -> nn.Module:
+        blocks = tiny.MLP(width, BLOCKS)
+        return blocks if ends else Bare(blocks)
+
+    def batch(count: int) -> tuple[torch.Tensor, torch.Tensor]:
+        generator = torch.Generator().manual_seed(count)
+        return torch.randn(count, width, generator=generator), torch.randint(10, (count,), generator=generator)
+
+    usual = tiny.mlp_workload(4)
+    return dataclasses.replace(usual, model=model, batch=batch, loss=usual.loss if ends else loss_of_bare)
+
+
+class Bare(nn.Module):
+    """The matrices of blocks and nothing else."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(
+            nn.Sequential(*(nn.Linear(each.in_features, each.out_features, bias=False) for each in layers))
+            for block in repeated_blocks(model)
+            if (layers := [each for each in block.modules() if isinstance(each, nn.Linear)])
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            x = torch.tanh(block(x))
+        return x
+
+
+def loss_of_bare(model: nn.Module, batch: Any) -> torch.Tensor:
+    return (model(batch[0]) - 1).square().mean()
+
+
+def rested(config: dict[str, Any], workload: Workload, **chosen: Any) -> Setup:
+    torch.manual_seed(0)
+    hyperparameters = Hyperparameters(**{"lr": 1e-3, "weight_decay": 0.3, **chosen})
+    return build(workload, config, tiny.CPU, model=workload.model(), hyperparameters=hyperparameters)
+
+
+@pytest.mark.usefixtures("resting")
+@pytest.mark.parametrize(
+    "knobs",
+    [
+        {},
+        {"micro_batch_size": 4},
+        {"micro_batch_size": 1, "activation_checkpointing": "full"},
+        {"precision": "bf16"},
+        {"precision": "bf16-mixed", "activation_checkpointing": "alternate"},
+    ],
+    ids=str,
+)
+def test_weights_that_rest_are_stepped_where_they_are(knobs: dict[str, Any]) -> None:
+    workload, chosen = stacked(), {"schedule": "cosine", "warmup_steps": 1}
+    plain = rested({"micro_batch_size": 2, "optimizer": "adamw", **knobs}, workload, **chosen)
+    setup = rested({**AT_REST, **knobs}, workload, **chosen)
+    batches = [workload.batch(4)] * 4
+    losses = [[report.loss for report in train(each, batches, steps=4)] for each in (plain, setup)]
+    assert losses[0] == losses[1]
+    at_rest = setup.at_rest()
+    assert len(at_rest) == 2 * BLOCKS
+    assert all(each.grad is None for each in at_rest.values())
+    assert {weight.untyped_storage().nbytes() for weight in at_rest} == {0}
+    for (name, one), (_, other) in zip(plain.trainable(), setup.trained_values(), strict=True):
+        assert torch.equal(one, other), name
+    states = setup.optimizer.state
+    assert states.keys() == {weight for _, weight in setup.trainable()}
+    assert all(
+        torch.equal(states[b]["exp_avg"], plain.optimizer.state[a]["exp_avg"]) for (_, a), (_, b) in both(plain, setup)
+    )
+
+
+def both(one: Setup, other: Setup) -> Any:
+    return zip(one.trainable(), other.trainable(), strict=True)
+
+
+@pytest.mark.usefixtures("resting")
+def test_gradients_of_both_memories_are_clipped_together() -> None:
+    workload = stacked()
+    plain, setup = (rested(each, workload, max_grad_norm=0.01) for each in ({"micro_batch_size": 2}, AT_REST))
+    for _ in range(3):
+        losses = [train_step(each, workload.batch(4)) for each in (plain, setup)]
+        torch.testing.assert_close(*losses)
+        torch.testing.assert_close(plain.gradient_norm, setup.gradient_norm)
+    for (name, one), (_, other) in zip(plain.trainable(), setup.trained_values(), strict=True):
+        torch.testing.assert_close(one, other, msg=name)
+
+
+@pytest.mark.usefixtures("resting")
+def test_a_model_of_blocks_alone() -> None:
+    workload = stacked(ends=False)
+    plain, setup = (rested(each, workload) for each in ({"micro_batch_size": 2, "optimizer": "adamw"}, AT_REST))
+    for _ in range(3):
+        assert torch.equal(train_step(plain, workload.batch(4)), train_step(setup, workload.batch(4)))
+    assert len(setup.at_rest()) == len(setup.trainable()) == 2 * BLOCKS
+    setup.close()
+    assert_same_weights(plain, setup)
+
+
+@pytest.mark.usefixtures("resting")
+def test_a_stopped_run_of_weights_at_rest_goes_on_as_if_it_never_was(tmp_path: Path) -> None:
+    workload = stacked()
+    first = rested(AT_REST, workload)
+    for _ in range(2):
+        train_step(first, workload.batch(4))
+    checkpoint.save(first, tmp_path, 2)
+    second = rested({**AT_REST, "micro_batch_size": 1}, workload)  # another split learns the same
+    train_step(second, workload.batch(2))
+    assert checkpoint.load(second, tmp_path).next_step == 2
+    for _ in range(2):
+        torch.testing.assert_close(train_step(first, workload.batch(4)), train_step(second, workload.batch(4)))
+    for (name, one), (_, other) in zip(first.trained_values(), second.trained_values(), strict=True):
+        torch.testing.assert_close(one, other, msg=name)
+    with pytest.raises(InputError, match="parameter_offload none, checkpoint has cpu"):
+        checkpoint.load(rested({**AT_REST, "parameter_offload": "none"}, workload), tmp_path)
+    other_end = rested({**AT_REST, "parameter_offload": "none"}, workload)
+    checkpoint.save(other_end, tmp_path / "other", 1)
+    with pytest.raises(InputError, match="parameter_offload cpu, checkpoint has none"):
+        checkpoint.load(second, tmp_path / "other")
+
+
 # What is refused.
 
 
@@ -293,6 +434,29 @@ def test_on_the_gpu_it_trains_as_plain_adamw_does_and_its_state_is_on_the_host(t
     assert train_step(again, workload.batch(4)) == train_step(offloaded, workload.batch(4))
     for (_, one), (_, other) in zip(again.trainable(), offloaded.trainable(), strict=True):
         torch.testing.assert_close(one, other)
+
+
+@pytest.mark.gpu
+def test_on_the_gpu_weights_and_gradients_at_rest_leave_two_and_three_blocks_and_learn_the_same() -> None:
+    workload, weights, peaks, block = stacked(4096), [], [], 2 * 4096 * 8192 * 4
+    torch.manual_seed(0)
+    start = {name: value.clone() for name, value in workload.model().state_dict().items()}
+    for knobs in ({"micro_batch_size": 2}, AT_REST):
+        gc.collect()
+        torch.cuda.empty_cache()
+        model = workload.model()
+        model.load_state_dict(start)
+        setup = build(workload, knobs, detect("cuda"), model=model, hyperparameters=Hyperparameters(lr=1e-4))
+        for _ in range(3):
+            torch.cuda.reset_peak_memory_stats()
+            train_step(setup, workload.batch(4))
+        peaks.append(torch.cuda.max_memory_allocated())
+        weights.append({name: value.cpu() for name, value in setup.trained_values()})
+        setup.close()
+    # Weights, gradients and two moments of five blocks, against weights of two and gradients of three.
+    assert peaks[0] - peaks[1] == pytest.approx((4 * BLOCKS - 5) * block, rel=0.1)
+    for name, value in weights[0].items():
+        torch.testing.assert_close(value, weights[1][name], rtol=1e-4, atol=1e-6)
 
 
 def wide_workload(width: int = 1024, depth: int = 4) -> Workload:

@@ -84,8 +84,10 @@ def built(workload: Workload, config: dict[str, Any]) -> Setup:
             {"parameter_offload": "cpu"},
             None,
             CUDA,
-            "parameter_offload: trained weights are streamed where the backward updates them",
+            "parameter_offload: trained weights are streamed where the backward or the host updates them",
         ),
+        ({"parameter_offload": "cpu", "optimizer_in_backward": True, "micro_batch_size": 4}, None, CUDA, None),
+        ({"parameter_offload": "cpu", "optimizer_offload": "cpu", "micro_batch_size": 1}, None, CUDA, None),
         (OFFLOAD, TRAITS, CUDA, "parameter_offload: fewer than 3 repeated blocks have weights"),
         (OFFLOAD, None, CUDA, None),
         (OFFLOAD | {"parameter_offload": "none"}, TRAITS, tiny.CPU, None),
@@ -93,6 +95,8 @@ def built(workload: Workload, config: dict[str, Any]) -> Setup:
 )
 def test_what_it_is_refused_for(knobs: dict[str, Any], traits: Traits | None, hardware: Any, reason: str) -> None:
     workload = dataclasses.replace(wide(), traits=traits)
+    if "optimizer_offload" in knobs:
+        pytest.importorskip("torchao")
     said = refuse(canonicalize(knobs, workload, hardware), workload, hardware)
     assert said is None if reason is None else said.startswith(reason)
 

@@ -1,0 +1,88 @@
+"""Schedules: a step of the whole model as a sequence of segments, in which those of the middle blocks are repeated."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from autofit.estimate.scaling import Floats
+from autofit.estimate.segments import Mode, Repeats, Segment, Segments
+from autofit.estimate.shallow_model import CHUNK
+
+Schedule = list[tuple[Sequence[Segment], Repeats]]
+
+
+def run_schedule(
+    schedule: Schedule, mode: Mode, live: Floats, *, resting: bool = False, leaving: Floats | float = 0.0
+) -> tuple[Floats, Floats]:
+    """(the peak, what is alive at the end) of a step that begins with `live` bytes. `resting`: the gradients of a block
+    leave the device with it; `leaving`: bytes of a block that do so beside the next one's backward."""
+    highest = live
+    for run, repeats in schedule:
+        rise, net = np.zeros_like(live), np.zeros_like(live)
+        for segment in run:
+            climbed, more = segment.memory[mode]
+            if resting and segment.of_block:
+                _, more = segment.memory[True, mode[1]]
+            rise, net = np.maximum(rise, net + climbed), net + more
+            if segment.of_block and segment.phase == "backward":  # from the second one on a block leaves
+                net, leaving = net + leaving, 0.0
+        # The highest of what is repeated is in its first round or in its last.
+        highest = np.maximum(np.maximum(highest, live + rise), live + net * (repeats - 1) + rise)
+        live = live + net * repeats
+    return highest, live
+
+
+def as_traced(segments: Segments) -> Schedule:
+    """The schedule of the whole model, all blocks as they were traced."""
+    schedule: list[tuple[list[Segment], Repeats]] = []
+    for segment in segments.items:
+        repeats = segments.times(segment)
+        before = schedule[-1][0][-1] if schedule else None
+        chunks = CHUNK in (segment.block, before and before.block)  # whose repeats differ by pair
+        if before and not chunks and schedule[-1][1] == repeats and before.phase == segment.phase:
+            schedule[-1][0].append(segment)
+        else:
+            schedule.append(([segment], repeats))
+    return list(schedule)
+
+
+def alternating(plain: Segments, full: Segments) -> Schedule:
+    """Every second block checkpointed, never the last: activation_checkpointing `alternate`."""
+    depth = plain.depth
+    assert depth is not None and depth.period == 1, "blocks that are all alike"
+    kinds = [full if block % 2 == depth.whole % 2 else plain for block in range(depth.whole)]
+    middle, last = depth.middle[0], depth.middle[0] + 1  # as traced
+    pairs, odd = divmod(depth.repeats, 2)
+    first, second = kinds[middle : middle + 2]
+    forward = [first.of("forward", middle), second.of("forward", middle)]
+    backward = [first.of("backward", middle), second.of("backward", middle)]
+    schedule: Schedule = [(plain.of("forward", None)[:1], 1)]
+    schedule += [(kinds[block].of("forward", block), 1) for block in range(middle)]
+    schedule += [(forward[0] + forward[1], pairs), (forward[0], odd)]
+    schedule += [(plain.of("forward", last) + plain.of("forward", None)[1:], 1)]
+    schedule += [(plain.of("backward", None) + plain.of("backward", last), 1)]
+    schedule += [(backward[0], odd), (backward[1] + backward[0], pairs)]
+    schedule += [(kinds[block].of("backward", block), 1) for block in reversed(range(middle))]
+    return schedule
+
+
+def with_head(schedule: Schedule, head: Segments, let_go: Floats) -> Schedule:
+    """The schedule with the head's forward and backward taken from other segments, of which the former lets go as much
+    of what was made before it."""
+    first, end = schedule[0][0][0], head.of("backward", None)[0]
+    forward = [(run, repeats) for run, repeats in schedule if run[0].phase == "forward"]
+    blocks = [([each for each in run if each is first or each.block not in (None, CHUNK)], n) for run, n in forward]
+    backward = list(schedule[len(forward) :])
+    run, repeats = backward[0]
+    backward[0] = [end, *run[1:]], repeats
+    ([start], n), *chunks = _head(head)
+    more = head.let_go - let_go
+    start = replace(start, memory={mode: (high + more, net + more) for mode, (high, net) in start.memory.items()})
+    return [(run, n) for run, n in blocks if run] + [([start], n), *chunks] + backward
+
+
+def _head(segments: Segments) -> Schedule:
+    """The forward after the last block: the head, and each chunk of its loss."""
+    _, *others = (segment for segment in segments.items if segment.phase == "forward")  # the first is the embedding
+    return [([segment], segments.times(segment)) for segment in others if segment.block in (None, CHUNK)]
