@@ -19,7 +19,8 @@ from autofit.estimate.rates import UNKNOWN, rates_for
 from autofit.estimate.recorder import Collective
 from autofit.estimate.roofline import Speed
 from autofit.estimate.shallow_model import Cut
-from autofit.estimate.trace import Skeleton, Span, Trace, trace
+from autofit.estimate.skeleton import Skeleton
+from autofit.estimate.trace import Span, Trace, trace
 from autofit.hardware.catalogue import links_of
 
 

@@ -41,7 +41,8 @@ from autofit.estimate.scaling import Floats, Grid, Symbols
 from autofit.estimate.schedules import alternating, as_traced, with_head
 from autofit.estimate.segments import Segments, segments_of
 from autofit.estimate.shallow_model import Cut
-from autofit.estimate.trace import Skeleton, trace
+from autofit.estimate.skeleton import Skeleton
+from autofit.estimate.trace import trace
 from autofit.estimate.trace_keys import BUDGET, ends_of, group_key, group_of, other_keys, pass_key, pass_of, plain_key
 from autofit.hardware.catalogue import links_of
 from autofit.setup.saved_tensors import WINDOW

@@ -6,11 +6,11 @@ gradients of earlier micro-batches exist before the traced micro-batch begins, a
 
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, nullcontext
-from dataclasses import dataclass, field, replace
+from contextlib import ExitStack
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
-from typing import Any, Self
+from typing import Any
 from unittest import mock
 
 import torch
@@ -34,14 +34,14 @@ from autofit.estimate.operators import Calls
 from autofit.estimate.recorder import Collective, Event, Mark, Recorder
 from autofit.estimate.roofline import Speed, passes_of, waits_of
 from autofit.estimate.saved_activations import SavedTensors, Stay
-from autofit.estimate.shallow_model import Cut, Depth, SampledChunks, shorten
-from autofit.hardware.tracker import StorageTracker
+from autofit.estimate.shallow_model import Depth, SampledChunks
+from autofit.estimate.skeleton import Skeleton
 from autofit.setup import Setup
 from autofit.setup.layers import repeated_blocks
 from autofit.setup.streamed_blocks import streamable_weights
 from autofit.techniques import canonicalize, refuse
 from autofit.training.build import adapt, finish
-from autofit.training.meta_model import materialize, meta_model_from
+from autofit.training.meta_model import materialize
 from autofit.training.step import accumulate, update
 
 Span = tuple[Mark, Mark]  # a mark and the next one
@@ -119,36 +119,6 @@ class Trace:
         dispatched = sum(after.dispatched - mark.dispatched for mark, after in spans)
         passes = max((passes_of(self.config, mark.phase) for mark, _ in spans), default=0)
         return waits_of(costs, speed, dispatched=dispatched, passes=passes, overlapping=overlapping)
-
-
-@dataclass(frozen=True)
-class Skeleton:
-    """A model without weights, how its blocks stand for those of a deeper model, and the bytes that were alive at most
-    while its factory made it, if a CPU trains it: masks and other tables, and weights where it needs real ones."""
-
-    model: nn.Module
-    depth: Depth | None = None
-    made_with: int = 0
-
-    @classmethod
-    def whole(cls, workload: Workload, hardware: Hardware) -> Self:
-        """The model with all of its blocks, its weights moved to meta where a factory made real ones."""
-        tracker = StorageTracker()
-        with tracker if hardware.device == "cpu" else nullcontext():  # models are made in the host's memory
-            model = meta_model_from(workload.model)
-        moved: dict[nn.Parameter, nn.Parameter] = {}
-        for module in model.modules():
-            for name, parameter in module._parameters.items():
-                if parameter is not None and not parameter.is_meta:
-                    meta = nn.Parameter(parameter.detach().to("meta"), requires_grad=parameter.requires_grad)
-                    module._parameters[name] = moved.setdefault(parameter, meta)
-        return cls(model, made_with=tracker.peak)
-
-    @classmethod
-    def cut_short(cls, workload: Workload, hardware: Hardware, cut: Cut) -> Self:
-        """The model without most of its middle blocks, if they are alike."""
-        skeleton = cls.whole(workload, hardware)
-        return replace(skeleton, depth=shorten(skeleton.model, cut))
 
 
 def trace(

@@ -27,7 +27,8 @@ from autofit.estimate.ranks import step_seconds
 from autofit.estimate.rates import rates_of
 from autofit.estimate.roofline import Speed
 from autofit.estimate.shallow_model import Cut
-from autofit.estimate.trace import Skeleton, trace
+from autofit.estimate.skeleton import Skeleton
+from autofit.estimate.trace import trace
 from autofit.hardware.catalogue import card, links_of
 from autofit.techniques import canonicalize
 from benchmarks.published_report import Outcome, tell, told

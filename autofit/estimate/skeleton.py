@@ -1,0 +1,43 @@
+"""Skeleton: a model without weights, whole or without most of its middle blocks."""
+
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from typing import Self
+
+from torch import nn
+
+from autofit.core.hardware import Hardware
+from autofit.core.workload import Workload
+from autofit.estimate.shallow_model import Cut, Depth, shorten
+from autofit.hardware.tracker import StorageTracker
+from autofit.training.meta_model import meta_model_from
+
+
+@dataclass(frozen=True)
+class Skeleton:
+    """A model without weights, how its blocks stand for those of a deeper model, and the bytes that were alive at most
+    while its factory made it, if a CPU trains it: masks and other tables, and weights where it needs real ones."""
+
+    model: nn.Module
+    depth: Depth | None = None
+    made_with: int = 0
+
+    @classmethod
+    def whole(cls, workload: Workload, hardware: Hardware) -> Self:
+        """The model with all of its blocks, its weights moved to meta where a factory made real ones."""
+        tracker = StorageTracker()
+        with tracker if hardware.device == "cpu" else nullcontext():  # models are made in the host's memory
+            model = meta_model_from(workload.model)
+        moved: dict[nn.Parameter, nn.Parameter] = {}
+        for module in model.modules():
+            for name, parameter in module._parameters.items():
+                if parameter is not None and not parameter.is_meta:
+                    meta = nn.Parameter(parameter.detach().to("meta"), requires_grad=parameter.requires_grad)
+                    module._parameters[name] = moved.setdefault(parameter, meta)
+        return cls(model, made_with=tracker.peak)
+
+    @classmethod
+    def cut_short(cls, workload: Workload, hardware: Hardware, cut: Cut) -> Self:
+        """The model without most of its middle blocks, if they are alike."""
+        skeleton = cls.whole(workload, hardware)
+        return replace(skeleton, depth=shorten(skeleton.model, cut))
