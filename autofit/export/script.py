@@ -30,6 +30,7 @@ _NOT_ARCHITECTURE = (
 )
 _STANDARD = ("import argparse", "import math", "import os", "from pathlib import Path", "from time import perf_counter")
 _INSTEAD = "Run it with `autofit train`."
+_LONG = 80  # a context and its comment, which are indented by up to three levels
 _NEVER_OFF = ("precision", "optimizer")  # null stands for an optimizer of the user's own
 # What probes run under: with fixed segments the same config may not fit a card, and threads that spin while they wait
 # make a busy machine many times slower.
@@ -265,10 +266,12 @@ def _zero(fragments: Fragments) -> str:
 
 
 def _within(contexts: Sequence[str], lines: list[str]) -> list[str]:
-    """The lines inside all contexts, the first one outermost; a comment stays behind the colon."""
+    """The lines inside all contexts, the first one outermost; a comment stays behind the colon, or above a long one."""
     for context in reversed(contexts):
         code, mark, comment = context.partition("  # ")
-        lines = [f"with {code}:{mark}{comment}", *_indented(lines)]
+        is_long = len(context) > _LONG
+        above = [f"# {comment}"] if is_long else []
+        lines = [*above, f"with {code}:" if is_long else f"with {code}:{mark}{comment}", *_indented(lines)]
     return lines
 
 

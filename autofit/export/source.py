@@ -30,6 +30,15 @@ class Deviation:
         return f"{self} It may no longer fit." if self.may_not_fit else str(self)
 
 
+def cached_casts(title: str, config: Config) -> tuple[Deviation, ...]:
+    """How a tool deviates whose autocast caches the copies that it makes of weights: by those that checkpointed blocks
+    would make anew, which the precision knob does not keep."""
+    mixed = str(config.get("precision")).endswith("-mixed") and config.get("data_parallel") != "fsdp"
+    whole, again = not config.get("lora_rank"), config.get("activation_checkpointing") not in (None, "none")
+    copies = f"{title} keeps a copy of every weight in {str(config['precision'])[:4]} until a forward is over"
+    return (Deviation("precision", config["precision"], copies, True),) if mixed and whole and again else ()
+
+
 @dataclass(frozen=True)
 class ExportSource:
     """A result's config, and what other tools must know of its model; nearly all of it stands in a result.yaml."""

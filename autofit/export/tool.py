@@ -14,7 +14,15 @@ from autofit.core.errors import InputError, shown
 from autofit.core.knobs import is_off
 from autofit.core.layout import Layout
 from autofit.export.header import export_header
-from autofit.export.source import NOTHING_MEASURED, Deviation, ExportSource, batches_fit, nodes_of, torchrun
+from autofit.export.source import (
+    NOTHING_MEASURED,
+    Deviation,
+    ExportSource,
+    batches_fit,
+    cached_casts,
+    nodes_of,
+    torchrun,
+)
 from autofit.export.template import yaml_file
 
 _SPLIT = ("tensor_parallel", "context_parallel")
@@ -107,6 +115,7 @@ class Tool:
     splits: tuple[str, ...] = ()  # of tensor_parallel and context_parallel, those that it has keys for
     expert_targets: str = ""  # the key of experts' parameters that get adapters; empty: there is none
     quantises_experts: tuple[Value, ...] = ()  # the values of `quantization` that it holds experts in, too
+    caches_casts: bool = True  # whether its autocast keeps copies of weights until a forward is over
     packing: str = ""  # the key for putting samples one after the other
     apart: bool | None = None  # whether samples packed so do not see one another; None: a key says it
     packs: bool | None = None  # what it always does, without such a key; None: what the user's own data loader does
@@ -190,6 +199,7 @@ def write(tool: Tool, source: ExportSource, version: str | None = None) -> Expor
     deviations = tuple(
         each for share in (*shares.values(), of_experts, _packing(tool, source)) for each in share.deviations
     )
+    deviations += cached_casts(tool.title, source.config) if tool.caches_casts else ()
     if source.predicted:
         words = ("measured", "predicted")
         deviations = tuple(replace(each, instead=each.instead.replace(*words)) for each in deviations)

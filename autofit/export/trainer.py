@@ -14,7 +14,7 @@ from autofit.core.knobs import KEEP_SMALL_UPDATES, is_off
 from autofit.core.layout import Layout
 from autofit.core.workload import CLASSIFICATION_TASKS, Hyperparameters
 from autofit.export.fragments import Parts
-from autofit.export.source import Deviation, batch_sizes
+from autofit.export.source import Deviation, batch_sizes, cached_casts
 
 _HALF = {"bf16-mixed": "bfloat16", "fp16-mixed": "float16"}
 OPTIMIZERS = {
@@ -102,7 +102,7 @@ def trainer_keywords(case: TrainerCase) -> TrainerKeywords:
             together = together.joined(TRAINER_KNOBS[name](case))
         elif not is_off(value):
             together = together.joined(case.keywords(name, "Trainer does not know this knob, and runs without it"))
-    return together
+    return together.joined(TrainerKeywords(deviations=cached_casts("Trainer", case.config)))
 
 
 def learning(schedule: str = "lr_scheduler_type") -> dict[str, Any]:

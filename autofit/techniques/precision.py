@@ -123,7 +123,10 @@ class Precision(Technique):
                     f'torch.autocast("{setup.device.type}", torch.{name}), or cast it with model.to(torch.{name}).'
                 )
             device = setup.device.type
-            setup.forward_contexts.append(lambda: torch.autocast(device, dtype=low))
+            # Its cache would hold low-precision copies of all weights until the forward is over. Where nothing is
+            # recomputed, the backward needs them anyway.
+            caches = setup.config["activation_checkpointing"] == "none"
+            setup.forward_contexts.append(lambda: torch.autocast(device, dtype=low, cache_enabled=caches))
             if value == "fp16-mixed":
                 setup.scaler = torch.amp.grad_scaler.GradScaler(device)
 

@@ -195,6 +195,21 @@ def test_convolutions_that_pytorch_rounds_are_a_deviation(name: str) -> None:
     assert not departures("cuda", "image-classification", "bf16-mixed")
 
 
+@pytest.mark.parametrize("name", TOOLS)
+def test_a_tool_whose_autocast_keeps_copies_of_checkpointed_weights_may_need_more_memory(name: str) -> None:
+    def told(**knobs: Any) -> bool:
+        given_ = source(**{"precision": "bf16-mixed", "lora_rank": 0, "activation_checkpointing": "full", **knobs})
+        if tool_named(name).why_not(given_):
+            return False
+        departures = write(tool_named(name), given_).departures
+        return any("keeps a copy of every weight in bf16" in each.message and each.may_not_fit for each in departures)
+
+    assert told() == (name not in ("axolotl", "lightning", "torchtune", "peft"))
+    assert not told(activation_checkpointing="none")
+    assert not told(precision="bf16")
+    assert not told(lora_rank=16, lora_targets="all-linear")
+
+
 MIXTURE = {"experts": ("gate_up_proj", "down_proj"), "adapted_experts": ("down_proj",), "targets": ("q_proj",)}
 NAMED = {"precision": "bf16", "lora_rank": 16, "lora_targets": "down_proj+q_proj", "quantization": "nf4"}
 

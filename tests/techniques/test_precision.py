@@ -3,6 +3,7 @@
 import contextlib
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -12,9 +13,10 @@ from torch import nn
 from autofit.core.errors import RefusedError
 from autofit.core.workload import Workload
 from autofit.hardware.device import detect
+from autofit.hardware.tracker import StorageTracker
 from autofit.techniques import canonicalize, refuse, technique_named
 from autofit.training.build import build
-from autofit.training.step import accumulate, train_step
+from autofit.training.step import accumulate, compute_loss, train_step
 from tests import tiny
 from tests.techniques.contract import Effect, built, dtypes_of
 
@@ -51,6 +53,27 @@ def test_weights_that_are_to_come_back_as_they_came(keeps: Any, here: list[str],
     workload = replace(tiny.mlp_workload(), keeps=keeps)
     assert list(PRECISION.choices_for(workload, tiny.CPU)) == here
     assert list(PRECISION.choices_for(workload, HOPPER)) == on_a_card
+
+
+@pytest.mark.parametrize(("again", "held"), [("none", 5.0), ("full", 0.5)])
+def test_autocast_holds_copies_of_checkpointed_weights_one_at_a_time(again: str, held: float) -> None:
+    """In the forward of five blocks of two matrices; a backward makes them anew."""
+    width, depth = 256, 5
+    workload = replace(tiny.mlp_workload(4), model=lambda: tiny.MLP(width, depth), batch=partial(of_width, width))
+    setup = build(workload, {"precision": "bf16-mixed", "activation_checkpointing": again}, tiny.CPU)
+    batch = workload.batch(4)
+    with StorageTracker() as tracker, setup.step_context(), setup.forward_context():
+        tracker.see([batch, *setup.model.parameters()])
+        before = tracker.live
+        tracker.reset_peak()
+        loss = compute_loss(setup, batch)
+        block = 2 * 2 * width * 2 * width  # bytes of its two matrices in bf16
+        assert (tracker.peak - before) / block == pytest.approx(held, abs=0.2)
+    loss.backward()
+
+
+def of_width(width: int, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.ones(count, width), torch.zeros(count, dtype=torch.long)
 
 
 def test_a_bf16_model_on_a_card_without_bf16_is_held_in_fp32() -> None:

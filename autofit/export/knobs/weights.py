@@ -38,6 +38,7 @@ def precision(case: Case) -> Fragments | None:
     if value not in ("bf16-mixed", "fp16-mixed"):
         return None
     half = f"torch.{_COMPUTE[value]}"
+    uncached = "" if case.text("activation_checkpointing") == "none" else ", cache_enabled=False"
     # Adapters beside quantized weights are made in float32; a new head is loaded as frozen weights are.
     cast = case.frozen and (case.classifies or case.text("quantization") == "none")
     return Fragments(
@@ -45,7 +46,7 @@ def precision(case: Case) -> Fragments | None:
         place=_cast(case, f"torch.float32 if parameter.requires_grad else {half}") if cast else (),
         # Autocast makes products of any input; a frozen norm before them needs it in the low dtype.
         input_dtype=_COMPUTE[value] if case.frozen else None,
-        forward=(f"torch.autocast(DEVICE, dtype={half})  # precision: {value}",),
+        forward=(f"torch.autocast(DEVICE, dtype={half}{uncached})  # precision: {value}",),
         scaler="torch.amp.GradScaler(DEVICE)  # precision: fp16-mixed" if value == "fp16-mixed" else None,
         held=f"frozen weights in {_COMPUTE[value]}" if case.frozen else "all weights in float32",
     )

@@ -165,6 +165,7 @@ def _loss(request: Request) -> ToolKeys:
 TOOL = Tool(
     title="axolotl",
     versions=("0.19.0",),
+    caches_casts=False,
     run="axolotl train axolotl.yaml",
     splits=("tensor_parallel",),
     run_several="axolotl train axolotl.yaml --launcher torchrun -- --nproc_per_node={each}{rendezvous}",

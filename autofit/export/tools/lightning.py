@@ -70,6 +70,7 @@ def _strategy(request: Request, knob: str) -> ToolKeys:
 TOOL = Tool(
     title="Lightning",
     versions=("2.6.6",),
+    caches_casts=False,
     run="python YOUR_CLI.py fit --config lightning.yaml",
     run_several="{torchrun} YOUR_CLI.py fit --config lightning.yaml",
     fixed=lambda request: {

@@ -14,6 +14,7 @@ _TASKS = {"causal-lm": "CAUSAL_LM", "sequence-classification": "SEQ_CLS"}
 TOOL = Tool(
     title="peft",
     versions=("0.21.2",),
+    caches_casts=False,
     run='get_peft_model(model, PeftConfig.from_pretrained("peft"))',
     tasks=HUGGING_FACE,
     expert_targets="target_parameters",

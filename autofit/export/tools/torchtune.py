@@ -178,6 +178,7 @@ def _fixed(request: Request) -> dict[str, Any]:
 TOOL = Tool(
     title="torchtune",
     versions=("0.6.1",),
+    caches_casts=False,
     run_several="tune run --nproc_per_node {each}{rendezvous} {{full,lora}}_finetune_distributed "
     "--config torchtune.yaml (lora_ where there are adapters)",
     run="tune run {full,lora}_finetune_single_device --config torchtune.yaml (lora_ where there are adapters)",
