@@ -53,6 +53,7 @@ class Estimate:
         notes: what the prediction leaves out or only bounds.
         budget: the memory that it is compared with, where one was given.
         resting: what is held between steps; None where the config was not followed by itself.
+        host_bytes: what the host holds of all that is offloaded; pinned buffers take up to the next power of two.
     """
 
     config: Config
@@ -69,6 +70,7 @@ class Estimate:
     notes: tuple[str, ...] = ()
     budget: Budget | None = None
     resting: Resting | None = None
+    host_bytes: int = 0
 
     @property
     def verdict(self) -> Fits | None:

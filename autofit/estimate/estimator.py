@@ -12,7 +12,15 @@ from autofit.core.workload import Workload
 from autofit.estimate.allocator_events import reserved_for
 from autofit.estimate.calibration import Calibration
 from autofit.estimate.fake_device import workspace_bytes
-from autofit.estimate.peak import LEAST_COMPILED, MOST_COMPILED, RECOMPUTED_UNCERTAINTY, Peak, peak_of, recomputed_share
+from autofit.estimate.peak import (
+    LEAST_COMPILED,
+    MOST_COMPILED,
+    RECOMPUTED_UNCERTAINTY,
+    Peak,
+    host_bytes_of,
+    peak_of,
+    recomputed_share,
+)
 from autofit.estimate.ranks import step_seconds
 from autofit.estimate.rates import Rates, format_of, rate_of
 from autofit.estimate.roofline import Speed
@@ -77,6 +85,7 @@ def estimate_of(
         high=high + context + _COMMUNICATOR_SPREAD * groups * (context > 0),
         breakdown={**peak.parts, "context": context},
         notes=tuple(_notes(traced, rates, uncertainty)),
+        host_bytes=host_bytes_of(traced),
         **times,
     )
 

@@ -57,6 +57,18 @@ def peak_of(trace: Trace, hardware: Hardware) -> Peak:
     return Peak(highest, trace.phase_at(peak), _parts(trace, hardware, peak))
 
 
+def host_bytes_of(trace: Trace) -> int:
+    """The most bytes of offloaded tensors that the host holds at once."""
+    live: dict[int, int] = {}
+    total = most = 0
+    for event in trace.events:
+        if trace.labels.get(event.storage) == HOST:
+            total += event.nbytes - live.get(event.storage, 0)
+            live[event.storage] = event.nbytes
+            most = max(most, total)
+    return most
+
+
 def _parts(trace: Trace, hardware: Hardware, last: int) -> dict[str, int]:
     """What is live after an event: what a forward made is an activation, all else without a label is temporary."""
     live: dict[int, int] = {}

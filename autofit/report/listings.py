@@ -68,6 +68,8 @@ def estimate_table(data: Mapping[str, Any]) -> RenderableType:
     subject = Text(f"{_subject(data)}, on {data['hardware']['name']} within {gib(budget)} GiB")
     config, notes = Text(f"Config: {describe(data['config'])}.\n"), (f"Note: {note}" for note in data["notes"])
     between = [resting_words(Resting(**data["resting"]))] if data.get("resting") else []
+    if data.get("host_bytes"):
+        between.insert(0, f"{gib(data['host_bytes'])} GiB in the memory of the host.")
     lines = map(Text, (tensors, *between, "", _time(data), *notes))
     return Group(subject, Text(verdict, "bold"), config, parts, *lines)
 

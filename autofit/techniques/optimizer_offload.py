@@ -27,9 +27,11 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from autofit.core.hardware import GIB
 from autofit.setup import Config, Hardware, Setup, Stage, Technique, Value, Workload, requirements
 from autofit.setup.host_copies import pinning
 from autofit.setup.master_weights import OF_GROUPS
+from autofit.setup.streamed_blocks import is_whole
 
 
 class OptimizerOffload(Technique):
@@ -55,6 +57,9 @@ class OptimizerOffload(Technique):
             return f"the step on the host is that of adamw, not of {config['optimizer']}; use optimizer adamw."
         if config["precision"] == "fp16-mixed":
             return "gradients go to the host before the loss scaler of fp16-mixed unscales them; use bf16-mixed."
+        needed, there = _least_bytes(config, workload) / GIB, hardware.host_memory_bytes / GIB
+        if hardware.here and needed > there:
+            return f"the host would hold {needed:.0f} GiB at least, and has {there:.0f}; use none, or train adapters."
         return None
 
     def apply(self, setup: Setup, value: Value) -> None:
@@ -65,6 +70,13 @@ class OptimizerOffload(Technique):
     def trace(self, setup: Setup, value: Value) -> None:
         """With a stand-in for torchao's class, which needs the streams and pinned memory of a GPU."""
         _step_on_host(setup, functools.partial(_StandIn, note_host=setup.note_host))
+
+
+def _least_bytes(config: Config, workload: Workload) -> int:
+    """What the host holds of all weights where these are trained: copies, gradients and two moments."""
+    if workload.traits is None or not is_whole(config):
+        return 0
+    return 4 * workload.traits.parameters * (2 if config["precision"] in ("bf16", "fp8") else 4)
 
 
 def _step_on_host(setup: Setup, kind: Callable[..., Any]) -> None:

@@ -36,6 +36,7 @@ def test_the_json_of_an_estimate(run: Run) -> None:
         "utilisation": float,
         "fits": str,
         "bottleneck": str,
+        "host_bytes": int,
         "resting": dict.fromkeys((field.name for field in fields(Resting)), int),
         "alternatives": None,
         "largest": None,

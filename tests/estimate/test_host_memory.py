@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from autofit.estimate.estimator import estimate_of
-from autofit.estimate.peak import peak_of
+from autofit.estimate.peak import host_bytes_of, peak_of
 from autofit.estimate.rates import UNKNOWN
 from autofit.estimate.trace import Trace
 from tests.estimate.traced import AMPERE, labelled, peak, traced
@@ -27,12 +27,18 @@ def _transferred(trace: Trace, phase: str) -> int:
 
 def test_without_offload_nothing_is_on_the_host() -> None:
     plain = _traced()
-    assert labelled(plain, "host") == _transferred(plain, "forward") == _transferred(plain, "backward") == 0
+    assert (
+        labelled(plain, "host")
+        == host_bytes_of(plain)
+        == _transferred(plain, "forward")
+        == _transferred(plain, "backward")
+        == 0
+    )
 
 
 def test_streamed_weights_are_on_the_device_two_blocks_at_a_time() -> None:
     kept, streamed = (_traced(lora_rank=4, parameter_offload=value) for value in ("none", "cpu"))
-    assert labelled(streamed, "host") == BLOCKS * _BLOCK
+    assert labelled(streamed, "host") == host_bytes_of(streamed) == BLOCKS * _BLOCK
     saved = peak_of(kept, AMPERE).parts["parameters"] - peak_of(streamed, AMPERE).parts["parameters"]
     assert saved == (BLOCKS - 2) * _BLOCK
     assert _transferred(streamed, "forward") == BLOCKS * _BLOCK
@@ -77,7 +83,7 @@ def test_gradients_of_streamed_weights_are_copied_out_and_in_again_to_be_added_t
     once, again = (_traced(**both, micro_batch_size=size) for size in (4, 2))
     weights, counters = BLOCKS * _BLOCK, 4 * (7 * BLOCKS + 2)
     for trace in (once, again):  # weight, gradient and two moments
-        assert labelled(trace, "host") == 4 * (weights + tables) + counters
+        assert labelled(trace, "host") == host_bytes_of(trace) == 4 * (weights + tables) + counters
         assert _transferred(trace, "forward") == weights
         assert (
             _transferred(trace, "update") <= tables + 2 * _BLOCK
@@ -102,6 +108,7 @@ def test_an_update_on_the_host_is_waited_for_and_copies_beside_the_backward_are_
     rates = {link: replace(slow, link=link) for link in (1e9, 1e12)}
     seconds = {link: estimate_of(moved, workload, AMPERE, rates=rates[link], calibration=None) for link in rates}
     waited = sum(cost.nbytes for cost in moved.costs_of("update") if cost.kind in ("transfer", "host"))
+    assert seconds[1e9].host_bytes == host_bytes_of(moved) > 0
     longer = seconds[1e9].step_seconds - seconds[1e12].step_seconds
     assert longer == pytest.approx(waited / 1e9, rel=0.03)
 

@@ -18,7 +18,7 @@ from torch import nn
 
 from autofit.core.errors import InputError
 from autofit.core.hardware import GIB, Hardware
-from autofit.core.workload import Hyperparameters, Workload
+from autofit.core.workload import Hyperparameters, Traits, Workload
 from autofit.hardware.device import detect
 from autofit.setup import Setup, requirements
 from autofit.setup.host_copies import CopyLane
@@ -385,6 +385,28 @@ def test_the_state_of_another_optimizer_is_refused(optimizer: str, monkeypatch: 
 
 def test_a_loss_scaler_is_refused() -> None:
     assert reason(CARD, precision="fp16-mixed").endswith("use bf16-mixed.")
+
+
+def test_more_than_the_host_has_is_refused_where_it_would_be_run() -> None:
+    workload = dataclasses.replace(tiny.llama_workload(), traits=traits(parameters=8 * 2**30))
+
+    def said(hardware: Hardware, **knobs: Any) -> str | None:
+        config = canonicalize({"optimizer_offload": "cpu", "precision": "bf16", **knobs}, workload, hardware)
+        return refuse(config, workload, hardware)
+
+    card = dataclasses.replace(CARD, host_memory_bytes=63 * GIB)
+    expected = "optimizer_offload: the host would hold 64 GiB at least, and has 63; use none, or train adapters."
+    assert said(card) == expected
+    assert said(card, precision="fp32") == expected.replace("64", "128")
+    assert said(card, lora_rank=8) is None
+    assert said(dataclasses.replace(card, here=False)) is None
+    assert said(dataclasses.replace(card, host_memory_bytes=64 * GIB)) is None
+
+
+def traits(*, parameters: int) -> Traits:
+    return Traits(
+        parameters=parameters, blocks=2, linears=2, attention=False, sdpa=False, batch_norm=False, dropout=False
+    )
 
 
 def test_without_torchao_it_is_refused_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
