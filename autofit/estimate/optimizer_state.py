@@ -17,7 +17,7 @@ from autofit.estimate.fake_device import fake_device
 from autofit.estimate.operator_costs import Cost
 from autofit.estimate.operators import Calls
 from autofit.estimate.peak import in_blocks
-from autofit.estimate.recorder import Recorder
+from autofit.estimate.recorder import HOST, Recorder
 from autofit.estimate.roofline import Speed, working_seconds
 from autofit.estimate.trace import fake_setup
 from autofit.techniques import technique_named
@@ -32,6 +32,7 @@ class OptimizerCost:
 
     weights: int  # bytes of what it steps, and of the gradients
     state: int  # bytes on the device
+    paged: int  # bytes of it that the host holds
     temporary: int  # the most bytes needed meanwhile
     largest: int  # the same where each weight is stepped by itself
     operators: tuple[tuple[Cost, int], ...]  # each with the number of weights that it works on
@@ -51,6 +52,7 @@ class OptimizerCost:
 
 class _Step(NamedTuple):
     state: int
+    paged: int
     temporary: int  # the most bytes needed besides weights, gradients and state
     costs: tuple[Cost, ...]
 
@@ -68,6 +70,7 @@ def cost_of_update(
     return OptimizerCost(
         weights=sum(shape.numel() * dtype.itemsize * count for (shape, dtype, _), count in shapes.items()),
         state=sum(step.state * count for step, count in counted),
+        paged=sum(step.paged * count for step, count in counted),
         temporary=sum(step.temporary * count for step, count in counted) if at_once else most,
         largest=most,
         operators=tuple((cost, count) for step, count in counted for cost in step.costs),
@@ -98,7 +101,7 @@ def _traced(
                 recorder.reset_peak()
                 optimizer.step()
             temporary, costs = recorder.peak - before, tuple(recorder.costs[first:])
-            steps.append(_Step(_state_bytes(optimizer, stepped, recorder, hardware), temporary, costs))
+            steps.append(_Step(*_state_bytes(optimizer, stepped, recorder, hardware), temporary, costs))
     return steps
 
 
@@ -111,13 +114,16 @@ def scaled_shapes(shapes: Shapes, prime: int, rank: int) -> Counter[Kind]:
     return scaled
 
 
-def _state_bytes(optimizer: Optimizer, weights: Sequence[nn.Parameter], recorder: Recorder, hardware: Hardware) -> int:
-    """Bytes of the optimizer's state for these weights on the device."""
+def _state_bytes(
+    optimizer: Optimizer, weights: Sequence[nn.Parameter], recorder: Recorder, hardware: Hardware
+) -> tuple[int, int]:
+    """Bytes of the optimizer's state for these weights on the device and on the host."""
     states = [list(optimizer.state[weight].values()) for weight in weights if weight in optimizer.state]
     recorder.label(states, "optimizer")
-    sizes = {event.storage: event.nbytes for event in recorder.events}
-    return sum(
-        in_blocks(sizes[storage], hardware)
-        for storage in set(recorder.storages_of(states))
-        if recorder.labels.get(storage) == "optimizer"
+    sizes = {event.storage: in_blocks(event.nbytes, hardware) for event in recorder.events}
+    storages = set(recorder.storages_of(states))
+    on_device, paged = (
+        sum(sizes[storage] for storage in storages if recorder.labels.get(storage) == label)
+        for label in ("optimizer", HOST)
     )
+    return on_device, paged

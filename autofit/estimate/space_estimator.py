@@ -19,15 +19,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from autofit.core.config import Config, Value
-from autofit.core.environment import version_of
 from autofit.core.errors import AutofitError
-from autofit.core.files import cache_file, digest, keep, kept
-from autofit.core.forks import forked
 from autofit.core.hardware import Hardware
 from autofit.core.layout import Layout
 from autofit.core.workload import Workload
 from autofit.data.batch import tensors
-from autofit.estimate.fake_device import workspace_bytes
 from autofit.estimate.layouts import Exchanges, have_few_shards, standing_for
 from autofit.estimate.likeness import likeness_of, segments_like
 from autofit.estimate.operators import MEASURING_SECONDS, Calls
@@ -35,7 +31,7 @@ from autofit.estimate.optimizer_state import Kind, OptimizerCost, cost_of_update
 from autofit.estimate.passes import Computed, Pass, rest_on_host
 from autofit.estimate.peak import recomputed_share
 from autofit.estimate.processes import Map, parallel_map
-from autofit.estimate.rates import UNKNOWN, Rates, rates_for
+from autofit.estimate.rates import Rates
 from autofit.estimate.roofline import Speed
 from autofit.estimate.scaling import Floats, Grid, Symbols
 from autofit.estimate.schedules import alternating, as_traced, with_head
@@ -46,81 +42,33 @@ from autofit.estimate.trace import trace
 from autofit.estimate.trace_keys import BUDGET, ends_of, group_key, group_of, other_keys, pass_key, pass_of, plain_key
 from autofit.hardware.catalogue import links_of
 from autofit.setup.saved_tensors import WINDOW
-from autofit.training.fingerprint import cache_key, described, own_code
 from autofit.training.meta_model import meta_model_from
 
-Figures = tuple[list[float], list[float]]  # bytes and seconds, by config
 _Traced = tuple[Segments | None, Calls | None]  # Calls where they are to be measured
 _Update = tuple[Value, tuple[tuple[Kind, int], ...]]  # an optimizer, and how many weights of each kind it steps
 _PART = 2000  # groups that one process puts together in one go
-_VERSIONS = ("autofit", "torch", "transformers", "peft", "bitsandbytes", "torchao", "flash-attn")
 
 
 @dataclass(frozen=True)
 class SpacePredictions:
-    """Predictions for configs, in their order: bytes of tensors, seconds of an optimizer step; NaN where impossible."""
+    """Predictions for configs, in their order: bytes of tensors, seconds of an optimizer step, bytes that the host of a
+    node holds of what is offloaded; NaN where impossible."""
 
     allocated: Floats
     seconds: Floats
+    on_host: Floats
 
 
 class _Step(NamedTuple):
     """One group of configs at each pair of the grid: bytes with and without accumulated gradients; seconds of a
-    micro-batch, of the update, and of adding a micro-batch's gradients to those of earlier ones."""
+    micro-batch, of the update, and of adding a micro-batch's gradients to those of earlier ones; bytes on the host."""
 
     accumulating: Floats
     at_once: Floats
     micro: Floats
     update: Floats
     adding: Floats
-
-
-def predict_all(
-    workload: Workload,
-    hardware: Hardware,
-    configs: Sequence[Config],
-    *,
-    measuring: float = MEASURING_SECONDS,
-    within: float = math.inf,
-    processes: int | None = 1,
-) -> Figures:
-    """Bytes of tensors and seconds of a step for each config, NaN where nothing can be predicted; `measuring`, `within`
-    and `processes` as of SpaceEstimator. Raises UntraceableError where the model cannot be traced.
-
-    Cached on disk by workload, device, configs and versions where a config.json describes all of the model: custom code
-    may change without its structure showing it.
-    """
-    # Measured in a fork where this process is still to be forked: matrix products start threads.
-    rates = (rates_for(hardware) if processes == 1 else forked(lambda: rates_for(hardware))()) or UNKNOWN
-    key = cache_key_of(workload, hardware, rates, configs)
-    path = cache_file("estimates", f"{key}.json")
-    if key and (found := kept(path)):
-        return found[0], found[1]
-    limits = {"measuring": measuring, "within": within}
-    estimator = SpaceEstimator(workload, hardware, rates, configs, **limits, processes=processes)
-    predictions = estimator.predict()
-    figures = (predictions.allocated + workspace_bytes(hardware)).tolist(), predictions.seconds.tolist()
-    if key and measuring >= MEASURING_SECONDS and estimator.complete:  # a search with more time should know more
-        keep(path, figures)
-    return figures
-
-
-def cache_key_of(workload: Workload, hardware: Hardware, rates: Rates, configs: Sequence[Config]) -> str | None:
-    """Names the predictions of these configs; None for a model that is more than a config.json."""
-    config = described(workload.model)
-    if config is None or not workload.source or workload.loss or workload.count or workload.split or workload.optimizer:
-        return None
-    # Canonical configs all have the same knobs, in this order: hundreds of thousands take a second.
-    values = "".join(repr(tuple(config.values())) for config in configs)
-    return cache_key(
-        [config, workload.summary()],
-        hardware=[hardware.device, hardware.capability, hardware.here],
-        devices=[hardware.devices, hardware.nodes, str(links_of(hardware)) if hardware.world > 1 else None],
-        rates=[sorted(rates.matmul.items()), rates.bandwidth, rates.link, rates.launch_seconds, rates.pass_seconds],
-        versions=[version_of(package) for package in _VERSIONS],
-        code=own_code(),
-        configs=[[list(config) for config in configs[:1]], digest(values)],
-    )
+    on_host: Floats
 
 
 class _OptimizerRow(NamedTuple):
@@ -128,6 +76,7 @@ class _OptimizerRow(NamedTuple):
 
     weights: Floats
     state: Floats
+    paged: Floats
     temporary: Floats
     largest: Floats
     moved: Floats
@@ -178,7 +127,7 @@ class SpaceEstimator:
 
     def predict(self) -> SpacePredictions:
         """Predict all configs."""
-        allocated, seconds = np.full(len(self._configs), np.nan), np.full(len(self._configs), np.nan)
+        allocated, seconds, on_host = (np.full(len(self._configs), np.nan) for _ in range(3))
         keys = [group_key(config) for config in self._configs]
         groups = {key: group_of(config) for key, config in dict(zip(keys, self._configs, strict=True)).items()}
         self._trace_all(list(groups.values()))
@@ -194,7 +143,8 @@ class SpaceEstimator:
             allocated[number] = (step.accumulating if accumulation > 1 else step.at_once)[index]
             seconds[number] = accumulation * step.micro[index] + step.update[index]
             seconds[number] += accumulation * step.adding[index] if accumulation > 1 else 0.0
-        return SpacePredictions(allocated, seconds)
+            on_host[number] = step.on_host[index]
+        return SpacePredictions(allocated, seconds, on_host)
 
     def _trace_all(self, groups: Sequence[Config]) -> None:
         """Trace what these configs need, on as many cores as allowed."""
@@ -363,7 +313,17 @@ class SpaceEstimator:
             update=(by_host if on_host else optimizer.seconds) + last - each,
             # Both are read, the sum is written.
             adding=3 * added_up + step_pass.seconds(speed, config, exchanges, adding=True) - each,
+            on_host=self._hardware.devices * self._on_host(config, step_pass, optimizer),
         )
+
+    def _on_host(self, config: Config, step_pass: Pass, optimizer: _OptimizerRow) -> Floats:
+        """Bytes that the host holds for one device."""
+        segments, total = step_pass.segments, optimizer.paged
+        if "cpu" in (config["optimizer_offload"], config["fsdp_offload"]):
+            total = total + 2 * optimizer.weights + optimizer.state  # copies of weights, their gradients
+        if config["parameter_offload"] == "cpu" and not rest_on_host(config) and segments.depth:
+            total = total + segments.streamed_block * segments.depth.whole
+        return total + step_pass.saved[0] if config["activation_offload"] == "cpu" else total
 
     def _optimizer(self, config: Config, segments: Segments) -> _OptimizerRow:
         key = (config["optimizer"], id(segments))
@@ -371,7 +331,7 @@ class SpaceEstimator:
             speed = Speed.of_update(self.rates, self._hardware, config)
             costs = [self._update_costs[update] for update in self._updates_of(config, segments)]
             self._updates.update({cost: cost.seconds(speed) for cost in set(costs) - self._updates.keys()})
-            rows = [(e.weights, e.state, e.temporary, e.largest, e.moved, self._updates[e]) for e in costs]
+            rows = [(e.weights, e.state, e.paged, e.temporary, e.largest, e.moved, self._updates[e]) for e in costs]
             self._optimizers[key] = _OptimizerRow(*np.array(rows, float).T)
         return self._optimizers[key]
 

@@ -24,10 +24,10 @@ def budget_for(options: SearchOptions, hardware: Hardware, started_with: int | N
     """The budget that the options allow on this hardware. A search that is resumed goes on with the device bytes it was
     `started_with`, whatever is free today: what ran out of less memory would prove nothing of more. Raises InputError
     for more than the machine has, ProbeError where nothing of the card is free."""
-    host_bytes = int(hardware.host_free_bytes * FREE_FRACTION)
+    host_bytes = int(hardware.host_free_bytes * (FREE_FRACTION if hardware.here else hardware.devices))
     if options.host_mem is not None:
         host_bytes = gib_to_bytes(options.host_mem)
-        if host_bytes > hardware.host_memory_bytes:
+        if host_bytes > hardware.host_memory_bytes and hardware.here:
             has = f"this machine has {_gib(hardware.host_memory_bytes)} GiB"
             raise InputError(f"--host-mem {options.host_mem:g} is more than the host: {has}.", "Give less.")
     return Budget(started_with or _device_bytes(options, hardware), host_bytes, options.margin)

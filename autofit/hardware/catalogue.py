@@ -146,13 +146,14 @@ def sold_bytes(hardware: Hardware) -> int:
 
 
 def hardware_of(target: Card) -> Hardware:
-    """The hardware of a prediction for a card that is absent; its host is assumed: twice the card's memory, 8 cores."""
+    """The hardware of a prediction for a card that is absent; its host is assumed: four times the card's memory, 8
+    cores."""
     return Hardware(
         device="cuda",
         name=target.title,
         memory_bytes=target.memory_bytes,
-        host_memory_bytes=2 * target.memory_bytes,
-        host_free_bytes=2 * target.memory_bytes,
+        host_memory_bytes=4 * target.memory_bytes,
+        host_free_bytes=4 * target.memory_bytes,
         cores=8,
         capability=target.capability,
         context_bytes=target.context_bytes,

@@ -19,15 +19,15 @@ from autofit.core.environment import versions
 from autofit.core.errors import AutofitError, NoDeviceError, counted
 from autofit.core.estimate import Estimate, Timeline
 from autofit.core.events import Listener, Note, PhaseStarted, SearchStarted
-from autofit.core.hardware import Hardware
+from autofit.core.hardware import GIB, Hardware
 from autofit.core.options import SearchOptions
 from autofit.core.pareto import Point, frontier, thinned
 from autofit.core.result import TIERS, Result, tier, tiers_of
 from autofit.core.workload import Workload
+from autofit.estimate.figures import predict_all
 from autofit.estimate.processes import parallel_map
 from autofit.estimate.rates import rates_for
 from autofit.estimate.resting import resting_of
-from autofit.estimate.space_estimator import predict_all
 from autofit.estimate.timeline import timeline_of
 from autofit.estimate.trace import trace
 from autofit.hardware.budgets import budget_for, other_budgets
@@ -57,7 +57,8 @@ _NO_LIMIT = 86_400.0  # seconds, where the user sets no time limit
 _ROUNDS = 6  # configs of a tier to follow before none counts as surely fitting
 _SURELY_TOO_LARGE = 1.3  # times the usable memory: a rough figure beyond needs no closer look
 _HOST_UNKNOWN = (
-    "The host of that card is unknown: configs that need no host memory are preferred; --host-mem says what it has."
+    "The host of that card is unknown: it is taken to have {:.0f} GiB, and configs that need none of it are preferred; "
+    "--host-mem says what it has."
 )
 _POINTS = 1000  # of each tier, the nearest to its frontier, which is drawn through few of them
 
@@ -100,8 +101,9 @@ def predicted_search(workload: Workload, options: SearchOptions, listener: Liste
     notify(no_gpu_note(reason))
     listener(PhaseStarted("looking at the model"))
     hardware, assumptions = target_hardware(options)
-    assumptions = (*workload.notes, *assumptions, *([_HOST_UNKNOWN] if options.host_mem is None else []))
     budget = budget_for(options, hardware)
+    host = [_HOST_UNKNOWN.format(budget.host_bytes / GIB)] if options.host_mem is None else []
+    assumptions = (*workload.notes, *assumptions, *host)
     with run_directory(workload, options.out) as directory:
         for note in assumptions:
             notify(note)
@@ -141,7 +143,8 @@ class _Space:
         if workload.traits is None:
             traits = self._run(structure_traits, hardware, log="look.log")
             self.workload = dataclasses.replace(workload, traits=traits)
-        predict = functools.partial(predict_all, processes=None)  # on as many cores as there are
+        # On as many cores as there are.
+        predict = functools.partial(predict_all, host_bytes=budget.host_bytes, processes=None)
 
         def predicted(configs: Sequence[Config]) -> Any:
             return self._run(predict, hardware, configs, log="estimate.log")

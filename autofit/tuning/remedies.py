@@ -21,7 +21,7 @@ from autofit.core.hardware import GIB, MIB, Hardware
 from autofit.core.knobs import yaml_word
 from autofit.core.layout import fitted_to
 from autofit.core.workload import Workload
-from autofit.estimate.space_estimator import predict_all
+from autofit.estimate.figures import predict_all
 from autofit.estimate.trace import trace
 from autofit.models import HuggingFaceModel
 from autofit.models.huggingface import huggingface_workload
@@ -149,7 +149,8 @@ class _Search:
             yield config
 
     def _predicted(self, workload: Workload, hardware: Hardware, configs: Sequence[Config]) -> list[_Found]:
-        memory, seconds = predict_all(workload, hardware, configs, measuring=_MEASURING)
+        host_bytes = self.budget.host_bytes
+        memory, seconds = predict_all(workload, hardware, configs, measuring=_MEASURING, host_bytes=host_bytes)
         context = _context_of(hardware)
         sizes = (size * self._above(config, hardware) + context for config, size in zip(configs, memory, strict=True))
         return [_Found(*row) for row in zip(configs, sizes, seconds, strict=True)]

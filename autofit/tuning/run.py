@@ -23,8 +23,8 @@ from autofit.core.result import Result, tier
 from autofit.core.run_directory import RunDirectory, free_run_directory
 from autofit.core.workload import Workload
 from autofit.estimate.calibration import compare, learn
+from autofit.estimate.figures import predict_all
 from autofit.estimate.operators import MEASURING_SECONDS
-from autofit.estimate.space_estimator import predict_all
 from autofit.hardware.budgets import other_budgets
 from autofit.probe import Contention, Executor, GangExecutor, LocalExecutor, Plan, PoolExecutor, RayExecutor, Request
 from autofit.report.formatting import drift_note, misled_note, packing_note
@@ -302,7 +302,13 @@ class _Run:
         measuring = _FAST_MEASURING if self.options.fast else MEASURING_SECONDS
         # On as many cores as probes run on.
         within = TRACE_SHARE * timeout
-        predict = functools.partial(predict_all, measuring=measuring, within=within, processes=None)
+        predict = functools.partial(
+            predict_all,
+            measuring=measuring,
+            within=within,
+            processes=None,
+            host_bytes=self.context.budget.host_bytes,
+        )
         arguments = predict, self.context.workload, self.context.hardware, configs
         found: tuple[list[float], list[float]] = self._explorer.run(*arguments, log="estimate.log", timeout=timeout)
         self._figured = configs, found

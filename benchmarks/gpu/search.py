@@ -21,7 +21,7 @@ from autofit.core.measurement import Outcome
 from autofit.core.options import SearchOptions
 from autofit.core.result import TIERS
 from autofit.core.workload import Workload
-from autofit.estimate.space_estimator import predict_all
+from autofit.estimate.figures import predict_all
 from autofit.probe import Plan
 from autofit.report.formatting import describe
 from autofit.tuning.space import legal_configs

@@ -14,7 +14,7 @@ from autofit.core.config import Config
 from autofit.core.hardware import Hardware
 from autofit.core.options import SearchOptions
 from autofit.core.workload import Workload
-from autofit.estimate.space_estimator import predict_all
+from autofit.estimate.figures import predict_all
 from autofit.probe import Plan
 from autofit.report.formatting import describe
 from autofit.tuning.space import legal_configs

@@ -26,8 +26,8 @@ from autofit.core.errors import AutofitError
 from autofit.core.hardware import GIB, Hardware
 from autofit.core.workload import Workload
 from autofit.estimate.estimator import predict
+from autofit.estimate.figures import predict_all
 from autofit.estimate.rates import rates_for
-from autofit.estimate.space_estimator import predict_all
 from autofit.hardware.catalogue import card
 from autofit.models import resolve
 from autofit.search.space import load_space

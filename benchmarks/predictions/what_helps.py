@@ -24,7 +24,7 @@ from autofit.core.estimate import Remedy
 from autofit.core.hardware import GIB, MIB, Hardware
 from autofit.core.options import SearchOptions
 from autofit.core.workload import Workload
-from autofit.estimate.space_estimator import predict_all
+from autofit.estimate.figures import predict_all
 from autofit.estimate.trace import trace
 from autofit.hardware.budgets import budget_for
 from autofit.hardware.catalogue import card, card_names, hardware_of

@@ -21,7 +21,7 @@ from autofit.core.config import Config, Value
 from autofit.core.hardware import GIB
 from autofit.core.options import SearchOptions
 from autofit.core.result import tier
-from autofit.estimate.space_estimator import predict_all
+from autofit.estimate.figures import predict_all
 from autofit.models import resolve
 from autofit.search.enumeration import Enumeration
 from autofit.tuning import narrowing

@@ -26,7 +26,7 @@ from unittest import mock
 from autofit import techniques
 from autofit.core.config import Config
 from autofit.core.measurement import Measurement, Outcome, PeakBytes, StepSeconds
-from autofit.estimate.space_estimator import predict_all
+from autofit.estimate.figures import predict_all
 from autofit.models import resolve
 from autofit.search import study
 from autofit.search.journal import Journal

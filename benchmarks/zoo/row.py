@@ -27,8 +27,8 @@ from autofit.core.errors import AutofitError, printable
 from autofit.core.hardware import GIB, Hardware
 from autofit.core.measurement import Measurement, Outcome
 from autofit.core.workload import Workload
+from autofit.estimate.figures import predict_all
 from autofit.estimate.peak import peak_of
-from autofit.estimate.space_estimator import predict_all
 from autofit.estimate.trace import trace
 from autofit.models import resolve
 from autofit.probe import Executor, Plan, Request

@@ -13,7 +13,7 @@ from transformers.pytorch_utils import compile_compatible_method_lru_cache
 
 from autofit.core.errors import UntraceableError
 from autofit.core.workload import Workload
-from autofit.estimate.space_estimator import predict_all
+from autofit.estimate.figures import predict_all
 from autofit.techniques import canonicalize
 from tests.estimate.traced import peak, traced, tracked
 from tests.estimate.vision_language import VISION_LANGUAGE, vision_language

@@ -13,12 +13,13 @@ from autofit.core.layout import Layout
 from autofit.core.workload import Workload
 from autofit.estimate.estimator import predict
 from autofit.estimate.fake_device import workspace_bytes
+from autofit.estimate.figures import predict_all
 from autofit.estimate.layouts import have_few_shards, standing_for
 from autofit.estimate.peak import peak_of
 from autofit.estimate.ranks import step_seconds
 from autofit.estimate.rates import rates_of
 from autofit.estimate.roofline import Speed
-from autofit.estimate.space_estimator import SpaceEstimator, predict_all
+from autofit.estimate.space_estimator import SpaceEstimator
 from autofit.estimate.trace import trace
 from autofit.hardware.catalogue import card, links_of
 from autofit.techniques import canonicalize

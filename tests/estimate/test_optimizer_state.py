@@ -70,6 +70,6 @@ def test_a_step_moves_at_least_the_weights_and_their_gradients(optimizer: str) -
 
 def test_each_weight_takes_what_a_call_takes_whatever_its_size() -> None:
     cost = Cost("memory", "float32", 0, (1000,), "aten::step")
-    three = OptimizerCost(0, 0, 0, 0, ((cost, 3),), launches=3)
+    three = OptimizerCost(0, 0, 0, 0, 0, ((cost, 3),), launches=3)
     rates = replace(UNKNOWN, bandwidth=1e3, launch_seconds=0.1, operators={cost.call: (5.0, 2.0)})
     assert three.seconds(Speed(rates, asynchronous=False)) == pytest.approx(3 * (5.0 + 2.0 * 1.0) + 0.3)

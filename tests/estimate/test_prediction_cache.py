@@ -6,7 +6,7 @@ from typing import Any
 
 from autofit.core.config import Config
 from autofit.core.hardware import Hardware
-from autofit.estimate.space_estimator import cache_key_of
+from autofit.estimate.figures import cache_key_of
 from tests import tiny
 
 CARD = dataclasses.replace(tiny.CPU, device="cuda", name="NVIDIA H200", capability=(9, 0))

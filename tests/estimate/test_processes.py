@@ -13,9 +13,10 @@ import pytest
 
 from autofit.core.forks import forked
 from autofit.core.workload import Workload
+from autofit.estimate.figures import predict_all
 from autofit.estimate.processes import parallel_map
 from autofit.estimate.rates import UNKNOWN, Rates, measure
-from autofit.estimate.space_estimator import SpaceEstimator, predict_all
+from autofit.estimate.space_estimator import SpaceEstimator
 from autofit.probe import LocalExecutor
 from autofit.techniques import canonicalize
 from tests.processes import number_in, wait_until_gone

@@ -8,10 +8,10 @@ from torch import nn
 
 from autofit.core.errors import InputError, RefusedError, UntraceableError
 from autofit.core.workload import Workload
+from autofit.estimate.figures import predict_all
 from autofit.estimate.recorder import Recorder
 from autofit.estimate.shallow_model import Cut
 from autofit.estimate.skeleton import Skeleton
-from autofit.estimate.space_estimator import predict_all
 from autofit.estimate.trace import trace
 from autofit.hardware.tracker import StorageTracker
 from autofit.techniques import canonicalize

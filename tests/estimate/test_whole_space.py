@@ -12,9 +12,10 @@ from autofit.core.config import Config
 from autofit.core.workload import Traits, Workload
 from autofit.estimate.estimator import predict
 from autofit.estimate.fake_device import workspace_bytes
+from autofit.estimate.figures import HOST_TOO_SMALL, predict_all
 from autofit.estimate.peak import peak_of
 from autofit.estimate.rates import UNKNOWN
-from autofit.estimate.space_estimator import SpaceEstimator, SpacePredictions, predict_all
+from autofit.estimate.space_estimator import SpaceEstimator, SpacePredictions
 from autofit.techniques import canonicalize, refuse
 from tests.estimate.traced import AMPERE, traced
 from tests.tiny import CPU, llama_workload
@@ -106,6 +107,40 @@ def test_trained_weights_that_are_streamed_leave_three_blocks_on_the_device() ->
     assert nbytes[::2] - nbytes[1::2] == pytest.approx(np.full(3, 5.0 * block), rel=0.02)
 
 
+def test_what_the_host_holds_of_other_offloads_is_known_of_a_space_too() -> None:
+    pytest.importorskip("bitsandbytes")
+    workload = replace(llama_workload(64, 64, num_hidden_layers=5, hidden_size=256, intermediate_size=512), traits=None)
+    lora = {"precision": "bf16", "lora_rank": 8, "lora_targets": "all-linear"}
+    changes = [
+        {"precision": "bf16"},
+        {"precision": "bf16", "optimizer_in_backward": True, "parameter_offload": "cpu"},
+        {"precision": "bf16", "optimizer": "paged-adamw"},
+        {**lora, "parameter_offload": "cpu"},
+        {**lora, "parameter_offload": "cpu", "quantization": "nf4"},
+    ]
+    configs = list(_configs(AMPERE, changes, workload))
+    found = SpaceEstimator(workload, AMPERE, UNKNOWN, configs).predict().on_host
+    expected = [predict(workload, config, AMPERE).host_bytes for config in configs]
+    assert found[0] == expected[0] == 0
+    assert found == pytest.approx(np.array(expected, float), rel=0.002)
+    offloaded, plain = ({**lora, "activation_offload": where} for where in ("cpu", "none"))
+    with_it, without = list(_configs(AMPERE, [offloaded, plain], workload))
+    held = SpaceEstimator(workload, AMPERE, UNKNOWN, [with_it, without]).predict().on_host
+    # Buffers of activations are powers of two, of which some stay unused.
+    assert held[0] <= predict(workload, with_it, AMPERE).host_bytes <= 2.5 * held[0]
+    assert held[1] == 0
+
+
+def test_what_a_small_host_cannot_hold_needs_more_than_any_device_has() -> None:
+    workload = replace(llama_workload(1, 16, num_hidden_layers=5, hidden_size=256, intermediate_size=512), traits=None)
+    lora = {"precision": "bf16", "lora_rank": 8, "lora_targets": "all-linear"}
+    configs = list(_configs(AMPERE, [lora, {**lora, "parameter_offload": "cpu"}], workload))
+    held = predict(workload, configs[1], AMPERE).host_bytes
+    roomy, tight = (predict_all(workload, AMPERE, configs, host_bytes=limit) for limit in (held, held - 1))
+    assert roomy == predict_all(workload, AMPERE, configs)
+    assert tight == ([roomy[0][0], HOST_TOO_SMALL], roomy[1])
+
+
 def test_weights_that_the_host_updates_leave_it_with_two_blocks_and_three_of_gradients() -> None:
     pytest.importorskip("torchao")
     sizes = {"num_hidden_layers": 8, "hidden_size": 512, "intermediate_size": 1024}
@@ -127,6 +162,7 @@ def test_weights_that_the_host_updates_leave_it_with_two_blocks_and_three_of_gra
     kept = [each.breakdown["parameters"] + each.breakdown["gradients"] for each in full]
     assert (kept[2] - kept[3]) / block == pytest.approx(11.0, abs=0.1)
     assert (kept[6] - kept[7]) / block == pytest.approx(11.0, abs=0.1)
+    assert figures.on_host == pytest.approx(np.array([each.host_bytes for each in full], float), rel=0.002)
     reserved = [each.reserved_bytes / each.allocated_bytes for each in full]
     assert max(reserved[1::2]) < 1.25  # earlier gradients are never all on the device
 
@@ -251,7 +287,7 @@ def test_compiled_transformers_keep_as_little_as_one_estimate_alone_says(
 def test_predictions_are_kept_on_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     configs = list(_configs(CPU, CHANGES[:2]))
     first = predict_all(WORKLOAD, CPU, configs)
-    monkeypatch.setattr(sys.modules[predict_all.__module__], "trace", None)  # nothing can be traced from here on
+    monkeypatch.setattr(sys.modules[SpaceEstimator.__module__], "trace", None)  # nothing can be traced from here on
     assert predict_all(WORKLOAD, CPU, configs) == first
     with pytest.raises(TypeError):
         predict_all(WORKLOAD, CPU, configs[:1])

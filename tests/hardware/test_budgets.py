@@ -74,6 +74,13 @@ def test_a_budget_larger_than_the_machine(given: dict[str, Any], hardware: Hardw
         budget_for(search_options(**given), hardware)
 
 
+def test_the_host_of_a_card_that_is_elsewhere_has_what_is_said_or_four_times_the_cards_memory() -> None:
+    elsewhere = hardware_of(card("rtx-4090"))
+    assert budget_for(search_options(), elsewhere).host_bytes == 4 * elsewhere.memory_bytes
+    assert budget_for(search_options(), elsewhere.of_several(2)).host_bytes == 8 * elsewhere.memory_bytes
+    assert budget_for(search_options(host_mem=999), elsewhere).host_bytes == 999 * GIB
+
+
 @pytest.mark.parametrize("asked", [None, 24, 23])
 def test_what_others_hold_cannot_be_had(asked: float | None) -> None:
     budget, notes = granted(card_of("NVIDIA GeForce RTX 4090", 23.52, used_gib=3.1), gpu_mem=asked)

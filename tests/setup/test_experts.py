@@ -14,8 +14,8 @@ from torch.nn.utils import parametrize
 from autofit.core.errors import RefusedError
 from autofit.core.hardware import GIB
 from autofit.core.workload import Hyperparameters
+from autofit.estimate.figures import predict_all
 from autofit.estimate.peak import peak_of
-from autofit.estimate.space_estimator import predict_all
 from autofit.hardware.tracker import StorageTracker
 from autofit.models.huggingface import HuggingFaceModel, huggingface_workload
 from autofit.setup import Setup

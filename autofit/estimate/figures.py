@@ -1,0 +1,78 @@
+"""The main figures of many configs, kept on disk: `predict_all`."""
+
+import math
+from collections.abc import Sequence
+
+from autofit.core.config import Config
+from autofit.core.environment import version_of
+from autofit.core.files import cache_file, digest, keep, kept
+from autofit.core.forks import forked
+from autofit.core.hardware import Hardware
+from autofit.core.workload import Workload
+from autofit.estimate.fake_device import workspace_bytes
+from autofit.estimate.operators import MEASURING_SECONDS
+from autofit.estimate.rates import UNKNOWN, Rates, rates_for
+from autofit.estimate.space_estimator import SpaceEstimator
+from autofit.hardware.catalogue import links_of
+from autofit.training.fingerprint import cache_key, described, own_code
+
+Figures = tuple[list[float], list[float]]  # bytes and seconds, by config
+HOST_TOO_SMALL = 2.0**60  # in the place of a config's bytes
+_VERSIONS = ("autofit", "torch", "transformers", "peft", "bitsandbytes", "torchao", "flash-attn")
+
+
+def predict_all(
+    workload: Workload,
+    hardware: Hardware,
+    configs: Sequence[Config],
+    *,
+    measuring: float = MEASURING_SECONDS,
+    within: float = math.inf,
+    processes: int | None = 1,
+    host_bytes: float = math.inf,
+) -> Figures:
+    """Bytes of tensors and seconds of a step for each config, NaN where nothing can be predicted, and HOST_TOO_SMALL
+    bytes where the host would hold more than `host_bytes`; `measuring`, `within` and `processes` as of SpaceEstimator.
+    Raises UntraceableError where the model cannot be traced.
+
+    Cached on disk by workload, device, configs and versions where a config.json describes all of the model: custom code
+    may change without its structure showing it.
+    """
+    # Measured in a fork where this process is still to be forked: matrix products start threads.
+    rates = (rates_for(hardware) if processes == 1 else forked(lambda: rates_for(hardware))()) or UNKNOWN
+    key = cache_key_of(workload, hardware, rates, configs)
+    path = cache_file("estimates", f"{key}.json")
+    if key and (found := kept(path)):
+        return _within_host(found, host_bytes)
+    limits = {"measuring": measuring, "within": within}
+    estimator = SpaceEstimator(workload, hardware, rates, configs, **limits, processes=processes)
+    predictions = estimator.predict()
+    arrays = predictions.allocated + workspace_bytes(hardware), predictions.seconds, predictions.on_host
+    figures = [each.tolist() for each in arrays]
+    if key and measuring >= MEASURING_SECONDS and estimator.complete:  # a search with more time should know more
+        keep(path, figures)
+    return _within_host(figures, host_bytes)
+
+
+def _within_host(figures: Sequence[list[float]], most: float) -> Figures:
+    nbytes, seconds, on_host = figures
+    sizes = zip(nbytes, on_host, strict=True)
+    return [HOST_TOO_SMALL if held > most else size for size, held in sizes], seconds
+
+
+def cache_key_of(workload: Workload, hardware: Hardware, rates: Rates, configs: Sequence[Config]) -> str | None:
+    """Names the predictions of these configs; None for a model that is more than a config.json."""
+    config = described(workload.model)
+    if config is None or not workload.source or workload.loss or workload.count or workload.split or workload.optimizer:
+        return None
+    # Canonical configs all have the same knobs, in this order: hundreds of thousands take a second.
+    values = "".join(repr(tuple(config.values())) for config in configs)
+    return cache_key(
+        [config, workload.summary()],
+        hardware=[hardware.device, hardware.capability, hardware.here],
+        devices=[hardware.devices, hardware.nodes, str(links_of(hardware)) if hardware.world > 1 else None],
+        rates=[sorted(rates.matmul.items()), rates.bandwidth, rates.link, rates.launch_seconds, rates.pass_seconds],
+        versions=[version_of(package) for package in _VERSIONS],
+        code=own_code(),
+        configs=[[list(config) for config in configs[:1]], digest(values)],
+    )
