@@ -56,5 +56,8 @@ def _measured(trial: Measurement, config: Mapping[str, Any]) -> Remedy:
 
 
 def _line(remedy: Remedy) -> str:
+    why = _KINDS[remedy.kind]
+    if remedy.kind == "numbers" and any(option.endswith("_offload=cpu") for option in remedy.options):
+        why += ", with a part of them in host memory"
     figures = ", ".join(filter(None, (f"at most {gib(remedy.device_bytes)} GiB", rate(remedy))))
-    return f"{' '.join(remedy.options)}: {_KINDS[remedy.kind]}; {figures} {source(remedy.measured)}"
+    return f"{' '.join(remedy.options)}: {why}; {figures} {source(remedy.measured)}"

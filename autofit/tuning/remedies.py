@@ -71,17 +71,19 @@ class _Search:
 
     def remedies(self) -> tuple[Remedy, ...]:
         has_room = self._usable > _context_of(self.hardware)  # else nothing helps but more memory
-        every = {kind: self._product(levers) for kind, levers in self._levers().items()} if has_room else {}
-        configs = list(dict.fromkeys([self.config, *itertools.chain(*every.values())]))
+        every = [(kind, self._product(levers)) for kind, levers in self._levers()] if has_room else []
+        configs = list(dict.fromkeys([self.config, *itertools.chain(*(members for _, members in every))]))
         found = dict(zip(configs, self._predicted(self.workload, self.hardware, configs), strict=True))
         named: list[Remedy] = []
-        for kind, members in every.items():
+        for kind, members in every:
+            if any(each.kind == kind for each in named):
+                continue
             fitting = [found[config] for config in members if found[config].nbytes <= self._usable]
             best = min(fitting, key=lambda each: each.cost(self.config), default=None)
             if best and not any(_makes_needless(each, best) for each in named):
                 named.append(self._remedy(kind, best, self._settings(best.config)))
         if has_room:
-            known = [found[each] for each in (self.config, *every["time"]) if not math.isnan(found[each].nbytes)]
+            known = [found[each] for each in (self.config, *every[0][1]) if not math.isnan(found[each].nbytes)]
             leanest = min(known, key=lambda each: each.nbytes, default=found[self.config]).config
             if not any(each.kind in _OF_THE_SAME for each in named):
                 named = [*self._shards_on_host(leanest), *named]
@@ -100,8 +102,8 @@ class _Search:
     def _usable(self) -> int:
         return self.budget.cap_bytes(self.hardware.device)
 
-    def _levers(self) -> dict[str, dict[str, tuple[Value, ...]]]:
-        """By kind, the values to try of each knob."""
+    def _levers(self) -> list[tuple[str, dict[str, tuple[Value, ...]]]]:
+        """By kind, the values to try of each knob; of one kind the second is for where the first does not fit."""
         size = int(self.config["micro_batch_size"] or self.workload.effective_batch_size)
         sizes = [each for each in self._choices("micro_batch_size") if isinstance(each, int) and each < size]
         time = {
@@ -113,15 +115,21 @@ class _Search:
         }
         host = {**time, **{knob: self._also(knob, "cpu") for knob in _OFFLOADS}}
         numbers = {"precision": self._also("precision", "bf16")[-1:]}
-        levers = {"time": time, "host": host}
-        levers["numbers"] = {**time, **numbers, "optimizer": self._also("optimizer", "adamw-8bit")}
+        fewer_bits = {**time, **numbers, "optimizer": self._also("optimizer", "adamw-8bit")}
+        levers = [
+            ("time", time),
+            ("host", host),
+            ("numbers", fewer_bits),
+            ("numbers", {**fewer_bits, **host, **numbers}),
+        ]
         adapters: dict[str, tuple[Value, ...]] = {}
         if not self.config["lora_rank"]:
             adapters = {"lora_rank": (_RANK,), "lora_targets": ("all-linear",)}
-            levers["lora"] = {**time, **numbers, **adapters}
+            levers.append(("lora", {**time, **numbers, **adapters}))
         if self.config["quantization"] == "none":
             offload = self._also("parameter_offload", "cpu")
-            levers["qlora"] = {**time, **numbers, **adapters, "quantization": ("nf4",), "parameter_offload": offload}
+            nf4: dict[str, tuple[Value, ...]] = {"quantization": ("nf4",), "parameter_offload": offload}
+            levers.append(("qlora", {**time, **numbers, **adapters, **nf4}))
         return levers
 
     def _choices(self, knob: str) -> tuple[Value, ...]:

@@ -15,6 +15,7 @@ from autofit.core.hardware import GIB, Hardware
 from autofit.core.workload import Workload
 from autofit.estimate.trace import trace
 from autofit.hardware.catalogue import card, hardware_of
+from autofit.report.remedies import remedy_lines
 from autofit.training.inspect import inspect_workload
 from autofit.tuning import remedies
 from autofit.tuning.remedies import what_helps
@@ -74,6 +75,20 @@ def test_the_kinds_come_in_the_order_of_what_they_cost(monkeypatch: pytest.Monke
     assert of_kind("devices", found).options[:2] == ("--devices", "4")  # 16 / 2 and 1 take 10 with the margin
     assert of_kind("devices", found).devices == 4
     assert "data_parallel=fsdp" in of_kind("devices", found).options
+
+
+@pytest.mark.parametrize(("least", "offloads"), [(8.0, False), (20.0, True)])
+def test_smaller_numbers_lean_on_the_host_where_they_do_not_fit_alone(
+    monkeypatch: pytest.MonkeyPatch, least: float, offloads: bool
+) -> None:
+    def formula(config: Config, *_: Any) -> tuple[float, float]:
+        small, rests = config["precision"] == "bf16", config["optimizer_offload"] == "cpu"
+        return (4.0 if rests else least) if small else (50.0 if rests else 90.0), 1.0 + rests
+
+    numbers = of_kind("numbers", helps(monkeypatch, formula, precision="fp32"))
+    assert ("optimizer_offload=cpu" in numbers.options) == offloads
+    (line,) = remedy_lines([numbers])
+    assert ("with a part of them in host memory" in line) == offloads
 
 
 def test_only_what_follows_from_nothing_else_is_to_be_typed(monkeypatch: pytest.MonkeyPatch) -> None:
