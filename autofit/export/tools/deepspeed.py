@@ -16,7 +16,7 @@ from autofit.export.tool import Request, Tool, ToolKeys
 
 _CHECKPOINTING = "DeepSpeed's serves only models that call its own checkpoint function; switch on that of the model"
 _SAMPLES = "DeepSpeed splits samples in scripts that register its Ulysses attention alone"
-_STREAMED = "ZeRO streams all weights, those that are trained as well, and fetches ahead in its own way"
+_STREAMED = "ZeRO streams all weights, those outside blocks as well, and fetches ahead in its own way"
 _STAGE = "zero_optimization.stage"
 _BUCKET = 20_000_000  # elements; of DeepSpeed's own 500 million each device would hold 1 to 2 GB beside the rest
 _AUTOCAST = {"bf16-mixed": "bfloat16", "fp16-mixed": "float16"}
