@@ -22,15 +22,16 @@ from autofit.core.knobs import yaml_word
 from autofit.core.layout import fitted_to
 from autofit.core.workload import Workload
 from autofit.estimate.figures import predict_all
+from autofit.estimate.passes import rest_on_host
 from autofit.estimate.trace import trace
 from autofit.models import HuggingFaceModel
 from autofit.models.huggingface import huggingface_workload
 from autofit.tuning.target import estimate_on
 
 # What the upper end of an estimate may be above the tensors that are predicted here; and above that where compiled
-# code, or what is on its way to the host and back, widen it, and where all logits leave gaps behind in the
-# allocator's memory (benchmarks.what_helps).
-_ABOVE, _WIDER, _OF_LOGITS = {"cpu": 1.02, "cuda": 1.15}, 1.1, 1.16
+# code, or what is on its way to the host and back, widen it, most of all gradients, and where all logits leave gaps
+# behind in the allocator's memory (benchmarks.what_helps).
+_ABOVE, _WIDER, _OF_GRADIENTS, _OF_LOGITS = {"cpu": 1.02, "cuda": 1.15}, 1.1, 1.05, 1.16
 _CONTEXT, _COMMUNICATORS = 500 * MIB, 640 * MIB  # of CUDA, where the card does not tell; of NCCL, not measured
 _MEASURING = 0.2  # seconds, for timing operators on a CPU: only the order of speeds matters here
 _DEVICES, _SHORTEST = (2, 4, 8), 128
@@ -166,8 +167,8 @@ class _Search:
     def _above(self, config: Config, hardware: Hardware) -> float:
         wide = any(config[knob] != "none" for knob in ("compile", "activation_offload", "parameter_offload"))
         logits = bool(self.workload.traits and self.workload.traits.head and config["loss"] == "standard")
-        cuda = hardware.device == "cuda"
-        return _ABOVE[hardware.device] * (_WIDER if wide else 1.0) * (_OF_LOGITS if logits and cuda else 1.0)
+        above = _ABOVE[hardware.device] * (_WIDER if wide else 1.0) * (_OF_GRADIENTS if rest_on_host(config) else 1.0)
+        return above * (_OF_LOGITS if logits and hardware.device == "cuda" else 1.0)
 
     def _shorter(self, config: Config) -> Iterator[Remedy]:
         """The longest of a half, a quarter ... of the sequence that fits."""

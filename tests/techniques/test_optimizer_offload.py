@@ -318,6 +318,22 @@ def test_gradients_of_both_memories_are_clipped_together() -> None:
 
 
 @pytest.mark.usefixtures("resting")
+@pytest.mark.filterwarnings("ignore:The .grad attribute")
+def test_compiled_blocks_of_weights_at_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiling = technique_named("compile")
+    monkeypatch.setattr(f"{type(compiling).__module__}.BACKEND", "aot_eager")
+    monkeypatch.setattr(compiling, "refuse", lambda *_: None)
+    workload = stacked()
+    plain = rested({"micro_batch_size": 2, "optimizer": "adamw"}, workload)
+    setup = rested({**AT_REST, "compile": "default"}, workload)
+    for _ in range(3):
+        torch.testing.assert_close(train_step(plain, workload.batch(4)), train_step(setup, workload.batch(4)))
+    setup.close()
+    for (name, one), (_, other) in zip(plain.trainable(), setup.trained_values(), strict=True):
+        torch.testing.assert_close(one, other, msg=name)
+
+
+@pytest.mark.usefixtures("resting")
 def test_a_model_of_blocks_alone() -> None:
     workload = stacked(ends=False)
     plain, setup = (rested(each, workload) for each in ({"micro_batch_size": 2, "optimizer": "adamw"}, AT_REST))
