@@ -19,7 +19,7 @@ from autofit.core.workload import check_sizes
 from autofit.core.zygote_process import started_early
 from autofit.hardware.catalogue import card_to_search_for
 from autofit.hardware.driver import no_gpu_note, why_no_gpu
-from autofit.models import check_task, kind_of
+from autofit.models import check_task, kind_of, make_importable
 from autofit.report.explain import nothing_fits_view
 from autofit.report.live import LiveDisplay
 from autofit.report.predicted import predicted_view
@@ -96,9 +96,12 @@ def search(
     if out is not None:
         RunDirectory(out, resume=resume).check()
     with contextlib.ExitStack() as stack:
-        if kind_of(model) != "function":  # which may register knobs, and is imported from elsewhere
-            if executor == "local":
-                stack.enter_context(started_early())
+        is_function = kind_of(model) == "function"
+        if executor == "local":
+            if is_function:
+                make_importable(model)
+            stack.enter_context(started_early())
+        if not is_function:  # whose module may register knobs
             knobs = {each.name: each for each in known_knobs()}
             heavy("autofit.search.space", "check_asked")(space, checked.set, tuple(knobs), knobs)
         reason = why_no_gpu() if checked.names_a_card else None

@@ -79,7 +79,8 @@ def started_early() -> Iterator[None]:
 
 
 def taken(environment: Mapping[str, str]) -> ZygoteProcess | None:
-    """The zygote that was started early, unless what is imported comes from elsewhere by now."""
-    if _early and _early[0].environment["PYTHONPATH"] == environment["PYTHONPATH"]:
+    """The zygote that was started early, unless it would be started otherwise by now: the user's own code may set
+    variables, and change where what is imported comes from."""
+    if _early and _early[0].environment == environment:
         return _early.pop()
     return None

@@ -39,6 +39,7 @@ def function_workload(
     either of them raised; not a Workload came back; or another sequence length was asked for than the function's data
     has."""
     module_name, _, name = reference.rpartition(":")
+    make_importable(reference)
     if module_name.endswith(".py"):
         path = expanded(module_name).absolute()
         module, source, stem = _load_file(path), f"{path}:{name}", path.stem
@@ -72,7 +73,6 @@ def _load_file(path: Path) -> ModuleType:
     assert spec is not None and spec.loader is not None, path  # it is a file that ends in .py
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # dataclasses and pickle look a class's module up there
-    _make_importable(path.parent)
     try:
         with _blamed_on_user(f"importing {path}"):
             spec.loader.exec_module(module)
@@ -84,7 +84,6 @@ def _load_file(path: Path) -> ModuleType:
 
 
 def _load_module(name: str) -> ModuleType:
-    _make_importable(Path.cwd())
     try:
         with _blamed_on_user(f"importing {name}"):
             return importlib.import_module(name)
@@ -96,8 +95,11 @@ def _load_module(name: str) -> ModuleType:
         raise
 
 
-def _make_importable(folder: Path) -> None:
-    """Let modules in the folder be imported: now, by functions called later, and by probes, which inherit the path."""
+def make_importable(reference: str) -> None:
+    """Let modules beside a function's be imported: now, by functions called later, and by probes, which inherit the
+    path."""
+    module_name, _, _ = reference.rpartition(":")
+    folder = expanded(module_name).absolute().parent if module_name.endswith(".py") else Path.cwd()
     if str(folder) not in sys.path:
         sys.path.insert(0, str(folder))  # first, as Python does for a script
     importlib.invalidate_caches()

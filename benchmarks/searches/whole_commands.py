@@ -63,7 +63,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         seconds = by_turns(commands, given.rounds)
         rows.append({"workload": problem.name, "budget": problem.budget, "seconds": seconds})
         print(line(rows[-1]), flush=True)
-    write_atomically(given.out, json.dumps({"about": about(asked[0].hardware), "problems": rows}, indent=1) + "\n")
+    machine = about(asked[0].hardware) | {"threads": 1}  # of each command
+    write_atomically(given.out, json.dumps({"about": machine, "problems": rows}, indent=1) + "\n")
 
 
 def autofit_command(name: str, nbytes: int) -> list[str]:

@@ -196,6 +196,21 @@ def test_a_zygote_that_was_started_early_serves_the_first_executor(
     assert (tmp_path / "zygote.log").read_text() == "its last words\n"
 
 
+def test_one_started_early_serves_nobody_whose_own_code_set_a_variable_meanwhile(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(zygote_process, "START", STANDING_IN + "import time; time.sleep(60)")
+    with started_early():
+        early = zygote_process._early[0]
+        monkeypatch.setenv("HF_HOME", "/elsewhere")
+        assert zygote_process.taken(zygote_process.environment_of_zygote()) is None
+        monkeypatch.delenv("HF_HOME")
+        assert zygote_process.taken(zygote_process.environment_of_zygote()) is early
+    early.process.kill()
+    early.process.wait()
+    early.close()
+
+
 def test_a_zygote_that_cannot_start_is_a_probe_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "torch.py").write_text("raise ImportError('this torch is broken')")
     monkeypatch.syspath_prepend(tmp_path)
