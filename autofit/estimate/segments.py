@@ -7,6 +7,7 @@ both relative to its start. `autofit.estimate.schedules` puts any step together 
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Self
 
 import numpy as np
@@ -80,7 +81,7 @@ class Segments:
         """The segments of one block in one phase."""
         return [segment for segment in self.items if segment.phase == phase and segment.block == block]
 
-    @property
+    @cached_property
     def streamed_block(self) -> Floats:
         """Bytes of one block's weights that parameter_offload keeps on the host."""
         none: Floats = np.zeros_like(self.streamed)

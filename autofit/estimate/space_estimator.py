@@ -290,13 +290,14 @@ class SpaceEstimator:
         window = np.minimum(WINDOW, step_pass.saved[0]) if offloaded else 0.0
         buckets = config["data_parallel"] == "ddp"  # gradients are in them at last, and nowhere else
         held = held + buckets * segments.gradients
-        resting = rest_on_host(config) * segments.streamed_block
-        gradients = segments.gradients - resting * (segments.depth.whole if segments.depth else 0)
+        gradients = earlier = segments.gradients  # of earlier micro-batches
+        if rests := rest_on_host(config):  # those of blocks, which are there two blocks at a time
+            gradients = gradients - segments.streamed_block * (segments.depth.whole if segments.depth else 0)
+            earlier = gradients + 2 * segments.streamed_block
         update = held + np.maximum(left, 0.0 * left if buckets else gradients) + optimizer.temporary
         at_once = np.maximum(held + first + window, update)
         if config["optimizer_in_backward"]:
             at_once = held + added + optimizer.largest + window
-        earlier = gradients + 2 * resting  # of earlier micro-batches: all that stay, of others two blocks at a time
         by_host = (optimizer.moved + gradients) / self.rates.link  # its own traffic, and weights come back
         there = config["fsdp_offload"] == "cpu"  # gradients are on the host, too
         added_up = optimizer.weights / self.rates.link if there else segments.gradients / self.rates.bandwidth
@@ -312,7 +313,7 @@ class SpaceEstimator:
             micro=each,
             update=(by_host if on_host else optimizer.seconds) + last - each,
             # Both are read, the sum is written.
-            adding=3 * added_up + step_pass.seconds(speed, config, exchanges, adding=True) - each,
+            adding=3 * added_up + (step_pass.seconds(speed, config, exchanges, adding=True) - each if rests else 0.0),
             on_host=self._hardware.devices * self._on_host(config, step_pass, optimizer),
         )
 
