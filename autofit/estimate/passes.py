@@ -16,7 +16,7 @@ from autofit.estimate.scaling import Floats
 from autofit.estimate.schedules import Schedule, run_schedule
 from autofit.estimate.segments import Repeats, Segment, Segments
 from autofit.setup.saved_tensors import WINDOW
-from autofit.setup.streamed_blocks import updated
+from autofit.setup.streamed_blocks import updated_on
 
 # By the id of a segment, the seconds that the device works and that the host launches.
 Computing = Mapping[int, tuple[Floats, Floats]]
@@ -38,7 +38,7 @@ class Pass:
         """(the peak, what is alive at the end), without parameters and state; `added`: gradients are added to those of
         earlier micro-batches, or applied, as soon as they are there."""
         mode, resting = (added, config["activation_offload"] == "cpu"), rest_on_host(config)
-        leaves = config["parameter_offload"] == "cpu" and updated(config) is not None  # by its weights or gradients
+        leaves = config["parameter_offload"] == "cpu" and updated_on(config) is not None  # by its weights or gradients
         key = *mode, resting, leaves
         if key not in self._memory:
             before, leaving = np.zeros_like(self.segments.parameters), leaves * self.segments.streamed_block
@@ -149,10 +149,10 @@ def _together(speed: Speed, working: Floats, launching: Floats) -> Floats:
 
 
 def rest_on_host(config: Config) -> bool:
-    """Whether gradients of streamed weights do."""
-    return config["parameter_offload"] == "cpu" and updated(config) == "host"
+    """Whether the gradients of streamed weights rest on the host, as these do."""
+    return config["parameter_offload"] == "cpu" and updated_on(config) == "host"
 
 
 def _ways(config: Config) -> int:
     """How often a backward copies streamed weights: to the device, and what it has updated back."""
-    return 1 + (updated(config) == "device")
+    return 1 + (updated_on(config) == "device")

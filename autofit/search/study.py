@@ -77,9 +77,8 @@ class SearchOutcome:
 
     measurements: tuple[Measurement, ...]
     skipped: dict[str, int]  # configs never measured: predicted not to fit, dominated by an out-of-memory, refused
-    stopped_by: (
-        str  # "trials", "time", "interrupt", "space" (none left) or "bound" (none is expected to be faster, or to fit)
-    )
+    # "trials", "time", "interrupt", "space" (none left) or "bound" (none is expected to be faster, or to fit).
+    stopped_by: str
     space_size: int
     # The share by which any left may be faster than the best, at 95 %; None where none is left or nothing fits.
     bound: float | None = None

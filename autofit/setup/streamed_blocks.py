@@ -43,7 +43,7 @@ def is_whole(config: Mapping[str, Value]) -> bool:
     return not (config.get("lora_rank") or config.get("head_only"))
 
 
-def updated(config: Mapping[str, Value]) -> Updated | None:
+def updated_on(config: Mapping[str, Value]) -> Updated | None:
     """Where a config updates the weights that parameter_offload streams; None where those are frozen."""
     return None if not is_whole(config) else "device" if config.get("optimizer_in_backward") else "host"
 

@@ -27,7 +27,7 @@ from autofit.setup.host_copies import CopyLane
 from autofit.setup.layers import repeated_blocks
 from autofit.setup.resting_weights import Slot
 from autofit.setup.state import Holder
-from autofit.setup.streamed_blocks import LEAST_BLOCKS, SMALLEST, BlockStreamer, updated
+from autofit.setup.streamed_blocks import LEAST_BLOCKS, SMALLEST, BlockStreamer, updated_on
 
 _TOO_FEW = (
     f"fewer than {LEAST_BLOCKS} repeated blocks have weights of their own worth streaming, "
@@ -53,7 +53,7 @@ class ParameterOffload(Technique):
             return None
         if hardware.device == "cpu":
             return "on a CPU, device and host share one memory, so nothing would be saved; use none."
-        if updated(config) == "host" and config["optimizer_offload"] != "cpu":
+        if updated_on(config) == "host" and config["optimizer_offload"] != "cpu":
             return (
                 "trained weights are streamed where the backward or the host updates them; "
                 "set optimizer_in_backward, optimizer_offload or lora_rank."
@@ -73,7 +73,7 @@ def stream_blocks(setup: Setup, lane: CopyLane, *, smallest: int) -> BlockStream
     """Send every weight of a block that may be streamed to the host as soon as it exists. Raises RefusedError where too
     few blocks have weights of at least `smallest` bytes, counted in 4 bits."""
     compiled = setup.config.get("compile") not in (None, "none")
-    where, blocks = updated(setup.config), repeated_blocks(setup.model)
+    where, blocks = updated_on(setup.config), repeated_blocks(setup.model)
     streamer = BlockStreamer(setup.model, blocks, lane, smallest=smallest, whole=compiled, updated=where)
     worth = {id(block) for block, slot in streamer.slots() if getattr(*slot).numel() >= 2 * smallest}
     if len(worth) < LEAST_BLOCKS:

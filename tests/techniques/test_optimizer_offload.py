@@ -6,7 +6,6 @@ the host's copies are other tensors than the weights there too. What only a GPU 
 
 import contextlib
 import dataclasses
-import gc
 import importlib.util
 from collections import Counter
 from pathlib import Path
@@ -30,6 +29,7 @@ from autofit.training.loop import train
 from autofit.training.step import accumulate, train_step, update
 from tests import tiny
 from tests.late_lane import LateLane
+from tests.streaming import trained_on_card
 from tests.techniques.contract import Effect
 
 OFFLOAD = technique_named("optimizer_offload")
@@ -476,25 +476,20 @@ def test_on_the_gpu_it_trains_as_plain_adamw_does_and_its_state_is_on_the_host(t
 
 @pytest.mark.gpu
 def test_on_the_gpu_weights_and_gradients_at_rest_leave_two_and_three_blocks_and_learn_the_same() -> None:
-    workload, weights, peaks, block = stacked(4096), [], [], 2 * 4096 * 8192 * 4
+    workload, block, seen = stacked(4096), 2 * 4096 * 8192 * 4, []
     torch.manual_seed(0)
     start = {name: value.clone() for name, value in workload.model().state_dict().items()}
     for knobs in ({"micro_batch_size": 2}, AT_REST):
-        gc.collect()
-        torch.cuda.empty_cache()
         model = workload.model()
         model.load_state_dict(start)
         setup = build(workload, knobs, detect("cuda"), model=model, hyperparameters=Hyperparameters(lr=1e-4))
-        for _ in range(3):
-            torch.cuda.reset_peak_memory_stats()
-            train_step(setup, workload.batch(4))
-        peaks.append(torch.cuda.max_memory_allocated())
-        weights.append({name: value.cpu() for name, value in setup.trained_values()})
-        setup.close()
+        seen.append(trained_on_card(setup, workload.batch(4)))
+        del setup, model
+    (plain, weights), (peak, streamed) = seen
     # Weights, gradients and two moments of five blocks, against weights of two and gradients of three.
-    assert peaks[0] - peaks[1] == pytest.approx((4 * BLOCKS - 5) * block, rel=0.1)
-    for name, value in weights[0].items():
-        torch.testing.assert_close(value, weights[1][name], rtol=1e-4, atol=1e-6)
+    assert plain - peak == pytest.approx((4 * BLOCKS - 5) * block, rel=0.1)
+    for name, value in weights.items():
+        torch.testing.assert_close(value, streamed[name], rtol=1e-4, atol=1e-6)
 
 
 def wide_workload(width: int = 1024, depth: int = 4) -> Workload:
