@@ -16,10 +16,10 @@ from autofit.core.learning import check_judging
 from autofit.core.options import parse_settings, search_options, seconds_of
 from autofit.core.run_directory import RunDirectory
 from autofit.core.workload import check_sizes
-from autofit.core.zygote_process import started_early
+from autofit.core.zygote_process import PLAIN, TRANSFORMERS, started_early
 from autofit.hardware.catalogue import card_to_search_for
 from autofit.hardware.driver import no_gpu_note, why_no_gpu
-from autofit.models import check_task, kind_of, make_importable
+from autofit.models import check_task, kind_of, make_importable, names_transformers
 from autofit.report.explain import nothing_fits_view
 from autofit.report.live import LiveDisplay
 from autofit.report.predicted import predicted_view
@@ -100,7 +100,7 @@ def search(
         if executor == "local":
             if is_function:
                 make_importable(model)
-            stack.enter_context(started_early())
+            stack.enter_context(started_early(PLAIN if is_function and not names_transformers(model) else TRANSFORMERS))
         if not is_function:  # whose module may register knobs
             knobs = {each.name: each for each in known_knobs()}
             heavy("autofit.search.space", "check_asked")(space, checked.set, tuple(knobs), knobs)

@@ -71,7 +71,8 @@ class Rates:
     source: str  # where the figures are from
     peak: Mapping[str, float] | None = None  # `matmul` by the data sheet; None: unknown
     pass_seconds: float = _PASS  # of one operator, views too, in each of the two modes of selective checkpointing
-    # By call and by operator: (seconds whatever the size, factor of the roofline's seconds); None: not measured.
+    # By call, by operator and number format, and by operator: (seconds whatever the size, factor of the roofline's
+    # seconds); None: not measured.
     operators: Mapping[str, Sequence[float]] | None = None
     kernels: Mapping[str, float] | None = None  # of a card, by operator: factor of the roofline's seconds
 

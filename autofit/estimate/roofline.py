@@ -58,8 +58,8 @@ class Speed:
         """(seconds whatever the size, factor of the roofline's seconds); (0, 1) if not measured."""
         if self.rates.kernels:
             return 0.0, self.rates.kernels.get(operator.partition(" ")[0], 1.0)
-        measured = self.rates.operators or {}
-        fixed, factor = measured.get(call) or measured.get(operator) or (0.0, 1.0)
+        measured, name = self.rates.operators or {}, operator.partition(" ")[0]
+        fixed, factor = measured.get(call) or measured.get(operator) or measured.get(name) or (0.0, 1.0)
         return fixed, factor
 
     def launches(self, operator: str) -> int:

@@ -14,11 +14,11 @@ from autofit.core.errors import InputError, require, shown, unknown
 from autofit.core.strict_yaml import load_mapping
 from autofit.core.workload import TASKS, Workload
 from autofit.models.config_json import check_directory, is_hub_id, read_directory, read_hub
-from autofit.models.functions import function_workload, is_function, make_importable
+from autofit.models.functions import function_workload, is_function, make_importable, names_transformers
 from autofit.models.huggingface import HuggingFaceModel, huggingface_workload
 from autofit.models.tasks.choice import chosen_task
 
-__all__ = ["HuggingFaceModel", "resolve", "make_importable", "workload_from_source"]
+__all__ = ["HuggingFaceModel", "resolve", "make_importable", "names_transformers", "workload_from_source"]
 __all__ += ["describe_presets", "load_preset", "preset_names"]
 
 

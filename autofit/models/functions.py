@@ -4,6 +4,7 @@ Probe processes inherit the import path but cannot import a file that was loaded
 registered to be pickled by value.
 """
 
+import contextlib
 import dataclasses
 import hashlib
 import importlib
@@ -61,6 +62,15 @@ def function_workload(
     if effective_batch_size is not None:
         changes["effective_batch_size"] = effective_batch_size
     return dataclasses.replace(workload, **changes)
+
+
+def names_transformers(reference: str) -> bool:
+    """Whether the file of a function names Hugging Face's libraries; True for a module, whose file only importing its
+    packages would find."""
+    module, _, _ = reference.rpartition(":")
+    with contextlib.suppress(OSError):  # told when it is loaded
+        return not module.endswith(".py") or bool(re.search(rb"transformers|peft", expanded(module).read_bytes()))
+    return True
 
 
 def _load_file(path: Path) -> ModuleType:

@@ -17,6 +17,7 @@ import signal
 import sys
 import time
 import traceback
+from collections.abc import Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -28,11 +29,9 @@ from autofit.core.forks import adopt_orphans, die_with_parent, ending_forks
 from autofit.core.zygote_process import START
 from autofit.probe.preload import preload
 
-_PRELOADED = ("transformers", "transformers.modeling_utils", "autofit.probe.measure", "peft")
 _LOOK_SECONDS, _MOST_LOGGED, _KEPT_OF_LOG = 0.5, 2**24, 2**20  # what a model prints may be gigabytes
 # Seconds for what a job left running: to clean up (multiprocessing's tracker removes shared memory), and to be gone.
 _PATIENCE, _LONGEST_END = 0.5, 10.0
-_BARE = "--bare"  # import autofit's own modules only
 
 
 @dataclass(frozen=True)
@@ -47,6 +46,13 @@ class Job:
 
 
 @dataclass(frozen=True)
+class Preload:
+    """Names of modules to import before the next job; None is sent when that is done."""
+
+    names: Sequence[str]
+
+
+@dataclass(frozen=True)
 class Ended:
     """How a child ended."""
 
@@ -56,15 +62,9 @@ class Ended:
 
 
 def main() -> None:
-    """Serve jobs from the socket whose file descriptor is the first argument."""
+    """Serve jobs from the socket whose file descriptor is the first argument; the others name modules to import."""
     connection = Connection(int(sys.argv[1]))
-    if _BARE in sys.argv:
-        importlib.import_module("autofit.probe.measure")
-    elif not preload(_PRELOADED):  # a library opened CUDA after all: no forked child could use it
-        os.execv(sys.executable, [sys.executable, "-P", "-c", START, sys.argv[1], _BARE])
-    gc.collect()
-    gc.freeze()  # children then leave the pages of these objects shared
-    gc.enable()
+    _import(sys.argv[2:])
     adopt_orphans()
     die_with_parent(0)  # from here on the socket tells, and what jobs started is ended first
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
@@ -75,8 +75,24 @@ def main() -> None:
     with contextlib.suppress(EOFError, OSError):  # the parent has ended
         connection.send(None)  # it is ready
         while True:
-            if job := connection.recv():  # None is meant for a job that has just ended
-                connection.send(_run(job, connection, deaths))
+            asked = connection.recv()
+            if isinstance(asked, Preload):
+                _import(asked.names)
+                connection.send(None)
+            elif asked:  # None is meant for a job that has just ended
+                connection.send(_run(asked, connection, deaths))
+
+
+def _import(names: Sequence[str]) -> None:
+    """Import modules for children; where a library opens CUDA, so that none could use it, start again with autofit's
+    own alone."""
+    gc.disable()
+    if names and not preload(names):
+        os.execv(sys.executable, [sys.executable, "-P", "-c", START, sys.argv[1]])
+    importlib.import_module("autofit.probe.measure")
+    gc.collect()
+    gc.freeze()  # children then leave the pages of these objects shared
+    gc.enable()
 
 
 def _run(job: Job, connection: Connection, deaths: int) -> Ended:

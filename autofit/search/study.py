@@ -62,7 +62,9 @@ class Limits:
     memory_bytes: int | None = None  # what tensors may take (`Budget.cap_bytes`)
     context_bytes: int | None = None  # of a card's context, beside which that is; None on a CPU
     tolerance: float | None = None
-    quick: int | None = None  # measurements that suffice once one fits; no tier's best is searched for then
+    # Measurements that suffice once one fits, or else the first that takes as long as predicted; no tier's best is
+    # searched for then.
+    quick: int | None = None
 
     def __post_init__(self) -> None:
         if self.trials < 1:
@@ -226,12 +228,17 @@ class _Exploration:
         measurements = self._sampler.with_running(measurements, self._sampler.running(self._study))
         if not self._sampler.left(measurements).any():
             return "space"
-        suffice = self._limits.quick if any(each.fits for each in measurements) else None
-        if len(measurements) >= min(self._limits.trials, suffice or self._limits.trials):
+        if len(measurements) >= min(self._limits.trials, self._suffice(measurements)):
             return "trials"
         if self._sampler.aim(measurements) is None:
             return "bound"
         return "time" if measurements and time.monotonic() >= self._deadline else None  # a late answer beats none
+
+    def _suffice(self, measurements: Sequence[Measurement]) -> int:
+        """How many measurements a quick search needs; all that others may have."""
+        if self._limits.quick is None or not any(each.fits for each in measurements):
+            return self._limits.trials
+        return 1 if self._sampler.surrogate.confirmed_by(measurements) else self._limits.quick
 
     def _start(self) -> None:
         measurements = measurements_of(self._study)

@@ -47,6 +47,7 @@ _LIKELY, _WORTH = 0.5, 0.05
 # Predictions that are so many times off prove nothing, unless so many probes are off alike, within this deviation of
 # logarithms: operators that were timed while other work disturbed them put configs in a wrong order.
 _MISLED, _ENOUGH, _ALIKE = 4.0, 5, 0.25
+_CONFIRMED = 1.3  # predictions that are less than so many times off are right about the order of configs, too
 _CONFIDENCE = 0.05  # a config that is faster with at most this probability is no reason to go on
 _PARTS = 10_000  # a bound is told in such parts of 1
 
@@ -238,12 +239,21 @@ class Surrogate:
 
     def misled_by(self, measurements: Sequence[Measurement]) -> float:
         """How many times longer than predicted steps take, where that says that predictions mislead; else 0."""
-        times = {each.config: each.step_seconds.median for each in measurements if each.fits and each.step_seconds}
-        seconds = self._predictions.seconds if self._predictions else {}
-        known = [math.log(took / seconds[config]) for config, took in times.items() if seconds.get(config, 0.0) > 0.0]
+        known = self._times_longer(measurements)
         off = statistics.median(known) if known else 0.0
         alike = len(known) >= _ENOUGH and statistics.pstdev(known) <= _ALIKE
         return 0.0 if abs(off) < math.log(_MISLED) or alike else math.exp(off)
+
+    def confirmed_by(self, measurements: Sequence[Measurement]) -> bool:
+        """Whether what was measured to fit takes as long as predicted, about."""
+        known = self._times_longer(measurements)
+        return bool(known) and max(map(abs, known)) < math.log(_CONFIRMED)
+
+    def _times_longer(self, measurements: Sequence[Measurement]) -> list[float]:
+        """Logarithms of how many times longer than predicted the step of each config took that fits."""
+        times = {each.config: each.step_seconds.median for each in measurements if each.fits and each.step_seconds}
+        seconds = self._predictions.seconds if self._predictions else {}
+        return [math.log(took / seconds[config]) for config, took in times.items() if seconds.get(config, 0.0) > 0.0]
 
     def regret_bound(self, measurements: Sequence[Measurement], left: Mask) -> float:
         """The largest share by which any config left may, at 95 %, be faster than the best. Below 0 where the best is

@@ -86,7 +86,7 @@ def test_the_shortest_of_passes_counts_and_they_go_on_until_the_machine_is_undis
     told, times = iter(paces), iter(range(10, 0, -1))  # each pass is faster
     monkeypatch.setattr(operators, "_pace", lambda rates: next(told))
     monkeypatch.setattr(operators, "_seconds", lambda call: next(times) * 1e-3)
-    (fixed, factor), _ = _noted((EXP, torch.Size((64, 64)), {})).measured(RATES).values()
+    (fixed, factor), *_ = _noted((EXP, torch.Size((64, 64)), {})).measured(RATES).values()
     assert fixed == 0.0
     expected = operators.working_seconds(_noted_cost(), operators._roofline(RATES))
     assert factor == pytest.approx((11 - passes) * 1e-3 / expected)
@@ -106,7 +106,14 @@ def test_expanded_tensors_are_made_too() -> None:
 def test_what_matters_most_is_measured_first_and_time_is_short() -> None:
     shape = torch.Size((64, 64))
     noted = _noted((EXP, shape, {}), (ADD, shape, {"other": 1.0}), (ADD, shape, {"other": 2.0}))
-    assert list(noted.measured(RATES, 0.0)) == ["aten::add float32 16384+16384", "aten::add float32"]
+    assert list(noted.measured(RATES, 0.0)) == ["aten::add float32 16384+16384", "aten::add float32", "aten::add"]
+
+
+def test_the_largest_call_of_every_operator_is_measured_before_any_other() -> None:
+    large, larger, small = torch.Size((64, 64)), torch.Size((128, 64)), torch.Size((32, 32))
+    noted = _noted((ADD, large, {"other": 1.0}), (ADD, larger, {"other": 1.0}), (EXP, small, {}))
+    told = [key for key in noted.measured(RATES, 60.0) if "+" in key]
+    assert told == ["aten::add float32 32768+32768", "aten::exp float32 4096+4096", "aten::add float32 16384+16384"]
 
 
 def test_a_space_is_ranked_by_what_operators_take_here_and_says_so() -> None:

@@ -113,6 +113,21 @@ def test_an_operator_takes_as_many_times_longer_as_was_measured() -> None:
     assert float(told["memory"][0]) == pytest.approx(4.5)
 
 
+@pytest.mark.parametrize(
+    ("operators", "expected"),
+    [
+        ({"aten::exp float32": (0.0, 3.0)}, (0.0, 1.0)),
+        ({"aten::exp float32": (0.0, 3.0), "aten::exp": (0.0, 3.0)}, (0.0, 3.0)),
+        ({"aten::exp bfloat16": (0.0, 5.0), "aten::exp": (0.0, 3.0)}, (0.0, 5.0)),
+    ],
+)
+def test_an_operator_of_another_number_format_stands_for_one_that_was_not_measured(
+    operators: dict[str, tuple[float, float]], expected: tuple[float, float]
+) -> None:
+    speed = Speed(replace(RATES, operators=operators), asynchronous=False)
+    assert speed.measured("aten::exp bfloat16 2+2", "aten::exp bfloat16") == expected
+
+
 def test_passing_a_mode_of_python_costs_the_host() -> None:
     told = Work.of([PASS, PASS], GRID, SYMBOLS, dispatched=5).seconds(Speed(RATES, asynchronous=False), passes=2)
     assert float(told["launch"][0]) == pytest.approx(2 * 1e-5 + 5 * 2 * RATES.pass_seconds)

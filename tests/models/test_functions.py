@@ -9,7 +9,7 @@ import cloudpickle
 import pytest
 
 from autofit.core.errors import InputError, NothingFitsError
-from autofit.models.functions import function_workload, is_function
+from autofit.models.functions import function_workload, is_function, names_transformers
 
 GOOD = """
 import torch
@@ -225,3 +225,20 @@ def test_an_impossible_effective_batch_is_refused(good: Path) -> None:
 )
 def test_references_are_recognised(text: str, expected: bool) -> None:
     assert is_function(text) is expected
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [(GOOD, False), ("from transformers import AutoModel\n" + GOOD, True), (f"{GOOD}\n    import peft\n", True)],
+    ids=["plain", "transformers", "peft"],
+)
+def test_a_file_that_names_transformers_is_told_from_one_of_plain_pytorch(
+    tmp_path: Path, text: str, expected: bool
+) -> None:
+    (tmp_path / "train.py").write_text(text)
+    assert names_transformers(f"{tmp_path / 'train.py'}:make") is expected
+
+
+def test_what_cannot_be_read_may_name_transformers(tmp_path: Path) -> None:
+    assert names_transformers("package.module:make")
+    assert names_transformers(f"{tmp_path / 'missing.py'}:make")

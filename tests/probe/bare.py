@@ -9,7 +9,7 @@ from autofit.probe.executors import local
 
 Made = TypeVar("Made", bound=Executor)
 # What an optimizer imports when it is made, each child would import for itself.
-FIRST = "import sys, torch._dynamo; sys.argv.append('--bare')"
+FIRST = "import sys, torch._dynamo; del sys.argv[2:]"
 
 
 def bare(make: Callable[[], Made]) -> Made:

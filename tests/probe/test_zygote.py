@@ -196,6 +196,23 @@ def test_a_zygote_that_was_started_early_serves_the_first_executor(
     assert (tmp_path / "zygote.log").read_text() == "its last words\n"
 
 
+@pytest.mark.parametrize("used", [True, False], ids=["a model of transformers", "a plain model"])
+def test_what_one_started_early_left_out_it_imports_for_a_model_that_needs_it(
+    monkeypatch: pytest.MonkeyPatch, used: bool
+) -> None:
+    monkeypatch.setattr(local, "TRANSFORMERS", ("wave", "fileinput"))
+    others = {name: module for name, module in sys.modules.items() if name != "transformers.modeling_utils"}
+    monkeypatch.setattr(sys, "modules", others | ({"transformers.modeling_utils": sys} if used else {}))
+    with started_early(("fileinput",)):
+        (early,) = zygote_process._early
+        with LocalExecutor() as executor:
+            assert executor._process is early.process
+            imported = executor.run(
+                lambda _: {"fileinput", "wave"} & set(__import__("sys").modules), None, log="it.log", timeout=60.0
+            )
+    assert imported == ({"fileinput", "wave"} if used else {"fileinput"})
+
+
 def test_one_started_early_serves_nobody_whose_own_code_set_a_variable_meanwhile(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

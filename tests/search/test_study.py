@@ -398,6 +398,23 @@ def test_a_quick_search_ends_once_a_few_are_measured_and_one_fits(formula: Any) 
     assert len(search(problem.space, problem.problem(), limits=limits).measurements) > 2
 
 
+@pytest.mark.parametrize(("factor", "probes"), [(1.0, 1), (1.2, 1), (1.5, 2), (0.6, 2)])
+def test_a_quick_search_ends_with_the_first_that_takes_as_long_as_predicted(
+    formula: Any, factor: float, probes: int
+) -> None:
+    problem = formula(1, share=0.9)
+
+    def expect(configs: Sequence[Config]) -> Predictions:
+        seconds = [factor * 32 / problem.speed(config) for config in configs]
+        return Predictions.of(configs, [problem.memory(config) for config in configs], seconds)
+
+    expected = replace(problem.problem(), predict=expect)
+    limits = Limits(trials=12, memory_bytes=int(problem.budget), quick=2)
+    found = search(problem.space, expected, limits=limits)
+    assert (len(found.measurements), found.stopped_by) == (probes, "trials")
+    assert len(search(problem.space, expected, limits=replace(limits, quick=None)).measurements) > 2
+
+
 def test_where_nothing_fits_or_nothing_is_left_there_is_no_bound(formula: Any) -> None:
     problem = formula()
     problem.space = Space("one", "d", {knob: values[:1] for knob, values in problem.space.knobs.items()})

@@ -7,6 +7,7 @@ import pickle
 import signal
 import socket
 import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -21,14 +22,14 @@ import cloudpickle
 from autofit.core.errors import AutofitError, ProbeError, printable, reported, told
 from autofit.core.measurement import Measurement, Outcome
 from autofit.core.workload import Workload
-from autofit.core.zygote_process import START, ZygoteProcess, environment_of_zygote, taken
+from autofit.core.zygote_process import START, TRANSFORMERS, ZygoteProcess, environment_of_zygote, taken
 from autofit.distributed.pickling import pickled
 from autofit.hardware.out_of_memory import outcome_of_last_words
 from autofit.probe.executors import Executor, Work
 from autofit.probe.measure import check_free_memory, measure, serve
 from autofit.probe.placement import Place
 from autofit.probe.steps import Request
-from autofit.probe.zygote import Ended, Job
+from autofit.probe.zygote import Ended, Job, Preload
 
 _START_SECONDS, LATE_SECONDS = 300.0, 60.0  # until a zygote is ready; and beyond a job's timeout, until it is stuck
 _END_SECONDS = 5.0  # until it has ended what its child started
@@ -177,6 +178,9 @@ class LocalExecutor(Worker):
         with self._talking():
             if not self._ready:
                 self._receive(_START_SECONDS)
+                if self._zygote.names != TRANSFORMERS and "transformers.modeling_utils" in sys.modules:
+                    self.connection.send(Preload(TRANSFORMERS))  # else each child would import them anew
+                    self._receive(_START_SECONDS)
                 self._ready = True
 
     def send(self, job: Job) -> None:
