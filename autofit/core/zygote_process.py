@@ -84,6 +84,11 @@ def started_early(names: Sequence[str] = TRANSFORMERS) -> Iterator[None]:
 def taken(environment: Mapping[str, str]) -> ZygoteProcess | None:
     """The zygote that was started early, unless it would be started otherwise by now: the user's own code may set
     variables, and change where what is imported comes from."""
-    if _early and _early[0].environment == environment:
+    if _early and _given(_early[0].environment) == _given(environment):
         return _early.pop()
     return None
+
+
+def _given(environment: Mapping[str, str]) -> dict[str, str]:
+    """Without what PyTorch sets when Inductor is imported, which transformers does."""
+    return {name: value for name, value in environment.items() if name != "TORCHINDUCTOR_CACHE_DIR"}

@@ -1,5 +1,7 @@
 """A zygote that is started before it is needed: whoever needs one first takes it, and else it ends."""
 
+import os
+import subprocess
 import sys
 
 import pytest
@@ -31,3 +33,21 @@ def test_what_nobody_takes_ends(monkeypatch: pytest.MonkeyPatch) -> None:
         assert taken(environment_of_zygote()) is None  # it would import from other places
     assert early.process.poll() is not None
     assert not zygote_process._early
+
+
+IMPORTS = """
+from autofit.core import zygote_process as it
+with it.started_early():
+    import bitsandbytes, datasets, peft, transformers.modeling_utils
+    now = it.environment_of_zygote()
+    assert it.taken(now), set(now.items()) ^ set(it._early[0].environment.items())
+"""
+
+
+def test_what_libraries_set_as_they_are_imported_is_no_reason_against_it() -> None:
+    environment = {name: value for name, value in os.environ.items() if name != "TORCHINDUCTOR_CACHE_DIR"}
+    environment["PYTHONPATH"] = os.pathsep.join(sys.path)
+    done = subprocess.run(
+        [sys.executable, "-c", IMPORTS], env=environment, capture_output=True, text=True, check=False, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
