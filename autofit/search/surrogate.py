@@ -47,7 +47,7 @@ _LIKELY, _WORTH = 0.5, 0.05
 # Predictions that are so many times off prove nothing, unless so many probes are off alike, within this deviation of
 # logarithms: operators that were timed while other work disturbed them put configs in a wrong order.
 _MISLED, _ENOUGH, _ALIKE = 4.0, 5, 0.25
-_CONFIRMED = 1.3  # predictions that are less than so many times off are right about the order of configs, too
+_CONFIRMED = 1.3  # a quick search believes predictions that are less than so many times off
 _CONFIDENCE = 0.05  # a config that is faster with at most this probability is no reason to go on
 _PARTS = 10_000  # a bound is told in such parts of 1
 
