@@ -151,8 +151,8 @@ class Calls:
         return lines
 
     def _by_importance(self) -> list[str]:
-        """The calls by the bytes that each moves, but the largest of every operator before all others. By what is timed in
-        1.5 seconds, the predicted steps of bert's space deviate by 3 % then, and by 8 % in the order of bytes alone."""
+        """The calls by the bytes that each moves, but the largest of every operator before all others. By what is timed
+        in 1.5 seconds, predicted steps of bert's space deviate by 3 % then, and by 8 % in the order of bytes alone."""
         firsts: dict[str, str] = {}
         for key in (largest_first := sorted(self._calls, key=lambda key: -self._bytes[key])):
             firsts.setdefault(self._calls[key].cost.operator, key)
