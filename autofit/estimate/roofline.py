@@ -30,6 +30,11 @@ _LAUNCHES = {"bitsandbytes::dequantize_4bit": 5}
 # The same of a copy to or from the host beside the computation, its memory allocated and freed. From steps of an 8B
 # model in 4 bits there, whose streamed weights took 49 ms longer a micro-batch, though the link was never full.
 LAUNCHES_OF_COPY = 5
+# Seconds for which a device waits at a call, whatever its size: before each product bitsandbytes asks it whether inputs
+# hold outliers. From steps of an 8B model in int8 on an H200 (benchmarks/results/gpu): 0.8 to 1.1 ms for each forward
+# of a layer, with one and two samples, with a slow and a faster host, and once more where blocks are recomputed. Asking
+# alone does not take that long; what else does is not known.
+_STALLS = {"aten::_int_mm": 0.9e-3}
 
 
 @dataclass(frozen=True)
@@ -56,9 +61,10 @@ class Speed:
 
     def measured(self, call: str, operator: str) -> tuple[float, float]:
         """(seconds whatever the size, factor of the roofline's seconds); (0, 1) if not measured."""
-        if self.rates.kernels:
-            return 0.0, self.rates.kernels.get(operator.partition(" ")[0], 1.0)
-        measured, name = self.rates.operators or {}, operator.partition(" ")[0]
+        name = operator.partition(" ")[0]
+        if self.asynchronous:
+            return _STALLS.get(name, 0.0), (self.rates.kernels or {}).get(name, 1.0)
+        measured = self.rates.operators or {}
         fixed, factor = measured.get(call) or measured.get(operator) or measured.get(name) or (0.0, 1.0)
         return fixed, factor
 
@@ -117,7 +123,7 @@ class Work:
         traffic = self.nbytes / np.where(moving, rates.link, rates.bandwidth) * fused
         fixed, factor = np.array([speed.measured(*call) for call in self.calls]).T[:, :, None]
         if speed.asynchronous:
-            work = (arithmetic + traffic) * factor
+            work = (arithmetic + traffic) * factor + fixed
         else:
             work = np.maximum(arithmetic, traffic) * factor + fixed
         launches = np.array([speed.launches(operator) for _, operator in self.calls])[:, None]

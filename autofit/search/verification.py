@@ -32,6 +32,10 @@ _T95 = (2.353, 2.132, 2.015, 1.943, 1.895, 1.860, 1.833)
 Rounds = dict[Config, list[Measurement]]  # the measurements of each finalist
 
 
+class _NoTimeError(Exception):
+    """Something is verified, and there is no time for more."""
+
+
 @dataclass(frozen=True)
 class Verification:
     """The explored measurements, the verified ones, and the configs that failed verification."""
@@ -58,16 +62,17 @@ def verify(
     *,
     tolerance: float,
     fidelity: Fidelity,
-    in_time: Callable[[], bool] = lambda: True,
+    seconds_left: Callable[[], float] = lambda: math.inf,
     elsewhere: bool = False,
 ) -> Verification:
     """Measure the possible winners again: at least the best and the runner-up, and the next one for each that fails or
-    turns out much slower than a config that was only explored.
+    turns out much slower than a config that was only explored. Once something is verified, nothing is measured that is
+    expected to take longer than there is time.
 
     Args:
         posterior: one measurement of every config that fits, at its expected speed.
         measure: measures a finalist, longer and in a fresh process.
-        in_time: whether there is time for more than the minimum.
+        seconds_left: until the end of the time for all of this.
         elsewhere: whether `measure` has more cores than exploring probes: more configs may win there, and explored
             measurements cannot be compared with verified ones, so one of each tier is verified.
     """
@@ -75,18 +80,31 @@ def verify(
     verified: list[Measurement] = []
     failed: list[Config] = []
     rounds: Rounds = {}
+
+    took: list[float] = []  # seconds of each
+
+    def measure_in_time(finalist: Measurement) -> Measurement:
+        if (verified or passed(rounds, 1)) and seconds_left() < max(took):
+            raise _NoTimeError
+        seen = measure(finalist)
+        took.append(seen.seconds)
+        return seen
+
     try:
         while called := _called(waiting, verified, tolerance, elsewhere=elsewhere):
             waiting = [each for each in waiting if each not in called]
             rounds = {finalist.config: [] for finalist in called}
-            _in_turn(called[:2], measure, rounds)
+            _in_turn(called[:2], measure_in_time, rounds)
             if len(called) > 2:  # the answer is verified before all of the field is measured
-                _in_turn(_best_once_more(called[:2], rounds, tolerance, fidelity), measure, rounds)
-                _in_turn(called[2:], measure, rounds)
-            while again := _again(called, rounds, MOST_ROUNDS if in_time() else ROUNDS, tolerance, fidelity):
-                _in_turn(again, measure, rounds)
+                _in_turn(_best_once_more(called[:2], rounds, tolerance, fidelity), measure_in_time, rounds)
+                _in_turn(called[2:], measure_in_time, rounds)
+            while again := _again(called, rounds, tolerance, fidelity):
+                _in_turn(again, measure_in_time, rounds)
             verified += passed(rounds, 1)
-            failed += [config for config, of_one in rounds.items() if not of_one[-1].fits]
+            failed += _failed(rounds)
+    except _NoTimeError:
+        verified += passed(rounds, 1)
+        failed += _failed(rounds)
     except KeyboardInterrupt:
         return Verification(tuple(explored), (*verified, *passed(rounds)), tuple(failed), interrupted=True)
     return Verification(tuple(explored), tuple(verified), tuple(failed))
@@ -115,6 +133,10 @@ def confirm(
 def passed(rounds: Rounds, enough: int = ROUNDS) -> list[Measurement]:
     """One measurement of each finalist that fitted in all of its rounds, if those are enough."""
     return [joined(of_one) for of_one in rounds.values() if len(of_one) >= enough and of_one[-1].fits]
+
+
+def _failed(rounds: Rounds) -> list[Config]:
+    return [config for config, of_one in rounds.items() if of_one and not of_one[-1].fits]
 
 
 def joined(rounds: Sequence[Measurement]) -> Measurement:
@@ -163,14 +185,12 @@ def _in_turn(called: Sequence[Measurement], measure: Callable[[Measurement], Mea
             of_one.append(measure(finalist))
 
 
-def _again(
-    called: Sequence[Measurement], rounds: Rounds, most: int, tolerance: float, fidelity: Fidelity
-) -> list[Measurement]:
+def _again(called: Sequence[Measurement], rounds: Rounds, tolerance: float, fidelity: Fidelity) -> list[Measurement]:
     """Those to measure once more: of whoever may lead those with the fewest rounds, else the one to recommend until it
     had enough."""
     doubtful = _in_doubt(called, rounds, tolerance)
-    fewest = min((len(rounds[each.config]) for each in doubtful), default=most)
-    if fewest < most:
+    fewest = min((len(rounds[each.config]) for each in doubtful), default=MOST_ROUNDS)
+    if fewest < MOST_ROUNDS:
         return [each for each in doubtful if len(rounds[each.config]) == fewest]
     return _best_once_more(called, rounds, tolerance, fidelity)
 

@@ -37,7 +37,7 @@ from autofit.search.predictions import Predictions
 from autofit.tuning.remedies import what_helps
 from autofit.tuning.target import estimate_on
 
-# For following one config: at most, and as a share of the time limit. A picture is not worth more.
+# For following configs: at most for each, and for all as a share of the time limit. A picture is not worth more.
 FOLLOW_SECONDS, FOLLOW_SHARE = 60.0, 0.05
 
 
@@ -67,7 +67,7 @@ def follow_tiers(result: Result, workload: Workload, options: SearchOptions, exe
     bests = {name: best.config for name, best in result.tiers.items() if best is not None}
     if result.stopped_by == "interrupt" or not bests:
         return {}
-    timeout = min(FOLLOW_SECONDS, max(1.0, FOLLOW_SHARE * (options.time_limit or math.inf))) * len(bests)
+    timeout = min(FOLLOW_SECONDS * len(bests), max(1.0, FOLLOW_SHARE * (options.time_limit or math.inf)))
     asked = workload, result.hardware, list(bests.values())
     found: list[Timeline | None] = []
     with contextlib.suppress(AutofitError, KeyboardInterrupt):  # too slow, or not wanted: the report does without

@@ -52,8 +52,9 @@ from autofit.tuning.narrowing import narrowed, quick
 from autofit.tuning.stand_in import Communication, with_communicators
 from autofit.tuning.warm_start import WarmStart, subject_of
 
-EXPLORE_SHARE = 0.75  # of a time limit; the rest is for verifying
-OVERRUN_SHARE = 0.1  # of a time limit: for what then still runs, before it is ended
+# Of a time limit: when exploring ends, how much longer what then runs may take, and when no finalist is begun any more
+# that would take longer; the rest is for the report.
+EXPLORE_SHARE, OVERRUN_SHARE, VERIFY_SHARE = 0.7, 0.1, 0.9
 PREDICT_SECONDS, PREDICT_SHARE = 300.0, 0.5  # for predicting a space, at most and of a time limit; else it is skipped
 TRACE_SHARE = 0.6  # of that for tracing; the rest is for putting together what could be traced
 _WHY_UNKNOWN = "their steps could not be followed, or not in the time for that"
@@ -64,6 +65,7 @@ VERIFY_PLAN = Plan(min_steps=4, max_steps=50, max_seconds=1.5, compose=False)
 # Of a search that should be fast, as batch-size finders are: few probes, until no other may be so much faster.
 FAST_PROBES, FAST_TOLERANCE = 2, 0.1
 FAST_EXPLORE_PLAN, FAST_PLAN = Plan(min_steps=2, max_seconds=0.5), Plan(max_seconds=1.0, compose=False)
+_ONE_PROBE = 1e-3  # seconds of exploring where no time is left: something is measured however late
 _FAST_MEASURING = 0.5  # seconds for timing operators before configs are predicted
 _FAST = (
     "A quick search (--fast) looks at usual values, and measures few: one, if it takes about as long as predicted. The "
@@ -145,7 +147,6 @@ class _Run:
         self._figured: tuple[Sequence[Config], tuple[list[float], list[float]]] | None = None
         self._executor, self._explorer = executor, executor
         self._directory, self._listener, self._start = directory, listener, start
-        self._end = self._last = start + (self.options.time_limit or math.inf)  # of all, and of probes that explore
         self._contention = 1.0  # the share of the time in which something waited for a processor while finalists ran
         self._communication = Communication(context.workload, context.hardware, executor)
         self._explored = self._warm_start_on(context.placement.hardware(context.measured_on))
@@ -155,6 +156,10 @@ class _Run:
 
     def notify(self, message: str) -> None:
         self._listener(Note(message))
+
+    def _left(self, share: float) -> float:
+        """Seconds until this share of the time limit is over."""
+        return self._start + share * (self.options.time_limit or math.inf) - time.monotonic()
 
     def _warm_start_on(self, hardware: Hardware) -> WarmStart:
         context, run = self.context, self._directory.path
@@ -169,8 +174,7 @@ class _Run:
         journal = Journal(
             path, context.identity(), budget_bytes, notify=self.notify, lines=lines, restored=self.restored
         )
-        seconds = options.time_limit and options.time_limit * EXPLORE_SHARE
-        self._last = time.monotonic() + (options.time_limit or math.inf) * (EXPLORE_SHARE + OVERRUN_SHARE)
+        seconds = max(self._left(EXPLORE_SHARE), _ONE_PROBE) if options.time_limit else None
         memory = context.cap_bytes, context.context_bytes
         limits = Limits(options.trials, seconds, *memory, tolerance=options.tolerance)
         if options.fast:
@@ -212,7 +216,7 @@ class _Run:
             *given,
             tolerance=tolerance,
             fidelity=fidelity,
-            in_time=lambda: time.monotonic() < self._end,
+            seconds_left=lambda: self._left(VERIFY_SHARE),
             elsewhere=self.context.fewer_cores,
         )
         self._contention = contention.share()
@@ -337,7 +341,7 @@ class _Run:
     def _probe(self, number: int, config: Config, best_seconds: float | None) -> Measurement | None:
         """Measure a config; None where the time was up first, once something fits: a late answer beats none."""
         plan = FAST_EXPLORE_PLAN if self.options.fast else EXPLORE_PLAN
-        seconds = self._last - time.monotonic() if best_seconds else math.inf
+        seconds = self._left(EXPLORE_SHARE + OVERRUN_SHARE) if best_seconds else math.inf
         plan = dataclasses.replace(plan, best_seconds=best_seconds, seconds=seconds)
         measurement = self._measure(self._explorer, config, plan, number)
         stopped = measurement.outcome is Outcome.TIMED_OUT and measurement.seconds >= seconds

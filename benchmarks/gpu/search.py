@@ -58,7 +58,7 @@ class Search:
         return ["--model", self.model, "--space", self.space, *memory, *sizes, *trials]
 
 
-CARD = Search("llama-3.1-8b", "everything", (24, 16, 48, 80), 32, afterwards=10)
+CARD = Search("llama-3.1-8b", "everything", (24, 16, 48, 80), 16, afterwards=10)
 SMOKE = Search(str(TINY), "benchmarks/searches/spaces/smoke.yaml", (1,), 4, afterwards=1, trials=1)
 
 

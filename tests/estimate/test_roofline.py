@@ -60,6 +60,17 @@ def test_unpacking_weights_of_4_bits_takes_the_host_of_a_card_longer_than_other_
     assert _seconds(unpacking)["launch"] == pytest.approx(1e-5)  # on a CPU it is measured as a whole
 
 
+def test_a_card_waits_at_each_product_in_int8_whatever_is_launched_meanwhile() -> None:
+    product = Cost("matmul", "float32", 10**9, (4, 4), "aten::_int_mm")
+    others = [Cost("memory", "float32", 0, (8,))] * 50
+    alone = 1e-3 + 0.9e-3
+    waits = _seconds(product, *others, asynchronous=True)
+    assert waits["compute"] == pytest.approx(alone, rel=1e-3)
+    assert waits["launch"] == 0.0  # 50 operators are launched in the 1.9 ms
+    assert sum(_seconds(product, product, asynchronous=True).values()) == pytest.approx(2 * alone, rel=1e-3)
+    assert _seconds(product)["compute"] == pytest.approx(1e-3, rel=1e-3)  # on a CPU it is measured as a whole
+
+
 def test_copies_beside_the_computation_hide_nothing_but_are_launched_with_it() -> None:
     """An update waits for its copies, and the host launches on meanwhile."""
     small, copy = Cost("memory", "float32", 0, (8,)), replace(COPY, sizes=(10**6,))

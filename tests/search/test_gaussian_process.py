@@ -101,3 +101,16 @@ def test_it_is_the_textbook_s_process_also_where_something_is_measured_twice(pla
         evidence.append(-0.5 * values @ np.linalg.solve(known, values) - 0.5 * np.linalg.slogdet(known)[1])
     weights = np.array([0.15, 0.55, 0.2, 0.1]) * np.exp(np.array(evidence) - max(evidence))
     np.testing.assert_allclose(found.weights, weights / weights.sum(), atol=1e-6)
+
+
+@pytest.mark.parametrize(("knob", "alone"), [("quantization", True), ("attention", False)])
+def test_what_is_wrong_of_a_whole_models_kernels_is_not_believed_of_others(knob: str, alone: bool) -> None:
+    values = {knob: ("one", "other"), "optimizer": ("adamw", "adamw-8bit", "adafactor", "sgd")}
+    configs = [Config(dict(zip(values, row, strict=True))) for row in itertools.product(*values.values())]
+    process = GaussianProcess(list(values), Encoding(configs))
+    ones, others = configs[:4], configs[4:]
+    found = process.predict(ones[:3], np.full(3, -0.6), NOISE**2 * np.eye(3))
+    means, deviations = (dict(zip(configs, each.tolist(), strict=True)) for each in (found.mean, deviation(found)))
+    assert means[ones[3]] == pytest.approx(-0.6, abs=0.06)  # of the same kind: the error is theirs
+    assert all(means[config] > -0.5 for config in others) is alone
+    assert (deviations[others[3]] > 2 * deviations[ones[3]]) is alone

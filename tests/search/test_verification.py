@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -98,17 +99,36 @@ def test_who_may_still_lead_is_measured_again_and_who_cannot_is_not(played: Play
     found, rerun = played(expected, noisy)
     assert rerun.asked == [*"abac", *"b", *"ab"]
     assert {each.config["optimizer"] for each in found.verified} == set("abc")
-    assert played(expected, noisy, in_time=lambda: False)[1].asked == [*"abac", *"b"]
     clear = {"a": [10.0, 10.1], "b": [9.0], "c": [8.0]}
     assert played(expected, clear)[1].asked == [*"abac"]  # the leader alone needs another look
 
 
 def test_the_one_to_recommend_was_measured_twice_whoever_it_is_in_the_end(played: Played) -> None:
     """The leader of the first round is slower in the second, and of two that are tied the smaller one is better."""
-    turned = {"a": [10.0, 7.0], "b": [9.0, 9.0]}
-    found, rerun = played({"a": 10, "b": 9.9}, turned, in_time=lambda: False)
-    assert rerun.asked == ["a", "b", "a", "b"]
+    turned = {"a": [10.0, 7.0, 7.0], "b": [9.0] * 3}
+    found, rerun = played({"a": 10, "b": 9.9}, turned)
+    assert rerun.asked[:4] == ["a", "b", "a", "b"]
     assert max(found.verified, key=lambda each: each.throughput).config["optimizer"] == "b"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "asked"), [(0.0, "a"), (5.5, "a"), (6.5, "ab"), (12.5, "abac"), (15.5, "abacb"), (100.0, "abacbab")]
+)
+def test_once_something_is_verified_nothing_is_begun_that_would_end_too_late(
+    played: Played, seconds: float, asked: str
+) -> None:
+    noisy = {"a": [10.0, 9.0, 9.5], "b": [9.8, 9.9, 9.4], "c": [5.0]}
+    left = itertools.count(seconds - 3.0, -3.0)  # what each takes; it is asked from the second on
+    found, rerun = played({"a": 10, "b": 9.9, "c": 9.8}, noisy, seconds_left=lambda: next(left))
+    assert rerun.asked == [*asked]
+    assert {each.config["optimizer"] for each in found.verified} == set(asked)
+
+
+def test_however_little_time_is_left_one_that_fits_is_verified(played: Played) -> None:
+    found, rerun = played({"a": 10, "b": 9.9, "c": 9.8}, {"a": [0.0], "b": [9.0]}, seconds_left=lambda: 0.0)
+    assert rerun.asked == ["a", "b"]
+    assert [each.config["optimizer"] for each in found.verified] == ["b"]
+    assert found.failed == (Config(optimizer="a"),)
 
 
 def test_a_doubt_within_the_tolerance_is_none(played: Played) -> None:

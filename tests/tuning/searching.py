@@ -81,7 +81,7 @@ class FakeExecutor(Executor):
             raise KeyboardInterrupt
         self.asked.append((request.config, request.plan))
         seen = self.answer(request.config, request.plan == tune.VERIFY_PLAN)
-        return dataclasses.replace(seen, number=number, seconds=1.0)
+        return dataclasses.replace(seen, number=number, seconds=seen.seconds or 1.0)
 
     def link(self, hardware: Hardware, budget: Budget) -> Link | None:
         return None

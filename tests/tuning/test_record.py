@@ -153,7 +153,7 @@ def test_nothing_is_recorded_of_a_search_that_was_stopped_or_found_nothing(tmp_p
 def test_little_time_is_spent_where_there_is_little() -> None:
     executor = LocalExecutor()
     record(found(), executor, time_limit=100)
-    assert executor.timeouts == [10.0]
+    assert executor.timeouts == [5.0]
 
 
 @pytest.mark.parametrize("error", [ProbeError("it took more than 60 s."), KeyboardInterrupt()])
