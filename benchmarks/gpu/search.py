@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Sequence
+import shutil
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, zip_longest
 from pathlib import Path
@@ -95,11 +96,23 @@ def _search(bench: Bench, what: Search, gib: float) -> None:
     resume = ["--resume"] if (out / "journal.log").exists() else []
     limit = ["--time-limit", f"{max(1, int(min(_LIMIT, bench.left * _SHARE)))}s"]
     about = {"gib": gib, "resumed": bool(resume)}  # if so, its seconds are those of the last part alone
-    command = ["-m", "autofit", "search", *what.options(bench, gib), *limit, "--out", str(out), "--json", "--quiet"]
-    ended = python([*command, "--no-store", *resume], bench.left)
+    bench.store.add(STAGE, key_of(gib), {**about, **_answer(bench, gib, out, [*limit, *resume])})
+
+
+def quick(bench: Bench, knobs: Mapping[str, Any]) -> Row:
+    """What a quick search with some knobs set finds within the first budget."""
+    out = bench.work / "search-quick"
+    shutil.rmtree(out, ignore_errors=True)  # of a call that was killed meanwhile
+    options = [f"--set={name}={value}" for name, value in knobs.items()]
+    return _answer(bench, searched(bench).budgets[0], out, ["--fast", *options])
+
+
+def _answer(bench: Bench, gib: float, out: Path, options: Sequence[str]) -> Row:
+    command = ["-m", "autofit", "search", *searched(bench).options(bench, gib), "--out", str(out), "--json", "--quiet"]
+    ended = python([*command, "--no-store", *options], bench.left)
     if ended is None:
         raise TimeUp
-    bench.store.add(STAGE, key_of(gib), {**about, **_found(out, ended)})
+    return _found(out, ended)
 
 
 def _found(out: Path, ended: Ended) -> Row:

@@ -1,8 +1,10 @@
+import json
 from pathlib import Path
 
 import pytest
 
-from benchmarks.gpu import peers, usual
+from benchmarks.gpu import peers, search, usual
+from benchmarks.gpu.bench import Ended
 from benchmarks.gpu.peers import OURS, STAGE
 from benchmarks.gpu.store import Row
 from tests.benchmarks.gpu.rows import bench_in, measurement
@@ -28,6 +30,26 @@ def test_the_ratio_is_over_the_best_peer(tmp_path: Path) -> None:
     assert [row[-1] for row in summary.tables[0].rows] == ["x 1.80", "x 1.50", None, None]
     assert "lightning takes no part." in summary.notes
     assert "torch defaults: memory runs out with one sample" in summary.notes
+
+
+def test_what_the_search_measured_nothing_of_the_peers_kind_for_is_searched_quickly_and_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench, asked = bench_in(tmp_path), []
+    answer = dict.fromkeys(("best", "tiers", "trials", "skipped", "stopped_by", "space_size"))
+    best = {"config": {"lora_rank": 16}}
+    said = json.dumps({**answer, "best": best, "search_seconds": 40.0, "notes": []})
+
+    def command(arguments: list[str], seconds: float) -> Ended:
+        asked.append(arguments)
+        return Ended(0, said, "")
+
+    monkeypatch.setattr(search, "python", command)
+    assert [peers._like_peers(bench) for _ in range(2)] == [best] * 2
+    (arguments,) = asked
+    assert "--fast" in arguments
+    assert {"--set=quantization=none", "--set=lora_rank=16"} < set(arguments)
+    assert not peers.summarize(bench.store).tables  # it is no peer
 
 
 def test_a_peer_is_asked_once_and_then_timed_at_a_divisor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
