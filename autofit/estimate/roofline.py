@@ -34,7 +34,7 @@ LAUNCHES_OF_COPY = 5
 # hold outliers. From steps of an 8B model in int8 on an H200 (benchmarks/results/gpu): 0.8 to 1.1 ms for each forward
 # of a layer, with one and two samples, with a slow and a faster host, and once more where blocks are recomputed. Asking
 # alone does not take that long; what else does is not known.
-_STALLS = {"aten::_int_mm": 0.9e-3}
+STALLS = {"aten::_int_mm": 0.9e-3}
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class Speed:
         """(seconds whatever the size, factor of the roofline's seconds); (0, 1) if not measured."""
         name = operator.partition(" ")[0]
         if self.asynchronous:
-            return _STALLS.get(name, 0.0), (self.rates.kernels or {}).get(name, 1.0)
+            return STALLS.get(name, 0.0), (self.rates.kernels or {}).get(name, 1.0)
         measured = self.rates.operators or {}
         fixed, factor = measured.get(call) or measured.get(operator) or measured.get(name) or (0.0, 1.0)
         return fixed, factor

@@ -9,6 +9,7 @@ from autofit.core.estimate import Estimate
 from autofit.core.workload import Workload
 from autofit.estimate.estimator import predict
 from autofit.estimate.rates import UNKNOWN
+from autofit.estimate.roofline import STALLS
 from tests import tiny
 from tests.estimate.traced import AMPERE, transformer
 from tests.tiny import CPU, llama_workload
@@ -66,7 +67,7 @@ def test_on_a_cpu_nothing_is_taken_off(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_no_more_than_the_peak_rate_is_put_to_use_where_formats_are_mixed(monkeypatch: pytest.MonkeyPatch) -> None:
     """int8 layers multiply fast in the forward and in bf16 in the backward."""
-    monkeypatch.setattr("autofit.estimate.roofline._STALLS", {})  # as if no layer waited either
+    monkeypatch.delitem(STALLS, "aten::_int_mm")  # as if no layer waited either
     fast = replace(UNKNOWN, matmul={**UNKNOWN.matmul, "int8": 1e18}, bandwidth=1e18, launch_seconds=0, pass_seconds=0)
     knobs = {"precision": "bf16", "quantization": "int8", "lora_rank": 1, "lora_targets": "all-linear"}
     mixed = predict(replace(llama_workload(4, 16, hidden_size=128), traits=None), knobs, CARD, rates=fast)
