@@ -48,10 +48,12 @@ def test_before_any_probe_only_compiling_is_expected_to_cost_more() -> None:
     assert 3 < told[AUTOTUNED] / told[COMPILED] < 10  # which times many kernels, one after the other
 
 
-@given(st.lists(st.sampled_from(CONFIGS), min_size=1, max_size=6), st.floats(0.01, 1e4))
-def test_what_a_probe_costs_scales_with_those_seen(seen: list[Config], scale: float) -> None:
+@given(st.lists(st.sampled_from(CONFIGS[:4]), min_size=1, max_size=6), st.floats(0.01, 1e4))
+def test_what_a_probe_costs_scales_with_those_seen_and_compiling_does_not(seen: list[Config], scale: float) -> None:
     one, other = seconds_of([probed(each, 1.0) for each in seen]), seconds_of([probed(each, scale) for each in seen])
-    np.testing.assert_allclose([other[each] / one[each] for each in CONFIGS], scale, rtol=1e-2)
+    np.testing.assert_allclose([other[each] / one[each] for each in CONFIGS[:4]], scale, rtol=1e-2)
+    compiling = [found[COMPILED] - found[PLAIN] for found in (one, other)]
+    assert compiling == pytest.approx([37.0, 37.0], rel=0.5)
 
 
 def test_what_compiling_really_took_is_learnt() -> None:
