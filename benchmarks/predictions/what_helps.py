@@ -53,14 +53,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--cases", type=int, default=100)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--smoke", action="store_true", help="two cases of a small model")
+    parser.add_argument("--smoke", action="store_true", help="a case of a small model")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args(arguments)
     models = ("tiny-llama",) if options.smoke else None
     rows: list[dict[str, Any]] = []
     if options.out and options.out.exists():
         rows = [json.loads(line) for line in options.out.read_text(encoding="utf-8").splitlines()]
-    for number in range(len(rows), 2 if options.smoke else options.cases):
+    for number in range(len(rows), 1 if options.smoke else options.cases):
         rows.append(case(random.Random(f"{options.seed}/{number}"), models))
         if options.out:
             options.out.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
