@@ -80,7 +80,6 @@ def verify(
     verified: list[Measurement] = []
     failed: list[Config] = []
     rounds: Rounds = {}
-
     took: list[float] = []  # seconds of each
 
     def measure_in_time(finalist: Measurement) -> Measurement:
