@@ -14,7 +14,7 @@ import torch
 
 from autofit.core.errors import InputError, reported, told
 from autofit.core.workload import NEXT_TOKEN_TASKS, Workload
-from autofit.data.layouts import layout_of
+from autofit.data.layouts import Layout, layout_of
 
 Cut = Callable[[Any, int], Any]  # Workload.split: (batch, size) -> micro-batches of that many samples
 _SPLIT = "say with split=... how to split it: a function of (batch, size) that returns a list of micro-batches"
@@ -75,9 +75,11 @@ def tensors(batch: Any) -> list[torch.Tensor]:
 
 def sample_count(batch: Any, cut: Cut | None = None) -> int:
     """The number of samples: as the layout says, or the size of dim 0, on which all tensors must agree."""
-    if cut:
-        return len(_parts(batch, 1, cut))
-    if layout := layout_of(batch):
+    return len(_parts(batch, 1, cut)) if cut else _counted(batch, layout_of(batch))
+
+
+def _counted(batch: Any, layout: Layout | None) -> int:
+    if layout:
         return len(layout.sizes)
     sizes = {tensor.shape[0] for tensor in tensors(batch) if tensor.dim()}
     if not sizes:
@@ -94,12 +96,13 @@ def split(batch: Any, size: int, cut: Cut | None = None) -> Iterator[Any]:
     if cut:
         yield from _parts(batch, size, cut)
         return
-    total = sample_count(batch)
+    layout = layout_of(batch)
+    total = _counted(batch, layout)
     if size >= total:
         yield batch
         return
     for start in range(0, total, size):
-        yield samples_of(batch, start, min(start + size, total))
+        yield _take(batch, range(start, min(start + size, total)), layout, total)
 
 
 def samples_of(batch: Any, start: int, stop: int, cut: Cut | None = None) -> Any:
@@ -107,27 +110,27 @@ def samples_of(batch: Any, start: int, stop: int, cut: Cut | None = None) -> Any
     if cut:
         first = _parts(batch, stop, cut)[0]
         return _parts(first, start, cut)[1] if start else first
-    return _take(batch, range(start, stop))
+    layout = layout_of(batch)
+    return _take(batch, range(start, stop), layout, _counted(batch, layout))
 
 
 def repeat_to(batch: Any, samples: int, cut: Cut | None = None) -> Any:
     """A batch of exactly `samples` samples, made by repeating and cutting the one given; of samples that differ in size
     the largest one is repeated."""
-    total = sample_count(batch, cut)
     if cut:
-        if samples <= total:
+        if samples <= (total := sample_count(batch, cut)):
             return samples_of(batch, 0, samples, cut)
         message = f"a batch of {samples} samples cannot be made from one of {total}, which only split= understands."
         raise InputError(message, "Give larger batches.")
-    if (layout := layout_of(batch)) and samples != total:
-        return _take(batch, [layout.sizes.index(max(layout.sizes))] * samples)
-    return _take(batch, [index % total for index in range(samples)])
-
-
-def _take(batch: Any, samples: Sequence[int]) -> Any:
-    """These samples of a batch; a range as views."""
     layout = layout_of(batch)
-    total = len(layout.sizes) if layout else sample_count(batch)
+    total = _counted(batch, layout)
+    largest = layout.sizes.index(max(layout.sizes)) if layout and samples != total else None
+    chosen = [index % total for index in range(samples)] if largest is None else [largest] * samples
+    return _take(batch, chosen, layout, total)
+
+
+def _take(batch: Any, samples: Sequence[int], layout: Layout | None, total: int) -> Any:
+    """These of all samples of a batch with this layout; a range as views."""
     takes = layout.takes if layout else {}
     rows = slice(samples.start, samples.stop) if isinstance(samples, range) else list(samples)
 

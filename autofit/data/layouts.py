@@ -50,6 +50,8 @@ def layout_of(batch: Any) -> Layout | None:
 def _of_lists(parts: Mapping[Any, Any]) -> Layout | None:
     """Lists of dicts, or of tensors of different sizes, with one for each sample."""
     lists = {name: part for name, part in parts.items() if type(part) is list and part}
+    if not lists:  # as usual, and every micro-batch is asked
+        return None
     dicts = [name for name, part in lists.items() if _are_alike(part)]
     rows = {part.shape[0] for part in parts.values() if isinstance(part, torch.Tensor) and part.dim()}
     counts = rows or {len(lists[name]) for name in dicts or lists}

@@ -32,8 +32,8 @@ def own_part(setup: Setup, batch: Any) -> OwnPart:
     if isinstance(batch, OwnPart):
         return batch
     ranks, cut = setup.ranks, setup.workload.split
-    own, counts = own_samples(batch, ranks.sampler, ranks.layout.samplers, cut)
-    samples = sample_count(batch, cut)
+    samples, parts = sample_count(batch, cut), ranks.layout.samplers
+    own, counts = own_samples(batch, ranks.sampler, parts, cut) if parts > 1 or not samples else (batch, True)
     return OwnPart(own, counts, samples, None if cut else _largest(samples, ranks))
 
 
