@@ -218,4 +218,4 @@ def own_samples(batch: Any, part: int, parts: int, cut: Cut | None = None) -> tu
     start = part * size
     if start >= total:
         return samples_of(batch, 0, 1, cut), False
-    return (batch if parts == 1 else samples_of(batch, start, min(start + size, total), cut)), True
+    return samples_of(batch, start, min(start + size, total), cut), True

@@ -284,7 +284,7 @@ def _step(
             for handle in _mark_block(block, number, setup, recorder, last=number == len(blocks) - 1):
                 hooks.callback(handle.remove)
         recorder.phase = lambda: setup.phase
-        accumulate(setup, batch)
+        loss = accumulate(setup, batch)
         unreached = made.keys() - reached
         for parameter in unreached:  # it would have neither gradient nor state
             parameter.grad = None
@@ -292,6 +292,7 @@ def _step(
         for shared in views.values():
             recorder.resize(shared)
         update(setup)
+        del loss  # which a step returns
         recorder.phase = None
         recorder.mark("end")
     return bool(beside), reached

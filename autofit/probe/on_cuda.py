@@ -14,7 +14,7 @@ from autofit.hardware import segments
 from autofit.hardware.device import END_OTHERS, opening
 from autofit.probe.steps import Probe, Request, peak_resident_bytes
 from autofit.setup import Setup
-from autofit.training.step import accumulate, update
+from autofit.training.step import train_step
 
 _MOST_BESIDE = 2 * GIB  # that kernels and workspaces of a process add to its context; communicators as much again
 _UNEVEN = 256 * MIB  # the size of a context differs between processes, and what a desktop takes changes
@@ -88,8 +88,7 @@ class CudaProbe(Probe):
         if any(setup.ranks.largest(self.compiles or torch.cuda.max_memory_reserved(0) > self.cap)):
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats(0)
-            accumulate(setup, self.part(setup, 2))
-            update(setup)
+            train_step(setup, self.part(setup, 2))
         self.retries_before_timing = self._retries()
 
     def _update_context(self) -> None:

@@ -104,8 +104,10 @@ class Probe(ABC):
             first = samples_of(part, 0, min(_FEW_SAMPLES, sample_count(part, self.workload.split)), self.workload.split)
         stepped = tried = 0
         while stepped < _WARM_STEPS and tried < 50:  # a scaler may skip the first steps until its scale is low enough
-            self._check(accumulate(setup, part if stepped else first))
+            loss = accumulate(setup, part if stepped else first)
+            self._check(loss)
             stepped += update(setup)
+            del loss  # which a step holds until its end
             tried += 1
         if stepped < _WARM_STEPS:
             raise LossDivergedError(f"the loss scaler skipped {tried} steps: gradients overflow")

@@ -116,14 +116,17 @@ class _StandIn(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        rates = [torch.tensor(group["lr"]) for group in self.param_groups]  # until all are stepped
         for group in self.param_groups:
             for weight in group["params"]:
                 if weight.grad is not None:
                     self._step(weight, weight.grad)
+        del rates
 
     def _step(self, weight: torch.Tensor, gradient: torch.Tensor) -> None:
         state, low = self.state[weight], self._low
         small = weight.numel() < _SMALLEST_LOW_BIT or (low.block and weight.numel() % low.block)
+        state.setdefault("step", torch.tensor(0.0))  # on the host, as theirs is
         for moment in _MOMENTS:
             if moment not in state:
                 plain = torch.zeros_like(weight, dtype=None if low.block else low.dtype)

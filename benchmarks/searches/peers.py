@@ -19,6 +19,7 @@ import os
 import platform
 import statistics
 import tempfile
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import PackageNotFoundError, version
@@ -217,7 +218,7 @@ def found_by_autofit(problem: Problem, space: str) -> Answer:
 
 def found_by_peer(executor: LocalExecutor, problem: Problem, tool: str) -> Answer:
     """What a tool settles for, in a process of its own."""
-    workload, nbytes = problem.workload, problem.nbytes
+    workload, nbytes, begun = problem.workload, problem.nbytes, time.perf_counter()
     try:
         if tool == DEEPSPEED:
             found = peer_deepspeed.autotune(problem.name, workload.effective_batch_size, nbytes)
@@ -225,7 +226,7 @@ def found_by_peer(executor: LocalExecutor, problem: Problem, tool: str) -> Answe
             settle = peer_tools.settle_for
             found = executor.run(settle, workload, tool, nbytes, log=f"{tool}.log", timeout=TOOL_SECONDS)
     except ProbeError as error:
-        found = Found(None, (), 0, TOOL_SECONDS, str(error))
+        found = Found(None, (), 0, time.perf_counter() - begun, str(error))
     size = found.batch_size
     config = plain_config(workload, problem.hardware, size) if size else None
     return Answer(tool, config, len(found.tried), found.out_of_memory, found.seconds, found.reason, size)

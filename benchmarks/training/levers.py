@@ -86,10 +86,10 @@ def workload_of(*, vocabulary: int, width: int, length: int) -> Workload:
     """A Llama of two blocks that predicts the bytes of a book."""
     sizes = {"hidden_size": width, "intermediate_size": 4 * width, "num_hidden_layers": 2, "num_attention_heads": 4}
     config = LlamaConfig(vocab_size=vocabulary, num_key_value_heads=4, **sizes)
-    text = torch.tensor(list(DATA.read_bytes()))
+    text = DATA.read_bytes()
 
     def batch(samples: int, first: int = 0) -> dict[str, torch.Tensor]:
-        ids = text[first * length : (first + samples) * length].view(samples, length)
+        ids = torch.tensor(list(text[first * length : (first + samples) * length])).view(samples, length)
         return {"input_ids": ids, "labels": ids.clone()}
 
     return Workload(

@@ -12,7 +12,7 @@ from autofit.estimate.trace import Trace, trace
 from autofit.hardware.tracker import AllocationRecord, StorageTracker
 from autofit.training.build import build
 from autofit.training.inspect import inspect_workload
-from autofit.training.step import accumulate, update
+from autofit.training.step import train_step
 from tests.tiny import CPU, llama_workload
 
 AMPERE = replace(CPU, device="cuda", name="a GPU", capability=(8, 0))
@@ -62,8 +62,7 @@ def _two_steps(workload: Workload, knobs: Mapping[str, Any]) -> None:
     setup = build(workload, knobs, CPU)
     batch = workload.batch(workload.effective_batch_size)
     for _ in range(2):
-        accumulate(setup, batch)
-        update(setup)
+        train_step(setup, batch)
     setup.close()
 
 
