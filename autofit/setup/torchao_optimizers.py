@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from autofit.setup.master_weights import KeepsFormats
+from autofit.setup.state import Setup
 
 _MOMENTS = ("exp_avg", "exp_avg_sq")
 
@@ -102,21 +103,22 @@ _FORMATS = {
 _SMALLEST_LOW_BIT = 4096  # elements: torchao, optim/adam.py, _new_buffer
 
 
-def torchao_stand_in(value: str) -> Callable[..., Optimizer]:
+def torchao_stand_in(value: str, setup: Setup) -> Callable[..., Optimizer]:
     """What takes the memory of the optimizer of this name on fake tensors, which cannot be compiled for."""
-    return functools.partial(_StandIn, low=_FORMATS[value])
+    return functools.partial(_StandIn, low=_FORMATS[value], on_cpu=setup.hardware.device == "cpu")
 
 
 class _StandIn(Optimizer):
-    """torchao's optimizers on fake tensors: their state, their temporaries, and the bytes they touch."""
+    """torchao's optimizers on fake tensors: their state, their temporaries, and the bytes they touch; `on_cpu`: with
+    what they keep on the host, the numbers of steps and the learning rates."""
 
-    def __init__(self, groups: list[dict[str, Any]], *, lr: float, low: _Format) -> None:
+    def __init__(self, groups: list[dict[str, Any]], *, lr: float, low: _Format, on_cpu: bool) -> None:
         super().__init__(groups, {"lr": lr})
-        self._low = low
+        self._low, self._on_cpu = low, on_cpu
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        rates = [torch.tensor(group["lr"]) for group in self.param_groups]  # until all are stepped
+        rates = [torch.tensor(group["lr"]) for group in self.param_groups if self._on_cpu]  # until all are stepped
         for group in self.param_groups:
             for weight in group["params"]:
                 if weight.grad is not None:
@@ -126,7 +128,8 @@ class _StandIn(Optimizer):
     def _step(self, weight: torch.Tensor, gradient: torch.Tensor) -> None:
         state, low = self.state[weight], self._low
         small = weight.numel() < _SMALLEST_LOW_BIT or (low.block and weight.numel() % low.block)
-        state.setdefault("step", torch.tensor(0.0))  # on the host, as theirs is
+        if self._on_cpu and "step" not in state:
+            state["step"] = torch.tensor(0.0)
         for moment in _MOMENTS:
             if moment not in state:
                 plain = torch.zeros_like(weight, dtype=None if low.block else low.dtype)

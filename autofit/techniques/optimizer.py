@@ -194,7 +194,7 @@ def _kind(value: str, setup: Setup) -> Callable[..., TorchOptimizer]:
 def _stand_in(value: str, setup: Setup) -> Callable[..., TorchOptimizer] | None:
     """Takes the memory of an optimizer that cannot run on fake tensors, or not as it would on the target."""
     if value in _COMPILED:
-        return torchao_stand_in(value)
+        return torchao_stand_in(value, setup)
     if value in _PAGED:
         return paged_stand_in(value, setup)
     if value == "sgd" and setup.hardware.device == "cuda":

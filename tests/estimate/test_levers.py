@@ -47,6 +47,16 @@ def test_low_bit_state_is_laid_out_as_torchao_lays_it_out(value: str, shape: tup
         assert [size for size in _nbytes(parts) if size] == _nbytes([tensor]), name
 
 
+def test_what_torchao_keeps_on_the_host_takes_nothing_of_a_card() -> None:
+    weights = nn.ParameterList([torch.zeros(64, 128)])
+    setup = Setup(llama_workload(), Config({}), HOPPER, torch.device("cpu"), weights, Hyperparameters())
+    technique_named("optimizer").trace(setup, "adamw-4bit")
+    assert setup.optimizer is not None
+    weights[0].grad = torch.zeros_like(weights[0])
+    setup.optimizer.step()
+    assert setup.optimizer.state[weights[0]].keys() == {"exp_avg", "exp_avg_sq"}
+
+
 def test_sgd_steps_all_weights_at_once_where_cuda_would() -> None:
     """Weight decay then needs a changed copy of every gradient together, not of one after the other."""
     weights = nn.ParameterList([torch.zeros(64, 64), torch.zeros(64, 64)])
