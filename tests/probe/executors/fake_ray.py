@@ -76,7 +76,7 @@ class Actor:
         if begun := getattr(self._zygote, "_local", None):
             begun.give_up()
         self._threads.shutdown()
-        if begun:
+        if begun := getattr(self._zygote, "_local", None):  # which may have begun meanwhile
             begun.close()
 
 
