@@ -70,6 +70,7 @@ def fit(
     *,
     loss: Callable[[Any, Any], Any] | None = None,
     split: Callable[[Any, int], Any] | None = None,
+    count: Callable[[Any], float] | None = None,
     optimizer: str | Callable[[Any], Any] | None = None,
     lr: float = _DEFAULT_LR,
     weight_decay: float = 0.0,
@@ -104,8 +105,10 @@ def fit(
     the device they were trained on, in the format they came in unless `config`, `space` or `set` asks for another.
 
     Args:
-        loss: (model, batch) -> scalar mean; default: the model's own.
+        loss: (model, batch) -> scalar mean, or (sum, number of its terms); default: the model's own. What it averages
+            over is found by gradients of a few samples; one that is no such mean is not split into micro-batches.
         split: (batch, size) -> a list of micro-batches, for batches whose samples are not along dim 0.
+        count: batch -> number of the terms that the loss averages over, where that is not found by itself.
         lr: the learning rate, the maximum of the schedule; a note says when the default is used.
         epochs, steps: how long, one of them; default: one pass over the loader.
         optimizer: a value of the knob of that name, or a function from parameter groups to an optimizer of one's own,
@@ -167,7 +170,8 @@ def fit(
             directory = output_dir if output_dir is None else expanded(output_dir, "output_dir").absolute()
         own_optimizer = optimizer if callable(optimizer) else None
         make_workload = workload_from if config is None else training_workload
-        workload = make_workload(model, loader, loss, optimizer=own_optimizer, split=split, peek=Peek(worst_case, peek))
+        data = {"split": split, "count": count, "peek": Peek(worst_case, peek)}
+        workload = make_workload(model, loader, loss, optimizer=own_optimizer, **data)
         if config is None and space is None:
             workload = dataclasses.replace(workload, keeps=dtypes_to_restore(model, options.get("set", {})))
         hyperparameters = Hyperparameters(lr, weight_decay, schedule, warmup_steps, max_grad_norm, seed)

@@ -36,6 +36,7 @@ def search(
     *,
     loss: Callable[[Any, Any], Any] | None = None,
     split: Callable[[Any, int], Any] | None = None,
+    count: Callable[[Any], float] | None = None,
     task: str | None = None,
     seq_len: int | None = None,
     effective_batch: int | None = None,
@@ -51,8 +52,9 @@ def search(
     Args:
         model: a preset's name (or directory, hub id, `file.py:function`), a Workload, or a living model with its
             `loader`, whose batch size is the effective batch. A living model is not touched.
-        loss: (model, batch) -> scalar mean, for a living model.
+        loss: (model, batch) -> scalar mean, or (sum, number of its terms), for a living model.
         split: (batch, size) -> a list of micro-batches, for a living model's batches of an unknown layout.
+        count: batch -> number of the terms that the loss averages over, where gradients do not show it.
         judge: an autofit.Judge, which trains the finalists of a named model on data of yours and compares losses.
         data: a file of samples for a named language model: whether they are packed or padded is chosen by the tokens
             that count in a second, and is what `autofit train` does; default: the judge's.
@@ -76,8 +78,8 @@ def search(
     if checked.executor == "local":  # ray symmetric-run, as a step of srun, runs one search
         check_alone("Start it once, with devices=.")
     living = model if isinstance(model, nn.Module) else None
-    if isinstance(model, str | Workload) and any(each is not None for each in (loader, loss, split)):
-        message = "a loader, a loss and a split belong to a living model."
+    if isinstance(model, str | Workload) and any(each is not None for each in (loader, loss, split, count)):
+        message = "a loader, a loss, a split and a count belong to a living model."
         raise InputError(message, "A Workload has its own batch and loss; a name's are made for it.")
     if isinstance(model, str):
         sizes = {"sequence_length": seq_len, "effective_batch_size": effective_batch}
@@ -95,7 +97,9 @@ def search(
         message = "task, seq_len and effective_batch belong to a model given by name."
         raise InputError(message, "The loader or Workload says them.")
     else:
-        workload = model if isinstance(model, Workload) else workload_from(model, loader, loss, split=split)
+        workload = (
+            model if isinstance(model, Workload) else workload_from(model, loader, loss, split=split, count=count)
+        )
     run = search_or_predict
     if judge is not None:
         judge.check(workload, checked)

@@ -10,6 +10,8 @@ from autofit.core.config import Config
 from autofit.core.hardware import GIB
 from autofit.core.plain import from_plain, to_plain
 
+BATCH_NORM = "BatchNorm"  # how a warning begins that the first line of an answer repeats
+
 
 class Outcome(StrEnum):
     """How a probe ended; no kind is ever folded into another."""

@@ -49,8 +49,48 @@ def reduction_of(task: str, config: object) -> str:
     return str(getattr(config, "ctc_loss_reduction", "mean")) if task == "ctc" else "mean"
 
 
+EACH = "*"  # in the path of a count: every item of a list that holds one for each sample
+
+
 class Rows(dict[Any, Any]):
     """A batch whose samples are the rows of its tensors, whatever positions that start again in a row may say."""
+
+
+@dataclass(frozen=True)
+class Count:
+    """What a mean loss runs over, as something that can be counted in any batch (by `data.counts`).
+
+    Args:
+        kind: "samples"; "sum" of a loss that is no mean, but a sum over samples; "unequal", the entries of a tensor
+            that differ from `value`; "elements", all entries; "total", the sum of the entries.
+        path: the keys and indices that lead to the tensor in a batch; EACH stands for all items of a list.
+        columns: "all", or of every row those of the "next" tokens ([:, 1:]) or of "earlier" ones ([:, :-1]).
+        mask: the path of a mask that must not be zero there, too.
+    """
+
+    kind: str = "samples"
+    path: tuple[Any, ...] = ()
+    value: int = -100
+    columns: str = "all"
+    mask: tuple[Any, ...] | None = None
+
+    def __str__(self) -> str:
+        if self.kind == "samples":
+            return "samples"
+        if self.kind == "sum":
+            return "a sum over samples"
+        tensor = self._named(self.path)
+        if self.kind == "elements":
+            return f"elements of {tensor}"
+        if self.kind == "total":
+            return f"the sum of {tensor}"
+        words = f"{tensor} != {self.value}"
+        return words if self.mask is None else f"{words} where {self._named(self.mask)} != 0"
+
+    def _named(self, path: tuple[Any, ...]) -> str:
+        keys = "".join("[i]" if key == EACH else f"[{key!r}]" for key in path)
+        window = {"all": "", "next": "[:, 1:]", "earlier": "[:, :-1]"}[self.columns]
+        return f"batch{keys}{window}"
 
 
 @dataclass(frozen=True)
@@ -69,6 +109,8 @@ class Traits:
     heads: int = 0  # what divides all numbers of attention's heads, of queries and of keys; 0: it is not known
     plan: bool = False  # whether transformers says how to split its layers over devices
     splits: bool = True  # whether the loss of a batch is the weighted mean of its slices' losses
+    count: Count | None = None  # what that mean runs over, as gradients show; None: as the task says
+    rivals: tuple[Count, ...] = ()  # other counts that agree with `count` on all batches seen so far
     notes: tuple[str, ...] = ()
     # Equal for workloads that take the same memory and time; None where user code cannot be compared.
     fingerprint: str | None = field(default=None, compare=False)
@@ -81,12 +123,13 @@ class Workload:
     Args:
         model: () -> nn.Module; called with parameters on the meta device, so it need not be cheap in memory.
         batch: n -> a batch of n samples (dim 0 of every tensor) of the largest shape the data can produce.
-        loss: (model, batch) -> scalar; default `model(**batch).loss`, or what the model returns if that is the loss.
+        loss: (model, batch) -> scalar, or (sum, number of its terms); default `model(**batch).loss`, or what the model
+            returns if that is the loss.
         effective_batch_size: samples per optimizer step; every config is compared at this number.
         unit: "samples" or "tokens" (then `sequence_length` is needed), what throughput counts.
         reduction: "mean" (over `count`) or "sum".
-        count: batch -> number the mean runs over; default: shifted valid labels for causal LMs, valid labels where
-            labels are per token, else samples.
+        count: batch -> number the mean runs over; default: what gradients of a few samples show, and for transformers'
+            own losses what the task says.
         split: (batch, size) -> a list of micro-batches of `size` samples, the last one maybe shorter; needed where the
             samples are neither along dim 0 nor in a layout that is known (data/layouts.py).
         optimizer: parameter groups -> an optimizer to use instead of the knob's; the loop sets its learning rate.
@@ -96,6 +139,8 @@ class Workload:
         packing: whether its texts are put one after the other and cut, or padded; None: no data is known.
         padding: the share of padded batches that is padding.
         document_tokens: the length of packed samples in the mean, where they do not see one another; None: they do.
+        trial_samples: a few samples of the data that differ as much as any, which a loss is tried on; None: those of
+            `batch` that do.
         source: how models/ makes it again; written to result.yaml.
         notes: sentences about it that a person should read.
     """
@@ -109,7 +154,7 @@ class Workload:
     task: str = "custom"
     name: str = "custom"
     reduction: str = "mean"
-    count: Callable[[Any], int] | None = None
+    count: Callable[[Any], float] | None = None
     split: Callable[[Any, int], Any] | None = None
     optimizer: Callable[[Any], Any] | None = None
     keeps: tuple[tuple[str, ...], tuple[str, ...]] | None = None
@@ -118,6 +163,7 @@ class Workload:
     padding: float = 0.0
     document_tokens: int | None = None
     traits: Traits | None = None
+    trial_samples: Any = None
     source: Mapping[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 

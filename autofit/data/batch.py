@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from autofit.core.errors import InputError, reported, told
-from autofit.core.workload import NEXT_TOKEN_TASKS, Workload
+from autofit.core.workload import Workload
 from autofit.data.layouts import Layout, layout_of
 
 Cut = Callable[[Any, int], Any]  # Workload.split: (batch, size) -> micro-batches of that many samples
@@ -114,6 +114,14 @@ def samples_of(batch: Any, start: int, stop: int, cut: Cut | None = None) -> Any
     return _take(batch, range(start, stop), layout, _counted(batch, layout))
 
 
+def take_samples(batch: Any, samples: Sequence[int], cut: Cut | None = None) -> Any:
+    """These samples of a batch in this order; with a `cut`, one that follow each other."""
+    if cut:
+        return samples_of(batch, samples[0], samples[-1] + 1, cut)
+    layout = layout_of(batch)
+    return _take(batch, samples, layout, _counted(batch, layout))
+
+
 def repeat_to(batch: Any, samples: int, cut: Cut | None = None) -> Any:
     """A batch of exactly `samples` samples, made by repeating and cutting the one given; of samples that differ in size
     the largest one is repeated."""
@@ -158,46 +166,6 @@ def labels_of(batch: Any, name: str = "labels") -> torch.Tensor | None:
     """The batch's tensor of that name, if it has one."""
     value = batch.get(name) if isinstance(batch, Mapping | UserDict) else getattr(batch, name, None)
     return value if isinstance(value, torch.Tensor) else None
-
-
-def loss_count(workload: Workload, batch: Any) -> int:
-    """The number of terms in the mean loss of a batch, its weight among the slices of a larger batch. Causal language
-    models predict the *next* token, so the first label of each row is never used: counting it puts the gradient 8 % off
-    with uneven padding (measured). Other integer labels per token count where they are valid; anything else counts
-    samples, also CTC: its loss is divided by each sample's own number of labels."""
-    if counts_samples(workload, batch):
-        return sample_count(batch, workload.split)
-    if workload.count is not None:
-        return int(workload.count(batch))
-    shifted = labels_of(batch, "shift_labels")
-    if shifted is not None and workload.task in NEXT_TOKEN_TASKS:  # transformers' loss uses them where they are given
-        return int((shifted != IGNORED_LABEL).sum())
-    labels = labels_of(batch)
-    assert labels is not None, "else samples count"
-    if workload.task in NEXT_TOKEN_TASKS and labels.dim() >= 2:
-        labels = labels[:, 1:]
-    return int((labels != IGNORED_LABEL).sum())
-
-
-def counts_samples(workload: Workload, batch: Any) -> bool:
-    """Whether the terms in the mean loss of such a batch are its samples."""
-    if workload.count is not None:
-        return False
-    if workload.task in NEXT_TOKEN_TASKS and labels_of(batch, "shift_labels") is not None:
-        return False
-    labels = labels_of(batch)
-    return labels is None or labels.is_floating_point() or workload.task == "ctc"
-
-
-def counted_slices(workload: Workload, batch: Any, size: int) -> list[tuple[Any, int]]:
-    """The slices of a batch, each with the number of terms in its loss; without those that have no mean (0/0)."""
-    counted = ((part, loss_count(workload, part)) for part in split(batch, size, workload.split))
-    return [(part, count) for part, count in counted if count]
-
-
-def weight_of(workload: Workload, count: float, total: float) -> float:
-    """The weight of a slice in the loss of a batch, by the terms in both."""
-    return 1.0 if workload.reduction == "sum" else count / total
 
 
 def few_samples(workload: Workload, samples: int, batch: Any = None) -> Any:

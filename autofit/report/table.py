@@ -9,7 +9,7 @@ from rich.padding import Padding
 from rich.table import Column
 from rich.text import Text
 
-from autofit.core.measurement import Measurement
+from autofit.core.measurement import BATCH_NORM, Measurement
 from autofit.core.result import Result
 from autofit.report import formatting as fmt
 from autofit.report.explain import how_it_ended
@@ -42,6 +42,8 @@ def _answer(result: Result, best: Measurement) -> list[RenderableType]:
     peak, step = fmt.peak_gib(best), fmt.step(best)
     memory = f" in {peak} of {fmt.gib(result.budget.device_bytes)} GiB" if peak else ""
     of = fmt.printable(f": the best config for {result.model} on {result.hardware.title}, {fmt.proof(best)}.")
+    # It trains something else than the whole batch would: whoever reads one line alone must know.
+    of += "".join(f" {warning}" for warning in best.warnings if warning.startswith(BATCH_NORM))
     config = Padding(Text(fmt.describe(best.config), "bold"), (0, 0, 0, 2), expand=False)
     lines: list[RenderableType] = [Text.assemble((f"{fmt.rate(best)}{memory}", "bold"), of), config]
     if step:

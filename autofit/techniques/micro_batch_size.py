@@ -6,6 +6,7 @@ from typing import Any
 from torch import nn
 
 from autofit.core.layout import samplers
+from autofit.core.measurement import BATCH_NORM
 from autofit.setup import Config, Hardware, RefusedError, Setup, Stage, Technique, Value, Workload
 
 
@@ -49,7 +50,7 @@ class MicroBatchSize(Technique):
             setup.on_close(norm.register_forward_pre_hook(_refuse_one_value).remove)
         if batch_norms and value < setup.workload.effective_batch_size:
             whole = f"not over the whole batch of {setup.workload.effective_batch_size}"
-            setup.warnings.append(f"BatchNorm takes its statistics over micro-batches of {value}, {whole}.")
+            setup.warnings.append(f"{BATCH_NORM} takes its statistics over micro-batches of {value}, {whole}.")
 
 
 def share_of(config: Config, workload: Workload, hardware: Hardware) -> int:

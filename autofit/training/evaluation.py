@@ -7,7 +7,8 @@ from typing import Any
 import torch
 
 from autofit.core.errors import InputError
-from autofit.data.batch import loss_count, sample_count, samples_of
+from autofit.data.batch import sample_count, samples_of
+from autofit.data.counts import is_sum, loss_count
 from autofit.hardware.out_of_memory import is_out_of_memory
 from autofit.setup import Setup
 from autofit.setup.state import evaluation_mode
@@ -36,7 +37,7 @@ def check_evaluation(setup: Setup, loader: Any) -> None:
         _sums(setup, [samples_of(first, 0, 1, setup.workload.split)])
 
 
-def _sums(setup: Setup, batches: Iterable[Any]) -> tuple[float, int]:
+def _sums(setup: Setup, batches: Iterable[Any]) -> tuple[float, float]:
     """The sum of losses and the number of terms in it, of all ranks. Slices are as large as the micro-batch, which fits
     with gradients; where longer samples run out of memory, they are halved, on one device."""
     total, weight, size, cut, ranks = 0.0, 0, setup.micro_batch_size, setup.workload.split, setup.ranks
@@ -56,11 +57,11 @@ def _sums(setup: Setup, batches: Iterable[Any]) -> tuple[float, int]:
                     size = max(1, size // 2)
                     continue
                 if count:
-                    total += loss if setup.workload.reduction == "sum" else loss * count
+                    total += loss if is_sum(setup.workload) else loss * count
                 weight += count
                 start += size
     total, everywhere = ranks.sums(total, weight)
-    return total, int(everywhere)
+    return total, everywhere
 
 
 def _loss_if_it_fits(setup: Setup, part: Any, size: int) -> float | None:

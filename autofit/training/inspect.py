@@ -1,13 +1,15 @@
 """Inspection of a workload before anything is measured: the model's structure, and whether its loss can be split. Runs
 in a probe process. Every mistake in the user's own factories becomes one sentence here."""
 
+import copy
 import dataclasses
+import functools
 import math
 import traceback
 from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import nn
@@ -17,43 +19,87 @@ import autofit
 from autofit.core.errors import InputError, reported, told
 from autofit.core.hardware import Hardware
 from autofit.core.workload import Traits, Workload
-from autofit.data.batch import counted_slices, few_samples, sample_count, weight_of
+from autofit.data.batch import few_samples, sample_count, samples_of
+from autofit.data.trial_batches import TRIAL_SAMPLES, most_different
 from autofit.hardware.out_of_memory import is_out_of_memory
 from autofit.setup import Setup
 from autofit.setup.experts import expert_weights
 from autofit.setup.layers import is_linear, repeated_blocks
 from autofit.setup.split_layers import heads_of, planned
 from autofit.setup.state import evaluation_mode
+from autofit.training import random_state
 from autofit.training.build import build
 from autofit.training.default_loss import check_call
+from autofit.training.equal_work import Proof, prove
 from autofit.training.fingerprint import fingerprint
-from autofit.training.meta_model import meta_model_from
+from autofit.training.meta_model import meta_copy, meta_model_from
 from autofit.training.step import loss_value
 
-_CHECKED_SAMPLES = 4
 _SPLITTABLE_SOURCES = ("preset", "directory", "hub")  # transformers models with their own loss
-_TOLERANCE = 1e-3  # relative, of the split loss against the unsplit one in fp32
-_LOW_PRECISION_TOLERANCE = 3e-2
+_BYTES_OF_TRIAL = 8  # of each weight: itself and its gradient in fp32
+_MOST_PARAMETERS = 200_000_000  # of a model that is tried whole, since that takes seconds
+_LOOKED_AT = 32  # samples among which those that differ most are found
 _LIBRARIES = (str(Path(torch.__file__).parent), str(Path(autofit.__file__).parent))  # where the user fixes no errors
 
 
 def inspect_workload(workload: Workload, hardware: Hardware, budget_bytes: int | None) -> Traits:
-    """Read the model's structure and try the loss on a small batch, whole and split. The trial needs the weights in
-    fp32; it is skipped, with a note, where they would take more than half of the budget, and without a budget."""
+    """Read the model's structure, and find out by trying whether its loss can be split and what it averages over. The
+    trial needs weights and gradients in fp32: of a model that is too large for that, few of its repeated blocks are
+    tried. Without a budget nothing is."""
     with blamed_on("the model factory"):
         model = meta_model_from(workload.model)
     traits = _structure(workload, model)
-    own_loss = workload.source.get("kind") in _SPLITTABLE_SOURCES and workload.loss is None
-    if budget_bytes is None or own_loss:
+    if budget_bytes is None:
         return traits
-    if traits.parameters * 4 <= budget_bytes // 2:
+    if known := _known_loss(workload, model):
+        return dataclasses.replace(traits, splits=known.splits, notes=(*traits.notes, *known.notes))
+    if workload.effective_batch_size == 1:
+        return traits
+
+    largest = min(budget_bytes // _BYTES_OF_TRIAL, _MOST_PARAMETERS)
+    if traits.parameters > largest:
+        workload = dataclasses.replace(workload, model=functools.partial(_shallow, workload.model))
+        with suppress(InputError):
+            model = meta_model_from(workload.model)
+    if sum(weight.numel() for weight in model.parameters()) <= largest:
         try:
             return _with_loss_traits(traits, workload, hardware)
         except Exception as error:
             if not is_out_of_memory(error):
                 raise
-    note = "the model is too large to try its loss before the search; it is taken to be a mean over samples."
-    return dataclasses.replace(traits, notes=(*traits.notes, note))
+    note = "the model is too large to prove that its loss can be split, so the micro-batch stays the whole batch."
+    return dataclasses.replace(traits, splits=False, notes=(*traits.notes, note))
+
+
+@dataclasses.dataclass(frozen=True)
+class _KnownLoss:
+    splits: bool
+    notes: tuple[str, ...] = ()
+
+
+def _known_loss(workload: Workload, model: nn.Module) -> _KnownLoss | None:
+    """What is known of transformers' own losses of named models without trying: all are means over what the task says,
+    but for those with a loss of their routers, which couples all tokens of a batch."""
+    if workload.source.get("kind") not in _SPLITTABLE_SOURCES or workload.loss is not None:
+        return None
+    config = getattr(model, "config", None)
+    configs = [config, getattr(config, "text_config", None)]
+    if any(getattr(each, "output_router_logits", False) for each in configs):
+        note = (
+            "the loss of the model's routers couples the samples of a batch, so the micro-batch stays the whole of it."
+        )
+        return _KnownLoss(False, (note,))
+    return _KnownLoss(True)
+
+
+def _shallow(factory: Callable[[], Any]) -> nn.Module:
+    """The model with the first two of its repeated blocks: how a loss averages does not depend on depth."""
+    model = meta_model_from(factory)
+    blocks = repeated_blocks(model)
+    for module in model.modules():
+        if isinstance(module, nn.ModuleList | nn.Sequential) and blocks and list(module) == blocks:
+            del module[2:]
+    return model
 
 
 def _structure(workload: Workload, model: nn.Module) -> Traits:
@@ -85,71 +131,100 @@ def _structure(workload: Workload, model: nn.Module) -> Traits:
 
 def _with_loss_traits(traits: Traits, workload: Workload, hardware: Hardware) -> Traits:
     """Whether the loss splits and whether the forward uses fused attention, found by trying."""
-    samples = min(_CHECKED_SAMPLES, workload.effective_batch_size)
+    samples = min(TRIAL_SAMPLES, workload.effective_batch_size)
     with blamed_on("the batch factory"):
         batch = workload.batch(samples)
     if (given := sample_count(batch, workload.split)) != samples:
         message = f"the batch factory was asked for {samples} samples and gave {given}."
         raise InputError(message, "batch(n) must give n samples along dim 0 of every tensor.")
-    batch = few_samples(workload, samples, batch)
     setup = build(workload, {}, hardware)
     attention = _FusedAttentionWatch()
     try:
         if workload.loss is None:
             check_call(setup.model, batch)
         with attention:
-            _tried_loss(setup, batch)
-        splits, note = loss_splits(setup, batch)
+            try_loss(setup, batch)
+        trial = workload.trial_samples
+        if trial is None:
+            trial = _few_of(workload, few_samples(workload, min(_LOOKED_AT, workload.effective_batch_size)))
+        proof = prove(setup, trial)
     finally:
         setup.close()
-    notes = (*traits.notes, note) if note else traits.notes
-    return dataclasses.replace(traits, splits=splits, sdpa=attention.ran, notes=notes)
+    traits = dataclasses.replace(traits, sdpa=attention.ran)
+    return _with_proof(traits, workload, proof)
 
 
-def loss_splits(setup: Setup, batch: Any) -> tuple[bool, str | None]:
-    """Whether the loss of a batch is the weighted mean of its slices' losses, with a sentence where that is unclear.
-    Tried without dropout and with BatchNorm's stored statistics, on a batch of a few samples."""
+@dataclasses.dataclass(frozen=True)
+class Prover:
+    """Proves what the loss of a training averages over, on copies of its model. The workload's `model` makes one."""
 
-    def is_close(one: float, other: float) -> bool:
-        tolerance = _TOLERANCE if setup.config["precision"] == "fp32" else _LOW_PRECISION_TOLERANCE
-        return abs(one - other) <= tolerance * max(abs(one), abs(other), 1e-6)
+    workload: Workload
+    hardware: Hardware
 
-    samples = sample_count(batch, setup.workload.split)
-    if samples == 1:
-        return True, None
-    whole, again = _tried_loss(setup, batch), _tried_loss(setup, batch)
-    if not math.isfinite(whole):
-        return True, f"the loss is {whole} with random weights, so it was not checked that it can be split."
-    if not is_close(whole, again):
-        note = "the loss draws random numbers, so it was not checked that it can be split: it is taken to be a mean."
-        return True, note
-    slices = counted_slices(setup.workload, batch, 1)
-    total = sum(count for _, count in slices)
-    sliced = sum(_tried_loss(setup, part) * weight_of(setup.workload, count, total) for part, count in slices)
-    if is_close(whole, sliced):
-        return True, None
-    return False, (
-        f"the loss of {samples} samples is {whole:.6g}, but {sliced:.6g} from their slices: it cannot be split, so "
-        "the micro-batch stays the whole batch. If it is a mean over something else than samples, say so with "
-        "Workload(count=...)."
-    )
+    @classmethod
+    def of(cls, workload: Workload, model: nn.Module, hardware: Hardware) -> Self:
+        """The prover for a model of the user's, which is copied without its weights."""
+        with blamed_on("copying the model's structure"):
+            structure = meta_copy(model)
+        return cls(dataclasses.replace(workload, model=lambda: copy.deepcopy(structure)), hardware)
 
+    def traits(self) -> Traits:
+        """The traits of the workload, with the proof."""
+        hardware = self.hardware
+        on_cpu = hardware.device == "cpu"
+        free = hardware.host_free_bytes if on_cpu else hardware.memory_bytes - hardware.used_bytes
+        with random_state.preserved(torch.device(hardware.device)):
+            return inspect_workload(self.workload, hardware, free)
 
-def check_loss(setup: Setup) -> None:
-    """Try the loss once before training: a config given by hand may split what cannot be split."""
-    whole = setup.workload.effective_batch_size
-    if setup.micro_batch_size >= whole:
-        _tried_loss(setup, setup.workload.batch(1))
-        return
-    splits, note = loss_splits(setup, few_samples(setup.workload, _CHECKED_SAMPLES))
-    if not splits:
-        remedy = f"Set micro_batch_size to {whole}, or leave the config to the search."
-        raise InputError(str(note), "Train on one device." if setup.ranks.layout.samplers > 1 else remedy)
+    def proof(self, batch: Any) -> Proof:
+        """What the gradients of a batch show; of its samples those that differ most."""
+        workload = dataclasses.replace(self.workload, trial_samples=_few_of(self.workload, batch))
+        with random_state.preserved(torch.device(self.hardware.device)):
+            setup = build(workload, {}, self.hardware)
+            try:
+                return prove(setup, workload.trial_samples)
+            finally:
+                setup.close()
 
 
-def _tried_loss(setup: Setup, batch: Any) -> float:
+def _few_of(workload: Workload, batch: Any) -> Any:
+    """A few samples of a batch that differ as much as any."""
+    if workload.split is not None:
+        samples = min(TRIAL_SAMPLES, sample_count(batch, workload.split))
+        return samples_of(batch, 0, samples, workload.split)
+    return most_different(batch, TRIAL_SAMPLES)
+
+
+def _with_proof(traits: Traits, workload: Workload, proof: Proof) -> Traits:
+    """The traits with what a proof found, and a sentence of it where the loss is the user's own."""
+    if proof.count is None:
+        note = (
+            f"the loss cannot be split, so the micro-batch stays the whole batch: {proof.reason}. If it is a mean over "
+            "something else than samples or labels, say over what with count=."
+        )
+        return dataclasses.replace(traits, splits=False, notes=(*traits.notes, note))
+    if workload.count is not None or workload.reduction == "sum":
+        return traits
+    notes = traits.notes
+    if workload.loss is not None:
+        what = "is a sum over samples" if proof.count.kind == "sum" else f"is a mean over {proof.count}"
+        notes = (*notes, f"the loss {what}, as gradients of a few samples show.")
+    return dataclasses.replace(traits, count=proof.count, rivals=proof.rivals, notes=notes)
+
+
+def try_loss(setup: Setup, batch: Any = None) -> None:
+    """Try the loss on a few samples, so that a mistake in it is told before training; a loss that does not take so few
+    (the largest of ten) on a whole batch."""
+    workload = setup.workload
+    whole = workload.effective_batch_size
+    few = min(TRIAL_SAMPLES, whole)
     with evaluation_mode(setup.model), blamed_on("the loss"):
-        return loss_value(setup, batch)
+        try:
+            loss_value(setup, few_samples(workload, few) if batch is None else batch)
+        except Exception as error:
+            if few == whole or is_out_of_memory(error):
+                raise
+            loss_value(setup, workload.batch(whole))
 
 
 class _FusedAttentionWatch(TorchDispatchMode):

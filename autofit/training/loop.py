@@ -7,15 +7,13 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
-import torch
-
 from autofit.core.errors import DivergedError, InputError, OutOfMemoryError
 from autofit.core.workload import Hyperparameters
-from autofit.data.batch import few_samples
 from autofit.hardware.out_of_memory import is_out_of_memory
 from autofit.setup import Setup
+from autofit.training.count_guard import CountGuard
 from autofit.training.holders import shortage_of
-from autofit.training.inspect import loss_splits
+from autofit.training.inspect import Prover
 from autofit.training.memory_watch import MemoryWatch, StepMemory
 from autofit.training.oom_recovery import Recovery
 from autofit.training.own_part import OwnPart, own_part
@@ -69,13 +67,15 @@ def train(
     first_step: int = 0,
     callbacks: Iterable[Callback] = (),
     listener: Listener = lambda _: None,
+    prover: Prover | None = None,
 ) -> list[StepReport]:
     """Run optimizer steps `first_step` to `steps` over `batches`, and report each. A step that runs out of memory is
     rolled back and retried with a config that needs less and learns the same; `listener` gets a sentence about it and
-    its cost. Raises InputError where the batches end early, DivergedError where the loss is not finite (weights and
+    its cost. `prover` finds out whether a loss may be split; None: one for copies that the workload's factory makes.
+    Raises InputError where the batches end early, DivergedError where the loss is not finite (weights and
     running statistics are those before the step), OutOfMemoryError where no fallback is left, or memory ran out while
     weights were being updated."""
-    stepper = _Stepper(setup, listener)
+    stepper = _Stepper(setup, listener, prover or Prover(setup.workload, setup.hardware))
     setup.model.train()
     reports: list[StepReport] = []
     iterator = iter(batches)
@@ -95,10 +95,11 @@ def train(
 class _Stepper:
     """Runs the steps of one setup and retries those that run out of memory."""
 
-    def __init__(self, setup: Setup, listener: Listener) -> None:
+    def __init__(self, setup: Setup, listener: Listener, prover: Prover) -> None:
         self._setup = setup
         self._notify = listener
-        self._recovery = Recovery(setup, self._splits)
+        self._recovery = Recovery(setup, lambda: prover.traits().splits)
+        self._guard = CountGuard(setup, prover, listener)
         self._watch = MemoryWatch(setup.device, listener)
         self._seconds: list[float] = []  # of the steps since the config last changed
         self._seconds_before: float | None = None  # the median step before that
@@ -107,6 +108,7 @@ class _Stepper:
         setup = self._setup
         assert setup.optimizer is not None, "build() sets the optimizer"
         begun, part = time.perf_counter(), own_part(setup, batch)
+        self._guard.check(part)
         for group in setup.optimizer.param_groups:
             group["lr"] = lr * (group.get("lr_ratio") or 1.0)
         self._recovery.snapshot()
@@ -175,11 +177,3 @@ class _Stepper:
             change = f"{abs(cost):.0%} {'more' if cost > 0 else 'less'} than before"
             self._notify(f"a step takes {now:.3g} s since then, {change}.")
             self._seconds_before = None
-
-    def _splits(self) -> bool:
-        """Whether the loss may be split, tried on the smallest batch; transformers' own losses may."""
-        workload = self._setup.workload
-        if workload.loss is None and workload.task != "custom":
-            return True
-        with torch.no_grad():
-            return loss_splits(self._setup, few_samples(workload, 2))[0]

@@ -1,5 +1,6 @@
 """One training of the user's model with a known config: build, resume, run, evaluate, save, and restore."""
 
+import dataclasses
 import functools
 import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -11,10 +12,10 @@ from typing import Any, NoReturn
 import torch
 from torch import nn
 
-from autofit.core.errors import AutofitError, DivergedError, OutOfMemoryError, counted, sentence
+from autofit.core.errors import AutofitError, DivergedError, InputError, OutOfMemoryError, counted, sentence
 from autofit.core.files import write_atomically
 from autofit.core.interrupts import SIGNALS, Interrupts
-from autofit.core.layout import largest_divisor, part_of
+from autofit.core.layout import Layout, largest_divisor, part_of
 from autofit.core.strict_yaml import dump, load_mapping
 from autofit.core.workload import Hyperparameters, Workload, check_counts
 from autofit.distributed.group import devices_of_group
@@ -27,7 +28,7 @@ from autofit.training.atomic_writes import clean_up
 from autofit.training.build import build
 from autofit.training.epochs import Epochs
 from autofit.training.evaluation import check_evaluation, evaluate
-from autofit.training.inspect import check_loss
+from autofit.training.inspect import Prover, try_loss
 from autofit.training.loop import SEARCH_AGAIN, Callback, Listener, StepReport, train
 from autofit.training.metrics import Bar, MetricsFile, Recorder, TensorBoard
 from autofit.training.oom_recovery import FALLBACK_KNOBS
@@ -100,23 +101,41 @@ class Session:
                 batch_split |= {"micro_batch_size": micro, "gradient_accumulation_steps": part // micro}
                 self.listener(f"memory ran out in this run before, so it goes on with {_describe(batch_split)}.")
             config = {**config, **batch_split}
-            setup = build(self.workload, config, hardware, model=self.model, hyperparameters=self.hyperparameters)
+            prover = Prover.of(self.workload, self.model, hardware)
+            workload = self._proven(prover, config, is_evaluated=eval_loader is not None)
+            setup = build(workload, config, hardware, model=self.model, hyperparameters=self.hyperparameters)
             for note in (*hardware.notes, *setup.warnings):
                 self.listener(note)
             try:
                 if self.policy.directory:
                     checkpoint.check_savable(setup)
                 with random_state.preserved(setup.device):
-                    check_loss(setup)
+                    try_loss(setup)
                     if eval_loader is not None:
                         check_evaluation(setup, eval_loader)
-                answer = _Training(self, setup, loader, eval_loader).run(steps)
+                answer = _Training(self, setup, loader, eval_loader, prover).run(steps)
                 if self.taken:
                     self.taken(setup)
                 return answer
             finally:
                 if not self.taken:
                     setup.close()
+
+    def _proven(self, prover: Prover, config: Mapping[str, Any], *, is_evaluated: bool) -> Workload:
+        """The workload with what its loss averages over, where that matters: where a batch is split. Raises InputError
+        where it cannot be."""
+        whole = self.workload.effective_batch_size
+        samplers = Layout.of(config).samplers
+        is_split = samplers > 1 or (config.get("micro_batch_size") or whole) < whole
+        if not is_split and not is_evaluated:
+            return self.workload
+        traits = prover.traits()
+        if is_split and not traits.splits:
+            remedy = f"Set micro_batch_size to {whole}, or leave the config to the search."
+            raise InputError(traits.notes[-1], "Train on one device." if samplers > 1 else remedy)
+        for note in traits.notes:
+            self.listener(note)
+        return dataclasses.replace(self.workload, traits=traits)
 
 
 @contextmanager
@@ -134,8 +153,9 @@ def _shortage_told() -> Iterator[None]:
 class _Training:
     """A session from its build to its last step."""
 
-    def __init__(self, session: Session, setup: Setup, loader: Any, eval_loader: Any) -> None:
+    def __init__(self, session: Session, setup: Setup, loader: Any, eval_loader: Any, prover: Prover) -> None:
         self._session, self._setup, self._ranks = session, setup, setup.ranks
+        self._prover = prover
         self._policy, self._notify = session.policy, session.listener
         self._directory = session.policy.directory
         self._loader = own_loader(loader, setup.ranks)
@@ -185,7 +205,15 @@ class _Training:
         own = self._session.callbacks if self._ranks.is_first else ()
         callbacks: tuple[Callback, ...] = (*own, *self._recorders, after_step)
         try:
-            train(self._setup, self._epochs, steps=steps, first_step=first, callbacks=callbacks, listener=self._notify)
+            train(
+                self._setup,
+                self._epochs,
+                steps=steps,
+                first_step=first,
+                callbacks=callbacks,
+                listener=self._notify,
+                prover=self._prover,
+            )
         except DivergedError as error:
             raise self._located(error) from None
         except OutOfMemoryError as error:

@@ -9,7 +9,8 @@ from torch import nn
 
 from autofit.core.errors import InputError, RefusedError, several
 from autofit.core.forks import ending_forks
-from autofit.data.batch import counted_slices, counts_samples, few_samples, map_tensors, sample_count, split, weight_of
+from autofit.data.batch import few_samples, map_tensors, sample_count, split
+from autofit.data.counts import counted_slices, counts_samples, weight_of
 from autofit.distributed.kinds import clip
 from autofit.setup import Setup
 from autofit.training import random_state
@@ -18,10 +19,19 @@ from autofit.training.own_part import OwnPart
 
 
 def compute_loss(setup: Setup, batch: Any) -> torch.Tensor:
-    """The workload's loss of one micro-batch, checked to be a trainable scalar."""
+    """The workload's mean loss of one micro-batch, checked to be a trainable scalar."""
+    return loss_and_count(setup, batch)[0]
+
+
+def loss_and_count(setup: Setup, batch: Any) -> tuple[torch.Tensor, float | None]:
+    """The mean loss of one micro-batch, and the number of its terms where the loss gives it, as (sum, count)."""
     workload, model = setup.workload, setup.model
     with ending_forks():
         loss = workload.loss(model, batch) if workload.loss is not None else default_loss(model, batch)
+    count: float | None = None
+    if workload.loss is not None and _is_sum_and_count(loss):
+        count = float(loss[1])
+        loss = loss[0] / count if count else loss[0] * torch.nan
     if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
         if is_several(loss):
             raise several(f"the loss is a {type(loss).__name__} of {len(loss)}")
@@ -32,7 +42,19 @@ def compute_loss(setup: Setup, batch: Any) -> torch.Tensor:
         if setup.config["lora_rank"]:  # code of its own for the backward (Reformer's) may want inputs to be trained
             raise RefusedError("no adapter takes part in the loss, by the model's own code; use lora_rank 0.")
         raise InputError("the loss needs no gradient: no trainable weight takes part in it.", "Check requires_grad.")
-    return loss.reshape(())
+    return loss.reshape(()), count
+
+
+def _is_sum_and_count(loss: Any) -> bool:
+    """Whether a loss is a pair of a tensor to be trained and a plain number, which is no second loss."""
+    if not isinstance(loss, tuple) or len(loss) != 2:
+        return False
+    total, count = loss
+    if not isinstance(total, torch.Tensor) or total.numel() != 1:
+        return False
+    if isinstance(count, torch.Tensor):
+        return count.numel() == 1 and not count.requires_grad and (total.requires_grad or not count.is_floating_point())
+    return isinstance(count, int | float) and not isinstance(count, bool)
 
 
 def loss_value(setup: Setup, batch: Any) -> float:

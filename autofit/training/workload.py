@@ -17,6 +17,7 @@ from autofit.core.errors import InputError, is_whole, require
 from autofit.core.workload import Workload, reduction_of, task_of
 from autofit.data.batch import Cut, labels_of, map_tensors, repeat_to, sample_count, tensors
 from autofit.data.layouts import layout_of
+from autofit.data.trial_batches import TRIAL_SAMPLES, most_different, variety
 from autofit.training.default_loss import check_call, check_loss_function
 from autofit.training.inspect import blamed_on
 from autofit.training.meta_model import meta_copy
@@ -59,6 +60,7 @@ def training_workload(
     *,
     optimizer: _Optimizer | None = None,
     split: Cut | None = None,
+    count: Callable[[Any], float] | None = None,
     peek: Peek | None = None,
 ) -> Workload:
     """The workload of training `model` itself on `loader`, whose own batch size is the effective batch. Reads the first
@@ -66,7 +68,8 @@ def training_workload(
     _check_model(model)
     check_loss_function(loss)
     require(split is None or callable(split), "split must be a function of (batch, size)", split, "Leave it out.")
-    largest, samples, shapes, padding = _largest(loader, peek or Peek(), split)
+    require(count is None or callable(count), "count must be a function of a batch", count, "Leave it out.")
+    largest, samples, shapes, padding, varied = _largest(loader, peek or Peek(), split)
     if loss is None:
         check_call(model, largest)
     one = repeat_to(largest, 1, split)
@@ -77,10 +80,12 @@ def training_workload(
         task = "custom"
     return Workload(
         model=lambda: model,
-        batch=functools.partial(repeat_to, map_tensors(largest, lambda tensor: tensor.detach().cpu()), cut=split),
+        batch=functools.partial(repeat_to, map_tensors(largest, _on_host), cut=split),
         loss=loss,
         optimizer=optimizer,
         split=split,
+        count=count,
+        trial_samples=None if split or varied is None else map_tensors(varied, _on_host),
         effective_batch_size=samples,
         varying=shapes > _FEW_SHAPES,
         packing=False if padding and sequence_length else None,
@@ -108,17 +113,26 @@ def _check_model(model: Any) -> None:
         raise InputError(message, "Load it without a device_map.")
 
 
-def _largest(loader: Any, peek: Peek, cut: Cut | None) -> tuple[Any, int, int, float]:
-    """The batch with the largest samples, the most samples a batch has, the number of shapes that samples have, and the
-    share of padding by masks of attention. Holds two batches at a time: each that comes from a worker takes shared
-    memory and open files."""
+def _on_host(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().cpu()
+
+
+def _largest(loader: Any, peek: Peek, cut: Cut | None) -> tuple[Any, int, int, float, Any]:
+    """The batch with the largest samples, the most samples a batch has, the number of shapes that samples have, the
+    share of padding by masks of attention, and a few samples that differ much. Holds two batches at a time: each that
+    comes from a worker takes shared memory and open files."""
     largest: Any = None
+    varied: Any = None
+    most_variety = -1.0
     structure, samples, shapes, held, seen = "", 0, set(), 0, 0
     batches = batches_of(loader)
     for number, batch in enumerate(itertools.islice(batches, peek.batches)):
         structure = structure or _structure(batch)
         _check_structure(batch, structure, f"batch {number} of the loader")
         samples = max(samples, sample_count(batch, cut))
+        if cut is None and sample_count(batch) > 1 and (found := variety(batch)) > most_variety:
+            most_variety = found
+            varied = map_tensors(most_different(batch, TRIAL_SAMPLES), torch.clone)
         mask = batch.get("attention_mask") if isinstance(batch, Mapping) or hasattr(batch, "keys") else None
         if isinstance(mask, torch.Tensor) and mask.dim() == 2:
             held, seen = held + mask.numel(), seen + int((mask != 0).sum())
@@ -136,7 +150,7 @@ def _largest(loader: Any, peek: Peek, cut: Cut | None) -> tuple[Any, int, int, f
         largest = peek.worst_case
     if cut:  # only a whole batch can be made as large
         samples = sample_count(largest, cut)
-    return largest, samples, len(shapes), 1 - seen / held if held else 0.0
+    return largest, samples, len(shapes), 1 - seen / held if held else 0.0, varied
 
 
 def _check_structure(batch: Any, structure: str, name: str) -> None:

@@ -98,6 +98,21 @@ def narrowed(
     return dataclasses.replace(space, knobs={**space.knobs, **kept}), note
 
 
+def with_whole_batches(
+    space: Space, workload: Workload, hardware: Hardware, cap_bytes: float, predict: Predict, *, seed: int
+) -> Space:
+    """The space without micro-batches for a model with BatchNorm, whose statistics would be other ones, where any of it
+    is predicted to fit; else the same space."""
+    sizes = space.knobs.get("micro_batch_size", ())
+    if len(sizes) < 2 or workload.traits is None or not workload.traits.batch_norm:
+        return space
+    constraints = techniques.constraints(workload, hardware)
+    whole = dataclasses.replace(space, knobs={**space.knobs, "micro_batch_size": sizes[-1:]})
+    configs = Enumeration(whole.knobs, constraints).configs(seed)
+    nbytes, _ = predict(configs) if configs else ([], [])
+    return whole if any(each <= cap_bytes for each in nbytes) else space
+
+
 def quick(
     space: Space, workload: Workload, hardware: Hardware, cap_bytes: float, predict: Predict, *, seed: int
 ) -> Space:

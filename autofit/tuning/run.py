@@ -48,7 +48,7 @@ from autofit.tuning.artifacts import (
     write_report,
 )
 from autofit.tuning.context import Context, Judging, context_of
-from autofit.tuning.narrowing import narrowed, quick
+from autofit.tuning.narrowing import narrowed, quick, with_whole_batches
 from autofit.tuning.stand_in import Communication, with_communicators
 from autofit.tuning.warm_start import WarmStart, subject_of
 
@@ -290,6 +290,8 @@ class _Run:
         given = context.space, context.workload, context.hardware, context.likely_bytes
         try:
             space, note = narrowed(*given, self._figures, seed=self.options.seed)
+            if "micro_batch_size" not in self.options.set:
+                space = with_whole_batches(space, *given[1:], self._figures, seed=self.options.seed)
             if self.options.fast:
                 space = quick(space, *given[1:], self._figures, seed=self.options.seed)
         except (InputError, ProbeError) as error:

@@ -16,7 +16,6 @@ from autofit.core.errors import InputError
 from autofit.core.workload import Workload
 from autofit.data.batch import (
     labels_of,
-    loss_count,
     map_tensors,
     repeat_to,
     sample_count,
@@ -24,6 +23,7 @@ from autofit.data.batch import (
     split,
     tensors,
 )
+from autofit.data.counts import loss_count
 from tests import tiny
 
 Pair = namedtuple("Pair", ["x", "y"])

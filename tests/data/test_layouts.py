@@ -7,7 +7,8 @@ import torch
 
 from autofit.core.errors import InputError
 from autofit.core.workload import Workload
-from autofit.data.batch import counted_slices, loss_count, repeat_to, sample_count, samples_of, split, tensors
+from autofit.data.batch import repeat_to, sample_count, samples_of, split, tensors
+from autofit.data.counts import counted_slices, loss_count
 from tests import tiny
 
 IMAGE = 5

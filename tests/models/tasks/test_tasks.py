@@ -12,7 +12,8 @@ from transformers import CONFIG_MAPPING
 from autofit.core.errors import InputError
 from autofit.core.workload import TASKS as NAMES
 from autofit.core.workload import Workload
-from autofit.data.batch import loss_count, sample_count, split
+from autofit.data.batch import sample_count, split
+from autofit.data.counts import loss_count
 from autofit.models import resolve
 from autofit.models.tasks import TASKS
 

@@ -1,0 +1,320 @@
+"""Proof that micro-batches train what the whole batch trains, and what a loss averages over.
+
+The gradient of a few samples together is compared with the gradients of each of them alone. Where the first is a
+weighted sum of the others, the weights tell what the loss averages over: they are those of samples, of valid labels,
+or of another count of the batch. Where it is no such sum, or no count has these weights, the loss cannot be split.
+
+Gradients show this whatever the values of weights. The loss alone does not: with a head of zeros that of every sample
+is the same. So the proof is of a copy with random weights, in fp64 where that is cheap, else in fp32.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from autofit.core.errors import told
+from autofit.core.workload import Count, Workload
+from autofit.data import counts
+from autofit.data.batch import map_tensors, sample_count, take_samples
+from autofit.data.trial_batches import TRIAL_SAMPLES, altered, diversified, shortened
+from autofit.hardware.out_of_memory import is_out_of_memory
+from autofit.setup import Setup
+from autofit.training.recorded_draws import RecordedDraws
+from autofit.training.step import loss_and_count
+
+_CHEAP = 4_000_000  # weights of a model that is tried in fp64
+_COORDINATES = 2048  # of each weight's gradient that are compared
+# Relative deviations that rounding may cause: at least, and in proportion to what another order of the samples causes.
+_ROUNDING = {torch.float64: 1e-10, torch.float32: 2e-5}
+_ROUNDING_FACTOR = 10.0
+_MOST_NOISE = {torch.float64: 1e-5, torch.float32: 1e-4}  # of another order; with more a loss is not the same twice
+_DOUBTFUL = 1e-2  # a deviation in fp32 that may still be rounding, so that fp64 decides
+_SMALLEST = 1e-4  # of the largest gradient: a weight with a smaller one is compared with that
+_ALIKE = {torch.float64: 1e-7, torch.float32: 1e-3}  # smallest by largest singular value of gradients that tell nothing
+
+
+@dataclass(frozen=True)
+class Proof:
+    """What gradients show: the count that the loss averages over (None: it cannot be split, for the `reason`), and
+    `rivals`, other counts that agree with it on all that was seen."""
+
+    count: Count | None
+    rivals: tuple[Count, ...] = ()
+    reason: str = ""
+    deviation: float = 0.0  # of the samples' weighted sum from the whole gradient, relative
+
+
+class _NothingToCompareError(Exception):
+    """A pass whose loss is not finite or reaches no weight, or samples whose gradients are too much alike."""
+
+
+def prove(setup: Setup, batch: Any) -> Proof:
+    """Compare the gradient of a batch of a few samples with those of each sample.
+
+    `setup` is of a copy of the model that nobody else uses: its weights are overwritten. A batch is tried first with
+    some labels and ends of rows left out, differently in each sample, because what a loss averages over shows where
+    samples differ in it. One that the loss does not take is tried as it is.
+    """
+    trials = [shortened(batch), batch]
+    if setup.device.type == "cpu" and setup.workload.split is None:  # on a card a wrong label ends the process
+        short = shortened(batch)
+        trials = [altered(short), altered(short, ignores_labels=False), short, batch, diversified(batch, setup.model)]
+
+    is_cheap = sum(weight.numel() for weight in setup.model.parameters()) <= _CHEAP
+    problem: Exception | None = None
+    for trial in trials:
+        proof = None
+        if is_cheap:
+            proof, problem = _attempt(setup, trial, torch.float64)
+        if proof is None:
+            proof, problem = _attempt(setup, trial, torch.float32)
+            if proof and proof.count is None and proof.deviation < _DOUBTFUL:
+                proof = _attempt(setup, trial, torch.float64)[0] or proof
+        if proof:
+            return proof
+    own = isinstance(problem, _NothingToCompareError)
+    return Proof(None, reason=str(problem) if own or problem is None else f"it raised {told(problem)}")
+
+
+def _attempt(setup: Setup, batch: Any, dtype: torch.dtype) -> tuple[Proof | None, Exception | None]:
+    """The proof of one batch in one format, or what prevented it."""
+    try:
+        with _conditions(setup.model, dtype):
+            return _compare(setup, map_tensors(batch, lambda tensor: _as_format(tensor, dtype)), dtype), None
+    except Exception as error:  # of the user's code, which may not take this batch or this format
+        if is_out_of_memory(error):
+            raise
+        return None, error
+
+
+@contextmanager
+def _conditions(model: nn.Module, dtype: torch.dtype) -> Iterator[None]:
+    """Random weights in a format; no lower one inside; attention whose random draws can be seen; BatchNorm with fixed
+    statistics, since those of few samples are not those of a batch."""
+    default = torch.get_default_dtype()
+    autocast = torch.amp.autocast_mode.autocast
+    with ExitStack() as stack:
+        stack.callback(torch.set_default_dtype, default)
+        torch.set_default_dtype(dtype)
+        stack.enter_context(mock.patch.object(autocast, "__enter__", lambda self: self))
+        stack.enter_context(mock.patch.object(autocast, "__exit__", lambda *_: None))
+        stack.enter_context(sdpa_kernel(SDPBackend.MATH))
+        model.to(dtype)
+        _draw_weights(model)
+        for module in model.modules():
+            if isinstance(module, _BatchNorm):
+                module.eval()
+        yield
+
+
+@torch.no_grad()
+def _draw_weights(model: nn.Module) -> None:
+    """Random weights that keep activations of the same size in every layer, none of them at a symmetric value."""
+    device = next(model.parameters()).device
+    generator = torch.Generator(device).manual_seed(0)
+    for weight in model.parameters():
+        if not weight.is_floating_point():
+            continue
+        if weight.dim() >= 2:
+            fan_in = weight.numel() // weight.shape[0]
+            weight.normal_(0.0, fan_in**-0.5, generator=generator)
+        else:
+            noise = torch.empty_like(weight).normal_(0.0, 0.1, generator=generator)
+            weight.add_(noise)
+
+
+def _as_format(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    return tensor.to(dtype) if tensor.is_floating_point() else tensor
+
+
+def _compare(setup: Setup, batch: Any, dtype: torch.dtype) -> Proof:
+    """Whether the gradient of a batch is the weighted sum of its samples', and with which counts as weights."""
+    workload = setup.workload
+    samples = sample_count(batch, workload.split)
+    slices = [take_samples(batch, [sample], workload.split) for sample in range(samples)]
+    gradients = _Gradients(setup)
+
+    draws = RecordedDraws(samples)
+    with draws:
+        whole, _ = gradients.of(batch)
+    parts: list[torch.Tensor | None] = []
+    own_counts: list[float | None] = []
+    for sample, part in enumerate(slices):
+        draws.replay([sample])
+        try:
+            with draws:
+                gradient, own_count = gradients.of(part)
+        except _NothingToCompareError:  # no valid label
+            gradient, own_count = None, 0.0
+        except Exception as error:
+            if is_out_of_memory(error):
+                raise
+            return Proof(None, reason=f"the loss of a single sample raised {told(error)}", deviation=1.0)
+        parts.append(gradient)
+        own_counts.append(own_count)
+
+    noise = 0.0
+    if workload.split is None:
+        order = [*range(1, samples), 0]
+        draws.replay(order)
+        with draws:
+            again, _ = gradients.of(take_samples(batch, order, None))
+        noise = _relative(again, whole)
+    if noise > _MOST_NOISE[dtype]:
+        reason = f"two passes over the same samples gave gradients that differ by {noise:.2g} of their size"
+        return Proof(None, reason=reason, deviation=noise)
+
+    exact = torch.float32 if draws.saw_single_precision else dtype  # code that insists on it
+    tolerance = max(_ROUNDING[exact], _ROUNDING_FACTOR * noise)
+    return _judge(_Evidence(workload, batch, slices, whole, parts, own_counts), tolerance, _ALIKE[exact])
+
+
+@dataclass(frozen=True)
+class _Evidence:
+    """The gradient of a batch and those of its samples, with the counts that a loss of (sum, count) gave itself."""
+
+    workload: Workload
+    batch: Any
+    slices: Sequence[Any]
+    whole: torch.Tensor
+    parts: Sequence[torch.Tensor | None]
+    own_counts: Sequence[float | None]
+
+    def columns(self) -> torch.Tensor:
+        """The gradients of the samples, [coordinates, samples]; zero where there is none."""
+        zero = torch.zeros_like(self.whole)
+        return torch.stack([zero if part is None else part for part in self.parts], dim=1)
+
+    def weights(self, number_of: Callable[[Any], float], *, is_sum: bool) -> torch.Tensor | None:
+        """The weight of each sample by a count; None where that cannot be this loss's."""
+        numbers = [float(number_of(part)) for part in self.slices]
+        if any(number and part is None for number, part in zip(numbers, self.parts, strict=True)):
+            return None
+        if is_sum:
+            return torch.ones(len(numbers), dtype=torch.float64)
+        if not sum(numbers):
+            return None
+        weights = torch.tensor(numbers, dtype=torch.float64) / sum(numbers)
+        own = [number for number in self.own_counts if number is not None]
+        if len(own) == len(numbers) and sum(own):
+            given = torch.tensor(own, dtype=torch.float64) / sum(own)
+            if not torch.allclose(weights, given, rtol=1e-6, atol=1e-9):
+                return None
+        return weights
+
+
+def _judge(evidence: _Evidence, tolerance: float, alike: float) -> Proof:
+    """The counts whose weights give the whole gradient."""
+    workload = evidence.workload
+    columns = evidence.columns()
+    scale = float(evidence.whole.norm())
+    is_present = columns.norm(dim=0) > 0
+    present = columns[:, is_present]
+    if present.shape[1] < 2:
+        raise _NothingToCompareError("the loss of most single samples is not a number")
+    strengths = torch.linalg.svdvals(present / present.norm(dim=0))
+    if float(strengths[-1] / strengths[0]) < alike:
+        raise _NothingToCompareError("the gradients of the samples at hand are too much alike to tell weights apart")
+
+    found = torch.zeros(len(evidence.slices), dtype=torch.float64)
+    found[is_present] = torch.linalg.lstsq(present, evidence.whole.unsqueeze(1)).solution[:, 0]
+    least = float((columns @ found - evidence.whole).norm()) / scale
+    if least > tolerance:
+        reason = f"no weights of single samples' gradients give that of all: {least:.2g} of it is left over"
+        return Proof(None, reason=reason, deviation=least)
+
+    def deviation(weights: torch.Tensor) -> float:
+        return float((columns @ weights - evidence.whole).norm()) / scale
+
+    if workload.count is not None or workload.reduction == "sum":
+        number_of = workload.count or (lambda part: sample_count(part, workload.split))
+        weights = evidence.weights(number_of, is_sum=workload.reduction == "sum")
+        if weights is not None and deviation(weights) <= tolerance:
+            return Proof(counts.SAMPLES)
+        given = "a sum" if workload.reduction == "sum" else "a mean over count="
+        shown = ", ".join(f"{weight:.4g}" for weight in found.tolist())
+        return Proof(None, reason=f"it is not {given}: the weights of its samples are {shown}", deviation=1.0)
+
+    accepted: list[tuple[Count, torch.Tensor]] = []
+    for count in counts.candidates(evidence.batch):
+        number_of = partial(counts.counted, count, split=workload.split)
+        weights = evidence.weights(number_of, is_sum=count.kind == "sum")
+        if weights is not None and deviation(weights) <= tolerance:
+            accepted.append((count, weights))
+    if not accepted:
+        shown = ", ".join(f"{weight:.4g}" for weight in found.tolist())
+        reason = f"it weights samples by {shown}, and nothing in the batch counts so"
+        return Proof(None, reason=reason, deviation=1.0)
+
+    default = counts.by_task(workload, evidence.batch)
+    chosen = next((count for count, _ in accepted if count == default), accepted[0][0])
+    rivals = tuple(count for count, _ in accepted if count != chosen)
+    return Proof(chosen, rivals)
+
+
+class _Gradients:
+    """Gradients of a loss by all trained weights, at the same coordinates of each weight every time."""
+
+    def __init__(self, setup: Setup) -> None:
+        self._setup = setup
+        self._weights = [weight for _, weight in setup.trainable() if weight.is_floating_point()]
+        self._coordinates: list[torch.Tensor] = []
+        self._sizes: list[float] = []
+
+    def of(self, batch: Any) -> tuple[torch.Tensor, float | None]:
+        """The gradient of the loss of a batch in fp64, each weight's part by its size in the first one; and the count
+        that the loss gave, if it did."""
+        setup = self._setup
+        on_device = map_tensors(batch, lambda tensor: tensor.to(setup.device))
+        with torch.enable_grad(), setup.step_context(), setup.forward_context():
+            loss, count = loss_and_count(setup, on_device)
+            if not bool(loss.detach().isfinite()):
+                raise _NothingToCompareError(f"the loss is {float(loss.detach())} with random weights")
+            gradients = torch.autograd.grad(loss, self._weights, allow_unused=True)
+
+        if not self._coordinates:
+            self._coordinates = [_coordinates(each) for each in gradients]
+        parts = []
+        for gradient, chosen in zip(gradients, self._coordinates, strict=True):
+            if gradient is None:
+                parts.append(torch.zeros(len(chosen), dtype=torch.float64))
+                continue
+            entries = gradient.detach().to_dense().reshape(-1)[chosen]
+            parts.append(entries.to("cpu", torch.float64))
+        if not self._sizes:
+            sizes = [float(part.norm()) for part in parts]
+            largest = max(sizes)
+            if not largest:
+                raise _NothingToCompareError("the loss has no gradient with random weights")
+            self._sizes = [max(size, _SMALLEST * largest) for size in sizes]
+        return torch.cat([part / size for part, size in zip(parts, self._sizes, strict=True)]), count
+
+
+def _coordinates(gradient: torch.Tensor | None) -> torch.Tensor:
+    """Which entries of a weight's gradient are compared: all of a small one; else some everywhere, and those of its
+    strongest rows, since that of an embedding is zero for all tokens that a batch does not hold."""
+    if gradient is None:
+        return torch.zeros(0, dtype=torch.long)
+    if gradient.numel() <= _COORDINATES:
+        return torch.arange(gradient.numel(), device=gradient.device)
+
+    rows = gradient.detach().to_dense().flatten(1) if gradient.dim() > 1 else gradient.detach().unsqueeze(1)
+    half = _COORDINATES // 2
+    everywhere = torch.linspace(0, gradient.numel() - 1, half, device=gradient.device).long()
+    count = min(len(rows), max(TRIAL_SAMPLES, half // rows.shape[1]))
+    strongest = rows.abs().sum(dim=1).topk(count).indices
+    columns = torch.linspace(0, rows.shape[1] - 1, min(rows.shape[1], half // count), device=gradient.device).long()
+    of_rows = strongest.unsqueeze(1) * rows.shape[1] + columns
+    return torch.cat([everywhere, of_rows.reshape(-1)]).unique()
+
+
+def _relative(one: torch.Tensor, other: torch.Tensor) -> float:
+    return float((one - other).norm() / other.norm())
