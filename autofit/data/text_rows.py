@@ -127,7 +127,7 @@ def _rows_of_document(path: Path, document: Any, wanted: Wanted, notes: list[str
     if wanted.fits(document):
         return None
 
-    lists = {}
+    lists: dict[str, Sequence[Any]] = {}
     for name, value in document.items():
         is_of_rows = isinstance(value, list) and bool(value) and isinstance(value[0], Mapping)
         if is_of_rows and name not in _LISTS:
