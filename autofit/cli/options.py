@@ -93,7 +93,7 @@ JudgeLr = Annotated[float | None, _option(_SEARCH, "Learning rate of all; defaul
 Objective = Annotated[str, _option(_SEARCH, _objective, "NAME", complete=OBJECTIVES)]
 
 # What to train with
-_data = "Text, .jsonl or .csv (also of images or sound), a folder or .pt of images, a saved Dataset."
+_data = "Text, JSON, CSV, Parquet (also of images or sound), a folder or .pt of images, a saved Dataset."
 _packing = "Pack samples into full sequences, or pad each; default: pack plain text, else pad."
 _train_devices = "Devices of this machine to train on; default: as many as the result is for."
 _train_seed = "Seed of everything random: samples' order, dropout, new weights."

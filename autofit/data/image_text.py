@@ -19,10 +19,11 @@ import torch
 from autofit.core.errors import InputError, counted, reported, sentence
 from autofit.core.workload import Workload
 from autofit.data.batch import IGNORED_LABEL
+from autofit.data.columnar import Stored
 from autofit.data.images import check_pillow, opened_image, read_image
 from autofit.data.options import DataOptions
 from autofit.data.processors import Processing
-from autofit.data.rows import Stored, named_file, read_rows
+from autofit.data.rows import named_file, read_rows
 from autofit.data.samples import FileLoader
 from autofit.data.tokens import cached_map
 
@@ -138,7 +139,7 @@ def image_text_loader(workload: Workload, path: Path, processing: Processing, op
     if not kept:
         message = f"no sample of {path} has a label to learn behind its images within {length} tokens."
         raise InputError(message, _SHORTER)
-    notes, of_all = [], counted(len(sizes), "sample")
+    notes, of_all = list(rows.notes), counted(len(sizes), "sample")
     if cut := sum(written[n]["tokens"] + more[n] > length for n in kept):
         notes.append(f"cut to {length} tokens: {cut} of {of_all}.")
     if dropped := len(sizes) - len(kept):

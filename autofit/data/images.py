@@ -11,11 +11,12 @@ import datasets
 import numpy as np
 import torch
 
-from autofit.core.errors import InputError, reported
+from autofit.core.errors import InputError, counted, printable, reported
 from autofit.core.workload import Workload
+from autofit.data.columnar import Stored
+from autofit.data.folders import is_litter
 from autofit.data.labels import Labels, labels_from
 from autofit.data.options import DataOptions, LabelRule
-from autofit.data.rows import Stored
 from autofit.data.samples import FileLoader, Pictures, Stacked
 from autofit.data.tokens import cached_map
 
@@ -27,8 +28,9 @@ def image_loader(workload: Workload, path: Path, options: DataOptions) -> FileLo
     shape = workload.batch(1)["pixel_values"].shape[1:]
     if not path.is_dir():
         return FileLoader(read_tensors(path, shape, options.labels), workload.effective_batch_size)
-    pictures, labels = read_folder(path, shape, options)
-    return FileLoader(pictures, workload.effective_batch_size, label_names=labels.names)
+    pictures, labels, notes = read_folder(path, shape, options)
+    size = workload.effective_batch_size
+    return FileLoader(pictures, size, notes=notes, label_names=labels.names)
 
 
 def read_tensors(path: Path, shape: Sequence[int], rule: LabelRule) -> Stacked:
@@ -51,15 +53,18 @@ def read_tensors(path: Path, shape: Sequence[int], rule: LabelRule) -> Stacked:
     return Stacked({"pixel_values": pixels, "labels": labels_from(labels.tolist(), locations, rule).numbers})
 
 
-def read_folder(path: Path, shape: Sequence[int], options: DataOptions) -> tuple[Pictures, Labels]:
-    """The images of a folder whose directories are the classes, resized to the shape that the model takes."""
+def read_folder(path: Path, shape: Sequence[int], options: DataOptions) -> tuple[Pictures, Labels, tuple[str, ...]]:
+    """The images of a folder whose directories are the classes, resized to the shape that the model
+    takes; the classes; and notes on files that are no images."""
     check_pillow(path)
     channels, height, width = shape
     if channels not in _MODES:
         message = f"the model takes images of {channels} channels, which image files do not have."
         raise InputError(message, "Save the images as tensors in a .pt file.")
     relative = sorted(file.relative_to(path) for file in path.glob("*/**/*") if file.is_file())
-    relative = [file for file in relative if not any(part.startswith(".") for part in file.parts)]
+    relative = [file for file in relative if not is_litter(file)]
+    others = [file for file in relative if not _is_image(path / file)]
+    relative = sorted(set(relative) - set(others))
     if not relative:
         message = f"the folder {path} holds no directories with images."
         raise InputError(message, "Make one directory for each class, and put its images there.")
@@ -80,7 +85,28 @@ def read_folder(path: Path, shape: Sequence[int], options: DataOptions) -> tuple
     by_channel = options.normalisation.mean, options.normalisation.deviation
     mean, deviation = (torch.tensor(values).expand(channels) for values in by_channel)
     pixels = decoded.data.column("pixels")
-    return Pictures(pixels, labels.numbers, (channels, height, width), mean, deviation), labels
+    pictures = Pictures(pixels, labels.numbers, (channels, height, width), mean, deviation)
+    notes: tuple[str, ...] = ()
+    if others:
+        count = counted(len(others), "file")
+        notes = (f"left out, no image: {count}, the first of them {printable(str(path / others[0]))}.",)
+    return pictures, labels, notes
+
+
+def _is_image(file: Path) -> bool:
+    """Whether a file is named as an image, or is one without such a name."""
+    from PIL import Image
+
+    Image.init()
+    kind = Image.registered_extensions().get(file.suffix.lower(), "")
+    if kind in Image.OPEN and Image.MIME.get(kind, "").startswith("image/"):
+        return True
+
+    try:
+        with Image.open(file) as image:
+            return str(Image.MIME.get(image.format, "")).startswith("image/")
+    except Exception:  # of a decoder, or of Pillow where none knows the file
+        return False
 
 
 def check_pillow(path: Path) -> None:

@@ -1,24 +1,21 @@
-"""Rows from a file or a directory: JSON lines, a JSON list, CSV, plain text, or what `Dataset.save_to_disk` wrote.
+"""Rows of one form, checked: the fields that a task learns from, out of whatever file holds them."""
 
-Python's json and csv read the files, not `datasets.load_dataset`: that one guesses types (the text "007" becomes 7.0,
-"NA" null, a date a timestamp), shifts CSV rows that are too long by a column, and its errors lose the line.
-"""
-
-import csv
-import io
 import json
-import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
-import datasets
+from autofit.core.errors import InputError, is_whole, printable, reported, shown
+from autofit.data.columnar import Stored, without_nulls
+from autofit.data.conversations import COMPLETION as COMPLETION
+from autofit.data.conversations import MESSAGES as MESSAGES
+from autofit.data.conversations import PREFERENCES, SHAPE_COLUMNS, Shape, of_turns, read_shape, shape_of
+from autofit.data.conversations import TEXT as TEXT
+from autofit.data.file_rows import row_sources
+from autofit.data.row_source import RowSource, Wanted
 
-from autofit.core.errors import InputError, is_whole, printable, reported, sentence, shown
-from autofit.core.files import read_text
-
-TEXT, COMPLETION, MESSAGES, LABELLED = ("text",), ("prompt", "completion"), ("messages",), ("text", "label")
+LABELLED = ("text", "label")
 PAIR, TWINS, TAGGED = ("source", "target"), ("anchor", "positive"), ("tokens", "tags")
 ANSWERS = ("question", "context", "answers")
 Form = tuple[str, ...]  # the fields that every row has
@@ -32,59 +29,116 @@ _NAMES = {  # what a field may be called, the first before the next: as in publi
     "audio": ("audio", "file_name"),
     "transcript": ("text", "sentence", "transcription", "transcript"),
 }
-_ROLES = {"human": "user", "gpt": "assistant"}  # LLaVA's words
-_Located = Iterable[tuple[str, Any]]  # rows before they are checked, each with its location
+_CHATS = ("messages", "conversations")
+_MESSAGES_EXAMPLE = 'For example [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": "Hello!"}].'
 
 
 @dataclass(frozen=True)
 class Rows:
-    """Checked rows of one form: a list per field, and the location of each row ("FILE, line 3")."""
+    """Checked rows of one form: a list per field, and the location of each row ("FILE, line 3").
+
+    Chats have, beside `messages` (the JSON text of a list in each row), `tools`: the JSON text of the row's list of
+    tools, or "" where it has none. `notes` say what was read otherwise than one may expect, and what was left out.
+    """
 
     form: Form
     columns: Mapping[str, list[Any]]
     locations: Sequence[str]
-
-
-@dataclass(frozen=True)
-class Stored:
-    """An image or sound within a saved data set, read when it is needed."""
-
-    cells: Any  # of its column, as Arrow has them
-    row: int
-    number: int | None = None  # among those of the row
-
-    def source(self) -> str | BinaryIO:
-        """Its bytes, or the file that the data set names."""
-        cell = self.cells[self.row]
-        value = (cell if self.number is None else cell[self.number]).as_py()
-        return str(value["path"]) if value["bytes"] is None else io.BytesIO(value["bytes"])
-
-    def __str__(self) -> str:
-        return f"number {(self.number or 0) + 1}"
+    notes: tuple[str, ...] = ()
 
 
 def read_rows(path: Path, forms: Sequence[Form], *, by_line: bool = False) -> Rows:
-    """Read rows of the first of `forms` that fits the first row; `by_line`: every line of a plain text is one."""
-    rows, remedy = _read(path, forms, by_line)
-    form: Form | None = None
-    columns: dict[str, list[Any]] = {}
-    locations = []
-    for location, row in rows:
-        if form is None:
-            form = next((form for form in forms if not _missing(row, form)), None)
-            if form is None:
-                others = " or ".join(" and ".join(form) for form in forms[1:])
-                instead = f" (or {others})" if others else ""
-                raise InputError(f"{location} lacks {' and '.join(_missing(row, forms[0]))}{instead}.", remedy)
-            columns = {name: [] for name in form}
-        if missing := _missing(row, form):
-            raise InputError(f"{location} lacks {' and '.join(missing)}.", remedy)
-        for name in form:
-            columns[name].append(_checked(_value(row, name), name, location))
-        locations.append(printable(location))
-    if form is None:
+    """Read rows of the most specific of `forms` that fits the first row; `by_line`: every line of a plain text is one.
+
+    Where chats and completions are among the forms, all shapes of `autofit.data.conversations` are read.
+    """
+    has_shapes = MESSAGES in forms and COMPLETION in forms
+    known = {name for form in forms for field in form for name in _names(field)}
+    if has_shapes:
+        known |= SHAPE_COLUMNS
+
+    def fits(row: Mapping[str, Any]) -> bool:
+        return (has_shapes and shape_of(row) is not None) or any(not _missing(row, form) for form in forms)
+
+    notes: list[str] = []
+    wanted = Wanted(frozenset(known), fits, TEXT in forms, by_line)
+    table: _Table | None = None
+    for source in row_sources(path, wanted, notes):
+        for location, row in source.rows:
+            if table is None:
+                shape = shape_of(row) if has_shapes else None
+                form = _form_of(row, forms, location, source.remedy) if shape is None else shape.form
+                table = _Table(form, shape, known, is_text=not any("image" in form for form in forms))
+            table.add(row, location, source)
+
+    if table is None:
         raise InputError(f"the data in {path} is empty.", "Give at least one row.")
-    return Rows(form, columns, locations)
+    return Rows(table.form, table.columns, table.locations, (*notes, *table.notes()))
+
+
+class _Table:
+    """Checked rows of a form, one added after the other."""
+
+    def __init__(self, form: Form, shape: Shape | None, known: set[str], *, is_text: bool) -> None:
+        self.form = form
+        self.shape = shape  # of the first row; None where the form is read by its fields alone
+        self.known = known
+        self.is_text = is_text
+        self.columns: dict[str, list[Any]] = {name: [] for name in form}
+        if shape is not None and form == MESSAGES:
+            self.columns["tools"] = []
+        self.locations: list[str] = []
+        self._read: dict[str, None] = {}  # names of columns, in the order of their first use
+        self._left: dict[str, None] = {}
+        self._shape_notes: dict[str, None] = {}
+
+    def add(self, row: Any, location: str, source: RowSource) -> None:
+        """Check a row and keep its fields; an InputError names what is wrong, and where."""
+        shape = None
+        fields = row
+        if self.shape is not None:
+            shape = shape_of(row, self.shape)
+            if shape is None:
+                columns = row if isinstance(row, Mapping) else {}
+                missing = [name for name in self.shape.columns if columns.get(name) is None]
+                raise InputError(f"{location} lacks {' and '.join(missing)}.", source.remedy)
+            fields = read_shape(shape, row, location)
+        elif missing := _missing(fields, self.form):
+            raise InputError(f"{location} lacks {' and '.join(missing)}.", source.remedy)
+
+        for name in self.form:
+            value = _value(fields, name)
+            if name in _CHATS:
+                turns = of_turns(value, location) if name == "conversations" else value
+                checked: Any = _checked_messages(turns, location, source.columnar, is_text=self.is_text)
+            else:
+                checked = _checked(value, name, location)
+            self.columns[name].append(checked)
+        if "tools" in self.columns:
+            self.columns["tools"].append(_checked_tools(fields.get("tools"), location, source.columnar))
+        self.locations.append(printable(location))
+        self._account(row, shape)
+
+    def _account(self, row: Mapping[str, Any], shape: Shape | None) -> None:
+        """Keep in mind which known columns of a row are read, and which hold something and are not."""
+        if shape is None:
+            read = [next(name for name in _names(field) if row.get(name) is not None) for field in self.form]
+        else:
+            read = [*shape.columns, *(name for name in shape.beside if row.get(name))]
+            if shape.note:
+                self._shape_notes[shape.note] = None
+        self._read.update(dict.fromkeys(read))
+        for name in row:
+            if name in self.known and name not in self._read and row[name] not in (None, "", []):
+                self._left[name] = None
+
+    def notes(self) -> list[str]:
+        """A sentence for each shape that needs one, and for columns that could be learnt but are left out."""
+        notes = list(self._shape_notes)
+        left = [name for name in self._left if name not in self._read]
+        if left:
+            notes.append(f"read of each row: {', '.join(self._read)}; left out: {', '.join(left)}.")
+        return notes
 
 
 def named_file(name: Any, folder: Path, location: str, what: str) -> str | Stored:
@@ -100,100 +154,23 @@ def named_file(name: Any, folder: Path, location: str, what: str) -> str | Store
     return str(file)
 
 
-def _read(path: Path, forms: Sequence[Form], by_line: bool) -> tuple[_Located, str]:
-    """The rows, and what to do where a field is missing."""
-    if path.is_dir():
-        return _saved_data_set(path, forms)
-    with reported(lambda error: f"the data file {path} cannot be read as text: {error}.", "Give UTF-8 text."):
-        text = read_text(path, encoding="utf-8-sig")  # without the byte order mark that some programs write
-    if not text.strip():
-        raise InputError(f"the data file {path} is empty.")
-    kind = path.suffix.lower()
-    if kind == ".csv":
-        return _csv(path, text)
-    if kind != ".jsonl" and TEXT in forms and not by_line:
-        return [(str(path), {"text": text})], ""
-    if kind == ".json" and text.lstrip().startswith("["):
-        rows = enumerate(_json(text, str(path)), start=1)
-        return ((f"{path}, row {number}", row) for number, row in rows), "Every row needs them."
-    lines = ((f"{path}, line {n}", line) for n, line in enumerate(text.split("\n"), start=1) if line.strip())
-    if kind == ".jsonl" or TEXT not in forms:
-        return ((location, _json(line, location)) for location, line in lines), "Every line needs them."
-    return ((location, {"text": line}) for location, line in lines), ""
+def _form_of(row: Any, forms: Sequence[Form], location: str, remedy: str) -> Form:
+    """The most specific of the forms that a row fits: a chat before a prompt with its completion, and that before a
+    text; an InputError where there is none."""
+    fitting = [form for form in forms if not _missing(row, form)]
+    for fields in (_CHATS, COMPLETION):
+        for form in fitting:
+            if any(name in form for name in fields):
+                return form
+    if fitting:
+        return fitting[0]
 
-
-def _json(line: str, location: str) -> Any:
-    try:
-        return json.loads(line)
-    except (ValueError, RecursionError) as error:  # also of a number of thousands of digits
-        reason = getattr(error, "msg", sentence(error))
-        raise InputError(f"{location} is not JSON: {reason}.", "Give one object a line.") from error
-
-
-def _csv(path: Path, text: str) -> tuple[_Located, str]:
-    """Rows under a header; labels that are whole numbers become numbers."""
-    reader = csv.DictReader(io.StringIO(text), strict=True)
-    try:
-        names = ", ".join(reader.fieldnames or ())
-    except csv.Error as error:
-        raise InputError(f"{path}, line 1 is not CSV: {error}.", "Correct the line.") from error
-
-    def rows() -> Iterator[tuple[str, Any]]:
-        try:
-            for row in reader:
-                if "label" in row:
-                    row["label"] = _number_or_name(row["label"])
-                yield f"{path}, line {reader.line_num}", row
-        except csv.Error as error:
-            message = f"{path}, line {reader.reader.line_num} is not CSV: {error}."
-            raise InputError(message, "Correct the line; a field holds 131072 characters at most.") from error
-
-    return rows(), f"The first line must name the columns; it names {names}."
-
-
-def _number_or_name(cell: str | None) -> str | int | float | None:
-    if cell and re.fullmatch(r"-?[0-9]{1,18}", cell):
-        return int(cell)
-    if cell and re.fullmatch(r"-?[0-9]*\.[0-9]+(e-?[0-9]+)?", cell, re.IGNORECASE):
-        return float(cell)
-    return cell or None  # an empty cell is none
-
-
-def _saved_data_set(path: Path, forms: Sequence[Form]) -> tuple[_Located, str]:
-    """What `save_to_disk` wrote; of several splits `train`."""
-    if not any((path / name).exists() for name in ("state.json", "dataset_dict.json")):
-        message = f"the directory {path} is none that Dataset.save_to_disk wrote."
-        raise InputError(message, "Give a file, or save it with the datasets library.")
-    with reported(lambda error: f"the data set in {path} cannot be loaded: {sentence(error)}.", "Save it again."):
-        data = datasets.load_from_disk(str(path))
-    if isinstance(data, datasets.DatasetDict):
-        if "train" not in data:
-            message = f"the data set in {path} has no split named train, but {', '.join(data) or 'none at all'}."
-            raise InputError(message, "Give the directory of one of them.")
-        data = data["train"]
-    fields, names = {name for form in forms for field in form for name in _names(field)}, data.column_names
-    data = data.with_format(None).select_columns([name for name in names if name in fields])
-    media = {name: data.data.column(name) for name, feature in data.features.items() if _media(feature)}
-    plain = data.remove_columns(list(media))
-
-    def rows() -> Iterator[tuple[str, Any]]:
-        for number, row in enumerate(plain if plain.column_names else ({} for _ in range(len(data)))):
-            stored = {name: _stored(cells, number) for name, cells in media.items()}
-            yield f"{path}, row {number + 1}", {**row, **stored}
-
-    return rows(), f"Its columns are {', '.join(names) or 'none'}."
-
-
-def _media(feature: Any) -> bool:
-    """Whether a column holds images or sound, or a list of them in each row."""
-    return isinstance(getattr(feature, "feature", feature), datasets.Image | datasets.Audio)
-
-
-def _stored(cells: Any, row: int) -> Stored | list[Stored] | None:
-    cell = cells[row]
-    if not cell.is_valid:
-        return None
-    return Stored(cells, row) if hasattr(cell, "keys") else [Stored(cells, row, number) for number in range(len(cell))]
+    if isinstance(row, Mapping) and all(row.get(name) is not None for name in PREFERENCES):
+        message = f"{location} holds a preference ({' and '.join(PREFERENCES)}), which autofit train does not learn."
+        raise InputError(message, "Give rows with messages, or with prompt and completion.")
+    others = " or ".join(" and ".join(form) for form in forms[1:])
+    instead = f" (or {others})" if others else ""
+    raise InputError(f"{location} lacks {' and '.join(_missing(row, forms[0]))}{instead}.", remedy)
 
 
 def _missing(row: Any, form: Form) -> list[str]:
@@ -210,7 +187,7 @@ def _value(row: Mapping[str, Any], field: str) -> Any:
 
 
 def _checked(value: Any, name: str, location: str) -> Any:
-    """The checked value; messages become JSON, because their keys differ from row to row."""
+    """The checked value of a field that is no chat."""
     if name in ("label", "image", "audio"):
         return value
     if name == "answers":
@@ -220,11 +197,6 @@ def _checked(value: Any, name: str, location: str) -> Any:
             message = f"{location}: {name} must be a list with an entry for each word, not {type(value).__name__}."
             raise InputError(message, 'For example {"tokens": ["In", "Oslo"], "tags": ["O", "B-LOC"]}.')
         return value if name == "tags" else [_checked(word, "a word of tokens", location) for word in value]
-    if name == "messages":
-        return _checked_messages(value, location)
-    if name == "conversations":
-        turns = value if isinstance(value, list) else []
-        return _checked_messages([_message(turn) for turn in turns if isinstance(turn, Mapping)], location)
     if not isinstance(value, str):
         given = type(value).__name__
         raise InputError(f"{location}: {name} must be text, not {given}.", "Put it in quotation marks.")
@@ -247,20 +219,62 @@ def _checked_answers(value: Any, location: str) -> dict[str, list[Any]]:
     return {"text": texts, "answer_start": starts}
 
 
-def _message(turn: Mapping[str, Any]) -> dict[str, Any]:
-    """LLaVA's form of a message in that of chat templates."""
-    return {"role": _ROLES.get(turn.get("from", ""), turn.get("from")), "content": turn.get("value")}
-
-
-def _checked_messages(messages: Any, location: str) -> str:
-    remedy = 'For example [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": "Hello!"}].'
+def _checked_messages(messages: Any, location: str, columnar: bool, *, is_text: bool) -> str:
+    """Messages as JSON, because their keys differ from row to row; for a text model with content in one piece."""
     if not isinstance(messages, list) or not messages:
-        raise InputError(f"{location}: messages must be a list of at least one message.", remedy)
+        message = f"{location}: messages must be a list of at least one message."
+        raise InputError(message, _MESSAGES_EXAMPLE)
+
+    checked = []
     for message in messages:
         if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
-            raise InputError(f"{location}: every message must be an object with a role.", remedy)
-        if message.get("content") is None and not message.get("tool_calls"):
-            raise InputError(f"{location}: the message of {message['role']} has no content.", remedy)
-    # A saved data set fills in the keys that only some messages have.
-    filled = [{key: part for key, part in each.items() if key == "content" or part is not None} for each in messages]
-    return str(_checked(json.dumps(filled, ensure_ascii=False, default=str), "a message", location))
+            raise InputError(f"{location}: every message must be an object with a role.", _MESSAGES_EXAMPLE)
+        content = message.get("content")
+        if content is None and not message.get("tool_calls"):
+            raise InputError(f"{location}: the message of {message['role']} has no content.", _MESSAGES_EXAMPLE)
+
+        # A saved data set fills in the keys that only some messages have.
+        filled = {key: part for key, part in message.items() if key == "content" or part is not None}
+        if columnar:
+            filled = {key: without_nulls(part) for key, part in filled.items()}
+        if is_text and content is not None:
+            filled["content"] = _joined(content, message["role"], location)
+        checked.append(filled)
+    return str(_checked(json.dumps(checked, ensure_ascii=False, default=str), "a message", location))
+
+
+def _joined(content: Any, role: str, location: str) -> str:
+    """The text of a message's content, which may come in parts."""
+    if isinstance(content, str):
+        return content
+    example = 'For example "content": "Hello", or [{"type": "text", "text": "Hello"}].'
+    if not isinstance(content, list):
+        given = type(content).__name__
+        raise InputError(f"{location}: the content of {role} must be text, not {given}.", example)
+
+    texts = []
+    for part in content:
+        kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
+        if kind != "text":
+            message = f"{location}: the content of {role} has a part of type {shown(kind)}, not text."
+            raise InputError(message, "Leave it out, or train a model that takes such parts.")
+        if not isinstance(part.get("text"), str):
+            raise InputError(f"{location}: the content of {role} has a part of type text without text.", example)
+        texts.append(part["text"])
+    return "".join(texts)
+
+
+def _checked_tools(tools: Any, location: str, columnar: bool) -> str:
+    """The tools of a row as JSON, "" where it has none; some data sets have them as JSON already."""
+    remedy = 'For example [{"type": "function", "function": {"name": "now", "parameters": {}}}].'
+    if isinstance(tools, str):
+        with reported(lambda error: f"{location}: tools is text that is not JSON.", remedy):
+            tools = json.loads(tools.strip() or "[]")
+    if not tools:
+        return ""
+
+    if not isinstance(tools, list) or not all(isinstance(tool, Mapping) for tool in tools):
+        raise InputError(f"{location}: tools must be a list of objects.", remedy)
+    if columnar:
+        tools = without_nulls(tools)
+    return str(_checked(json.dumps(tools, ensure_ascii=False, default=str), "a tool", location))

@@ -14,10 +14,11 @@ from torch.nn.utils.rnn import pad_sequence
 from autofit.core.errors import InputError, counted, reported, sentence
 from autofit.core.workload import Workload
 from autofit.data.batch import IGNORED_LABEL
+from autofit.data.columnar import Stored
 from autofit.data.labels import Labels, labels_from
 from autofit.data.options import DataOptions
 from autofit.data.processors import Processing
-from autofit.data.rows import Stored, named_file, read_rows
+from autofit.data.rows import named_file, read_rows
 from autofit.data.samples import FileLoader
 
 SOUND = ("speech-seq2seq", "ctc", "audio-classification")
@@ -69,7 +70,7 @@ def sound_loader(
     located = list(zip(rows.columns["audio"], rows.locations, strict=True))
     files = [named_file(name, folder, location, "sound") for name, location in located]
     seconds = [_seconds(file, location) for file, (_, location) in zip(files, located, strict=True)]
-    notes = []
+    notes = list(rows.notes)
     longest = getattr(processing.processor, "chunk_length", None)
     if longest and (cut := sum(each > longest for each in seconds)):
         notes.append(f"cut to {longest} s of sound: {cut} of {counted(len(files), 'sample')}.")

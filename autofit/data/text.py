@@ -47,6 +47,7 @@ def text_loader(workload: Workload, path: Path, tokenizer: Any, options: DataOpt
     ids, labels = _flat(encoded, "input_ids"), _flat(encoded, "labels")
     if not len(ids):
         raise InputError(f"the data in {path} holds no text.", "Give at least one line that has some.")
+    notes = [*rows.notes, *notes]
     if cut := sum(encoded["cut"]):
         notes.append(f"cut to {length} tokens: {cut} of {counted(len(encoded), 'sample')}.")
     size, zeros = workload.effective_batch_size, getattr(workload.batch, "zeros", ())

@@ -13,6 +13,7 @@ from autofit.data.options import DataOptions
 from autofit.data.samples import FileLoader
 from autofit.models.tasks.text import RandomTokens
 from tests import tiny
+from tests.data.letters import lines
 
 DATA = Path(__file__).parents[2] / "examples" / "data"
 TASKS = ("causal-lm", "masked-lm", "sequence-classification", "seq2seq", "image-classification")
@@ -55,7 +56,9 @@ def test_a_path_that_is_not_there(tmp_path: Path, task: str) -> None:
 @pytest.mark.parametrize("task", TASKS)
 def test_a_directory_of_something_else(tmp_path: Path, task: str) -> None:
     (tmp_path / "a.bin").write_bytes(b"\x00")
-    with pytest.raises(InputError, match=r"none that Dataset\.save_to_disk wrote|no directories with images|Pillow"):
+    with pytest.raises(
+        InputError, match=r"a\.bin is no text: it holds bytes of zero|no directories with images|Pillow"
+    ):
         loader(tmp_path, task=task)
 
 
@@ -91,3 +94,20 @@ def test_what_a_forward_asks_for_beside_tokens_is_zero() -> None:
 def test_a_task_without_files_is_trained_in_python() -> None:
     with pytest.raises(InputError, match=r"autofit train reads no files for object-detection\. Train it in Python"):
         loader(DATA / "alice.txt", task="object-detection")
+
+
+def test_what_is_left_out_of_rows_is_noted(tmp_path: Path) -> None:
+    row = {"text": "junk", "prompt": "what is", "completion": " hello"}
+    found = loader(lines(tmp_path, row))
+    assert "read of each row: prompt, completion; left out: text." in found.notes
+    (batch,) = found.in_order()
+    assert bytes(batch["labels"][batch["labels"] != -100].tolist()).startswith(b" hello")
+
+
+def test_files_that_are_no_images_are_noted(tmp_path: Path) -> None:
+    image = pytest.importorskip("PIL.Image")
+    (tmp_path / "a").mkdir()
+    image.new("L", (2, 2)).save(tmp_path / "a" / "a.png")
+    (tmp_path / "a" / "b.txt").write_text("no image")
+    found = loader(tmp_path, task="image-classification")
+    assert found.notes == (f"left out, no image: 1 file, the first of them {tmp_path / 'a' / 'b.txt'}.",)

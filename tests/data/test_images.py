@@ -100,11 +100,14 @@ def test_a_folder_of_classes(tmp_path: Path, paint: Paint) -> None:
     paint("cat/deep/b.png", 255, "L")
     (tmp_path / "cat" / ".hidden").write_text("no image")
     (tmp_path / "readme.txt").write_text("no image")
+    for name in ("Thumbs.db", "desktop.ini"):
+        (tmp_path / "dog" / name).write_bytes(b"\0")
     options = DataOptions(labels=LabelRule(2), normalisation=Normalisation((0.0,), (1.0,)))
-    pictures, labels = read_folder(tmp_path, SHAPE, options)
+    pictures, labels, notes = read_folder(tmp_path, SHAPE, options)
     batch = pictures.batch(torch.tensor([0, 1]))
     assert batch["labels"].tolist() == [0, 1]
     assert labels.names == {"cat": 0, "dog": 1}
+    assert notes == ()
     assert batch["pixel_values"].shape == (2, *SHAPE)
     assert torch.allclose(batch["pixel_values"][1, :, 2, 2], torch.tensor([1.0, 0.0, 0.2]))
     assert (batch["pixel_values"][0] == 1).all()
@@ -113,7 +116,7 @@ def test_a_folder_of_classes(tmp_path: Path, paint: Paint) -> None:
 def test_one_mean_is_for_all_channels_or_one_for_each(tmp_path: Path, paint: Paint) -> None:
     paint("a/a.png", (255, 255, 255))
     options = DataOptions(normalisation=Normalisation((0.5,), (0.1, 0.2, 0.5)))
-    pictures, _ = read_folder(tmp_path, SHAPE, options)
+    pictures, _, _ = read_folder(tmp_path, SHAPE, options)
     pixels = pictures.batch(torch.tensor([0]))["pixel_values"]
     assert torch.allclose(pixels[0, :, 0, 0], torch.tensor([5.0, 2.5, 1.0]))
 
@@ -122,7 +125,7 @@ def test_one_mean_is_for_all_channels_or_one_for_each(tmp_path: Path, paint: Pai
 def test_images_have_the_channels_of_the_model(tmp_path: Path, paint: Paint, channels: int, value: float) -> None:
     paint("a/a.png", (102, 102, 102))
     options = DataOptions(normalisation=Normalisation((0.0,), (1.0,)))
-    pictures, _ = read_folder(tmp_path, (channels, 4, 6), options)
+    pictures, _, _ = read_folder(tmp_path, (channels, 4, 6), options)
     pixels = pictures.batch(torch.tensor([0]))["pixel_values"]
     assert pixels.shape == (1, channels, 4, 6)
     assert pixels[0, -1].mean() == pytest.approx(value)
@@ -130,7 +133,7 @@ def test_images_have_the_channels_of_the_model(tmp_path: Path, paint: Paint, cha
 
 def test_a_changed_image_is_read_again(tmp_path: Path, paint: Paint) -> None:
     def red() -> float:
-        pictures, _ = read_folder(tmp_path, SHAPE, DataOptions())
+        pictures, _, _ = read_folder(tmp_path, SHAPE, DataOptions())
         return float(pictures.batch(torch.tensor([0]))["pixel_values"][0, 0, 0, 0])
 
     name = os.fsdecode(b"a/\xff.png")  # which is no UTF-8
@@ -139,6 +142,20 @@ def test_a_changed_image_is_read_again(tmp_path: Path, paint: Paint) -> None:
     paint(name, (0, 0, 0))
     os.utime(tmp_path / name, (1, 1))
     assert red() == -1.0
+
+
+def test_files_that_are_no_images_are_left_out_and_counted(tmp_path: Path, paint: Paint) -> None:
+    paint("a/a.png")
+    paint("a/b.png", (0, 0, 0))
+    (tmp_path / "a" / "b.png").rename(tmp_path / "a" / "without-suffix")
+    (tmp_path / "a" / "notes.txt").write_text("no image")
+    (tmp_path / "a" / "model.h5").write_bytes(b"\x89HDF\r\n\x1a\n")
+    (tmp_path / "only-text").mkdir()
+    (tmp_path / "only-text" / "a.csv").write_text("no image")
+    pictures, labels, notes = read_folder(tmp_path, SHAPE, DataOptions())
+    assert len(pictures) == 2
+    assert labels.names == {"a": 0}
+    assert notes == (f"left out, no image: 3 files, the first of them {tmp_path / 'a' / 'model.h5'}.",)
 
 
 @pytest.mark.usefixtures("paint")

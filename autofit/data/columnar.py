@@ -1,0 +1,159 @@
+"""Rows of Parquet and Arrow files, and of what `Dataset.save_to_disk` wrote.
+
+Only the wanted columns are read. Images and sound stay where they are until a batch is made of them,
+but those of a Parquet file are held in memory.
+"""
+
+import io
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import datasets
+import pyarrow
+import pyarrow.parquet
+
+from autofit.core.errors import InputError, reported, sentence
+from autofit.data.row_source import RowSource, Wanted
+
+PARQUET = b"PAR1"  # what such files begin with
+ARROW_FILE = b"ARROW1"
+ARROW_STREAM = b"\xff\xff\xff\xff"
+SAVED = ("state.json", "dataset_dict.json")  # one of them lies in what save_to_disk wrote
+_ROWS = 1000  # that are made Python's at once
+
+
+@dataclass(frozen=True)
+class Stored:
+    """An image or sound within a data set, read when it is needed."""
+
+    cells: Any  # of its column, as Arrow has them
+    row: int
+    number: int | None = None  # among those of the row
+
+    def source(self) -> str | BinaryIO:
+        """Its bytes, or the file that the data set names."""
+        cell = self.cells[self.row]
+        value = (cell if self.number is None else cell[self.number]).as_py()
+        return str(value["path"]) if value["bytes"] is None else io.BytesIO(value["bytes"])
+
+    def __str__(self) -> str:
+        return f"number {(self.number or 0) + 1}"
+
+
+def saved_source(path: Path, wanted: Wanted) -> RowSource:
+    """The rows of what `save_to_disk` wrote; of several splits `train`."""
+    with reported(lambda error: f"the data set in {path} cannot be loaded: {sentence(error)}.", "Save it again."):
+        data = datasets.load_from_disk(str(path))
+    if isinstance(data, datasets.DatasetDict):
+        if "train" not in data:
+            message = f"the data set in {path} has no split named train, but {', '.join(data) or 'none at all'}."
+            raise InputError(message, "Give the directory of one of them.")
+        data = data["train"]
+
+    names = data.column_names
+    data = data.with_format(None).select_columns([name for name in names if name in wanted.names])
+    schema = data.data.schema
+    media = {name: data.data.column(name) for name in data.column_names if _is_media(schema.field(name).type)}
+    plain = data.remove_columns(list(media))
+    rows = plain if plain.column_names else ({} for _ in range(len(data)))
+    return RowSource(_located(path, rows, media), _remedy(names), columnar=True)
+
+
+def parquet_source(path: Path, content: bytes | None, wanted: Wanted) -> RowSource:
+    """The rows of a Parquet file, or of the content of a compressed one."""
+    with _readable(path, "Parquet"):
+        file = pyarrow.parquet.ParquetFile(_opened(path, content))
+        schema = file.schema_arrow
+        plain, media = _divided(schema, wanted)
+        images = file.read(columns=media) if media else None
+
+    def rows() -> Iterator[Mapping[str, Any]]:
+        if not plain:
+            yield from ({} for _ in range(file.metadata.num_rows))
+            return
+        with _readable(path, "Parquet"):
+            for batch in file.iter_batches(batch_size=_ROWS, columns=plain):
+                yield from batch.to_pylist()
+
+    cells = {name: images.column(name) for name in media} if images is not None else {}
+    return RowSource(_located(path, rows(), cells), _remedy(schema.names), columnar=True)
+
+
+def arrow_source(path: Path, content: bytes | None, wanted: Wanted) -> RowSource:
+    """The rows of a file of Arrow's, memory-mapped where it is not compressed."""
+    with _readable(path, "Arrow"):
+        source = _opened(path, content)
+        is_stream = source.read(len(ARROW_STREAM)) == ARROW_STREAM
+        source.seek(0)
+        opened = pyarrow.ipc.open_stream(source) if is_stream else pyarrow.ipc.open_file(source)
+        table = opened.read_all()
+    plain, media = _divided(table.schema, wanted)
+
+    def rows() -> Iterator[Mapping[str, Any]]:
+        if not plain:
+            yield from ({} for _ in range(table.num_rows))
+            return
+        for batch in table.select(plain).to_batches(max_chunksize=_ROWS):
+            yield from batch.to_pylist()
+
+    cells = {name: table.column(name) for name in media}
+    return RowSource(_located(path, rows(), cells), _remedy(table.column_names), columnar=True)
+
+
+def without_nulls(value: Any) -> Any:
+    """A value without the keys that Arrow filled in with null, because objects of other rows have them."""
+    if isinstance(value, Mapping):
+        return {key: without_nulls(part) for key, part in value.items() if part is not None}
+    if isinstance(value, list):
+        return [without_nulls(part) for part in value]
+    return value
+
+
+def _opened(path: Path, content: bytes | None) -> Any:
+    """A file, memory-mapped, or the content of one that was compressed."""
+    if content is None:
+        return pyarrow.memory_map(os.fsencode(path))
+    return pyarrow.BufferReader(content)
+
+
+def _located(path: Path, rows: Any, media: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    for number, row in enumerate(rows):
+        stored = {name: _stored(cells, number) for name, cells in media.items()}
+        yield f"{path}, row {number + 1}", {**row, **stored}
+
+
+def _remedy(names: Sequence[str]) -> str:
+    return f"Its columns are {', '.join(names) or 'none'}."
+
+
+def _readable(path: Path, kind: str) -> Any:
+    message = f"the data file {path} cannot be read as {kind}: {{}}.".format
+    return reported(lambda error: message(sentence(error)), "Write it again.")
+
+
+def _divided(schema: Any, wanted: Wanted) -> tuple[list[str], list[str]]:
+    """The wanted columns of a schema: those of plain values, and those of images or sound."""
+    names = [name for name in schema.names if name in wanted.names]
+    media = [name for name in names if _is_media(schema.field(name).type)]
+    return [name for name in names if name not in media], media
+
+
+def _is_media(kind: Any) -> bool:
+    """Whether a column holds images or sound as the datasets library stores them, or lists of them."""
+    if pyarrow.types.is_list(kind) or pyarrow.types.is_large_list(kind):
+        kind = kind.value_type
+    if not pyarrow.types.is_struct(kind):
+        return False
+    return {kind.field(number).name for number in range(kind.num_fields)} == {"bytes", "path"}
+
+
+def _stored(cells: Any, row: int) -> Stored | list[Stored] | None:
+    cell = cells[row]
+    if not cell.is_valid:
+        return None
+    if hasattr(cell, "keys"):
+        return Stored(cells, row)
+    return [Stored(cells, row, number) for number in range(len(cell))]

@@ -1,0 +1,272 @@
+"""Rows that are written as text: JSON lines, a JSON document, CSV and its like.
+
+Python's json and csv read the files, not `datasets.load_dataset`: that one guesses types (the text
+"007" becomes 7.0, "NA" null, a date a timestamp), shifts CSV rows that are too long by a column, and
+its errors lose the line.
+"""
+
+import csv
+import io
+import itertools
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from autofit.core.errors import InputError, sentence
+from autofit.data.contents import inner_name
+from autofit.data.row_source import RowSource, Wanted
+
+_DELIMITERS = (",", "\t", ";")
+_SEEN = 100  # lines that must be rows before a file that is not named so is taken to hold rows
+_INK = re.compile(r"\S")
+_ONE_LINE = re.compile(r"\s*.*\s*")
+_COLUMN_NAME = re.compile(r"[A-Za-z_][\w.-]*( [\w.-]+)?")
+_LISTS = {  # fields that hold a list in each row
+    *("messages", "conversations", "history", "tools", "images"),
+    *("tokens", "tags", "ner_tags", "pos_tags", "labels"),
+}
+_OBJECTS = {"answers", "image", "audio"}  # fields that may hold an object in each row
+_NO_JSON = object()
+
+
+def json_lines(path: Path, text: str) -> RowSource:
+    """A row in each line that is not blank."""
+    rows = ((location, _json(line, location)) for location, line in located_lines(path, text))
+    return RowSource(rows, "Every line needs them.")
+
+
+def located_lines(path: Path, text: str) -> Iterator[tuple[str, str]]:
+    """The lines that are not blank, each with its location."""
+    number = 0
+    start = 0
+    while start < len(text):  # no list of all lines, which is as large as the text
+        number += 1
+        end = text.find("\n", start)
+        if end < 0:
+            end = len(text)
+        line = text[start:end]
+        if line.strip():
+            yield f"{path}, line {number}", line
+        start = end + 1
+
+
+def json_source(path: Path, text: str, wanted: Wanted, notes: list[str]) -> RowSource:
+    """The rows of a file that is named as JSON, by what it holds.
+
+    That is rows in lines, a list of rows, an object with such a list, or an object of columns.
+    """
+    is_document = _is_document(path)
+    if _is_lines(text):
+        return json_lines(path, text)
+
+    document = _parsed(text)
+    if document is _NO_JSON:
+        if is_document and re.match(r"\s*[\[{]", text):
+            _json(text, str(path))  # raises
+        return json_lines(path, text)
+
+    rows = _rows_of_document(path, document, wanted, notes)
+    if rows is not None:
+        return _numbered(path, rows)
+    if not is_document and (isinstance(document, list) or _ONE_LINE.fullmatch(text)):
+        return json_lines(path, text)
+    return _numbered(path, [document])
+
+
+def plain_json_source(path: Path, text: str, wanted: Wanted, notes: list[str]) -> RowSource | None:
+    """The rows of a file that is not named as JSON but plainly holds it; None for other text."""
+    if not re.match(r'\s*(\[\s*)?\{\s*"', text):
+        return None
+
+    if _is_lines(text):
+        seen = [_parsed(line) for _, line in itertools.islice(located_lines(path, text), _SEEN)]
+        return json_lines(path, text) if all(isinstance(row, Mapping) for row in seen) else None
+
+    document = _parsed(text)
+    if document is _NO_JSON:
+        return None
+    rows = _rows_of_document(path, document, wanted, notes)
+    if isinstance(document, Mapping):  # which may be of any kind, such as a program's settings
+        rows = [document] if rows is None else rows
+        if not isinstance(rows[0], Mapping) or not wanted.fits(rows[0]):
+            return None
+    return None if rows is None else _numbered(path, rows)
+
+
+def _is_lines(text: str) -> bool:
+    """Whether the first line is JSON by itself, and not all there is."""
+    first = re.search(r"\S.*", text)  # the dot ends at a line break
+    if first is None or not _INK.search(text, first.end()):
+        return False
+    return _parsed(first[0]) is not _NO_JSON
+
+
+def _is_document(path: Path) -> bool:
+    """Whether a file is named as a single JSON document, rather than as lines of JSON."""
+    return inner_name(path).suffix.lower() == ".json"
+
+
+def _numbered(path: Path, rows: Sequence[Any]) -> RowSource:
+    located = ((f"{path}, row {number}", row) for number, row in enumerate(rows, start=1))
+    return RowSource(located, "Every row needs them.")
+
+
+def _rows_of_document(path: Path, document: Any, wanted: Wanted, notes: list[str]) -> Sequence[Any] | None:
+    """The rows that a JSON document holds; None where it is a row itself, or something else."""
+    if isinstance(document, list):
+        has_rows = bool(document) and isinstance(document[0], Mapping)
+        return document if has_rows or _is_document(path) else None
+    if not isinstance(document, Mapping):
+        return None
+
+    if columns := _columns(document):
+        records = zip(*columns.values(), strict=True)
+        return [dict(zip(columns, record, strict=True)) for record in records]
+    if wanted.fits(document):
+        return None
+
+    lists: dict[str, Sequence[Any]] = {}
+    for name, value in document.items():
+        is_of_rows = isinstance(value, list) and bool(value) and isinstance(value[0], Mapping)
+        if is_of_rows and name not in _LISTS:
+            lists[name] = value
+    if len(lists) == 1:
+        return next(iter(lists.values()))
+    if "train" in lists:
+        left = ", ".join(name for name in lists if name != "train")
+        notes.append(f"{path} holds several lists of rows: train is read; left out: {left}.")
+        return lists["train"]
+    if lists:
+        message = f"{path} holds several lists of rows ({', '.join(lists)}), and none is named train."
+        raise InputError(message, "Give a file with one of them.")
+    return None
+
+
+def _columns(document: Mapping[str, Any]) -> dict[str, list[Any]] | None:
+    """The columns of an object that holds a list of cells for each; None for another object.
+
+    pandas writes an object for each column, with the numbers of the rows as keys.
+    """
+    columns = {}
+    first = next(iter(document.values()), None)
+    for name, cells in document.items():
+        if isinstance(cells, Mapping) and isinstance(first, Mapping):
+            if cells.keys() != first.keys() or not all(key.isdecimal() for key in cells):
+                return None
+            cells = list(cells.values())
+        if not isinstance(cells, list) or not cells:
+            return None
+        if name in _LISTS and not all(isinstance(cell, list | None) for cell in cells):
+            return None
+        if name not in _OBJECTS and any(isinstance(cell, Mapping) for cell in cells):
+            return None
+        columns[name] = cells
+
+    if len({len(cells) for cells in columns.values()}) != 1:
+        return None
+    return columns
+
+
+def _parsed(text: str) -> Any:
+    """The value of a JSON text; _NO_JSON where it is none."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return _NO_JSON
+
+
+def _json(text: str, location: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:  # also of a number of thousands of digits
+        reason = getattr(error, "msg", sentence(error))
+        if "\n" in text and isinstance(error, json.JSONDecodeError):
+            reason = f"{reason} at line {error.lineno}"
+        raise InputError(f"{location} is not JSON: {reason}.", "Give one object a line.") from error
+
+
+def csv_source(path: Path, text: str, wanted: Wanted, usual: str) -> RowSource:
+    """Rows under a header; labels that are whole numbers become numbers.
+
+    The delimiter is the usual one of the file's suffix, unless only another one makes a header of the
+    columns that are wanted.
+    """
+    delimiter = usual
+    fitting = [each for each in (usual, *_DELIMITERS) if _fits(_header(text, each), wanted)]
+    if fitting:
+        delimiter = fitting[0]
+
+    reader = csv.DictReader(io.StringIO(text), delimiter=delimiter, strict=True)
+    try:
+        columns = list(reader.fieldnames or ())
+    except csv.Error as error:
+        raise InputError(f"{path}, line 1 is not CSV: {error}.", "Correct the line.") from error
+    names = ", ".join(columns)
+    twice = [name for name in columns if columns.count(name) > 1 and name in wanted.names]
+    if twice:
+        message = f"{path}, line 1 names the column {twice[0]} twice."
+        raise InputError(message, "Rename one of them.")
+
+    def rows() -> Iterator[tuple[str, Any]]:
+        try:
+            for row in reader:
+                location = f"{path}, line {reader.line_num}"
+                if None in row:  # under which csv puts fields without a column
+                    message = f"{location} has more fields than the {len(columns)} of the first line."
+                    remedy = f"Put text that holds {delimiter!r} in quotation marks."
+                    raise InputError(message, remedy)
+                if delimiter == "\t" and any("\t" in cell and "\n" in cell for cell in row.values() if cell):
+                    message = f"{location} ends a field in quotation marks that holds tabs and lines."
+                    raise InputError(message, "Double the quotation marks that are text, or give CSV.")
+                if "label" in row:
+                    row["label"] = _number_or_name(row["label"])
+                yield location, row
+        except csv.Error as error:
+            message = f"{path}, line {reader.reader.line_num} is not CSV: {error}."
+            raise InputError(message, "Correct the line; a field holds 131072 characters at most.") from error
+
+    return RowSource(rows(), f"The first line must name the columns; it names {names}.")
+
+
+def plain_delimiter(text: str, wanted: Wanted) -> str | None:
+    """The delimiter of a file that is not named as CSV but plainly is; None for other text.
+
+    Under a header of plain names, wanted ones among them, lines have as many fields as the header.
+    """
+    for delimiter in _DELIMITERS:
+        names = _header(text, delimiter)
+        is_plain = len(names) > 1 and all(_COLUMN_NAME.fullmatch(name) for name in names)
+        if not is_plain or not _fits(names, wanted):
+            continue
+        reader = csv.reader(io.StringIO(text), delimiter=delimiter, strict=True)
+        try:
+            records = [record for record in itertools.islice(reader, _SEEN) if record]
+        except csv.Error:
+            continue
+        if len(records) > 1 and all(len(record) == len(names) for record in records):
+            return delimiter
+    return None
+
+
+def _header(text: str, delimiter: str) -> list[str]:
+    line = re.search(r"[^\n]+", text)
+    if line is None:
+        return []
+    try:
+        return next(csv.reader([line[0]], delimiter=delimiter), [])
+    except csv.Error:
+        return []
+
+
+def _fits(names: Sequence[str], wanted: Wanted) -> bool:
+    return wanted.fits(dict.fromkeys(names, "text"))
+
+
+def _number_or_name(cell: str | None) -> str | int | float | None:
+    if cell and re.fullmatch(r"-?[0-9]{1,18}", cell):
+        return int(cell)
+    if cell and re.fullmatch(r"-?[0-9]*\.[0-9]+(e-?[0-9]+)?", cell, re.IGNORECASE):
+        return float(cell)
+    return cell or None  # an empty cell is none
