@@ -33,7 +33,8 @@ def with_data(
         raise InputError(message, "Leave out the data.")
     if weights is not None and not (isinstance(weights, str) and weights):
         weights = expanded(weights, "weights")
-    reader = FileReader(workload, factory, weights, trusted, DataOptions(), lambda _: None)
+    options = DataOptions(learn="all")  # lengths are the same, and a search need not know which tokens are learnt
+    reader = FileReader(workload, factory, weights, trusted, options, lambda _: None)
     loader = reader.loader(path)
     lengths, is_text = loader.lengths, isinstance(loader.samples, Stacked)
     assert lengths, "texts that can be packed have lengths"

@@ -22,6 +22,7 @@ TASKS = (
 )
 MOST_SAMPLES, MOST_TOKENS = 2**20, 2**31  # of an effective batch, whose divisors are micro-batches; of a sample
 SCHEDULES = ("constant", "cosine", "linear")
+LEARNT = ("assistant", "all")  # of chats the assistant's turns, of prompts the completions; or all tokens
 CLASS_SUFFIXES = {  # of the names of transformers' classes
     "ForCausalLM": "causal-lm",
     "LMHeadModel": "causal-lm",
@@ -189,6 +190,11 @@ def check_seed(seed: object) -> None:
     """Raise an InputError for what cannot be the seed of every random draw."""
     fine = is_whole(seed, -(2**63)) and seed < 2**63
     require(fine, "seed must be a whole number of at most 63 bits", seed, "For example 0.")
+
+
+def check_learn(learn: object) -> None:
+    """Raise an InputError for what does not say which tokens are learnt."""
+    require(learn in LEARNT, f"learn must be one of {', '.join(LEARNT)}", learn)
 
 
 def length_of_training(epochs: int | None, steps: int | None) -> int:
