@@ -48,4 +48,5 @@ def with_data(
         workload = dataclasses.replace(workload, batch=batch, document_tokens=length)
     note = f"{path.name}: {lengths}; padded, {percent(lengths.padding)} of a batch is padding: {why}."
     notes = (*workload.notes, note)
+    workload = dataclasses.replace(workload, data=str(path.resolve()), form=loader.form)
     return dataclasses.replace(workload, notes=notes, packing=packing, padding=lengths.padding)

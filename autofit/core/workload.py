@@ -97,6 +97,7 @@ class Workload:
         packing: whether its texts are put one after the other and cut, or padded; None: no data is known.
         padding: the share of padded batches that is padding.
         document_tokens: the length of packed samples in the mean, where they do not see one another; None: they do.
+        data, form: the file that it was searched with, and the fields of its rows ("prompt+completion"); None: no file.
         source: how models/ makes it again; written to result.yaml.
         notes: sentences about it that a person should read.
     """
@@ -118,6 +119,8 @@ class Workload:
     packing: bool | None = None
     padding: float = 0.0
     document_tokens: int | None = None
+    data: str | None = None
+    form: str | None = None
     traits: Traits | None = None
     source: Mapping[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
@@ -138,9 +141,10 @@ class Workload:
         require(self.reduction in ("mean", "sum"), "reduction must be 'mean' or 'sum'", self.reduction)
         require(isinstance(self.varying, bool), "varying must be True or False", self.varying)
         require(isinstance(self.name, str), "Workload.name must be text", self.name)
-        of_data = ("packing", bool | None), ("padding", float), ("document_tokens", int | None)
+        of_samples = ("packing", bool | None), ("padding", float), ("document_tokens", int | None)
+        of_data = ("data", str | None), ("form", str | None)
         of_model = ("keeps", tuple | None), ("traits", Traits | None), ("source", Mapping), ("notes", tuple)
-        for part, kind in *of_data, *of_model:
+        for part, kind in *of_samples, *of_data, *of_model:
             value = getattr(self, part)
             require(isinstance(value, kind), f"Workload.{part} is for autofit to give", value)
 
@@ -152,7 +156,11 @@ class Workload:
 
     def description(self) -> dict[str, Any]:
         """The `workload:` block of result.yaml."""
-        of_data = {"packing": self.packing, "padding": round(self.padding, 4)} if self.packing is not None else {}
+        of_data: dict[str, Any] = {}
+        if self.packing is not None:
+            of_data = {"packing": self.packing, "padding": round(self.padding, 4)}
+        if self.data is not None:
+            of_data |= {"data": self.data, "form": self.form}
         return self.summary() | of_data
 
 

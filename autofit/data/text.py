@@ -96,6 +96,7 @@ def text_loader(workload: Workload, path: Path, tokenizer: Any, options: DataOpt
     mask_id = int(tokenizer.mask_token_id) if is_masked else None
     label_names = classes.names if classes else {}
     of_texts: dict[str, Any] = {"label_names": label_names, "zeros": zeros, "lengths": lengths}
+    of_texts["form"] = "+".join(rows.form)
     return FileLoader(samples, size, mask_id, notes=tuple(notes), **of_texts)
 
 

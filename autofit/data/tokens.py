@@ -157,13 +157,15 @@ def _prompts_and_completions(tokenizer: Any, rows: Columns) -> tuple[list[Any], 
 def _chats(encoding: Encoding, rows: Columns) -> Columns:
     """Messages in the chat template, of which the assistant's turns are learnt, or all."""
     template = chat.ChatTemplate(encoding.tokenizer)
-    texts, turns = [], []
+    texts: list[str] = []
+    turns: list[list[chat.Span]] = []
     for given, given_tools, location in zip(rows["messages"], rows["tools"], rows["location"], strict=True):
         messages = json.loads(given)
         tools = json.loads(given_tools) if given_tools else None
         try:
             if encoding.learn == ALL:
-                text, spans = template.render(messages, tools), []
+                text = template.render(messages, tools)
+                spans: list[chat.Span] = []
             else:
                 hidden = chat.unlearnt(messages, location)
                 text, spans = template.render_with_turns(messages, tools, without=hidden)

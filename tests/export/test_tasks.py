@@ -93,6 +93,30 @@ def test_rows_are_read_as_autofit_train_reads_them(emit: Emit, tmp_path: Path, f
     assert found == [[row["input_ids"], row["labels"] or row["input_ids"]] for row in rows]
 
 
+@pytest.mark.parametrize("packing", [None, True, False])
+@pytest.mark.parametrize("suffix", [".json", ".csv", ".parquet"])
+def test_a_table_is_not_learnt_as_text(emit: Emit, tmp_path: Path, packing: bool | None, suffix: str) -> None:
+    workload = {"task": "causal-lm", "sequence_length": 64, "effective_batch_size": 8, "packing": packing}
+    (tmp_path / f"rows{suffix}").write_text('[{"text": "a"}]')
+    with pytest.raises(ValueError, match="is not read here"):
+        module_of(emit(others={"workload": workload})).load_data(tmp_path / f"rows{suffix}", None)
+
+
+def test_a_script_reads_the_file_that_its_search_knew(
+    emit: Emit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"prompt": "a", "completion": "b"}\n')
+    workload = {"task": "causal-lm", "sequence_length": 64, "effective_batch_size": 8, "packing": False}
+    script = emit(others={"workload": {**workload, "data": str(path), "form": "prompt+completion"}})
+    monkeypatch.setattr(sys, "argv", ["train.py", "--steps", "1"])
+    module_of(script, "__main__")
+    path.unlink()
+    monkeypatch.setattr(sys, "argv", ["train.py"])
+    with pytest.raises(SystemExit, match="FileNotFoundError"):
+        module_of(script, "__main__")
+
+
 def test_a_chat_that_is_not_written_turn_by_turn_is_for_autofit_train(emit: Emit) -> None:
     workload = {"task": "causal-lm", "sequence_length": 64, "effective_batch_size": 8, "packing": True}
     script = module_of(emit(others={"workload": workload}))
