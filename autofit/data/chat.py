@@ -174,7 +174,7 @@ class ChatTemplate:
         A mark beside an empty text may change what a template does, so empty ones are left alone where that is so.
         """
         if MARK.search(text):
-            raise UnlocatedError("the messages hold characters of the last plane for private use")
+            raise UnlocatedError("it writes characters of the last plane for private use, as the messages may hold")
         for with_empty in (True, False):
             conversation, owners = marked(messages, with_empty=with_empty)
             if len(owners) > MOST_TEXTS:
@@ -299,10 +299,13 @@ def _after_end(text: str, start: int, message: Message, ends: Sequence[str]) -> 
     for end in ends:
         if has_more and not end.strip():
             continue  # it may stand within what the template writes of the turn
-        if text.startswith(blank, start) and end in text[start + len(blank) :]:
-            return text.index(end, start + len(blank)) + len(end)
-        if end in text[start:]:
-            return text.index(end, start) + len(end)
+        found = -1
+        if text.startswith(blank, start):
+            found = text.find(end, start + len(blank))
+        if found < 0:
+            found = text.find(end, start)
+        if found >= 0:
+            return found + len(end)
     raise UnlocatedError("a turn of the assistant ends in an unknown way")
 
 
