@@ -33,7 +33,8 @@ def with_data(
         raise InputError(message, "Leave out the data.")
     if weights is not None and not (isinstance(weights, str) and weights):
         weights = expanded(weights, "weights")
-    reader = FileReader(workload, factory, weights, trusted, DataOptions(), lambda _: None)
+    options = DataOptions(learn="all")  # lengths are the same, and a search need not know which tokens are learnt
+    reader = FileReader(workload, factory, weights, trusted, options, lambda _: None)
     loader = reader.loader(path)
     lengths, is_text = loader.lengths, isinstance(loader.samples, Stacked)
     assert lengths, "texts that can be packed have lengths"
@@ -47,4 +48,5 @@ def with_data(
         workload = dataclasses.replace(workload, batch=batch, document_tokens=length)
     note = f"{path.name}: {lengths}; padded, {percent(lengths.padding)} of a batch is padding: {why}."
     notes = (*workload.notes, note)
+    workload = dataclasses.replace(workload, data=str(path.resolve()), form=loader.form)
     return dataclasses.replace(workload, notes=notes, packing=packing, padding=lengths.padding)

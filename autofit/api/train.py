@@ -16,7 +16,7 @@ from autofit.core.layout import Layout
 from autofit.core.place import given_place
 from autofit.core.record import RECORD, Record
 from autofit.core.result import SavedResult
-from autofit.core.workload import Hyperparameters, Workload
+from autofit.core.workload import LEARNT, Hyperparameters, Workload
 from autofit.data.options import DataOptions
 from autofit.export.source import NOTHING_MEASURED
 from autofit.models import HuggingFaceModel, workload_from_source
@@ -34,6 +34,7 @@ def train(
     weights: str | Path | None = None,
     eval_data: Path | None = None,
     packing: bool | None = None,
+    learn: str = LEARNT[0],
     output: Path | None = None,
     memory_snapshot: bool = False,
     trust_remote_code: bool = False,
@@ -48,6 +49,7 @@ def train(
     Args:
         weights: a directory or a hub id; None: from scratch.
         packing: None: as the search chose that knew its data, else by the form of the data.
+        learn: "assistant": of chats the assistant's turns, of prompts the completions. "all": all tokens.
         output: receives the checkpoints and the model, with its tokenizer.
         memory_snapshot: trace the third step into `output`.
         progress: show bars on stderr, while data is read for the first time and while training.
@@ -68,7 +70,7 @@ def train(
     Hyperparameters(seed=seed, **{name: training[name] for name in names})  # checks them before the data is read
     packing = saved.workload.get("packing") if packing is None else packing
     apart = bool(packing and saved.workload.get("document_tokens"))
-    options = DataOptions(packing, apart, progress=progress)
+    options = DataOptions(packing, apart, learn=learn, progress=progress)
     reader = FileReader(workload, factory, weights, trust_remote_code, options, listener)
     loader = reader.loader(data)
     eval_loader = reader.loader(eval_data, names=loader.label_names) if eval_data else None

@@ -8,7 +8,7 @@ import typer
 import autofit.cli.completion as completion
 from autofit.core.learning import JUDGES, OBJECTIVES
 from autofit.core.options import DEVICES, EXECUTORS
-from autofit.core.workload import SCHEDULES, TASKS
+from autofit.core.workload import LEARNT, SCHEDULES, TASKS
 from autofit.hardware.catalogue import card_names, link_names
 
 _MODEL, _BUDGET, _SPACE, _CONFIG, _SEARCH = "Model", "Budget", "Search space", "Config", "Search"
@@ -95,6 +95,7 @@ Objective = Annotated[str, _option(_SEARCH, _objective, "NAME", complete=OBJECTI
 # What to train with
 _data = "Text, JSON, CSV, Parquet (also of images or sound), a folder or .pt of images, a saved Dataset."
 _packing = "Pack samples into full sequences, or pad each; default: pack plain text, else pad."
+_learn = "Of chats the assistant's turns, of prompts the completions; all: all tokens."
 _train_devices = "Devices of this machine to train on; default: as many as the result is for."
 _train_seed = "Seed of everything random: samples' order, dropout, new weights."
 Data = Annotated[Path, _option(_DATA, _data, "PATH", "--data")]
@@ -102,6 +103,7 @@ Weights = Annotated[str | None, _option(_DATA, "Weights to start from: a directo
 FromScratch = Annotated[bool, _option(_DATA, "Start from random weights.", None, "--from-scratch")]
 EvalData = Annotated[Path | None, _option(_DATA, "Data to evaluate on after each pass.", "PATH")]
 Packing = Annotated[bool | None, _option(_DATA, _packing, None, "--packing/--padding")]
+Learn = Annotated[str, _option(_DATA, _learn, "WHAT", "--learn", complete=LEARNT)]
 Steps = Annotated[int | None, _option(_LEARNING, "Optimizer steps.", "N")]
 Epochs = Annotated[int | None, _option(_LEARNING, "Passes over the data; default 1.", "N")]
 LearningRate = Annotated[float, _option(_LEARNING, "Learning rate.", "RATE")]

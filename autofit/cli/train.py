@@ -17,7 +17,13 @@ from autofit.core.files import check_output, check_readable
 from autofit.core.options import check_devices
 from autofit.core.place import given_place
 from autofit.core.result import SavedResult
-from autofit.core.workload import Hyperparameters, check_counts, length_of_training
+from autofit.core.workload import (
+    LEARNT,
+    Hyperparameters,
+    check_counts,
+    check_learn,
+    length_of_training,
+)
 from autofit.models import named_by
 from autofit.models.config_json import is_hub_id
 
@@ -30,6 +36,7 @@ def train(
     from_scratch: options.FromScratch = False,
     eval_data: options.EvalData = None,
     packing: options.Packing = None,
+    learn: options.Learn = LEARNT[0],
     trust_remote_code: options.TrustRemoteCode = False,
     steps: options.Steps = None,
     epochs: options.Epochs = None,
@@ -64,6 +71,7 @@ def train(
         raise InputError("--memory-snapshot has nowhere to write to.", "Give --output DIR.")
     Hyperparameters(lr, weight_decay, schedule, warmup_steps, max_grad_norm, seed)
     length_of_training(epochs, steps)
+    check_learn(learn)
     check_devices(devices, 1)
     check_counts(checkpoint_every=checkpoint_every, keep_last=keep_last)
     saved = SavedResult.load(result)

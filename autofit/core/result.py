@@ -310,7 +310,7 @@ _Parts = create_model(
     model=str,
     workload=create_model(
         "Work",
-        task=_TEXT,
+        **dict.fromkeys(("task", "data", "form"), _TEXT),
         packing=(bool | None, None),
         **dict.fromkeys(("sequence_length", "effective_batch_size", "document_tokens"), _COUNT),
     ),

@@ -22,6 +22,7 @@ TASKS = (
 )
 MOST_SAMPLES, MOST_TOKENS = 2**20, 2**31  # of an effective batch, whose divisors are micro-batches; of a sample
 SCHEDULES = ("constant", "cosine", "linear")
+LEARNT = ("assistant", "all")  # of chats the assistant's turns, of prompts the completions; or all tokens
 CLASS_SUFFIXES = {  # of the names of transformers' classes
     "ForCausalLM": "causal-lm",
     "LMHeadModel": "causal-lm",
@@ -141,6 +142,7 @@ class Workload:
         document_tokens: the length of packed samples in the mean, where they do not see one another; None: they do.
         trial_samples: a few samples of the data that differ as much as any, which a loss is tried on; None: those of
             `batch` that do.
+        data, form: the file that it was searched with, and the fields of its rows ("prompt+completion"); None: no file.
         source: how models/ makes it again; written to result.yaml.
         notes: sentences about it that a person should read.
     """
@@ -162,6 +164,8 @@ class Workload:
     packing: bool | None = None
     padding: float = 0.0
     document_tokens: int | None = None
+    data: str | None = None
+    form: str | None = None
     traits: Traits | None = None
     trial_samples: Any = None
     source: Mapping[str, Any] = field(default_factory=dict)
@@ -183,9 +187,10 @@ class Workload:
         require(self.reduction in ("mean", "sum"), "reduction must be 'mean' or 'sum'", self.reduction)
         require(isinstance(self.varying, bool), "varying must be True or False", self.varying)
         require(isinstance(self.name, str), "Workload.name must be text", self.name)
-        of_data = ("packing", bool | None), ("padding", float), ("document_tokens", int | None)
+        of_samples = ("packing", bool | None), ("padding", float), ("document_tokens", int | None)
+        of_data = ("data", str | None), ("form", str | None)
         of_model = ("keeps", tuple | None), ("traits", Traits | None), ("source", Mapping), ("notes", tuple)
-        for part, kind in *of_data, *of_model:
+        for part, kind in *of_samples, *of_data, *of_model:
             value = getattr(self, part)
             require(isinstance(value, kind), f"Workload.{part} is for autofit to give", value)
 
@@ -197,7 +202,11 @@ class Workload:
 
     def description(self) -> dict[str, Any]:
         """The `workload:` block of result.yaml."""
-        of_data = {"packing": self.packing, "padding": round(self.padding, 4)} if self.packing is not None else {}
+        of_data: dict[str, Any] = {}
+        if self.packing is not None:
+            of_data = {"packing": self.packing, "padding": round(self.padding, 4)}
+        if self.data is not None:
+            of_data |= {"data": self.data, "form": self.form}
         return self.summary() | of_data
 
 
@@ -235,6 +244,11 @@ def check_seed(seed: object) -> None:
     """Raise an InputError for what cannot be the seed of every random draw."""
     fine = is_whole(seed, -(2**63)) and seed < 2**63
     require(fine, "seed must be a whole number of at most 63 bits", seed, "For example 0.")
+
+
+def check_learn(learn: object) -> None:
+    """Raise an InputError for what does not say which tokens are learnt."""
+    require(learn in LEARNT, f"learn must be one of {', '.join(LEARNT)}", learn)
 
 
 def length_of_training(epochs: int | None, steps: int | None) -> int:

@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from autofit.core.workload import LEARNT, check_learn
+
 
 @dataclass(frozen=True)
 class LabelRule:
@@ -28,6 +30,10 @@ class DataOptions:
     # Put samples one after the other, cut to the sequence length, or pad each; None: pack plain text, pad all else.
     packing: bool | None = None
     apart: bool = False  # packed samples do not see one another
+    learn: str = LEARNT[0]
     labels: LabelRule = field(default_factory=LabelRule)
     normalisation: Normalisation = field(default_factory=Normalisation)
     progress: bool = False  # show a bar on stderr
+
+    def __post_init__(self) -> None:
+        check_learn(self.learn)

@@ -182,6 +182,7 @@ class FileLoader:
     zeros: tuple[str, ...] = ()  # further arguments of the forward, zero for each token
     ahead: bool = False  # make the next batch while one is used: of samples that take long
     lengths: Lengths | None = None  # of what can be packed, before it is
+    form: str | None = None  # the fields of the rows that were read, as "prompt+completion"
     _place: _Place = field(default_factory=_Place, compare=False, repr=False)
 
     def __len__(self) -> int:

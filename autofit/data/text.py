@@ -1,5 +1,6 @@
 """Text as training data: rows become samples, packed into whole sequences or padded within a batch."""
 
+import json
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -9,14 +10,15 @@ import numpy as np
 import torch
 
 from autofit.core.errors import InputError, counted
-from autofit.core.workload import Workload
+from autofit.core.workload import LEARNT, Workload
 from autofit.data.batch import IGNORED_LABEL
 from autofit.data.byte_tokenizer import CHAT_TEMPLATE
+from autofit.data.chat import ChatTemplate, UnlocatedError, marks_assistant_turns, unlocated
 from autofit.data.labels import Labels, labels_from
 from autofit.data.options import DataOptions, LabelRule
 from autofit.data.rows import ANSWERS, COMPLETION, LABELLED, MESSAGES, PAIR, TAGGED, TEXT, TWINS, Rows, read_rows
 from autofit.data.samples import FileLoader, Lengths, Ragged, Stacked, Twins
-from autofit.data.tokens import Encoding, encode, marks_assistant_turns
+from autofit.data.tokens import Encoding, encode
 
 FORMS = {
     "causal-lm": (TEXT, COMPLETION, MESSAGES),
@@ -41,9 +43,14 @@ def text_loader(workload: Workload, path: Path, tokenizer: Any, options: DataOpt
         raise InputError("the tokenizer has no mask token.", remedy)
     rows = read_rows(path, FORMS[workload.task], by_line=options.packing is False)
     packing = rows.form == TEXT if options.packing is None else options.packing
-    notes = _prepare_chat_template(tokenizer) if rows.form == MESSAGES else []
+    notes = []
+    if rows.form == MESSAGES:
+        notes = _prepare_chat_template(tokenizer, rows, options.learn)
+    elif workload.task == "causal-lm" and tokenizer.eos_token_id is None and len(rows.locations) > 1:
+        notes.append("the tokenizer has no end-of-text token, so where a text ends is not learnt.")
     rows, classes = _classes(rows, options.labels)
-    encoded = encode(rows, Encoding(tokenizer, None if packing else length, is_masked), progress=options.progress)
+    encoding = Encoding(tokenizer, None if packing else length, options.learn, is_masked)
+    encoded = encode(rows, encoding, progress=options.progress)
     ids, labels = _flat(encoded, "input_ids"), _flat(encoded, "labels")
     if not len(ids):
         raise InputError(f"the data in {path} holds no text.", "Give at least one line that has some.")
@@ -90,6 +97,7 @@ def text_loader(workload: Workload, path: Path, tokenizer: Any, options: DataOpt
     mask_id = int(tokenizer.mask_token_id) if is_masked else None
     label_names = classes.names if classes else {}
     of_texts: dict[str, Any] = {"label_names": label_names, "zeros": zeros, "lengths": lengths}
+    of_texts["form"] = "+".join(rows.form)
     return FileLoader(samples, size, mask_id, notes=tuple(notes), **of_texts)
 
 
@@ -120,14 +128,34 @@ def _classes(rows: Rows, rule: LabelRule) -> tuple[Rows, Labels | None]:
     return replace(rows, columns={"tokens": words, "tags": numbers}), classes
 
 
-def _prepare_chat_template(tokenizer: Any) -> list[str]:
-    """Give a tokenizer without a chat template a simple one; returns notes for the user."""
+def _prepare_chat_template(tokenizer: Any, rows: Rows, learn: str) -> list[str]:
+    """Give a tokenizer without a chat template a simple one; returns notes for the user.
+
+    Raises:
+        InputError: the assistant's turns are to be learnt alone, and the template does not show where they are.
+    """
     notes = []
     if tokenizer.chat_template is None:
         tokenizer.chat_template = CHAT_TEMPLATE
         notes.append("the tokenizer has no chat template: a turn is written as its role, a line break and its text.")
-    if not marks_assistant_turns(tokenizer):
-        notes.append("the chat template does not mark the assistant's turns, so the loss is on all tokens.")
+
+    template = ChatTemplate(tokenizer)
+    with_tools = [place for place, tools in enumerate(rows.columns.get("tools", ())) if tools]
+    tools = None
+    if with_tools:
+        first = with_tools[0]
+        tools = json.loads(rows.columns["tools"][first])
+        if not template.shows_tools(json.loads(rows.columns["messages"][first]), tools):
+            of_all = counted(len(rows.locations), "row")
+            notes.append(f"the chat template leaves out the tools, which {len(with_tools)} of {of_all} have.")
+
+    if learn == LEARNT[0] and not marks_assistant_turns(tokenizer, tools):
+        try:
+            end = template.end_of_turn(tools)
+        except UnlocatedError as error:
+            raise unlocated(error) from error
+        if not end:
+            notes.append("the chat template writes nothing after a turn, so where one ends is not learnt.")
     return notes
 
 

@@ -6,10 +6,10 @@ second run on the same data starts at once.
 
 import inspect
 import json
-import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +19,13 @@ from datasets.fingerprint import Hasher
 
 from autofit.core.errors import InputError, reported, sentence, shown
 from autofit.core.files import checksum, write_atomically
+from autofit.core.workload import LEARNT
+from autofit.data import chat, chat_marks
 from autofit.data.batch import IGNORED_LABEL
 from autofit.data.byte_tokenizer import byte_ids, is_byte_tokenizer
 from autofit.data.rows import ANSWERS, COMPLETION, LABELLED, MESSAGES, PAIR, TAGGED, TWINS, Rows
 
+ALL = LEARNT[1]
 Columns = dict[str, list[Any]]
 _FEATURES = {
     "input_ids": datasets.List(datasets.Value("int32")),
@@ -37,6 +40,7 @@ class Encoding:
 
     tokenizer: Any
     length: int | None  # to cut every row to; None where rows are packed
+    learn: str = LEARNT[0]
     masked: bool = False  # some tokens will be hidden, so a text keeps the tokenizer's own frame ([CLS] ... [SEP])
 
 
@@ -46,11 +50,14 @@ def encode(rows: Rows, encoding: Encoding, *, progress: bool) -> datasets.Datase
     encoders = {COMPLETION: _completions, MESSAGES: _chats, PAIR: _pairs, TWINS: _pairs, TAGGED: _tagged}
     encoders[ANSWERS] = _answers
     encoder = encoders.get(rows.form, _framed if is_framed else _texts)
+    columns = {name: rows.columns[name] for name in rows.form if name != "label"}
+    if rows.form == MESSAGES:
+        columns["tools"] = rows.columns.get("tools", [""] * len(rows.locations))
     return cached_map(
-        {**{name: rows.columns[name] for name in rows.form if name != "label"}, "location": rows.locations},
+        {**columns, "location": rows.locations},
         lambda batch: encoder(encoding, batch),
         features=_FEATURES | ({"types": _FEATURES["labels"]} if rows.form == ANSWERS else {}),
-        key=(rows.form, encoding),
+        key=(rows.form, encoding, inspect.getsource(chat), inspect.getsource(chat_marks)),
         progress="Tokenising" if progress else None,
     )
 
@@ -98,53 +105,130 @@ def cached_map(
             datasets.enable_progress_bars()
 
 
-def marks_assistant_turns(tokenizer: Any) -> bool:
-    """Whether the chat template marks the assistant's tokens (`{% generation %}`)."""
-    return re.search(r"\{%-?\s*generation\s*-?%\}", tokenizer.get_chat_template()) is not None
-
-
 def _texts(encoding: Encoding, rows: Columns) -> Columns:
     """Plain text followed by the end of text; unless packed, after the token that the tokenizer begins with."""
-    start, end = _start(encoding.tokenizer), _end(encoding.tokenizer)
+    start = _start(encoding.tokenizer)
+    end = _end(encoding.tokenizer)
     if encoding.length is None:
         start = start[:0]
-    ids = [np.concatenate([start, each, end]) for each in _plain_ids(encoding.tokenizer, rows["text"])]
+
+    texts = _plain_ids(encoding.tokenizer, rows["text"])
+    ids = [np.concatenate([_unless_begun(start, text), text, _unless_ended(end, text)]) for text in texts]
     return _cut(ids, None, encoding.length)
 
 
 def _completions(encoding: Encoding, rows: Columns) -> Columns:
     """A prompt, which is not learnt, and its completion with the end of text, which is."""
-    tokenizer = encoding.tokenizer
-    start, end = _start(tokenizer), _end(tokenizer)
+    start = _start(encoding.tokenizer)
+    end = _end(encoding.tokenizer)
+    prompts, completions = _prompts_and_completions(encoding.tokenizer, rows)
+
     ids, labels = [], []
-    for prompt, completion in zip(*(_plain_ids(tokenizer, rows[name]) for name in COMPLETION), strict=True):
-        learnt = np.concatenate([completion, end])
-        ids.append(np.concatenate([start, prompt, learnt]))
-        labels.append(np.concatenate([np.full(len(start) + len(prompt), IGNORED_LABEL), learnt]))
+    for prompt, completion in zip(prompts, completions, strict=True):
+        begun = prompt if len(prompt) else completion
+        given = np.concatenate([_unless_begun(start, begun), prompt])
+        learnt = np.concatenate([completion, _unless_ended(end, completion)])
+        ids.append(np.concatenate([given, learnt]))
+        if encoding.learn == ALL:
+            labels.append(ids[-1])
+        else:
+            labels.append(np.concatenate([np.full(len(given), IGNORED_LABEL), learnt]))
     return _cut(ids, labels, encoding.length)
+
+
+def _prompts_and_completions(tokenizer: Any, rows: Columns) -> tuple[list[Any], list[Any]]:
+    """The ids of prompts, as the model is given them, and of what follows.
+
+    A completion is tokenised behind its prompt, because some tokenizers put a space before every text of its own. One
+    whose first token would begin within the prompt is tokenised alone: the prompt is given to the model alone, too.
+    """
+    prompts = _plain_ids(tokenizer, rows["prompt"])
+    together = [prompt + completion for prompt, completion in zip(rows["prompt"], rows["completion"], strict=True)]
+    wholes = _plain_ids(tokenizer, together)
+    alone = _plain_ids(tokenizer, rows["completion"])
+
+    completions = []
+    for number, prompt in enumerate(prompts):
+        follows = np.array_equal(wholes[number][: len(prompt)], prompt)
+        completions.append(wholes[number][len(prompt) :] if follows else alone[number])
+    return prompts, completions
 
 
 def _chats(encoding: Encoding, rows: Columns) -> Columns:
-    """Messages in the chat template; the assistant's turns are learnt where the template marks them, else all."""
-    is_marked = marks_assistant_turns(encoding.tokenizer)
-    ids, labels = [], []
-    for messages, location in zip(rows["messages"], rows["location"], strict=True):
+    """Messages in the chat template, of which the assistant's turns are learnt, or all."""
+    template = chat.ChatTemplate(encoding.tokenizer)
+    texts: list[str] = []
+    turns: list[list[chat.Span]] = []
+    for given, given_tools, location in zip(rows["messages"], rows["tools"], rows["location"], strict=True):
+        messages = json.loads(given)
+        tools = json.loads(given_tools) if given_tools else None
         try:
-            chat = encoding.tokenizer.apply_chat_template(
-                json.loads(messages), tokenize=True, return_dict=True, return_assistant_tokens_mask=is_marked
-            )
+            if encoding.learn == ALL:
+                text = template.render(messages, tools)
+                spans: list[chat.Span] = []
+            else:
+                hidden = chat.unlearnt(messages, location)
+                text, spans = template.render_with_turns(messages, tools, without=hidden)
+        except chat.UnlocatedError as error:
+            raise chat.unlocated(error, location) from error
+        except InputError:
+            raise
         except Exception as error:  # a template is code that came with the tokenizer
             message = f"{location}: the tokenizer's chat template does not take these messages: {sentence(error)}."
             raise InputError(message, "Correct the messages.") from error
-        ids.append(np.array(chat["input_ids"]))
-        mask = np.array(chat["assistant_masks"] if is_marked else [1] * len(ids[-1]), bool)
-        labels.append(np.where(mask, ids[-1], IGNORED_LABEL))
+        texts.append(text)
+        turns.append(spans)
+
+    ids, labels = [], []
+    for tokens, is_learnt in _ids_within(encoding.tokenizer, texts, turns):
+        ids.append(tokens)
+        labels.append(np.where(is_learnt | (encoding.learn == ALL), tokens, IGNORED_LABEL))
     return _cut(ids, labels, encoding.length)
+
+
+def _ids_within(tokenizer: Any, texts: list[str], spans: list[list[chat.Span]]) -> Iterator[tuple[Any, Any]]:
+    """The ids of texts without special tokens, and which of them have a character in the spans."""
+    if is_byte_tokenizer(tokenizer):
+        for text, parts in zip(texts, spans, strict=True):
+            ids = byte_ids(text)
+            characters = np.cumsum((ids & 0xC0) != 0x80)  # all bytes of a character but its first begin with 10
+            yield ids, _within(parts, characters - 1, characters)
+        return
+
+    options = {"add_special_tokens": False, "return_attention_mask": False, "verbose": False}
+    if tokenizer.is_fast:
+        encoded = tokenizer(texts, return_offsets_mapping=True, **options)
+        for number in range(len(texts)):
+            offsets = np.array(encoded["offset_mapping"][number], np.int64).reshape(-1, 2)
+            ids = np.array(encoded["input_ids"][number], np.int32)
+            yield ids, _within(spans[number], offsets[:, 0], offsets[:, 1])
+        return
+
+    # Without offsets, the tokens of the parts are those of the whole, or it is not known where a part begins.
+    for text, parts in zip(texts, spans, strict=True):
+        edges = [0, *(edge for part in parts for edge in part), len(text)]
+        pieces = [text[start:end] for start, end in pairwise(edges)]
+        tokens = _plain_ids(tokenizer, pieces)
+        (ids,) = _plain_ids(tokenizer, [text])
+        if not np.array_equal(np.concatenate(tokens), ids):
+            no_places = chat.UnlocatedError("this tokenizer does not say which characters a token is of")
+            raise chat.unlocated(no_places)
+        yield ids, np.concatenate([np.full(len(piece), number % 2 == 1) for number, piece in enumerate(tokens)])
+
+
+def _within(spans: list[chat.Span], starts: Any, ends: Any) -> Any:
+    """Which tokens, from each start to its end, have a character in the spans, or stand between such."""
+    inside = np.zeros(len(starts), bool)
+    for start, end in spans:
+        tokens = np.flatnonzero((starts < end) & (ends > start))
+        if len(tokens):
+            inside[tokens[0] : tokens[-1] + 1] = True  # some tokenizers say of a space that it has no characters
+    return inside
 
 
 def _framed(encoding: Encoding, rows: Columns) -> Columns:
     """Text within the tokens that the tokenizer puts around it, which are never masked."""
-    samples, is_cut = _within(encoding, "text", [text or " " for text in rows["text"]])  # no tokens have no class
+    samples, is_cut = _framed_ids(encoding, "text", [text or " " for text in rows["text"]])  # no tokens have no class
     labels: list[Any] = [[] for _ in samples]
     if encoding.masked:
         labels = [np.where(np.array(special, bool), IGNORED_LABEL, ids) for ids, special in samples]
@@ -155,8 +239,8 @@ def _pairs(encoding: Encoding, rows: Columns) -> Columns:
     """Two texts, each within the tokens that the tokenizer puts around it; the second one, as `labels`, is to be
     written, or is of the same kind as the first."""
     (first, second), argument = (PAIR, "text_target") if "target" in rows else (TWINS, "text")
-    sources, is_cut = _within(encoding, "text", [text or " " for text in rows[first]])
-    targets, is_cut_too = _within(encoding, argument, rows[second])
+    sources, is_cut = _framed_ids(encoding, "text", [text or " " for text in rows[first]])
+    targets, is_cut_too = _framed_ids(encoding, argument, rows[second])
     return {
         "input_ids": [ids for ids, _ in sources],
         "labels": [ids for ids, _ in targets],
@@ -207,7 +291,7 @@ def _answers(encoding: Encoding, rows: Columns) -> Columns:
     return columns
 
 
-def _within(
+def _framed_ids(
     encoding: Encoding, argument: str, texts: list[str]
 ) -> tuple[list[tuple[list[int], list[int]]], list[bool]]:
     """The ids of texts and which of them are the tokenizer's own, cut to the length; and which texts were cut."""
@@ -220,11 +304,24 @@ def _within(
         output = encoding.tokenizer(**options)
         return list(zip(output["input_ids"], output["special_tokens_mask"], strict=True))
 
+    texts = _without_frame(encoding.tokenizer, texts)
     whole = tokenized(texts)
     is_cut = [len(ids) > length for ids, _ in whole]
     too_long = [text for text, cut in zip(texts, is_cut, strict=True) if cut]
     truncated = iter(tokenized(too_long, truncation=True, max_length=length))
     return [next(truncated) if cut else sample for sample, cut in zip(whole, is_cut, strict=True)], is_cut
+
+
+def _without_frame(tokenizer: Any, texts: list[str]) -> list[str]:
+    """Texts without the tokens at their ends that the tokenizer will put there itself."""
+    frame = tokenizer("", verbose=False)["input_ids"]
+    if frame and frame[0] in (tokenizer.bos_token_id, tokenizer.cls_token_id):
+        first = tokenizer.convert_ids_to_tokens(frame[0])
+        texts = [text.removeprefix(first) for text in texts]
+    if frame and frame[-1] in (tokenizer.eos_token_id, tokenizer.sep_token_id):
+        last = tokenizer.convert_ids_to_tokens(frame[-1])
+        texts = [text.removesuffix(last) for text in texts]
+    return texts
 
 
 def _plain_ids(tokenizer: Any, texts: list[str]) -> list[Any]:
@@ -233,6 +330,16 @@ def _plain_ids(tokenizer: Any, texts: list[str]) -> list[Any]:
         return [byte_ids(text) for text in texts]
     encoded = tokenizer(texts, add_special_tokens=False, return_attention_mask=False, verbose=False)
     return [np.array(ids, np.int32) for ids in encoded["input_ids"]]
+
+
+def _unless_begun(start: Any, ids: Any) -> Any:
+    """The beginning-of-text token, but for ids that begin with it."""
+    return start[:0] if np.array_equal(ids[: len(start)], start) else start
+
+
+def _unless_ended(end: Any, ids: Any) -> Any:
+    """The end-of-text token, but for ids that end with it."""
+    return end[:0] if np.array_equal(ids[len(ids) - len(end) :], end) else end
 
 
 def _start(tokenizer: Any) -> Any:

@@ -128,6 +128,8 @@ def _source(result: Result | SavedResult, model: Factory | None, layers: LayerNa
         sequence_length=result.workload.get("sequence_length"),
         effective_batch_size=result.workload.get("effective_batch_size"),
         packing=result.workload.get("packing"),
+        data=result.workload.get("data"),
+        form=result.workload.get("form"),
         apart=bool(result.workload.get("document_tokens")),
         measured=measured or None,
         predicted=predicted or None,

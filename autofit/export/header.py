@@ -7,7 +7,7 @@ from typing import Any
 
 from autofit.core.environment import ALLOCATOR, EXPANDABLE
 from autofit.core.hardware import GIB
-from autofit.export.source import Deviation, ExportSource
+from autofit.export.source import LEARNT, Deviation, ExportSource
 from autofit.export.template import WIDTH, plain
 from autofit.report.formatting import listed, number
 
@@ -101,6 +101,8 @@ def _sentences(source: ExportSource) -> Iterator[str]:
         data = "packed one after the other" if source.packing else "padded to the longest of a batch"
         data = "" if source.packing is None else data
         yield f"The work: {source.task}, {', '.join(filter(None, (samples, tokens, data)))}."
+    if source.data and source.form in LEARNT:
+        yield f"The data: {plain(source.data)}, of which {LEARNT[source.form]}."
     if source.task == "causal-lm":
         loss = str(source.config.get("loss", "standard"))
         yield f"The loss: {_LOSSES.get(loss, plain(loss))}."

@@ -122,7 +122,9 @@ def train_script(
     # Adapters are matrices, but for DoRA's lengths; beside them only a classifier's head is trained.
     vectors = not config.get("lora_rank") or task.classes or bool(config.get("lora_dora"))
     made, optimizer = _optimizer(fragments, vectors=vectors)
-    flags = {"data_kind": task.data_kind, "tokenizer_argument": [_TOKENIZER] if task.text else []}
+    data = workload.get("data")
+    given = f"default=Path({str(data)!r})" if data else "required=True"
+    flags = {"data_kind": task.data_kind, "tokenizer_argument": [_TOKENIZER] if task.text else [], "given": given}
     slots = {
         "title": textwrap.shorten(title, WIDTH - 6, placeholder=" ..."),
         "head": script_header(

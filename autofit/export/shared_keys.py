@@ -6,10 +6,11 @@ the defaults of these tools differ: TRL and LLaMA-Factory checkpoint by default,
 
 from collections.abc import Callable, Collection, Mapping
 from functools import partial
+from pathlib import PurePath
 from typing import Any
 
 from autofit.core.workload import Hyperparameters
-from autofit.export.source import ExportSource, batches_fit
+from autofit.export.source import LEARNT, ExportSource, batches_fit
 from autofit.export.tool import Request, Share, ToolKeys
 from autofit.export.trainer import CHECKPOINTED, OF_BF16, TRAINER_KNOBS, TrainerCase, TrainerKeywords
 
@@ -30,6 +31,7 @@ LIGHTNING_PRECISION = {
     "bf16-mixed": "bf16-mixed",
     "fp16-mixed": "16-mixed",
 }
+_LOADERS = {".jsonl": "json", ".json": "json", ".csv": "csv", ".parquet": "parquet", ".txt": "text"}
 ADAFACTOR_EPS = [1.0e-15, 1.0]  # of torch's, with which lr means what it means to AdamW
 _OPTIMIZERS: dict[str, tuple[str, dict[str, Any]]] = {
     "adamw": ("torch.optim.AdamW", {"fused": True}),
@@ -172,6 +174,13 @@ def by_kind(request: Request) -> str | None:
     if request.text("lora_targets") in (*LORA_KINDS, "None"):
         return None
     return f"{request.title} takes no names of layers, and puts adapters beside all linear layers"
+
+
+def loader_of_data(source: ExportSource) -> str | None:
+    """What the datasets library calls the format of the file that a search knew; None where a tool cannot read it."""
+    if source.data is None or source.form not in LEARNT:
+        return None
+    return _LOADERS.get(PurePath(source.data).suffix.lower())
 
 
 def lora_rank(

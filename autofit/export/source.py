@@ -9,6 +9,11 @@ from autofit.core.errors import InputError
 from autofit.core.layout import Layout
 
 WEIGHTS = "path/to/weights"  # for a model whose weights have no known name or directory
+LEARNT = {  # of the data that a search knew, by the fields of its rows
+    "text": "all tokens are learnt",
+    "prompt+completion": "the completions are learnt",
+    "messages": "the assistant's turns are learnt",
+}
 NOTHING_MEASURED = "Nothing was measured of this config: it is predicted."
 
 
@@ -51,6 +56,8 @@ class ExportSource:
     effective_batch_size: int | None = None
     apart: bool = False  # packed samples do not see one another
     packing: bool | None = None  # whether samples are put one after the other, or padded; None: no data is known
+    data: str | None = None  # the file that the search knew
+    form: str | None = None  # one of LEARNT
     measured: Mapping[str, Any] | None = None
     predicted: Mapping[str, Any] | None = None  # the figures, where nothing was measured
     versions: Mapping[str, str] = field(default_factory=dict)

@@ -26,7 +26,7 @@ class Task:
         the longest of a batch; None: it knew none."""
         if packing is None:
             return self
-        kind = ".jsonl with texts, or with prompts and completions"
+        kind = ".jsonl with texts, with prompts and completions, or with messages"
         if packing:
             slots: dict[str, str | Sequence[str]] = {"lines": "", "start": '(start if "prompt" in row else [])'}
             slots |= {"begins": _BEGINS if apart else (), "apart": _APART if apart else ()}

@@ -157,7 +157,7 @@ def _token_mean(draw: random.Random) -> Case:
         return of_tokens(model(batch["ids"]), batch["labels"], label_smoothing=smoothing)
 
     name = f"mean over next tokens, {head} head, smoothing {smoothing}"
-    return Case(name, lambda: GPT(head=head), texts(draw.choice([6, 8, 12])), loss, _valid)
+    return Case(name, lambda: GPT(head=head), texts(draw.choice([4, 8, 12])), loss, _valid)
 
 
 def _shifted(draw: random.Random) -> Case:
@@ -167,7 +167,7 @@ def _shifted(draw: random.Random) -> Case:
     def terms(batch: Batch) -> float:
         return int((batch["given"][:, 1:] != IGNORED).sum())
 
-    return Case("labels shifted in the loss", GPT, texts(draw.choice([6, 10])), loss, terms)
+    return Case("labels shifted in the loss", GPT, texts(draw.choice([8, 12])), loss, terms)
 
 
 def _padding_ignored(draw: random.Random) -> Case:
@@ -205,7 +205,7 @@ def _of_sample_means(draw: random.Random) -> Case:
         valid = batch["labels"] != IGNORED
         return (each.sum(1) / valid.sum(1).clamp(min=1)).mean()
 
-    return Case("a mean over samples of means over tokens", GPT, texts(draw.choice([6, 8])), loss, _samples)
+    return Case("a mean over samples of means over tokens", GPT, texts(draw.choice([4, 8])), loss, _samples)
 
 
 def _classes(draw: random.Random) -> Case:
@@ -214,7 +214,7 @@ def _classes(draw: random.Random) -> Case:
     def loss(model: nn.Module, batch: Batch) -> torch.Tensor:
         return F.cross_entropy(model(batch["x"]), batch["y"], label_smoothing=smoothing)
 
-    return Case(f"classes, smoothing {smoothing}", MLP, numbers(draw.choice([6, 8])), loss, _samples)
+    return Case(f"classes, smoothing {smoothing}", MLP, numbers(draw.choice([4, 8])), loss, _samples)
 
 
 def _elements(draw: random.Random) -> Case:
@@ -242,7 +242,7 @@ def _noisy_tokens(draw: random.Random) -> Case:
     def loss(model: nn.Module, batch: Batch) -> torch.Tensor:
         return of_tokens(model(batch["ids"]), batch["labels"])
 
-    return Case("tokens with dropout", lambda: GPT(dropout=0.1), texts(6), loss, _valid)
+    return Case("tokens with dropout", lambda: GPT(dropout=0.1), texts(8), loss, _valid)
 
 
 def _sum_and_count(draw: random.Random) -> Case:
@@ -262,7 +262,7 @@ def _total(draw: random.Random) -> Case:
     def loss(model: nn.Module, batch: Batch) -> torch.Tensor:
         return of_tokens(model(batch["ids"]), batch["labels"], reduction="sum")
 
-    return Case("a sum", GPT, texts(6), loss, None)
+    return Case("a sum", GPT, texts(8), loss, None)
 
 
 def _two_terms_of_one_count(draw: random.Random) -> Case:
@@ -292,7 +292,7 @@ def _pixels(draw: random.Random) -> Case:
     def terms(batch: Batch) -> float:
         return int((batch["labels"] != 255).sum())
 
-    return Case("pixels with unknown ones", Convolutions, pictures(6), loss, terms)
+    return Case("pixels with unknown ones", Convolutions, pictures(8), loss, terms)
 
 
 def _weighted_samples(draw: random.Random) -> Case:
@@ -304,7 +304,7 @@ def _weighted_samples(draw: random.Random) -> Case:
     def terms(batch: Batch) -> float:
         return float(batch["weights"].sum(dtype=torch.float64))
 
-    return Case("samples weighted in the batch", GPT, texts(6), loss, terms)
+    return Case("samples weighted in the batch", GPT, texts(8), loss, terms)
 
 
 def _lists(draw: random.Random) -> Case:

@@ -42,6 +42,8 @@ def test_samples_of_many_lengths_are_packed(tmp_path: Path) -> None:
     found = of_data(tmp_path, ROWS)
     assert found.packing
     assert found.padding == pytest.approx(1 - (3 + 4 + 5 + 31) / (4 * 31))
+    told = found.description()
+    assert (told["data"], told["form"]) == (str(tmp_path / "data.jsonl"), "prompt+completion")
     assert found.notes[-1] == (
         "data.jsonl: samples have 3 to 31 tokens, 11 in the mean; padded, 65 % of a batch is padding: samples are "
         "packed, and do not see one another."

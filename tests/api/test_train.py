@@ -197,6 +197,13 @@ def test_completions_are_learnt_and_prompts_are_not(causal: Case) -> None:
     assert seen[-1] < 0.1  # the prompts, one in sixteen each, cannot be guessed
 
 
+def test_all_tokens_are_learnt_when_asked(causal: Case) -> None:
+    rows = [{"prompt": f"{letter}?", "completion": "yes"} for letter in "abcdefghijklmnop"]
+    data = jsonl(causal.folder / "a.jsonl", *rows)
+    alone, all_tokens = (losses(causal.train(data, learn=learn, steps=1))[0] for learn in ("assistant", "all"))
+    assert alone != all_tokens
+
+
 def test_chats_of_bytes_leave_a_tokenizer_that_can_write_the_next(causal: Case) -> None:
     turns = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]
     data, events = jsonl(causal.folder / "a.jsonl", *[{"messages": turns}] * 8), list[Event]()

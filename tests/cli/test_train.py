@@ -67,6 +67,7 @@ def test_an_interrupted_training_tells_how_to_go_on(
         (("other.yaml", "--from-scratch", "--weights", "llama"), ["say what to start from"]),
         (("other.yaml", "--weights", "none"), ["the directory none is not there"]),
         (("other.yaml", "--from-scratch", "--steps", "x"), ["'--steps'"]),
+        (("other.yaml", "--from-scratch", "--learn", "some"), ["learn must be one of assistant, all, not 'some'"]),
         (("other.yaml", "--from-scratch", "--memory-snapshot"), ["has nowhere to write to", "Give --output DIR"]),
     ],
 )

@@ -1,5 +1,6 @@
 """Texts are packed into whole sequences or padded one by one, and what is lost on the way is said."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -8,13 +9,16 @@ import torch
 
 from autofit.core.errors import InputError
 from autofit.core.workload import Workload
+from autofit.data import text
 from autofit.data.byte_tokenizer import CHAT_TEMPLATE, byte_tokenizer
 from autofit.data.options import DataOptions, LabelRule
+from autofit.data.rows import MESSAGES, Rows
 from autofit.data.samples import FileLoader
 from autofit.data.text import text_loader
 from tests.data.letters import letters, lines
 
 NO = -100
+NO_END = "the tokenizer has no end-of-text token, so where a text ends is not learnt."
 END = 1
 PAIR = {"prompt": "ab", "completion": "c"}
 CHAT = {"messages": [{"role": "user", "content": "ab"}, {"role": "assistant", "content": "c"}]}
@@ -92,6 +96,7 @@ def test_what_is_cut_and_what_is_left_out_is_said(tmp_path: Path) -> None:
     assert len(found.samples) == 2
     assert found.samples.batch(torch.arange(2))["input_ids"].shape == (2, 8)
     assert found.notes == (
+        NO_END,
         "cut to 8 tokens: 2 of 3 samples.",
         "left out, without a label to learn within 8 tokens: 1 of 3 samples.",
     )
@@ -114,7 +119,7 @@ def test_lines_of_a_text_are_padded_when_asked(tmp_path: Path) -> None:
 def test_how_much_of_padded_batches_is_padding_is_said(tmp_path: Path, texts: str, told: bool) -> None:
     path = lines(tmp_path, *({"text": text} for text in texts.split()))
     assert any("is padding" in note for note in loader(path, packing=False).notes) is told
-    assert loader(path, packing=True).notes == ()
+    assert loader(path, packing=True).notes == (NO_END,)
 
 
 @pytest.mark.parametrize("packing", [True, False])
@@ -143,12 +148,50 @@ def test_messages_without_a_template_are_written_in_a_simple_one_which_is_kept(t
     assert loader(lines(tmp_path, CHAT), tokenizer=tokenizer, length=64).notes == ()
 
 
-def test_a_template_that_does_not_mark_turns_is_said(tmp_path: Path) -> None:
-    tokenizer = letters(chat_template="{% for message in messages %}{{ message['content'] }}{% endfor %}")
-    found = loader(lines(tmp_path, CHAT), tokenizer=tokenizer)
-    assert found.notes == ("the chat template does not mark the assistant's turns, so the loss is on all tokens.",)
+CONTENTS = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
+
+
+def test_turns_that_end_with_nothing_are_said(tmp_path: Path) -> None:
+    found = loader(lines(tmp_path, CHAT), tokenizer=letters(chat_template=CONTENTS))
+    assert found.notes == ("the chat template writes nothing after a turn, so where one ends is not learnt.",)
     (batch,) = found.in_order()
-    assert batch["labels"].tolist() == [[6, 7, 8]]
+    assert batch["labels"].tolist() == [[NO, NO, 8]]
+    ended = CONTENTS.replace("['content']", "['content'] + eos_token")
+    assert loader(lines(tmp_path, CHAT), tokenizer=letters(chat_template=ended)).notes == ()
+
+
+def test_a_template_that_does_not_show_turns_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"turns cannot be told from the rest of the chat template: .*--learn all"):
+        loader(lines(tmp_path, CHAT), tokenizer=letters(chat_template=CONTENTS + CONTENTS))
+    path = lines(tmp_path, CHAT)
+    tokenizer = letters(chat_template=CONTENTS + CONTENTS)
+    found = text_loader(workload(), path, tokenizer, DataOptions(learn="all"))
+    assert found.notes == ()
+    (batch,) = found.in_order()
+    assert batch["labels"].tolist() == [[6, 7, 8, 6, 7, 8]]
+
+
+def test_tools_that_a_template_leaves_out_are_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    messages = json.dumps(CHAT["messages"])
+    columns = {"messages": [messages, messages], "tools": ["", json.dumps([{"type": "function"}])]}
+    monkeypatch.setattr(text, "read_rows", lambda *given, **options: Rows(MESSAGES, columns, ["1", "2"]))
+    ended = CONTENTS.replace("['content']", "['content'] + eos_token")
+    told = loader(tmp_path, tokenizer=letters(chat_template=ended)).notes
+    assert told == ("the chat template leaves out the tools, which 1 of 2 rows have.",)
+    shows = letters(chat_template="{% if tools %}t{% endif %}" + ended)
+    assert loader(tmp_path, tokenizer=shows).notes == ()
+
+
+def test_what_is_to_be_learnt_is_checked() -> None:
+    with pytest.raises(InputError, match=r"learn must be one of assistant, all, not 'some'"):
+        DataOptions(learn="some")
+
+
+def test_a_tokenizer_without_an_end_is_said(tmp_path: Path) -> None:
+    path = lines(tmp_path, {"text": "ab"}, {"text": "cd"})
+    assert loader(path, tokenizer=letters(eos_token=None)).notes == (NO_END,)
+    assert loader(path, tokenizer=letters()).notes == ()
+    assert loader(lines(tmp_path, {"text": "ab"}), tokenizer=letters(eos_token=None)).notes == ()
 
 
 # Masked language models

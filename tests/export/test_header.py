@@ -79,6 +79,12 @@ def test_an_export_names_the_work_and_the_loss() -> None:
     assert text.endswith("tool run")
 
 
+def test_an_export_names_the_data_of_the_search_and_what_is_learnt() -> None:
+    given = source(others={"data": "/data/chats.jsonl", "form": "messages"})
+    text = joined("\n".join(export_header("axolotl 0.19.0", given, deviations=(), run="axolotl train x")))
+    assert "The data: /data/chats.jsonl, of which the assistant's turns are learnt." in text
+
+
 def test_an_export_lists_deviations_or_says_that_there_are_none() -> None:
     assert "The keys below cover every knob of the measured config." in joined_export()
     deviations = (Deviation("compile", "default", "it does not", may_not_fit=True), Deviation("loss", "fused", "x"))

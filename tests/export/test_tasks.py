@@ -12,6 +12,10 @@ import torch
 
 from autofit.data.labels import labels_from
 from autofit.data.options import LabelRule
+from autofit.data.rows import read_rows
+from autofit.data.text import FORMS
+from autofit.data.tokens import Encoding, encode
+from tests.data.templates import CHATML, MISTRAL, of_trl, tokenizer_for
 from tests.export.emitted import module_of
 
 Emit = Callable[..., str]
@@ -57,6 +61,68 @@ def test_a_text_shorter_than_a_sequence_is_repeated(causal: ModuleType, tmp_path
     path.write_text("hello")
     ids = causal.load_data(path, None)["input_ids"]
     assert bytes(ids[0].tolist()) == (b"hello" * 13)[:64]
+
+
+ROWS = {
+    "texts": [{"text": "<s>hello</s>"}, {"text": "hello"}, {"text": ""}],
+    "completions": [{"prompt": "what", "completion": " hello"}, {"prompt": "", "completion": "hi</s>"}],
+    "chats": [
+        {"messages": [{"role": "user", "content": "what "}, {"role": "assistant", "content": "h\u00e4"}]},
+        {
+            "messages": [
+                {"role": "user", "content": "a"},
+                {"role": "assistant", "content": "b", "weight": 0},
+                {"role": "user", "content": "c"},
+                {"role": "assistant", "content": "d "},
+            ],
+        },
+    ],
+}
+
+
+@pytest.mark.parametrize("form", ROWS)
+@pytest.mark.parametrize("template", [CHATML, MISTRAL, of_trl("llama3"), of_trl("gemma_training")])
+def test_rows_are_read_as_autofit_train_reads_them(emit: Emit, tmp_path: Path, form: str, template: str) -> None:
+    workload = {"task": "causal-lm", "sequence_length": 64, "effective_batch_size": 8, "packing": False}
+    script = module_of(emit(others={"workload": workload}))
+    path = tmp_path / "rows.jsonl"
+    path.write_text("\n".join(map(json.dumps, ROWS[form])))
+    tokenizer = tokenizer_for(template)
+    rows = encode(read_rows(path, FORMS["causal-lm"]), Encoding(tokenizer, 64), progress=False)
+    found = [[each.tolist() for each in sample] for sample in script.read_samples(path, tokenizer)]
+    assert found == [[row["input_ids"], row["labels"] or row["input_ids"]] for row in rows]
+
+
+@pytest.mark.parametrize("packing", [None, True, False])
+@pytest.mark.parametrize("suffix", [".json", ".csv", ".parquet"])
+def test_a_table_is_not_learnt_as_text(emit: Emit, tmp_path: Path, packing: bool | None, suffix: str) -> None:
+    workload = {"task": "causal-lm", "sequence_length": 64, "effective_batch_size": 8, "packing": packing}
+    (tmp_path / f"rows{suffix}").write_text('[{"text": "a"}]')
+    with pytest.raises(ValueError, match="is not read here"):
+        module_of(emit(others={"workload": workload})).load_data(tmp_path / f"rows{suffix}", None)
+
+
+def test_a_script_reads_the_file_that_its_search_knew(
+    emit: Emit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"prompt": "a", "completion": "b"}\n')
+    workload = {"task": "causal-lm", "sequence_length": 64, "effective_batch_size": 8, "packing": False}
+    script = emit(others={"workload": {**workload, "data": str(path), "form": "prompt+completion"}})
+    monkeypatch.setattr(sys, "argv", ["train.py", "--steps", "1"])
+    module_of(script, "__main__")
+    path.unlink()
+    monkeypatch.setattr(sys, "argv", ["train.py"])
+    with pytest.raises(SystemExit, match="FileNotFoundError"):
+        module_of(script, "__main__")
+
+
+def test_a_chat_that_is_not_written_turn_by_turn_is_for_autofit_train(emit: Emit) -> None:
+    workload = {"task": "causal-lm", "sequence_length": 64, "effective_batch_size": 8, "packing": True}
+    script = module_of(emit(others={"workload": workload}))
+    turns = [{"role": role, "content": "a"} for role in ("user", "assistant", "user", "assistant")]
+    with pytest.raises(ValueError, match="does not write one turn after the other"):
+        script.read_chat(turns, None, tokenizer_for(of_trl("qwen3")))  # takes back the reasoning of old turns
 
 
 def test_documents_of_jsonl_end_in_the_tokenizers_end_token(causal: ModuleType, tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 from autofit.export import several_devices
 from autofit.export import shared_keys as shared
+from autofit.export.source import ExportSource
 from autofit.export.tool import Request, Tool, ToolKeys
 from autofit.export.trainer import learning
 
@@ -162,6 +163,22 @@ def _loss(request: Request) -> ToolKeys:
     return request.keys("loss", _plugins(request), why, may_not_fit=not _is_cut(request))
 
 
+def _data(source: ExportSource) -> dict[str, Any]:
+    """The file that the search knew, and what of it is learnt."""
+    loader = shared.loader_of_data(source)
+    if loader is None:
+        return {"datasets": [{"path": "path/to/dataset", "type": "completion"}]}
+    entry: dict[str, Any] = {"path": source.data, "ds_type": loader}
+    if source.form == "messages":
+        entry |= {"type": "chat_template", "roles_to_train": ["assistant"], "train_on_eos": "turn"}
+    elif source.form == "prompt+completion":
+        fields = {"field_instruction": "prompt", "field_output": "completion"}
+        entry["type"] = {**fields, "format": "{instruction}", "no_input_format": "{instruction}"}
+    else:
+        entry |= {"type": "completion", "field": "text"}
+    return {"datasets": [entry], "train_on_inputs": False}
+
+
 TOOL = Tool(
     title="axolotl",
     versions=("0.19.0",),
@@ -176,7 +193,7 @@ TOOL = Tool(
     quantises_experts=("nf4", "nf4-dq"),
     fixed=lambda request: {
         "base_model": request.source.weights,
-        "datasets": [{"path": "path/to/dataset", "type": "completion"}],
+        **_data(request.source),
         "output_dir": "output",
         "sequence_len": request.source.sequence_length,
         "val_set_size": 0.0,

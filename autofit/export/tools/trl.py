@@ -4,8 +4,11 @@ Its loss always goes through a fused output head in chunks: the logits of all to
 the head is refused. Adapters are held in float32 (peft's default), beside quantised weights in bfloat16.
 """
 
+from typing import Any
+
 from autofit.export import several_devices
 from autofit.export import shared_keys as shared
+from autofit.export.source import ExportSource
 from autofit.export.tool import Request, Tool, ToolKeys
 from autofit.export.trainer import CHECKPOINTED, learning
 
@@ -83,6 +86,18 @@ def _kernels(request: Request) -> ToolKeys:
     return ToolKeys({"use_liger_kernel": True, "liger_kernel_config": without})
 
 
+def _data(source: ExportSource) -> dict[str, Any]:
+    """The file that the search knew, and what of it is learnt."""
+    loader = shared.loader_of_data(source)
+    if loader is None:
+        return {"dataset_name": "path/to/dataset"}
+    return {
+        "datasets": [{"path": loader, "data_files": source.data}],
+        "assistant_only_loss": source.form == "messages",
+        "completion_only_loss": source.form == "prompt+completion",
+    }
+
+
 TOOL = Tool(
     title="TRL",
     versions=("1.16.0",),
@@ -96,7 +111,7 @@ TOOL = Tool(
     expert_targets="lora_target_parameters",
     fixed=lambda request: {
         "model_name_or_path": request.source.weights,
-        "dataset_name": "path/to/dataset",
+        **_data(request.source),
         "output_dir": "output",
         "max_length": request.source.sequence_length,
         "packing_strategy": "wrapped",  # samples are cut where a sequence ends, as they were

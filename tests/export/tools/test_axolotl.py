@@ -22,6 +22,31 @@ def departures(**knobs: Any) -> dict[str, bool]:
     return {each.knob: each.may_not_fit for each in exported(**knobs).departures}
 
 
+@pytest.mark.parametrize(
+    ("form", "kind"),
+    [
+        ("text", {"type": "completion", "field": "text"}),
+        ("messages", {"type": "chat_template", "roles_to_train": ["assistant"], "train_on_eos": "turn"}),
+        (
+            "prompt+completion",
+            {
+                "type": {
+                    "field_instruction": "prompt",
+                    "field_output": "completion",
+                    "format": "{instruction}",
+                    "no_input_format": "{instruction}",
+                }
+            },
+        ),
+    ],
+)
+def test_the_data_of_the_search_are_read_and_learnt_alike(form: str, kind: dict[str, Any]) -> None:
+    made = write(tool_named("axolotl"), source(others={"data": "/data/rows.jsonl", "form": form}))
+    told = yaml.safe_load(made.files["axolotl.yaml"])
+    assert told["datasets"] == [{"path": "/data/rows.jsonl", "ds_type": "json", **kind}]
+    assert told["train_on_inputs"] is False
+
+
 def test_full_training_in_bfloat16_is_told_as_autocast_and_named() -> None:
     told = keys(**CASES["full"])
     assert (told["bf16"], told["bfloat16"], told["gradient_checkpointing"]) == (True, False, True)

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import transformers
+import yaml
 
 from autofit.export.tool import write
 from autofit.export.tools import tool_named
@@ -50,6 +51,19 @@ def test_its_own_parser_takes_every_case(case: str, tmp_path: Path) -> None:
         assert quantization.bnb_4bit_quant_type == "nf4"
         assert str(quantization.bnb_4bit_compute_dtype) == "torch.bfloat16"
         assert training.optim == "adamw_bnb_8bit"
+
+
+@pytest.mark.parametrize(
+    ("form", "learnt"),
+    [("text", (False, False)), ("prompt+completion", (False, True)), ("messages", (True, False))],
+)
+def test_the_data_of_the_search_are_read_and_learnt_alike(form: str, learnt: tuple[bool, bool], tmp_path: Path) -> None:
+    made = write(TOOL, source("cpu", others={"data": "/data/rows.jsonl", "form": form}))
+    training, *_ = parsed(tmp_path, made.files["trl.yaml"])
+    assert (training.assistant_only_loss, training.completion_only_loss) == learnt
+    keys = yaml.safe_load(made.files["trl.yaml"])
+    assert keys["datasets"] == [{"path": "json", "data_files": "/data/rows.jsonl"}]
+    assert "dataset_name" not in keys
 
 
 @pytest.mark.parametrize("wrong", ["max_seq_length: 512", "optim: adamv", "lora_r: four"])

@@ -1,0 +1,91 @@
+"""Marks around the texts of messages: private characters by which a text is found in what a chat template writes."""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+Message = Mapping[str, Any]
+
+# Characters for private use, of which texts have none: number k opens text k, or closes it.
+_OPENING = 0x100000
+_CLOSING = 0x108000
+MARK = re.compile("[\U00100000-\U0010fffd]")
+MOST_TEXTS = 0x7FFE
+
+# What a message holds that is a text of its own. transformers copies reasoning to the names that templates read.
+_TEXTS = ("content", "reasoning_content", "thinking", "reasoning", "tool_calls")
+_NO_TEXTS = ("id", "type")  # within tool calls
+
+
+@dataclass(frozen=True)
+class Text:
+    """Where one text of a message stands in a rendering; empty where the template took one of its ends off."""
+
+    message: int
+    start: int
+    end: int
+
+
+def marked(messages: Sequence[Message], *, with_empty: bool = True) -> tuple[Sequence[Message], list[int]]:
+    """Messages with marks around each text, and the message of each text."""
+    owners: list[int] = []
+
+    def enclosed(value: Any, message: int) -> Any:
+        if isinstance(value, Mapping):
+            parts = {}
+            for key, part in value.items():
+                parts[key] = part if key in _NO_TEXTS else enclosed(part, message)
+            return parts
+        if isinstance(value, list):
+            return [enclosed(part, message) for part in value]
+        if not isinstance(value, str):
+            return value
+        inner = value.strip()
+        if not inner and not with_empty:
+            return value
+
+        # Templates strip texts, so the marks stand within what is left of one.
+        start = value.find(inner) if inner else len(value)
+        stop = start + len(inner)
+        opening = chr(_OPENING + len(owners))
+        closing = chr(_CLOSING + len(owners))
+        owners.append(message)
+        return value[:start] + opening + inner + closing + value[stop:]
+
+    found = []
+    for number, message in enumerate(messages):
+        texts = {key: enclosed(message[key], number) for key in _TEXTS if key in message}
+        found.append({**message, **texts})
+    return found, owners
+
+
+def texts_of(rendered: str, owners: Sequence[int]) -> list[Text]:
+    """Where the texts of messages stand in a rendering once its marks are taken out, in their order."""
+    texts: list[Text] = []
+    opened = -1
+    for count, mark in enumerate(MARK.finditer(rendered)):
+        place = mark.start() - count
+        number = ord(mark.group()) - _OPENING
+        if number < _CLOSING - _OPENING:
+            opened = number
+            texts.append(Text(owners[number], place, place))
+            continue
+
+        number -= _CLOSING - _OPENING
+        if opened == number:
+            texts[-1] = Text(owners[number], texts[-1].start, place)
+        else:
+            texts.append(Text(owners[number], place, place))
+        opened = -1
+    return texts
+
+
+def count_outside(text: str, texts: Sequence[Text], part: str) -> int:
+    """How often a part stands in a rendering outside of the texts of messages."""
+    count = 0
+    done = 0
+    for each in texts:
+        count += text.count(part, done, each.start)
+        done = max(done, each.end)
+    return count + text.count(part, done)
