@@ -206,7 +206,8 @@ def fit(
             run = functools.partial(run_on_devices, session, devices=world) if place is None else session.run
             if place is not None and not torch.distributed.is_initialized():
                 stack.enter_context(joined(place, device))
-        history, evaluations = run(config, device, loader, steps=total_steps, eval_loader=eval_loader)
+        passes = None if steps is not None else length_of_training(epochs, steps)
+        history, evaluations = run(config, device, loader, steps=total_steps, epochs=passes, eval_loader=eval_loader)
         return Trained(model, history, result, evaluations)
 
 

@@ -35,6 +35,17 @@ def restore(state: dict[str, Any], device: torch.device) -> None:
     np.random.set_state(state["numpy"])
 
 
+def is_at(state: dict[str, Any]) -> bool:
+    """Whether the host's generators are where they were captured: nothing was drawn since."""
+    now = capture(torch.device("cpu"))
+    numpy_now, numpy_before = now["numpy"], state["numpy"]
+    if now["python"] != state["python"] or numpy_now["state"]["pos"] != numpy_before["state"]["pos"]:
+        return False
+    if not np.array_equal(numpy_now["state"]["key"], numpy_before["state"]["key"]):
+        return False
+    return bool(torch.equal(now["torch"], state["torch"]))
+
+
 @contextmanager
 def preserved(device: torch.device) -> Iterator[None]:
     """Undo all draws made inside."""

@@ -82,9 +82,17 @@ class Session:
     taken: Callable[[Setup], Any] | None = None
 
     def run(
-        self, config: Mapping[str, Any], device: str | None, loader: Any, *, steps: int, eval_loader: Any = None
+        self,
+        config: Mapping[str, Any],
+        device: str | None,
+        loader: Any,
+        *,
+        steps: int,
+        epochs: int | None = None,
+        eval_loader: Any = None,
     ) -> tuple[list[StepReport], list[float]]:
-        """Train the model in place and restore its modes; returns the reports and the evaluations."""
+        """Train the model in place and restore its modes; returns the reports and the evaluations. `epochs`: the passes
+        that these are the steps of, which a run resumed with another batch size makes in other steps."""
         torch.manual_seed(self.hyperparameters.seed)
         batch_split = self.policy.batch_split()
         self.model.zero_grad()  # earlier gradients would be added to those of the first step
@@ -110,7 +118,7 @@ class Session:
                     check_loss(setup)
                     if eval_loader is not None:
                         check_evaluation(setup, eval_loader)
-                answer = _Training(self, setup, loader, eval_loader).run(steps)
+                answer = _Training(self, setup, loader, eval_loader).run(steps, epochs)
                 if self.taken:
                     self.taken(setup)
                 return answer
@@ -140,7 +148,7 @@ class _Training:
         self._directory = session.policy.directory
         self._loader = own_loader(loader, setup.ranks)
         self._eval_loader = None if eval_loader is None else own_loader(eval_loader, setup.ranks)
-        self._epochs = Epochs(self._loader, session.hyperparameters.seed)
+        self._epochs = self._at_the_start()
         self._epoch_length = length_of(loader)
         self._history: list[StepReport] = []
         self._evaluations: dict[int, float] = {}  # by the step before them
@@ -152,10 +160,18 @@ class _Training:
         if self._directory and self._ranks.are_several:
             setup.added_up.append((self._signals, self._agree))
 
-    def run(self, steps: int) -> tuple[list[StepReport], list[float]]:
-        """Train up to that many steps in all, from wherever the run stands."""
+    def _at_the_start(self) -> Epochs:
+        workload = self._setup.workload
+        sizes = {"batch_size": workload.effective_batch_size, "cut": workload.split}
+        return Epochs(self._loader, self._session.hyperparameters.seed, **sizes)
+
+    def run(self, steps: int, epochs: int | None) -> tuple[list[StepReport], list[float]]:
+        """Train up to that many steps in all, or to the end of so many epochs, from wherever the run stands."""
         is_resumed = self._policy.resume and self._directory is not None and checkpoint.exists(self._directory)
-        first = self._resume() if is_resumed else 0
+        first = 0
+        if is_resumed:
+            first = self._resume()
+            steps = self._last_step(first, steps, epochs)
         if first > steps:
             done = counted(first, "step")
             self._notify(f"the run has done {done} already, more than the {steps} it was to go on to.")
@@ -199,6 +215,7 @@ class _Training:
         return None
 
     def _after_step(self, report: StepReport, steps: int) -> None:
+        self._epochs.done(report.samples)
         self._history.append(report)
         done = report.step + 1
         if self._setup.config != self._config:
@@ -210,7 +227,8 @@ class _Training:
         if stopping:
             self._notify(f"stopped: the state after {counted(done, 'step')} is kept in {self._directory}.")
             self._interrupts.act()
-        if self._eval_loader is not None and (done == steps or (self._epoch_length and done % self._epoch_length == 0)):
+        ends_pass = self._epochs.batches_done == self._epoch_length
+        if self._eval_loader is not None and (done == steps or ends_pass):
             with random_state.preserved(self._setup.device):  # a resumed run does not draw them again
                 loss = evaluate(self._setup, batches_of(self._eval_loader))
             self._evaluations[report.step] = loss
@@ -239,10 +257,10 @@ class _Training:
         self._notify(f"{name}: stopping after this step, with a checkpoint; again: at once.")
 
     def _save(self, directory: Path, next_step: int) -> None:
-        state = None
         try:
             state = json_state.encoded(self._epochs.state())
         except TypeError as error:
+            state = json_state.encoded(self._epochs.state(with_loader=False))
             if not self._is_counted:
                 self._notify(
                     f"the state_dict of the loader holds a {error}, which no checkpoint does:"
@@ -255,11 +273,24 @@ class _Training:
         """Restore the last checkpoint, also in the middle of an epoch; returns the next step."""
         assert self._directory, "checked by the callers"
         loaded = checkpoint.load(self._setup, self._directory)
-        self._epochs = Epochs(self._loader, self._session.hyperparameters.seed)
-        for note in loaded.notes:
+        self._epochs = self._at_the_start()
+        notes = list(loaded.notes)
+        if loaded.data_state is None or "samples" not in loaded.data_state:  # as an earlier autofit saved it
+            self._epochs.skip_batches(loaded.next_step, self._setup.device)
+        else:
+            notes += self._epochs.skip(loaded.data_state, self._setup.device)
+        for note in notes:
             self._notify(note)
-        self._epochs.skip(loaded.next_step, loaded.data_state, self._setup.device)
         return loaded.next_step
+
+    def _last_step(self, first: int, steps: int, epochs: int | None) -> int:
+        """The number of steps in all of a resumed run that is to make so many epochs."""
+        if epochs is None:
+            return steps
+        total = first + self._epochs.batches_left(steps // epochs, epochs)
+        if total != steps:
+            self._notify(f"for {counted(epochs, 'epoch')} in all the run ends after {counted(total, 'step')}.")
+        return total
 
     def _back_to_checkpoint(self, torn: OutOfMemoryError) -> int:
         failure = torn.message[:-1]

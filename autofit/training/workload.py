@@ -17,6 +17,7 @@ from autofit.core.errors import InputError, is_whole, require
 from autofit.core.workload import Workload, reduction_of, task_of
 from autofit.data.batch import Cut, labels_of, map_tensors, repeat_to, sample_count, tensors
 from autofit.data.layouts import layout_of
+from autofit.data.samples import FileLoader
 from autofit.training.default_loss import check_call, check_loss_function
 from autofit.training.inspect import blamed_on
 from autofit.training.meta_model import meta_copy
@@ -190,6 +191,16 @@ def empty_pass() -> InputError:
     """The error for a pass that gives no batch although an earlier look did."""
     message = "a pass over the loader gave no batch: it is empty, or can be read only once."
     return InputError(message, "Pass a DataLoader, a list of batches, or a function that returns a fresh iterator.")
+
+
+def is_stateful(loader: Any) -> bool:
+    """Whether a loader saves and loads its position, by torchdata's protocol."""
+    return all(callable(getattr(loader, name, None)) for name in ("state_dict", "load_state_dict"))
+
+
+def samples_in_pass(loader: Any) -> int | None:
+    """The number of samples in the data set of a loader, where it is known without reading one."""
+    return length_of(loader.samples if isinstance(loader, FileLoader) else getattr(loader, "dataset", None))
 
 
 def length_of(loader: Any) -> int | None:

@@ -13,6 +13,7 @@ import pytest
 import safetensors.torch
 import torch
 import torch.distributed as dist
+from torch.utils.data import DataLoader, TensorDataset
 
 from autofit.core.layout import fitted_to
 from autofit.core.workload import Hyperparameters
@@ -20,6 +21,7 @@ from autofit.setup.sharding import NEW_ENOUGH
 from autofit.training import sharded_state
 from autofit.training.loop import StepReport
 from autofit.training.session import METRICS_FILE, CheckpointPolicy, Session
+from autofit.training.workload import training_workload
 from tests.ranks import on_ranks
 from tests.tiny import llama_workload
 
@@ -201,3 +203,30 @@ def test_ranks_wait_for_one_another_three_times_a_step(tmp_path: Path) -> None:
     """For the labels of a step, its loss and the norm of its gradients: each time costs about 1 % of 200 ms."""
     first, second, *_ = on_ranks(2, waits, tmp_path)[0]
     assert second - first == 3
+
+
+def counted_session(folder: Path, size: int, steps: int, epochs: int | None = None) -> tuple[list[float], list[str]]:
+    """Train on 24 numbered samples, read by each rank alone, in batches of a size; the losses and notes."""
+    numbers = torch.arange(24.0)
+    data = DataLoader(TensorDataset(numbers.view(-1, 1), numbers.view(-1, 1)), batch_size=size)
+    model = torch.nn.Linear(1, 1)
+    torch.nn.init.zeros_(model.weight)
+    torch.nn.init.zeros_(model.bias)
+
+    def loss(model: torch.nn.Module, batch: Any) -> torch.Tensor:
+        return (0.0 * model(batch[0]) + batch[1]).mean()  # the mean of the numbers that are seen
+
+    workload = training_workload(model, data, loss)
+    resume = (folder / "checkpoints").exists()
+    notes: list[str] = []
+    policy = CheckpointPolicy(folder, resume, checkpoint_every=1)
+    run = Session(workload, model, Hyperparameters(lr=1e-3), policy, (), notes.append)
+    config = fitted_to(DDP, dist.get_world_size(), size)
+    reports, _ = run.run(config, "cpu", data, steps=steps, epochs=epochs)
+    return [each.loss for each in reports], notes
+
+
+def test_ranks_go_on_at_the_same_sample_with_another_batch_size(tmp_path: Path) -> None:
+    on_ranks(2, counted_session, tmp_path, 4, MIDDLE)
+    for losses, _ in on_ranks(2, counted_session, tmp_path, 8, 3, 1):
+        assert losses == [13.5, 19.5]  # the means of 12 to 15, which were left of a batch, and of 16 to 23
