@@ -1,5 +1,6 @@
 """The training loop: optimizer steps in a row, each reported, none lost when memory runs out."""
 
+import enum
 import math
 import time
 from collections.abc import Callable, Iterable
@@ -46,12 +47,19 @@ class StepReport:
     memory: StepMemory = field(default=StepMemory(), compare=False)
 
 
-Callback = Callable[[StepReport], None]
+class Stop(enum.Enum):
+    """What a callback returns to end training; it stays the same object in every process."""
+
+    STOP = "stop"
+
+
+STOP = Stop.STOP
+Callback = Callable[[StepReport], object]  # returns STOP where training is to end after this step
 
 
 def learning_rate_factor(hyperparameters: Hyperparameters, total_steps: int, step: int) -> float:
-    """The factor on the learning rate at a step (0-based): linear warm-up, then the schedule down to 0. A function of
-    the step alone, so a resumed run needs no other state."""
+    """The factor on the learning rate at a step (0-based): linear warm-up, then the
+    schedule down to 0. A function of the step alone, so a resumed run needs no other state."""
     warmup = hyperparameters.warmup_steps
     if step < warmup:
         return (step + 1) / (warmup + 1)
@@ -70,7 +78,8 @@ def train(
     callbacks: Iterable[Callback] = (),
     listener: Listener = lambda _: None,
 ) -> list[StepReport]:
-    """Run optimizer steps `first_step` to `steps` over `batches`, and report each. A step that runs out of memory is
+    """Run optimizer steps `first_step` to `steps` over `batches`, and report each; the last one is that of which a
+    callback returns STOP. A step that runs out of memory is
     rolled back and retried with a config that needs less and learns the same; `listener` gets a sentence about it and
     its cost. Raises InputError where the batches end early, DivergedError where the loss is not finite (weights and
     running statistics are those before the step), OutOfMemoryError where no fallback is left, or memory ran out while
@@ -87,8 +96,10 @@ def train(
         lr = setup.hyperparameters.lr * learning_rate_factor(setup.hyperparameters, steps, step)
         report = stepper.run(batch, step=step, lr=lr, start=start)
         reports.append(report)
-        for callback in callbacks:
-            callback(report)
+
+        answers = [callback(report) for callback in callbacks]
+        if any(answer is STOP for answer in answers):
+            break
     return reports
 
 

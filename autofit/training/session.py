@@ -28,7 +28,7 @@ from autofit.training.build import build
 from autofit.training.epochs import Epochs
 from autofit.training.evaluation import check_evaluation, evaluate
 from autofit.training.inspect import check_loss
-from autofit.training.loop import SEARCH_AGAIN, Callback, Listener, StepReport, train
+from autofit.training.loop import SEARCH_AGAIN, STOP, Callback, Listener, StepReport, Stop, train
 from autofit.training.metrics import Bar, MetricsFile, Recorder, TensorBoard
 from autofit.training.oom_recovery import FALLBACK_KNOBS
 from autofit.training.own_part import own_loader
@@ -156,6 +156,8 @@ class _Training:
         self._config = setup.config
         self._is_counted = False  # the position in the data, because a checkpoint cannot hold it
         self._interrupts = Interrupts(self._note_interrupt)
+        (has_callbacks,) = self._ranks.largest(float(bool(session.callbacks)))  # perhaps given to the first rank alone
+        self._has_callbacks = bool(has_callbacks)
         self._agreed: int | None = None  # a signal that came to any of several ranks before a step's loss was known
         if self._directory and self._ranks.are_several:
             setup.added_up.append((self._signals, self._agree))
@@ -198,10 +200,15 @@ class _Training:
     def _attempt(self, first: int, steps: int) -> OutOfMemoryError | None:
         """Run to the end; returns the error if memory ran out in an update, which only a checkpoint can undo."""
         after_step = functools.partial(self._after_step, steps=steps)
-        own = self._session.callbacks if self._ranks.is_first else ()
-        callbacks: tuple[Callback, ...] = (*own, *self._recorders, after_step)
         try:
-            train(self._setup, self._epochs, steps=steps, first_step=first, callbacks=callbacks, listener=self._notify)
+            train(
+                self._setup,
+                self._epochs,
+                steps=steps,
+                first_step=first,
+                callbacks=(after_step,),
+                listener=self._notify,
+            )
         except DivergedError as error:
             raise self._located(error) from None
         except OutOfMemoryError as error:
@@ -214,26 +221,46 @@ class _Training:
             return error
         return None
 
-    def _after_step(self, report: StepReport, steps: int) -> None:
+    def _after_step(self, report: StepReport, steps: int) -> Stop | None:
+        """Call the callbacks, save and evaluate; STOP where a callback ends training."""
         self._epochs.done(report.samples)
-        self._history.append(report)
         done = report.step + 1
+        is_stopped = self._is_stopped_by_callback(report)
+        is_last = is_stopped or done == steps
+        for recorder in self._recorders:
+            recorder(report)
+        self._history.append(report)
         if self._setup.config != self._config:
             self._config = self._setup.config
             self._policy.save_batch_split(self._config)
-        stopping = self._is_stopping(last=done == steps)
-        if self._directory and (stopping or done % self._policy.checkpoint_every == 0 or done == steps):
+        stopping = self._is_stopping(last=is_last)
+        if self._directory and (stopping or done % self._policy.checkpoint_every == 0 or is_last):
             self._save(self._directory, done)
         if stopping:
             self._notify(f"stopped: the state after {counted(done, 'step')} is kept in {self._directory}.")
             self._interrupts.act()
         ends_pass = self._epochs.batches_done == self._epoch_length
-        if self._eval_loader is not None and (done == steps or ends_pass):
+        if self._eval_loader is not None and (is_last or ends_pass):
             with random_state.preserved(self._setup.device):  # a resumed run does not draw them again
                 loss = evaluate(self._setup, batches_of(self._eval_loader))
             self._evaluations[report.step] = loss
             for recorder in self._recorders:
                 recorder.evaluated(report.step, loss)
+        if not is_stopped:
+            return None
+        self._notify(f"a callback ended the training after {counted(done, 'step')} of {steps}.")
+        return STOP
+
+    def _is_stopped_by_callback(self, report: StepReport) -> bool:
+        """Whether a callback ends training, which those of the first rank decide for all."""
+        answers: list[object] = []
+        if self._ranks.is_first:
+            answers = [callback(report) for callback in self._session.callbacks]
+        is_stopped = any(answer is STOP for answer in answers)
+        if self._ranks.are_several and self._has_callbacks:
+            (anywhere,) = self._ranks.largest(float(is_stopped))
+            is_stopped = bool(anywhere)
+        return is_stopped
 
     def _is_stopping(self, *, last: bool) -> bool:
         """Whether a signal came, to any rank: all stop after the same step. One that came after a step's loss was added

@@ -18,7 +18,7 @@ from autofit.core.hardware import Hardware
 from autofit.core.workload import Hyperparameters
 from autofit.hardware import segments
 from autofit.training import checkpoint, session
-from autofit.training.loop import StepReport
+from autofit.training.loop import STOP, StepReport
 from autofit.training.session import CheckpointPolicy, Session
 from autofit.training.workload import workload_from
 from tests import tiny
@@ -43,7 +43,11 @@ class Run:
     """A session and what it told."""
 
     def __init__(
-        self, loader: Any = None, loss: Any = tiny.classify, model: nn.Module | None = None, **kept: Any
+        self,
+        loader: Any = None,
+        loss: Any = tiny.classify,
+        model: nn.Module | None = None,
+        **kept: Any,
     ) -> None:
         self.told: list[str] = []
         self.loader = loader if loader is not None else batches()
@@ -201,6 +205,18 @@ def test_evaluations_are_in_the_metrics(tmp_path: Path) -> None:
         (7, run.evaluations[1]),
     ]
     assert [row["loss"] for row in rows if "loss" in row] == [report.loss for report in run.history]
+
+
+def test_a_callback_ends_training_with_all_that_an_end_leaves(tmp_path: Path) -> None:
+    run = Run(directory=tmp_path)
+    run.session = replace(run.session, callbacks=(lambda report: STOP if report.step == 2 else None,))
+    run(steps=20, eval_loader=batches(2))
+    assert [report.step for report in run.history] == [0, 1, 2]
+    assert len(run.evaluations) == 1
+    assert run.told == ["a callback ended the training after 3 steps of 20."]
+    assert [each.name for each in (tmp_path / "checkpoints").iterdir()] == ["step-00000003"]
+    assert (tmp_path / "model" / "model.safetensors").exists()
+    assert [report.step for report in Run(directory=tmp_path, resume=True)(steps=5)] == [3, 4]
 
 
 def test_looking_at_the_loss_draws_nothing() -> None:

@@ -19,7 +19,7 @@ from autofit.core.layout import fitted_to
 from autofit.core.workload import Hyperparameters
 from autofit.setup.sharding import NEW_ENOUGH
 from autofit.training import sharded_state
-from autofit.training.loop import StepReport
+from autofit.training.loop import STOP, StepReport
 from autofit.training.session import METRICS_FILE, CheckpointPolicy, Session
 from autofit.training.workload import training_workload
 from tests.ranks import on_ranks
@@ -41,7 +41,7 @@ def session(
     knobs: Mapping[str, Any],
     folder: Path | None = None,
     steps: int = STEPS,
-    at_step: Callable[[StepReport], None] = lambda _: None,
+    at_step: Callable[[StepReport], object] = lambda _: None,
     evaluating: bool = False,
     every: int = 1,
 ) -> Answer:
@@ -199,10 +199,24 @@ def waits(folder: Path) -> list[int]:
     return found
 
 
-def test_ranks_wait_for_one_another_three_times_a_step(tmp_path: Path) -> None:
-    """For the labels of a step, its loss and the norm of its gradients: each time costs about 1 % of 200 ms."""
+def test_ranks_wait_for_one_another_three_times_a_step_and_once_for_callbacks(tmp_path: Path) -> None:
+    """For the labels of a step, its loss and the norm of its gradients: each time costs about 1 % of 200 ms. Where
+    there are callbacks, also for whether one ends training."""
     first, second, *_ = on_ranks(2, waits, tmp_path)[0]
-    assert second - first == 3
+    assert second - first == 4
+
+
+def ended_after_two(report: StepReport) -> object:
+    return STOP if report.step == 1 else None
+
+
+def test_a_callback_of_the_first_rank_ends_training_on_all(whole: list[float], tmp_path: Path) -> None:
+    answers = on_ranks(2, session, FSDP, tmp_path, STEPS, ended_after_two, True, 100)
+    for losses, evaluations, _ in answers:
+        assert losses == pytest.approx(whole[:2], abs=EXACT)
+        assert len(evaluations) == 1
+    assert [each.name for each in (tmp_path / "checkpoints").iterdir()] == ["step-00000002"]
+    assert (tmp_path / "model" / "model.safetensors").exists()
 
 
 def counted_session(folder: Path, size: int, steps: int, epochs: int | None = None) -> tuple[list[float], list[str]]:
