@@ -152,6 +152,7 @@ class _Training:
         self._epoch_length = length_of(loader)
         self._history: list[StepReport] = []
         self._evaluations: dict[int, float] = {}  # by the step before them
+        self._is_unlabelled_said = False
         self._recorders: list[Recorder] = []
         self._config = setup.config
         self._is_counted = False  # the position in the data, because a checkpoint cannot hold it
@@ -190,6 +191,7 @@ class _Training:
                 stack.enter_context(self._interrupts)
             while torn := self._attempt(first, steps):
                 first = self._back_to_checkpoint(torn)
+        self._note_skipped_steps()
         self._note_slow_loader()
         if self._directory:
             save_model(self._setup, self._directory / "model")
@@ -230,6 +232,9 @@ class _Training:
         for recorder in self._recorders:
             recorder(report)
         self._history.append(report)
+        if report.skipped == "no label" and not self._is_unlabelled_said:
+            self._notify(f"the batch of step {report.step} has no label that counts: nothing is learnt from it.")
+            self._is_unlabelled_said = True
         if self._setup.config != self._config:
             self._config = self._setup.config
             self._policy.save_batch_split(self._config)
@@ -343,6 +348,19 @@ class _Training:
             self._save(self._directory, error.step)
             message += f"; the state before it is kept in {self._directory}"
         return DivergedError(error.loss, error.step, f"{message}.")
+
+    def _note_skipped_steps(self) -> None:
+        reasons = [report.skipped for report in self._history]
+        overflows = reasons.count("overflow")
+        unlabelled = reasons.count("no label")
+        of_all = f"of {counted(len(self._history), 'step')}"
+        if overflows:
+            self._notify(
+                f"the loss scaler of fp16-mixed skipped {overflows} {of_all}, whose gradients overflowed: the schedule"
+                " was held back for them."
+            )
+        if unlabelled > 1:  # the first one was told of
+            self._notify(f"the batches of {unlabelled} {of_all} had no label that counts: nothing was learnt.")
 
     def _note_slow_loader(self) -> None:
         waiting = sum(report.data_seconds for report in self._history)

@@ -84,6 +84,37 @@ def test_stop_is_the_same_object_wherever_a_callback_runs() -> None:
     assert pickle.loads(pickle.dumps(STOP)) is STOP
 
 
+def test_the_schedule_waits_for_steps_that_the_loss_scaler_skips() -> None:
+    workload = tiny.mlp_workload(4)
+    chosen = Hyperparameters(lr=0.01, schedule="linear", warmup_steps=3)
+    setup = build(workload, {"precision": "fp16-mixed"}, tiny.CPU, hyperparameters=chosen)
+    setup.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**22)
+    reports = train(setup, [workload.batch(4)] * 16, steps=16)
+    skipped = [report.skipped for report in reports]
+    overflows = skipped.count("overflow")
+    assert skipped == ["overflow"] * overflows + [None] * (16 - overflows)
+    assert 2 <= overflows <= 12
+    assert setup.skipped_updates == overflows
+    updates = [max(0, step - overflows) for step in range(16)]
+    assert [report.lr for report in reports] == [0.01 * learning_rate_factor(chosen, 16, step) for step in updates]
+
+
+def test_a_batch_without_a_label_changes_nothing_and_is_reported() -> None:
+    chosen = Hyperparameters(lr=0.01, weight_decay=0.1, max_grad_norm=1.0)
+    setup = build(tiny.llama_workload(), {}, tiny.CPU, hyperparameters=chosen)
+    labelled, empty = tiny.padded_batch((4, 9)), tiny.padded_batch((1, 0))
+    before: list[torch.Tensor] = []
+
+    def copy(report: StepReport) -> None:
+        before.extend(parameter.detach().clone() for parameter in setup.model.parameters() if report.step == 0)
+
+    reports = train(setup, [labelled, empty], steps=2, callbacks=[copy])
+    assert [report.skipped for report in reports] == [None, "no label"]
+    assert [report.gradient_norm is None for report in reports] == [False, True]
+    assert all(map(torch.equal, before, setup.model.parameters()))
+    assert setup.skipped_updates == 0
+
+
 def test_going_on_in_the_middle_is_as_if_never_stopped() -> None:
     workload = tiny.mlp_workload(4)
     batches = [workload.batch(4), workload.batch(4), workload.batch(4)]
