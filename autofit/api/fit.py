@@ -32,7 +32,15 @@ from autofit.training.on_devices import run_on_devices
 from autofit.training.save_model import merged
 from autofit.training.session import CheckpointPolicy, Session
 from autofit.training.user_model import dtypes_to_restore
-from autofit.training.workload import Peek, batches_of, empty_pass, length_of, training_workload, workload_from
+from autofit.training.workload import (
+    Peek,
+    batches_of,
+    empty_pass,
+    length_of,
+    put_back,
+    training_workload,
+    workload_from,
+)
 from autofit.tuning import result_cache
 from autofit.tuning.changed_world import fitted_here, is_of_another_world
 from autofit.tuning.run import run_search
@@ -294,6 +302,9 @@ def _total_steps(loader: Any, epochs: int | None, steps: int | None) -> int:
     if steps is not None:
         return steps
     length = length_of(loader)
-    if length is None and not (length := sum(1 for _ in batches_of(loader))):
-        raise empty_pass()
+    if length is None:
+        with put_back(loader):
+            length = sum(1 for _ in batches_of(loader))
+        if not length:
+            raise empty_pass()
     return given * length

@@ -1,5 +1,7 @@
 """A model and a data loader, as `fit` gets them, become a Workload; and passes over loaders of any kind."""
 
+import contextlib
+import copy
 import dataclasses
 import functools
 import itertools
@@ -18,6 +20,7 @@ from autofit.core.workload import Workload, reduction_of, task_of
 from autofit.data.batch import Cut, labels_of, map_tensors, repeat_to, sample_count, tensors
 from autofit.data.layouts import layout_of
 from autofit.data.samples import FileLoader
+from autofit.training import random_state
 from autofit.training.default_loss import check_call, check_loss_function
 from autofit.training.inspect import blamed_on
 from autofit.training.meta_model import meta_copy
@@ -67,7 +70,8 @@ def training_workload(
     _check_model(model)
     check_loss_function(loss)
     require(split is None or callable(split), "split must be a function of (batch, size)", split, "Leave it out.")
-    largest, samples, shapes, padding = _largest(loader, peek or Peek(), split)
+    with put_back(loader):
+        largest, samples, shapes, padding = _largest(loader, peek or Peek(), split)
     if loss is None:
         check_call(model, largest)
     one = repeat_to(largest, 1, split)
@@ -180,6 +184,22 @@ def batches_of(loader: Any, *, name: str = "loader") -> Iterator[Any]:
     if batches is loader:
         raise _read_once(f"the {name} is a {type(loader).__name__}")
     return batches
+
+
+@contextlib.contextmanager
+def put_back(loader: Any) -> Iterator[None]:
+    """Undo what a look at a loader moves: the random numbers of the process and of the loader itself, and the position
+    of a loader that has a state."""
+    with random_state.preserved(), random_state.generators_preserved(loader):
+        state = None
+        if is_stateful(loader):
+            with contextlib.suppress(Exception):  # a loader may have no state before its first pass
+                state = copy.deepcopy(loader.state_dict())
+        try:
+            yield
+        finally:
+            if state is not None:
+                loader.load_state_dict(state)
 
 
 def _read_once(what: str) -> InputError:
