@@ -253,7 +253,8 @@ def _result(session: Session, options: SearchOptions, listener: Listener, *, reu
     key = result_cache.key_of(session.workload, options)
     cached = result_cache.find(key) if reuse else None
     if cached is not None:
-        listener(Note(f'{cached.describe()}; search="always" searches again.'))
+        for note in (f'{cached.describe()}; search="always" searches again.', *session.workload.notes):
+            listener(Note(note))
         result = cached.result()
         if out is not None:
             result = cached.write(out, session.workload, lambda text: listener(Note(text)))

@@ -15,7 +15,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 from torch.utils.data import DataLoader
 
-from autofit.core.errors import InputError, is_whole, require
+from autofit.core.errors import InputError, is_whole, reported, require, sentence
 from autofit.core.workload import Workload, reduction_of, task_of
 from autofit.data.batch import Cut, labels_of, map_tensors, repeat_to, sample_count, tensors
 from autofit.data.layouts import layout_of
@@ -28,6 +28,7 @@ from autofit.training.meta_model import meta_copy
 _Loss = Callable[[Any, Any], Any]
 _Optimizer = Callable[[Any], Any]  # makes one of parameter groups
 _FEW_SHAPES = 8  # such as those of buckets: planning once for each of them pays
+_PAD = "Give a collate_fn that pads them, such as transformers.DataCollatorForSeq2Seq(tokenizer)."
 _NOT_COPIED = "Take that out of the model, or search with autofit.Workload(model=...) and a function that makes it."
 
 
@@ -70,8 +71,10 @@ def training_workload(
     _check_model(model)
     check_loss_function(loss)
     require(split is None or callable(split), "split must be a function of (batch, size)", split, "Leave it out.")
+    peek = peek or Peek()
     with put_back(loader):
-        largest, samples, shapes, padding = _largest(loader, peek or Peek(), split)
+        look = _look(loader, peek, split)
+    largest = look.largest
     if loss is None:
         check_call(model, largest)
     one = repeat_to(largest, 1, split)
@@ -86,15 +89,27 @@ def training_workload(
         loss=loss,
         optimizer=optimizer,
         split=split,
-        effective_batch_size=samples,
-        varying=shapes > _FEW_SHAPES,
-        packing=False if padding and sequence_length else None,
-        padding=padding,
+        effective_batch_size=look.samples,
+        varying=look.shapes > _FEW_SHAPES,
+        packing=False if look.padding and sequence_length else None,
+        padding=look.padding,
         unit="tokens" if sequence_length else "samples",
         sequence_length=sequence_length,
         task=task,
         name=type(model).__name__,
         reduction="mean" if loss else reduction_of(task, getattr(model, "config", None)),
+        notes=_unread(loader, peek, look),
+    )
+
+
+def _unread(loader: Any, peek: Peek, look: "_Look") -> tuple[str, ...]:
+    """A sentence where samples differ in shape and the loader may give longer ones than those that were read."""
+    is_all_read = look.batches < peek.batches or look.batches == length_of(loader)
+    if look.shapes == 1 or is_all_read or peek.worst_case is not None:
+        return ()
+    return (
+        f"no more than {peek.batches} batches of the loader were read to find the longest samples: a longer one may"
+        " need more memory than is measured (fit takes worst_case= and peek=).",
     )
 
 
@@ -113,14 +128,27 @@ def _check_model(model: Any) -> None:
         raise InputError(message, "Load it without a device_map.")
 
 
-def _largest(loader: Any, peek: Peek, cut: Cut | None) -> tuple[Any, int, int, float]:
-    """The batch with the largest samples, the most samples a batch has, the number of shapes that samples have, and the
-    share of padding by masks of attention. Holds two batches at a time: each that comes from a worker takes shared
+@dataclass(frozen=True)
+class _Look:
+    """What the first batches of a loader are: the one with the largest samples, the most samples that a batch has, how
+    many shapes samples have, the share of padding by masks of attention, and how many batches were read."""
+
+    largest: Any
+    samples: int
+    shapes: int
+    padding: float
+    batches: int
+
+
+def _look(loader: Any, peek: Peek, cut: Cut | None) -> _Look:
+    """Read the first batches of a loader. Holds two of them at a time: each that comes from a worker takes shared
     memory and open files."""
     largest: Any = None
     structure, samples, shapes, held, seen = "", 0, set(), 0, 0
+    read = 0
     batches = batches_of(loader)
-    for number, batch in enumerate(itertools.islice(batches, peek.batches)):
+    for number, batch in enumerate(itertools.islice(_collated(batches), peek.batches)):
+        read = number + 1
         structure = structure or _structure(batch)
         _check_structure(batch, structure, f"batch {number} of the loader")
         samples = max(samples, sample_count(batch, cut))
@@ -141,7 +169,18 @@ def _largest(loader: Any, peek: Peek, cut: Cut | None) -> tuple[Any, int, int, f
         largest = peek.worst_case
     if cut:  # only a whole batch can be made as large
         samples = sample_count(largest, cut)
-    return largest, samples, len(shapes), 1 - seen / held if held else 0.0
+    padding = 1 - seen / held if held else 0.0
+    return _Look(largest, samples, len(shapes), padding, read)
+
+
+def _collated(batches: Iterator[Any]) -> Iterator[Any]:
+    """The batches of a loader; an InputError where torch's own collate_fn cannot stack its samples."""
+    with reported(lambda error: f"the loader cannot stack its samples: {sentence(error)}.", _PAD, but=_is_no_stacking):
+        yield from batches
+
+
+def _is_no_stacking(error: BaseException) -> bool:
+    return not isinstance(error, RuntimeError) or "equal size" not in str(error)
 
 
 def _check_structure(batch: Any, structure: str, name: str) -> None:

@@ -161,3 +161,22 @@ def test_what_an_older_autofit_cached_is_searched_for_anew(tmp_path: Path, monke
     assert isinstance(fitted(mlp(), listener=events.append, **how).result, Result)
     notes = [event.text for event in events if isinstance(event, Note)]
     assert len([note for note in notes if "results of searches cached by an older autofit in" in note]) == 1
+
+
+@pytest.mark.usefixtures("shared_zygote")
+def test_that_longer_samples_may_come_is_said_by_a_search_and_by_a_cached_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    def mean(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
+        return model(batch).square().mean()
+
+    loader = [torch.ones(4, length, 48) for length in (2, 3, 4)]
+    for _ in range(2):
+        events: list[Event] = []
+        how = {"config": None, "mem": 1, "trials": 1, "set": NARROW, "steps": 1, "peek": 2}
+        fitted(mlp(), loader, loss=mean, listener=events.append, **how)
+        notes = [event.text for event in events if isinstance(event, Note)]
+        assert len([note for note in notes if note.startswith("no more than 2 batches of the loader were read")]) == 1
+    assert any("was done before" in note for note in notes)

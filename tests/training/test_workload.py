@@ -410,3 +410,44 @@ def test_how_much_of_a_loaders_batches_is_padding_is_known() -> None:
     assert (found.packing, found.padding) == (False, 16 / 64)
     assert found.description()["padding"] == 0.25
     assert training_workload(model, batches[1:], None).packing is None
+
+
+# What was not read.
+
+
+@pytest.mark.parametrize(
+    ("lengths", "peek", "is_told"),
+    [
+        ([4, 8, 4], Peek(batches=2), True),
+        ([4, 8, 4], Peek(batches=3), False),
+        ([4, 4, 8], Peek(batches=2), False),
+        ([4, 8, 4], Peek(batches=2, worst_case=token_batch(2, 9)), False),
+    ],
+    ids=["longer ones may come", "all are read", "one shape", "worst case"],
+)
+def test_that_not_all_batches_were_read_is_said(lengths: list[int], peek: Peek, is_told: bool) -> None:
+    loader = [token_batch(2, length) for length in lengths]
+    notes = training_workload(tiny.MLP(), loader, tiny.classify, peek=peek).notes
+    told = "no more than 2 batches of the loader were read to find the longest samples: a longer one may need more"
+    assert [note.startswith(told) for note in notes] == [True] * is_told
+
+
+def test_a_loader_of_unknown_length_may_always_give_longer_samples() -> None:
+    def loader() -> Iterator[Any]:
+        yield from (token_batch(2, length) for length in (4, 8))
+
+    assert len(training_workload(tiny.MLP(), loader, tiny.classify, peek=Peek(batches=2)).notes) == 1
+    assert training_workload(tiny.MLP(), loader, tiny.classify, peek=Peek(batches=3)).notes == ()
+
+
+def test_samples_that_cannot_be_stacked_name_the_remedy() -> None:
+    loader = DataLoader([torch.ones(3), torch.ones(2)], batch_size=2)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="the loader cannot stack its samples: stack expects each tensor") as caught:
+        workload_from(MODEL, loader, tiny.classify)
+    assert "Give a collate_fn that pads them" in caught.value.remedy
+
+
+def test_batches_of_lists_are_told_what_makes_tensors_of_them() -> None:
+    with pytest.raises(InputError, match="no tensor with samples along dim 0: ids and labels are lists") as caught:
+        workload_from(MODEL, [{"ids": [[1, 2]], "labels": [[1, 2]]}], tiny.classify)
+    assert 'dataset.set_format("torch") makes tensors of lists' in caught.value.remedy
