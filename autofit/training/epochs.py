@@ -235,7 +235,7 @@ class Epochs(Iterator[Any]):
         for tensor in tensors(samples_of(batch, 0, 1, self._cut)):
             if tensor.layout is torch.strided:
                 data = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
-                crc = zlib.crc32(data.numpy(), crc)
+                crc = zlib.crc32(data.numpy().tobytes(), crc)
         return crc
 
 

@@ -164,9 +164,9 @@ class _Training:
             setup.added_up.append((self._signals, self._agree))
 
     def _at_the_start(self) -> Epochs:
-        workload = self._setup.workload
-        sizes = {"batch_size": workload.effective_batch_size, "cut": workload.split}
-        return Epochs(self._loader, self._session.hyperparameters.seed, **sizes)
+        """The data before the first step."""
+        workload, seed = self._setup.workload, self._session.hyperparameters.seed
+        return Epochs(self._loader, seed, batch_size=workload.effective_batch_size, cut=workload.split)
 
     def run(self, steps: int, epochs: int | None) -> tuple[list[StepReport], list[float]]:
         """Train up to that many steps in all, or to the end of so many epochs, from wherever the run stands."""

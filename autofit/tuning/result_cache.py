@@ -16,6 +16,7 @@ import psutil
 
 from autofit.core.environment import versions
 from autofit.core.errors import InputError
+from autofit.core.events import Notify
 from autofit.core.files import cache_file, read_text, write_atomically, write_cache
 from autofit.core.hardware import GIB
 from autofit.core.options import SearchOptions
@@ -24,7 +25,7 @@ from autofit.core.result import Result
 from autofit.core.run_directory import JOURNAL, RunDirectory, free_run_directory
 from autofit.core.workload import Workload
 from autofit.training.fingerprint import LAYOUT, cache_key, facts_of
-from autofit.tuning.artifacts import Notify, write_artifacts, write_report
+from autofit.tuning.artifacts import write_artifacts, write_report
 from autofit.tuning.measurement_store import Store
 
 _NO_INFLUENCE = {"out", "resume", "probe_timeout", "store", "workers", "memory_snapshot"}  # on what is found
@@ -74,7 +75,7 @@ class Cached:
     def write(self, out: Path, workload: Workload, notify: Notify) -> Result:
         """Write its run directory again, in the first free place at `out` unless this very search is there."""
         journal = out / JOURNAL
-        is_there = journal.is_file() and read_text(journal) == self.journal
+        is_there = journal.is_file() and journal.read_bytes() == self.journal.encode()
         with RunDirectory(out, resume=True) if is_there else free_run_directory(out) as directory:
             write_atomically(directory.journal, self.journal)
             result = dataclasses.replace(self.record.result, files={})
