@@ -232,18 +232,22 @@ class _Training:
         for recorder in self._recorders:
             recorder(report)
         self._history.append(report)
+
         if report.skipped == "no label" and not self._is_unlabelled_said:
             self._notify(f"the batch of step {report.step} has no label that counts: nothing is learnt from it.")
             self._is_unlabelled_said = True
+
         if self._setup.config != self._config:
             self._config = self._setup.config
             self._policy.save_batch_split(self._config)
+
         stopping = self._is_stopping(last=is_last)
         if self._directory and (stopping or done % self._policy.checkpoint_every == 0 or is_last):
             self._save(self._directory, done)
         if stopping:
             self._notify(f"stopped: the state after {counted(done, 'step')} is kept in {self._directory}.")
             self._interrupts.act()
+
         ends_pass = self._epochs.batches_done == self._epoch_length
         if self._eval_loader is not None and (is_last or ends_pass):
             with random_state.preserved(self._setup.device):  # a resumed run does not draw them again
@@ -251,6 +255,7 @@ class _Training:
             self._evaluations[report.step] = loss
             for recorder in self._recorders:
                 recorder.evaluated(report.step, loss)
+
         if not is_stopped:
             return None
         self._notify(f"a callback ended the training after {counted(done, 'step')} of {steps}.")
