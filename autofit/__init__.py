@@ -25,17 +25,19 @@ if TYPE_CHECKING:
     from autofit.report.explain import explain
     from autofit.setup import Setup, Stage, Technique
     from autofit.techniques import register
+    from autofit.training.loop import STOP
 
 __version__ = "0.1.0"
 
 __all__ = ["fit", "search", "estimate", "explain", "training_arguments", "export", "register"]
 __all__ += ["Workload", "Config", "Result", "Estimate", "Trained", "TrainerSetup", "Technique", "Stage", "Setup"]
-__all__ += ["Judge", "AutofitError", "InputError", "RefusedError", "NothingFitsError", "ProbeError"]
+__all__ += ["STOP", "Judge", "AutofitError", "InputError", "RefusedError", "NothingFitsError", "ProbeError"]
 
 _HOMES = {"search": "api.search", "estimate": "api.estimate", "explain": "report.explain", "register": "techniques"}
 _HOMES |= {"Judge": "api.judge", "export": "export.from_result", "Config": "core.config", "Workload": "core.workload"}
 _HOMES |= {"Result": "core.result", "Estimate": "core.estimate"} | dict.fromkeys(("fit", "Trained"), "api.fit")
 _HOMES |= dict.fromkeys(("training_arguments", "TrainerSetup"), "api.training_arguments")
+_HOMES |= {"STOP": "training.loop"}
 _HOMES |= dict.fromkeys(("Technique", "Stage", "Setup"), "setup")
 _HOMES |= dict.fromkeys((name for name in __all__ if name.endswith("Error")), "core.errors")
 

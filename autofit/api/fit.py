@@ -20,7 +20,9 @@ from autofit.core.files import check_output, expanded, locked, write_atomically
 from autofit.core.layout import Layout, dividing, fitted_to
 from autofit.core.options import SearchOptions, check_devices, search_options
 from autofit.core.place import given_place, is_started_again, note_run
+from autofit.core.record import RECORD, Record
 from autofit.core.result import Result, SavedResult
+from autofit.core.run_directory import JOURNAL
 from autofit.core.workload import Hyperparameters, length_of_training
 from autofit.distributed.group import joined
 from autofit.report.explain import nothing_fits
@@ -32,7 +34,15 @@ from autofit.training.on_devices import run_on_devices
 from autofit.training.save_model import merged
 from autofit.training.session import CheckpointPolicy, Session
 from autofit.training.user_model import dtypes_to_restore
-from autofit.training.workload import Peek, batches_of, empty_pass, length_of, training_workload, workload_from
+from autofit.training.workload import (
+    Peek,
+    batches_of,
+    empty_pass,
+    length_of,
+    put_back,
+    training_workload,
+    workload_from,
+)
 from autofit.tuning import result_cache
 from autofit.tuning.changed_world import fitted_here, is_of_another_world
 from autofit.tuning.run import run_search
@@ -43,9 +53,9 @@ _DEFAULT_LR = Hyperparameters.lr
 
 @dataclass(frozen=True)
 class Trained:
-    """What `fit` returns: the user's own model, trained; a report of each step; the result of the search. `result` is a
-    SavedResult where an earlier one was used, and None where the config was given. `evaluations` are the mean losses on
-    eval_loader, one after each pass over the loader and one at the end."""
+    """What `fit` returns: the user's own model, trained; a report of each step; the result of the search, measured now
+    or before. `result` is None where the config was given, and a SavedResult where a resumed run's `search/` is gone.
+    `evaluations` are the mean losses on eval_loader, one after each pass over the loader and one at the end."""
 
     model: nn.Module
     history: list[StepReport] = field(repr=False)
@@ -210,7 +220,8 @@ def fit(
             run = functools.partial(run_on_devices, session, devices=world) if place is None else session.run
             if place is not None and not torch.distributed.is_initialized():
                 stack.enter_context(joined(place, device))
-        history, evaluations = run(config, device, loader, steps=total_steps, eval_loader=eval_loader)
+        passes = None if steps is not None else length_of_training(epochs, steps)
+        history, evaluations = run(config, device, loader, steps=total_steps, epochs=passes, eval_loader=eval_loader)
         return Trained(model, history, result, evaluations)
 
 
@@ -239,27 +250,42 @@ def _result(session: Session, options: SearchOptions, listener: Listener, *, reu
     """The result of the run that is resumed, a cached one, or that of a new search; saved beside the checkpoints."""
     directory = session.policy.directory
     saved = directory / _RESULT if directory else None
+    out = options.out or (directory / _SEARCH if directory else None)
     if session.policy.resume and saved and saved.exists():
-        return SavedResult.load(saved)
+        return _resumed_result(saved, out)
+
     key = result_cache.key_of(session.workload, options)
     cached = result_cache.find(key) if reuse else None
-    result: Result | SavedResult
     if cached is not None:
-        result, text = SavedResult.load(cached), cached.read_text(encoding="utf-8")
-        listener(Note(f'{result_cache.describe(result)}; search="always" searches again.'))
+        for note in (f'{cached.describe()}; search="always" searches again.', *session.workload.notes):
+            listener(Note(note))
+        result = cached.result()
+        if out is not None:
+            result = cached.write(out, session.workload, lambda text: listener(Note(text)))
     else:
-        if directory and options.out is None:
-            out = directory / _SEARCH
-            options = options.model_copy(update={"out": out, "resume": (out / "journal.log").exists()})
+        if out is not None and options.out is None:
+            options = options.model_copy(update={"out": out, "resume": (out / JOURNAL).exists()})
         result = run_shown(run_search, session.workload, options, listener, session.model)
         if result.best is None:
             raise nothing_fits(result)
-        text = result.to_yaml()
-        result_cache.save(key, text)
+        result_cache.save(key, result)
     if saved:
         saved.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(saved, text)
+        write_atomically(saved, result.to_yaml())
     return result
+
+
+def _resumed_result(path: Path, out: Path | None) -> Result | SavedResult:
+    """The result that a run began with: whole where its run directory still holds it, else what the file says."""
+    saved = SavedResult.load(path)
+    if out is None:
+        return saved
+    try:
+        record = Record.load(out / RECORD)
+    except InputError:
+        return saved
+    is_same = record.intact and record.result.config == saved.config  # a hand may have changed the file
+    return record.result if is_same else saved
 
 
 @contextlib.contextmanager
@@ -297,6 +323,9 @@ def _total_steps(loader: Any, epochs: int | None, steps: int | None) -> int:
     if steps is not None:
         return steps
     length = length_of(loader)
-    if length is None and not (length := sum(1 for _ in batches_of(loader))):
-        raise empty_pass()
+    if length is None:
+        with put_back(loader):
+            length = sum(1 for _ in batches_of(loader))
+        if not length:
+            raise empty_pass()
     return given * length

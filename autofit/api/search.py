@@ -20,6 +20,7 @@ from autofit.core.result import Result
 from autofit.core.workload import Workload
 from autofit.models import resolve
 from autofit.report.live import LiveDisplay
+from autofit.training import random_state
 from autofit.training.user_model import moved_to_host
 from autofit.training.workload import workload_from
 from autofit.tuning.context import Judging
@@ -128,12 +129,14 @@ def run_shown(
     listener: Listener | None,
     model: nn.Module | None,
 ) -> Result:
-    """Run a search while a living model leaves the card; a notebook shows the progress unless a listener does."""
+    """Run a search while a living model leaves the card; a notebook shows the progress unless a listener does. Random
+    numbers of this process stay where they are."""
     check_asked(options)
     listeners = [listener] if listener else []
     with ExitStack() as stack:
         if in_notebook() and listener in (None, log_event):
             listeners.append(stack.enter_context(LiveDisplay(Cell())))
+        stack.enter_context(random_state.preserved())
         if model is not None:
             stack.enter_context(moved_to_host(model))
 

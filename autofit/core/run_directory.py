@@ -14,6 +14,7 @@ from typing import IO
 from autofit.core.errors import InputError
 from autofit.core.files import check_writable, expanded, locked, write_atomically
 
+JOURNAL = "journal.log"
 _OTHER = "Choose another --out."
 _PAUSE = 0.2  # seconds in which whoever deletes a directory has deleted all of it
 
@@ -46,7 +47,7 @@ class RunDirectory:
         self.exports = self.path / "exports"
         self.record = self.path / "result.json"
         self.report = self.path / "report.html"
-        self.journal = self.path / "journal.log"
+        self.journal = self.path / JOURNAL
         self.probes = self.path / "probes"
         self.lines: list[bytes] = []  # of the journal, to make it again
         self._lock_path = self.path / ".lock"

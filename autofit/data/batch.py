@@ -84,7 +84,13 @@ def _counted(batch: Any, layout: Layout | None) -> int:
     sizes = {tensor.shape[0] for tensor in tensors(batch) if tensor.dim()}
     if not sizes:
         message = f"the batch (a {type(batch).__name__}) holds no tensor with samples along dim 0."
-        raise InputError(message, f"Give tensors, or a dict, tuple, list or dataclass of them, or {_SPLIT}.")
+        remedy = f"Give tensors, or a dict, tuple, list or dataclass of them, or {_SPLIT}."
+        columns = batch if isinstance(batch, Mapping | UserDict) else {}
+        lists = [str(name) for name, part in columns.items() if isinstance(part, list)]
+        if lists:  # rows of the library `datasets`
+            message = f"{message[:-1]}: {' and '.join(lists)} {'is a list' if len(lists) == 1 else 'are lists'}."
+            remedy = f'dataset.set_format("torch") makes tensors of lists. {remedy}'
+        raise InputError(message, remedy)
     if len(sizes) > 1:
         message = f"the tensors of a batch differ in size along dim 0: {sorted(sizes)}."
         raise InputError(message, f"Put the samples along dim 0 of every tensor, or {_SPLIT}.")

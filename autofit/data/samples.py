@@ -161,10 +161,10 @@ class Pictures:
 
 @dataclass
 class _Place:
-    """How far a pass over a loader is; `loaded`: the next pass goes on there."""
+    """How far a pass over a loader is, None before the first; `loaded`: the next pass goes on there."""
 
-    seed: int = 0
-    given: int = 0
+    seed: int | None = None
+    samples: int = 0  # that it gave
     loaded: bool = False
 
 
@@ -190,33 +190,42 @@ class FileLoader:
 
     def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
         place = self._place
-        if not place.loaded:
-            place.seed, place.given = int(torch.randint(2**62, ())), 0
+        if not place.loaded or place.seed is None:
+            place.seed = int(torch.randint(2**62, ()))
+            place.samples = 0
         place.loaded = False
+
         generator = torch.Generator().manual_seed(place.seed)
         order = torch.randperm(len(self.samples), generator=generator)
         order = order.repeat(math.ceil(len(self) * self.batch_size / len(order)))
-        for batch in self._batches(order[: len(self) * self.batch_size], generator, place.given):
-            place.given += 1
+        begun = place.samples // self.batch_size
+        batches = self._batches(order[: len(self) * self.batch_size], generator, place.samples)
+        for number, batch in enumerate(batches, begun + 1):
+            place.samples = number * self.batch_size
             yield batch
 
     def in_order(self) -> Iterator[dict[str, torch.Tensor]]:
         """Every sample once, in the file's order, without a draw from torch's global random numbers."""
         return self._batches(torch.arange(len(self.samples)), torch.Generator().manual_seed(_EVALUATION_SEED))
 
-    def state_dict(self) -> dict[str, int]:
-        """The pass under way, and how many batches it gave."""
-        return {"seed": self._place.seed, "given": self._place.given}
+    def state_dict(self) -> dict[str, int | None]:
+        """The pass under way, and how many samples it gave."""
+        return {"seed": self._place.seed, "samples": self._place.samples}
 
-    def load_state_dict(self, state: Mapping[str, int]) -> None:
-        """Go on with that pass when the next one begins."""
-        self._place.seed, self._place.given, self._place.loaded = state["seed"], state["given"], True
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on with that pass when the next one begins, within a batch where it has other sizes now."""
+        self._place.seed = state["seed"]
+        self._place.samples = state["samples"]
+        self._place.loaded = True
 
     def _batches(
-        self, order: torch.Tensor, generator: torch.Generator, given: int = 0
+        self, order: torch.Tensor, generator: torch.Generator, samples: int = 0
     ) -> Iterator[dict[str, torch.Tensor]]:
-        """The batches behind those that are given; the random numbers that hide tokens of those are drawn again."""
-        chunks = order.split(self.batch_size)
+        """The batches behind samples that are given; the numbers that hide tokens of those are drawn again."""
+        chunks = list(order.split(self.batch_size))
+        given, begun = divmod(samples, self.batch_size)
+        if given < len(chunks):
+            chunks[given] = chunks[given][begun:]
         start = given if self.mask_id is None else 0
         for number, batch in enumerate(self._made(chunks[start:]), start):
             batch |= {name: torch.zeros_like(batch["input_ids"]) for name in self.zeros}

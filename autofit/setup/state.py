@@ -48,6 +48,7 @@ class Setup:
     # Set where the backward applies gradients; whether it has since the last call.
     stepped_in_backward: Callable[[], bool] | None = None
     scaler: torch.amp.grad_scaler.GradScaler | None = None
+    skipped_updates: int = 0  # by the scaler, since training began: the schedule waits for them
     gradient_norm: torch.Tensor | None = None  # of the last step, before clipping
     phase: str = "forward"  # what the last step reached: forward, backward or update
     forward_contexts: list[Context] = field(default_factory=list)  # surround each micro-batch's forward

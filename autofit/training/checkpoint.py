@@ -80,6 +80,7 @@ def save(setup: Setup, directory: Path, next_step: int, *, keep_last: int = 2, d
         "random": random_state.capture(setup.device),
         "optimizer_numbers": by_name and by_name[1],
         "scaler": setup.scaler.state_dict() if setup.scaler else None,
+        "skipped_updates": setup.skipped_updates,
     }
     files[_of(_STATE, ranks.rank)] = json.dumps({**json_state.encoded(state), "data": data_state})
     if not by_name:
@@ -334,6 +335,7 @@ def _restore(setup: Setup, contents: dict[str, Any], path: Path) -> None:
             group["weight_decay"] = decay
     if setup.scaler and contents["scaler"]:
         setup.scaler.load_state_dict(contents["scaler"])
+    setup.skipped_updates = contents.get("skipped_updates", 0)  # an earlier autofit wrote none
     random_state.restore(contents["random"], setup.device)
 
 

@@ -1,19 +1,27 @@
 """The default loss: the model's own. Where it has none, an error says how to pass one."""
 
 import inspect
+import re
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import nn
 
-from autofit.core.errors import InputError, several, shown
+from autofit.core.errors import InputError, counted, message_of, several, shown
+
+_NOT_TAKEN = re.compile(r"(?:unexpected keyword argument|multiple values for (?:keyword )?argument) '(\w+)'")
+_LISTS = re.compile(r"\b(list|tuple|str)\b")  # in errors of code that was given one
 
 
 def default_loss(model: nn.Module, batch: Any) -> Any:
     """`model(**batch).loss`, or the model's output when that is the loss."""
     args, kwargs = _arguments(batch)
-    output = model(*args, **kwargs)
+    try:
+        output = model(*args, **kwargs)
+    except (TypeError, AttributeError, ValueError) as error:
+        _check_columns(model, kwargs, error)
+        raise
     loss = output["loss"] if isinstance(output, dict) and "loss" in output else getattr(output, "loss", output)
     if isinstance(loss, torch.Tensor) and (loss.numel() == 1 or loss is not output):
         return loss
@@ -27,6 +35,45 @@ def default_loss(model: nn.Module, batch: Any) -> Any:
     if isinstance(first, torch.Tensor) and first.numel() == 1:  # transformers without return_dict, and others
         remedy = f"Pass loss=lambda model, batch: model({'**' if kwargs else '*'}batch)[0], if that is one."
     raise InputError(f"{name} returned {_described(output)}, which is no loss, and none is given.", remedy)
+
+
+def _check_columns(model: nn.Module, columns: Mapping[str, Any], error: Exception) -> None:
+    """Raise an InputError where an error of the model's code comes from a column that it does not take, or, in a model
+    of transformers, from one that holds lists."""
+    text = message_of(error)
+    found = _NOT_TAKEN.search(text)
+    name = found[1] if found else None
+    if name in columns and name not in _parameters(model):
+        raise _untaken(model, [str(name)]) from error
+
+    lists = [name for name, value in columns.items() if isinstance(value, list | tuple)]
+    is_of_transformers = hasattr(getattr(model, "config", None), "model_type")
+    if not lists or not is_of_transformers or not _LISTS.search(text):
+        return
+    first = columns[lists[0]]
+    holds = "texts" if first and isinstance(first[0], str) else "lists"
+    if first and isinstance(first[0], torch.Tensor):
+        holds = f"a list of {counted(len(first), 'tensor')}, as DataLoader's own collate_fn makes it of lists"
+    message = f"{type(model).__name__} does not take the batches: {' and '.join(lists)} should be tensors, not {holds}."
+    remedy = 'Give tensors: dataset.set_format("torch"), or a collate_fn that pads and stacks them.'
+    raise InputError(message, remedy) from error
+
+
+def _untaken(model: nn.Module, columns: list[str]) -> InputError:
+    """The error for columns of a batch that a model's forward does not take."""
+    names = " and ".join(columns)
+    message = f"{type(model).__name__}.forward does not take {names} of the batches, and no loss is given."
+    listed = ", ".join(f'"{name}"' for name in columns)
+    remedy = f"Leave {names} out (dataset.remove_columns([{listed}]), or in collate_fn), or pass a loss of your own."
+    return InputError(message, remedy)
+
+
+def _parameters(model: nn.Module) -> Mapping[str, inspect.Parameter]:
+    """The parameters of a model's forward; none where its code has no signature, as compiled code has."""
+    try:
+        return inspect.signature(model.forward).parameters
+    except (TypeError, ValueError):
+        return {}
 
 
 def is_several(losses: Any) -> bool:
@@ -49,9 +96,21 @@ def check_call(model: nn.Module, batch: Any) -> None:
     try:
         signature.bind(*args, **kwargs)
     except TypeError:
+        untaken = [name for name in kwargs if name not in signature.parameters]
+        taken = {name: value for name, value in kwargs.items() if name not in untaken}
+        if untaken and taken and _binds(signature, taken):
+            raise _untaken(model, untaken) from None
         forward = f"{type(model).__name__}.forward({', '.join(signature.parameters)})"
         message = f"a batch is {_described(batch)}, which {forward} does not take, and no loss is given."
         raise InputError(message, _remedy(batch)) from None
+
+
+def _binds(signature: inspect.Signature, columns: Mapping[str, Any]) -> bool:
+    try:
+        signature.bind(**columns)
+    except TypeError:
+        return False
+    return True
 
 
 def check_loss_function(loss: Any) -> None:

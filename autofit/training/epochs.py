@@ -1,61 +1,244 @@
-"""Endless epochs over a loader, resumable in the middle of one.
+"""Endless epochs over a loader, resumable in the middle of one, also with another batch size.
 
-Each epoch starts with random numbers of its own, so a shuffling loader has the same order when a run resumes. A loader
-that can save and load its position (torchdata's StatefulDataLoader protocol: `state_dict`, `load_state_dict`) does so;
-any other is read again up to the batch where the run stopped.
+Each epoch starts with random numbers of its own, so a shuffling loader has the same order when a run resumes. The place
+is kept in samples. A loader that can save and load its position (torchdata's StatefulDataLoader protocol: `state_dict`,
+`load_state_dict`) does so; any other is read again up to the sample where the run stopped.
 """
 
-import itertools
-from collections.abc import Iterator
+import zlib
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
 
+from autofit.core.errors import counted, told
+from autofit.data.batch import Cut, sample_count, samples_of, tensors
+from autofit.data.samples import FileLoader
 from autofit.training import random_state
-from autofit.training.workload import batches_of, empty_pass
+from autofit.training.own_part import OwnIndices, OwnPart
+from autofit.training.workload import batches_of, empty_pass, is_stateful, samples_in_pass
+
+_END = object()  # of a pass: a loader may give anything else as a batch
 
 
 class Epochs(Iterator[Any]):
-    """The batches of one training run, without an end; epoch n draws from seed + n."""
+    """The batches of one training run, without an end; epoch n draws from seed + n.
 
-    def __init__(self, loader: Any, seed: int) -> None:
-        self._loader, self._seed = loader, seed
-        self._epochs_begun = self._batches_given = 0
-        self._is_stateful = all(callable(getattr(loader, name, None)) for name in ("state_dict", "load_state_dict"))
-        self._batches = self._endless()
+    `done` is told of every step, so that the place is that of what was trained on. `batch_size`: samples of a usual
+    batch; None where that is not known.
+    """
+
+    def __init__(self, loader: Any, seed: int, *, batch_size: int | None = None, cut: Cut | None = None) -> None:
+        self._loader = loader
+        self._seed = seed
+        self._batch_size = batch_size
+        self._cut = cut
+        self._is_stateful = is_stateful(loader)
+        self._pass: Iterator[Any] = iter(())
+        self._rest: list[Any] = []  # of a batch that was begun before the run stopped
+        self._last: Any = None  # the whole batch that is done last, until the next one is read
+        self._given: Any = None
+        self.passes_begun = 0
+        self.batches_done = 0  # in the pass under way
+        self._samples_done = 0  # in the pass under way
+        self._pass_samples = samples_in_pass(loader)
 
     def __next__(self) -> Any:
-        batch = next(self._batches)
-        self._batches_given += 1
+        self._given = None
+        self._last = None
+        if self._rest:
+            return self._rest.pop()
+
+        batch = next(self._pass, _END)
+        if batch is _END:
+            if self.passes_begun and self._pass_samples is None:
+                self._pass_samples = self._samples_done
+            self._begin_pass()
+            batch = next(self._pass, _END)
+            if batch is _END:
+                raise empty_pass()
+
+        self._given = batch
         return batch
+
+    def done(self, samples: int) -> None:
+        """Note that the last batch, of so many samples, is trained on."""
+        self.batches_done += 1
+        self._samples_done += samples
+        self._last = self._given
+
+    def batches_left(self, pass_length: int, passes: int) -> int:
+        """The batches that are left of so many passes; negative where there were more already."""
+        if not self.passes_begun:
+            return passes * pass_length
+        return pass_length - self.batches_done + (passes - self.passes_begun) * pass_length
 
     @property
     def position(self) -> str:
-        """The last batch and its epoch, both counted from 0."""
-        return f"batch {self._batches_given - 1} of pass {self._epochs_begun - 1}"
+        """The batch after those that are done, and its epoch, both counted from 0."""
+        return f"batch {self.batches_done} of pass {self.passes_begun - 1}"
 
-    def state(self) -> dict[str, Any] | None:
-        """The loader's position after the last batch; None where it cannot save one."""
-        if not self._is_stateful:
-            return None
-        return {"passes": self._epochs_begun, "given": self._batches_given, "loader": self._loader.state_dict()}
+    def state(self, *, with_loader: bool = True) -> dict[str, Any]:
+        """The place after what is done, with the loader's own state where it has one."""
+        state = {
+            "passes": self.passes_begun,
+            "given": self.batches_done,
+            "samples": self._samples_done,
+            "batch_size": self._batch_size,
+            "pass_samples": self._pass_samples,
+            "last": self._digest(self._last),
+        }
+        if with_loader and self._is_stateful:
+            state["loader"] = self._loader.state_dict()
+        return state
 
-    def skip(self, batches: int, state: dict[str, Any] | None, device: torch.device) -> None:
-        """Skip the first batches, by the loader's state where it has one; draws no random number."""
+    def skip(self, state: Mapping[str, Any], device: torch.device) -> list[str]:
+        """Go on at a place; draws no random number. Returns sentences about samples that are skipped or repeated."""
+        if not state["passes"]:
+            return []
+        notes = self._changed_length(state)
         with random_state.preserved(device):
-            if state is None or not self._is_stateful:
-                for _ in range(batches):
-                    next(self)
-                return
-            self._loader.load_state_dict(state["loader"])
-            self._epochs_begun, self._batches_given = state["passes"], state["given"]
-            remaining = batches_of(self._loader)  # none, if the run stopped at the end of an epoch
-            self._batches = itertools.chain(remaining, self._batches)
+            if not self._is_stateful or "loader" not in state:
+                return [*notes, *self._read_up_to(state)]
 
-    def _endless(self) -> Iterator[Any]:
-        while True:
-            random_state.seed_host(self._seed + self._epochs_begun)
-            self._epochs_begun, self._batches_given = self._epochs_begun + 1, 0
-            yield from batches_of(self._loader)
-            if not self._batches_given:
-                raise empty_pass()
+            refusal = self._load(state)
+            if refusal is not None:
+                return [*notes, refusal, *self._read_up_to(state)]
+            return [*notes, *self._own_place(state)]
+
+    def skip_batches(self, batches: int, device: torch.device) -> None:
+        """Go on behind so many batches, which is all that checkpoints of an earlier autofit know."""
+        with random_state.preserved(device):
+            for _ in range(batches):
+                self.done(self._count(next(self)))
+
+    def _begin_pass(self) -> None:
+        self._pass = iter(())  # the workers of the last pass end before others start
+        random_state.seed_host(self._seed + self.passes_begun)
+        self.passes_begun += 1
+        self.batches_done = 0
+        self._samples_done = 0
+        self._pass = batches_of(self._loader)
+
+    def _load(self, state: Mapping[str, Any]) -> str | None:
+        """Give the loader its own state; a sentence where it refuses."""
+        try:
+            self._loader.load_state_dict(state["loader"])
+        except Exception as error:  # whatever a loader of somebody's raises: its batches can still be counted
+            return f"the loader does not take its own state ({told(error)}): it is read again up to its place."
+
+        self.passes_begun = state["passes"]
+        self._samples_done = state["samples"]
+        self.batches_done = state["given"]
+        if self._is_resized(state) and self._batch_size:
+            self.batches_done = self._samples_done // self._batch_size
+        self._pass = batches_of(self._loader)  # without a batch, if the run stopped at the end of an epoch
+        return None
+
+    def _own_place(self, state: Mapping[str, Any]) -> list[str]:
+        """What is to be said of a loader that goes on by its own state with another batch size."""
+        if not self._is_resized(state):
+            return []
+        if isinstance(self._loader, FileLoader):  # which counts samples
+            begun = state["samples"] % self._loader.batch_size
+            return [_within(begun, self._loader.batch_size)] if begun else []
+        return [
+            f"the loader goes on by its own state, saved after {counted(state['samples'], 'sample')} of pass"
+            f" {state['passes'] - 1} with batches of {state['batch_size']}: if that counts batches instead of samples,"
+            " some are skipped or repeated."
+        ]
+
+    def _read_up_to(self, state: Mapping[str, Any]) -> list[str]:
+        """Read the loader again up to the place: by batches, or where those have another size now, by samples."""
+        self.passes_begun = 0
+        for _ in range(state["passes"] - 1):
+            self._begin_pass()
+            for _ in self._pass:
+                pass
+
+        self._begin_pass()
+        wanted = state["samples"]
+        is_resized = self._is_resized(state)
+        if is_resized and isinstance(self._loader, OwnIndices):
+            return self._begin_at_index(self._loader, wanted)
+
+        batch: Any = None
+        is_drawn = False  # whether the last batch depends on random numbers, as augmented images do
+        while not self._is_at(state):
+            before = random_state.capture(torch.device("cpu"))
+            batch = next(self._pass, _END)
+            if batch is _END:
+                return [
+                    f"the data end after {counted(self._samples_done, 'sample')} of pass {self.passes_begun - 1},"
+                    f" before the {wanted} that were trained on in it: training goes on with the next pass."
+                ]
+            is_drawn = not random_state.is_at(before)
+            count = self._count(batch)
+            if is_resized and self._samples_done + count > wanted:
+                return self._begin_within(batch, wanted - self._samples_done, count)
+            self.done(count)
+
+        digests = self._digest(batch), state["last"]
+        if is_resized or is_drawn or None in digests or digests[0] == digests[1]:
+            return []
+        return [
+            f"what was read before the place, after {counted(wanted, 'sample')} of pass {self.passes_begun - 1}, is not"
+            " what the checkpoint says: the data or their order are other ones now, so that samples may be skipped or"
+            " repeated."
+        ]
+
+    def _is_at(self, state: Mapping[str, Any]) -> bool:
+        """Whether the pass under way has been read up to the place."""
+        if self._is_resized(state):
+            return bool(self._samples_done >= state["samples"])
+        return bool(self.batches_done >= state["given"])
+
+    def _begin_at_index(self, loader: OwnIndices, sample: int) -> list[str]:
+        """Go on at a sample of a pass that is read by indices, each rank its own."""
+        assert self._batch_size, "it differs from another one"
+        self._pass = loader.batches_from(sample)
+        self._samples_done = sample
+        self.batches_done, begun = divmod(sample, self._batch_size)
+        return [_within(begun, self._batch_size)] if begun else []
+
+    def _begin_within(self, batch: Any, begun: int, count: int) -> list[str]:
+        """Go on within a batch, behind the samples that were trained on; with all of them where it cannot be cut."""
+        if isinstance(batch, OwnPart) or self._cut is not None:
+            self._rest = [batch]
+            return [f"{counted(begun, 'sample')} of a batch of {count} are trained on again: it cannot be cut there."]
+
+        self._rest = [samples_of(batch, begun, count)]
+        self._samples_done += begun
+        return [_within(begun, count)]
+
+    def _is_resized(self, state: Mapping[str, Any]) -> bool:
+        sizes = state["batch_size"], self._batch_size
+        return None not in sizes and sizes[0] != sizes[1]
+
+    def _changed_length(self, state: Mapping[str, Any]) -> list[str]:
+        before, now = state["pass_samples"], self._pass_samples
+        if before is None or now is None or before == now:
+            return []
+        return [
+            f"the data set has {counted(now, 'sample')} now, and had {before} when the checkpoint was made: in the pass"
+            " under way samples may be skipped or repeated, since a shuffled set has another order then."
+        ]
+
+    def _count(self, batch: Any) -> int:
+        return batch.samples if isinstance(batch, OwnPart) else sample_count(batch, self._cut)
+
+    def _digest(self, batch: Any) -> int | None:
+        """A checksum of a batch's first sample; None where ranks hold different ones."""
+        if batch is None or isinstance(batch, OwnPart):
+            return None
+        crc = 0
+        for tensor in tensors(samples_of(batch, 0, 1, self._cut)):
+            if tensor.layout is torch.strided:
+                data = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+                crc = zlib.crc32(data.numpy().tobytes(), crc)
+        return crc
+
+
+def _within(begun: int, count: int) -> str:
+    before = f"its first {counted(begun, 'sample')} {'was' if begun == 1 else 'were'} trained on before"
+    return f"training goes on within a batch of {count}: {before}, and the next step learns the rest."

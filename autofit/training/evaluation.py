@@ -15,7 +15,7 @@ from autofit.setup.state import evaluation_mode
 from autofit.training.inspect import blamed_on
 from autofit.training.own_part import own_part
 from autofit.training.step import loss_value
-from autofit.training.workload import batches_of
+from autofit.training.workload import batches_of, put_back
 
 
 @torch.no_grad()
@@ -30,7 +30,8 @@ def evaluate(setup: Setup, batches: Iterable[Any]) -> float:
 @torch.no_grad()
 def check_evaluation(setup: Setup, loader: Any) -> None:
     """Try the loss on one sample of the evaluation data before training starts."""
-    first = next(batches_of(loader, name="eval_loader"), None)
+    with put_back(loader):
+        first = next(batches_of(loader, name="eval_loader"), None)
     if first is None:
         raise InputError("eval_loader is empty: it gave no batch.", "Check the data set, or leave it out.")
     with blamed_on("the loss on eval_loader's first sample"):

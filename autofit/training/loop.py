@@ -1,5 +1,6 @@
 """The training loop: optimizer steps in a row, each reported, none lost when memory runs out."""
 
+import enum
 import math
 import time
 from collections.abc import Callable, Iterable
@@ -30,7 +31,8 @@ class StepReport:
 
     `step` counts from 0; `samples` and `tokens` (labels that count, where the unit is tokens) are the batch's;
     `seconds` excludes the wait for data, which is `data_seconds`. `gradient_norm` is the global norm before clipping,
-    where gradients are clipped. `memory` is what is held after the step.
+    where gradients are clipped. `skipped` says why the step changed no weight: "overflow" (of gradients, seen by the
+    loss scaler) or "no label" (none in the batch counts). `memory` is what is held after the step.
     """
 
     step: int
@@ -39,17 +41,25 @@ class StepReport:
     samples: int
     tokens: int | None = None
     gradient_norm: float | None = None
+    skipped: str | None = None
     seconds: float = field(default=0.0, compare=False)
     data_seconds: float = field(default=0.0, compare=False)
     memory: StepMemory = field(default=StepMemory(), compare=False)
 
 
-Callback = Callable[[StepReport], None]
+class Stop(enum.Enum):
+    """What a callback returns to end training; it stays the same object in every process."""
+
+    STOP = "stop"
+
+
+STOP = Stop.STOP
+Callback = Callable[[StepReport], object]  # returns STOP where training is to end after this step
 
 
 def learning_rate_factor(hyperparameters: Hyperparameters, total_steps: int, step: int) -> float:
-    """The factor on the learning rate at a step (0-based): linear warm-up, then the schedule down to 0. A function of
-    the step alone, so a resumed run needs no other state."""
+    """The factor on the learning rate at a step (0-based), of those that were not skipped: linear warm-up, then the
+    schedule down to 0. A function of the step alone, so a resumed run needs no other state."""
     warmup = hyperparameters.warmup_steps
     if step < warmup:
         return (step + 1) / (warmup + 1)
@@ -69,7 +79,8 @@ def train(
     listener: Listener = lambda _: None,
     prover: Prover | None = None,
 ) -> list[StepReport]:
-    """Run optimizer steps `first_step` to `steps` over `batches`, and report each. A step that runs out of memory is
+    """Run optimizer steps `first_step` to `steps` over `batches`, and report each; the last one is that of which a
+    callback returns STOP. Steps that the loss scaler skips hold the schedule back. A step that runs out of memory is
     rolled back and retried with a config that needs less and learns the same; `listener` gets a sentence about it and
     its cost. `prover` finds out whether a loss may be split; None: one for copies that the workload's factory makes.
     Raises InputError where the batches end early, DivergedError where the loss is not finite (weights and
@@ -84,11 +95,14 @@ def train(
         batch = next(iterator, None)
         if batch is None:
             raise InputError(f"the data ended after {step} of {steps} steps.", "Give fewer steps, or more data.")
-        lr = setup.hyperparameters.lr * learning_rate_factor(setup.hyperparameters, steps, step)
+        updates = step - setup.skipped_updates
+        lr = setup.hyperparameters.lr * learning_rate_factor(setup.hyperparameters, steps, updates)
         report = stepper.run(batch, step=step, lr=lr, start=start)
         reports.append(report)
-        for callback in callbacks:
-            callback(report)
+
+        answers = [callback(report) for callback in callbacks]
+        if any(answer is STOP for answer in answers):
+            break
     return reports
 
 
@@ -112,11 +126,18 @@ class _Stepper:
         for group in setup.optimizer.param_groups:
             group["lr"] = lr * (group.get("lr_ratio") or 1.0)
         self._recovery.snapshot()
-        loss = self._try(part, step)
-        while loss is None:
+        tried = self._try(part, step)
+        while tried is None:
             self._fall_back(step)
-            loss = self._try(part, step)
-        norm = setup.gradient_norm
+            tried = self._try(part, step)
+        loss, is_updated = tried
+        skipped = None
+        if not is_updated:
+            skipped = "overflow" if setup.scaler is not None and setup.counted else "no label"
+        if skipped == "overflow":
+            setup.skipped_updates += 1
+
+        norm = None if skipped == "no label" else setup.gradient_norm  # else that of the step before
         seconds = time.perf_counter() - begun
         self._note_cost(seconds)
         return StepReport(
@@ -126,19 +147,20 @@ class _Stepper:
             samples=part.samples,
             tokens=int(setup.counted) if setup.workload.unit == "tokens" else None,
             gradient_norm=float(norm) if norm is not None else None,
+            skipped=skipped,
             seconds=seconds,
             data_seconds=begun - start,
             memory=self._watch.after(step),
         )
 
-    def _try(self, batch: OwnPart, step: int) -> float | None:
-        """One optimizer step; its loss, or None when memory ran out."""
+    def _try(self, batch: OwnPart, step: int) -> tuple[float, bool] | None:
+        """One optimizer step: its loss, and whether it updated weights; None when memory ran out."""
         try:
             loss = float(accumulate(self._setup, batch))
             if not math.isfinite(loss):
                 self._recovery.roll_back()  # also the running statistics, which the forward has spoilt
                 raise DivergedError(loss, step)
-            update(self._setup)
+            is_updated = update(self._setup)
         except Exception as error:
             if not is_out_of_memory(error):
                 raise
@@ -146,7 +168,7 @@ class _Stepper:
             if shortage.asked_bytes is not None:
                 self._notify(shortage.words)
             return None
-        return loss
+        return loss, is_updated
 
     def _fall_back(self, step: int) -> None:
         """Roll the step back and change the config. The handler has returned, so the step's tensors are freed."""

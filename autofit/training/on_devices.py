@@ -51,6 +51,7 @@ class _Job:
     loader: Any
     eval_loader: Any
     steps: int
+    epochs: int | None
 
 
 def run_on_devices(
@@ -61,6 +62,7 @@ def run_on_devices(
     *,
     devices: int,
     steps: int,
+    epochs: int | None = None,
     eval_loader: Any = None,
     timeout: float = TIMEOUT,
 ) -> tuple[list[StepReport], list[float]]:
@@ -73,7 +75,7 @@ def run_on_devices(
         structure, policy = meta_copy(session.model), session.policy
         workload = dataclasses.replace(session.workload, model=lambda: structure)
         given = (session.hyperparameters, policy, tuple(session.callbacks), session.progress, given_weights, trained)
-        job = _Job(workload, structure, *given, config, device, loader, eval_loader, steps)
+        job = _Job(workload, structure, *given, config, device, loader, eval_loader, steps, epochs)
         while True:
             try:
                 options: dict[str, Any] = {"count": devices, "device": device, "timeout": timeout}
@@ -92,8 +94,8 @@ def run_on_devices(
 
 def _train(say: Said, job: _Job) -> tuple[list[StepReport], list[float]]:
     """One rank's session."""
-    given = _mapped(job.given)
-    own = {each: given[name] for name, each in job.structure.named_parameters()}
+    weights = _mapped(job.given)
+    own = {each: weights[name] for name, each in job.structure.named_parameters()}
     made = {each: nn.Parameter(tensor, each.requires_grad) for each, tensor in own.items()}
     for module in job.structure.modules():
         module._parameters.update({name: made[each] for name, each in module._parameters.items() if each is not None})
@@ -107,7 +109,8 @@ def _train(say: Said, job: _Job) -> tuple[list[StepReport], list[float]]:
         job.progress,
         taken=partial(_give, job.trained),
     )
-    return session.run(job.config, job.device, job.loader, steps=job.steps, eval_loader=job.eval_loader)
+    given: dict[str, Any] = {"steps": job.steps, "epochs": job.epochs, "eval_loader": job.eval_loader}
+    return session.run(job.config, job.device, job.loader, **given)
 
 
 def _give(path: Path, setup: Setup) -> None:

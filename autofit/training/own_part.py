@@ -50,22 +50,29 @@ def own_loader(loader: Any, ranks: Ranks) -> Any:
     if not isinstance(loader.dataset, IterableDataset):
         # A sampler of somebody else's may draw as it goes, from numbers that ranks no longer have in common.
         is_plain = type(loader.batch_sampler) is BatchSampler and type(loader.sampler).__module__ == Sampler.__module__
-        return _OwnIndices(loader, ranks) if is_plain else loader
+        return OwnIndices(loader, ranks) if is_plain else loader
     is_theirs = type(loader.dataset).__module__.startswith("datasets.")
     is_split = loader.batch_size is not None and not loader.batch_size % parts
     return _OwnStream(loader, ranks) if is_theirs and is_split else loader
 
 
-class _OwnIndices:
+class OwnIndices:
     """The same batches of indices as the loader's, of which only this rank's are read."""
 
     def __init__(self, loader: DataLoader[Any], ranks: Ranks) -> None:
         self._given: deque[tuple[bool, int, int | None]] = deque()  # of each batch that is being read, in order
         is_kept = loader.collate_fn is default_collate  # another one may leave samples out, or pack them into fewer
-        self._loader = _with(loader, batch_sampler=_Part(loader.batch_sampler, ranks, self._given, is_kept))
+        self._part = _Part(loader.batch_sampler, ranks, self._given, is_kept)
+        self._loader = _with(loader, batch_sampler=self._part)
+        self.dataset = loader.dataset
 
     def __len__(self) -> int:
         return len(self._loader)
+
+    def batches_from(self, sample: int) -> Iterator[OwnPart]:
+        """A pass that begins at a sample, within a batch where that is so."""
+        self._part.left_out = sample
+        return iter(self)
 
     def __iter__(self) -> Iterator[OwnPart]:
         self._given.clear()
@@ -76,13 +83,20 @@ class _OwnIndices:
 class _Part(Sampler[list[int]]):
     def __init__(self, batches: Any, ranks: Ranks, given: deque[tuple[bool, int, int | None]], is_kept: bool) -> None:
         self._batches, self._ranks, self._given, self._is_kept = batches, ranks, given, is_kept
+        self.left_out = 0  # samples at the front of the next pass
 
     def __len__(self) -> int:
         return len(self._batches)
 
     def __iter__(self) -> Iterator[list[int]]:
         part = self._ranks.sampler
-        for indices in self._batches:
+        left_out = self.left_out
+        self.left_out = 0
+        for batch in self._batches:
+            indices = batch[left_out:]
+            left_out = max(0, left_out - len(batch))
+            if not indices:
+                continue
             size = _largest(len(indices), self._ranks)
             own = indices[part * size : (part + 1) * size]
             self._given.append((bool(own), len(indices), size if self._is_kept else None))

@@ -4,13 +4,20 @@ torch's (host and device), Python's and numpy's, since augmentations use any of 
 and tensors, which a checkpoint reads back without running code.
 """
 
+import inspect
 import random
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
+from types import FunctionType, MethodType, ModuleType
 from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
+
+_DEPTH, _MOST_ITEMS, _MOST_SEEN = 8, 64, 10_000  # how far from a loader, in what containers generators are looked for
+_Generator = torch.Generator | np.random.Generator | np.random.RandomState | random.Random
 
 
 def capture(device: torch.device) -> dict[str, Any]:
@@ -35,9 +42,22 @@ def restore(state: dict[str, Any], device: torch.device) -> None:
     np.random.set_state(state["numpy"])
 
 
+def is_at(state: dict[str, Any]) -> bool:
+    """Whether the host's generators are where they were captured: nothing was drawn since."""
+    now = capture(torch.device("cpu"))
+    numpy_now, numpy_before = now["numpy"], state["numpy"]
+    if now["python"] != state["python"] or numpy_now["state"]["pos"] != numpy_before["state"]["pos"]:
+        return False
+    if not np.array_equal(numpy_now["state"]["key"], numpy_before["state"]["key"]):
+        return False
+    return bool(torch.equal(now["torch"], state["torch"]))
+
+
 @contextmanager
-def preserved(device: torch.device) -> Iterator[None]:
-    """Undo all draws made inside."""
+def preserved(device: torch.device | None = None) -> Iterator[None]:
+    """Undo all draws made inside; by default also those on a card, if this process uses one already."""
+    if device is None:
+        device = torch.device("cuda" if torch.cuda.is_initialized() else "cpu")
     state = capture(device)
     try:
         yield
@@ -50,3 +70,74 @@ def seed_host(seed: int) -> None:
     torch.default_generator.manual_seed(seed)
     random.seed(seed)
     np.random.seed(seed % 2**32)
+
+
+@contextmanager
+def generators_preserved(loader: Any) -> Iterator[None]:
+    """Undo draws from generators of a loader's own: of its sampler, its data set, its collator and what they hold. One
+    that is made inside is taken away again."""
+    holders = _reachable_from(loader)
+    undo: list[Callable[[], Any]] = []
+    before: list[tuple[Any, str, Any]] = []
+    for holder in holders:
+        for name, value in _attributes(holder).items():
+            if isinstance(value, _Generator):
+                undo.append(_restoring(value))
+            elif value is None:
+                before.append((holder, name, value))
+    try:
+        yield
+    finally:
+        for restore_generator in undo:
+            restore_generator()
+        for holder, name, value in before:
+            if isinstance(_attributes(holder).get(name), _Generator):
+                setattr(holder, name, value)
+
+
+def _restoring(generator: Any) -> Callable[[], Any]:
+    """A function that sets a generator back to where it is now."""
+    if isinstance(generator, torch.Generator):
+        return partial(generator.set_state, generator.get_state())
+    if isinstance(generator, np.random.Generator):
+        return partial(setattr, generator.bit_generator, "state", generator.bit_generator.state)
+    if isinstance(generator, np.random.RandomState):
+        return partial(generator.set_state, generator.get_state())
+    return partial(generator.setstate, generator.getstate())
+
+
+def _reachable_from(loader: Any) -> list[Any]:
+    """What a loader holds, directly and through what it holds, as far as attributes and closures show it."""
+    found: list[Any] = []
+    seen: set[int] = set()
+    level = [loader]
+    for _ in range(_DEPTH):
+        following: list[Any] = []
+        for value in level:
+            if id(value) in seen or len(seen) > _MOST_SEEN:
+                continue
+            if isinstance(value, nn.Module | torch.Tensor | ModuleType | type | str | bytes):
+                continue
+            seen.add(id(value))
+            found.append(value)
+            following += _attributes(value).values()
+        level = following
+    return found
+
+
+def _attributes(value: Any) -> dict[str, Any]:
+    """What an object holds by name; of a container its items, of a function what it refers to."""
+    if isinstance(value, MethodType):
+        return {"self": value.__self__}
+    if isinstance(value, FunctionType):
+        with suppress(ValueError):  # a cell that is still empty
+            names = inspect.getclosurevars(value)
+            return {**names.globals, **names.nonlocals}
+        return {}
+    if isinstance(value, partial):
+        return {"func": value.func, "args": value.args, "keywords": value.keywords}
+    if isinstance(value, list | tuple) and len(value) <= _MOST_ITEMS:
+        return {str(number): item for number, item in enumerate(value)}
+    if isinstance(value, dict) and len(value) <= _MOST_ITEMS:
+        return {str(name): item for name, item in value.items()}
+    return dict(getattr(value, "__dict__", {}))

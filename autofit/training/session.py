@@ -29,7 +29,7 @@ from autofit.training.build import build
 from autofit.training.epochs import Epochs
 from autofit.training.evaluation import check_evaluation, evaluate
 from autofit.training.inspect import Prover, try_loss
-from autofit.training.loop import SEARCH_AGAIN, Callback, Listener, StepReport, train
+from autofit.training.loop import SEARCH_AGAIN, STOP, Callback, Listener, StepReport, Stop, train
 from autofit.training.metrics import Bar, MetricsFile, Recorder, TensorBoard
 from autofit.training.oom_recovery import FALLBACK_KNOBS
 from autofit.training.own_part import own_loader
@@ -83,9 +83,17 @@ class Session:
     taken: Callable[[Setup], Any] | None = None
 
     def run(
-        self, config: Mapping[str, Any], device: str | None, loader: Any, *, steps: int, eval_loader: Any = None
+        self,
+        config: Mapping[str, Any],
+        device: str | None,
+        loader: Any,
+        *,
+        steps: int,
+        epochs: int | None = None,
+        eval_loader: Any = None,
     ) -> tuple[list[StepReport], list[float]]:
-        """Train the model in place and restore its modes; returns the reports and the evaluations."""
+        """Train the model in place and restore its modes; returns the reports and the evaluations. `epochs`: the passes
+        that these are the steps of, which a run resumed with another batch size makes in other steps."""
         torch.manual_seed(self.hyperparameters.seed)
         batch_split = self.policy.batch_split()
         self.model.zero_grad()  # earlier gradients would be added to those of the first step
@@ -113,7 +121,7 @@ class Session:
                     try_loss(setup)
                     if eval_loader is not None:
                         check_evaluation(setup, eval_loader)
-                answer = _Training(self, setup, loader, eval_loader, prover).run(steps)
+                answer = _Training(self, setup, loader, eval_loader, prover).run(steps, epochs)
                 if self.taken:
                     self.taken(setup)
                 return answer
@@ -160,22 +168,33 @@ class _Training:
         self._directory = session.policy.directory
         self._loader = own_loader(loader, setup.ranks)
         self._eval_loader = None if eval_loader is None else own_loader(eval_loader, setup.ranks)
-        self._epochs = Epochs(self._loader, session.hyperparameters.seed)
+        self._epochs = self._at_the_start()
         self._epoch_length = length_of(loader)
         self._history: list[StepReport] = []
         self._evaluations: dict[int, float] = {}  # by the step before them
+        self._is_unlabelled_said = False
         self._recorders: list[Recorder] = []
         self._config = setup.config
         self._is_counted = False  # the position in the data, because a checkpoint cannot hold it
         self._interrupts = Interrupts(self._note_interrupt)
+        (has_callbacks,) = self._ranks.largest(float(bool(session.callbacks)))  # perhaps given to the first rank alone
+        self._has_callbacks = bool(has_callbacks)
         self._agreed: int | None = None  # a signal that came to any of several ranks before a step's loss was known
         if self._directory and self._ranks.are_several:
             setup.added_up.append((self._signals, self._agree))
 
-    def run(self, steps: int) -> tuple[list[StepReport], list[float]]:
-        """Train up to that many steps in all, from wherever the run stands."""
+    def _at_the_start(self) -> Epochs:
+        """The data before the first step."""
+        workload, seed = self._setup.workload, self._session.hyperparameters.seed
+        return Epochs(self._loader, seed, batch_size=workload.effective_batch_size, cut=workload.split)
+
+    def run(self, steps: int, epochs: int | None) -> tuple[list[StepReport], list[float]]:
+        """Train up to that many steps in all, or to the end of so many epochs, from wherever the run stands."""
         is_resumed = self._policy.resume and self._directory is not None and checkpoint.exists(self._directory)
-        first = self._resume() if is_resumed else 0
+        first = 0
+        if is_resumed:
+            first = self._resume()
+            steps = self._last_step(first, steps, epochs)
         if first > steps:
             done = counted(first, "step")
             self._notify(f"the run has done {done} already, more than the {steps} it was to go on to.")
@@ -192,6 +211,7 @@ class _Training:
                 stack.enter_context(self._interrupts)
             while torn := self._attempt(first, steps):
                 first = self._back_to_checkpoint(torn)
+        self._note_skipped_steps()
         self._note_slow_loader()
         if self._directory:
             save_model(self._setup, self._directory / "model")
@@ -202,15 +222,13 @@ class _Training:
     def _attempt(self, first: int, steps: int) -> OutOfMemoryError | None:
         """Run to the end; returns the error if memory ran out in an update, which only a checkpoint can undo."""
         after_step = functools.partial(self._after_step, steps=steps)
-        own = self._session.callbacks if self._ranks.is_first else ()
-        callbacks: tuple[Callback, ...] = (*own, *self._recorders, after_step)
         try:
             train(
                 self._setup,
                 self._epochs,
                 steps=steps,
                 first_step=first,
-                callbacks=callbacks,
+                callbacks=(after_step,),
                 listener=self._notify,
                 prover=self._prover,
             )
@@ -226,24 +244,54 @@ class _Training:
             return error
         return None
 
-    def _after_step(self, report: StepReport, steps: int) -> None:
-        self._history.append(report)
+    def _after_step(self, report: StepReport, steps: int) -> Stop | None:
+        """Call the callbacks, save and evaluate; STOP where a callback ends training."""
+        self._epochs.done(report.samples)
         done = report.step + 1
+        is_stopped = self._is_stopped_by_callback(report)
+        is_last = is_stopped or done == steps
+        for recorder in self._recorders:
+            recorder(report)
+        self._history.append(report)
+
+        if report.skipped == "no label" and not self._is_unlabelled_said:
+            self._notify(f"the batch of step {report.step} has no label that counts: nothing is learnt from it.")
+            self._is_unlabelled_said = True
+
         if self._setup.config != self._config:
             self._config = self._setup.config
             self._policy.save_batch_split(self._config)
-        stopping = self._is_stopping(last=done == steps)
-        if self._directory and (stopping or done % self._policy.checkpoint_every == 0 or done == steps):
+
+        stopping = self._is_stopping(last=is_last)
+        if self._directory and (stopping or done % self._policy.checkpoint_every == 0 or is_last):
             self._save(self._directory, done)
         if stopping:
             self._notify(f"stopped: the state after {counted(done, 'step')} is kept in {self._directory}.")
             self._interrupts.act()
-        if self._eval_loader is not None and (done == steps or (self._epoch_length and done % self._epoch_length == 0)):
+
+        ends_pass = self._epochs.batches_done == self._epoch_length
+        if self._eval_loader is not None and (is_last or ends_pass):
             with random_state.preserved(self._setup.device):  # a resumed run does not draw them again
                 loss = evaluate(self._setup, batches_of(self._eval_loader))
             self._evaluations[report.step] = loss
             for recorder in self._recorders:
                 recorder.evaluated(report.step, loss)
+
+        if not is_stopped:
+            return None
+        self._notify(f"a callback ended the training after {counted(done, 'step')} of {steps}.")
+        return STOP
+
+    def _is_stopped_by_callback(self, report: StepReport) -> bool:
+        """Whether a callback ends training, which those of the first rank decide for all."""
+        answers: list[object] = []
+        if self._ranks.is_first:
+            answers = [callback(report) for callback in self._session.callbacks]
+        is_stopped = any(answer is STOP for answer in answers)
+        if self._ranks.are_several and self._has_callbacks:
+            (anywhere,) = self._ranks.largest(float(is_stopped))
+            is_stopped = bool(anywhere)
+        return is_stopped
 
     def _is_stopping(self, *, last: bool) -> bool:
         """Whether a signal came, to any rank: all stop after the same step. One that came after a step's loss was added
@@ -267,10 +315,10 @@ class _Training:
         self._notify(f"{name}: stopping after this step, with a checkpoint; again: at once.")
 
     def _save(self, directory: Path, next_step: int) -> None:
-        state = None
         try:
             state = json_state.encoded(self._epochs.state())
         except TypeError as error:
+            state = json_state.encoded(self._epochs.state(with_loader=False))
             if not self._is_counted:
                 self._notify(
                     f"the state_dict of the loader holds a {error}, which no checkpoint does:"
@@ -283,11 +331,24 @@ class _Training:
         """Restore the last checkpoint, also in the middle of an epoch; returns the next step."""
         assert self._directory, "checked by the callers"
         loaded = checkpoint.load(self._setup, self._directory)
-        self._epochs = Epochs(self._loader, self._session.hyperparameters.seed)
-        for note in loaded.notes:
+        self._epochs = self._at_the_start()
+        notes = list(loaded.notes)
+        if loaded.data_state is None or "samples" not in loaded.data_state:  # as an earlier autofit saved it
+            self._epochs.skip_batches(loaded.next_step, self._setup.device)
+        else:
+            notes += self._epochs.skip(loaded.data_state, self._setup.device)
+        for note in notes:
             self._notify(note)
-        self._epochs.skip(loaded.next_step, loaded.data_state, self._setup.device)
         return loaded.next_step
+
+    def _last_step(self, first: int, steps: int, epochs: int | None) -> int:
+        """The number of steps in all of a resumed run that is to make so many epochs."""
+        if epochs is None:
+            return steps
+        total = first + self._epochs.batches_left(steps // epochs, epochs)
+        if total != steps:
+            self._notify(f"for {counted(epochs, 'epoch')} in all the run ends after {counted(total, 'step')}.")
+        return total
 
     def _back_to_checkpoint(self, torn: OutOfMemoryError) -> int:
         failure = torn.message[:-1]
@@ -313,6 +374,19 @@ class _Training:
             self._save(self._directory, error.step)
             message += f"; the state before it is kept in {self._directory}"
         return DivergedError(error.loss, error.step, f"{message}.")
+
+    def _note_skipped_steps(self) -> None:
+        reasons = [report.skipped for report in self._history]
+        overflows = reasons.count("overflow")
+        unlabelled = reasons.count("no label")
+        of_all = f"of {counted(len(self._history), 'step')}"
+        if overflows:
+            self._notify(
+                f"the loss scaler of fp16-mixed skipped {overflows} {of_all}, whose gradients overflowed: the schedule"
+                " was held back for them."
+            )
+        if unlabelled > 1:  # the first one was told of
+            self._notify(f"the batches of {unlabelled} {of_all} had no label that counts: nothing was learnt.")
 
     def _note_slow_loader(self) -> None:
         waiting = sum(report.data_seconds for report in self._history)

@@ -1,5 +1,7 @@
 """A model and a data loader, as `fit` gets them, become a Workload; and passes over loaders of any kind."""
 
+import contextlib
+import copy
 import dataclasses
 import functools
 import itertools
@@ -13,11 +15,13 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 from torch.utils.data import DataLoader
 
-from autofit.core.errors import InputError, is_whole, require
+from autofit.core.errors import InputError, is_whole, reported, require, sentence
 from autofit.core.workload import Workload, reduction_of, task_of
 from autofit.data.batch import Cut, labels_of, map_tensors, repeat_to, sample_count, tensors
 from autofit.data.layouts import layout_of
+from autofit.data.samples import FileLoader
 from autofit.data.trial_batches import TRIAL_SAMPLES, most_different, variety
+from autofit.training import random_state
 from autofit.training.default_loss import check_call, check_loss_function
 from autofit.training.inspect import blamed_on
 from autofit.training.meta_model import meta_copy
@@ -25,6 +29,7 @@ from autofit.training.meta_model import meta_copy
 _Loss = Callable[[Any, Any], Any]
 _Optimizer = Callable[[Any], Any]  # makes one of parameter groups
 _FEW_SHAPES = 8  # such as those of buckets: planning once for each of them pays
+_PAD = "Give a collate_fn that pads them, such as transformers.DataCollatorForSeq2Seq(tokenizer)."
 _NOT_COPIED = "Take that out of the model, or search with autofit.Workload(model=...) and a function that makes it."
 
 
@@ -69,7 +74,10 @@ def training_workload(
     check_loss_function(loss)
     require(split is None or callable(split), "split must be a function of (batch, size)", split, "Leave it out.")
     require(count is None or callable(count), "count must be a function of a batch", count, "Leave it out.")
-    largest, samples, shapes, padding, varied = _largest(loader, peek or Peek(), split)
+    peek = peek or Peek()
+    with put_back(loader):
+        look = _look(loader, peek, split)
+    largest = look.largest
     if loss is None:
         check_call(model, largest)
     one = repeat_to(largest, 1, split)
@@ -85,16 +93,28 @@ def training_workload(
         optimizer=optimizer,
         split=split,
         count=count,
-        trial_samples=None if split or varied is None else map_tensors(varied, _on_host),
-        effective_batch_size=samples,
-        varying=shapes > _FEW_SHAPES,
-        packing=False if padding and sequence_length else None,
-        padding=padding,
+        trial_samples=None if look.varied is None else map_tensors(look.varied, _on_host),
+        effective_batch_size=look.samples,
+        varying=look.shapes > _FEW_SHAPES,
+        packing=False if look.padding and sequence_length else None,
+        padding=look.padding,
         unit="tokens" if sequence_length else "samples",
         sequence_length=sequence_length,
         task=task,
         name=type(model).__name__,
         reduction="mean" if loss else reduction_of(task, getattr(model, "config", None)),
+        notes=_unread(loader, peek, look),
+    )
+
+
+def _unread(loader: Any, peek: Peek, look: "_Look") -> tuple[str, ...]:
+    """A sentence where samples differ in shape and the loader may give longer ones than those that were read."""
+    is_all_read = look.batches < peek.batches or look.batches == length_of(loader)
+    if look.shapes == 1 or is_all_read or peek.worst_case is not None:
+        return ()
+    return (
+        f"no more than {peek.batches} batches of the loader were read to find the longest samples: a longer one may"
+        " need more memory than is measured (fit takes worst_case= and peek=).",
     )
 
 
@@ -117,16 +137,31 @@ def _on_host(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().cpu()
 
 
-def _largest(loader: Any, peek: Peek, cut: Cut | None) -> tuple[Any, int, int, float, Any]:
-    """The batch with the largest samples, the most samples a batch has, the number of shapes that samples have, the
-    share of padding by masks of attention, and a few samples that differ much. Holds two batches at a time: each that
-    comes from a worker takes shared memory and open files."""
+@dataclass(frozen=True)
+class _Look:
+    """What the first batches of a loader are: the one with the largest samples, the most samples that a batch has, how
+    many shapes samples have, the share of padding by masks of attention, how many batches were read, and a few samples
+    that differ much."""
+
+    largest: Any
+    samples: int
+    shapes: int
+    padding: float
+    batches: int
+    varied: Any
+
+
+def _look(loader: Any, peek: Peek, cut: Cut | None) -> _Look:
+    """Read the first batches of a loader. Holds two of them at a time: each that comes from a worker takes shared
+    memory and open files."""
     largest: Any = None
     varied: Any = None
     most_variety = -1.0
     structure, samples, shapes, held, seen = "", 0, set(), 0, 0
+    read = 0
     batches = batches_of(loader)
-    for number, batch in enumerate(itertools.islice(batches, peek.batches)):
+    for number, batch in enumerate(itertools.islice(_collated(batches), peek.batches)):
+        read = number + 1
         structure = structure or _structure(batch)
         _check_structure(batch, structure, f"batch {number} of the loader")
         samples = max(samples, sample_count(batch, cut))
@@ -150,7 +185,18 @@ def _largest(loader: Any, peek: Peek, cut: Cut | None) -> tuple[Any, int, int, f
         largest = peek.worst_case
     if cut:  # only a whole batch can be made as large
         samples = sample_count(largest, cut)
-    return largest, samples, len(shapes), 1 - seen / held if held else 0.0, varied
+    padding = 1 - seen / held if held else 0.0
+    return _Look(largest, samples, len(shapes), padding, read, varied)
+
+
+def _collated(batches: Iterator[Any]) -> Iterator[Any]:
+    """The batches of a loader; an InputError where torch's own collate_fn cannot stack its samples."""
+    with reported(lambda error: f"the loader cannot stack its samples: {sentence(error)}.", _PAD, but=_is_no_stacking):
+        yield from batches
+
+
+def _is_no_stacking(error: BaseException) -> bool:
+    return not isinstance(error, RuntimeError) or "equal size" not in str(error)
 
 
 def _check_structure(batch: Any, structure: str, name: str) -> None:
@@ -195,6 +241,22 @@ def batches_of(loader: Any, *, name: str = "loader") -> Iterator[Any]:
     return batches
 
 
+@contextlib.contextmanager
+def put_back(loader: Any) -> Iterator[None]:
+    """Undo what a look at a loader moves: the random numbers of the process and of the loader itself, and the position
+    of a loader that has a state."""
+    with random_state.preserved(), random_state.generators_preserved(loader):
+        state = None
+        if is_stateful(loader):
+            with contextlib.suppress(Exception):  # a loader may have no state before its first pass
+                state = copy.deepcopy(loader.state_dict())
+        try:
+            yield
+        finally:
+            if state is not None:
+                loader.load_state_dict(state)
+
+
 def _read_once(what: str) -> InputError:
     message = f"{what}, which can be read only once: one look would use it up."
     return InputError(message, "Pass a function that returns it, or a DataLoader, or a list of batches.")
@@ -204,6 +266,16 @@ def empty_pass() -> InputError:
     """The error for a pass that gives no batch although an earlier look did."""
     message = "a pass over the loader gave no batch: it is empty, or can be read only once."
     return InputError(message, "Pass a DataLoader, a list of batches, or a function that returns a fresh iterator.")
+
+
+def is_stateful(loader: Any) -> bool:
+    """Whether a loader saves and loads its position, by torchdata's protocol."""
+    return all(callable(getattr(loader, name, None)) for name in ("state_dict", "load_state_dict"))
+
+
+def samples_in_pass(loader: Any) -> int | None:
+    """The number of samples in the data set of a loader, where it is known without reading one."""
+    return length_of(loader.samples if isinstance(loader, FileLoader) else getattr(loader, "dataset", None))
 
 
 def length_of(loader: Any) -> int | None:

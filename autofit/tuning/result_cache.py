@@ -1,9 +1,13 @@
-"""Results of earlier searches, cached as result.yaml by all they depend on: model, shape of the data, options, machine.
+"""Results of earlier searches, cached by all they depend on: model, shape of the data, options, machine.
+
+Cached are the record and the journal, from which the run directory is written again: a result is the same whether it
+was measured now or before.
 
 The parent of probes does not touch the device, so the operating system's facts stand for the machine.
 """
 
 import contextlib
+import dataclasses
 import os
 import platform
 from pathlib import Path
@@ -12,11 +16,16 @@ import psutil
 
 from autofit.core.environment import versions
 from autofit.core.errors import InputError
-from autofit.core.files import cache_file, read_text, write_cache
+from autofit.core.events import Notify
+from autofit.core.files import cache_file, read_text, write_atomically, write_cache
+from autofit.core.hardware import GIB
 from autofit.core.options import SearchOptions
-from autofit.core.result import SavedResult
+from autofit.core.record import RECORD, Record
+from autofit.core.result import Result
+from autofit.core.run_directory import JOURNAL, RunDirectory, free_run_directory
 from autofit.core.workload import Workload
 from autofit.training.fingerprint import LAYOUT, cache_key, facts_of
+from autofit.tuning.artifacts import write_artifacts, write_report
 from autofit.tuning.measurement_store import Store
 
 _NO_INFLUENCE = {"out", "resume", "probe_timeout", "store", "workers", "memory_snapshot"}  # on what is found
@@ -40,28 +49,56 @@ def key_of(workload: Workload, options: SearchOptions) -> str:
     )
 
 
-def find(key: str) -> Path | None:
-    """The result.yaml cached under a key; None where there is none that can be read."""
-    path = cache_file("results", f"{key}.yaml")
+@dataclasses.dataclass(frozen=True)
+class Cached:
+    """A search that was done before: its record, and the text of its journal."""
+
+    record: Record
+    journal: str
+
+    def describe(self) -> str:
+        """A sentence on it."""
+        result = self.record.result
+        assert result.best is not None, "no other is cached"
+        unit = "tokens" if result.best.tokens_per_second else "samples"
+        within = f"{result.budget.device_bytes / GIB:.2f} GiB"  # the default is what is free, today more or less
+        measured = f"{result.best.throughput:,.0f} {unit}/s measured within {within}"
+        return f"a search for this model, data and machine was done before ({measured}) and is used again"
+
+    def result(self) -> Result:
+        """Its result, which names files only where its run directory is still there."""
+        result = self.record.result
+        if result.run_directory and Path(result.run_directory).is_dir():
+            return result
+        return dataclasses.replace(result, run_directory=None, files={})
+
+    def write(self, out: Path, workload: Workload, notify: Notify) -> Result:
+        """Write its run directory again, in the first free place at `out` unless this very search is there."""
+        journal = out / JOURNAL
+        is_there = journal.is_file() and journal.read_bytes() == self.journal.encode()
+        with RunDirectory(out, resume=True) if is_there else free_run_directory(out) as directory:
+            write_atomically(directory.journal, self.journal)
+            result = dataclasses.replace(self.record.result, files={})
+            result = write_artifacts(result, workload, directory, notify=notify)
+            return write_report(dataclasses.replace(self.record, result=result), directory, notify=notify)
+
+
+def find(key: str) -> Cached | None:
+    """The search cached under a key; None where there is none that can be read."""
     try:
-        saved = SavedResult.load(path)
-    except InputError:
+        record = Record.load(cache_file("results", f"{key}.json"))
+        journal = read_text(cache_file("results", f"{key}.log"))
+    except (InputError, OSError, ValueError):
         return None
-    return path if saved.measured.get("samples_per_second") and saved.hardware.get("budget_gib") else None
+    return Cached(record, journal) if record.intact and record.result.best else None
 
 
-def save(key: str, text: str) -> None:
-    """Cache a result.yaml."""
-    write_cache(cache_file("results", f"{key}.yaml"), text)
-
-
-def describe(saved: SavedResult) -> str:
-    """A sentence on a cached result."""
-    unit = "tokens" if saved.measured.get("tokens_per_second") else "samples"
-    rate = saved.measured.get(f"{unit}_per_second")
-    within = f"{saved.hardware['budget_gib']:.2f} GiB"  # the default is what is free, which today may be more or less
-    measured = f"{rate:,.0f} {unit}/s measured within {within}"
-    return f"a search for this model, data and machine was done before ({measured}) and is used again"
+def save(key: str, result: Result) -> None:
+    """Cache a search by the files of its run directory."""
+    directory = Path(result.run_directory or "")
+    for name, suffix in (RECORD, "json"), (JOURNAL, "log"):
+        with contextlib.suppress(OSError):  # somebody deleted it: the search is done again
+            write_cache(cache_file("results", f"{key}.{suffix}"), read_text(directory / name))
 
 
 def outdated_note() -> str | None:

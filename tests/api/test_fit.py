@@ -13,6 +13,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
+import autofit
 from autofit.api.fit import fit
 from autofit.core.config import Config
 from autofit.core.errors import InputError, ProbeError
@@ -385,3 +386,9 @@ def test_gradients_that_are_switched_off_around_it(mode: Callable[[], Any]) -> N
     expected, model, loader = fitted().history, mlp(), batches()
     with mode():
         assert fitted(model, loader).history == expected
+
+
+def test_a_callback_ends_training_cleanly() -> None:
+    trained = fitted(steps=20, callbacks=[lambda report: autofit.STOP if report.step == 3 else None])
+    assert len(trained.history) == 4
+    assert trained.model.training

@@ -11,6 +11,7 @@ import pytest
 import safetensors.torch
 import torch
 from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
 
 from autofit.core.errors import InputError
 from autofit.core.events import Event, Note
@@ -121,6 +122,36 @@ def test_a_place_that_cannot_be_written_down_is_counted_instead(tmp_path: Path) 
     assert "the state_dict of the loader holds a PosixPath, which no checkpoint does" in told[0]
     resumed = fitted(noisy(), Odd(), resume=True, **how)
     assert resumed.history == whole.history[4:]
+
+
+@pytest.mark.parametrize(("size", "steps"), [(3, 3 + 7 + 11), (8, 3 + 3 + 4), (12, 3 + 2 + 3)])
+def test_a_run_goes_on_at_its_sample_with_another_batch_size(tmp_path: Path, size: int, steps: int) -> None:
+    """32 samples in batches of 4, of which 3 were trained on; two epochs stay two epochs."""
+    seen: list[int] = []
+    said: list[Any] = []
+
+    def loss(model: nn.Module, batch: list[torch.Tensor]) -> torch.Tensor:
+        if model.training:
+            seen.extend(batch[0][:, 0].int().tolist())
+        return (model(batch[0]) ** 2).mean()
+
+    def run(batch_size: int, **options: Any) -> Any:
+        torch.manual_seed(0)
+        data = DataLoader(TensorDataset(torch.arange(32.0).view(-1, 1)), batch_size=batch_size)
+        given = {"config": {"optimizer": "sgd"}, "lr": 1e-6, "epochs": 2, "output_dir": tmp_path, **options}
+        return fitted(nn.Linear(1, 1), data, loss=loss, **given)
+
+    with pytest.raises(StoppedError):
+        run(4, checkpoint_every=3, callbacks=(stop_at(4),))
+    seen.clear()
+    held_out = [[torch.ones(2, 1)]]
+    resumed = run(size, resume=True, listener=said.append, eval_loader=held_out)
+    assert seen == [*range(12, 32), *range(32)]
+    assert [report.step for report in resumed.history] == list(range(3, steps))
+    assert len(resumed.evaluations) == 2  # after each pass
+    told = [event.text for event in said]
+    assert f"for 2 epochs in all the run ends after {steps} steps." in told
+    assert any("training goes on within a batch" in text for text in told) == (size == 8)
 
 
 def test_as_many_checkpoints_are_kept_as_are_asked_for(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 import importlib
 import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +11,12 @@ import pytest
 import torch
 from torch import nn
 
+import autofit
 from autofit.api.fit import fit
 from autofit.core.errors import NothingFitsError
 from autofit.core.events import Event, Note
 from autofit.core.files import cache_file
+from autofit.core.record import Record
 from autofit.core.result import Result, SavedResult
 from autofit.tuning import run as tune
 from tests import tiny
@@ -59,6 +62,11 @@ def test_a_search_for_clipped_training_leaves_out_steps_in_the_backward(monkeypa
     ]
 
 
+def as_written(result: Result) -> Result:
+    """The result as its record holds it, whose seconds are rounded."""
+    return replace(result, search_seconds=round(result.search_seconds, 3))
+
+
 @pytest.mark.usefixtures("shared_zygote")
 def test_search_then_train_then_resume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     how: dict[str, Any] = {
@@ -82,7 +90,7 @@ def test_search_then_train_then_resume(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(tune, "LocalExecutor", None)  # no search any more
     shutil.rmtree(tmp_path / "checkpoints")
     again = fitted(output_dir=tmp_path, resume=True, **how)
-    assert isinstance(again.result, SavedResult)
+    assert again.result == as_written(trained.result)
     assert [report.loss for report in again.history] == [report.loss for report in trained.history]
 
 
@@ -118,9 +126,14 @@ def test_the_same_search_is_not_done_twice_and_a_resumed_run_needs_no_cache(
     assert isinstance(first.result, Result)
     monkeypatch.setattr(tune, "LocalExecutor", None)  # no search any more
     again = fitted(mlp(), listener=events.append, output_dir=tmp_path / "out", **how)
-    assert isinstance(again.result, SavedResult)
-    assert again.result.config == first.result.best.config
-    assert not (tmp_path / "out" / "search").exists()
+    run = tmp_path / "out" / "search"
+    assert again.result == replace(as_written(first.result), run_directory=str(run), files=again.result.files)
+    assert autofit.explain(again.result) == autofit.explain(first.result)
+    here = {str(path.relative_to(run)) for path in run.rglob("*") if "probes" not in path.parts}
+    there = Path(first.result.run_directory)
+    assert here == {str(path.relative_to(there)) for path in there.rglob("*") if "probes" not in path.parts}
+    assert (run / "journal.log").read_text() == (there / "journal.log").read_text()
+    assert Record.load(run / "result.json").result == again.result
     (note,) = [event.text for event in events if isinstance(event, Note)]
     before = r"a search for this model, data and machine was done before \([\d,]+ samples/s measured within 1\.00 GiB\)"
     assert re.match(before, note)
@@ -130,6 +143,10 @@ def test_the_same_search_is_not_done_twice_and_a_resumed_run_needs_no_cache(
     resumed = fitted(output_dir=tmp_path / "out", resume=True, **{**how, "steps": 3})
     assert resumed.result == again.result
     assert len(resumed.history) == 1
+    shutil.rmtree(run)
+    resumed = fitted(output_dir=tmp_path / "out", resume=True, **{**how, "steps": 4})
+    assert isinstance(resumed.result, SavedResult)
+    assert resumed.result.config == first.result.config
 
 
 @pytest.mark.usefixtures("shared_zygote")
@@ -137,10 +154,29 @@ def test_what_an_older_autofit_cached_is_searched_for_anew(tmp_path: Path, monke
     monkeypatch.chdir(tmp_path)
     how: dict[str, Any] = {"config": None, "mem": 1, "trials": 1, "set": NARROW, "steps": 1}
     fitted(mlp(), **how)
-    (cached,) = cache_file("results", "").glob("*.yaml")
-    cached.rename(cached.with_name(f"{'0' * 32}.yaml"))  # named by a digest alone, as by autofit before layout 2
+    (cached,) = cache_file("results", "").glob("*.json")
+    cached.rename(cached.with_name(f"{'0' * 32}.json"))  # named by a digest alone, as by autofit before layout 2
     cache_file("", "layout").unlink()
     events: list[Event] = []
     assert isinstance(fitted(mlp(), listener=events.append, **how).result, Result)
     notes = [event.text for event in events if isinstance(event, Note)]
     assert len([note for note in notes if "results of searches cached by an older autofit in" in note]) == 1
+
+
+@pytest.mark.usefixtures("shared_zygote")
+def test_that_longer_samples_may_come_is_said_by_a_search_and_by_a_cached_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    def mean(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
+        return model(batch).square().mean()
+
+    loader = [torch.ones(4, length, 48) for length in (2, 3, 4)]
+    for _ in range(2):
+        events: list[Event] = []
+        how = {"config": None, "mem": 1, "trials": 1, "set": NARROW, "steps": 1, "peek": 2}
+        fitted(mlp(), loader, loss=mean, listener=events.append, **how)
+        notes = [event.text for event in events if isinstance(event, Note)]
+        assert len([note for note in notes if note.startswith("no more than 2 batches of the loader were read")]) == 1
+    assert any("was done before" in note for note in notes)

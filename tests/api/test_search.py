@@ -5,24 +5,34 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch.utils.data import DataLoader, TensorDataset
 
 import autofit
 from autofit.api.search import search
 from autofit.core.errors import InputError
 from autofit.core.events import Event, Note, SearchStarted
 from autofit.core.measurement import Outcome
+from autofit.training import random_state
 from tests import tiny
 from tests.api.fitting import NARROW, assert_same, batches, contrastive, mlp, noisy, weights
 
 
 @pytest.mark.usefixtures("shared_zygote")
-def test_a_search_does_not_touch_the_model(tmp_path: Path) -> None:
+def test_a_search_touches_neither_the_model_nor_random_numbers(tmp_path: Path) -> None:
+    generator = torch.Generator().manual_seed(7)
+    of_loader = generator.get_state()
+    features, classes = batches(1)[0]
+    data = TensorDataset(features.repeat(3, 1), classes.repeat(3))
+    loader = DataLoader(data, batch_size=8, shuffle=True, generator=generator)
     model = noisy().eval()
     model.body[0].weight.requires_grad_(False)
     before, parameters = weights(model), list(model.parameters())
+    random_state.seed_host(5)
+    random_numbers = random_state.capture(torch.device("cpu"))
     result = search(
         model,
-        batches(),
+        loader,
         loss=tiny.classify,
         device="cpu",
         mem=1,
@@ -31,6 +41,8 @@ def test_a_search_does_not_touch_the_model(tmp_path: Path) -> None:
         out=tmp_path / "r",
     )
     assert result.best
+    assert random_state.is_at(random_numbers)
+    assert torch.equal(generator.get_state(), of_loader)
     assert result.model == "Noisy"
     assert result.workload["effective_batch_size"] == 8
     assert_same(weights(model), before)

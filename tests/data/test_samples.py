@@ -153,6 +153,33 @@ def test_a_pass_goes_on_where_it_stopped(options: Any) -> None:
     assert len(list(other)) == 5  # the next pass is a whole one
 
 
+@pytest.mark.parametrize("mask_id", [None, 4])
+@pytest.mark.parametrize(("size", "sizes"), [(1, [1] * 4), (4, [2, 4]), (5, [4])])
+def test_a_pass_goes_on_at_the_same_sample_with_another_batch_size(
+    size: int, sizes: list[int], mask_id: int | None
+) -> None:
+    torch.manual_seed(3)
+    loader = FileLoader(Counted(), 2)
+    order = [int(index) for batch in loader for index in batch["input_ids"]]
+    seed = loader.state_dict()["seed"]
+    other = FileLoader(Counted(), size, mask_id=mask_id)
+    other.load_state_dict({"seed": seed, "samples": 6})
+    rest = list(other)
+    assert [len(batch["input_ids"]) for batch in rest] == sizes
+    if mask_id is None:
+        seen = [int(index) for batch in rest for index in batch["input_ids"]]
+        assert seen[:4] == order[6:]
+        assert set(seen[4:]) <= set(order[:2])  # the front fills up the last batch
+    assert len(list(other)) == len(other)
+
+
+def test_a_place_before_the_first_pass_is_none() -> None:
+    loader = FileLoader(Counted(), 2)
+    loader.load_state_dict(loader.state_dict())
+    orders = {tuple(int(index) for batch in loader for index in batch["input_ids"]) for _ in range(3)}
+    assert len(orders) == 3
+
+
 def test_batches_that_are_made_ahead_are_the_same() -> None:
     torch.manual_seed(3)
     plain = [batch["input_ids"].tolist() for batch in FileLoader(Counted(), 2)]

@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional
+from torch.utils.data import default_collate
 
 from autofit.core.errors import InputError
 from autofit.training.default_loss import check_call, check_loss_function, default_loss
@@ -130,3 +131,59 @@ def test_what_cannot_be_a_loss(loss: Any, words: str) -> None:
 def test_what_can_be_a_loss() -> None:
     for loss in (None, tiny.classify, lambda model, batch: SCALAR):
         check_loss_function(loss)
+
+
+# Columns of a data set that a model does not take.
+
+
+def rows(**columns: Any) -> dict[str, Any]:
+    ids = torch.ones(2, 4, dtype=torch.long)
+    return {"input_ids": ids, "labels": ids, **columns}
+
+
+@pytest.mark.parametrize("column", [["a", "b"], torch.ones(2)], ids=["texts", "tensor"])
+def test_a_column_that_clashes_with_the_models_own_names_is_named(column: Any) -> None:
+    """transformers hands further arguments on to its loss, where `source` is one of its own."""
+    with pytest.raises(InputError) as caught:
+        default_loss(tiny.llama()(), rows(source=column))
+    assert str(caught.value) == (
+        "LlamaForCausalLM.forward does not take source of the batches, and no loss is given. Leave source out "
+        '(dataset.remove_columns(["source"]), or in collate_fn), or pass a loss of your own.'
+    )
+
+
+def test_columns_that_a_forward_has_no_argument_for_are_named() -> None:
+    class Own(nn.Module):
+        def forward(self, features: torch.Tensor) -> torch.Tensor:
+            return features.sum()
+
+    batch = {"features": torch.ones(2), "name": ["a", "b"], "number": torch.ones(2)}
+    with pytest.raises(InputError, match=r"Own\.forward does not take name and number of the batches") as caught:
+        check_call(Own(), batch)
+    assert 'dataset.remove_columns(["name", "number"])' in caught.value.remedy
+
+
+@pytest.mark.parametrize(
+    ("column", "holds"),
+    [
+        (default_collate([{"ids": [1, 2, 3, 4]}] * 2)["ids"], "a list of 4 tensors, as DataLoader's own collate_fn"),
+        ([[1, 2, 3, 4]] * 2, "lists"),
+        (["a text", "another"], "texts"),
+    ],
+    ids=["collated", "lists", "texts"],
+)
+def test_lists_in_place_of_tensors_are_named(column: Any, holds: str) -> None:
+    with pytest.raises(InputError) as caught:
+        default_loss(tiny.llama()(), rows(input_ids=column))
+    message = f"LlamaForCausalLM does not take the batches: input_ids should be tensors, not {holds}"
+    assert caught.value.message.startswith(message)
+    assert 'dataset.set_format("torch"), or a collate_fn' in caught.value.remedy
+
+
+def test_an_error_of_a_models_own_code_stays_what_it_is() -> None:
+    class Own(nn.Module):
+        def forward(self, features: Any, **more: Any) -> torch.Tensor:
+            raise TypeError("a list is not what I want")
+
+    with pytest.raises(TypeError, match="a list is not what I want"):
+        default_loss(Own(), {"features": [torch.ones(2)]})

@@ -6,10 +6,11 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
 
 from autofit.core.errors import InputError
 from autofit.training.build import build
-from autofit.training.evaluation import evaluate
+from autofit.training.evaluation import check_evaluation, evaluate
 from tests import tiny
 
 
@@ -65,3 +66,12 @@ def test_one_sample_that_does_not_fit_is_an_error() -> None:
     setup = build(replace(tiny.mlp_workload(4), loss=never), {}, tiny.CPU)
     with pytest.raises(torch.OutOfMemoryError):
         evaluate(setup, [setup.workload.batch(4)])
+
+
+def test_a_look_at_the_evaluation_data_is_put_back() -> None:
+    workload = tiny.mlp_workload()
+    generator = torch.Generator().manual_seed(0)
+    loader = DataLoader(TensorDataset(*workload.batch(8)), batch_size=4, shuffle=True, generator=generator)
+    before = generator.get_state()
+    check_evaluation(build(workload, {}, tiny.CPU), loader)
+    assert torch.equal(generator.get_state(), before)

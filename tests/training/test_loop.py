@@ -1,24 +1,27 @@
 """The loop: what a hand-written one does, reports, and steps that are done again when memory runs out."""
 
 import math
+import pickle
 import re
 import time
 from dataclasses import replace
 from typing import Any
 
+import cloudpickle
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
+import autofit
 from autofit.core.errors import DivergedError, InputError, OutOfMemoryError
 from autofit.core.workload import Hyperparameters, Workload
 from autofit.data.batch import sample_count
 from autofit.setup import Setup
 from autofit.training import step as loop
 from autofit.training.build import build
-from autofit.training.loop import StepReport, learning_rate_factor, train
+from autofit.training.loop import STOP, StepReport, learning_rate_factor, train
 from tests import tiny
 
 
@@ -62,6 +65,54 @@ def test_every_step_is_reported_to_every_callback() -> None:
     assert [report.step for report in reports] == [0, 1, 2, 3]
     assert [report.samples for report in reports] == [4, 3, 4, 3]
     assert [report.lr for report in reports] == pytest.approx([0.01, 0.0075, 0.005, 0.0025])
+
+
+def test_a_callback_ends_training_when_all_have_heard_of_the_step() -> None:
+    workload = tiny.mlp_workload(4)
+    heard: list[StepReport] = []
+
+    def ends(report: StepReport) -> object:
+        return STOP if report.step == 1 else None
+
+    reports = train(build(workload, {}, tiny.CPU), [workload.batch(4)] * 5, steps=5, callbacks=[ends, heard.append])
+    assert [report.step for report in reports] == [0, 1]
+    assert heard == reports
+
+
+def test_stop_is_the_same_object_wherever_a_callback_runs() -> None:
+    assert cloudpickle.loads(cloudpickle.dumps(autofit.STOP)) is STOP
+    assert pickle.loads(pickle.dumps(STOP)) is STOP
+
+
+def test_the_schedule_waits_for_steps_that_the_loss_scaler_skips() -> None:
+    workload = tiny.mlp_workload(4)
+    chosen = Hyperparameters(lr=0.01, schedule="linear", warmup_steps=3)
+    setup = build(workload, {"precision": "fp16-mixed"}, tiny.CPU, hyperparameters=chosen)
+    setup.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**22)
+    reports = train(setup, [workload.batch(4)] * 16, steps=16)
+    skipped = [report.skipped for report in reports]
+    overflows = skipped.count("overflow")
+    assert skipped == ["overflow"] * overflows + [None] * (16 - overflows)
+    assert 2 <= overflows <= 12
+    assert setup.skipped_updates == overflows
+    updates = [max(0, step - overflows) for step in range(16)]
+    assert [report.lr for report in reports] == [0.01 * learning_rate_factor(chosen, 16, step) for step in updates]
+
+
+def test_a_batch_without_a_label_changes_nothing_and_is_reported() -> None:
+    chosen = Hyperparameters(lr=0.01, weight_decay=0.1, max_grad_norm=1.0)
+    setup = build(tiny.llama_workload(), {}, tiny.CPU, hyperparameters=chosen)
+    labelled, empty = tiny.padded_batch((4, 9)), tiny.padded_batch((1, 0))
+    before: list[torch.Tensor] = []
+
+    def copy(report: StepReport) -> None:
+        before.extend(parameter.detach().clone() for parameter in setup.model.parameters() if report.step == 0)
+
+    reports = train(setup, [labelled, empty], steps=2, callbacks=[copy])
+    assert [report.skipped for report in reports] == [None, "no label"]
+    assert [report.gradient_norm is None for report in reports] == [False, True]
+    assert all(map(torch.equal, before, setup.model.parameters()))
+    assert setup.skipped_updates == 0
 
 
 def test_going_on_in_the_middle_is_as_if_never_stopped() -> None:

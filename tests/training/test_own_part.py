@@ -72,6 +72,22 @@ def test_the_parts_are_the_batches_and_no_sample_is_read_twice(kind: Callable[[A
             assert {each.samples for each in of_ranks} == {len(batch)}
 
 
+@pytest.mark.parametrize("start", [0, 3, 8, 13, 21])
+def test_a_pass_that_begins_within_a_batch_is_divided_again(start: int) -> None:
+    (whole,) = passes(shuffled(Counted()))[:1]
+    found, read = [], list[int]()
+    for rank in range(2):
+        data = Counted()
+        loader = own_loader(shuffled(data), Ranks(Layout(shard=2), rank))
+        random_state.seed_host(0)
+        found.append(list(loader.batches_from(start)))
+        read += data.read
+    seen = [torch.cat([part.batch for part in parts if part.counts]) for parts in zip(*found, strict=True)]
+    assert torch.equal(torch.cat(seen), torch.cat(whole)[start:])
+    assert [parts[0].samples for parts in zip(*found, strict=True)] == [len(batch) for batch in seen]
+    assert len(read) <= SAMPLES - start + 1  # what was seen before is not read; a rank without any reads one
+
+
 def test_a_rank_without_samples_holds_one_that_does_not_count() -> None:
     loader = own_loader(DataLoader(Counted(), 21), Ranks(Layout(shard=2), 1))
     assert [(len(each.batch), each.counts, each.samples) for each in loader] == [(10, True, 21), (1, False, 1)]

@@ -18,7 +18,7 @@ from autofit.core.hardware import Hardware
 from autofit.core.workload import Hyperparameters
 from autofit.hardware import segments
 from autofit.training import checkpoint, session
-from autofit.training.loop import StepReport
+from autofit.training.loop import STOP, StepReport
 from autofit.training.session import CheckpointPolicy, Session
 from autofit.training.workload import workload_from
 from tests import tiny
@@ -43,13 +43,18 @@ class Run:
     """A session and what it told."""
 
     def __init__(
-        self, loader: Any = None, loss: Any = tiny.classify, model: nn.Module | None = None, **kept: Any
+        self,
+        loader: Any = None,
+        loss: Any = tiny.classify,
+        model: nn.Module | None = None,
+        loader_of_workload: Any = None,
+        **kept: Any,
     ) -> None:
         self.told: list[str] = []
         self.loader = loader if loader is not None else batches()
         self.model = model or mlp()
         self.session = Session(
-            workload=workload_from(self.model, batches(), loss),
+            workload=workload_from(self.model, loader_of_workload or batches(), loss),
             model=self.model,
             hyperparameters=Hyperparameters(lr=1e-2),
             policy=CheckpointPolicy(**kept),
@@ -201,6 +206,55 @@ def test_evaluations_are_in_the_metrics(tmp_path: Path) -> None:
         (7, run.evaluations[1]),
     ]
     assert [row["loss"] for row in rows if "loss" in row] == [report.loss for report in run.history]
+
+
+def test_batches_without_labels_are_told_of_once_and_counted() -> None:
+    model = tiny.llama_workload().model()
+    full, empty = tiny.padded_batch((4, 9)), tiny.padded_batch((1, 0))
+    run = Run([full, empty, full, empty], loss=None, model=model, loader_of_workload=[full])
+    run(steps=5)
+    assert run.told == [
+        "the batch of step 1 has no label that counts: nothing is learnt from it.",
+        "the batches of 2 of 5 steps had no label that counts: nothing was learnt.",
+    ]
+
+
+def test_steps_that_the_loss_scaler_skips_are_counted_also_when_resumed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scaler = torch.amp.grad_scaler.GradScaler
+    monkeypatch.setattr(torch.amp.grad_scaler, "GradScaler", lambda device: scaler(device, init_scale=2.0**20))
+    linear = Hyperparameters(lr=1e-2, schedule="linear", warmup_steps=2)
+
+    def run(steps: int, **kept: Any) -> Run:
+        made = Run(**kept)
+        made.session = replace(
+            made.session, hyperparameters=linear, callbacks=(lambda r: STOP if r.step == steps else 0,)
+        )
+        made({"precision": "fp16-mixed"}, steps=12)
+        return made
+
+    whole = run(12)
+    skipped = [report.skipped for report in whole.history].count("overflow")
+    assert 1 <= skipped <= 8
+    assert whole.told == [
+        f"the loss scaler of fp16-mixed skipped {skipped} of 12 steps, whose gradients overflowed: the schedule was "
+        "held back for them."
+    ]
+    run(9, directory=tmp_path)
+    assert run(12, directory=tmp_path, resume=True).history == whole.history[10:]
+
+
+def test_a_callback_ends_training_with_all_that_an_end_leaves(tmp_path: Path) -> None:
+    run = Run(directory=tmp_path)
+    run.session = replace(run.session, callbacks=(lambda report: STOP if report.step == 2 else None,))
+    run(steps=20, eval_loader=batches(2))
+    assert [report.step for report in run.history] == [0, 1, 2]
+    assert len(run.evaluations) == 1
+    assert run.told == ["a callback ended the training after 3 steps of 20."]
+    assert [each.name for each in (tmp_path / "checkpoints").iterdir()] == ["step-00000003"]
+    assert (tmp_path / "model" / "model.safetensors").exists()
+    assert [report.step for report in Run(directory=tmp_path, resume=True)(steps=5)] == [3, 4]
 
 
 def test_looking_at_the_loss_draws_nothing() -> None:

@@ -13,13 +13,15 @@ import pytest
 import safetensors.torch
 import torch
 import torch.distributed as dist
+from torch.utils.data import DataLoader, TensorDataset
 
 from autofit.core.layout import fitted_to
 from autofit.core.workload import Hyperparameters
 from autofit.setup.sharding import NEW_ENOUGH
 from autofit.training import sharded_state
-from autofit.training.loop import StepReport
+from autofit.training.loop import STOP, StepReport
 from autofit.training.session import METRICS_FILE, CheckpointPolicy, Session
+from autofit.training.workload import training_workload
 from tests.ranks import on_ranks
 from tests.tiny import llama_workload
 
@@ -39,7 +41,7 @@ def session(
     knobs: Mapping[str, Any],
     folder: Path | None = None,
     steps: int = STEPS,
-    at_step: Callable[[StepReport], None] = lambda _: None,
+    at_step: Callable[[StepReport], object] = lambda _: None,
     evaluating: bool = False,
     every: int = 1,
 ) -> Answer:
@@ -197,7 +199,48 @@ def waits(folder: Path) -> list[int]:
     return found
 
 
-def test_ranks_wait_for_one_another_three_times_a_step(tmp_path: Path) -> None:
-    """For the labels of a step, its loss and the norm of its gradients: each time costs about 1 % of 200 ms."""
+def test_ranks_wait_for_one_another_three_times_a_step_and_once_for_callbacks(tmp_path: Path) -> None:
+    """For the labels of a step, its loss and the norm of its gradients: each time costs about 1 % of 200 ms. Where
+    there are callbacks, also for whether one ends training."""
     first, second, *_ = on_ranks(2, waits, tmp_path)[0]
-    assert second - first == 3
+    assert second - first == 4
+
+
+def ended_after_two(report: StepReport) -> object:
+    return STOP if report.step == 1 else None
+
+
+def test_a_callback_of_the_first_rank_ends_training_on_all(whole: list[float], tmp_path: Path) -> None:
+    answers = on_ranks(2, session, FSDP, tmp_path, STEPS, ended_after_two, True, 100)
+    for losses, evaluations, _ in answers:
+        assert losses == pytest.approx(whole[:2], abs=EXACT)
+        assert len(evaluations) == 1
+    assert [each.name for each in (tmp_path / "checkpoints").iterdir()] == ["step-00000002"]
+    assert (tmp_path / "model" / "model.safetensors").exists()
+
+
+def counted_session(folder: Path, size: int, steps: int, epochs: int | None = None) -> tuple[list[float], list[str]]:
+    """Train on 24 numbered samples, read by each rank alone, in batches of a size; the losses and notes."""
+    numbers = torch.arange(24.0)
+    data = DataLoader(TensorDataset(numbers.view(-1, 1), numbers.view(-1, 1)), batch_size=size)
+    model = torch.nn.Linear(1, 1)
+    torch.nn.init.zeros_(model.weight)
+    torch.nn.init.zeros_(model.bias)
+
+    def loss(model: torch.nn.Module, batch: Any) -> torch.Tensor:
+        return (0.0 * model(batch[0]) + batch[1]).mean()  # the mean of the numbers that are seen
+
+    workload = training_workload(model, data, loss)
+    resume = (folder / "checkpoints").exists()
+    notes: list[str] = []
+    policy = CheckpointPolicy(folder, resume, checkpoint_every=1)
+    run = Session(workload, model, Hyperparameters(lr=1e-3), policy, (), notes.append)
+    config = fitted_to(DDP, dist.get_world_size(), size)
+    reports, _ = run.run(config, "cpu", data, steps=steps, epochs=epochs)
+    return [each.loss for each in reports], notes
+
+
+def test_ranks_go_on_at_the_same_sample_with_another_batch_size(tmp_path: Path) -> None:
+    on_ranks(2, counted_session, tmp_path, 4, MIDDLE)
+    for losses, _ in on_ranks(2, counted_session, tmp_path, 8, 3, 1):
+        assert losses == [13.5, 19.5]  # the means of 12 to 15, which were left of a batch, and of 16 to 23

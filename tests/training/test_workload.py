@@ -1,10 +1,13 @@
 """A loader is read again and again, its own batch is the effective one, and the model beside it is not touched."""
 
+import functools
+import random
 import weakref
 from collections.abc import Iterator
 from typing import Any
 
 import cloudpickle
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -13,6 +16,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from autofit.core.errors import InputError
 from autofit.data.batch import sample_count
 from autofit.models.huggingface import HuggingFaceModel
+from autofit.training import random_state
 from autofit.training.epochs import Epochs
 from autofit.training.workload import Peek, batches_of, training_workload, workload_from
 from tests import tiny
@@ -39,6 +43,87 @@ def test_every_kind_of_loader_can_be_read_again(loader: Any) -> None:
     workload = workload_from(MODEL, loader, tiny.classify)
     assert workload.effective_batch_size == 4
     assert sample_count(workload.batch(7)) == 7
+
+
+class Positioned:
+    """A stateful loader that stays where it was read to, as some do."""
+
+    def __init__(self, count: int = 3) -> None:
+        self.position = 0
+        self.count = count
+
+    def __iter__(self) -> Iterator[Any]:
+        while self.position < self.count:
+            self.position += 1
+            yield batches(4)[0]
+
+    def state_dict(self) -> dict[str, int]:
+        return vars(self)  # not a copy
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.position = state["position"]
+
+
+@pytest.mark.parametrize("position", [0, 1])
+def test_a_stateful_loader_is_put_back_to_where_it_was(position: int) -> None:
+    loader = Positioned()
+    loader.position = position
+    workload_from(MODEL, loader, tiny.classify)
+    assert loader.position == position
+    assert len(list(batches_of(loader))) == 3 - position
+
+
+def test_a_loader_without_a_state_before_its_first_pass_is_read_as_any_other() -> None:
+    class Early(Positioned):
+        def state_dict(self) -> dict[str, int]:
+            raise RuntimeError("no pass was begun")
+
+    assert workload_from(MODEL, Early(), tiny.classify).effective_batch_size == 4
+
+
+class Drawing(TensorDataset):
+    """Draws from every generator of the process and from three of its own for each sample."""
+
+    def __init__(self) -> None:
+        super().__init__(*tiny.mlp_workload().batch(10))
+        self.transforms = [{"rng": np.random.default_rng(0)}]
+        self.own = random.Random(0)
+        self.old = np.random.RandomState(0)
+        self.late: torch.Generator | None = None
+
+    def __getitem__(self, index: int) -> Any:
+        if self.late is None:
+            self.late = torch.Generator().manual_seed(0)
+        torch.rand(1), torch.rand(1, generator=self.late)
+        random.random(), self.own.random()
+        np.random.rand(), self.old.rand(), self.transforms[0]["rng"].random()
+        return super().__getitem__(index)
+
+
+def test_a_look_at_a_loader_draws_nothing() -> None:
+    """Neither from the process's generators nor from those of the sampler, the data set, or a function's loader."""
+    data = Drawing()
+    generator = torch.Generator().manual_seed(1)
+    loader = DataLoader(data, batch_size=4, shuffle=True, generator=generator)
+    random_state.seed_host(3)
+
+    def drawn() -> list[float]:
+        own = [data.own.random(), data.old.rand(), data.transforms[0]["rng"].random()]
+        return [
+            *own,
+            torch.rand(1).item(),
+            random.random(),
+            np.random.rand(),
+            torch.rand(1, generator=generator).item(),
+        ]
+
+    with random_state.preserved(), random_state.generators_preserved(loader):
+        wanted = drawn()
+    for given in (loader, lambda: iter(loader), functools.partial(iter, loader)):
+        workload_from(MODEL, given, tiny.classify)
+        assert data.late is None
+        with random_state.preserved(), random_state.generators_preserved(loader):
+            assert drawn() == wanted
 
 
 def generator() -> Iterator[Any]:
@@ -325,3 +410,44 @@ def test_how_much_of_a_loaders_batches_is_padding_is_known() -> None:
     assert (found.packing, found.padding) == (False, 16 / 64)
     assert found.description()["padding"] == 0.25
     assert training_workload(model, batches[1:], None).packing is None
+
+
+# What was not read.
+
+
+@pytest.mark.parametrize(
+    ("lengths", "peek", "is_told"),
+    [
+        ([4, 8, 4], Peek(batches=2), True),
+        ([4, 8, 4], Peek(batches=3), False),
+        ([4, 4, 8], Peek(batches=2), False),
+        ([4, 8, 4], Peek(batches=2, worst_case=token_batch(2, 9)), False),
+    ],
+    ids=["longer ones may come", "all are read", "one shape", "worst case"],
+)
+def test_that_not_all_batches_were_read_is_said(lengths: list[int], peek: Peek, is_told: bool) -> None:
+    loader = [token_batch(2, length) for length in lengths]
+    notes = training_workload(tiny.MLP(), loader, tiny.classify, peek=peek).notes
+    told = "no more than 2 batches of the loader were read to find the longest samples: a longer one may need more"
+    assert [note.startswith(told) for note in notes] == [True] * is_told
+
+
+def test_a_loader_of_unknown_length_may_always_give_longer_samples() -> None:
+    def loader() -> Iterator[Any]:
+        yield from (token_batch(2, length) for length in (4, 8))
+
+    assert len(training_workload(tiny.MLP(), loader, tiny.classify, peek=Peek(batches=2)).notes) == 1
+    assert training_workload(tiny.MLP(), loader, tiny.classify, peek=Peek(batches=3)).notes == ()
+
+
+def test_samples_that_cannot_be_stacked_name_the_remedy() -> None:
+    loader = DataLoader([torch.ones(3), torch.ones(2)], batch_size=2)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="the loader cannot stack its samples: stack expects each tensor") as caught:
+        workload_from(MODEL, loader, tiny.classify)
+    assert "Give a collate_fn that pads them" in caught.value.remedy
+
+
+def test_batches_of_lists_are_told_what_makes_tensors_of_them() -> None:
+    with pytest.raises(InputError, match="no tensor with samples along dim 0: ids and labels are lists") as caught:
+        workload_from(MODEL, [{"ids": [[1, 2]], "labels": [[1, 2]]}], tiny.classify)
+    assert 'dataset.set_format("torch") makes tensors of lists' in caught.value.remedy

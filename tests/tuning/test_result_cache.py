@@ -1,6 +1,7 @@
 """Stored results: found for the same search, never for another."""
 
 import contextlib
+import shutil
 import sqlite3
 import subprocess
 import sys
@@ -18,12 +19,14 @@ from autofit.core.config import Config
 from autofit.core.files import cache_file
 from autofit.core.measurement import Measurement, Outcome
 from autofit.core.options import search_options
+from autofit.core.record import Record
 from autofit.core.workload import Workload
 from autofit.training.fingerprint import LAYOUT
 from autofit.training.workload import workload_from
 from autofit.tuning import result_cache
 from autofit.tuning.measurement_store import Store, Stored, Subject
 from tests import tiny
+from tests.core.test_record import RESULT
 
 OPTIONS = search_options(mem=1, space="full", trials=3)
 
@@ -152,13 +155,60 @@ def test_another_process_finds_the_same() -> None:
     assert found.stdout.strip() == key(loss=scaled(2))
 
 
+def cached(folder: Path, name: str = "x") -> Path:
+    """Cache a search under a name; its run directory."""
+    run = folder / "runs" / "x"
+    run.mkdir(parents=True)
+    (run / "journal.log").write_text("what was measured\n")
+    result = replace(RESULT, run_directory=str(run))
+    (run / "result.json").write_text(Record(result).to_text())
+    result_cache.save(name, result)
+    return run
+
+
 def test_what_cannot_be_read_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert result_cache.find("x") is None
-    path = tmp_path / "autofit" / "results" / "x.yaml"
-    path.parent.mkdir(parents=True)
-    path.write_text("half: [")
+    cached(tmp_path)
+    path = tmp_path / "autofit" / "results" / "x.json"
+    text = path.read_text()
+    for wrong in ("half: [", text.replace("12.5", "13.5"), Record(replace(RESULT, best=None, tiers={})).to_text()):
+        assert wrong != text
+        path.write_text(wrong)
+        assert result_cache.find("x") is None
+    path.write_text(text)
+    assert result_cache.find("x") is not None
+    path.with_suffix(".log").unlink()
     assert result_cache.find("x") is None
+
+
+def test_a_cached_result_names_files_only_while_they_are_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    run = cached(tmp_path)
+    found = result_cache.find("x")
+    assert found is not None
+    assert found.result() == replace(RESULT, run_directory=str(run))
+    shutil.rmtree(run)
+    assert found.result() == replace(RESULT, run_directory=None, files={})
+
+
+def test_a_run_directory_is_written_again_and_another_search_is_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    cached(tmp_path)
+    found = result_cache.find("x")
+    assert found is not None
+    workload = workload_from(tiny.MLP(), batches(), tiny.classify)
+    for _ in range(2):  # the second time it is there already
+        written = found.write(tmp_path / "out", workload, lambda text: None)
+        assert written.run_directory == str(tmp_path / "out")
+        assert {each.name for each in (tmp_path / "out").iterdir()} >= {"report.html", "result.yaml", "journal.log"}
+    (tmp_path / "taken").mkdir()
+    (tmp_path / "taken" / "journal.log").write_text("of another search\n")
+    written = found.write(tmp_path / "taken", workload, lambda text: None)
+    assert written.run_directory == str(tmp_path / "taken-2")
+    assert [each.name for each in (tmp_path / "taken").iterdir()] == ["journal.log"]
 
 
 def test_names_are_no_part_of_a_workload_that_is_the_same() -> None:
@@ -196,8 +246,8 @@ def test_what_an_older_autofit_cached_is_not_used_and_that_is_said_once(
     assert all(cache_file(folder, name).exists() for folder, name in old.items())
 
 
-def test_what_this_autofit_cached_is_not_outdated() -> None:
-    result_cache.save(key(), OLD_RESULT)
+def test_what_this_autofit_cached_is_not_outdated(tmp_path: Path) -> None:
+    cached(tmp_path / "elsewhere", key())
     Store().add(Subject("key", "foo"), Stored(Measurement(Config(), Outcome.FITS), 1, "here", "one"))
     assert result_cache.find(key())
     assert result_cache.outdated_note() is None
