@@ -28,6 +28,7 @@ from autofit.training.build import build
 from autofit.training.default_loss import check_call
 from autofit.training.fingerprint import fingerprint
 from autofit.training.meta_model import meta_model_from
+from autofit.training.model_state import stays_in_eval
 from autofit.training.step import loss_value
 
 _CHECKED_SAMPLES = 4
@@ -58,7 +59,8 @@ def inspect_workload(workload: Workload, hardware: Hardware, budget_bytes: int |
 
 def _structure(workload: Workload, model: nn.Module) -> Traits:
     linears = [name for name, module in model.named_modules() if is_linear(module)]
-    modules = list(model.modules())
+    kept = bool(stays_in_eval(model))
+    modules = [module for module in model.modules() if module.training or not kept]
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise InputError("the model has no trainable parameter.", "Set requires_grad on what should be trained.")
     get_head = getattr(model, "get_output_embeddings", None)
