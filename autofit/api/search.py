@@ -21,7 +21,7 @@ from autofit.core.workload import Workload
 from autofit.models import resolve
 from autofit.report.live import LiveDisplay
 from autofit.training.user_model import moved_to_host
-from autofit.training.workload import workload_from
+from autofit.training.workload import with_known_rows, workload_from
 from autofit.tuning.context import Judging
 from autofit.tuning.predicted import search_or_predict
 from autofit.tuning.result_cache import outdated_note
@@ -96,6 +96,7 @@ def search(
         raise InputError(message, "The loader or Workload says them.")
     else:
         workload = model if isinstance(model, Workload) else workload_from(model, loader, loss, split=split)
+    workload = with_known_rows(workload)
     run = search_or_predict
     if judge is not None:
         judge.check(workload, checked)

@@ -29,6 +29,7 @@ from autofit.training.default_loss import check_call
 from autofit.training.fingerprint import fingerprint
 from autofit.training.meta_model import meta_model_from
 from autofit.training.model_state import stays_in_eval
+from autofit.training.packed_samples import note_of_mixed_samples
 from autofit.training.step import loss_value
 
 _CHECKED_SAMPLES = 4
@@ -102,9 +103,10 @@ def _with_loss_traits(traits: Traits, workload: Workload, hardware: Hardware) ->
         with attention:
             _tried_loss(setup, batch)
         splits, note = loss_splits(setup, batch)
+        mixed = note_of_mixed_samples(setup)
     finally:
         setup.close()
-    notes = (*traits.notes, note) if note else traits.notes
+    notes = (*traits.notes, *(each for each in (note, mixed) if each))
     return dataclasses.replace(traits, splits=splits, sdpa=attention.ran, notes=notes)
 
 

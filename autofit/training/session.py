@@ -32,6 +32,7 @@ from autofit.training.loop import SEARCH_AGAIN, Callback, Listener, StepReport, 
 from autofit.training.metrics import Bar, MetricsFile, Recorder, TensorBoard
 from autofit.training.oom_recovery import FALLBACK_KNOBS
 from autofit.training.own_part import own_loader
+from autofit.training.packed_samples import note_of_mixed_samples
 from autofit.training.save_model import save_model
 from autofit.training.user_model import restored
 from autofit.training.workload import batches_of, length_of
@@ -108,6 +109,8 @@ class Session:
                     checkpoint.check_savable(setup)
                 with random_state.preserved(setup.device):
                     check_loss(setup)
+                    if note := note_of_mixed_samples(setup):
+                        self.listener(note)
                     if eval_loader is not None:
                         check_evaluation(setup, eval_loader)
                 answer = _Training(self, setup, loader, eval_loader).run(steps)

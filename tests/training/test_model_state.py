@@ -81,7 +81,9 @@ def test_packed_samples_never_see_one_another(kind: str, checkpointing: str, att
     forms = (packed(2, 3), 2), (packed(1, 6), 6), (packed(1, 6, bounds=True), 6)
     for batch, samples in forms:
         for micro_batch_size in {1, samples}:
-            workload = Workload(lambda: model, lambda n: batch, effective_batch_size=samples, task="causal-lm")
+            workload = Workload(
+                lambda: model, lambda n, batch=batch: batch, effective_batch_size=samples, task="causal-lm"
+            )
             knobs = {"activation_checkpointing": checkpointing, "attention": attention}
             setup = build(workload, {**knobs, "micro_batch_size": micro_batch_size}, tiny.CPU, model=model)
             torch.testing.assert_close(accumulate(setup, batch), right)
