@@ -3,9 +3,10 @@ in a probe process. Every mistake in the user's own factories becomes one senten
 
 import dataclasses
 import math
+import sysconfig
 import traceback
-from collections.abc import Callable
-from contextlib import AbstractContextManager, suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import autofit
+from autofit.core.config_faults import config_faults_named
 from autofit.core.errors import InputError, reported, told
 from autofit.core.hardware import Hardware
 from autofit.core.workload import Traits, Workload
@@ -36,6 +38,8 @@ _CHECKED_SAMPLES = 4
 _SPLITTABLE_SOURCES = ("preset", "directory", "hub")  # transformers models with their own loss
 _TOLERANCE = 1e-3  # relative, of the split loss against the unsplit one in fp32
 _LOW_PRECISION_TOLERANCE = 3e-2
+_CORRECT_IT = "Correct it there."
+_INSTALLED = tuple(sysconfig.get_path(kind) for kind in ("stdlib", "purelib", "platlib"))
 _LIBRARIES = (str(Path(torch.__file__).parent), str(Path(autofit.__file__).parent))  # where the user fixes no errors
 
 
@@ -103,7 +107,7 @@ def _with_loss_traits(traits: Traits, workload: Workload, hardware: Hardware) ->
         with attention:
             _tried_loss(setup, batch)
         splits, note = loss_splits(setup, batch)
-        mixed = note_of_mixed_samples(setup)
+        mixed = note_of_mixed_samples(setup, batch)
     finally:
         setup.close()
     notes = (*traits.notes, *(each for each in (note, mixed) if each))
@@ -170,12 +174,28 @@ class _FusedAttentionWatch(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def blamed_on(what: str, remedy: str = "Correct it there.") -> AbstractContextManager[None]:
-    """Turn whatever a user's function raises into one sentence: what raised, its message, and where."""
+@contextmanager
+def blamed_on(what: str, remedy: str = _CORRECT_IT) -> Iterator[None]:
+    """Turn whatever a user's function raises into one sentence: what raised, its message, and where. Where it comes
+    from the config of a model, the sentence is about that."""
 
     def says(error: BaseException) -> str:
-        frames = traceback.extract_tb(error.__traceback__)
-        frame = ([each for each in frames if not each.filename.startswith(_LIBRARIES)] or frames)[-1]
+        frame, _ = _place_of(error)
         return f"{what} raised {told(error)} (at {frame.filename}:{frame.lineno})."
 
-    return reported(says, remedy, but=is_out_of_memory)  # which is nobody's mistake
+    try:
+        with reported(says, remedy, but=is_out_of_memory), config_faults_named():  # running out is nobody's mistake
+            yield
+    except InputError as error:
+        cause = error.__cause__
+        if error.remedy == _CORRECT_IT and cause is not None and not _place_of(cause)[1]:
+            error.remedy = "That line is a library's: check the batch and the model's config."
+        raise
+
+
+def _place_of(error: BaseException) -> tuple[traceback.FrameSummary, bool]:
+    """The innermost line of the user's own code, else of a library; and whether it is the user's."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [each for each in frames if not each.filename.startswith((*_LIBRARIES, *_INSTALLED))]
+    others = [each for each in frames if not each.filename.startswith(_LIBRARIES)]
+    return (own or others or frames)[-1], bool(own)

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from autofit.data.batch import IGNORED_LABEL, few_samples, labels_of
+from autofit.data.batch import IGNORED_LABEL, labels_of
 from autofit.setup import Setup
 from autofit.setup.state import evaluation_mode
 from autofit.training.step import loss_value
@@ -25,10 +25,9 @@ _MIXED = (
 
 
 @torch.no_grad()
-def note_of_mixed_samples(setup: Setup) -> str | None:
-    """A sentence where packed samples see one another; None where they do not, or no packed ones are trained on. Random
-    weights are other ones afterwards."""
-    batch = few_samples(setup.workload, 2)
+def note_of_mixed_samples(setup: Setup, batch: Any) -> str | None:
+    """A sentence where packed samples see one another; None where they do not, or the batch, of a few samples, has no
+    packed ones. Random weights are other ones afterwards."""
     ids, labels = labels_of(batch, "input_ids"), labels_of(batch)
     if ids is None or labels is None or ids.dim() != 2 or labels.shape != ids.shape:
         return None

@@ -11,12 +11,14 @@ from typing import Any, NoReturn
 import torch
 from torch import nn
 
+from autofit.core.config_faults import config_faults_named
 from autofit.core.errors import AutofitError, DivergedError, OutOfMemoryError, counted, sentence
 from autofit.core.files import write_atomically
 from autofit.core.interrupts import SIGNALS, Interrupts
 from autofit.core.layout import largest_divisor, part_of
 from autofit.core.strict_yaml import dump, load_mapping
 from autofit.core.workload import Hyperparameters, Workload, check_counts
+from autofit.data.batch import few_samples
 from autofit.distributed.group import devices_of_group
 from autofit.hardware import segments
 from autofit.hardware.device import detect
@@ -109,11 +111,12 @@ class Session:
                     checkpoint.check_savable(setup)
                 with random_state.preserved(setup.device):
                     check_loss(setup)
-                    if note := note_of_mixed_samples(setup):
+                    if note := note_of_mixed_samples(setup, few_samples(self.workload, 2)):
                         self.listener(note)
                     if eval_loader is not None:
                         check_evaluation(setup, eval_loader)
-                answer = _Training(self, setup, loader, eval_loader).run(steps)
+                with config_faults_named():
+                    answer = _Training(self, setup, loader, eval_loader).run(steps)
                 if self.taken:
                     self.taken(setup)
                 return answer

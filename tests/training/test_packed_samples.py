@@ -9,6 +9,7 @@ from torch import nn
 from torch.nn import functional
 
 from autofit.core.workload import Workload
+from autofit.data.batch import few_samples
 from autofit.training.build import build
 from autofit.training.inspect import inspect_workload
 from autofit.training.packed_samples import note_of_mixed_samples
@@ -86,7 +87,7 @@ def test_what_is_seen_of_another_sample_is_said(make: Any, batch: Any, is_told: 
     model = make()
     workload = training_workload(model, [batch()], None)
     setup = build(workload, {}, tiny.CPU, model=model)
-    note = note_of_mixed_samples(setup)
+    note = note_of_mixed_samples(setup, few_samples(workload, 2))
     assert (note is not None) == is_told
     assert note is None or note.startswith("packed samples see one another in this model: with other tokens")
     assert setup.model.training
