@@ -111,8 +111,9 @@ class Session:
                     checkpoint.check_savable(setup)
                 with random_state.preserved(setup.device):
                     check_loss(setup)
-                    if note := note_of_mixed_samples(setup, few_samples(self.workload, 2)):
-                        self.listener(note)
+                    mixed = note_of_mixed_samples(setup, few_samples(self.workload, 2))
+                    if mixed:
+                        self.listener(mixed)
                     if eval_loader is not None:
                         check_evaluation(setup, eval_loader)
                 with config_faults_named():

@@ -139,7 +139,7 @@ def _largest(loader: Any, peek: Peek, cut: Cut | None) -> tuple[Any, int, int, f
     largest: Any = None
     structure, samples, shapes, held, seen = "", 0, set(), 0, 0
     batches = batches_of(loader)
-    peeked = itertools.islice(batches, peek.batches)
+    peeked: Iterator[Any] = itertools.islice(batches, peek.batches)
     if cut is None:
         first = list(itertools.islice(peeked, 1))
         if first and positions_in_rows(first[0]) is not None:
