@@ -193,7 +193,9 @@ def _unknown_name(seen: _Seen) -> Fault | None:
 
 
 def _told(seen: _Seen) -> Fault | None:
-    """A field that the error's own message tells of."""
+    """A field that the error's own message tells of, as one of the config."""
+    if "config" not in seen.message.lower():
+        return None
     fields = [field for field in vars(seen.config) if re.search(rf"\b{re.escape(field)}\b", seen.message)]
     if not fields or "_" not in fields[0]:  # other words are those of any message
         return None

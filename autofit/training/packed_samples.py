@@ -5,6 +5,7 @@ transformers keeps them apart by positions that start again, but not in every mo
 """
 
 import math
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -46,7 +47,8 @@ def note_of_mixed_samples(setup: Setup, batch: Any) -> str | None:
     if setup.drawn:  # with a deviation of 0.02, which hides what little is mixed
         for _, weight in setup.trainable():
             weight.mul_(_SPREAD if weight.dim() > 1 else 1)
-    with evaluation_mode(setup.model):
+    loss = other = math.nan
+    with suppress(Exception), evaluation_mode(setup.model):  # a user's loss may not take rows without a label
         loss = loss_value(setup, _with(batch, input_ids=ids, labels=own_labels))
         other = loss_value(setup, _with(batch, input_ids=other_ids, labels=own_labels))
     tolerance = _TOLERANCE if setup.config["precision"] == "fp32" else _LOW_PRECISION_TOLERANCE

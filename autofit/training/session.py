@@ -17,7 +17,7 @@ from autofit.core.files import write_atomically
 from autofit.core.interrupts import SIGNALS, Interrupts
 from autofit.core.layout import largest_divisor, part_of
 from autofit.core.strict_yaml import dump, load_mapping
-from autofit.core.workload import Hyperparameters, Workload, check_counts
+from autofit.core.workload import Hyperparameters, Rows, Workload, check_counts
 from autofit.data.batch import few_samples
 from autofit.distributed.group import devices_of_group
 from autofit.hardware import segments
@@ -111,9 +111,11 @@ class Session:
                     checkpoint.check_savable(setup)
                 with random_state.preserved(setup.device):
                     check_loss(setup)
-                    mixed = note_of_mixed_samples(setup, few_samples(self.workload, 2))
-                    if mixed:
-                        self.listener(mixed)
+                    batch = few_samples(self.workload, 2)
+                    if not isinstance(batch, Rows):  # else a file's, packed for what is known to keep them apart
+                        mixed = note_of_mixed_samples(setup, batch)
+                        if mixed:
+                            self.listener(mixed)
                     if eval_loader is not None:
                         check_evaluation(setup, eval_loader)
                 with config_faults_named():
