@@ -20,6 +20,7 @@ from autofit.estimate.resting import resting_of
 from autofit.estimate.trace import trace
 from autofit.hardware.budgets import budget_for
 from autofit.models import resolve
+from autofit.training.workload import with_known_rows
 from autofit.tuning.target import estimate_on, structure_traits, target_hardware
 
 ConfigSource = Mapping[str, Any] | str | Path | None
@@ -109,6 +110,7 @@ def workload_of(
     elif (task, seq_len, effective_batch) != (None, None, None):
         message = "task, seq_len and effective_batch belong to a model given by name."
         raise InputError(message, "The Workload says them.")
+    model = with_known_rows(model)
     return model if model.traits is not None else dataclasses.replace(model, traits=structure_traits(model, hardware))
 
 

@@ -111,8 +111,11 @@ def fit(
     """Search for the fastest config that fits, then train the user's own model with it.
 
     The loader's batch size is the effective batch: each batch is one optimizer step, split into micro-batches as the
-    config says. The model is trained in place. Its modules keep their train or eval mode, and its weights come back on
-    the device they were trained on, in the format they came in unless `config`, `space` or `set` asks for another.
+    config says. The model is trained in place. In a model in train mode, modules in eval mode are trained so (frozen
+    BatchNorm); one in eval mode, as `from_pretrained` returns it, is trained in train mode altogether. Without a cache
+    of keys and values, and without checkpointing but the config's. All that is given back afterwards, and the weights
+    come back on the device they were trained on, in the format they came in unless `config`, `space` or `set` asks for
+    another.
 
     Args:
         loss: (model, batch) -> scalar mean, or (sum, number of its terms); default: the model's own. What it averages

@@ -22,7 +22,7 @@ from autofit.models import resolve
 from autofit.report.live import LiveDisplay
 from autofit.training import random_state
 from autofit.training.user_model import moved_to_host
-from autofit.training.workload import workload_from
+from autofit.training.workload import with_known_rows, workload_from
 from autofit.tuning.context import Judging
 from autofit.tuning.predicted import search_or_predict
 from autofit.tuning.result_cache import outdated_note
@@ -101,6 +101,7 @@ def search(
         workload = (
             model if isinstance(model, Workload) else workload_from(model, loader, loss, split=split, count=count)
         )
+    workload = with_known_rows(workload)
     run = search_or_predict
     if judge is not None:
         judge.check(workload, checked)

@@ -27,6 +27,7 @@ from autofit.report.explain import nothing_fits
 from autofit.setup import requirements
 from autofit.setup.experts import expert_weights
 from autofit.setup.layers import output_heads
+from autofit.setup.state import modes_of, set_modes
 from autofit.techniques import all_techniques, check
 from autofit.techniques.lora_rank import adapter_targets
 from autofit.training.meta_model import meta_model_from
@@ -224,7 +225,7 @@ def _divides_by_count(model: Any) -> bool:
     """Whether the loss of a few tokens halves when the batch is declared to hold twice as many labels. In training
     mode, with the same dropout twice: in evaluation bitsandbytes repacks NF4 weights on a CPU for good."""
     ids = torch.zeros(1, 8, dtype=torch.long, device=model.device)
-    was_training = model.training
+    modes = modes_of(model)
     model.train()
     losses = []
     try:
@@ -235,5 +236,5 @@ def _divides_by_count(model: Any) -> bool:
     except TypeError:  # no such keyword, as Trainer finds out by itself
         return False
     finally:
-        model.train(was_training)
+        set_modes(modes)
     return abs(2 * losses[1] - losses[0]) <= 0.02 * abs(losses[0])

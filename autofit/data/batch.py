@@ -8,7 +8,7 @@ the workload splits its batches; a list of other things (texts) as long as there
 import dataclasses
 from collections import UserDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 
@@ -73,9 +73,31 @@ def tensors(batch: Any) -> list[torch.Tensor]:
     return [tensor for part in parts for tensor in tensors(part)]
 
 
+def by_rows(batch: Any, size: int) -> list[Any]:
+    """The `Workload.split` of batches that are known to have the samples along dim 0, although positions start again
+    in a row: one such row alone would be taken for several samples."""
+    total = _counted(batch, None)
+    starts = range(0, total, size)
+    return [_take(batch, range(start, min(start + size, total)), None, total) for start in starts]
+
+
+def has_rows(batch: Any, cut: Cut | None = None) -> bool:
+    """Whether the samples of a batch are the rows of its tensors."""
+    return not is_own(cut) and _layout(batch, cut) is None
+
+
+def is_own(cut: Cut | None) -> TypeGuard[Cut]:
+    """Whether it is a function of the user's, which alone knows the samples."""
+    return cut is not None and cut is not by_rows
+
+
+def _layout(batch: Any, cut: Cut | None) -> Layout | None:
+    return None if cut is by_rows else layout_of(batch)
+
+
 def sample_count(batch: Any, cut: Cut | None = None) -> int:
     """The number of samples: as the layout says, or the size of dim 0, on which all tensors must agree."""
-    return len(_parts(batch, 1, cut)) if cut else _counted(batch, layout_of(batch))
+    return len(_parts(batch, 1, cut)) if is_own(cut) else _counted(batch, _layout(batch, cut))
 
 
 def _counted(batch: Any, layout: Layout | None) -> int:
@@ -99,10 +121,10 @@ def _counted(batch: Any, layout: Layout | None) -> int:
 
 def split(batch: Any, size: int, cut: Cut | None = None) -> Iterator[Any]:
     """Micro-batches of `size` samples, the last one shorter when it does not divide."""
-    if cut:
+    if is_own(cut):
         yield from _parts(batch, size, cut)
         return
-    layout = layout_of(batch)
+    layout = _layout(batch, cut)
     total = _counted(batch, layout)
     if size >= total:
         yield batch
@@ -113,30 +135,30 @@ def split(batch: Any, size: int, cut: Cut | None = None) -> Iterator[Any]:
 
 def samples_of(batch: Any, start: int, stop: int, cut: Cut | None = None) -> Any:
     """Samples `start` to `stop` of a batch, as views of it. With a `cut`, no more than are before them, unless none."""
-    if cut:
+    if is_own(cut):
         first = _parts(batch, stop, cut)[0]
         return _parts(first, start, cut)[1] if start else first
-    layout = layout_of(batch)
+    layout = _layout(batch, cut)
     return _take(batch, range(start, stop), layout, _counted(batch, layout))
 
 
 def take_samples(batch: Any, samples: Sequence[int], cut: Cut | None = None) -> Any:
     """These samples of a batch in this order; with a `cut`, one that follow each other."""
-    if cut:
+    if is_own(cut):
         return samples_of(batch, samples[0], samples[-1] + 1, cut)
-    layout = layout_of(batch)
+    layout = _layout(batch, cut)
     return _take(batch, samples, layout, _counted(batch, layout))
 
 
 def repeat_to(batch: Any, samples: int, cut: Cut | None = None) -> Any:
     """A batch of exactly `samples` samples, made by repeating and cutting the one given; of samples that differ in size
     the largest one is repeated."""
-    if cut:
+    if is_own(cut):
         if samples <= (total := sample_count(batch, cut)):
             return samples_of(batch, 0, samples, cut)
         message = f"a batch of {samples} samples cannot be made from one of {total}, which only split= understands."
         raise InputError(message, "Give larger batches.")
-    layout = layout_of(batch)
+    layout = _layout(batch, cut)
     total = _counted(batch, layout)
     largest = layout.sizes.index(max(layout.sizes)) if layout and samples != total else None
     chosen = [index % total for index in range(samples)] if largest is None else [largest] * samples
@@ -179,7 +201,7 @@ def few_samples(workload: Workload, samples: int, batch: Any = None) -> Any:
     they differ in size: a smaller one may hold the largest of them again and again."""
     whole = workload.effective_batch_size
     batch = workload.batch(min(samples, whole)) if batch is None else batch
-    if workload.split is None and layout_of(batch) is None:
+    if has_rows(batch, workload.split):
         return batch
     return samples_of(workload.batch(whole), 0, min(samples, whole), workload.split)
 

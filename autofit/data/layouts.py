@@ -160,6 +160,22 @@ def _of_packed_sequences(tensors: Mapping[Any, torch.Tensor]) -> Layout | None:
     return Layout(sizes, takes)
 
 
+def positions_in_rows(batch: Any) -> torch.Tensor | None:
+    """The positions [rows, tokens] of the tokens of a batch of rows, where they alone may say which samples are packed
+    into a row; None of any other batch."""
+    if not isinstance(batch, Mapping | UserDict) or isinstance(batch, Rows):
+        return None
+    if any(str(name).startswith(_BOUNDS) for name in batch):
+        return None
+    positions, ids = batch.get("position_ids"), batch.get("input_ids")
+    if not isinstance(positions, torch.Tensor) or not isinstance(ids, torch.Tensor):
+        return None
+    if positions.dim() != 2 or positions.shape != ids.shape[:2]:
+        return None
+    others = [each for each in batch.values() if isinstance(each, torch.Tensor) and each.dim()]
+    return positions if all(len(each) == len(ids) for each in others) else None
+
+
 def _of_graphs(tensors: Mapping[Any, torch.Tensor]) -> Layout | None:
     """Graphs behind each other: `batch` says whose a node is, and edges follow in the same order. Without it there is
     one graph."""

@@ -11,7 +11,7 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 
 from autofit.core.workload import Rows
-from autofit.data.batch import IGNORED_LABEL, sample_count
+from autofit.data.batch import IGNORED_LABEL
 
 _CHOSEN = 0.15  # of all tokens, as BERT was trained (Devlin et al. 2018, section 3.1)
 _HIDDEN, _HIDDEN_OR_UNCHANGED = 0.8, 0.9  # of those: 80 % hidden, 10 % unchanged, 10 % replaced
@@ -37,7 +37,7 @@ class Stacked:
     tensors: Mapping[str, torch.Tensor]
 
     def __len__(self) -> int:
-        return sample_count(self.tensors)
+        return len(next(iter(self.tensors.values())))
 
     def batch(self, chosen: torch.Tensor) -> dict[str, torch.Tensor]:
         return Rows({name: tensor[chosen] for name, tensor in self.tensors.items()})
@@ -258,4 +258,6 @@ def masked(batch: dict[str, torch.Tensor], mask_id: int, generator: torch.Genera
     replacements = candidates[torch.randint(len(candidates), ids.shape, generator=generator)]
     shown = ids.masked_fill(chosen & (fate < _HIDDEN), mask_id)
     shown = torch.where(chosen & (fate >= _HIDDEN_OR_UNCHANGED), replacements, shown)
-    return {**batch, "input_ids": shown, "labels": ids.masked_fill(~chosen, IGNORED_LABEL)}
+    made = type(batch)(batch)
+    made |= {"input_ids": shown, "labels": ids.masked_fill(~chosen, IGNORED_LABEL)}
+    return made

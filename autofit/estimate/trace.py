@@ -23,8 +23,7 @@ from autofit.core.errors import AutofitError, RefusedError, UntraceableError, to
 from autofit.core.hardware import Hardware
 from autofit.core.layout import Layout
 from autofit.core.workload import Hyperparameters, Workload
-from autofit.data.batch import map_tensors, samples_of, split, tensors
-from autofit.data.layouts import layout_of
+from autofit.data.batch import has_rows, map_tensors, samples_of, split, tensors
 from autofit.estimate.fake_device import fake_device
 from autofit.estimate.fake_ranks import asked_before, fake_ranks
 from autofit.estimate.known_values import know, on_real_tensors
@@ -365,7 +364,7 @@ def _batch(setup: Setup, recorder: Recorder, fake_mode: Any) -> list[Any]:
         real = setup.workload.batch(samples)
     whole = map_tensors(real, lambda tensor: know(fake_mode.from_tensor(tensor), tensor))
     recorder.label(list(tensors(whole)), "inputs")
-    if setup.workload.split is None and layout_of(whole) is None:
+    if has_rows(whole, setup.workload.split):
         return [samples_of(whole, 0, min(setup.micro_batch_size, samples))]
     parts = list(split(whole, setup.micro_batch_size, setup.workload.split))
     recorder.label(list(tensors(parts)), "inputs")

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from autofit.core.config_faults import config_fault
 from autofit.core.errors import InputError, sentence
 from autofit.core.workload import Workload, reduction_of
 from autofit.models.tasks import MULTIMODAL, TASKS, auto_class, forward_arguments, model_classes
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
     from torch import nn
 
 EFFECTIVE_BATCH_SIZE = 32
+# Not RuntimeError: running out of memory is one, and is no fault of the config.
+_WRONG_CONFIG = (*(ArithmeticError, AssertionError, AttributeError, ImportError, LookupError, TypeError, ValueError),)
 _SHIFTED_RIGHT = ("seq2seq", "speech-seq2seq")  # tasks whose labels are the decoder's input
 
 
@@ -48,9 +51,9 @@ class HuggingFaceModel:
         try:
             # float32 whatever config.json says: what holds the weights is decided by the precision that is searched.
             model: nn.Module = auto.from_config(config, dtype=torch.float32, trust_remote_code=self.trust_remote_code)
-        except (ArithmeticError, AttributeError, ImportError, LookupError, TypeError, ValueError) as error:
-            # Not RuntimeError: running out of memory is one, and is no fault of the config.
-            raise InputError(f"{self.name} cannot be built from its config: {sentence(error)}.") from error
+        except _WRONG_CONFIG as error:
+            message, remedy = config_fault(error) or (f"{sentence(error)}.", "")
+            raise InputError(f"{self.name} cannot be built from its config: {message}", remedy) from error
         return model
 
     def auto_class(self) -> str:

@@ -1,6 +1,6 @@
 """Setup: a training run being assembled. The only mutable object, alive between build and loop."""
 
-from collections.abc import Callable, Iterator, Set
+from collections.abc import Callable, Iterator, Mapping, Set
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -34,6 +34,8 @@ class Setup:
     frozen_dtype: torch.dtype | None = None  # what `build` casts frozen weights to; None leaves them as they are
     trainable_dtype: torch.dtype | None = None  # the same of trained ones
     micro_batch_size: int = 1
+    # Whether each module is trained in train mode; empty until all modules are there.
+    modes: dict[nn.Module, bool] = field(default_factory=dict)
     # Per module and name, a function from the full weight on the device to the parameter that stores it (quantised).
     holders: dict[tuple[nn.Module, str], Holder] = field(default_factory=dict)
     # What is done as soon as all weights of a module are there, in the order of registration.
@@ -117,10 +119,21 @@ def _entered(contexts: list[Context]) -> ExitStack:
 
 @contextmanager
 def evaluation_mode(model: nn.Module) -> Iterator[None]:
-    """Without dropout and with stored statistics inside; restores the mode."""
-    was_training = model.training
+    """Without dropout and with stored statistics inside; every module gets its own mode back."""
+    modes = modes_of(model)
     model.eval()
     try:
         yield
     finally:
-        model.train(was_training)
+        set_modes(modes)
+
+
+def modes_of(model: nn.Module) -> dict[nn.Module, bool]:
+    """Whether each module is in train mode."""
+    return {module: module.training for module in model.modules()}
+
+
+def set_modes(modes: Mapping[nn.Module, bool]) -> None:
+    """Put each module into its mode, and no other: `Module.train` would reach all below it."""
+    for module, mode in modes.items():
+        module.training = mode

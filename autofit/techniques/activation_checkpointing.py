@@ -2,8 +2,7 @@
 arXiv 1604.06174; saving the expensive operators' outputs: Korthikanti et al. 2022, arXiv 2205.05198."""
 
 import functools
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
@@ -82,14 +81,6 @@ class ActivationCheckpointing(Technique):
         blocks = repeated_blocks(setup.model)
         if not blocks:
             raise RefusedError(_NO_BLOCKS)
-        # A key/value cache filled in the forward would be filled again in the recomputation, with other shapes. A
-        # decoder beside an encoder (T5) has a config of its own.
-        configs = {id(module.config): module.config for module in setup.model.modules() if "config" in vars(module)}
-        for model_config in configs.values():
-            if getattr(model_config, "use_cache", False):
-                setup.patch(model_config, "use_cache", False)
-        if caches := sys.modules.get("transformers.cache_utils"):  # XLM makes one whatever its config says
-            setup.patch(caches.Cache, "update", _unless_trained(caches.Cache.update))
         # Never the last: it would be recomputed at once, while all that the others save is still there.
         for block in blocks[len(blocks) % 2 :: 2] if value == "alternate" else blocks:
             if value == "full" and hasattr(block.forward, _FULL):
@@ -102,17 +93,6 @@ class ActivationCheckpointing(Technique):
         """A trace compiles nothing, and its random number generators have no state to compare."""
         if not str(value).startswith(_BUDGET):
             self.apply(setup, value)
-
-
-def _unless_trained(plain: Callable[..., Any]) -> Callable[..., Any]:
-    """Keys and values that a cache would get in training are handed on, and kept nowhere."""
-
-    def update(cache: Any, keys: torch.Tensor, values: torch.Tensor, layer: int, *args: Any, **options: Any) -> Any:
-        if torch.is_grad_enabled() and not cache.get_seq_length(layer):
-            return keys, values
-        return plain(cache, keys, values, layer, *args, **options)
-
-    return update
 
 
 @contextmanager

@@ -4,6 +4,8 @@ Nothing flows back into the body, so a step is a forward and the gradients of on
 does not exist. It learns least of all: a tier of its own beside full training, LoRA and QLoRA.
 """
 
+from functools import partial
+
 from torch import nn
 
 from autofit.setup import Config, Hardware, RefusedError, Setup, Stage, Technique, Value, Workload
@@ -56,4 +58,5 @@ class HeadOnly(Technique):
         if any(trained & set(each.parameters(recurse=False)) for each in model.modules() if each not in inner):
             raise RefusedError("head_only: the head's weight is that of the input embedding, too; use lora_rank.")
         for parameter in model.parameters():
+            setup.on_close(partial(parameter.requires_grad_, parameter.requires_grad))
             parameter.requires_grad_(parameter in trained)

@@ -45,7 +45,8 @@ class MicroBatchSize(Technique):
     def apply(self, setup: Setup, value: Value) -> None:
         assert isinstance(value, int), "canonicalize() leaves no null"
         setup.micro_batch_size = value
-        batch_norms = [each for each in setup.model.modules() if isinstance(each, nn.modules.batchnorm._BatchNorm)]
+        norms = [each for each in setup.model.modules() if isinstance(each, nn.modules.batchnorm._BatchNorm)]
+        batch_norms = [norm for norm in norms if norm.training]  # others use the statistics that they have
         for norm in batch_norms:
             setup.on_close(norm.register_forward_pre_hook(_refuse_one_value).remove)
         if batch_norms and value < setup.workload.effective_batch_size:

@@ -14,6 +14,7 @@ from autofit.distributed import Ranks
 from autofit.setup import Setup, Stage, Technique
 from autofit.techniques import all_techniques, canonicalize, refuse
 from autofit.training.meta_model import materialize, meta_model_from
+from autofit.training.model_state import set_for_training
 from autofit.training.step import reached
 
 
@@ -64,7 +65,7 @@ def adapt(setup: Setup, *, traced: bool = False) -> None:
 
 def finish(setup: Setup, *, traced: bool = False) -> None:
     """Apply the techniques that need the weights; `traced`: to fake ones."""
-    setup.model.train()
+    set_for_training(setup)
     rest = [technique for technique in all_techniques() if technique.stage > Stage.SHARD]
     _apply(setup, [technique for technique in rest if technique.stage < Stage.COMPILE], traced)
     if setup.replicate:

@@ -23,7 +23,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from autofit.core.errors import told
 from autofit.core.workload import Count, Workload
 from autofit.data import counts
-from autofit.data.batch import map_tensors, sample_count, take_samples
+from autofit.data.batch import is_own, map_tensors, sample_count, take_samples
 from autofit.data.trial_batches import TRIAL_SAMPLES, altered, diversified, shortened
 from autofit.hardware.out_of_memory import is_out_of_memory
 from autofit.setup import Setup
@@ -64,7 +64,7 @@ def prove(setup: Setup, batch: Any) -> Proof:
     samples differ in it. One that the loss does not take is tried as it is.
     """
     trials = [shortened(batch), batch]
-    if setup.device.type == "cpu" and setup.workload.split is None:  # on a card a wrong label ends the process
+    if setup.device.type == "cpu" and not is_own(setup.workload.split):  # on a card a wrong label ends the process
         short = shortened(batch)
         trials = [altered(short), altered(short, ignores_labels=False), short, batch, diversified(batch, setup.model)]
 
@@ -162,11 +162,11 @@ def _compare(setup: Setup, batch: Any, dtype: torch.dtype) -> Proof:
         own_counts.append(own_count)
 
     noise = 0.0
-    if workload.split is None:
+    if not is_own(workload.split):
         order = [*range(1, samples), 0]
         draws.replay(order)
         with draws:
-            again, _ = gradients.of(take_samples(batch, order, None))
+            again, _ = gradients.of(take_samples(batch, order, workload.split))
         noise = _relative(again, whole)
     if noise > _MOST_NOISE[dtype]:
         reason = f"two passes over the same samples gave gradients that differ by {noise:.2g} of their size"

@@ -24,6 +24,7 @@ from autofit import techniques
 from autofit.core.files import digest
 from autofit.core.workload import Workload
 from autofit.data.batch import tensors
+from autofit.training.model_state import stays_in_eval
 
 LAYOUT = 2  # of cached results, measurements and predictions: a new number leaves all older entries unread
 _PACKAGE = Path(__file__).parents[1]
@@ -133,6 +134,8 @@ def _model_facts(model: nn.Module, code: Code) -> Iterator[Any]:
         yield name, class_name, module.extra_repr(), {key: code.used(value) for key, value in attributes.items()}
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         yield name, list(tensor.shape), str(tensor.dtype), tensor.requires_grad
+    if in_eval := stays_in_eval(model):
+        yield "eval", in_eval
     for kind in sorted({type(module) for module in model.modules()}, key=lambda each: each.__qualname__):
         library = sys.modules.get(kind.__module__.partition(".")[0])
         yield kind.__qualname__, code.of(kind), getattr(library, "__version__", None)

@@ -5,9 +5,10 @@ import copy
 import dataclasses
 import functools
 import math
+import sysconfig
 import traceback
-from collections.abc import Callable
-from contextlib import AbstractContextManager, suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Self
 
@@ -16,10 +17,11 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import autofit
+from autofit.core.config_faults import config_faults_named
 from autofit.core.errors import InputError, reported, told
 from autofit.core.hardware import Hardware
 from autofit.core.workload import Traits, Workload
-from autofit.data.batch import few_samples, sample_count, samples_of
+from autofit.data.batch import few_samples, is_own, sample_count, samples_of
 from autofit.data.trial_batches import TRIAL_SAMPLES, most_different
 from autofit.hardware.out_of_memory import is_out_of_memory
 from autofit.setup import Setup
@@ -33,12 +35,16 @@ from autofit.training.default_loss import check_call
 from autofit.training.equal_work import Proof, prove
 from autofit.training.fingerprint import fingerprint
 from autofit.training.meta_model import meta_copy, meta_model_from
+from autofit.training.model_state import stays_in_eval
+from autofit.training.packed_samples import note_of_mixed_samples
 from autofit.training.step import loss_value
 
 _SPLITTABLE_SOURCES = ("preset", "directory", "hub")  # transformers models with their own loss
 _BYTES_OF_TRIAL = 8  # of each weight: itself and its gradient in fp32
 _MOST_PARAMETERS = 200_000_000  # of a model that is tried whole, since that takes seconds
 _LOOKED_AT = 32  # samples among which those that differ most are found
+_CORRECT_IT = "Correct it there."
+_INSTALLED = tuple(sysconfig.get_path(kind) for kind in ("stdlib", "purelib", "platlib"))
 _LIBRARIES = (str(Path(torch.__file__).parent), str(Path(autofit.__file__).parent))  # where the user fixes no errors
 
 
@@ -104,7 +110,8 @@ def _shallow(factory: Callable[[], Any]) -> nn.Module:
 
 def _structure(workload: Workload, model: nn.Module) -> Traits:
     linears = [name for name, module in model.named_modules() if is_linear(module)]
-    modules = list(model.modules())
+    kept = bool(stays_in_eval(model))
+    modules = [module for module in model.modules() if module.training or not kept]
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise InputError("the model has no trainable parameter.", "Set requires_grad on what should be trained.")
     get_head = getattr(model, "get_output_embeddings", None)
@@ -144,13 +151,15 @@ def _with_loss_traits(traits: Traits, workload: Workload, hardware: Hardware) ->
             check_call(setup.model, batch)
         with attention:
             try_loss(setup, batch)
+        mixed = note_of_mixed_samples(setup, batch)
         trial = workload.trial_samples
         if trial is None:
             trial = _few_of(workload, few_samples(workload, min(_LOOKED_AT, workload.effective_batch_size)))
         proof = prove(setup, trial)
     finally:
         setup.close()
-    traits = dataclasses.replace(traits, sdpa=attention.ran)
+    notes = (*traits.notes, mixed) if mixed else traits.notes
+    traits = dataclasses.replace(traits, sdpa=attention.ran, notes=notes)
     return _with_proof(traits, workload, proof)
 
 
@@ -189,7 +198,7 @@ class Prover:
 
 def _few_of(workload: Workload, batch: Any) -> Any:
     """A few samples of a batch that differ as much as any."""
-    if workload.split is not None:
+    if is_own(workload.split):
         samples = min(TRIAL_SAMPLES, sample_count(batch, workload.split))
         return samples_of(batch, 0, samples, workload.split)
     return most_different(batch, TRIAL_SAMPLES)
@@ -241,12 +250,28 @@ class _FusedAttentionWatch(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def blamed_on(what: str, remedy: str = "Correct it there.") -> AbstractContextManager[None]:
-    """Turn whatever a user's function raises into one sentence: what raised, its message, and where."""
+@contextmanager
+def blamed_on(what: str, remedy: str = _CORRECT_IT) -> Iterator[None]:
+    """Turn whatever a user's function raises into one sentence: what raised, its message, and where. Where it comes
+    from the config of a model, the sentence is about that."""
 
     def says(error: BaseException) -> str:
-        frames = traceback.extract_tb(error.__traceback__)
-        frame = ([each for each in frames if not each.filename.startswith(_LIBRARIES)] or frames)[-1]
+        frame, _ = _place_of(error)
         return f"{what} raised {told(error)} (at {frame.filename}:{frame.lineno})."
 
-    return reported(says, remedy, but=is_out_of_memory)  # which is nobody's mistake
+    try:
+        with reported(says, remedy, but=is_out_of_memory), config_faults_named():  # running out is nobody's mistake
+            yield
+    except InputError as error:
+        cause = error.__cause__
+        if error.remedy == _CORRECT_IT and cause is not None and not _place_of(cause)[1]:
+            error.remedy = "That line is a library's: check the batch and the model's config."
+        raise
+
+
+def _place_of(error: BaseException) -> tuple[traceback.FrameSummary, bool]:
+    """The innermost line of the user's own code, else of a library; and whether it is the user's."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [each for each in frames if not each.filename.startswith((*_LIBRARIES, *_INSTALLED))]
+    others = [each for each in frames if not each.filename.startswith(_LIBRARIES)]
+    return (own or others or frames)[-1], bool(own)

@@ -12,6 +12,7 @@ from autofit.core.errors import DivergedError, InputError, OutOfMemoryError
 from autofit.core.workload import Hyperparameters
 from autofit.hardware.out_of_memory import is_out_of_memory
 from autofit.setup import Setup
+from autofit.setup.state import set_modes
 from autofit.training.count_guard import CountGuard
 from autofit.training.holders import shortage_of
 from autofit.training.inspect import Prover
@@ -87,7 +88,8 @@ def train(
     running statistics are those before the step), OutOfMemoryError where no fallback is left, or memory ran out while
     weights were being updated."""
     stepper = _Stepper(setup, listener, prover or Prover(setup.workload, setup.hardware))
-    setup.model.train()
+    if not setup.model.training:  # a callback evaluated it, and left it so
+        set_modes(setup.modes)
     reports: list[StepReport] = []
     iterator = iter(batches)
     for step in range(first_step, steps):

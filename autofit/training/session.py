@@ -12,12 +12,14 @@ from typing import Any, NoReturn
 import torch
 from torch import nn
 
+from autofit.core.config_faults import config_faults_named
 from autofit.core.errors import AutofitError, DivergedError, InputError, OutOfMemoryError, counted, sentence
 from autofit.core.files import write_atomically
 from autofit.core.interrupts import SIGNALS, Interrupts
 from autofit.core.layout import Layout, largest_divisor, part_of
 from autofit.core.strict_yaml import dump, load_mapping
-from autofit.core.workload import Hyperparameters, Workload, check_counts
+from autofit.core.workload import Hyperparameters, Rows, Workload, check_counts
+from autofit.data.batch import few_samples
 from autofit.distributed.group import devices_of_group
 from autofit.hardware import segments
 from autofit.hardware.device import detect
@@ -33,6 +35,7 @@ from autofit.training.loop import SEARCH_AGAIN, STOP, Callback, Listener, StepRe
 from autofit.training.metrics import Bar, MetricsFile, Recorder, TensorBoard
 from autofit.training.oom_recovery import FALLBACK_KNOBS
 from autofit.training.own_part import own_loader
+from autofit.training.packed_samples import note_of_mixed_samples
 from autofit.training.save_model import save_model
 from autofit.training.user_model import restored
 from autofit.training.workload import batches_of, length_of
@@ -119,9 +122,15 @@ class Session:
                     checkpoint.check_savable(setup)
                 with random_state.preserved(setup.device):
                     try_loss(setup)
+                    batch = few_samples(self.workload, 2)
+                    if not isinstance(batch, Rows):  # else a file's, packed for what is known to keep them apart
+                        mixed = note_of_mixed_samples(setup, batch)
+                        if mixed:
+                            self.listener(mixed)
                     if eval_loader is not None:
                         check_evaluation(setup, eval_loader)
-                answer = _Training(self, setup, loader, eval_loader, prover).run(steps, epochs)
+                with config_faults_named():
+                    answer = _Training(self, setup, loader, eval_loader, prover).run(steps, epochs)
                 if self.taken:
                     self.taken(setup)
                 return answer

@@ -16,9 +16,9 @@ from torch.nn.parameter import is_lazy
 from torch.utils.data import DataLoader
 
 from autofit.core.errors import InputError, is_whole, reported, require, sentence
-from autofit.core.workload import Workload, reduction_of, task_of
-from autofit.data.batch import Cut, labels_of, map_tensors, repeat_to, sample_count, tensors
-from autofit.data.layouts import layout_of
+from autofit.core.workload import Rows, Workload, reduction_of, task_of
+from autofit.data.batch import Cut, by_rows, has_rows, is_own, labels_of, map_tensors, repeat_to, sample_count, tensors
+from autofit.data.layouts import layout_of, positions_in_rows
 from autofit.data.samples import FileLoader
 from autofit.data.trial_batches import TRIAL_SAMPLES, most_different, variety
 from autofit.training import random_state
@@ -28,6 +28,7 @@ from autofit.training.meta_model import meta_copy
 
 _Loss = Callable[[Any, Any], Any]
 _Optimizer = Callable[[Any], Any]  # makes one of parameter groups
+_FORM_BATCHES = 4  # show whether a row is one sample or several
 _FEW_SHAPES = 8  # such as those of buckets: planning once for each of them pays
 _PAD = "Give a collate_fn that pads them, such as transformers.DataCollatorForSeq2Seq(tokenizer)."
 _NOT_COPIED = "Take that out of the model, or search with autofit.Workload(model=...) and a function that makes it."
@@ -49,6 +50,28 @@ def workload_from(model: nn.Module, loader: Any, loss: _Loss | None, **options: 
     """The workload of a search for training `model` on `loader`, with the options of `training_workload`; probes get a
     copy of the model without weights."""
     return without_weights(training_workload(model, loader, loss, **options), model)
+
+
+@dataclass(frozen=True)
+class _AsAsked:
+    """A user's batch factory: of `samples` rows that it gives when asked for as many, each is known to be a sample."""
+
+    batch: Callable[[int], Any]
+
+    def __call__(self, samples: int) -> Any:
+        made = self.batch(samples)
+        positions = positions_in_rows(made)
+        if type(made) is dict and positions is not None and len(positions) == samples:
+            return Rows(made)
+        return made
+
+
+def with_known_rows(workload: Workload) -> Workload:
+    """A workload of the user's own whose batches keep to one layout, also those of a single row."""
+    is_named = workload.source.get("kind", "function") != "function"  # whose batches are marked as they are made
+    if workload.split is not None or is_named:
+        return workload
+    return dataclasses.replace(workload, batch=_AsAsked(workload.batch))
 
 
 def without_weights(workload: Workload, model: nn.Module) -> Workload:
@@ -78,6 +101,7 @@ def training_workload(
     with put_back(loader):
         look = _look(loader, peek, split)
     largest = look.largest
+    split = look.cut
     if loss is None:
         check_call(model, largest)
     one = repeat_to(largest, 1, split)
@@ -100,6 +124,7 @@ def training_workload(
         padding=look.padding,
         unit="tokens" if sequence_length else "samples",
         sequence_length=sequence_length,
+        document_tokens=_document_tokens(largest) if split is by_rows else None,
         task=task,
         name=type(model).__name__,
         reduction="mean" if loss else reduction_of(task, getattr(model, "config", None)),
@@ -140,19 +165,20 @@ def _on_host(tensor: torch.Tensor) -> torch.Tensor:
 @dataclass(frozen=True)
 class _Look:
     """What the first batches of a loader are: the one with the largest samples, the most samples that a batch has, how
-    many shapes samples have, the share of padding by masks of attention, how many batches were read, and a few samples
-    that differ much."""
+    many shapes samples have, the share of padding by masks of attention, how many batches were read, how they are
+    split, and a few samples that differ much."""
 
     largest: Any
     samples: int
     shapes: int
     padding: float
     batches: int
+    cut: Cut | None
     varied: Any
 
 
 def _look(loader: Any, peek: Peek, cut: Cut | None) -> _Look:
-    """Read the first batches of a loader. Holds two of them at a time: each that comes from a worker takes shared
+    """Read the first batches of a loader. Holds few of them at a time: each that comes from a worker takes shared
     memory and open files."""
     largest: Any = None
     varied: Any = None
@@ -160,18 +186,25 @@ def _look(loader: Any, peek: Peek, cut: Cut | None) -> _Look:
     structure, samples, shapes, held, seen = "", 0, set(), 0, 0
     read = 0
     batches = batches_of(loader)
-    for number, batch in enumerate(itertools.islice(_collated(batches), peek.batches)):
+    peeked: Iterator[Any] = itertools.islice(_collated(batches), peek.batches)
+    if cut is None:
+        first = list(itertools.islice(peeked, 1))
+        if first and positions_in_rows(first[0]) is not None:
+            first += itertools.islice(peeked, _FORM_BATCHES - 1)
+            cut = by_rows if _are_rows(first, loader) else None
+        peeked = itertools.chain(_given_away(first), peeked)
+    for number, batch in enumerate(peeked):
         read = number + 1
         structure = structure or _structure(batch)
         _check_structure(batch, structure, f"batch {number} of the loader")
         samples = max(samples, sample_count(batch, cut))
-        if cut is None and sample_count(batch) > 1 and (found := variety(batch)) > most_variety:
+        if not is_own(cut) and sample_count(batch, cut) > 1 and (found := variety(batch)) > most_variety:
             most_variety = found
             varied = map_tensors(most_different(batch, TRIAL_SAMPLES), torch.clone)
         mask = batch.get("attention_mask") if isinstance(batch, Mapping) or hasattr(batch, "keys") else None
         if isinstance(mask, torch.Tensor) and mask.dim() == 2:
             held, seen = held + mask.numel(), seen + int((mask != 0).sum())
-        layout = layout_of(batch)
+        layout = None if has_rows(batch, cut) else layout_of(batch)
         shapes.add((layout and tuple(layout.sizes), *(tensor.shape[1:] for tensor in tensors(batch))))
         # Per sample: the last batch may hold few samples that are the longest.
         if largest is None or _elements_per_sample(batch, cut) > _elements_per_sample(largest, cut):
@@ -183,10 +216,10 @@ def _look(loader: Any, peek: Peek, cut: Cut | None) -> _Look:
     if peek.worst_case is not None:
         _check_structure(peek.worst_case, structure, "worst_case")
         largest = peek.worst_case
-    if cut:  # only a whole batch can be made as large
+    if is_own(cut):  # only a whole batch can be made as large
         samples = sample_count(largest, cut)
     padding = 1 - seen / held if held else 0.0
-    return _Look(largest, samples, len(shapes), padding, read, varied)
+    return _Look(largest, samples, len(shapes), padding, read, cut, varied)
 
 
 def _collated(batches: Iterator[Any]) -> Iterator[Any]:
@@ -197,6 +230,37 @@ def _collated(batches: Iterator[Any]) -> Iterator[Any]:
 
 def _is_no_stacking(error: BaseException) -> bool:
     return not isinstance(error, RuntimeError) or "equal size" not in str(error)
+
+
+def _given_away(items: list[Any]) -> Iterator[Any]:
+    """Each item in turn, which the list then no longer holds."""
+    while items:
+        yield items.pop(0)
+
+
+def _are_rows(batches: list[Any], loader: Any) -> bool:
+    """Whether each row of these batches is one sample, although positions start again in it. One batch of one row does
+    not show it: DataCollatorWithFlattening puts all samples of a batch into one row, and a packer fills rows, which a
+    loader may then give one at a time. But several rows in any batch are samples; so is one where the loader puts a
+    single item into a batch; and rows of one length that are divided differently were filled by a packer."""
+    found = [positions_in_rows(batch) for batch in batches]
+    positions = [each for each in found if each is not None]
+    if any(len(each) > 1 for each in positions):
+        return True
+    if isinstance(loader, DataLoader) and loader.batch_size == 1:
+        return True
+
+    lengths = {each.shape[1] for each in positions}
+    divisions = {tuple((each[0] == 0).nonzero().flatten().tolist()) for each in positions}
+    return len(lengths) == 1 and len(divisions) > 1
+
+
+def _document_tokens(batch: Any) -> int | None:
+    """The length in the mean of the samples that are packed into rows; None where each row is one."""
+    positions = positions_in_rows(batch)
+    if positions is None or not (positions[:, 1:] == 0).any():
+        return None
+    return max(1, round(positions.numel() / int((positions == 0).sum())))
 
 
 def _check_structure(batch: Any, structure: str, name: str) -> None:
@@ -220,7 +284,7 @@ def _structure(batch: Any, lists: Set[int] = frozenset()) -> str:
 
 
 def _elements_per_sample(batch: Any, cut: Cut | None) -> float:
-    if not cut and layout_of(batch):
+    if cut is None and layout_of(batch):
         return sum(tensor.numel() for tensor in tensors(repeat_to(batch, 1)))
     return sum(tensor.numel() for tensor in tensors(batch)) / max(1, sample_count(batch, cut))
 

@@ -226,6 +226,21 @@ def test_padding_and_packing_are_chosen_and_told(causal: Case) -> None:
     assert [report.samples for report in packed.history] == [8, 8]
 
 
+@pytest.mark.parametrize("rows", [1, 2, 3, 9])
+def test_few_packed_samples_are_as_many_rows_as_they_fill(causal: Case, rows: int) -> None:
+    """One row alone, in which positions start again, is one sample, too."""
+    causal.content["workload"] |= {"packing": True, "document_tokens": 8}
+    causal.content["config"]["precision"] = "fp32"
+    data = jsonl(causal.folder / "a.jsonl", *[{"prompt": "ab", "completion": "cd" * 3}] * rows)
+    seen = []
+    for micro_batch_size in (1, 8):
+        causal.content["config"]["micro_batch_size"] = micro_batch_size
+        trained = causal.train(data, steps=2, eval_data=data)
+        assert {report.samples for report in trained.history} == {8}
+        seen.append([*losses(trained), *trained.evaluations])
+    assert seen[0] == pytest.approx(seen[1], rel=1e-5)
+
+
 def test_the_tokenizer_beside_the_config_serves_a_model_from_scratch(causal: Case) -> None:
     words_tokenizer().save_pretrained(causal.model)
     (causal.folder / "a.txt").write_text("the rabbit hole " * 100)

@@ -219,16 +219,6 @@ def test_a_forward_that_somebody_else_put_on_the_instance_comes_back() -> None:
     assert all("forward" not in each.__dict__ for each in model.blocks[1:])
 
 
-def test_a_cache_that_a_generation_would_use_is_off_for_the_run_only() -> None:
-    workload = tiny.llama_workload()
-    model = workload.model()
-    model.config.use_cache = True
-    setup = build(workload, FULL, tiny.CPU, model=model)
-    assert model.config.use_cache is False
-    setup.close()
-    assert model.config.use_cache is True
-
-
 def test_its_order() -> None:
     technique = technique_named("activation_checkpointing")
     assert technique.memory_order("full") < technique.memory_order("none")
