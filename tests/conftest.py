@@ -5,6 +5,7 @@ import contextlib
 import dataclasses
 import functools
 import gc
+import getpass
 import itertools
 import os
 import shutil
@@ -28,6 +29,13 @@ os.environ["HF_HUB_OFFLINE"] = "1"  # before anything imports transformers
 os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
 _SHARE = len(os.sched_getaffinity(0)) // int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", 1))
 os.environ.setdefault("OMP_NUM_THREADS", str(max(1, _SHARE)))
+
+# Before anything imports torch: Inductor's cache takes what was compiled for other vectors for its own, which then does
+# not compile, or computes something else.
+_VECTORS = os.environ.get("ATEN_CPU_CAPABILITY")
+if _VECTORS:
+    _OWN = Path(tempfile.gettempdir()) / f"torchinductor_{getpass.getuser()}_{_VECTORS}"
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(_OWN))
 
 # Before anything imports datasets: what tests tokenise is not kept among the user's data sets.
 os.environ["HF_DATASETS_CACHE"] = tempfile.mkdtemp(prefix="autofit-tests-")

@@ -100,10 +100,14 @@ def test_two_real_steps(tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPat
     data = colours(run)
     split = run.losses(data, steps=2, eval_data=data)
     run.content["config"] = {}
-    assert run.losses(data, steps=2) == pytest.approx(split, rel=1e-3)
+    whole = run.losses(data, steps=2)
+    assert whole == pytest.approx(split, rel=1e-3)
     assert split[1] < split[0]
+
+    # What an image shows matters, or these would be the same to the bit. In Gemma 3 it does from the second step on,
+    # since the projection of images begins as zeros.
     pictures.draw(tmp_path / "red.png", "white")
-    assert run.losses(data, steps=1)[0] != split[0]  # what an image shows matters
+    assert run.losses(data, steps=2)[1] != whole[1]
 
 
 def test_the_processor_is_left_beside_the_trained_model(tmp_path: Path) -> None:

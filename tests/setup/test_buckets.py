@@ -46,4 +46,5 @@ def test_gradients_of_all_ranks_are_added_up_in_one_bucket() -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1))
     for each in (1.0, 2.0) * 2:
         model(torch.full((2, 4), each)).sum().backward()
-    assert first == pytest.approx([float(each.grad.sum()) for each in model.parameters() if each.grad is not None])
+    expected = [float(each.grad.sum()) for each in model.parameters() if each.grad is not None]
+    assert first == pytest.approx(expected, rel=1e-5)  # sums in which numbers of both signs cancel

@@ -27,9 +27,9 @@ from autofit.training.build import build
 from autofit.training.step import accumulate, update
 from tests import tiny
 from tests.ranks import on_ranks
+from tests.tolerances import LOSS, LOSS_OF_16_BITS
 
 DDP, FSDP = {"data_parallel": "ddp"}, {"data_parallel": "fsdp"}
-EXACT = 2e-6
 
 
 class Choosing(nn.Module):
@@ -106,7 +106,7 @@ def test_weights_that_not_every_loss_reaches(make: Callable[[], Workload], paral
     assert not all(moved)
     assert any(moved)
     for found in on_ranks(2, trained, make, knobs | parallel, 2):
-        assert found == (pytest.approx(losses, abs=EXACT), moved)
+        assert found == (pytest.approx(losses, abs=LOSS), moved)
 
 
 class _Collectives(TorchDispatchMode):
@@ -307,7 +307,7 @@ def test_gathered_weights_do_not_move_to_the_host_with_activations(knobs: dict[s
     for (plain, expected), *others in on_ranks(2, offloaded, knobs):
         for found, losses in others:
             assert 0 < found <= plain
-            assert losses == pytest.approx(expected, abs=5e-3 if "precision" in knobs else EXACT)
+            assert losses == pytest.approx(expected, abs=LOSS_OF_16_BITS if "precision" in knobs else LOSS)
 
 
 class Reading(tiny.Transformer):

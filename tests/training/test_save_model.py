@@ -81,8 +81,9 @@ def distance(one: torch.Tensor, other: torch.Tensor) -> float:
 
 
 def tolerance(config: dict[str, Any]) -> float:
-    """The rounding of bf16, and of activations to int8; else of fp32."""
-    return 0.05 if config.get("quantization") == "int8" or "precision" in config else 1e-5
+    """The rounding of bf16, and of activations to int8; else of fp32. Outputs of four times their spread are 0.03 of it
+    apart in bf16, and the last layers of both models round."""
+    return 0.1 if config.get("quantization") == "int8" or "precision" in config else 1e-5
 
 
 # What is written.

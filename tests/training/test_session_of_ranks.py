@@ -24,11 +24,12 @@ from autofit.training.session import METRICS_FILE, CheckpointPolicy, Session
 from autofit.training.workload import training_workload
 from tests.ranks import on_ranks
 from tests.tiny import llama_workload
+from tests.tolerances import LOSS, assert_trained_alike
 
 BATCH, STEPS, MIDDLE = 12, 5, 3
+LR = 1e-2
 FSDP = {"data_parallel": "fsdp", "micro_batch_size": 2}
 DDP = {"data_parallel": "ddp", "micro_batch_size": 2}
-EXACT = 2e-6
 Answer = tuple[list[float], list[float], list[str]]
 
 
@@ -54,7 +55,7 @@ def session(
     run = Session(
         workload,
         workload.model(),
-        Hyperparameters(lr=1e-2, max_grad_norm=1.0),
+        Hyperparameters(lr=LR, max_grad_norm=1.0),
         CheckpointPolicy(folder, resume, checkpoint_every=every),
         (at_step,),
         notes.append,
@@ -74,27 +75,27 @@ def whole() -> list[float]:
 @pytest.mark.parametrize("knobs", [FSDP, DDP], ids=["fsdp", "ddp"])
 def test_a_run_goes_on_with_any_number_of_ranks(knobs: dict[str, Any], whole: list[float], tmp_path: Path) -> None:
     for losses, _, _ in on_ranks(2, session, knobs, tmp_path / "2", MIDDLE):
-        assert losses == pytest.approx(whole[:MIDDLE], abs=EXACT)
+        assert losses == pytest.approx(whole[:MIDDLE], abs=LOSS)
     for world in (1, 2, 3, 4) if knobs == FSDP else (1, 2):
         folder = shutil.copytree(tmp_path / "2", tmp_path / f"2-{world}")
         for losses, _, notes in on_ranks(world, session, knobs, folder):
-            assert losses == pytest.approx(whole[MIDDLE:], abs=EXACT)
+            assert losses == pytest.approx(whole[MIDDLE:], abs=LOSS)
             assert not [note for note in notes if "damaged" in note]
 
 
 def test_a_run_of_split_layers_goes_on_with_fewer_ranks(whole: list[float], tmp_path: Path) -> None:
     knobs = FSDP | {"tensor_parallel": 2}
     for losses, _, _ in on_ranks(4, session, knobs, tmp_path, MIDDLE):
-        assert losses == pytest.approx(whole[:MIDDLE], abs=EXACT)
+        assert losses == pytest.approx(whole[:MIDDLE], abs=LOSS)
     for losses, _, notes in on_ranks(2, session, knobs, tmp_path):
-        assert losses == pytest.approx(whole[MIDDLE:], abs=EXACT)
+        assert losses == pytest.approx(whole[MIDDLE:], abs=LOSS)
         assert not [note for note in notes if "damaged" in note]
 
 
 def test_a_run_of_one_device_goes_on_with_two(whole: list[float], tmp_path: Path) -> None:
     on_ranks(1, session, {"micro_batch_size": 2}, tmp_path, MIDDLE)
     for losses, _, _ in on_ranks(2, session, FSDP, tmp_path):
-        assert losses == pytest.approx(whole[MIDDLE:], abs=EXACT)
+        assert losses == pytest.approx(whole[MIDDLE:], abs=LOSS)
 
 
 def mortal(knobs: Mapping[str, Any], folder: Path) -> Answer:
@@ -126,7 +127,7 @@ def test_a_damaged_part_sends_all_back_to_the_checkpoint_before(whole: list[floa
     (part,) = (tmp_path / "checkpoints" / f"step-{MIDDLE:08d}").glob("shard-00002-*")
     part.write_bytes(part.read_bytes()[:-1] + b"x")
     for losses, _, notes in on_ranks(2, session, FSDP, tmp_path):
-        assert losses == pytest.approx(whole[MIDDLE - 1 :], abs=EXACT)
+        assert losses == pytest.approx(whole[MIDDLE - 1 :], abs=LOSS)
         assert "the checkpoint of step 3 is damaged" in notes[-1]
 
 
@@ -148,8 +149,7 @@ def test_what_is_saved_is_what_one_device_saves(more: dict[str, Any], tmp_path: 
     files = (next((tmp_path / each / "model").glob("*.safetensors")) for each in "12")
     expected, found = map(safetensors.torch.load_file, files)
     assert found.keys() == expected.keys()
-    for name, tensor in found.items():
-        assert torch.allclose(tensor, expected[name], atol=1e-4), name
+    assert_trained_alike(found, expected, lr=LR)
     first, second = ({each.name for each in (tmp_path / folder / "model").iterdir()} for folder in "12")
     assert first == second
     lines = (tmp_path / "2" / METRICS_FILE).read_text().splitlines()
@@ -161,7 +161,7 @@ def test_evaluations_are_those_of_one_device(world: int) -> None:
     options = (None, STEPS, ignored, True)
     ((_, expected, _),) = on_ranks(1, session, {"micro_batch_size": 2}, *options)
     for _, found, _ in on_ranks(world, session, FSDP, *options):
-        assert found == pytest.approx(expected, abs=EXACT)
+        assert found == pytest.approx(expected, abs=LOSS)
 
 
 def ignored(_: StepReport) -> None:
@@ -185,7 +185,7 @@ def stopped(knobs: Mapping[str, Any], folder: Path) -> str:
 def test_a_signal_to_one_rank_stops_all_after_the_same_step(whole: list[float], tmp_path: Path) -> None:
     assert on_ranks(2, stopped, FSDP, tmp_path) == ["stopped"] * 2
     for losses, _, _ in on_ranks(2, session, FSDP, tmp_path):
-        assert losses == pytest.approx(whole[2:], abs=EXACT)
+        assert losses == pytest.approx(whole[2:], abs=LOSS)
 
 
 def waits(folder: Path) -> list[int]:

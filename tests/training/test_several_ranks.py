@@ -22,13 +22,13 @@ from autofit.training.own_part import OwnPart
 from autofit.training.step import accumulate, loss_value, update
 from tests.ranks import on_ranks
 from tests.tiny import CPU, llama_workload, mixture_workload, mlp_workload
+from tests.tolerances import LOSS, LOSS_OF_8_BITS, LOSS_OF_16_BITS, LOSS_OF_16_BITS_IN_LARGE_STEPS
 
 BATCH, STEPS, RATE = 12, 3, 1e-2
 FSDP = {"data_parallel": "fsdp"}
 ZERO_2 = FSDP | {"reshard_after_forward": False}
 DDP = {"data_parallel": "ddp"}
 HSDP = FSDP | {"data_parallel_replicate": 2}
-EXACT = 2e-6  # of a loss of about 4: rounding of fp32 sums
 LORA: dict[str, Any] = {"lora_rank": 4}
 KNOBS: dict[str, dict[str, Any]] = {
     "plain": {},
@@ -73,12 +73,15 @@ OLD = set() if NEW_ENOUGH else {name for name, knobs in KNOBS.items() if "nf4" i
 UNDIVIDED = {"int8", "adafactor", "muon", *OLD}
 REFUSED = {"ddp": {"in-backward"}, "fsdp": UNDIVIDED, "zero-2": UNDIVIDED}
 CLOSE = {
-    "8bit": 1e-4,  # a part of less than 4096 elements has its state in fp32
-    "lion": 1e-4,  # the same
+    "8bit": LOSS_OF_8_BITS,  # a part of less than 4096 elements has its state in fp32
+    "lion": 1e-3,  # the same; where that turns the sign of what is left of the state, a step goes the other way
     "int8": 1e-4,  # sums over other rows
     "muon": 1e-4,  # makes directions of gradients in bf16
+    "mixture": 2e-4,  # a token whose router hardly prefers one expert may go to the other: 5e-5 of a loss of 180 labels
+    "experts": 2e-4,  # the same
     "lora-dropout": 0.05,  # other draws
-} | {name: 5e-3 for name in KNOBS if "16" in name}
+} | {name: LOSS_OF_16_BITS for name in KNOBS if "16" in name}
+CLOSE["bf16-mixed"] = LOSS_OF_16_BITS_IN_LARGE_STEPS  # fsdp's gradients are of bf16, those of one device of fp32
 PARTS = 3  # each in processes of its own
 
 
@@ -153,7 +156,7 @@ def test_each_knob_learns_the_same_on_two_ranks(name: str, kind: str, monkeypatc
     assert isinstance(expected, list), expected
     for found in learnt(kind, part):
         assert isinstance(found[name], list), found[name]
-        assert found[name] == pytest.approx(expected, abs=CLOSE.get(name, EXACT))
+        assert found[name] == pytest.approx(expected, abs=CLOSE.get(name, LOSS))
 
 
 def is_sentence(reason: str) -> bool:
@@ -189,7 +192,7 @@ def test_replicas_of_shards_learn_the_same_on_four_ranks() -> None:
     (expected,) = on_ranks(1, each_of, names, {}, 1)
     for found in on_ranks(4, each_of, names, HSDP, 4):
         for name in names:
-            assert found[name] == pytest.approx(expected[name], abs=2 * EXACT), name
+            assert found[name] == pytest.approx(expected[name], abs=LOSS), name
 
 
 @pytest.mark.parametrize("parallel", [DDP, FSDP], ids=["ddp", "fsdp"])
@@ -198,7 +201,7 @@ def test_batches_that_do_not_divide_count_each_sample_once(parallel: dict[str, A
     sizes, knobs = (BATCH, 5, 1), parallel | {"micro_batch_size": 2}
     (expected,) = on_ranks(1, losses, {"micro_batch_size": 2}, 1, sizes)
     for found in on_ranks(3, losses, knobs, 3, sizes):
-        assert found == pytest.approx(expected, abs=EXACT)
+        assert found == pytest.approx(expected, abs=LOSS)
 
 
 def returned(knobs: Mapping[str, Any]) -> tuple[bool, ...]:
@@ -309,7 +312,7 @@ def test_the_loop_takes_whole_batches_and_reports_their_loss(knobs: dict[str, An
     (expected,) = on_ranks(1, looped, {}, 1)
     for reports in on_ranks(2, looped, knobs, 2):
         for found, wanted in zip(reports, expected, strict=True):
-            assert found == pytest.approx(wanted, rel=EXACT)
+            assert found == pytest.approx(wanted, abs=LOSS)
 
 
 def exchanges(workload: Workload) -> int:

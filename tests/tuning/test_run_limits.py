@@ -36,10 +36,10 @@ def test_exploring_ends_at_seven_tenths_of_the_time(bench: Bench, monkeypatch: p
 
     original = tune.search
     monkeypatch.setattr(tune, "search", search)
-    bench.search(time_limit=100)
+    bench.search(time_limit=1000)
     bench.search(out=bench.folder / "other")
-    of_100, unlimited = given
-    assert 60 < of_100 < 70  # the search has looked at the model before
+    of_1000, unlimited = given
+    assert 600 < of_1000 < 700  # the search has looked at the model before
     assert unlimited is None
 
 
@@ -47,18 +47,18 @@ def test_finals_end_in_time_once_something_is_verified(bench: Bench, monkeypatch
     def answer(config: Config, verifying: bool) -> Measurement:
         seen = by_micro_batch({1: 1.0, 2: 2.0, 4: 4.0, 8: 8.0})(config, verifying)
         if verifying:
-            clock[0] += 20.0
-        return dataclasses.replace(seen, seconds=20.0 if verifying else 0.1)
+            clock[0] += 200.0
+        return dataclasses.replace(seen, seconds=200.0 if verifying else 0.1)
 
     clock, now = [0.0], time.monotonic
     monkeypatch.setattr(tune.time, "monotonic", lambda: now() + clock[0])
-    result = bench.search(answer, time_limit=50)
+    result = bench.search(answer, time_limit=500)  # some 100 of which a busy machine may take itself
     assert result.best
     assert result.best.verified
-    assert result.search_seconds < 50
+    assert result.search_seconds < 500
     assert bench.executor.verified == [8, 4]  # and not the best a second time
     bench.executor.asked.clear()
-    bench.search(answer, time_limit=10, out=bench.folder / "short")
+    bench.search(answer, time_limit=100, out=bench.folder / "short")
     assert bench.executor.verified == [8]  # one, however late
 
 
@@ -67,10 +67,10 @@ def test_finals_take_their_time_where_there_is_enough(bench: Bench) -> None:
 
 
 def test_a_probe_may_overrun_the_time_for_exploring_a_little_and_any_time_until_something_fits(bench: Bench) -> None:
-    bench.search(time_limit=100)
+    bench.search(time_limit=1000)
     first, *others = (plan.seconds for _, plan in bench.executor.asked[:4])
     assert first == math.inf
-    assert all(75 < each <= 80 for each in others)
+    assert all(750 < each <= 800 for each in others)
     bench.search(out=bench.folder / "other")
     assert bench.executor.asked[-1][1].seconds == math.inf
 
