@@ -109,6 +109,32 @@ def add_adapters(wrapper: Any) -> None:
         wrapper._activate_lora = functools.partial(_activated, wrapper)
 
 
+def nest_in_order(model: nn.Module) -> None:
+    """Nest peft's adapters of quantised experts in the order of their parameters, the first one innermost, as peft
+    does beside plain ones. The names of saved adapters follow the nesting, so plain peft reads them on the unquantised
+    model. By itself peft 0.21 nests adapters of parametrized experts in the alphabet's order."""
+    children = [(parent, *child) for parent in model.modules() for child in parent.named_children()]
+    for parent, name, child in children:
+        if adapts_parameter(parent) or not adapts_parameter(child):
+            continue
+
+        wrappers: list[Any] = []
+        experts: Any = child
+        while adapts_parameter(experts):
+            wrappers.append(experts)
+            experts = experts.base_layer
+
+        order = [own for own, _ in quantised_weights(experts)]
+        if not order:
+            continue
+
+        nested = experts
+        for wrapper in sorted(wrappers, key=lambda each: order.index(each.parameter_name)):
+            wrapper.base_layer = nested
+            nested = wrapper
+        setattr(parent, name, nested)
+
+
 @contextmanager
 def _activated(wrapper: Any, adapters: list[str]) -> Iterator[None]:
     parametrizations = wrapper.get_base_layer().parametrizations[wrapper.parameter_name]

@@ -14,7 +14,7 @@ from torch import nn
 from autofit.core.errors import printable, told
 from autofit.core.workload import CLASSIFICATION_TASKS, task_of
 from autofit.setup import Config, Hardware, RefusedError, Setup, Stage, Technique, Value, Workload, requirements
-from autofit.setup.experts import adapts_parameter, add_adapters, expert_weights, reach
+from autofit.setup.experts import adapts_parameter, add_adapters, expert_weights, nest_in_order, reach
 from autofit.setup.layers import is_frozen, is_linear, output_heads, tensors_met
 
 # In which attributes PyTorch's encoders note whether they have a fast path.
@@ -88,6 +88,7 @@ class LoraRank(Technique):
                     setup.when_made[module] = functools.partial(_measure_rows, module)
         _leave_fast_path(setup.model)
         setup.forward_contexts.append(functools.partial(_told_of_code, setup.model))
+        nest_in_order(setup.model)
         for module in setup.model.modules():
             if adapts_parameter(module):
                 add_adapters(module)
