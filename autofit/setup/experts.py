@@ -10,6 +10,8 @@ import torch
 from torch import nn
 from torch.nn.utils import parametrize
 
+from autofit.setup.adapters import plain_name
+
 
 class ExpertWeight(NamedTuple):
     """One parameter [experts, ., .], and the module that holds it."""
@@ -21,21 +23,22 @@ class ExpertWeight(NamedTuple):
 
     @property
     def full_name(self) -> str:
-        """As in the model's state dict."""
+        """As in the state dict of the model without adapters."""
         return f"{self.module_name}.{self.name}"
 
 
 def expert_weights(model: nn.Module) -> Iterator[ExpertWeight]:
     """The weights of all experts, by the name of the class that holds them: many other parameters have three
-    dimensions. Of quantised ones, as they are stored."""
-    for module_name, module in model.named_modules():
+    dimensions. Of quantised ones, as they are stored. Names are as they were without adapters."""
+    for name, module in model.named_modules():
+        module_name = plain_name(name)
         if "expert" not in f"{type(module).__name__} {module_name.rpartition('.')[2]}".lower():
             continue
-        for name, parameter in module._parameters.items():
+        for own, parameter in module._parameters.items():
             if parameter is not None and parameter.dim() == 3:
-                yield ExpertWeight(module_name, module, name, parameter)
-        for name, stored in quantised_weights(module):
-            yield ExpertWeight(module_name, module, name, stored.original)
+                yield ExpertWeight(module_name, module, own, parameter)
+        for own, stored in quantised_weights(module):
+            yield ExpertWeight(module_name, module, own, stored.original)
 
 
 def quantised_weights(module: nn.Module) -> Iterator[tuple[str, Any]]:
