@@ -113,7 +113,7 @@ def merged(model: nn.Module) -> nn.Module:
 def _check_mergeable(model: Any) -> None:
     """Raise an InputError for what peft learns beside layers, and for what replaces more than a layer."""
     remedy = "Use the model as it is: output_dir/model holds what PeftModel.from_pretrained reads."
-    config = getattr(model, "active_peft_config", None)
+    config: Any = getattr(model, "active_peft_config", None)
     if getattr(config, "is_prompt_learning", False):
         raise InputError(f"{config.peft_type.value} learns prompts, which are no part of any weight.", remedy)
     if getattr(config, "is_adaption_prompt", False):

@@ -22,6 +22,7 @@ from autofit.hardware import segments
 from autofit.hardware.device import detect
 from autofit.hardware.out_of_memory import is_out_of_memory
 from autofit.setup import Setup, requirements
+from autofit.setup.adapters import new_token_rows
 from autofit.training import checkpoint, json_state, random_state
 from autofit.training.atomic_writes import clean_up
 from autofit.training.build import build
@@ -101,7 +102,7 @@ class Session:
                 self.listener(f"memory ran out in this run before, so it goes on with {_describe(batch_split)}.")
             config = {**config, **batch_split}
             setup = build(self.workload, config, hardware, model=self.model, hyperparameters=self.hyperparameters)
-            for note in (*hardware.notes, *setup.warnings):
+            for note in (*hardware.notes, *setup.warnings, *_untrained_rows(self.model)):
                 self.listener(note)
             try:
                 if self.policy.directory:
@@ -117,6 +118,16 @@ class Session:
             finally:
                 if not self.taken:
                     setup.close()
+
+
+def _untrained_rows(model: nn.Module) -> list[str]:
+    """A note on rows that were added to a token embedding which is frozen."""
+    rows = new_token_rows(model)
+    if not rows:
+        return []
+    note = f"the token embedding has {counted(rows, 'row')} more than the model it was loaded from"
+    remedy = "wrap the model with peft and trainable_token_indices, beside lora_rank 0, or train all weights"
+    return [f"{note}, and is frozen: they stay as they were made. To train them, {remedy}."]
 
 
 @contextmanager
