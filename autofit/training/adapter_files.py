@@ -24,11 +24,11 @@ _TASK_TYPES = {"causal-lm": "CAUSAL_LM", "seq2seq-lm": "SEQ_2_SEQ_LM", "sequence
 
 
 class AdapterFile(NamedTuple):
-    """What is saved of one adapter: its tensors, and the modules that were trained beside it."""
+    """What is saved of one adapter: its tensors, and which parameters were trained beside it, by the model's names."""
 
     adapter: str
     tensors: dict[str, torch.Tensor]
-    modules: tuple[str, ...] = ()
+    beside: tuple[str, ...] = ()
 
 
 def is_saved_as_adapters(model: nn.Module) -> bool:
@@ -51,16 +51,15 @@ def adapter_files(model: Any) -> list[AdapterFile]:
         own = get_peft_model_state_dict(model, state_dict=state, adapter_name=adapter, save_embedding_layers=resized)
         beside = [name for name in _trained_beside(model) if name not in own] if adapter == in_use else []
         own |= {name: state[name] for name in beside}
-        modules = sorted({plain_name(name).rpartition(".")[0] for name in beside})
-        files.append(AdapterFile(adapter, {f"{prefix}{name}": own[name] for name in own}, tuple(modules)))
+        files.append(AdapterFile(adapter, {f"{prefix}{name}": own[name] for name in own}, tuple(beside)))
     return files
 
 
 def check_savable(model: nn.Module) -> None:
-    """Refuse what is trained beside adapters and that their file cannot hold: a weight that has an adapter itself, or
-    that is no module's."""
-    for name in _trained_beside(model):
-        if ".base_layer.weight" in name or "." not in plain_name(name):
+    """Refuse what is trained beside adapters and that their file cannot hold: a layer's own parameters beneath its
+    adapter, or those of no module."""
+    for name in adapter_files(model)[0].beside:
+        if ".base_layer." in name or "." not in plain_name(name):
             message = f"{plain_name(name)} is trained beside adapters, and the file that peft reads cannot hold it."
             raise InputError(message, "Freeze it, or train without an output_dir.")
 
@@ -76,8 +75,9 @@ def write(model: Any, files: Sequence[AdapterFile], task: str, directory: Path) 
         safetensors.torch.save_file(tensors, folder / "adapter_model.safetensors", metadata={"format": "pt"})
 
         config = copy.copy(model.peft_config[file.adapter])
-        if file.modules:
-            config.modules_to_save = sorted({*(config.modules_to_save or ()), *file.modules})
+        if file.beside:
+            modules = {plain_name(name).rpartition(".")[0] for name in file.beside}
+            config.modules_to_save = sorted({*(config.modules_to_save or ()), *modules})
         config.task_type = config.task_type or _TASK_TYPES.get(task)
         config.base_model_name_or_path = config.base_model_name_or_path or getattr(base, "name_or_path", None) or None
         config.inference_mode = True
