@@ -90,6 +90,7 @@ MIXTURES: dict[str, dict[str, Any]] = {  # of four experts; in the second, with 
         "n_routed_experts": 4,
         "v_head_dim": 32,
     },
+    "mixtral": {"num_local_experts": 4},
 }
 
 

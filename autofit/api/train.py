@@ -1,6 +1,7 @@
 """What `autofit train` runs: trains a saved result on a data file."""
 
 import dataclasses
+import json
 from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,11 @@ from autofit.report.remedies import measured_remedies, remedy_lines
 from autofit.training.loop import Callback
 from autofit.training.step_trace import SteadyStep, StepTrace
 
+_DEQUANTISED = (
+    "compressed-tensors",
+    "fp8",
+    "mxfp4",
+)  # what transformers restores as it loads, where the model's own config says so
 _PEEK = 12  # batches that a processor makes before training, which take as long as those of training
 
 
@@ -117,7 +123,25 @@ def _load(workload: Workload, factory: HuggingFaceModel, weights: str | Path) ->
     if Path(weights, "adapter_config.json").exists():
         message = f"{weights} holds a LoRA adapter, not the weights of a model."
         raise InputError(message, "Merge it into its model (merge_and_unload of peft), and give what that saves.")
+    quantised = _quantised_by(Path(weights))
+    dequantised = quantised in _DEQUANTISED and factory.config.get("quantization_config")
+    if quantised is not None and not dequantised:
+        message = f"{weights} holds weights that are quantised already ({quantised}), and training needs plain ones."
+        remedy = "Give the unquantised weights: training quantises them itself where the result's quantization says so."
+        raise InputError(message, remedy)
     with blaming("weights", weights):
         return getattr(transformers, factory.auto_class()).from_pretrained(
             weights, config=factory.transformers_config(), trust_remote_code=factory.trust_remote_code
         )
+
+
+def _quantised_by(weights: Path) -> str | None:
+    """By what the weights of a directory are quantised, as its config.json says; None for plain ones."""
+    file = weights / "config.json"
+    if not file.is_file():
+        return None
+    try:
+        given = json.loads(file.read_text(encoding="utf-8")).get("quantization_config")
+    except ValueError:  # what transformers says of in a sentence
+        return None
+    return str(given.get("quant_method") or "quantization_config in its config.json") if given else None

@@ -17,6 +17,8 @@ FIDELITY_ORDER = ("quantization", "precision", "optimizer", "lora_rank", "lora_t
 # Optimizers that keep small updates of bf16 weights, which others round away.
 KEEP_SMALL_UPDATES = ("adamw-master", "adamw-sr", "adamw-8bit-sr")
 
+COMPUTES_IN_FP32 = ("fp32", "tf32")  # precisions whose losses agree to about 1e-3, whatever computes them
+
 
 def is_off(value: object) -> bool:
     """Whether a value is one of those that stand for "off", whatever the knob."""

@@ -40,8 +40,10 @@ CLASS_SUFFIXES = {  # of the names of transformers' classes
 
 
 def task_of(model: object) -> str | None:
-    """The task of a transformers model, by the name of its class; None for any other."""
-    name = type(model).__name__
+    """The task of a transformers model, also inside a PeftModel, by the name of its class; None for any other."""
+    get_base_model = getattr(model, "get_base_model", None)
+    base = get_base_model() if callable(get_base_model) and hasattr(model, "peft_config") else model
+    name = type(base).__name__
     return next((task for suffix, task in CLASS_SUFFIXES.items() if name.endswith(suffix)), None)
 
 
@@ -105,6 +107,7 @@ class Traits:
     sdpa: bool  # whether the forward calls PyTorch's fused attention
     batch_norm: bool  # whether slices of a batch change the statistics of normalisation layers
     dropout: bool
+    adapters: bool = False  # whether it has some already, of its user's or of an earlier training
     experts: str | None = None  # a name in those of all experts' weights: "experts"; None where there are none
     head: bool = False  # a transformers model's cross-entropy over a linear head: `loss` need not hold all logits
     heads: int = 0  # what divides all numbers of attention's heads, of queries and of keys; 0: it is not known

@@ -17,7 +17,7 @@ from optuna.trial import Trial, TrialState
 from autofit.core.config import Config, Value
 from autofit.core.constraints import Constraints
 from autofit.core.errors import InputError
-from autofit.core.measurement import Measurement
+from autofit.core.measurement import Measurement, Outcome
 from autofit.search.concurrency import Concurrency, Probe, Threaded
 from autofit.search.drift import slowdown
 from autofit.search.enumeration import Enumeration
@@ -35,6 +35,8 @@ _MOST_SCORED = 50_000
 # Without predictions, the share of all trials that may run at once, and how many always may. On the recorded tables
 # 107 of 108 searches of 16 gangs came within 2 % of the best; with 0.35 or 0.45 of the trials nine of ten did.
 _AT_ONCE, _FEW = 0.25, 4
+# A quick search goes on while a config left is expected to be so much faster, up to so many times its measurements.
+_MUCH_FASTER, _MOST_QUICK = 0.15, 3
 
 
 @dataclass(frozen=True)
@@ -62,8 +64,8 @@ class Limits:
     memory_bytes: int | None = None  # what tensors may take (`Budget.cap_bytes`)
     context_bytes: int | None = None  # of a card's context, beside which that is; None on a CPU
     tolerance: float | None = None
-    # Measurements that suffice once one fits, or else the first that takes as long as predicted; no tier's best is
-    # searched for then.
+    # Measurements that suffice once one fits, or else the first that takes as long as predicted, unless another config
+    # is still expected to be much faster; no tier's best is searched for then.
     quick: int | None = None
 
     def __post_init__(self) -> None:
@@ -228,17 +230,23 @@ class _Exploration:
         measurements = self._sampler.with_running(measurements, self._sampler.running(self._study))
         if not self._sampler.left(measurements).any():
             return "space"
-        if len(measurements) >= min(self._limits.trials, self._suffice(measurements)):
+        if len(measurements) >= self._limits.trials or self._suffice(measurements):
             return "trials"
         if self._sampler.aim(measurements) is None:
             return "bound"
         return "time" if measurements and time.monotonic() >= self._deadline else None  # a late answer beats none
 
-    def _suffice(self, measurements: Sequence[Measurement]) -> int:
-        """How many measurements a quick search needs; all that others may have."""
-        if self._limits.quick is None or not any(each.fits for each in measurements):
-            return self._limits.trials
-        return 1 if self._sampler.surrogate.confirmed_by(measurements) else self._limits.quick
+    def _suffice(self, measurements: Sequence[Measurement]) -> bool:
+        """Whether a quick search has measured enough. What was refused says nothing of speed and does not count."""
+        quick = self._limits.quick
+        if quick is None or not any(each.fits for each in measurements):
+            return False
+        ran = sum(each.outcome is not Outcome.REFUSED for each in measurements)
+        if ran >= _MOST_QUICK * quick:
+            return True
+        if self._sampler.surrogate.expects_faster(measurements, self._sampler.left(measurements), _MUCH_FASTER):
+            return False
+        return ran >= quick or self._sampler.surrogate.confirmed_by(measurements)
 
     def _start(self) -> None:
         measurements = measurements_of(self._study)

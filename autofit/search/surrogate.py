@@ -237,6 +237,14 @@ class Surrogate:
         speeds = self._of_feasible(measurements, left, rivals)
         return speeds is not None and float(speeds.probability_above(share).max()) > _CONFIDENCE
 
+    def expects_faster(self, measurements: Sequence[Measurement], left: Mask, share: float) -> bool:
+        """Whether a config left is expected to be faster than the best by more than a share of it; never without
+        predictions, which additive effects do not replace."""
+        if self._predictions is None:
+            return False
+        speeds = self._of_feasible(measurements, left, None)
+        return speeds is not None and float(speeds.posterior.mean.max()) > speeds.best + math.log1p(share)
+
     def misled_by(self, measurements: Sequence[Measurement]) -> float:
         """How many times longer than predicted steps take, where that says that predictions mislead; else 0."""
         known = self._times_longer(measurements)

@@ -22,6 +22,7 @@ from torch.nn import functional
 from torch.utils._pytree import tree_map_only
 
 from autofit.core.errors import RefusedError
+from autofit.setup.adapters import base_of
 from autofit.setup.layers import output_head
 from autofit.setup.state import Setup, evaluation_mode
 
@@ -188,15 +189,21 @@ def _is_elementwise(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     return not any(isinstance(other, torch.Tensor) and (other.dim() or other.requires_grad) for other in others)
 
 
+def defers_logits(model: nn.Module) -> bool:
+    """Whether a model is a causal LM of transformers with a linear head, also inside a PeftModel."""
+    base: Any = base_of(model)
+    linear = isinstance(getattr(output_head(base), "out_features", None), int)
+    return linear and getattr(getattr(base, "loss_function", None), "__name__", "") == "ForCausalLMLoss"
+
+
 def defer_logits(setup: Setup, summed_loss: SummedLoss) -> Deferral:
     """Defer the logits whenever the model is given labels, and compute its loss by `summed_loss`. Raises RefusedError
     where the model is not a causal LM of transformers with a linear head."""
-    model: Any = setup.model
-    head: Any = output_head(model)
-    standard: Any = getattr(model, "loss_function", None)
-    linear = isinstance(getattr(head, "out_features", None), int)
-    if not linear or getattr(standard, "__name__", "") != "ForCausalLMLoss":
+    model: Any = base_of(setup.model)  # which computes the loss, also inside a PeftModel
+    if not defers_logits(model):
         raise RefusedError(NO_HEAD)
+    head: Any = output_head(model)
+    standard = model.loss_function
     deferral = Deferral(head, wrapped="forward" in vars(head))
     deferral.forward = _deferring(deferral, head.forward)
     setup.patch(head, "forward", deferral.forward)
@@ -210,8 +217,9 @@ def defer_logits(setup: Setup, summed_loss: SummedLoss) -> Deferral:
     def end(*_: Any) -> None:
         deferral.active = False
 
-    setup.on_close(model.register_forward_pre_hook(begin, with_kwargs=True).remove)
-    setup.on_close(model.register_forward_hook(end, always_call=True).remove)
+    # Of the outer model: a PeftModel runs the forward of the inner one without its hooks.
+    setup.on_close(setup.model.register_forward_pre_hook(begin, with_kwargs=True).remove)
+    setup.on_close(setup.model.register_forward_hook(end, always_call=True).remove)
     return deferral
 
 

@@ -10,6 +10,8 @@ import torch
 from torch import nn
 from torch.nn.utils import parametrize
 
+from autofit.setup.adapters import plain_name
+
 
 class ExpertWeight(NamedTuple):
     """One parameter [experts, ., .], and the module that holds it."""
@@ -21,21 +23,22 @@ class ExpertWeight(NamedTuple):
 
     @property
     def full_name(self) -> str:
-        """As in the model's state dict."""
+        """As in the state dict of the model without adapters."""
         return f"{self.module_name}.{self.name}"
 
 
 def expert_weights(model: nn.Module) -> Iterator[ExpertWeight]:
     """The weights of all experts, by the name of the class that holds them: many other parameters have three
-    dimensions. Of quantised ones, as they are stored."""
-    for module_name, module in model.named_modules():
+    dimensions. Of quantised ones, as they are stored. Names are as they were without adapters."""
+    for name, module in model.named_modules():
+        module_name = plain_name(name)
         if "expert" not in f"{type(module).__name__} {module_name.rpartition('.')[2]}".lower():
             continue
-        for name, parameter in module._parameters.items():
+        for own, parameter in module._parameters.items():
             if parameter is not None and parameter.dim() == 3:
-                yield ExpertWeight(module_name, module, name, parameter)
-        for name, stored in quantised_weights(module):
-            yield ExpertWeight(module_name, module, name, stored.original)
+                yield ExpertWeight(module_name, module, own, parameter)
+        for own, stored in quantised_weights(module):
+            yield ExpertWeight(module_name, module, own, stored.original)
 
 
 def quantised_weights(module: nn.Module) -> Iterator[tuple[str, Any]]:
@@ -107,6 +110,32 @@ def add_adapters(wrapper: Any) -> None:
     beside another one, and with two parameters of a module reads the second one's values before adding its adapter."""
     if any(name == wrapper.parameter_name for name, _ in quantised_weights(wrapper.get_base_layer())):
         wrapper._activate_lora = functools.partial(_activated, wrapper)
+
+
+def nest_in_order(model: nn.Module) -> None:
+    """Nest peft's adapters of quantised experts in the order of their parameters, the first one innermost, as peft
+    does beside plain ones. The names of saved adapters follow the nesting, so plain peft reads them on the unquantised
+    model. By itself peft 0.21 nests adapters of parametrized experts in the alphabet's order."""
+    children = [(parent, *child) for parent in model.modules() for child in parent.named_children()]
+    for parent, name, child in children:
+        if adapts_parameter(parent) or not adapts_parameter(child):
+            continue
+
+        wrappers: list[Any] = []
+        experts: Any = child
+        while adapts_parameter(experts):
+            wrappers.append(experts)
+            experts = experts.base_layer
+
+        order = [own for own, _ in quantised_weights(experts)]
+        if not order:
+            continue
+
+        nested = experts
+        for wrapper in sorted(wrappers, key=lambda each: order.index(each.parameter_name)):
+            wrapper.base_layer = nested
+            nested = wrapper
+        setattr(parent, name, nested)
 
 
 @contextmanager

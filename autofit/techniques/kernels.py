@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from autofit.core.knobs import COMPUTES_IN_FP32
 from autofit.setup import Config, Hardware, RefusedError, Setup, Stage, Technique, Value, Workload
 from autofit.setup.deferred_logits import loss_of_few_tokens
 from autofit.setup.liger import no_kernels_for, stand_in_for_liger, why_not_liger
@@ -52,7 +53,7 @@ class Kernels(Technique):
         changed = [module for module in setup.model.modules() if id(vars(module)) in forwards]
         if not changed:
             raise RefusedError("liger changed nothing about this model; use none.")
-        low = setup.frozen_dtype not in (None, torch.float32)
+        low = setup.config["precision"] not in COMPUTES_IN_FP32
         tolerance = _LOW_PRECISION_TOLERANCE if low else _TOLERANCE
         with _compared(changed, tolerance):
             after = loss_of_few_tokens(setup, batch)

@@ -14,11 +14,17 @@ from torch import nn
 from autofit.core.errors import printable, told
 from autofit.core.workload import CLASSIFICATION_TASKS, task_of
 from autofit.setup import Config, Hardware, RefusedError, Setup, Stage, Technique, Value, Workload, requirements
-from autofit.setup.experts import adapts_parameter, add_adapters, expert_weights, reach
+from autofit.setup.adapters import has_adapters
+from autofit.setup.experts import adapts_parameter, add_adapters, expert_weights, nest_in_order, reach
 from autofit.setup.layers import is_frozen, is_linear, output_heads, tensors_met
 
 # In which attributes PyTorch's encoders note whether they have a fast path.
 _FAST_PATHS = {nn.TransformerEncoderLayer: "activation_relu_or_gelu", nn.TransformerEncoder: "use_nested_tensor"}
+
+_ADAPTED = (
+    "the model already has adapters from an earlier training: use lora_rank 0 to train those on, or merge them into the"
+    " weights first."
+)
 
 
 class LoraRank(Technique):
@@ -44,6 +50,8 @@ class LoraRank(Technique):
             return None
         if lacking := requirements.missing("peft"):
             return f"LoRA needs {lacking}, or use lora_rank 0."
+        if workload.traits and workload.traits.adapters:
+            return _ADAPTED
         if workload.traits and not workload.traits.linears:
             return "the model has no linear layers to put adapters beside; use lora_rank 0."
         if workload.traits and workload.traits.linears == 1:  # as in convolutional networks
@@ -56,9 +64,8 @@ class LoraRank(Technique):
         assert isinstance(value, int), "accepts() allows whole numbers only"
         from peft import LoraConfig, inject_adapter_in_model
 
-        if any(hasattr(module, "lora_A") for module in setup.model.modules()):
-            message = "the model already has adapters from an earlier training"
-            raise RefusedError(f"{message}: use lora_rank 0 to train those on, or merge them into the weights first.")
+        if has_adapters(setup.model):
+            raise RefusedError(_ADAPTED)
         layers, experts = adapter_targets(setup.model, str(setup.config["lora_targets"]))
         if experts and setup.config["lora_dropout"]:
             raise RefusedError("the adapters of experts take no dropout; set lora_dropout 0, or name no experts.")
@@ -88,6 +95,7 @@ class LoraRank(Technique):
                     setup.when_made[module] = functools.partial(_measure_rows, module)
         _leave_fast_path(setup.model)
         setup.forward_contexts.append(functools.partial(_told_of_code, setup.model))
+        nest_in_order(setup.model)
         for module in setup.model.modules():
             if adapts_parameter(module):
                 add_adapters(module)

@@ -36,6 +36,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.nn import functional
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
+from autofit.core.knobs import COMPUTES_IN_FP32
 from autofit.setup import Config, Hardware, RefusedError, Setup, Stage, Technique, Value, Workload, liger
 from autofit.setup.deferred_logits import NO_HEAD, Deferral, Pending, SummedLoss, defer_logits, loss_of_few_tokens
 from autofit.setup.state import Slices
@@ -84,7 +85,7 @@ class Loss(Technique):
         after = loss_of_few_tokens(setup, batch)
         if deferral.computed:
             raise RefusedError("the model's forward uses its logits for more than a causal LM's loss; use standard.")
-        low = setup.frozen_dtype not in (None, torch.float32)
+        low = setup.config["precision"] not in COMPUTES_IN_FP32
         tolerance = _LOW_PRECISION_TOLERANCE if low else _TOLERANCE
         if math.isfinite(before) and abs(after - before) > tolerance * abs(before):
             raise RefusedError(f"the {value} loss is {after:.6g} where the model's own is {before:.6g}; use standard.")

@@ -25,6 +25,7 @@ _FORMATS = {  # of trained weights with their gradients and state, and of frozen
     "fp16-mixed": (_FP32, _FP16),
     "fp8": (_BF16, _BF16),
 }
+_AUTOCAST = {"bf16-mixed": _BF16, "fp16-mixed": _FP16}  # what products are computed in
 _AMPERE = (8, 0)  # first compute capability with bf16 and tf32 matrix units
 _ADA = (8, 9)  # and with fp8 ones
 _FP8_MULTIPLE = 16  # of which every dimension of an fp8 product must be a multiple
@@ -35,8 +36,9 @@ class Precision(Technique):
 
     `fp32`: everything, convolutions too. `tf32`: fp32, rounded to 10 bits of mantissa by matrix units. `bf16`: weights,
     gradients, optimizer state and arithmetic. `bf16-mixed`, `fp16-mixed`: trained weights, gradients and state in fp32;
-    frozen weights and arithmetic (autocast) in the low format. `fp8`: as `bf16`, with linear layers but the output head
-    multiplied in fp8, scaled per tensor (torchao; Micikevicius et al. 2022, arXiv 2209.05433).
+    frozen weights and arithmetic (autocast) in the low format; frozen weights that must return in fp32 stay in it.
+    `fp8`: as `bf16`, with linear layers but the output head multiplied in fp8, scaled per tensor (torchao;
+    Micikevicius et al. 2022, arXiv 2209.05433).
     """
 
     name = "precision"
@@ -61,7 +63,7 @@ class Precision(Technique):
         pairs = {value: _stored_and_given(value, workload) for value in values}
         same = (value for value in values if all(stored == given for stored, given in pairs[value]))
         lossless = (value for value in values if all(_contains(stored, given) for stored, given in pairs[value]))
-        widest = (value for value in values if _FORMATS[str(value)] == (_FP32, _FP32))
+        widest = (value for value in values if _formats(value, workload) == (_FP32, _FP32))
         return tuple(same) or tuple(lossless) or tuple(widest)
 
     def package(self, value: Value) -> str:
@@ -96,7 +98,7 @@ class Precision(Technique):
             # By default PyTorch rounds convolutions and recurrent layers to TF32, and plain products not.
             setup.on_close(_Fp32Products.now().set)
             _Fp32Products.to(_FP32_PRODUCTS[str(value)]).set()
-        setup.trainable_dtype, setup.frozen_dtype = _FORMATS[str(value)]
+        setup.trainable_dtype, setup.frozen_dtype = _formats(value, setup.workload)
         changed = {str(given)[6:] for stored, given in _stored_and_given(value, setup.workload) if stored != given}
         if changed:
             names = " and ".join(sorted(changed))
@@ -107,16 +109,17 @@ class Precision(Technique):
                 keep = f"bf16-mixed keeps them, as do the optimizers {', '.join(KEEP_SMALL_UPDATES)}"
                 setup.warnings.append(f"bf16 weights lose updates smaller than 1/256 of the weight; {keep}.")
             return
-        low = None if setup.frozen_dtype == _FP32 else setup.frozen_dtype
+        low = _AUTOCAST.get(str(value))
+        frozen_low = low if setup.frozen_dtype == low and _some_stay_frozen(setup) else None
         given = {parameter.dtype for parameter in setup.model.parameters() if parameter.is_floating_point()}
-        if low and _some_stay_frozen(setup):  # a frozen norm in the low format cannot take fp32 features
-            _cast_inputs(setup, low)
+        if frozen_low:  # a frozen norm in the low format cannot take fp32 features
+            _cast_inputs(setup, frozen_low)
         elif given - {_FP32}:  # a model made in another format comes with inputs in it
             _cast_inputs(setup, _FP32)
         if torch.float64 in given:
             setup.warnings.append("the model's float64 weights are trained in float32.")
         if low:
-            if _some_stay_frozen(setup) and not any(parameter.is_meta for parameter in setup.model.parameters()):
+            if frozen_low and not any(parameter.is_meta for parameter in setup.model.parameters()):
                 name = str(low).removeprefix("torch.")
                 setup.warnings.append(
                     f"the model comes back with frozen weights in {name} and trained ones in float32: run it under "
@@ -131,9 +134,18 @@ class Precision(Technique):
                 setup.scaler = torch.amp.grad_scaler.GradScaler(device)
 
 
+def _formats(value: Value, workload: Workload) -> tuple[torch.dtype, torch.dtype]:
+    """The formats of trained and of frozen weights. Beside autocast, frozen weights that must return in fp32 stay in it
+    as trained ones do: in the low format they would lose digits for good."""
+    trained, frozen = _FORMATS[str(value)]
+    if value in _AUTOCAST and workload.keeps and "float32" in workload.keeps[1]:
+        frozen = _FP32
+    return trained, frozen
+
+
 def _stored_and_given(value: Value, workload: Workload) -> list[tuple[torch.dtype, torch.dtype]]:
     """(format under this value, given format) of every kind of weights that must return as they came."""
-    both = zip(_FORMATS[str(value)], workload.keeps or ((), ()), strict=True)
+    both = zip(_formats(value, workload), workload.keeps or ((), ()), strict=True)
     return [(stored, getattr(torch, name)) for stored, names in both for name in names]
 
 

@@ -32,7 +32,7 @@ from autofit.setup.host_copies import plain_tensors
 from autofit.setup.sharding import whole
 from autofit.setup.streamed_blocks import updated_on
 from autofit.techniques import all_techniques
-from autofit.training import atomic_writes, json_state, random_state, sharded_state
+from autofit.training import adapter_files, atomic_writes, json_state, random_state, sharded_state
 
 FOLDER = "checkpoints"
 _LABEL, _WEIGHTS, _BUFFERS = "checkpoint.yaml", "weights.safetensors", "buffers.safetensors"
@@ -131,7 +131,10 @@ def check_savable(setup: Setup) -> None:
     """Refuse, before training starts, state that no checkpoint or saved model can hold."""
     assert setup.optimizer is not None, "build() sets the optimizer"
     remedy = "Leave it out, or train without an output_dir."
-    state = {} if setup.config["lora_rank"] else setup.model.state_dict()  # peft saves adapters its own way
+    is_adapted = adapter_files.is_saved_as_adapters(setup.model)
+    if is_adapted:
+        adapter_files.check_savable(setup.model)
+    state = {} if is_adapted else setup.model.state_dict()
     for name, value in (*setup.model.named_buffers(), *state.items()):
         if not isinstance(value, torch.Tensor):
             raise InputError(f"{name} of the model's state is no tensor, and safetensors holds no other.", remedy)

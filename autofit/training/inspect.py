@@ -25,6 +25,8 @@ from autofit.data.batch import few_samples, is_own, sample_count, samples_of
 from autofit.data.trial_batches import TRIAL_SAMPLES, most_different
 from autofit.hardware.out_of_memory import is_out_of_memory
 from autofit.setup import Setup
+from autofit.setup.adapters import has_adapters
+from autofit.setup.deferred_logits import defers_logits
 from autofit.setup.experts import expert_weights
 from autofit.setup.layers import is_linear, repeated_blocks
 from autofit.setup.split_layers import heads_of, planned
@@ -114,8 +116,6 @@ def _structure(workload: Workload, model: nn.Module) -> Traits:
     modules = [module for module in model.modules() if module.training or not kept]
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise InputError("the model has no trainable parameter.", "Set requires_grad on what should be trained.")
-    get_head = getattr(model, "get_output_embeddings", None)
-    has_linear_head = isinstance(get_head() if get_head else None, nn.Linear)
     digest = None
     with suppress(InputError), reported(told):  # it reads the user's code and settings; measuring does not need it
         digest = fingerprint(workload, model)
@@ -130,7 +130,8 @@ def _structure(workload: Workload, model: nn.Module) -> Traits:
         dropout=any(isinstance(module, nn.modules.dropout._DropoutNd) and module.p > 0 for module in modules),
         heads=math.gcd(*heads_of(model)),
         plan=any(True for _ in planned(model)),
-        head=has_linear_head and callable(getattr(model, "loss_function", None)),
+        head=defers_logits(model),
+        adapters=has_adapters(model),
         notes=workload.notes,
         fingerprint=digest,
     )

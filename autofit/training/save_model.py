@@ -12,59 +12,45 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
+from autofit.core.errors import InputError
 from autofit.core.hardware import MIB
 from autofit.distributed import Ranks
 from autofit.setup import Setup
+from autofit.setup.adapters import base_of, is_adapter, is_copy
 from autofit.setup.experts import adapts_parameter, plain_experts, quantised_weights
+from autofit.setup.layers import output_head
 from autofit.setup.sharding import whole
 from autofit.techniques.quantization import dequantised, is_quantised
-from autofit.training import atomic_writes
-
-# peft's names of tasks; adapters for any other task are read by PeftModel alone.
-_TASK_TYPES = {"causal-lm": "CAUSAL_LM", "seq2seq-lm": "SEQ_2_SEQ_LM", "sequence-classification": "SEQ_CLS"}
+from autofit.training import adapter_files, atomic_writes
 
 
 def save_model(setup: Setup, directory: Path) -> None:
     """Write the trained model so that its own library reads it; other files in the directory stay.
 
-    With adapters: `adapter_model.safetensors` and `adapter_config.json`, for `PeftModel.from_pretrained(base,
-    directory)`. A transformers model: for `from_pretrained(directory)`. Any other module: `model.safetensors`, for
+    With adapters, of autofit's making or the user's: `adapter_model.safetensors` and `adapter_config.json`, for
+    `PeftModel.from_pretrained(base, directory)`; with several, those that are not in use go into folders of their
+    names. A transformers model: for `from_pretrained(directory)`. Any other module: `model.safetensors`, for
     `safetensors.torch.load_model`. Of several ranks, who call this together, the first writes; its host holds the
     trained weights meanwhile.
     """
-    is_adapted = bool(setup.config["lora_rank"])
-    saved: dict[str, Any] = dict(setup.trainable()) if is_adapted else setup.model.state_dict()
-    needed = sum(each.numel() * each.itemsize for each in saved.values() if isinstance(each, torch.Tensor)) + MIB
-    state = gathered(saved, setup.ranks)
+    is_adapted = adapter_files.is_saved_as_adapters(setup.model)
+    files = adapter_files.adapter_files(setup.model) if is_adapted else []
+    state: dict[str, Any] = {} if is_adapted else setup.model.state_dict()
+    saved = [*state.values(), *(tensor for file in files for tensor in file.tensors.values())]
+    needed = sum(each.numel() * each.itemsize for each in saved if isinstance(each, torch.Tensor)) + MIB
+    files = [file._replace(tensors=gathered(file.tensors, setup.ranks)) for file in files]
+    state = gathered(state, setup.ranks)
     if not setup.ranks.is_first:
         return
     with atomic_writes.atomic_files(directory, what="the trained model", needed_bytes=needed) as part:
         if is_adapted:
-            _save_adapter(setup, state, part)
+            adapter_files.write(setup.model, files, setup.workload.task, part)
         elif callable(save_pretrained := getattr(setup.model, "save_pretrained", None)):
             save_pretrained(part, state_dict=state) if setup.ranks.are_several else save_pretrained(part)
         elif setup.ranks.are_several:
             safetensors.torch.save_file(_each_once(state), part / "model.safetensors")
         else:
             safetensors.torch.save_model(setup.model, str(part / "model.safetensors"))
-
-
-def _save_adapter(setup: Setup, state: dict[str, torch.Tensor], directory: Path) -> None:
-    from peft import get_peft_model_state_dict
-
-    model: Any = setup.model
-    config = copy.copy(model.peft_config["default"])
-    full = {name: tensor for name, tensor in state.items() if "lora_" not in name}  # a new head
-    config.modules_to_save = sorted({name.rpartition(".")[0] for name in full}) or None
-    config.task_type = _TASK_TYPES.get(setup.workload.task)
-    config.base_model_name_or_path = getattr(model, "name_or_path", None) or None
-    config.inference_mode = True
-    # Embeddings are frozen, even where the head that they are tied to has adapters.
-    weights = {**get_peft_model_state_dict(model, state_dict=state, save_embedding_layers=False), **full}
-    # The names that PeftModel.from_pretrained looks for: it wraps the model twice.
-    tensors = {f"base_model.model.{name}": tensor.detach().cpu().contiguous() for name, tensor in weights.items()}
-    safetensors.torch.save_file(tensors, directory / "adapter_model.safetensors", metadata={"format": "pt"})
-    config.save_pretrained(directory)
 
 
 @torch.no_grad()
@@ -95,44 +81,71 @@ def _each_once(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 @torch.no_grad()
 def merged(model: nn.Module) -> nn.Module:
-    """A plain copy of a model, of the same class, with its adapters added to the weights; the model stays as it is.
-    Takes room on the device for a second, unquantised copy of the weights. Quantised layers become plain ones with the
-    values they compute with: quantising the sum again, as peft does, would round most of an update away (a step of nf4
-    is 4 to 15 % of a block's range). Outputs equal those with adapters up to the rounding of the weights' dtype; int8
-    layers also round activations. A head that was tied to the embeddings and has an adapter is no longer tied."""
-    plain = copy.deepcopy(model)
+    """A plain copy of a model, of the same class, with its adapters added to the weights, whoever made them; of a
+    PeftModel a copy of the model inside. The model stays as it is. Takes room on the device for a second, unquantised
+    copy of the weights. Quantised layers become plain ones with the values they compute with: quantising the sum again,
+    as peft does, would round most of an update away (a step of nf4 is 4 to 15 % of a block's range). Outputs equal
+    those with adapters up to the rounding of the weights' dtype; int8 layers also round activations. A head that was
+    tied to the embeddings, of which one has an adapter, is no longer tied.
+
+    Raises:
+        InputError: adapters of a kind that cannot be added to weights, such as learned prompts.
+    """
+    _check_mergeable(model)
+    plain = base_of(copy.deepcopy(model))
     _untie_adapted(plain)
+
     # The compute dtype is that of the embeddings, norms and heads beside quantised layers.
     frozen = (p.dtype for p in plain.parameters() if not p.requires_grad and p.is_floating_point() and p.itemsize > 1)
-    dtype = next(frozen, torch.get_default_dtype())
+    dtype = next(frozen, None)
     for parent, name, child in list(_replaced_layers(plain)):
-        setattr(parent, name, _merged_layer(child, dtype))
-    for parameter in plain.parameters():
+        setattr(parent, name, _merged_layer(child, dtype or torch.get_default_dtype()))
+    for parameter in plain.parameters() if dtype else ():
         if parameter.requires_grad and parameter.is_floating_point():
             parameter.data = parameter.data.to(dtype)  # a head that was trained in fp32 beside weights in bf16
-    plain.__dict__.pop("peft_config", None)
+
+    for note in ("peft_config", "_hf_peft_config_loaded"):  # by which transformers would save adapters alone
+        plain.__dict__.pop(note, None)
+    _note_untied(plain)
     return plain
 
 
+def _check_mergeable(model: Any) -> None:
+    """Raise an InputError for what peft learns beside layers, and for what replaces more than a layer."""
+    remedy = "Use the model as it is: output_dir/model holds what PeftModel.from_pretrained reads."
+    config: Any = getattr(model, "active_peft_config", None)
+    if getattr(config, "is_prompt_learning", False):
+        raise InputError(f"{config.peft_type.value} learns prompts, which are no part of any weight.", remedy)
+    if getattr(config, "is_adaption_prompt", False):
+        raise InputError(f"{config.peft_type.value} learns more than can be added to weights.", remedy)
+
+
 def _replaced_layers(model: nn.Module) -> Iterator[tuple[nn.Module, str, Any]]:
-    """(parent, name, layer) of every layer with adapters or quantised weights."""
+    """(parent, name, layer) of every layer with adapters, trained copies or quantised weights."""
     for name, child in model.named_children():
-        if _is_adapted(child) or is_quantised(child) or any(quantised_weights(child)):
+        if is_adapter(child) or is_copy(child) or is_quantised(child) or any(quantised_weights(child)):
             yield model, name, child
         else:
             yield from _replaced_layers(child)
 
 
-def _is_adapted(module: nn.Module) -> bool:
-    return hasattr(module, "base_layer") and hasattr(module, "lora_A")
-
-
 def _merged_layer(layer: Any, dtype: torch.dtype) -> nn.Module:
+    if is_copy(layer):
+        if layer.disable_adapters:
+            return layer.original_module  # type: ignore[no-any-return]
+        return layer.unload_and_optionally_merge_module(  # type: ignore[no-any-return]
+            merge=True, safe_merge=False, adapter_names=None
+        )
     if any(quantised_weights(layer)) or adapts_parameter(layer):
         return plain_experts(layer, dtype)
     if is_quantised(layer):
         return dequantised(layer, dtype)
+
     base = layer.get_base_layer()
+    if layer.disable_adapters:
+        if layer.merged:
+            layer.unmerge()
+        return dequantised(base, dtype) if is_quantised(base) else base
     if is_quantised(base):
         delta = sum(layer.get_delta_weight(adapter).float() for adapter in layer.active_adapters)
         return dequantised(base, dtype, delta)
@@ -141,14 +154,22 @@ def _merged_layer(layer: Any, dtype: torch.dtype) -> nn.Module:
 
 
 def _untie_adapted(model: nn.Module) -> None:
-    """Give every adapted layer its own weight, so that its adapter is not added to layers that share it."""
+    """Give every adapted layer its own weight, so that its adapter is not added to layers that share it. Rows of tokens
+    that are trained (`trainable_token_indices`) are set, not added, in all layers that share them."""
     uses = Counter(id(parameter) for module in model.modules() for parameter in module._parameters.values())
-    for module in filter(_is_adapted, model.modules()):
-        if adapts_parameter(module):
+    for module in filter(is_adapter, model.modules()):
+        if adapts_parameter(module) or hasattr(module, "trainable_tokens_delta"):
             continue
         base: Any = module.get_base_layer()  # type: ignore[operator]
-        if uses[id(base.weight)] > 1:
+        if isinstance(getattr(base, "weight", None), nn.Parameter) and uses[id(base.weight)] > 1:
             base.weight = nn.Parameter(base.weight.detach().clone(), base.weight.requires_grad)
-            config: Any = getattr(model, "config", None)
-            if config is not None and hasattr(config, "get_text_config"):  # or transformers would tie the two again
-                config.tie_word_embeddings = config.get_text_config().tie_word_embeddings = False
+
+
+def _note_untied(model: Any) -> None:
+    """Let a transformers model know that its head is tied to the embeddings no more: it would tie the two again."""
+    config: Any = getattr(model, "config", None)
+    if not hasattr(config, "get_text_config") or not config.get_text_config().tie_word_embeddings:
+        return
+    head, embedding = output_head(model), model.get_input_embeddings()
+    if head is not None and getattr(head, "weight", None) is not getattr(embedding, "weight", None):
+        config.tie_word_embeddings = config.get_text_config().tie_word_embeddings = False

@@ -25,6 +25,7 @@ from autofit.hardware import segments
 from autofit.hardware.device import detect
 from autofit.hardware.out_of_memory import is_out_of_memory
 from autofit.setup import Setup, requirements
+from autofit.setup.adapters import new_token_rows
 from autofit.training import checkpoint, json_state, random_state
 from autofit.training.atomic_writes import clean_up
 from autofit.training.build import build
@@ -115,7 +116,7 @@ class Session:
             prover = Prover.of(self.workload, self.model, hardware)
             workload = self._proven(prover, config, is_evaluated=eval_loader is not None)
             setup = build(workload, config, hardware, model=self.model, hyperparameters=self.hyperparameters)
-            for note in (*hardware.notes, *setup.warnings):
+            for note in (*hardware.notes, *setup.warnings, *_untrained_rows(self.model)):
                 self.listener(note)
             try:
                 if self.policy.directory:
@@ -151,8 +152,19 @@ class Session:
             remedy = f"Set micro_batch_size to {whole}, or leave the config to the search."
             raise InputError(traits.notes[-1], "Train on one device." if samplers > 1 else remedy)
         for note in traits.notes:
-            self.listener(note)
+            if note not in self.workload.notes:
+                self.listener(note)
         return dataclasses.replace(self.workload, traits=traits)
+
+
+def _untrained_rows(model: nn.Module) -> list[str]:
+    """A note on rows that were added to a token embedding which is frozen."""
+    rows = new_token_rows(model)
+    if not rows:
+        return []
+    note = f"the token embedding has {counted(rows, 'row')} more than the model it was loaded from"
+    remedy = "wrap the model with peft and trainable_token_indices, beside lora_rank 0, or train all weights"
+    return [f"{note}, and is frozen: they stay as they were made. To train them, {remedy}."]
 
 
 @contextmanager

@@ -68,9 +68,9 @@ FAST_EXPLORE_PLAN, FAST_PLAN = Plan(min_steps=2, max_seconds=0.5), Plan(max_seco
 _ONE_PROBE = 1e-3  # seconds of exploring where no time is left: something is measured however late
 _FAST_MEASURING = 0.5  # seconds for timing operators before configs are predicted
 _FAST = (
-    "A quick search (--fast) looks at usual values, and measures few: one, if it takes about as long as predicted. The "
-    "best config was confirmed by one longer run, and not measured against another again. A search without it may find "
-    "a faster one."
+    "A quick search (--fast) looks at usual values, and measures few: one, if it takes about as long as predicted, and "
+    "others that are expected to be much faster. The best config was confirmed by one longer run, and not measured "
+    "against another again. A search without it may find a faster one."
 )
 _MOST_OF_NAME = 100  # characters of a model's name in that of its run directory
 NOTABLE_DRIFT = 0.05  # a smaller one lies within the difference of two probes of one config

@@ -41,6 +41,7 @@ def test_the_default_space_keeps_the_format_of_the_weights(monkeypatch: pytest.M
     assert asked(monkeypatch, mlp().bfloat16()) == ((("bfloat16",), ()), "full")
     assert asked(monkeypatch, mlp(), set={"precision": "bf16"}) == (None, "full")
     assert asked(monkeypatch, mlp(), space="lora") == (None, "lora")
+    assert asked(monkeypatch, mlp(), set={"lora_rank": 8}) == (((), ("float32",)), "full")
 
 
 def test_a_search_for_clipped_training_leaves_out_steps_in_the_backward(monkeypatch: pytest.MonkeyPatch) -> None:

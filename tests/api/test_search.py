@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import autofit
 from autofit.api.search import search
 from autofit.core.errors import InputError
-from autofit.core.events import Event, Note, SearchStarted
+from autofit.core.events import Event, Note, ProbeStarted, SearchStarted
 from autofit.core.measurement import Outcome
 from autofit.training import random_state
 from tests import tiny
@@ -71,6 +71,26 @@ def test_a_contrastive_loss_is_searched_unsplit(tmp_path: Path) -> None:
     assert (started.space_size, started.refused) == (result.space_size, result.skipped["refused"])
     assert {trial.config["micro_batch_size"] for trial in result.trials} == {8}
     assert any(isinstance(event, Note) and "it cannot be split" in event.text for event in events)
+
+
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")  # peft asks for it
+@pytest.mark.usefixtures("shared_zygote")
+def test_adapters_on_adapters_are_refused_before_the_first_probe(tmp_path: Path) -> None:
+    from peft import LoraConfig, get_peft_model
+
+    model = get_peft_model(tiny.llama()(), LoraConfig(r=2, target_modules=["q_proj"], task_type="CAUSAL_LM"))
+    events: list[Event] = []
+    with pytest.raises(InputError, match="the model already has adapters from an earlier training: use lora_rank 0"):
+        search(
+            model,
+            [tiny.llama_workload().batch(4)],
+            device="cpu",
+            mem=1,
+            space="lora",
+            out=tmp_path / "r",
+            listener=events.append,
+        )
+    assert not any(isinstance(event, ProbeStarted) for event in events)
 
 
 @pytest.mark.usefixtures("shared_zygote")

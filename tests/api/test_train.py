@@ -450,6 +450,14 @@ def test_an_adapter_is_no_model(causal: Case) -> None:
         causal.train(DATA / "alice.txt", steps=1, weights=causal.folder / "out" / "model")
 
 
+def test_weights_that_are_quantised_already(causal: Case) -> None:
+    weights = causal.folder / "weights"
+    weights.mkdir()
+    (weights / "config.json").write_text(json.dumps({"quantization_config": {"quant_method": "bitsandbytes"}}))
+    with pytest.raises(InputError, match=r"quantised already \(bitsandbytes\), .* plain ones\. Give the unquantised"):
+        causal.train(DATA / "alice.txt", weights=weights)
+
+
 def test_a_tokenizer_that_cannot_be_loaded(causal: Case) -> None:
     weights = causal.folder / "weights"
     weights.mkdir()

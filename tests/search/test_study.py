@@ -20,7 +20,7 @@ import pytest
 
 from autofit.core.config import Config
 from autofit.core.errors import InputError, ProbeError
-from autofit.core.measurement import Measurement
+from autofit.core.measurement import Measurement, Outcome
 from autofit.core.result import tier
 from autofit.search import study as study_module
 from autofit.search.journal import Journal
@@ -413,6 +413,43 @@ def test_a_quick_search_ends_with_the_first_that_takes_as_long_as_predicted(
     found = search(problem.space, expected, limits=limits)
     assert (len(found.measurements), found.stopped_by) == (probes, "trials")
     assert len(search(problem.space, expected, limits=replace(limits, quick=None)).measurements) > 2
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_quick_search_goes_on_while_it_expects_another_config_to_be_much_faster(formula: Any, seed: int) -> None:
+    """The fastest ones are refused once they are built, which the predictions do not know."""
+    problem = formula(seed, share=0.9)
+    favourite = max(problem.configs, key=problem.speed)["optimizer"]
+
+    def expect(configs: Sequence[Config]) -> Predictions:
+        seconds = [32 / problem.speed(config) for config in configs]
+        return Predictions.of(configs, [problem.memory(config) for config in configs], seconds)
+
+    def refusing(number: int, config: Config, best: float | None = None) -> Measurement:
+        if config["optimizer"] == favourite:
+            return Measurement(config, Outcome.REFUSED, number, reason="the model says so while it is built")
+        return problem.probe(number, config, best)  # type: ignore[no-any-return]
+
+    given = replace(problem.problem(), predict=expect, probe=refusing)
+    limits = Limits(trials=12, memory_bytes=int(problem.budget), tolerance=0.1, quick=2)
+    found = search(problem.space, given, limits=limits).measurements
+    ran = [each for each in found if each.outcome is not Outcome.REFUSED]
+    assert len(found) > len(ran) <= 6
+    works = [config for config in problem.configs if config["optimizer"] != favourite and problem.fits(config)]
+    assert max(problem.speed(each.config) for each in ran if each.fits) > 0.85 * max(map(problem.speed, works))
+
+
+def test_what_is_refused_counts_for_nothing_in_a_quick_search(formula: Any) -> None:
+    problem = formula(1, share=0.9)
+
+    def refusing(number: int, config: Config, best: float | None = None) -> Measurement:
+        if number == 1:
+            return Measurement(config, Outcome.REFUSED, number, reason="the model says so while it is built")
+        return problem.probe(number, config, best)  # type: ignore[no-any-return]
+
+    given = replace(problem.problem(), probe=refusing)
+    found = search(problem.space, given, limits=Limits(trials=12, quick=2)).measurements
+    assert [each.outcome for each in found] == [Outcome.FITS, Outcome.REFUSED, Outcome.FITS]
 
 
 def test_where_nothing_fits_or_nothing_is_left_there_is_no_bound(formula: Any) -> None:

@@ -85,7 +85,7 @@ def test_quantised_experts_with_adapters_learn_as_peft_does_on_their_values(
 @pytest.mark.parametrize("value", VALUES)
 def test_quantised_experts_hold_few_bits_and_nearly_the_same_values(value: str) -> None:
     setup, plain = built(quantization=value), built()
-    names = [weight.full_name.replace(".base_layer", "") for weight in expert_weights(plain.model)]
+    names = [weight.full_name for weight in expert_weights(plain.model)]
     assert names == [f"model.layers.{n}.mlp.experts.{name}" for n in range(2) for name in ("gate_up_proj", "down_proj")]
     bits = 8 if value == "int8" else 4
     for quantised, given in zip(expert_weights(setup.model), expert_weights(plain.model), strict=True):
@@ -191,6 +191,14 @@ def test_saved_adapters_of_experts_are_read_by_peft(tmp_path: Path) -> None:
         expected, before = (model.eval()(**batch).loss for model in (setup.model, base))
         assert before != expected
         torch.testing.assert_close(PeftModel.from_pretrained(base, tmp_path).eval()(**batch).loss, expected)
+
+
+def test_what_is_recommended_for_experts_can_be_named() -> None:
+    """Of the two weights of each expert one has an adapter already; peft's wrappers are no names of layers."""
+    (note,) = [each for each in built(lora_targets="down_proj").warnings if "adapts its experts" in each]
+    named = note.partition("; +")[2].partition(" ")[0]
+    assert named == "experts"
+    assert adapter_targets(mixture_workload().model(), named)[1]
 
 
 def test_names_choose_layers_and_experts() -> None:

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from peft import LoraConfig, get_peft_model
 from torch import nn
 from transformers import MambaConfig, MambaForCausalLM, PreTrainedModel
 
@@ -18,6 +19,7 @@ from autofit.techniques import canonicalize, refuse, technique_named
 from autofit.techniques.lora_rank import adapter_targets
 from autofit.training.build import build
 from autofit.training.evaluation import evaluate
+from autofit.training.inspect import inspect_workload
 from autofit.training.step import accumulate, train_step
 from tests import tiny
 from tests.techniques.contract import Effect, linears, living
@@ -366,3 +368,16 @@ def test_adapters_on_adapters_are_refused_and_those_there_can_be_trained_on() ->
     with pytest.raises(RefusedError, match="already has adapters from an earlier training: use lora_rank 0 to train"):
         build(workload, {"lora_rank": 4}, tiny.CPU, model=model)
     assert trained(build(workload, {}, tiny.CPU, model=model)) == before
+
+
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")  # peft asks for it
+def test_a_model_that_has_adapters_is_known_before_it_is_built() -> None:
+    workload = tiny.llama_workload()
+    adapters = LoraConfig(r=4, target_modules=["q_proj"])
+    adapted = replace(workload, model=lambda: get_peft_model(workload.model(), adapters))
+    for known in (workload, adapted):
+        traits = inspect_workload(known, tiny.CPU, None)
+        assert traits.head
+        reason = refuse(canonicalize({"lora_rank": 4}, known, tiny.CPU), replace(known, traits=traits), tiny.CPU)
+        assert (reason is None) == (known is workload)
+    assert reason.startswith("lora_rank: the model already has adapters")

@@ -109,6 +109,23 @@ def test_the_loss_and_the_gradients_are_those_of_the_model_itself(kind: str, kno
         torch.testing.assert_close(gradient, expected[name], rtol=1e-3, atol=1e-5)
 
 
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")  # peft asks for it
+@pytest.mark.parametrize("options", [{}, {"modules_to_save": ["lm_head"]}, {"target_modules": ["lm_head"]}], ids=str)
+def test_inside_a_peft_model_too(options: dict[str, Any]) -> None:
+    """A PeftModel runs the forward of the model inside, which computes the loss, without its hooks."""
+    from peft import LoraConfig, get_peft_model
+
+    workload = workload_of(MODELS["llama"])
+    given = {"r": 4, "target_modules": ["q_proj"], "task_type": "CAUSAL_LM", **options}
+    model = get_peft_model(living(workload), LoraConfig(**given))
+    loss, gradients = step(workload, CHUNKED | {"micro_batch_size": 2}, copy.deepcopy(model))
+    own, expected = step(workload, {"micro_batch_size": 2}, model)
+    assert loss == pytest.approx(own, rel=1e-5)
+    assert gradients.keys() == expected.keys()
+    for name, gradient in gradients.items():
+        torch.testing.assert_close(gradient, expected[name], rtol=1e-3, atol=1e-5)
+
+
 def test_the_soft_cap_and_the_scale_matter_to_these_losses() -> None:
     """Or the test above would pass without them."""
     for kind, key in (("gemma2, soft-capped", "final_logit_softcapping"), ("granite, scaled", "logits_scaling")):

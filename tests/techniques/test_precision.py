@@ -17,6 +17,7 @@ from autofit.hardware.tracker import StorageTracker
 from autofit.techniques import canonicalize, refuse, technique_named
 from autofit.training.build import build
 from autofit.training.step import accumulate, compute_loss, train_step
+from autofit.training.user_model import dtypes_to_restore
 from tests import tiny
 from tests.techniques.contract import Effect, built, dtypes_of
 
@@ -37,7 +38,8 @@ def test_what_is_searched_depends_on_the_hardware() -> None:
     ("keeps", "here", "on_a_card"),
     [
         ((("float32",), ()), ["fp32", "bf16-mixed"], ["fp32", "tf32", "bf16-mixed", "fp16-mixed"]),
-        ((("float32",), ("float32",)), ["fp32"], ["fp32", "tf32"]),
+        ((("float32",), ("float32",)), ["fp32", "bf16-mixed"], ["fp32", "tf32", "bf16-mixed", "fp16-mixed"]),
+        (((), ("float32",)), ["fp32", "bf16-mixed"], ["fp32", "tf32", "bf16-mixed", "fp16-mixed"]),
         ((("bfloat16",), ()), ["bf16"], ["bf16", "fp8"]),
         ((("float32",), ("bfloat16",)), ["bf16-mixed"], ["bf16-mixed"]),
         (((), ("bfloat16",)), ["bf16", "bf16-mixed"], ["bf16", "bf16-mixed", "fp8"]),
@@ -173,6 +175,29 @@ def test_a_living_model_that_comes_back_in_two_formats_is_warned_of_and_the_reme
     assert model.to(torch.bfloat16)(**workload.batch(2)).isfinite()
     assert not build(workload, config, tiny.CPU).warnings  # nobody is given a probe's model
     assert not build(workload, {"precision": "bf16-mixed"}, tiny.CPU, model=tiny.Transformer()).warnings
+
+
+@pytest.mark.parametrize("knobs", [{"lora_rank": 4}, {}], ids=str)
+def test_frozen_weights_that_are_to_come_back_in_fp32_are_never_rounded(knobs: dict[str, Any]) -> None:
+    """Autocast computes with copies in bf16, as of trained weights; without `keeps` they are stored in bf16."""
+
+    def partly_frozen() -> nn.Module:
+        model = tiny.Transformer()
+        model.embed.requires_grad_(False)
+        return model
+
+    model = partly_frozen()
+    frozen = dict(model.named_parameters()) if knobs else {"embed.weight": model.embed.weight}
+    before = {name: value.detach().clone() for name, value in frozen.items()}
+    workload = replace(tiny.transformer_workload(), keeps=dtypes_to_restore(model, knobs))
+    setup = build(workload, {"precision": "bf16-mixed", **knobs}, tiny.CPU, model=model)
+    train_step(setup, workload.batch(4))
+    assert not setup.warnings
+    assert all(torch.equal(value, before[name]) for name, value in frozen.items())
+    assert dtypes_of(model.parameters()) == {torch.float32}
+    setup.close()
+    low = build(replace(workload, keeps=None, model=partly_frozen), {"precision": "bf16-mixed", **knobs}, tiny.CPU)
+    assert torch.bfloat16 in dtypes_of(low.model.parameters())
 
 
 def test_a_model_in_double_precision_comes_with_its_inputs() -> None:
