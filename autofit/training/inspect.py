@@ -173,9 +173,13 @@ class Prover:
 
     @classmethod
     def of(cls, workload: Workload, model: nn.Module, hardware: Hardware) -> Self:
-        """The prover for a model of the user's, which is copied without its weights."""
-        with blamed_on("copying the model's structure"):
-            structure = meta_copy(model)
+        """The prover for a model of the user's, which is copied without its weights. One that cannot be copied is told
+        when a proof is wanted."""
+        try:
+            with blamed_on("copying the model's structure"):
+                structure = meta_copy(model)
+        except InputError as error:
+            return cls(dataclasses.replace(workload, model=functools.partial(_raise, error)), hardware)
         return cls(dataclasses.replace(workload, model=lambda: copy.deepcopy(structure)), hardware)
 
     def traits(self) -> Traits:
@@ -195,6 +199,10 @@ class Prover:
                 return prove(setup, workload.trial_samples)
             finally:
                 setup.close()
+
+
+def _raise(error: InputError) -> nn.Module:
+    raise error
 
 
 def _few_of(workload: Workload, batch: Any) -> Any:
