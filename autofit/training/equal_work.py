@@ -36,6 +36,7 @@ _COORDINATES = 2048  # of each weight's gradient that are compared
 _ROUNDING = {torch.float64: 1e-10, torch.float32: 2e-5}
 _ROUNDING_FACTOR = 10.0
 _MOST_NOISE = {torch.float64: 1e-5, torch.float32: 1e-4}  # of another order; with more a loss is not the same twice
+_GIVEN_COUNT = 1e-6  # a count of the user's may be a sum of fp32 numbers
 _DOUBTFUL = 1e-2  # a deviation in fp32 that may still be rounding, so that fp64 decides
 _SMALLEST = 1e-4  # of the largest gradient: a weight with a smaller one is compared with that
 _ALIKE = {torch.float64: 1e-7, torch.float32: 1e-3}  # smallest by largest singular value of gradients that tell nothing
@@ -237,7 +238,7 @@ def _judge(evidence: _Evidence, tolerance: float, alike: float) -> Proof:
     if workload.count is not None or workload.reduction == "sum":
         number_of = workload.count or (lambda part: sample_count(part, workload.split))
         weights = evidence.weights(number_of, is_sum=workload.reduction == "sum")
-        if weights is not None and deviation(weights) <= tolerance:
+        if weights is not None and deviation(weights) <= max(tolerance, _GIVEN_COUNT):
             return Proof(counts.SAMPLES)
         given = "a sum" if workload.reduction == "sum" else "a mean over count="
         shown = ", ".join(f"{weight:.4g}" for weight in found.tolist())

@@ -6,7 +6,7 @@ from __future__ import annotations
 import copy
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -27,6 +27,7 @@ class Case:
     loss: Callable[[nn.Module, Batch], Any]
     terms: Callable[[Batch], float] | None = None
     splits: bool = True
+    seed: int = 0  # of its first batch
 
 
 class GPT(nn.Module):
@@ -491,4 +492,4 @@ def drawn(seed: int, splitting: int = 40) -> list[Case]:
     """So many cases that split, every kind at least once, and each kind that does not."""
     draw = random.Random(seed)
     kinds = [*SPLITTING, *(draw.choice(SPLITTING) for _ in range(splitting - len(SPLITTING)))]
-    return [kind(draw) for kind in (*kinds, *COUPLING)]
+    return [replace(kind(draw), seed=draw.randrange(10**6)) for kind in (*kinds, *COUPLING)]

@@ -40,7 +40,7 @@ from benchmarks.drawn_losses import Case, drawn
 BOUNDS = {torch.float32: 1e-5, torch.float64: 1e-10}
 LEAST_SPLIT = 38  # of 40 losses that can be
 _BATCHES = 3  # that the proof may see
-_UNSEEN = 99  # the seed of one that it does not
+_UNSEEN = 99  # the number of one that it does not
 _PLACE = "place"  # of each sample in the whole batch
 
 
@@ -56,7 +56,7 @@ class Found:
 def workload_of(case: Case) -> Workload:
     """The workload of `fit` for it; its model has random weights."""
     model = case.model()
-    batches = [case.batch(seed) for seed in range(_BATCHES)]
+    batches = [case.batch(case.seed + number) for number in range(_BATCHES)]
     return without_weights(training_workload(model, batches, case.loss), model)
 
 
@@ -76,7 +76,7 @@ def _is_named(case: Case, workload: Workload) -> bool:
         return False
     if case.terms is None:
         return is_sum(workload)
-    parts = list(split(case.batch(_UNSEEN), 1))
+    parts = list(split(case.batch(case.seed + _UNSEEN), 1))
     found = torch.tensor([float(loss_count(workload, part)) for part in parts], dtype=torch.float64)
     right = torch.tensor([float(case.terms(part)) for part in parts], dtype=torch.float64)
     return torch.allclose(found / found.sum(), right / right.sum(), rtol=1e-12)
@@ -96,7 +96,7 @@ def _format(dtype: torch.dtype) -> Iterator[None]:
 
 def deviation(case: Case, traits: Traits, hardware: Hardware, dtype: torch.dtype, micro: int) -> float:
     """How far the gradient of micro-batches is from that of the whole batch in fp64, on this process's ranks."""
-    batch = {**case.batch(_UNSEEN)}
+    batch = {**case.batch(case.seed + _UNSEEN)}
     samples = sample_count(batch)
     batch[_PLACE] = torch.arange(samples)
     oracle, draws = _whole_gradient(case, traits, hardware, batch)
@@ -125,6 +125,7 @@ def _whole_gradient(
     with _format(torch.float64):
         setup = build(_workload(case, traits, case.loss), {}, hardware)
         _same_weights(setup, torch.float64)
+        torch.manual_seed(_UNSEEN)  # on every rank the same draws
         draws = RecordedDraws(sample_count(batch))
         with draws:
             loss = compute_loss(setup, map_tensors(batch, lambda tensor: _cast(tensor, torch.float64)))
