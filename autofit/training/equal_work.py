@@ -27,6 +27,7 @@ from autofit.data.batch import is_own, map_tensors, sample_count, take_samples
 from autofit.data.trial_batches import TRIAL_SAMPLES, altered, diversified, shortened
 from autofit.hardware.out_of_memory import is_out_of_memory
 from autofit.setup import Setup
+from autofit.training.meta_model import DRAWN_DEVIATION
 from autofit.training.recorded_draws import RecordedDraws
 from autofit.training.step import loss_and_count
 
@@ -125,8 +126,12 @@ def _draw_weights(model: nn.Module) -> None:
         if not weight.is_floating_point():
             continue
         if weight.dim() >= 2:
-            fan_in = weight.numel() // weight.shape[0]
-            weight.normal_(0.0, fan_in**-0.5, generator=generator)
+            wanted = (weight.numel() // weight.shape[0]) ** -0.5
+            spread = float(weight.reshape(-1)[:_COORDINATES].std())
+            if abs(spread / DRAWN_DEVIATION - 1) < 0.2:  # as probes draw them: to draw 100M again takes half a second
+                weight.mul_(wanted / DRAWN_DEVIATION)
+            else:
+                weight.normal_(0.0, wanted, generator=generator)
         else:
             noise = torch.empty_like(weight).normal_(0.0, 0.1, generator=generator)
             weight.add_(noise)
@@ -309,7 +314,7 @@ def _coordinates(gradient: torch.Tensor | None) -> torch.Tensor:
 
     rows = gradient.detach().to_dense().flatten(1) if gradient.dim() > 1 else gradient.detach().unsqueeze(1)
     half = _COORDINATES // 2
-    everywhere = torch.linspace(0, gradient.numel() - 1, half, device=gradient.device).long()
+    everywhere = torch.arange(half, device=gradient.device) * (gradient.numel() // half)
     count = min(len(rows), max(TRIAL_SAMPLES, half // rows.shape[1]))
     strongest = rows.abs().sum(dim=1).topk(count).indices
     columns = torch.linspace(0, rows.shape[1] - 1, min(rows.shape[1], half // count), device=gradient.device).long()

@@ -231,16 +231,16 @@ def _with_proof(traits: Traits, workload: Workload, proof: Proof) -> Traits:
 
 
 def try_loss(setup: Setup, batch: Any = None) -> None:
-    """Try the loss on a few samples, so that a mistake in it is told before training; a loss that does not take so few
+    """Try the loss on a sample, so that a mistake in it is told before training; a loss that does not take a single one
     (the largest of ten) on a whole batch."""
     workload = setup.workload
     whole = workload.effective_batch_size
-    few = min(TRIAL_SAMPLES, whole)
+    one = few_samples(workload, 1) if batch is None else samples_of(batch, 0, 1, workload.split)
     with evaluation_mode(setup.model), blamed_on("the loss"):
         try:
-            loss_value(setup, few_samples(workload, few) if batch is None else batch)
+            loss_value(setup, one)
         except Exception as error:
-            if few == whole or is_out_of_memory(error):
+            if whole == 1 or is_out_of_memory(error):
                 raise
             loss_value(setup, workload.batch(whole))
 

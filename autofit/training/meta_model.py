@@ -20,6 +20,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from autofit.core.errors import InputError
 from autofit.setup import Setup
 
+DRAWN_DEVIATION = 0.02  # of weights with random values
 _FEW = 16  # elements of a frozen parameter that is a constant
 
 
@@ -138,6 +139,6 @@ def _fill(tensor: torch.Tensor, name: str, generator: torch.Generator) -> None:
     if not tensor.is_floating_point():
         tensor.zero_()
     elif tensor.dim() >= 2:
-        tensor.normal_(0.0, 0.02, generator=generator)
+        tensor.normal_(0.0, DRAWN_DEVIATION, generator=generator)
     else:
         tensor.fill_(1.0 if name.endswith("weight") or tensor.dim() == 0 else 0.0)
