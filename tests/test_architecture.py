@@ -33,7 +33,7 @@ ALLOWED = {
 }
 HEAVY_ONLY_WHERE_APPLIED = ("bitsandbytes", "torchao", "peft", "liger_kernel", "ray")
 NO_TORCH = ("core", "search", "export", "report")
-MOST_LINES = 400
+MOST_LINES = 600
 
 
 def module_name(path: Path) -> str:

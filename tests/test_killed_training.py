@@ -71,7 +71,7 @@ def run(job):
 
     def told(report):
         steps.append(report.step)
-        if report.step == job.get("step"):
+        if report.step - 1 == job.get("step"):
             die()
 
     torch.manual_seed(job["draws"])  # what else a process may have drawn before
@@ -149,7 +149,7 @@ def uninterrupted(runs: Runs, tmp_path_factory: pytest.TempPathFactory) -> dict[
     """The last weights of a run that nobody stopped."""
     out = tmp_path_factory.mktemp("whole")
     assert runs(out) == 0
-    assert steps(out) == list(range(STEPS))
+    assert steps(out) == list(range(1, STEPS + 1))
     return weights(out)
 
 
@@ -167,9 +167,9 @@ def checkpoints(out: Path) -> list[int]:
 
 
 def assert_goes_on(runs: Runs, out: Path, first: int, wanted: dict[str, torch.Tensor]) -> None:
-    """From step `first` to weights that are the same bit for bit."""
+    """From what follows `first` steps to weights that are the same bit for bit."""
     assert runs(out, resume=True) == 0
-    assert steps(out) == list(range(first, STEPS))
+    assert steps(out) == list(range(first + 1, STEPS + 1))
     found = weights(out)
     assert found.keys() == wanted.keys()
     for name in wanted:

@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 
 from autofit.api.search import check_alone, log_event, run_shown
 from autofit.core.errors import InputError, counted, require, several, unknown
-from autofit.core.events import Listener, Note
+from autofit.core.events import Event, Listener, Note
 from autofit.core.files import check_output, expanded, locked, write_atomically
 from autofit.core.layout import Layout, dividing, fitted_to
 from autofit.core.options import SearchOptions, check_devices, search_options
@@ -169,7 +169,7 @@ def fit(
     if nodes > 1 and place is None:
         message = f"{nodes} nodes are to train together, and this process was started alone"
         raise InputError(f"{message}.", f"Start it on each: torchrun --nnodes {nodes} --nproc-per-node ... SCRIPT.")
-    listener = (listener or log_event) if place is None or not place.rank else _silent
+    listener = _said_once(listener or log_event) if place is None or not place.rank else _silent
     if lr is _DEFAULT_LR:  # nobody gave one: a number that is written somewhere is an object of its own
         listener(Note(f"lr is not given: the learning rate is {_DEFAULT_LR:g}."))
     config, options = _with_optimizer(optimizer, config, options)
@@ -183,8 +183,8 @@ def fit(
             directory = output_dir if output_dir is None else expanded(output_dir, "output_dir").absolute()
         own_optimizer = optimizer if callable(optimizer) else None
         make_workload = workload_from if config is None else training_workload
-        data = {"split": split, "count": count, "peek": Peek(worst_case, peek)}
-        workload = make_workload(model, loader, loss, optimizer=own_optimizer, **data)
+        peeked = Peek(worst_case, peek)
+        workload = make_workload(model, loader, loss, optimizer=own_optimizer, split=split, count=count, peek=peeked)
         if config is None and space is None:
             workload = dataclasses.replace(workload, keeps=dtypes_to_restore(model, options.get("set", {})))
         hyperparameters = Hyperparameters(lr, weight_decay, schedule, warmup_steps, max_grad_norm, seed)
@@ -226,6 +226,21 @@ def fit(
         passes = None if steps is not None else length_of_training(epochs, steps)
         history, evaluations = run(config, device, loader, steps=total_steps, epochs=passes, eval_loader=eval_loader)
         return Trained(model, history, result, evaluations)
+
+
+def _said_once(listener: Listener) -> Listener:
+    """The listener without notes that it got before: a search and the training after it find out the same."""
+    said: set[str] = set()
+
+    @functools.wraps(listener)
+    def listen(event: Event) -> None:
+        if isinstance(event, Note):
+            if event.text in said:
+                return
+            said.add(event.text)
+        listener(event)
+
+    return listen
 
 
 def _silent(_: Any) -> None:

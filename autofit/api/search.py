@@ -135,7 +135,7 @@ def run_shown(
     check_asked(options)
     listeners = [listener] if listener else []
     with ExitStack() as stack:
-        if in_notebook() and listener in (None, log_event):
+        if in_notebook() and getattr(listener, "__wrapped__", listener) in (None, log_event):
             listeners.append(stack.enter_context(LiveDisplay(Cell())))
         stack.enter_context(random_state.preserved())
         if model is not None:

@@ -116,4 +116,4 @@ def train(
 
 def _print_step(step: Any) -> None:
     """Called in the process that trains, which may be another one."""
-    Console(stderr=True).print(f"step {step.step + 1}: loss {step.loss:.4f}", highlight=False)
+    Console(stderr=True).print(f"step {step.step}: loss {step.loss:.4f}", highlight=False)

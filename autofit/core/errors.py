@@ -85,7 +85,7 @@ class DivergedError(InputError):
         remedy = "Lower the learning rate, or use precision bf16-mixed or fp32."
         if step == 0:
             remedy = "Check the data and the loss: with no step taken, the learning rate is not to blame."
-        super().__init__(message or f"the loss is {loss} at step {step}.", remedy)
+        super().__init__(message or f"the loss is {loss} at step {step + 1}.", remedy)
         self.loss, self.step = loss, step
 
 

@@ -143,8 +143,6 @@ class Workload:
         packing: whether its texts are put one after the other and cut, or padded; None: no data is known.
         padding: the share of padded batches that is padding.
         document_tokens: the length of packed samples in the mean, where they do not see one another; None: they do.
-        trial_samples: a few samples of the data that differ as much as any, which a loss is tried on; None: those of
-            `batch` that do.
         data, form: the file that it was searched with, and the fields of its rows ("prompt+completion"); None: no file.
         source: how models/ makes it again; written to result.yaml.
         notes: sentences about it that a person should read.
@@ -170,7 +168,6 @@ class Workload:
     data: str | None = None
     form: str | None = None
     traits: Traits | None = None
-    trial_samples: Any = None
     source: Mapping[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 

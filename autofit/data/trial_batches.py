@@ -97,7 +97,8 @@ def _scores(batch: Any) -> torch.Tensor | None:
     if layout:
         return torch.tensor(layout.sizes, dtype=torch.float64)[:_LOOKED_AT]
     scores: torch.Tensor | None = None
-    for _, tensor in paths(batch):
+    for _, found in paths(batch):
+        tensor = found.detach()
         if not tensor.dim() or (tensor.is_floating_point() and tensor.dim() > 2):
             continue
         rows = tensor[:_LOOKED_AT].flatten(1) if tensor.dim() > 1 else tensor[:_LOOKED_AT].unsqueeze(1)

@@ -2,6 +2,7 @@
 (`get_peft_model`, `model.add_adapter`). Recognised by what peft names its parts, so that peft stays unimported."""
 
 import json
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -70,8 +71,11 @@ def new_token_rows(model: nn.Module) -> int:
     `resize_token_embeddings`; 0 where its config.json does not lie on this machine."""
     base: Any = base_of(model)
     path = str(getattr(base, "name_or_path", None) or "")
-    embedding: Any = base.get_input_embeddings() if path and hasattr(base, "get_input_embeddings") else None
-    if embedding is None or is_adapter(embedding) or is_copy(embedding) or embedding.weight.requires_grad:
+    embedding: Any = None
+    if path and hasattr(base, "get_input_embeddings"):
+        with suppress(NotImplementedError):  # a model without token embeddings
+            embedding = base.get_input_embeddings()
+    if not isinstance(embedding, nn.Embedding) or embedding.weight.requires_grad:
         return 0
 
     file: Any = Path(path, "config.json")

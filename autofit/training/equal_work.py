@@ -8,6 +8,7 @@ Gradients show this whatever the values of weights. The loss alone does not: wit
 is the same. So the proof is of a copy with random weights, in fp64 where that is cheap, else in fp32.
 """
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -40,7 +41,9 @@ _MOST_NOISE = {torch.float64: 1e-5, torch.float32: 1e-4}  # of another order; wi
 _GIVEN_COUNT = 1e-6  # a count of the user's may be a sum of fp32 numbers
 _DOUBTFUL = 1e-2  # a deviation in fp32 that may still be rounding, so that fp64 decides
 _SMALLEST = 1e-4  # of the largest gradient: a weight with a smaller one is compared with that
-_ALIKE = {torch.float64: 1e-7, torch.float32: 1e-3}  # smallest by largest singular value of gradients that tell nothing
+_SAME_WEIGHT = 1e-3  # of a sample, by two counts that gradients cannot tell apart
+_ALL_ALIKE = "the gradients of the samples at hand are too much alike to tell their weights"
+_ALIKE = {torch.float64: 1e-7, torch.float32: 1e-3}  # second by largest singular value of gradients that tell nothing
 
 
 @dataclass(frozen=True)
@@ -59,11 +62,24 @@ class _NothingToCompareError(Exception):
 
 
 def prove(setup: Setup, batch: Any) -> Proof:
-    """Compare the gradient of a batch of a few samples with those of each sample.
+    """Compare the gradient of a batch of a few samples with those of each sample, of two where memory runs out.
 
-    `setup` is of a copy of the model that nobody else uses: its weights are overwritten. A batch is tried first with
-    some labels and ends of rows left out, differently in each sample, because what a loss averages over shows where
-    samples differ in it. One that the loss does not take is tried as it is.
+    `setup` is of a copy of the model that nobody else uses: its weights are overwritten.
+    """
+    samples = sample_count(batch, setup.workload.split)
+    try:
+        return _proof_of(setup, batch)
+    except Exception as error:
+        if samples <= 2 or not is_out_of_memory(error):
+            raise
+    return _proof_of(setup, take_samples(batch, [0, 1], setup.workload.split))
+
+
+def _proof_of(setup: Setup, batch: Any) -> Proof:
+    """The proof of the first variation of a batch that the loss takes.
+
+    First comes one with some labels and ends of rows left out, differently in each sample, because what a loss averages
+    over shows where samples differ in it; last one whose samples are made to differ, if they are all alike.
     """
     trials = [shortened(batch), batch]
     if setup.device.type == "cpu" and not is_own(setup.workload.split):  # on a card a wrong label ends the process
@@ -127,7 +143,7 @@ def _draw_weights(model: nn.Module) -> None:
             continue
         if weight.dim() >= 2:
             wanted = (weight.numel() // weight.shape[0]) ** -0.5
-            spread = float(weight.reshape(-1)[:_COORDINATES].std())
+            spread = float(weight.reshape(-1)[:_COORDINATES].std(correction=0))
             if abs(spread / DRAWN_DEVIATION - 1) < 0.2:  # as probes draw them: to draw 100M again takes half a second
                 weight.mul_(wanted / DRAWN_DEVIATION)
             else:
@@ -209,9 +225,10 @@ class _Evidence:
         if not sum(numbers):
             return None
         weights = torch.tensor(numbers, dtype=torch.float64) / sum(numbers)
-        own = [number for number in self.own_counts if number is not None]
-        if len(own) == len(numbers) and sum(own):
-            given = torch.tensor(own, dtype=torch.float64) / sum(own)
+        own: list[float] = [number for number in self.own_counts if number is not None]
+        total = math.fsum(own)
+        if len(own) == len(numbers) and total:
+            given = torch.tensor(own, dtype=torch.float64) / total
             if not torch.allclose(weights, given, rtol=1e-6, atol=1e-9):
                 return None
         return weights
@@ -227,11 +244,12 @@ def _judge(evidence: _Evidence, tolerance: float, alike: float) -> Proof:
     if present.shape[1] < 2:
         raise _NothingToCompareError("the loss of most single samples is not a number")
     strengths = torch.linalg.svdvals(present / present.norm(dim=0))
-    if float(strengths[-1] / strengths[0]) < alike:
-        raise _NothingToCompareError("the gradients of the samples at hand are too much alike to tell weights apart")
+    if float(strengths[1] / strengths[0]) < alike:  # some may be the same sample, but not all
+        raise _NothingToCompareError(_ALL_ALIKE)
 
     found = torch.zeros(len(evidence.slices), dtype=torch.float64)
-    found[is_present] = torch.linalg.lstsq(present, evidence.whole.unsqueeze(1)).solution[:, 0]
+    solved = torch.linalg.lstsq(present, evidence.whole.unsqueeze(1), rcond=alike, driver="gelsd")
+    found[is_present] = solved.solution[:, 0]
     least = float((columns @ found - evidence.whole).norm()) / scale
     if least > tolerance:
         reason = f"no weights of single samples' gradients give that of all: {least:.2g} of it is left over"
@@ -259,6 +277,8 @@ def _judge(evidence: _Evidence, tolerance: float, alike: float) -> Proof:
         shown = ", ".join(f"{weight:.4g}" for weight in found.tolist())
         reason = f"it weights samples by {shown}, and nothing in the batch counts so"
         return Proof(None, reason=reason, deviation=1.0)
+    if not all(torch.allclose(weights, accepted[0][1], atol=_SAME_WEIGHT) for _, weights in accepted):
+        raise _NothingToCompareError(_ALL_ALIKE)
 
     default = counts.by_task(workload, evidence.batch)
     chosen = next((count for count, _ in accepted if count == default), accepted[0][0])
@@ -319,7 +339,8 @@ def _coordinates(gradient: torch.Tensor | None) -> torch.Tensor:
     strongest = rows.abs().sum(dim=1).topk(count).indices
     columns = torch.linspace(0, rows.shape[1] - 1, min(rows.shape[1], half // count), device=gradient.device).long()
     of_rows = strongest.unsqueeze(1) * rows.shape[1] + columns
-    return torch.cat([everywhere, of_rows.reshape(-1)]).unique()
+    chosen: torch.Tensor = torch.cat([everywhere, of_rows.reshape(-1)]).unique()
+    return chosen
 
 
 def _relative(one: torch.Tensor, other: torch.Tensor) -> float:

@@ -34,14 +34,18 @@ def check_evaluation(setup: Setup, loader: Any) -> None:
         first = next(batches_of(loader, name="eval_loader"), None)
     if first is None:
         raise InputError("eval_loader is empty: it gave no batch.", "Check the data set, or leave it out.")
+    sample = samples_of(first, 0, 1, setup.workload.split)
     with blamed_on("the loss on eval_loader's first sample"):
-        _sums(setup, [samples_of(first, 0, 1, setup.workload.split)])
+        if not setup.ranks.are_several:  # before its terms are counted, which says less of a wrong batch
+            with evaluation_mode(setup.model):
+                loss_value(setup, sample)
+        _sums(setup, [sample])
 
 
 def _sums(setup: Setup, batches: Iterable[Any]) -> tuple[float, float]:
     """The sum of losses and the number of terms in it, of all ranks. Slices are as large as the micro-batch, which fits
     with gradients; where longer samples run out of memory, they are halved, on one device."""
-    total, weight, size, cut, ranks = 0.0, 0, setup.micro_batch_size, setup.workload.split, setup.ranks
+    total, weight, size, cut, ranks = 0.0, 0.0, setup.micro_batch_size, setup.workload.split, setup.ranks
     with evaluation_mode(setup.model):
         for batch in batches:
             given = own_part(setup, batch)

@@ -20,9 +20,10 @@ import autofit
 from autofit.core.config_faults import config_faults_named
 from autofit.core.errors import InputError, reported, told
 from autofit.core.hardware import Hardware
-from autofit.core.workload import Traits, Workload
+from autofit.core.workload import Traits, Workload, task_of
 from autofit.data.batch import few_samples, is_own, sample_count, samples_of
 from autofit.data.trial_batches import TRIAL_SAMPLES, most_different
+from autofit.hardware.device import detect
 from autofit.hardware.out_of_memory import is_out_of_memory
 from autofit.setup import Setup
 from autofit.setup.adapters import has_adapters
@@ -59,13 +60,15 @@ def inspect_workload(workload: Workload, hardware: Hardware, budget_bytes: int |
     traits = _structure(workload, model)
     if budget_bytes is None:
         return traits
-    if known := _known_loss(workload, model):
+    is_named = workload.source.get("kind") in _SPLITTABLE_SOURCES
+    if is_named and workload.loss is None:
+        known = _known_loss(model)
         return dataclasses.replace(traits, splits=known.splits, notes=(*traits.notes, *known.notes))
     if workload.effective_batch_size == 1:
         return traits
 
-    largest = min(budget_bytes // _BYTES_OF_TRIAL, _MOST_PARAMETERS)
-    if traits.parameters > largest:
+    largest = budget_bytes // _BYTES_OF_TRIAL
+    if traits.parameters > min(largest, _MOST_PARAMETERS):
         workload = dataclasses.replace(workload, model=functools.partial(_shallow, workload.model))
         with suppress(InputError):
             model = meta_model_from(workload.model)
@@ -75,6 +78,9 @@ def inspect_workload(workload: Workload, hardware: Hardware, budget_bytes: int |
         except Exception as error:
             if not is_out_of_memory(error):
                 raise
+    if workload.loss is None and task_of(model):
+        known = _known_loss(model)
+        return dataclasses.replace(traits, splits=known.splits, notes=(*traits.notes, *known.notes))
     note = "the model is too large to prove that its loss can be split, so the micro-batch stays the whole batch."
     return dataclasses.replace(traits, splits=False, notes=(*traits.notes, note))
 
@@ -85,11 +91,9 @@ class _KnownLoss:
     notes: tuple[str, ...] = ()
 
 
-def _known_loss(workload: Workload, model: nn.Module) -> _KnownLoss | None:
-    """What is known of transformers' own losses of named models without trying: all are means over what the task says,
-    but for those with a loss of their routers, which couples all tokens of a batch."""
-    if workload.source.get("kind") not in _SPLITTABLE_SOURCES or workload.loss is not None:
-        return None
+def _known_loss(model: nn.Module) -> _KnownLoss:
+    """What is known of transformers' own losses without trying: all are means over what the task says, but for those
+    with a loss of their routers, which couples all tokens of a batch."""
     config = getattr(model, "config", None)
     configs = [config, getattr(config, "text_config", None)]
     if any(getattr(each, "output_router_logits", False) for each in configs):
@@ -153,7 +157,7 @@ def _with_loss_traits(traits: Traits, workload: Workload, hardware: Hardware) ->
         with attention:
             try_loss(setup, batch)
         mixed = note_of_mixed_samples(setup, batch)
-        trial = workload.trial_samples
+        trial = getattr(workload.batch, "differing", None)
         if trial is None:
             trial = _few_of(workload, few_samples(workload, min(_LOOKED_AT, workload.effective_batch_size)))
         proof = prove(setup, trial)
@@ -174,7 +178,8 @@ class Prover:
     @classmethod
     def of(cls, workload: Workload, model: nn.Module, hardware: Hardware) -> Self:
         """The prover for a model of the user's, which is copied without its weights. One that cannot be copied is told
-        when a proof is wanted."""
+        when a proof is wanted. Each of several ranks proves for itself, as one device."""
+        hardware = hardware.of_several(1)
         try:
             with blamed_on("copying the model's structure"):
                 structure = meta_copy(model)
@@ -190,13 +195,16 @@ class Prover:
         with random_state.preserved(torch.device(hardware.device)):
             return inspect_workload(self.workload, hardware, free)
 
+    def on_host(self) -> Self:
+        """The same on the host, where a card has no memory left."""
+        return self if self.hardware.device == "cpu" else dataclasses.replace(self, hardware=detect("cpu"))
+
     def proof(self, batch: Any) -> Proof:
         """What the gradients of a batch show; of its samples those that differ most."""
-        workload = dataclasses.replace(self.workload, trial_samples=_few_of(self.workload, batch))
         with random_state.preserved(torch.device(self.hardware.device)):
-            setup = build(workload, {}, self.hardware)
+            setup = build(self.workload, {}, self.hardware)
             try:
-                return prove(setup, workload.trial_samples)
+                return prove(setup, _few_of(self.workload, batch))
             finally:
                 setup.close()
 

@@ -30,7 +30,7 @@ _COMPARED_STEPS = 10  # before and after a fallback, to report what it costs
 class StepReport:
     """One optimizer step, as callbacks get it.
 
-    `step` counts from 0; `samples` and `tokens` (labels that count, where the unit is tokens) are the batch's;
+    `step` counts from 1: it is the number of steps that are done. `samples` and `tokens` (labels that count, where the unit is tokens) are the batch's;
     `seconds` excludes the wait for data, which is `data_seconds`. `gradient_norm` is the global norm before clipping,
     where gradients are clipped. `skipped` says why the step changed no weight: "overflow" (of gradients, seen by the
     loss scaler) or "no label" (none in the batch counts). `memory` is what is held after the step.
@@ -114,7 +114,7 @@ class _Stepper:
     def __init__(self, setup: Setup, listener: Listener, prover: Prover) -> None:
         self._setup = setup
         self._notify = listener
-        self._recovery = Recovery(setup, lambda: prover.traits().splits)
+        self._recovery = Recovery(setup, lambda: prover.on_host().traits().splits)
         self._guard = CountGuard(setup, prover, listener)
         self._watch = MemoryWatch(setup.device, listener)
         self._seconds: list[float] = []  # of the steps since the config last changed
@@ -143,7 +143,7 @@ class _Stepper:
         seconds = time.perf_counter() - begun
         self._note_cost(seconds)
         return StepReport(
-            step=step,
+            step=step + 1,
             loss=loss,
             lr=lr,
             samples=part.samples,
@@ -152,7 +152,7 @@ class _Stepper:
             skipped=skipped,
             seconds=seconds,
             data_seconds=begun - start,
-            memory=self._watch.after(step),
+            memory=self._watch.after(step + 1),
         )
 
     def _try(self, batch: OwnPart, step: int) -> tuple[float, bool] | None:
@@ -175,7 +175,7 @@ class _Stepper:
     def _fall_back(self, step: int) -> None:
         """Roll the step back and change the config. The handler has returned, so the step's tensors are freed."""
         setup = self._setup
-        failure = f"memory ran out in the {setup.phase} of step {step}"
+        failure = f"memory ran out in the {setup.phase} of step {step + 1}"
         if setup.ranks.are_several:  # the others wait for this one in the middle of the step
             failure = f"{failure} on rank {setup.ranks.rank} of {setup.ranks.layout.world}"
             if self._recovery.reduce() is not None:

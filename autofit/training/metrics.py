@@ -39,8 +39,8 @@ class Recorder(ABC):
 
 
 class MetricsFile(Recorder):
-    """JSON lines, one per step or evaluation, each flushed at once. Opening drops the lines of steps from `first_step`
-    on, which a resumed run does again."""
+    """JSON lines, one per step or evaluation, each flushed at once. Opening drops the lines of steps after
+    `first_step`, which a resumed run does again."""
 
     def __init__(self, path: Path, *, first_step: int = 0) -> None:
         self._path = path
@@ -51,7 +51,7 @@ class MetricsFile(Recorder):
         if self._path.exists() and not self._path.is_file():  # somebody's folder must not keep a run from going on
             self._path.rename(self._path.with_name(f"{self._path.name}.{time.time_ns()}.aside"))
         if self._path.exists():
-            write_atomically(self._path, "".join(line for line, step in _lines(self._path) if step < first_step))
+            write_atomically(self._path, "".join(line for line, step in _lines(self._path) if step <= first_step))
         self._file: IO[str] = self._path.open("a", encoding="utf-8")
 
     def back_to(self, first_step: int) -> None:

@@ -268,7 +268,7 @@ class _Training:
     def _after_step(self, report: StepReport, steps: int) -> Stop | None:
         """Call the callbacks, save and evaluate; STOP where a callback ends training."""
         self._epochs.done(report.samples)
-        done = report.step + 1
+        done = report.step
         is_stopped = self._is_stopped_by_callback(report)
         is_last = is_stopped or done == steps
         for recorder in self._recorders:
@@ -380,8 +380,8 @@ class _Training:
             remedy = "Load the weights again, and train with an output_dir and a smaller config."
             raise OutOfMemoryError(f"{failure}, and there is no checkpoint to go back to.", remedy)
         first = self._resume()
-        self._history = [report for report in self._history if report.step < first]
-        self._evaluations = {step: loss for step, loss in self._evaluations.items() if step < first}
+        self._history = [report for report in self._history if report.step <= first]
+        self._evaluations = {step: loss for step, loss in self._evaluations.items() if step <= first}
         for recorder in self._recorders:
             recorder.back_to(first)
         checkpointed = f"training goes on from the checkpoint after {counted(first, 'step')}"

@@ -3,7 +3,6 @@
 import contextlib
 import copy
 import dataclasses
-import functools
 import itertools
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Set
@@ -50,6 +49,19 @@ def workload_from(model: nn.Module, loader: Any, loss: _Loss | None, **options: 
     """The workload of a search for training `model` on `loader`, with the options of `training_workload`; probes get a
     copy of the model without weights."""
     return without_weights(training_workload(model, loader, loss, **options), model)
+
+
+@dataclass(frozen=True)
+class LargestBatch:
+    """The batch factory of a loader: repeats the samples of its largest batch. `differing` are a few samples of any
+    batch that differ as much as any, on which a loss is tried."""
+
+    largest: Any
+    differing: Any
+    cut: Cut | None
+
+    def __call__(self, samples: int) -> Any:
+        return repeat_to(self.largest, samples, self.cut)
 
 
 @dataclass(frozen=True)
@@ -112,12 +124,11 @@ def training_workload(
         task = "custom"
     return Workload(
         model=lambda: model,
-        batch=functools.partial(repeat_to, map_tensors(largest, _on_host), cut=split),
+        batch=LargestBatch(map_tensors(largest, _on_host), look.varied, split),
         loss=loss,
         optimizer=optimizer,
         split=split,
         count=count,
-        trial_samples=None if look.varied is None else map_tensors(look.varied, _on_host),
         effective_batch_size=look.samples,
         varying=look.shapes > _FEW_SHAPES,
         packing=False if look.padding and sequence_length else None,
@@ -200,7 +211,7 @@ def _look(loader: Any, peek: Peek, cut: Cut | None) -> _Look:
         samples = max(samples, sample_count(batch, cut))
         if not is_own(cut) and sample_count(batch, cut) > 1 and (found := variety(batch)) > most_variety:
             most_variety = found
-            varied = map_tensors(most_different(batch, TRIAL_SAMPLES), torch.clone)
+            varied = map_tensors(most_different(batch, TRIAL_SAMPLES), lambda tensor: _on_host(tensor).clone())
         mask = batch.get("attention_mask") if isinstance(batch, Mapping) or hasattr(batch, "keys") else None
         if isinstance(mask, torch.Tensor) and mask.dim() == 2:
             held, seen = held + mask.numel(), seen + int((mask != 0).sum())

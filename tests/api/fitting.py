@@ -85,7 +85,7 @@ class StoppedError(Exception):
 
 def stop_at(step: int) -> Callable[[StepReport], None]:
     def callback(report: StepReport) -> None:
-        if report.step == step:
+        if report.step == step + 1:
             raise StoppedError
 
     return callback

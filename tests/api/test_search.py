@@ -70,7 +70,7 @@ def test_a_contrastive_loss_is_searched_unsplit(tmp_path: Path) -> None:
     (started,) = (event for event in events if isinstance(event, SearchStarted))
     assert (started.space_size, started.refused) == (result.space_size, result.skipped["refused"])
     assert {trial.config["micro_batch_size"] for trial in result.trials} == {8}
-    assert any(isinstance(event, Note) and "it cannot be split" in event.text for event in events)
+    assert any(isinstance(event, Note) and "the loss cannot be split" in event.text for event in events)
 
 
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")  # peft asks for it
@@ -103,8 +103,11 @@ def test_a_workload_of_ones_own(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("call", "words"),
     [
-        (lambda: search(tiny.mlp_workload(), batches()), "a loader, a loss and a split belong to a living model"),
-        (lambda: search("gpt2", loss=tiny.classify), "a loader, a loss and a split belong to a living model"),
+        (
+            lambda: search(tiny.mlp_workload(), batches()),
+            "a split and a count belong to a living model",
+        ),
+        (lambda: search("gpt2", loss=tiny.classify), "a split and a count belong to a living model"),
         (lambda: search(tiny.mlp_workload(), seq_len=8), "seq_len and effective_batch belong to a model given by name"),
         (lambda: search(mlp(), batches(), effective_batch=8), "seq_len and effective_batch belong"),
         (lambda: search("gpt3"), r"unknown model 'gpt3'\. Did you mean 'gpt2'"),

@@ -73,7 +73,7 @@ def test_embeddings(tmp_path: Path) -> None:
     assert trained.history[-1].loss < 0.5 * trained.history[0].loss
     assert trained.evaluations[-1] < trained.evaluations[0]
     run.content["config"] = {"micro_batch_size": 2}
-    with pytest.raises(InputError, match="it cannot be split"):  # each pair is told from all others of its batch
+    with pytest.raises(InputError, match="the loss cannot be split"):  # each pair is told from all others of its batch
         run.train(data, steps=1)
 
 

@@ -25,7 +25,7 @@ exported = SimpleNamespace(text="\\u00e9\\udcff\\n", message="", to_json=lambda:
 answers = {"autofit.api.spaces": answer, "autofit.api.search": result, "autofit.export.from_result": exported}
 answers |= {"autofit.api.what_if": answer, "autofit.report.run_report": "\\u00e9\\n"}
 
-answers["autofit.api.train"] = SimpleNamespace(history=[SimpleNamespace(step=0, loss=1.0)], evaluations=[])
+answers["autofit.api.train"] = SimpleNamespace(history=[SimpleNamespace(step=1, loss=1.0)], evaluations=[])
 
 def light(module, name):
     def fake(*_, listener=lambda _: None, callbacks=(), **__):

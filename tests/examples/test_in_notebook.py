@@ -73,9 +73,9 @@ def test_a_search_and_a_training_in_a_notebook(kernel: BlockingKernelClient) -> 
     streams = "".join(each["text"] for each in sent if each["type"] == "stream")
     assert "accuracy on unseen points" in streams
     assert not [each for each in sent if "\x1b" in str(each) or "\\x1b" in str(each)]  # no colours of a terminal
-    # A note; and what tqdm says to others, who use its own bar in notebooks, where the package of its widgets lacks.
+    # Notes; and what tqdm says to others, who use its own bar in notebooks, where the package of its widgets lacks.
     told = "".join(each["text"] for each in sent if each.get("name") == "stderr")
-    assert re.fullmatch(r"(.*TqdmWarning.*\n.*\n)?prediction skipped: .*\n", told)
+    assert re.fullmatch(r"(.*TqdmWarning.*\n.*\n)?the loss is a mean over .*\nprediction skipped: .*\n", told)
     for name, words in (("trained", "20 (5,120 samples)"), ("trained.result", "verified in longer runs")):
         (answer,) = (each["data"] for each in run(kernel, name) if each["type"] == "execute_result")
         assert words in answer["text/html"]

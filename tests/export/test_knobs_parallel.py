@@ -165,7 +165,7 @@ def test_a_script_is_clean_and_short(emit: Emit, tmp_path: Path, parallel: dict[
         "compiled": {"precision": "bf16-mixed", "compile": "default", "loss": "fused", "kernels": "liger"},
     }
     text = on_cards(emit, {**parallel, "micro_batch_size": 1, **knobs[name], "gradient_accumulation_steps": None})
-    assert len(text.splitlines()) < 200
+    assert len(text.splitlines()) <= 200
     (tmp_path / "train.py").write_text(text)
     ruff = [sys.executable, "-m", "ruff", "check", "--isolated", "--no-cache", "--select", "E,F"]
     checked = subprocess.run([*ruff, "--line-length", str(WIDTH), str(tmp_path)], capture_output=True, text=True)

@@ -21,6 +21,7 @@ from autofit.data.batch import sample_count
 from autofit.setup import Setup
 from autofit.training import step as loop
 from autofit.training.build import build
+from autofit.training.inspect import Prover
 from autofit.training.loop import STOP, StepReport, learning_rate_factor, train
 from tests import tiny
 
@@ -62,7 +63,7 @@ def test_every_step_is_reported_to_every_callback() -> None:
     heard: list[StepReport] = []
     reports = train(setup, [workload.batch(4), workload.batch(3)] * 2, steps=4, callbacks=[heard.append])
     assert heard == reports
-    assert [report.step for report in reports] == [0, 1, 2, 3]
+    assert [report.step for report in reports] == [1, 2, 3, 4]
     assert [report.samples for report in reports] == [4, 3, 4, 3]
     assert [report.lr for report in reports] == pytest.approx([0.01, 0.0075, 0.005, 0.0025])
 
@@ -72,10 +73,10 @@ def test_a_callback_ends_training_when_all_have_heard_of_the_step() -> None:
     heard: list[StepReport] = []
 
     def ends(report: StepReport) -> object:
-        return STOP if report.step == 1 else None
+        return STOP if report.step == 2 else None
 
     reports = train(build(workload, {}, tiny.CPU), [workload.batch(4)] * 5, steps=5, callbacks=[ends, heard.append])
-    assert [report.step for report in reports] == [0, 1]
+    assert [report.step for report in reports] == [1, 2]
     assert heard == reports
 
 
@@ -106,7 +107,7 @@ def test_a_batch_without_a_label_changes_nothing_and_is_reported() -> None:
     before: list[torch.Tensor] = []
 
     def copy(report: StepReport) -> None:
-        before.extend(parameter.detach().clone() for parameter in setup.model.parameters() if report.step == 0)
+        before.extend(parameter.detach().clone() for parameter in setup.model.parameters() if report.step == 1)
 
     reports = train(setup, [labelled, empty], steps=2, callbacks=[copy])
     assert [report.skipped for report in reports] == [None, "no label"]
@@ -126,7 +127,7 @@ def test_going_on_in_the_middle_is_as_if_never_stopped() -> None:
     whole, halves = started(), started()
     reports = train(whole, batches, steps=3)
     resumed = train(halves, batches[:1], steps=3, first_step=2)
-    assert resumed[0].step == 2
+    assert resumed[0].step == 3
     assert resumed[0].lr == reports[2].lr
 
 
@@ -162,7 +163,7 @@ def test_a_loss_that_is_no_number_is_said_with_the_step_before_it_does_harm(valu
     good, bad = workload.batch(4), workload.batch(4)
     bad[0].fill_(value)
     setup = build(workload, {}, tiny.CPU)
-    with pytest.raises(InputError, match=r"the loss is nan at step 1\. Lower the learning rate"):
+    with pytest.raises(InputError, match=r"the loss is nan at step 2\. Lower the learning rate"):
         train(setup, [good, bad], steps=2)
     assert all(parameter.isfinite().all() for parameter in setup.model.parameters())
 
@@ -197,7 +198,7 @@ def test_a_backward_that_steps_does_not_step_for_a_loss_that_is_no_number() -> N
     bad = workload.batch(4)
     bad[0].fill_(math.nan)
     setup = build(workload, {"optimizer_in_backward": True}, tiny.CPU)
-    with pytest.raises(DivergedError, match=r"the loss is nan at step 0\. Check the data and the loss"):
+    with pytest.raises(DivergedError, match=r"the loss is nan at step 1\. Check the data and the loss"):
         train(setup, [bad], steps=1)
     assert all(parameter.isfinite().all() for parameter in setup.model.parameters())
 
@@ -251,7 +252,9 @@ def trained(
     told: list[str] = []
     batches = [workload.batch(workload.effective_batch_size) for _ in range(steps)]
     torch.manual_seed(2)
-    return setup, train(setup, batches, steps=steps, listener=told.append), told
+    # Proven beforehand, since the loss that is trained runs out of memory whoever calls it.
+    prover = Prover(replace(workload, loss=getattr(loss, "loss", model_loss)), tiny.CPU)
+    return setup, train(setup, batches, steps=steps, listener=told.append, prover=prover), told
 
 
 CASES = {
@@ -279,12 +282,12 @@ def test_a_step_that_ran_out_of_memory_is_done_again_in_smaller_slices(case: str
     (note,) = told
     cuts = f"{micro}x{whole // micro} -> {micro // 2}x{2 * whole // micro}"
     done = "the step is done again, from here on with micro-batch"
-    assert note == f"memory ran out in the {phase} of step 2: {done} {cuts}."
+    assert note == f"memory ran out in the {phase} of step 3: {done} {cuts}."
     # What a run learns that had the smaller slices from the second step on.
     plain, expected, _ = trained(workload, config, model_loss)
     tolerance = 2e-2 if case in ("mixed", "lora", "8-bit state") else 1e-5
     assert [each.loss for each in reports] == pytest.approx([each.loss for each in expected], rel=tolerance)
-    assert [each.step for each in reports] == [0, 1, 2, 3]
+    assert [each.step for each in reports] == [1, 2, 3, 4]
     for (_, mine), (_, theirs) in zip(setup.trainable(), plain.trainable(), strict=True):
         torch.testing.assert_close(mine, theirs, rtol=0.02, atol=2e-3)
 
@@ -300,7 +303,7 @@ def test_what_held_memory_is_told_where_the_error_says_what_was_asked_for() -> N
     _, _, (held, note) = trained(tiny.mlp_workload(), {}, Asking(model_loss, at=3, fits=2))
     assert held.startswith("Memory ran out in the forward, where 3 GiB more did not fit; held were, in GiB, weights ")
     assert "optimizer" in held
-    assert note.startswith("memory ran out in the forward of step 2: the step is done again")
+    assert note.startswith("memory ran out in the forward of step 3: the step is done again")
 
 
 def test_a_chunked_loss_is_taken_back_too() -> None:
@@ -359,7 +362,7 @@ def test_then_checkpointing_and_then_nothing_is_left() -> None:
     setup, _, (note,) = trained(workload, config, Hungry(model_loss, at=2, fits=None))
     assert note.endswith("with activation_checkpointing alternate -> full.")
     assert setup.config["activation_checkpointing"] == "full"
-    with pytest.raises(OutOfMemoryError, match=r"in the forward of step 0, and nothing is left .* \(micro-batch 1\)"):
+    with pytest.raises(OutOfMemoryError, match=r"in the forward of step 1, and nothing is left .* \(micro-batch 1\)"):
         trained(workload, config, Hungry(model_loss, at=1, fits=0))
 
 
@@ -383,7 +386,7 @@ def test_what_the_new_config_costs_is_told() -> None:
 def test_weights_that_are_half_updated_are_not_trained_on(monkeypatch: pytest.MonkeyPatch, in_backward: bool) -> None:
     workload = tiny.mlp_workload()
     if in_backward:
-        with pytest.raises(OutOfMemoryError, match="in the backward of step 1, which left weights half") as caught:
+        with pytest.raises(OutOfMemoryError, match="in the backward of step 2, which left weights half") as caught:
             trained(workload, {"optimizer_in_backward": True}, Hungry(model_loss, at=2, phase="backward"))
     else:
         steps: list[int] = []
@@ -396,7 +399,7 @@ def test_weights_that_are_half_updated_are_not_trained_on(monkeypatch: pytest.Mo
             step(self, closure)
 
         monkeypatch.setattr(torch.optim.AdamW, "step", fails_once)
-        with pytest.raises(OutOfMemoryError, match="in the update of step 1, which left weights half") as caught:
+        with pytest.raises(OutOfMemoryError, match="in the update of step 2, which left weights half") as caught:
             trained(workload, {}, model_loss)
     assert caught.value.torn
     assert caught.value.exit_code == 3
@@ -416,7 +419,7 @@ def test_the_first_update_has_no_state_that_could_be_torn(monkeypatch: pytest.Mo
     expected = trained(tiny.mlp_workload(), {"micro_batch_size": 2}, model_loss)[1]
     monkeypatch.setattr(torch.optim.AdamW, "step", fails_once)
     setup, reports, (note,) = trained(tiny.mlp_workload(), {}, model_loss)
-    assert "memory ran out in the update of step 0: the step is done again" in note
+    assert "memory ran out in the update of step 1: the step is done again" in note
     assert [each.loss for each in reports] == pytest.approx([each.loss for each in expected], rel=1e-5)
     assert setup.micro_batch_size == 2
 
@@ -442,7 +445,7 @@ def test_memory_that_runs_out_while_data_moves_to_the_device_tears_nothing(monke
     monkeypatch.setattr(loop, "map_tensors", hungry)
     _, reports, told = trained(tiny.mlp_workload(), {}, model_loss)
     done = "the step is done again, from here on with micro-batch 4x1 -> 2x2."
-    assert told == [f"memory ran out in the forward of step 2: {done}"]
+    assert told == [f"memory ran out in the forward of step 3: {done}"]
     assert len(reports) == 4
 
 

@@ -11,22 +11,22 @@ import pytest
 from autofit.training.loop import StepReport
 from autofit.training.metrics import Bar, MetricsFile, TensorBoard
 
-REPORT = StepReport(step=0, loss=2.5, lr=1e-4, samples=8, seconds=0.5, data_seconds=0.25)
+REPORT = StepReport(step=1, loss=2.5, lr=1e-4, samples=8, seconds=0.5, data_seconds=0.25)
 
 
 def written(path: Path, steps: range, first_step: int = 0) -> None:
     metrics = MetricsFile(path, first_step=first_step)
     for step in steps:
-        metrics(replace(REPORT, step=step))
-    metrics.evaluated(steps[-1], 1.5)
+        metrics(replace(REPORT, step=step + 1))
+    metrics.evaluated(steps[-1] + 1, 1.5)
     metrics.close()
 
 
 def test_json_lines(tmp_path: Path) -> None:
     written(tmp_path / "deep" / "metrics.jsonl", range(2))
     first, _, last = map(json.loads, (tmp_path / "deep" / "metrics.jsonl").read_text().splitlines())
-    assert first == {"step": 0, "loss": 2.5, "lr": 1e-4, "samples": 8, "seconds": 0.5, "data_seconds": 0.25}
-    assert last == {"step": 1, "evaluation": 1.5}
+    assert first == {"step": 1, "loss": 2.5, "lr": 1e-4, "samples": 8, "seconds": 0.5, "data_seconds": 0.25}
+    assert last == {"step": 2, "evaluation": 1.5}
 
 
 def test_a_resumed_run_goes_on_where_it_stands(tmp_path: Path) -> None:
@@ -49,7 +49,7 @@ def test_damaged_lines_are_left_out_and_the_run_goes_on(tmp_path: Path, damage: 
         file.write(damage)
     written(tmp_path / "metrics.jsonl", range(2, 3), first_step=2)
     steps = [json.loads(line)["step"] for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
-    assert steps == [0, 1, 1, 2, 2]
+    assert steps == [1, 2, 2, 3, 3]
 
 
 def test_a_folder_in_the_way_is_moved_aside(tmp_path: Path) -> None:
@@ -134,9 +134,9 @@ def test_tensorboard_gets_what_there_is(tmp_path: Path, monkeypatch: pytest.Monk
     board.evaluated(0, 1.5)
     board.close()
     assert seen == [
-        ("train/loss", 2.5, 0),
-        ("train/lr", 1e-4, 0),
-        ("train/samples_per_second", 16.0, 0),
+        ("train/loss", 2.5, 1),
+        ("train/lr", 1e-4, 1),
+        ("train/samples_per_second", 16.0, 1),
         ("evaluation/loss", 1.5, 0),
         ("closed", 0, 0),
     ]

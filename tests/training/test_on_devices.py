@@ -98,7 +98,7 @@ def test_the_users_own_model_comes_back_trained_as_on_one_device(tmp_path: Path)
     assert model.layers[0].weight is model.layers[2].weight
     assert model.seen == alone.seen
     processes, steps = zip(*(line.split() for line in log.read_text().splitlines()), strict=True)
-    assert steps == tuple(map(str, range(STEPS)))
+    assert steps == tuple(map(str, range(1, STEPS + 1)))
     assert set(processes).isdisjoint({str(os.getpid())})
     assert len(set(processes)) == 1, "of the first rank"
 
@@ -112,7 +112,7 @@ def test_memory_that_runs_out_on_one_rank_sends_all_back_with_a_smaller_micro_ba
     losses, _ = run(narrow, FSDP | {"micro_batch_size": 4}, devices=2)
     assert losses == pytest.approx(expected[2:], abs=LOSS)
     assert any(
-        "memory ran out in the forward of step 2 on rank 1 of 2: all start again, with micro_b" in n for n in notes
+        "memory ran out in the forward of step 3 on rank 1 of 2: all start again, with micro_b" in n for n in notes
     )
     assert "micro_batch_size: 2" in (tmp_path / "run" / "after-out-of-memory.yaml").read_text()
 
@@ -120,19 +120,21 @@ def test_memory_that_runs_out_on_one_rank_sends_all_back_with_a_smaller_micro_ba
 class Narrowing:
     """Leaves less memory after the second step."""
 
-    def __init__(self, most: Path) -> None:
+    def __init__(self, most: Path, to: int = 2) -> None:
         self.most = most
+        self.to = to
 
     def __call__(self, report: StepReport) -> None:
-        if report.step == 1:
-            self.most.write_text("2")
+        if report.step == 2:
+            self.most.write_text(str(self.to))
 
 
 def test_memory_that_never_suffices_is_told(tmp_path: Path) -> None:
     most = tmp_path / "most"
-    most.write_text("0")
+    most.write_text("4")
+    own = session(made(most), callbacks=(Narrowing(most, to=0),))
     with pytest.raises(OutOfMemoryError, match="on rank 1 of 2, and nothing is left that would need less"):
-        run(session(made(most)), FSDP | {"micro_batch_size": 1}, devices=2)
+        run(own, FSDP | {"micro_batch_size": 1}, devices=2)
 
 
 def test_weights_that_travel_have_no_name_that_stays_in_memory(tmp_path: Path) -> None:

@@ -211,7 +211,7 @@ def loss_of(loss: Callable[[nn.Module, Any], Any]) -> torch.Tensor:
             "the loss is a dict of 2: autofit trains one loss with one optimizer. Add up the losses",
         ),
         (
-            lambda model, batch: (model(batch[0]).mean(), torch.ones(())),
+            lambda model, batch: (model(batch[0]).mean(), torch.ones(2)),
             "the loss must be one number in a tensor, not tup",
         ),
         (lambda model, batch: None, "the loss must be one number in a tensor, not NoneType."),
