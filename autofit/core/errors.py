@@ -79,13 +79,13 @@ class StoreError(AutofitError):
 
 
 class DivergedError(InputError):
-    """The loss of a step is not finite; the weights are those before the step."""
+    """The loss of a step, which counts from 1, is not finite; the weights are those before the step."""
 
     def __init__(self, loss: float, step: int, message: str = "") -> None:
         remedy = "Lower the learning rate, or use precision bf16-mixed or fp32."
-        if step == 0:
+        if step == 1:
             remedy = "Check the data and the loss: with no step taken, the learning rate is not to blame."
-        super().__init__(message or f"the loss is {loss} at step {step + 1}.", remedy)
+        super().__init__(message or f"the loss is {loss} at step {step}.", remedy)
         self.loss, self.step = loss, step
 
 

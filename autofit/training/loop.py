@@ -30,10 +30,11 @@ _COMPARED_STEPS = 10  # before and after a fallback, to report what it costs
 class StepReport:
     """One optimizer step, as callbacks get it.
 
-    `step` counts from 1: it is the number of steps that are done. `samples` and `tokens` (labels that count, where the unit is tokens) are the batch's;
-    `seconds` excludes the wait for data, which is `data_seconds`. `gradient_norm` is the global norm before clipping,
-    where gradients are clipped. `skipped` says why the step changed no weight: "overflow" (of gradients, seen by the
-    loss scaler) or "no label" (none in the batch counts). `memory` is what is held after the step.
+    `step` counts from 1: it is the number of steps that are done. `samples` and `tokens` (labels that count, where the
+    unit is tokens) are the batch's; `seconds` excludes the wait for data, which is `data_seconds`. `gradient_norm` is
+    the global norm before clipping, where gradients are clipped. `skipped` says why the step changed no weight:
+    "overflow" (of gradients, seen by the loss scaler) or "no label" (none in the batch counts). `memory` is what is
+    held after the step.
     """
 
     step: int
@@ -161,7 +162,7 @@ class _Stepper:
             loss = float(accumulate(self._setup, batch))
             if not math.isfinite(loss):
                 self._recovery.roll_back()  # also the running statistics, which the forward has spoilt
-                raise DivergedError(loss, step)
+                raise DivergedError(loss, step + 1)
             is_updated = update(self._setup)
         except Exception as error:
             if not is_out_of_memory(error):

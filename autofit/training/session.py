@@ -392,7 +392,7 @@ class _Training:
         """The error with the batch that caused it, after saving the weights before it."""
         message = f"{error.message[:-1]} ({self._epochs.position})"
         if self._directory:
-            self._save(self._directory, error.step)
+            self._save(self._directory, error.step - 1)
             message += f"; the state before it is kept in {self._directory}"
         return DivergedError(error.loss, error.step, f"{message}.")
 

@@ -65,7 +65,7 @@ def test_a_run_that_was_stopped_goes_on_as_if_it_never_was(tmp_path: Path, confi
     whole = run(config)
 
     def save_in_the_middle(report: StepReport) -> None:
-        if report.step == 1:
+        if report.step == 2:
             checkpoint.save(whole, tmp_path, 2)
 
     reports = train(whole, BATCHES, steps=4, callbacks=[save_in_the_middle])

@@ -167,6 +167,7 @@ def test_a_loss_that_is_no_number_says_where_and_keeps_what_was_before(tmp_path:
     assert caught.value.message == (
         f"the loss is nan at step 6 (batch 1 of pass 1); the state before it is kept in {tmp_path}."
     )
+    assert caught.value.step == 6
     assert "Lower the learning rate" in caught.value.remedy
     assert checkpoint.exists(tmp_path)
     loader.passes = 0  # type: ignore[attr-defined]
