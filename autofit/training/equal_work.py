@@ -42,7 +42,6 @@ _GIVEN_COUNT = 1e-6  # a count of the user's may be a sum of fp32 numbers
 _DOUBTFUL = 1e-2  # a deviation in fp32 that may still be rounding, so that fp64 decides
 _SMALLEST = 1e-4  # of the largest gradient: a weight with a smaller one is compared with that
 _SAME_WEIGHT = 1e-3  # of a sample, by two counts that gradients cannot tell apart
-_ALL_ALIKE = "the gradients of the samples at hand are too much alike to tell their weights"
 _ALIKE = {torch.float64: 1e-7, torch.float32: 1e-3}  # second by largest singular value of gradients that tell nothing
 
 
@@ -58,7 +57,14 @@ class Proof:
 
 
 class _NothingToCompareError(Exception):
-    """A pass whose loss is not finite or reaches no weight, or samples whose gradients are too much alike."""
+    """A pass whose loss is not finite or reaches no weight, or that raises for single samples."""
+
+
+class _AlikeError(_NothingToCompareError):
+    """Samples whose gradients do not tell their weights."""
+
+    def __init__(self) -> None:
+        super().__init__("the gradients of the samples at hand are too much alike to tell their weights")
 
 
 def prove(setup: Setup, batch: Any) -> Proof:
@@ -84,8 +90,19 @@ def _proof_of(setup: Setup, batch: Any) -> Proof:
     trials = [shortened(batch), batch]
     if setup.device.type == "cpu" and not is_own(setup.workload.split):  # on a card a wrong label ends the process
         short = shortened(batch)
-        trials = [altered(short), altered(short, ignores_labels=False), short, batch, diversified(batch, setup.model)]
+        trials = [altered(short), altered(short, ignores_labels=False), short, batch]
 
+    proof, problem = _first_proof(setup, trials)
+    if isinstance(problem, _AlikeError):
+        proof, _ = _first_proof(setup, [diversified(batch, setup.model)])
+    if proof:
+        return proof
+    own = isinstance(problem, _NothingToCompareError)
+    return Proof(None, reason=str(problem) if own or problem is None else f"it raised {told(problem)}")
+
+
+def _first_proof(setup: Setup, trials: Sequence[Any]) -> tuple[Proof | None, Exception | None]:
+    """The proof of the first batch that gives one, or what prevented that of the last."""
     is_cheap = sum(weight.numel() for weight in setup.model.parameters()) <= _CHEAP
     problem: Exception | None = None
     for trial in trials:
@@ -97,9 +114,8 @@ def _proof_of(setup: Setup, batch: Any) -> Proof:
             if proof and proof.count is None and proof.deviation < _DOUBTFUL:
                 proof = _attempt(setup, trial, torch.float64)[0] or proof
         if proof:
-            return proof
-    own = isinstance(problem, _NothingToCompareError)
-    return Proof(None, reason=str(problem) if own or problem is None else f"it raised {told(problem)}")
+            return proof, None
+    return None, problem
 
 
 def _attempt(setup: Setup, batch: Any, dtype: torch.dtype) -> tuple[Proof | None, Exception | None]:
@@ -179,7 +195,7 @@ def _compare(setup: Setup, batch: Any, dtype: torch.dtype) -> Proof:
         except Exception as error:
             if is_out_of_memory(error):
                 raise
-            return Proof(None, reason=f"the loss of a single sample raised {told(error)}", deviation=1.0)
+            raise _NothingToCompareError(f"the loss of a single sample raised {told(error)}") from error
         parts.append(gradient)
         own_counts.append(own_count)
 
@@ -245,7 +261,7 @@ def _judge(evidence: _Evidence, tolerance: float, alike: float) -> Proof:
         raise _NothingToCompareError("the loss of most single samples is not a number")
     strengths = torch.linalg.svdvals(present / present.norm(dim=0))
     if float(strengths[1] / strengths[0]) < alike:  # some may be the same sample, but not all
-        raise _NothingToCompareError(_ALL_ALIKE)
+        raise _AlikeError
 
     found = torch.zeros(len(evidence.slices), dtype=torch.float64)
     solved = torch.linalg.lstsq(present, evidence.whole.unsqueeze(1), rcond=alike, driver="gelsd")
@@ -278,7 +294,7 @@ def _judge(evidence: _Evidence, tolerance: float, alike: float) -> Proof:
         reason = f"it weights samples by {shown}, and nothing in the batch counts so"
         return Proof(None, reason=reason, deviation=1.0)
     if not all(torch.allclose(weights, accepted[0][1], atol=_SAME_WEIGHT) for _, weights in accepted):
-        raise _NothingToCompareError(_ALL_ALIKE)
+        raise _AlikeError
 
     default = counts.by_task(workload, evidence.batch)
     chosen = next((count for count, _ in accepted if count == default), accepted[0][0])

@@ -22,7 +22,7 @@ from autofit.core.errors import InputError, reported, told
 from autofit.core.hardware import Hardware
 from autofit.core.workload import Traits, Workload, task_of
 from autofit.data.batch import few_samples, is_own, sample_count, samples_of
-from autofit.data.trial_batches import TRIAL_SAMPLES, most_different
+from autofit.data.trial_batches import TRIAL_SAMPLES, most_different, shortened
 from autofit.hardware.device import detect
 from autofit.hardware.out_of_memory import is_out_of_memory
 from autofit.setup import Setup
@@ -239,14 +239,15 @@ def _with_proof(traits: Traits, workload: Workload, proof: Proof) -> Traits:
 
 
 def try_loss(setup: Setup, batch: Any = None) -> None:
-    """Try the loss on a sample, so that a mistake in it is told before training; a loss that does not take a single one
-    (the largest of ten) on a whole batch."""
+    """Try the loss on a sample, and on a few that are cut short, so that a mistake in it is told before training; a
+    loss that does not take so few (the largest of ten) on a whole batch."""
     workload = setup.workload
     whole = workload.effective_batch_size
-    one = few_samples(workload, 1) if batch is None else samples_of(batch, 0, 1, workload.split)
+    few = few_samples(workload, min(TRIAL_SAMPLES, whole)) if batch is None else batch
     with evaluation_mode(setup.model), blamed_on("the loss"):
         try:
-            loss_value(setup, one)
+            loss_value(setup, samples_of(few, 0, 1, workload.split))
+            loss_value(setup, shortened(few))
         except Exception as error:
             if whole == 1 or is_out_of_memory(error):
                 raise

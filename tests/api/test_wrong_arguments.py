@@ -83,7 +83,7 @@ OF_FIT = {
     "loader": "",
     "loss": "function",
     "split": "None",
-    "count": "None",
+    "count": "None function",
     "optimizer": "None function",
     "lr": "3 1.5",
     "weight_decay": "3 0 1.5",
