@@ -60,15 +60,16 @@ def inspect_workload(workload: Workload, hardware: Hardware, budget_bytes: int |
     traits = _structure(workload, model)
     if budget_bytes is None:
         return traits
+    largest = budget_bytes // _BYTES_OF_TRIAL
+    is_large = traits.parameters > min(largest, _MOST_PARAMETERS)
     is_named = workload.source.get("kind") in _SPLITTABLE_SOURCES
-    if is_named and workload.loss is None:
+    if workload.loss is None and (is_named or (is_large and task_of(model))):
         known = _known_loss(model)
         return dataclasses.replace(traits, splits=known.splits, notes=(*traits.notes, *known.notes))
     if workload.effective_batch_size == 1:
         return traits
 
-    largest = budget_bytes // _BYTES_OF_TRIAL
-    if traits.parameters > min(largest, _MOST_PARAMETERS):
+    if is_large:
         workload = dataclasses.replace(workload, model=functools.partial(_shallow, workload.model))
         with suppress(InputError):
             model = meta_model_from(workload.model)
@@ -78,9 +79,6 @@ def inspect_workload(workload: Workload, hardware: Hardware, budget_bytes: int |
         except Exception as error:
             if not is_out_of_memory(error):
                 raise
-    if workload.loss is None and task_of(model):
-        known = _known_loss(model)
-        return dataclasses.replace(traits, splits=known.splits, notes=(*traits.notes, *known.notes))
     note = "the model is too large to prove that its loss can be split, so the micro-batch stays the whole batch."
     return dataclasses.replace(traits, splits=False, notes=(*traits.notes, note))
 
