@@ -43,7 +43,7 @@ from autofit.training.packed_samples import note_of_mixed_samples
 from autofit.training.step import loss_value
 
 _SPLITTABLE_SOURCES = ("preset", "directory", "hub")  # transformers models with their own loss
-_BYTES_OF_TRIAL = 8  # of each weight: itself and its gradient in fp32
+_BYTES_OF_TRIAL = 8  # of each weight: itself in fp32, and as much for activations and the gradients of a few
 _MOST_PARAMETERS = 200_000_000  # of a model that is tried whole, since that takes seconds
 _LOOKED_AT = 32  # samples among which those that differ most are found
 _CORRECT_IT = "Correct it there."
@@ -237,14 +237,13 @@ def _with_proof(traits: Traits, workload: Workload, proof: Proof) -> Traits:
 
 
 def try_loss(setup: Setup, batch: Any = None) -> None:
-    """Try the loss on a sample, and on a few that are cut short, so that a mistake in it is told before training; a
-    loss that does not take so few (the largest of ten) on a whole batch."""
+    """Try the loss on a few samples that are cut short, so that a mistake in it is told before training; a loss that
+    does not take so few (the largest of ten) on a whole batch."""
     workload = setup.workload
     whole = workload.effective_batch_size
     few = few_samples(workload, min(TRIAL_SAMPLES, whole)) if batch is None else batch
     with evaluation_mode(setup.model), blamed_on("the loss"):
         try:
-            loss_value(setup, samples_of(few, 0, 1, workload.split))
             loss_value(setup, shortened(few))
         except Exception as error:
             if whole == 1 or is_out_of_memory(error):

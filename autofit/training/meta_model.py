@@ -21,6 +21,7 @@ from autofit.core.errors import InputError
 from autofit.setup import Setup
 
 DRAWN_DEVIATION = 0.02  # of weights with random values
+_DRAWN = 250_007  # elements of a weight that are drawn, then repeated; prime, so that no two of its rows are the same
 _FEW = 16  # elements of a frozen parameter that is a constant
 
 
@@ -139,6 +140,9 @@ def _fill(tensor: torch.Tensor, name: str, generator: torch.Generator) -> None:
     if not tensor.is_floating_point():
         tensor.zero_()
     elif tensor.dim() >= 2:
-        tensor.normal_(0.0, DRAWN_DEVIATION, generator=generator)
+        drawn, *others = tensor.view(-1).split(_DRAWN) if tensor.is_contiguous() else [tensor]
+        drawn.normal_(0.0, DRAWN_DEVIATION, generator=generator)
+        for part in others:  # on a CPU, drawing takes a hundred times as long as copying
+            part.copy_(drawn[: len(part)])
     else:
         tensor.fill_(1.0 if name.endswith("weight") or tensor.dim() == 0 else 0.0)

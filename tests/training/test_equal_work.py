@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 
 from autofit.core.hardware import GIB
 from autofit.core.workload import Count, Traits, Workload
@@ -112,6 +113,17 @@ def test_a_loss_may_insist_on_single_precision() -> None:
         return functional.cross_entropy(model(batch["ids"]).float().flatten(0, 1), batch["labels"].flatten())
 
     assert proven(Head(), [tokens()], loss).count == Count("unequal", ("labels",))
+
+
+def test_checkpointing_of_the_older_kind_reaches_a_weight_several_times() -> None:
+    """It runs a backward pass inside another one, which gradients of chosen inputs refuse."""
+
+    class Checkpointed(Head):
+        def forward(self, ids: torch.Tensor) -> torch.Tensor:
+            hidden = self.embed(ids)
+            return sum(checkpoint(self.head, each, use_reentrant=True) for each in (hidden, 2 * hidden))
+
+    assert proven(Checkpointed(), [tokens()], of_tokens).count == Count("unequal", ("labels",))
 
 
 def test_samples_that_are_all_alike_are_made_to_differ() -> None:

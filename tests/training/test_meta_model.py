@@ -233,6 +233,13 @@ def test_the_weights_are_finite_and_of_the_usual_scale() -> None:
             assert parameter.eq(1 if name.endswith("weight") else 0).all(), name
 
 
+def test_large_weights_repeat_what_was_drawn_but_no_row_is_another_s() -> None:
+    model = meta_model_from(lambda: nn.Linear(1024, 1024, bias=False))
+    materialize(bare(model))
+    assert float(model.weight.detach().std()) == pytest.approx(0.02, rel=0.02)
+    assert len(model.weight.detach().unique(dim=0)) == 1024
+
+
 def test_buffers_that_are_made_of_weights_get_values_of_their_own() -> None:
     """What spectral_norm knows of a weight's largest singular value."""
     model = lambda: nn.Sequential(nn.utils.parametrizations.spectral_norm(nn.Linear(6, 4)), nn.Linear(4, 1))  # noqa: E731
