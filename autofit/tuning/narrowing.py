@@ -98,26 +98,33 @@ def narrowed(
     return dataclasses.replace(space, knobs={**space.knobs, **kept}), note
 
 
+def without_micro_batches(space: Space, workload: Workload) -> Space | None:
+    """The space of whole batches for a model with BatchNorm, whose statistics would be other ones in micro-batches.
+    None where batches may be split, or never are."""
+    sizes = space.knobs.get("micro_batch_size", ())
+    if len(sizes) < 2 or workload.traits is None or not workload.traits.batch_norm:
+        return None
+    return dataclasses.replace(space, knobs={**space.knobs, "micro_batch_size": sizes[-1:]})
+
+
 def with_whole_batches(
     space: Space, workload: Workload, hardware: Hardware, cap_bytes: float, predict: Predict, *, seed: int
 ) -> Space:
-    """The space without micro-batches for a model with BatchNorm, whose statistics would be other ones, where any of it
-    is predicted to fit; else the same space."""
-    sizes = space.knobs.get("micro_batch_size", ())
-    if len(sizes) < 2 or workload.traits is None or not workload.traits.batch_norm:
+    """The space without micro-batches for a model with BatchNorm, where any of it is predicted to fit; else the same
+    space."""
+    whole = without_micro_batches(space, workload)
+    if whole is None:
         return space
-    constraints = techniques.constraints(workload, hardware)
-    whole = dataclasses.replace(space, knobs={**space.knobs, "micro_batch_size": sizes[-1:]})
-    configs = Enumeration(whole.knobs, constraints).configs(seed)
+    configs = Enumeration(whole.knobs, techniques.constraints(workload, hardware)).configs(seed)
     nbytes, _ = predict(configs) if configs else ([], [])
     return whole if any(each <= cap_bytes for each in nbytes) else space
 
 
 def quick(
     space: Space, workload: Workload, hardware: Hardware, cap_bytes: float, predict: Predict, *, seed: int
-) -> Space:
-    """The space with a few usual values of what takes a trace each, where something of it is predicted to fit; else the
-    same space. What only saves memory is no part of it where hardly anything is faster than what fits without."""
+) -> Space | None:
+    """The space with a few usual values of what takes a trace each; None where nothing of that is predicted to fit.
+    What only saves memory is no part of it where hardly anything is faster than what fits without."""
     constraints = techniques.constraints(workload, hardware)
     usual = {knob: values if knob in _QUICK else _usual(knob, values) for knob, values in space.knobs.items()}
     for knobs in ({knob: values[:1] if knob in _SAVING else values for knob, values in usual.items()}, usual):
@@ -127,7 +134,7 @@ def quick(
         any_size = (row.seconds for row in rows if not math.isnan(row.seconds))
         if fits and (knobs == usual or min(fits) <= _BEHIND[0] * min(any_size)):
             return dataclasses.replace(space, knobs=knobs)
-    return space
+    return None
 
 
 def _one_at_a_time(rows: Sequence[Row], cap_bytes: float) -> bool:

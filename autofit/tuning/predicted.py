@@ -48,7 +48,7 @@ from autofit.tuning.artifacts import (
     write_report,
 )
 from autofit.tuning.context import Judging
-from autofit.tuning.narrowing import narrowed
+from autofit.tuning.narrowing import narrowed, with_whole_batches
 from autofit.tuning.run import run_directory, run_search
 from autofit.tuning.space import space_for
 from autofit.tuning.target import estimate_on, structure_traits, target_hardware
@@ -152,6 +152,8 @@ class _Space:
         space = space_for(options, self.workload, hardware)
         arguments = space, self.workload, hardware, self._cap, predicted
         space, of_layouts = narrowed(*arguments, seed=options.seed)
+        if "micro_batch_size" not in options.set:
+            space = with_whole_batches(space, *arguments[1:], seed=options.seed)
         enumeration = Enumeration(space.knobs, techniques.constraints(self.workload, hardware))
         configs = enumeration.configs(options.seed)
         self._size, legal = enumeration.count(refused=True).configs, enumeration.count().configs

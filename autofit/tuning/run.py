@@ -48,7 +48,7 @@ from autofit.tuning.artifacts import (
     write_report,
 )
 from autofit.tuning.context import Context, Judging, context_of
-from autofit.tuning.narrowing import narrowed, quick, with_whole_batches
+from autofit.tuning.narrowing import narrowed, quick, with_whole_batches, without_micro_batches
 from autofit.tuning.stand_in import Communication, with_communicators
 from autofit.tuning.warm_start import WarmStart, subject_of
 
@@ -287,19 +287,22 @@ class _Run:
 
     def _narrowed_space(self) -> Space:
         context = self.context
-        given = context.space, context.workload, context.hardware, context.likely_bytes
+        given = context.workload, context.hardware, context.likely_bytes, self._figures
+        seed = self.options.seed
         try:
-            space, note = narrowed(*given, self._figures, seed=self.options.seed)
+            space, note = narrowed(context.space, *given, seed=seed)
+            if note:
+                self.notify(note)
+
             if "micro_batch_size" not in self.options.set:
-                space = with_whole_batches(space, *given[1:], self._figures, seed=self.options.seed)
-            if self.options.fast:
-                space = quick(space, *given[1:], self._figures, seed=self.options.seed)
+                whole = without_micro_batches(space, context.workload)
+                if self.options.fast and whole and (found := quick(whole, *given, seed=seed)):
+                    return found
+                space = with_whole_batches(space, *given, seed=seed)
+            return (quick(space, *given, seed=seed) if self.options.fast else None) or space
         except (InputError, ProbeError) as error:
             self.notify(f"the whole space is searched: {error.message}")
             return context.space
-        if note:
-            self.notify(note)
-        return space
 
     def _figures(self, configs: Sequence[Config]) -> tuple[list[float], list[float]]:
         """Bytes and seconds of each config, predicted in a process of its own; what was asked last is still known."""

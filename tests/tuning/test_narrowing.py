@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -10,10 +11,11 @@ from autofit.core.options import search_options
 from autofit.search.space import Space
 from autofit.techniques import canonicalize
 from autofit.tuning import narrowing
-from autofit.tuning.narrowing import Row, best_layouts, narrowed, quick, worth_searching
+from autofit.tuning.narrowing import Row, best_layouts, narrowed, quick, with_whole_batches, worth_searching
 from autofit.tuning.space import space_for
 from tests.estimate.traced import AMPERE
 from tests.tiny import llama_workload
+from tests.tuning.searching import TRAITS
 
 HARDWARE, WORKLOAD = AMPERE.of_several(4), llama_workload(8)
 LORA = {"lora_rank": 8}
@@ -164,12 +166,12 @@ def test_a_quick_search_looks_at_usual_values_unless_none_of_them_fits(
         return [2.0 if each else 5.0 for each in saved], [1.3 if each else 1.0 for each in saved]
 
     found = quick(full, WORKLOAD, HARDWARE, cap_bytes, predict, seed=0)
-    assert (found == full) is (saving is None)
+    assert (found is None) is (saving is None)
     assert {each["attention"] for each in asked} == {"sdpa"}
     wanted = {"none"} if saving is False else {"none", "full"}
     assert {each["activation_checkpointing"] for each in asked} == wanted
     assert {each["precision"] for each in asked} == set(full.knobs["precision"])
-    if saving is not None:
+    if found is not None:
         assert set(found.knobs["activation_checkpointing"]) == wanted
         assert found.knobs["micro_batch_size"] == full.knobs["micro_batch_size"]
 
@@ -180,4 +182,21 @@ def test_a_quick_search_saves_memory_where_only_slow_configs_fit_without(full: S
         return [5.0 if each else 20.0 for each in small], [1.5 if each else 1.0 for each in small]
 
     found = quick(full, WORKLOAD, HARDWARE, 10.0, predict, seed=0)
+    assert found is not None
     assert found.knobs["activation_checkpointing"] == ("none", "full")
+
+
+@pytest.mark.parametrize(
+    ("batch_norm", "cap", "is_whole"), [(True, 6.0, True), (True, 4.0, False), (False, 6.0, False)]
+)
+def test_batches_stay_whole_beside_batch_norm_while_that_fits(batch_norm: bool, cap: float, is_whole: bool) -> None:
+    workload = replace(WORKLOAD, traits=replace(TRAITS, batch_norm=batch_norm))
+    space = space_for(search_options(space="full"), workload, AMPERE)
+    sizes = space.knobs["micro_batch_size"]
+
+    def predict(configs: Sequence[Config]) -> tuple[list[float], list[float]]:
+        nbytes = [5.0 if each["micro_batch_size"] == sizes[-1] else 1.0 for each in configs]
+        return nbytes, [1.0] * len(configs)
+
+    found = with_whole_batches(space, workload, AMPERE, cap, predict, seed=0)
+    assert found.knobs["micro_batch_size"] == (sizes[-1:] if is_whole else sizes)
