@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 TINY = Path(__file__).with_name("tiny-decoder")  # what is rehearsed with
+FIRST, REHEARSAL = Path(__file__).with_name("first.json"), Path(__file__).with_name("rehearsal.json")
 FULL, LORA, QLORA = "full", "lora", "qlora"
 _ADAPTERS = {"lora_rank": 16, "lora_targets": "all-linear"}
 _ALL = (FULL, LORA, QLORA)
@@ -44,7 +45,8 @@ class Lever:
 
 @dataclass(frozen=True)
 class Grid:
-    """Models by the preset or directory of their shape, techniques by the knobs they start from, levers, and sizes."""
+    """Models by the preset or directory of their shape, techniques by the knobs they start from, levers, sizes, and a
+    list of configs that tell most."""
 
     models: Mapping[str, str]
     techniques: Mapping[str, Mapping[str, Any]]
@@ -52,6 +54,7 @@ class Grid:
     sequence_length: int
     effective_batch_size: int
     wanted: int
+    listed: Path
     alone: Sequence[tuple[str, str]] = field(default_factory=tuple)
 
     def case(self, model: str, technique: str, lever: Lever) -> Case:
@@ -136,6 +139,7 @@ CARD = Grid(
     sequence_length=2048,
     effective_batch_size=8,
     wanted=48,
+    listed=FIRST,
     alone=(("1.5B", FULL), ("8B", LORA)),
 )
 SMOKE = Grid(
@@ -145,5 +149,6 @@ SMOKE = Grid(
     sequence_length=32,
     effective_batch_size=4,
     wanted=3,
+    listed=REHEARSAL,
     alone=(("tiny", FULL),),
 )

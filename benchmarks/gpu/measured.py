@@ -19,6 +19,7 @@ from autofit.core.config import Config
 from autofit.core.errors import InputError, ProbeError, UntraceableError
 from autofit.core.hardware import Hardware
 from autofit.core.measurement import Measurement, Outcome
+from autofit.core.plain import from_plain
 from autofit.core.workload import Workload
 from autofit.estimate.estimator import estimate_of
 from autofit.estimate.rates import rates_for
@@ -26,7 +27,7 @@ from autofit.estimate.trace import trace
 from autofit.probe import LocalExecutor, Plan, Request
 from benchmarks.gpu.bench import Bench, sentence
 from benchmarks.gpu.cases import Case
-from benchmarks.gpu.store import Row
+from benchmarks.gpu.store import Row, Store
 
 STAGE = "measured"
 PLAN = Plan(min_steps=3, max_steps=10, max_seconds=2.0)
@@ -61,6 +62,12 @@ def finished(row: Row | None) -> bool:
     return row is not None and ("measurement" in row or "left_out" in row)
 
 
+def forget_stale(store: Store) -> None:
+    """Drop estimates of an earlier call that nothing was measured beside: they may be of another estimator."""
+    if not all(map(finished, store.rows(STAGE).values())):
+        store.forget([STAGE], lambda row: not finished(row))
+
+
 def counted(rows: Mapping[str, Row]) -> int:
     """How many rows hold both figures."""
     return sum(has_both(row) for row in rows.values())
@@ -73,11 +80,12 @@ def has_both(row: Row) -> bool:
 
 
 class Estimators:
-    """Processes that estimate side by side, the measuring one among them; started when first needed, ended together."""
+    """Processes that estimate side by side, the measuring one among them; started when first needed, ended together.
+    `again`: for the hardware that each case was measured on, which need not be here."""
 
-    def __init__(self, bench: Bench, *, here: bool = True) -> None:
+    def __init__(self, bench: Bench, *, again: bool = False) -> None:
         self._bench = bench
-        self._hardware = replace(bench.hardware, here=here)
+        self._again = again
         self._count = min(max(1, len(os.sched_getaffinity(0)) // 2), _MOST_ESTIMATORS)
         self._more: list[LocalExecutor] = []
 
@@ -92,7 +100,10 @@ class Estimators:
         """Estimate cases and store each as it is ready."""
         bench = self._bench
         size = bench.grid.effective_batch_size
-        jobs = [(bench.workload(bench.grid.models[case.model], size), dict(case.knobs)) for case in cases]
+        jobs = []
+        for case in cases:
+            workload = bench.workload(bench.grid.models[case.model], size)
+            jobs.append((workload, dict(case.knobs), self._hardware_of(case)))
         if len(jobs) > 1:
             self._more += [
                 LocalExecutor(bench.logs, ESTIMATE_SECONDS) for _ in range(self._count - 1 - len(self._more))
@@ -114,10 +125,19 @@ class Estimators:
         finally:
             pool.shutdown(cancel_futures=True)
 
-    def _one(self, free: queue.Queue[LocalExecutor], workload: Workload, knobs: Mapping[str, Any]) -> Row:
+    def _hardware_of(self, case: Case) -> Hardware:
+        if not self._again:
+            return self._bench.hardware
+        row = self._bench.store.get(STAGE, case.key) or {}
+        hardware = from_plain(Hardware, row["hardware"]) if "hardware" in row else self._bench.hardware
+        return replace(hardware, here=False)
+
+    def _one(
+        self, free: queue.Queue[LocalExecutor], workload: Workload, knobs: Mapping[str, Any], hardware: Hardware
+    ) -> Row:
         executor = free.get()
         try:
-            return _foreseen(executor, workload, knobs, self._hardware)
+            return _foreseen(executor, workload, knobs, hardware)
         finally:
             free.put(executor)
 
@@ -178,7 +198,7 @@ def measured(bench: Bench, workload: Workload, config: Config, budget: Budget, p
     except (InputError, ProbeError) as error:
         bench.drop_executor()
         seen = Measurement(config, Outcome.FAILED, number, reason=sentence(error))
-    row: Row = {"measurement": seen.to_trial()}
+    row: Row = {"measurement": seen.to_trial(), "hardware": bench.hardware.to_dict()}
     if seen.outcome in (Outcome.FAILED, Outcome.TIMED_OUT, Outcome.DIVERGED):
         row["failed"] = f"{seen.outcome.value}: {seen.reason}"
     return row
@@ -188,5 +208,5 @@ def estimate_again(bench: Bench) -> None:
     """Make every stored estimate anew, by the estimator as it is now; the card need not be here."""
     rows = [row for row in bench.store.rows(STAGE).values() if "estimate" in row]
     cases = [Case(row["model"], row["technique"], row["lever"], row["knobs"]) for row in rows]
-    with Estimators(bench, here=False) as estimators:
+    with Estimators(bench, again=True) as estimators:
         estimators.estimate(cases)

@@ -9,6 +9,7 @@ quick one does.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from autofit import techniques
@@ -61,7 +62,9 @@ def _like_peers(bench: Bench) -> dict[str, Any] | None:
     found = bench.store.get(STAGE, LIKE_PEERS)
     if found is None:
         bench.need(1.0 if bench.smoke else _QUICK_SECONDS)
-        found = search.quick(bench, {"quantization": "none", "lora_rank": RANK, "lora_targets": "all-linear"})
+        what = search.searched(bench)
+        alike = {"quantization": ("none",), "lora_rank": (str(RANK),), "lora_targets": ("all-linear",)}
+        found = search.quick(bench, replace(what, settings={**what.settings, **alike}))
         bench.store.add(STAGE, LIKE_PEERS, found)
     best: dict[str, Any] | None = found.get("answer", {}).get("best")
     return best

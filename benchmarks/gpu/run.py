@@ -11,12 +11,10 @@ import contextlib
 import json
 import shutil
 import signal
-import subprocess
 import sys
 import time
 import traceback
 from collections.abc import Iterator, Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -26,14 +24,14 @@ from autofit.core.environment import versions
 from autofit.core.errors import AutofitError, ProbeError
 from autofit.core.files import write_atomically
 from autofit.hardware.device import detect
-from benchmarks.gpu import levers
+from benchmarks.gpu import levers, listed, measured, plan, replay
 from benchmarks.gpu.bench import Bench, LeftOutError, TimeUp, sentence
+from benchmarks.gpu.cards import described, queried, slug, stores, take
 from benchmarks.gpu.correct import CORRECT
 from benchmarks.gpu.levers import LEVERS
+from benchmarks.gpu.listed import LISTED
 from benchmarks.gpu.loop import LOOP
 from benchmarks.gpu.markdown import document
-from benchmarks.gpu.measured import STAGE as MEASURED
-from benchmarks.gpu.measured import estimate_again
 from benchmarks.gpu.memory import MEMORY
 from benchmarks.gpu.peers import PEERS_STAGE
 from benchmarks.gpu.ranks import RANKS
@@ -44,7 +42,8 @@ from benchmarks.gpu.store import Store
 from benchmarks.gpu.wanted import verdicts
 
 RESULTS = Path(__file__).resolve().parents[1] / "results"
-STAGES = {each.name: each for each in (CORRECT, MEMORY, SPEED, SEARCH, LOOP, RANKS, PEERS_STAGE, LEVERS)}
+# In the order of what nothing but a card can tell: how good the search is comes first.
+STAGES = {each.name: each for each in (SEARCH, LISTED, LOOP, PEERS_STAGE, MEMORY, SPEED, CORRECT, RANKS, LEVERS)}
 DONE, FAILED, LEFT_OUT, TIME_UP, NO_TIME, STOPPED = (
     "done",
     "failed",
@@ -54,6 +53,7 @@ DONE, FAILED, LEFT_OUT, TIME_UP, NO_TIME, STOPPED = (
     "stopped",
 )
 _ROWS = "stage"  # of the store: what became of each stage
+_TAKEN = {"outcome": "taken from a list", "reason": None, "seconds": 0.0}
 _SMOKE_LEAST = 1.0
 _AGAIN_SECONDS = 5.0  # an alarm that went off where nobody could hear it goes off again
 _TERMINATED = 143
@@ -67,18 +67,60 @@ class Stopped(BaseException):
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the stages asked for; 1 when one failed, 4 where nothing can be measured."""
     given = _parser().parse_args(arguments)
-    directory = given.out / ("gpu-smoke" if given.smoke else "gpu")
+    results = given.out / "gpu"
+    if given.plan is not None:
+        print(plan.told(given.plan))
+        return 0
+    if given.replay:
+        print(replay.told(_stored(results, given.card), given.seeds))
+        return 0
+    if given.take or given.tell or given.estimate_again:
+        return _told_again(given, results)
+
+    name = given.card or queried("name")
+    directory = given.out / "gpu-smoke" if given.smoke else results / slug(name or "")
+    return _measure(given, directory)
+
+
+def _told_again(given: argparse.Namespace, results: Path) -> int:
+    """Make results of what is stored: taken from elsewhere, with estimates made anew, or as it is."""
+    directories = [take(given.take, results)] if given.take else _stored(results, given.card)
+    for directory in directories:
+        store = Store(directory / "items.jsonl")
+        if given.estimate_again:
+            listed.estimate_again(store)
+            bench = Bench(store, directory / "work", smoke=False)
+            try:
+                with _within(bench, given.minutes * 60):
+                    measured.estimate_again(bench)
+            except TimeUp:
+                print("the time was up before all estimates were made anew", file=sys.stderr)
+            finally:
+                bench.drop_executor()
+                store.reload()
+        if store.get("about"):
+            print(write_results(store))
+    return 0
+
+
+def _stored(results: Path, card: str | None) -> list[Path]:
+    """The directories of one card, or of all."""
+    return [path for path in stores(results) if card is None or path.name == slug(card)]
+
+
+def _measure(given: argparse.Namespace, directory: Path) -> int:
     store = Store(directory / "items.jsonl")
     bench = Bench(store, directory / "work", given.smoke)
     names = given.stage or [name for name in STAGES if (store.get(_ROWS, name) or {}).get("outcome") != DONE]
     if given.fresh or given.retry:
         names = given.stage or list(STAGES)
         _forget(bench, names, only_failed=not given.fresh)
+    measured.forget_stale(store)
     store.added = _NowAndThen(store)
     before = signal.signal(signal.SIGTERM, _stop)
     deadline = time.monotonic() + given.minutes * 60
     try:
-        return 0 if given.tell else _work(bench, names, deadline, again=given.estimate_again)
+        return _work(bench, names, deadline)
     except Stopped:
         return _TERMINATED
     finally:
@@ -102,6 +144,11 @@ def _parser() -> argparse.ArgumentParser:
         "--estimate-again", action="store_true", help="make the stored estimates anew; needs no card, measures nothing"
     )
     parser.add_argument("--tell", action="store_true", help="only write the results of what is stored")
+    parser.add_argument("--take", type=Path, metavar="FILE", help="add the items.jsonl that a lent machine left")
+    parser.add_argument("--card", help="by its name: whose results (default: the card that is here, or all)")
+    parser.add_argument("--plan", type=float, metavar="MINUTES", help="only tell what would be done in so much time")
+    parser.add_argument("--replay", action="store_true", help="only replay the search against what cards have shown")
+    parser.add_argument("--seeds", type=int, default=3, help="of a replay (3)")
     return parser
 
 
@@ -124,7 +171,7 @@ def _stop(*_: object) -> None:
 
 def _forget(bench: Bench, names: Sequence[str], *, only_failed: bool) -> None:
     """Drop rows of stages; those of memory and levers stand together."""
-    of_stages = {MEASURED if name in ("memory", "levers") else name for name in names}
+    of_stages = {measured.STAGE if name in ("memory", "levers") else name for name in names}
     bench.store.forget(of_stages, (lambda row: "failed" in row) if only_failed else (lambda row: True))
     bench.store.forget([_ROWS], lambda row: row["stage"] in names)
     if SEARCH.name in names and not only_failed:
@@ -132,12 +179,9 @@ def _forget(bench: Bench, names: Sequence[str], *, only_failed: bool) -> None:
             shutil.rmtree(run)
 
 
-def _work(bench: Bench, names: Sequence[str], deadline: float, *, again: bool) -> int:
+def _work(bench: Bench, names: Sequence[str], deadline: float) -> int:
     try:
         with _within(bench, deadline - time.monotonic()):
-            if again:
-                estimate_again(bench)
-                return 0
             if names:
                 _describe(bench)
     except (AutofitError, TimeUp) as error:
@@ -158,25 +202,13 @@ def _describe(bench: Bench) -> None:
     hardware = bench.executor.detect(bench.device)
     known = bench.store.get("about")
     if known is None:
-        about = {"smoke": bench.smoke, "hardware": hardware.to_dict(), "versions": versions(), "driver": _driver()}
-        bench.store.add("about", "", {**about, "begun": f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC"})
+        bench.store.add("about", "", described(hardware))
         return
     here = {"device": hardware.name, "torch": versions()["torch"]}
     there = {"device": known["hardware"]["name"], "torch": known["versions"]["torch"]}
     if here != there:
         differing = ", ".join(f"{name} {there[name]}, not {here[name]}" for name in here if here[name] != there[name])
         raise ProbeError(f"{bench.store.path} holds figures of another machine: {differing}.", "Choose another --out.")
-
-
-def _driver() -> str | None:
-    command = shutil.which("nvidia-smi")
-    if command is None:
-        return None
-    query = [command, "--id=0", "--query-gpu=driver_version", "--format=csv,noheader"]
-    try:
-        return subprocess.run(query, capture_output=True, text=True, timeout=30, check=False).stdout.strip() or None
-    except (OSError, subprocess.TimeoutExpired):  # of interest, but not more
-        return None
 
 
 def _stage(later: Sequence[Stage], bench: Bench, deadline: float) -> str:
@@ -261,7 +293,8 @@ def write_results(store: Store) -> str:
     summaries = {name: _summary_of(each, store) for name, each in STAGES.items()}
     figures = {name: dict(each.figures) for name, each in summaries.items()}
     found = verdicts(figures)
-    stages = [(rows[name], summaries[name]) for name in STAGES if name in rows]
+    shown = [name for name in STAGES if name in rows or summaries[name].tables]
+    stages = [(rows.get(name, {**_TAKEN, "stage": name}), summaries[name]) for name in shown]
     results: dict[str, Any] = {
         "about": about,
         "numbers": [vars(each) for each in found],

@@ -1,7 +1,9 @@
 """Stage search: a whole search of an 8B model under a 24 GiB cap, as a user runs it, and what it may have missed.
 
-Afterwards the 10 configs predicted to be fastest of those it did not measure, and 10 random ones, are measured within
-the same budget, in turn, and the best again beside them. Then the same search under other caps, as time allows.
+Afterwards 10 configs predicted to be fastest of those it did not measure, and 10 random ones, are measured within the
+same budget, in turn, and the best again beside them. None of them is a near-twin of another or of one that the search
+measured: rank, optimizer and 16-bit format change little, and are told apart by prediction. Then the same search under
+other caps, as time allows.
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ import json
 import random
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import chain, zip_longest
 from pathlib import Path
 from typing import Any
@@ -38,11 +40,14 @@ _HEAD = ("budget", "seconds", "probes", "out of memory", "stopped by", "best: to
 _PLAN = Plan(min_steps=3, max_steps=10, max_seconds=4.0)
 _LEAST_SEARCH, _LEAST_PROBE = 200.0, 14.0
 _LIMIT, _SHARE = 300.0, 0.7  # what a search may take: seconds, and of the time that is left
+_OF_TWINS = ("precision", "optimizer", "lora_rank", "lora_alpha")  # knobs in which near-twins differ
+_LOW = ("bf16", "bf16-mixed", "fp16-mixed")
 
 
 @dataclass(frozen=True)
 class Search:
-    """What is searched. `afterwards`: so many of the predicted, and so many random ones."""
+    """What is searched. `afterwards`: so many of the predicted, and so many random ones; `settings`: knobs that are
+    held to some of their values."""
 
     model: str
     space: str
@@ -50,17 +55,24 @@ class Search:
     effective_batch_size: int
     afterwards: int
     trials: int | None = None
+    settings: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     def options(self, bench: Bench, gib: float) -> list[str]:
         """Of the command line."""
         memory = ["--device", "cpu", "--mem", f"{gib:g}"] if bench.smoke else ["--gpu-mem", f"{gib:g}"]
         sizes = ["--seq-len", str(bench.grid.sequence_length), "--effective-batch", str(self.effective_batch_size)]
         trials = ["--trials", str(self.trials)] if self.trials else []
-        return ["--model", self.model, "--space", self.space, *memory, *sizes, *trials]
+        settings = [f"--set={knob}={','.join(values)}" for knob, values in self.settings.items()]
+        return ["--model", self.model, "--space", self.space, *memory, *sizes, *trials, *settings]
 
 
-CARD = Search("llama-3.1-8b", "everything", (24, 16, 48, 80), 16, afterwards=10)
+# Paged optimizers oversubscribe managed memory, which can hang a card; max-autotune takes minutes for a config.
+_SETTINGS = {"optimizer": ("adamw", "adamw-foreach", "adamw-8bit"), "compile": ("none", "default")}
+CARD = Search("llama-3.1-8b", "everything", (24, 80, 16, 48), 16, afterwards=10, settings=_SETTINGS)
 SMOKE = Search(str(TINY), "benchmarks/searches/spaces/smoke.yaml", (1,), 4, afterwards=1, trials=1)
+# What train.py is written for: where the best streams weights, there is none.
+_RESIDENT = {"quantization": ("nf4",), "lora_rank": ("16",), "parameter_offload": ("none",)}
+SMALL = Search("qwen2.5-1.5b", "everything", (24,), 16, afterwards=0, settings={**_SETTINGS, **_RESIDENT})
 
 
 def searched(bench: Bench) -> Search:
@@ -96,19 +108,18 @@ def _search(bench: Bench, what: Search, gib: float) -> None:
     resume = ["--resume"] if (out / "journal.log").exists() else []
     limit = ["--time-limit", f"{max(1, int(min(_LIMIT, bench.left * _SHARE)))}s"]
     about = {"gib": gib, "resumed": bool(resume)}  # if so, its seconds are those of the last part alone
-    bench.store.add(STAGE, key_of(gib), {**about, **_answer(bench, gib, out, [*limit, *resume])})
+    bench.store.add(STAGE, key_of(gib), {**about, **_answer(bench, what, gib, out, [*limit, *resume])})
 
 
-def quick(bench: Bench, knobs: Mapping[str, Any]) -> Row:
-    """What a quick search with some knobs set finds within the first budget."""
+def quick(bench: Bench, what: Search) -> Row:
+    """What a quick search finds within its first budget."""
     out = bench.work / "search-quick"
-    shutil.rmtree(out, ignore_errors=True)  # of a call that was killed meanwhile
-    options = [f"--set={name}={value}" for name, value in knobs.items()]
-    return _answer(bench, searched(bench).budgets[0], out, ["--fast", *options])
+    shutil.rmtree(out, ignore_errors=True)  # of a call before
+    return _answer(bench, what, what.budgets[0], out, ["--fast"])
 
 
-def _answer(bench: Bench, gib: float, out: Path, options: Sequence[str]) -> Row:
-    command = ["-m", "autofit", "search", *searched(bench).options(bench, gib), "--out", str(out), "--json", "--quiet"]
+def _answer(bench: Bench, what: Search, gib: float, out: Path, options: Sequence[str]) -> Row:
+    command = ["-m", "autofit", "search", *what.options(bench, gib), "--out", str(out), "--json", "--quiet"]
     ended = python([*command, "--no-store", *options], bench.left)
     if ended is None:
         raise TimeUp
@@ -140,7 +151,7 @@ def _afterwards(bench: Bench, what: Search, gib: float) -> None:
     known = bench.store.get(STAGE, CANDIDATES)
     if known is None:
         seen = [trial["config"] for trial in found["answer"]["trials"]]
-        arguments = (bench.hardware, what.space, gib, seen, what.afterwards, bench.measuring)
+        arguments = (bench.hardware, what, gib, seen, bench.measuring)
         known = bench.executor.run(
             candidates, workload, *arguments, log="estimate.log", timeout=bench.at_most(2 * ESTIMATE_SECONDS)
         )
@@ -158,24 +169,35 @@ def _afterwards(bench: Bench, what: Search, gib: float) -> None:
 def candidates(
     workload: Workload,
     hardware: Hardware,
-    space: str,
+    what: Search,
     gib: float,
     seen: Sequence[dict[str, Any]],
-    count: int,
     measuring: float,
 ) -> Row:
-    """Of the configs that were not measured and are predicted to fit: the fastest, and random others."""
+    """Of the configs that were not measured and are predicted to fit: the fastest, and random others; no near-twins."""
     memory = {"mem": gib} if hardware.device == "cpu" else {"gpu_mem": gib}
-    options = SearchOptions(space=space, device=hardware.device, **memory)
-    known = {Config(config) for config in seen}
+    options = SearchOptions(space=what.space, set=dict(what.settings), device=hardware.device, **memory)
     configs = legal_configs(options, workload, hardware)
     # As the search had it, which has stored it.
     nbytes, seconds = predict_all(workload, hardware, configs, measuring=measuring, processes=None)
     cap = budget_of(gib).cap_bytes(hardware.device, hardware.context_bytes)
-    fitting = sorted((seconds[place], place) for place in range(len(configs)) if nbytes[place] <= cap)
-    ranked = [dict(configs[place]) for _, place in fitting if configs[place] not in known]
+
+    known = {_without_twins(config) for config in seen}
+    fastest: dict[Any, dict[str, Any]] = {}  # of near-twins
+    for _, place in sorted((seconds[place], place) for place in range(len(configs)) if nbytes[place] <= cap):
+        fastest.setdefault(_without_twins(configs[place]), dict(configs[place]))
+    ranked = [config for likeness, config in fastest.items() if likeness not in known]
+
+    count = what.afterwards
     rest = ranked[count:]
     return {"predicted": ranked[:count], "random": random.Random(0).sample(rest, min(count, len(rest)))}
+
+
+def _without_twins(config: Mapping[str, Any]) -> tuple[Any, ...]:
+    """What a config has in common with its near-twins."""
+    precision = "low" if config["precision"] in _LOW else config["precision"]
+    others = sorted((knob, value) for knob, value in config.items() if knob not in _OF_TWINS)
+    return precision, bool(config.get("lora_rank")), *others
 
 
 def regret(store: Store) -> float | None:
@@ -228,4 +250,4 @@ def _after(key: str, row: Row) -> list[str | None]:
     return [key, measurement["outcome"], None if speed is None else f"{speed:,.0f}", describe(measurement["config"])]
 
 
-SEARCH = Stage(STAGE, share=0.8, least_seconds=_LEAST_SEARCH, run=run, summarize=summarize)
+SEARCH = Stage(STAGE, share=0.5, least_seconds=_LEAST_SEARCH, run=run, summarize=summarize)

@@ -30,10 +30,14 @@ class Store:
         """Read what is there, also what another process has added."""
         text = self.path.read_text(encoding="utf-8") if self.path.exists() else ""
         self._rows = {}
-        for line in text.splitlines():
+        for line in text.split("\n"):
             with contextlib.suppress(json.JSONDecodeError):  # cut off, or not yet whole
                 entry = json.loads(line)
                 self._keep(entry["stage"], entry["key"], entry["row"])
+
+    def stages(self) -> list[str]:
+        """The stages that there are rows of."""
+        return list(self._rows)
 
     def rows(self, stage: str) -> dict[str, Row]:
         """The rows of a stage by their keys, in the order in which they came."""

@@ -4,7 +4,7 @@ import pytest
 
 from autofit.models import resolve
 from autofit.techniques import technique_named
-from benchmarks.gpu.cases import CARD, FULL, LEVERS, LORA, SMOKE, Grid, Lever
+from benchmarks.gpu.cases import CARD, FIRST, FULL, LEVERS, LORA, SMOKE, Grid, Lever
 
 
 def test_every_legal_triple_comes_once() -> None:
@@ -30,7 +30,7 @@ def test_a_part_of_the_order_covers_models_techniques_and_many_levers(count: int
 
 
 def test_models_that_share_a_number_with_techniques_still_meet_them_all() -> None:
-    grid = Grid({"a": "", "b": ""}, {"one": {}, "two": {}}, [Lever("plain", {}, ("one", "two"))], 8, 4, 4)
+    grid = Grid({"a": "", "b": ""}, {"one": {}, "two": {}}, [Lever("plain", {}, ("one", "two"))], 8, 4, 4, FIRST)
     assert {(case.model, case.technique) for case in grid.mixed()} == {(m, t) for m in "ab" for t in ("one", "two")}
 
 

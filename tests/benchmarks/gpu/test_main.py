@@ -19,7 +19,7 @@ from benchmarks.gpu.store import Store
 from tests.benchmarks.gpu.rows import with_executor
 
 ROOT = Path(__file__).resolve().parents[3]
-STAGES = ["correct", "memory", "speed", "search", "loop", "ranks", "peers", "levers"]
+STAGES = ["search", "listed", "loop", "peers", "memory", "speed", "correct", "ranks", "levers"]
 
 
 def begun(out: Path) -> subprocess.Popen[str]:
@@ -65,6 +65,7 @@ def test_a_rehearsal_that_is_stopped_goes_on_and_every_stage_comes_to_its_end(
     assert figures["correct"]["skipped"] >= 5 or Path("/dev/nvidia0").exists()
     assert figures["memory"]["allocated worst"] < 0.1
     assert figures["search"]["measured afterwards"] == 2
+    assert figures["listed"]["configs"] == 3
     for stage, name in (("speed", "utilisation"), ("loop", "train.py off by"), ("peers", "over the best peer")):
         assert figures[stage][name] >= 0, name
     assert figures["loop"]["train.py peak of the probe's"] < 1.2

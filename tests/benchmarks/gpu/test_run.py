@@ -51,7 +51,7 @@ def test_one_that_fails_is_told_and_stops_no_other(tmp_path: Path, monkeypatch: 
     stages = [stage("a", fail), stage("b", leave_out), stage("c", wait, share=0.01), stage("d"), stage("e")]
     names = with_stages(monkeypatch, *stages)
     start = time.monotonic()
-    assert run._work(bench, names, start + 100.0, again=False) == 1
+    assert run._work(bench, names, start + 100.0) == 1
     assert time.monotonic() - start < 20
     rows = {name: bench.store.get("stage", name) for name in names}
     assert [row and row["outcome"] for row in rows.values()] == ["failed", "left out", "time was up", "done", "done"]
@@ -68,18 +68,18 @@ def test_figures_that_cannot_be_told_are_a_note_and_end_nothing(
     bench = bench_in(tmp_path)
     broken = Stage("a", 0.5, 1.0, lambda bench: None, lambda store: Summary(store.get("none")["x"]))  # type: ignore[index]
     names = with_stages(monkeypatch, broken)
-    assert run._work(bench, names, time.monotonic() + 10.0, again=False) == 0
+    assert run._work(bench, names, time.monotonic() + 10.0) == 0
     assert "what is stored cannot be summarized: TypeError" in (tmp_path / "results.md").read_text()
 
 
 def test_where_no_time_is_left_nothing_is_begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     bench = bench_in(tmp_path, smoke=False)
     names = with_stages(monkeypatch, stage("a", lambda bench: pytest.fail("begun")))
-    assert run._work(bench, names, time.monotonic() + 10.0, again=False) == 0
+    assert run._work(bench, names, time.monotonic() + 10.0) == 0
     assert (bench.store.get("stage", "a") or {})["outcome"] == "no time left"
     done = {"stage": "a", "outcome": "done", "reason": None, "seconds": 9.0}
     bench.store.add("stage", "a", done)
-    run._work(bench, names, time.monotonic() + 10.0, again=False)
+    run._work(bench, names, time.monotonic() + 10.0)
     assert bench.store.get("stage", "a") == done
 
 

@@ -7,7 +7,8 @@ from autofit.core.config import Config
 from autofit.core.hardware import GIB
 from benchmarks.gpu import search
 from benchmarks.gpu.bench import Ended
-from benchmarks.gpu.search import BEST, STAGE, candidates, regret
+from benchmarks.gpu.search import BEST, STAGE, Search, candidates, regret
+from benchmarks.gpu.store import Row
 from tests.benchmarks.gpu.rows import bench_in, measurement
 from tests.tiny import CPU, llama_workload
 
@@ -69,12 +70,29 @@ def test_candidates_were_not_measured_and_the_fastest_predicted_come_first(monke
     configs = [Config({"precision": "bf16", "micro_batch_size": size}) for size in range(1, 9)]
     seconds = [8.0, 7.0, 6.0, 5.0, 4.0, 3.0, 2.0, 1.0]
     nbytes = [GIB / 2] * 7 + [2.0 * GIB]  # the fastest would not fit
-    monkeypatch.setattr(search, "legal_configs", lambda *_: configs)
-    monkeypatch.setattr(search, "predict_all", lambda *_, **__: (nbytes, seconds))
-    row = candidates(llama_workload(), CPU, "full", 1, [dict(configs[5])], 2, 0.0)
+    row = asked_for(monkeypatch, configs, nbytes, seconds, seen=configs[5])
     assert [each["micro_batch_size"] for each in row["predicted"]] == [7, 5]
     assert {each["micro_batch_size"] for each in row["random"]} < {1, 2, 3, 4}
     assert len(row["random"]) == 2
-    assert row == candidates(llama_workload(), CPU, "full", 1, [dict(configs[5])], 2, 0.0), (
-        "the same when it is asked again"
-    )
+    assert row == asked_for(monkeypatch, configs, nbytes, seconds, seen=configs[5]), "the same when it is asked again"
+
+
+def test_near_twins_are_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rank, optimizer and 16-bit format change little: what is measured beside the best is of another kind."""
+    alike = {"precision": "bf16", "optimizer": "adamw", "lora_rank": 8, "micro_batch_size": 1}
+    changes = [{}, {"precision": "bf16-mixed"}, {"optimizer": "adamw-8bit"}, {"lora_rank": 64}]
+    twins = [Config({**alike, **change}) for change in changes]
+    other = [{"micro_batch_size": 2}, {"lora_rank": 0}, {"precision": "fp32"}]
+    others = [Config({**alike, **change}) for change in other]
+    configs = [*twins, *others]
+    row = asked_for(monkeypatch, configs, [GIB / 2] * 7, [1.0, 0.9, 0.8, 0.7, 2.0, 3.0, 4.0], seen=twins[0])
+    assert [*row["predicted"], *row["random"]] == [dict(each) for each in others]
+
+
+def asked_for(
+    monkeypatch: pytest.MonkeyPatch, configs: list[Config], nbytes: list[float], seconds: list[float], seen: Config
+) -> Row:
+    monkeypatch.setattr(search, "legal_configs", lambda *_: configs)
+    monkeypatch.setattr(search, "predict_all", lambda *_, **__: (nbytes, seconds))
+    what = Search("m", "full", (1,), 16, afterwards=2)
+    return candidates(llama_workload(), CPU, what, 1, [dict(seen)], 0.0)
