@@ -57,7 +57,18 @@ NAMES = [f"command {name}" for name in COMMANDS] + [f"call {name}" for name in C
 _WORDS = ["", "0", "-1", "1e400", "nan", "inf", "1,2", "=", "a=b", "precision=bf16,x", "lora_rank=8", "all", "list"]
 _WORDS += ["ray", "cuda", "cpu", "drawn", "run", "llama", "mine.py:make", "mine.py:", "no.module:f", "llama-3.1-8b"]
 _WORDS += ["rtx-4090", "html", "trl", "deepspeed", "1.5", "99999999999999999999", "10m", "\x1b[31m", "out", "no/such"]
-_WORDS += ["x" * 5000, "x y " * 2000]
+_WORDS += ["x" * 5000, "x y " * 2000, 'we"ird.yaml', "it's.yaml", "a\nb", "n" * 250, "=cmd", "$(true)", "a;b"]
+_WORDS += [
+    "x\u2028import os\u2028#",
+    "x\x85y",
+    "x\x0cy",
+    "</script>",
+    "</details>",
+    '"""',
+    "'''",
+    "{{x}}",
+    "\u202egpj.exe",
+]
 _text = st.text(max_size=20) | st.sampled_from(_WORDS)
 _words = _text.filter(lambda word: not word.startswith(("/", "~", "-")) and ".." not in word and "\0" not in word)
 _scalars = st.none() | st.booleans() | st.integers() | st.floats() | _text | st.sampled_from([10**400, "fp32", "bf16"])
@@ -87,7 +98,9 @@ def _files(draw: Any, name: str, canary: Path) -> dict[str, bytes]:
 
 @st.composite
 def _content(draw: Any, right: Any, canary: Path) -> bytes:
-    kind = draw(st.integers(0, 7))
+    kind = draw(st.integers(0, 8))
+    if kind == 8:
+        return draw(st.sampled_from([_merging(), _aliases(), b"a: 1:" + b"00:" * 3000 + b"00\n", b"[" * 5000]))
     if kind == 0:
         return bytes(draw(st.binary(max_size=60)))
     if kind == 1:
@@ -103,6 +116,18 @@ def _content(draw: Any, right: Any, canary: Path) -> bytes:
     else:
         at[key] = draw(_data)
     return _dumped(changed, draw(st.booleans()))
+
+
+def _merging() -> bytes:
+    """Merge keys of merge keys: each line doubles what the one before it holds."""
+    lines = ["a0: &a0 {x: 1}", *(f"a{n}: &a{n} {{<<: [*a{n - 1}, *a{n - 1}], y{n}: 1}}" for n in range(1, 26))]
+    return "\n".join(lines).encode()
+
+
+def _aliases() -> bytes:
+    """Lists of lists, ten of the one before in each."""
+    lines = ["a0: &a0 [x]", *(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]" for n in range(1, 10))]
+    return "\n".join(lines).encode()
 
 
 def _places(data: dict[str, Any]) -> list[str]:

@@ -21,6 +21,7 @@ import yaml
 from safetensors.numpy import load_file
 
 from benchmarks.faults import faults
+from benchmarks.faults.falsified import falsify
 from benchmarks.faults.faults import AROUND, IN_PROCESS, Fault
 from benchmarks.faults.tries import Ended, Tries
 
@@ -298,7 +299,7 @@ class _Runs:
 
 
 class Files(Training):
-    """Files of a finished search and of a training, damaged or replaced before a command reads them."""
+    """Files of a finished search and of a training, damaged, replaced or falsified before a command reads them."""
 
     name = "files"
 
@@ -327,8 +328,11 @@ class Files(Training):
         readers = self._readers(work)
         folder, command = rng.choice([(folder, each) for folder, commands in readers for each in commands])
         file = rng.choice([each for each in sorted((folder, *folder.rglob("*"))) if each.is_file()])
-        if rng.random() < 0.2:
+        how = rng.random()
+        if how < 0.2:
             file.write_bytes(hostile(self.tries.canary, rng))
+        elif how < 0.6:
+            falsify(file, rng)
         else:
             faults.flip(file, fault.draw)
         ended = self.tries.command(command)

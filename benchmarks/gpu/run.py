@@ -72,7 +72,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(plan.told(given.plan))
         return 0
     if given.replay:
-        print(replay.told(_stored(results, given.card), given.seeds))
+        told = replay.told(_stored(results, given.card), given.seeds)
+        write_atomically(results / "replay.txt", told + "\n")
+        print(told)
         return 0
     if given.take or given.tell or given.estimate_again:
         return _told_again(given, results)
