@@ -53,7 +53,11 @@ def shell_word(text: str) -> str:
     """One word of a shell; control characters by their bytes, as bash, zsh and POSIX 2024 read them."""
     if text.isprintable():
         return shlex.quote(text)
-    signs = (chr(byte) if chr(byte).isalnum() and byte < 128 else f"\\x{byte:02x}" for byte in os.fsencode(text))
+    try:
+        data = os.fsencode(text)
+    except UnicodeEncodeError:  # half of a surrogate pair, which names no file
+        data = text.encode(errors="replace")
+    signs = (chr(byte) if byte < 128 and chr(byte).isalnum() else f"\\x{byte:02x}" for byte in data)
     return f"$'{''.join(signs)}'"
 
 
