@@ -20,6 +20,7 @@ HOSTILE = (
     *("`", "```\n", "~~~", "|", "*", "_", "[a](b)", "<b>", "</details>", "<!--", "-->", "]]>", "&lt;"),
     *("\nimport os\n", "\u2028import os\u2028#", "\nx: y\n", "</script>", "\u6a21", "\U0001f600", " ", "a"),
 )
+EVERYTHING = "".join(HOSTILE)  # among few examples this one is sure to hold what breaks out
 TEXTS = st.lists(st.sampled_from(HOSTILE) | st.text(max_size=3), max_size=8).map("".join)
 MARKDOWN = MarkdownIt("commonmark", {"html": True}).enable(["table", "strikethrough"])
 

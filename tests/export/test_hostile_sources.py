@@ -7,7 +7,7 @@ import re
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from autofit.core.config import Config
@@ -17,7 +17,7 @@ from autofit.export.source import ExportSource
 from autofit.export.tool import Tool, write
 from autofit.export.tools import all_tools, tool_named
 from tests.export.sources import CASES, MEASURED, OFF, SIZES, source
-from tests.hostile import TEXTS, parsed, replaced, strings
+from tests.hostile import EVERYTHING, TEXTS, parsed, replaced, strings
 
 # Of one that is a path, what PurePosixPath leaves as it is.
 PATHS = TEXTS.filter(lambda text: not text.endswith("/") and "//" not in text and "/." not in text)
@@ -77,12 +77,16 @@ def _kind(tool: Tool, name: str) -> str:
 
 
 @settings(max_examples=14, deadline=None)
-@given(text=PATHS, case=st.sampled_from(sorted(CASES)), file=TEXTS, data=st.data())
-def test_of_every_tools_files_only_strings_change(text: str, case: str, file: str, data: st.DataObject) -> None:
+@given(text=PATHS, case=st.sampled_from(sorted(CASES)), file=TEXTS, which=st.integers(0, 3))
+@example(text=EVERYTHING, case="qlora", file=EVERYTHING, which=0)
+@example(text=EVERYTHING, case="fsdp", file=EVERYTHING, which=1)
+@example(text=EVERYTHING, case="compiled", file=EVERYTHING, which=2)
+def test_of_every_tools_files_only_strings_change(text: str, case: str, file: str, which: int) -> None:
     words = functools.partial(_hostile, text=text)
     file = _hostile("word-file", file.replace("/", "").replace("\0", ""))
     for tool in all_tools():
-        task = data.draw(st.sampled_from(tool.tasks or ("word-task",)))
+        tasks = tool.tasks or ("word-task",)
+        task = tasks[which % len(tasks)]
         expected = plain(tool.name, case, task)
         if expected is None:
             continue
@@ -124,6 +128,8 @@ def script(text: str, case: dict[str, Any], predicted: bool) -> str:
 
 @settings(max_examples=14, deadline=None)
 @given(text=TEXTS, predicted=st.booleans(), lora=st.booleans())
+@example(text=EVERYTHING, predicted=False, lora=True)
+@example(text=EVERYTHING, predicted=True, lora=False)
 def test_of_train_py_only_strings_change(text: str, predicted: bool, lora: bool) -> None:
     case = {**SIZES, **({"lora_rank": 8, "lora_targets": f"word-target{text}".replace("+", "")} if lora else {})}
     plain_case = {**case, "lora_targets": "word-target"} if lora else case

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from rich.console import RenderableType
 
 from autofit.core.learning import LearningCurve
@@ -24,7 +24,7 @@ from autofit.report.html.cells import result_html
 from autofit.report.markdown import markdown
 from autofit.report.table import result_table
 from autofit.report.terminal import Terminal
-from tests.hostile import TEXTS, Page, elements, parsed, replaced
+from tests.hostile import EVERYTHING, TEXTS, Page, elements, parsed, replaced
 
 # Words that decide what is shown: with others in their place it is another search.
 DECIDE = {"fits", "out_of_memory", "refused", "cpu", "space", "none", "digest", "memory", "head"}
@@ -92,6 +92,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @MANY
 @given(text=TEXTS)
+@example(text=EVERYTHING)
 def test_of_a_page_only_words_change(leaves: dict[str, Any], folder: Path, text: str) -> None:
     known, page = (Page(report_page(read(leaves, each, folder), folder)) for each in ("", text))
     assert page.tags <= known.tags
@@ -100,6 +101,7 @@ def test_of_a_page_only_words_change(leaves: dict[str, Any], folder: Path, text:
 
 @MANY
 @given(text=TEXTS)
+@example(text=EVERYTHING)
 def test_pictures_stay_well_formed(leaves: dict[str, Any], folder: Path, text: str) -> None:
     known, drawn = (pictures(read(leaves, each, folder)) for each in ("", text))
     assert drawn.keys() == known.keys()
@@ -109,6 +111,7 @@ def test_pictures_stay_well_formed(leaves: dict[str, Any], folder: Path, text: s
 
 @MANY
 @given(text=TEXTS)
+@example(text=EVERYTHING)
 def test_of_markdown_only_words_change(leaves: dict[str, Any], folder: Path, text: str) -> None:
     known, told = read(leaves, "", folder), read(leaves, text, folder)
     assert parsed("a.md", markdown(told)) == parsed("a.md", markdown(known))
@@ -129,6 +132,7 @@ def shown(renderable: RenderableType) -> str:
 
 @MANY
 @given(text=TEXTS)
+@example(text=EVERYTHING)
 def test_a_terminal_gets_no_control_character(leaves: dict[str, Any], folder: Path, text: str) -> None:
     told = read(leaves, text, folder)
     changed = read({**leaves, "model": "word-model-"}, text, folder)
@@ -141,6 +145,7 @@ def test_a_terminal_gets_no_control_character(leaves: dict[str, Any], folder: Pa
 
 @MANY
 @given(text=TEXTS)
+@example(text=EVERYTHING)
 def test_of_a_notebooks_cell_only_words_change(leaves: dict[str, Any], folder: Path, text: str) -> None:
     known, cell = (result_html(read(leaves, each, folder).result) for each in ("", text))
     images = [re.findall(r'src="data:image/svg\+xml;base64,([^"]*)"', each) for each in (known, cell)]
