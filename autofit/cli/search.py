@@ -12,6 +12,7 @@ from autofit.core.events import Event, Note
 from autofit.core.files import check_readable
 from autofit.core.learning import check_judging
 from autofit.core.options import parse_settings, search_options, seconds_of
+from autofit.core.quoting import shell_path
 from autofit.core.run_directory import RunDirectory
 from autofit.core.workload import check_sizes
 from autofit.core.zygote_process import PLAIN, TRANSFORMERS, started_early
@@ -134,7 +135,7 @@ def search(
     elif result.best is not None:
         Terminal().print(result_table(result, tolerance=tolerance), crop=False)  # commands are to be copied whole
     if result.stopped_by == "interrupt":
-        message = f"interrupted; go on with --resume --out {result.run_directory}"
+        message = f"interrupted; go on with --resume --out {shell_path(str(result.run_directory))}"
         stderr.print(message, markup=False, highlight=False, soft_wrap=True)
         return INTERRUPTED
     if result.config is None:

@@ -15,6 +15,7 @@ from autofit.core.events import Event, Note
 from autofit.core.files import check_output, check_readable
 from autofit.core.options import check_devices
 from autofit.core.place import given_place
+from autofit.core.quoting import shell_path
 from autofit.core.result import SavedResult
 from autofit.core.workload import (
     LEARNT,
@@ -100,13 +101,17 @@ def train(
     except KeyboardInterrupt:
         remedy = "with --output it could be resumed"
         if output:
-            remedy = f"go on with --resume --output {output}" if output.exists() else "nothing was trained yet"
-        stderr.print(f"interrupted; {remedy}", highlight=False, soft_wrap=True)
+            remedy = (
+                f"go on with --resume --output {shell_path(str(output))}"
+                if output.exists()
+                else "nothing was trained yet"
+            )
+        stderr.print(f"interrupted; {remedy}", markup=False, highlight=False, soft_wrap=True)
         return INTERRUPTED
     if not is_first:
         return 0
     if not trained.history:
-        Terminal().print(f"nothing left to train: {output} holds the finished run", highlight=False)
+        Terminal().print(f"nothing left to train: {output} holds the finished run", markup=False, highlight=False)
         return 0
     done, first, last = counted(len(trained.history), "step"), trained.history[0].loss, trained.history[-1].loss
     evaluated = f", evaluation loss {trained.evaluations[-1]:.4f}" if trained.evaluations else ""

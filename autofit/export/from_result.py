@@ -96,8 +96,6 @@ def _save(export: Export, output: Path) -> None:
     """Write the first file under the given name, and the others, which may refer to it, beside it."""
     _, *others = export.files
     paths = [output, *(output.with_name(Path(name).name) for name in others)]
-    if output in paths[1:]:
-        raise InputError(f"{output.name} is another file of this export.", "Choose another --output.")
     for path, text in zip(paths, export.files.values(), strict=True):
         try:
             path.parent.mkdir(parents=True, exist_ok=True)

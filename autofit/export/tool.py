@@ -7,6 +7,7 @@ keys with those of its off value, and reports a knob without any effect as a dev
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
+from pathlib import PurePosixPath
 from typing import Any
 
 from autofit.core.config import Config, Value
@@ -219,6 +220,9 @@ def write(tool: Tool, source: ExportSource, version: str | None = None, file: st
     header = export_header(f"{tool.title} {request.version}", source, deviations=deviations, run=command)
     tree = nested(keys)
     files = tool.files(source, tree, header, file) if tool.files else {file: yaml_file(header, tree)}
+    others = [*tool.files(source, tree, header, "")][1:] if tool.files else []
+    if file in (PurePosixPath(name).name for name in others):
+        raise InputError(f"{shown(file)} is another file of this export.", "Choose another --output.")
     by_knob = {knob: share.keys for knob, share in shares.items()}
     return Export(tool.name, request.version, files, deviations, by_knob, bool(source.predicted))
 
