@@ -145,6 +145,15 @@ def test_torch_and_optuna_stay_in_their_rooms() -> None:
     )
 
 
+def test_every_console_is_one_that_shows_no_control_characters() -> None:
+    none_of(
+        f"{source.name}:{node.lineno} makes a Console; a Terminal is safe for texts of others"
+        for source in SOURCES
+        for node in ast.walk(source.tree)
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "Console"
+    )
+
+
 def test_files_are_short_and_open_with_a_docstring() -> None:
     none_of(
         f"{source.name}: {wrong}"

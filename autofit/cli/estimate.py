@@ -2,8 +2,6 @@
 
 from typing import Any
 
-from rich.console import Console
-
 import autofit.cli.options as options
 from autofit.cli.knobs_of_set import check_knobs
 from autofit.cli.output import heavy, print_answer, print_json
@@ -14,6 +12,7 @@ from autofit.core.workload import check_sizes
 from autofit.hardware.catalogue import card, card_prices
 from autofit.models import check_task, kind_of
 from autofit.report.listings import around_table, cards_table, estimate_table, experts_line
+from autofit.report.terminal import Terminal
 
 
 def estimate(
@@ -70,13 +69,13 @@ def estimate(
     prediction = heavy("autofit.api.estimate", "predict")(model, config, **several, **given)
     answer = prediction.to_dict()
     if not as_json:  # before the alternatives, which take longer
-        Console().print(estimate_table(answer))
+        Terminal().print(estimate_table(answer))
     if alternatives or (alternatives is None and not as_json):
         if not as_json and (experts := heavy("autofit.api.what_if", "with_experts")(prediction)):
-            Console().print(experts_line(experts))
+            Terminal().print(experts_line(experts))
         answer |= heavy("autofit.api.what_if", "what_if")(prediction)
         if not as_json:
-            Console().print(around_table(answer))
+            Terminal().print(around_table(answer))
     if as_json:
         print_json(answer)
     return 0

@@ -1,7 +1,5 @@
 """`autofit export`."""
 
-from rich.console import Console
-
 import autofit.cli.options as options
 from autofit.cli.output import heavy, print_answer, print_json
 from autofit.core.errors import InputError
@@ -10,6 +8,7 @@ from autofit.core.result import SavedResult
 from autofit.export.tools import describe_tools, tool_named
 from autofit.models import named_by
 from autofit.report.listings import tools_table
+from autofit.report.terminal import Terminal
 
 
 def export(
@@ -42,5 +41,5 @@ def export(
         print_json(exported.to_json())
     else:
         print("" if output else exported.text, end="")
-        Console(stderr=True, soft_wrap=True).print(exported.message, end="", markup=False, highlight=False)
+        Terminal(stderr=True, soft_wrap=True).print(exported.message, end="", markup=False, highlight=False)
     return 0

@@ -2,11 +2,11 @@
 
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 from typer.core import TyperCommand
 
 from autofit.cli.knobs_of_set import known_knobs
+from autofit.report.terminal import Terminal
 
 
 class PlainFlags:
@@ -31,4 +31,4 @@ class Command(PlainFlags, TyperCommand):
             table.add_column(overflow="fold")
             for knob in known_knobs():
                 table.add_row(f"   {knob.name}", knob.description)
-            Console().print(" Knobs of --set:", table, sep="\n")
+            Terminal().print(" Knobs of --set:", table, sep="\n")

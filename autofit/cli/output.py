@@ -10,7 +10,7 @@ import re
 import sys
 from typing import Any
 
-from rich.console import Console
+from autofit.report.terminal import Terminal
 
 INTERRUPTED = 130  # the exit code
 _LONG_WORD, _MOST_TOLD = re.compile(r"(\S{400})\S+"), 2000  # characters of an error; most paths are shorter
@@ -65,7 +65,7 @@ def print_json(data: dict[str, Any]) -> None:
 
 def print_answer(data: dict[str, Any], view: Any, as_json: bool, **style: Any) -> int:
     """Print data as JSON, or the view of it; returns the exit code."""
-    print_json(data) if as_json else Console().print(view, **style)
+    print_json(data) if as_json else Terminal().print(view, **style)
     return 0
 
 
@@ -76,4 +76,4 @@ def print_error(message: str, remedy: str, as_json: bool) -> None:
     if as_json:
         print_json({"schema": 1, "error": {"message": message, "remedy": remedy}})
     sentence = "".join(c if c.isprintable() else repr(c)[1:-1] for c in f"autofit: {message} {remedy}".strip())
-    Console(stderr=True, soft_wrap=True).print(sentence, markup=False, highlight=False)
+    Terminal(stderr=True, soft_wrap=True).print(sentence, markup=False, highlight=False)

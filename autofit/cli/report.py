@@ -1,9 +1,8 @@
 """`autofit report`."""
 
-from rich.console import Console
-
 import autofit.cli.options as options
 from autofit.cli.output import heavy
+from autofit.report.terminal import Terminal
 
 
 def report(runs: options.Runs, form: options.Format = None, output: options.ReportOutput = None) -> int:
@@ -15,5 +14,5 @@ def report(runs: options.Runs, form: options.Format = None, output: options.Repo
       autofit report run other-run
     """
     shown = heavy("autofit.report.run_report", "report")(runs, form, output)
-    print(shown) if isinstance(shown, str) else Console().print(shown)
+    print(shown) if isinstance(shown, str) else Terminal().print(shown)
     return 0

@@ -4,8 +4,6 @@ import contextlib
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
 import autofit.cli.options as options
 from autofit.cli.knobs_of_set import known_knobs
 from autofit.cli.output import INTERRUPTED, heavy, print_json
@@ -14,6 +12,7 @@ from autofit.core.events import Event, Note
 from autofit.core.files import check_readable
 from autofit.core.learning import check_judging
 from autofit.core.options import parse_settings, search_options, seconds_of
+from autofit.core.quoting import shell_path
 from autofit.core.run_directory import RunDirectory
 from autofit.core.workload import check_sizes
 from autofit.core.zygote_process import PLAIN, TRANSFORMERS, started_early
@@ -24,6 +23,7 @@ from autofit.report.explain import nothing_fits_view
 from autofit.report.live import LiveDisplay
 from autofit.report.predicted import predicted_view
 from autofit.report.table import result_table
+from autofit.report.terminal import Terminal
 
 _OF_MODELS = ("task", "seq_len", "effective_batch", "trust_remote_code")
 _OF_JUDGING = ("judge", "data", "weights", "judge_time", "lr", "objective")
@@ -106,7 +106,7 @@ def search(
             heavy("autofit.search.space", "check_asked")(space, checked.set, tuple(knobs), knobs)
         reason = why_no_gpu() if checked.names_a_card else None
         no_gpu = Note(no_gpu_note(reason)) if reason else None
-        stderr = Console(stderr=True)
+        stderr = Terminal(stderr=True)
         display = stack.enter_context(LiveDisplay(stderr, quiet=quiet))
         if no_gpu:
             display(no_gpu)  # before the imports, which take seconds
@@ -131,11 +131,11 @@ def search(
     elif as_markdown and result.run_directory:
         print(heavy("autofit.report.run_report", "report")([Path(result.run_directory)], "md", None))
     elif result.predicted_best is not None:
-        Console().print(predicted_view(result, result.predicted_best), crop=False)
+        Terminal().print(predicted_view(result, result.predicted_best), crop=False)
     elif result.best is not None:
-        Console().print(result_table(result, tolerance=tolerance), crop=False)  # commands are to be copied whole
+        Terminal().print(result_table(result, tolerance=tolerance), crop=False)  # commands are to be copied whole
     if result.stopped_by == "interrupt":
-        message = f"interrupted; go on with --resume --out {result.run_directory}"
+        message = f"interrupted; go on with --resume --out {shell_path(str(result.run_directory))}"
         stderr.print(message, markup=False, highlight=False, soft_wrap=True)
         return INTERRUPTED
     if result.config is None:

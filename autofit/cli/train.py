@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import typer
-from rich.console import Console
 
 import autofit.cli.options as options
 from autofit.cli.knobs_of_set import check_knobs
@@ -16,6 +15,7 @@ from autofit.core.events import Event, Note
 from autofit.core.files import check_output, check_readable
 from autofit.core.options import check_devices
 from autofit.core.place import given_place
+from autofit.core.quoting import shell_path
 from autofit.core.result import SavedResult
 from autofit.core.workload import (
     LEARNT,
@@ -26,6 +26,7 @@ from autofit.core.workload import (
 )
 from autofit.models import named_by
 from autofit.models.config_json import is_hub_id
+from autofit.report.terminal import Terminal
 
 
 def train(
@@ -80,7 +81,7 @@ def train(
     for path in filter(None, (data, eval_data)):
         check_readable(path, "the data file")
     check_output(output, resume)
-    place, stderr = given_place(), Console(stderr=True)
+    place, stderr = given_place(), Terminal(stderr=True)
     is_first = place is None or not place.rank  # the others know the same
     progress = stderr.is_terminal and not quiet
 
@@ -100,20 +101,24 @@ def train(
     except KeyboardInterrupt:
         remedy = "with --output it could be resumed"
         if output:
-            remedy = f"go on with --resume --output {output}" if output.exists() else "nothing was trained yet"
-        stderr.print(f"interrupted; {remedy}", highlight=False, soft_wrap=True)
+            remedy = (
+                f"go on with --resume --output {shell_path(str(output))}"
+                if output.exists()
+                else "nothing was trained yet"
+            )
+        stderr.print(f"interrupted; {remedy}", markup=False, highlight=False, soft_wrap=True)
         return INTERRUPTED
     if not is_first:
         return 0
     if not trained.history:
-        Console().print(f"nothing left to train: {output} holds the finished run", highlight=False)
+        Terminal().print(f"nothing left to train: {output} holds the finished run", markup=False, highlight=False)
         return 0
     done, first, last = counted(len(trained.history), "step"), trained.history[0].loss, trained.history[-1].loss
     evaluated = f", evaluation loss {trained.evaluations[-1]:.4f}" if trained.evaluations else ""
-    Console().print(f"{done}, loss {first:.4f} -> {last:.4f}{evaluated}", highlight=False)
+    Terminal().print(f"{done}, loss {first:.4f} -> {last:.4f}{evaluated}", highlight=False)
     return 0
 
 
 def _print_step(step: Any) -> None:
     """Called in the process that trains, which may be another one."""
-    Console(stderr=True).print(f"step {step.step}: loss {step.loss:.4f}", highlight=False)
+    Terminal(stderr=True).print(f"step {step.step}: loss {step.loss:.4f}", highlight=False)

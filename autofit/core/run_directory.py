@@ -13,6 +13,7 @@ from typing import IO
 
 from autofit.core.errors import InputError
 from autofit.core.files import check_writable, expanded, locked, write_atomically
+from autofit.core.quoting import shell_path
 
 JOURNAL = "journal.log"
 _OTHER = "Choose another --out."
@@ -93,7 +94,8 @@ class RunDirectory:
         if isinstance(error, OSError) and is_here:
             remedy = _OTHER
             if self.journal.exists():
-                remedy = f"All measurements are safe: make room and continue with --resume --out {self.path}."
+                resumed = f"--resume --out {shell_path(str(self.path))}"
+                remedy = f"All measurements are safe: make room and continue with {resumed}."
             raise InputError(f"{name} cannot be written: {error.strerror}.", remedy) from error
 
     def restored(self) -> bool:
@@ -118,7 +120,7 @@ class RunDirectory:
             (self._elsewhere / self.journal.name).write_bytes(journal)
             reason = error.strerror if isinstance(error, OSError) else error
             message = f"{self.path} was deleted during the search and cannot be made again: {reason}."
-            remedy = f"All measurements are safe: continue with --resume --out {self._elsewhere}."
+            remedy = f"All measurements are safe: continue with --resume --out {shell_path(str(self._elsewhere))}."
             raise InputError(message, remedy) from error
         return True
 

@@ -80,6 +80,18 @@ def load_mapping(path: str | Path) -> dict[str, Any]:
     return value
 
 
+class _Dumper(yaml.SafeDumper):
+    """SafeDumper that escapes what cannot be printed: only some parsers end a line at U+2028."""
+
+
+def _text(dumper: _Dumper, text: str) -> yaml.ScalarNode:
+    escaped = not text.isprintable()
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style='"' if escaped else None)
+
+
+_Dumper.add_representer(str, _text)
+
+
 def dump(value: Any) -> str:
-    """Write plain data as block YAML in the order given."""
-    return yaml.safe_dump(value, sort_keys=False, allow_unicode=True, width=120)
+    """Write plain data as block YAML in the order given; text stays text, whoever wrote it."""
+    return yaml.dump(value, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120)

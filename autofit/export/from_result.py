@@ -57,12 +57,13 @@ def export(
     model = None
     if result.source.get("kind") in ("preset", "directory", "hub"):  # others only the user's own code can build
         model = workload_from_source(result.source, result.workload).model
-    export = write(tool, _source(result, model), tool_version)
+    path = None if output is None else expanded(output, "output")
+    export = write(tool, _source(result, model), tool_version, path.name if path else "")
     if strict and export.departures:
         message = f"{tool.title} cannot run all of this config as measured: {' '.join(map(str, export.departures))}"
         raise InputError(message, "Leave out --strict to accept it.")
-    if output is not None:
-        _save(export, expanded(output, "output"))
+    if path is not None:
+        _save(export, path)
     return export
 
 
@@ -93,12 +94,12 @@ def export_all(
 
 def _save(export: Export, output: Path) -> None:
     """Write the first file under the given name, and the others, which may refer to it, beside it."""
-    first = Path(next(iter(export.files))).name
-    for number, (name, text) in enumerate(export.files.items()):
-        path = output.with_name(Path(name).name) if number else output
+    _, *others = export.files
+    paths = [output, *(output.with_name(Path(name).name) for name in others)]
+    for path, text in zip(paths, export.files.values(), strict=True):
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            write_atomically(path, text.replace(first, output.name))
+            write_atomically(path, text)
         except OSError as error:
             raise InputError(f"{path} cannot be written: {error.strerror}.", "Choose another --output.") from error
 

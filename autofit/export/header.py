@@ -7,8 +7,9 @@ from typing import Any
 
 from autofit.core.environment import ALLOCATOR, EXPANDABLE
 from autofit.core.hardware import GIB
+from autofit.core.quoting import lines_of, one_line
 from autofit.export.source import LEARNT, Deviation, ExportSource
-from autofit.export.template import WIDTH, plain
+from autofit.export.template import WIDTH
 from autofit.report.formatting import listed, number
 
 _LOSSES = {
@@ -23,11 +24,11 @@ def script_header(
 ) -> str:
     """The text below the title of train.py, from a `measured_sentence`; `changes`: what changing one knob did; `run`:
     the command that starts it."""
-    used = listed([f"{name} {plain(versions[name])}" if name in versions else name for name in packages])
-    by = f" (autofit {plain(versions['autofit'])})" if "autofit" in versions else ""
+    used = listed([f"{name} {versions[name]}" if name in versions else name for name in packages])
+    by = f" (autofit {versions['autofit']})" if "autofit" in versions else ""
     blocks = ["\n".join(_wrapped(f"{figures} It needs {used}{by}."))]
     if changes:
-        lines = (f"    {plain(change)}" for change in changes)
+        lines = (f"    {one_line(change)}" for change in changes)
         blocks.append("\n".join(["Measured against it, with one knob changed:", *lines]))
     command = f"{run} train.py --data FILE --weights DIRECTORY --output DIRECTORY"
     return "\n\n".join([*blocks, textwrap.indent(command, "    ")])
@@ -35,16 +36,16 @@ def script_header(
 
 def export_header(tool: str, source: ExportSource, *, deviations: Sequence[Deviation], run: str) -> tuple[str, ...]:
     """The lines above an export for a tool and its version, each short enough for a comment."""
-    by = f", by autofit {plain(source.versions['autofit'])}" if "autofit" in source.versions else ""
-    title = f"Training {plain(source.model)} with the keys of {tool}{by}."
+    by = f", by autofit {source.versions['autofit']}" if "autofit" in source.versions else ""
+    title = f"Training {source.model} with the keys of {tool}{by}."
     lines = [*_wrapped(title), *_wrapped(" ".join(_sentences(source))), ""]
     if deviations:
         lines.append(f"What was {source.origin} and {tool.partition(' ')[0]} does otherwise:")
-        lines += [line for each in deviations for line in _wrapped(f"- {plain(each.message)}", indent="  ")]
+        lines += [line for each in deviations for line in _wrapped(f"- {each.message}", indent="  ")]
     else:
         lines.append(f"The keys below cover every knob of the {source.origin} config.")
     yours = "The learning rate, the data and all that no knob decides are yours to set. Then:"
-    return (*lines, "", yours, *(f"  {line}" for line in run.splitlines()))
+    return (*lines, "", yours, *(f"  {line}" for line in lines_of(run)))
 
 
 def measured_sentence(
@@ -56,9 +57,9 @@ def measured_sentence(
 ) -> str:
     """The figures and where they were measured, on how many devices; predicted figures are called that."""
     name = hardware.get("name") or "an unknown device"
-    where = f"on {f'{world} x ' if world > 1 else ''}{plain(hardware.get('measured_on') or name)}"
+    where = f"on {f'{world} x ' if world > 1 else ''}{hardware.get('measured_on') or name}"
     if hardware.get("measured_on"):
-        where += f", for {plain(name)}"
+        where += f", for {name}"
     if hardware.get("budget_gib"):
         where += f", within {hardware['budget_gib']:g} GiB{' each' if world > 1 else ''}"
     if measured:
@@ -93,7 +94,7 @@ def _figures(known: Mapping[str, Any]) -> str:
 def _sentences(source: ExportSource) -> Iterator[str]:
     yield measured_sentence(source.hardware, source.measured, source.predicted, world=source.layout.world)
     if source.device == "cuda":
-        setting = f"{ALLOCATOR}={plain(source.hardware.get('allocator') or EXPANDABLE)}"
+        setting = f"{ALLOCATOR}={source.hardware.get('allocator') or EXPANDABLE}"
         yield f"Memory: {source.origin} under {setting}, to be set in the tool's environment too."
     samples = f"{source.effective_batch_size} samples per optimizer step" if source.effective_batch_size else ""
     tokens = f"{source.sequence_length} tokens per sample" if source.sequence_length else ""
@@ -102,11 +103,11 @@ def _sentences(source: ExportSource) -> Iterator[str]:
         data = "" if source.packing is None else data
         yield f"The work: {source.task}, {', '.join(filter(None, (samples, tokens, data)))}."
     if source.data and source.form in LEARNT:
-        yield f"The data: {plain(source.data)}, of which {LEARNT[source.form]}."
+        yield f"The data: {source.data}, of which {LEARNT[source.form]}."
     if source.task == "causal-lm":
         loss = str(source.config.get("loss", "standard"))
-        yield f"The loss: {_LOSSES.get(loss, plain(loss))}."
-    used = [f"{name} {plain(each)}" for name, each in source.versions.items() if name not in ("autofit", "optuna")]
+        yield f"The loss: {_LOSSES.get(loss, loss)}."
+    used = [f"{name} {each}" for name, each in source.versions.items() if name not in ("autofit", "optuna")]
     if used:
         yield f"{source.origin.capitalize()} with {', '.join(used)}."
 

@@ -16,12 +16,13 @@ from autofit.core.errors import InputError
 from autofit.core.hardware import Hardware
 from autofit.core.knobs import is_off
 from autofit.core.layout import Layout
+from autofit.core.quoting import docstring, lines_of, python_string
 from autofit.export.fragments import Case, Fragments
 from autofit.export.header import measured_sentence, script_header
 from autofit.export.knobs import KNOBS
 from autofit.export.source import check_batch_sizes, nodes_of, torchrun
 from autofit.export.tasks import PADDING, TASKS, Task
-from autofit.export.template import WIDTH, call, fill, import_from, literal, packed, plain, template
+from autofit.export.template import WIDTH, call, fill, import_from, literal, packed, template
 from autofit.models.tasks import auto_class
 
 _NOT_ARCHITECTURE = (
@@ -37,9 +38,9 @@ _NEVER_OFF = ("precision", "optimizer")  # null stands for an optimizer of the u
 _EARLY = {
     "cuda": (
         'if "PYTORCH_CUDA_ALLOC_CONF" not in os.environ:  # which would no longer count',
-        '    os.environ.setdefault("PYTORCH_ALLOC_CONF", {allocator})  # as measured',
+        '    os.environ.setdefault("PYTORCH_ALLOC_CONF", {allocator})  # as {origin}',
     ),
-    "cpu": ('os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as measured; read by torch',),
+    "cpu": ('os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as {origin}; read by torch',),
 }
 _TOKENIZER = 'parser.add_argument("--tokenizer", help="name or directory; else beside the weights, else bytes")'
 _TOLD = "print(f\"weights: {args.weights or 'random'}\")"
@@ -106,7 +107,8 @@ def train_script(
     fragments, several = _fragments(case), layout.world > 1
     imported = [line.split()[1].partition(".")[0].replace("_", "-") for line in fragments.imports]
     packages = list(dict.fromkeys(["torch", "transformers", *imported, *fragments.packages]))
-    title = f"Train {plain(model)} ({workload['task']}) as autofit {'predicted' if predicted else 'measured'} it."
+    origin = "predicted" if predicted else "measured"
+    title = f"Train {model} ({workload['task']}) as autofit {origin} it."
     constants = [
         f'DEVICE = "{device}"',
         *([f"SEQUENCE_LENGTH = {length}  # tokens"] if task.text else []),
@@ -123,27 +125,28 @@ def train_script(
     vectors = not config.get("lora_rank") or task.classes or bool(config.get("lora_dora"))
     made, optimizer = _optimizer(fragments, vectors=vectors)
     data = workload.get("data")
-    given = f"default=Path({str(data)!r})" if data else "required=True"
+    given = f"default=Path({python_string(str(data))})" if data else "required=True"
     flags = {"data_kind": task.data_kind, "tokenizer_argument": [_TOKENIZER] if task.text else [], "given": given}
     slots = {
-        "title": textwrap.shorten(title, WIDTH - 6, placeholder=" ..."),
-        "head": script_header(
-            measured_sentence(facts, measured, predicted, world=layout.world),
-            *(versions, packages, changes),
-            run=torchrun(layout, nodes_of(facts, layout)) if several else "python",
+        "title": docstring(textwrap.shorten(title, WIDTH - 6, placeholder=" ...")),
+        "head": docstring(
+            script_header(
+                measured_sentence(facts, measured, predicted, world=layout.world),
+                *(versions, packages, changes),
+                run=torchrun(layout, nodes_of(facts, layout)) if several else "python",
+            )
         ),
-        "imports": _imports(task, fragments, device, str(facts.get("allocator") or EXPANDABLE)),
+        "imports": _imports(task, fragments, device, str(facts.get("allocator") or EXPANDABLE), origin),
         "constants": [*constants, *fragments.constants],
         "flags": fill(template("flags"), flags),
-        "architecture": _architecture(task, model_config),
+        "architecture": _architecture(task, model_config, origin),
         "data": "\n\n".join(fill(template(name), {"input_dtype": input_dtype, **task.slots}) for name in task.data),
         "batches": fill(template("batches"), {"mask_argument": task.mask_argument, "batch": task.batch}),
         "functions": "\n\n".join([*fragments.functions, _build_model(task, fragments, case), *made]),
         "train_step": _train_step(task, fragments, "ranks" if several else "split" if steps > 1 else "whole"),
         "main": _main(task, fragments, optimizer),
     }
-    text = fill(template("train"), slots)
-    return text.replace("# as measured", "# as predicted") if predicted else text
+    return fill(template("train"), slots)
 
 
 def _fragments(case: Case) -> Fragments:
@@ -158,7 +161,7 @@ def _fragments(case: Case) -> Fragments:
     return together
 
 
-def _imports(task: Task, fragments: Fragments, device: str, allocator: str) -> list[str]:
+def _imports(task: Task, fragments: Fragments, device: str, allocator: str, origin: str) -> list[str]:
     def order(line: str) -> tuple[bool, str]:
         return line.startswith("from "), line
 
@@ -166,15 +169,15 @@ def _imports(task: Task, fragments: Fragments, device: str, allocator: str) -> l
     classes += ["BitsAndBytesConfig"] if fragments.quantization else []
     standard = {*_STANDARD, *fragments.standard, *(["import json"] if task.text else [])}
     library = {*task.imports, *fragments.imports, "import torch", import_from("transformers", *classes)}
-    early = [line.format(allocator=literal(allocator)) for line in _EARLY[device]]
+    early = [line.format(allocator=python_string(allocator), origin=origin) for line in _EARLY[device]]
     return [*sorted(standard, key=order), "", *early, "", *sorted(library, key=order)]
 
 
-def _architecture(task: Task, model_config: Mapping[str, Any]) -> list[str]:
+def _architecture(task: Task, model_config: Mapping[str, Any], origin: str) -> list[str]:
     """The call that makes the model's config; the number of classes is a constant."""
     left_out = (*_NOT_ARCHITECTURE, *(("num_labels",) if task.classes else ()))
     values = {name: value for name, value in model_config.items() if name not in left_out}
-    named = {name: values.pop(name) for name in list(values) if name.isidentifier() and not iskeyword(name)}
+    named = {name: values.pop(name) for name in list(values) if _is_argument(name)}
     arguments = [
         literal(model_config["model_type"]),
         *(["num_labels=NUM_LABELS"] if task.classes else []),
@@ -182,8 +185,13 @@ def _architecture(task: Task, model_config: Mapping[str, Any]) -> list[str]:
         *([f"**{literal(values, 0, 7)}"] if values else []),
     ]
     arguments.sort(key=lambda argument: "\n" in argument)  # long ones last
-    lines = [f"    {line}" for each in packed(arguments, WIDTH - 4) for line in each.splitlines()]
-    return ["ARCHITECTURE = AutoConfig.for_model(  # as measured; --weights bring their own", *lines, ")"]
+    lines = [f"    {line}" for each in packed(arguments, WIDTH - 4) for line in lines_of(each)]
+    return [f"ARCHITECTURE = AutoConfig.for_model(  # as {origin}; --weights bring their own", *lines, ")"]
+
+
+def _is_argument(name: str) -> bool:
+    """Whether a call can name it: Python takes some letters beyond ASCII for one another."""
+    return name.isascii() and name.isidentifier() and not iskeyword(name)
 
 
 def _build_model(task: Task, fragments: Fragments, case: Case) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 
 from autofit.export.source import ExportSource
 from autofit.export.template import yaml_file
-from autofit.export.tool import Header, Request, Share, ToolKeys
+from autofit.export.tool import Files, Header, Request, Share, ToolKeys
 
 KNOBS = (
     *("data_parallel", "data_parallel_replicate", "data_parallel_shard", "reshard_after_forward", "fsdp_offload"),
@@ -166,14 +166,14 @@ def parallelism(request: Request) -> dict[str, int]:
     return {**sizes, "tp_size": layout.tensor, "cp_size": layout.context}
 
 
-def launched(name: str) -> Callable[[ExportSource, Mapping[str, Any], Header], dict[str, str]]:
+def launched(name: str) -> Files:
     """`files` of a tool with one YAML file, and beside it the one that accelerate starts several processes by."""
 
-    def files(source: ExportSource, tree: Mapping[str, Any], header: Header) -> dict[str, str]:
+    def files(source: ExportSource, tree: Mapping[str, Any], header: Header, file: str) -> dict[str, str]:
         own = {key: value for key, value in tree.items() if key != "accelerate"}
-        made = {f"{name}.yaml": yaml_file(header, own)}
+        made = {file: yaml_file(header, own)}
         if "accelerate" in tree:
-            first = f"For accelerate launch; what is trained stands in {name}.yaml."
+            first = f"For accelerate launch; what is trained stands in {file}."
             made[f"{name}_accelerate.yaml"] = yaml_file((first,), tree["accelerate"])
         return made
 

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from typing import Any
 
+from autofit.core.quoting import comment, lines_of, python_string
 from autofit.core.strict_yaml import dump
 
 WIDTH = 100  # columns of the emitted text
@@ -23,12 +24,12 @@ def template(name: str) -> str:
 def fill(text: str, slots: Mapping[str, str | Sequence[str]]) -> str:
     """The text with every slot filled; raises KeyError for a slot without a value."""
     lines: list[str] = []
-    for line in text.splitlines():
+    for line in lines_of(text):
         alone = _SLOT.fullmatch(line.strip())
         if alone:
             indent = line[: len(line) - len(line.lstrip())]
             value = slots[alone[1]]
-            inserted = value.splitlines() if isinstance(value, str) else value
+            inserted = lines_of(value) if isinstance(value, str) else value
             lines.extend(f"{indent}{each}".rstrip() for each in inserted)
         else:
             lines.append(_SLOT.sub(lambda slot: str(slots[slot[1]]), line))
@@ -77,8 +78,7 @@ def _flat(value: Any) -> str:
     if isinstance(value, list | tuple):
         return "[" + ", ".join(_flat(each) for each in value) + "]"
     if isinstance(value, str):
-        source = repr(value)
-        return source if '"' in value or source[0] == '"' else '"' + source[1:-1].replace("\\'", "'") + '"'
+        return python_string(value)
     if isinstance(value, float) and value - value != 0:  # inf and nan have no literal
         return f'float("{value}")'
     return repr(value)
@@ -91,19 +91,9 @@ def import_from(module: str, *names: str) -> str:
     return "\n".join(f"{start}{line.removesuffix(',')}" for line in lines)
 
 
-def plain(text: object) -> str:
-    """Text from outside, made safe for a docstring: one line, no closing quotes, no escapes."""
-    return re.sub(r"\s+", " ", str(text).replace("\\", "/").replace('"', "'")).strip()
-
-
 def keyword_arguments(values: Mapping[str, Any]) -> list[str]:
     """`name=value` for every value, as source."""
     return [f"{name}={literal(value)}" for name, value in values.items()]
-
-
-def comment(lines: Sequence[str]) -> str:
-    """The lines as a comment of YAML or Python."""
-    return "".join(f"# {line}".rstrip() + "\n" for line in lines)
 
 
 def yaml_file(header: Sequence[str], keys: Mapping[str, Any]) -> str:

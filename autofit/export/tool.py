@@ -7,12 +7,14 @@ keys with those of its off value, and reports a knob without any effect as a dev
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
+from pathlib import PurePosixPath
 from typing import Any
 
 from autofit.core.config import Config, Value
 from autofit.core.errors import InputError, shown
 from autofit.core.knobs import is_off
 from autofit.core.layout import Layout
+from autofit.core.quoting import python_string, shell_path
 from autofit.export.header import export_header
 from autofit.export.source import (
     NOTHING_MEASURED,
@@ -93,7 +95,7 @@ class Request:
 
 Share = Callable[[Request], ToolKeys]
 Header = tuple[str, ...]  # lines
-Files = Callable[[ExportSource, Mapping[str, Any], Header], dict[str, str]]
+Files = Callable[[ExportSource, Mapping[str, Any], Header, str], dict[str, str]]
 
 
 @dataclass(frozen=True)
@@ -102,13 +104,14 @@ class Tool:
 
     title: str  # in small letters and without hyphens, the word after `--to` and the name of its file
     versions: tuple[str, ...]  # where its keys changed, oldest first; the last one is what this was checked with
-    run: str  # how the export is used, one line
+    run: str  # how the export is used, one line, from the slots of `command`
     knobs: Mapping[str, Share]  # the keys of each knob, written out also when it is off
     fixed: Callable[[Request], Mapping[str, Any]]  # keys that no knob decides: the model, the data, how to learn
-    # The text of every file by name, the most important first, from all keys, nested as the tool has them, and the
-    # header; None: one YAML file of all keys.
+    file: str = ""  # what its most important file is called; empty: NAME.yaml
+    # The text of every file by name, that one first, from all keys, nested as the tool has them, the header, and what
+    # the first one is called now; None: one YAML file of all keys.
     files: Files | None = None
-    run_several: str = ""  # the same on several devices, from the slots of `command`; empty: as on one
+    run_several: str = ""  # the same on several devices; empty: as on one
     without: str = ""  # what the tool does with a knob that is not in `knobs`, as half a sentence
     without_may_not_fit: bool = True  # that may take more memory than was measured
     tasks: tuple[str, ...] = ()  # what the tool can train; empty: anything
@@ -126,22 +129,27 @@ class Tool:
         """The word after `--to`."""
         return self.title.lower().replace("-", "")
 
+    @property
+    def usage(self) -> str:
+        """How its files are used on one device, by the names that they have by themselves."""
+        return self.run.format(**_names(self.file or f"{self.name}.yaml"))
+
     def why_not(self, source: ExportSource) -> str | None:
         """Why this config cannot be exported to it, or None."""
         if self.tasks and source.task not in self.tasks:
             return f"{self.title} trains {', '.join(self.tasks)}, and this is {source.task}."
         return self.refuse(source)
 
-    def command(self, request: Request) -> str:
-        """How the export is used, with a process for each device."""
+    def command(self, request: Request, file: str) -> str:
+        """How the export is used, whose first file has that name, with a process for each device."""
         layout, nodes = request.layout, request.nodes
         if layout.world == 1 or not self.run_several:
-            return self.run
+            return self.run.format(**_names(file))
         further = "" if nodes == 1 else " --machine_rank NODE --main_process_ip FIRST_NODE --main_process_port 29500"
         meeting = "" if nodes == 1 else f" --nnodes={nodes} --rdzv_backend=c10d --rdzv_endpoint=FIRST_NODE:29500"
         slots = {"torchrun": torchrun(layout, nodes), "each": layout.world // nodes, "nodes": nodes, "further": further}
         slots |= {"rendezvous": meeting, "on_cpu": "ACCELERATE_USE_CPU=true " * (request.source.device == "cpu")}
-        return self.run_several.format(**slots)
+        return self.run_several.format(**slots, **_names(file))
 
     def schema(self, version: str | None, measured_with: str | None = None) -> str:
         """The version to write for: the newest of `versions` whose keys the given version has. Without `version`, that
@@ -188,9 +196,10 @@ class Export:
         return {**tool, "files": dict(self.files), "departures": departures, "predicted": self.predicted}
 
 
-def write(tool: Tool, source: ExportSource, version: str | None = None) -> Export:
-    """Write a config for a tool. Raises InputError where the tool cannot train this at all, or the keys of that version
-    are not known."""
+def write(tool: Tool, source: ExportSource, version: str | None = None, file: str = "") -> Export:
+    """Write a config for a tool; `file`: what its first file is to be called. Raises InputError where the tool cannot
+    train this at all, or the keys of that version are not known."""
+    file = file or tool.file or f"{tool.name}.yaml"
     request = Request(source, tool.schema(version, source.versions.get(tool.name)), tool.title, tool.splits)
     if reason := tool.why_not(source):
         raise InputError(reason, "See `autofit export --to list`.")
@@ -207,11 +216,20 @@ def write(tool: Tool, source: ExportSource, version: str | None = None) -> Expor
     for share in shares.values():
         keys |= share.keys
     keys |= {**of_experts.keys, **_packing(tool, source).keys}
-    header = export_header(f"{tool.title} {request.version}", source, deviations=deviations, run=tool.command(request))
+    command = tool.command(request, file)
+    header = export_header(f"{tool.title} {request.version}", source, deviations=deviations, run=command)
     tree = nested(keys)
-    files = tool.files(source, tree, header) if tool.files else {f"{tool.name}.yaml": yaml_file(header, tree)}
+    files = tool.files(source, tree, header, file) if tool.files else {file: yaml_file(header, tree)}
+    others = [*tool.files(source, tree, header, "")][1:] if tool.files else []
+    if file in (PurePosixPath(name).name for name in others):
+        raise InputError(f"{shown(file)} is another file of this export.", "Choose another --output.")
     by_knob = {knob: share.keys for knob, share in shares.items()}
     return Export(tool.name, request.version, files, deviations, by_knob, bool(source.predicted))
+
+
+def _names(file: str) -> dict[str, str]:
+    """The slots of a command for the name of the first file: as a word of a shell, in Python, and as a module."""
+    return {"file": shell_path(file), "literal": python_string(file), "module": shell_path(file.removesuffix(".py"))}
 
 
 def _packing(tool: Tool, source: ExportSource) -> ToolKeys:

@@ -9,11 +9,12 @@ from rich.table import Column
 from rich.text import Text
 
 from autofit.core.measurement import Measurement
+from autofit.core.quoting import markdown_text
 from autofit.core.record import Record
 from autofit.core.result import TIERS, Result
 from autofit.report import formatting as fmt
 from autofit.report.formatting import changes, describe, gib, peak_gib, percent, rate, speed, value, values
-from autofit.report.markdown import plain, table
+from autofit.report.markdown import table
 from autofit.report.rows import latest_by_config
 
 Row = tuple[str, str, str]
@@ -30,7 +31,7 @@ class Comparison:
 
     def to_markdown(self) -> str:
         """For a pull request."""
-        parts = [f"### {plain(self.names[0])} and {plain(self.names[1])}", *map(plain, self.sentences)]
+        parts = [f"### {markdown_text(' and '.join(self.names))}", *map(markdown_text, self.sentences)]
         parts += [table((title, *self.names), rows) for title, rows in self._tables]
         return "\n\n".join(parts) + "\n"
 

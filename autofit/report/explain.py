@@ -8,6 +8,7 @@ from rich.text import Text
 from autofit.core.errors import NothingFitsError, counted, require
 from autofit.core.hardware import GIB
 from autofit.core.measurement import Measurement
+from autofit.core.quoting import lines_of, printed
 from autofit.core.result import Result
 from autofit.report import formatting as fmt
 from autofit.report.knob_effects import knob_lines
@@ -32,6 +33,10 @@ def explain(result: Result) -> str:
     what would help where nothing fits."""
     remedy = "Of one that is saved: autofit report RUN_DIR."
     require(isinstance(result, Result), "explain takes the result of a search", result, remedy)
+    return "\n".join(map(printed, lines_of(_explained(result))))
+
+
+def _explained(result: Result) -> str:
     best = result.best
     if result.predicted_best is not None:
         return explain_predicted(result, result.predicted_best)

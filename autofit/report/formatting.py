@@ -1,6 +1,5 @@
 """How figures and configs read: one wording for tables, the live display, the page and sentences. ASCII only."""
 
-import re
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
@@ -18,6 +17,7 @@ from autofit.core.knobs import KNOB_WORDS, is_off, yaml_word
 from autofit.core.layout import implied
 from autofit.core.measurement import Measurement, Outcome
 from autofit.core.pareto import Point
+from autofit.core.quoting import lines_of, one_line
 
 OUTCOMES = {outcome: outcome.value.replace("_", " ") for outcome in Outcome}
 OUTCOMES[Outcome.HOST_OUT_OF_MEMORY] = "out of host memory"
@@ -30,8 +30,6 @@ _BOTTLENECKS = {
 }
 _BETWEEN_DEVICES = "bound by what devices exchange"
 POINT = "  - "  # how the point of a list begins
-# What moves a cursor, colours, or names a window.
-_ESCAPES = re.compile(r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]|\x1b(?:\][^\x07\x1b]*(?:\x07|\x1b\\)?|.?)")
 value = yaml_word
 _PART_OF_ANOTHER = ("gradient_accumulation_steps", "lora_targets")
 
@@ -136,14 +134,8 @@ def why_not(measurement: Measurement, budget: Budget) -> str:
     word, peak = OUTCOMES[measurement.outcome], peak_bytes(measurement)
     if measurement.outcome is Outcome.OUT_OF_MEMORY and peak and peak > budget.device_bytes:
         return f"{word}: needs {gib(peak)} GiB of {gib(budget.device_bytes)}"
-    lines = (measurement.reason or "").strip().splitlines()
-    return f"{word}: {printable(lines[-1])}" if lines else word
-
-
-def printable(text: str) -> str:
-    """A line of foreign text without anything that would move a cursor or colour what follows."""
-    plain = _ESCAPES.sub("", text)
-    return " ".join("".join(sign if sign.isprintable() else " " for sign in plain).split())
+    lines = lines_of((measurement.reason or "").strip())
+    return f"{word}: {one_line(lines[-1])}" if lines else word
 
 
 def drift_note(share: float) -> str:
@@ -269,7 +261,7 @@ def hanging(lines: Iterable[str]) -> RenderableType:
     """Lines for a terminal: those that begin as points of a list hang from their dashes. Brackets are no markup."""
     shown: list[RenderableType] = []
     for line in lines:
-        shown.append(Text(printable(line.removeprefix(POINT))))
+        shown.append(Text(one_line(line.removeprefix(POINT))))
         if line.startswith(POINT):
             grid = Table.grid(padding=(0, 1, 0, 0))
             grid.add_row(Text(POINT.rstrip()), shown.pop())

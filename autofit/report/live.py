@@ -17,8 +17,10 @@ from rich.segment import ControlType, Segment
 from autofit.core.errors import counted
 from autofit.core.events import Event, Note, PhaseStarted, ProbeFinished, SearchStarted
 from autofit.core.notebook import Cell
-from autofit.report.formatting import OUTCOMES, describe, gib, peak_bytes, printable, rate, where, why_not
+from autofit.core.quoting import one_line
+from autofit.report.formatting import OUTCOMES, describe, gib, peak_bytes, rate, where, why_not
 from autofit.report.panel import Progress, panel
+from autofit.report.terminal import Terminal
 
 _TICK_SECONDS = 1.0  # the clock shows seconds; on a CPU, drawing takes time from the probes
 _CELL_FORMAT = '<pre style="white-space: pre; overflow-x: auto; line-height: 1.3">{code}</pre>'
@@ -73,7 +75,7 @@ class LiveDisplay:
         if self._ticker is not None:
             line = event.text if isinstance(event, Note) and self._cell is None else None
         if line and not self._quiet:
-            self._console.print(printable(line), markup=False, highlight=False, soft_wrap=True)
+            self._console.print(one_line(line), markup=False, highlight=False, soft_wrap=True)
         if self._ticker is not None:
             self._refresh()
 
@@ -156,4 +158,6 @@ class _Lines(Live):
 
 def _cell_console() -> Console:
     """A console that records one drawing of a cell."""
-    return Console(file=io.StringIO(), record=True, width=100, height=40, force_jupyter=False, color_system="truecolor")
+    return Terminal(
+        file=io.StringIO(), record=True, width=100, height=40, force_jupyter=False, color_system="truecolor"
+    )

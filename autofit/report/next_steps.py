@@ -1,12 +1,12 @@
 """How to go on after a search: what to type, and which file of the run directory is for what."""
 
-import shlex
 from pathlib import Path
 
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from autofit.core.quoting import python_string, shell_path
 from autofit.core.result import Result
 
 _FILES = {
@@ -22,21 +22,22 @@ _FILES = {
 
 
 def commands(result: Result, directory: Path) -> list[tuple[str, str]]:
-    """(title, what to type) to train with the best config of a run directory."""
+    """(title, what to type) to train with the best config of a run directory: a line for a shell, or several of
+    Python."""
     path = _as_typed(directory / "result.yaml")
-    data, weights = (shlex.quote(str(result.source.get(name, name.upper()))) for name in ("data", "weights"))
+    data, weights = (shell_path(str(result.source.get(name, name.upper()))) for name in ("data", "weights"))
     options = f"--data {data} --weights {weights} --output OUT"
     if result.source and result.source.get("kind") != "function":
-        steps = [("Train", f"autofit train {shlex.quote(path)} {options}")]
+        steps = [("Train", f"autofit train {shell_path(path)} {options}")]
     else:
         python = (
             "import autofit, yaml",
-            f'config = yaml.safe_load(open("{path}"))["config"]',
+            f'config = yaml.safe_load(open({python_string(path)}))["config"]',
             "trained = autofit.fit(model, loader, config=config, lr=1e-4, epochs=1)",
         )
         steps = [("Train in Python", "\n".join(python))]
     if result.files.get("script"):
-        script = shlex.quote(_as_typed(directory / "train.py"))
+        script = shell_path(_as_typed(directory / "train.py"))
         steps.append(("Or without autofit", f"python {script} {options}"))
     return steps
 

@@ -10,6 +10,7 @@ from rich.text import Text
 
 from autofit.core.events import Event, PhaseStarted, ProbeFinished, ProbeStarted, SearchStarted
 from autofit.core.measurement import Measurement, Outcome
+from autofit.core.quoting import one_line
 from autofit.report import formatting as fmt
 
 _LABEL = 9  # columns of the names at the left
@@ -122,7 +123,7 @@ def panel(progress: Progress, now: float, console: Console, *, ended: bool = Fal
 
 def _one_line(text: str | Text, console: Console, style: str = "") -> Text:
     """A text that is cut where there is no room for it."""
-    line = text if isinstance(text, Text) else Text(fmt.printable(text), style)
+    line = text if isinstance(text, Text) else Text(one_line(text), style)
     line.no_wrap, line.overflow = True, "crop" if console.options.ascii_only else "ellipsis"
     return line
 

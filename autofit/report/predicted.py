@@ -5,8 +5,9 @@ from rich.text import Text
 
 from autofit.core.errors import counted
 from autofit.core.estimate import Estimate
+from autofit.core.quoting import one_line
 from autofit.core.result import Result
-from autofit.report.formatting import POINT, TIER_TITLES, describe, gib, hanging, interval, printable, rate, where
+from autofit.report.formatting import POINT, TIER_TITLES, describe, gib, hanging, interval, rate, where
 from autofit.report.listings import estimate_table
 from autofit.report.next_steps import commands, directory_of, written
 from autofit.report.other_budgets import on_other_devices
@@ -20,7 +21,7 @@ def predicted_view(result: Result, best: Estimate) -> RenderableType:
     asked = {"model": result.model, "workload": result.workload, "hardware": {"name": hardware.name}}
     sizes = {"budget_bytes": budget.device_bytes, "usable_bytes": budget.cap_bytes(hardware.device)}
     table = estimate_table({**asked, **sizes, **best.to_dict()})
-    answer = Text(printable(f"Predicted, not measured: {answer_line(result, best)}"), "bold")
+    answer = Text(one_line(f"Predicted, not measured: {answer_line(result, best)}"), "bold")
     sentences = hanging([*predicted_lines(result, best), *predicted_notes(result)])
     lines = [answer, Text(), table, Text(), sentences]
     directory, files = directory_of(result), written(result)

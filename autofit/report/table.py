@@ -1,5 +1,6 @@
 """The end of a search: the answer, what came after it and why it lost, what was not tried, and what was written."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -10,6 +11,7 @@ from rich.table import Column
 from rich.text import Text
 
 from autofit.core.measurement import BATCH_NORM, Measurement
+from autofit.core.quoting import lines_of, one_line
 from autofit.core.result import Result
 from autofit.report import formatting as fmt
 from autofit.report.explain import how_it_ended
@@ -17,6 +19,7 @@ from autofit.report.next_steps import commands, directory_of, written
 from autofit.report.other_budgets import other_budget_lines
 from autofit.report.rows import Row, explored_at, table_rows
 
+_WORD = re.compile(r"""(?:[^\s'"]|'[^']*'|"[^"]*")+""")  # of a shell's line, as shlex quotes it
 _WIDE = 64  # columns from which the time of a step has one of its own
 
 
@@ -41,7 +44,7 @@ def result_table(result: Result, *, tolerance: float = 0.03, rows: int = 6) -> R
 def _answer(result: Result, best: Measurement) -> list[RenderableType]:
     peak, step = fmt.peak_gib(best), fmt.step(best)
     memory = f" in {peak} of {fmt.gib(result.budget.device_bytes)} GiB" if peak else ""
-    of = fmt.printable(f": the best config for {result.model} on {result.hardware.title}, {fmt.proof(best)}.")
+    of = one_line(f": the best config for {result.model} on {result.hardware.title}, {fmt.proof(best)}.")
     # It trains something else than the whole batch would: whoever reads one line alone must know.
     of += "".join(f" {warning}" for warning in best.warnings if warning.startswith(BATCH_NORM))
     config = Padding(Text(fmt.describe(best.config), "bold"), (0, 0, 0, 2), expand=False)
@@ -51,7 +54,9 @@ def _answer(result: Result, best: Measurement) -> list[RenderableType]:
     directory = directory_of(result)
     if directory is not None and result.files.get("result"):
         title, command = commands(result, directory)[0]
-        lines += [Text(f"{title} with it:"), *(_Command(line) for line in command.splitlines())]
+        python = lines_of(command)
+        shown = map(_line, python) if len(python) > 1 else [_Command(command)]
+        lines += [Text(f"{title} with it:"), *shown]
     return lines
 
 
@@ -80,27 +85,38 @@ class _Rows:
     def _verdict(self, row: Row) -> str:
         other = "" if row.best else fmt.instead(row.measurement.config, self.result.best)
         if not other:
-            return fmt.printable(row.verdict)
+            return one_line(row.verdict)
         again = fmt.verified(row.measurement)
-        verdict = fmt.printable(row.verdict).removesuffix(f", {again}") + ("" if row.measurement.fits else ",")
+        verdict = one_line(row.verdict).removesuffix(f", {again}") + ("" if row.measurement.fits else ",")
         return f"{verdict} with {other}{again and f'; {again}'}"
+
+
+def _line(text: str) -> Text:
+    """A line to copy, however long it is."""
+    return Text(f"  {text}", no_wrap=True, overflow="ignore")
 
 
 @dataclass(frozen=True)
 class _Command:
-    """A line to copy: one too long goes on as a shell reads it, between two words."""
+    """A shell's line to copy: one too long goes on as a shell reads it, before an option."""
 
     command: str
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        first, *words = self.command.split(" --")
-        lines = [f"  {first}"]
+        first, *words = _WORD.findall(self.command)
+        parts = [first]
         for word in words:
-            longer = f"{lines[-1]} --{word}"
-            if cell_len(longer) + 2 > options.max_width:
+            if word.startswith("--"):
+                parts.append(word)
+            else:
+                parts[-1] += f" {word}"
+
+        lines = [parts[0]]
+        for part in parts[1:]:
+            longer = f"{lines[-1]} {part}"
+            if cell_len(longer) + 4 > options.max_width:
                 lines[-1] += " \\"
-                lines.append(f"      --{word}")
+                lines.append(f"    {part}")
             else:
                 lines[-1] = longer
-        for line in lines:
-            yield Text(line, no_wrap=True, overflow="ignore")
+        yield from map(_line, lines)

@@ -1,6 +1,8 @@
 """From a result to another tool's files: what is taken from the model, and what is written where."""
 
+import ast
 import json
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +86,37 @@ def test_files_are_written_by_the_name_that_is_asked_for(tmp_path: Path) -> None
     assert '"own.yaml"' in (tmp_path / "train_transformers.py").read_text()
     with pytest.raises(InputError, match="cannot be written"):
         autofit.export(file, to="trl", output=file / "x.yaml")
+
+
+WEIRD = ('we"ird.yaml', "a\\b\nc'.yaml", "-x.yaml", "$(id).yaml", "\u2028import os\u2028#", "n" * 250)
+
+
+@pytest.mark.parametrize("name", WEIRD)
+def test_a_file_may_have_any_name(tmp_path: Path, name: str) -> None:
+    file = saved(tmp_path)
+    autofit.export(file, to="transformers", output=tmp_path / name)
+    assert yaml.safe_load((tmp_path / name).read_text())["output_dir"] == "output"
+    calls = ast.walk(ast.parse((tmp_path / "train_transformers.py").read_text()))
+    named = [each.args[0] for each in calls if isinstance(each, ast.Call) and "with_name" in ast.dump(each.func)]
+    assert [ast.literal_eval(each) for each in named] == [name]
+
+    lines = autofit.export(file, to="trl", output=tmp_path / name).text.split("\n")
+    command = next(line for line in lines if line.startswith("#   trl sft"))[1:].partition(" (with")[0]
+    read = subprocess.run(["bash", "-c", f"printf '%s\\0' {command}"], capture_output=True, check=True).stdout
+    assert read.decode().split("\0")[3] == (f"./{name}" if name.startswith("-") else name)
+
+
+def test_a_name_within_the_text_of_others_is_left_alone(tmp_path: Path) -> None:
+    file = saved(tmp_path)
+    file.write_text(file.read_text().replace("model: tiny-llama\nsource", "model: trl.yaml\nsource"))
+    text = autofit.export(file, to="trl", output=tmp_path / "mine.yaml").text
+    assert "Training trl.yaml with" in text
+    assert "--config mine.yaml" in text
+
+
+def test_no_file_of_an_export_takes_the_name_of_another(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="another file of this export"):
+        autofit.export(saved(tmp_path), to="transformers", output=tmp_path / "train_transformers.py")
 
 
 def test_a_directory_is_refused_and_a_home_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autofit.export.template import WIDTH, comment, fill, import_from, literal, plain, template, yaml_file
+from autofit.export.template import WIDTH, fill, import_from, literal, template, yaml_file
 
 SCALARS = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text()
 DATA = st.recursive(SCALARS, lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner), max_leaves=20)
@@ -53,8 +53,8 @@ def test_literal_writes_numbers_that_have_no_literal() -> None:
     assert literal(math.nan) == 'float("nan")'
 
 
-def test_plain_text_cannot_close_a_docstring_or_escape() -> None:
-    assert plain('a """ b\\n\nc') == "a ''' b/n c"
+def test_lines_end_at_line_feeds_alone() -> None:
+    assert fill("f:\n    $body\n", {"body": "a\x0cb\u2028c\x85\nd"}) == "f:\n    a\x0cb\u2028c\n    d\n"
 
 
 def test_a_template_is_found_beside_the_module() -> None:
@@ -74,4 +74,3 @@ def test_the_header_is_a_comment_and_floats_are_numbers_to_any_parser() -> None:
     assert text.startswith("# one\n#\n# two\n\n")
     assert "rate: 2.0e-05" in text
     assert yaml.safe_load(text) == {"rate": 2e-5, "zero": 0.0, "none": None}
-    assert comment(()) == ""

@@ -126,7 +126,7 @@ def test_a_knob_that_a_tool_forgets_is_a_deviation() -> None:
         run="forget",
         knobs={"compile": lambda request: ToolKeys({"compile": False})},
         fixed=lambda request: {},
-        files=lambda source, keys, header: {"forgetful.yaml": "\n".join(header)},
+        files=lambda source, keys, header, file: {"forgetful.yaml": "\n".join(header)},
     )
     assert {each.knob for each in write(forgetful, source()).departures} == {
         "micro_batch_size",

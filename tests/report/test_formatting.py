@@ -28,7 +28,6 @@ from autofit.report.formatting import (
     packing_note,
     peak_bytes,
     percent,
-    printable,
     rate,
     source,
     speed,
@@ -169,11 +168,6 @@ def test_what_a_config_has_instead_is_told_of_it_alone_or_of_the_whole(measured:
     other = best.config.replace(**others, lora_rank=8, lora_targets="all-linear")
     assert instead(other.replace(activation_checkpointing="full"), best).count(",") == 5
     assert instead(other, None) == whole
-
-
-def test_the_words_of_others_move_no_cursor() -> None:
-    told = "\x1b[31mred\x1b[0m, a \x1b]0;title\x07bell\x07 and\ta \x9b1mC1\r\x1b[2K \u6a21 [bold]"
-    assert printable(told) == "red, a bell and a C1 \u6a21 [bold]"
 
 
 def test_a_reason_is_printable(measured: Measured) -> None:

@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Callable
 
 from autofit.core.record import Record
-from autofit.report.markdown import markdown, plain, table
+from autofit.report.markdown import markdown, table
 
 Records = Callable[..., Record]
 
@@ -43,6 +43,5 @@ def test_nothing_fits(record: Records) -> None:
     assert "What would help:" in told
 
 
-def test_words_and_tables() -> None:
-    assert plain("a\n  b|c") == "a b\\|c"
+def test_a_table() -> None:
     assert table(("x", "y"), [("1", "2")]) == "| x | y |\n| --- | ---: |\n| 1 | 2 |"

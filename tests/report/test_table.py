@@ -1,6 +1,7 @@
 """The end of a search: the answer first, then the table, what was not tried, other budgets and files."""
 
 import dataclasses
+import shlex
 from collections.abc import Callable
 from io import StringIO
 from pathlib import Path
@@ -179,3 +180,12 @@ def test_other_budgets_hang_below_their_dash(record: Records, shown: Shown) -> N
     lines = shown(result_table(dataclasses.replace(record().result, other_budgets=others)), 40).splitlines()
     first = next(place for place, line in enumerate(lines) if line.startswith("  - "))
     assert lines[first + 1].startswith("    ") and lines[first + 1].strip()
+
+
+def test_a_command_goes_on_between_words_alone(result: Results, shown: Shown) -> None:
+    folder = "my runs --data of 'mine'/with a name that takes a line"
+    text = shown(result_table(result(files={"result": f"{folder}/result.yaml"})), 100)
+    command = text[text.index("autofit train") : text.index("--output OUT")]
+    assert " \\\n" in command.replace("  ", "")
+    words = shlex.split(command.replace("\\\n", ""))
+    assert words == ["autofit", "train", f"{folder}/result.yaml", "--data", "DATA", "--weights", "WEIGHTS"]

@@ -1,5 +1,6 @@
 """lora_rank, lora_targets, lora_alpha and lora_dropout: LoRA by peft."""
 
+from autofit.core.quoting import comment, lines_of
 from autofit.export.fragments import Case, Fragments
 
 # Kinds of models with transposed linear layers, a class of their own in transformers.
@@ -46,7 +47,7 @@ def lora(case: Case) -> Fragments | None:
         imports=("from peft import LoraConfig, get_peft_model", *(_TRANSPOSED_IMPORTS if transposed else ())),
         constants=(f'LORA = {{"r": {rank}, "lora_alpha": {alpha}, "lora_dropout": {dropout}{kinds}}}',),
         adapt=(
-            f"# lora_rank: {rank}, lora_targets: {targets}{whole}",
+            *lines_of(comment([f"lora_rank: {rank}, lora_targets: {targets}{whole}"])),
             *lines,
             "torch.manual_seed(torch.initial_seed())  # for adapters, whatever was drawn before",
             *attach,

@@ -1,5 +1,6 @@
 """data_parallel, and the knobs that say how: several devices that train one model, a process each."""
 
+from autofit.core.quoting import lines_of
 from autofit.export.fragments import Case, Fragments
 from autofit.export.knobs.blocks import BLOCK_CLASS, BLOCKS
 from autofit.export.template import call, fill, import_from, template
@@ -91,7 +92,7 @@ def _sharded(case: Case) -> Fragments | None:
             import_from("torch.distributed.fsdp", *sorted(classes)),
             import_from("torch.distributed.checkpoint.state_dict", "StateDictOptions", "get_model_state_dict"),
         ),
-        shard=(*fill(template("shard"), slots).splitlines(), *([_UNREACHED] if case.has_experts else [])),
+        shard=(*lines_of(fill(template("shard"), slots)), *([_UNREACHED] if case.has_experts else [])),
         micro=_deferred(case) if case.config.get("gradient_accumulation_steps") != 1 else (),
         gather=(
             f"whole = StateDictOptions(full_state_dict=True, cpu_offload=True{adapters})",

@@ -1,5 +1,6 @@
 """precision, quantization and head_only: how weights are held and multiplied, and which are trained."""
 
+from autofit.core.quoting import lines_of
 from autofit.export.fragments import Case, Fragments
 from autofit.export.template import fill, template
 
@@ -71,13 +72,13 @@ def _products_in_fp8(case: Case) -> Fragments:
     adapt = fill(template("fp8"), {"head": head, "fill_up": _FILL_UP if case.classifies else ()})
     convert = "from torchao.float8 import convert_to_float8_training"
     if not case.classifies:
-        return Fragments(imports=(convert,), adapt=tuple(adapt.splitlines()))
+        return Fragments(imports=(convert,), adapt=tuple(lines_of(adapt)))
     # Texts padded to the longest one, and the 197 tokens of an image, are no multiple of 16; packed text always is.
     return Fragments(
         standard=("from functools import partial",),
         imports=(convert, "from torchao.float8.float8_linear import Float8Linear"),
         functions=(template("fp8_rows"),),
-        adapt=tuple(adapt.splitlines()),
+        adapt=tuple(lines_of(adapt)),
     )
 
 

@@ -19,7 +19,13 @@ def all_tools() -> tuple[Tool, ...]:
 def describe_tools() -> list[dict[str, Any]]:
     """The rows of `autofit export --to list --json`."""
     return [
-        {"name": each.name, "title": each.title, "versions": [*each.versions], "tasks": [*each.tasks], "run": each.run}
+        {
+            "name": each.name,
+            "title": each.title,
+            "versions": [*each.versions],
+            "tasks": [*each.tasks],
+            "run": each.usage,
+        }
         for each in all_tools()
     ]
 

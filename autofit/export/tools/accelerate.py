@@ -44,10 +44,10 @@ TOOL = Tool(
     title="accelerate",
     versions=("1.15.0",),
     refuse=lambda source: None,
-    run="accelerate launch --config_file accelerate.yaml YOUR_SCRIPT.py",
+    run="accelerate launch --config_file {file} YOUR_SCRIPT.py",
     splits=("tensor_parallel", "context_parallel"),
     # use_cpu of the file does not reach several processes, which would train apart from one another.
-    run_several="{on_cpu}accelerate launch --config_file accelerate.yaml{further} YOUR_SCRIPT.py",
+    run_several="{on_cpu}accelerate launch --config_file {file}{further} YOUR_SCRIPT.py",
     fixed=lambda request: {
         **_ONE,
         "use_cpu": request.source.device == "cpu",

@@ -134,13 +134,12 @@ def _parts(request: Request) -> ToolKeys:
 TOOL = Tool(
     title="DeepSpeed",
     versions=("0.19.8",),
-    run='deepspeed.initialize(model=model, config="deepspeed.json")',
+    run="deepspeed.initialize(model=model, config={literal})",
     splits=("tensor_parallel",),
-    run_several='{torchrun} YOUR_SCRIPT.py, in which deepspeed.initialize(model=model, config="deepspeed.json")',
+    run_several="{torchrun} YOUR_SCRIPT.py, in which deepspeed.initialize(model=model, config={literal})",
     fixed=lambda request: {"gradient_clipping": Hyperparameters().max_grad_norm or 0.0},
-    files=lambda source, keys, header: {
-        "deepspeed.json": json.dumps({"_comment": list(header), **keys}, indent=2) + "\n"
-    },
+    file="deepspeed.json",
+    files=lambda source, keys, header, file: {file: json.dumps({"_comment": list(header), **keys}, indent=2) + "\n"},
     without="DeepSpeed's config holds none; the script that makes the model has to",
     knobs={
         **missing("DeepSpeed", activation_checkpointing=_CHECKPOINTING),

@@ -71,8 +71,8 @@ TOOL = Tool(
     title="Lightning",
     versions=("2.6.6",),
     caches_casts=False,
-    run="python YOUR_CLI.py fit --config lightning.yaml",
-    run_several="{torchrun} YOUR_CLI.py fit --config lightning.yaml",
+    run="python YOUR_CLI.py fit --config {file}",
+    run_several="{torchrun} YOUR_CLI.py fit --config {file}",
     fixed=lambda request: {
         "trainer.accelerator": "cpu" if request.source.device == "cpu" else "gpu",
         "trainer.max_epochs": 1,

@@ -77,7 +77,7 @@ def _targets(request: Request) -> ToolKeys:
 TOOL = Tool(
     title="litgpt",
     versions=("0.5.13",),
-    run="litgpt {finetune_full,finetune_lora} --config litgpt.yaml (finetune_lora where there are adapters)",
+    run="litgpt {{finetune_full,finetune_lora}} --config {file} (finetune_lora where there are adapters)",
     tasks=("causal-lm",),
     packs=False,
     refuse=lambda source: _QUANTISED if _quantised_on_several(source) else batches_fit(source),

@@ -78,9 +78,8 @@ def _loss(request: Request) -> ToolKeys:
 TOOL = Tool(
     title="LLaMA-Factory",
     versions=("0.9.5",),
-    run="llamafactory-cli train llamafactory.yaml",
-    run_several="accelerate launch --config_file llamafactory_accelerate.yaml{further} -m llamafactory.launcher "
-    "llamafactory.yaml",
+    run="llamafactory-cli train {file}",
+    run_several="accelerate launch --config_file llamafactory_accelerate.yaml{further} -m llamafactory.launcher {file}",
     files=several_devices.launched("llamafactory"),
     tasks=("causal-lm",),
     packing="packing",

@@ -54,7 +54,7 @@ def _compile(request: Request) -> ToolKeys:
 TOOL = Tool(
     title="Ludwig",
     versions=("0.17.10",),
-    run="ludwig train --config ludwig.yaml --dataset DATA",
+    run="ludwig train --config {file} --dataset DATA",
     tasks=("causal-lm",),
     packs=False,
     fixed=lambda request: {

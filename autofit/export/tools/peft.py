@@ -3,6 +3,7 @@ comments, and peft warns of unknown keys: the README holds the header."""
 
 import json
 
+from autofit.core.quoting import markdown_code
 from autofit.export import several_devices
 from autofit.export.shared_keys import kinds_of_adapter, lora_alpha, lora_dropout, values
 from autofit.export.tool import HUGGING_FACE, Tool, ToolKeys
@@ -27,9 +28,10 @@ TOOL = Tool(
         "init_lora_weights": True,
         "modules_to_save": list(request.source.heads) or None,
     },
-    files=lambda source, keys, header: {
-        "peft/adapter_config.json": json.dumps(dict(keys), indent=2) + "\n",
-        "peft/README.md": "\n".join(header) + "\n",
+    file="peft/adapter_config.json",
+    files=lambda source, keys, header, file: {
+        file: json.dumps(dict(keys), indent=2) + "\n",
+        "peft/README.md": markdown_code("\n".join(header)) + "\n",
     },
     without=_ELSEWHERE,
     without_may_not_fit=False,

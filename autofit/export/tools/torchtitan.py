@@ -9,11 +9,12 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from autofit.core.quoting import comment
 from autofit.core.workload import Hyperparameters
 from autofit.export import several_devices
 from autofit.export import shared_keys as shared
 from autofit.export.source import ExportSource
-from autofit.export.template import call, comment, fill, keyword_arguments, literal, template
+from autofit.export.template import call, fill, keyword_arguments, literal, template
 from autofit.export.tool import Header, Request, Tool, ToolKeys
 
 _FLAVOURS = {
@@ -108,7 +109,7 @@ def _fixed(request: Request) -> dict[str, Any]:
     }
 
 
-def _files(source: ExportSource, keys: Mapping[str, Any], header: Header) -> dict[str, str]:
+def _files(source: ExportSource, keys: Mapping[str, Any], header: Header, file: str) -> dict[str, str]:
     learning = Hyperparameters()
     *training, last = call("training=TrainingConfig", keyword_arguments(keys["training"]), indent=8)
     parallel = (
@@ -137,7 +138,7 @@ def _files(source: ExportSource, keys: Mapping[str, Any], header: Header) -> dic
         "compile": str(keys["compile"]),
         "checkpointing": str(keys["activation_checkpointing"]),
     }
-    return {"torchtitan_config.py": fill(template("torchtitan"), slots)}
+    return {file: fill(template("torchtitan"), slots)}
 
 
 def _spec(keys: Mapping[str, Any]) -> list[str]:
@@ -160,13 +161,14 @@ def _targets(request: Request) -> ToolKeys:
 TOOL = Tool(
     title="torchtitan",
     versions=("0.3.0",),
-    run="torchrun --nproc_per_node=1 -m torchtitan.train --module torchtitan_config --config autofit",
+    run="torchrun --nproc_per_node=1 -m torchtitan.train --module {module} --config autofit",
     splits=("tensor_parallel", "context_parallel"),
-    run_several="{torchrun} -m torchtitan.train --module torchtitan_config --config autofit",
+    run_several="{torchrun} -m torchtitan.train --module {module} --config autofit",
     tasks=("causal-lm",),
     packs=True,
     refuse=lambda source: shared.refuse_unknown(source, _FLAVOURS, "flavour of torchtitan's"),
     fixed=_fixed,
+    file="torchtitan_config.py",
     files=_files,
     knobs={
         **shared.missing(

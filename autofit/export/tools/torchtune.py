@@ -180,8 +180,8 @@ TOOL = Tool(
     versions=("0.6.1",),
     caches_casts=False,
     run_several="tune run --nproc_per_node {each}{rendezvous} {{full,lora}}_finetune_distributed "
-    "--config torchtune.yaml (lora_ where there are adapters)",
-    run="tune run {full,lora}_finetune_single_device --config torchtune.yaml (lora_ where there are adapters)",
+    "--config {file} (lora_ where there are adapters)",
+    run="tune run {{full,lora}}_finetune_single_device --config {file} (lora_ where there are adapters)",
     tasks=("causal-lm",),
     packing="dataset.packed",
     apart=True,

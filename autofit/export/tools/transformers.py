@@ -9,15 +9,16 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from autofit.core.quoting import comment, python_string
 from autofit.export import several_devices
 from autofit.export import shared_keys as shared
 from autofit.export.source import ExportSource
 from autofit.export.tasks import TASKS
-from autofit.export.template import call, comment, fill, import_from, keyword_arguments, literal, template, yaml_file
+from autofit.export.template import call, fill, import_from, keyword_arguments, literal, template, yaml_file
 from autofit.export.tool import HUGGING_FACE, Header, Request, Tool, ToolKeys
 from autofit.export.trainer import learning
 
-_YAML, _SCRIPT = "training_arguments.yaml", "train_transformers.py"
+_SCRIPT = "train_transformers.py"
 
 
 def _under(group: str, values: Mapping[str, Any]) -> dict[str, Any]:
@@ -91,7 +92,7 @@ def _targets(request: Request) -> ToolKeys:
     return ToolKeys(keys)
 
 
-def _files(source: ExportSource, keys: Mapping[str, Any], header: Header) -> dict[str, str]:
+def _files(source: ExportSource, keys: Mapping[str, Any], header: Header, file: str) -> dict[str, str]:
     lora, quantization, task = keys.get("lora"), keys.get("quantization"), TASKS[source.task]
     classes = (*(("BitsAndBytesConfig",) if quantization else ()), "HfArgumentParser", "Trainer", "TrainingArguments")
     environment = [f'os.environ["{name}"] = "{value}"' for name, value in keys.get("environment", {}).items()]
@@ -117,13 +118,13 @@ def _files(source: ExportSource, keys: Mapping[str, Any], header: Header) -> dic
         "transformers": import_from("transformers", task.auto_class, *classes),
         "weights": literal(source.weights),
         "length": f"of {source.sequence_length} tokens" if source.sequence_length else "as it was measured",
-        "arguments": _YAML,
+        "arguments": python_string(file),
         "settings": [f"torch._functorch.config.activation_memory_budget = {budget}"] if budget else [],
         "model": [*model, *call(f"model = {task.auto_class}.from_pretrained", given, indent=0)],
         "adapters": adapters,
         "agree": [] if source.task == "causal-lm" else ["model.accepts_loss_kwargs = False  # its loss takes no count"],
     }
-    return {_YAML: yaml_file(header, keys["arguments"]), _SCRIPT: fill(template("transformers"), slots)}
+    return {file: yaml_file(header, keys["arguments"]), _SCRIPT: fill(template("transformers"), slots)}
 
 
 TOOL = Tool(
@@ -138,6 +139,7 @@ TOOL = Tool(
         **_under("arguments", {"output_dir": "output", **learning(), "remove_unused_columns": False}),
         "arguments.use_cpu": request.source.device == "cpu",
     },
+    file="training_arguments.yaml",
     files=_files,
     knobs={
         **{knob: partial(_arguments, knob=knob) for knob in (*shared.TRAINER_ALONE, "loss", "kernels")},

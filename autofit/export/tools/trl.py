@@ -101,9 +101,9 @@ def _data(source: ExportSource) -> dict[str, Any]:
 TOOL = Tool(
     title="TRL",
     versions=("1.16.0",),
-    run="trl sft --config trl.yaml (with the transformers that it was measured with, or a later 5.x)",
+    run="trl sft --config {file} (with the transformers that it was measured with, or a later 5.x)",
     splits=("context_parallel",),
-    run_several="trl sft --config trl.yaml --accelerate_config trl_accelerate.yaml{further}",
+    run_several="trl sft --config {file} --accelerate_config trl_accelerate.yaml{further}",
     files=several_devices.launched("trl"),
     tasks=("causal-lm",),
     packing="packing",

@@ -4,19 +4,19 @@ kernels with its own. Its YAML has no optimizer but adamw_8bit, no precision, an
 from collections.abc import Mapping
 from typing import Any
 
+from autofit.core.quoting import comment
 from autofit.export import several_devices
 from autofit.export import shared_keys as shared
 from autofit.export.source import ExportSource
-from autofit.export.template import call, comment, fill, keyword_arguments, template, yaml_file
+from autofit.export.template import call, fill, keyword_arguments, template, yaml_file
 from autofit.export.tool import Header, Request, Tool, ToolKeys
 from autofit.export.trainer import CHECKPOINTED, learning
 
-_SCRIPT, _YAML = "train_unsloth.py", "unsloth.yaml"
+_YAML = "unsloth.yaml"
 _COMPILE = "Unsloth compiles parts of the model in its own way, which was not measured"
 _KERNELS = "Unsloth puts kernels of its own in the place of the model's, which were not measured"
 _LESS = (
-    "",
-    f"This YAML holds less than {_SCRIPT} beside it: it always takes adamw_8bit as optimizer, chooses",
+    "This YAML holds less than the script beside it: it always takes adamw_8bit as optimizer, chooses",
     "the precision by itself, and quantises weights to 4 bits or not at all.",
 )
 
@@ -77,7 +77,7 @@ def _fixed(request: Request) -> dict[str, Any]:
     }
 
 
-def _files(source: ExportSource, keys: Mapping[str, Any], header: Header) -> dict[str, str]:
+def _files(source: ExportSource, keys: Mapping[str, Any], header: Header, file: str) -> dict[str, str]:
     model, lora = keys["model"], keys.get("lora")
     loaded = keyword_arguments({name: value for name, value in model.items() if name != "dtype"})
     loaded.insert(list(model).index("dtype"), f"dtype=torch.{model['dtype']}")
@@ -89,7 +89,7 @@ def _files(source: ExportSource, keys: Mapping[str, Any], header: Header) -> dic
         "adapters": call("model = FastLanguageModel.get_peft_model", adapted, indent=0) if lora else [],
         "arguments": call("arguments = SFTConfig", keyword_arguments(keys["arguments"]), indent=0),
     }
-    return {_SCRIPT: fill(template("unsloth"), slots), _YAML: yaml_file((*header, *_LESS), _yaml(keys))}
+    return {file: fill(template("unsloth"), slots), _YAML: yaml_file((*header, "", *_LESS), _yaml(keys))}
 
 
 def _yaml(keys: Mapping[str, Any]) -> dict[str, Any]:
@@ -126,11 +126,12 @@ def _yaml(keys: Mapping[str, Any]) -> dict[str, Any]:
 TOOL = Tool(
     title="Unsloth",
     versions=("2026.10.9",),
-    run=f"python {_SCRIPT} TEXT_FILE, or unsloth train --config {_YAML}",
+    run=f"python {{file}} TEXT_FILE, or unsloth train --config {_YAML}",
     tasks=("causal-lm",),
     packing="arguments.packing",
     apart=False,
     fixed=_fixed,
+    file="train_unsloth.py",
     files=_files,
     knobs={
         **shared.trainer_arguments(*shared.TRAINER_ALONE, prefix="arguments."),

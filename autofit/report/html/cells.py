@@ -4,11 +4,11 @@ Pictures are images, so that their style stays theirs and the page's stays the n
 import base64
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from html import escape
 from typing import Any
 
 from autofit.core.estimate import PARTS, Estimate
 from autofit.core.notebook import as_html
+from autofit.core.quoting import html_text
 from autofit.core.record import Record
 from autofit.core.result import Result
 from autofit.report.explain import nothing_fits_lines, summary
@@ -120,14 +120,14 @@ def _curve(losses: Sequence[float]) -> Picture | None:
 
 def _section(title: str, rows: Rows, picture: Picture | None) -> str:
     cell = '<td style="text-align: left">{}</td>'
-    lines = "".join(f"<tr>{''.join(cell.format(escape(words)) for words in row)}</tr>" for row in rows)
+    lines = "".join(f"<tr>{''.join(cell.format(html_text(words)) for words in row)}</tr>" for row in rows)
     image = ""
     if picture:
         drawn = base64.b64encode(picture.document(picture_style(alone=True)).encode()).decode()
-        image = f'<img alt="{escape(picture.label)}" src="data:image/svg+xml;base64,{drawn}">'
-    return f"<div><p><b>{escape(title)}</b></p><table><tbody>{lines}</tbody></table>{image}</div>"
+        image = f'<img alt="{html_text(picture.label)}" src="data:image/svg+xml;base64,{drawn}">'
+    return f"<div><p><b>{html_text(title)}</b></p><table><tbody>{lines}</tbody></table>{image}</div>"
 
 
 def _paragraph(*lines: str) -> str:
-    text = "<br>".join(escape(line) for line in lines if line)
+    text = "<br>".join(html_text(line) for line in lines if line)
     return f"<p>{text}</p>" if text else ""

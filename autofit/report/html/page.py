@@ -1,7 +1,9 @@
 """The whole page: one file without a network, from a record and what lies in its run directory."""
 
+import contextlib
 import functools
 import re
+import stat
 from collections.abc import Callable
 from importlib import resources
 from pathlib import Path
@@ -13,6 +15,7 @@ from markupsafe import Markup
 from autofit.core.errors import counted
 from autofit.core.estimate import Estimate
 from autofit.core.measurement import Measurement, StepSeconds
+from autofit.core.quoting import xml_text
 from autofit.core.record import Predicted, Record
 from autofit.core.result import Result, tier
 from autofit.report import formatting
@@ -32,7 +35,8 @@ from autofit.report.predicted import answer_line, predicted_lines
 from autofit.report.rows import explored_at, latest_by_config
 
 _MARKS = {"full": "\u25cf", "lora": "\u25b2", "qlora": "\u25a0", "head": "\u25c6"}
-_EXPORT_CHARACTERS = 100_000  # of one file; what is longer is for an editor
+_EXPORT_BYTES = 100_000  # of one file; what is longer is for an editor
+_MOST_EXPORTS = 100  # files and directories
 
 
 def report_page(record: Record, directory: Path) -> str:
@@ -104,10 +108,16 @@ def training_time(seconds: float) -> str:
 
 
 def _exports(folder: Path) -> list[tuple[str, str]]:
-    """(path, text) of the files for other tools that the run directory holds."""
-    paths = sorted(path for path in folder.rglob("*") if path.is_file() and not path.name.startswith("."))
-    texts = ((path, path.read_text(encoding="utf-8", errors="replace")) for path in paths)
-    return [(str(path.relative_to(folder)), text) for path, text in texts if len(text) <= _EXPORT_CHARACTERS]
+    """(path, text) of the files for other tools that the run directory itself holds: what a link names is not of it."""
+    texts: list[tuple[str, str]] = []
+    if folder.is_symlink():
+        return texts
+    for path in sorted(folder.rglob("*"))[:_MOST_EXPORTS]:
+        with contextlib.suppress(OSError):  # not ours to read: the page does without
+            status = path.lstat()
+            if stat.S_ISREG(status.st_mode) and status.st_size <= _EXPORT_BYTES and not path.name.startswith("."):
+                texts.append((str(path.relative_to(folder)), path.read_text(encoding="utf-8", errors="replace")))
+    return texts
 
 
 def _trials(record: Record, directory: Path) -> list[tuple[Measurement, Measurement, Predicted | None, str | None]]:
@@ -152,9 +162,16 @@ def _read(name: str) -> str:
     return (resources.files("autofit.report.html") / name).read_text(encoding="utf-8")
 
 
+def _finalized(value: object) -> object:
+    """What the page shows of a value, before it is escaped."""
+    return xml_text(value) if type(value) is str else value
+
+
 @functools.cache
 def _template() -> Template:
-    environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=StrictUndefined)
+    environment = Environment(
+        autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=StrictUndefined, finalize=_finalized
+    )
     functions: tuple[Callable[..., Any], ...] = (
         *(memory_used, step_words, training_time, shared_knobs, tier, config_rows, off_knobs, counted, summary),
         *(commands, knob_lines, other_budget_lines, explored_at, scatter, breakdown, timeline_picture, timeline_words),

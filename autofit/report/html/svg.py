@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from itertools import accumulate
 from xml.etree.ElementTree import Element, SubElement, tostring
 
+from autofit.core.quoting import xml_text
+
 _DECADES = 200  # between the ends of a logarithmic axis, as far as 2 and 5 are worth a tick
 _FONT = 6.1  # pixels that a letter of a label takes on average
 
@@ -65,14 +67,14 @@ class Picture:
         self.width, self.height, self.label = width, height, label
         attributes = {"viewBox": f"0 0 {width} {height}", "role": "group" if interactive else "img"}
         style = {"class": "picture", "style": f"max-width:{width}px"}
-        self.root = Element("svg", {**attributes, "aria-label": label, **style})
+        self.root = Element("svg", {**attributes, "aria-label": xml_text(label), **style})
 
     def draw(self, tag: str, text: str | None = None, *, into: Element | None = None, **attributes: object) -> Element:
         """Add an element: `kind` is its class, other names have hyphens for underscores, None is left out."""
         names = {name: "class" if name == "kind" else name.replace("_", "-") for name in attributes}
         given = {names[name]: _figure(value) for name, value in attributes.items() if value is not None}
         element = SubElement(self.root if into is None else into, tag, given)
-        element.text = text
+        element.text = None if text is None else xml_text(text)
         return element
 
     def line(self, start: At, end: At, kind: str) -> None:
@@ -143,4 +145,4 @@ def _tick(number: float) -> str:
 
 
 def _figure(value: object) -> str:
-    return f"{value:.1f}".removesuffix(".0") if isinstance(value, float) else str(value)
+    return f"{value:.1f}".removesuffix(".0") if isinstance(value, float) else xml_text(str(value))

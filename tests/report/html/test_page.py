@@ -2,6 +2,7 @@
 
 import dataclasses
 import html.parser
+import os
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -159,6 +160,32 @@ def missed(each: Measurement) -> Measurement:
     return dataclasses.replace(
         each, outcome=Outcome.OUT_OF_MEMORY, step_seconds=None, samples_per_second=None, tokens_per_second=None
     )
+
+
+def test_what_a_link_names_is_no_part_of_a_run(record: Records, tmp_path: Path) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "secret").write_text("a secret")
+    exports = tmp_path / "run" / "exports"
+    exports.mkdir(parents=True)
+    (exports / "mine.yaml").write_text("mine: true")
+    (exports / "link.yaml").symlink_to(elsewhere / "secret")
+    (exports / "folder").symlink_to(elsewhere)
+    os.mkfifo(exports / "pipe")
+    page = report_page(record(), exports.parent)
+    assert "mine: true" in page
+    assert "secret" not in page
+
+    (tmp_path / "linked").mkdir()
+    (tmp_path / "linked" / "exports").symlink_to(elsewhere)
+    assert "secret" not in report_page(record(), tmp_path / "linked")
+
+
+def test_a_huge_export_is_not_read(record: Records, tmp_path: Path) -> None:
+    (tmp_path / "exports").mkdir()
+    with (tmp_path / "exports" / "huge.yaml").open("wb") as file:
+        file.truncate(20 * 2**30)  # of which the disk holds nothing
+    assert "huge.yaml" not in report_page(record(), tmp_path)
 
 
 def test_where_nothing_fits_it_says_what_would_help(record: Records, tmp_path: Path) -> None:
