@@ -9,6 +9,7 @@ import random
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import optuna
 from optuna.study import Study
@@ -21,6 +22,7 @@ from autofit.core.measurement import Measurement, Outcome
 from autofit.search.concurrency import Concurrency, Probe, Threaded
 from autofit.search.drift import slowdown
 from autofit.search.enumeration import Enumeration
+from autofit.search.finals import Explored, Finals
 from autofit.search.journal import Journal, open_study, record
 from autofit.search.predictions import Predictions
 from autofit.search.prior_measurements import PriorMeasurement, PriorMeasurements
@@ -67,12 +69,19 @@ class Limits:
     # Measurements that suffice once one fits, or else the first that takes as long as predicted, unless another config
     # is still expected to be much faster; no tier's best is searched for then.
     quick: int | None = None
+    # The time limit as it was asked for, whatever is left of it: asked the same, a finished search gives its answer.
+    asked_seconds: float | None = None
 
     def __post_init__(self) -> None:
         if self.trials < 1:
             raise InputError(f"{self.trials} trials measure nothing.", "Give a number of trials of at least 1.")
         if self.time_limit is not None and not (self.time_limit > 0 and math.isfinite(self.time_limit)):
             raise InputError(f"the time limit must be positive, not {self.time_limit}.", "Leave it out for none.")
+
+    def asked(self) -> dict[str, Any]:
+        """What decides when the search ends."""
+        names = ("trials", "tolerance", "quick", "asked_seconds")
+        return {name: getattr(self, name) for name in names}
 
 
 @dataclass(frozen=True)
@@ -90,6 +99,7 @@ class SearchOutcome:
     slowdown: float = 0.0  # the largest share by which the machine was slower or faster than at the end, by repeats
     misled_by: float = 0.0  # how many times longer than predicted steps take, where predictions may mislead; else 0
     surrogate: Surrogate | None = field(default=None, compare=False, repr=False)
+    finals: Finals | None = field(default=None, compare=False, repr=False)  # where to keep what is verified
 
 
 def search(
@@ -138,11 +148,16 @@ def search(
             knobs = {knob: list(values) for knob, values in space.knobs.items()}
             journal = dataclasses.replace(journal, identity={**journal.identity, "space": knobs})
         study = open_study(journal, sampler)
-        stopped_by = _Exploration(study, sampler, problem, limits, deadline=deadline).run()
+        finals = Finals(study, limits.asked(), measurements_of(study))
+        explored = finals.explored
+        if explored is None:
+            stopped_by = _Exploration(study, sampler, problem, limits, deadline=deadline).run()
+            explored = _explored(surrogate, sampler, measurements_of(study), stopped_by)
+            if stopped_by != "interrupt":
+                finals.begin(explored)
         measurements = measurements_of(study)
     measured = {measurement.config for measurement in measurements}
     left = sampler.left(measurements)
-    bound = surrogate.regret_bound(measurements, left) if left.any() else math.inf
     return SearchOutcome(
         tuple(measurements),
         skipped={
@@ -150,14 +165,27 @@ def search(
             "dominated": sum(config not in measured for config in pool) - int(left.sum()),
             "refused": refused,
         },
-        stopped_by=stopped_by,
+        stopped_by=explored.stopped_by,
         space_size=size,
-        bound=bound if math.isfinite(bound) else None,
-        posterior=surrogate.posterior(measurements),
+        bound=explored.bound,
+        posterior=explored.posterior(measurements),
         slowdown=math.expm1(float(abs(slowdown(measurements, noise=SPEED_NOISE)).max(initial=0.0))),
         misled_by=surrogate.misled_by(measurements),
         surrogate=surrogate,
+        finals=finals,
     )
+
+
+def _explored(
+    surrogate: Surrogate, sampler: SurrogateSampler, measurements: Sequence[Measurement], stopped_by: str
+) -> Explored:
+    """What exploring ended with."""
+    left = sampler.left(measurements)
+    bound = surrogate.regret_bound(measurements, left) if left.any() else math.inf
+    expected = {
+        str(each.number): each.step_seconds.median for each in surrogate.posterior(measurements) if each.step_seconds
+    }
+    return Explored(len(measurements), stopped_by, bound if math.isfinite(bound) else None, expected)
 
 
 def _within(measurements: Sequence[PriorMeasurement], legal: Sequence[Config]) -> PriorMeasurements:

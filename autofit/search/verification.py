@@ -64,6 +64,8 @@ def verify(
     fidelity: Fidelity,
     seconds_left: Callable[[], float] = lambda: math.inf,
     elsewhere: bool = False,
+    before: Sequence[Measurement] = (),
+    finished: bool = False,
 ) -> Verification:
     """Measure the possible winners again: at least the best and the runner-up, and the next one for each that fails or
     turns out much slower than a config that was only explored. Once something is verified, nothing is measured that is
@@ -75,17 +77,23 @@ def verify(
         seconds_left: until the end of the time for all of this.
         elsewhere: whether `measure` has more cores than exploring probes: more configs may win there, and explored
             measurements cannot be compared with verified ones, so one of each tier is verified.
+        before: what `measure` gave in a process that was killed, in order: none of it is measured again.
+        finished: whether that process came to the end of this, so that nothing more is measured.
     """
     waiting = finalists(posterior, tolerance=tolerance, fidelity=fidelity)
     verified: list[Measurement] = []
     failed: list[Config] = []
     rounds: Rounds = {}
     took: list[float] = []  # seconds of each
+    read_back = _ReadBack(before)
 
     def measure_in_time(finalist: Measurement) -> Measurement:
-        if (verified or passed(rounds, 1)) and seconds_left() < max(took):
-            raise _NoTimeError
-        seen = measure(finalist)
+        seen = read_back.next_of(finalist)
+        if seen is None:
+            has_answer = bool(verified or passed(rounds, 1))
+            if finished or (has_answer and seconds_left() < max(took)):
+                raise _NoTimeError
+            seen = measure(finalist)
         took.append(seen.seconds)
         return seen
 
@@ -116,17 +124,33 @@ def confirm(
     *,
     tolerance: float,
     fidelity: Fidelity,
+    before: Sequence[Measurement] = (),
 ) -> Verification:
     """Measure the one to recommend once more, or the next one for each that fails; arguments as of `verify`."""
     failed: list[Config] = []
+    read_back = _ReadBack(before)
     try:
         for finalist in finalists(posterior, tolerance=tolerance, fidelity=fidelity)[:MOST]:
-            if (seen := measure(finalist)).fits:
+            seen = read_back.next_of(finalist) or measure(finalist)
+            if seen.fits:
                 return Verification(tuple(explored), (joined([seen]),), tuple(failed))
             failed.append(finalist.config)
     except KeyboardInterrupt:
         return Verification(tuple(explored), (), tuple(failed), interrupted=True)
     return Verification(tuple(explored), (), tuple(failed))
+
+
+class _ReadBack:
+    """Measurements that were made before, each of which is given once."""
+
+    def __init__(self, before: Sequence[Measurement]) -> None:
+        self._left: Rounds = {}
+        for each in before:
+            self._left.setdefault(each.config, []).append(each)
+
+    def next_of(self, finalist: Measurement) -> Measurement | None:
+        left = self._left.get(finalist.config)
+        return left.pop(0) if left else None
 
 
 def passed(rounds: Rounds, enough: int = ROUNDS) -> list[Measurement]:

@@ -29,6 +29,7 @@ from autofit.hardware.budgets import other_budgets
 from autofit.probe import Contention, Executor, GangExecutor, LocalExecutor, Plan, PoolExecutor, RayExecutor, Request
 from autofit.report.formatting import drift_note, misled_note, packing_note
 from autofit.search.concurrency import Threaded
+from autofit.search.finals import Finals
 from autofit.search.journal import Journal
 from autofit.search.pareto import Evidence, outlook
 from autofit.search.predictions import Predictions
@@ -71,6 +72,10 @@ _FAST = (
     "A quick search (--fast) looks at usual values, and measures few: one, if it takes about as long as predicted, and "
     "others that are expected to be much faster. The best config was confirmed by one longer run, and not measured "
     "against another again. A search without it may find a faster one."
+)
+_FINISHED = (
+    "this search had finished: its answer is given again. More --trials, another --tolerance or another --time-limit "
+    "go on with it."
 )
 _MOST_OF_NAME = 100  # characters of a model's name in that of its run directory
 NOTABLE_DRIFT = 0.05  # a smaller one lies within the difference of two probes of one config
@@ -147,6 +152,7 @@ class _Run:
         self._figured: tuple[Sequence[Config], tuple[list[float], list[float]]] | None = None
         self._executor, self._explorer = executor, executor
         self._directory, self._listener, self._start = directory, listener, start
+        self._had_finished = False  # before this process began
         self._contention = 1.0  # the share of the time in which something waited for a processor while finalists ran
         self._communication = Communication(context.workload, context.hardware, executor)
         self._explored = self._warm_start_on(context.placement.hardware(context.measured_on))
@@ -176,7 +182,8 @@ class _Run:
         )
         seconds = max(self._left(EXPLORE_SHARE), _ONE_PROBE) if options.time_limit else None
         memory = context.cap_bytes, context.context_bytes
-        limits = Limits(options.trials, seconds, *memory, tolerance=options.tolerance)
+        asked = options.time_limit
+        limits = Limits(options.trials, seconds, *memory, tolerance=options.tolerance, asked_seconds=asked)
         if options.fast:
             tolerance = max(options.tolerance, FAST_TOLERANCE)
             limits = dataclasses.replace(limits, tolerance=tolerance, quick=FAST_PROBES)
@@ -202,24 +209,36 @@ class _Run:
             outcome = search(space, problem, limits=limits, journal=journal, seed=options.seed)
         if outcome.stopped_by != "interrupt":
             self._check(outcome)
+        self._had_finished = outcome.finals is not None and outcome.finals.finished
         return outcome
 
     def verify(self, outcome: SearchOutcome) -> Verification:
         if outcome.stopped_by == "interrupt":
             return Verification(outcome.measurements, interrupted=True)
-        given = outcome.measurements, outcome.posterior, self._verify_one
+        assert outcome.finals, "every search has a place for its finals"
+        kept = outcome.finals
+        if self._had_finished:
+            self.notify(_FINISHED)
+        given = outcome.measurements, outcome.posterior, functools.partial(self._verify_one, kept=kept)
         tolerance, fidelity = self.options.tolerance, techniques.fidelity
-        if self.options.fast:
-            return confirm(*given, tolerance=tolerance, fidelity=fidelity)
+
         contention = Contention()
-        finals = verify(
-            *given,
-            tolerance=tolerance,
-            fidelity=fidelity,
-            seconds_left=lambda: self._left(VERIFY_SHARE),
-            elsewhere=self.context.fewer_cores,
-        )
-        self._contention = contention.share()
+        if self.options.fast:
+            finals = confirm(*given, tolerance=tolerance, fidelity=fidelity, before=kept.verified)
+        else:
+            finals = verify(
+                *given,
+                tolerance=tolerance,
+                fidelity=fidelity,
+                seconds_left=lambda: self._left(VERIFY_SHARE),
+                elsewhere=self.context.fewer_cores,
+                before=kept.verified,
+                finished=kept.finished,
+            )
+            self._contention = contention.share()
+
+        if not finals.interrupted:
+            kept.finish()
         return finals
 
     def result(self, outcome: SearchOutcome, finals: Verification) -> Result:
@@ -270,6 +289,8 @@ class _Run:
         """Improve later predictions by the longest measurements. A CPU's bytes of tensors are exact as they are."""
         # Predictions are of fewer cores than finalists run on, or a part of what is measured is predicted itself.
         if self.predictions is None or self.context.fewer_cores or self.context.of_one_rank:
+            return
+        if self._had_finished:  # it was learnt from then
             return
         nbytes, seconds, exact = self.predictions.nbytes, self.predictions.seconds, self.context.exact_memory
         alike: dict[tuple[str, ...], list[Measurement]] = {}
@@ -369,11 +390,12 @@ class _Run:
             self.notify(f"{self._directory.path} was deleted during the search: it is made again, with its journal.")
         return is_new
 
-    def _verify_one(self, finalist: Measurement) -> Measurement:
+    def _verify_one(self, finalist: Measurement, kept: Finals) -> Measurement:
         self.restored()
         self._listener(ProbeStarted(finalist.number, finalist.config, verifying=True))
         plan = FAST_PLAN if self.options.fast else VERIFY_PLAN
         measurement = self._measure(self._executor, finalist.config, plan, finalist.number)
+        kept.add(measurement)
         self._verified.add(measurement)
         self._listener(ProbeFinished(dataclasses.replace(measurement, verified=measurement.fits), None))
         return measurement

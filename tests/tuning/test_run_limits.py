@@ -222,3 +222,48 @@ def test_resuming_a_search_of_something_else_is_refused(bench: Bench, change: di
     bench.search(trials=2)
     with pytest.raises(InputError, match="holds a search of something else"):
         bench.search(resume=True, **change)
+
+
+def test_what_was_verified_before_a_kill_is_read_back(bench: Bench) -> None:
+    bench.executor.interrupt_at = 6  # of the finals the third
+    bench.search()
+    assert bench.executor.verified == [8, 4]
+
+    resumed = bench.search(resume=True)
+    assert sorted(bench.executor.explored) == [1, 2, 4, 8]
+    assert bench.executor.verified == [8, 4, 8]  # the two rounds of the best, and one of its rival
+
+    undisturbed = bench.search(out=bench.folder / "other")
+    assert resumed.best == undisturbed.best
+    assert resumed.finalists == undisturbed.finalists
+
+
+def test_a_finished_search_resumes_to_the_same_answer_whatever_would_be_measured_now(bench: Bench) -> None:
+    first = bench.search()
+    written = (bench.folder / "run" / "result.yaml").read_bytes()
+    asked = list(bench.executor.asked)
+
+    for rate in (1.0, 100.0, 0.0):
+        said: list[Event] = []
+        again = bench.search(by_micro_batch(dict.fromkeys((1, 2, 4, 8), rate)), resume=True, listener=said.append)
+        assert any(isinstance(event, Note) and event.text.startswith("this search had finished") for event in said)
+        assert (again.best, again.runner_up, again.tiers) == (first.best, first.runner_up, first.tiers)
+        assert (again.trials, again.finalists, again.stopped_by) == (first.trials, first.finalists, first.stopped_by)
+        assert (bench.folder / "run" / "result.yaml").read_bytes() == written
+    assert bench.executor.asked == asked
+
+
+def test_a_finished_quick_search_resumes_to_the_same_answer(bench: Bench) -> None:
+    first = bench.search(fast=True)
+    asked = list(bench.executor.asked)
+    again = bench.search(by_micro_batch(dict.fromkeys((1, 2, 4, 8), 3.0)), resume=True, fast=True)
+    assert again.best == first.best
+    assert bench.executor.asked == asked
+
+
+def test_a_finished_search_goes_on_where_more_is_asked_for(bench: Bench) -> None:
+    bench.search(trials=2)
+    assert len(bench.executor.explored) == 2
+    result = bench.search(trials=4, resume=True)
+    assert sorted(bench.executor.explored) == [1, 2, 4, 8]
+    assert result.best
