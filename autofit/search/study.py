@@ -69,6 +69,7 @@ class Limits:
     # Measurements that suffice once one fits, or else the first that takes as long as predicted, unless another config
     # is still expected to be much faster; no tier's best is searched for then.
     quick: int | None = None
+    latest: float = math.inf  # seconds until it ends also where nothing is measured: a late answer beats none
     # The time limit as it was asked for, whatever is left of it: asked the same, a finished search gives its answer.
     asked_seconds: float | None = None
 
@@ -109,7 +110,8 @@ def search(
     Raises InputError where the space contradicts itself, or the journal cannot be continued."""
     limits = limits or Limits()
     memory_bytes = limits.memory_bytes
-    deadline = time.monotonic() + (limits.time_limit or math.inf)
+    began = time.monotonic()
+    deadline = began + (limits.time_limit or math.inf)
     enumeration = Enumeration(space.knobs, problem.constraints)
     legal = enumeration.configs(seed)
     size = enumeration.count(refused=True).configs
@@ -151,9 +153,9 @@ def search(
         finals = Finals(study, limits.asked(), measurements_of(study))
         explored = finals.explored
         if explored is None:
-            stopped_by = _Exploration(study, sampler, problem, limits, deadline=deadline).run()
+            stopped_by = _Exploration(study, sampler, problem, limits, began=began).run()
             explored = _explored(surrogate, sampler, measurements_of(study), stopped_by)
-            if stopped_by != "interrupt":
+            if stopped_by != "interrupt" and explored.measurements:
                 finals.begin(explored)
         measurements = measurements_of(study)
     measured = {measurement.config for measurement in measurements}
@@ -221,10 +223,12 @@ class _Exploration:
     """Measures configs, as many at a time as there are places, until something stops it."""
 
     def __init__(
-        self, study: Study, sampler: SurrogateSampler, problem: SearchProblem, limits: Limits, *, deadline: float
+        self, study: Study, sampler: SurrogateSampler, problem: SearchProblem, limits: Limits, *, began: float
     ) -> None:
         self._study, self._sampler, self._problem = study, sampler, problem
-        self._limits, self._deadline = limits, deadline
+        self._limits = limits
+        self._deadline = began + (limits.time_limit or math.inf)
+        self._latest = began + limits.latest
         self._probes = problem.concurrency(problem.probe)
         self._running: dict[int, Trial] = {}  # by the number of its measurement
 
@@ -262,7 +266,8 @@ class _Exploration:
             return "trials"
         if self._sampler.aim(measurements) is None:
             return "bound"
-        return "time" if measurements and time.monotonic() >= self._deadline else None  # a late answer beats none
+        end = self._deadline if measurements else self._latest
+        return "time" if time.monotonic() >= end else None
 
     def _suffice(self, measurements: Sequence[Measurement]) -> bool:
         """Whether a quick search has measured enough. What was refused says nothing of speed and does not count."""

@@ -30,10 +30,11 @@ _ELSEWHERE = 0.1  # also this where exploring had fewer cores: an assumption, si
 _T95 = (2.353, 2.132, 2.015, 1.943, 1.895, 1.860, 1.833)
 
 Rounds = dict[Config, list[Measurement]]  # the measurements of each finalist
+Measure = Callable[[Measurement], Measurement | None]
 
 
 class _NoTimeError(Exception):
-    """Something is verified, and there is no time for more."""
+    """There is no time for more."""
 
 
 @dataclass(frozen=True)
@@ -44,10 +45,14 @@ class Verification:
     verified: tuple[Measurement, ...] = ()
     failed: tuple[Config, ...] = ()
     interrupted: bool = False
+    out_of_time: bool = False
 
     def candidates(self) -> tuple[Measurement, ...]:
-        """The measurements to choose the best from: the verified; the explored if an interrupt left no others."""
-        return self.explored if self.interrupted and not self.verified else self.verified
+        """The measurements to choose the best from: the verified; the explored if an interrupt, or the time, left no
+        others."""
+        if self.verified or not (self.interrupted or self.out_of_time):
+            return self.verified
+        return tuple(each for each in self.explored if each.config not in self.failed)
 
     def latest(self) -> tuple[Measurement, ...]:
         """Of every config that fits, its latest measurement."""
@@ -58,7 +63,7 @@ class Verification:
 def verify(
     explored: Sequence[Measurement],
     posterior: Sequence[Measurement],
-    measure: Callable[[Measurement], Measurement],
+    measure: Measure,
     *,
     tolerance: float,
     fidelity: Fidelity,
@@ -73,7 +78,7 @@ def verify(
 
     Args:
         posterior: one measurement of every config that fits, at its expected speed.
-        measure: measures a finalist, longer and in a fresh process.
+        measure: measures a finalist, longer and in a fresh process; None where the time was up first.
         seconds_left: until the end of the time for all of this.
         elsewhere: whether `measure` has more cores than exploring probes: more configs may win there, and explored
             measurements cannot be compared with verified ones, so one of each tier is verified.
@@ -94,6 +99,8 @@ def verify(
             if finished or (has_answer and seconds_left() < max(took)):
                 raise _NoTimeError
             seen = measure(finalist)
+            if seen is None:
+                raise _NoTimeError
         took.append(seen.seconds)
         return seen
 
@@ -112,6 +119,7 @@ def verify(
     except _NoTimeError:
         verified += passed(rounds, 1)
         failed += _failed(rounds)
+        return Verification(tuple(explored), tuple(verified), tuple(failed), out_of_time=True)
     except KeyboardInterrupt:
         return Verification(tuple(explored), (*verified, *passed(rounds)), tuple(failed), interrupted=True)
     return Verification(tuple(explored), tuple(verified), tuple(failed))
@@ -120,7 +128,7 @@ def verify(
 def confirm(
     explored: Sequence[Measurement],
     posterior: Sequence[Measurement],
-    measure: Callable[[Measurement], Measurement],
+    measure: Measure,
     *,
     tolerance: float,
     fidelity: Fidelity,
@@ -132,6 +140,8 @@ def confirm(
     try:
         for finalist in finalists(posterior, tolerance=tolerance, fidelity=fidelity)[:MOST]:
             seen = read_back.next_of(finalist) or measure(finalist)
+            if seen is None:
+                return Verification(tuple(explored), (), tuple(failed), out_of_time=True)
             if seen.fits:
                 return Verification(tuple(explored), (joined([seen]),), tuple(failed))
             failed.append(finalist.config)

@@ -26,7 +26,17 @@ from autofit.estimate.calibration import compare, learn
 from autofit.estimate.figures import predict_all
 from autofit.estimate.operators import MEASURING_SECONDS
 from autofit.hardware.budgets import other_budgets
-from autofit.probe import Contention, Executor, GangExecutor, LocalExecutor, Plan, PoolExecutor, RayExecutor, Request
+from autofit.probe import (
+    LEAST_SECONDS,
+    Contention,
+    Executor,
+    GangExecutor,
+    LocalExecutor,
+    Plan,
+    PoolExecutor,
+    RayExecutor,
+    Request,
+)
 from autofit.report.formatting import drift_note, misled_note, packing_note
 from autofit.search.concurrency import Threaded
 from autofit.search.finals import Finals
@@ -56,6 +66,7 @@ from autofit.tuning.warm_start import WarmStart, subject_of
 # Of a time limit: when exploring ends, how much longer what then runs may take, and when no finalist is begun any more
 # that would take longer; the rest is for the report.
 EXPLORE_SHARE, OVERRUN_SHARE, VERIFY_SHARE = 0.7, 0.1, 0.9
+LATEST_SHARE = 1.1  # when everything ends: a late answer beats none, but not by much
 PREDICT_SECONDS, PREDICT_SHARE = 300.0, 0.5  # for predicting a space, at most and of a time limit; else it is skipped
 TRACE_SHARE = 0.6  # of that for tracing; the rest is for putting together what could be traced
 _WHY_UNKNOWN = "their steps could not be followed, or not in the time for that"
@@ -66,7 +77,6 @@ VERIFY_PLAN = Plan(min_steps=4, max_steps=50, max_seconds=1.5, compose=False)
 # Of a search that should be fast, as batch-size finders are: few probes, until no other may be so much faster.
 FAST_PROBES, FAST_TOLERANCE = 2, 0.1
 FAST_EXPLORE_PLAN, FAST_PLAN = Plan(min_steps=2, max_seconds=0.5), Plan(max_seconds=1.0, compose=False)
-_ONE_PROBE = 1e-3  # seconds of exploring where no time is left: something is measured however late
 _FAST_MEASURING = 0.5  # seconds for timing operators before configs are predicted
 _FAST = (
     "A quick search (--fast) looks at usual values, and measures few: one, if it takes about as long as predicted, and "
@@ -97,12 +107,15 @@ def run_search(
     with run_directory(workload, options.out, resume=options.resume) as directory:
         if options.resume and not directory.journal.exists():  # the search before was killed early
             listener(Note(f"nothing was measured in {directory.path} before: the search starts anew."))
+        until = start + LATEST_SHARE * (options.time_limit or math.inf)
         with contextlib.ExitStack() as stack:
             executor = stack.enter_context(_executor(options, directory, listener, start))
+            executor.end_by(until)
             context = context_of(workload, options, executor, directory.journal)
             if context.ranks and executor.own_ranks is None:
                 stack.close()  # one that serves no more needs no memory
                 executor = stack.enter_context(GangExecutor(context.ranks, directory.probes, options.probe_timeout))
+                executor.end_by(until)
             if context.ranks and options.link is None and context.hardware == context.measured_on:  # none else is meant
                 context = context.linked_by(executor.link(context.hardware, context.budget))
             run = _Run(context, executor, directory, listener, start)
@@ -110,7 +123,10 @@ def run_search(
             finals = run.verify(outcome)
             result = run.result(outcome, finals)
             if judge and result.best and result.stopped_by != "interrupt":
+                began = time.monotonic()
+                executor.end_by(math.inf)  # it has seconds of its own
                 result = judge(result, executor, listener)
+                executor.end_by(until + time.monotonic() - began)
             if options.memory_snapshot:
                 listener(PhaseStarted("tracing one training step of the best config"))
                 result = trace_best(result, context.workload, executor, directory=directory.path, notify=run.notify)
@@ -180,10 +196,13 @@ class _Run:
         journal = Journal(
             path, context.identity(), budget_bytes, notify=self.notify, lines=lines, restored=self.restored
         )
-        seconds = max(self._left(EXPLORE_SHARE), _ONE_PROBE) if options.time_limit else None
+        seconds = max(self._left(EXPLORE_SHARE), LEAST_SECONDS) if options.time_limit else None
         memory = context.cap_bytes, context.context_bytes
         asked = options.time_limit
-        limits = Limits(options.trials, seconds, *memory, tolerance=options.tolerance, asked_seconds=asked)
+        latest = self._left(LATEST_SHARE)
+        limits = Limits(
+            options.trials, seconds, *memory, tolerance=options.tolerance, latest=latest, asked_seconds=asked
+        )
         if options.fast:
             tolerance = max(options.tolerance, FAST_TOLERANCE)
             limits = dataclasses.replace(limits, tolerance=tolerance, quick=FAST_PROBES)
@@ -191,6 +210,7 @@ class _Run:
             devices = context.placement.devices
             if places := context.placement.places[: options.trials * devices]:
                 pool = PoolExecutor(places, self._directory.probes, options.probe_timeout, devices)
+                pool.end_by(self._executor.until)
                 self._explorer = stack.enter_context(pool)
             else:
                 self._explorer = stack.enter_context(self._executor.explorer())
@@ -237,7 +257,8 @@ class _Run:
             )
             self._contention = contention.share()
 
-        if not finals.interrupted:
+        has_ended = bool(finals.verified) or not finals.out_of_time
+        if has_ended and not finals.interrupted:
             kept.finish()
         return finals
 
@@ -329,7 +350,9 @@ class _Run:
         """Bytes and seconds of each config, predicted in a process of its own; what was asked last is still known."""
         if self._figured and self._figured[0] == configs:
             return self._figured[1]
-        timeout = min(PREDICT_SECONDS, PREDICT_SHARE * (self.options.time_limit or math.inf))
+        timeout = min(PREDICT_SECONDS, PREDICT_SHARE * (self.options.time_limit or math.inf), self._left(EXPLORE_SHARE))
+        if timeout <= 0:
+            raise ProbeError("no time is left for it.")
         measuring = _FAST_MEASURING if self.options.fast else MEASURING_SECONDS
         # On as many cores as probes run on.
         within = TRACE_SHARE * timeout
@@ -365,20 +388,24 @@ class _Run:
         self._listener(ProbeStarted(number, config, expected_bytes=expected))
 
     def _probe(self, number: int, config: Config, best_seconds: float | None) -> Measurement | None:
-        """Measure a config; None where the time was up first, once something fits: a late answer beats none."""
+        """Measure a config; None where the time was up first. Once something fits, that is sooner."""
         plan = FAST_EXPLORE_PLAN if self.options.fast else EXPLORE_PLAN
-        seconds = self._left(EXPLORE_SHARE + OVERRUN_SHARE) if best_seconds else math.inf
-        plan = dataclasses.replace(plan, best_seconds=best_seconds, seconds=seconds)
-        measurement = self._measure(self._explorer, config, plan, number)
-        stopped = measurement.outcome is Outcome.TIMED_OUT and measurement.seconds >= seconds
-        return None if stopped else measurement
+        share = EXPLORE_SHARE + OVERRUN_SHARE if best_seconds else LATEST_SHARE
+        plan = dataclasses.replace(plan, best_seconds=best_seconds)
+        return self._measure(self._explorer, config, plan, number, share)
 
-    def _measure(self, executor: Executor, config: Config, plan: Plan, number: int) -> Measurement:
+    def _measure(self, executor: Executor, config: Config, plan: Plan, number: int, share: float) -> Measurement | None:
+        """Measure a config until this share of the time limit is over; None where it would have taken longer."""
+        seconds = max(self._left(share), LEAST_SECONDS)
+        plan = dataclasses.replace(plan, seconds=seconds)
         hardware = self.context.hardware
         if self.context.of_one_rank:
             hardware = with_communicators(hardware, config)
         request = Request(config, hardware, self.context.budget, plan)
-        return self._communication.added_to(executor.measure(self.context.workload, request, number=number))
+        measurement = executor.measure(self.context.workload, request, number=number)
+        if measurement.outcome is Outcome.TIMED_OUT and measurement.seconds >= seconds:
+            return None
+        return self._communication.added_to(measurement)
 
     def _finished(self, measurement: Measurement, best: Measurement | None) -> None:
         self._explored.add(measurement)
@@ -390,11 +417,13 @@ class _Run:
             self.notify(f"{self._directory.path} was deleted during the search: it is made again, with its journal.")
         return is_new
 
-    def _verify_one(self, finalist: Measurement, kept: Finals) -> Measurement:
+    def _verify_one(self, finalist: Measurement, kept: Finals) -> Measurement | None:
         self.restored()
         self._listener(ProbeStarted(finalist.number, finalist.config, verifying=True))
         plan = FAST_PLAN if self.options.fast else VERIFY_PLAN
-        measurement = self._measure(self._executor, finalist.config, plan, finalist.number)
+        measurement = self._measure(self._executor, finalist.config, plan, finalist.number, LATEST_SHARE)
+        if measurement is None:
+            return None
         kept.add(measurement)
         self._verified.add(measurement)
         self._listener(ProbeFinished(dataclasses.replace(measurement, verified=measurement.fits), None))
@@ -408,6 +437,9 @@ class _Run:
             reason = techniques.refuse(techniques.canonicalize(values, workload, hardware), workload, hardware)
             if reason:
                 raise InputError(f"every config of this search is refused, the first one because of {reason}")
+        if not outcome.measurements and outcome.stopped_by == "time":
+            message = f"no probe ended within the time limit of {self.options.time_limit:g} s."
+            raise ProbeError(message, "Give a longer --time-limit, or see probes/ in the run directory.")
         if outcome.measurements and all(each.outcome is Outcome.FAILED for each in outcome.measurements):
             reason = outcome.measurements[0].reason or "no reason given"
             message = f"every probe failed: {reason.strip().splitlines()[-1]}"

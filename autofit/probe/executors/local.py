@@ -25,7 +25,7 @@ from autofit.core.workload import Workload
 from autofit.core.zygote_process import START, TRANSFORMERS, ZygoteProcess, environment_of_zygote, taken
 from autofit.distributed.pickling import pickled
 from autofit.hardware.out_of_memory import outcome_of_last_words
-from autofit.probe.executors import Executor, Work
+from autofit.probe.executors import LEAST_SECONDS, Executor, Work
 from autofit.probe.measure import check_free_memory, measure, serve
 from autofit.probe.placement import Place
 from autofit.probe.steps import Request
@@ -90,11 +90,13 @@ class Worker(Executor):
     def run(
         self, function: Work, workload: Workload | None, *arguments: Any, log: str, timeout: float, task: str = "it"
     ) -> Any:
-        answer = self._call(function, workload, arguments, log, timeout)
+        seconds = self.seconds_within(timeout)
+        answer = self._call(function, workload, arguments, log, seconds)
         if not isinstance(answer, Ended):
             return answer
         if answer.code is None:
-            raise ProbeError(f"{task} took more than {timeout:.0f} s.")
+            remedy = "Then the time limit was over: give a longer one." if seconds < timeout else ""
+            raise ProbeError(f"{task} took more than {seconds:.0f} s.", remedy)
         line = answer.last_line
         raise ProbeError(f"{task} ended its process: {_cause_of_death(answer.code)}.", line and _HINT + line)
 
@@ -188,9 +190,11 @@ class LocalExecutor(Worker):
         path.parent.mkdir(parents=True, exist_ok=True)  # it may have been deleted since
         with path.open("ab") as file:  # an OSError where it cannot be made: the child could not say so
             self._written = path, file.tell()
-        self.ready()
+        began = time.monotonic()
+        self.ready()  # which may take seconds, of the job's time
+        left = max(job.timeout - (time.monotonic() - began), LEAST_SECONDS)
         with self._talking():
-            self.connection.send(dataclasses.replace(job, log=str(path)))
+            self.connection.send(dataclasses.replace(job, log=str(path), timeout=left))
 
     def stop(self) -> None:
         with self._talking():
