@@ -66,7 +66,6 @@ from autofit.tuning.warm_start import WarmStart, subject_of
 # Of a time limit: when exploring ends, how much longer what then runs may take, and when no finalist is begun any more
 # that would take longer; the rest is for the report.
 EXPLORE_SHARE, OVERRUN_SHARE, VERIFY_SHARE = 0.7, 0.1, 0.9
-LATEST_SHARE = 1.1  # when everything ends: a late answer beats none, but not by much
 PREDICT_SECONDS, PREDICT_SHARE = 300.0, 0.5  # for predicting a space, at most and of a time limit; else it is skipped
 TRACE_SHARE = 0.6  # of that for tracing; the rest is for putting together what could be traced
 _WHY_UNKNOWN = "their steps could not be followed, or not in the time for that"
@@ -107,7 +106,7 @@ def run_search(
     with run_directory(workload, options.out, resume=options.resume) as directory:
         if options.resume and not directory.journal.exists():  # the search before was killed early
             listener(Note(f"nothing was measured in {directory.path} before: the search starts anew."))
-        until = start + LATEST_SHARE * (options.time_limit or math.inf)
+        until = start + (options.time_limit or math.inf)
         with contextlib.ExitStack() as stack:
             executor = stack.enter_context(_executor(options, directory, listener, start))
             executor.end_by(until)
@@ -179,7 +178,7 @@ class _Run:
     def notify(self, message: str) -> None:
         self._listener(Note(message))
 
-    def _left(self, share: float) -> float:
+    def _left(self, share: float = 1.0) -> float:
         """Seconds until this share of the time limit is over."""
         return self._start + share * (self.options.time_limit or math.inf) - time.monotonic()
 
@@ -199,7 +198,7 @@ class _Run:
         seconds = max(self._left(EXPLORE_SHARE), LEAST_SECONDS) if options.time_limit else None
         memory = context.cap_bytes, context.context_bytes
         asked = options.time_limit
-        latest = self._left(LATEST_SHARE)
+        latest = self._left()
         limits = Limits(
             options.trials, seconds, *memory, tolerance=options.tolerance, latest=latest, asked_seconds=asked
         )
@@ -390,11 +389,13 @@ class _Run:
     def _probe(self, number: int, config: Config, best_seconds: float | None) -> Measurement | None:
         """Measure a config; None where the time was up first. Once something fits, that is sooner."""
         plan = FAST_EXPLORE_PLAN if self.options.fast else EXPLORE_PLAN
-        share = EXPLORE_SHARE + OVERRUN_SHARE if best_seconds else LATEST_SHARE
+        share = EXPLORE_SHARE + OVERRUN_SHARE if best_seconds else 1.0
         plan = dataclasses.replace(plan, best_seconds=best_seconds)
         return self._measure(self._explorer, config, plan, number, share)
 
-    def _measure(self, executor: Executor, config: Config, plan: Plan, number: int, share: float) -> Measurement | None:
+    def _measure(
+        self, executor: Executor, config: Config, plan: Plan, number: int, share: float = 1.0
+    ) -> Measurement | None:
         """Measure a config until this share of the time limit is over; None where it would have taken longer."""
         seconds = max(self._left(share), LEAST_SECONDS)
         plan = dataclasses.replace(plan, seconds=seconds)
@@ -421,7 +422,7 @@ class _Run:
         self.restored()
         self._listener(ProbeStarted(finalist.number, finalist.config, verifying=True))
         plan = FAST_PLAN if self.options.fast else VERIFY_PLAN
-        measurement = self._measure(self._executor, finalist.config, plan, finalist.number, LATEST_SHARE)
+        measurement = self._measure(self._executor, finalist.config, plan, finalist.number)
         if measurement is None:
             return None
         kept.add(measurement)
