@@ -10,7 +10,6 @@ import errno
 import json
 import os
 import re
-import shutil
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -167,8 +166,9 @@ def open_study(journal: Journal | None, sampler: BaseSampler) -> Study:
         study.set_user_attr(_IDENTITY, _plain(journal.identity))
     if not found.is_whole:
         ends = ("", *map("-{}".format, range(2, 1000)))
-        aside = next(each for end in ends if not (each := path.with_name(f"{path.name}.damaged{end}")).exists())
-        shutil.copyfile(path, aside)
+        names = (path.with_name(f"{path.name}.damaged{end}") for end in ends)
+        aside = next(each for each in names if not os.path.lexists(each))
+        write_atomically(aside, path.read_bytes())
         write_atomically(path, b"".join(journal.lines))
         backend.written = len(journal.lines)
         lost, can = counted(found.lost, "record"), counted(left, "measurement")
