@@ -169,7 +169,7 @@ def test_a_space_is_narrowed_to_what_tensors_will_probably_find_room_for(
         told.append(cap_bytes)
         return space, None
 
-    def limits(trials: int, seconds: float | None, *memory: int | None, **others: Any) -> Limits:
+    def limits(trials: int, seconds: float | None, *memory: Any, **others: Any) -> Limits:
         told.extend(memory)
         return Limits(trials, seconds, *memory, **others)
 
