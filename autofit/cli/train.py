@@ -10,6 +10,7 @@ import typer
 import autofit.cli.options as options
 from autofit.cli.knobs_of_set import check_knobs
 from autofit.cli.output import INTERRUPTED, heavy
+from autofit.core.environment import importing_alike
 from autofit.core.errors import InputError, counted
 from autofit.core.events import Event, Note
 from autofit.core.files import check_output, check_readable
@@ -91,7 +92,8 @@ def train(
 
     def restart() -> NoReturn:
         resumed = () if resume else ("--resume",)
-        os.execv(sys.executable, [sys.executable, "-m", "autofit", *context.obj, *resumed])
+        command = [sys.executable, "-P", "-m", "autofit", *context.obj, *resumed]
+        os.execve(sys.executable, command, importing_alike())
 
     callbacks = () if quiet or progress else (_print_step,)
     try:

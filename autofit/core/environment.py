@@ -5,7 +5,9 @@ import importlib.metadata
 import logging
 import os
 import platform
+import sys
 from collections.abc import Mapping, MutableMapping
+from pathlib import Path
 
 import autofit
 
@@ -35,6 +37,13 @@ def set_defaults(environment: MutableMapping[str, str] = os.environ) -> None:
     for name, value in SETTINGS.items():
         if name != ALLOCATOR or allocator_variable(environment) is None:
             environment.setdefault(name, value)
+
+
+def importing_alike() -> dict[str, str]:
+    """The environment of this process, for a `python -P` that imports from where this does, and from nowhere else."""
+    # "" is the current directory, which `python -m` and `python -c` put first unless told not to (-P), so that a
+    # types.py or a yaml.py lying there would be run.
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(path or str(Path.cwd()) for path in sys.path)}
 
 
 def allocator_variable(environment: Mapping[str, str] = os.environ) -> str | None:

@@ -6,7 +6,7 @@ import fcntl
 import hashlib
 import json
 import os
-import shutil
+import secrets
 import stat
 import zlib
 from collections.abc import Iterator
@@ -16,6 +16,7 @@ from typing import IO, Any
 from autofit.core.errors import InputError, shown
 
 _CHUNK = 2**23  # bytes
+_MADE_UP = ("/proc/", "/sys/")  # what the kernel makes up as it is read, of a size that it does not tell
 
 
 @contextlib.contextmanager
@@ -41,24 +42,32 @@ def write_atomically(path: Path, content: str | bytes) -> None:
             path.write_bytes(data)  # /dev/stdout may name a regular file, which the shell holds open
             return
         path = Path(os.path.realpath(path))
-        partial = path.with_name(f".{os.getpid()}-{path.name[:100]}.part")
-        try:
-            with partial.open("wb") as file:
+        partial = path.with_name(f".{secrets.token_hex(16)}.part")
+        with os.fdopen(_not_through_links(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL), "wb") as file:
+            try:
+                if path.exists():
+                    os.fchmod(file.fileno(), stat.S_IMODE(path.stat().st_mode))
                 file.write(data)
                 file.flush()
                 os.fsync(file.fileno())
-            if path.exists():
-                shutil.copymode(path, partial)
-            partial.replace(path)
-        finally:
-            partial.unlink(missing_ok=True)  # there only after an error
+                partial.replace(path)
+            except BaseException:
+                partial.unlink(missing_ok=True)
+                raise
+
+
+def _not_through_links(path: Path, flags: int) -> int:
+    """Open a file by a name that others of a shared directory may have made a link."""
+    return os.open(path, flags | os.O_NOFOLLOW, 0o666)
 
 
 def check_regular(path: Path, most: int = 2**63) -> Path:
-    """The path; an OSError for a FIFO, which would block, a device, which may never end, and more than `most` bytes."""
+    """The path; an OSError for a FIFO, which would block, a device or a file of the kernel's, which may never end, and
+    more than `most` bytes."""
     with naming(path):
         status = path.stat()
-        if not stat.S_ISREG(status.st_mode) and not stat.S_ISDIR(status.st_mode):
+        is_stored = stat.S_ISREG(status.st_mode) and not os.path.realpath(path).startswith(_MADE_UP)
+        if not is_stored and not stat.S_ISDIR(status.st_mode):
             raise OSError(errno.EINVAL, "it is no regular file")
         if status.st_size > most:
             raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))
@@ -83,9 +92,7 @@ def checksum(path: Path) -> int:
 def check_readable(path: Path, what: str) -> None:
     """Raise an InputError where a file or a directory cannot be read: `what` it is in words, to name it."""
     try:
-        mode = path.stat().st_mode
-        if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
-            raise OSError(errno.EINVAL, "it is neither a file nor a directory")
+        check_regular(path)
         if not os.access(path, os.R_OK):
             raise OSError(errno.EACCES, os.strerror(errno.EACCES))
     except FileNotFoundError as error:
@@ -140,7 +147,9 @@ def expanded(path: str | Path, what: str = "a path") -> Path:
 def locked(path: Path) -> Iterator[IO[str]]:
     """Hold the lock on a file, made where there is none; the system drops it however this process dies. Raises
     BlockingIOError where another process holds it, OSError where the file cannot be made."""
-    with (check_regular(path) if path.exists() else path).open("a") as file:
+    if path.exists():
+        check_regular(path)
+    with os.fdopen(_not_through_links(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND), "a") as file:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield file
 

@@ -4,6 +4,7 @@ The only place that knows how a result looks as YAML (`result.yaml`), as JSON (`
 """
 
 import csv
+import functools
 import io
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -110,6 +111,32 @@ class Result:
         """The config of the answer: the best that was measured, else the one predicted; None where nothing fits."""
         answer = self.best or self.predicted_best
         return answer.config if answer else None
+
+    # What reports ask for with every trial; each would otherwise look at all of them.
+
+    @functools.cached_property
+    def latest_by_config(self) -> Mapping[Config, Measurement]:
+        """Of every config its latest measurement: finalists were measured again."""
+        verified = (*self.finalists, *self.tiers.values(), self.runner_up, self.best)
+        return {one.config: one for one in (*self.trials, *verified) if one is not None}
+
+    @functools.cached_property
+    def best_explored(self) -> Measurement | None:
+        """The first measurement of the best config."""
+        return next((one for one in self.trials if self.best and one.config == self.best.config), None)
+
+    @functools.cached_property
+    def unit(self) -> str:
+        """What throughput counts."""
+        return "tokens" if any(trial.tokens_per_second for trial in self.trials) else "samples"
+
+    @functools.cached_property
+    def units_per_sample(self) -> float:
+        """Units of throughput in a sample: its tokens where tokens are counted."""
+        for one in (self.best, *self.trials):
+            if one and one.tokens_per_second and one.samples_per_second:
+                return one.tokens_per_second / one.samples_per_second
+        return 1.0
 
     def fastest_within(self, device_bytes: int) -> dict[str, Point | None]:
         """By tier the fastest config, measured or predicted, in a budget of so many bytes."""

@@ -11,10 +11,24 @@ from autofit.core.files import expanded, read_text
 
 _MERGE = "tag:yaml.org,2002:merge"
 _MOST_BYTES, _MOST_VALUES = 2**24, 2**20  # of a file, and of what it holds with every alias written out
+_MOST_MERGED = 2**16  # pairs of the mappings that merge others (`<<: *base`), with those
+_MOST_DIGITS = 1000  # of a number: those of base 60 (1:30:00) take time by the square of their length
 
 
 class _StrictLoader(yaml.SafeLoader):
     """SafeLoader that refuses a key given twice, which plain YAML resolves in silence to the last one."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self._sizes: dict[yaml.Node, int] = {}
+        self._merged = 0  # pairs so far
+
+    def flatten_mapping(self, node: yaml.MappingNode) -> None:
+        if any(key.tag == _MERGE for key, _ in node.value):
+            self._merged += _size(node, self._sizes)
+        if self._merged > _MOST_MERGED:
+            raise yaml.constructor.ConstructorError(None, None, "its mappings merge too much", node.start_mark)
+        super().flatten_mapping(node)
 
 
 def _mapping(loader: _StrictLoader, node: yaml.MappingNode) -> dict[Any, Any]:
@@ -33,7 +47,32 @@ def _mapping(loader: _StrictLoader, node: yaml.MappingNode) -> dict[Any, Any]:
     return dict(yaml.SafeLoader.construct_mapping(loader, node, deep=True))
 
 
+def _size(node: yaml.Node, known: dict[yaml.Node, int]) -> int:
+    """The pairs of a mapping, or of all in a list of them, with those that it merges; known before they are merged."""
+    if node not in known:
+        known[node] = _MOST_MERGED + 1  # until it is counted: one within itself never ends
+        if isinstance(node, yaml.MappingNode):
+            known[node] = sum(_size(value, known) if key.tag == _MERGE else 1 for key, value in node.value)
+        else:
+            known[node] = sum(_size(each, known) for each in node.value if isinstance(each, yaml.MappingNode))
+    return known[node]
+
+
+def _number(loader: _StrictLoader, node: yaml.ScalarNode) -> int | float:
+    if len(node.value) > _MOST_DIGITS:
+        wrong = f"a number has {len(node.value):,} characters"
+        raise yaml.constructor.ConstructorError(None, None, wrong, node.start_mark)
+    number: int | float = _NUMBERS[node.tag](loader, node)
+    return number
+
+
+_NUMBERS = {
+    "tag:yaml.org,2002:int": yaml.SafeLoader.construct_yaml_int,
+    "tag:yaml.org,2002:float": yaml.SafeLoader.construct_yaml_float,
+}
 _StrictLoader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _mapping)
+for _tag in _NUMBERS:
+    _StrictLoader.add_constructor(_tag, _number)
 
 
 def parse(text: str, source: str) -> Any:
@@ -42,7 +81,7 @@ def parse(text: str, source: str) -> Any:
         value = yaml.load(text, Loader=_StrictLoader)
         _count(value, {})
         return value
-    except (yaml.YAMLError, ValueError, LookupError, AttributeError, RecursionError) as error:
+    except (yaml.YAMLError, ArithmeticError, AttributeError, LookupError, RecursionError, ValueError) as error:
         # PyYAML lets through what its constructors raise: on 2024-13-01, on `!!int` without a number, on deep nesting.
         reason = str(error).replace("\n", " ")
         if isinstance(error, yaml.MarkedYAMLError) and error.problem:

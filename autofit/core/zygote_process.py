@@ -8,9 +8,8 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 
-from autofit.core.environment import set_defaults
+from autofit.core.environment import importing_alike, set_defaults
 
 START = """
 import gc
@@ -56,10 +55,8 @@ class ZygoteProcess:
 
 
 def environment_of_zygote() -> dict[str, str]:
-    """The environment of this process, for one that imports from where this does, and from nowhere else."""
-    # "" is the current directory, which `python -m` puts first unless told not to (-P), so that a types.py lying there
-    # would end it.
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path or str(Path.cwd()) for path in sys.path)}
+    """The environment of a zygote, which imports from where this process does."""
+    environment = importing_alike()
     # Ask NVML whether there is a GPU: the plain check opens CUDA, which does not survive the forks to come.
     environment["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
     set_defaults(environment)

@@ -29,7 +29,7 @@ from typing import Any
 
 from torch.multiprocessing.spawn import ProcessExitedException, start_processes
 
-from autofit.core.environment import set_defaults
+from autofit.core.environment import importing_alike, set_defaults
 from autofit.core.errors import AutofitError, RankError, printable, reported, told
 from autofit.core.forks import die_with_parent
 from autofit.core.interrupts import SIGNALS, Interrupts
@@ -89,7 +89,7 @@ def on_ranks(
         with reported(lambda error: f"this cannot be sent to other processes: {told(error)}.", "Leave it out."):
             Path(folder, _JOB).write_bytes(pickled((function, arguments)))
         ours, theirs = socket.socketpair()
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path or str(Path.cwd()) for path in sys.path)}
+        environment = importing_alike()
         set_defaults(environment)
         told_agent = [str(theirs.fileno()), folder, str(count), device, str(timeout)]
         with theirs:

@@ -1,6 +1,6 @@
 """The rows of the result table: every measured config against the best, and why each one lost."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from autofit.core.config import Config
@@ -41,32 +41,27 @@ def table_rows(result: Result, *, tolerance: float, rows: int) -> list[Row]:
     ]
 
 
-def latest_by_config(result: Result) -> dict[Config, Measurement]:
+def latest_by_config(result: Result) -> Mapping[Config, Measurement]:
     """Of every config its latest measurement: finalists were measured again."""
-    verified = (*result.finalists, *result.tiers.values(), result.runner_up, result.best)
-    return {one.config: one for one in (*result.trials, *verified) if one is not None}
+    return result.latest_by_config
 
 
 def relative_speed(measurement: Measurement, result: Result) -> float:
     """Throughput against the best, measured the same way: verified runs with verified ones, explored with explored."""
     assert result.best, "there is a best to compare with"
-    reference = result.best if measurement.verified else _explored(result) or result.best
+    reference = result.best if measurement.verified else result.best_explored or result.best
     return measurement.throughput / reference.throughput if reference.throughput else 1.0
 
 
 def explored_at(result: Result, shown: Iterable[Measurement]) -> str:
     """The best's throughput when explored, where the unverified rows shown compare with that and it changed since. Else
     a row could read "10 % slower" beside a figure larger than the best's."""
-    explored = _explored(result)
+    explored = result.best_explored
     if not explored or not result.best or abs(explored.throughput / result.best.throughput - 1) <= _NOTICED:
         return ""
     if all(one.verified or not one.fits for one in shown):
         return ""
     return f"What is not verified was measured once, briefly, when the best reached {rate(explored)}."
-
-
-def _explored(result: Result) -> Measurement | None:
-    return next((one for one in result.trials if result.best and one.config == result.best.config), None)
 
 
 def nearest_misses(measurements: Iterable[Measurement]) -> list[Measurement]:

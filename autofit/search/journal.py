@@ -10,7 +10,6 @@ import errno
 import json
 import os
 import re
-import shutil
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -27,13 +26,16 @@ from autofit.core.errors import InputError, counted, shown
 from autofit.core.events import Notify
 from autofit.core.files import naming, write_atomically
 from autofit.core.measurement import Measurement, Outcome
+from autofit.search.finals import restore
 from autofit.search.sampler import MEASUREMENT, measurements_of
 
 _IDENTITY, _BUDGET = "identity", "budget"
 # Optuna's words: complete has a value, pruned was stopped by a limit, fail says nothing about the objective.
 _PRUNED = (Outcome.OUT_OF_MEMORY, Outcome.HOST_OUT_OF_MEMORY, Outcome.TIMED_OUT)
+_START = b'{"op_code":'
 _STARTS = re.compile(rb'\n|(?=\{"op_code":)')  # where records start, also one that has become part of another's line
 _CHECKED = re.compile(rb'(\{"op_code":.*),"crc":"([0-9a-f]{8})"\}', re.DOTALL)
+_CHECKSUM = re.compile(rb',"crc":"[0-9a-f]{8}"\}')
 _OWN = {"op_code", "line", "crc"}  # of an own record; tools such as optuna-dashboard add some with the first alone
 _OTHER = "Choose another --out."
 
@@ -100,7 +102,9 @@ class _Found:
     def __init__(self, path: Path) -> None:
         data = path.read_bytes() if path.exists() else b""
         end = data.rfind(b"\n") + 1
-        data = data if _CHECKED.search(data, end) else data[:end]  # torn before its checksum, which comes last
+        start = data.find(_START, end)
+        if start < 0 or not _CHECKSUM.search(data, start):  # torn before its checksum, which comes last
+            data = data[:end]
         self.size, self.lines, self.checked = len(data), list[bytes](), list[dict[str, Any]]()
         told: dict[str, Any] = {}
         pieces = [piece for piece in _STARTS.split(data) if piece.strip()]
@@ -114,7 +118,9 @@ class _Found:
                     self.lines.append(text + b"\n")
                     self.checked += [record] if is_checked else []
                     attributes = record.get("user_attr")
-                    told = {**record, **(attributes if isinstance(attributes, dict) else {}), **told}
+                    facts = {**record, **(attributes if isinstance(attributes, dict) else {})}
+                    for name in {_IDENTITY, _BUDGET} & facts.keys():
+                        told.setdefault(name, facts[name])
         numbers = [record["line"] for record in self.checked]
         self.lost = max(len(pieces), 1 + max(numbers, default=-1)) - len(numbers)
         self.is_whole = b"".join(self.lines) == data and numbers == list(range(len(numbers)))
@@ -146,6 +152,7 @@ def open_study(journal: Journal | None, sampler: BaseSampler) -> Study:
         )
         if not found.is_whole:
             _add_measurements(study, found.checked)
+            restore(study, found.checked)
         left = len(measurements_of(study))
     except Exception as error:  # of any kind: records of another version say anything
         message = f"{path} is not a journal that this version of autofit can read ({error!r})."
@@ -159,8 +166,9 @@ def open_study(journal: Journal | None, sampler: BaseSampler) -> Study:
         study.set_user_attr(_IDENTITY, _plain(journal.identity))
     if not found.is_whole:
         ends = ("", *map("-{}".format, range(2, 1000)))
-        aside = next(each for end in ends if not (each := path.with_name(f"{path.name}.damaged{end}")).exists())
-        shutil.copyfile(path, aside)
+        names = (path.with_name(f"{path.name}.damaged{end}") for end in ends)
+        aside = next(each for each in names if not os.path.lexists(each))
+        write_atomically(aside, path.read_bytes())
         write_atomically(path, b"".join(journal.lines))
         backend.written = len(journal.lines)
         lost, can = counted(found.lost, "record"), counted(left, "measurement")

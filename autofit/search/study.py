@@ -9,6 +9,7 @@ import random
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import optuna
 from optuna.study import Study
@@ -21,6 +22,7 @@ from autofit.core.measurement import Measurement, Outcome
 from autofit.search.concurrency import Concurrency, Probe, Threaded
 from autofit.search.drift import slowdown
 from autofit.search.enumeration import Enumeration
+from autofit.search.finals import Explored, Finals
 from autofit.search.journal import Journal, open_study, record
 from autofit.search.predictions import Predictions
 from autofit.search.prior_measurements import PriorMeasurement, PriorMeasurements
@@ -67,12 +69,20 @@ class Limits:
     # Measurements that suffice once one fits, or else the first that takes as long as predicted, unless another config
     # is still expected to be much faster; no tier's best is searched for then.
     quick: int | None = None
+    latest: float = math.inf  # seconds until it ends also where nothing is measured: a late answer beats none
+    # The time limit as it was asked for, whatever is left of it: asked the same, a finished search gives its answer.
+    asked_seconds: float | None = None
 
     def __post_init__(self) -> None:
         if self.trials < 1:
             raise InputError(f"{self.trials} trials measure nothing.", "Give a number of trials of at least 1.")
         if self.time_limit is not None and not (self.time_limit > 0 and math.isfinite(self.time_limit)):
             raise InputError(f"the time limit must be positive, not {self.time_limit}.", "Leave it out for none.")
+
+    def asked(self) -> dict[str, Any]:
+        """What decides when the search ends."""
+        names = ("trials", "tolerance", "quick", "asked_seconds")
+        return {name: getattr(self, name) for name in names}
 
 
 @dataclass(frozen=True)
@@ -90,6 +100,7 @@ class SearchOutcome:
     slowdown: float = 0.0  # the largest share by which the machine was slower or faster than at the end, by repeats
     misled_by: float = 0.0  # how many times longer than predicted steps take, where predictions may mislead; else 0
     surrogate: Surrogate | None = field(default=None, compare=False, repr=False)
+    finals: Finals | None = field(default=None, compare=False, repr=False)  # where to keep what is verified
 
 
 def search(
@@ -99,7 +110,8 @@ def search(
     Raises InputError where the space contradicts itself, or the journal cannot be continued."""
     limits = limits or Limits()
     memory_bytes = limits.memory_bytes
-    deadline = time.monotonic() + (limits.time_limit or math.inf)
+    began = time.monotonic()
+    deadline = began + (limits.time_limit or math.inf)
     enumeration = Enumeration(space.knobs, problem.constraints)
     legal = enumeration.configs(seed)
     size = enumeration.count(refused=True).configs
@@ -138,11 +150,16 @@ def search(
             knobs = {knob: list(values) for knob, values in space.knobs.items()}
             journal = dataclasses.replace(journal, identity={**journal.identity, "space": knobs})
         study = open_study(journal, sampler)
-        stopped_by = _Exploration(study, sampler, problem, limits, deadline=deadline).run()
+        finals = Finals(study, limits.asked(), measurements_of(study))
+        explored = finals.explored
+        if explored is None:
+            stopped_by = _Exploration(study, sampler, problem, limits, began=began).run()
+            explored = _explored(surrogate, sampler, measurements_of(study), stopped_by)
+            if stopped_by != "interrupt" and explored.measurements:
+                finals.begin(explored)
         measurements = measurements_of(study)
     measured = {measurement.config for measurement in measurements}
     left = sampler.left(measurements)
-    bound = surrogate.regret_bound(measurements, left) if left.any() else math.inf
     return SearchOutcome(
         tuple(measurements),
         skipped={
@@ -150,14 +167,27 @@ def search(
             "dominated": sum(config not in measured for config in pool) - int(left.sum()),
             "refused": refused,
         },
-        stopped_by=stopped_by,
+        stopped_by=explored.stopped_by,
         space_size=size,
-        bound=bound if math.isfinite(bound) else None,
-        posterior=surrogate.posterior(measurements),
+        bound=explored.bound,
+        posterior=explored.posterior(measurements),
         slowdown=math.expm1(float(abs(slowdown(measurements, noise=SPEED_NOISE)).max(initial=0.0))),
         misled_by=surrogate.misled_by(measurements),
         surrogate=surrogate,
+        finals=finals,
     )
+
+
+def _explored(
+    surrogate: Surrogate, sampler: SurrogateSampler, measurements: Sequence[Measurement], stopped_by: str
+) -> Explored:
+    """What exploring ended with."""
+    left = sampler.left(measurements)
+    bound = surrogate.regret_bound(measurements, left) if left.any() else math.inf
+    expected = {
+        str(each.number): each.step_seconds.median for each in surrogate.posterior(measurements) if each.step_seconds
+    }
+    return Explored(len(measurements), stopped_by, bound if math.isfinite(bound) else None, expected)
 
 
 def _within(measurements: Sequence[PriorMeasurement], legal: Sequence[Config]) -> PriorMeasurements:
@@ -193,10 +223,12 @@ class _Exploration:
     """Measures configs, as many at a time as there are places, until something stops it."""
 
     def __init__(
-        self, study: Study, sampler: SurrogateSampler, problem: SearchProblem, limits: Limits, *, deadline: float
+        self, study: Study, sampler: SurrogateSampler, problem: SearchProblem, limits: Limits, *, began: float
     ) -> None:
         self._study, self._sampler, self._problem = study, sampler, problem
-        self._limits, self._deadline = limits, deadline
+        self._limits = limits
+        self._deadline = began + (limits.time_limit or math.inf)
+        self._latest = began + limits.latest
         self._probes = problem.concurrency(problem.probe)
         self._running: dict[int, Trial] = {}  # by the number of its measurement
 
@@ -234,7 +266,8 @@ class _Exploration:
             return "trials"
         if self._sampler.aim(measurements) is None:
             return "bound"
-        return "time" if measurements and time.monotonic() >= self._deadline else None  # a late answer beats none
+        end = self._deadline if measurements else self._latest
+        return "time" if time.monotonic() >= end else None
 
     def _suffice(self, measurements: Sequence[Measurement]) -> bool:
         """Whether a quick search has measured enough. What was refused says nothing of speed and does not count."""

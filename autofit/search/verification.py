@@ -30,10 +30,11 @@ _ELSEWHERE = 0.1  # also this where exploring had fewer cores: an assumption, si
 _T95 = (2.353, 2.132, 2.015, 1.943, 1.895, 1.860, 1.833)
 
 Rounds = dict[Config, list[Measurement]]  # the measurements of each finalist
+Measure = Callable[[Measurement], Measurement | None]
 
 
 class _NoTimeError(Exception):
-    """Something is verified, and there is no time for more."""
+    """There is no time for more."""
 
 
 @dataclass(frozen=True)
@@ -44,10 +45,14 @@ class Verification:
     verified: tuple[Measurement, ...] = ()
     failed: tuple[Config, ...] = ()
     interrupted: bool = False
+    out_of_time: bool = False
 
     def candidates(self) -> tuple[Measurement, ...]:
-        """The measurements to choose the best from: the verified; the explored if an interrupt left no others."""
-        return self.explored if self.interrupted and not self.verified else self.verified
+        """The measurements to choose the best from: the verified; the explored if an interrupt, or the time, left no
+        others."""
+        if self.verified or not (self.interrupted or self.out_of_time):
+            return self.verified
+        return tuple(each for each in self.explored if each.config not in self.failed)
 
     def latest(self) -> tuple[Measurement, ...]:
         """Of every config that fits, its latest measurement."""
@@ -58,12 +63,14 @@ class Verification:
 def verify(
     explored: Sequence[Measurement],
     posterior: Sequence[Measurement],
-    measure: Callable[[Measurement], Measurement],
+    measure: Measure,
     *,
     tolerance: float,
     fidelity: Fidelity,
     seconds_left: Callable[[], float] = lambda: math.inf,
     elsewhere: bool = False,
+    before: Sequence[Measurement] = (),
+    finished: bool = False,
 ) -> Verification:
     """Measure the possible winners again: at least the best and the runner-up, and the next one for each that fails or
     turns out much slower than a config that was only explored. Once something is verified, nothing is measured that is
@@ -71,21 +78,29 @@ def verify(
 
     Args:
         posterior: one measurement of every config that fits, at its expected speed.
-        measure: measures a finalist, longer and in a fresh process.
+        measure: measures a finalist, longer and in a fresh process; None where the time was up first.
         seconds_left: until the end of the time for all of this.
         elsewhere: whether `measure` has more cores than exploring probes: more configs may win there, and explored
             measurements cannot be compared with verified ones, so one of each tier is verified.
+        before: what `measure` gave in a process that was killed, in order: none of it is measured again.
+        finished: whether that process came to the end of this, so that nothing more is measured.
     """
     waiting = finalists(posterior, tolerance=tolerance, fidelity=fidelity)
     verified: list[Measurement] = []
     failed: list[Config] = []
     rounds: Rounds = {}
     took: list[float] = []  # seconds of each
+    read_back = _ReadBack(before)
 
     def measure_in_time(finalist: Measurement) -> Measurement:
-        if (verified or passed(rounds, 1)) and seconds_left() < max(took):
-            raise _NoTimeError
-        seen = measure(finalist)
+        seen = read_back.next_of(finalist)
+        if seen is None:
+            has_answer = bool(verified or passed(rounds, 1))
+            if finished or (has_answer and seconds_left() < max(took)):
+                raise _NoTimeError
+            seen = measure(finalist)
+            if seen is None:
+                raise _NoTimeError
         took.append(seen.seconds)
         return seen
 
@@ -104,6 +119,7 @@ def verify(
     except _NoTimeError:
         verified += passed(rounds, 1)
         failed += _failed(rounds)
+        return Verification(tuple(explored), tuple(verified), tuple(failed), out_of_time=True)
     except KeyboardInterrupt:
         return Verification(tuple(explored), (*verified, *passed(rounds)), tuple(failed), interrupted=True)
     return Verification(tuple(explored), tuple(verified), tuple(failed))
@@ -112,21 +128,39 @@ def verify(
 def confirm(
     explored: Sequence[Measurement],
     posterior: Sequence[Measurement],
-    measure: Callable[[Measurement], Measurement],
+    measure: Measure,
     *,
     tolerance: float,
     fidelity: Fidelity,
+    before: Sequence[Measurement] = (),
 ) -> Verification:
     """Measure the one to recommend once more, or the next one for each that fails; arguments as of `verify`."""
     failed: list[Config] = []
+    read_back = _ReadBack(before)
     try:
         for finalist in finalists(posterior, tolerance=tolerance, fidelity=fidelity)[:MOST]:
-            if (seen := measure(finalist)).fits:
+            seen = read_back.next_of(finalist) or measure(finalist)
+            if seen is None:
+                return Verification(tuple(explored), (), tuple(failed), out_of_time=True)
+            if seen.fits:
                 return Verification(tuple(explored), (joined([seen]),), tuple(failed))
             failed.append(finalist.config)
     except KeyboardInterrupt:
         return Verification(tuple(explored), (), tuple(failed), interrupted=True)
     return Verification(tuple(explored), (), tuple(failed))
+
+
+class _ReadBack:
+    """Measurements that were made before, each of which is given once."""
+
+    def __init__(self, before: Sequence[Measurement]) -> None:
+        self._left: Rounds = {}
+        for each in before:
+            self._left.setdefault(each.config, []).append(each)
+
+    def next_of(self, finalist: Measurement) -> Measurement | None:
+        left = self._left.get(finalist.config)
+        return left.pop(0) if left else None
 
 
 def passed(rounds: Rounds, enough: int = ROUNDS) -> list[Measurement]:

@@ -7,6 +7,7 @@ records its winner, a training one of its own steps.
 
 import os
 import shutil
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -92,12 +93,10 @@ class StepTrace:
     def _write(self, name: str, write: Callable[[Path], Any]) -> None:
         path = self._directory / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        part = path.with_name(f".part-{path.name}")  # the suffix decides whether it is compressed
-        try:
+        with tempfile.TemporaryDirectory(dir=path.parent, prefix=".part-") as folder:
+            part = Path(folder, path.name)  # the suffix decides whether it is compressed
             write(part)
             part.replace(path)
-        finally:
-            part.unlink(missing_ok=True)
 
 
 class SteadyStep:

@@ -26,9 +26,20 @@ from autofit.estimate.calibration import compare, learn
 from autofit.estimate.figures import predict_all
 from autofit.estimate.operators import MEASURING_SECONDS
 from autofit.hardware.budgets import other_budgets
-from autofit.probe import Contention, Executor, GangExecutor, LocalExecutor, Plan, PoolExecutor, RayExecutor, Request
+from autofit.probe import (
+    LEAST_SECONDS,
+    Contention,
+    Executor,
+    GangExecutor,
+    LocalExecutor,
+    Plan,
+    PoolExecutor,
+    RayExecutor,
+    Request,
+)
 from autofit.report.formatting import drift_note, misled_note, packing_note
 from autofit.search.concurrency import Threaded
+from autofit.search.finals import Finals
 from autofit.search.journal import Journal
 from autofit.search.pareto import Evidence, outlook
 from autofit.search.predictions import Predictions
@@ -65,12 +76,15 @@ VERIFY_PLAN = Plan(min_steps=4, max_steps=50, max_seconds=1.5, compose=False)
 # Of a search that should be fast, as batch-size finders are: few probes, until no other may be so much faster.
 FAST_PROBES, FAST_TOLERANCE = 2, 0.1
 FAST_EXPLORE_PLAN, FAST_PLAN = Plan(min_steps=2, max_seconds=0.5), Plan(max_seconds=1.0, compose=False)
-_ONE_PROBE = 1e-3  # seconds of exploring where no time is left: something is measured however late
 _FAST_MEASURING = 0.5  # seconds for timing operators before configs are predicted
 _FAST = (
     "A quick search (--fast) looks at usual values, and measures few: one, if it takes about as long as predicted, and "
     "others that are expected to be much faster. The best config was confirmed by one longer run, and not measured "
     "against another again. A search without it may find a faster one."
+)
+_FINISHED = (
+    "this search had finished: its answer is given again. More --trials, another --tolerance or another --time-limit "
+    "go on with it."
 )
 _MOST_OF_NAME = 100  # characters of a model's name in that of its run directory
 NOTABLE_DRIFT = 0.05  # a smaller one lies within the difference of two probes of one config
@@ -92,12 +106,15 @@ def run_search(
     with run_directory(workload, options.out, resume=options.resume) as directory:
         if options.resume and not directory.journal.exists():  # the search before was killed early
             listener(Note(f"nothing was measured in {directory.path} before: the search starts anew."))
+        until = start + (options.time_limit or math.inf)
         with contextlib.ExitStack() as stack:
             executor = stack.enter_context(_executor(options, directory, listener, start))
+            executor.end_by(until)
             context = context_of(workload, options, executor, directory.journal)
             if context.ranks and executor.own_ranks is None:
                 stack.close()  # one that serves no more needs no memory
                 executor = stack.enter_context(GangExecutor(context.ranks, directory.probes, options.probe_timeout))
+                executor.end_by(until)
             if context.ranks and options.link is None and context.hardware == context.measured_on:  # none else is meant
                 context = context.linked_by(executor.link(context.hardware, context.budget))
             run = _Run(context, executor, directory, listener, start)
@@ -105,7 +122,10 @@ def run_search(
             finals = run.verify(outcome)
             result = run.result(outcome, finals)
             if judge and result.best and result.stopped_by != "interrupt":
+                began = time.monotonic()
+                executor.end_by(math.inf)  # it has seconds of its own
                 result = judge(result, executor, listener)
+                executor.end_by(until + time.monotonic() - began)
             if options.memory_snapshot:
                 listener(PhaseStarted("tracing one training step of the best config"))
                 result = trace_best(result, context.workload, executor, directory=directory.path, notify=run.notify)
@@ -147,6 +167,7 @@ class _Run:
         self._figured: tuple[Sequence[Config], tuple[list[float], list[float]]] | None = None
         self._executor, self._explorer = executor, executor
         self._directory, self._listener, self._start = directory, listener, start
+        self._had_finished = False  # before this process began
         self._contention = 1.0  # the share of the time in which something waited for a processor while finalists ran
         self._communication = Communication(context.workload, context.hardware, executor)
         self._explored = self._warm_start_on(context.placement.hardware(context.measured_on))
@@ -157,7 +178,7 @@ class _Run:
     def notify(self, message: str) -> None:
         self._listener(Note(message))
 
-    def _left(self, share: float) -> float:
+    def _left(self, share: float = 1.0) -> float:
         """Seconds until this share of the time limit is over."""
         return self._start + share * (self.options.time_limit or math.inf) - time.monotonic()
 
@@ -174,9 +195,13 @@ class _Run:
         journal = Journal(
             path, context.identity(), budget_bytes, notify=self.notify, lines=lines, restored=self.restored
         )
-        seconds = max(self._left(EXPLORE_SHARE), _ONE_PROBE) if options.time_limit else None
+        seconds = max(self._left(EXPLORE_SHARE), LEAST_SECONDS) if options.time_limit else None
         memory = context.cap_bytes, context.context_bytes
-        limits = Limits(options.trials, seconds, *memory, tolerance=options.tolerance)
+        asked = options.time_limit
+        latest = self._left()
+        limits = Limits(
+            options.trials, seconds, *memory, tolerance=options.tolerance, latest=latest, asked_seconds=asked
+        )
         if options.fast:
             tolerance = max(options.tolerance, FAST_TOLERANCE)
             limits = dataclasses.replace(limits, tolerance=tolerance, quick=FAST_PROBES)
@@ -184,6 +209,7 @@ class _Run:
             devices = context.placement.devices
             if places := context.placement.places[: options.trials * devices]:
                 pool = PoolExecutor(places, self._directory.probes, options.probe_timeout, devices)
+                pool.end_by(self._executor.until)
                 self._explorer = stack.enter_context(pool)
             else:
                 self._explorer = stack.enter_context(self._executor.explorer())
@@ -202,24 +228,37 @@ class _Run:
             outcome = search(space, problem, limits=limits, journal=journal, seed=options.seed)
         if outcome.stopped_by != "interrupt":
             self._check(outcome)
+        self._had_finished = outcome.finals is not None and outcome.finals.finished
         return outcome
 
     def verify(self, outcome: SearchOutcome) -> Verification:
         if outcome.stopped_by == "interrupt":
             return Verification(outcome.measurements, interrupted=True)
-        given = outcome.measurements, outcome.posterior, self._verify_one
+        assert outcome.finals, "every search has a place for its finals"
+        kept = outcome.finals
+        if self._had_finished:
+            self.notify(_FINISHED)
+        given = outcome.measurements, outcome.posterior, functools.partial(self._verify_one, kept=kept)
         tolerance, fidelity = self.options.tolerance, techniques.fidelity
-        if self.options.fast:
-            return confirm(*given, tolerance=tolerance, fidelity=fidelity)
+
         contention = Contention()
-        finals = verify(
-            *given,
-            tolerance=tolerance,
-            fidelity=fidelity,
-            seconds_left=lambda: self._left(VERIFY_SHARE),
-            elsewhere=self.context.fewer_cores,
-        )
-        self._contention = contention.share()
+        if self.options.fast:
+            finals = confirm(*given, tolerance=tolerance, fidelity=fidelity, before=kept.verified)
+        else:
+            finals = verify(
+                *given,
+                tolerance=tolerance,
+                fidelity=fidelity,
+                seconds_left=lambda: self._left(VERIFY_SHARE),
+                elsewhere=self.context.fewer_cores,
+                before=kept.verified,
+                finished=kept.finished,
+            )
+            self._contention = contention.share()
+
+        has_ended = bool(finals.verified) or not finals.out_of_time
+        if has_ended and not finals.interrupted:
+            kept.finish()
         return finals
 
     def result(self, outcome: SearchOutcome, finals: Verification) -> Result:
@@ -271,6 +310,8 @@ class _Run:
         # Predictions are of fewer cores than finalists run on, or a part of what is measured is predicted itself.
         if self.predictions is None or self.context.fewer_cores or self.context.of_one_rank:
             return
+        if self._had_finished:  # it was learnt from then
+            return
         nbytes, seconds, exact = self.predictions.nbytes, self.predictions.seconds, self.context.exact_memory
         alike: dict[tuple[str, ...], list[Measurement]] = {}
         for each in finals.verified:
@@ -308,7 +349,9 @@ class _Run:
         """Bytes and seconds of each config, predicted in a process of its own; what was asked last is still known."""
         if self._figured and self._figured[0] == configs:
             return self._figured[1]
-        timeout = min(PREDICT_SECONDS, PREDICT_SHARE * (self.options.time_limit or math.inf))
+        timeout = min(PREDICT_SECONDS, PREDICT_SHARE * (self.options.time_limit or math.inf), self._left(EXPLORE_SHARE))
+        if timeout <= 0:
+            raise ProbeError("no time is left for it.")
         measuring = _FAST_MEASURING if self.options.fast else MEASURING_SECONDS
         # On as many cores as probes run on.
         within = TRACE_SHARE * timeout
@@ -344,20 +387,26 @@ class _Run:
         self._listener(ProbeStarted(number, config, expected_bytes=expected))
 
     def _probe(self, number: int, config: Config, best_seconds: float | None) -> Measurement | None:
-        """Measure a config; None where the time was up first, once something fits: a late answer beats none."""
+        """Measure a config; None where the time was up first. Once something fits, that is sooner."""
         plan = FAST_EXPLORE_PLAN if self.options.fast else EXPLORE_PLAN
-        seconds = self._left(EXPLORE_SHARE + OVERRUN_SHARE) if best_seconds else math.inf
-        plan = dataclasses.replace(plan, best_seconds=best_seconds, seconds=seconds)
-        measurement = self._measure(self._explorer, config, plan, number)
-        stopped = measurement.outcome is Outcome.TIMED_OUT and measurement.seconds >= seconds
-        return None if stopped else measurement
+        share = EXPLORE_SHARE + OVERRUN_SHARE if best_seconds else 1.0
+        plan = dataclasses.replace(plan, best_seconds=best_seconds)
+        return self._measure(self._explorer, config, plan, number, share)
 
-    def _measure(self, executor: Executor, config: Config, plan: Plan, number: int) -> Measurement:
+    def _measure(
+        self, executor: Executor, config: Config, plan: Plan, number: int, share: float = 1.0
+    ) -> Measurement | None:
+        """Measure a config until this share of the time limit is over; None where it would have taken longer."""
+        seconds = max(self._left(share), LEAST_SECONDS)
+        plan = dataclasses.replace(plan, seconds=seconds)
         hardware = self.context.hardware
         if self.context.of_one_rank:
             hardware = with_communicators(hardware, config)
         request = Request(config, hardware, self.context.budget, plan)
-        return self._communication.added_to(executor.measure(self.context.workload, request, number=number))
+        measurement = executor.measure(self.context.workload, request, number=number)
+        if measurement.outcome is Outcome.TIMED_OUT and measurement.seconds >= seconds:
+            return None
+        return self._communication.added_to(measurement)
 
     def _finished(self, measurement: Measurement, best: Measurement | None) -> None:
         self._explored.add(measurement)
@@ -369,11 +418,14 @@ class _Run:
             self.notify(f"{self._directory.path} was deleted during the search: it is made again, with its journal.")
         return is_new
 
-    def _verify_one(self, finalist: Measurement) -> Measurement:
+    def _verify_one(self, finalist: Measurement, kept: Finals) -> Measurement | None:
         self.restored()
         self._listener(ProbeStarted(finalist.number, finalist.config, verifying=True))
         plan = FAST_PLAN if self.options.fast else VERIFY_PLAN
         measurement = self._measure(self._executor, finalist.config, plan, finalist.number)
+        if measurement is None:
+            return None
+        kept.add(measurement)
         self._verified.add(measurement)
         self._listener(ProbeFinished(dataclasses.replace(measurement, verified=measurement.fits), None))
         return measurement
@@ -386,6 +438,9 @@ class _Run:
             reason = techniques.refuse(techniques.canonicalize(values, workload, hardware), workload, hardware)
             if reason:
                 raise InputError(f"every config of this search is refused, the first one because of {reason}")
+        if not outcome.measurements and outcome.stopped_by == "time":
+            message = f"no probe ended within the time limit of {self.options.time_limit:g} s."
+            raise ProbeError(message, "Give a longer --time-limit, or see probes/ in the run directory.")
         if outcome.measurements and all(each.outcome is Outcome.FAILED for each in outcome.measurements):
             reason = outcome.measurements[0].reason or "no reason given"
             message = f"every probe failed: {reason.strip().splitlines()[-1]}"

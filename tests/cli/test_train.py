@@ -1,5 +1,8 @@
 """`autofit train`: what it prints, how an interrupt ends it, and what is wrong with its input."""
 
+import os
+import subprocess
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +58,33 @@ def test_an_interrupted_training_tells_how_to_go_on(
     (here / "o").mkdir()
     printed = run("train", "result.yaml", "--data", "mine.py", "--from-scratch", *output)
     assert (printed.code, printed.err) == (130, message)
+
+
+def test_a_training_that_is_started_again_runs_nothing_that_lies_in_the_current_directory(
+    here: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[tuple[list[str], dict[str, str]]] = []
+
+    def out_of_memory(*_: Any, restart: Callable[[], None], **__: Any) -> None:
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(os, "execve", lambda _, command, environment: started.append((command, environment)))
+            restart()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("autofit.api.train.train", out_of_memory)
+    (here / "result.yaml").write_text(RESULT)
+    run("train", "result.yaml", "--data", "mine.py", "--from-scratch", "--output", "o")
+    [(command, environment)] = started
+    assert command[-1] == "--resume"
+
+    for name in ("types", "yaml", "signal", "autofit"):
+        (here / f"{name}.py").write_text("open('imported', 'w')\nraise SystemExit(3)\n")
+    beginning = command[: command.index("train")]
+    done = subprocess.run(
+        [*beginning, "--help"], env=environment, cwd=here, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert not (here / "imported").exists()
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import secrets
 import stat
 import subprocess
 import sys
@@ -23,6 +24,7 @@ from autofit.core.files import (
     keep,
     kept,
     locked,
+    read_text,
     write_atomically,
     write_cache,
 )
@@ -217,8 +219,8 @@ def test_what_can_be_read_is_a_file_or_a_directory(tmp_path: Path) -> None:
     check_readable(tmp_path, "the directory")
     for path, reason in {
         tmp_path / "none": "is not there",
-        tmp_path / "fifo": "cannot be read: it is neither a file nor a directory",
-        Path("/dev/zero"): "cannot be read: it is neither a file nor a directory",
+        tmp_path / "fifo": "cannot be read: it is no regular file",
+        Path("/dev/zero"): "cannot be read: it is no regular file",
         Path(__file__) / "x": "cannot be read: Not a directory",
         tmp_path / ("n" * 300): "cannot be read: File name too long",
     }.items():
@@ -282,3 +284,59 @@ def test_a_checksum_sees_every_byte(tmp_path: Path) -> None:
         file.seek(17 * 2**20)
         file.write(b"\x01")
     assert checksum(path) != before
+
+
+@pytest.mark.parametrize("path", ["/proc/kmsg", "/proc/self/environ", "/proc/cpuinfo"])
+def test_what_the_kernel_makes_up_is_no_file_to_read(tmp_path: Path, path: str) -> None:
+    """Of /proc/kmsg there is never an end."""
+    (tmp_path / "data.jsonl").symlink_to(path)
+    for each in (Path(path), tmp_path / "data.jsonl"):
+        with pytest.raises(OSError, match="it is no regular file"):
+            read_text(each)
+        with pytest.raises(InputError, match="cannot be read: it is no regular file"):
+            check_readable(each, "the data file")
+
+
+def test_a_name_that_others_made_a_link_is_never_written_through(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever else may write to a directory guesses the name of the file that is written first, or sees it."""
+    (tmp_path / "victim").write_text("precious")
+    monkeypatch.setattr(secrets, "token_hex", lambda count: "guessed")
+    for target in ("victim", "dangling"):
+        (tmp_path / ".guessed.part").symlink_to(tmp_path / target)
+        with pytest.raises(FileExistsError):
+            write_atomically(tmp_path / "result.yaml", "mine")
+        (tmp_path / ".guessed.part").unlink()
+    assert (tmp_path / "victim").read_text() == "precious"
+    assert {each.name for each in tmp_path.iterdir()} == {"victim"}
+
+
+def test_names_of_files_that_are_written_first_differ_each_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names: list[str] = []
+    replace = Path.replace
+
+    def note(self: Path, target: Path) -> Path:
+        names.append(self.name)
+        return replace(self, target)
+
+    monkeypatch.setattr(Path, "replace", note)
+    for _ in range(3):
+        write_atomically(tmp_path / "x", "text")
+    assert len(set(names)) == 3
+
+
+def test_a_new_file_is_for_whom_the_user_s_files_usually_are(tmp_path: Path) -> None:
+    path, other = tmp_path / "x", tmp_path / "y"
+    other.touch()
+    write_atomically(path, "text")
+    assert path.stat().st_mode == other.stat().st_mode
+
+
+def test_no_lock_is_made_through_a_link(tmp_path: Path) -> None:
+    (tmp_path / ".lock").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(OSError, match="symbolic links"), locked(tmp_path / ".lock"):
+        pass
+    assert not (tmp_path / "elsewhere").exists()

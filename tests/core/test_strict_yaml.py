@@ -1,12 +1,14 @@
 """YAML is read strictly: plain data only, no key twice, and every failure is one sentence with a line."""
 
 import os
+import time
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from autofit.core import strict_yaml
 from autofit.core.errors import InputError
 from autofit.core.strict_yaml import dump, load_mapping, parse
 
@@ -23,6 +25,51 @@ from autofit.core.strict_yaml import dump, load_mapping, parse
 )
 def test_plain_data(text: str, value: object) -> None:
     assert parse(text, "the test") == value
+
+
+WIDE = ", ".join(f"k{n}: 1" for n in range(500))
+
+
+def merging(depth: int, width: int, first: str = "{x: 1, y: 2}") -> str:
+    """A mapping that merges one so many times, which merges another so many times, and so on."""
+    text = f"&m0 {first}"
+    for number in range(1, depth):
+        text = f"&m{number} {{<<: [{', '.join([text, *[f'*m{number - 1}'] * (width - 1)])}]}}"
+    return text
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        (f"a: {merging(12, 9)}", r"its mappings merge too much \(line 1\)"),
+        (f"a: {merging(40, 2)}", "merge too much"),
+        (f"a: !!set {merging(12, 9).removeprefix('&m11 ')}", "merge too much"),
+        (f"a: !!omap [b: {merging(12, 9)}]", "merge too much"),
+        (f"b: &b {{{WIDE}}}\n" + "".join(f"{n}: {{<<: *b}}\n" for n in range(500)), "merge too much"),
+        ("a: &a\n  <<: *a\n  x: 1", "merge too much"),
+        (f"a: 1{':11' * 100_000}", r"a number has 300,001 characters \(line 1\)"),
+        (f"a: -1{':11' * 100_000}.5", "a number has"),
+        (f"a: !!int '1{':11' * 100_000}'", "a number has"),
+        (f"a: !!float '1{':11' * 100_000}'", "a number has"),
+        (f"a: 0x{'f' * 100_000}", "a number has"),
+        (f"a: 1{':11' * 300}.5", "too large"),
+    ],
+)
+def test_little_text_is_no_endless_work(text: str, reason: str) -> None:
+    began = time.process_time()
+    with pytest.raises(InputError, match=reason):
+        parse(text, "the test")
+    assert time.process_time() - began < 5
+
+
+def test_merges_and_numbers_of_any_use_are_read() -> None:
+    assert parse(f"a: {merging(6, 4)}", "the test") == {"a": {"x": 1, "y": 2}}
+    assert parse("a: 1:30:00\nb: 1:30.5\nc: 0x1f", "the test") == {"a": 5400, "b": 90.5, "c": 31}
+
+
+def test_what_merges_nothing_may_be_as_large_as_any(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(strict_yaml, "_MOST_MERGED", 10)
+    assert len(parse("".join(f"k{n}: 1\n" for n in range(20)), "the test")) == 20
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -129,6 +130,18 @@ def test_any_prefix_of_a_journal_can_be_resumed(journal: Journal) -> None:
         held = measurements_of(open_study(journal, SAMPLER))
         assert [each.number for each in held] == list(range(len(held)))
         assert held[-1].outcome is Outcome.TIMED_OUT
+
+
+@pytest.mark.parametrize("start", ["", "\n"])
+@pytest.mark.parametrize("end", ["", ',"crc":"0000000"}', ',"crc":"00000000"}'])
+def test_a_torn_line_takes_time_by_its_length_alone(journal: Journal, start: str, end: str) -> None:
+    """Of a megabyte that takes a tenth of a second; by its square it would be hours."""
+    write(journal, "fits")
+    with journal.path.open("a") as file:
+        file.write(start + '{"op_code":' * 100_000 + end)
+    began = time.process_time()
+    begun_with(journal.path)
+    assert time.process_time() - began < 5
 
 
 def test_zeros_after_a_power_cut_are_a_torn_line(journal: Journal) -> None:

@@ -59,6 +59,10 @@ def by_micro_batch(explored: Mapping[int, float], verified: Mapping[int, float] 
     return answer
 
 
+def verifies(plan: Plan) -> bool:
+    return dataclasses.replace(plan, seconds=math.inf) == tune.VERIFY_PLAN
+
+
 class FakeExecutor(Executor):
     """Stands in for a LocalExecutor: looks at nothing and measures by a formula."""
 
@@ -80,7 +84,7 @@ class FakeExecutor(Executor):
             self.interrupt_at = None
             raise KeyboardInterrupt
         self.asked.append((request.config, request.plan))
-        seen = self.answer(request.config, request.plan == tune.VERIFY_PLAN)
+        seen = self.answer(request.config, verifies(request.plan))
         return dataclasses.replace(seen, number=number, seconds=seen.seconds or 1.0)
 
     def link(self, hardware: Hardware, budget: Budget) -> Link | None:
@@ -102,11 +106,11 @@ class FakeExecutor(Executor):
     @property
     def explored(self) -> list[Any]:
         """The micro-batches of the exploring probes, in order."""
-        return [config["micro_batch_size"] for config, plan in self.asked if plan != tune.VERIFY_PLAN]
+        return [config["micro_batch_size"] for config, plan in self.asked if not verifies(plan)]
 
     @property
     def verified(self) -> list[Any]:
-        return [config["micro_batch_size"] for config, plan in self.asked if plan == tune.VERIFY_PLAN]
+        return [config["micro_batch_size"] for config, plan in self.asked if verifies(plan)]
 
 
 def notes_of(events: Sequence[Event]) -> list[str]:

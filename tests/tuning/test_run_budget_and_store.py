@@ -169,9 +169,9 @@ def test_a_space_is_narrowed_to_what_tensors_will_probably_find_room_for(
         told.append(cap_bytes)
         return space, None
 
-    def limits(trials: int, seconds: float | None, *memory: int | None, tolerance: float) -> Limits:
+    def limits(trials: int, seconds: float | None, *memory: Any, **others: Any) -> Limits:
         told.extend(memory)
-        return Limits(trials, seconds, *memory, tolerance=tolerance)
+        return Limits(trials, seconds, *memory, **others)
 
     monkeypatch.setattr(tune, "narrowed", narrowed)
     monkeypatch.setattr(tune, "Limits", limits)

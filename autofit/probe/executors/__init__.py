@@ -4,6 +4,8 @@ Which processes, devices and machines serve a request is the executor's own busi
 """
 
 import contextlib
+import math
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from pathlib import Path
@@ -22,6 +24,7 @@ from autofit.probe.steps import Request
 from autofit.probe.timing import Plan
 
 LOOK_SECONDS = 600.0
+LEAST_SECONDS = 1e-3  # that anything is given, also where no time is left
 Work = Callable[..., Any]  # of a workload and arguments; both, and its answer, are sent between processes
 
 
@@ -34,6 +37,7 @@ class Executor(ABC):
     timeout: float = 600.0  # seconds a probe may take
     own_ranks: tuple[Place, ...] | None = None  # where those are, if it is not this machine that is divided for them
     sharing: int = 1  # how many then share a node's processors and memory at once
+    until: float = math.inf  # of time.monotonic: when all that is run has to have ended
 
     @abstractmethod
     def measure(self, workload: Workload, request: Request, *, number: int) -> Measurement:
@@ -65,6 +69,14 @@ class Executor(ABC):
     def explorer(self) -> contextlib.AbstractContextManager["Executor"]:
         """What enters the executor of several probes at once, where it is another one: given up, it leaves this one."""
         return contextlib.nullcontext(self)
+
+    def end_by(self, until: float) -> None:
+        """End at that time, of time.monotonic, whatever `run`, `trace` and `link` still do then."""
+        self.until = until
+
+    def seconds_within(self, timeout: float) -> float:
+        """A timeout, cut where time ends."""
+        return min(timeout, max(self.until - time.monotonic(), LEAST_SECONDS))
 
     def __enter__(self) -> Self:
         return self

@@ -55,6 +55,11 @@ class RanksExecutor(Executor):
     def meeting(self) -> tuple[str, str | None]:
         """Where the ranks of one call meet, as PyTorch calls it, and a file to delete afterwards."""
 
+    def end_by(self, until: float) -> None:
+        super().end_by(until)
+        for worker in self._workers:
+            worker.end_by(until)
+
     def give_up(self) -> None:
         for worker in self._workers:
             worker.give_up()
@@ -95,7 +100,7 @@ class RanksExecutor(Executor):
     def traced(self, record: Work, workload: Workload, request: Request) -> Answers:
         """The mappings that `record` returned of a step on each rank; a ProbeError where one returned none."""
         with self._turn:
-            answers = self._together(record, workload, request, "step-trace", self.timeout)
+            answers = self._together(record, workload, request, "step-trace", self.seconds_within(self.timeout))
         ended = [rank for rank in range(self.devices) if not isinstance(answers.get(rank), dict)]
         if ended:
             raise ProbeError(f"rank {ended[0]} of {self.devices} did not end its step.", "See step-trace.log.")
@@ -104,7 +109,7 @@ class RanksExecutor(Executor):
     def link(self, hardware: Hardware, budget: Budget) -> Link | None:
         request = Request(Config({}), hardware, budget, Plan())
         with self._turn:
-            answers = self._together(link_of_rank, None, request, "link", LINK_SECONDS)
+            answers = self._together(link_of_rank, None, request, "link", self.seconds_within(LINK_SECONDS))
         return answers[0] if isinstance(answers.get(0), Link) else None
 
     def _together(

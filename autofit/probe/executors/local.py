@@ -25,7 +25,7 @@ from autofit.core.workload import Workload
 from autofit.core.zygote_process import START, TRANSFORMERS, ZygoteProcess, environment_of_zygote, taken
 from autofit.distributed.pickling import pickled
 from autofit.hardware.out_of_memory import outcome_of_last_words
-from autofit.probe.executors import Executor, Work
+from autofit.probe.executors import LEAST_SECONDS, Executor, Work
 from autofit.probe.measure import check_free_memory, measure, serve
 from autofit.probe.placement import Place
 from autofit.probe.steps import Request
@@ -33,6 +33,7 @@ from autofit.probe.zygote import Ended, Job, Preload
 
 _START_SECONDS, LATE_SECONDS = 300.0, 60.0  # until a zygote is ready; and beyond a job's timeout, until it is stuck
 _END_SECONDS = 5.0  # until it has ended what its child started
+_TIME_OVER = "The time limit was over: give a longer one."
 _HINT = "The last line of its log: "
 _PICKLING = threading.Lock()  # pickling runs the user's code, which need not be thread-safe
 
@@ -90,11 +91,12 @@ class Worker(Executor):
     def run(
         self, function: Work, workload: Workload | None, *arguments: Any, log: str, timeout: float, task: str = "it"
     ) -> Any:
-        answer = self._call(function, workload, arguments, log, timeout)
+        seconds = self.seconds_within(timeout)
+        answer = self._call(function, workload, arguments, log, seconds)
         if not isinstance(answer, Ended):
             return answer
         if answer.code is None:
-            raise ProbeError(f"{task} took more than {timeout:.0f} s.")
+            raise ProbeError(f"{task} took more than {seconds:.0f} s.", _TIME_OVER if seconds < timeout else "")
         line = answer.last_line
         raise ProbeError(f"{task} ended its process: {_cause_of_death(answer.code)}.", line and _HINT + line)
 
@@ -177,10 +179,10 @@ class LocalExecutor(Worker):
         """Wait until the zygote has started."""
         with self._talking():
             if not self._ready:
-                self._receive(_START_SECONDS)
+                self._receive(self.seconds_within(_START_SECONDS))
                 if self._zygote.names != TRANSFORMERS and "transformers.modeling_utils" in sys.modules:
                     self.connection.send(Preload(TRANSFORMERS))  # else each child would import them anew
-                    self._receive(_START_SECONDS)
+                    self._receive(self.seconds_within(_START_SECONDS))
                 self._ready = True
 
     def send(self, job: Job) -> None:
@@ -188,9 +190,11 @@ class LocalExecutor(Worker):
         path.parent.mkdir(parents=True, exist_ok=True)  # it may have been deleted since
         with path.open("ab") as file:  # an OSError where it cannot be made: the child could not say so
             self._written = path, file.tell()
-        self.ready()
+        began = time.monotonic()
+        self.ready()  # which may take seconds, of the job's time
+        left = max(job.timeout - (time.monotonic() - began), LEAST_SECONDS)
         with self._talking():
-            self.connection.send(dataclasses.replace(job, log=str(path)))
+            self.connection.send(dataclasses.replace(job, log=str(path), timeout=left))
 
     def stop(self) -> None:
         with self._talking():
@@ -220,13 +224,14 @@ class LocalExecutor(Worker):
 
     def _no_answer(self) -> ProbeError:
         """How the zygote ended, with its last line where that tells of an error of its own."""
-        gave_up = self._gave_up
+        gave_up, is_late = self._gave_up, time.monotonic() >= self.until
         self.give_up()  # an answer that comes late would be taken for the next caller's
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(0 if gave_up else _END_SECONDS)
+            self._process.wait(0 if gave_up or is_late else _END_SECONDS)
         code, what = self._process.returncode, "ended" if self._ready else "did not start"
         if code is None:
-            return ProbeError(f"the process that starts probes {what if gave_up else 'does not answer'}.")
+            remedy = _TIME_OVER if is_late else ""
+            return ProbeError(f"the process that starts probes {what if gave_up else 'does not answer'}.", remedy)
         line = _last_line(self._keep_log()) if code > 0 else ""
         return ProbeError(f"the process that starts probes {what}: {_cause_of_death(code)}.", line and _HINT + line)
 

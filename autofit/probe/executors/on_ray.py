@@ -65,6 +65,7 @@ class RayExecutor(Executor):
     @contextlib.contextmanager
     def explorer(self) -> Iterator[Executor]:
         with RayExecutor(*self._given, within=self._cluster) as explorer:
+            explorer.end_by(self.until)
             yield explorer
         self._cluster.end_idle(but=1)  # finalists run one at a time: others may have the rest
 
@@ -115,6 +116,7 @@ class RayExecutor(Executor):
             for left in reversed(range(_LOSSES)):
                 try:
                     with self._gang() as gang:
+                        gang.executor.end_by(self.until)
                         return ask(gang.executor)
                 except LostError as lost:
                     if self._given_up.is_set():

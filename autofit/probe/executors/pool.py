@@ -38,6 +38,11 @@ class PoolExecutor(Executor):
         for worker in self._workers:
             self._idle.put(worker)
 
+    def end_by(self, until: float) -> None:
+        super().end_by(until)
+        for worker in self._workers:
+            worker.end_by(until)
+
     def give_up(self) -> None:
         for worker in self._workers:
             worker.give_up()

@@ -54,15 +54,12 @@ def leveled(measurement: Measurement, result: Result) -> float:
 
 def per_sample(result: Result) -> float:
     """Units of throughput in a sample: its tokens where tokens are counted."""
-    for one in (result.best, *result.trials):
-        if one and one.tokens_per_second and one.samples_per_second:
-            return one.tokens_per_second / one.samples_per_second
-    return 1.0
+    return result.units_per_sample
 
 
 def unit(result: Result) -> str:
     """What throughput counts."""
-    return "tokens" if any(trial.tokens_per_second for trial in result.trials) else "samples"
+    return result.unit
 
 
 def hover_text(one: Plotted, result: Result) -> str:

@@ -2,6 +2,7 @@
 process, and on real nodes by `pytest -m cluster -n 0 tests/probe/executors`."""
 
 import contextlib
+import math
 import os
 import signal
 import sys
@@ -178,6 +179,19 @@ def test_it_finds_the_hardware_and_the_traits(executor: Executor) -> None:
     hardware, traits = executor.look(tiny.transformer_workload(), "cpu", GIB)
     assert (hardware.device, traits.blocks) == ("cpu", 3)
     assert executor.detect("cpu").name == hardware.name
+
+
+def test_whatever_it_runs_ends_when_time_is_over(executor: Executor) -> None:
+    began = time.monotonic()
+    executor.end_by(began + 1.0)
+    try:
+        with pytest.raises(ProbeError, match=r"looking at the model took more than [01] s") as caught:
+            executor.look(doing(lambda: time.sleep(600)), "cpu", GIB)
+    finally:
+        executor.end_by(math.inf)
+    assert "time limit" in caught.value.remedy
+    assert time.monotonic() - began < 30  # a busy machine may take its time
+    assert executor.detect("cpu").device == "cpu"
 
 
 @pytest.fixture

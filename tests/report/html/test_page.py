@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from autofit.core.config import Config
 from autofit.core.hardware import GIB
 from autofit.core.learning import LearningCurve
 from autofit.core.measurement import Measurement, Outcome
@@ -141,6 +142,28 @@ def test_every_trial_is_a_row_that_can_be_sorted(record: Records, tmp_path: Path
     assert re.findall(r'href="(probes/[^"]+)"', page) == ["probes/0003.log"]
     links = set(re.findall(r'href="#(trial-\d+)"', page))
     assert links == {f"trial-{number}" for number in rows}
+
+
+def test_the_work_of_a_page_grows_as_the_trials_do(
+    record: Records, measured: Callable[..., Measurement], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Configs are compared some ten times for each trial, not with each other trial's."""
+    compared: list[Config] = []
+    equal = Config.__eq__
+
+    def counting(self: Config, other: object) -> bool:
+        compared.append(self)
+        return equal(self, other)
+
+    monkeypatch.setattr(Config, "__eq__", counting)
+    counts = []
+    for trials in (50, 200):
+        others = [measured(10.0 + number, 1.0, micro_batch_size=number + 100) for number in range(trials)]
+        drawn = record(trials=(*others, *record().result.trials))
+        compared.clear()
+        report_page(drawn, tmp_path)
+        counts.append(len(compared))
+    assert counts[1] < 5 * counts[0]
 
 
 def test_the_exports_that_there_are_can_be_copied(record: Records, tmp_path: Path) -> None:
