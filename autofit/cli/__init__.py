@@ -19,6 +19,7 @@ from autofit.cli import doctor, estimate, export, models, report, search, spaces
 from autofit.cli.help import Command, PlainFlags
 from autofit.cli.options import Version
 from autofit.cli.output import INTERRUPTED, drop_rest, open_streams, print_error, print_json
+from autofit.core.beginning import counted_from_now
 from autofit.core.environment import set_defaults
 from autofit.core.errors import AutofitError, InputError, ProbeError, told
 
@@ -77,7 +78,8 @@ def main(arguments: list[str] | None = None) -> None:
     def command() -> Any:
         set_defaults()  # before it loads torch
         open_streams()
-        return app(given, prog_name="autofit", standalone_mode=False, obj=given)
+        with counted_from_now():
+            return app(given, prog_name="autofit", standalone_mode=False, obj=given)
 
     try:
         code = _run(command, as_json)

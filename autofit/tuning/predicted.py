@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from autofit import techniques
+from autofit.core.beginning import began
 from autofit.core.budget import Budget
 from autofit.core.config import Config
 from autofit.core.environment import versions
@@ -91,7 +92,7 @@ def predicted_search(workload: Workload, options: SearchOptions, listener: Liste
         InputError: an option is wrong; UntraceableError: the model cannot be followed without its weights;
         ProbeError: the prediction took longer than the time limit.
     """
-    start = time.monotonic()
+    start = began()
     if options.gpu is not None:
         card_to_search_for(options.gpu)  # refuses a card that no search can be for, before anything else is said
 
@@ -137,7 +138,7 @@ class _Space:
         self._executor, self._hardware, self._budget = executor, hardware, budget
         self._options, self._listener = options, listener
         self._cap = budget.cap_bytes(hardware.device, hardware.context_bytes)
-        self._deadline = time.monotonic() + (options.time_limit or _NO_LIMIT)
+        self._deadline = began() + (options.time_limit or _NO_LIMIT)
         self.timelines: dict[str, Timeline] = {}
         self.workload = workload
         if workload.traits is None:

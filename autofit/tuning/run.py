@@ -11,6 +11,7 @@ from datetime import datetime
 from pathlib import Path
 
 from autofit import techniques
+from autofit.core.beginning import began
 from autofit.core.config import Config
 from autofit.core.environment import versions
 from autofit.core.errors import InputError, ProbeError
@@ -100,7 +101,7 @@ def run_search(
     Raises:
         InputError: something given is wrong; ProbeError: probes cannot run here.
     """
-    start = time.monotonic()
+    start = began()
     listener = listener or (lambda event: None)
     listener(PhaseStarted("looking at the model and the device"))
     with run_directory(workload, options.out, resume=options.resume) as directory:
@@ -122,10 +123,10 @@ def run_search(
             finals = run.verify(outcome)
             result = run.result(outcome, finals)
             if judge and result.best and result.stopped_by != "interrupt":
-                began = time.monotonic()
+                judging = time.monotonic()
                 executor.end_by(math.inf)  # it has seconds of its own
                 result = judge(result, executor, listener)
-                executor.end_by(until + time.monotonic() - began)
+                executor.end_by(until + time.monotonic() - judging)
             if options.memory_snapshot:
                 listener(PhaseStarted("tracing one training step of the best config"))
                 result = trace_best(result, context.workload, executor, directory=directory.path, notify=run.notify)
