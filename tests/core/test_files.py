@@ -282,3 +282,11 @@ def test_a_checksum_sees_every_byte(tmp_path: Path) -> None:
         file.seek(17 * 2**20)
         file.write(b"\x01")
     assert checksum(path) != before
+
+
+@pytest.mark.parametrize("name", ["model", "checkpoints", "tensorboard"])
+def test_a_file_where_a_training_will_make_a_folder_is_told_before_it(tmp_path: Path, name: str) -> None:
+    check_output(tmp_path, resume=False)
+    (tmp_path / name).touch()
+    with pytest.raises(InputError, match=rf"{name} is a file, not a directory\. Choose an output directory"):
+        check_output(tmp_path, resume=False)
