@@ -41,6 +41,7 @@ class Judge:
     lr: float = 1e-4
     objective: str = OBJECTIVES[0]
     trust_remote_code: bool = False
+    allow_missing: bool = False  # start what the weights lack, such as a new head, from random numbers
 
     def __post_init__(self) -> None:
         check_judging("loss", self.objective, data=self.data)
@@ -107,6 +108,7 @@ def _learn(_: None, saved: SavedResult, judge: Judge, seed: int) -> tuple[list[f
             raise _TimeUpError
 
     options: dict[str, Any] = {"lr": judge.lr, "steps": _MOST_STEPS, "trust_remote_code": judge.trust_remote_code}
+    options["allow_missing"] = judge.allow_missing
     with suppress(_TimeUpError):
         train(saved, Path(judge.data), weights=judge.weights, seed=seed, callbacks=(follow,), **options)
     return [each.seconds for each in reports], [each.loss for each in reports]

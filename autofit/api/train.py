@@ -17,7 +17,7 @@ from autofit.core.layout import Layout
 from autofit.core.place import given_place
 from autofit.core.record import RECORD, Record
 from autofit.core.result import SavedResult
-from autofit.core.workload import LEARNT, Hyperparameters, Workload
+from autofit.core.workload import LEARNT, Hyperparameters
 from autofit.data.options import DataOptions
 from autofit.export.source import NOTHING_MEASURED
 from autofit.models import HuggingFaceModel, workload_from_source
@@ -30,6 +30,7 @@ _DEQUANTISED = (
     "fp8",
     "mxfp4",
 )  # what transformers restores as it loads, where the model's own config says so
+_MOST_NAMED = 5  # of missing weights
 _PEEK = 12  # batches that a processor makes before training, which take as long as those of training
 
 
@@ -38,6 +39,7 @@ def train(
     data: Path,
     *,
     weights: str | Path | None = None,
+    allow_missing: bool = False,
     eval_data: Path | None = None,
     packing: bool | None = None,
     learn: str = LEARNT[0],
@@ -54,6 +56,7 @@ def train(
 
     Args:
         weights: a directory or a hub id; None: from scratch.
+        allow_missing: start what the weights lack, such as a new head, from random numbers.
         packing: None: as the search chose that knew its data, else by the form of the data.
         learn: "assistant": of chats the assistant's turns, of prompts the completions. "all": all tokens.
         output: receives the checkpoints and the model, with its tokenizer.
@@ -81,7 +84,7 @@ def train(
     loader = reader.loader(data)
     eval_loader = reader.loader(eval_data, names=loader.label_names) if eval_data else None
     torch.manual_seed(seed)
-    model = factory() if weights is None else _load(workload, factory, weights)
+    model = factory() if weights is None else _load(factory, weights, allow_missing, listener)
     config: Any = model.config
     if loader.label_names:
         config.id2label = {**config.id2label, **{number: name for name, number in loader.label_names.items()}}
@@ -119,7 +122,7 @@ def _what_fitted(result: Path, saved: SavedResult) -> str:
     return ""
 
 
-def _load(workload: Workload, factory: HuggingFaceModel, weights: str | Path) -> Any:
+def _load(factory: HuggingFaceModel, weights: str | Path, allow_missing: bool, listener: Listener) -> Any:
     if Path(weights, "adapter_config.json").exists():
         message = f"{weights} holds a LoRA adapter, not the weights of a model."
         raise InputError(message, "Merge it into its model (merge_and_unload of peft), and give what that saves.")
@@ -130,9 +133,21 @@ def _load(workload: Workload, factory: HuggingFaceModel, weights: str | Path) ->
         remedy = "Give the unquantised weights: training quantises them itself where the result's quantization says so."
         raise InputError(message, remedy)
     with blaming("weights", weights):
-        return getattr(transformers, factory.auto_class()).from_pretrained(
-            weights, config=factory.transformers_config(), trust_remote_code=factory.trust_remote_code
+        model, loaded = getattr(transformers, factory.auto_class()).from_pretrained(
+            weights,
+            config=factory.transformers_config(),
+            trust_remote_code=factory.trust_remote_code,
+            output_loading_info=True,
         )
+    missing = sorted(loaded["missing_keys"])
+    if missing:
+        more = f" (and {len(missing) - _MOST_NAMED} more)" if len(missing) > _MOST_NAMED else ""
+        lacking = f"the weights in {weights} lack {', '.join(missing[:_MOST_NAMED])}{more}"
+        if not allow_missing:
+            remedy = "Check that they are of this model; --allow-missing starts a new head from random numbers."
+            raise InputError(f"{lacking}.", remedy)
+        listener(Note(f"{lacking}: that starts from random numbers."))
+    return model
 
 
 def _quantised_by(weights: Path) -> str | None:

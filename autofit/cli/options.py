@@ -87,6 +87,8 @@ Judge = Annotated[str | None, _option(_SEARCH, _judge, "loss", complete=JUDGES)]
 _judge_data = "Data as of autofit train: packed or padded, by the tokens that count; the judge's, too."
 _judge_weights = "Weights, for the tokenizer of --data, and for the judge to start from; default: random."
 JudgeData = Annotated[Path | None, _option(_SEARCH, _judge_data, "PATH", "--data")]
+_allow_missing = "Start what the weights lack, such as a new head, from random numbers."
+JudgeAllowMissing = Annotated[bool, _option(_SEARCH, _allow_missing, None, "--allow-missing")]
 JudgeWeights = Annotated[str | None, _option(_SEARCH, _judge_weights, "DIR", "--weights")]
 JudgeTime = Annotated[str | None, _option(_SEARCH, _judge_time, "TIME")]
 JudgeLr = Annotated[float | None, _option(_SEARCH, "Learning rate of all; default 1e-4.", "RATE", "--lr")]
@@ -100,6 +102,7 @@ _train_devices = "Devices of this machine to train on; default: as many as the r
 _train_seed = "Seed of everything random: samples' order, dropout, new weights."
 Data = Annotated[Path, _option(_DATA, _data, "PATH", "--data")]
 Weights = Annotated[str | None, _option(_DATA, "Weights to start from: a directory or a hub id.", "DIR")]
+AllowMissing = Annotated[bool, _option(_DATA, _allow_missing, None, "--allow-missing")]
 FromScratch = Annotated[bool, _option(_DATA, "Start from random weights.", None, "--from-scratch")]
 EvalData = Annotated[Path | None, _option(_DATA, "Data to evaluate on after each pass.", "PATH")]
 Packing = Annotated[bool | None, _option(_DATA, _packing, None, "--packing/--padding")]

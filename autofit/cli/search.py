@@ -26,7 +26,7 @@ from autofit.report.table import result_table
 from autofit.report.terminal import Terminal
 
 _OF_MODELS = ("task", "seq_len", "effective_batch", "trust_remote_code")
-_OF_JUDGING = ("judge", "data", "weights", "judge_time", "lr", "objective")
+_OF_JUDGING = ("judge", "data", "weights", "allow_missing", "judge_time", "lr", "objective")
 _REMEDY = "Run on a machine with the card to measure, or search for the CPU with --device cpu --mem GIB."
 
 
@@ -57,6 +57,7 @@ def search(
     judge: options.Judge = None,
     data: options.JudgeData = None,
     weights: options.JudgeWeights = None,
+    allow_missing: options.JudgeAllowMissing = False,
     judge_time: options.JudgeTime = None,
     lr: options.JudgeLr = None,
     objective: options.Objective = "throughput",
@@ -117,7 +118,7 @@ def search(
 
         if judge:
             chosen = {"data": data, "weights": weights, "seconds": seconds, "lr": lr, "objective": objective}
-            chosen["trust_remote_code"] = trust_remote_code
+            chosen |= {"trust_remote_code": trust_remote_code, "allow_missing": allow_missing}
             chosen = {name: each for name, each in chosen.items() if each is not None}
             given["judge"] = heavy("autofit.api.judge", "Judge")(**chosen)
         elif data:

@@ -35,6 +35,7 @@ def train(
     result: options.Result,
     data: options.Data,
     weights: options.Weights = None,
+    allow_missing: options.AllowMissing = False,
     from_scratch: options.FromScratch = False,
     eval_data: options.EvalData = None,
     packing: options.Packing = None,

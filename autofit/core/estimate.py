@@ -1,7 +1,7 @@
 """What is predicted of one Config without running it: the Estimate, and the Timeline of its memory. Data only."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from autofit.core.budget import Budget
@@ -90,9 +90,8 @@ class Estimate:
     def from_dict(cls, data: Mapping[str, Any], budget: Budget | None = None) -> "Estimate":
         """The inverse of `to_dict`, which leaves out the budget."""
         figures = {name: figure for name, figure in data.items() if name not in ("device_bytes", "fits")}
-        figures |= {"config": Config(data["config"]), "notes": tuple(data["notes"]), "budget": budget}
-        figures["resting"] = from_plain(Resting | None, data.get("resting"))
-        return cls(**figures, **data["device_bytes"])
+        estimate: Estimate = from_plain(cls, {**figures, **data["device_bytes"]})
+        return replace(estimate, budget=budget)
 
     def _repr_html_(self) -> str | None:
         return as_html(self)
@@ -143,6 +142,12 @@ class Timeline:
     micro_batches: int = 1  # their number in a step; the timeline shows the last one and the update
     resting: Resting | None = None
     bottleneck: str | None = None  # as of an Estimate
+
+    def check_read(self) -> None:
+        """Raise a ValueError unless each moment has its time, and the size of each kind."""
+        widths = {len(moment) for moment in self.moments}
+        if len(widths) != 1 or len(self.at) != len(self.moments) or self.micro_batches < 1:
+            raise ValueError("a timeline has no moments, or they are of different lengths")
 
     @property
     def fullest(self) -> int:

@@ -17,6 +17,7 @@ from autofit.core.errors import InputError, shown
 
 _CHUNK = 2**23  # bytes
 _MADE_UP = ("/proc/", "/sys/")  # what the kernel makes up as it is read, of a size that it does not tell
+_OF_OUTPUT = ("checkpoints", "model", "tensorboard")  # the folders that a training makes in its output directory
 
 
 @contextlib.contextmanager
@@ -122,7 +123,8 @@ def check_output(directory: Path | None, resume: bool) -> None:
             raise InputError("to resume, the directory must be named.", "Give output_dir.")
         return
     remedy = "Choose an output directory that can be written to."
-    check_writable(directory, folder=True, remedy=remedy)
+    for folder in (directory, *(directory / name for name in _OF_OUTPUT)):
+        check_writable(folder, folder=True, remedy=remedy)
     if str(directory) != str(directory).encode(errors="replace").decode():  # safetensors and tokenizers open no other
         raise InputError(f"{shown(str(directory))} is no name in UTF-8.", remedy)
     if resume and not directory.exists():
@@ -160,6 +162,13 @@ def cache_file(kind: str, name: str) -> Path:
     if not home.is_absolute():  # a user without a home, as in a container: nothing can be kept
         home = Path("/nonexistent")
     return Path(os.environ.get("XDG_CACHE_HOME") or home) / "autofit" / kind / name
+
+
+def cached_names(kind: str) -> list[str]:
+    """The names of the files of a kind in the user's cache; none where it cannot be read."""
+    with contextlib.suppress(OSError):
+        return sorted(path.name for path in cache_file(kind, "").iterdir())
+    return []
 
 
 def write_cache(path: Path, text: str) -> None:

@@ -6,12 +6,13 @@ from statistics import fmean, median
 
 from autofit.core.config import Config
 from autofit.core.errors import InputError, unknown
+from autofit.core.plain import Loss
 
 JUDGES = ("loss",)
 OBJECTIVES = ("throughput", "loss-per-second")
 _POINTS = 50  # of a curve
 _WARMING = 2  # steps that make state, and compile
-Run = tuple[tuple[float, float], ...]
+Run = tuple[tuple[float, Loss], ...]
 
 
 @dataclass(frozen=True)
@@ -21,7 +22,7 @@ class LearningCurve:
 
     config: Config
     runs: tuple[Run, ...] = ()
-    losses: tuple[float, ...] = ()
+    losses: tuple[Loss, ...] = ()
     steps: tuple[int, ...] = ()
     reason: str | None = None
 

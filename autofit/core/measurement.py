@@ -8,7 +8,7 @@ from typing import Any
 
 from autofit.core.config import Config
 from autofit.core.hardware import GIB
-from autofit.core.plain import from_plain, to_plain
+from autofit.core.plain import Loss, from_plain, to_plain
 
 BATCH_NORM = "BatchNorm"  # how a warning begins that the first line of an answer repeats
 
@@ -93,7 +93,7 @@ class Measurement:
     samples_per_second: float | None = None
     tokens_per_second: float | None = None
     peak_bytes: PeakBytes | None = None
-    loss: float | None = None
+    loss: Loss | None = None
     reason: str | None = None
     seconds: float = 0.0  # the probe's wall time, of which the next two are part
     build_seconds: float = 0.0
@@ -144,6 +144,19 @@ class Measurement:
     def faster(self, ratio: float) -> "Measurement":
         """The same at so many times the speed; unchanged where no step was timed."""
         return self.taking(self.step_seconds.median / ratio) if self.step_seconds else self
+
+    def check_read(self) -> None:
+        """Raise a ValueError for what no probe measures."""
+        steps, peak = self.step_seconds, self.peak_bytes
+        times = [self.seconds, self.build_seconds, self.warmup_seconds, self.compile_seconds]
+        sizes = [each for each in vars(peak).values() if each is not None] if peak else []
+        if min(*times, self.number, self.steps, *sizes) < 0:
+            raise ValueError("a figure is below 0")
+        if steps and min(vars(steps).values()) <= 0:
+            raise ValueError("a step takes no time")
+        speeds = [each for each in (self.samples_per_second, self.tokens_per_second) if each is not None]
+        if any(each <= 0 for each in speeds):
+            raise ValueError("a speed is not above 0")
 
     def to_trial(self) -> dict[str, Any]:
         """An element of `trials` in --json, and of the journal."""

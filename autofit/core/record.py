@@ -85,6 +85,7 @@ class Record:
         if data.get("schema") != SCHEMA:
             raise InputError(f"{path} has schema {shown(data.get('schema'))}; this autofit reads schema {SCHEMA}.")
         try:
+            _check_options(data["options"])
             written = data.pop("digest", None)
             intact = written == _digest(data)
             predicted = from_plain(tuple[Predicted, ...], [trial.pop("predicted") for trial in data["trials"]])
@@ -98,6 +99,13 @@ class Record:
             )
         except (KeyError, TypeError, ValueError, AttributeError, InputError) as error:
             raise InputError(f"{path} is damaged: {type(error).__name__}: {sentence(error)}.", _AGAIN) from error
+
+
+def _check_options(options: Any) -> None:
+    """Raise a ValueError for options that no search has."""
+    tolerance = options.get("tolerance", 0.03)
+    if not isinstance(tolerance, int | float) or not 0 <= tolerance < 1:
+        raise ValueError(f"the tolerance is {shown(tolerance)}")
 
 
 def _digest(data: Mapping[str, Any]) -> str:

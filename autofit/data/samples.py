@@ -10,11 +10,13 @@ import numpy as np
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
+from autofit.core.errors import is_whole, shown
 from autofit.core.workload import Rows
 from autofit.data.batch import IGNORED_LABEL
 
 _CHOSEN = 0.15  # of all tokens, as BERT was trained (Devlin et al. 2018, section 3.1)
 _HIDDEN, _HIDDEN_OR_UNCHANGED = 0.8, 0.9  # of those: 80 % hidden, 10 % unchanged, 10 % replaced
+_MOST_SEED = 2**62
 _EVALUATION_SEED = 0  # the same tokens are hidden each time, so that evaluation losses can be compared
 
 
@@ -191,7 +193,7 @@ class FileLoader:
     def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
         place = self._place
         if not place.loaded or place.seed is None:
-            place.seed = int(torch.randint(2**62, ()))
+            place.seed = int(torch.randint(_MOST_SEED, ()))
             place.samples = 0
         place.loaded = False
 
@@ -213,9 +215,14 @@ class FileLoader:
         return {"seed": self._place.seed, "samples": self._place.samples}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on with that pass when the next one begins, within a batch where it has other sizes now."""
-        self._place.seed = state["seed"]
-        self._place.samples = state["samples"]
+        """Go on with that pass when the next one begins, within a batch where it has other sizes now. Raises ValueError
+        for a place that is none."""
+        seed = state["seed"]
+        samples = state["samples"]
+        if not is_whole(samples, 0) or not (seed is None or (is_whole(seed, 0) and seed < _MOST_SEED)):
+            raise ValueError(f"no place: {shown(dict(state))}")
+        self._place.seed = seed
+        self._place.samples = samples
         self._place.loaded = True
 
     def _batches(

@@ -4,7 +4,8 @@
                      └─ rank 1...
 
 The agent is a process of autofit's own, so that no rank runs the user's `__main__` again, and a Ctrl-C in the terminal
-reaches the caller alone. Ranks are forked from it, which runs no tensor work and opens no device.
+reaches the caller alone. Ranks are forked from it, which runs no tensor work and opens no device. Where the caller is
+killed, the agent ends the ranks and removes what lies in their folder; the job has no name in the file system at all.
 torch.distributed's elastic agent would do for restarts on several machines (torchrun is it); here it would wait 30 s
 for ranks that hang, and blame the first that ends, not the one that failed.
 """
@@ -15,6 +16,7 @@ import logging
 import multiprocessing.connection
 import os
 import pickle
+import shutil
 import signal
 import socket
 import subprocess
@@ -43,11 +45,9 @@ _LOOK_SECONDS = 0.2
 _START = """
 import signal
 signal.signal(signal.SIGINT, signal.SIG_DFL)
-from autofit.core.forks import die_with_parent
-die_with_parent()
 from autofit.distributed.launcher import main
 main()"""  # an interrupt while it imports, which takes seconds, ends it without a word
-_JOB, _LOG, _FAILURE = "job.pickle", "rank-{}.log", "rank-{}.failure"
+_LOG, _FAILURE = "rank-{}.log", "rank-{}.failure"
 _LAST_CHARACTERS = 2000  # of a log
 
 
@@ -85,17 +85,22 @@ def on_ranks(
             agent.send_signal(number)
 
     # From before the folder is there until it is gone, or an interrupt would leave it.
-    with Interrupts(pass_on) as interrupts, tempfile.TemporaryDirectory(prefix="autofit-ranks-") as folder:
+    with (
+        Interrupts(pass_on) as interrupts,
+        tempfile.TemporaryDirectory(prefix="autofit-ranks-") as folder,
+        tempfile.TemporaryFile() as job,
+    ):
         with reported(lambda error: f"this cannot be sent to other processes: {told(error)}.", "Leave it out."):
-            Path(folder, _JOB).write_bytes(pickled((function, arguments)))
+            job.write(pickled((function, arguments)))
+            job.flush()
         ours, theirs = socket.socketpair()
         environment = importing_alike()
         set_defaults(environment)
-        told_agent = [str(theirs.fileno()), folder, str(count), device, str(timeout)]
+        told_agent = [str(theirs.fileno()), str(job.fileno()), folder, str(count), device, str(timeout)]
         with theirs:
             agent = subprocess.Popen(
                 [sys.executable, "-P", "-c", _START, *told_agent],
-                pass_fds=[theirs.fileno()],
+                pass_fds=[theirs.fileno(), job.fileno()],
                 env=environment,
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,
@@ -141,11 +146,14 @@ def main() -> None:
         connection.send(("failed", RankError(message, details=traceback.format_exc())))
 
 
-def _serve(connection: Any, folder: str, count: str, device: str, timeout: str) -> None:
+def _serve(connection: Any, job: str, folder: str, count: str, device: str, timeout: str) -> None:
     """Start the ranks, and tell the caller how they ended."""
+    if connection.poll():  # the caller, which says nothing, was killed meanwhile
+        shutil.rmtree(folder, ignore_errors=True)
+        return
     ranks = int(count)
     logging.getLogger("torch.multiprocessing").setLevel(logging.ERROR)  # that it ends ranks is told here, and why
-    given = (Path(folder), ranks, device, float(timeout), connection)
+    given = (int(job), Path(folder), ranks, device, float(timeout), connection)
     tempfile.tempdir = folder  # torch leaves files there if this process is killed
     context: Any = start_processes(_rank, given, ranks, join=False, start_method="fork")
 
@@ -162,7 +170,12 @@ def _serve(connection: Any, folder: str, count: str, device: str, timeout: str) 
         if ended or None not in codes.values():
             break
         alive = [context.processes[rank].sentinel for rank, code in codes.items() if code is None]
-        multiprocessing.connection.wait(alive, _LOOK_SECONDS)
+        if connection in multiprocessing.connection.wait([*alive, connection], _LOOK_SECONDS):  # the caller is gone
+            for process in context.processes:
+                process.kill()
+                process.join()
+            shutil.rmtree(folder, ignore_errors=True)
+            return
     is_over = False
     with contextlib.suppress(ProcessExitedException):
         while not is_over:
@@ -171,7 +184,7 @@ def _serve(connection: Any, folder: str, count: str, device: str, timeout: str) 
         connection.send(("failed", _cause(Path(folder), ranks, ended)))
 
 
-def _rank(rank: int, folder: Path, count: int, device: str, timeout: float, connection: Any) -> None:
+def _rank(rank: int, job: int, folder: Path, count: int, device: str, timeout: float, connection: Any) -> None:
     """One rank from its start to its end."""
     die_with_parent()
     tempfile.tempdir = None
@@ -187,7 +200,8 @@ def _rank(rank: int, folder: Path, count: int, device: str, timeout: float, conn
                 connection.send(("said", value))
 
         with joined(place, device, timeout):
-            function, arguments = pickle.loads((folder / _JOB).read_bytes())
+            with Path(f"/proc/self/fd/{job}").open("rb") as file:  # each rank from its beginning
+                function, arguments = pickle.load(file)
             answer = function(say, *arguments)
         if not rank:
             connection.send(("answer", pickled(answer)))

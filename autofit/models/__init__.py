@@ -141,6 +141,9 @@ def named_by(source: Mapping[str, Any]) -> tuple[str, str]:
         load_preset(named)
     elif kind == "directory":
         check_directory(named)
+    elif not is_hub_id(named):
+        message = f"the source of the model is {shown(named)}, which is no name of a model on the hub."
+        raise InputError(message, "Write it as organisation/name, or search again.")
     return kind, named
 
 

@@ -53,7 +53,7 @@ def single_changes(result: Result) -> tuple[str, ...]:
             ratio = relative_speed(other, result) if other.fits else 0.0
             peak = f", peak {peak_gib(other)} GiB" if peak_gib(other) else ""
             figures = f"{ratio:.2f} x the speed{peak}" if other.fits else "out of memory"
-            lines.append((ratio, f"{knobs[0]} {value(other.config[knobs[0]])}: {figures}"))
+            lines.append((ratio, f"{knobs[0]} {value(other.config.get(knobs[0]))}: {figures}"))
     return tuple(line for _, line in sorted(lines, key=lambda pair: -pair[0])[:_MOST_CHANGES])
 
 

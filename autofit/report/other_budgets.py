@@ -78,8 +78,9 @@ def _against(point: Point, name: str, result: Result) -> tuple[float, str]:
     """The speed against the best of a tier, which may only have been explored, and what the config has instead."""
     leader = result.tiers[name]
     assert result.best and leader, "where a tier has a best, there is one"
-    if point.measured:  # as the table has it
-        ratio = relative_speed(latest_by_config(result)[point.config], result) / relative_speed(leader, result)
+    measurement = latest_by_config(result).get(point.config) if point.measured else None
+    if measurement:  # as the table has it
+        ratio = relative_speed(measurement, result) / relative_speed(leader, result)
     else:
         ratio = point.samples_per_second / (result.best.throughput * relative_speed(leader, result))
     return ratio, f"{instead(point.config, leader, most=_MOST_CHANGES)} {source(point.measured)}"

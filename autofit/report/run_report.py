@@ -4,12 +4,13 @@ import importlib.util
 import shutil
 import subprocess
 import tempfile
+import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import RenderableType
 
-from autofit.core.errors import InputError, unknown
+from autofit.core.errors import InputError, told, unknown
 from autofit.core.files import expanded, write_atomically
 from autofit.core.record import RECORD, Record
 from autofit.report.comparison import compare
@@ -55,12 +56,11 @@ def report(runs: Sequence[Path], form: str | None, output: Path | None) -> Rende
         raise InputError(message, "Choose another --output.") from error
     except InputError:
         raise
-    except Exception as error:
-        changed = [str(run / RECORD) for run, record in zip(runs, records, strict=True) if not record.intact]
-        if not changed:
-            raise  # a mistake of ours, whose traceback somebody has to see
-        which = f"{' or '.join(changed)}, which was changed ({type(error).__name__}: {error})"
-        raise InputError(f"nothing can be made of {which}.", _DAMAGED) from error
+    except Exception as error:  # a digest says only that somebody wrote all of a file
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        files = " or ".join(str(run / RECORD) for run in runs)
+        why = f"{told(error)}, in line {place.lineno} of {Path(place.filename).name}"
+        raise InputError(f"nothing can be made of {files}: {why}.", _DAMAGED) from error
 
 
 def _record(run: Path) -> Record:

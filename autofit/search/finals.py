@@ -105,7 +105,8 @@ class Finals:
 def restore(study: Study, records: Iterable[Mapping[str, Any]]) -> None:
     """Give a study the finals that records of its damaged journal hold."""
     for record in records:
-        for name, value in record.get("user_attr", {}).items():
+        attributes = record.get("user_attr")
+        for name, value in attributes.items() if isinstance(attributes, Mapping) else ():
             if name == _EXPLORED or name.startswith(_VERIFIED):
                 study.set_user_attr(name, value)
 

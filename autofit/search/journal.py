@@ -22,10 +22,11 @@ from optuna.storages.journal import BaseJournalBackend, JournalStorage
 from optuna.study import Study
 from optuna.trial import Trial, TrialState
 
-from autofit.core.errors import InputError, counted, shown
+from autofit.core.errors import InputError, counted, is_whole, shown
 from autofit.core.events import Notify
 from autofit.core.files import naming, write_atomically
 from autofit.core.measurement import Measurement, Outcome
+from autofit.core.plain import field_types
 from autofit.search.finals import restore
 from autofit.search.sampler import MEASUREMENT, measurements_of
 
@@ -106,6 +107,7 @@ class _Found:
         if start < 0 or not _CHECKSUM.search(data, start):  # torn before its checksum, which comes last
             data = data[:end]
         self.size, self.lines, self.checked = len(data), list[bytes](), list[dict[str, Any]]()
+        self.is_of_another_version = False
         told: dict[str, Any] = {}
         pieces = [piece for piece in _STARTS.split(data) if piece.strip()]
         for piece in pieces:
@@ -114,6 +116,9 @@ class _Found:
             text = match[0] if match and is_checked else piece
             with contextlib.suppress(ValueError, RecursionError):
                 record = json.loads(text)
+                if is_checked and not _is_readable(record):
+                    self.is_of_another_version |= _has_new_fields(record)
+                    continue
                 if is_checked or (isinstance(record, dict) and record.keys() & _OWN == {"op_code"}):
                     self.lines.append(text + b"\n")
                     self.checked += [record] if is_checked else []
@@ -128,6 +133,38 @@ class _Found:
         self.budget_bytes = budget if isinstance(budget := told.get(_BUDGET), int) else None
 
 
+def _is_readable(record: Any) -> bool:
+    """Whether a record has a number and, where it holds a measurement, one that a probe can have made."""
+    if not isinstance(record, dict) or not is_whole(record.get("line"), 0):
+        return False
+    held = _held(record)
+    return held is None or _measurement(held) is not None
+
+
+def _has_new_fields(record: Any) -> bool:
+    """Whether a record's measurement has figures that this version does not know: what it says is not damaged."""
+    held = _held(record) if isinstance(record, dict) else None
+    return isinstance(held, dict) and not held.keys() <= field_types(Measurement).keys()
+
+
+def _held(record: Mapping[str, Any]) -> Any:
+    """The measurement that a record holds, as plain data."""
+    attributes: dict[str, Any] = {}
+    for name in ("user_attr", "user_attrs"):
+        if isinstance(given := record.get(name), dict):
+            attributes |= given
+    return attributes.get(MEASUREMENT)
+
+
+def _measurement(held: Any) -> Measurement | None:
+    """A measurement that was written; None for what is none."""
+    try:
+        measurement = Measurement.from_trial(held)
+    except (AttributeError, InputError, TypeError, ValueError):
+        return None
+    return measurement if measurement.throughput or not measurement.fits else None
+
+
 def open_study(journal: Journal | None, sampler: BaseSampler) -> Study:
     """The study of a journal, new, resumed or in memory; of a damaged one, which is set aside, what is left of it.
 
@@ -138,25 +175,19 @@ def open_study(journal: Journal | None, sampler: BaseSampler) -> Study:
     journal.restored()
     path, found = journal.path, _Found(journal.path)
     _check_identity(found.identity, journal)
+    if found.is_of_another_version:
+        raise InputError(f"{path} is not a journal that this version of autofit can read: its figures differ.", _OTHER)
     if not found.is_whole and not found.checked:
         raise InputError(f"{path} is damaged, or no journal: no checksum shows any record to be right.", _OTHER)
-    journal.lines[:] = found.lines if found.is_whole else []
-    backend = _Backend(journal, others=max(0, len(journal.lines) - len(found.checked)))
     try:
-        study = optuna.create_study(
-            storage=JournalStorage(backend),
-            study_name="autofit",
-            direction="maximize",
-            sampler=sampler,
-            load_if_exists=True,
-        )
-        if not found.is_whole:
-            _add_measurements(study, found.checked)
-            restore(study, found.checked)
-        left = len(measurements_of(study))
+        backend, study = _opened(journal, found, sampler)
     except Exception as error:  # of any kind: records of another version say anything
-        message = f"{path} is not a journal that this version of autofit can read ({error!r})."
-        raise InputError(message, _OTHER) from error
+        if not found.checked:
+            message = f"{path} is not a journal that this version of autofit can read ({error!r})."
+            raise InputError(message, _OTHER) from error
+        found.is_whole = False  # what is right of it are the measurements
+        backend, study = _opened(journal, found, sampler)
+    left = len(measurements_of(study))
     if found.is_whole:
         with naming(path), path.open("ab") as file:
             file.truncate(found.size)
@@ -180,17 +211,35 @@ def open_study(journal: Journal | None, sampler: BaseSampler) -> Study:
     return study
 
 
+def _opened(journal: Journal, found: _Found, sampler: BaseSampler) -> tuple[_Backend, Study]:
+    """The study of what a file holds: of all records where they are whole, else of the measurements."""
+    journal.lines[:] = found.lines if found.is_whole else []
+    backend = _Backend(journal, others=max(0, len(journal.lines) - len(found.checked)))
+    study = optuna.create_study(
+        storage=JournalStorage(backend),
+        study_name="autofit",
+        direction="maximize",
+        sampler=sampler,
+        load_if_exists=True,
+    )
+    if not found.is_whole:
+        _add_measurements(study, found.checked)
+        restore(study, found.checked)
+    measurements_of(study)  # reads all of them
+    return backend, study
+
+
 def _add_measurements(study: Study, records: Iterable[dict[str, Any]]) -> None:
     """Add a finished trial for each measurement that records hold."""
-    held = ({**record.get("user_attr", {}), **record.get("user_attrs", {})}.get(MEASUREMENT) for record in records)
-    found = [Measurement.from_trial(each) for each in held if each]
+    found = filter(None, map(_measurement, map(_held, records)))
     for measurement in {each.number: each for each in found}.values():  # a record may be there twice
         state, value = _ending(measurement)
         attributes = {MEASUREMENT: measurement.to_trial()}
         trial = optuna.trial.create_trial(state=state, value=value, user_attrs=attributes)
         trial.distributions = study.sampler.infer_relative_search_space(study, trial)
-        trial.params = {knob: measurement.config[knob] for knob in trial.distributions}
-        study.add_trial(trial)
+        trial.params = {knob: measurement.config.get(knob) for knob in trial.distributions}
+        with contextlib.suppress(ValueError):  # of no config of this search
+            study.add_trial(trial)
 
 
 def begun_with(path: Path) -> tuple[Mapping[str, Any], int | None]:

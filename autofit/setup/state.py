@@ -52,6 +52,7 @@ class Setup:
     scaler: torch.amp.grad_scaler.GradScaler | None = None
     skipped_updates: int = 0  # by the scaler, since training began: the schedule waits for them
     gradient_norm: torch.Tensor | None = None  # of the last step, before clipping
+    is_whole: bool = True  # whether weights and the optimizer's state are those between two steps
     phase: str = "forward"  # what the last step reached: forward, backward or update
     forward_contexts: list[Context] = field(default_factory=list)  # surround each micro-batch's forward
     # Surround its forward and backward, for what must also hold while blocks are recomputed.

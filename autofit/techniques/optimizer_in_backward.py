@@ -108,6 +108,10 @@ class SteppedInBackward(Optimizer):
         super().zero_grad(set_to_none)
         self._applied.clear()
 
+    def parts(self) -> dict[str, Any]:
+        """The inner optimizers, as `state_dict` has their states."""
+        return {"each": list(self._inner.values())}
+
     def state_dict(self) -> dict[str, Any]:
         """The state dicts of the inner optimizers."""
         return {"each": [inner.state_dict() for inner in self._inner.values()]}

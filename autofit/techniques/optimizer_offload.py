@@ -83,15 +83,13 @@ def _step_on_host(setup: Setup, kind: Callable[..., Any]) -> None:
     assert setup.optimizer is not None, "the technique `optimizer` comes before"
     groups, at_rest = setup.optimizer.param_groups, setup.at_rest()
     others = [{**group, "params": [each for each in group["params"] if each not in at_rest]} for group in groups]
-    front: Optimizer | None = None
+    front: SteppedOnHost | None = None
     if any(group["params"] for group in others):
         clipped = setup.hyperparameters.max_grad_norm is not None
         make = functools.partial(kind, lr=setup.hyperparameters.lr)
         front = SteppedOnHost([group for group in others if group["params"]], make, gradients_change=clipped)
         setup.on_close(front.remove_hooks)
-    if at_rest:
-        front = SteppedAtRest(groups, setup.at_rest, front, setup.note_host)
-    setup.optimizer = front
+    setup.optimizer = SteppedAtRest(groups, setup.at_rest, front, setup.note_host) if at_rest else front
     setup.make_optimizer = None  # another one for the same weights would step them twice
 
 
@@ -103,7 +101,7 @@ class SteppedAtRest(Optimizer):
         self,
         groups: list[dict[str, Any]],
         at_rest: Callable[[], dict[nn.Parameter, torch.Tensor]],
-        others: Optimizer | None,
+        others: "SteppedOnHost | None",
         note_host: Callable[[torch.Tensor], Any],
     ) -> None:
         given = [{key: group[key] for key in ("params", *OF_GROUPS) if key in group} for group in groups]
@@ -135,6 +133,10 @@ class SteppedAtRest(Optimizer):
         self.state.update({weight: state[host] for weight, host in self._weights.items() if host in state})
         if self._others:
             self.state.update(self._others.state)
+
+    def parts(self) -> dict[str, Any]:
+        """The optimizers of which this one consists, as `state_dict` has their states."""
+        return {"at_rest": self._on_host, "others": self._others and self._others.parts()}
 
     def state_dict(self) -> dict[str, Any]:
         """The state dicts of both optimizers."""
@@ -184,6 +186,11 @@ class SteppedOnHost(Optimizer):
                 self.state[device] = inner.state[host]
         if self._inner.d_opt is not None:
             self.state.update(self._inner.d_opt.state)
+
+    def parts(self) -> dict[str, Any]:
+        """The optimizers of which torchao's consists, as its `state_dict` has their states."""
+        small = {} if self._inner.d_opt is None else {"on-device": self._inner.d_opt}
+        return {"offloaded": list(self._inner.optim_dict.values()), **small}
 
     def state_dict(self) -> dict[str, Any]:
         return self._inner.state_dict()  # type: ignore[no-any-return]

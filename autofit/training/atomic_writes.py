@@ -4,6 +4,7 @@ A directory being written ends in `.part`. One being replaced or removed is rena
 takes time; the next writer cleans up after a crash. A full disk or a missing right becomes one sentence here.
 """
 
+import contextlib
 import errno
 import os
 import shutil
@@ -31,12 +32,12 @@ def atomic_directory(path: Path, *, what: str, needed_bytes: int) -> Iterator[Pa
         for file in (*part.iterdir(), part):
             sync(file)
         former = _hidden(path, _FORMER)
-        if path.exists():
-            shutil.rmtree(former, ignore_errors=True)
+        if os.path.lexists(path):
+            _discard(former)
             path.rename(former)
         part.rename(path)
         sync(path.parent)
-        shutil.rmtree(former, ignore_errors=True)
+        _discard(former)
 
 
 @contextmanager
@@ -78,7 +79,7 @@ def _filling(part: Path, path: Path, *, what: str, needed_bytes: int) -> Iterato
         part.parent.mkdir(parents=True, exist_ok=True)
         if part.parent == path.parent:  # else it holds files of others
             clean_up(path.parent)
-        shutil.rmtree(part, ignore_errors=True)
+        _discard(part)
         free = free_bytes(path.parent)
         if free is not None and free < needed_bytes:
             raise _no_room(path, what, needed_bytes, free)
@@ -97,7 +98,7 @@ def _filling(part: Path, path: Path, *, what: str, needed_bytes: int) -> Iterato
             raise
         raise _unwritten(path, what, getattr(cause, "strerror", None) or str(cause)) from error
     finally:
-        shutil.rmtree(part, ignore_errors=True)
+        _discard(part)
 
 
 def _hidden(path: Path, ending: str) -> Path:
@@ -107,9 +108,18 @@ def _hidden(path: Path, ending: str) -> Path:
 def remove(path: Path) -> None:
     """Remove a directory so that half of it is never seen."""
     gone = _hidden(path, _GONE)
-    shutil.rmtree(gone, ignore_errors=True)
+    _discard(gone)
     path.rename(gone)
-    shutil.rmtree(gone, ignore_errors=True)
+    _discard(gone)
+
+
+def _discard(path: Path) -> None:
+    """Remove whatever is there, as far as that is possible: of a link the link alone."""
+    if path.is_symlink() or path.is_file():
+        with contextlib.suppress(OSError):
+            path.unlink()
+    else:
+        shutil.rmtree(path, ignore_errors=True)
 
 
 def complete_entries(folder: Path) -> Iterator[tuple[str, Path]]:
@@ -117,7 +127,7 @@ def complete_entries(folder: Path) -> Iterator[tuple[str, Path]]:
     for path in folder.iterdir() if folder.is_dir() else ():
         if not path.name.startswith("."):
             yield path.name, path
-        elif path.suffix == _FORMER and not (folder / path.stem[1:]).exists():
+        elif path.suffix == _FORMER and not os.path.lexists(folder / path.stem[1:]):
             yield path.stem[1:], path
 
 
@@ -127,7 +137,7 @@ def clean_up(folder: Path) -> None:
         path.rename(folder / name)
     for ending in (_PART, _FORMER, _GONE):
         for leftover in folder.glob(f".*{ending}"):
-            shutil.rmtree(leftover, ignore_errors=True)
+            _discard(leftover)
 
 
 def sync(path: Path) -> None:

@@ -12,7 +12,8 @@ import io
 import json
 import re
 import zlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from autofit.core import strict_yaml
-from autofit.core.errors import InputError, reported
+from autofit.core.errors import InputError, reported, told
 from autofit.core.files import checksum
 from autofit.core.hardware import MIB
 from autofit.core.workload import check_counts
@@ -33,6 +34,15 @@ from autofit.setup.sharding import whole
 from autofit.setup.streamed_blocks import updated_on
 from autofit.techniques import all_techniques
 from autofit.training import adapter_files, atomic_writes, json_state, random_state, sharded_state
+from autofit.training.checkpoint_schema import (
+    STATE_FIELDS,
+    DamagedError,
+    check_label,
+    check_optimizer,
+    check_state,
+    check_tensors,
+)
+from autofit.training.optimizer_schema import OptimizerSchema
 
 FOLDER = "checkpoints"
 _LABEL, _WEIGHTS, _BUFFERS = "checkpoint.yaml", "weights.safetensors", "buffers.safetensors"
@@ -43,6 +53,7 @@ _OWN_SUM = "label_crc32"
 _STEP = re.compile(r"step-(\d{8,})")
 _OPTIMIZER_LAYOUT = ("optimizer", "optimizer_in_backward", "optimizer_offload")  # knobs that lay out its state
 _BATCH_SPLIT = ("micro_batch_size", "gradient_accumulation_steps")  # any split learns the same
+_ANEW = "Train again without resume."
 _SAMPLES = 16  # values of a frozen weight that tell it from another one
 
 
@@ -53,10 +64,6 @@ class Loaded:
     next_step: int
     data_state: Any = None
     notes: tuple[str, ...] = ()
-
-
-class _DamagedError(Exception):
-    """A checkpoint that does not hold what was written."""
 
 
 def exists(directory: Path) -> bool:
@@ -150,27 +157,49 @@ def check_savable(setup: Setup) -> None:
 
 def load(setup: Setup, directory: Path) -> Loaded:
     """Restore a run from its newest checkpoint, or the one before it where that is damaged."""
+    assert setup.optimizer is not None, "build() sets the optimizer"
     damaged: list[str] = []
+    schema = OptimizerSchema(setup.optimizer, is_own=setup.workload.optimizer is not None)
     for step, path in _steps(directory):
-        damage: object = None
-        try:
-            label = _read_label(path)
+        label: dict[str, Any] = {}
+        contents: dict[str, Any] = {}
+        with _damage_noted(setup.ranks, step, damaged) as is_damaged:
+            label |= _read_label(path)
             if label["next_step"] != step:
-                raise _DamagedError(f"{_LABEL} is not what was written")
+                raise DamagedError(f"{_LABEL} is not what was written")
             _check_agreement(path, _config_differences(setup, label))
-            contents = _read_contents(path, label, setup.ranks)
-        except _DamagedError as error:
-            damage = error
-        if setup.ranks.largest(float(damage is not None))[0]:
-            damaged.append(f"the checkpoint of step {step} is damaged ({damage or 'as another rank sees'})")
+            contents |= _read_contents(path, label, setup.ranks)
+            check_state(setup, contents, label)
+        if is_damaged():
             continue
+
         _check_agreement(path, _weight_differences(setup, label, contents[_WEIGHTS]))
+        sharded_state.check_divides(setup, contents)
+        with _damage_noted(setup.ranks, step, damaged) as is_damaged:
+            check_tensors(setup, contents[_WEIGHTS], contents[_BUFFERS])
+            check_optimizer(setup, contents, contents.get(_PARTS), schema)
+        if is_damaged():
+            continue
+
         _restore(setup, contents, path)
         notes = [f"{reason}; training goes on from that of step {label['next_step']}." for reason in damaged]
         return Loaded(label["next_step"], contents["data"], (*notes, *_changed_settings(setup, label)))
     if damaged:
-        raise InputError(f"no checkpoint in {directory} can be read: {damaged[0]}.", "Train again without resume.")
+        raise InputError(f"no checkpoint in {directory} can be read: {damaged[0]}.", _ANEW)
     raise InputError(f"there is no checkpoint to resume in {directory}.", "Leave out resume, or check the directory.")
+
+
+@contextmanager
+def _damage_noted(ranks: Ranks, step: int, damaged: list[str]) -> Iterator[Callable[[], bool]]:
+    """Add a sentence on what is found to be damaged inside, on any rank; yields whether there was any."""
+    before = len(damaged)
+    damage: DamagedError | None = None
+    try:
+        yield lambda: len(damaged) > before
+    except DamagedError as error:
+        damage = error
+    if ranks.largest(float(damage is not None))[0]:
+        damaged.append(f"the checkpoint of step {step} is damaged ({damage or 'as another rank sees'})")
 
 
 def _of(name: str, rank: int) -> str:
@@ -230,15 +259,14 @@ def _is_signed(label: Path) -> bool:
 
 
 def _read_label(path: Path) -> dict[str, Any]:
-    types = {"autofit_checkpoint": int, "next_step": int, "config": dict, "hyperparameters": dict, "crc32": dict}
     try:
         label = strict_yaml.load_mapping(path / _LABEL)
     except InputError as error:
-        raise _DamagedError(f"{_LABEL} cannot be read") from error
-    is_whole = all(isinstance(label.get(name), expected) for name, expected in types.items())
-    older = is_whole and label["autofit_checkpoint"] < _FORMAT and _OWN_SUM not in label
-    if not is_whole or not (older or _is_signed(path / _LABEL)):
-        raise _DamagedError(f"{_LABEL} is not what was written")
+        raise DamagedError(f"{_LABEL} cannot be read") from error
+    check_label(label)
+    is_older = label["autofit_checkpoint"] < _FORMAT and _OWN_SUM not in label
+    if not is_older and not _is_signed(path / _LABEL):
+        raise DamagedError(f"{_LABEL} is not what was written")
     if label["autofit_checkpoint"] != _FORMAT:
         message = f"the checkpoint {path} is of format {label['autofit_checkpoint']}, this autofit reads {_FORMAT}."
         raise InputError(message, "Resume it with the autofit that wrote it.")
@@ -259,20 +287,24 @@ def _read_contents(path: Path, label: dict[str, Any], ranks: Ranks) -> dict[str,
             continue  # another rank checks it
         try:
             if checksum(file) != label["crc32"].get(name):
-                raise _DamagedError(f"{name} is not what was written")
+                raise DamagedError(f"{name} is not what was written")
+        except OSError as error:
+            raise DamagedError(f"{name} cannot be read: {error.strerror}") from error
+        try:
             if name in (_WEIGHTS, _BUFFERS):
                 contents[name] = safetensors.torch.load_file(file)
-        except OSError as error:
-            raise _DamagedError(f"{name} cannot be read: {error.strerror}") from error
-        try:
-            if name == state:
-                contents |= json_state.loads(file.read_text(encoding="utf-8"))
+            elif name == state:
+                found = json_state.loads(file.read_text(encoding="utf-8"))
+                contents |= {key: found[key] for key in STATE_FIELDS & found.keys()}
             elif name == optimizer:
                 contents["optimizer"] = torch.load(file, map_location="cpu", weights_only=True)
         except Exception as error:  # torch raises whatever it stumbles over, with pages of advice
-            raise _DamagedError(f"{name} cannot be read ({type(error).__name__})") from error
-    if _WEIGHTS not in label["crc32"] and "ranks" in label and label["ranks"] > 1:
-        contents[_PARTS] = sharded_state.described(path)
+            raise DamagedError(f"{name} cannot be read ({type(error).__name__})") from error
+    if _WEIGHTS not in label["crc32"]:
+        try:
+            contents[_PARTS] = sharded_state.described(path, label["crc32"].keys())
+        except Exception as error:  # torch's reader, too
+            raise DamagedError(f"its tensors cannot be read ({told(error)})") from error
         contents[_WEIGHTS] = {name: each for name, each in contents[_PARTS].items() if name not in contents[_BUFFERS]}
     return contents
 
@@ -324,7 +356,8 @@ def _restore(setup: Setup, contents: dict[str, Any], path: Path) -> None:
         if setup.ranks.are_several:
             sharded_state.divide_optimizer(setup, contents)
         else:
-            setup.optimizer.load_state_dict(contents["optimizer"])
+            with reported(lambda error: f"the optimizer does not take its saved state: {told(error)}.", _ANEW):
+                setup.optimizer.load_state_dict(contents["optimizer"])
     for name, values in contents[_BUFFERS].items():
         parent, _, own_name = name.rpartition(".")
         buffers = buffers_of(parent)._buffers

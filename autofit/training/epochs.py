@@ -44,6 +44,14 @@ class Epochs(Iterator[Any]):
         self._pass_samples = samples_in_pass(loader)
 
     def __next__(self) -> Any:
+        place = self.passes_begun, self.batches_done, self._samples_done, self._last
+        try:
+            return self._read_next()
+        except Exception:  # the loader's: the place stays behind what is done
+            self.passes_begun, self.batches_done, self._samples_done, self._last = place
+            raise
+
+    def _read_next(self) -> Any:
         self._given = None
         self._last = None
         if self._rest:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
-from autofit.core.errors import DivergedError, InputError, OutOfMemoryError
+from autofit.core.errors import DivergedError, InputError, OutOfMemoryError, told
 from autofit.core.workload import Hyperparameters
 from autofit.hardware.out_of_memory import is_out_of_memory
 from autofit.setup import Setup
@@ -102,6 +102,7 @@ def train(
         lr = setup.hyperparameters.lr * learning_rate_factor(setup.hyperparameters, steps, updates)
         report = stepper.run(batch, step=step, lr=lr, start=start)
         reports.append(report)
+        setup.is_whole = True
 
         answers = [callback(report) for callback in callbacks]
         if any(answer is STOP for answer in answers):
@@ -158,6 +159,7 @@ class _Stepper:
 
     def _try(self, batch: OwnPart, step: int) -> tuple[float, bool] | None:
         """One optimizer step: its loss, and whether it updated weights; None when memory ran out."""
+        self._setup.is_whole = False
         try:
             loss = float(accumulate(self._setup, batch))
             if not math.isfinite(loss):
@@ -166,12 +168,20 @@ class _Stepper:
             is_updated = update(self._setup)
         except Exception as error:
             if not is_out_of_memory(error):
+                self._undo(error)
                 raise
             shortage = shortage_of(self._setup, error)  # while the error's frames hold what they held
             if shortage.asked_bytes is not None:
                 self._notify(shortage.words)
             return None
         return loss, is_updated
+
+    def _undo(self, error: Exception) -> None:
+        """Go back to before a step that failed, where that is possible."""
+        try:
+            self._setup.is_whole = self._recovery.roll_back()
+        except Exception as another:  # of a device that is gone
+            error.add_note(f"The step could not be undone: {told(another)}.")
 
     def _fall_back(self, step: int) -> None:
         """Roll the step back and change the config. The handler has returned, so the step's tensors are freed."""

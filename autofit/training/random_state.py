@@ -16,7 +16,10 @@ import numpy as np
 import torch
 from torch import nn
 
+from autofit.core.errors import is_whole, sentence
+
 _DEPTH, _MOST_ITEMS, _MOST_SEEN = 8, 64, 10_000  # how far from a loader, in what containers generators are looked for
+_NUMPY_NUMBERS = 624  # that its Mersenne Twister makes at once
 _Generator = torch.Generator | np.random.Generator | np.random.RandomState | random.Random
 
 
@@ -40,6 +43,24 @@ def restore(state: dict[str, Any], device: torch.device) -> None:
         return
     random.setstate(state["python"])
     np.random.set_state(state["numpy"])
+
+
+def check(state: Any, device: torch.device) -> None:
+    """Raise a ValueError for what no `capture` made. Generators made for that try it; numpy's would read behind its
+    numbers from a wrong position."""
+    try:
+        torch.Generator().set_state(state["torch"])
+        if state["cuda"] is not None and device.type == "cuda":
+            torch.Generator(device).set_state(state["cuda"])
+        if "numpy" not in state:
+            return
+        random.Random().setstate(state["python"])
+        inner = state["numpy"]["state"]
+        if not is_whole(inner["pos"], 0) or inner["pos"] > _NUMPY_NUMBERS or inner["key"].shape != (_NUMPY_NUMBERS,):
+            raise ValueError("no position")
+        np.random.RandomState().set_state(state["numpy"])
+    except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+        raise ValueError(f"no random state: {sentence(error)}") from error
 
 
 def is_at(state: dict[str, Any]) -> bool:

@@ -13,8 +13,19 @@ import torch
 from torch import nn
 
 from autofit.core.config_faults import config_faults_named
-from autofit.core.errors import AutofitError, DivergedError, InputError, OutOfMemoryError, counted, sentence
+from autofit.core.errors import (
+    AutofitError,
+    DivergedError,
+    InputError,
+    OutOfMemoryError,
+    counted,
+    is_whole,
+    require,
+    sentence,
+    told,
+)
 from autofit.core.files import write_atomically
+from autofit.core.hardware import Hardware
 from autofit.core.interrupts import SIGNALS, Interrupts
 from autofit.core.layout import Layout, largest_divisor, part_of
 from autofit.core.strict_yaml import dump, load_mapping
@@ -26,6 +37,7 @@ from autofit.hardware.device import detect
 from autofit.hardware.out_of_memory import is_out_of_memory
 from autofit.setup import Setup, requirements
 from autofit.setup.adapters import new_token_rows
+from autofit.techniques import check
 from autofit.training import checkpoint, json_state, random_state
 from autofit.training.atomic_writes import clean_up
 from autofit.training.build import build
@@ -57,10 +69,19 @@ class CheckpointPolicy:
     def __post_init__(self) -> None:
         check_counts(checkpoint_every=self.checkpoint_every, keep_last=self.keep_last)
 
-    def batch_split(self) -> dict[str, Any]:
+    def batch_split(self, hardware: Hardware) -> dict[str, Any]:
         """The knobs that a resumed run changed when it ran out of memory; empty where it never did."""
         path = self.directory / BATCH_SPLIT_FILE if self.directory else None
-        return load_mapping(path) if self.resume and path and path.exists() else {}
+        if not self.resume or path is None or not path.exists():
+            return {}
+        held = load_mapping(path)
+        try:
+            require(held.keys() == set(FALLBACK_KNOBS), "its knobs must be those that a run may change", list(held))
+            require(is_whole(held["micro_batch_size"], 1), "its micro_batch_size must be a number", held)
+            check(held, hardware)
+        except InputError as error:
+            raise InputError(f"{path} is not as a training writes it: {error.message}", "Delete it.") from error
+        return held
 
     def save_batch_split(self, config: Mapping[str, Any]) -> None:
         """Save what `Recovery` may change, so that a resumed run does not run out of memory again."""
@@ -99,12 +120,12 @@ class Session:
         """Train the model in place and restore its modes; returns the reports and the evaluations. `epochs`: the passes
         that these are the steps of, which a run resumed with another batch size makes in other steps."""
         torch.manual_seed(self.hyperparameters.seed)
-        batch_split = self.policy.batch_split()
         self.model.zero_grad()  # earlier gradients would be added to those of the first step
         restore_dtypes = self.workload.keeps is not None
         restoring = restored(self.model, dtypes=restore_dtypes)
         with _shortage_told(), segments.as_in_probes(device, self.listener), restoring:
             hardware = detect(device).of_several(*devices_of_group())
+            batch_split = self.policy.batch_split(hardware)
             if batch_split:  # perhaps of another number of devices
                 part = part_of(config, hardware.world, self.workload.effective_batch_size)
                 micro = largest_divisor(
@@ -196,6 +217,8 @@ class _Training:
         self._is_unlabelled_said = False
         self._recorders: list[Recorder] = []
         self._config = setup.config
+        self._done = 0  # steps
+        self._saved = 0  # the last step that a checkpoint has
         self._is_counted = False  # the position in the data, because a checkpoint cannot hold it
         self._interrupts = Interrupts(self._note_interrupt)
         (has_callbacks,) = self._ranks.largest(float(bool(session.callbacks)))  # perhaps given to the first rank alone
@@ -246,7 +269,7 @@ class _Training:
         try:
             train(
                 self._setup,
-                self._epochs,
+                self._batches(),
                 steps=steps,
                 first_step=first,
                 callbacks=(after_step,),
@@ -263,12 +286,38 @@ class _Training:
                 error.knobs = {knob: self._setup.config[knob] for knob in FALLBACK_KNOBS}
                 raise
             return error
+        except Exception as error:
+            self._save_after(error)
+            raise
         return None
+
+    def _batches(self) -> Iterator[Any]:
+        """The batches. Where one cannot be read, random numbers are as if nobody had tried."""
+        while True:
+            before = random_state.capture(self._setup.device)
+            try:
+                batch = next(self._epochs)
+            except Exception:
+                random_state.restore(before, self._setup.device)
+                raise
+            yield batch
+
+    def _save_after(self, error: Exception) -> None:
+        """Save what was trained before somebody's loader, loss or callback failed, where a checkpoint lacks it."""
+        directory, done = self._directory, self._done
+        if directory is None or self._ranks.are_several or not self._setup.is_whole or done == self._saved:
+            return
+        try:
+            self._save(directory, done)
+        except Exception as another:
+            self._notify(f"{told(error)}: no checkpoint could be saved after it ({told(another)}).")
+            return
+        self._notify(f"{told(error)}: the state after {counted(done, 'step')} is kept in {directory}.")
 
     def _after_step(self, report: StepReport, steps: int) -> Stop | None:
         """Call the callbacks, save and evaluate; STOP where a callback ends training."""
         self._epochs.done(report.samples)
-        done = report.step
+        done = self._done = report.step
         is_stopped = self._is_stopped_by_callback(report)
         is_last = is_stopped or done == steps
         for recorder in self._recorders:
@@ -336,6 +385,7 @@ class _Training:
         self._notify(f"{name}: stopping after this step, with a checkpoint; again: at once.")
 
     def _save(self, directory: Path, next_step: int) -> None:
+        self._saved = next_step
         try:
             state = json_state.encoded(self._epochs.state())
         except TypeError as error:
@@ -360,6 +410,7 @@ class _Training:
             notes += self._epochs.skip(loaded.data_state, self._setup.device)
         for note in notes:
             self._notify(note)
+        self._done = self._saved = loaded.next_step
         return loaded.next_step
 
     def _last_step(self, first: int, steps: int, epochs: int | None) -> int:

@@ -5,7 +5,7 @@ what they read, and so run code.
 """
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Set
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -17,8 +17,9 @@ from torch.distributed.checkpoint import CheckpointException, HuggingFaceStorage
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from autofit.core.errors import InputError
+from autofit.core.errors import InputError, counted, shown
 from autofit.setup import Setup
+from autofit.training.optimizer_schema import StateError
 
 _OPTIMIZER = "optimizer/"
 
@@ -35,8 +36,11 @@ def write(tensors: dict[str, torch.Tensor], folder: Path) -> list[Path]:
     return list(folder.glob(f"shard-{dist.get_rank() + 1:05d}-*.safetensors"))
 
 
-def described(folder: Path) -> dict[str, torch.Tensor]:
-    """The whole tensors by their names, on meta: their shapes and dtypes."""
+def described(folder: Path, files: Set[str]) -> dict[str, torch.Tensor]:
+    """The whole tensors by their names, on meta: their shapes and dtypes. Raises ValueError for others than these
+    files, all of which torch's reader reads."""
+    if strange := {file.name for file in folder.glob("*.safetensors")} - files:
+        raise ValueError(f"nobody wrote {shown(min(strange))}")
     found = HuggingFaceStorageReader(str(folder)).read_metadata().state_dict_metadata
     return {name: torch.empty(each.size, dtype=each.properties.dtype, device="meta") for name, each in found.items()}
 
@@ -65,9 +69,39 @@ def optimizer_state(setup: Setup) -> tuple[dict[str, torch.Tensor], dict[str, di
     return tensors, numbers
 
 
+def check_divides(setup: Setup, state: dict[str, Any]) -> None:
+    """Raise an InputError for an optimizer of another kind whose state was written on other ranks: it cannot be divided
+    anew."""
+    ranks = state.get("ranks", 1)
+    if "optimizer" not in state or ranks == setup.ranks.layout.world or (ranks == 1 and _divides(setup)):
+        return
+    on = counted(ranks, "device") if ranks > 1 else "one device"
+    message = f"the state of optimizer {setup.config['optimizer']} was written on {on}, each for its own parts"
+    raise InputError(f"{message}, and cannot be divided anew.", f"Resume on {on}.")
+
+
+def entries_by_name(state: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """The optimizer's state of each weight that one device wrote. Raises StateError for what none did."""
+    saved, names = state["optimizer"], state.get("names")
+    if not isinstance(saved, dict) or not isinstance(saved.get("state"), dict) or names is None:
+        raise StateError(f"it is {shown(saved)}")
+    numbered = dict(enumerate(names))
+    if not saved["state"].keys() <= numbered.keys():
+        raise StateError(f"it is of the weights {shown(list(saved['state']))}")
+    return {numbered[number]: entries for number, entries in saved["state"].items()}
+
+
+def entries_described(parts: Mapping[str, torch.Tensor], numbers: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """The same of what several ranks wrote, the tensors on meta."""
+    entries: dict[str, dict[str, Any]] = {name: dict(own) for name, own in numbers.items()}
+    for tensor in filter(is_of_optimizer, parts):
+        name, _, key = tensor.removeprefix(_OPTIMIZER).rpartition("/")
+        entries.setdefault(name, {})[key] = parts[tensor]
+    return entries
+
+
 def restore(setup: Setup, saved: dict[str, torch.Tensor], state: dict[str, Any], folder: Path) -> None:
-    """Fill this rank's weights and optimizer state from what several ranks wrote. Raises InputError for an optimizer
-    whose state cannot be divided anew."""
+    """Fill this rank's weights and optimizer state from what several ranks wrote."""
     weights = dict(setup.trained_values())
     held = {name: weights[name] for name in saved if name in weights}
     held |= {name: _like(each, _owner(name, weights), setup) for name, each in saved.items() if is_of_optimizer(name)}
@@ -75,23 +109,19 @@ def restore(setup: Setup, saved: dict[str, torch.Tensor], state: dict[str, Any],
         reader = HuggingFaceStorageReader(str(folder))
         dcp.load(held, storage_reader=reader, planner=_TensorsOnly(), no_dist=not setup.ranks.are_several)
     if "optimizer" in state:
-        _check_same_ranks(setup, state)
         assert setup.optimizer is not None, "build() sets the optimizer"
         setup.optimizer.load_state_dict(state["optimizer"])
         return
     tensors = {name: each for name, each in held.items() if is_of_optimizer(name)}
-    _restore_optimizer(setup, tensors, state["optimizer_numbers"])
+    _restore_optimizer(setup, tensors, state.get("optimizer_numbers") or {})
 
 
 def divide_optimizer(setup: Setup, state: dict[str, Any]) -> None:
     """Give this rank its part of an optimizer's state that one device wrote whole."""
-    if not _divides(setup):
-        raise _undivided(setup, "one device")
     weights: dict[str, torch.Tensor] = {name: parameter.detach() for name, parameter in setup.trainable()}
     tensors: dict[str, torch.Tensor] = {}
     numbers: dict[str, dict[str, Any]] = {}
-    for number, entries in state["optimizer"]["state"].items():
-        name = state["names"][number]
+    for name, entries in entries_by_name(state).items():
         for key, value in entries.items():
             if not isinstance(value, torch.Tensor):
                 numbers.setdefault(name, {})[key] = value
@@ -140,16 +170,6 @@ def _restore_optimizer(setup: Setup, tensors: dict[str, torch.Tensor], numbers: 
         if of_it := of_it | numbers.get(name, {}):
             state[number] = of_it
     setup.optimizer.load_state_dict({"state": state, "param_groups": setup.optimizer.state_dict()["param_groups"]})
-
-
-def _check_same_ranks(setup: Setup, state: dict[str, Any]) -> None:
-    if state["ranks"] != setup.ranks.layout.world:
-        raise _undivided(setup, f"{state['ranks']} devices")
-
-
-def _undivided(setup: Setup, on: str) -> InputError:
-    message = f"the state of optimizer {setup.config['optimizer']} was written on {on}, each for its own parts"
-    return InputError(f"{message}, and cannot be divided anew.", f"Resume on {on}.")
 
 
 @contextmanager

@@ -12,8 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from autofit.core.config import Config
-from autofit.core.errors import StoreError
+from autofit.core.errors import InputError, StoreError, is_whole
 from autofit.core.files import cache_file
 from autofit.core.measurement import Measurement
 
@@ -195,10 +194,12 @@ def _create_tables(file: sqlite3.Connection) -> None:
     file.execute(f"PRAGMA user_version = {SCHEMA}")
 
 
-def _read(config: str, measurement: str, cap_bytes: int, *about: str) -> Stored | None:
+def _read(config: str, measurement: str, cap_bytes: int, run: str, session: str) -> Stored | None:
     """None for a row that cannot be read: measurements have changed since, or bytes of the file."""
     try:
-        trial = {**json.loads(measurement), "config": Config(json.loads(config))}
-        return Stored(Measurement.from_trial(trial), cap_bytes, *about)
-    except (AttributeError, KeyError, TypeError, ValueError):
+        trial = {**json.loads(measurement), "config": json.loads(config)}
+        read = Measurement.from_trial(trial)
+    except (AttributeError, InputError, KeyError, RecursionError, TypeError, ValueError):
         return None
+    is_row = is_whole(cap_bytes, 0) and isinstance(run, str) and isinstance(session, str)
+    return Stored(read, cap_bytes, run, session) if is_row else None

@@ -17,7 +17,7 @@ import psutil
 from autofit.core.environment import versions
 from autofit.core.errors import InputError
 from autofit.core.events import Notify
-from autofit.core.files import cache_file, read_text, write_atomically, write_cache
+from autofit.core.files import cache_file, cached_names, read_text, write_atomically, write_cache
 from autofit.core.hardware import GIB
 from autofit.core.options import SearchOptions
 from autofit.core.record import RECORD, Record
@@ -108,8 +108,8 @@ def outdated_note() -> str | None:
         if read_text(marker).strip() == str(LAYOUT):
             return None
     folders = {"results of searches": "results", "predictions": "estimates"}
-    files = {what: cache_file(folder, "").glob("*.*") for what, folder in folders.items()}
-    unread = [what for what in files if any(not file.name.startswith(f"v{LAYOUT}-") for file in files[what])]
+    names = {what: [name for name in cached_names(folder) if "." in name] for what, folder in folders.items()}
+    unread = [what for what in names if any(not name.startswith(f"v{LAYOUT}-") for name in names[what])]
     unread += ["measurements"] if Store().outdated() else []
     write_cache(marker, f"{LAYOUT}\n")
     if not unread:

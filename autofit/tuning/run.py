@@ -187,7 +187,8 @@ class _Run:
         context, run = self.context, self._directory.path
         about = hardware, versions(), context.predicted_links
         subject = subject_of(context.workload, *about) if self.options.store else None
-        return WarmStart(subject, context.cap_bytes, exact=context.exact_memory, run=run, notify=self.notify)
+        exact = context.exact_memory
+        return WarmStart(subject, context.cap_bytes, exact=exact, run=run, notify=self.notify, hardware=hardware)
 
     def explore(self) -> SearchOutcome:
         """Probe configs of the space until a limit is reached."""

@@ -8,8 +8,10 @@ import uuid
 from collections.abc import Mapping
 from pathlib import Path
 
+from autofit import techniques
+from autofit.core.config import Config
 from autofit.core.environment import SETTINGS
-from autofit.core.errors import StoreError, counted
+from autofit.core.errors import InputError, StoreError, counted
 from autofit.core.events import Notify
 from autofit.core.hardware import GIB, Hardware
 from autofit.core.measurement import Measurement
@@ -59,10 +61,21 @@ class WarmStart:
         cap_bytes: what tensors may take.
         exact: whether the peak of tensors alone decides what fits, and repeats exactly (on a CPU).
         run, notify: the run directory of the search, and what hears what the user should know.
+        hardware: the device that is measured on.
     """
 
-    def __init__(self, subject: Subject | None, cap_bytes: int, *, exact: bool, run: Path, notify: Notify) -> None:
+    def __init__(
+        self,
+        subject: Subject | None,
+        cap_bytes: int,
+        *,
+        exact: bool,
+        run: Path,
+        notify: Notify,
+        hardware: Hardware,
+    ) -> None:
         self._subject, self._cap_bytes, self._exact = subject, cap_bytes, exact
+        self._hardware = hardware
         # No database takes the bytes that are no text in names of files.
         self._run, self._session = str(run).encode(errors="backslashreplace").decode(), uuid.uuid4().hex
         self._notify = notify
@@ -75,6 +88,7 @@ class WarmStart:
         except StoreError as error:
             stored = self._do_without(error)
         stored = [each for each in stored if not (resumed and each.run == self._run)]
+        stored = [each for each in stored if self._is_known(each.measurement.config)]
         sessions = {session: number for number, session in enumerate(dict.fromkeys(each.session for each in stored), 1)}
         now, exact = self._cap_bytes, self._exact
         prior = [
@@ -86,6 +100,14 @@ class WarmStart:
             configs = counted(len({each.config for each in measurements}), "config")
             self._notify(f"earlier searches measured {configs}: they tell where to start (--no-store leaves them out)")
         return measurements
+
+    def _is_known(self, config: Config) -> bool:
+        """Whether a config has knobs and values of this autofit; rows are data, and may say anything."""
+        try:
+            techniques.check(config, self._hardware)
+        except InputError:
+            return False
+        return True
 
     def add(self, measurement: Measurement) -> None:
         """Store a measurement for later searches."""

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, PreTrainedTokenizerFast
 
@@ -441,6 +441,33 @@ def test_weights_that_cannot_be_loaded(causal: Case, content: bytes | None) -> N
     with pytest.raises(InputError, match=r"the weights in .*weights cannot be loaded: .*Give a directory") as caught:
         causal.train(DATA / "alice.txt", weights=weights)
     assert "\n" not in str(caught.value)
+
+
+def test_weights_that_lack_some_of_the_model_are_refused_by_their_names(causal: Case) -> None:
+    """They would start from random numbers in silence, as if they had been trained."""
+    causal.train(DATA / "alice.txt", steps=1, output=causal.folder / "out")
+    weights = causal.folder / "out" / "model"
+    given = load_file(weights / "model.safetensors")
+    del given["model.layers.0.mlp.up_proj.weight"]
+    save_file(given, weights / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(InputError, match=r"lack model\.layers\.0\.mlp\.up_proj\.weight\. Check .* --allow-missing"):
+        causal.train(DATA / "alice.txt", steps=1, weights=weights)
+    save_file({"lm_head.weight": given["model.norm.weight"]}, weights / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(InputError):  # of another shape
+        causal.train(DATA / "alice.txt", steps=1, weights=weights, allow_missing=True)
+
+
+def test_a_new_head_on_old_weights_is_asked_for(causal: Case, tmp_path: Path) -> None:
+    causal.train(DATA / "alice.txt", steps=1, output=causal.folder / "out")
+    weights = causal.folder / "out" / "model"
+    (tmp_path / "classes").mkdir()
+    case = Case(tmp_path / "classes", "LlamaForSequenceClassification", BYTES | {"pad_token_id": 0, "num_labels": 2})
+    rows = csv_of(tmp_path / "a.csv", "a,0", "b,1")
+    with pytest.raises(InputError, match=r"lack score\.weight\."):
+        case.train(rows, weights=weights, steps=1)
+    events: list[Event] = []
+    case.train(rows, weights=weights, steps=1, allow_missing=True, events=events)
+    assert any("lack score.weight: that starts from random numbers" in note for note in notes(events))
 
 
 def test_an_adapter_is_no_model(causal: Case) -> None:

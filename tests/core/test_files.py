@@ -340,3 +340,11 @@ def test_no_lock_is_made_through_a_link(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="symbolic links"), locked(tmp_path / ".lock"):
         pass
     assert not (tmp_path / "elsewhere").exists()
+
+
+@pytest.mark.parametrize("name", ["model", "checkpoints", "tensorboard"])
+def test_a_file_where_a_training_will_make_a_folder_is_told_before_it(tmp_path: Path, name: str) -> None:
+    check_output(tmp_path, resume=False)
+    (tmp_path / name).touch()
+    with pytest.raises(InputError, match=rf"{name} is a file, not a directory\. Choose an output directory"):
+        check_output(tmp_path, resume=False)

@@ -135,9 +135,18 @@ def test_an_interrupt_before_or_after_leaves_nothing(
     assert not list(tmp_path.iterdir())
 
 
+NAMES = ["rank-1.log", "store"]
+
+
+def name_files_and_die(sent: int) -> None:
+    names = (each.name for each in Path(tempfile.gettempdir()).glob("autofit-ranks-*/*"))
+    os.write(1, " ".join(names).encode())
+    os.kill(os.getpid(), sent)
+
+
 @pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGHUP], ids=["killed", "hung up"])
 def test_ranks_end_with_their_caller(sent: signal.Signals, tmp_path: Path) -> None:
-    """And their folder, where the caller can still remove it."""
+    """And their folder, in which the job, with the user's loader and data, never is."""
     log, temporary = tmp_path / "log", tmp_path / "temporary"
     log.mkdir()
     temporary.mkdir()
@@ -145,16 +154,33 @@ def test_ranks_end_with_their_caller(sent: signal.Signals, tmp_path: Path) -> No
     code = (
         "from tests.distributed.test_launcher import *\n"
         "signal.signal(signal.SIGHUP, signal.SIG_DFL)\n"  # under nohup it is ignored
-        f"on_ranks({given}, count=2, device='cpu', said=lambda _: os.kill(os.getpid(), {int(sent)}))"
+        f"on_ranks({given}, count=2, device='cpu', said=lambda _: name_files_and_die({int(sent)}))"
     )
     root, environment = Path(__file__).parents[2], {**os.environ, "TMPDIR": str(temporary)}
-    done = subprocess.run([sys.executable, "-c", code], cwd=root, env=environment, check=False)
+    done = subprocess.run([sys.executable, "-c", code], cwd=root, env=environment, check=False, stdout=subprocess.PIPE)
     assert done.returncode == -sent
-    assert [*temporary.glob("autofit-ranks-*")] == [] or sent == signal.SIGKILL
+    assert sorted({name for name in done.stdout.decode().split() if not name.startswith("torch")}) == NAMES
     deadline = time.monotonic() + 10
     while left := [file.name for file in log.iterdir() if psutil.pid_exists(int(file.name))]:
         assert time.monotonic() < deadline, left
         time.sleep(0.05)
+    while left := [each.name for each in temporary.glob("autofit-ranks-*")]:
+        assert time.monotonic() < deadline, left
+        time.sleep(0.05)
+
+
+def test_a_caller_that_is_killed_while_its_agent_starts_leaves_nothing(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    ours, theirs = multiprocessing.Pipe()
+    ours.close()
+    (tmp_path / "folder").mkdir()
+    monkeypatch.setattr(sys, "argv", ["-c", str(theirs.fileno()), "0", str(tmp_path / "folder"), "2", "cpu", "60"])
+    monkeypatch.setattr(launcher, "Connection", lambda _: theirs)
+    before = signal.getsignal(signal.SIGINT)
+    launcher.main()
+    signal.signal(signal.SIGINT, before)
+    assert not (tmp_path / "folder").exists()
 
 
 def test_what_ends_the_process_that_starts_ranks_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -164,7 +190,7 @@ def test_what_ends_the_process_that_starts_ranks_is_told(monkeypatch: pytest.Mon
 
     monkeypatch.setattr(tempfile, "tempdir", None)
     ours, theirs = multiprocessing.Pipe()
-    monkeypatch.setattr(sys, "argv", ["-c", str(theirs.fileno()), "folder", "2", "cpu", "60"])
+    monkeypatch.setattr(sys, "argv", ["-c", str(theirs.fileno()), "0", "folder", "2", "cpu", "60"])
     monkeypatch.setattr(launcher, "start_processes", fails)
     monkeypatch.setattr(launcher, "Connection", lambda _: theirs)
     launcher.main()

@@ -132,6 +132,11 @@ def test_impossible_effective_batches_are_refused(model: str, size: object) -> N
         ({"kind": "directory", "path": 3},
          "the source of the model lacks its path: {'kind': 'directory', 'path': 3}. Search again."),
         ({"kind": "directory", "path": "/gone"}, "the directory /gone is not there. Check the path."),
+        ({"kind": "hub", "model": "../../etc"},
+         "the source of the model is '../../etc', which is no name of a model on the hub. "
+         "Write it as organisation/name, or search again."),
+        ({"kind": "hub", "model": ""}, "the source of the model is '', which is no name of a model on the hub. "
+         "Write it as organisation/name, or search again."),
         ({"kind": "preset", "model": "gpt-2"}, "unknown model 'gpt-2'. Did you mean 'gpt2'?"),
         ({"kind": "function", "function": "flow.py:make"},
          "this result is of a model that the function flow.py:make makes, and no file has autofit run code. "

@@ -3,7 +3,7 @@
 import dataclasses
 import json
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from autofit.core.errors import InputError
-from autofit.core.record import Record
+from autofit.core.record import Record, _digest
 from autofit.report import run_report
 from autofit.report.explain import explain
 from autofit.report.run_report import report
@@ -113,7 +113,7 @@ def test_what_is_wrong_is_told_in_a_sentence(record: Records, run: Path) -> None
 def test_a_record_changed_by_hand_is_told_in_a_sentence(run: Path, changed: dict[str, Any]) -> None:
     path = run / "result.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), **changed}))
-    with pytest.raises(InputError, match=r"result\.json(, which was changed \(| is damaged: )\w+Error"):
+    with pytest.raises(InputError, match=r"result\.json(| is damaged): \w+Error"):
         report([run], "html", None)
 
 
@@ -145,14 +145,53 @@ def test_a_result_of_wrong_types_is_refused_before_it_is_explained(run: Path, da
         path.write_text(whole)
 
 
-def test_a_mistake_in_drawing_what_nobody_changed_is_not_blamed_on_the_file(
-    run: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def signed(data: dict[str, Any]) -> str:
+    """The text of a record as a search writes it, whatever it holds."""
+    data.pop("digest", None)
+    return json.dumps({**data, "digest": _digest(data)})
+
+
+@settings(max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_a_right_digest_makes_no_record_right(run: Path, data: st.DataObject) -> None:
+    path = run / "result.json"
+    whole = path.read_text()
+    path.write_text(signed(data.draw(mutations(json.loads(whole)))))
+    try:
+        report([run], "md", run / "out")
+    except InputError as error:
+        assert "result.json" in error.message
+    finally:
+        path.write_text(whole)
+
+
+@pytest.mark.parametrize("form", ["html", "md", "svg"])
+def test_a_report_tells_of_knobs_that_this_autofit_does_not_have(run: Path, form: str) -> None:
+    """They may be of a technique that somebody registered, or of a later autofit."""
+    path = run / "result.json"
+    data = json.loads(path.read_text())
+    for config in configs_in(data):
+        config["warp_speed"] = "nine"
+        del config["optimizer"]
+    path.write_text(signed(data))
+    assert report([run], form, None)
+    assert explain(Record.load(path).result)
+
+
+def configs_in(data: Any) -> Iterator[dict[str, Any]]:
+    for key, value in data.items() if isinstance(data, dict) else enumerate(data if isinstance(data, list) else ()):
+        if key == "config":
+            yield value
+        else:
+            yield from configs_in(value)
+
+
+def test_what_cannot_be_drawn_is_told_with_its_line(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def mistaken(*_: Any) -> str:
         raise KeyError("of ours")
 
     monkeypatch.setattr("autofit.report.run_report.report_page", mistaken)
-    with pytest.raises(KeyError, match="of ours"):
+    with pytest.raises(InputError, match=r"result\.json: KeyError: 'of ours', in line \d+ of test_run_report\.py"):
         report([run], "html", None)
 
 

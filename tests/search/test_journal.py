@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -316,6 +317,56 @@ def test_a_measurement_of_another_version(journal: Journal) -> None:
     study.tell(trial, 1.0)
     with pytest.raises(InputError, match="this version of autofit"):
         open_study(journal, SAMPLER)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"samples_per_second": 0.0},
+        {"samples_per_second": float("nan")},
+        {"samples_per_second": -4.0},
+        {"samples_per_second": None},
+        {"step_seconds": {"median": 0.0, "low": 0.0, "high": 0.0}},
+        {"number": -3},
+        {"number": "one"},
+        {"seconds": float("inf")},
+        {"peak_bytes": {"allocated": -1}},
+        {"config": ["a"]},
+        {"config": {"a": 1e400}},
+        {"outcome": "won"},
+        "no measurement",
+    ],
+    ids=str,
+)
+def test_a_measurement_that_no_probe_makes_is_set_aside_whatever_its_checksum(journal: Journal, wrong: Any) -> None:
+    write(journal, "fits", "fits", "fits")
+    lines = journal.path.read_bytes().splitlines(keepends=True)
+    second = [index for index, line in enumerate(lines) if b'"user_attr":{"measurement"' in line][1]
+    held = json.loads(lines[second])
+    del held["crc"]
+    measurement = held["user_attr"]["measurement"]
+    held["user_attr"]["measurement"] = {**measurement, **wrong} if isinstance(wrong, dict) else wrong
+    lines[second] = checked(held)
+    journal.path.write_bytes(b"".join(lines))
+    said: list[str] = []
+    study = open_study(dataclasses.replace(journal, notify=said.append), SAMPLER)
+    assert measurements_of(study) == [measured(0), measured(2)]
+    assert "1 record of it cannot be read, 2 measurements can" in said[0]
+    assert measurements_of(open_study(journal, SAMPLER)) == [measured(0), measured(2)]
+
+
+@pytest.mark.parametrize("record", [{"op_code": 77}, {"op_code": 8, "trial_id": 999}, {"op_code": 0}, {"line": None}])
+def test_a_record_that_optuna_cannot_read_costs_no_measurement(journal: Journal, record: dict[str, Any]) -> None:
+    write(journal, "fits")
+    number = len(journal.path.read_bytes().splitlines())
+    with journal.path.open("ab") as file:
+        file.write(checked({"op_code": 1, "line": number} | record))
+    assert measurements_of(open_study(journal, SAMPLER)) == [measured(0)]
+
+
+def checked(record: dict[str, Any]) -> bytes:
+    text = json.dumps(record, separators=(",", ":"))[:-1].encode()
+    return b'%s,"crc":"%08x"}\n' % (text, zlib.crc32(text))
 
 
 def test_trials_left_running_are_given_up(journal: Journal) -> None:

@@ -433,3 +433,27 @@ def test_one_of_another_step_than_its_name_says(tmp_path: Path) -> None:
     checkpoint.save(run({}), tmp_path, 3).rename(tmp_path / checkpoint.FOLDER / "step-00000005")
     with pytest.raises(InputError, match=r"checkpoint of step 5 is damaged \(checkpoint.yaml is not what was written"):
         checkpoint.load(run({}), tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["link to nothing", "link to a folder", "file"])
+def test_what_lies_where_a_checkpoint_is_to_be_makes_way(tmp_path: Path, kind: str) -> None:
+    setup = run({})
+    elsewhere = tmp_path / "elsewhere"
+    places = [tmp_path / checkpoint.FOLDER / f"step-{step:08d}" for step in (1, 2, 9)]
+    places[0].parent.mkdir()
+    if kind == "link to a folder":
+        elsewhere.mkdir()
+        (elsewhere / "mine").touch()
+    for place in places:
+        if kind == "file":
+            place.touch()
+        else:
+            place.symlink_to(elsewhere)
+    with pytest.raises(InputError, match="the checkpoint of step 9 is damaged"):
+        checkpoint.load(setup, tmp_path)
+    checkpoint.save(setup, tmp_path, 1)
+    checkpoint.save(setup, tmp_path, 2, keep_last=1)
+    assert checkpoint.load(setup, tmp_path) == checkpoint.Loaded(2)
+    assert sorted(each.name for each in places[0].parent.iterdir()) == ["step-00000002"]
+    assert not places[1].is_symlink()
+    assert kind != "link to a folder" or (elsewhere / "mine").exists()

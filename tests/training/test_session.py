@@ -1,6 +1,8 @@
 """One training from build to the saved model: what is told, and what a run survives."""
 
 import json
+import os
+import signal
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -12,8 +14,9 @@ import pytest
 import torch
 import yaml
 from torch import nn
+from torch.utils.data import DataLoader
 
-from autofit.core.errors import DivergedError, OutOfMemoryError
+from autofit.core.errors import DivergedError, InputError, OutOfMemoryError
 from autofit.core.hardware import Hardware
 from autofit.core.workload import Hyperparameters
 from autofit.hardware import segments
@@ -126,6 +129,93 @@ def test_memory_that_runs_out_outside_of_a_step_is_told() -> None:
 
     with pytest.raises(OutOfMemoryError, match=r"outside of a step: CUDA out of memory\. Search again within less"):
         Run(loss=full)()
+
+
+class Failing:
+    """Fails once, at one batch of all, after it drew random numbers."""
+
+    def __init__(self, at: int) -> None:
+        self.left = at
+
+    def __iter__(self) -> Iterator[Batch]:
+        for batch in batches():
+            torch.rand(3)
+            self.left -= 1
+            if self.left == -1:
+                raise OSError("the disk with the data is gone")
+            yield batch
+
+    def __len__(self) -> int:
+        return 4
+
+
+def dropping() -> nn.Module:
+    torch.manual_seed(1)
+    return nn.Sequential(tiny.MLP(), nn.Dropout(0.5))
+
+
+@pytest.mark.parametrize("at", [3, 4, 6])
+def test_what_was_trained_before_a_loader_fails_is_kept_to_the_bit(tmp_path: Path, at: int) -> None:
+    """In the middle of a pass, and where the second one begins, for which random numbers are seeded."""
+    whole = Run(Failing(99), model=dropping())()
+    first = Run(Failing(at), model=dropping(), directory=tmp_path)
+    with pytest.raises(OSError, match="the disk with the data is gone"):
+        first()
+    assert f"OSError: the disk with the data is gone: the state after {at} steps is kept in" in first.told[-1]
+    again = Run(Failing(99), model=dropping(), directory=tmp_path, resume=True)
+    assert [report.loss for report in again()] == [report.loss for report in whole[at:]]
+
+
+class Dying(torch.utils.data.Dataset[Any]):
+    """Kills the worker that reads it."""
+
+    def __len__(self) -> int:
+        return 32
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        if index == 20:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return torch.ones(48) * index, torch.tensor(index % 10)
+
+
+def test_what_was_trained_before_a_worker_dies_is_kept(tmp_path: Path) -> None:
+    dying = DataLoader(Dying(), batch_size=4, num_workers=1, prefetch_factor=1)
+    run = Run(dying, loader_of_workload=batches(size=4), directory=tmp_path)
+    with pytest.raises(RuntimeError, match="DataLoader worker"):
+        run()
+    assert checkpoint.exists(tmp_path)
+    assert "is kept in" in run.told[-1]
+
+
+def test_what_was_trained_before_a_loss_fails_is_kept(tmp_path: Path) -> None:
+    calls: list[int] = []
+
+    def failing(model: nn.Module, batch: Batch) -> torch.Tensor:
+        calls.append(1)
+        if len(calls) > 6:
+            raise ArithmeticError("no such label")
+        return tiny.classify(model, batch)
+
+    run = Run(loss=failing, directory=tmp_path, checkpoint_every=100)
+    with pytest.raises(ArithmeticError, match="no such label"):
+        run(steps=100)
+    (path,) = (tmp_path / "checkpoints").iterdir()
+    done = int(path.name.removeprefix("step-"))
+    assert done == len((tmp_path / "metrics.jsonl").read_text().splitlines()) > 0
+    expected = Run()
+    expected(steps=done)
+    again = Run(directory=tmp_path, resume=True)
+    again(steps=done)
+    for mine, theirs in zip(again.model.parameters(), expected.model.parameters(), strict=True):
+        assert torch.equal(mine, theirs)
+
+
+@pytest.mark.parametrize("content", ["micro_batch_size: two\n", "precision: bf16\n", "[]", "micro_batch_size: 0\n"])
+def test_what_a_run_without_memory_left_is_checked_before_it_is_used(tmp_path: Path, content: str) -> None:
+    Run(directory=tmp_path)(steps=1)
+    (tmp_path / "after-out-of-memory.yaml").write_text(content)
+    with pytest.raises(InputError, match=r"after-out-of-memory\.yaml"):
+        Run(directory=tmp_path, resume=True)()
 
 
 def test_a_resumed_run_knows_that_memory_ran_out(tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ from autofit.training.workload import training_workload
 from tests.ranks import on_ranks
 from tests.tiny import llama_workload
 from tests.tolerances import LOSS, assert_trained_alike
+from tests.training.test_checkpoint_schema import resign
 
 BATCH, STEPS, MIDDLE = 12, 5, 3
 LR = 1e-2
@@ -122,10 +123,30 @@ def test_a_killed_rank_leaves_a_whole_checkpoint_and_the_run_goes_on_to_the_bit(
     assert sorted(each.name for each in (tmp_path / "checkpoints").iterdir()) == ["step-00000004", "step-00000005"]
 
 
-def test_a_damaged_part_sends_all_back_to_the_checkpoint_before(whole: list[float], tmp_path: Path) -> None:
-    on_ranks(2, session, FSDP, tmp_path, MIDDLE)
-    (part,) = (tmp_path / "checkpoints" / f"step-{MIDDLE:08d}").glob("shard-00002-*")
+def flipped(path: Path) -> None:
+    (part,) = path.glob("shard-00002-*")
     part.write_bytes(part.read_bytes()[:-1] + b"x")
+
+
+def without_sense(path: Path) -> None:
+    """A signed state of the optimizer whose second moment has another name."""
+    (part,) = path.glob("shard-00002-*")
+    with safetensors.safe_open(part, "pt") as file:
+        metadata, tensors = file.metadata(), {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    name = next(name for name in tensors if name.endswith("/exp_avg_sq"))
+    other = name.replace("exp_avg_sq", "exp_avg_no")
+    tensors[other] = tensors.pop(name)
+    metadata = {key: text.replace(name, other) for key, text in metadata.items()}
+    safetensors.torch.save_file(tensors, part, metadata)
+    resign(path, part.name)
+
+
+@pytest.mark.parametrize("damage", [flipped, without_sense])
+def test_a_damaged_part_sends_all_back_to_the_checkpoint_before(
+    whole: list[float], tmp_path: Path, damage: Callable[[Path], None]
+) -> None:
+    on_ranks(2, session, FSDP, tmp_path, MIDDLE)
+    damage(tmp_path / "checkpoints" / f"step-{MIDDLE:08d}")
     for losses, _, notes in on_ranks(2, session, FSDP, tmp_path):
         assert losses == pytest.approx(whole[MIDDLE - 1 :], abs=LOSS)
         assert "the checkpoint of step 3 is damaged" in notes[-1]

@@ -41,14 +41,14 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "new" / "store.sqlite"
 
 
-VALUES = st.text() | st.integers() | st.floats(allow_nan=False) | st.booleans() | st.none()
+VALUES = st.text() | st.integers(-(2**62), 2**62) | st.floats(-1e9, 1e9) | st.booleans() | st.none()
 MEASURED = st.builds(
     Measurement,
     config=st.dictionaries(st.text(), VALUES).map(Config),
     outcome=st.sampled_from(Outcome),
-    number=st.integers(0),
-    step_seconds=st.none() | st.builds(StepSeconds, *[st.floats(0, 1e9)] * 3),
-    samples_per_second=st.none() | st.floats(0, 1e9),
+    number=st.integers(0, 2**62),
+    step_seconds=st.none() | st.builds(StepSeconds, *[st.floats(1e-9, 1e9)] * 3),
+    samples_per_second=st.none() | st.floats(1e-9, 1e9),
     peak_bytes=st.none() | st.builds(PeakBytes, st.integers(0, 2**62), st.none() | st.integers(0, 2**62)),
     reason=st.none() | st.text(),
     verified=st.booleans(),

@@ -16,7 +16,8 @@ import torch
 from torch import nn
 
 from autofit.core.config import Config
-from autofit.core.files import cache_file
+from autofit.core.files import cache_file, keep, kept
+from autofit.core.hardware import GIB
 from autofit.core.measurement import Measurement, Outcome
 from autofit.core.options import search_options
 from autofit.core.record import Record
@@ -25,8 +26,10 @@ from autofit.training.fingerprint import LAYOUT
 from autofit.training.workload import workload_from
 from autofit.tuning import result_cache
 from autofit.tuning.measurement_store import Store, Stored, Subject
+from autofit.tuning.warm_start import WarmStart
 from tests import tiny
 from tests.core.test_record import RESULT
+from tests.processes import as_ordinary_user
 
 OPTIONS = search_options(mem=1, space="full", trials=3)
 
@@ -255,3 +258,37 @@ def test_what_this_autofit_cached_is_not_outdated(tmp_path: Path) -> None:
 
 def test_a_key_has_a_layout() -> None:
     assert key().startswith(f"v{LAYOUT}-")
+
+
+@pytest.mark.parametrize("kind", ["unreadable", "read only", "a file", "a home of somebody else's"])
+def test_a_cache_is_optional_everywhere(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    """As in a container with another user, whose home is not theirs."""
+
+    def everything(folder: Path) -> None:
+        place = folder / "home"
+        if kind == "a file":
+            place.touch()
+        else:
+            (place / ".cache" / "autofit").mkdir(parents=True)
+            closed = place / ".cache" / "autofit" if kind == "read only" else place
+            closed.chmod(0o500 if kind == "read only" else 0o000)
+        if kind == "a home of somebody else's":
+            monkeypatch.delenv("XDG_CACHE_HOME")
+            monkeypatch.setenv("HOME", str(place))
+        else:
+            monkeypatch.setenv("XDG_CACHE_HOME", str(place / ".cache" if kind == "read only" else place))
+
+        assert result_cache.outdated_note() is None
+        assert result_cache.find("key") is None
+        keep(cache_file("rates", "a.json"), {"a": 1})
+        assert kept(cache_file("rates", "a.json")) is None
+        assert not Store().outdated()
+        told: list[str] = []
+        subject = Subject("key", "foo")
+        known = WarmStart(subject, GIB, exact=True, run=folder, notify=told.append, hardware=tiny.CPU)
+        assert known.prior_measurements(resumed=False) == ()
+        known.add(Measurement(Config(micro_batch_size=1), Outcome.FAILED))
+        assert all("goes on without earlier measurements" in text for text in told)
+        place.chmod(0o700)
+
+    as_ordinary_user(everything)

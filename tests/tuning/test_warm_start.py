@@ -1,6 +1,7 @@
 """What earlier searches measured is found by what it depends on, and never stands in the way of a search."""
 
 import dataclasses
+import sqlite3
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,8 @@ def subject(workload: Workload = WORKLOAD, versions: dict[str, str] | None = Non
 def knows(
     found: Subject | None, run: Path = Path("run"), *, told: list[str] | None = None, cap: int = GIB, exact: bool = True
 ) -> WarmStart:
-    return WarmStart(found, cap, exact=exact, run=run, notify=(told if told is not None else []).append)
+    notify = (told if told is not None else []).append
+    return WarmStart(found, cap, exact=exact, run=run, notify=notify, hardware=tiny.CPU)
 
 
 def fits(size: int, peak: int = MIB, seconds: float = 2.0) -> Measurement:
@@ -217,3 +219,38 @@ def test_a_cache_that_cannot_be_written_is_told_once(tmp_path: Path, monkeypatch
         search.add(fits(size))
     assert len(told) == 1
     assert "cannot be written" in told[0]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"cap_bytes": "much"},
+        {"cap_bytes": -1},
+        {"session": b"\xff"},
+        {"run": b"\xff"},
+        {"config": '{"warp_speed": 9}'},
+        {"config": '{"micro_batch_size": "two"}'},
+        {"config": '{"micro_batch_size": 1e999}'},
+        {"config": '{"micro_batch_size": [2]}'},
+        {"config": "[]"},
+        {"config": "[" * 100_000},
+        {"measurement": '{"outcome": "fits", "step_seconds": {"median": 0, "low": 0, "high": 0}}'},
+        {"measurement": '{"outcome": "fits", "step_seconds": {"median": NaN, "low": 1, "high": 1}}'},
+        {"measurement": '{"outcome": "out_of_memory", "peak_bytes": {"allocated": "all"}}'},
+        {"measurement": "null"},
+    ],
+    ids=lambda change: "-".join(f"{key}-{str(value)[:40]}" for key, value in change.items()),
+)
+def test_one_bad_row_costs_that_row_alone(change: dict[str, Any]) -> None:
+    """Whatever it says, also of a config that is proven not to fit, which every search asks the knobs about."""
+    for size in (1, 2):
+        knows(subject()).add(fits(size, peak=8 * GIB))
+    path = Store().path
+    with sqlite3.connect(path) as file:
+        ((name, value),) = change.items()
+        file.execute(f"UPDATE measurements SET {name} = ? WHERE id = 1", (value,))
+    told: list[str] = []
+    found = knows(subject(), Path("other"), told=told).prior_measurements(resumed=False)
+    assert [each.config["micro_batch_size"] for each in found] == [2]
+    assert len(told) == 1
+    assert path.exists()  # nothing else of it is given up

@@ -39,7 +39,7 @@ def knob_picture(record: Record, width: int = 720) -> Picture | None:
     picture.text(across.end, bottom + 28, "speed against the best", anchor="end", kind="title")
     for index, (knob, changes) in enumerate(rows):
         y = 14 + row_height * (index + 1) - _ROW / 2
-        mine = f"{knob} {value(result.best.config[knob])}"
+        mine = f"{knob} {value(result.best.config.get(knob))}"
         picture.text(*((left - 6, y + 4) if wide else (4, y - 18)), mine, kind="knob", anchor="end" if wide else None)
         picture.line((left if wide else 4, y), (across.end, y), "rule")
         _row_of_changes(picture, across, y, changes, result)

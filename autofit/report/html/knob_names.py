@@ -25,7 +25,7 @@ def off_knobs(config: Mapping[str, Any]) -> list[str]:
 
 
 def _row(config: Mapping[str, Any], knob: str) -> KnobRow:
-    given = config[knob]
+    given: Any = config.get(knob)
     title = KNOB_WORDS.get(knob, KnobWords(knob.replace("_", " ").capitalize(), ""))
     words, parts = title.values.get(given, value(given)), [knob]
     if knob == "micro_batch_size":

@@ -1,0 +1,175 @@
+"""What a checkpoint may hold. All that is read of one is checked here, against one schema and the model, before any of
+it is used: right checksums say only that a file is what somebody wrote."""
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from torch import nn
+
+from autofit.core.errors import printable, sentence, shown
+from autofit.setup import Setup
+from autofit.training import random_state, sharded_state
+from autofit.training.optimizer_schema import OptimizerSchema, StateError
+
+_MOST_SAMPLES = 2**24  # that a step can take
+_Count = Annotated[int, Field(ge=0, lt=2**63)]
+_Positive = Annotated[int, Field(ge=1, lt=2**63)]
+_Plain = str | int | float | bool | None
+
+
+class DamagedError(Exception):
+    """A checkpoint that does not hold what a training writes."""
+
+
+class _Schema(BaseModel):
+    """Fields may be added by a later autofit."""
+
+    model_config = ConfigDict(strict=True, extra="allow", arbitrary_types_allowed=True)
+
+
+class _Label(_Schema):
+    autofit_checkpoint: int
+    next_step: _Count
+    config: dict[str, _Plain]
+    hyperparameters: dict[str, _Plain]
+    crc32: dict[str, int]
+    effective_batch_size: _Positive | None = None
+    frozen_weights: str | None = None
+    ranks: _Positive = 1
+
+
+class _State(_Schema):
+    random: dict[str, Any]
+    ranks: _Positive = 1
+    names: list[str] | None = None
+    optimizer_numbers: dict[str, dict[str, Any]] | None = None
+    scaler: dict[str, Any] | None = None
+    skipped_updates: _Count = 0
+    data: dict[str, Any] | None
+
+
+class _Position(_Schema):
+    """Of the data, as `Epochs` has it."""
+
+    passes: _Count
+    given: _Count
+    samples: _Count
+    batch_size: _Positive | None
+    pass_samples: _Count | None
+    last: int | None
+    loader: Any = None
+
+
+STATE_FIELDS = _State.model_fields.keys()
+
+
+def check_label(label: Any) -> None:
+    """Raise a DamagedError for other than a label."""
+    _validated(_Label, label, "checkpoint.yaml")
+    for name in label["crc32"]:
+        if Path(name).name != name:
+            raise DamagedError(f"checkpoint.yaml names the file {shown(name)}")
+
+
+def check_state(setup: Setup, contents: Mapping[str, Any], label: Mapping[str, Any]) -> None:
+    """Raise a DamagedError for other than the state of a run."""
+    _validated(_State, contents, "state.json")
+    if contents.get("ranks", 1) != label.get("ranks", 1):
+        raise DamagedError(f"state.json is of ranks {contents.get('ranks', 1)}, and not {label.get('ranks', 1)}")
+    _check_position(contents["data"], label["next_step"])
+    try:
+        random_state.check(contents["random"], setup.device)
+    except ValueError as error:
+        raise DamagedError(str(error)) from error
+    if setup.scaler and contents.get("scaler"):
+        _check_scaler(contents["scaler"], setup.scaler.state_dict())
+
+
+def check_tensors(setup: Setup, weights: Mapping[str, torch.Tensor], buffers: Mapping[str, torch.Tensor]) -> None:
+    """Check the kinds of numbers of weights, whose names and shapes tell whether they are of this model, and buffers.
+    Raises DamagedError."""
+    for name, weight in setup.trainable():
+        if name in weights and not _is_alike(weights[name], weight):
+            raise DamagedError(f"weight {name} is of {weights[name].dtype}, and not of {weight.dtype}")
+    modules = dict(setup.model.named_modules())
+    for name, values in buffers.items():
+        parent, _, own_name = name.rpartition(".")
+        module = modules.get(parent)
+        if module is None or (own_name not in module._buffers and hasattr(module, own_name)):
+            raise DamagedError(f"the model has no buffer {printable(name)}")
+        own = module._buffers.get(own_name)
+        if own is None:  # one that the model makes while it runs
+            continue
+        may_grow = not type(module).__module__.startswith("torch.nn.")
+        if not _is_alike(values, own) or not (may_grow or values.shape == own.shape):
+            found, needed = (f"{list(each.shape)} of {each.dtype}" for each in (values, own))
+            raise DamagedError(f"buffer {name} is {found}, and not {needed}")
+
+
+def check_optimizer(
+    setup: Setup, contents: dict[str, Any], parts: Mapping[str, torch.Tensor] | None, schema: OptimizerSchema
+) -> None:
+    """Check the optimizer's state, and put it as it is to be loaded. `parts`: what several ranks wrote, on meta. Raises
+    DamagedError."""
+    weights = dict(setup.trainable())
+    is_divided_anew = contents.get("ranks", 1) == 1 and setup.ranks.are_several
+    try:
+        if "optimizer" in contents and not is_divided_anew:
+            if contents.get("names") not in (None, sharded_state.names_of(setup)):
+                raise StateError("its weights have another order")
+            contents["optimizer"] = schema.fitted(contents["optimizer"])
+        elif "optimizer" not in contents and parts is None:
+            raise StateError("there is none")
+        elif "optimizer" in contents:
+            for name, entry in sharded_state.entries_by_name(contents).items():
+                schema.check_entry(_weight_of(name, weights), entry, name)
+        else:
+            numbers = contents.get("optimizer_numbers") or {}
+            for name, entry in sharded_state.entries_described(parts or {}, numbers).items():
+                schema.check_entry(_weight_of(name, weights), entry, name, on_meta=True)
+    except StateError as error:
+        raise DamagedError(f"the optimizer's state is not of this model: {error}") from error
+
+
+def _weight_of(name: str, weights: Mapping[str, nn.Parameter]) -> nn.Parameter:
+    if name not in weights:
+        raise StateError(f"there is no weight {printable(name)}")
+    return weights[name]
+
+
+def _is_alike(saved: torch.Tensor, own: torch.Tensor) -> bool:
+    """Whether both hold numbers of one kind, as of whatever width."""
+    kinds = [(each.dtype.is_floating_point, each.dtype.is_complex, each.dtype is torch.bool) for each in (saved, own)]
+    return kinds[0] == kinds[1]
+
+
+def _check_position(data: dict[str, Any] | None, next_step: int) -> None:
+    if data is None or "samples" not in data:  # an earlier autofit counted steps alone
+        return
+    _validated(_Position, data, "the position in the data")
+    steps = next_step + 1  # the last one may have begun
+    if data["passes"] > steps or not data["given"] <= data["samples"] <= steps * _MOST_SAMPLES:
+        raise DamagedError(f"the position in the data is none that {next_step} steps lead to")
+
+
+def _check_scaler(saved: Mapping[str, Any], own: Mapping[str, Any]) -> None:
+    for key in own:
+        number = saved.get(key)
+        if not isinstance(number, int | float) or not math.isfinite(number) or number < 0:
+            raise DamagedError(f"{key} of the loss scaler is {shown(number)}")
+
+
+def _validated(schema: type[_Schema], data: Any, what: str) -> None:
+    try:
+        schema.model_validate(data)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"])) or "it"
+        given = "absent" if first["type"] == "missing" else shown(first["input"])
+        raise DamagedError(f"{what} is not as a training writes it: {printable(where)} is {given}") from error
+    except (RecursionError, ValueError) as error:
+        raise DamagedError(f"{what} is not as a training writes it: {sentence(error)}") from error
