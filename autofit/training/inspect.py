@@ -35,7 +35,7 @@ from autofit.setup.state import evaluation_mode
 from autofit.training import random_state
 from autofit.training.build import build
 from autofit.training.default_loss import check_call
-from autofit.training.equal_work import Proof, prove
+from autofit.training.equal_work import Proof, prove, samples_to_try
 from autofit.training.fingerprint import fingerprint
 from autofit.training.meta_model import meta_copy, meta_model_from
 from autofit.training.model_state import stays_in_eval
@@ -158,7 +158,7 @@ def _with_loss_traits(traits: Traits, workload: Workload, hardware: Hardware) ->
         trial = getattr(workload.batch, "differing", None)
         if trial is None:
             trial = _few_of(workload, few_samples(workload, min(_LOOKED_AT, workload.effective_batch_size)))
-        proof = prove(setup, trial)
+        proof = prove(setup, trial, _more_of(setup, workload))
     finally:
         setup.close()
     notes = (*traits.notes, mixed) if mixed else traits.notes
@@ -201,8 +201,11 @@ class Prover:
         """What the gradients of a batch show; of its samples those that differ most."""
         with random_state.preserved(torch.device(self.hardware.device)):
             setup = build(self.workload, {}, self.hardware)
+            cut = self.workload.split
+            samples = min(samples_to_try(setup.model), sample_count(batch, cut))
             try:
-                return prove(setup, _few_of(self.workload, batch))
+                more = samples_of(batch, 0, samples, cut)
+                return prove(setup, _few_of(self.workload, batch), shortened(more))
             finally:
                 setup.close()
 
@@ -217,6 +220,12 @@ def _few_of(workload: Workload, batch: Any) -> Any:
         samples = min(TRIAL_SAMPLES, sample_count(batch, workload.split))
         return samples_of(batch, 0, samples, workload.split)
     return most_different(batch, TRIAL_SAMPLES)
+
+
+def _more_of(setup: Setup, workload: Workload) -> Any:
+    """Some more samples than few."""
+    samples = min(samples_to_try(setup.model), workload.effective_batch_size)
+    return shortened(few_samples(workload, samples))
 
 
 def _with_proof(traits: Traits, workload: Workload, proof: Proof) -> Traits:
