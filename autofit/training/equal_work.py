@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 from unittest import mock
 
 import torch
@@ -25,7 +25,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from autofit.core.errors import told
 from autofit.core.workload import Count, Workload
 from autofit.data import counts
-from autofit.data.batch import is_own, map_tensors, sample_count, split, take_samples
+from autofit.data.batch import is_own, map_tensors, sample_count, split, take_samples, tensors
 from autofit.data.trial_batches import TRIAL_SAMPLES, altered, diversified, ignores, shortened
 from autofit.hardware.out_of_memory import is_out_of_memory
 from autofit.setup import Setup
@@ -37,6 +37,7 @@ from autofit.training.smooth_relu import SmoothRelu
 from autofit.training.step import loss_and_count
 from autofit.training.varied_outcomes import VariedOutcomes
 
+Found = TypeVar("Found")
 _CHEAP = 4_000_000  # weights of a model that is tried in fp64
 _COORDINATES = 2048  # of each weight's gradient that are compared
 # Relative deviations that rounding may cause: at least, and in proportion to what another order of the samples causes.
@@ -48,9 +49,11 @@ _DOUBTFUL = 1e-2  # a deviation in fp32 that may still be rounding, so that fp64
 _SMALLEST = 1e-4  # of the largest gradient: a weight with a smaller one is compared with that
 _SAME_WEIGHT = 1e-3  # of a sample, by two counts that gradients cannot tell apart
 _ALIKE = {torch.float64: 1e-7, torch.float32: 1e-3}  # second by largest singular value of gradients that tell nothing
-_MORE_SAMPLES = 32  # on which what few samples showed must hold, of a cheap model
-_SOME_MORE_SAMPLES = 8  # of any other
-_HOLDS = {torch.float64: 1e-8, torch.float32: 1e-3}  # relative deviations of many samples that rounding may cause
+_MOST_SAMPLES = 32  # on which what few samples showed must hold
+_LEAST_SAMPLES = 8  # of a model that is not cheap, or of large samples
+_MOST_NUMBERS = 2**20  # of a batch of more than these
+_HOLDS = 1e-4  # relative deviation of many samples in fp32 that rounding may cause
+_STAYS = 1e-5  # the same of another call
 
 
 @dataclass(frozen=True)
@@ -75,9 +78,12 @@ class _AlikeError(_NothingToCompareError):
         super().__init__("the gradients of the samples at hand are too much alike to tell their weights")
 
 
-def samples_to_try(model: nn.Module) -> int:
-    """How many samples `prove` takes as `more`."""
-    return _MORE_SAMPLES if _is_cheap(model) else _SOME_MORE_SAMPLES
+def samples_to_try(setup: Setup, batch: Any) -> int:
+    """How many samples `prove` takes as `more`, of such as this batch has."""
+    samples = sample_count(batch, setup.workload.split)
+    numbers = sum(tensor.numel() for tensor in tensors(shortened(batch))) // samples
+    wanted = min(_MOST_SAMPLES, _MOST_NUMBERS // max(1, numbers)) if _is_cheap(setup.model) else 0
+    return max(_LEAST_SAMPLES, wanted)
 
 
 def prove(setup: Setup, batch: Any, more: Any = None) -> Proof:
@@ -87,21 +93,21 @@ def prove(setup: Setup, batch: Any, more: Any = None) -> Proof:
     `setup` is of a copy of the model that nobody else uses: its weights are overwritten.
     """
     samples = sample_count(batch, setup.workload.split)
-    with CallState.preserved(setup.workload.loss), warnings.catch_warnings():
+    with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of functions that do not like a single sample
         try:
-            return _proof_of(setup, batch, more)
+            return _held(setup, _proof_of(setup, batch), more)
         except Exception as error:
             if samples <= 2 or not is_out_of_memory(error):
                 raise
-        return _proof_of(setup, take_samples(batch, [0, 1], setup.workload.split), None)
+        return _proof_of(setup, take_samples(batch, [0, 1], setup.workload.split))
 
 
 def _is_cheap(model: nn.Module) -> bool:
     return sum(weight.numel() for weight in model.parameters()) <= _CHEAP
 
 
-def _proof_of(setup: Setup, batch: Any, more: Any) -> Proof:
+def _proof_of(setup: Setup, batch: Any) -> Proof:
     """The proof of the first variation of a batch that the loss takes.
 
     First comes one with some labels and ends of rows left out, differently in each sample, because what a loss averages
@@ -114,9 +120,9 @@ def _proof_of(setup: Setup, batch: Any, more: Any) -> Proof:
         is_supposed = is_mean and not ignores(batch)
         trials = [_Trial(altered(short), is_supposed), _Trial(altered(short, ignores_labels=False)), *trials]
 
-    proof, problem = _first_proof(setup, trials, more)
+    proof, problem = _first_proof(setup, trials)
     if isinstance(problem, _AlikeError):
-        proof, _ = _first_proof(setup, [_Trial(diversified(batch, setup.model))], None)
+        proof, _ = _first_proof(setup, [_Trial(diversified(batch, setup.model))])
     if proof:
         return proof
     own = isinstance(problem, _NothingToCompareError)
@@ -126,13 +132,13 @@ def _proof_of(setup: Setup, batch: Any, more: Any) -> Proof:
 @dataclass(frozen=True)
 class _Trial:
     """A batch that a loss is tried on. One that `is_supposed` has labels such as the data do not have: it may tell what
-    a loss averages over, but proves nothing."""
+    a loss averages over, but not that it cannot be split, nor that it is a sum of what it takes for numbers."""
 
     batch: Any
     is_supposed: bool = False
 
 
-def _first_proof(setup: Setup, trials: Sequence[_Trial], more: Any) -> tuple[Proof | None, Exception | None]:
+def _first_proof(setup: Setup, trials: Sequence[_Trial]) -> tuple[Proof | None, Exception | None]:
     """The proof of the first batch that gives one, or what prevented that of the last."""
     is_cheap = _is_cheap(setup.model)
     problem: Exception | None = None
@@ -140,12 +146,12 @@ def _first_proof(setup: Setup, trials: Sequence[_Trial], more: Any) -> tuple[Pro
     for trial in trials:
         proof = None
         if is_cheap:
-            proof, problem = _attempt(setup, trial.batch, more, torch.float64)
+            proof, problem = _attempt(setup, trial.batch, torch.float64)
         if proof is None:
-            proof, problem = _attempt(setup, trial.batch, more, torch.float32)
+            proof, problem = _attempt(setup, trial.batch, torch.float32)
             if proof and proof.count is None and proof.deviation < _DOUBTFUL:
-                proof = _attempt(setup, trial.batch, more, torch.float64)[0] or proof
-        if proof and trial.is_supposed:
+                proof = _attempt(setup, trial.batch, torch.float64)[0] or proof
+        if proof and trial.is_supposed and (proof.count is None or proof.count.kind == "sum"):
             supposed = proof if proof.count else None
         elif proof:
             return _of_both(supposed, proof), None
@@ -161,14 +167,21 @@ def _of_both(supposed: Proof | None, proof: Proof) -> Proof:
     return Proof(common[0], tuple(common[1:]), deviation=proof.deviation) if common else proof
 
 
-def _attempt(setup: Setup, batch: Any, more: Any, dtype: torch.dtype) -> tuple[Proof | None, Exception | None]:
-    """The proof of one batch in one format, or what prevented it. Code may not take other outcomes than its own."""
+def _attempt(setup: Setup, batch: Any, dtype: torch.dtype) -> tuple[Proof | None, Exception | None]:
+    """The proof of one batch in one format, or what prevented it."""
+    return _first_of_variations(setup, dtype, lambda each: _compare(setup, _as_format(batch, dtype), dtype, each))
+
+
+def _first_of_variations(
+    setup: Setup, dtype: torch.dtype, look: Callable[[VariedOutcomes | None], Found]
+) -> tuple[Found | None, Exception | None]:
+    """What a look finds with the most varied outcomes that the user's code takes, or what prevented the last one."""
     problem: Exception | None = None
     for varied in (VariedOutcomes(scalars=True), VariedOutcomes(scalars=False), None):
         try:
             with _conditions(setup.model, dtype):
-                return _compare(setup, _as_format(batch, dtype), _as_format(more, dtype), dtype, varied), None
-        except Exception as error:  # of the user's code, which may not take this batch or this format
+                return look(varied), None
+        except Exception as error:  # of code that may not take this batch, format or outcome
             if is_out_of_memory(error):
                 raise
             problem = error
@@ -227,7 +240,7 @@ def _tensor_as(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return tensor.to(dtype) if tensor.is_floating_point() else tensor
 
 
-def _compare(setup: Setup, batch: Any, more: Any, dtype: torch.dtype, varied: VariedOutcomes | None) -> Proof:
+def _compare(setup: Setup, batch: Any, dtype: torch.dtype, varied: VariedOutcomes | None) -> Proof:
     """Whether the gradient of a batch is the weighted sum of its samples', and with which counts as weights."""
     workload = setup.workload
     samples = sample_count(batch, workload.split)
@@ -277,24 +290,47 @@ def _compare(setup: Setup, batch: Any, more: Any, dtype: torch.dtype, varied: Va
 
     if proof.count is not None and (moved := calls.moved()):
         calls.advance()
-        if (change := again(range(samples))) > _HOLDS[exact]:
+        if (change := again(range(samples))) > _STAYS:
             reason = f"it depends on what earlier calls left in {', '.join(moved)}, and micro-batches are more calls"
             proof = Proof(None, reason=reason, deviation=change)
         calls.restore()
-    return proof if proof.count is None or more is None else _held(setup, gradients, proof, more, _HOLDS[exact])
+    return proof
 
 
-def _held(setup: Setup, gradients: "_Gradients", proof: Proof, more: Any, tolerance: float) -> Proof:
-    """The proof, as far as it holds for more samples in slices of several."""
-    workload = setup.workload
-    samples = sample_count(more, workload.split)
-    if samples <= TRIAL_SAMPLES:
+def _held(setup: Setup, proof: Proof, more: Any) -> Proof:
+    """The proof, as far as it holds for more samples in slices of several. More than there is memory for show nothing.
+    In fp32, unless what this shows may be rounding."""
+    if proof.count is None or more is None or sample_count(more, setup.workload.split) <= TRIAL_SAMPLES:
         return proof
+    try:
+        held = _held_in(setup, proof, more, torch.float32)
+        if held.count is None and held.deviation < _DOUBTFUL:
+            held = _held_in(setup, proof, more, torch.float64)
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+        return proof
+    return held
+
+
+def _held_in(setup: Setup, proof: Proof, more: Any, dtype: torch.dtype) -> Proof:
+    evidence, problem = _first_of_variations(setup, dtype, lambda each: _sliced(setup, _as_format(more, dtype), each))
+    if evidence is None:
+        assert problem is not None
+        return Proof(None, reason=f"of more samples it raised {told(problem)}", deviation=1.0)
+    return _held_by(evidence, proof)
+
+
+def _sliced(setup: Setup, batch: Any, varied: VariedOutcomes | None) -> "_Evidence":
+    """The gradients of a batch and of two slices of it, one of them larger."""
+    workload = setup.workload
+    samples = sample_count(batch, workload.split)
+    gradients = _Gradients(setup, varied)
     draws = RecordedDraws(samples)
     with draws:
-        whole, _ = gradients.of(more)
+        whole, _ = gradients.of(batch)
 
-    slices = list(split(more, max(1, samples * 3 // 8), workload.split))
+    slices = list(split(batch, samples * 5 // 8, workload.split))
     parts: list[torch.Tensor | None] = []
     own_counts: list[float | None] = []
     start = 0
@@ -309,13 +345,16 @@ def _held(setup: Setup, gradients: "_Gradients", proof: Proof, more: Any, tolera
             gradient, own_count = None, 0.0
         parts.append(gradient)
         own_counts.append(own_count)
+    return _Evidence(workload, batch, slices, whole, parts, own_counts)
 
-    evidence = _Evidence(workload, more, slices, whole, parts, own_counts)
+
+def _held_by(evidence: "_Evidence", proof: Proof) -> Proof:
     assert proof.count is not None, "only a proof is held against more"
     candidates = (proof.count, *proof.rivals)
-    holding = [count for count in candidates if evidence.deviation(evidence.weights_by(count)) <= tolerance]
+    holding = [count for count in candidates if evidence.deviation(evidence.weights_by(count)) <= _HOLDS]
     if not holding:
         deviation = evidence.deviation(evidence.weights_by(proof.count))
+        samples = sample_count(evidence.batch, evidence.workload.split)
         reason = f"what shows on few samples does not hold for {samples}: slices are {deviation:.2g} off"
         return Proof(None, reason=reason, deviation=deviation)
     chosen, *rivals = holding

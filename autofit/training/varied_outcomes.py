@@ -23,6 +23,7 @@ _IS_LARGER = ("gt", "ge", "ne", "greater", "greater_equal", "not_equal", "__gt__
 _IS_SMALLER = ("lt", "le", "eq", "less", "less_equal", "__lt__", "__le__", "__eq__")
 _ARE_ZERO = ("nonzero", "argwhere", "count_nonzero", "bool")
 _DISTANCES = ("l1_loss", "smooth_l1_loss", "huber_loss")
+_ARE_CHOICES = ("eq", "__eq__", "ne", "__ne__", "not_equal")  # of whole numbers
 _LOOKUPS = ("__getitem__", "index_select", "gather", "take")
 _OF_CLASSES = ("cross_entropy", "nll_loss")  # whose third argument weighs classes
 _OF_MARGINS = ("triplet_margin_loss", "margin_ranking_loss", "hinge_embedding_loss")
@@ -80,6 +81,8 @@ class VariedOutcomes(TorchFunctionMode):
             return func(*args, **kwargs) if outcome is None else outcome if name in _IS_LARGER else ~outcome
         if not origin & _WEIGHTS:
             return func(*args, **kwargs)
+        if name in _ARE_CHOICES and len(args) == 2 and isinstance(args[0], torch.Tensor) and not _is_float(args[0]):
+            return self._chosen(func(*args, **kwargs))
 
         if name in _OF_CLASSES and self._is_table(kwargs.get("weight")):
             return func(*args, **{**kwargs, "weight": _spread(kwargs["weight"])})
@@ -100,6 +103,12 @@ class VariedOutcomes(TorchFunctionMode):
     def _is_table(self, table: Any) -> bool:
         """Whether it is a list of constants, which come neither from data nor from weights."""
         return _is_float(table) and table.dim() == 1 and not self._origin(table)
+
+    def _chosen(self, natural: torch.Tensor) -> torch.Tensor:
+        """A choice, as of the likeliest class, is drawn, since random weights may choose one class for all samples."""
+        if not natural.dim():
+            return natural
+        return torch.rand(natural.shape, device=natural.device) < 0.5
 
     def _is_larger(self, difference: torch.Tensor) -> torch.Tensor | None:
         """Where it is above a limit that about half of its numbers in the first pass are above; None without one."""
