@@ -15,6 +15,7 @@ from autofit.data.layouts import layout_of
 
 SAMPLES = Count()
 _IGNORED = (IGNORED_LABEL, -1, 0, 255)  # what losses leave out: torch's default, and what data sets pad labels with
+_SIZES = ("len", "size", "count", "num")  # in the names of tensors that hold the sizes of samples
 _MOST_DIMS = 4  # of tensors of labels: those of videos' pixels
 _Path = tuple[Any, ...]
 
@@ -104,6 +105,12 @@ def candidates(batch: Any) -> list[Count]:
             masks.append((path, tensor))
         elif not tensor.is_floating_point():
             labels.append((path, tensor))
+            if (
+                tensor.dim() == 1
+                and bool((tensor >= 0).all())
+                and any(word in str(path[-1:]).lower() for word in _SIZES)
+            ):
+                found.append(Count("total", path))
         elif tensor.dim() <= 2 and bool((tensor >= 0).all()):
             found.append(Count("total", path))
         if EACH in path or layout_of(batch) is not None:

@@ -42,6 +42,11 @@ def altered(batch: Any, *, ignores_labels: bool = True) -> Any:
     return map_tensors(batch, lambda tensor: found.get(id(tensor), tensor))
 
 
+def ignores(batch: Any) -> bool:
+    """Whether any label of a batch is one that losses leave out."""
+    return any(bool((tensor == IGNORED_LABEL).any()) for _, tensor in paths(batch) if not tensor.is_floating_point())
+
+
 def shortened(batch: Any) -> Any:
     """The batch with rows of tokens cut to a few, where each sample still has a label then."""
     if layout_of(batch) is not None:
@@ -126,7 +131,7 @@ def _labels_among(tensors: list[tuple[tuple[Any, ...], torch.Tensor]]) -> set[in
 
 
 def _other_labels(labels: torch.Tensor, *, ignores: bool) -> torch.Tensor:
-    """Labels of which the second and third sample share some, and of which each sample lacks others, if that is asked
+    """Labels of which two samples share some, and of which each sample lacks others, if that is asked
     for: the first sample its first label, the next ones more and more of the last."""
     changed = labels.clone()
     is_per_token = labels.dim() >= 2 and labels.shape[1] > 2
@@ -134,7 +139,7 @@ def _other_labels(labels: torch.Tensor, *, ignores: bool) -> torch.Tensor:
         half = labels.shape[1] // 2
         changed[1, :half] = changed[2, :half]
     elif len(labels) > 3:
-        changed[1] = changed[2]
+        changed[1] = changed[3]
     if not ignores:
         return changed
     if not is_per_token:

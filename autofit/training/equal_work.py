@@ -9,11 +9,12 @@ is the same. So the proof is of a copy with random weights, in fp64 where that i
 """
 
 import math
+import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 from unittest import mock
 
 import torch
@@ -24,15 +25,19 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from autofit.core.errors import told
 from autofit.core.workload import Count, Workload
 from autofit.data import counts
-from autofit.data.batch import is_own, map_tensors, sample_count, take_samples
-from autofit.data.trial_batches import TRIAL_SAMPLES, altered, diversified, shortened
+from autofit.data.batch import is_own, map_tensors, sample_count, split, take_samples, tensors
+from autofit.data.trial_batches import TRIAL_SAMPLES, altered, diversified, ignores, shortened
 from autofit.hardware.out_of_memory import is_out_of_memory
 from autofit.setup import Setup
+from autofit.training import random_state
+from autofit.training.call_state import CallState
 from autofit.training.meta_model import DRAWN_DEVIATION
 from autofit.training.recorded_draws import RecordedDraws
 from autofit.training.smooth_relu import SmoothRelu
 from autofit.training.step import loss_and_count
+from autofit.training.varied_outcomes import VariedOutcomes
 
+Found = TypeVar("Found")
 _CHEAP = 4_000_000  # weights of a model that is tried in fp64
 _COORDINATES = 2048  # of each weight's gradient that are compared
 # Relative deviations that rounding may cause: at least, and in proportion to what another order of the samples causes.
@@ -44,6 +49,12 @@ _DOUBTFUL = 1e-2  # a deviation in fp32 that may still be rounding, so that fp64
 _SMALLEST = 1e-4  # of the largest gradient: a weight with a smaller one is compared with that
 _SAME_WEIGHT = 1e-3  # of a sample, by two counts that gradients cannot tell apart
 _ALIKE = {torch.float64: 1e-7, torch.float32: 1e-3}  # second by largest singular value of gradients that tell nothing
+_MOST_SAMPLES = 32  # on which what few samples showed must hold
+_LEAST_SAMPLES = 8  # of a model that is not cheap, or of large samples
+_TOO_LARGE = 30_000_000  # weights of a model for which more samples would take seconds
+_MOST_NUMBERS = 2**20  # of a batch of more than these
+_HOLDS = 1e-4  # relative deviation of many samples in fp32 that rounding may cause
+_STAYS = 1e-5  # the same of another call
 
 
 @dataclass(frozen=True)
@@ -68,18 +79,39 @@ class _AlikeError(_NothingToCompareError):
         super().__init__("the gradients of the samples at hand are too much alike to tell their weights")
 
 
-def prove(setup: Setup, batch: Any) -> Proof:
-    """Compare the gradient of a batch of a few samples with those of each sample, of two where memory runs out.
+def samples_to_try(setup: Setup, batch: Any) -> int:
+    """How many samples `prove` takes as `more`, of such as this batch has; of a large model none that it had not."""
+    if _size(setup.model) > _TOO_LARGE:
+        return TRIAL_SAMPLES
+    samples = sample_count(batch, setup.workload.split)
+    numbers = sum(tensor.numel() for tensor in tensors(shortened(batch))) // samples
+    wanted = min(_MOST_SAMPLES, _MOST_NUMBERS // max(1, numbers)) if _is_cheap(setup.model) else 0
+    return max(_LEAST_SAMPLES, wanted)
+
+
+def prove(setup: Setup, batch: Any, more: Any = None) -> Proof:
+    """Compare the gradient of a batch of a few samples with those of each sample, of two where memory runs out. What
+    this shows must hold for `more` samples, since a loss may depend on how many there are, or on some that are rare.
 
     `setup` is of a copy of the model that nobody else uses: its weights are overwritten.
     """
     samples = sample_count(batch, setup.workload.split)
-    try:
-        return _proof_of(setup, batch)
-    except Exception as error:
-        if samples <= 2 or not is_out_of_memory(error):
-            raise
-    return _proof_of(setup, take_samples(batch, [0, 1], setup.workload.split))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of functions that do not like a single sample
+        try:
+            return _held(setup, _proof_of(setup, batch), more)
+        except Exception as error:
+            if samples <= 2 or not is_out_of_memory(error):
+                raise
+        return _proof_of(setup, take_samples(batch, [0, 1], setup.workload.split))
+
+
+def _is_cheap(model: nn.Module) -> bool:
+    return _size(model) <= _CHEAP
+
+
+def _size(model: nn.Module) -> int:
+    return sum(weight.numel() for weight in model.parameters())
 
 
 def _proof_of(setup: Setup, batch: Any) -> Proof:
@@ -88,46 +120,79 @@ def _proof_of(setup: Setup, batch: Any) -> Proof:
     First comes one with some labels and ends of rows left out, differently in each sample, because what a loss averages
     over shows where samples differ in it; last one whose samples are made to differ, if they are all alike.
     """
-    trials = [shortened(batch), batch]
+    trials = [_Trial(shortened(batch)), _Trial(batch)]
     if setup.device.type == "cpu" and not is_own(setup.workload.split):  # on a card a wrong label ends the process
         short = shortened(batch)
-        trials = [altered(short), altered(short, ignores_labels=False), short, batch]
+        is_mean = setup.workload.count is None and setup.workload.reduction != "sum"  # whose `rivals` are watched
+        is_supposed = is_mean and not ignores(batch)
+        trials = [_Trial(altered(short), is_supposed), _Trial(altered(short, ignores_labels=False)), *trials]
 
     proof, problem = _first_proof(setup, trials)
     if isinstance(problem, _AlikeError):
-        proof, _ = _first_proof(setup, [diversified(batch, setup.model)])
+        proof, _ = _first_proof(setup, [_Trial(diversified(batch, setup.model))])
     if proof:
         return proof
     own = isinstance(problem, _NothingToCompareError)
     return Proof(None, reason=str(problem) if own or problem is None else f"it raised {told(problem)}")
 
 
-def _first_proof(setup: Setup, trials: Sequence[Any]) -> tuple[Proof | None, Exception | None]:
+@dataclass(frozen=True)
+class _Trial:
+    """A batch that a loss is tried on. One that `is_supposed` has labels such as the data do not have: it may tell what
+    a loss averages over, but not that it cannot be split, nor that it is a sum of what it takes for numbers."""
+
+    batch: Any
+    is_supposed: bool = False
+
+
+def _first_proof(setup: Setup, trials: Sequence[_Trial]) -> tuple[Proof | None, Exception | None]:
     """The proof of the first batch that gives one, or what prevented that of the last."""
-    is_cheap = sum(weight.numel() for weight in setup.model.parameters()) <= _CHEAP
+    is_cheap = _is_cheap(setup.model)
     problem: Exception | None = None
+    supposed: Proof | None = None
     for trial in trials:
         proof = None
         if is_cheap:
-            proof, problem = _attempt(setup, trial, torch.float64)
+            proof, problem = _attempt(setup, trial.batch, torch.float64)
         if proof is None:
-            proof, problem = _attempt(setup, trial, torch.float32)
+            proof, problem = _attempt(setup, trial.batch, torch.float32)
             if proof and proof.count is None and proof.deviation < _DOUBTFUL:
-                proof = _attempt(setup, trial, torch.float64)[0] or proof
-        if proof:
-            return proof, None
-    return None, problem
+                proof = _attempt(setup, trial.batch, torch.float64)[0] or proof
+        if proof and trial.is_supposed and (proof.count is None or proof.count.kind == "sum"):
+            supposed = proof if proof.count else None
+        elif proof:
+            return _of_both(supposed, proof), None
+    return supposed, problem
+
+
+def _of_both(supposed: Proof | None, proof: Proof) -> Proof:
+    """The counts that two proofs agree on; if on none, those of the second."""
+    if supposed is None or proof.count is None:
+        return proof
+    accepted = (proof.count, *proof.rivals)
+    common = [count for count in (supposed.count, *supposed.rivals) if count is not None and count in accepted]
+    return Proof(common[0], tuple(common[1:]), deviation=proof.deviation) if common else proof
 
 
 def _attempt(setup: Setup, batch: Any, dtype: torch.dtype) -> tuple[Proof | None, Exception | None]:
     """The proof of one batch in one format, or what prevented it."""
-    try:
-        with _conditions(setup.model, dtype):
-            return _compare(setup, map_tensors(batch, lambda tensor: _as_format(tensor, dtype)), dtype), None
-    except Exception as error:  # of the user's code, which may not take this batch or this format
-        if is_out_of_memory(error):
-            raise
-        return None, error
+    return _first_of_variations(setup, dtype, lambda each: _compare(setup, _as_format(batch, dtype), dtype, each))
+
+
+def _first_of_variations(
+    setup: Setup, dtype: torch.dtype, look: Callable[[VariedOutcomes | None], Found]
+) -> tuple[Found | None, Exception | None]:
+    """What a look finds with the most varied outcomes that the user's code takes, or what prevented the last one."""
+    problem: Exception | None = None
+    for varied in (VariedOutcomes(scalars=True), VariedOutcomes(scalars=False), None):
+        try:
+            with _conditions(setup.model, dtype):
+                return look(varied), None
+        except Exception as error:  # of code that may not take this batch, format or outcome
+            if is_out_of_memory(error):
+                raise
+            problem = error
+    return None, problem
 
 
 @contextmanager
@@ -143,7 +208,7 @@ def _conditions(model: nn.Module, dtype: torch.dtype) -> Iterator[None]:
         stack.enter_context(mock.patch.object(autocast, "__exit__", lambda *_: None))
         stack.enter_context(sdpa_kernel(SDPBackend.MATH))
         stack.enter_context(SmoothRelu())  # type: ignore[no-untyped-call]
-        model.to(dtype)
+        model._apply(lambda tensor: _tensor_as(tensor, dtype))  # Module.to makes real numbers of complex ones
         _draw_weights(model)
         for module in model.modules():
             if isinstance(module, _BatchNorm):
@@ -156,7 +221,8 @@ def _draw_weights(model: nn.Module) -> None:
     """Random weights that keep activations of the same size in every layer, none of them at a symmetric value."""
     device = next(model.parameters()).device
     generator = torch.Generator(device).manual_seed(0)
-    for weight in model.parameters():
+    for parameter in model.parameters():
+        weight = torch.view_as_real(parameter.data) if parameter.is_complex() else parameter
         if not weight.is_floating_point():
             continue
         if weight.dim() >= 2:
@@ -171,16 +237,24 @@ def _draw_weights(model: nn.Module) -> None:
             weight.add_(noise)
 
 
-def _as_format(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+def _as_format(batch: Any, dtype: torch.dtype) -> Any:
+    return map_tensors(batch, lambda tensor: _tensor_as(tensor, dtype))
+
+
+def _tensor_as(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    if tensor.is_complex():
+        return tensor.to(torch.complex128 if dtype == torch.float64 else torch.complex64)
     return tensor.to(dtype) if tensor.is_floating_point() else tensor
 
 
-def _compare(setup: Setup, batch: Any, dtype: torch.dtype) -> Proof:
+def _compare(setup: Setup, batch: Any, dtype: torch.dtype, varied: VariedOutcomes | None) -> Proof:
     """Whether the gradient of a batch is the weighted sum of its samples', and with which counts as weights."""
     workload = setup.workload
     samples = sample_count(batch, workload.split)
     slices = [take_samples(batch, [sample], workload.split) for sample in range(samples)]
-    gradients = _Gradients(setup)
+    gradients = _Gradients(setup, varied)
+    calls = CallState(workload.loss, setup.model)
+    host = random_state.capture(torch.device("cpu"))
 
     draws = RecordedDraws(samples)
     with draws:
@@ -201,21 +275,97 @@ def _compare(setup: Setup, batch: Any, dtype: torch.dtype) -> Proof:
         parts.append(gradient)
         own_counts.append(own_count)
 
+    if not random_state.is_at(host, torchs=False):
+        reason = "it draws random numbers by Python or numpy, which single samples cannot be given again"
+        return Proof(None, reason=reason, deviation=1.0)
+
+    def again(order: Sequence[int]) -> float:
+        draws.replay(order)
+        with draws:
+            gradient, _ = gradients.of(take_samples(batch, order, workload.split))
+        return _relative(gradient, whole)
+
     exact = torch.float32 if draws.saw_single_precision else dtype  # code that insists on it
     evidence = _Evidence(workload, batch, slices, whole, parts, own_counts)
     proof = _judge(evidence, _ROUNDING[exact], _ALIKE[exact])
-    if is_own(workload.split) or proof.deviation < _ROUNDING[exact] / _ROUNDING_FACTOR:
-        return proof
+    if not is_own(workload.split) and proof.deviation >= _ROUNDING[exact] / _ROUNDING_FACTOR:
+        noise = again([*range(1, samples), 0])
+        if noise > _MOST_NOISE[dtype]:
+            reason = f"two passes over the same samples gave gradients that differ by {noise:.2g} of their size"
+            return Proof(None, reason=reason, deviation=noise)
+        proof = _judge(evidence, max(_ROUNDING[exact], _ROUNDING_FACTOR * noise), _ALIKE[exact])
 
-    order = [*range(1, samples), 0]
-    draws.replay(order)
+    if proof.count is not None and (moved := calls.moved()):
+        calls.advance()
+        if (change := again(range(samples))) > _STAYS:
+            reason = f"it depends on what earlier calls left in {', '.join(moved)}, and micro-batches are more calls"
+            proof = Proof(None, reason=reason, deviation=change)
+        calls.restore()
+    return proof
+
+
+def _held(setup: Setup, proof: Proof, more: Any) -> Proof:
+    """The proof, as far as it holds for more samples in slices of several. More than there is memory for show nothing.
+    In fp32, unless what this shows may be rounding."""
+    if proof.count is None or more is None or sample_count(more, setup.workload.split) <= TRIAL_SAMPLES:
+        return proof
+    try:
+        held = _held_in(setup, proof, more, torch.float32)
+        if held.count is None and held.deviation < _DOUBTFUL:
+            held = _held_in(setup, proof, more, torch.float64)
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+        return proof
+    return held
+
+
+def _held_in(setup: Setup, proof: Proof, more: Any, dtype: torch.dtype) -> Proof:
+    evidence, problem = _first_of_variations(setup, dtype, lambda each: _sliced(setup, _as_format(more, dtype), each))
+    if evidence is None:
+        assert problem is not None
+        return Proof(None, reason=f"of more samples it raised {told(problem)}", deviation=1.0)
+    return _held_by(evidence, proof)
+
+
+def _sliced(setup: Setup, batch: Any, varied: VariedOutcomes | None) -> "_Evidence":
+    """The gradients of a batch and of two slices of it, one of them larger."""
+    workload = setup.workload
+    samples = sample_count(batch, workload.split)
+    gradients = _Gradients(setup, varied)
+    draws = RecordedDraws(samples)
     with draws:
-        again, _ = gradients.of(take_samples(batch, order, workload.split))
-    noise = _relative(again, whole)
-    if noise > _MOST_NOISE[dtype]:
-        reason = f"two passes over the same samples gave gradients that differ by {noise:.2g} of their size"
-        return Proof(None, reason=reason, deviation=noise)
-    return _judge(evidence, max(_ROUNDING[exact], _ROUNDING_FACTOR * noise), _ALIKE[exact])
+        whole, _ = gradients.of(batch)
+
+    slices = list(split(batch, samples * 5 // 8, workload.split))
+    parts: list[torch.Tensor | None] = []
+    own_counts: list[float | None] = []
+    start = 0
+    for part in slices:
+        size = sample_count(part, workload.split)
+        draws.replay(range(start, start + size))
+        start += size
+        try:
+            with draws:
+                gradient, own_count = gradients.of(part)
+        except _NothingToCompareError:
+            gradient, own_count = None, 0.0
+        parts.append(gradient)
+        own_counts.append(own_count)
+    return _Evidence(workload, batch, slices, whole, parts, own_counts)
+
+
+def _held_by(evidence: "_Evidence", proof: Proof) -> Proof:
+    assert proof.count is not None, "only a proof is held against more"
+    candidates = (proof.count, *proof.rivals)
+    holding = [count for count in candidates if evidence.deviation(evidence.weights_by(count)) <= _HOLDS]
+    if not holding:
+        deviation = evidence.deviation(evidence.weights_by(proof.count))
+        samples = sample_count(evidence.batch, evidence.workload.split)
+        reason = f"what shows on few samples does not hold for {samples}: slices are {deviation:.2g} off"
+        return Proof(None, reason=reason, deviation=deviation)
+    chosen, *rivals = holding
+    return Proof(chosen, tuple(rivals), deviation=proof.deviation)
 
 
 @dataclass(frozen=True)
@@ -233,6 +383,19 @@ class _Evidence:
         """The gradients of the samples, [coordinates, samples]; zero where there is none."""
         zero = torch.zeros_like(self.whole)
         return torch.stack([zero if part is None else part for part in self.parts], dim=1)
+
+    def deviation(self, weights: torch.Tensor | None) -> float:
+        """How far the samples' gradients with these weights are from the whole one, relative."""
+        if weights is None:
+            return math.inf
+        return float((self.columns() @ weights - self.whole).norm() / self.whole.norm())
+
+    def weights_by(self, count: Count | None) -> torch.Tensor | None:
+        """The weights by what the workload says of its loss, else by this count."""
+        workload = self.workload
+        is_sum = workload.reduction == "sum" or (workload.count is None and count is not None and count.kind == "sum")
+        number_of = workload.count or partial(counts.counted, count or counts.SAMPLES, split=workload.split)
+        return self.weights(number_of, is_sum=is_sum)
 
     def weights(self, number_of: Callable[[Any], float], *, is_sum: bool) -> torch.Tensor | None:
         """The weight of each sample by a count; None where that cannot be this loss's."""
@@ -274,23 +437,18 @@ def _judge(evidence: _Evidence, tolerance: float, alike: float) -> Proof:
         reason = f"no weights of single samples' gradients give that of all: {least:.2g} of it is left over"
         return Proof(None, reason=reason, deviation=least)
 
-    def deviation(weights: torch.Tensor) -> float:
-        return float((columns @ weights - evidence.whole).norm()) / scale
-
     if workload.count is not None or workload.reduction == "sum":
-        number_of = workload.count or (lambda part: sample_count(part, workload.split))
-        weights = evidence.weights(number_of, is_sum=workload.reduction == "sum")
-        if weights is not None and deviation(weights) <= max(tolerance, _GIVEN_COUNT):
-            return Proof(counts.SAMPLES, deviation=deviation(weights))
+        deviation = evidence.deviation(evidence.weights_by(None))
+        if deviation <= max(tolerance, _GIVEN_COUNT):
+            return Proof(counts.SAMPLES, deviation=deviation)
         given = "a sum" if workload.reduction == "sum" else "a mean over count="
         shown = ", ".join(f"{weight:.4g}" for weight in found.tolist())
         return Proof(None, reason=f"it is not {given}: the weights of its samples are {shown}", deviation=1.0)
 
     accepted: list[tuple[Count, torch.Tensor]] = []
     for count in counts.candidates(evidence.batch):
-        number_of = partial(counts.counted, count, split=workload.split)
-        weights = evidence.weights(number_of, is_sum=count.kind == "sum")
-        if weights is not None and deviation(weights) <= tolerance:
+        weights = evidence.weights_by(count)
+        if weights is not None and evidence.deviation(weights) <= tolerance:
             accepted.append((count, weights))
     if not accepted:
         shown = ", ".join(f"{weight:.4g}" for weight in found.tolist())
@@ -302,15 +460,17 @@ def _judge(evidence: _Evidence, tolerance: float, alike: float) -> Proof:
     default = counts.by_task(workload, evidence.batch)
     chosen = next((count for count, _ in accepted if count == default), accepted[0][0])
     rivals = tuple(count for count, _ in accepted if count != chosen)
-    return Proof(chosen, rivals, deviation=deviation(dict(accepted)[chosen]))
+    return Proof(chosen, rivals, deviation=evidence.deviation(dict(accepted)[chosen]))
 
 
 class _Gradients:
     """Gradients of a loss by all trained weights, at the same coordinates of each weight every time."""
 
-    def __init__(self, setup: Setup) -> None:
+    def __init__(self, setup: Setup, varied: VariedOutcomes | None) -> None:
         self._setup = setup
-        self._weights = [weight for _, weight in setup.trainable() if weight.is_floating_point()]
+        self._varied = varied
+        trained = [weight for _, weight in setup.trainable()]
+        self._weights = [weight for weight in trained if weight.is_floating_point() or weight.is_complex()]
         self._coordinates: dict[int, torch.Tensor] = {}  # by the number of the weight
         self._sizes: list[float] = []
 
@@ -319,7 +479,9 @@ class _Gradients:
         that the loss gave, if it did."""
         setup = self._setup
         on_device = map_tensors(batch, lambda tensor: tensor.to(setup.device))
-        with torch.enable_grad(), setup.step_context(), setup.forward_context():
+        if self._varied:
+            self._varied.begin(on_device)
+        with self._varied or nullcontext(), torch.enable_grad(), setup.step_context(), setup.forward_context():
             loss, count = loss_and_count(setup, on_device)
             if not bool(loss.detach().isfinite()):
                 raise _NothingToCompareError(f"the loss is {float(loss.detach())} with random weights")
@@ -328,7 +490,9 @@ class _Gradients:
         parts = []
         for number, weight in enumerate(self._weights):
             if number not in self._coordinates:  # nothing reached it in the first pass
-                self._coordinates[number] = _coordinates(torch.zeros((), device=weight.device).expand_as(weight))
+                self._coordinates[number] = _coordinates(
+                    torch.zeros((), device=weight.device).expand(_real_shape(weight))
+                )
             nothing = torch.zeros(len(self._coordinates[number]), dtype=torch.float64)
             parts.append(found.get(number, nothing))
 
@@ -348,6 +512,7 @@ class _Gradients:
         def take(number: int, weight: torch.Tensor) -> None:
             assert weight.grad is not None
             gradient = weight.grad.detach().to_dense()
+            gradient = torch.view_as_real(gradient.resolve_conj()) if gradient.is_complex() else gradient
             weight.grad = None
             if number not in self._coordinates:
                 self._coordinates[number] = _coordinates(gradient)
@@ -360,6 +525,10 @@ class _Gradients:
                 stack.callback(handle.remove)
             loss.backward()
         return found
+
+
+def _real_shape(weight: torch.Tensor) -> tuple[int, ...]:
+    return (*weight.shape, 2) if weight.is_complex() else tuple(weight.shape)
 
 
 def _coordinates(gradient: torch.Tensor) -> torch.Tensor:

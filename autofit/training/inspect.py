@@ -34,8 +34,9 @@ from autofit.setup.split_layers import heads_of, planned
 from autofit.setup.state import evaluation_mode
 from autofit.training import random_state
 from autofit.training.build import build
+from autofit.training.call_state import CallState
 from autofit.training.default_loss import check_call
-from autofit.training.equal_work import Proof, prove
+from autofit.training.equal_work import Proof, prove, samples_to_try
 from autofit.training.fingerprint import fingerprint
 from autofit.training.meta_model import meta_copy, meta_model_from
 from autofit.training.model_state import stays_in_eval
@@ -158,7 +159,8 @@ def _with_loss_traits(traits: Traits, workload: Workload, hardware: Hardware) ->
         trial = getattr(workload.batch, "differing", None)
         if trial is None:
             trial = _few_of(workload, few_samples(workload, min(_LOOKED_AT, workload.effective_batch_size)))
-        proof = prove(setup, trial)
+        more = min(samples_to_try(setup, trial), workload.effective_batch_size)
+        proof = prove(setup, trial, shortened(few_samples(workload, more)))
     finally:
         setup.close()
     notes = (*traits.notes, mixed) if mixed else traits.notes
@@ -190,7 +192,7 @@ class Prover:
         hardware = self.hardware
         on_cpu = hardware.device == "cpu"
         free = hardware.host_free_bytes if on_cpu else hardware.memory_bytes - hardware.used_bytes
-        with random_state.preserved(torch.device(hardware.device)):
+        with random_state.preserved(torch.device(hardware.device)), CallState.preserved(self.workload.loss):
             return inspect_workload(self.workload, hardware, free)
 
     def on_host(self) -> Self:
@@ -199,10 +201,14 @@ class Prover:
 
     def proof(self, batch: Any) -> Proof:
         """What the gradients of a batch show; of its samples those that differ most."""
-        with random_state.preserved(torch.device(self.hardware.device)):
+        device = torch.device(self.hardware.device)
+        with random_state.preserved(device), CallState.preserved(self.workload.loss):
             setup = build(self.workload, {}, self.hardware)
+            cut = self.workload.split
+            samples = min(samples_to_try(setup, batch), sample_count(batch, cut))
             try:
-                return prove(setup, _few_of(self.workload, batch))
+                more = samples_of(batch, 0, samples, cut)
+                return prove(setup, _few_of(self.workload, batch), shortened(more))
             finally:
                 setup.close()
 

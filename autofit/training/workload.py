@@ -158,6 +158,9 @@ def _check_model(model: Any) -> None:
     if not isinstance(model, nn.Module):
         message = f"the model must be an nn.Module or the name of one, not a {type(model).__name__}."
         raise InputError(message, "Pass the model itself, or an autofit.Workload.")
+    if any(isinstance(module, torch.jit.ScriptModule) for module in model.modules()):
+        message = "the model has scripted modules (torch.jit), whose weights cannot be replaced."
+        raise InputError(message, "Give the module that they were made of.")
     devices = sorted({str(parameter.device) for parameter in model.parameters()})
     if "meta" in devices:
         raise InputError("the model has weights on the meta device: there is nothing to train.", "Load them first.")

@@ -1,9 +1,11 @@
 """What the gradients of a few samples prove of a loss, and micro-batches that train what the whole batch trains."""
 
 import random
+import warnings
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -14,10 +16,10 @@ from autofit.core.hardware import GIB
 from autofit.core.workload import Count, Traits, Workload
 from autofit.data.counts import loss_count
 from autofit.training.build import build
-from autofit.training.inspect import inspect_workload
+from autofit.training.inspect import Prover, inspect_workload
 from autofit.training.step import accumulate
 from autofit.training.workload import training_workload, without_weights
-from benchmarks.drawn_losses import COUPLING, SPLITTING, Case
+from benchmarks.drawn_losses import COUPLING, MLP, SPLITTING, Case, numbers
 from benchmarks.equal_work import deviation, find
 from tests import tiny
 
@@ -171,3 +173,215 @@ def test_what_a_proof_finds_weighs_the_slices_of_a_step() -> None:
         setup = build(found, {"micro_batch_size": micro}, tiny.CPU)
         losses.append(float(accumulate(setup, batch)))
     assert losses == pytest.approx([losses[0]] * 3, rel=1e-5)
+
+
+def each_of(model: nn.Module, batch: Any) -> torch.Tensor:
+    return functional.cross_entropy(model(batch["x"]), batch["y"], reduction="none")
+
+
+def largest_of_eight(model: nn.Module, batch: Any) -> torch.Tensor:
+    """Takes all of a few samples."""
+    each = each_of(model, batch)
+    return each.sort(descending=True).values[:8].mean()
+
+
+def at_least_ten(model: nn.Module, batch: Any) -> torch.Tensor:
+    """A sum of few samples, a mean of many."""
+    each = each_of(model, batch)
+    return each.sum() / max(10, len(each))
+
+
+def only_of_many(model: nn.Module, batch: Any) -> torch.Tensor:
+    outputs = model(batch["x"])
+    loss = functional.cross_entropy(outputs, batch["y"])
+    return loss + (outputs @ outputs.T).pow(2).mean() if len(outputs) >= 16 else loss
+
+
+def hard_ones(model: nn.Module, batch: Any) -> torch.Tensor:
+    """With random weights all samples are hard."""
+    each = each_of(model, batch)
+    hard = each[each > 0.7]
+    return hard.mean() if len(hard) else each.mean()
+
+
+def sure_ones(model: nn.Module, batch: Any) -> torch.Tensor:
+    """FixMatch: with random weights no sample is sure."""
+    with torch.no_grad():
+        chances, likeliest = model(batch["x"]).softmax(-1).max(-1)
+    is_sure = (chances > 0.95).to(chances.dtype)
+    each = functional.cross_entropy(model(batch["target"]), likeliest, reduction="none")
+    return each_of(model, batch).mean() + (each * is_sure).sum() / is_sure.sum().clamp(min=1)
+
+
+def wrong_ones(model: nn.Module, batch: Any) -> torch.Tensor:
+    """With random weights one class may be the likeliest of all samples."""
+    outputs = model(batch["x"])
+    is_wrong = outputs.argmax(-1) != batch["y"]
+    each = functional.cross_entropy(outputs, batch["y"], reduction="none")
+    return (each * is_wrong).sum() / is_wrong.sum().clamp(min=1)
+
+
+def flooded(model: nn.Module, batch: Any) -> torch.Tensor:
+    return (each_of(model, batch).mean() - 0.1).abs() + 0.1
+
+
+def larger_term(model: nn.Module, batch: Any) -> torch.Tensor:
+    return max(each_of(model, batch).mean(), 0.1 * model(batch["x"]).pow(2).mean())
+
+
+def rarely_weighted(model: nn.Module, batch: Any) -> torch.Tensor:
+    """A class that no sample has weighs more."""
+    weights = torch.ones(10, dtype=batch["x"].dtype)
+    weights[9] = 10
+    return functional.cross_entropy(model(batch["x"]), batch["y"], weight=weights)
+
+
+def rarely_weighted_by_hand(model: nn.Module, batch: Any) -> torch.Tensor:
+    weights = torch.ones(10, dtype=batch["x"].dtype)
+    weights[9] = 10
+    of_samples = weights[batch["y"]]
+    return (each_of(model, batch) * of_samples).sum() / of_samples.sum()
+
+
+def rarely_flipped(model: nn.Module, batch: Any) -> torch.Tensor:
+    x = batch["x"].flip(1) if random.random() < 0.01 else batch["x"]
+    return functional.cross_entropy(model(x), batch["y"])
+
+
+def rarely_halved(model: nn.Module, batch: Any) -> torch.Tensor:
+    x = batch["x"] * (0.5 if np.random.rand() < 0.01 else 1.0)
+    return functional.cross_entropy(model(x), batch["y"])
+
+
+CALLS = {"number": 0}
+
+
+def later_another(model: nn.Module, batch: Any) -> torch.Tensor:
+    CALLS["number"] += 1
+    outputs = model(batch["x"])
+    loss = functional.cross_entropy(outputs, batch["y"])
+    return loss + outputs.pow(2).mean() if CALLS["number"] > 1000 else loss
+
+
+class Counting(MLP):
+    calls = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        outputs = super().forward(x)
+        return 2 * outputs if self.calls > 1000 else outputs
+
+
+def of_vectors(seed: int = 0, samples: int = 32) -> dict[str, Any]:
+    return numbers(samples, classes=9)(seed)
+
+
+HIDDEN = (largest_of_eight, at_least_ten, only_of_many, hard_ones, sure_ones, wrong_ones, flooded, larger_term)
+RARE = (rarely_weighted, rarely_weighted_by_hand, rarely_flipped, rarely_halved, later_another)
+
+
+@pytest.mark.parametrize("loss", [*HIDDEN, *RARE], ids=lambda loss: loss.__name__)
+def test_what_few_samples_and_random_weights_do_not_show_is_found(loss: Callable[..., Any]) -> None:
+    traits = proven(MLP(), [of_vectors(), of_vectors(1)], loss)
+    assert not traits.splits, traits.count
+
+
+def test_a_model_that_counts_its_calls_is_not_split() -> None:
+    traits = proven(Counting(), [of_vectors()], lambda model, batch: each_of(model, batch).mean())
+    assert not traits.splits
+    assert "what earlier calls left in calls" in traits.notes[-1]
+
+
+def several_terms(model: nn.Module, batch: Any) -> torch.Tensor:
+    """Labels that are left out would give it two counts, but the data have none."""
+    return each_of(model, batch).mean() + functional.mse_loss(model(batch["x"])[:, 0], batch["target"][:, 0])
+
+
+def focal(model: nn.Module, batch: Any) -> torch.Tensor:
+    each = each_of(model, batch)
+    weights = torch.linspace(1, 2, 10, dtype=each.dtype)[batch["y"]]
+    return (weights * (1 - (-each).exp()) ** 2 * each).mean()
+
+
+def with_checks(model: nn.Module, batch: Any) -> torch.Tensor:
+    chances = model(batch["x"]).softmax(-1).clamp(1e-7, 1 - 1e-7)
+    if (chances < 0).any():
+        raise ValueError("a chance below 0")
+    return functional.nll_loss(chances.log(), batch["y"])
+
+
+def own_huber(model: nn.Module, batch: Any) -> torch.Tensor:
+    distance = (model(batch["x"])[:, :9] - batch["target"][:, :9]).abs()
+    return torch.where(distance < 1, 0.5 * distance**2, distance - 0.5).mean()
+
+
+def triplets(model: nn.Module, batch: Any) -> torch.Tensor:
+    one, other = model(batch["x"]), model(batch["target"])
+    return functional.triplet_margin_loss(one, one * 1.1, other, margin=0.1)
+
+
+def penalised(model: nn.Module, batch: Any) -> torch.Tensor:
+    x = batch["x"].clone().requires_grad_()
+    outputs = model(x)
+    (slopes,) = torch.autograd.grad(outputs.sum(), x, create_graph=True)
+    return functional.cross_entropy(outputs, batch["y"]) + (slopes.norm(dim=1) - 1).pow(2).mean()
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [several_terms, focal, with_checks, own_huber, triplets, penalised],
+    ids=lambda loss: loss.__name__,
+)
+def test_what_only_looks_like_coupling_is_split(loss: Callable[..., Any]) -> None:
+    traits = proven(MLP(), [of_vectors(), of_vectors(1)], loss)
+    assert traits.splits, traits.notes
+
+
+def test_a_count_that_lengths_give() -> None:
+    batch = {**tokens(), "lengths": torch.tensor([16, 3, 9, 5, 1, 16, 7, 2])}
+
+    def loss(model: nn.Module, batch: Any) -> torch.Tensor:
+        sizes = model(batch["ids"]).pow(2).mean(-1)
+        is_token = torch.arange(16) < batch["lengths"].unsqueeze(1)
+        return (sizes * is_token).sum() / is_token.sum()
+
+    assert proven(Head(), [batch], loss).count == Count("total", ("lengths",))
+
+
+def test_complex_weights_are_compared_as_they_are() -> None:
+    class Filter(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.gains = nn.Parameter(torch.randn(7, dtype=torch.complex64))
+            self.head = nn.Linear(12, 10)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.head(torch.fft.irfft(torch.fft.rfft(x) * self.gains, n=12))
+
+    def by_batch(model: nn.Module, batch: Any) -> torch.Tensor:
+        return each_of(model, batch).mean() + len(batch["x"]) * (1j * model.gains).real.pow(2).sum()
+
+    assert proven(Filter(), [of_vectors()], lambda model, batch: each_of(model, batch).mean()).splits
+    assert not proven(Filter(), [of_vectors()], by_batch).splits
+
+
+HISTORY: list[float] = []
+
+
+def test_a_proof_leaves_nothing_behind_in_its_users_loss() -> None:
+    def logged(model: nn.Module, batch: Any) -> torch.Tensor:
+        CALLS["number"] += 1
+        loss = each_of(model, batch).mean() + 0 * model(batch["x"]).std(0).mean()  # warns of a single sample
+        HISTORY.append(loss.item())
+        return loss
+
+    CALLS["number"] = 7
+    HISTORY[:] = [1.0]
+    model = MLP()
+    workload = training_workload(model, [of_vectors()], logged)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        Prover.of(workload, model, tiny.CPU).traits()
+    assert CALLS["number"] == 7
+    assert HISTORY == [1.0]
+    assert all(weight.grad is None for weight in model.parameters())

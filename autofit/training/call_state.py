@@ -1,0 +1,168 @@
+"""What a model and a loss keep from one call to the next: counters, running numbers, lists that they log to.
+
+A loss that is annealed by the number of its calls is another one in micro-batches, which are more calls. Calls that
+only try a loss out leave nothing behind in its user's counters and lists.
+"""
+
+import functools
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import CodeType, FunctionType, MethodType, ModuleType
+from typing import Any, Self
+
+from torch import nn
+
+_LATER = 1_000_003  # calls from now; no multiple of what a counter may be divided by
+
+
+@dataclass(frozen=True)
+class _Slot:
+    """A place that holds a number."""
+
+    name: str
+    read: Callable[[], Any]
+    write: Callable[[Any], Any]
+
+
+class CallState:
+    """The numbers and lists that a loss, and a model, hold now."""
+
+    def __init__(self, loss: Any, model: nn.Module | None = None) -> None:
+        holders = list(_holders(loss))
+        if model is not None:
+            holders += _of_modules(model)
+        slots = [_of_key(holder, key) for holder in holders for key in list(holder)]
+        slots += _of_cells(loss)
+        if model is not None:
+            slots += _of_buffers(model)
+        self._numbers = [(slot, slot.read()) for slot in slots if _is_number(slot.read())]
+        lists = {id(value): value for slot in slots if type(value := slot.read()) is list}
+        self._lists = [(value, len(value)) for value in lists.values()]
+
+    @classmethod
+    @contextmanager
+    def preserved(cls, loss: Any) -> Iterator[Self]:
+        """Undo what calls inside do to the numbers of a loss, and to the length of its lists."""
+        state = cls(loss)
+        try:
+            yield state
+        finally:
+            state.restore()
+
+    def moved(self) -> list[str]:
+        """The names of the numbers that are other ones by now."""
+        return [slot.name for slot, number in self._numbers if slot.read() != number]
+
+    def advance(self) -> None:
+        """Make the numbers that have moved what many more calls may make of them."""
+        for slot, number in self._numbers:
+            now = slot.read()
+            if now != number:
+                slot.write(type(now)(now + _LATER))
+
+    def restore(self) -> None:
+        """Make numbers what they were, and take away what was added to lists."""
+        for slot, number in self._numbers:
+            if slot.read() != number:
+                slot.write(number)
+        for items, length in self._lists:
+            del items[length:]
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) in (int, float) and math.isfinite(value)
+
+
+def _of_key(holder: dict[str, Any], key: str) -> _Slot:
+    return _Slot(str(key), functools.partial(holder.get, key), functools.partial(holder.__setitem__, key))
+
+
+def _of_modules(model: nn.Module) -> list[dict[str, Any]]:
+    return [vars(module) for module in model.modules()]
+
+
+def _of_buffers(model: nn.Module) -> list[_Slot]:
+    named = [(name, buffer) for name, buffer in model.named_buffers() if buffer.numel() == 1]
+    return [_Slot(name, buffer.item, buffer.fill_) for name, buffer in named if not buffer.is_complex()]
+
+
+def _plain(loss: Any) -> Any:
+    while isinstance(loss, functools.partial):
+        loss = loss.func
+    return loss
+
+
+def _function(loss: Any) -> FunctionType | None:
+    loss = _plain(loss)
+    if isinstance(loss, MethodType):
+        loss = loss.__func__
+    elif not isinstance(loss, FunctionType):
+        loss = vars(type(loss)).get("forward" if isinstance(loss, nn.Module) else "__call__")
+    return loss if isinstance(loss, FunctionType) else None
+
+
+def _of_cells(loss: Any) -> list[_Slot]:
+    """The variables of functions around it."""
+    function = _function(loss)
+    if function is None:
+        return []
+    slots = []
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        write = functools.partial(setattr, cell, "cell_contents")
+        slots.append(_Slot(name, functools.partial(_content, cell), write))
+    return slots
+
+
+def _content(cell: Any) -> Any:
+    """What a variable of a function around holds; None before it is set."""
+    try:
+        return cell.cell_contents
+    except ValueError:
+        return None
+
+
+def _holders(loss: Any) -> Iterator[dict[str, Any]]:
+    """The attributes of a loss, the global names that it uses, and what these hold."""
+    function = _function(loss)
+    found: list[Any] = [getattr(_plain(loss), "__self__", _plain(loss))]
+    if function is not None:
+        names = _names(function.__code__)
+        used = {name: function.__globals__[name] for name in names if name in function.__globals__}
+        yield _Globals(function.__globals__, used)
+        found += [*used.values(), *(slot.read() for slot in _of_cells(loss)), *(function.__defaults__ or ())]
+    seen: set[int] = set()
+    for value in found:
+        if id(value) in seen or isinstance(value, type | ModuleType | FunctionType):
+            continue
+        seen.add(id(value))
+        if isinstance(value, nn.Module):
+            yield from _of_modules(value)
+        elif type(value) is dict:
+            yield value
+        elif isinstance(getattr(value, "__dict__", None), dict):
+            yield vars(value)
+
+
+class _Globals(dict[str, Any]):
+    """Some names of a module; writing one writes that of the module."""
+
+    def __init__(self, module: dict[str, Any], names: dict[str, Any]) -> None:
+        super().__init__(names)
+        self._module = module
+
+    def get(self, name: str, default: Any = None) -> Any:
+        return self._module.get(name, default)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        self._module[name] = value
+
+
+def _names(code: CodeType) -> set[str]:
+    """The names that code uses, also that of functions inside it."""
+    names = set(code.co_names)
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            names |= _names(constant)
+    return names
