@@ -10,10 +10,13 @@ from autofit.core.hardware import GIB, MIB, Hardware
 from autofit.core.plain import from_plain, to_plain
 from tests import tiny
 
+SIZES = ("memory_bytes", "host_memory_bytes", "host_free_bytes", "cores")
+
 
 @given(
     st.builds(
         Hardware,
+        **dict.fromkeys(SIZES, st.integers(0, 2**62)),
         device=st.sampled_from(["cpu", "cuda"]),
         capability=st.none() | st.tuples(st.integers(0, 12), st.integers(0, 9)),
         measured_on=st.none() | st.text(),
