@@ -88,7 +88,7 @@ def test_files_are_written_by_the_name_that_is_asked_for(tmp_path: Path) -> None
         autofit.export(file, to="trl", output=file / "x.yaml")
 
 
-WEIRD = ('we"ird.yaml', "a\\b\nc'.yaml", "-x.yaml", "$(id).yaml", "\u2028import os\u2028#", "n" * 250)
+WEIRD = ('we"ird.yaml', "a\\b\nc'.yaml", "-x.yaml", "$(id).yaml", "\u2028import os\u2028#", "n" * 250, "\u6a21" * 83)
 
 
 @pytest.mark.parametrize("name", WEIRD)
