@@ -248,7 +248,7 @@ def try_loss(setup: Setup, batch: Any = None) -> None:
     workload = setup.workload
     whole = workload.effective_batch_size
     few = few_samples(workload, min(TRIAL_SAMPLES, whole)) if batch is None else batch
-    with evaluation_mode(setup.model), blamed_on("the loss"):
+    with CallState.preserved(workload.loss), evaluation_mode(setup.model), blamed_on("the loss"):
         try:
             loss_value(setup, samples_of(few, 0, 1, workload.split))
             loss_value(setup, shortened(few))

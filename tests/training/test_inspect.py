@@ -14,7 +14,8 @@ from autofit.core.errors import InputError
 from autofit.core.hardware import GIB
 from autofit.core.workload import EACH, Count, Traits, Workload
 from autofit.models.huggingface import HuggingFaceModel, huggingface_workload
-from autofit.training.inspect import Prover, blamed_on, inspect_workload
+from autofit.training.build import build
+from autofit.training.inspect import Prover, blamed_on, inspect_workload, try_loss
 from autofit.training.workload import training_workload
 from tests import tiny
 
@@ -192,6 +193,18 @@ def test_noise_of_each_sample_does_not_couple_them() -> None:
         return tiny.classify(model, (batch[0] + torch.randn_like(batch[0]), batch[1]))
 
     assert look(replace(tiny.mlp_workload(), loss=noisy)).splits
+
+
+def test_a_trial_of_a_loss_adds_nothing_to_its_lists() -> None:
+    seen: list[int] = []
+
+    def logged(model: nn.Module, batch: Any) -> torch.Tensor:
+        seen.append(1)
+        return summed(model, batch)
+
+    setup = build(replace(tiny.mlp_workload(), loss=logged), {}, tiny.CPU)
+    try_loss(setup)
+    assert seen == []
 
 
 def test_a_loss_that_is_no_number_proves_nothing() -> None:
