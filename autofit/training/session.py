@@ -215,6 +215,7 @@ class _Training:
         self._history: list[StepReport] = []
         self._evaluations: dict[int, float] = {}  # by the step before them
         self._is_unlabelled_said = False
+        self._is_ended_by_callback = False
         self._recorders: list[Recorder] = []
         self._config = setup.config
         self._done = 0  # steps
@@ -303,9 +304,12 @@ class _Training:
             yield batch
 
     def _save_after(self, error: Exception) -> None:
-        """Save what was trained before somebody's loader, loss or callback failed, where a checkpoint lacks it."""
+        """Save what was trained before somebody's loader or loss failed, where a checkpoint lacks it. A step that a
+        callback did not let end is not told of in the metrics either, so it is made again."""
         directory, done = self._directory, self._done
         if directory is None or self._ranks.are_several or not self._setup.is_whole or done == self._saved:
+            return
+        if self._is_ended_by_callback:
             return
         try:
             self._save(directory, done)
@@ -356,7 +360,11 @@ class _Training:
         """Whether a callback ends training, which those of the first rank decide for all."""
         answers: list[object] = []
         if self._ranks.is_first:
-            answers = [callback(report) for callback in self._session.callbacks]
+            try:
+                answers = [callback(report) for callback in self._session.callbacks]
+            except Exception:
+                self._is_ended_by_callback = True
+                raise
         is_stopped = any(answer is STOP for answer in answers)
         if self._ranks.are_several and self._has_callbacks:
             (anywhere,) = self._ranks.largest(float(is_stopped))
