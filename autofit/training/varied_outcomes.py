@@ -64,12 +64,15 @@ class VariedOutcomes(TorchFunctionMode):
         output = self._call(func, name, args, kwargs, origin)
         if origin:
             for tensor in _tensors_in((output,)):
-                self._origins[tensor] = origin
+                if not tensor.requires_grad:  # which tells where it comes from itself
+                    self._origins[tensor] = origin
         return output
 
     def _origin(self, tensor: torch.Tensor) -> int:
+        if tensor.requires_grad or isinstance(tensor, nn.Parameter):
+            return _WEIGHTS
         known: int = self._origins.get(tensor, 0)
-        return known | _WEIGHTS if tensor.requires_grad or isinstance(tensor, nn.Parameter) else known
+        return known
 
     def _call(
         self, func: Callable[..., Any], name: str, args: tuple[Any, ...], kwargs: dict[str, Any], origin: int
