@@ -9,8 +9,8 @@ PYTHON=${PYTHON:-python3}
 if [ "${REHEARSAL:-0}" = 1 ]; then
   W=$OUT/work
   DEVICE=cpu LIST=$GPU/rehearsal.json
-  SEARCH=200 SEARCH_LIMIT=10s PROBES=150 QUICK=200 TRAINING=200 STEPS=2
-  WORKLOAD="--model $GPU/tiny-decoder --device cpu --mem 1 --seq-len 32 --effective-batch 4 --space $GPU/../searches/spaces/smoke.yaml"
+  SEARCH=300 SEARCH_LIMIT=240s PROBES=150 QUICK=200 TRAINING=200 STEPS=2
+  WORKLOAD="--model $GPU/tiny-decoder --device cpu --mem 1 --seq-len 32 --effective-batch 4 --space $GPU/../searches/spaces/smoke.yaml --trials 1"
   SMALL="$WORKLOAD" TEXTS=1
 else
   W=$HOME/card
