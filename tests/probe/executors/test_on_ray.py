@@ -95,7 +95,8 @@ def test_a_probe_that_takes_every_node_along_has_failed(tmp_path: Path) -> None:
         raise LostError("a node of the cluster was lost.")
 
     ended: list[Any] = []
-    gang = Gang(None, [], [], SimpleNamespace(measure=lost, run=lost, give_up=lambda: None))  # type: ignore[arg-type]
+    executor_of_gang: Any = SimpleNamespace(measure=lost, run=lost, give_up=lambda: None, end_by=lambda _: None)
+    gang = Gang(None, [], [], executor_of_gang)
     notes: list[str] = []
     executor = RayExecutor(search_options(device="cpu"), tmp_path, notes.append, within=cluster_of(gang, ended.extend))
     found = measure(executor, tiny.mlp_workload(), number=3)
