@@ -231,6 +231,7 @@ class _Exploration:
         self._latest = began + limits.latest
         self._probes = problem.concurrency(problem.probe)
         self._running: dict[int, Trial] = {}  # by the number of its measurement
+        self._was_cut_short = False  # a probe, since the time was up
 
     def run(self) -> str:
         """Measure; returns what stopped it."""
@@ -267,7 +268,7 @@ class _Exploration:
         if self._sampler.aim(measurements) is None:
             return "bound"
         end = self._deadline if measurements else self._latest
-        return "time" if time.monotonic() >= end else None
+        return "time" if self._was_cut_short or time.monotonic() >= end else None
 
     def _suffice(self, measurements: Sequence[Measurement]) -> bool:
         """Whether a quick search has measured enough. What was refused says nothing of speed and does not count."""
@@ -294,6 +295,7 @@ class _Exploration:
 
     def _record(self, number: int, measurement: Measurement | None) -> Measurement | None:
         if measurement is None:
+            self._was_cut_short = True
             self._abandon(self._running.pop(number))
             return None
         measurement = dataclasses.replace(measurement, number=number)

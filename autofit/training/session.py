@@ -293,9 +293,9 @@ class _Training:
         return None
 
     def _batches(self) -> Iterator[Any]:
-        """The batches. Where one cannot be read, random numbers are as if nobody had tried."""
+        """The batches. Where one cannot be read, torch's random numbers are as if nobody had tried."""
         while True:
-            before = random_state.capture(self._setup.device)
+            before = random_state.capture_torch(self._setup.device)
             try:
                 batch = next(self._epochs)
             except Exception:

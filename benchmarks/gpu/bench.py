@@ -116,12 +116,20 @@ class Bench:
         return self._workloads[key]
 
     def _traits(self, preset: str, workload: Workload) -> Traits:
-        known = self.store.get("traits", preset)
-        if known is None:
-            traits = self.executor.look(workload, self.device, _LEAST_BUDGET)[1]
-            known = asdict(traits)
-            self.store.add("traits", preset, known)
-        return Traits(**{**known, "notes": tuple(known["notes"])})
+        return stored_traits(self.store, preset) or looked_at(self.store, self.executor, preset, workload, self.device)
+
+
+def stored_traits(store: Store, preset: str) -> Traits | None:
+    """What a look at a preset's structure told; None where there was none yet."""
+    known = store.get("traits", preset)
+    return None if known is None else Traits(**{**known, "notes": tuple(known["notes"])})
+
+
+def looked_at(store: Store, executor: LocalExecutor, preset: str, workload: Workload, device: str) -> Traits:
+    """Look at a preset's structure, and store what that tells."""
+    traits = executor.look(workload, device, _LEAST_BUDGET)[1]
+    store.add("traits", preset, asdict(traits))
+    return traits
 
 
 @dataclass(frozen=True)

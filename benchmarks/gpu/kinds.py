@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -47,7 +46,7 @@ def ratios(rows: Sequence[Row]) -> list[float]:
 def mean_ratio(rows: Sequence[Row]) -> float | None:
     """The geometric mean of them; None where nothing is known."""
     found = ratios(rows)
-    return math.exp(statistics.fmean(map(math.log, found))) if found else None
+    return statistics.geometric_mean(found) if found else None
 
 
 def kinds_table(rows: Iterable[Row]) -> Table | None:
@@ -56,11 +55,7 @@ def kinds_table(rows: Iterable[Row]) -> Table | None:
     for kind, of_kind in by_kind(rows).items():
         found = ratios(of_kind)
         memory = Errors.of(memory_pairs(of_kind)["allocated"])
-        if found or memory:
-            shown = [f"{each:.2f}" for each in (mean_ratio(of_kind), *_ends(found)) if each is not None] or [None] * 3
-            lines.append([kind, str(len(of_kind)), *shown, f"{memory.worst:.3%}" if memory else None])
+        if found and memory:
+            times = [f"{each:.2f}" for each in (statistics.geometric_mean(found), min(found), max(found))]
+            lines.append([kind, str(len(of_kind)), *times, f"{memory.worst:.3%}"])
     return Table("Predictions by kind", _HEAD, lines) if lines else None
-
-
-def _ends(values: Sequence[float]) -> tuple[float, float] | tuple[()]:
-    return (min(values), max(values)) if values else ()

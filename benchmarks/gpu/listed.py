@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -21,21 +21,20 @@ from autofit.core.errors import AutofitError
 from autofit.core.hardware import Hardware
 from autofit.core.measurement import Measurement
 from autofit.core.plain import from_plain
-from autofit.core.workload import Traits, Workload
+from autofit.core.workload import Workload
 from autofit.estimate.figures import predict_all
 from autofit.models import resolve
 from autofit.probe import LocalExecutor, Plan, Request
 from benchmarks.gpu import figures
-from benchmarks.gpu.bench import Bench, sentence
+from benchmarks.gpu.bench import Bench, looked_at, sentence, stored_traits
 from benchmarks.gpu.kinds import kind_of, kinds_table
 from benchmarks.gpu.measured import STAGE as MEASURED
+from benchmarks.gpu.measured import UNLIMITED
 from benchmarks.gpu.stage import Stage, Summary, Table
 from benchmarks.gpu.store import Row, Store
 
 STAGE = "listed"
-UNLIMITED = 1 << 50  # bytes of host memory: what is offloaded is no question here
 _PLAN = Plan(min_steps=3, max_steps=8, max_seconds=1.5)
-_LEAST_BUDGET = 1  # bytes: leaves no room for trying the loss, which is known of these models
 _LEAST_SECONDS = 8.0  # that have to be left to begin a case
 _WARM_UP = 3  # micro-batches before a profile
 _KERNELS = 40  # of a profile that are kept, the longest
@@ -76,7 +75,7 @@ def run(bench: Bench) -> None:
 
 
 def measure_list(
-    store: Store, executor: LocalExecutor, hardware: Hardware, cases: Sequence[Listed], *, left: Any
+    store: Store, executor: LocalExecutor, hardware: Hardware, cases: Sequence[Listed], *, left: Callable[[], float]
 ) -> None:
     """Measure the cases that are not stored yet, one after the other while `left()` seconds suffice."""
     for number, case in enumerate(cases):
@@ -98,7 +97,9 @@ def measure_list(
 def _measured(
     store: Store, executor: LocalExecutor, hardware: Hardware, case: Listed, number: int, seconds: float
 ) -> Row:
-    workload = replace(case.workload(), traits=_traits(store, executor, case, hardware))
+    plain = case.workload()
+    known = stored_traits(store, case.model) or looked_at(store, executor, case.model, plain, hardware.device)
+    workload = replace(plain, traits=known)
     config = techniques.canonicalize(case.knobs, workload, hardware)
     if reason := techniques.refuse(config, workload, hardware):
         return {"left_out": reason}
@@ -108,20 +109,6 @@ def _measured(
 
     request = Request(config, hardware, case.budget(hardware), replace(_PLAN, seconds=seconds))
     return {"measurement": executor.measure(workload, request, number=number).to_trial()}
-
-
-def _traits(store: Store, executor: LocalExecutor, case: Listed, hardware: Hardware) -> Traits:
-    """What a look at the model's structure told, of which one is enough."""
-    known = store.get("traits", case.model)
-    if known is None:
-        known = asdict(executor.look(case.workload(), hardware.device, _LEAST_BUDGET)[1])
-        store.add("traits", case.model, known)
-    return traits_from(known)
-
-
-def traits_from(known: Mapping[str, Any]) -> Traits:
-    """Traits as a store keeps them."""
-    return Traits(**{**known, "notes": tuple(known["notes"])})
 
 
 def profiled(workload: Workload, config: Config, hardware: Hardware, micro_batches: int = 2) -> Row:
@@ -197,7 +184,7 @@ def estimate_again(store: Store) -> None:
     for group in groups.values():
         first = group[0][1]
         hardware = replace(from_plain(Hardware, first["hardware"]), here=False)
-        workload = replace(_case_of(first).workload(), traits=traits_from(store.rows("traits")[first["model"]]))
+        workload = replace(_case_of(first).workload(), traits=stored_traits(store, first["model"]))
         configs = [techniques.canonicalize(row["knobs"], workload, hardware) for _, row in group]
         for (key, row), nbytes, seconds in zip(group, *predict_all(workload, hardware, configs), strict=True):
             known = not math.isnan(seconds)

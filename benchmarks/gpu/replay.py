@@ -29,9 +29,9 @@ from autofit.models import resolve
 from autofit.search.predictions import Predictions
 from autofit.tuning.space import space_for
 from benchmarks import replay_samplers
+from benchmarks.gpu.bench import stored_traits
 from benchmarks.gpu.kinds import by_kind, kind_of, mean_ratio
 from benchmarks.gpu.listed import STAGE as LISTED
-from benchmarks.gpu.listed import traits_from
 from benchmarks.gpu.measured import STAGE as MEASURED
 from benchmarks.gpu.measured import UNLIMITED
 from benchmarks.gpu.search import CARD, budget_of
@@ -89,7 +89,7 @@ def problem_of(directory: Path) -> tuple[Problem, Hardware]:
     store = Store(directory / "items.jsonl")
     about = store.rows("about")[""]
     hardware = replace(from_plain(Hardware, about["hardware"]), here=False)
-    traits = traits_from(store.rows("traits")[CARD.model])
+    traits = stored_traits(store, CARD.model)
     plain = resolve(CARD.model, sequence_length=_SEQUENCE, effective_batch_size=CARD.effective_batch_size)
     workload = replace(plain, traits=traits)
 
