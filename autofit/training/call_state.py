@@ -43,9 +43,11 @@ class CallState:
 
     @classmethod
     @contextmanager
-    def preserved(cls, loss: Any) -> Iterator[Self]:
-        """Undo what calls inside do to the numbers of a loss, and to the length of its lists."""
+    def preserved(cls, loss: Any, *, lists: bool = True) -> Iterator[Self]:
+        """Undo what calls inside do to the numbers of a loss and, with `lists`, to the length of its lists."""
         state = cls(loss)
+        if not lists:
+            state._lists.clear()
         try:
             yield state
         finally:

@@ -243,15 +243,19 @@ def _with_proof(traits: Traits, workload: Workload, proof: Proof) -> Traits:
 
 
 def try_loss(setup: Setup, batch: Any = None) -> None:
-    """Try the loss on a sample, and on a few that are cut short, so that a mistake in it is told before training; a
-    loss that does not take so few (the largest of ten) on a whole batch."""
+    """Try the loss on a sample, and on a few others that are cut short, so that a mistake in it is told before
+    training; a loss that does not take so few (the largest of ten) on a whole batch."""
     workload = setup.workload
     whole = workload.effective_batch_size
     few = few_samples(workload, min(TRIAL_SAMPLES, whole)) if batch is None else batch
-    with CallState.preserved(workload.loss), evaluation_mode(setup.model), blamed_on("the loss"):
+    samples = sample_count(few, workload.split)
+    # These are calls like any other for a list that the loss logs to.
+    calls = CallState.preserved(workload.loss, lists=False)
+    with calls, evaluation_mode(setup.model), blamed_on("the loss"):
         try:
             loss_value(setup, samples_of(few, 0, 1, workload.split))
-            loss_value(setup, shortened(few))
+            if samples > 1:
+                loss_value(setup, shortened(samples_of(few, 1, samples, workload.split)))
         except Exception as error:
             if whole == 1 or is_out_of_memory(error):
                 raise

@@ -195,16 +195,20 @@ def test_noise_of_each_sample_does_not_couple_them() -> None:
     assert look(replace(tiny.mlp_workload(), loss=noisy)).splits
 
 
-def test_a_trial_of_a_loss_adds_nothing_to_its_lists() -> None:
+def test_a_trial_of_a_loss_takes_each_sample_once_and_counts_no_calls() -> None:
     seen: list[int] = []
+    calls = 0
 
     def logged(model: nn.Module, batch: Any) -> torch.Tensor:
-        seen.append(1)
+        nonlocal calls
+        calls += 1
+        seen.append(len(batch[0]))
         return summed(model, batch)
 
-    setup = build(replace(tiny.mlp_workload(), loss=logged), {}, tiny.CPU)
+    setup = build(replace(tiny.mlp_workload(8), loss=logged), {}, tiny.CPU)
     try_loss(setup)
-    assert seen == []
+    assert seen == [1, 3]
+    assert calls == 0
 
 
 def test_a_loss_that_is_no_number_proves_nothing() -> None:
