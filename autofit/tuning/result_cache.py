@@ -25,7 +25,7 @@ from autofit.core.result import Result
 from autofit.core.run_directory import JOURNAL, RunDirectory, free_run_directory
 from autofit.core.workload import Workload
 from autofit.training.fingerprint import LAYOUT, cache_key, facts_of
-from autofit.tuning.artifacts import write_artifacts, write_report
+from autofit.tuning.artifacts import write_run
 from autofit.tuning.measurement_store import Store
 
 _NO_INFLUENCE = {"out", "resume", "probe_timeout", "store", "workers", "memory_snapshot"}  # on what is found
@@ -79,8 +79,7 @@ class Cached:
         with RunDirectory(out, resume=True) if is_there else free_run_directory(out) as directory:
             write_atomically(directory.journal, self.journal)
             result = dataclasses.replace(self.record.result, files={})
-            result = write_artifacts(result, workload, directory, notify=notify)
-            return write_report(dataclasses.replace(self.record, result=result), directory, notify=notify)
+            return write_run(dataclasses.replace(self.record, result=result), workload, directory, notify=notify)
 
 
 def find(key: str) -> Cached | None:

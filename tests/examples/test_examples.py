@@ -58,7 +58,7 @@ def unpredicted(shared_zygote: None, monkeypatch: pytest.MonkeyPatch) -> None:
     def predict_all(*_: Any, **__: Any) -> None:
         raise autofit.ProbeError("not here.")
 
-    monkeypatch.setattr("autofit.tuning.run.predict_all", predict_all)
+    monkeypatch.setattr("autofit.tuning.measured.predict_all", predict_all)
 
 
 def losses(trained: autofit.Trained) -> tuple[float, float]:
