@@ -10,8 +10,8 @@ from collections.abc import ItemsView, Iterator, Mapping, ValuesView
 from typing import Any
 
 from autofit.core.errors import InputError, printable, require, shown
+from autofit.core.knobs import Value as Value
 
-Value = str | int | float | bool | None
 _PLAIN = (str, int, float, bool)  # a union would be made anew for every value of every Config
 
 

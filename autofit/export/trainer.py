@@ -10,7 +10,8 @@ from typing import Any
 
 from autofit.core.config import Config
 from autofit.core.errors import InputError
-from autofit.core.knobs import KEEP_SMALL_UPDATES, is_off
+from autofit.core.knobs import is_off
+from autofit.core.knobs.optimizer import KEEP_SMALL_UPDATES
 from autofit.core.layout import Layout
 from autofit.core.workload import CLASSIFICATION_TASKS, Hyperparameters
 from autofit.export.fragments import Parts

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from autofit.core.knobs.attention import KNOB
 from autofit.setup import Config, Hardware, RefusedError, Setup, Stage, Technique, Value, Workload, requirements
 from autofit.setup.flash_attn import IMPLEMENTATION, stand_in_for_flash_attn
 
@@ -23,11 +24,8 @@ class Attention(Technique):
     whole score matrix. `flash`: FlashAttention-2 (Dao 2023, arXiv 2307.08691) or nothing: flash-attn's where it is
     installed and the model supports it, else PyTorch's own copy. null where the model has no attention to choose."""
 
-    name = "attention"
+    record = KNOB
     stage = Stage.BLOCKS
-    off = "sdpa"
-    values = ("sdpa", "eager", "flash")
-    nullable = True
     cuda_values = ("flash",)
     all_exact = True
     always = True

@@ -5,6 +5,7 @@ Both average gradients over ranks, which see different samples of the same effec
 
 from functools import partial
 
+from autofit.core.knobs.data_parallel import KNOB
 from autofit.core.layout import Layout, kind_of
 from autofit.setup import Config, Hardware, InputError, Setup, Stage, Technique, Value, Workload
 from autofit.setup.buckets import bucketed
@@ -15,10 +16,8 @@ class DataParallel(Technique):
     """`ddp` is PyTorch's DistributedDataParallel, `fsdp` its FSDP2 (`fully_shard`), block by block; `none` where the
     devices see the same samples. null on one device."""
 
-    name = "data_parallel"
+    record = KNOB
     stage = Stage.SHARD
-    off = None
-    values = ("none", "ddp", "fsdp")
     all_exact = True
 
     def choices(self, hardware: Hardware) -> tuple[Value, ...]:

@@ -1,5 +1,6 @@
 """lora_dora: train the length of each adapted weight's rows beside their direction. `lora_rank` applies it."""
 
+from autofit.core.knobs.lora_dora import KNOB
 from autofit.setup import Config, Hardware, Stage, Technique, Value, Workload
 
 
@@ -7,10 +8,8 @@ class LoraDora(Technique):
     """`true`: DoRA (Liu et al. 2024, arXiv 2402.09353). Set by the user, never searched: it learns more than LoRA of
     the same rank, and every forward makes the low-rank product of each adapted weight, and the norms of their sum."""
 
-    name = "lora_dora"
+    record = KNOB
     stage = Stage.ADAPT
-    off = False
-    values = (False, True)
     library = "peft"
 
     def choices(self, hardware: Hardware) -> tuple[Value, ...]:

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from autofit.core.errors import printable, told
+from autofit.core.knobs.lora_rank import KNOB
 from autofit.core.workload import CLASSIFICATION_TASKS, task_of
 from autofit.setup import Config, Hardware, RefusedError, Setup, Stage, Technique, Value, Workload, requirements
 from autofit.setup.adapters import has_adapters
@@ -32,12 +33,9 @@ class LoraRank(Technique):
     Ranks have no memory order: beside adamw-8bit, which stores the state of tensors below 4096 elements in fp32, a
     higher rank can need less (a network of 48 features: 14 % less at rank 86 than at 85)."""
 
-    name = "lora_rank"
+    record = KNOB
     stage = Stage.ADAPT
-    off = 0
     library = "peft"
-    takes = "a whole number from 0 (train all weights) to 1024"
-    numbers = (0, 1025)
 
     def choices(self, hardware: Hardware) -> tuple[Value, ...]:
         return (0, 4, 8, 16, 32, 64, 128, 256)

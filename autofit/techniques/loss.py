@@ -36,7 +36,8 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.nn import functional
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from autofit.core.knobs import COMPUTES_IN_FP32
+from autofit.core.knobs.loss import KNOB
+from autofit.core.knobs.precision import COMPUTES_IN_FP32
 from autofit.setup import Config, Hardware, RefusedError, Setup, Stage, Technique, Value, Workload, liger
 from autofit.setup.deferred_logits import NO_HEAD, Deferral, Pending, SummedLoss, defer_logits, loss_of_few_tokens
 from autofit.setup.state import Slices
@@ -52,10 +53,8 @@ class Loss(Technique):
     memory order: with fewer tokens in a micro-batch than the rank of an adapter on the head, a chunk's gradient of that
     adapter, beside their sum, is larger than the logits were."""
 
-    name = "loss"
+    record = KNOB
     stage = Stage.BLOCKS
-    off = "standard"
-    values = ("standard", "chunked", "fused")
     cuda_values = ("fused",)
     all_exact = True
 

@@ -11,6 +11,7 @@ from typing import Any
 from torch import nn
 from torch.optim import Optimizer
 
+from autofit.core.knobs.optimizer_in_backward import KNOB
 from autofit.core.layout import samplers
 from autofit.setup import Config, Hardware, InputError, RefusedError, Setup, Stage, Technique, Value, Workload
 from autofit.setup.master_weights import OF_GROUPS
@@ -20,10 +21,8 @@ class OptimizerInBackward(Technique):
     """`true`: one optimizer per weight, stepped by a hook when that weight's gradient is complete. No memory order:
     temporaries of a step (foreach, adafactor) coexist with activations here."""
 
-    name = "optimizer_in_backward"
+    record = KNOB
     stage = Stage.STEP  # after `optimizer`, whose kind and groups it uses
-    off = False
-    values = (False, True)
     all_exact = True
 
     def refuse(self, config: Config, workload: Workload, hardware: Hardware) -> str | None:

@@ -28,6 +28,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from autofit.core.hardware import GIB
+from autofit.core.knobs.optimizer_offload import KNOB
 from autofit.setup import Config, Hardware, Setup, Stage, Technique, Value, Workload, requirements
 from autofit.setup.host_copies import pinning
 from autofit.setup.master_weights import OF_GROUPS
@@ -37,10 +38,8 @@ from autofit.setup.streamed_blocks import is_whole
 class OptimizerOffload(Technique):
     """`cpu`: the state of `adamw` in host memory, stepped by torch's fused AdamW for CPUs."""
 
-    name = "optimizer_offload"
+    record = KNOB
     stage = Stage.STEP  # after `optimizer`, whose groups it uses
-    off = "none"
-    values = ("none", "cpu")
     cuda_values = host_values = ("cpu",)
     library = "torchao"
     all_exact = True

@@ -22,6 +22,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from autofit.core.knobs.parameter_offload import KNOB
 from autofit.setup import Config, Hardware, RefusedError, Setup, Stage, Technique, Value, Workload
 from autofit.setup.host_copies import CopyLane
 from autofit.setup.layers import repeated_blocks
@@ -41,10 +42,8 @@ class ParameterOffload(Technique):
     constants and the optimizer's state. Pinned host memory is allocated in powers of two per weight. State dicts read
     the weights from there."""
 
-    name = "parameter_offload"
+    record = KNOB
     stage = Stage.ADAPT  # after LoRA froze weights, before weights exist: building needs no more memory than running
-    off = "none"
-    values = ("none", "cpu")
     cuda_values = host_values = ("cpu",)
     all_exact = True
 

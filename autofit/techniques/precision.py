@@ -10,7 +10,8 @@ from torch import nn
 from torch.nn import functional
 from torch.utils._pytree import tree_map_only
 
-from autofit.core.knobs import KEEP_SMALL_UPDATES
+from autofit.core.knobs.optimizer import KEEP_SMALL_UPDATES
+from autofit.core.knobs.precision import KNOB
 from autofit.setup import Config, Hardware, RefusedError, Setup, Stage, Technique, Value, Workload, requirements
 from autofit.setup.layers import output_heads
 
@@ -41,10 +42,8 @@ class Precision(Technique):
     Micikevicius et al. 2022, arXiv 2209.05433).
     """
 
-    name = "precision"
+    record = KNOB
     stage = Stage.WEIGHTS
-    off = "fp32"
-    values = ("fp32", "tf32", "bf16", "bf16-mixed", "fp16-mixed", "fp8")
     always = True
 
     def choices(self, hardware: Hardware) -> tuple[Value, ...]:

@@ -18,6 +18,7 @@ import torch
 from torch import nn
 
 from autofit.core.errors import told
+from autofit.core.knobs.quantization import KNOB
 from autofit.setup import Config, Hardware, RefusedError, Setup, Stage, Technique, Value, Workload, requirements
 from autofit.setup.experts import Dequantised, expert_weights
 from autofit.setup.layers import (
@@ -49,10 +50,8 @@ class Quantization(Technique):
     to the backward. torchao's NF4 is not used: a step of a linear layer was 1.7 to 3.3 times slower than with
     bitsandbytes (CPU), and its point is sharding over several ranks."""
 
-    name = "quantization"
+    record = KNOB
     stage = Stage.WEIGHTS
-    off = "none"
-    values = ("none", "int8", "nf4", "nf4-dq")
     library = "bitsandbytes"
 
     def fidelity(self, value: Value) -> int:

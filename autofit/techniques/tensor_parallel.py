@@ -1,5 +1,6 @@
 """tensor_parallel: over how many devices each layer is split."""
 
+from autofit.core.knobs.tensor_parallel import KNOB
 from autofit.core.layout import degrees
 from autofit.setup import Config, Hardware, Value, Workload
 from autofit.setup.technique import Degree
@@ -12,7 +13,7 @@ class TensorParallel(Degree):
     a group make of them is added up twice a block; experts stay whole. They see the same samples. null on one device.
     Nothing to apply: `data_parallel` reads it."""
 
-    name = "tensor_parallel"
+    record = KNOB
 
     def choices_for(self, workload: Workload, hardware: Hardware) -> tuple[Value, ...]:
         """1 for a model without a plan, else what divides its heads, too."""
