@@ -46,16 +46,16 @@ class ActivationCheckpointing(Technique):
 
     def canonicalize(self, config: Config, workload: Workload, hardware: Hardware) -> Value:
         """`none` where no gradient reaches a block."""
-        return self.off if config["head_only"] else config[self.name]
+        return self.off if config.head_only else config[self.name]
 
     def refuse(self, config: Config, workload: Workload, hardware: Hardware) -> str | None:
         value = str(config[self.name])
         if value.startswith(BUDGET):
-            if config["compile"] == "none":
+            if config.compile == "none":
                 return f"{value} is chosen by the compiler; set compile default."
-            if config["optimizer_in_backward"] and str(config["optimizer"]).endswith("-sr"):
-                return f"{config['optimizer']} draws random numbers, and would in the backward; {_USE_ANOTHER}"
-            draws = config["lora_dropout"] or (workload.traits and workload.traits.dropout)
+            if config.optimizer_in_backward and str(config.optimizer).endswith("-sr"):
+                return f"{config.optimizer} draws random numbers, and would in the backward; {_USE_ANOTHER}"
+            draws = config.lora_dropout or (workload.traits and workload.traits.dropout)
             return f"{_DRAWS}; {_USE_ANOTHER}" if draws else None
         if value != self.off and workload.traits and not workload.traits.blocks:
             return _NO_BLOCKS

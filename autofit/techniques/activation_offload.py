@@ -20,7 +20,7 @@ class ActivationOffload(Technique):
 
     def canonicalize(self, config: Config, workload: Workload, hardware: Hardware) -> Value:
         """`none` where no gradient reaches a block."""
-        return self.off if config["head_only"] else config[self.name]
+        return self.off if config.head_only else config[self.name]
 
     def refuse(self, config: Config, workload: Workload, hardware: Hardware) -> str | None:
         if config[self.name] != self.off and hardware.device == "cpu":

@@ -44,13 +44,13 @@ class Attention(Technique):
             return "flash needs CUDA; use sdpa, which on a CPU takes PyTorch's flash kernel already."
         if lacking := requirements.too_old(hardware, _AMPERE):
             return f"flash needs {lacking}; use sdpa."
-        if workload.document_tokens and (config["micro_batch_size"] != 1 or self.package("flash") == "torch"):
+        if workload.document_tokens and (config.micro_batch_size != 1 or self.package("flash") == "torch"):
             return (
                 "flash keeps packed samples from seeing one another by flash-attn alone, in micro-batches of one "
                 "sequence; install that and set micro_batch_size 1, or use sdpa."
             )
-        if config["precision"] in ("fp32", "tf32"):
-            return f"flash computes in 16 bits only, not in {config['precision']}; set precision bf16 or bf16-mixed."
+        if config.precision in ("fp32", "tf32"):
+            return f"flash computes in 16 bits only, not in {config.precision}; set precision bf16 or bf16-mixed."
         return None
 
     def apply(self, setup: Setup, value: Value) -> None:

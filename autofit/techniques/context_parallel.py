@@ -26,7 +26,7 @@ class ContextParallel(Degree):
             return f"only samples of causal language models are cut, with their own loss, not {task}; use fsdp alone."
         if workload.document_tokens:
             return "packed samples that do not see one another need a mask, which is not exchanged; use fsdp alone."
-        if config["attention"] == "eager":
+        if config.attention == "eager":
             return "eager attention is part of the model's code, and sees no other device's tokens; use sdpa."
         return None
 

@@ -17,7 +17,7 @@ class DataParallelShard(Degree):
     def canonicalize(self, config: Config, workload: Workload, hardware: Hardware) -> Value:
         """Raises InputError where a given number contradicts the others."""
         sharded, devices = kind_of(config, hardware) == "fsdp", samplers(config, hardware)
-        replicas = int(config["data_parallel_replicate"] or 1)
+        replicas = config.data_parallel_replicate or 1
         shards = devices // replicas if sharded else 1
         left = None if hardware.world == 1 else shards
         given = config[self.name]

@@ -19,7 +19,7 @@ class GradientAccumulationSteps(Technique):
         if effective % ranks:
             message = f"an effective batch of {effective} cannot be divided among {ranks} devices"
             raise InputError(f"{message}.", f"Choose a multiple of {ranks}, or fewer devices.")
-        micro = config["micro_batch_size"] or effective // ranks
+        micro = config.micro_batch_size or effective // ranks
         assert isinstance(micro, int), "micro_batch_size accepts whole numbers only"
         if effective % (micro * ranks):
             devices = f" on each of {ranks} devices" if ranks > 1 else ""

@@ -38,9 +38,9 @@ class HeadOnly(Technique):
     def refuse(self, config: Config, workload: Workload, hardware: Hardware) -> str | None:
         if not config[self.name]:
             return None
-        if config["lora_rank"]:
+        if config.lora_rank:
             return "adapters would train beside the head; set lora_rank 0, or head_only false."
-        if config["tensor_parallel"] not in (None, 1):
+        if config.tensor_parallel not in (None, 1):
             return "it was not tried on split layers; use data_parallel alone."
         return None
 

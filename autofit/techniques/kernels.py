@@ -52,7 +52,7 @@ class Kernels(Technique):
         changed = [module for module in setup.model.modules() if id(vars(module)) in forwards]
         if not changed:
             raise RefusedError("liger changed nothing about this model; use none.")
-        low = setup.config["precision"] not in COMPUTES_IN_FP32
+        low = setup.config.precision not in COMPUTES_IN_FP32
         tolerance = _LOW_PRECISION_TOLERANCE if low else _TOLERANCE
         with _compared(changed, tolerance):
             after = loss_of_few_tokens(setup, batch)

@@ -14,7 +14,7 @@ class LoraAlpha(Technique):
         return (None,)
 
     def canonicalize(self, config: Config, workload: Workload, hardware: Hardware) -> Value:
-        return config[self.name] if config["lora_rank"] else None
+        return config[self.name] if config.lora_rank else None
 
     def package(self, value: Value) -> str:
         return "peft"

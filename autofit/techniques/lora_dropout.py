@@ -14,7 +14,7 @@ class LoraDropout(Technique):
         return (None,)
 
     def canonicalize(self, config: Config, workload: Workload, hardware: Hardware) -> Value:
-        return (config[self.name] or None) if config["lora_rank"] else None
+        return (config[self.name] or None) if config.lora_rank else None
 
     def package(self, value: Value) -> str:
         return "peft"

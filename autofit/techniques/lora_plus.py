@@ -16,7 +16,7 @@ class LoraPlus(Technique):
         return (None,)
 
     def canonicalize(self, config: Config, workload: Workload, hardware: Hardware) -> Value:
-        return config[self.name] if config["lora_rank"] and config[self.name] != 1 else None
+        return config[self.name] if config.lora_rank and config[self.name] != 1 else None
 
     def package(self, value: Value) -> str:
         return "torch"

@@ -64,15 +64,15 @@ class LoraRank(Technique):
 
         if has_adapters(setup.model):
             raise RefusedError(_ADAPTED)
-        layers, experts = adapter_targets(setup.model, str(setup.config["lora_targets"]))
-        if experts and setup.config["lora_dropout"]:
+        layers, experts = adapter_targets(setup.model, str(setup.config.lora_targets))
+        if experts and setup.config.lora_dropout:
             raise RefusedError("the adapters of experts take no dropout; set lora_dropout 0, or name no experts.")
         config = LoraConfig(
             r=value,
-            lora_alpha=setup.config["lora_alpha"] or 2 * value,
-            lora_dropout=setup.config["lora_dropout"] or 0.0,
-            use_dora=bool(setup.config["lora_dora"]),
-            use_rslora=bool(setup.config["lora_rslora"]),
+            lora_alpha=setup.config.lora_alpha or 2 * value,
+            lora_dropout=setup.config.lora_dropout or 0.0,
+            use_dora=bool(setup.config.lora_dora),
+            use_rslora=bool(setup.config.lora_rslora),
             target_modules=_unambiguous(setup.model, layers),
             target_parameters=experts or None,
         )
@@ -87,7 +87,7 @@ class LoraRank(Technique):
                 raise RefusedError(f"peft cannot put adapters here: {reason}; use lora_rank 0.") from error
         # peft detects GPT-2's transposed layers by itself; its warning about them needs no action.
         setup.warnings.extend(str(each.message) for each in caught if "fan_in_fan_out" not in str(each.message))
-        if on_meta and setup.config["lora_dora"]:
+        if on_meta and setup.config.lora_dora:
             for module in setup.model.modules():
                 if getattr(module, "lora_magnitude_vector", None):
                     setup.when_made[module] = functools.partial(_measure_rows, module)

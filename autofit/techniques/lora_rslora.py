@@ -16,4 +16,4 @@ class LoraRslora(Technique):
         return (False,)
 
     def canonicalize(self, config: Config, workload: Workload, hardware: Hardware) -> Value:
-        return bool(config[self.name] and config["lora_rank"])
+        return bool(config[self.name] and config.lora_rank)

@@ -21,7 +21,7 @@ class LoraTargets(Technique):
         return (*self.values, *(f"{kind}+{experts}" for kind in ("attention", "all-linear") if experts))
 
     def canonicalize(self, config: Config, workload: Workload, hardware: Hardware) -> Value:
-        if not config["lora_rank"]:
+        if not config.lora_rank:
             return None
         given = config[self.name]
         parts = sorted(set(str(given or "all-linear").split("+")), key=lambda part: (_ORDER.get(part, 3), part))

@@ -93,14 +93,14 @@ class Optimizer(Technique):
         value, library = str(config[self.name]), _LIBRARY.get(str(config[self.name]))
         if library and (lacking := requirements.missing(library)):
             return f"{value} needs {lacking}, or use adamw."
-        if value in KEEP_SMALL_UPDATES and config["precision"] not in ("bf16", "fp8"):
-            return f"{value} is for bf16 weights, and those of {config['precision']} need none of it; use adamw."
+        if value in KEEP_SMALL_UPDATES and config.precision not in ("bf16", "fp8"):
+            return f"{value} is for bf16 weights, and those of {config.precision} need none of it; use adamw."
         if value in _PAGED and hardware.device == "cpu":
             instead = value.removeprefix("paged-")
             return f"{value} moves state from GPU to host, and on a CPU both share one memory; use {instead}."
-        if value == "muon" and (config["lora_rank"] or config["head_only"]):
+        if value == "muon" and (config.lora_rank or config.head_only):
             return "muon steps the matrices of blocks, which are frozen here; use adamw."
-        if value == "muon" and config["data_parallel"] == "fsdp":
+        if value == "muon" and config.data_parallel == "fsdp":
             return "muon needs whole matrices, and fsdp divides them; use ddp, or adamw."
         if value == "muon" and workload.traits and not workload.traits.blocks:
             return "the model has no repeated blocks whose matrices muon would step; use adamw."
@@ -149,7 +149,7 @@ def _make(setup: Setup, kind: Callable[[], Callable[..., TorchOptimizer]]) -> No
 def parameter_groups(setup: Setup) -> list[dict[str, Any]]:
     """Trainable parameters, each once, in groups: weight decay on matrices, none on biases and norms. `lr_ratio`: how
     many times the learning rate of the others a group is trained with."""
-    decay, ratio = setup.hyperparameters.weight_decay, setup.config.get("lora_plus")
+    decay, ratio = setup.hyperparameters.weight_decay, setup.config.lora_plus
     groups: dict[tuple[bool, bool], list[nn.Parameter]] = defaultdict(list)
     for name, parameter in setup.trainable():
         groups[parameter.dim() < 2, bool(ratio) and "lora_B" in name].append(parameter)

@@ -28,12 +28,12 @@ class OptimizerInBackward(Technique):
     def refuse(self, config: Config, workload: Workload, hardware: Hardware) -> str | None:
         if not config[self.name]:
             return None
-        if config["gradient_accumulation_steps"] != 1:
+        if config.gradient_accumulation_steps != 1:
             whole = workload.effective_batch_size // samplers(config, hardware)
             return f"gradients that are applied at once cannot accumulate; set micro_batch_size to the whole {whole}."
-        if config["precision"] == "fp16-mixed":
+        if config.precision == "fp16-mixed":
             return "the loss scaler of fp16-mixed must see all gradients before any is applied; use bf16-mixed."
-        if config.get("optimizer_offload", "none") != "none":
+        if config.optimizer_offload != "none":
             return "optimizer_offload steps on the host, after the backward; set one of the two to its off value."
         return None
 

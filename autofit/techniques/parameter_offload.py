@@ -52,7 +52,7 @@ class ParameterOffload(Technique):
             return None
         if hardware.device == "cpu":
             return "on a CPU, device and host share one memory, so nothing would be saved; use none."
-        if updated_on(config) == "host" and config["optimizer_offload"] != "cpu":
+        if updated_on(config) == "host" and config.optimizer_offload != "cpu":
             return (
                 "trained weights are streamed where the backward or the host updates them; "
                 "set optimizer_in_backward, optimizer_offload or lora_rank."
@@ -71,7 +71,7 @@ class ParameterOffload(Technique):
 def stream_blocks(setup: Setup, lane: CopyLane, *, smallest: int) -> BlockStreamer:
     """Send every weight of a block that may be streamed to the host as soon as it exists. Raises RefusedError where too
     few blocks have weights of at least `smallest` bytes, counted in 4 bits."""
-    compiled = setup.config.get("compile") not in (None, "none")
+    compiled = setup.config.compile != "none"
     where, blocks = updated_on(setup.config), repeated_blocks(setup.model)
     streamer = BlockStreamer(setup.model, blocks, lane, smallest=smallest, whole=compiled, updated=where)
     worth = {id(block) for block, slot in streamer.slots() if getattr(*slot).numel() >= 2 * smallest}

@@ -84,7 +84,7 @@ class Precision(Technique):
             return None
         if lacking := requirements.missing("torchao"):
             return f"fp8 needs {lacking}, or use bf16."
-        rows = int(config["micro_batch_size"] or 1) * (workload.sequence_length or _FP8_MULTIPLE)
+        rows = (config.micro_batch_size or 1) * (workload.sequence_length or _FP8_MULTIPLE)
         if rows % _FP8_MULTIPLE:
             message = f"fp8 products need a multiple of {_FP8_MULTIPLE} tokens in a micro-batch, not {rows}"
             return f"{message}; choose another micro_batch_size or sequence length, or use bf16."
@@ -104,7 +104,7 @@ class Precision(Technique):
             setup.warnings.append(f"weights in {names} are trained in another format and rounded back at the end.")
         if value in ("bf16", "fp8"):
             _cast_inputs(setup, torch.bfloat16)
-            if not setup.config.get("lora_rank") and setup.config.get("optimizer") not in KEEP_SMALL_UPDATES:
+            if not setup.config.lora_rank and setup.config.optimizer not in KEEP_SMALL_UPDATES:
                 keep = f"bf16-mixed keeps them, as do the optimizers {', '.join(KEEP_SMALL_UPDATES)}"
                 setup.warnings.append(f"bf16 weights lose updates smaller than 1/256 of the weight; {keep}.")
             return
@@ -127,7 +127,7 @@ class Precision(Technique):
             device = setup.device.type
             # Its cache would hold low-precision copies of all weights until the forward is over. Where nothing is
             # recomputed, the backward needs them anyway.
-            caches = setup.config["activation_checkpointing"] == "none"
+            caches = setup.config.activation_checkpointing == "none"
             setup.forward_contexts.append(lambda: torch.autocast(device, dtype=low, cache_enabled=caches))
             if value == "fp16-mixed":
                 setup.scaler = torch.amp.grad_scaler.GradScaler(device)
@@ -238,7 +238,7 @@ def _backends() -> tuple[Any, ...]:
 
 
 def _some_stay_frozen(setup: Setup) -> bool:
-    return bool(setup.config.get("lora_rank") or setup.config.get("head_only")) or any(
+    return bool(setup.config.lora_rank or setup.config.head_only) or any(
         not p.requires_grad for p in setup.model.parameters()
     )
 

@@ -63,11 +63,11 @@ class Quantization(Technique):
             return None
         if lacking := requirements.missing("bitsandbytes"):
             return f"{value} needs {lacking}, or use none."
-        if not (config["lora_rank"] or config["head_only"]):
+        if not (config.lora_rank or config.head_only):
             return "quantised weights cannot be trained; set lora_rank, or use none."
         if workload.traits and not workload.traits.linears:
             return _NO_LINEARS
-        if config["precision"] == "fp8":
+        if config.precision == "fp8":
             return "quantised weights leave nothing to multiply in fp8; use precision bf16."
         return None
 
@@ -92,7 +92,7 @@ def _quantise(setup: Setup, value: Value, store: Store) -> None:
     layers, experts = _quantisable(setup.model), list(expert_weights(setup.model))
     if not layers and not experts:
         raise RefusedError(_NO_LINEARS)
-    compute = _COMPUTE.get(str(setup.config["precision"]), torch.float32)
+    compute = _COMPUTE.get(setup.config.precision, torch.float32)
     for parent, name, layer in layers:
         quantised: Any = _quantised_layer(layer, value, compute, _OUTLIERS_OF_DRAWN if setup.drawn else _OUTLIERS)
         quantised.stands_for = type(layer)  # for `dequantised`

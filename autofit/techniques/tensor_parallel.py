@@ -23,12 +23,12 @@ class TensorParallel(Degree):
     def refuse(self, config: Config, workload: Workload, hardware: Hardware) -> str | None:
         if config[self.name] in (None, 1):
             return None
-        if config["lora_rank"]:
+        if config.lora_rank:
             return "adapters of split layers drift apart between devices, without an error; use fsdp alone."
-        if config["optimizer"] not in _OPTIMIZERS:
-            return f"{config['optimizer']} was not tried on parts of layers; use adamw."
-        if config["optimizer_offload"] == "cpu":
+        if config.optimizer not in _OPTIMIZERS:
+            return f"{config.optimizer} was not tried on parts of layers; use adamw."
+        if config.optimizer_offload == "cpu":
             return "optimizer_offload moves weights that are split; use fsdp_offload instead."
-        if config["precision"] in ("fp8", "fp16-mixed"):
-            return f"{config['precision']} was not tried on parts of layers; use bf16-mixed."
+        if config.precision in ("fp8", "fp16-mixed"):
+            return f"{config.precision} was not tried on parts of layers; use bf16-mixed."
         return None

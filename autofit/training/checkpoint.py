@@ -320,7 +320,7 @@ def _config_differences(setup: Setup, label: dict[str, Any]) -> list[str]:
     """The knobs by which the two would learn differently, or lay out the optimizer's state differently."""
     differences: list[str] = []
     layout = set(_OPTIMIZER_LAYOUT)
-    if updated_on(setup.config) == "host" and setup.config["optimizer_offload"] == "cpu":
+    if updated_on(setup.config) == "host" and setup.config.optimizer_offload == "cpu":
         layout.add("parameter_offload")  # what rests on the host is stepped by an optimizer of its own
     for knob in all_techniques():
         mine, theirs = setup.config.get(knob.name, knob.off), label["config"].get(knob.name, knob.off)

@@ -142,7 +142,7 @@ def trace_best(result: Result, workload: Workload, executor: Executor, *, direct
 def layers_for_exports(result: Result, workload: Workload, executor: Executor) -> LayerNames | None:
     """What exports say of the layers that have adapters, found by a child, which has imported the model's code before;
     None where it was not."""
-    if result.config is None or not result.config["lora_rank"] or not isinstance(workload.model, HuggingFaceModel):
+    if result.config is None or not result.config.lora_rank or not isinstance(workload.model, HuggingFaceModel):
         return None
     with contextlib.suppress(AutofitError, KeyboardInterrupt):
         asked = workload, result.config

@@ -141,7 +141,7 @@ def _one_at_a_time(rows: Sequence[Row], cap_bytes: float) -> bool:
     """Whether the best config of a tier computes one sample at a time, so that dividing it may pay; or none fits."""
     for of_tier in _tiers(rows).values():
         fitting = [row for row in of_tier if row.nbytes <= cap_bytes]
-        if not fitting or min(fitting, key=lambda row: row.seconds).config["micro_batch_size"] == 1:
+        if not fitting or min(fitting, key=lambda row: row.seconds).config.micro_batch_size == 1:
             return True
     return not rows
 
@@ -192,7 +192,7 @@ def _changed(config: Config, values: Values) -> list[Values]:
     """The spaces around a config: in each another knob has all its values. What needs more memory, but less time, may
     fit once weights are given back after the forward."""
     around = {knob: offered if knob in _SCALED else (config[knob],) for knob, offered in values.items()}
-    if not config["lora_rank"]:
+    if not config.lora_rank:
         around["lora_rank"] = (0,)
     gathered = {knob: offered for knob, offered in values.items() if knob == "reshard_after_forward"}
     return [

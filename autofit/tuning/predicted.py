@@ -276,7 +276,7 @@ class Candidates:
         On an unknown host, configs that keep part of the training there come last.
         """
         left = [each for each in self._figures if each.config not in self._followed]
-        left = [each for each in left if each.nbytes * self._growth[each.config["compile"] != "none"] <= self._cap]
+        left = [each for each in left if each.nbytes * self._growth[each.config.compile != "none"] <= self._cap]
         if not self._host_known:
             left = [each for each in left if not techniques.keeps_on_host(each.config)] or left
         index = preferred(left, tolerance=tolerance, fidelity=techniques.fidelity)
@@ -287,7 +287,7 @@ class Candidates:
         self._followed.add(config)
         if answer is not None:
             rough = next(each.nbytes for each in self._figures if each.config == config)
-            growth, compiled = (answer[0].high - answer[0].breakdown["context"]) / rough, config["compile"] != "none"
+            growth, compiled = (answer[0].high - answer[0].breakdown["context"]) / rough, config.compile != "none"
             self._growth[compiled] = max(self._growth[compiled], growth)
 
     def smallest(self) -> Config | None:

@@ -105,7 +105,7 @@ class _Search:
 
     def _levers(self) -> list[tuple[str, dict[str, tuple[Value, ...]]]]:
         """By kind, the values to try of each knob; of one kind the second is for where the first does not fit."""
-        size = int(self.config["micro_batch_size"] or self.workload.effective_batch_size)
+        size = self.config.micro_batch_size or self.workload.effective_batch_size
         sizes = [each for each in self._choices("micro_batch_size") if isinstance(each, int) and each < size]
         time = {
             "micro_batch_size": self._also("micro_batch_size", *sizes),
@@ -124,10 +124,10 @@ class _Search:
             ("numbers", {**fewer_bits, **host, **numbers}),
         ]
         adapters: dict[str, tuple[Value, ...]] = {}
-        if not self.config["lora_rank"]:
+        if not self.config.lora_rank:
             adapters = {"lora_rank": (_RANK,), "lora_targets": ("all-linear",)}
             levers.append(("lora", {**time, **numbers, **adapters}))
-        if self.config["quantization"] == "none":
+        if self.config.quantization == "none":
             offload = self._also("parameter_offload", "cpu")
             nf4: dict[str, tuple[Value, ...]] = {"quantization": ("nf4",), "parameter_offload": offload}
             levers.append(("qlora", {**time, **numbers, **adapters, **nf4}))
@@ -165,8 +165,8 @@ class _Search:
         return [_Found(*row) for row in zip(configs, sizes, seconds, strict=True)]
 
     def _above(self, config: Config, hardware: Hardware) -> float:
-        wide = any(config[knob] != "none" for knob in ("compile", "activation_offload", "parameter_offload"))
-        logits = bool(self.workload.traits and self.workload.traits.head and config["loss"] == "standard")
+        wide = {config.compile, config.activation_offload, config.parameter_offload} != {"none"}
+        logits = bool(self.workload.traits and self.workload.traits.head and config.loss == "standard")
         above = _ABOVE[hardware.device] * (_WIDER if wide else 1.0) * (_OF_GRADIENTS if rest_on_host(config) else 1.0)
         return above * (_OF_LOGITS if logits and hardware.device == "cuda" else 1.0)
 

@@ -11,4 +11,5 @@ KNOB = Knob(
     of_devices=True,
     divides=True,
     degree="context",
+    same_samples=True,
 )

@@ -50,6 +50,7 @@ class Knob:
     of_devices: bool = False  # null on one device
     divides: bool = False  # it is one of the ways to divide a training among devices
     degree: str = ""  # the degree of the Layout that it says
+    same_samples: bool = False  # the devices among which it divides see the same samples
 
     # What a prediction traces.
     trace: Trace = Trace.OWN
