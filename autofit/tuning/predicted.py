@@ -356,7 +356,7 @@ class Candidates:
 
 
 def _is_compiled(config: Config) -> bool:
-    return config["compile"] != "none"
+    return config.compile != "none"
 
 
 def _follow_all(workload: Workload, hardware: Hardware, budget: Budget, configs: list[Config]) -> list[Followed | None]:

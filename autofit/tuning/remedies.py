@@ -17,7 +17,7 @@ from autofit.core.config import Config, Value
 from autofit.core.errors import InputError, UntraceableError
 from autofit.core.estimate import Remedy
 from autofit.core.hardware import GIB, MIB, Hardware
-from autofit.core.knobs import yaml_word
+from autofit.core.knobs import knob_named, yaml_word
 from autofit.core.layout import fitted_to
 from autofit.core.workload import Workload
 from autofit.estimate.figures import predict_all
@@ -35,11 +35,11 @@ _CONTEXT, _COMMUNICATORS = 500 * MIB, 640 * MIB  # of CUDA, where the card does 
 _MEASURING = 0.2  # seconds, for timing operators on a CPU: only the order of speeds matters here
 _DEVICES, _SHORTEST = (2, 4, 8), 128
 _OF_THE_SAME = ("time", "host")  # kinds that change neither the numbers nor the data
-_OFFLOADS = ("activation_offload", "optimizer_offload", "parameter_offload")
 _RANK = 16
-_DERIVED = ("gradient_accumulation_steps", "data_parallel_shard", "data_parallel_replicate", "lora_alpha")
 # Of the seconds, or of the memory, of every cheaper remedy: else a dearer one is not worth naming.
 _FASTER, _SMALLER = 0.97, 0.7
+
+Levers = dict[str, tuple[Value, ...]]  # the values to try of each knob
 
 
 def what_helps(workload: Workload, hardware: Hardware, budget: Budget, config: Config) -> tuple[Remedy, ...]:
@@ -119,44 +119,50 @@ class _Search:
     def _usable(self) -> int:
         return self.budget.cap_bytes(self.hardware.device)
 
-    def _levers(self) -> list[tuple[str, dict[str, tuple[Value, ...]]]]:
+    def _levers(self) -> list[tuple[str, Levers]]:
         """By kind, the values to try of each knob; of one kind the second is for where the first does not fit."""
-        size = int(self.config["micro_batch_size"] or self.workload.effective_batch_size)
-        sizes = [each for each in self._choices("micro_batch_size") if isinstance(each, int) and each < size]
-        time = {
-            "micro_batch_size": self._also("micro_batch_size", *sizes),
-            "activation_checkpointing": self._also("activation_checkpointing", "full"),
-            "loss": self._also("loss", "chunked"),
-            "optimizer_in_backward": self._also("optimizer_in_backward", True),
-            "data_parallel": self._also("data_parallel", "fsdp"),
-        }
-        host = {**time, **{knob: self._also(knob, "cpu") for knob in _OFFLOADS}}
-        numbers = {"precision": self._also("precision", "bf16")[-1:]}
-        fewer_bits = {**time, **numbers, "optimizer": self._also("optimizer", "adamw-8bit")}
+        size = self.config.micro_batch_size or self.workload.effective_batch_size
+        choices = self._choices("micro_batch_size")
+        sizes = tuple(choice for choice in choices if isinstance(choice, int) and choice < size)
+        time = self._also(
+            micro_batch_size=sizes,
+            activation_checkpointing=("full",),
+            loss=("chunked",),
+            optimizer_in_backward=(True,),
+            data_parallel=("fsdp",),
+        )
+        offloads = self._also(activation_offload=("cpu",), optimizer_offload=("cpu",), parameter_offload=("cpu",))
+        host = {**time, **offloads}
+        numbers = {name: values[-1:] for name, values in self._also(precision=("bf16",)).items()}
+        fewer_bits = {**time, **numbers, **self._also(optimizer=("adamw-8bit",))}
         levers = [
             ("time", time),
             ("host", host),
             ("numbers", fewer_bits),
             ("numbers", {**fewer_bits, **host, **numbers}),
         ]
-        adapters: dict[str, tuple[Value, ...]] = {}
-        if not self.config["lora_rank"]:
+
+        adapters: Levers = {}
+        if not self.config.lora_rank:
             adapters = {"lora_rank": (_RANK,), "lora_targets": ("all-linear",)}
             levers.append(("lora", {**time, **numbers, **adapters}))
-        if self.config["quantization"] == "none":
-            offload = self._also("parameter_offload", "cpu")
-            nf4: dict[str, tuple[Value, ...]] = {"quantization": ("nf4",), "parameter_offload": offload}
+        if self.config.quantization == "none":
+            nf4 = {"quantization": ("nf4",), **self._also(parameter_offload=("cpu",))}
             levers.append(("qlora", {**time, **numbers, **adapters, **nf4}))
         return levers
 
     def _choices(self, knob: str) -> tuple[Value, ...]:
         return techniques.technique_named(knob).choices_for(self.workload, self.hardware)
 
-    def _also(self, knob: str, *values: Value) -> tuple[Value, ...]:
-        """The present value of a knob, and those of others that it can have here."""
-        return (self.config[knob], *(each for each in values if each in self._choices(knob)))
+    def _also(self, **values: tuple[Value, ...]) -> Levers:
+        """The present values of knobs, and those of others that they can have here."""
+        levers: Levers = {}
+        for knob, others in values.items():
+            choices = self._choices(knob)
+            levers[knob] = (self.config[knob], *(value for value in others if value in choices))
+        return levers
 
-    def _product(self, levers: Mapping[str, tuple[Value, ...]]) -> list[Config]:
+    def _product(self, levers: Levers) -> list[Config]:
         """Every other possible config with these values."""
         made: dict[Config, None] = {}
         for chosen in itertools.product(*levers.values()):
@@ -165,7 +171,9 @@ class _Search:
 
     def _made(self, changes: Mapping[str, Value], hardware: Hardware) -> Iterator[Config]:
         """The config with these changes, unless it is impossible."""
-        knobs = {name: value for name, value in self.config.items() if name not in _DERIVED and value is not None}
+        knobs = {
+            name: value for name, value in self.config.items() if not knob_named(name).follows and value is not None
+        }
         try:
             config = techniques.canonicalize({**knobs, **changes}, self.workload, hardware)
         except InputError:
@@ -186,13 +194,13 @@ class _Search:
     def _above(self, config: Config, hardware: Hardware) -> float:
         """How many times what is predicted of its tensors a config may need."""
         above = _ABOVE[hardware.device]
-        if any(config[knob] != "none" for knob in ("compile", "activation_offload", "parameter_offload")):
+        if {config.compile, config.activation_offload, config.parameter_offload} != {"none"}:
             above *= _WIDER
         if rest_on_host(config):
             above *= _OF_GRADIENTS
 
         traits = self.workload.traits
-        has_logits = traits is not None and traits.head and config["loss"] == "standard"
+        has_logits = traits is not None and traits.head and config.loss == "standard"
         if has_logits and hardware.device == "cuda":
             above *= _OF_LOGITS
         return above
@@ -218,7 +226,7 @@ class _Search:
         if "cpu" not in self._choices("fsdp_offload"):
             return
         for config in dict.fromkeys([self.config, leanest]):
-            for offloaded in self._made({**config, "fsdp_offload": "cpu"}, self.hardware):
+            for offloaded in self._made(dict(config, fsdp_offload="cpu"), self.hardware):
                 if offloaded != config and (found := self._followed(offloaded, self.hardware)):
                     yield self._remedy("host", found, self._settings(offloaded))
                     return
@@ -232,7 +240,7 @@ class _Search:
             hardware = self.hardware.of_several(devices, self.hardware.nodes, self.hardware.link)
             if hardware.world <= self.hardware.world or batch % hardware.world:
                 continue
-            knobs = fitted_to({**config, "data_parallel": "fsdp"}, hardware.world, batch)
+            knobs = fitted_to(config.replace(data_parallel="fsdp"), hardware.world, batch)
             for several in self._made(knobs, hardware):
                 (roughly,) = self._predicted(self.workload, hardware, [several])
                 if roughly.nbytes <= self._usable and (found := self._followed(several, hardware)):
@@ -256,7 +264,7 @@ class _Search:
         changed = {knob: value for knob, (value, _) in differences if value is not None}
         for knob in tuple(changed):
             fewer = {name: value for name, value in changed.items() if name != knob}
-            if knob in _DERIVED or config in self._made(fewer, hardware or self.hardware):
+            if knob_named(knob).follows or config in self._made(fewer, hardware or self.hardware):
                 changed = fewer
 
         options: list[str] = []
