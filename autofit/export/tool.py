@@ -15,6 +15,7 @@ from autofit.core.errors import InputError, shown
 from autofit.core.knobs import is_off
 from autofit.core.layout import Layout
 from autofit.core.quoting import python_string, shell_path
+from autofit.core.tasks import TASKS
 from autofit.export.header import export_header
 from autofit.export.source import (
     NOTHING_MEASURED,
@@ -36,7 +37,9 @@ _OF_ADAPTERS = (
     "lora_rslora",
     "lora_targets",
 )  # tools are asked for these only beside adapters
-HUGGING_FACE = ("causal-lm", "masked-lm", "sequence-classification", "image-classification")
+# What tools can train: those for language models, and those around transformers' own classes.
+LANGUAGE_MODELS = tuple(task.name for task in TASKS.values() if task.continues_text)
+HUGGING_FACE = tuple(task.name for task in TASKS.values() if task.script.templates)
 
 
 @dataclass(frozen=True)

@@ -141,11 +141,11 @@ def image_text_batches(asked: Asked) -> RandomImageText | RandomReading:
     if length < len(before) + tokens + len(after) + 2:
         message = f"an image of {asked.name} takes {tokens} tokens, and the sequence length is {length}."
         raise InputError(message, f"Give at least {len(before) + tokens + len(after) + 2}.")
-    vocabulary, pad = asked.size(text, "vocab_size"), padding(text)
+    vocabulary = asked.size(text, "vocab_size")
     rule = f"the image token of {asked.name} must be from 0 to below vocab_size {vocabulary}"
     require(token is None or 0 <= token < vocabulary, rule, token)
     others = (getattr(config, key, None) for key in (*_IMAGE_TOKEN, *_VIDEO_TOKEN, *_AROUND[0], *_AROUND[1]))
-    avoided = {t for t in (pad, token, *others) if isinstance(t, int) and 0 <= t < vocabulary}
+    avoided = {t for t in (padding(text), token, *others) if isinstance(t, int) and 0 <= t < vocabulary}
     return RandomImageText(
         sequence_length=length,
         vocab_size=vocabulary,
@@ -168,8 +168,9 @@ def _read_batches(asked: Asked) -> RandomReading:
     """The batches of an encoder of images and a decoder of what is in them, as TrOCR, Donut or Pix2Struct."""
     vision = getattr(asked.config, "encoder", None) or getattr(asked.config, "vision_config", asked.config)
     text = getattr(asked.config, "decoder", None) or asked.config.get_text_config(decoder=True)
-    vocabulary, pad, length = asked.size(text, "vocab_size"), padding(text), asked.length(positions(text))
-    pad = pad if pad is not None and pad < vocabulary else None
+    vocabulary = asked.size(text, "vocab_size")
+    pad = padding(text, vocabulary)
+    length = asked.length(positions(text))
     if "flattened_patches" in asked.arguments:
         pages = _PATCHES, 2 + asked.size(vision, "patch_embed_hidden_size")
         return RandomPages("flattened_patches", pages, None, length, vocabulary, pad, length)

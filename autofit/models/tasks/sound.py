@@ -54,13 +54,13 @@ def sound_batches(asked: Asked) -> RandomSound:
         message = f"autofit knows no batches of sound for {asked.name}."
         raise InputError(message, YOUR_FUNCTION)
     shape = _shape(asked, argument)
-    if asked.task == "audio-classification":
+    if asked.task.classifies:
         asked.no_length("sound")
         return RandomSound(argument, shape, class_labels(asked.config))
     text = asked.config.get_text_config(decoder=True)
-    vocabulary, pad = asked.size(text, "vocab_size"), padding(text)
-    pad = pad if pad is not None and pad < vocabulary else None
-    if asked.task == "ctc":
+    vocabulary = asked.size(text, "vocab_size")
+    pad = padding(text, vocabulary)
+    if asked.task.labels == "transcript":
         asked.no_length("sound")
         masked = argument == "input_features" and "attention_mask" in asked.arguments
         return RandomSound(argument, shape, None, _TOKENS_A_SECOND * _SECONDS, vocabulary, pad, masked=masked)
