@@ -89,13 +89,11 @@ def train_script(
         InputError: the script cannot express the config, or its batch sizes contradict.
     """
     task = task_named(workload.get("task"))
-    if (
-        not task.script.templates
-        or not model_config
-        or "model_type" not in model_config
-        or source.get("kind") == "function"
-    ):
+    if not model_config or "model_type" not in model_config or source.get("kind") == "function":
         return None
+    if not task.script.templates:
+        return None
+
     packing = workload.get("packing")
     apart = bool(workload.get("document_tokens"))
     if packing is not None:

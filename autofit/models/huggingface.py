@@ -108,21 +108,21 @@ def huggingface_workload(
     """The workload of training that model on random data of the largest shape. Raises InputError: a sequence length the
     model cannot have, or a config without what the data is made from."""
     task = TASKS[model.task]
-    is_text = task.reads_text
     config = model.transformers_config()
     kind = str(model.config.get("model_type"))
     names = map(str, model.config.get("architectures") or ())
     takes_more = any(name in model_classes(auto, kind) for name in names for auto in MULTIMODAL)
-    arguments = model.arguments() if takes_more or not is_text else ()
+    arguments = model.arguments() if takes_more or not task.reads_text else ()
     batch: Any = BATCHES[task.medium](Asked(model.name, task, config, sequence_length, arguments))
-    notes: tuple[str, ...] = ()
-    if takes_more and is_text:
+
+    notes = []
+    if takes_more and task.reads_text:
         seeing = IMAGE_TEXT_TO_TEXT
         images = f"; --task {seeing.name} trains it on images, too" if auto_class(seeing, kind) else ""
-        notes = (f"{model.name} takes more than text, and is trained here on text alone{images}.",)
+        notes.append(f"{model.name} takes more than text, and is trained here on text alone{images}.")
     if stored := model.config.get("quantization_config"):
         what = f"the checkpoint holds {stored['quant_method']} weights, dequantised as they are loaded"
-        notes = (*notes, f"{what}: figures are of the dequantised.")
+        notes.append(f"{what}: figures are of the dequantised.")
     return Workload(
         model=model,
         batch=batch,
@@ -135,5 +135,5 @@ def huggingface_workload(
         reduction=reduction_of(task, config),
         count=getattr(batch, "count", None),
         source=dict(model.source),
-        notes=notes,
+        notes=tuple(notes),
     )

@@ -8,6 +8,6 @@ IMAGE_CLASSIFICATION = Task(
     labels="class",
     auto_classes=("AutoModelForImageClassification",),
     class_endings=("ForImageClassification",),
-    rows=(("image", "label"),),
+    rows=(("image", "label"),),  # as a folder for each class, or tensors in a .pt file
     script=Script(templates=("images",), data_kind=".pt with pixel_values and labels"),
 )

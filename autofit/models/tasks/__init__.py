@@ -34,11 +34,14 @@ def auto_class(task: Task, kind: str, architectures: Iterable[object] = ()) -> s
     """The auto class that makes models of a kind (a model_type) for a task: the first that lists one of the classes
     named, else the first that has any; None where there is none."""
     known = [name for name in task.auto_classes if model_classes(name, kind)]
-    if task.reads_text and task is not text_task(kind):
+    if task.reads_text and task.name != text_task(kind).name:
         known = [name for name in known if name not in MULTIMODAL]
 
-    names = set(map(str, architectures))
-    return next((name for name in known if names & set(model_classes(name, kind))), known[0] if known else None)
+    classes = set(map(str, architectures))
+    for name in known:
+        if not classes.isdisjoint(model_classes(name, kind)):
+            return name
+    return known[0] if known else None
 
 
 def text_task(kind: str) -> Task:
@@ -51,9 +54,12 @@ def text_task(kind: str) -> Task:
 
 def forward_arguments(model_class: Any, *, required: bool = False) -> tuple[str, ...]:
     """The names that a class's forward takes, or only those that it cannot do without."""
-    given = inspect.signature(model_class.forward).parameters.values()
-    named = [each for each in given if each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD) and each.name != "self"]
-    return tuple(each.name for each in named if not required or each.default is each.empty)
+    names = []
+    for name, argument in inspect.signature(model_class.forward).parameters.items():
+        is_named = name != "self" and argument.kind not in (argument.VAR_POSITIONAL, argument.VAR_KEYWORD)
+        if is_named and not (required and argument.default is not argument.empty):
+            names.append(name)
+    return tuple(names)
 
 
 def model_classes(auto: str, kind: str) -> tuple[str, ...]:

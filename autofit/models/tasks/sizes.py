@@ -59,6 +59,12 @@ class Asked:
             raise InputError(message, "Leave the sequence length out.")
 
 
+def whole_numbers(config: Any, *keys: str) -> list[int]:
+    """What a config has under those of the keys that hold a whole number."""
+    values = (getattr(config, key, None) for key in keys)
+    return [value for value in values if isinstance(value, int)]
+
+
 def positions(text: Any) -> int | None:
     """The longest sequence a text config allows; None where it sets no limit."""
     maximum = getattr(text, "max_position_embeddings", None) or getattr(text, "max_seq_len", None)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from autofit.core.errors import InputError
-from autofit.models.tasks.sizes import YOUR_FUNCTION, Asked, padding
+from autofit.models.tasks.sizes import YOUR_FUNCTION, Asked, padding, whole_numbers
 from autofit.models.tasks.text import SEED, ClassLabels, class_labels, random_ids
 
 if TYPE_CHECKING:
@@ -64,8 +64,11 @@ def sound_batches(asked: Asked) -> RandomSound:
         asked.no_length("sound")
         masked = argument == "input_features" and "attention_mask" in asked.arguments
         return RandomSound(argument, shape, None, _TOKENS_A_SECOND * _SECONDS, vocabulary, pad, masked=masked)
-    most = next((n for key in _MOST_TOKENS if isinstance(n := getattr(text, key, None), int)), None)
-    length = asked.length(min(most or _USUAL_TOKENS, _USUAL_TOKENS) if asked.sequence_length is None else most)
+    limits = whole_numbers(text, *_MOST_TOKENS)
+    most = limits[0] if limits else None
+    if asked.sequence_length is None:
+        most = min(most or _USUAL_TOKENS, _USUAL_TOKENS)
+    length = asked.length(most)
     return RandomSound(argument, shape, None, length, vocabulary, pad, length)
 
 
