@@ -8,6 +8,7 @@ from autofit.core.environment import version_of, versions
 from autofit.core.errors import InputError, StoreError
 from autofit.core.hardware import GIB, Hardware
 from autofit.core.options import search_options
+from autofit.core.tasks.causal_lm import CAUSAL_LM
 from autofit.core.workload import Workload
 from autofit.estimate.calibration import calibration_for
 from autofit.hardware.budgets import budget_for
@@ -66,7 +67,7 @@ def _availability(technique: Technique, hardware: Hardware) -> dict[str, Any]:
 
 def _reason(name: str, value: Any, hardware: Hardware) -> str | None:
     """Why a value cannot be used here, whatever the model and the other knobs; preferably the knob's own reason."""
-    workload = Workload(lambda: None, lambda n: None, effective_batch_size=1024, task="causal-lm", name="any model")
+    workload = Workload(lambda: None, lambda n: None, effective_batch_size=1024, task=CAUSAL_LM.name, name="any model")
     reasons = []
     for beside in _BESIDE:
         try:

@@ -15,6 +15,7 @@ from autofit.core.estimate import Estimate
 from autofit.core.hardware import Hardware
 from autofit.core.options import search_options, single_values
 from autofit.core.result import knobs_of
+from autofit.core.tasks import TASKS
 from autofit.core.workload import Workload
 from autofit.estimate.resting import resting_of
 from autofit.estimate.trace import trace
@@ -127,7 +128,7 @@ def config_of(
         return changed(knobs_of(source)), ()
     several = {"data_parallel": "fsdp"} if hardware.world > 1 else {}
     starts = [changed(several)]
-    if workload.task == "causal-lm":
+    if TASKS[workload.task].continues_text:
         starts = [changed({**_START, **several, "precision": precision}) for precision in _START_PRECISIONS]
     possible = (config for config in starts if techniques.refuse(config, workload, hardware) is None)
     given = f"only {', '.join(sorted(changes))} of the config was given" if changes else "no config was given"

@@ -14,9 +14,10 @@ import transformers
 from autofit.core.errors import InputError, reported, sentence
 from autofit.core.events import Listener, Note
 from autofit.core.files import read_text
+from autofit.core.tasks import TASKS
 from autofit.core.workload import Workload
 from autofit.data.byte_tokenizer import byte_tokenizer
-from autofit.data.file_loader import PROCESSED, file_loader
+from autofit.data.file_loader import file_loader
 from autofit.data.options import DataOptions, LabelRule, Normalisation
 from autofit.data.processors import (
     CHAT_TEMPLATE_FILES,
@@ -26,7 +27,6 @@ from autofit.data.processors import (
     load_processor,
 )
 from autofit.data.samples import FileLoader
-from autofit.data.sound import SOUND
 from autofit.models import HuggingFaceModel
 
 
@@ -45,10 +45,10 @@ class FileReader:
         source = self.factory.source
         folders = (self.weights, source.get("path") if source.get("kind") == "directory" else None)
         self.folders = [folder for folder in folders if folder is not None]  # the first before the next
-        task = self.workload.task
-        self.processing = self._processing() if task in PROCESSED else None
+        self.task = TASKS[self.workload.task]
+        self.processing = self._processing() if self.task.medium in ("sound", "images and text") else None
         self.tokenizer: Any = getattr(self.processing and self.processing.processor, "tokenizer", None)
-        if self.tokenizer is None and task not in ("image-classification", "audio-classification"):
+        if self.tokenizer is None and (self.task.reads_text or not self.task.classifies):
             self.tokenizer = self._tokenizer()
 
     def loader(self, path: Path, *, names: Mapping[str, int] | None = None) -> FileLoader:
@@ -69,7 +69,7 @@ class FileReader:
 
     def _labels(self, names: Mapping[str, int] | None) -> LabelRule:
         config = self.factory.transformers_config()
-        if not self.factory.task.endswith("classification"):
+        if not self.task.classifies:
             return LabelRule()
         if config.num_labels > 1 and config.problem_type not in (None, "single_label_classification"):
             message = f"{self.factory.name} takes several labels for each sample, which data files here do not have."
@@ -88,14 +88,16 @@ class FileReader:
 
     def _processing(self) -> Processing:
         """The processor beside the weights or, for a directory, beside the model's config."""
-        config, task = self.factory.transformers_config(), self.workload.task
+        config, is_sound = self.factory.transformers_config(), self.task.medium == "sound"
         for folder in self.folders:
             if any(_beside(folder, name) for name in PROCESSOR_FILES):
                 with blaming("processor", folder):
-                    found = load_extractor(folder) if task in SOUND else load_processor(folder, config.model_type)
-                if task in SOUND or hasattr(found, "tokenizer"):
+                    found = load_extractor(folder) if is_sound else load_processor(folder, config.model_type)
+                if is_sound or hasattr(found, "tokenizer"):
                     start = getattr(config, "decoder_start_token_id", None)
-                    ratio = getattr(config, "inputs_to_logits_ratio", None) if task == "ctc" else None
+                    ratio = None
+                    if self.task.labels == "transcript":
+                        ratio = getattr(config, "inputs_to_logits_ratio", None)
                     return Processing(found, frozenset(self.factory.arguments()), start, ratio)
         message = f"{self.factory.name} is trained on what its own processor makes of a file, and none is there."
         remedy = f"Give --weights with {' or '.join(PROCESSOR_FILES[:2])} and the tokenizer beside them."

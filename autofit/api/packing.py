@@ -6,14 +6,13 @@ from pathlib import Path
 from autofit.api.file_reader import FileReader
 from autofit.core.errors import InputError
 from autofit.core.files import expanded
+from autofit.core.tasks import TASKS
 from autofit.core.workload import Workload
 from autofit.data.options import DataOptions
 from autofit.data.samples import Stacked
 from autofit.models import HuggingFaceModel
 from autofit.models.tasks.text import KEEPS_APART, RandomTokens
 from autofit.report.formatting import percent
-
-TASK = "causal-lm"
 
 
 def with_data(
@@ -28,7 +27,7 @@ def with_data(
         InputError: a model that no file is read for, or a file that is none for it.
     """
     factory, path = workload.model, expanded(data, "data")
-    if workload.task != TASK or not isinstance(factory, HuggingFaceModel):
+    if not TASKS[workload.task].continues_text or not isinstance(factory, HuggingFaceModel):
         message = f"data choose between packing and padding for named language models, and the task is {workload.task}."
         raise InputError(message, "Leave out the data.")
     if weights is not None and not (isinstance(weights, str) and weights):

@@ -10,13 +10,14 @@ from typing import Any
 
 from torch import nn
 
-from autofit.api.packing import TASK, with_data
+from autofit.api.packing import with_data
 from autofit.core.errors import InputError, require
 from autofit.core.events import Event, Listener, Note, ProbeFinished
 from autofit.core.notebook import Cell, in_notebook
 from autofit.core.options import SearchOptions, search_options
 from autofit.core.place import given_place
 from autofit.core.result import Result
+from autofit.core.tasks import TASKS
 from autofit.core.workload import Workload
 from autofit.models import resolve
 from autofit.report.live import LiveDisplay
@@ -85,7 +86,7 @@ def search(
     if isinstance(model, str):
         sizes = {"sequence_length": seq_len, "effective_batch_size": effective_batch}
         workload = resolve(model, task=task, trust_remote_code=trust_remote_code, **sizes)
-        if data is None and judge is not None and workload.task == TASK:
+        if data is None and judge is not None and TASKS[workload.task].continues_text:
             data, weights = judge.data, judge.weights
         if data is None and weights is not None:
             raise InputError("weights are for the tokenizer of data, and no data are given.", "Give both or neither.")

@@ -17,6 +17,7 @@ from autofit.core.layout import Layout
 from autofit.core.place import given_place
 from autofit.core.record import RECORD, Record
 from autofit.core.result import SavedResult
+from autofit.core.tasks import TASKS
 from autofit.core.workload import LEARNT, Hyperparameters
 from autofit.data.options import DataOptions
 from autofit.export.source import NOTHING_MEASURED
@@ -89,7 +90,7 @@ def train(
     if loader.label_names:
         config.id2label = {**config.id2label, **{number: name for name, number in loader.label_names.items()}}
         config.label2id = {name: number for number, name in config.id2label.items()}
-    if workload.task == "sequence-classification":  # decoders classify the last token that is not padding
+    if TASKS[workload.task].classifies_texts:  # decoders classify the last token that is not padding
         config.get_text_config().pad_token_id = reader.tokenizer.pad_token_id or 0
     device = saved.hardware.get("device") or ("cuda" if torch.cuda.is_available() else "cpu")
     step_trace = StepTrace(output, device) if memory_snapshot and output else None

@@ -19,7 +19,8 @@ from autofit.core.errors import InputError, reported, require, sentence, unknown
 from autofit.core.files import expanded
 from autofit.core.layout import Layout
 from autofit.core.result import Result, SavedResult, result_of
-from autofit.core.workload import CLASSIFICATION_TASKS, task_of
+from autofit.core.tasks import task_named, task_of
+from autofit.core.tasks.custom import CUSTOM
 from autofit.export.trainer import TrainerCase, TrainerKeywords, trainer_keywords
 from autofit.hardware.device import detect
 from autofit.models import workload_from_source
@@ -115,7 +116,10 @@ def training_arguments(
     structure = _structure(source, workload, config) if model is None else model
     if structure is not None:
         _refuse_others(structure)
-    task, batch_size = task_of(structure) or workload.get("task"), workload.get("effective_batch_size")
+    task = task_of(structure)
+    if task is CUSTOM:
+        task = task_named(workload.get("task"))
+    batch_size = workload.get("effective_batch_size")
     case = TrainerCase(config, hardware.device, task, batch_size, flash_attn=requirements.installed("flash_attn"))
     keywords = trainer_keywords(case)
     decided, own = _renamed(keywords.arguments), _renamed(overrides)
@@ -176,14 +180,14 @@ def _lora_config(keywords: TrainerKeywords, structure: Any, config: Config) -> A
         message = "adapters are put beside layers by name, and this result cannot make the model that has them."
         raise InputError(message, "Give the model as model=.")
     task = task_of(structure)
-    heads = output_heads(structure) if task in CLASSIFICATION_TASKS else []  # new: trained whole, whatever the targets
+    heads = output_heads(structure) if task.classifies else []  # new: trained whole, whatever the targets
     layers, experts = adapter_targets(structure, str(config.lora_targets or "all-linear"))
     return LoraConfig(
         **keywords.lora,
         target_modules=layers,
         target_parameters=experts or None,
         modules_to_save=[name for name, module in structure.named_modules() if module in heads] or None,
-        task_type="CAUSAL_LM" if task == "causal-lm" else None,
+        task_type=None if task.classifies else task.peft_type,
     )
 
 
@@ -210,7 +214,7 @@ def _agree_on_the_loss(model: PreTrainedModel) -> None:
     batch to every model whose forward takes any keyword, and trusts it to divide by that. Many do not: BERT's loss and
     gradients then come out as many times too large as there are micro-batches. And Trainer counts labels without the
     shift for causal models of unknown class names (GPT-2)."""
-    if task_of(model) != "causal-lm":
+    if not task_of(model).predicts_next_token:
         model.accepts_loss_kwargs = False
     elif _divides_by_count(model):
         model.loss_type = "ForCausalLM"

@@ -8,7 +8,8 @@ import typer
 import autofit.cli.completion as completion
 from autofit.core.learning import JUDGES, OBJECTIVES
 from autofit.core.options import DEVICES, EXECUTORS
-from autofit.core.workload import LEARNT, SCHEDULES, TASKS
+from autofit.core.tasks import TASK_NAMES
+from autofit.core.workload import LEARNT, SCHEDULES
 from autofit.hardware.catalogue import card_names, link_names
 
 _MODEL, _BUDGET, _SPACE, _CONFIG, _SEARCH = "Model", "Budget", "Search space", "Config", "Search"
@@ -25,7 +26,7 @@ def _option(group: str, text: str, metavar: str | None, *names: str, complete: A
 _models = "A preset (see `autofit models`), a directory with config.json, a hub id, or file.py:function."
 Model = Annotated[str, _option(_MODEL, _models, "MODEL", "--model", complete=completion.models)]
 _task = "What to train it for, such as seq2seq; default: what the class in its config.json says."
-Task = Annotated[str | None, _option(_MODEL, _task, "TASK", complete=TASKS[:-1])]
+Task = Annotated[str | None, _option(_MODEL, _task, "TASK", complete=TASK_NAMES)]
 SeqLen = Annotated[int | None, _option(_MODEL, "Tokens of a sample; default 2048 or the model's most.", "N")]
 EffectiveBatch = Annotated[int | None, _option(_MODEL, "Samples per optimizer step; default 32.", "N")]
 TrustRemoteCode = Annotated[bool, _option(_MODEL, "Run the model's own code.", None, "--trust-remote-code")]

@@ -10,46 +10,18 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from autofit.core.errors import InputError, is_whole, require
+from autofit.core.task import Task
+from autofit.core.tasks import TASKS
+from autofit.core.tasks.custom import CUSTOM
 
-CLASSIFICATION_TASKS = (  # their heads are new: trained whole
-    *("sequence-classification", "token-classification", "image-classification", "video-classification"),
-    "audio-classification",
-)
-NEXT_TOKEN_TASKS = ("causal-lm", "image-text-to-text")  # whose labels are shifted by one in the loss
-TASKS = (
-    *(*NEXT_TOKEN_TASKS, "masked-lm", "seq2seq", "speech-seq2seq", "ctc", "question-answering", "embeddings"),
-    *(*CLASSIFICATION_TASKS, "semantic-segmentation", "object-detection", "custom"),
-)
 MOST_SAMPLES, MOST_TOKENS = 2**20, 2**31  # of an effective batch, whose divisors are micro-batches; of a sample
 SCHEDULES = ("constant", "cosine", "linear")
 LEARNT = ("assistant", "all")  # of chats the assistant's turns, of prompts the completions; or all tokens
-CLASS_SUFFIXES = {  # of the names of transformers' classes
-    "ForCausalLM": "causal-lm",
-    "LMHeadModel": "causal-lm",
-    "ForMaskedLM": "masked-lm",
-    "ForSequenceClassification": "sequence-classification",
-    "ForTokenClassification": "token-classification",
-    "ForQuestionAnswering": "question-answering",
-    "ForImageClassification": "image-classification",
-    "ForVideoClassification": "video-classification",
-    "ForAudioClassification": "audio-classification",
-    "ForSemanticSegmentation": "semantic-segmentation",
-    "ForObjectDetection": "object-detection",
-    "ForCTC": "ctc",
-}
 
 
-def task_of(model: object) -> str | None:
-    """The task of a transformers model, also inside a PeftModel, by the name of its class; None for any other."""
-    get_base_model = getattr(model, "get_base_model", None)
-    base = get_base_model() if callable(get_base_model) and hasattr(model, "peft_config") else model
-    name = type(base).__name__
-    return next((task for suffix, task in CLASS_SUFFIXES.items() if name.endswith(suffix)), None)
-
-
-def reduction_of(task: str, config: object) -> str:
+def reduction_of(task: Task, config: object) -> str:
     """Whether the loss of a transformers model is a mean or a sum, which those of CTC have in their config."""
-    return str(getattr(config, "ctc_loss_reduction", "mean")) if task == "ctc" else "mean"
+    return str(getattr(config, "ctc_loss_reduction", "mean")) if task.labels == "transcript" else "mean"
 
 
 EACH = "*"  # in the path of a count: every item of a list that holds one for each sample
@@ -154,7 +126,7 @@ class Workload:
     effective_batch_size: int = 32
     unit: str = "samples"
     sequence_length: int | None = None
-    task: str = "custom"
+    task: str = CUSTOM.name
     name: str = "custom"
     reduction: str = "mean"
     count: Callable[[Any], float] | None = None
@@ -183,7 +155,7 @@ class Workload:
         require(self.unit in ("samples", "tokens"), "unit must be 'samples' or 'tokens'", self.unit)
         if self.unit == "tokens" and self.sequence_length is None:
             raise InputError("unit='tokens' needs sequence_length.", "Give the number of tokens of one sample.")
-        require(self.task in TASKS, f"task must be one of {', '.join(TASKS)}", self.task)
+        require(self.task in (*TASKS,), f"task must be one of {', '.join(TASKS)}", self.task)
         require(self.reduction in ("mean", "sum"), "reduction must be 'mean' or 'sum'", self.reduction)
         require(isinstance(self.varying, bool), "varying must be True or False", self.varying)
         require(isinstance(self.name, str), "Workload.name must be text", self.name)
