@@ -1,6 +1,7 @@
 """Every error a user can cause, and the exit code each one means.
 
-A message says what is wrong and what was given; the remedy says what to do. `unknown` to `counted` word parts of them.
+A message says what is wrong and what was given; the remedy says what to do. `unknown` to `counted`
+word parts of them.
 """
 
 import contextlib
@@ -23,7 +24,8 @@ class AutofitError(Exception):
         self.remedy = remedy
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle errors of probe processes without calling the constructors, which take other arguments."""
+        """Pickle errors of probe processes without calling the constructors, which take other
+        arguments."""
         return type(self).__new__, (type(self), *self.args), vars(self)
 
     def __str__(self) -> str:
@@ -62,8 +64,8 @@ class NoDeviceError(ProbeError):
 
 
 class RankError(AutofitError):
-    """One of the processes that train together failed, and so all ended. `details`: its traceback, or last output,
-    which Python shows below this one's."""
+    """One of the processes that train together failed, and so all ended. `details`: its traceback,
+    or last output, which Python shows below this one's."""
 
     exit_code = 4
 
@@ -79,7 +81,8 @@ class StoreError(AutofitError):
 
 
 class DivergedError(InputError):
-    """The loss of a step, which counts from 1, is not finite; the weights are those before the step."""
+    """The loss of a step, which counts from 1, is not finite; the weights are those before the
+    step."""
 
     def __init__(self, loss: float, step: int, message: str = "") -> None:
         remedy = "Lower the learning rate, or use precision bf16-mixed or fp32."
@@ -90,8 +93,8 @@ class DivergedError(InputError):
 
 
 class OutOfMemoryError(AutofitError):
-    """Training ran out of memory, and no cheaper config is left. `torn`: weights or state are half updated; then
-    `knobs` may hold those that need less, to train again from the last checkpoint."""
+    """Training ran out of memory, and no cheaper config is left. `torn`: weights or state are half
+    updated; then `knobs` may hold those that need less, to train again from the last checkpoint."""
 
     exit_code = 3
 
@@ -110,7 +113,8 @@ def unknown(kind: str, given: object, known: Iterable[object]) -> InputError:
 
 
 def shown(value: object) -> str:
-    """A value as a sentence shows it: cut where it is long, and by its type where it cannot be written."""
+    """A value as a sentence shows it: cut where it is long, and by its type where it cannot be
+    written."""
     try:
         return printable(repr(value), _MOST_SHOWN)
     except Exception:  # of a user's class, or of an integer of thousands of digits
@@ -118,14 +122,15 @@ def shown(value: object) -> str:
 
 
 def printable(text: str, most: int = _MOST_TOLD) -> str:
-    """Somebody else's text for terminals, logs and JSON: cut where it is long, control characters and lone surrogates
-    escaped."""
+    """Somebody else's text for terminals, logs and JSON: cut where it is long, control characters
+    and lone surrogates escaped."""
     text = text if len(text) <= most else f"{text[:most]}..."
     return "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text)
 
 
 def message_of(error: BaseException) -> str:
-    """What an error says, at most 100,000 characters; "" where its class, somebody else's, raises instead."""
+    """What an error says, at most 100,000 characters; "" where its class, somebody else's, raises
+    instead."""
     try:
         return str(error)[:100_000]
     except KeyboardInterrupt:
@@ -135,7 +140,8 @@ def message_of(error: BaseException) -> str:
 
 
 def sentence(error: BaseException) -> str:
-    """The message of an error of somebody else's code, as one line without its full stop; its type if it has none."""
+    """The message of an error of somebody else's code, as one line without its full stop; its type
+    if it has none."""
     text = message_of(error).partition("Exception raised from")[0]  # PyTorch's C++ stack
     return printable(" ".join(text.split()).rstrip(".") or type(error).__name__)
 
@@ -149,7 +155,8 @@ def told(error: BaseException) -> str:
 def reported(
     says: Callable[[BaseException], str], remedy: str = "", *, but: Callable[[BaseException], bool] = lambda _: False
 ) -> Iterator[None]:
-    """Turn whatever somebody else's code raises inside into an InputError; autofit's own errors and Ctrl-C pass."""
+    """Turn whatever somebody else's code raises inside into an InputError; autofit's own errors and
+    Ctrl-C pass."""
     try:
         yield
     except BaseException as error:

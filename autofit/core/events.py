@@ -1,4 +1,5 @@
-"""The events of a search, as data: tuning emits them, the CLI shows them, nothing in between prints."""
+"""The events of a search, as data: tuning emits them, the CLI shows them, nothing in between
+prints."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

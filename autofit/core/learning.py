@@ -1,4 +1,5 @@
-"""What configs learn: the losses that finalists reach in the same seconds on the user's own data."""
+"""What configs learn: the losses that finalists reach in the same seconds on the user's own
+data."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,8 +18,9 @@ Run = tuple[tuple[float, Loss], ...]
 
 @dataclass(frozen=True)
 class LearningCurve:
-    """A config's training: of each seed the points (seconds, mean loss of the steps since the point before), the mean
-    loss of the last tenth of its steps, and their number. `reason`: why it could not be trained so."""
+    """A config's training: of each seed the points (seconds, mean loss of the steps since the point
+    before), the mean loss of the last tenth of its steps, and their number. `reason`: why it could
+    not be trained so."""
 
     config: Config
     runs: tuple[Run, ...] = ()
@@ -32,8 +34,8 @@ class LearningCurve:
         return fmean(self.losses)
 
     def with_run(self, seconds: Sequence[float], losses: Sequence[float]) -> "LearningCurve":
-        """The same with one more seed, from the seconds and the loss of each step. The first steps, which also make
-        state and compile, count as long as the others."""
+        """The same with one more seed, from the seconds and the loss of each step. The first steps,
+        which also make state and compile, count as long as the others."""
         usual = median(seconds[_WARMING:] or seconds)
         taken = [min(each, usual) if step < _WARMING else each for step, each in enumerate(seconds)]
         size, last = -(-len(losses) // _POINTS), max(1, len(losses) // 10)
@@ -55,8 +57,8 @@ def _loss(curve: LearningCurve) -> float:
 
 
 def check_judging(judge: str | None, objective: str, **given: object) -> None:
-    """Raise an InputError for a judge or an objective that does not exist, or for what belongs to a judge without one;
-    `given`: options of judging, None where they were left out."""
+    """Raise an InputError for a judge or an objective that does not exist, or for what belongs to a
+    judge without one; `given`: options of judging, None where they were left out."""
     if judge is not None and judge not in JUDGES:
         raise unknown("judge", judge, JUDGES)
     if objective not in OBJECTIVES:

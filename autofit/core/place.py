@@ -1,5 +1,5 @@
-"""The place of this process among those that train together, which whoever started it gives: autofit's own launcher,
-torchrun, or srun."""
+"""The place of this process among those that train together, which whoever started it gives:
+autofit's own launcher, torchrun, or srun."""
 
 import os
 import re
@@ -16,7 +16,8 @@ _FIRST_HOST = re.compile(r"([^\[,]+)(?:\[(\d+))?")  # of "node[03-07],other1"
 
 @dataclass(frozen=True)
 class Place:
-    """One process among those of a training. `local_...`: among those of its machine; `store`: where they meet."""
+    """One process among those of a training. `local_...`: among those of its machine; `store`:
+    where they meet."""
 
     rank: int
     world: int
@@ -28,7 +29,8 @@ class Place:
 def given_place(environment: Mapping[str, str] = os.environ) -> Place | None:
     """The place that torchrun or a step of srun gives this process; None where it is alone.
 
-    A shell inside of a Slurm allocation has SLURM_NTASKS too, but is no step: it would wait for nobody.
+    A shell inside of a Slurm allocation has SLURM_NTASKS too, but is no step: it would wait for
+    nobody.
     """
     if {"RANK", "WORLD_SIZE", "MASTER_ADDR"} <= environment.keys():
         rank, world = int(environment["RANK"]), int(environment["WORLD_SIZE"])
@@ -46,8 +48,9 @@ def given_place(environment: Mapping[str, str] = os.environ) -> Place | None:
 
 
 def is_started_again(output: Path, environment: Mapping[str, str] = os.environ) -> bool:
-    """Whether torchrun started this training before: a process failed, or a node was lost or has joined. Nodes that
-    were there count the failures; for others, and where none failed, the directory holds the run's --rdzv-id."""
+    """Whether torchrun started this training before: a process failed, or a node was lost or has
+    joined. Nodes that were there count the failures; for others, and where none failed, the
+    directory holds the run's --rdzv-id."""
     if not output.is_dir():  # not even begun
         return False
     if int(environment.get("TORCHELASTIC_RESTART_COUNT", 0)) > 0:

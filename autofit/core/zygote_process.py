@@ -1,5 +1,5 @@
-"""The process of a zygote (`autofit.probe.zygote`) as it is started; light, so that the command line can start one
-before it imports torch itself: both then import at the same time.
+"""The process of a zygote (`autofit.probe.zygote`) as it is started; light, so that the command
+line can start one before it imports torch itself: both then import at the same time.
 """
 
 import contextlib
@@ -25,7 +25,8 @@ _early: list["ZygoteProcess"] = []
 
 
 class ZygoteProcess:
-    """A zygote that imports modules of these names, the socket to it, and what it printed so far."""
+    """A zygote that imports modules of these names, the socket to it, and what it printed so
+    far."""
 
     def __init__(self, environment: Mapping[str, str], start: str, names: Sequence[str] = TRANSFORMERS) -> None:
         self.environment, self.names = environment, names
@@ -57,7 +58,8 @@ class ZygoteProcess:
 def environment_of_zygote() -> dict[str, str]:
     """The environment of a zygote, which imports from where this process does."""
     environment = importing_alike()
-    # Ask NVML whether there is a GPU: the plain check opens CUDA, which does not survive the forks to come.
+    # Ask NVML whether there is a GPU: the plain check opens CUDA, which does not survive the forks
+    # to come.
     environment["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
     set_defaults(environment)
     return environment
@@ -65,7 +67,8 @@ def environment_of_zygote() -> dict[str, str]:
 
 @contextlib.contextmanager
 def started_early(names: Sequence[str] = TRANSFORMERS) -> Iterator[None]:
-    """Inside, a zygote imports what the first executor will need, which then takes it; else it ends with this."""
+    """Inside, a zygote imports what the first executor will need, which then takes it; else it ends
+    with this."""
     early = ZygoteProcess(environment_of_zygote(), START, names)
     _early.append(early)
     try:
@@ -79,8 +82,8 @@ def started_early(names: Sequence[str] = TRANSFORMERS) -> Iterator[None]:
 
 
 def taken(environment: Mapping[str, str]) -> ZygoteProcess | None:
-    """The zygote that was started early, unless it would be started otherwise by now: the user's own code may set
-    variables, and change where what is imported comes from."""
+    """The zygote that was started early, unless it would be started otherwise by now: the user's
+    own code may set variables, and change where what is imported comes from."""
     if _early and _given(_early[0].environment) == _given(environment):
         return _early.pop()
     return None
