@@ -31,8 +31,7 @@ class Budget:
             raise InputError(message, "Give a number from 0 to below 1.")
 
     def cap_bytes(self, device: str, context_bytes: int = 0) -> int:
-        """The limit on tensors: budget x (1 - margin) - context on CUDA, the budget itself on
-        CPU."""
+        """The limit on tensors: on a CPU the budget, else budget x (1 - margin) - context."""
         if device == "cpu":
             return self.device_bytes
         return int(self.device_bytes * (1 - self.margin)) - context_bytes

@@ -1,5 +1,4 @@
-"""What a process runs under: environment variables (also of the emitted train.py), versions,
-logging."""
+"""What a process runs under: environment variables (also train.py's), versions, logging."""
 
 import functools
 import importlib.metadata

@@ -1,5 +1,5 @@
-"""What is predicted of one Config without running it: the Estimate, and the Timeline of its memory.
-Data only."""
+"""What is predicted of a Config without running it: its Estimate, its memory's Timeline. Data
+only."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -38,8 +38,9 @@ KINDS = (
 
 @dataclass(frozen=True)
 class Resting:
-    """What one device holds between steps, to hold against what one knows: bytes by kind, and
-    numbers of parameters.
+    """What one device holds between steps, for comparison with what one knows of a model.
+
+    Sizes are bytes.
 
     Attributes:
         gradients: of all trained weights at once; 0 where each is applied as it comes.

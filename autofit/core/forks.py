@@ -1,5 +1,4 @@
-"""Forked processes: an answer from one, and their end, which others that forked them would not see
-to."""
+"""Forked processes: how one answers, and how they end."""
 
 import contextlib
 import ctypes
@@ -15,15 +14,13 @@ Answer = TypeVar("Answer")
 
 
 def die_with_parent(sent: int = signal.SIGKILL) -> None:
-    """Have this process sent a signal when the thread that started it ends (prctl
-    PR_SET_PDEATHSIG); 0: none."""
-    ctypes.CDLL(None).prctl(1, sent)
+    """Send this process a signal (0: none) when the thread that started it ends."""
+    ctypes.CDLL(None).prctl(1, sent)  # PR_SET_PDEATHSIG
 
 
 def adopt_orphans() -> None:
-    """Make this process the parent of its descendants whose own parents end (prctl
-    PR_SET_CHILD_SUBREAPER)."""
-    ctypes.CDLL(None).prctl(36, 1)
+    """Make this process the parent of its descendants whose own parents end."""
+    ctypes.CDLL(None).prctl(36, 1)  # PR_SET_CHILD_SUBREAPER
 
 
 @contextlib.contextmanager

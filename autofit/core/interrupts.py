@@ -1,7 +1,6 @@
-"""Ctrl-C, SIGTERM and a lost terminal in a training: it ends after the step that runs, weights
-whole.
+"""Ctrl-C, SIGTERM and a lost terminal end a training after the current step, with whole weights.
 
-Who starts its processes passes them on and waits.
+Whoever starts its processes passes the signals on and waits.
 """
 
 import signal
@@ -13,11 +12,10 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Interrupts:
-    """A context manager that notes the first SIGINT, SIGTERM or SIGHUP in `received` and passes it
-    to a function; the second acts at once.
+    """A context manager that notes the first SIGINT, SIGTERM or SIGHUP in `received`.
 
-    Only in the main thread, where Python delivers signals, and only where nobody else handles or
-    ignores them.
+    It passes the signal's number to a function; the second signal acts at once. Only in the main
+    thread, where Python delivers signals, and only where nobody else handles or ignores them.
     """
 
     def __init__(self, noted: Callable[[int], None]) -> None:
@@ -38,8 +36,7 @@ class Interrupts:
             signal.signal(*self._before.popitem())
 
     def act(self) -> None:
-        """Do what the signal that was received does by default: KeyboardInterrupt, or the end of
-        the process."""
+        """Do what the received signal does by default: KeyboardInterrupt, or ending."""
         assert self.received is not None, "the caller has looked"
         self.__exit__()
         signal.raise_signal(self.received)

@@ -145,8 +145,7 @@ class Measurement:
         )
 
     def waiting(self, seconds: float) -> "Measurement":
-        """The same with predicted seconds added to each step, in which ranks wait for an
-        exchange."""
+        """The same with predicted seconds of exchange between ranks added to each step."""
         steps = self.step_seconds
         if not steps:
             return self

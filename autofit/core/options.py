@@ -1,5 +1,4 @@
-"""SearchOptions: everything a user may say about a search besides the workload, checked on
-entry."""
+"""SearchOptions: all that a user may say about a search besides the workload, checked on entry."""
 
 import re
 from collections.abc import Mapping
@@ -202,8 +201,7 @@ def check_devices(devices: Any, nodes: Any) -> None:
 
 
 def search_options(**given: Any) -> SearchOptions:
-    """SearchOptions from keywords; raises InputError for unknown ones, and for values that make no
-    sense."""
+    """SearchOptions from keywords; raises InputError for unknown ones and for impossible values."""
     for name in given:
         if name not in SearchOptions.model_fields:
             raise unknown("option", name, SearchOptions.model_fields)

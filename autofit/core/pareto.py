@@ -1,5 +1,4 @@
-"""The Pareto front of memory and throughput, and what a Result holds beside its answer:
-alternatives, other budgets.
+"""The Pareto front of memory and throughput, alternatives to the best config, and other budgets.
 
 Points are measured or predicted and say which; a prediction replaces a measurement only where it is
 noticeably better.
@@ -67,8 +66,7 @@ class Alternative:
 
 @dataclass(frozen=True)
 class OtherBudget:
-    """A budget to compare with the one asked for; `why` says it in a few words, `card` names one of
-    that size."""
+    """A budget to compare with the one asked for: `why` in a few words, a `card` of that size."""
 
     why: str
     device_bytes: int
@@ -105,8 +103,7 @@ def thinned(
     keep: Collection[Point] = (),
     most: int = MOST_POINTS,
 ) -> tuple[Point, ...]:
-    """At most so many points of a frontier, without those that gain least speed over the one
-    before.
+    """At most `most` points of a frontier: those that gain least over the one before are dropped.
 
     The first, the last and those of `keep` stay; predicted ones go first.
     """

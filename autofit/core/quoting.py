@@ -1,5 +1,4 @@
-"""Text from outside as part of another language, where it stays a string or a comment: one function
-for each language.
+"""Text from outside inside another language, where it stays text: one function for each language.
 
 What others wrote (names, versions, notes, paths) passes one of these where it is known what it
 becomes: in whatever writes the file, the page or the command. YAML's is `strict_yaml.dump`.
@@ -19,16 +18,17 @@ _BEGINS_A_BLOCK = re.compile(r"^([0-9]+(?=[.)])|(?=[-+=]))")  # a list or an und
 
 
 def lines_of(text: str) -> list[str]:
-    """The lines between the line feeds: Python's `splitlines` also splits where no file format
-    does."""
+    """The lines between line feeds: `str.splitlines` also splits where no file format does."""
     if not text:
         return []
+
     return text.removesuffix("\n").split("\n")
 
 
 def printed(text: str) -> str:
     """For a terminal and for comments: no escapes, a space for what else cannot be printed."""
     signs = _ESCAPES.sub("", text)
+
     return "".join(sign if sign.isprintable() else " " for sign in signs)
 
 
@@ -60,10 +60,10 @@ def python_string(text: str) -> str:
 
 
 def shell_word(text: str) -> str:
-    """One word of a shell; control characters by their bytes, as bash, zsh and POSIX 2024 read
-    them."""
+    """One word of a shell; control characters as bytes, which bash, zsh and POSIX 2024 read."""
     if text.isprintable():
         return shlex.quote(text)
+
     try:
         data = os.fsencode(text)
     except UnicodeEncodeError:  # half of a surrogate pair, which names no file
@@ -81,6 +81,7 @@ def shell_path(text: str) -> str:
     """The same of a path, which is no option whatever it begins with."""
     if text.startswith("-"):
         text = f"./{text}"
+
     return shell_word(text)
 
 
@@ -106,4 +107,5 @@ def markdown_code(text: str, language: str = "") -> str:
     fence = "```"
     while any(fence in line for line in lines):
         fence += "`"
+
     return "\n".join([f"{fence}{language}", *lines, fence])

@@ -1,5 +1,4 @@
-"""Record: a Result with all that a report needs, as the data of `result.json`, from which it is
-read again.
+"""Record: a Result with all that a report needs, as `result.json` stores it.
 
 It holds what `autofit search --json` prints and more: the model searched for, the options,
 predictions beside the measurements, and how memory runs through a step of the best configs. No
@@ -31,8 +30,7 @@ _ARRANGED = ("best", "runner_up", "tiers", "predicted", "predicted_best", "predi
 
 @dataclass(frozen=True)
 class Predicted:
-    """What was predicted of a config that was measured: bytes of tensors and seconds of a step;
-    None: nothing."""
+    """A prediction for a measured config: bytes of tensors, seconds of a step; None: unknown."""
 
     allocated_bytes: float | None = None
     step_seconds: float | None = None

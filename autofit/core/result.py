@@ -145,8 +145,7 @@ class Trials:
         return pandas.DataFrame(self._rows())
 
     def _rows(self) -> list[dict[str, Any]]:
-        """One mapping a trial, all with the same names; None where a figure was not measured. Sizes
-        are bytes."""
+        """One mapping a trial, all with the same keys; None for what was not measured."""
         knobs = dict.fromkeys(knob for trial in self.trials for knob in trial.config)
         rows = []
 
@@ -313,8 +312,7 @@ class Result(Answer, Trials, Annotations):
         }
 
     def to_yaml(self) -> str:
-        """The text of result.yaml; raises InputError where there is no best config to write
-        down."""
+        """The text of result.yaml; raises InputError where there is no best config."""
         if self.config is None:
             raise InputError("a result without a best config has nothing to write down.")
 
@@ -383,8 +381,10 @@ def result_of(given: "Result | SavedResult | str | Path") -> "Result | SavedResu
 
 @dataclass(frozen=True)
 class SavedResult:
-    """What a later command reads from result.yaml: how to make the workload again, and the config
-    to run. Where nothing was measured, `measured` is empty and `predicted` holds the figures."""
+    """What a later command reads from result.yaml: how to make the workload, and the config to run.
+
+    Where nothing was measured, `measured` is empty and `predicted` holds the figures.
+    """
 
     model: str
     workload: Mapping[str, Any]

@@ -27,8 +27,7 @@ class TakenError(InputError):
 
 @contextlib.contextmanager
 def free_run_directory(path: Path) -> Iterator["RunDirectory"]:
-    """Enter the run directory at a path or, where that is taken, the first free one of path-2,
-    path-3, ..."""
+    """Enter the run directory at a path, or at the first free one of path-2, path-3, ..."""
     numbered = path
     with contextlib.ExitStack() as stack:
         for number in itertools.count(1):
@@ -42,12 +41,11 @@ def free_run_directory(path: Path) -> Iterator["RunDirectory"]:
 
 
 class RunDirectory:
-    """Paths inside a run directory, and the lock on it, which the system drops however a process
-    dies.
+    """Paths inside a run directory, and the lock on it.
 
-    A context manager; raises InputError where another process uses it, or it holds something else
-    than `resume` says. An error before the first measurement leaves nothing that was not there
-    before.
+    The system drops the lock however a process dies. A context manager; raises InputError where
+    another process uses it, or it holds something else than `resume` says. An error before the
+    first measurement leaves nothing that was not there before.
     """
 
     def __init__(self, path: Path, *, resume: bool = False) -> None:

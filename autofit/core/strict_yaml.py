@@ -1,5 +1,4 @@
-"""YAML as autofit reads it: safe tags only, no duplicated keys, and errors that name the file and
-line."""
+"""YAML as autofit reads it: safe tags, no duplicated keys, and errors that name file and line."""
 
 from collections.abc import Hashable
 from pathlib import Path
@@ -101,8 +100,7 @@ _RAISED = (
 
 
 def parse(text: str, source: str) -> Any:
-    """Parse one YAML document of plain data without duplicated keys; `source` names it in
-    InputErrors."""
+    """The data of one YAML document without duplicated keys; `source` names it in InputErrors."""
     try:
         value = yaml.load(text, Loader=_StrictLoader)
         _count(value, {})

@@ -272,8 +272,7 @@ _OURS = {
 
 
 def check_sizes(length: object, batch: Any) -> None:
-    """Raise an InputError for an impossible sequence length (None: none) or effective batch
-    size."""
+    """Raise an InputError for an impossible length (None: none) or effective batch size."""
     name = "the effective batch size"
     require(is_whole(batch, 1), f"{name} must be a positive whole number", batch)
     require(batch <= MOST_SAMPLES, f"{name} must be at most {MOST_SAMPLES:,}", batch)
