@@ -127,10 +127,10 @@ class Estimate:
     def from_dict(cls, data: Mapping[str, Any], budget: Budget | None = None) -> "Estimate":
         """The inverse of `to_dict`, which leaves out the budget."""
         figures = dict(data)
-        figures |= figures.pop("device_bytes")
+        interval = figures.pop("device_bytes")
         figures.pop("fits", None)
 
-        estimate: Estimate = from_plain(cls, figures)
+        estimate: Estimate = from_plain(cls, {**figures, **interval})
         return replace(estimate, budget=budget)
 
     def _repr_html_(self) -> str | None:

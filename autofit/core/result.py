@@ -444,6 +444,7 @@ def knobs_of(source: Mapping[str, Any] | str | Path) -> Mapping[str, Any]:
 
 
 # What is read of a result.yaml: each figure may be absent, but is of its type where it is there.
+# Errors show the names Interval, Step and Peak, which is why they have no underscore.
 _Text = str | None
 _Count = Annotated[int, Field(ge=1)] | None
 _Number = FiniteFloat | None
@@ -471,16 +472,18 @@ class _Hardware(BaseModel):
     nodes: _Count = None
 
 
-class _Interval(BaseModel):
+class Interval(BaseModel):
     low: FiniteFloat
     high: FiniteFloat
 
 
-class _Step(_Interval):
+class Step(BaseModel):
     median: FiniteFloat
+    low: FiniteFloat
+    high: FiniteFloat
 
 
-class _Peak(BaseModel):
+class Peak(BaseModel):
     allocated: FiniteFloat
     reserved: _Number = None
     device: _Number = None
@@ -492,14 +495,14 @@ class _Speeds(BaseModel):
 
 
 class _Measured(_Speeds):
-    step_seconds: _Step | None = None
-    peak_gib: _Peak | None = None
+    step_seconds: Step | None = None
+    peak_gib: Peak | None = None
     predicted_communication_seconds: _Number = None
 
 
 class _Predicted(_Speeds):
     step_seconds: _Number = None
-    device_bytes: _Interval | None = None
+    device_bytes: Interval | None = None
 
 
 class _Parts(BaseModel):
