@@ -143,14 +143,14 @@ def training_arguments(
         model_kwargs["quantization_config"] = BitsAndBytesConfig(**keywords.quantization)
         if structure is not None and any(expert_weights(structure)):
             notes.append("from_pretrained leaves the experts unquantised, which may no longer fit.")
-    adapters = _lora_config(keywords, structure, config) if config["lora_rank"] else None
+    adapters = _lora_config(keywords, structure, config) if config.lora_rank else None
     trained_dtype = getattr(torch, keywords.trained_dtype)
     return TrainerSetup(arguments, adapters, model_kwargs, trained_dtype, (*keywords.notes, *notes))
 
 
 def _structure(source: Mapping[str, Any], workload: Mapping[str, Any], config: Config) -> Any:
     """The model without weights, where its layers must be known and the result can make it; else None."""
-    if not source or not config["lora_rank"] or source.get("kind") == "function":  # which no file has autofit call
+    if not source or not config.lora_rank or source.get("kind") == "function":  # which no file has autofit call
         return None
     return meta_model_from(workload_from_source(source, workload).model)
 
@@ -177,7 +177,7 @@ def _lora_config(keywords: TrainerKeywords, structure: Any, config: Config) -> A
         raise InputError(message, "Give the model as model=.")
     task = task_of(structure)
     heads = output_heads(structure) if task in CLASSIFICATION_TASKS else []  # new: trained whole, whatever the targets
-    layers, experts = adapter_targets(structure, str(config["lora_targets"] or "all-linear"))
+    layers, experts = adapter_targets(structure, str(config.lora_targets or "all-linear"))
     return LoraConfig(
         **keywords.lora,
         target_modules=layers,

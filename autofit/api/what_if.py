@@ -76,7 +76,7 @@ def what_if(prediction: Prediction) -> dict[str, Any]:
 
 def with_experts(prediction: Prediction) -> dict[str, Any] | None:
     """What adapters on a mixture's experts, too, would make of a config; None where there are none to be had."""
-    traits, targets = prediction.workload.traits, prediction.estimate.config["lora_targets"]
+    traits, targets = prediction.workload.traits, prediction.estimate.config.lora_targets
     wanted = "lora_targets", f"{targets}+{traits.experts if traits else None}"
     legal = [change for change in _legal_changes(prediction) if change[:2] == wanted]
     found = _changes(prediction, legal) if legal else []

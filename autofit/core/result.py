@@ -36,11 +36,12 @@ _AGAIN = "Write it again with autofit search."
 
 def tier(config: Mapping[str, Any]) -> str:
     """What a Config trains: all weights, adapters, adapters of a quantized model, or the head."""
-    if config.get("head_only"):
+    knobs = config if isinstance(config, Config) else Config(config)
+    if knobs.head_only:
         return "head"
-    if not config.get("lora_rank"):
+    if not knobs.lora_rank:
         return "full"
-    if config.get("quantization") in (None, "none"):
+    if knobs.quantization in (None, "none"):
         return "lora"
     return "qlora"
 
