@@ -1,4 +1,5 @@
-"""What `autofit doctor` shows: the device, the default budget, what is stored, and which techniques work or why not."""
+"""What `autofit doctor` shows: the device, the default budget, what is stored, and which techniques
+work or why not."""
 
 import dataclasses
 from typing import Any
@@ -21,7 +22,8 @@ _BESIDE: tuple[dict[str, Any], ...] = ({}, _LORA, _BF16, {"compile": "default"},
 
 
 def examine(device: str | None = None) -> dict[str, Any]:
-    """Plain data on hardware, budget in GiB, versions, the store, and every technique with its values."""
+    """Plain data on hardware, budget in GiB, versions, the store, and every technique with its
+    values."""
     options = search_options(device=device)
     with LocalExecutor() as executor:
         hardware = executor.detect(device)
@@ -53,7 +55,8 @@ def _counted(store: Store, count: Count | None) -> dict[str, Any]:
 
 
 def _availability(technique: Technique, hardware: Hardware) -> dict[str, Any]:
-    """Every value of a knob: its package, whether a search tries it, and whether it works here or why not."""
+    """Every value of a knob: its package, whether a search tries it, and whether it works here or
+    why not."""
     offered = technique.choices(hardware)
     rows: list[dict[str, Any]] = []
     for value in technique.values or offered:
@@ -65,7 +68,8 @@ def _availability(technique: Technique, hardware: Hardware) -> dict[str, Any]:
 
 
 def _reason(name: str, value: Any, hardware: Hardware) -> str | None:
-    """Why a value cannot be used here, whatever the model and the other knobs; preferably the knob's own reason."""
+    """Why a value cannot be used here, whatever the model and the other knobs; preferably the
+    knob's own reason."""
     workload = Workload(lambda: None, lambda n: None, effective_batch_size=1024, task="causal-lm", name="any model")
     reasons = []
     for beside in _BESIDE:

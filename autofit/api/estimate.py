@@ -1,4 +1,5 @@
-"""`autofit.estimate`: predicts what a config needs and how fast it is; only the speed of a CPU is measured."""
+"""`autofit.estimate`: predicts what a config needs and how fast it is; only the speed of a CPU is
+measured."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -55,24 +56,26 @@ def estimate(model: str | Workload, config: ConfigSource = None, **options: Any)
 
     Args:
         model: a preset's name (or directory, hub id, `file.py:function`), or a Workload.
-        config: a mapping of knobs, or the path of one or of a result.yaml; absent knobs are off. None: a usual start,
-            which a note names: for language models bf16, micro-batches of one sample and full checkpointing, for others
-            no knob.
-        options: gpu, gpu_mem (GiB), device, mem (GiB), devices (of each node), nodes, link, task, seq_len,
-            effective_batch, set, trust_remote_code: as on the command line. The card named by `gpu` need not be here.
+        config: a mapping of knobs, or the path of one or of a result.yaml; absent knobs are off.
+            None: a usual start, which a note names: for language models bf16, micro-batches of one
+            sample and full checkpointing, for others no knob.
+        options: gpu, gpu_mem (GiB), device, mem (GiB), devices (of each node), nodes, link, task,
+            seq_len, effective_batch, set, trust_remote_code: as on the command line. The card named
+            by `gpu` need not be here.
 
     Returns:
         The estimate; its `verdict` is on the memory given, or on that of the device.
 
     Raises:
-        InputError: an argument is wrong; RefusedError: the config is not possible; UntraceableError: the model cannot
-        be followed without its weights.
+        InputError: an argument is wrong; RefusedError: the config is not possible;
+        UntraceableError: the model cannot be followed without its weights.
     """
     return predict(model, config, **options).estimate
 
 
 def predict(model: str | Workload, config: ConfigSource = None, **options: Any) -> Prediction:
-    """The estimate with what `what_if` needs to ask further; the arguments are those of `estimate`."""
+    """The estimate with what `what_if` needs to ask further; the arguments are those of
+    `estimate`."""
     for name in options:
         if name not in (*_OPTIONS, *SIZES):
             raise unknown("option", name, (*_OPTIONS, *SIZES))
@@ -117,7 +120,8 @@ def workload_of(
 def config_of(
     source: ConfigSource, settings: Mapping[str, tuple[Value, ...]], workload: Workload, hardware: Hardware
 ) -> tuple[Config, tuple[str, ...]]:
-    """The canonical config with the settings on top, and a note where a usual start stands in for it."""
+    """The canonical config with the settings on top, and a note where a usual start stands in for
+    it."""
     changes = single_values(settings)
 
     def changed(config: Mapping[str, Any]) -> Config:
@@ -135,7 +139,8 @@ def config_of(
 
 
 def with_changes(changes: Mapping[str, Value], config: Mapping[str, Any]) -> dict[str, Any]:
-    """A config with some knobs changed; gradient accumulation follows a changed micro-batch size."""
+    """A config with some knobs changed; gradient accumulation follows a changed micro-batch
+    size."""
     changed = {**config, **changes}
     if "micro_batch_size" in changes and "gradient_accumulation_steps" not in changes:
         changed.pop("gradient_accumulation_steps", None)

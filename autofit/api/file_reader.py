@@ -1,4 +1,5 @@
-"""FileReader: a model's own tokenizer or processor, classes and normalisation, with which data files become batches."""
+"""FileReader: a model's own tokenizer or processor, classes and normalisation, with which data
+files become batches."""
 
 import dataclasses
 import json
@@ -32,7 +33,8 @@ from autofit.models import HuggingFaceModel
 
 @dataclass
 class FileReader:
-    """Reads data files for one model: with its tokenizer or processor, its classes, its images' normalisation."""
+    """Reads data files for one model: with its tokenizer or processor, its classes, its images'
+    normalisation."""
 
     workload: Workload
     factory: HuggingFaceModel
@@ -52,7 +54,8 @@ class FileReader:
             self.tokenizer = self._tokenizer()
 
     def loader(self, path: Path, *, names: Mapping[str, int] | None = None) -> FileLoader:
-        """The loader of a file; `names` are the classes of the training data, to which evaluation data keeps."""
+        """The loader of a file; `names` are the classes of the training data, to which evaluation
+        data keeps."""
         normalisation = self._normalisation() if self.tokenizer is None else Normalisation()
         options = dataclasses.replace(self.options, labels=self._labels(names), normalisation=normalisation)
         given: Any = {"tokenizer": self.tokenizer, "processing": self.processing}
@@ -78,7 +81,8 @@ class FileReader:
         return LabelRule(int(config.num_labels), own if names is None else names, strict=names is not None)
 
     def _tokenizer(self) -> Any:
-        """The tokenizer beside the weights or, for a directory, beside the model's config; else one of bytes."""
+        """The tokenizer beside the weights or, for a directory, beside the model's config; else one
+        of bytes."""
         for folder in self.folders:
             if any(_beside(folder, f"tokenizer{end}.json") for end in ("_config", "")):
                 with blaming("tokenizer", folder):

@@ -1,4 +1,5 @@
-"""Judge: gives each finalist of a search the same seconds of training on the user's own data, and compares losses."""
+"""Judge: gives each finalist of a search the same seconds of training on the user's own data, and
+compares losses."""
 
 import dataclasses
 from contextlib import suppress
@@ -32,8 +33,9 @@ class _TimeUpError(Exception):
 
 @dataclass(frozen=True)
 class Judge:
-    """What finalists learn from, from which weights (None: random ones), for how many seconds with each of two seeds,
-    and at which learning rate. `objective`: "loss-per-second" makes the config of the least loss the best one."""
+    """What finalists learn from, from which weights (None: random ones), for how many seconds with
+    each of two seeds, and at which learning rate. `objective`: "loss-per-second" makes the config
+    of the least loss the best one."""
 
     data: str | Path
     weights: str | Path | None = None
@@ -53,7 +55,8 @@ class Judge:
             check_readable(expanded(self.weights, "weights"), "the directory")
 
     def check(self, workload: Workload, options: SearchOptions) -> None:
-        """Raise an InputError where it cannot judge: a model that no file is read for, several devices, a cluster."""
+        """Raise an InputError where it cannot judge: a model that no file is read for, several
+        devices, a cluster."""
         if workload.source.get("kind") not in _SOURCES:
             message = "only named models are trained on a file, which judging does."
             raise InputError(message, "Leave out the judge, and compare configs with autofit.fit(config=...).")

@@ -1,7 +1,7 @@
 """What `autofit spaces` shows: the shipped search spaces, and how many configs each holds.
 
-The number depends on model, batch, card and installed packages: it is of a model of 8 billion weights on a 24 GiB card.
-"""
+The number depends on model, batch, card and installed packages: it is of a model of 8 billion
+weights on a 24 GiB card."""
 
 import dataclasses
 from typing import Any
@@ -32,7 +32,8 @@ TRAITS = Traits(
 
 
 def describe_spaces() -> dict[str, Any]:
-    """Name, description, path and number of configs of every space, and the case they are counted for."""
+    """Name, description, path and number of configs of every space, and the case they are counted
+    for."""
     workload, hardware = reference_case()
     constraints, choices = techniques.constraints(workload, hardware), knob_choices(workload, hardware)
     rows = []

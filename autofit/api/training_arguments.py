@@ -1,8 +1,8 @@
-"""`autofit.training_arguments`: what transformers' Trainer needs to run a config, for users with a Trainer loop.
+"""`autofit.training_arguments`: what transformers' Trainer needs to run a config, for users with a
+Trainer loop.
 
-`export.trainer` translates a config into Trainer's keywords; here they become objects, and the model is prepared. Data,
-logging and checkpoints stay with the user and Trainer.
-"""
+`export.trainer` translates a config into Trainer's keywords; here they become objects, and the
+model is prepared. Data, logging and checkpoints stay with the user and Trainer."""
 
 import dataclasses
 import warnings
@@ -39,12 +39,12 @@ _LEARNING = ("learning_rate", "lr_scheduler_type", "weight_decay", "max_grad_nor
 
 @dataclass(frozen=True)
 class TrainerSetup:
-    """Makes Trainer run a config: `Trainer(setup.prepare(model), setup.arguments, train_dataset=...)`.
+    """Makes Trainer run a config: `Trainer(setup.prepare(model), setup.arguments,
+    train_dataset=...)`.
 
-    `model_kwargs` are for `from_pretrained` and include the quantisation of frozen weights; `prepare` adapts the model
-    by `peft_config` and holds adapters in `trained_dtype`. `notes` say, a sentence each, what Trainer runs otherwise
-    than it was measured.
-    """
+    `model_kwargs` are for `from_pretrained` and include the quantisation of frozen weights;
+    `prepare` adapts the model by `peft_config` and holds adapters in `trained_dtype`. `notes` say,
+    a sentence each, what Trainer runs otherwise than it was measured."""
 
     arguments: TrainingArguments
     peft_config: Any  # peft.LoraConfig | None
@@ -58,8 +58,9 @@ class TrainerSetup:
         return self.model_kwargs.get("quantization_config")
 
     def prepare(self, model: PreTrainedModel) -> Any:
-        """Put the model into its dtypes, with its attention and its adapters, in place; returns what Trainer takes.
-        Raises InputError: not a model of transformers, or weights that should be quantised and are not."""
+        """Put the model into its dtypes, with its attention and its adapters, in place; returns
+        what Trainer takes. Raises InputError: not a model of transformers, or weights that should
+        be quantised and are not."""
         _refuse_others(model)
         if self.quantization_config is None:
             _cast(model.parameters(), self.model_kwargs["dtype"])
@@ -85,16 +86,19 @@ def training_arguments(
 ) -> TrainerSetup:
     """Set up `transformers.Trainer` to run a config.
 
-    Batches reach the model with all their fields, as in `fit`. Learning rate, schedule, weight decay and clipping are
-    those of `fit` (constant, none, none) until overridden; what else a config does not decide is Trainer's default.
+    Batches reach the model with all their fields, as in `fit`. Learning rate, schedule, weight
+    decay and clipping are those of `fit` (constant, none, none) until overridden; what else a
+    config does not decide is Trainer's default.
 
     Args:
         result: a search's result, the path of a result.yaml, or a config with its batch sizes.
-        model: names the layers for adapters; needed with lora_rank where the result cannot make the model again.
+        model: names the layers for adapters; needed with lora_rank where the result cannot make the
+            model again.
         overrides: TrainingArguments of your own, which go before those of the config.
 
     Raises:
-        InputError: nothing fitted, a model that is not of transformers, an unknown argument, or one it refuses.
+        InputError: nothing fitted, a model that is not of transformers, an unknown argument, or one
+        it refuses.
     """
     folder = expanded(output_dir, "output_dir")
     device, workload, source = None, dict[str, Any](), dict[str, Any]()
@@ -149,7 +153,8 @@ def training_arguments(
 
 
 def _structure(source: Mapping[str, Any], workload: Mapping[str, Any], config: Config) -> Any:
-    """The model without weights, where its layers must be known and the result can make it; else None."""
+    """The model without weights, where its layers must be known and the result can make it; else
+    None."""
     if not source or not config["lora_rank"] or source.get("kind") == "function":  # which no file has autofit call
         return None
     return meta_model_from(workload_from_source(source, workload).model)
@@ -163,7 +168,8 @@ def _refuse_others(model: object) -> None:
 
 
 def _renamed(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """By the names of the transformers installed: gradient_checkpointing has become activation_checkpointing."""
+    """By the names of the transformers installed: gradient_checkpointing has become
+    activation_checkpointing."""
     old, new = "gradient_checkpointing", "activation_checkpointing"
     before, after = (old, new) if new in _ARGUMENTS else (new, old)
     return {name.replace(before, after): value for name, value in arguments.items()}
@@ -199,17 +205,19 @@ def _adapted(model: PreTrainedModel, config: Any) -> Any:
 
 
 def _cast(parameters: Iterable[torch.nn.Parameter], dtype: torch.dtype) -> None:
-    """Parameters alone: buffers such as the frequencies of rotary embeddings keep their precision."""
+    """Parameters alone: buffers such as the frequencies of rotary embeddings keep their
+    precision."""
     for parameter in parameters:
         if parameter.is_floating_point():
             parameter.data = parameter.data.to(dtype)
 
 
 def _agree_on_the_loss(model: PreTrainedModel) -> None:
-    """Make Trainer weigh micro-batches as the model's loss needs it. Trainer passes the number of labels in the whole
-    batch to every model whose forward takes any keyword, and trusts it to divide by that. Many do not: BERT's loss and
-    gradients then come out as many times too large as there are micro-batches. And Trainer counts labels without the
-    shift for causal models of unknown class names (GPT-2)."""
+    """Make Trainer weigh micro-batches as the model's loss needs it. Trainer passes the number of
+    labels in the whole batch to every model whose forward takes any keyword, and trusts it to
+    divide by that. Many do not: BERT's loss and gradients then come out as many times too large as
+    there are micro-batches. And Trainer counts labels without the shift for causal models of
+    unknown class names (GPT-2)."""
     if task_of(model) != "causal-lm":
         model.accepts_loss_kwargs = False
     elif _divides_by_count(model):
@@ -222,8 +230,9 @@ def _agree_on_the_loss(model: PreTrainedModel) -> None:
 
 @torch.no_grad()
 def _divides_by_count(model: Any) -> bool:
-    """Whether the loss of a few tokens halves when the batch is declared to hold twice as many labels. In training
-    mode, with the same dropout twice: in evaluation bitsandbytes repacks NF4 weights on a CPU for good."""
+    """Whether the loss of a few tokens halves when the batch is declared to hold twice as many
+    labels. In training mode, with the same dropout twice: in evaluation bitsandbytes repacks NF4
+    weights on a CPU for good."""
     ids = torch.zeros(1, 8, dtype=torch.long, device=model.device)
     modes = modes_of(model)
     model.train()

@@ -1,8 +1,8 @@
-"""What surrounds a prediction: every single change of a knob, the largest sizes that fit, and other cards.
+"""What surrounds a prediction: every single change of a knob, the largest sizes that fit, and other
+cards.
 
-Hundreds of configs are predicted together from a few shallow traces, and scaled by how far those are off for the one
-config that was estimated in full.
-"""
+Hundreds of configs are predicted together from a few shallow traces, and scaled by how far those
+are off for the one config that was estimated in full."""
 
 import dataclasses
 import math
@@ -50,14 +50,15 @@ class Change:
 
     @property
     def merit(self) -> tuple[int, float, int]:
-        """For sorting: what fits first, the fastest of it first; what does not fit, by the memory it needs."""
+        """For sorting: what fits first, the fastest of it first; what does not fit, by the memory
+        it needs."""
         index = _VERDICTS.index(self.estimate.verdict or "no")
         return index, self.estimate.step_seconds or 0.0 if index < 2 else 0.0, self.estimate.low
 
 
 def what_if(prediction: Prediction) -> dict[str, Any]:
-    """The alternatives, the largest sizes that still fit, and of what does not surely fit what would help, for
-    `--alternatives`; none where nothing is predicted."""
+    """The alternatives, the largest sizes that still fit, and of what does not surely fit what
+    would help, for `--alternatives`; none where nothing is predicted."""
     require(isinstance(prediction, Prediction), "what_if takes what predict gives", prediction)
     alternatives = changes(prediction)
     base, workload = prediction.estimate, prediction.workload
@@ -75,7 +76,8 @@ def what_if(prediction: Prediction) -> dict[str, Any]:
 
 
 def with_experts(prediction: Prediction) -> dict[str, Any] | None:
-    """What adapters on a mixture's experts, too, would make of a config; None where there are none to be had."""
+    """What adapters on a mixture's experts, too, would make of a config; None where there are none
+    to be had."""
     traits, targets = prediction.workload.traits, prediction.estimate.config["lora_targets"]
     wanted = "lora_targets", f"{targets}+{traits.experts if traits else None}"
     legal = [change for change in _legal_changes(prediction) if change[:2] == wanted]
@@ -117,7 +119,8 @@ def _legal_changes(prediction: Prediction) -> Iterator[tuple[str, Value, Config]
 
 
 def longest(prediction: Prediction) -> int | None:
-    """The longest samples predicted to fit, to an eighth of their length; None where even short ones are not."""
+    """The longest samples predicted to fit, to an eighth of their length; None where even short
+    ones are not."""
     workload, config = prediction.workload, prediction.estimate.config
     model, start = workload.model, workload.sequence_length
     assert isinstance(model, HuggingFaceModel) and start, "only these have a length that can be changed"
@@ -140,7 +143,8 @@ def longest(prediction: Prediction) -> int | None:
 
 
 def _largest_that(fits: Callable[[int], bool], start: int, most: int) -> int | None:
-    """The largest length up to `most` that fits, to one part in _PRECISION; None where not even the shortest does."""
+    """The largest length up to `most` that fits, to one part in _PRECISION; None where not even the
+    shortest does."""
     low = high = start
     if not fits(start):
         low = _SHORTEST
@@ -158,7 +162,8 @@ def _largest_that(fits: Callable[[int], bool], start: int, most: int) -> int | N
 
 
 def scaled(prediction: Prediction, config: Config, *, memory: float, time: float = 1.0) -> Estimate:
-    """The estimate of a config that takes so many times the memory and time of the predicted one."""
+    """The estimate of a config that takes so many times the memory and time of the predicted
+    one."""
     base = prediction.estimate
     context = base.breakdown["context"]
     return dataclasses.replace(
@@ -186,17 +191,20 @@ def fitting_cards(
     prices: Mapping[str, float] | str | Path | None = None,
     **options: Any,
 ) -> dict[str, Any]:
-    """Which cards of the catalogue a config fits, how many of them it takes, how fast it is there and what that costs.
+    """Which cards of the catalogue a config fits, how many of them it takes, how fast it is there
+    and what that costs.
 
     Args:
         config: as of `estimate`; of several numbers of devices, it is fitted to each.
         devices: of each node, one number or several.
         prices: dollars an hour for one card, by its name, or a file of them.
-        options: gpu (one card instead of all), nodes, link, set, task, seq_len, effective_batch, trust_remote_code.
+        options: gpu (one card instead of all), nodes, link, set, task, seq_len, effective_batch,
+            trust_remote_code.
 
     Returns:
-        The object of `autofit estimate --gpu list --json`. Of one device without prices the smallest card is the first;
-        else what fits comes first, and of it the cheapest, or without prices the fastest.
+        The object of `autofit estimate --gpu list --json`. Of one device without prices the
+        smallest card is the first; else what fits comes first, and of it the cheapest, or without
+        prices the fastest.
     """
     for name in options:
         if name not in (*_OF_CARDS, *SIZES):
@@ -239,7 +247,8 @@ def fitting_cards(
 def _on_cards(
     workload: Workload, config: Config | InputError, cards: Sequence[Card], group: Hardware
 ) -> Iterator[dict[str, Any]]:
-    """The figures of a config on so many of each card; of what is no config there, why it is none."""
+    """The figures of a config on so many of each card; of what is no config there, why it is
+    none."""
     traces: dict[bool, Trace] = {}  # cards share them
     for target in cards:
         hardware = hardware_of(target).of_several(group.devices, group.nodes, group.link)
@@ -256,7 +265,8 @@ def _on_cards(
 
 
 def _costs(row: Mapping[str, Any], price: float | None) -> dict[str, float | None]:
-    """What a billion tokens cost, or a million samples where none are counted, at so many dollars an hour and card."""
+    """What a billion tokens cost, or a million samples where none are counted, at so many dollars
+    an hour and card."""
     tokens, samples = row["tokens_per_second"], row["samples_per_second"]
     costs: dict[str, float | None] = dict.fromkeys(_COSTS)
     if price is not None and samples:
