@@ -60,12 +60,14 @@ def clear_store() -> dict[str, Any]:
 
 
 def _contents(store: Store, count: Count | None) -> dict[str, Any]:
-    counts = {"measurements": None, "models": None}
-    return {"path": str(store.path), **(dataclasses.asdict(count) if count else counts)}
+    contents = {"path": str(store.path), "measurements": None, "models": None}
+    if count:
+        contents |= dataclasses.asdict(count)
+    return contents
 
 
 def _availability(technique: Technique, hardware: Hardware) -> dict[str, Any]:
-    """Every value of a knob: its package, whether a search tries it, and why it cannot be used here."""
+    """Every value of a knob: its package, whether a search tries it, and what speaks against it here."""
     offered = technique.choices(hardware)
     rows: list[dict[str, Any]] = []
     for value in technique.values or offered:

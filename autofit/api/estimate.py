@@ -44,7 +44,7 @@ class Prediction:
     estimate: Estimate
 
     def to_dict(self) -> dict[str, Any]:
-        """The object of `autofit estimate --json`; the alternatives, which take longer, are None."""
+        """The object of `autofit estimate --json`, in which the alternatives are still None."""
         device = self.hardware.device
         return {
             "schema": 1,
@@ -83,7 +83,7 @@ def estimate(model: str | Workload, config: ConfigSource = None, **options: Any)
 
 
 def predict(model: str | Workload, config: ConfigSource = None, **options: Any) -> Prediction:
-    """The estimate with what `what_if` needs to ask further; the arguments are those of `estimate`."""
+    """The estimate with what `what_if` needs to go on; takes the arguments of `estimate`."""
     for name in options:
         if name not in _OPTIONS:
             raise unknown("option", name, _OPTIONS)
@@ -100,10 +100,11 @@ def predict(model: str | Workload, config: ConfigSource = None, **options: Any) 
     traced = trace(workload, canonical, hardware)
     predicted = estimate_on(traced, workload, hardware, budget)
 
-    model_notes = workload.traits.notes if workload.traits else ()
+    assert workload.traits is not None, "workload_of finds them"
+    notes = (*workload.traits.notes, *config_notes, *hardware_notes, *predicted.notes)
     predicted = dataclasses.replace(
         predicted,
-        notes=(*model_notes, *config_notes, *hardware_notes, *predicted.notes),
+        notes=notes,
         resting=resting_of(traced, workload, hardware),
     )
     return Prediction(workload, hardware, budget, predicted)
@@ -148,7 +149,7 @@ def config_of(
     workload: Workload,
     hardware: Hardware,
 ) -> tuple[Config, tuple[str, ...]]:
-    """The canonical config with the settings on top, and a note where a usual start stands in for it."""
+    """The canonical config with the settings on top, and a note where it is a usual start."""
     changes = single_values(settings)
 
     def changed(config: Mapping[str, Any]) -> Config:
@@ -175,7 +176,7 @@ def config_of(
 
 
 def with_changes(changes: Mapping[str, Value], config: Mapping[str, Any]) -> dict[str, Any]:
-    """A config with some knobs changed; gradient accumulation follows a changed micro-batch size."""
+    """A config with some knobs changed; gradient accumulation follows the micro-batch size."""
     changed = {**config, **changes}
     if "micro_batch_size" in changes and "gradient_accumulation_steps" not in changes:
         changed.pop("gradient_accumulation_steps", None)

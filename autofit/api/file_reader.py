@@ -63,7 +63,9 @@ class FileReader:
         Args:
             names: the classes of the training data, which evaluation data keeps to.
         """
-        normalisation = self._normalisation() if self.tokenizer is None else Normalisation()
+        normalisation = Normalisation()
+        if self.tokenizer is None:
+            normalisation = self._normalisation()
         loader = file_loader(
             self.workload,
             path,

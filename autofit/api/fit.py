@@ -203,7 +203,9 @@ def fit(
         directory = expanded(output_dir, "output_dir").absolute()
         resume = resume or is_started_again(directory)
 
-    listener = _without_repeats(listener or log_event) if is_first else _silent
+    listener = _without_repeats(listener or log_event)
+    if not is_first:
+        listener = _silent
     if lr is None:
         lr = Hyperparameters.lr
         listener(Note(f"lr is not given: the learning rate is {lr:g}."))
@@ -215,7 +217,9 @@ def fit(
         check_alone("Give config=, or start it once, with devices=.")
     else:
         config = {**config, **fixed}
-    world = place.world if place else devices or Layout.of(config or {}).world
+    world = devices or Layout.of(config or {}).world
+    if place:
+        world = place.world
 
     with contextlib.ExitStack() as stack:
         if is_first:
@@ -246,9 +250,11 @@ def fit(
             # A process that may be started again ends then: no device need hold the whole model.
             taken=_silent if restart and place else None,
         )
-        length = length_of_training(epochs, steps)
-        passes = length if steps is None else None
-        total_steps = length if passes is None else passes * _batches_in(loader)
+        total_steps = length_of_training(epochs, steps)
+        passes = None
+        if steps is None:
+            passes = total_steps
+            total_steps = passes * _batches_in(loader)
 
         effective = workload.effective_batch_size
         if place is None:
@@ -270,8 +276,8 @@ def fit(
                 set=settings,
                 **options,
             )
-            cards = 0 if checked.wanted_device == "cpu" else torch.cuda.device_count()
-            if 0 < cards < world:
+            cards = torch.cuda.device_count()
+            if checked.wanted_device != "cpu" and 0 < cards < world:
                 here = counted(cards, "card")
                 message = f"{world} devices are to train, and this machine has {here}."
                 remedy = "Give fewer devices. For a config that trains elsewhere: autofit.search."

@@ -53,7 +53,9 @@ def with_data(
     is_text = isinstance(loader.samples, Stacked)
     is_faster = 1 / (1 - lengths.padding) > 1 + tolerance
     packing = is_text or (is_faster and lengths.samples >= workload.effective_batch_size)
-    how = "samples are packed, and see those before them" if packing else "samples are padded"
+    how = "samples are padded"
+    if packing:
+        how = "samples are packed, and see those before them"
 
     batch = workload.batch
     can_separate = factory.config.get("model_type") in KEEPS_APART

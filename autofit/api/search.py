@@ -90,6 +90,7 @@ def search(
         remedy = "A Workload has its own batch and loss; a name's are made for it."
         raise InputError(message, remedy)
 
+    living = None
     if isinstance(model, str):
         workload = resolve(
             model,
@@ -130,6 +131,7 @@ def search(
     elif isinstance(model, Workload):
         workload = model
     else:
+        living = model
         workload = workload_from(model, loader, loss, split=split, count=count)
     workload = with_known_rows(workload)
 
@@ -137,15 +139,16 @@ def search(
     if judge is not None:
         judge.check(workload, checked)
         run = functools.partial(search_or_predict, judge=judge)
-    living = model if isinstance(model, nn.Module) else None
     return run_shown(run, workload, checked, listener, living)
 
 
 def check_alone(remedy: str) -> None:
-    """Raise an InputError where torchrun or srun started several of this process: all would search."""
+    """Raise an InputError where this process is one of several, which would all search."""
     if given_place() is not None:
-        message = "a search starts processes of its own, and this one was started as one of several."
-        raise InputError(message, remedy)
+        raise InputError(
+            "a search starts processes of its own, and this one was started as one of several.",
+            remedy,
+        )
 
 
 def run_shown(

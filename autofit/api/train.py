@@ -82,8 +82,10 @@ def train(
     if memory_snapshot and devices > 1:
         message = "memory snapshots are taken on one device, and this config is for several."
         raise InputError(message, "Leave it out.")
+
+    # Checks them before the data is read.
     names = {field.name for field in dataclasses.fields(Hyperparameters)} & training.keys()
-    Hyperparameters(seed=seed, **{name: training[name] for name in names})  # before the data is read
+    Hyperparameters(seed=seed, **{name: training[name] for name in names})
 
     if packing is None:
         packing = saved.workload.get("packing")
@@ -111,7 +113,9 @@ def train(
     if reader.processing is not None:
         training.setdefault("peek", _PEEK)
 
-    step_trace = StepTrace(output, device) if memory_snapshot and output else None
+    step_trace = None
+    if memory_snapshot and output:
+        step_trace = StepTrace(output, device)
     with SteadyStep(step_trace) if step_trace else nullcontext() as recorder:
         if recorder:
             callbacks = (*callbacks, recorder)
@@ -136,8 +140,10 @@ def train(
             raise
 
     if step_trace and recorder:
-        note = "no step was recorded: fewer than three were trained."
-        listener(Note(step_trace.message if recorder.done else note))
+        note = step_trace.message
+        if not recorder.done:
+            note = "no step was recorded: fewer than three were trained."
+        listener(Note(note))
     place = given_place()
     if output and (place is None or not place.rank):
         reader.save(output / "model")

@@ -147,7 +147,9 @@ def training_arguments(
     check(given, hardware)
     off = Config({technique.name: technique.off for technique in all_techniques()})
     config = off.replace(**given)
-    structure = _structure(source, workload, config) if model is None else model
+    structure: Any = model
+    if model is None:
+        structure = _structure(source, workload, config)
     if structure is not None:
         _refuse_others(structure)
 
@@ -164,7 +166,10 @@ def training_arguments(
         fine = not is_number or isinstance(value, int | float)
         require(fine, f"{name} must be a number", value)
 
-    with reported(lambda error: f"transformers refuses these training arguments: {sentence(error)}."):
+    def refusal(error: BaseException) -> str:
+        return f"transformers refuses these training arguments: {sentence(error)}."
+
+    with reported(refusal):
         arguments = TrainingArguments(**{"output_dir": str(folder), **decided, **own})
 
     notes = list(keywords.notes)
@@ -178,8 +183,9 @@ def training_arguments(
         here = f"this config is for {wanted} devices, and Trainer finds {ranks} here"
         notes.append(f"{here}; start your script with torchrun --nproc-per-node {wanted}.")
     elif ranks > wanted:
-        more = f"Trainer takes {ranks} devices, so the effective batch is {ranks} times the measured one"
-        notes.append(f"{more}; choose one card with CUDA_VISIBLE_DEVICES=0.")
+        more = f"so the effective batch is {ranks} times the measured one"
+        remedy = "choose one card with CUDA_VISIBLE_DEVICES=0."
+        notes.append(f"Trainer takes {ranks} devices, {more}; {remedy}")
 
     model_kwargs = dict(keywords.model)
     model_kwargs["dtype"] = getattr(torch, model_kwargs["dtype"])
@@ -222,8 +228,10 @@ def _lora_config(keywords: TrainerKeywords, structure: Any, config: Config) -> A
     from peft import LoraConfig
 
     if structure is None:
-        message = "adapters are put beside layers by name, and this result cannot make the model that has them."
-        raise InputError(message, "Give the model as model=.")
+        raise InputError(
+            "adapters are put beside layers by name, and this result cannot make the model that has them.",
+            "Give the model as model=.",
+        )
 
     task = task_of(structure)
     heads = output_heads(structure) if task in CLASSIFICATION_TASKS else []  # new: trained whole, whatever the targets
@@ -250,7 +258,8 @@ def _adapted(model: PreTrainedModel, config: Any) -> Any:
             message="`is_gradient_checkpointing`",
             category=FutureWarning,
         )
-        with reported(lambda error: f"peft cannot adapt this model: {sentence(error)}."):  # it has other layers
+        # It fails where the model has other layers than the config's.
+        with reported(lambda error: f"peft cannot adapt this model: {sentence(error)}."):
             return get_peft_model(model, config)
 
 
