@@ -192,18 +192,19 @@ def training_arguments(
     if keywords.quantization:
         model_kwargs["quantization_config"] = BitsAndBytesConfig(**keywords.quantization)
         if structure is not None and any(expert_weights(structure)):
-            note = "from_pretrained leaves the experts unquantised, which may no longer fit."
-            notes.append(note)
+            notes.append("from_pretrained leaves the experts unquantised, which may no longer fit.")
 
-    adapters = _lora_config(keywords, structure, config) if config["lora_rank"] else None
+    adapters = None
+    if config.lora_rank:
+        adapters = _lora_config(keywords, structure, config)
     trained_dtype = getattr(torch, keywords.trained_dtype)
     return TrainerSetup(arguments, adapters, model_kwargs, trained_dtype, tuple(notes))
 
 
 def _structure(source: Mapping[str, Any], workload: Mapping[str, Any], config: Config) -> Any:
-    """The model without weights, where its layers must be known and the result can make it; else
-    None."""
-    if not source or not config["lora_rank"] or source.get("kind") == "function":  # which no file has autofit call
+    """The model without weights, whose layers adapters need; None where it is not needed or cannot be made."""
+    # A function is never called because a file names it.
+    if not source or not config.lora_rank or source.get("kind") == "function":
         return None
     return meta_model_from(workload_from_source(source, workload).model)
 
@@ -235,7 +236,7 @@ def _lora_config(keywords: TrainerKeywords, structure: Any, config: Config) -> A
 
     task = task_of(structure)
     heads = output_heads(structure) if task in CLASSIFICATION_TASKS else []  # new: trained whole, whatever the targets
-    layers, experts = adapter_targets(structure, str(config["lora_targets"] or "all-linear"))
+    layers, experts = adapter_targets(structure, str(config.lora_targets or "all-linear"))
     saved = [name for name, module in structure.named_modules() if module in heads]
     return LoraConfig(
         **keywords.lora,

@@ -109,7 +109,7 @@ def with_experts(prediction: Prediction) -> dict[str, Any] | None:
     if traits is None:
         return None
 
-    targets = prediction.estimate.config["lora_targets"]
+    targets = prediction.estimate.config.lora_targets
     wanted = ("lora_targets", f"{targets}+{traits.experts}")
     legal = [change for change in _legal_changes(prediction) if change[:2] == wanted]
     if not legal:

@@ -3,9 +3,8 @@
 Typer leaves out what does not begin as typed.
 """
 
-from autofit.cli.knobs_of_set import known_knobs
 from autofit.cli.output import heavy
-from autofit.core.knobs import yaml_word
+from autofit.core.knobs import SETTABLE, yaml_word
 from autofit.export.tools import describe_tools
 from autofit.hardware.catalogue import card_names
 from autofit.models import describe_presets
@@ -42,7 +41,7 @@ def formats() -> list[str]:
 def settings(incomplete: str) -> list[str]:
     """KNOB=, and once that is written its values."""
     name, equals, _ = incomplete.partition("=")
-    values = {knob.name: knob.values for knob in known_knobs()}
     if not equals:
-        return [f"{knob}=" for knob in values]
-    return [f"{name}={yaml_word(each)}" for each in values.get(name, ())]
+        return [f"{knob}=" for knob in SETTABLE]
+    values = SETTABLE[name].values if name in SETTABLE else ()
+    return [f"{name}={yaml_word(value)}" for value in values]

@@ -3,9 +3,9 @@
 from typing import Any
 
 import autofit.cli.options as options
-from autofit.cli.knobs_of_set import check_knobs
 from autofit.cli.output import heavy, print_answer, print_json
 from autofit.core.errors import InputError
+from autofit.core.knobs import check_knobs
 from autofit.core.options import parse_settings, search_options, single_values
 from autofit.core.result import knobs_of
 from autofit.core.workload import check_sizes

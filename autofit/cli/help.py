@@ -5,7 +5,7 @@ from typing import Any
 from rich.table import Table
 from typer.core import TyperCommand
 
-from autofit.cli.knobs_of_set import known_knobs
+from autofit.core.knobs import SETTABLE
 from autofit.report.terminal import Terminal
 
 
@@ -35,6 +35,6 @@ class Command(PlainFlags, TyperCommand):
             table = Table.grid(padding=(0, 2))
             table.add_column(no_wrap=True)
             table.add_column(overflow="fold")
-            for knob in known_knobs():
+            for knob in SETTABLE.values():
                 table.add_row(f"   {knob.name}", knob.description)
             Terminal().print(" Knobs of --set:", table, sep="\n")

@@ -5,11 +5,11 @@ from pathlib import Path
 from typing import Any
 
 import autofit.cli.options as options
-from autofit.cli.knobs_of_set import known_knobs
 from autofit.cli.output import INTERRUPTED, heavy, print_json
 from autofit.core.errors import InputError, NothingFitsError, ProbeError
 from autofit.core.events import Event, Note
 from autofit.core.files import check_readable
+from autofit.core.knobs import SETTABLE
 from autofit.core.learning import check_judging
 from autofit.core.options import parse_settings, search_options, seconds_of
 from autofit.core.quoting import shell_path
@@ -123,9 +123,10 @@ def search(
                 make_importable(model)
             needs_transformers = not is_function or names_transformers(model)
             stack.enter_context(started_early(TRANSFORMERS if needs_transformers else PLAIN))
+
         if not is_function:  # whose module may register knobs
-            knobs = {each.name: each for each in known_knobs()}
-            heavy("autofit.search.space", "check_asked")(space, checked.set, tuple(knobs), knobs)
+            heavy("autofit.search.space", "check_asked")(space, checked.set, tuple(SETTABLE), SETTABLE)
+
         reason = why_no_gpu() if checked.names_a_card else None
         no_gpu = Note(no_gpu_note(reason)) if reason else None
         display = stack.enter_context(LiveDisplay(stderr, quiet=quiet))

@@ -8,12 +8,12 @@ from typing import Any, NoReturn
 import typer
 
 import autofit.cli.options as options
-from autofit.cli.knobs_of_set import check_knobs
 from autofit.cli.output import INTERRUPTED, heavy
 from autofit.core.environment import importing_alike
 from autofit.core.errors import InputError, counted
 from autofit.core.events import Event, Note
 from autofit.core.files import check_output, check_readable
+from autofit.core.knobs import check_knobs
 from autofit.core.options import check_devices
 from autofit.core.place import given_place
 from autofit.core.quoting import shell_path

@@ -34,11 +34,12 @@ _FIGURES = ("tokens_per_second", "samples_per_second", "loss", "seconds", "build
 
 def tier(config: Mapping[str, Any]) -> str:
     """Which of the kinds of learning a Config does; speeds are only equal work within one."""
-    if config.get("head_only"):
+    knobs = config if isinstance(config, Config) else Config(config)
+    if knobs.head_only:
         return "head"
-    if not config.get("lora_rank"):
+    if not knobs.lora_rank:
         return "full"
-    return "lora" if config.get("quantization") in (None, "none") else "qlora"
+    return "lora" if knobs.quantization in (None, "none") else "qlora"
 
 
 def tiers_of(points: Iterable[Point]) -> tuple[str, ...]:

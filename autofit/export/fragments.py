@@ -29,22 +29,22 @@ class Case:
     @property
     def lora(self) -> bool:
         """Whether weights are frozen and adapters trained."""
-        return bool(self.config.get("lora_rank"))
+        return bool(self.config.lora_rank)
 
     @property
     def frozen(self) -> bool:
         """Whether weights are frozen, below adapters or a head."""
-        return self.lora or bool(self.config.get("head_only"))
+        return self.lora or bool(self.config.head_only)
 
     @property
     def shards(self) -> bool:
         """Whether weights are divided over several devices, which each block reaches as it is divided."""
-        return self.config.get("data_parallel") == "fsdp"
+        return self.config.data_parallel == "fsdp"
 
     @property
     def adapts_head(self) -> bool:
         """Whether the output head gets an adapter, as far as names tell."""
-        return any(part.endswith("head") for part in self.text("lora_targets").split("+"))
+        return any(part.endswith("head") for part in str(self.config.lora_targets).split("+"))
 
     @property
     def has_experts(self) -> bool:
@@ -56,10 +56,6 @@ class Case:
     def classifies(self) -> bool:
         """Whether the model ends in a new head for classes."""
         return self.task.endswith("classification")
-
-    def text(self, knob: str, off: str = "none") -> str:
-        """The value of a knob as text; `off` if the config lacks it."""
-        return str(self.config.get(knob, off))
 
 
 @dataclass(frozen=True)

@@ -151,11 +151,11 @@ def _weights(source: Mapping[str, Any]) -> str:
 
 def layer_names(factory: Factory, config: Config, task: str) -> LayerNames:
     """What an ExportSource says of layers where adapters are trained. Importing a model's code takes seconds."""
-    if not config["lora_rank"] or task not in HUGGING_FACE:
+    if not config.lora_rank or task not in HUGGING_FACE:
         return {}
     model = meta_model_from(factory)
     modules, heads = dict(model.named_modules()), output_heads(model)
-    targets, experts = adapter_targets(model, str(config["lora_targets"] or "all-linear"))
+    targets, experts = adapter_targets(model, str(config.lora_targets or "all-linear"))
     parameters = {weight.full_name for weight in expert_weights(model)}
     trained_whole = (name for name, each in modules.items() if each in heads and task in CLASSIFICATION_TASKS)
     return {

@@ -105,7 +105,7 @@ def _sentences(source: ExportSource) -> Iterator[str]:
     if source.data and source.form in LEARNT:
         yield f"The data: {source.data}, of which {LEARNT[source.form]}."
     if source.task == "causal-lm":
-        loss = str(source.config.get("loss", "standard"))
+        loss = source.config.loss
         yield f"The loss: {_LOSSES.get(loss, loss)}."
     used = [f"{name} {each}" for name, each in source.versions.items() if name not in ("autofit", "optuna")]
     if used:

@@ -81,7 +81,7 @@ def train_script(
     packing = workload.get("packing")
     apart = bool(workload.get("document_tokens"))
     task = task.with_packing(packing, apart=apart)
-    if packing is False and config.get("precision") == "fp8":
+    if packing is False and config.precision == "fp8":
         raise InputError("train.py cannot be written for padded samples in fp8: it fills up no rows.", _INSTEAD)
     if model_config.get("quantization_config"):
         raise InputError("train.py cannot be written for a checkpoint that is quantised already.", _INSTEAD)
@@ -100,8 +100,8 @@ def train_script(
     facts = hardware.to_dict() if isinstance(hardware, Hardware) else dict(hardware)
     device, length, effective = str(facts["device"]), workload.get("sequence_length"), workload["effective_batch_size"]
     layout = Layout.of(config)
-    micro = int(config.get("micro_batch_size") or effective // layout.samplers)
-    steps = int(config.get("gradient_accumulation_steps") or effective // (micro * layout.samplers))
+    micro = config.micro_batch_size or effective // layout.samplers
+    steps = config.gradient_accumulation_steps or effective // (micro * layout.samplers)
     check_batch_sizes(micro, steps, effective, layout)
     case = Case(config, str(workload["task"]), device, micro, length, model_config, versions, apart)
     fragments, several = _fragments(case), layout.world > 1
@@ -122,7 +122,7 @@ def train_script(
     ]
     input_dtype = f".to(torch.{fragments.input_dtype})" if fragments.input_dtype else ""
     # Adapters are matrices, but for DoRA's lengths; beside them only a classifier's head is trained.
-    vectors = not config.get("lora_rank") or task.classes or bool(config.get("lora_dora"))
+    vectors = not config.lora_rank or task.classes or bool(config.lora_dora)
     made, optimizer = _optimizer(fragments, vectors=vectors)
     data = workload.get("data")
     given = f"default=Path({python_string(str(data))})" if data else "required=True"

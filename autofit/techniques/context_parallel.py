@@ -1,5 +1,6 @@
 """context_parallel: over how many devices the tokens of each sample are split."""
 
+from autofit.core.knobs.context_parallel import KNOB
 from autofit.core.layout import degrees
 from autofit.setup import Config, Hardware, Setup, Value, Workload
 from autofit.setup.split_tokens import split_tokens
@@ -10,7 +11,7 @@ class ContextParallel(Degree):
     """By an exchange of heads: each device computes with a part of the tokens, and in attention with all tokens of some
     of the heads. `fsdp` divides weights over these devices, too. null on one device."""
 
-    name = "context_parallel"
+    record = KNOB
 
     def choices_for(self, workload: Workload, hardware: Hardware) -> tuple[Value, ...]:
         """1 for other tasks, else what divides the model's heads, too."""
@@ -25,7 +26,7 @@ class ContextParallel(Degree):
             return f"only samples of causal language models are cut, with their own loss, not {task}; use fsdp alone."
         if workload.document_tokens:
             return "packed samples that do not see one another need a mask, which is not exchanged; use fsdp alone."
-        if config["attention"] == "eager":
+        if config.attention == "eager":
             return "eager attention is part of the model's code, and sees no other device's tokens; use sdpa."
         return None
 

@@ -19,7 +19,7 @@ TOOL = Tool(
     run='get_peft_model(model, PeftConfig.from_pretrained("peft"))',
     tasks=HUGGING_FACE,
     expert_targets="target_parameters",
-    refuse=lambda source: None if source.config.get("lora_rank") else _NO_ADAPTERS,
+    refuse=lambda source: None if source.config.lora_rank else _NO_ADAPTERS,
     fixed=lambda request: {
         "peft_type": "LORA",
         "task_type": _TASKS.get(request.source.task),

@@ -40,7 +40,7 @@ def _precision(request: Request) -> ToolKeys:
 
 def _checkpointing(request: Request) -> ToolKeys:
     """A budget is a setting of PyTorch, made by the script."""
-    value = request.text("activation_checkpointing")
+    value = request.config.activation_checkpointing
     share = _arguments(request, "activation_checkpointing")
     if value.startswith("budget-"):
         return ToolKeys({**share.keys, "settings.activation_memory_budget": float(value.removeprefix("budget-"))})
@@ -52,14 +52,14 @@ def _checkpointing(request: Request) -> ToolKeys:
 
 
 def _offload(request: Request) -> ToolKeys:
-    if request.since(shared.OFFLOADS) or request.text("activation_offload") == "none":
+    if request.since(shared.OFFLOADS) or request.config.activation_offload == "none":
         return _arguments(request, "activation_offload")
     why = "Trainer offloads nothing before transformers 5.17, and needs more memory than measured"
     return request.keys("activation_offload", {}, why, may_not_fit=True)
 
 
 def _data_parallel(request: Request) -> ToolKeys:
-    return replace(_arguments(request, "data_parallel"), as_measured=request.text("data_parallel") == "none")
+    return replace(_arguments(request, "data_parallel"), as_measured=request.config.data_parallel == "none")
 
 
 def _replicate(request: Request) -> ToolKeys:
@@ -77,7 +77,7 @@ def _tensor(request: Request) -> ToolKeys:
 
 
 def _context(request: Request) -> ToolKeys:
-    if request.config.get("context_parallel") in (None, 1):
+    if request.config.context_parallel in (None, 1):
         return several_devices.unsplit(request, "context_parallel")
     return request.keys("context_parallel", _replicate(request).keys, several_devices.RING.format("Trainer"))
 
