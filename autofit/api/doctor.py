@@ -17,12 +17,14 @@ from autofit.setup import Technique
 from autofit.tuning.measurement_store import Count, Store
 
 # Other knobs that some values need to mean anything: their absence is no reason against a value.
+_LORA = {"lora_rank": 8}
+_BF16 = {"precision": "bf16"}
 _COMPANIONS: tuple[dict[str, Any], ...] = (
     {},
-    {"lora_rank": 8},
-    {"precision": "bf16"},
+    _LORA,
+    _BF16,
     {"compile": "default"},
-    {"precision": "bf16", "lora_rank": 8},
+    {**_BF16, **_LORA},
 )
 
 

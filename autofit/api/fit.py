@@ -217,6 +217,7 @@ def fit(
         check_alone("Give config=, or start it once, with devices=.")
     else:
         config = {**config, **fixed}
+
     world = devices or Layout.of(config or {}).world
     if place:
         world = place.world
@@ -250,6 +251,7 @@ def fit(
             # A process that may be started again ends then: no device need hold the whole model.
             taken=_silent if restart and place else None,
         )
+
         total_steps = length_of_training(epochs, steps)
         passes = None
         if steps is None:

@@ -132,11 +132,8 @@ def training_arguments(
         given = Config(result.config)
         workload = result.workload
         source = result.source
-        hardware_of_result = result.hardware
-        if isinstance(hardware_of_result, Mapping):
-            device = hardware_of_result.get("device")
-        else:
-            device = hardware_of_result.device
+        facts = result.hardware
+        device = facts.get("device") if isinstance(facts, Mapping) else facts.device
     if overrides.get("use_cpu"):
         device = "cpu"
     if device == "cuda" and not torch.cuda.is_available():
