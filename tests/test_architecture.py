@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from autofit.core.tasks import TASK_NAMES, TASKS
+from autofit.tuning.warm_start import MEASURING
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "autofit"
@@ -109,6 +110,10 @@ def test_imports_run_downwards_only() -> None:
 
 def test_every_room_has_its_directions() -> None:
     assert {source.room for source in SOURCES} == ALLOWED.keys()
+
+
+def test_stored_measurements_are_of_all_the_code_that_measures() -> None:
+    assert set(MEASURING) == reachable("probe")
 
 
 def test_rooms_have_no_circles() -> None:
