@@ -72,5 +72,6 @@ class Threaded:
 
         if self._running:
             self._give_up()
+
         self._pool.shutdown(cancel_futures=True)
         return finished

@@ -42,6 +42,7 @@ class DecisionDiagram:
             self.values[node] = knob, value
             self.reads.append(frozenset())
             self.gives.append(frozenset({node}))
+
         return node
 
     def branch(self, knob: str, nodes: Sequence[int]) -> int:
@@ -56,6 +57,7 @@ class DecisionDiagram:
             self._branches[node] = branch
             self.reads.append(frozenset({knob}) | self.reads_of(nodes))
             self.gives.append(self.gives_of(nodes))
+
         return node
 
     def reads_of(self, nodes: Sequence[int]) -> frozenset[str]:
@@ -79,6 +81,7 @@ class DecisionDiagram:
             else:
                 left = [self.assume(following, knob, index) for following in nodes]
                 self._assumed[key] = self.branch(read, left)
+
         return self._assumed[key]
 
 
@@ -122,7 +125,7 @@ class ConstraintProber:
         if self._answers > _MOST_ANSWERS:
             raise OverflowError
 
-        reads: dict[str, int] = {}
+        reads = {}
 
         def given(name: str) -> Value:
             """Of a knob that is read anew, the first value is tried first."""
@@ -141,4 +144,5 @@ class ConstraintProber:
             others = range(1, len(self._listed[last]))
             nodes = [self._node(rule, {**indices, **reads, last: index}) for index in others]
             node = self._diagram.branch(last, [node, *nodes])
+
         return node

@@ -43,6 +43,7 @@ class Encoding:
         self.values: dict[str, list[Value]] = {}
         for knob, codes in self._codes.items():
             self.values[knob] = [value for _, value in codes]
+
         self.doublings = doublings(configs)
 
     def encoded(self, configs: Configs) -> Codes:
@@ -53,6 +54,7 @@ class Encoding:
             for row, config in enumerate(configs):
                 value = config.get(knob)
                 encoded[row, column] = codes.get((type(value), value), -1)
+
         return encoded
 
     def where(self, knob: str, holds: Callable[[Value], bool]) -> Mask:

@@ -50,6 +50,7 @@ class Explored:
             return False
         if not all(0 < seconds < math.inf for seconds in self.expected.values()):
             return False
+
         timed = {str(seen.number) for seen in measurements if seen.fits and seen.step_seconds}
         return self.expected.keys() <= timed
 

@@ -76,6 +76,7 @@ class GaussianProcess:
             if knob in knobs and knob != MICRO_BATCH:
                 self._columns.append(column)
                 deviations.append(_OF_VALUE.get(knob, 0.0))
+
         self._of_value = np.array(deviations) ** 2
         self._all = _Points(pool.codes[:, self._columns], pool.doublings)
         # Of each measured config with all of the pool: correlations, and covariances that do not
@@ -167,6 +168,7 @@ class _Points:
             differences = np.count_nonzero(others.codes != codes, axis=1)
             doublings = np.abs(others.doublings - size)
             rows.append(_PER_KNOB**differences * _PER_DOUBLING**doublings)
+
         return np.array(rows)
 
     def share(self, others: _Points, of_value: Array) -> Array:

@@ -110,6 +110,7 @@ class _Backend(BaseJournalBackend):
         if not self._journal.restored():
             with naming(self._journal.path):
                 self._write(lines[self.written :], wait=any("user_attr" in log for log in logs))
+
         self.written = len(lines)
 
     def _write(self, lines: list[bytes], *, wait: bool) -> None:
@@ -196,6 +197,7 @@ def _is_readable(record: Any) -> bool:
     made."""
     if not isinstance(record, dict) or not is_whole(record.get("line"), 0):
         return False
+
     held = _held(record)
     return held is None or _measurement(held) is not None
 
@@ -213,6 +215,7 @@ def _held(record: Mapping[str, Any]) -> Any:
         attributes = record.get(name)
         if isinstance(attributes, dict) and MEASUREMENT in attributes:
             return attributes[MEASUREMENT]
+
     return None
 
 
@@ -222,6 +225,7 @@ def _measurement(held: Any) -> Measurement | None:
         measurement = Measurement.from_trial(held)
     except (AttributeError, InputError, TypeError, ValueError):
         return None
+
     return measurement if measurement.throughput or not measurement.fits else None
 
 
@@ -237,20 +241,26 @@ def open_study(journal: Journal | None, sampler: BaseSampler) -> Study:
     journal.restored()
     path = journal.path
     found = _Found(path)
+
     _check_identity(found.identity, journal)
     if found.is_of_another_version:
         message = f"{path} is not a journal that this version of autofit can read"
         raise InputError(f"{message}: its figures differ.", _OTHER)
+
     if not found.is_whole and not found.checked:
-        message = f"{path} is damaged, or no journal: no checksum shows any record to be right."
-        raise InputError(message, _OTHER)
+        raise InputError(
+            f"{path} is damaged, or no journal: no checksum shows any record to be right.",
+            _OTHER,
+        )
 
     try:
         backend, study = _opened(journal, found, sampler)
     except Exception as error:  # of any kind: records of another version say anything
         if not found.checked:
-            message = f"{path} is not a journal that this version of autofit can read ({error!r})."
-            raise InputError(message, _OTHER) from error
+            raise InputError(
+                f"{path} is not a journal that this version of autofit can read ({error!r}).",
+                _OTHER,
+            ) from error
         found.is_whole = False  # what is right of it are the measurements
         backend, study = _opened(journal, found, sampler)
 
@@ -259,9 +269,11 @@ def open_study(journal: Journal | None, sampler: BaseSampler) -> Study:
         with naming(path), path.open("ab") as file:
             file.truncate(found.size)
         backend.written = len(found.lines)
+
     if _IDENTITY not in study.user_attrs:
         study.set_user_attr(_BUDGET, journal.budget_bytes)
         study.set_user_attr(_IDENTITY, _plain(journal.identity))
+
     if not found.is_whole:
         aside = _set_aside(path)
         write_atomically(path, b"".join(journal.lines))
@@ -270,6 +282,7 @@ def open_study(journal: Journal | None, sampler: BaseSampler) -> Study:
         left = counted(measured, "measurement")
         losses = f"{lost} of it cannot be read, {left} can"
         journal.notify(f"{path} was damaged: {losses}; the damaged file is now {aside}.")
+
     _end_running(study)
     return study
 
@@ -281,6 +294,7 @@ def _set_aside(path: Path) -> Path:
         aside = path.with_name(f"{path.name}.damaged{end}")
         if not os.path.lexists(aside):
             break
+
     write_atomically(aside, path.read_bytes())
     return aside
 
@@ -306,9 +320,11 @@ def _opened(journal: Journal, found: _Found, sampler: BaseSampler) -> tuple[_Bac
         sampler=sampler,
         load_if_exists=True,
     )
+
     if not found.is_whole:
         _add_measurements(study, found.checked)
         restore(study, found.checked)
+
     measurements_of(study)  # reads all of them
     return backend, study
 
@@ -364,6 +380,7 @@ def _check_identity(held: Mapping[str, Any], journal: Journal) -> None:
     """Raise InputError where a journal holds a search of something else."""
     if not held:
         return
+
     before = dict(_leaves(held))
     now = dict(_leaves(_plain(journal.identity)))
     changes = []
@@ -372,10 +389,13 @@ def _check_identity(held: Mapping[str, Any], journal: Journal) -> None:
         given = now.get(name)
         if was != given:
             changes.append(f"{name} was {shown(was)}, is {shown(given)}")
+
     if changes:
         message = f"{journal.path} holds a search of something else: {'; '.join(changes)}."
-        remedy = "Resume it with what it was started with, or choose another --out."
-        raise InputError(message, remedy)
+        raise InputError(
+            message,
+            "Resume it with what it was started with, or choose another --out.",
+        )
 
 
 def _leaves(data: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -38,6 +38,7 @@ class Features:
         self.names: list[tuple[str, Value]] = []
         for knob, choices in values.items():
             self.names.extend((knob, value) for value in choices)
+
         self.width = 2 + len(self.names)
         self._column = {name: column for column, name in enumerate(self.names, start=2)}
 
@@ -53,6 +54,7 @@ class Features:
             for item in config.items():
                 if item in self._column:
                     row[self._column[item]] = 1.0
+
         return rows
 
 
@@ -102,6 +104,7 @@ class LinearModel:
         # of zero at zero.
         if np.ndim(noise) < 2:
             noise = np.diag(np.broadcast_to(np.square(noise), len(values)))
+
         spread = rows * self.prior_variances - (rows @ self.gain.T) @ self.gain
         lower = np.linalg.cholesky(spread @ rows.T + noise)
         gain = np.linalg.solve(lower, spread)
@@ -148,5 +151,6 @@ def normal_below(z: Array) -> Array:
     powers = 1.061405429 * t - 1.453152027
     for coefficient in (1.421413741, -0.284496736, 0.254829592):
         powers = powers * t + coefficient
+
     above = 0.5 * powers * t * np.exp(-x * x)
     return np.asarray(np.where(z < 0, above, 1 - above))

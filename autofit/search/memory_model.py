@@ -13,7 +13,7 @@ from functools import cached_property
 
 import numpy as np
 
-from autofit.core.config import Config, Value
+from autofit.core.config import Value
 from autofit.core.measurement import Measurement, Outcome
 from autofit.search.beside_tensors import RESERVED_NOISE, beside_tensors
 from autofit.search.encoding import MICRO_BATCH, Configs
@@ -78,9 +78,9 @@ class MemoryModel:
 
     def sizes(self, measurements: Measurements, group: Group) -> Sizes:
         """The bytes of configs, given those measured."""
-        fitting: list[Config] = []
-        nbytes: list[int] = []
-        failed: list[Config] = []
+        fitting = []
+        nbytes = []
+        failed = []
         for measurement in measurements:
             size = _allocated(measurement)
             if measurement.fits and size:
@@ -88,6 +88,7 @@ class MemoryModel:
                 nbytes.append(size)
             elif measurement.outcome is Outcome.OUT_OF_MEMORY:
                 failed.append(measurement.config)
+
         fitting.extend(self.prior.sizes)
         nbytes.extend(self.prior.sizes.values())
         failed.extend(self.prior.outgrew)
@@ -135,6 +136,7 @@ class MemoryModel:
             past = limit + _BEYOND - at.nbytes
             expected, _ = model.predict(at.rows)
             model = model.learn(at.rows, np.maximum(expected, past), _BEYOND)
+
         return posterior(group)
 
     def _group(self, configs: Configs) -> Group:
@@ -150,13 +152,14 @@ class MemoryModel:
 
         # Unknown: between the largest that fitted and the smallest that did not.
         fitted = 1
-        failed: list[int] = []
+        failed = []
         for measurement in measurements:
             size = _allocated(measurement)
             if measurement.fits:
                 fitted = max(fitted, size)
             elif measurement.outcome is Outcome.OUT_OF_MEMORY and size:
                 failed.append(size)
+
         return math.log(max(fitted, min(failed, default=2 * fitted)))
 
     @cached_property
@@ -168,6 +171,7 @@ class MemoryModel:
             if knob != MICRO_BATCH:  # the slope stands for it
                 ladder = _ladder(knob, self.features.values[knob], self.memory_order)
                 mean[column] = _SPAN * ladder.index(value) / max(1, len(ladder) - 1)
+
         return mean
 
     @cached_property
@@ -182,7 +186,7 @@ def _allocated(measurement: Measurement) -> int:
 
 def _ladder(knob: str, values: Sequence[Value], memory_order: MemoryOrder) -> list[Value]:
     """The values by rising memory; those with a proven rank are sorted among themselves."""
-    ranks: dict[Value, int] = {}
+    ranks = {}
     for value in values:
         rank = memory_order(knob, value)
         if rank is not None:

@@ -67,17 +67,23 @@ class Predictions:
         return _median(self.seconds)
 
 
-def _median(figures: Mapping[Config, float]) -> float:
+def figures(by_config: Mapping[Config, float], configs: Configs) -> Array:
+    """The figures of some configs, NaN where unknown."""
+    return np.array([by_config.get(config, np.nan) for config in configs], dtype=float)
+
+
+def is_known(values: Array) -> Mask:
+    """Which figures are known, and possible."""
+    return np.asarray(np.isfinite(values) & (values > 0))
+
+
+def _median(by_config: Mapping[Config, float]) -> float:
     """Of those that are known; 1 where none is."""
-    values = np.array(list(figures.values()), dtype=float)
-    values = values[_known(values)]
+    values = np.array(list(by_config.values()), dtype=float)
+    values = values[is_known(values)]
     return float(np.median(values)) if len(values) else 1.0
 
 
-def _logs(figures: Mapping[Config, float], configs: Configs, median: float) -> Array:
-    values = np.array([figures.get(config, np.nan) for config in configs], dtype=float)
-    return np.asarray(np.log(np.where(_known(values), values, median)))
-
-
-def _known(values: Array) -> Mask:
-    return np.isfinite(values) & (values > 0)
+def _logs(by_config: Mapping[Config, float], configs: Configs, median: float) -> Array:
+    values = figures(by_config, configs)
+    return np.asarray(np.log(np.where(is_known(values), values, median)))

@@ -119,17 +119,21 @@ class PriorMeasurements:
                 outgrew[config] = None
             elif measurement.works:
                 self.fits.add(config)
+
         self._proven.sort(key=lambda measurement: measurement.peak_bytes or 0)
         self.outgrew = [config for config in outgrew if config not in self.sizes]
 
     def noise(self, measured: int, noise: float) -> Array:
         """The covariance of the errors of `measured` speeds of today, each with that noise, and of
         the earlier ones."""
-        sessions = np.array([0] * measured + [timed.session for timed in self._timed])
         own = [noise**2] * measured
-        own += [noise**2 / timed.count + _OWN**2 for timed in self._timed]
+        sessions = [0] * measured  # of today
+        for timed in self._timed:
+            own.append(noise**2 / timed.count + _OWN**2)
+            sessions.append(timed.session)
 
-        same_day = (sessions[:, None] == sessions[None, :]) & (sessions > 0)
+        days = np.array(sessions)
+        same_day = (days[:, None] == days[None, :]) & (days > 0)
         return np.asarray(np.diag(own) + _DAY**2 * same_day)
 
     def not_outgrown(self, pool: Encoding, memory_order: MemoryOrder) -> Mask:
@@ -137,12 +141,13 @@ class PriorMeasurements:
         left = np.ones(len(pool.codes), dtype=bool)
         for measurement in self._proven:
             left &= ~ruled_out(measurement.config, pool, memory_order)
+
         return left
 
 
 def _timed(measurements: Sequence[PriorMeasurement]) -> list[_Timed]:
     """The timed ones by config and session: the fastest, those that fit first."""
-    outgrew: set[Config] = set()
+    outgrew = set()
     times: dict[tuple[Config, int], list[float]] = defaultdict(list)
     for measurement in measurements:
         if measurement.outgrew:
@@ -154,5 +159,6 @@ def _timed(measurements: Sequence[PriorMeasurement]) -> list[_Timed]:
     for (config, session), seconds in times.items():
         mean = statistics.geometric_mean(seconds)
         found.append(_Timed(config in outgrew, mean, config, session, len(seconds)))
+
     found.sort(key=lambda timed: (timed.outgrew, timed.seconds))
     return found[:_MOST_TIMED]

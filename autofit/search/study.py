@@ -106,17 +106,26 @@ class Limits:
 
     def __post_init__(self) -> None:
         if self.trials < 1:
-            message = f"{self.trials} trials measure nothing."
-            raise InputError(message, "Give a number of trials of at least 1.")
+            raise InputError(
+                f"{self.trials} trials measure nothing.",
+                "Give a number of trials of at least 1.",
+            )
+
         seconds = self.time_limit
         if seconds is not None and not 0 < seconds < math.inf:
-            message = f"the time limit must be positive, not {seconds}."
-            raise InputError(message, "Leave it out for none.")
+            raise InputError(
+                f"the time limit must be positive, not {seconds}.",
+                "Leave it out for none.",
+            )
 
     def asked(self) -> dict[str, Any]:
         """What decides when the search ends."""
-        names = ("trials", "tolerance", "quick", "asked_seconds")
-        return {name: getattr(self, name) for name in names}
+        return {
+            "trials": self.trials,
+            "tolerance": self.tolerance,
+            "quick": self.quick,
+            "asked_seconds": self.asked_seconds,
+        }
 
 
 @dataclass(frozen=True)
@@ -178,6 +187,7 @@ def search(
     possible = legal
     if predictions is not None and limits.memory_bytes is not None:
         possible = _possible(legal, predictions, limits.memory_bytes, prior.fits)
+
     scored = _worth_scoring(possible, predictions, limits.memory_bytes, seed)
     surrogate = Surrogate(
         _values(space, legal),
@@ -188,6 +198,7 @@ def search(
         predictions=predictions,
         prior=prior,
     )
+
     sampler = SurrogateSampler(
         surrogate,
         seed=seed,
@@ -237,12 +248,13 @@ def _within(measurements: Sequence[PriorMeasurement], legal: Configs) -> PriorMe
     if not measurements:
         return PriorMeasurements()
 
-    same = {config: config for config in legal}  # looking up the same object is faster
+    same = dict(zip(legal, legal, strict=True))  # looking up the same object is faster
     within = []
     for measurement in measurements:
         config = same.get(measurement.config)
         if config is not None:
             within.append(dataclasses.replace(measurement, config=config))
+
     return PriorMeasurements(within)
 
 
@@ -270,6 +282,7 @@ def _with_fitting(
     order of the legal ones."""
     if not fitting or len(chosen) == len(legal):
         return chosen
+
     wanted = fitting.union(chosen)
     return [config for config in legal if config in wanted]
 
@@ -289,16 +302,19 @@ def _worth_scoring(
     if predictions is not None:
         return predictions.most_promising(configs, memory_bytes or math.inf, _MOST_SCORED)
 
-    others = random.Random(seed).sample(range(1, len(configs)), _MOST_SCORED - 1)
-    return [configs[index] for index in sorted([0, *others])]
+    draw = random.Random(seed)
+    others = draw.sample(range(1, len(configs)), _MOST_SCORED - 1)
+    return list(map(configs.__getitem__, sorted([0, *others])))
 
 
 def _values(space: Space, legal: Configs) -> KnobValues:
     """Every value of each knob: the listed ones, then canonical ones that they lead to."""
     values = {}
     for knob, listed in space.knobs.items():
-        canonical = (config[knob] for config in legal)
-        values[knob] = tuple(dict.fromkeys(itertools.chain(listed, canonical)))
+        known = dict.fromkeys(listed)
+        known.update(dict.fromkeys(config[knob] for config in legal))
+        values[knob] = tuple(known)
+
     return values
 
 
@@ -315,6 +331,7 @@ def _explored(sampler: SurrogateSampler, measurements: Measurements, stopped_by:
     for measurement in sampler.surrogate.posterior(measurements):
         if measurement.step_seconds:
             expected[str(measurement.number)] = measurement.step_seconds.median
+
     return Explored(len(measurements), stopped_by, bound, expected)
 
 
@@ -367,6 +384,7 @@ class _Exploration:
             if stopped_by:
                 return stopped_by
             self._start()
+
         return None
 
     def _places(self) -> int:
@@ -404,6 +422,7 @@ class _Exploration:
         count = sum(seen.outcome is not Outcome.REFUSED for seen in measurements)
         if count >= _MOST_QUICK * quick:
             return True
+
         left = self._sampler.left(measurements)
         if self._surrogate.expects_faster(measurements, left, _MUCH_FASTER):
             return False
@@ -432,6 +451,7 @@ class _Exploration:
         else:
             measurement = dataclasses.replace(measurement, number=number)
             record(self._study, trial, measurement)
+
         del self._running[number]
         return measurement
 
