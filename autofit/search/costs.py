@@ -30,14 +30,17 @@ _FAR = 1.5
 
 
 class Costs:
-    """Costs of configs with these features."""
+    """A model of what probes of configs cost, in seconds."""
 
     def __init__(self, features: Features) -> None:
         self._features = features
 
     def seconds(self, measurements: Measurements, rows: Array) -> Array:
-        """Expected seconds of a probe of configs with these features, up to a factor until
-        something is measured."""
+        """Expected seconds of probes, up to a factor until something is measured.
+
+        Args:
+            rows: [configs, columns], features of the configs to probe.
+        """
         configs = []
         seconds = []
         uncompiled = []

@@ -50,6 +50,7 @@ def slowdown(measurements: Measurements, *, noise: float) -> Array:
     if len(set(configs)) == len(configs):
         return np.zeros(len(measurements))
 
+    # The walk's covariance: the time, in units of five minutes, from the later of two to the end.
     spent = np.cumsum([measurement.seconds for measurement in measurements])
     ago = (spent[-1:] - spent) / AGAIN_AFTER_SECONDS
     timed = [index for index, seen in enumerate(measurements) if seen.fits and seen.step_seconds]

@@ -62,9 +62,11 @@ class _Choice:
 
 
 class Enumeration:
-    """The canonical configs that the listed values of some knobs lead to, at least one of each.
+    """The canonical configs that the listed values of some knobs lead to.
 
-    Constraints may be of these knobs, and of others, which stay off.
+    Args:
+        knobs: the listed values of each knob, at least one.
+        constraints: of these knobs, and of others, which stay off.
     """
 
     def __init__(self, knobs: KnobValues, constraints: Constraints) -> None:
@@ -111,7 +113,11 @@ class Enumeration:
         self._most = _MAX_UNREAD if self._unread else MAX_CONFIGS
 
     def count(self, *, refused: bool = False) -> Count:
-        """The number of legal configs, or with `refused` of all canonical ones."""
+        """The number of configs.
+
+        Args:
+            refused: whether canonical configs count that a constraint refuses.
+        """
         start = self._canonical if refused else self._legal
         total = self._count_from(start)
         distinct = not self._unread and not self._may_repeat
@@ -169,6 +175,7 @@ class Enumeration:
         return _Choice(index, tuple(sorted(given)), tuple(sorted(left - given)))
 
     def _assume(self, state: _State, knob: str, index: int) -> _Choice | None:
+        """What a state says of one of a knob's values; None where it forbids it."""
         return self._choice(index, (self._diagram.assume(node, knob, index) for node in state))
 
     def _step(self, state: _State) -> tuple[str, tuple[_Choice, ...]]:
@@ -212,6 +219,7 @@ class Enumeration:
         return self._counts[state]
 
     def _count_from(self, start: _Choice | None) -> int:
+        """How many configs come of a start; 0 where everything is forbidden."""
         return self._count(start.left) if start else 0
 
     def _sampled_ranks(self, total: int, seed: int) -> list[int]:
@@ -257,7 +265,13 @@ class Enumeration:
         *,
         refused: bool = False,
     ) -> tuple[Config, ...]:
-        """The distinct configs of those ranks, in the order of the space."""
+        """The distinct configs of some ranks, in the order of the space.
+
+        Args:
+            start: before any knob is decided.
+            ranks: rising numbers among all that is counted.
+            refused: as of `count`.
+        """
         if start is None or not len(ranks):
             return ()
 

@@ -65,8 +65,12 @@ class Mixture:
 
 
 class GaussianProcess:
-    """The process over the configs of a pool, which may differ in `knobs`; the micro-batch counts
-    by its doublings."""
+    """The process over the configs of a pool.
+
+    Args:
+        knobs: those in which the configs may differ; the micro-batch counts by its doublings.
+        pool: the configs that are predicted again and again.
+    """
 
     def __init__(self, knobs: Sequence[str], pool: Encoding) -> None:
         self._pool = pool
@@ -150,6 +154,7 @@ class GaussianProcess:
         return correlations, covariances
 
     def _points(self, configs: Configs) -> _Points:
+        """Any configs, as the kernel compares them."""
         return _Points(self._pool.encoded(configs)[:, self._columns], doublings(configs))
 
 
@@ -172,7 +177,11 @@ class _Points:
         return np.array(rows)
 
     def share(self, others: _Points, of_value: Array) -> Array:
-        """Covariances with others of the errors that all share, or all with the same value of a
-        knob, whose variances are `of_value`: [these, others]."""
+        """Covariances with others that do not depend on the scale: [these, others].
+
+        Args:
+            of_value: variances of the errors that all with the same value of a knob share; there is
+                one that all configs share.
+        """
         same_values = [(others.codes == codes) @ of_value for codes in self.codes]
         return _COMMON**2 + np.array(same_values)

@@ -58,6 +58,10 @@ class Journal:
     who go on with it.
 
     Attributes:
+        path: of the file.
+        identity: of the search.
+        budget_bytes: what tensors may take.
+        notify: gets a sentence about damage.
         lines: what the file holds, as far as it could be written.
         restored: makes a deleted file again, of `lines`; gives whether it was deleted.
     """
@@ -193,8 +197,10 @@ class _Found:
 
 
 def _is_readable(record: Any) -> bool:
-    """Whether a record has a number and, where it holds a measurement, one that a probe can have
-    made."""
+    """Whether a record with a right checksum makes sense.
+
+    It has a number and, where it holds a measurement, one that a probe can have made.
+    """
     if not isinstance(record, dict) or not is_whole(record.get("line"), 0):
         return False
 
@@ -203,8 +209,10 @@ def _is_readable(record: Any) -> bool:
 
 
 def _has_new_fields(record: Any) -> bool:
-    """Whether a record's measurement has figures that this version does not know: what it says is
-    not damaged."""
+    """Whether a record's measurement has figures that this version does not know.
+
+    Then it is not damaged, but of another version.
+    """
     held = _held(record) if isinstance(record, dict) else None
     return isinstance(held, dict) and not held.keys() <= field_types(Measurement).keys()
 
@@ -230,8 +238,9 @@ def _measurement(held: Any) -> Measurement | None:
 
 
 def open_study(journal: Journal | None, sampler: BaseSampler) -> Study:
-    """The study of a journal, new, resumed or in memory; of a damaged one, which is set aside, what
-    is left of it.
+    """The study of a journal, new, resumed or, without a journal, in memory.
+
+    A damaged journal is set aside, and the study has what is left of it.
 
     Raises InputError for a journal of something else, and for a damaged one without checksums.
     """
@@ -348,8 +357,10 @@ def _add_measurements(study: Study, records: Iterable[dict[str, Any]]) -> None:
 
 
 def begun_with(path: Path) -> tuple[Mapping[str, Any], int | None]:
-    """The identity and the budget that a journal was begun with; nothing, and None, where it does
-    not say."""
+    """The identity and the budget in bytes that a journal was begun with.
+
+    Nothing, and None, where it does not say.
+    """
     found = _Found(path)
     return found.identity, found.budget_bytes
 

@@ -26,7 +26,10 @@ _INTERCEPT_DEVIATION = 30.0
 
 class Features:
     """A Config as a row of numbers: an intercept, the slope over the micro-batch, then 0 or 1 for
-    each value of a knob. An unknown value is a row of zeros for its knob.
+    each value of a knob.
+
+    An unknown value is a row of zeros for its knob. The micro-batch counts by its doublings from
+    the middle of those that the space lists.
 
     Attributes:
         names: knob and value of every column but the first two.
@@ -46,7 +49,7 @@ class Features:
         self._middle = float(sizes.mean()) if len(sizes) else 0.0
 
     def rows(self, configs: Configs) -> Array:
-        """One row for each config."""
+        """One row for each config: [configs, columns]."""
         rows = np.zeros((len(configs), self.width))
         rows[:, 0] = 1.0
         rows[:, 1] = doublings(configs) - self._middle
@@ -86,15 +89,24 @@ class LinearModel:
         slope: float,
         value: float,
     ) -> LinearModel:
-        """Independent effects around `mean`, with standard deviations for each kind of column."""
+        """Independent effects around a mean.
+
+        Args:
+            mean: of each column of `Features`.
+            intercept: the standard deviation of the first column.
+            slope: that of the second, the effect of a doubling of the micro-batch.
+            value: that of all others.
+        """
         deviations = np.full(len(mean), value, dtype=np.float64)
         deviations[:2] = intercept, slope
         return cls(mean, deviations**2, np.zeros((0, len(mean))))
 
     def learn(self, rows: Array, values: Array, noise: Array | float) -> LinearModel:
-        """The effects given `values` at `rows`.
+        """The effects given values of the quantity.
 
         Args:
+            rows: [values, columns], the features of what was measured.
+            values: logarithms.
             noise: of the values: the covariance of their errors, or standard deviations.
         """
         if not len(values):

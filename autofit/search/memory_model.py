@@ -48,8 +48,18 @@ _BEYOND = 0.2  # how far past the limit an out-of-memory is assumed to lie
 
 @dataclass(frozen=True)
 class Sizes:
-    """Log bytes of configs and of the limit. The posterior is a mixture over scales of its
-    deviations; `limit_noise` is the deviation of each config's own limit."""
+    """Log bytes of configs and of the limit.
+
+    The posterior is a mixture of normal distributions with the same means.
+
+    Attributes:
+        means: [configs].
+        deviations: [configs], of the scale 1.
+        scales: what deviations are multiplied by.
+        weights: of the scales.
+        limit: on what tensors may take.
+        limit_noise: the deviation of each config's own limit.
+    """
 
     means: Array
     deviations: Array
@@ -66,7 +76,11 @@ class Sizes:
 
 @dataclass(frozen=True)
 class MemoryModel:
-    """The model of the configs of a pool; arguments as of `Surrogate`."""
+    """The model of the configs of a pool.
+
+    Until something fits, the smallest config of the pool is expected to. Other attributes are as of
+    `Surrogate`.
+    """
 
     features: Features
     pool: Group
@@ -98,8 +112,8 @@ class MemoryModel:
             noise = _GUESSED_NOISE
             scales = np.ones(1)
             evidence = np.zeros(1)
-            # Until something fits, the smallest config is expected to fill the limit: only
-            # differences count then.
+            # Until something fits, the smallest config is expected to fill the limit: then only
+            # differences count.
             mean = self._effects.copy()
             mean[0] = limit - self._least
             model = LinearModel.prior(mean, slope=_SLOPE_DEVIATION, value=_DEVIATION)
@@ -181,6 +195,7 @@ class MemoryModel:
 
 
 def _allocated(measurement: Measurement) -> int:
+    """Peak bytes of tensors, 0 where unknown."""
     return measurement.peak_bytes.allocated if measurement.peak_bytes else 0
 
 

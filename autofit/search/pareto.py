@@ -49,6 +49,8 @@ class Evidence:
         best: None where nothing fits.
         measurements: in their order, the verified ones last.
         failed: configs that fitted at first and did not when verified.
+        surrogate: without it nothing is said of what was not measured.
+        predictions: likewise.
     """
 
     best: Measurement | None
@@ -92,8 +94,13 @@ class Evidence:
 
 @dataclass(frozen=True)
 class ParetoReport:
-    """The front of each tier, the single changes of the best config knob by knob, and other budgets
-    worth a mention."""
+    """What there is beside the best config.
+
+    Attributes:
+        frontier: the front of each tier.
+        alternatives: single changes of the best config, knob by knob.
+        other_budgets: those worth a mention.
+    """
 
     frontier: dict[str, tuple[Point, ...]]
     alternatives: tuple[Alternative, ...] = ()
@@ -195,8 +202,10 @@ def _single_changes(evidence: Evidence) -> dict[Config, str]:
 def _alternatives(
     changes: dict[Config, str], predicted: dict[Config, Point], evidence: Evidence
 ) -> tuple[Alternative, ...]:
-    """One for each value of each knob, knobs in the order of a config and of each the fastest
-    first."""
+    """One for each value of each knob.
+
+    Knobs come in the order of a config, values of one with the fastest first.
+    """
     found = []
     for config, knob in changes.items():
         alternative = _alternative(config, knob, predicted, evidence)
@@ -266,8 +275,10 @@ def leading(predictions: Predictions, most: int) -> list[Config]:
 
 
 def predicted_points(configs: Iterable[Config], evidence: Evidence) -> dict[Config, Point]:
-    """Memory and speed expected of those configs that are predicted, likely work, and were not
-    measured whole."""
+    """Memory and speed expected of configs.
+
+    Only of those that are predicted, likely work, and were not measured whole.
+    """
     surrogate = evidence.surrogate
     unmeasured = [config for config in configs if _is_open(config, evidence)]
     if surrogate is None or not unmeasured:
@@ -313,8 +324,10 @@ def _is_open(config: Config, evidence: Evidence) -> bool:
 
 
 def _predicted_bytes(surrogate: Surrogate, group: Group, evidence: Evidence) -> Array:
-    """The bytes of configs, as the budget counts them: more than there is, where an out-of-memory
-    proves that."""
+    """The bytes of configs, as the budget counts them.
+
+    They are more than there is where an out-of-memory proves that.
+    """
     latest = evidence.latest.values()
     nbytes = np.exp(surrogate.memory.sizes(evidence.levelled, group).means)
     if evidence.hardware.device != "cpu":

@@ -19,7 +19,12 @@ _SURE = 0.7
 
 @dataclass(frozen=True)
 class Predictions:
-    """Bytes of tensors and seconds of a step for each config, NaN where unknown."""
+    """What is expected of each config, NaN where unknown.
+
+    Attributes:
+        nbytes: of tensors.
+        seconds: of a step.
+    """
 
     nbytes: Mapping[Config, float]
     seconds: Mapping[Config, float]
@@ -42,8 +47,13 @@ class Predictions:
         return self.nbytes.get(config, np.nan) * _SURE > limit
 
     def most_promising(self, configs: Configs, limit: float, most: int) -> list[Config]:
-        """At most `most` configs, in their order: the fastest predicted within the limit, then the
-        smallest others."""
+        """At most so many configs, in their order: the fastest predicted within the limit, then the
+        smallest others.
+
+        Args:
+            limit: bytes of tensors.
+            most: how many configs.
+        """
         nbytes = self.log_bytes(configs)
         too_large = nbytes > np.log(limit)
         last = np.where(too_large, nbytes, -self.log_throughput(configs))
@@ -85,5 +95,6 @@ def _median(by_config: Mapping[Config, float]) -> float:
 
 
 def _logs(by_config: Mapping[Config, float], configs: Configs, median: float) -> Array:
+    """Logarithms of figures; the median stands for unknown ones."""
     values = figures(by_config, configs)
     return np.asarray(np.log(np.where(is_known(values), values, median)))

@@ -29,15 +29,24 @@ _MOST_TIMED = 48  # earlier speeds, the fastest that fit: each makes scoring a l
 
 @dataclass(frozen=True)
 class PriorMeasurement:
-    """An earlier measurement of a config, within the budget of this search."""
+    """An earlier measurement of a config, within the budget of this search.
+
+    Attributes:
+        session: the search that measured it.
+        step_seconds: None where no step was timed.
+        peak_bytes: of tensors; None where the run did not get so far.
+        outgrew: whether it probably takes more memory than there is now.
+        proven: whether it surely does.
+        works: whether it did not crash, hang or diverge.
+    """
 
     config: Config
-    session: int = 1  # the search that measured it
-    step_seconds: float | None = None  # None where no step was timed
-    peak_bytes: int | None = None  # of tensors; None where the run did not get so far
-    outgrew: bool = False  # it probably takes more memory than there is now
-    proven: bool = False  # it surely does
-    works: bool = True  # it did not crash, hang or diverge
+    session: int = 1
+    step_seconds: float | None = None
+    peak_bytes: int | None = None
+    outgrew: bool = False
+    proven: bool = False
+    works: bool = True
 
 
 def prior_measurement(
@@ -124,8 +133,12 @@ class PriorMeasurements:
         self.outgrew = [config for config in outgrew if config not in self.sizes]
 
     def noise(self, measured: int, noise: float) -> Array:
-        """The covariance of the errors of `measured` speeds of today, each with that noise, and of
-        the earlier ones."""
+        """The covariance of the errors of speeds of today, then of the earlier ones.
+
+        Args:
+            measured: how many speeds are of today.
+            noise: standard deviation of a measurement's logarithm.
+        """
         own = [noise**2] * measured
         sessions = [0] * measured  # of today
         for timed in self._timed:

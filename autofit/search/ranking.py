@@ -41,7 +41,11 @@ class Ranking:
     objective: Objective = throughput
 
     def preferred(self, figures: Sequence[Figures]) -> int | None:
-        """The index of the config to recommend; None where there is none."""
+        """The index of the config to recommend; None where there is no config.
+
+        Args:
+            figures: of configs that fit.
+        """
         if not figures:
             return None
 

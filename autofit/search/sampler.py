@@ -119,6 +119,7 @@ class SurrogateSampler(BaseSampler):
         return self._by_params[self._params(params)]
 
     def _params(self, config: Mapping[str, Any]) -> tuple[Any, ...]:
+        """The values of all knobs that are searched, in the order of the distributions."""
         return tuple(config[knob] for knob in self.distributions)
 
     def running(self, study: Study) -> list[Config]:
@@ -143,8 +144,11 @@ class SurrogateSampler(BaseSampler):
         return [*measurements, *self.surrogate.fantasies(measurements, running)]
 
     def acquisition_target(self, measurements: Measurements) -> tuple[Mask, Measurements] | None:
-        """Which configs to choose from, and the measurements whose best to beat; None where no
-        config is worth a probe."""
+        """Which configs to choose from, and the measurements whose best to beat.
+
+        All configs left as long as one may beat the best of all; then those of the first tier in
+        which one may beat the tier's best. None where no config is worth a probe.
+        """
         left = self.left(measurements)
         if not left.any():
             return None

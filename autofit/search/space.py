@@ -43,7 +43,11 @@ class KnobChoices:
 
 @dataclass(frozen=True)
 class Space:
-    """The values each knob may take in a search; knobs that are absent are off."""
+    """The values each knob may take in a search.
+
+    Attributes:
+        knobs: the values of each, expected memory rising; knobs that are absent are off.
+    """
 
     name: str
     description: str
@@ -166,7 +170,11 @@ def _read(path: Path) -> tuple[str, dict[str, Any]]:
 
 
 def _offered(knob: str, given: Any, offer: KnobChoices, path: Path) -> tuple[Value, ...]:
-    """The values of one knob of a file, as far as this hardware offers them."""
+    """The values of one knob of a file, as far as this hardware offers them.
+
+    Args:
+        given: what the file lists for the knob.
+    """
     _check_knob(knob, offer)
     if given != _ALL and not isinstance(given, list):
         raise InputError(f"{path}: {knob} is {shown(given)}.", "Write a list of values, or all.")
@@ -198,7 +206,11 @@ def _offered(knob: str, given: Any, offer: KnobChoices, path: Path) -> tuple[Val
 
 
 def _checked(knob: str, values: list[Any], offer: KnobChoices, source: str) -> tuple[Value, ...]:
-    """Values that a user lists; raises InputError for those that the knob never takes."""
+    """Values that a user lists; raises InputError for those that the knob never takes.
+
+    Args:
+        source: where they are listed, for messages.
+    """
     if not values:
         raise InputError(
             f"{source}: {knob} has no values.",
@@ -222,6 +234,7 @@ def _checked(knob: str, values: list[Any], offer: KnobChoices, source: str) -> t
 
 
 def _check_knob(knob: str, offer: KnobChoices) -> None:
+    """Raise InputError for a knob that cannot be searched."""
     if knob not in offer.known:
         raise unknown("knob to search", knob, offer.known)
 

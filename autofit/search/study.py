@@ -56,10 +56,12 @@ class SearchProblem:
     Attributes:
         probe: gets a number, a config, and the seconds per step of the best so far, to stop
             hopeless ones.
+        constraints: which configs of the space are legal.
         memory_order: the proven rank of a knob's value (`Technique.memory_order`).
         on_finished: gets each measurement, and the best one that fits so far.
         on_started: gets the size of the space and how many configs are refused, before the first
             probe.
+        predict: gets all legal configs; None where nothing can be predicted.
         prior_measurements: guide the first probes, and are no part of the outcome.
         on_probe: called as each probe starts.
         concurrency: makes of `probe` what runs it, several at a time or not.
@@ -133,10 +135,12 @@ class SearchOutcome:
     """All measurements by number, why there are no more, and the surrogate to ask with them.
 
     Attributes:
+        measurements: resumed ones included, verified ones not.
         skipped: configs never measured: predicted not to fit, dominated by an out-of-memory,
             refused.
         stopped_by: "trials", "time", "interrupt", "space" (none left) or "bound" (none is expected
             to be faster, or to fit).
+        space_size: how many canonical configs there are, refused ones included.
         bound: the share by which any config left may be faster than the best, at 95 %; None where
             none is left or nothing fits.
         posterior: every config that fits, at the speed expected given all measurements.
@@ -167,10 +171,15 @@ def search(
     journal: Journal | None = None,
     seed: int = 0,
 ) -> SearchOutcome:
-    """Measure configs of a space, each once but for a leader repeated to see drift, until a limit
-    or an interrupt.
+    """Measure configs of a space until a limit or an interrupt.
 
-    Raises InputError where the space contradicts itself, or the journal cannot be continued.
+    Each is measured once, but for a leader that is repeated to see the machine drift. Raises
+    InputError where the space contradicts itself, or the journal cannot be continued.
+
+    Args:
+        limits: when to end, and the memory; the default limits if None.
+        journal: where to keep the search; in memory if None.
+        seed: decides between configs of the same score, and which of a large space are scored.
     """
     began = time.monotonic()
     limits = limits or Limits()
@@ -278,8 +287,10 @@ def _with_fitting(
     legal: Configs,
     fitting: set[Config],
 ) -> Configs:
-    """The chosen configs and those already measured to fit, whatever is predicted of them; in the
-    order of the legal ones."""
+    """The chosen configs and those already measured to fit, whatever is predicted of them.
+
+    They come in the order of the legal ones.
+    """
     if not fitting or len(chosen) == len(legal):
         return chosen
 
@@ -377,8 +388,10 @@ class _Exploration:
             self._end()
 
     def _fill_places(self) -> str | None:
-        """Start probes until no more may run at once; returns why none started, if there is a
-        reason to stop."""
+        """Start probes until no more may run at once.
+
+        Returns the reason to start no more, if there is one.
+        """
         while len(self._running) < self._places():
             stopped_by = self._stop_reason()
             if stopped_by:
@@ -429,6 +442,7 @@ class _Exploration:
         return count >= quick or self._surrogate.confirmed_by(measurements)
 
     def _start(self) -> None:
+        """Have the next config measured, under the first number that is free."""
         measurements = measurements_of(self._study)
         taken = {measurement.number for measurement in measurements}.union(self._running)
         number = next(number for number in itertools.count() if number not in taken)

@@ -60,8 +60,12 @@ _RESOLUTION = 10_000  # of a regret bound: the parts of 1
 
 @dataclass(frozen=True)
 class Speeds:
-    """Log steps per second of configs: their posterior, and its highest mean among those measured
-    to fit."""
+    """Log steps per second of configs.
+
+    Attributes:
+        posterior: given all measurements.
+        best: its highest mean among configs measured to fit; minus infinity where none is.
+    """
 
     posterior: Mixture
     best: float
@@ -85,7 +89,7 @@ class Speeds:
         return replace(self, posterior=Mixture(self.posterior.weights, means, deviations))
 
     def probability_above(self, share: float) -> Array:
-        """The probability of each to be faster than the best by more than that share of it."""
+        """The probability of each config to be faster than the best by more than a share of it."""
         z = (self.posterior.means - self.best - math.log1p(share)) / self.posterior.deviations
         return np.asarray(self.posterior.weights @ normal_below(z))
 
@@ -187,7 +191,12 @@ class Surrogate:
         return self._cache[name][1]
 
     def _speed(self, at: Group, values: Array, group: Group) -> Mixture:
-        """The posterior of log speeds, given values at some configs."""
+        """The posterior of log speeds of a group.
+
+        Args:
+            at: configs whose speeds are known, today's first.
+            values: those, as logarithms of steps per second.
+        """
         noise = self.prior.noise(len(values) - len(self.prior.configs), SPEED_NOISE)
         if self._predictions is not None:
             errors = values - at.speed
@@ -266,8 +275,10 @@ class Surrogate:
         return np.asarray(self._cached("feasible", measurements, group, compute))
 
     def works(self, measurements: Measurements, group: Group) -> Array:
-        """The probability that a config which fits works: one that may crash, hang or diverge is
-        avoided, not excluded."""
+        """The probability that a config which fits works.
+
+        One that may crash, hang or diverge is avoided, not excluded.
+        """
         configs = []
         works = []
         for measurement in measurements:
@@ -317,8 +328,10 @@ class Surrogate:
         return float(speeds.probability_above(share).max()) > _CONFIDENCE
 
     def expects_faster(self, measurements: Measurements, left: Mask, share: float) -> bool:
-        """Whether a config left is expected to be faster than the best by more than a share of it;
-        never without predictions, which additive effects do not replace."""
+        """Whether a config left is expected to be faster than the best by more than a share of it.
+
+        Never without predictions, which additive effects do not replace.
+        """
         if self._predictions is None:
             return False
 
@@ -328,8 +341,7 @@ class Surrogate:
         return float(speeds.posterior.mean.max()) > speeds.best + math.log1p(share)
 
     def prediction_bias(self, measurements: Measurements) -> float:
-        """How many times longer than predicted steps take, where that makes predictions
-        misleading; else 0."""
+        """How many times longer than predicted steps take; 0 where predictions do not mislead."""
         errors = self._prediction_errors(measurements)
         if not errors:
             return 0.0
@@ -399,8 +411,10 @@ class Surrogate:
         left: Mask,
         rivals: Measurements | None = None,
     ) -> Mask:
-        """Which of those left are likely feasible, or would gain so much that a probe is worth its
-        risk."""
+        """Which of those left are worth a probe.
+
+        They are likely feasible, or would gain so much that a probe is worth its risk.
+        """
         feasible = self.probability_feasible(measurements, self.pool)
         possible = left & (feasible > _INFEASIBLE)
         if self._predictions is None or not possible.any():

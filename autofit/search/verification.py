@@ -50,7 +50,15 @@ class _NoTimeError(Exception):
 
 @dataclass(frozen=True)
 class Verification:
-    """The explored measurements, the verified ones, and the configs that failed verification."""
+    """What verification came to.
+
+    Attributes:
+        explored: the measurements that exploring made.
+        verified: one measurement of each config that fitted again.
+        failed: the configs that did not.
+        interrupted: whether by Ctrl-C.
+        out_of_time: whether the time was up before its end.
+    """
 
     explored: tuple[Measurement, ...]
     verified: tuple[Measurement, ...] = ()
@@ -85,9 +93,11 @@ def verify(
     before: Measurements = (),
     finished: bool = False,
 ) -> Verification:
-    """Measure the possible winners again: at least the best and the runner-up, and the next one for
-    each that fails or turns out much slower than a config that was only explored. Once something is
-    verified, nothing is measured that is expected to take longer than there is time.
+    """Measure the possible winners again.
+
+    These are at least the best and the runner-up, and the next one for each that fails or turns out
+    much slower than a config that was only explored. Once something is verified, nothing is
+    measured that is expected to take longer than there is time.
 
     Args:
         posterior: one measurement of every config that fits, at its expected speed.
@@ -167,8 +177,10 @@ def confirm(
     *,
     before: Measurements = (),
 ) -> Verification:
-    """Measure the one to recommend once more, or the next one for each that fails; arguments as of
-    `verify`."""
+    """Measure the one to recommend once more, or the next one for each that fails.
+
+    Arguments are those of `verify`.
+    """
     verified = []
     failed = []
     interrupted = False
@@ -192,6 +204,7 @@ def confirm(
 
 
 def _by_config(measurements: Measurements) -> Rounds:
+    """In their order; a config that was not measured has none."""
     rounds: Rounds = defaultdict(list)
     for measurement in measurements:
         rounds[measurement.config].append(measurement)
@@ -205,8 +218,10 @@ def passed(rounds: Rounds, enough: int = ROUNDS) -> list[Measurement]:
 
 
 def joined(rounds: Measurements) -> Measurement:
-    """One verified measurement of several rounds: the mean of their medians, the widest interval,
-    the highest peak."""
+    """One verified measurement of several rounds.
+
+    It has the mean of their medians, the widest interval and the highest peak.
+    """
     medians = []
     lows = []
     highs = []
@@ -265,7 +280,10 @@ def _next_finalists(
 
 
 def _field(waiting: Measurements, ranking: Ranking, doubt: float, most: int) -> Measurements:
-    """The first two, and others that are within the tolerance and the doubt of the best."""
+    """The first finalists.
+
+    The first two, and others that are within the tolerance and the doubt of the best.
+    """
     enough = max(map(ranking.value, waiting), default=0.0) * (1 - ranking.tolerance - doubt)
     close = [finalist for finalist in waiting[2:] if ranking.value(finalist) >= enough]
     return [*waiting[:2], *close][:most]
