@@ -286,7 +286,7 @@ def lines_of(text: str) -> set[tuple[str, ...]]:
     return {tuple(line.split()) for line in text.splitlines()}
 
 
-def test_the_cards_that_readme_lists_are_what_is_predicted(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_cards_that_the_pages_list_are_what_is_predicted(capsys: pytest.CaptureFixture[str]) -> None:
     (shown,) = (block for block in blocks("text") if "--gpu " in block.text)
     command: Callable[..., Any] = main
     (asked,) = (w for b in blocks("sh") for w in commands(b) if "list" in w)

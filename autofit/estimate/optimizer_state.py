@@ -89,7 +89,7 @@ def _traced(
         for weight, (_, _, of_block) in zip(weights, kinds, strict=True):
             weight.of_block = of_block
         setup = fake_setup(workload, config, hardware, weights, recorder)
-        technique_named("optimizer").trace(setup, config["optimizer"])
+        technique_named("optimizer").trace(setup, config.optimizer)
         optimizer = setup.optimizer
         assert optimizer is not None, "the technique makes one"
         for stepped in [*([weight] for weight in weights), list(weights)]:

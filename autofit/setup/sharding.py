@@ -46,16 +46,16 @@ def sharded(setup: Setup, *, checked: bool = False) -> None:
     pinned = setup.device.type == "cuda"
     options: dict[str, Any] = {
         "mesh": mesh["replicate", "shard"] if layout.replicate > 1 else mesh["shard"],
-        "reshard_after_forward": config["reshard_after_forward"],
-        "mp_policy": _REDUCED.get(str(config["precision"]), MixedPrecisionPolicy()),
-        "offload_policy": CPUOffloadPolicy(pin_memory=pinned) if config["fsdp_offload"] == "cpu" else OffloadPolicy(),
+        "reshard_after_forward": config.reshard_after_forward,
+        "mp_policy": _REDUCED.get(config.precision, MixedPrecisionPolicy()),
+        "offload_policy": CPUOffloadPolicy(pin_memory=pinned) if config.fsdp_offload == "cpu" else OffloadPolicy(),
     }
     rest, uses, head = dict.fromkeys(model.modules()), _uses(model.modules()), output_head(model)
     for group in (*_called(repeated_blocks(model)), *_large_ends(setup)):
         parts = list(group.modules())
         alone = all(uses[parameter] == count for parameter, count in _uses(parts).items())
         if alone and rest.keys() >= set(parts):  # tied weights are the root's, an embedding in a block is the block's
-            stays = group is head and config["loss"] != "standard"  # until the loss, which multiplies by its weight
+            stays = group is head and config.loss != "standard"  # until the loss, which multiplies by its weight
             own = options | ({"reshard_after_forward": False} if stays else {})
             setup.when_made[group] = partial(_divide, setup, group, parts, styles, own)
             rest = {module: None for module in rest if module not in parts}
@@ -63,10 +63,10 @@ def sharded(setup: Setup, *, checked: bool = False) -> None:
     setup.when_made[model] = partial(_divide, setup, model, list(rest), styles, options)
     setup.reshard = partial(_reshard, model)
     setup.after_backward += _statistics(setup)
-    if config["data_parallel"] == "fsdp":
+    if config.data_parallel == "fsdp":
         message = "fsdp does not fit this model, whose code computes with weights of layers that it does not call"
         setup.step_contexts.append(partial(_told_of_code, _MIXED, f"data_parallel: {message}; use ddp."))
-        setup.sync_gradients = partial(_sync, model, deferred=bool(config["lora_rank"]))
+        setup.sync_gradients = partial(_sync, model, deferred=bool(config.lora_rank))
     if _drops_layers(model):
         message = "the model drops whole layers at random (layerdrop), and each device would wait for others of them"
         raise RefusedError(f"data_parallel: {message}; set it to 0 in the model's config, or use ddp.")
@@ -76,7 +76,7 @@ def sharded(setup: Setup, *, checked: bool = False) -> None:
     if styles and not checked:
         norms: dict[nn.Parameter, torch.Tensor] = {}
         setup.after_backward.append(partial(check_alike, setup, norms))
-        if config["optimizer_in_backward"]:
+        if config.optimizer_in_backward:
             setup.when_made[model] = partial(_divide_and_note, setup.when_made[model], setup, norms)
     if styles and may_skip(model):
         name = f"the code of {type(model).__name__} may leave out layers"
@@ -146,7 +146,7 @@ def _divide(setup: Setup, group: nn.Module, parts: list[nn.Module], styles: Styl
     own = _uses(parts)
     without_rows = [parameter for parameter in own if not parameter.dim() or not parameter.numel()]
     if trained := [parameter for parameter in without_rows if parameter.requires_grad]:
-        if setup.config["optimizer_in_backward"] or setup.config["precision"] == "fp16-mixed":
+        if setup.config.optimizer_in_backward or setup.config.precision == "fp16-mixed":
             message = "updates in the backward and fp16-mixed do not know a weight without rows, as the model has,"
             raise RefusedError(f"data_parallel: {message} beside fsdp; leave them out, or use ddp.")
         setup.after_backward.append(partial(_average, setup.ranks, trained))
@@ -155,7 +155,7 @@ def _divide(setup: Setup, group: nn.Module, parts: list[nn.Module], styles: Styl
             weight.data = weight.data.contiguous()
     setup.on_close(partial(_take_away, [_Given(module) for module in parts]))
     split_layers(setup, parts, styles)
-    if setup.config["data_parallel"] == "fsdp":
+    if setup.config.data_parallel == "fsdp":
         fully_shard(group, **options, ignored_params=set(without_rows))
     setup.on_close(partial(_put_together, given))
     for module, parameters in given:

@@ -39,7 +39,7 @@ def loss_and_count(setup: Setup, batch: Any) -> tuple[torch.Tensor, float | None
         remedy = "Take its mean." if isinstance(loss, torch.Tensor) else "Let it return that tensor."
         raise InputError(f"the loss must be one number in a tensor, not {given}.", remedy)
     if torch.is_grad_enabled() and not loss.requires_grad:
-        if setup.config["lora_rank"]:  # code of its own for the backward (Reformer's) may want inputs to be trained
+        if setup.config.lora_rank:  # code of its own for the backward (Reformer's) may want inputs to be trained
             raise RefusedError("no adapter takes part in the loss, by the model's own code; use lora_rank 0.")
         raise InputError("the loss needs no gradient: no trainable weight takes part in it.", "Check requires_grad.")
     return loss.reshape(()), count

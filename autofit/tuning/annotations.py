@@ -88,7 +88,7 @@ class Annotator:
 
     def layers(self, result: Result) -> LayerNames | None:
         """What exports say of the layers that have adapters."""
-        adapted = result.config is not None and result.config["lora_rank"]
+        adapted = result.config is not None and result.config.lora_rank
         if not adapted or not isinstance(self.workload.model, HuggingFaceModel):
             return None
         found: LayerNames | None = self._ask(_layer_names, result.config, log="layers.log", seconds=FOLLOW_SECONDS)

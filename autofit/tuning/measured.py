@@ -361,47 +361,55 @@ class MeasuredSearch:
         trials = min(size - refused, options.trials)
         if options.fast:
             trials = min(trials, FAST_PROBES)
-        started = context.workload.name, context.hardware, context.budget, size, trials, options.time_limit, refused
-        self._listener(SearchStarted(*started))
+
+        about = context.workload.name, context.hardware, context.budget
+        self._listener(SearchStarted(*about, size, trials, options.time_limit, refused))
 
     def _narrowed_space(self) -> Space:
-        context = self.context
+        """The space to search: of a large or a quick one the part that is predicted to be worth it."""
+        context, options = self.context, self.options
         given = context.workload, context.hardware, context.likely_bytes, self._figures
-        seed = self.options.seed
         try:
-            space, note = narrowed(context.space, *given, seed=seed)
+            space, note = narrowed(context.space, *given, seed=options.seed)
             if note:
                 self.notify(note)
 
-            if "micro_batch_size" not in self.options.set:
+            if "micro_batch_size" not in options.set:
                 whole = without_micro_batches(space, context.workload)
-                if self.options.fast and whole and (found := quick(whole, *given, seed=seed)):
+                if options.fast and whole and (found := quick(whole, *given, seed=options.seed)):
                     return found
-                space = with_whole_batches(space, *given, seed=seed)
-            return (quick(space, *given, seed=seed) if self.options.fast else None) or space
+                space = with_whole_batches(space, *given, seed=options.seed)
+
+            found = quick(space, *given, seed=options.seed) if options.fast else None
+            return found or space
         except (InputError, ProbeError) as error:
             self.notify(f"the whole space is searched: {error.message}")
             return context.space
 
     def _figures(self, configs: Sequence[Config]) -> tuple[list[float], list[float]]:
-        """Bytes and seconds of each config, predicted in a process of its own; what was asked last is still known."""
+        """Bytes and seconds of each config, predicted by a child on as many cores as probes run on.
+
+        What was asked last is still known.
+        """
         if self._figured and self._figured[0] == configs:
             return self._figured[1]
-        timeout = min(PREDICT_SECONDS, PREDICT_SHARE * (self.options.time_limit or math.inf), self._left(EXPLORE_SHARE))
+
+        limit = PREDICT_SHARE * (self.options.time_limit or math.inf)
+        timeout = min(PREDICT_SECONDS, limit, self._left(EXPLORE_SHARE))
         if timeout <= 0:
             raise ProbeError("no time is left for it.")
-        measuring = _FAST_MEASURING if self.options.fast else MEASURING_SECONDS
-        # On as many cores as probes run on.
-        within = TRACE_SHARE * timeout
+
         predict = functools.partial(
             predict_all,
-            measuring=measuring,
-            within=within,
+            measuring=_FAST_MEASURING if self.options.fast else MEASURING_SECONDS,
+            within=TRACE_SHARE * timeout,
             processes=None,
             host_bytes=self.context.budget.host_bytes,
         )
-        arguments = predict, self.context.workload, self.context.hardware, configs
-        found: tuple[list[float], list[float]] = self._explorer.run(*arguments, log="estimate.log", timeout=timeout)
+        asked = self.workload, self.context.hardware, configs
+        found: tuple[list[float], list[float]] = self._explorer.run(
+            predict, *asked, log="estimate.log", timeout=timeout
+        )
         self._figured = configs, found
         return found
 
@@ -413,22 +421,26 @@ class MeasuredSearch:
         except (InputError, ProbeError) as error:
             self.notify(f"prediction skipped: {error.message}")
             return None
-        if unknown := sum(map(math.isnan, nbytes)):
+
+        unknown = sum(map(math.isnan, nbytes))
+        if unknown:
             self.notify(f"{unknown:,} of {len(nbytes):,} configs are not predicted: {_WHY_UNKNOWN}.")
         if unknown < len(nbytes):
             self.predictions = Predictions.of(configs, nbytes, seconds)
         return self.predictions
 
     def _on_probe(self, number: int, config: Config) -> None:
+        expected = None
         tensors = self.predictions.nbytes.get(config, math.nan) if self.predictions else math.nan
-        expected = int(tensors) + self.context.hardware.context_bytes if math.isfinite(tensors) else None
+        if math.isfinite(tensors):
+            expected = int(tensors) + self.context.hardware.context_bytes
         self._listener(ProbeStarted(number, config, expected_bytes=expected))
 
     def _probe(self, number: int, config: Config, best_seconds: float | None) -> Measurement | None:
         """Measure a config; None where the time was up first. Once something fits, that is sooner."""
         plan = FAST_EXPLORE_PLAN if self.options.fast else EXPLORE_PLAN
-        share = EXPLORE_SHARE + OVERRUN_SHARE if best_seconds else 1.0
         plan = dataclasses.replace(plan, best_seconds=best_seconds)
+        share = EXPLORE_SHARE + OVERRUN_SHARE if best_seconds else 1.0
         return self._measure(self._explorer, config, plan, number, share)
 
     def _measure(
@@ -440,8 +452,9 @@ class MeasuredSearch:
         hardware = self.context.hardware
         if self.context.of_one_rank:
             hardware = with_communicators(hardware, config)
+
         request = Request(config, hardware, self.context.budget, plan)
-        measurement = executor.measure(self.context.workload, request, number=number)
+        measurement = executor.measure(self.workload, request, number=number)
         if measurement.outcome is Outcome.TIMED_OUT and measurement.seconds >= seconds:
             return None
         return self._communication.added_to(measurement)
@@ -451,30 +464,35 @@ class MeasuredSearch:
         self._listener(ProbeFinished(measurement, best))
 
     def _verify_one(self, finalist: Measurement, kept: Finals) -> Measurement | None:
+        """Measure a finalist once more and keep it; None where the time was up first."""
         self._directory.restored()
         self._listener(ProbeStarted(finalist.number, finalist.config, verifying=True))
         plan = FAST_PLAN if self.options.fast else VERIFY_PLAN
         measurement = self._measure(self.executor, finalist.config, plan, finalist.number)
         if measurement is None:
             return None
+
         kept.add(measurement)
         self._verified.add(measurement)
-        self._listener(ProbeFinished(dataclasses.replace(measurement, verified=measurement.fits), None))
+        verified = dataclasses.replace(measurement, verified=measurement.fits)
+        self._listener(ProbeFinished(verified, None))
         return measurement
 
     def _check(self) -> None:
         """Raise an InputError where all configs are refused, for the first's reason; a ProbeError where all failed."""
         outcome = self._outcome
         if outcome.skipped["refused"] == outcome.space_size:
-            workload, hardware = self.context.workload, self.context.hardware
-            values = {knob: values[0] for knob, values in self.context.space.knobs.items()}
-            reason = techniques.refuse(techniques.canonicalize(values, workload, hardware), workload, hardware)
+            about = self.workload, self.context.hardware
+            first = {knob: values[0] for knob, values in self.context.space.knobs.items()}
+            reason = techniques.refuse(techniques.canonicalize(first, *about), *about)
             if reason:
                 raise InputError(f"every config of this search is refused, the first one because of {reason}")
+
         if not outcome.measurements and outcome.stopped_by == "time":
             message = f"no probe ended within the time limit of {self.options.time_limit:g} s."
             raise ProbeError(message, "Give a longer --time-limit, or see probes/ in the run directory.")
-        if outcome.measurements and all(each.outcome is Outcome.FAILED for each in outcome.measurements):
+
+        if outcome.measurements and all(trial.outcome is Outcome.FAILED for trial in outcome.measurements):
             reason = outcome.measurements[0].reason or "no reason given"
             message = f"every probe failed: {reason.strip().splitlines()[-1]}"
             raise ProbeError(message, "See probes/ in the run directory.")

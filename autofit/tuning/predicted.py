@@ -229,44 +229,64 @@ class PredictedSearch:
         host_known = self._options.host_mem is not None
         candidates = {}
         for name in TIERS:
-            figures = [each for each in self._figures if tier(each.config) == name]
-            candidates[name] = Candidates(figures, self._cap, self._ranking, growth, host_known=host_known)
+            of_tier = [figures for figures in self._figures if tier(figures.config) == name]
+            candidates[name] = Candidates(of_tier, self._cap, self._ranking, growth, host_known=host_known)
+
         self._listener(PhaseStarted("following a training step of the best configs"))
         best: dict[str, Estimate | None] = dict.fromkeys(TIERS)
-
-        def follow(configs: dict[str, Config]) -> None:
-            """Keep what surely fits, and the first that may fit."""
-            if not configs:
-                return
-            answers = self._run(_follow_all, self._hardware, self._budget, list(configs.values()), log="estimate.log")
-            for (name, config), answer in zip(configs.items(), answers, strict=True):
-                candidates[name].learn(config, answer)
-                if answer and answer[0].verdict != "no" and (best[name] is None or answer[0].verdict == "yes"):
-                    best[name], self._timelines[name] = answer
-
         for _ in range(_ROUNDS):
-            undecided = (name for name, estimate in best.items() if not estimate or estimate.verdict != "yes")
-            ranked = {name: candidates[name].preferred() for name in undecided}
-            follow({name: config for name, config in ranked.items() if config})
-        smallest = {name: candidates[name].smallest() for name, estimate in best.items() if not estimate}
-        follow({name: config for name, config in smallest.items() if config})
+            undecided = [name for name, estimate in best.items() if not estimate or estimate.verdict != "yes"]
+            self._follow({name: candidates[name].preferred() for name in undecided}, candidates, best)
+
+        without = [name for name, estimate in best.items() if not estimate]
+        self._follow({name: candidates[name].smallest() for name in without}, candidates, best)
         return best
 
+    def _follow(
+        self,
+        by_tier: Mapping[str, Config | None],
+        candidates: Mapping[str, "Candidates"],
+        best: dict[str, Estimate | None],
+    ) -> None:
+        """Follow a config of each tier; keep as its best what surely fits, and the first that may fit."""
+        asked = {name: config for name, config in by_tier.items() if config}
+        if not asked:
+            return
+        configs = list(asked.values())
+        answers = self._run(_follow_all, self._hardware, self._budget, configs, log="estimate.log")
+
+        for (name, config), answer in zip(asked.items(), answers, strict=True):
+            candidates[name].learn(config, answer)
+            if answer is None or answer[0].verdict == "no":
+                continue
+            if best[name] is None or answer[0].verdict == "yes":
+                best[name], self._timelines[name] = answer
+
     def _best(self, estimates: list[Estimate]) -> Estimate | None:
-        estimates = [each for each in estimates if each.verdict == "yes"] or estimates
-        figures = [Figures(each.config, each.samples_per_second or 0.0, each.allocated_bytes) for each in estimates]
+        """The one to recommend, of those that surely fit if any does."""
+        estimates = [estimate for estimate in estimates if estimate.verdict == "yes"] or estimates
+        figures = [
+            Figures(estimate.config, estimate.samples_per_second or 0.0, estimate.allocated_bytes)
+            for estimate in estimates
+        ]
         index = self._ranking.preferred(figures)
         return None if index is None else estimates[index]
 
     def _frontier(self) -> dict[str, tuple[Point, ...]]:
+        """By tier the most throughput for each amount of memory, by rough figures."""
         length = self.workload.sequence_length if self.workload.unit == "tokens" else None
         points: list[Point] = []
         for config in leading(self._rough, _POINTS):
             rate = self.workload.effective_batch_size / self._rough.seconds[config]
             nbytes = int(self._rough.nbytes[config]) + self._hardware.context_bytes
-            points.append(Point(config, nbytes, rate, rate * length if length else None, measured=False))
-        found = ((name, [each for each in points if tier(each.config) == name]) for name in tiers_of(points))
-        return {name: thinned(frontier(of_tier)) for name, of_tier in found}
+            tokens = rate * length if length else None
+            points.append(Point(config, nbytes, rate, tokens, measured=False))
+
+        found = {}
+        for name in tiers_of(points):
+            of_tier = [point for point in points if tier(point.config) == name]
+            found[name] = thinned(frontier(of_tier))
+        return found
 
     def _run(self, function: Callable[..., Any], *arguments: Any, log: str) -> Any:
         """Call a function of the workload in a child process, within the time limit."""
@@ -304,26 +324,39 @@ class Candidates:
 
         On an unknown host, configs that keep part of the training there come last.
         """
-        left = [each for each in self._figures if each.config not in self._followed]
-        left = [each for each in left if each.nbytes * self._growth[each.config["compile"] != "none"] <= self._cap]
+        left = [figures for figures in self._left() if figures.nbytes * self._growth_of(figures) <= self._cap]
         if not self._host_known:
-            left = [each for each in left if not techniques.keeps_on_host(each.config)] or left
+            on_device = [figures for figures in left if not techniques.keeps_on_host(figures.config)]
+            left = on_device or left
         index = self._ranking.preferred(left)
         return None if index is None else left[index].config
+
+    def smallest(self) -> Config | None:
+        """The config left that needs least memory, unless that is hopeless."""
+        least = min(self._left(), key=lambda figures: figures.nbytes, default=None)
+        if least is None or least.nbytes > _SURELY_TOO_LARGE * self._cap:
+            return None
+        return least.config
 
     def learn(self, config: Config, answer: Followed | None) -> None:
         """Take note of a config that was followed; None where it could not be."""
         self._followed.add(config)
-        if answer is not None:
-            rough = next(each.nbytes for each in self._figures if each.config == config)
-            growth, compiled = (answer[0].high - answer[0].breakdown["context"]) / rough, config["compile"] != "none"
-            self._growth[compiled] = max(self._growth[compiled], growth)
+        if answer is None:
+            return
+        estimate, _ = answer
+        rough = next(figures for figures in self._figures if figures.config == config)
+        growth = (estimate.high - estimate.breakdown["context"]) / rough.nbytes
+        self._growth[_is_compiled(config)] = max(self._growth_of(rough), growth)
 
-    def smallest(self) -> Config | None:
-        """The config left that needs least memory, unless that is hopeless."""
-        left = [each for each in self._figures if each.config not in self._followed]
-        least = min(left, key=lambda each: each.nbytes, default=None)
-        return least.config if least and least.nbytes <= _SURELY_TOO_LARGE * self._cap else None
+    def _left(self) -> list[Figures]:
+        return [figures for figures in self._figures if figures.config not in self._followed]
+
+    def _growth_of(self, figures: Figures) -> float:
+        return self._growth[_is_compiled(figures.config)]
+
+
+def _is_compiled(config: Config) -> bool:
+    return config.compile != "none"
 
 
 def _follow_all(workload: Workload, hardware: Hardware, budget: Budget, configs: list[Config]) -> list[Followed | None]:
@@ -335,9 +368,12 @@ def _follow_all(workload: Workload, hardware: Hardware, budget: Budget, configs:
         except AutofitError:
             return None
         resting = resting_of(traced, workload, hardware)
-        estimate = dataclasses.replace(estimate_on(traced, workload, hardware, budget), resting=resting)
+        estimate = estimate_on(traced, workload, hardware, budget)
         line = timeline_of(traced, hardware, rates=rates_for(hardware))
-        return estimate, dataclasses.replace(line, resting=resting, bottleneck=estimate.bottleneck)
+        return (
+            dataclasses.replace(estimate, resting=resting),
+            dataclasses.replace(line, resting=resting, bottleneck=estimate.bottleneck),
+        )
 
     with parallel_map(follow, None if len(configs) > 1 else 1) as follow_each:
         return follow_each(configs)
