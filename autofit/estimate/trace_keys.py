@@ -35,7 +35,7 @@ def pass_key(config: Mapping[str, Value]) -> Config:
     return Config({**config, **{knob: value for knob, value in _UNTRACED.items() if knob in config}})
 
 
-def ends_of(config: Config) -> list[Config]:
+def interpolation_endpoints(config: Config) -> list[Config]:
     """The configs that a config lies between: full and no recomputation, if it recomputes within a budget."""
     if not config.activation_checkpointing.startswith(BUDGET):
         return [config]
