@@ -45,7 +45,7 @@ from autofit.training.workload import (
 )
 from autofit.tuning import result_cache
 from autofit.tuning.changed_world import fitted_here, is_of_another_world
-from autofit.tuning.run import run_search
+from autofit.tuning.pipeline import run_search
 
 _SEARCH, _RESULT = "search", "result.yaml"  # in an output directory: the run directory, and the result of the search
 _DEFAULT_LR = Hyperparameters.lr

@@ -24,7 +24,7 @@ from autofit.training import random_state
 from autofit.training.user_model import moved_to_host
 from autofit.training.workload import with_known_rows, workload_from
 from autofit.tuning.context import Judging
-from autofit.tuning.predicted import search_or_predict
+from autofit.tuning.pipeline import search_or_predict
 from autofit.tuning.result_cache import outdated_note
 from autofit.tuning.space import check_asked
 

@@ -134,7 +134,7 @@ def search(
         Terminal().print(predicted_view(result, result.predicted_best), crop=False)
     elif result.best is not None:
         Terminal().print(result_table(result, tolerance=tolerance), crop=False)  # commands are to be copied whole
-    if result.stopped_by == "interrupt":
+    if result.was_interrupted:
         message = f"interrupted; go on with --resume --out {shell_path(str(result.run_directory))}"
         stderr.print(message, markup=False, highlight=False, soft_wrap=True)
         return INTERRUPTED

@@ -113,6 +113,11 @@ class Result:
         answer = self.best or self.predicted_best
         return answer.config if answer else None
 
+    @property
+    def was_interrupted(self) -> bool:
+        """Whether Ctrl-C ended the search."""
+        return self.stopped_by == "interrupt"
+
     # What reports ask for with every trial; each would otherwise look at all of them.
 
     @functools.cached_property

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import IO
 
 from autofit.core.errors import InputError
+from autofit.core.events import Notify
 from autofit.core.files import check_writable, expanded, locked, write_atomically
 from autofit.core.quoting import shell_path
 
@@ -42,6 +43,7 @@ class RunDirectory:
     before the first measurement leaves nothing that was not there before."""
 
     def __init__(self, path: Path, *, resume: bool = False) -> None:
+        self.notify: Notify = lambda text: None  # is told when the directory had to be made again
         self.path = expanded(path, "out").absolute()
         self.result = self.path / "result.yaml"
         self.script = self.path / "train.py"
@@ -122,6 +124,7 @@ class RunDirectory:
             message = f"{self.path} was deleted during the search and cannot be made again: {reason}."
             remedy = f"All measurements are safe: continue with --resume --out {shell_path(str(self._elsewhere))}."
             raise InputError(message, remedy) from error
+        self.notify(f"{self.path} was deleted during the search: it is made again, with its journal.")
         return True
 
     def _hold(self) -> None:

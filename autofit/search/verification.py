@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from autofit.core.config import Config
 from autofit.core.measurement import Measurement, StepSeconds
 from autofit.core.result import tier
-from autofit.search.ranking import Fidelity, finalists, recommend
+from autofit.search.ranking import Ranking
 
 ROUNDS = 2  # of the recommended one and its rivals, A, B, A, B: a disturbance of the machine affects all
 MOST_ROUNDS = 3  # while the leader is in doubt; on the recorded tables that halved what two rounds missed
@@ -64,9 +64,8 @@ def verify(
     explored: Sequence[Measurement],
     posterior: Sequence[Measurement],
     measure: Measure,
+    ranking: Ranking,
     *,
-    tolerance: float,
-    fidelity: Fidelity,
     seconds_left: Callable[[], float] = lambda: math.inf,
     elsewhere: bool = False,
     before: Sequence[Measurement] = (),
@@ -79,13 +78,14 @@ def verify(
     Args:
         posterior: one measurement of every config that fits, at its expected speed.
         measure: measures a finalist, longer and in a fresh process; None where the time was up first.
+        ranking: which of them to recommend.
         seconds_left: until the end of the time for all of this.
         elsewhere: whether `measure` has more cores than exploring probes: more configs may win there, and explored
             measurements cannot be compared with verified ones, so one of each tier is verified.
         before: what `measure` gave in a process that was killed, in order: none of it is measured again.
         finished: whether that process came to the end of this, so that nothing more is measured.
     """
-    waiting = finalists(posterior, tolerance=tolerance, fidelity=fidelity)
+    waiting = ranking.finalists(posterior)
     verified: list[Measurement] = []
     failed: list[Config] = []
     rounds: Rounds = {}
@@ -105,14 +105,14 @@ def verify(
         return seen
 
     try:
-        while called := _called(waiting, verified, tolerance, elsewhere=elsewhere):
+        while called := _called(waiting, verified, ranking, elsewhere=elsewhere):
             waiting = [each for each in waiting if each not in called]
             rounds = {finalist.config: [] for finalist in called}
             _in_turn(called[:2], measure_in_time, rounds)
             if len(called) > 2:  # the answer is verified before all of the field is measured
-                _in_turn(_best_once_more(called[:2], rounds, tolerance, fidelity), measure_in_time, rounds)
+                _in_turn(_best_once_more(called[:2], rounds, ranking), measure_in_time, rounds)
                 _in_turn(called[2:], measure_in_time, rounds)
-            while again := _again(called, rounds, tolerance, fidelity):
+            while again := _again(called, rounds, ranking):
                 _in_turn(again, measure_in_time, rounds)
             verified += passed(rounds, 1)
             failed += _failed(rounds)
@@ -129,16 +129,15 @@ def confirm(
     explored: Sequence[Measurement],
     posterior: Sequence[Measurement],
     measure: Measure,
+    ranking: Ranking,
     *,
-    tolerance: float,
-    fidelity: Fidelity,
     before: Sequence[Measurement] = (),
 ) -> Verification:
     """Measure the one to recommend once more, or the next one for each that fails; arguments as of `verify`."""
     failed: list[Config] = []
     read_back = _ReadBack(before)
     try:
-        for finalist in finalists(posterior, tolerance=tolerance, fidelity=fidelity)[:MOST]:
+        for finalist in ranking.finalists(posterior)[:MOST]:
             seen = read_back.next_of(finalist) or measure(finalist)
             if seen is None:
                 return Verification(tuple(explored), (), tuple(failed), out_of_time=True)
@@ -189,25 +188,31 @@ def joined(rounds: Sequence[Measurement]) -> Measurement:
 
 
 def _called(
-    waiting: Sequence[Measurement], verified: Sequence[Measurement], tolerance: float, *, elsewhere: bool
+    waiting: Sequence[Measurement], verified: Sequence[Measurement], ranking: Ranking, *, elsewhere: bool
 ) -> list[Measurement]:
     """The next to measure: the first field, a missing runner-up, or a config expected to beat all verified ones.
     Elsewhere no config is expected to; there it is the best of a tier that has none verified."""
     if not verified:
-        return _field(waiting, tolerance + _ELSEWHERE, MOST) if elsewhere else _field(waiting, tolerance, FIELD)
+        if elsewhere:
+            return _field(waiting, ranking, _DOUBT + _ELSEWHERE, MOST)
+        return _field(waiting, ranking, _DOUBT, FIELD)
     if len(verified) < 2:
         return list(waiting[:1])
     if elsewhere:
         done = {tier(each.config) for each in verified}
         return [each for each in waiting if tier(each.config) not in done][:1]
-    to_beat = max(each.throughput for each in verified) * (1 + tolerance + _SLOWER)
-    faster = [each for each in waiting if each.throughput > to_beat]
-    return faster[:1] if len(verified) < MOST else []
+    if len(verified) >= MOST:
+        return []
+    to_beat = max(map(ranking.value, verified)) * (1 + ranking.tolerance + _SLOWER)
+    better = [each for each in waiting if ranking.value(each) > to_beat]
+    return better[:1]
 
 
-def _field(waiting: Sequence[Measurement], tolerance: float, most: int) -> list[Measurement]:
-    enough = max((each.throughput for each in waiting), default=0.0) * (1 - tolerance - _DOUBT)
-    return [each for index, each in enumerate(waiting) if index < 2 or each.throughput >= enough][:most]
+def _field(waiting: Sequence[Measurement], ranking: Ranking, doubt: float, most: int) -> list[Measurement]:
+    """The first two, and others that are within the tolerance and the doubt of the best."""
+    enough = max(map(ranking.value, waiting), default=0.0) * (1 - ranking.tolerance - doubt)
+    close = [each for each in waiting[2:] if ranking.value(each) >= enough]
+    return [*waiting[:2], *close][:most]
 
 
 def _in_turn(called: Sequence[Measurement], measure: Callable[[Measurement], Measurement], rounds: Rounds) -> None:
@@ -218,22 +223,19 @@ def _in_turn(called: Sequence[Measurement], measure: Callable[[Measurement], Mea
             of_one.append(measure(finalist))
 
 
-def _again(called: Sequence[Measurement], rounds: Rounds, tolerance: float, fidelity: Fidelity) -> list[Measurement]:
-    """Those to measure once more: of whoever may lead those with the fewest rounds, else the one to recommend until it
-    had enough."""
-    doubtful = _in_doubt(called, rounds, tolerance)
+def _again(called: Sequence[Measurement], rounds: Rounds, ranking: Ranking) -> list[Measurement]:
+    """Next to measure again: leading candidates with the fewest rounds, else the recommended one until ROUNDS."""
+    doubtful = _in_doubt(called, rounds, ranking.tolerance)
     fewest = min((len(rounds[each.config]) for each in doubtful), default=MOST_ROUNDS)
     if fewest < MOST_ROUNDS:
         return [each for each in doubtful if len(rounds[each.config]) == fewest]
-    return _best_once_more(called, rounds, tolerance, fidelity)
+    return _best_once_more(called, rounds, ranking)
 
 
-def _best_once_more(
-    called: Sequence[Measurement], rounds: Rounds, tolerance: float, fidelity: Fidelity
-) -> list[Measurement]:
+def _best_once_more(called: Sequence[Measurement], rounds: Rounds, ranking: Ranking) -> list[Measurement]:
     """The one to recommend, unless it had enough rounds."""
     those = {each.config: rounds[each.config] for each in called if rounds[each.config]}
-    best = recommend(passed(those, 1), tolerance=tolerance, fidelity=fidelity)
+    best = ranking.recommend(passed(those, 1))
     return [best] if best and len(rounds[best.config]) < ROUNDS else []
 
 

@@ -10,7 +10,6 @@ import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from autofit import techniques
 from autofit.core.budget import Budget
@@ -57,10 +56,14 @@ class _Found:
     nbytes: float  # of the device, at most
     seconds: float
 
+    @property
+    def is_known(self) -> bool:
+        return not math.isnan(self.nbytes)
+
     def cost(self, start: Config) -> float:
         """For sorting: the slower, and among nearly equal ones what changes more."""
-        changed = len(self.config.differences(start))
-        return (0.0 if math.isnan(self.seconds) else math.log(self.seconds)) + 0.01 * changed
+        slowness = 0.0 if math.isnan(self.seconds) else math.log(self.seconds)
+        return slowness + 0.01 * len(self.config.differences(start))
 
 
 @dataclass(frozen=True)
@@ -71,33 +74,46 @@ class _Search:
     config: Config
 
     def remedies(self) -> tuple[Remedy, ...]:
+        """What helps, the cheapest first; more memory last."""
         has_room = self._usable > _context_of(self.hardware)  # else nothing helps but more memory
-        every = [(kind, self._product(levers)) for kind, levers in self._levers()] if has_room else []
-        configs = list(dict.fromkeys([self.config, *itertools.chain(*(members for _, members in every))]))
-        found = dict(zip(configs, self._predicted(self.workload, self.hardware, configs), strict=True))
+        kinds = []
+        if has_room:
+            kinds = [(kind, self._product(levers)) for kind, levers in self._levers()]
+        configs = list(dict.fromkeys([self.config, *(config for _, members in kinds for config in members)]))
+        predicted = self._predicted(self.workload, self.hardware, configs)
+        found = {row.config: row for row in predicted}
+
         named: list[Remedy] = []
-        for kind, members in every:
-            if any(each.kind == kind for each in named):
+        for kind, members in kinds:
+            if any(remedy.kind == kind for remedy in named):
                 continue
             fitting = [found[config] for config in members if found[config].nbytes <= self._usable]
-            best = min(fitting, key=lambda each: each.cost(self.config), default=None)
-            if best and not any(_makes_needless(each, best) for each in named):
+            best = min(fitting, key=lambda row: row.cost(self.config), default=None)
+            if best and not any(_makes_needless(remedy, best) for remedy in named):
                 named.append(self._remedy(kind, best, self._settings(best.config)))
+
         if has_room:
-            known = [found[each] for each in (self.config, *every[0][1]) if not math.isnan(found[each].nbytes)]
-            leanest = min(known, key=lambda each: each.nbytes, default=found[self.config]).config
-            if not any(each.kind in _OF_THE_SAME for each in named):
+            _, of_time = kinds[0]
+            known = [found[config] for config in (self.config, *of_time) if found[config].is_known]
+            leanest = min(known, key=lambda row: row.nbytes, default=found[self.config]).config
+
+            if not any(remedy.kind in _OF_THE_SAME for remedy in named):
                 named = [*self._shards_on_host(leanest), *named]
-            if not any(each.kind in _OF_THE_SAME for each in named):
+            if not any(remedy.kind in _OF_THE_SAME for remedy in named):
                 named += self._shorter(leanest)
             named += self._more_devices(leanest)
+
         whole = found[self.config]
-        if not math.isnan(whole.nbytes) and whole.nbytes > self._usable:
-            size = self.budget.bytes_for(int(whole.nbytes), self.hardware.device) / GIB
-            option = "--mem" if self.hardware.device == "cpu" else "--gpu-mem"
-            grain = 10 if size >= 1 else 100
-            named.append(self._remedy("memory", whole, (option, f"{math.ceil(size * grain) / grain:g}")))
+        if whole.is_known and whole.nbytes > self._usable:
+            named.append(self._remedy("memory", whole, self._budget_for(whole)))
         return tuple(named)
+
+    def _budget_for(self, found: _Found) -> tuple[str, str]:
+        """The option that gives as much memory as a config needs."""
+        size = self.budget.bytes_for(int(found.nbytes), self.hardware.device) / GIB
+        grain = 10 if size >= 1 else 100
+        option = "--mem" if self.hardware.device == "cpu" else "--gpu-mem"
+        return option, f"{math.ceil(size * grain) / grain:g}"
 
     @property
     def _usable(self) -> int:
@@ -166,27 +182,39 @@ class _Search:
             yield config
 
     def _predicted(self, workload: Workload, hardware: Hardware, configs: Sequence[Config]) -> list[_Found]:
+        """The most memory that configs may need, and the seconds of a step."""
         host_bytes = self.budget.host_bytes
-        memory, seconds = predict_all(workload, hardware, configs, measuring=_MEASURING, host_bytes=host_bytes)
+        sizes, seconds = predict_all(workload, hardware, configs, measuring=_MEASURING, host_bytes=host_bytes)
         context = _context_of(hardware)
-        sizes = (size * self._above(config, hardware) + context for config, size in zip(configs, memory, strict=True))
-        return [_Found(*row) for row in zip(configs, sizes, seconds, strict=True)]
+        return [
+            _Found(config, size * self._above(config, hardware) + context, taken)
+            for config, size, taken in zip(configs, sizes, seconds, strict=True)
+        ]
 
     def _above(self, config: Config, hardware: Hardware) -> float:
-        wide = {config.compile, config.activation_offload, config.parameter_offload} != {"none"}
-        logits = bool(self.workload.traits and self.workload.traits.head and config.loss == "standard")
-        above = _ABOVE[hardware.device] * (_WIDER if wide else 1.0) * (_OF_GRADIENTS if rest_on_host(config) else 1.0)
-        return above * (_OF_LOGITS if logits and hardware.device == "cuda" else 1.0)
+        """How many times what is predicted of its tensors a config may need."""
+        above = _ABOVE[hardware.device]
+        if {config.compile, config.activation_offload, config.parameter_offload} != {"none"}:
+            above *= _WIDER
+        if rest_on_host(config):
+            above *= _OF_GRADIENTS
+
+        traits = self.workload.traits
+        has_logits = traits is not None and traits.head and config.loss == "standard"
+        if has_logits and hardware.device == "cuda":
+            above *= _OF_LOGITS
+        return above
 
     def _shorter(self, config: Config) -> Iterator[Remedy]:
         """The longest of a half, a quarter ... of the sequence that fits."""
-        model, whole = self.workload.model, self.workload.sequence_length or 0
-        length = whole // 2
+        model = self.workload.model
+        batch = self.workload.effective_batch_size
+        configs = list(dict.fromkeys([self.config, config]))
+        length = (self.workload.sequence_length or 0) // 2
         while isinstance(model, HuggingFaceModel) and length >= _SHORTEST:
-            batch = self.workload.effective_batch_size
             shorter = huggingface_workload(model, sequence_length=length, effective_batch_size=batch)
             shorter = dataclasses.replace(shorter, traits=self.workload.traits)
-            for found in self._predicted(shorter, self.hardware, list(dict.fromkeys([self.config, config]))):
+            for found in self._predicted(shorter, self.hardware, configs):
                 if found.nbytes <= self._usable:
                     options = (*self._settings(found.config), "--seq-len", str(length))
                     yield self._remedy("shorter", found, options, tokens=length)
@@ -205,8 +233,10 @@ class _Search:
 
     def _more_devices(self, config: Config) -> Iterator[Remedy]:
         """The fewest cards that are enough, where each holds a part of the weights."""
+        if self.hardware.device == "cpu":
+            return
         batch = self.workload.effective_batch_size
-        for devices in _DEVICES if self.hardware.device == "cuda" else ():
+        for devices in _DEVICES:
             hardware = self.hardware.of_several(devices, self.hardware.nodes, self.hardware.link)
             if hardware.world <= self.hardware.world or batch % hardware.world:
                 continue
@@ -230,12 +260,17 @@ class _Search:
 
     def _settings(self, config: Config, hardware: Hardware | None = None) -> tuple[str, ...]:
         """The options that make this config of the one that does not fit, without those that follow from others."""
-        changed = {knob: value for knob, (value, _) in config.differences(self.config).items() if value is not None}
+        differences = config.differences(self.config).items()
+        changed = {knob: value for knob, (value, _) in differences if value is not None}
         for knob in tuple(changed):
             fewer = {name: value for name, value in changed.items() if name != knob}
             if knob_named(knob).follows or config in self._made(fewer, hardware or self.hardware):
                 changed = fewer
-        return tuple(itertools.chain(*(("--set", f"{knob}={yaml_word(value)}") for knob, value in changed.items())))
+
+        options: list[str] = []
+        for knob, value in changed.items():
+            options += ["--set", f"{knob}={yaml_word(value)}"]
+        return tuple(options)
 
     def _remedy(
         self,
@@ -246,22 +281,31 @@ class _Search:
         devices: int | None = None,
         tokens: int | None = None,
     ) -> Remedy:
-        seconds = None if math.isnan(found.seconds) else found.seconds
-        samples = self.workload.effective_batch_size / seconds if seconds else None
+        seconds = samples = per_second = None
+        if not math.isnan(found.seconds):
+            seconds = found.seconds
+            samples = self.workload.effective_batch_size / seconds
         length = tokens or self.workload.sequence_length
-        figures: dict[str, Any] = {"step_seconds": seconds, "samples_per_second": samples}
-        figures["tokens_per_second"] = (
-            samples * length if samples and length and self.workload.unit == "tokens" else None
+        if samples and length and self.workload.unit == "tokens":
+            per_second = samples * length
+        return Remedy(
+            kind,
+            options,
+            found.config,
+            int(found.nbytes),
+            devices=devices or self.hardware.devices,
+            step_seconds=seconds,
+            samples_per_second=samples,
+            tokens_per_second=per_second,
         )
-        devices = devices or self.hardware.devices
-        return Remedy(kind, options, found.config, int(found.nbytes), devices=devices, **figures)
 
 
 def _context_of(hardware: Hardware) -> int:
     """Bytes that the context and the communicators take of a card, at most."""
     if hardware.device == "cpu":
         return 0
-    return (hardware.context_bytes or _CONTEXT) + (_COMMUNICATORS if hardware.world > 1 else 0)
+    context = hardware.context_bytes or _CONTEXT
+    return context + _COMMUNICATORS if hardware.world > 1 else context
 
 
 def _makes_needless(cheaper: Remedy, found: _Found) -> bool:

@@ -13,12 +13,17 @@ from autofit.setup import Technique
 
 def knob_choices(workload: Workload, hardware: Hardware) -> KnobChoices:
     """The knobs and values that the techniques offer this workload on this hardware."""
-    choices = {each.name: each.choices_for(workload, hardware) for each in techniques.all_techniques()}
+    choices = {}
+    named = []
+    for technique in techniques.all_techniques():
+        choices[technique.name] = technique.choices_for(workload, hardware)
+        if technique.pattern:
+            named.append(technique.name)
     return KnobChoices(
         known=tuple(name for name, values in choices.items() if values),
         choices=choices.__getitem__,
         check=lambda knob, value: techniques.check({knob: value}, hardware),
-        named=tuple(each.name for each in techniques.all_techniques() if each.pattern),
+        named=tuple(named),
     )
 
 

@@ -29,7 +29,7 @@ from autofit.core.result import tier
 from autofit.core.workload import Workload
 from autofit.hardware.budgets import other_budgets
 from autofit.search.pareto import Evidence, Outlook, outlook
-from autofit.search.ranking import recommend
+from autofit.search.ranking import Ranking
 from autofit.search.study import Limits, SearchProblem, search
 from autofit.search.verification import verify
 from benchmarks.rank_tables import TABLES
@@ -72,9 +72,10 @@ def judged(problem: Problem, hardware: Hardware, seed: int) -> Iterator[Row]:
     )
     limits = Limits(trials=_PROBES, memory_bytes=problem.budget, tolerance=_TOLERANCE)
     found = search(problem.space, asked, limits=limits, seed=seed)
-    finals = verify(found.measurements, found.posterior, run.again, tolerance=_TOLERANCE, fidelity=lambda config: ())
+    ranking = Ranking(_TOLERANCE, lambda config: ())
+    finals = verify(found.measurements, found.posterior, run.again, ranking)
     evidence = Evidence(
-        best=recommend(finals.candidates(), tolerance=_TOLERANCE, fidelity=lambda config: ()),
+        best=ranking.recommend(finals.candidates()),
         measurements=(*finals.explored, *finals.verified),
         failed=finals.failed,
         surrogate=found.surrogate,
