@@ -34,7 +34,7 @@ class Technique:
     every config that agrees on the knobs they read."""
 
     # What everyone may know of it. A technique without a record has its facts itself:
-    record: ClassVar[Knob]
+    record: ClassVar[Knob] = Knob("")
     name: ClassVar[str]  # file name = YAML key = CLI word
     off: ClassVar[Value]  # the value that changes nothing
     values: ClassVar[tuple[Value, ...]] = ()  # every possible value; empty: what `choices` returns
@@ -102,7 +102,7 @@ class Technique:
 
     def fidelity(self, value: Value) -> int:
         """Breaks ties between equally fast configs: higher learns more faithfully."""
-        return 0
+        return self.record.fidelity.get(value, 0)
 
     def refuse(self, config: Config, workload: Workload, hardware: Hardware) -> str | None:
         """Why this canonical config cannot run, with the remedy; None when it can."""
@@ -110,7 +110,7 @@ class Technique:
 
     def memory_order(self, value: Value) -> int | None:
         """A rank that never falls as memory grows, all other knobs equal; None where no order is proven."""
-        return None
+        return self.record.memory_order.get(value)
 
     def apply(self, setup: Setup, value: Value) -> None:
         """Change the run; called with any value but `off`, or with every value when `always` is set."""

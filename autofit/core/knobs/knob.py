@@ -47,6 +47,7 @@ class Knob:
     beside: str = ""  # the knob that must be on for it to mean anything
     derived: bool = False  # it follows from others, and is never set
     follows: bool = False  # where it is not set it follows from others
+    fidelity: Mapping[Value, int] = field(default_factory=dict)  # higher learns more faithfully
     fidelity_order: int = 0  # its place, from 1, among those that break a tie of equally fast configs
 
     # Several devices.
@@ -68,6 +69,8 @@ class Knob:
     quick: bool = False  # a quick search looks at all of its values
     saves_memory: bool = False  # at the cost of time, and nothing else
 
+    # Ranks that never fall as memory grows, all other knobs equal; of values for which that is shown.
+    memory_order: Mapping[Value, int] = field(default_factory=dict)
     lays_out_state: bool = False  # a checkpoint's optimizer state has another form with another value
 
     @property
