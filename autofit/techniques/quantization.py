@@ -54,9 +54,6 @@ class Quantization(Technique):
     stage = Stage.WEIGHTS
     library = "bitsandbytes"
 
-    def fidelity(self, value: Value) -> int:
-        return {"none": 3, "int8": 2, "nf4": 1, "nf4-dq": 0}[str(value)]
-
     def refuse(self, config: Config, workload: Workload, hardware: Hardware) -> str | None:
         value = config[self.name]
         if value == self.off:
