@@ -1,4 +1,7 @@
-"""What a shell offers when Tab is pressed, found without torch; typer leaves out what does not begin as typed."""
+"""What a shell offers when Tab is pressed, found without torch.
+
+Typer leaves out what does not begin as typed.
+"""
 
 from autofit.cli.output import heavy
 from autofit.core.knobs import SETTABLE, yaml_word
@@ -16,7 +19,8 @@ def models() -> Choices:
 
 def spaces() -> Choices:
     """The spaces that ship with autofit."""
-    return [(space.name, space.description) for space in heavy("autofit.search.space", "list_spaces")()]
+    list_spaces = heavy("autofit.search.space", "list_spaces")
+    return [(space.name, space.description) for space in list_spaces()]
 
 
 def cards_and_list() -> list[str]:

@@ -10,64 +10,20 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from autofit.core.errors import InputError, is_whole, require
+from autofit.core.task import Task
+from autofit.core.tasks import TASKS
+from autofit.core.tasks.custom import CUSTOM
 
-CLASSIFICATION_TASKS = (  # their heads are new: trained whole
-    "sequence-classification",
-    "token-classification",
-    "image-classification",
-    "video-classification",
-    "audio-classification",
-)
-NEXT_TOKEN_TASKS = ("causal-lm", "image-text-to-text")  # the loss shifts their labels by one
-TASKS = (
-    *NEXT_TOKEN_TASKS,
-    "masked-lm",
-    "seq2seq",
-    "speech-seq2seq",
-    "ctc",
-    "question-answering",
-    "embeddings",
-    *CLASSIFICATION_TASKS,
-    "semantic-segmentation",
-    "object-detection",
-    "custom",
-)
 MOST_SAMPLES = 2**20  # of an effective batch, whose divisors are micro-batches
 MOST_TOKENS = 2**31  # of a sample
 SCHEDULES = ("constant", "cosine", "linear")
 # Which tokens: of chats the assistant's turns and of prompts the completions, or all.
 LEARNT = ("assistant", "all")
-CLASS_SUFFIXES = {  # of the names of transformers' classes
-    "ForCausalLM": "causal-lm",
-    "LMHeadModel": "causal-lm",
-    "ForMaskedLM": "masked-lm",
-    "ForSequenceClassification": "sequence-classification",
-    "ForTokenClassification": "token-classification",
-    "ForQuestionAnswering": "question-answering",
-    "ForImageClassification": "image-classification",
-    "ForVideoClassification": "video-classification",
-    "ForAudioClassification": "audio-classification",
-    "ForSemanticSegmentation": "semantic-segmentation",
-    "ForObjectDetection": "object-detection",
-    "ForCTC": "ctc",
-}
 
 
-def task_of(model: object) -> str | None:
-    """The task of a transformers model, also inside a PeftModel, by its class; None for others."""
-    get_base_model = getattr(model, "get_base_model", None)
-    if callable(get_base_model) and hasattr(model, "peft_config"):
-        model = get_base_model()
-
-    for suffix, task in CLASS_SUFFIXES.items():
-        if type(model).__name__.endswith(suffix):
-            return task
-    return None
-
-
-def reduction_of(task: str, config: object) -> str:
+def reduction_of(task: Task, config: object) -> str:
     """Whether the loss of a transformers model is a "mean" or a "sum"; CTC's config says it."""
-    if task == "ctc":
+    if task.labels == "transcript":
         return str(getattr(config, "ctc_loss_reduction", "mean"))
     return "mean"
 
@@ -190,7 +146,7 @@ class Workload:
     effective_batch_size: int = 32
     unit: str = "samples"
     sequence_length: int | None = None
-    task: str = "custom"
+    task: str = CUSTOM.name
     name: str = "custom"
     reduction: str = "mean"
     count: Callable[[Any], float] | None = None
@@ -225,7 +181,7 @@ class Workload:
             message = "unit='tokens' needs sequence_length."
             raise InputError(message, "Give the number of tokens of one sample.")
 
-        require(self.task in TASKS, f"task must be one of {', '.join(TASKS)}", self.task)
+        require(self.task in (*TASKS,), f"task must be one of {', '.join(TASKS)}", self.task)
         is_reduction = self.reduction in ("mean", "sum")
         require(is_reduction, "reduction must be 'mean' or 'sum'", self.reduction)
         require(isinstance(self.varying, bool), "varying must be True or False", self.varying)

@@ -6,6 +6,7 @@ from typing import Any, Self
 
 from autofit.core.config import Config
 from autofit.core.layout import Layout
+from autofit.core.task import Task
 
 
 @dataclass(frozen=True)
@@ -13,7 +14,7 @@ class Case:
     """The config, and what it trains on which device."""
 
     config: Config
-    task: str
+    task: Task
     device: str
     micro_batch_size: int
     sequence_length: int | None
@@ -55,7 +56,7 @@ class Case:
     @property
     def classifies(self) -> bool:
         """Whether the model ends in a new head for classes."""
-        return self.task.endswith("classification")
+        return self.task.classifies
 
 
 @dataclass(frozen=True)

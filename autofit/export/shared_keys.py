@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import PurePath
 from typing import Any
 
+from autofit.core.tasks import task_named
 from autofit.core.workload import Hyperparameters
 from autofit.export.source import LEARNT, ExportSource, batches_fit
 from autofit.export.tool import Request, Share, ToolKeys
@@ -97,7 +98,7 @@ def global_batch(request: Request, path: str) -> ToolKeys:
 def convolutions(request: Request) -> str | None:
     """How a tool that leaves the rounding of fp32 to PyTorch deviates on models with convolutions."""
     on_a_card = request.source.device == "cuda" and request.config.precision == "fp32"
-    if not on_a_card or request.source.task not in ("image-classification", "custom"):
+    if not on_a_card or task_named(request.source.task).medium not in ("images", "own"):
         return None
     return "PyTorch rounds convolutions to TF32 unless the script sets torch.backends.cudnn.allow_tf32 = False"
 
@@ -221,7 +222,7 @@ def kinds_of_adapter(dora: str = "use_dora", rslora: str = "use_rslora", **plus:
 def trainer_case(source: ExportSource) -> TrainerCase:
     """The config as `trainer` reads it; flash-attn is taken to be there if it was when this was measured."""
     flash_attn = "flash-attn" in source.versions
-    return TrainerCase(source.config, source.device, source.task, source.effective_batch_size, flash_attn)
+    return TrainerCase(source.config, source.device, task_named(source.task), source.effective_batch_size, flash_attn)
 
 
 def keywords(request: Request, knob: str) -> TrainerKeywords:

@@ -15,6 +15,7 @@ from autofit.core.errors import InputError, shown
 from autofit.core.knobs import KNOBS, is_off, knob_named
 from autofit.core.layout import Layout
 from autofit.core.quoting import python_string, shell_path
+from autofit.core.tasks import TASKS
 from autofit.export.header import export_header
 from autofit.export.source import (
     NOTHING_MEASURED,
@@ -27,7 +28,9 @@ from autofit.export.source import (
 )
 from autofit.export.template import yaml_file
 
-HUGGING_FACE = ("causal-lm", "masked-lm", "sequence-classification", "image-classification")
+# What tools can train: those for language models, and those around transformers' own classes.
+LANGUAGE_MODELS = tuple(task.name for task in TASKS.values() if task.continues_text)
+HUGGING_FACE = tuple(task.name for task in TASKS.values() if task.script.templates)
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,9 @@ from autofit.core.errors import InputError
 from autofit.core.knobs import is_off
 from autofit.core.knobs.optimizer import KEEP_SMALL_UPDATES
 from autofit.core.layout import Layout
-from autofit.core.workload import CLASSIFICATION_TASKS, Hyperparameters
+from autofit.core.task import Task
+from autofit.core.tasks.custom import CUSTOM
+from autofit.core.workload import Hyperparameters
 from autofit.export.fragments import Parts
 from autofit.export.source import Deviation, batch_sizes, cached_casts
 
@@ -83,7 +85,7 @@ class TrainerCase:
 
     config: Config
     device: str
-    task: str | None = None  # None: unknown
+    task: Task = CUSTOM
     effective_batch_size: int | None = None
     flash_attn: bool = False
 
@@ -125,7 +127,7 @@ def _micro_batch(case: TrainerCase) -> TrainerKeywords:
 def _accumulation(case: TrainerCase) -> TrainerKeywords:
     _, steps = batch_sizes(case.config, case.effective_batch_size)
     alike = "Trainer weighs micro-batches alike for this task, autofit by their labels"
-    uneven = case.task == "masked-lm" and steps > 1
+    uneven = case.task.labels == "hidden tokens" and steps > 1
     name = "gradient_accumulation_steps"
     return case.keywords(name, alike if uneven else None, arguments={name: steps})
 
@@ -141,7 +143,7 @@ def _precision(case: TrainerCase) -> TrainerKeywords:
     if value in ("bf16", "fp8"):
         slower = "Trainer multiplies in bfloat16, which is slower than measured" if value == "fp8" else None
         keywords = case.keywords("precision", slower, model={"dtype": "bfloat16"}, trained_dtype="bfloat16")
-        if case.task == "image-classification":
+        if case.task.medium == "images":
             images = "Trainer leaves images in float32; give pixel_values in bfloat16"
             keywords = keywords.joined(case.keywords("precision", images))
         return keywords
@@ -205,7 +207,7 @@ def _quantization(case: TrainerCase) -> TrainerKeywords:
         keywords["bnb_4bit_compute_dtype"] = dtype
         if case.config.data_parallel == "fsdp":
             keywords["bnb_4bit_quant_storage"] = dtype  # whole numbers are not divided
-    if case.task in CLASSIFICATION_TASKS:
+    if case.task.classifies:
         # bitsandbytes would quantize a new head that has a bias; despite its name this applies to 4 bits as well.
         keywords["llm_int8_skip_modules"] = ["score", "classifier", "pre_classifier"]
     return TrainerKeywords(quantization=keywords)

@@ -12,6 +12,7 @@ from autofit.search.objectives import Objective
 from autofit.search.objectives.throughput import throughput
 
 Fidelity = Callable[[Config], tuple[int, ...]]
+Measurements = Sequence[Measurement]
 
 
 class Figures(NamedTuple):
@@ -26,8 +27,9 @@ class Figures(NamedTuple):
 class Ranking:
     """The rule by which a config is recommended.
 
-    Of those within `tolerance` of the best by the objective, the one that learns most faithfully; among equally
-    faithful ones the one with the least peak of allocated memory, then the best by the objective.
+    Of those within `tolerance` of the best by the objective, the one that learns most faithfully;
+    among equally faithful ones the one with the least peak of allocated memory, then the best by
+    the objective.
 
     Args:
         tolerance: a share of the best.
@@ -42,19 +44,24 @@ class Ranking:
         """The index of the config to recommend; None where there is none."""
         if not figures:
             return None
+
         enough = max(row.value for row in figures) * (1 - self.tolerance)
-        tied = {index: row for index, row in enumerate(figures) if row.value >= enough}
+        tied = [index for index, row in enumerate(figures) if row.value >= enough]
 
         def merit(index: int) -> tuple[tuple[int, ...], float, float]:
-            row = tied[index]
-            return self.fidelity(row.config), -row.nbytes, row.value
+            config, value, nbytes = figures[index]
+            return self.fidelity(config), -nbytes, value
 
         return max(tied, key=merit)
 
     def recommend(self, measurements: Iterable[Measurement]) -> Measurement | None:
         """The measurement to recommend among those that fit."""
         fitting = [measurement for measurement in measurements if measurement.fits]
-        figures = [Figures(one.config, self.value(one), _allocated(one)) for one in fitting]
+        figures = []
+        for measurement in fitting:
+            value = self.value(measurement)
+            figures.append(Figures(measurement.config, value, _allocated(measurement)))
+
         index = self.preferred(figures)
         return None if index is None else fitting[index]
 
@@ -87,9 +94,10 @@ def fastest(measurements: Iterable[Measurement]) -> Measurement | None:
 
 def nearest_miss(measurements: Iterable[Measurement]) -> Measurement | None:
     """The measurement that ran out of device memory with the least peak; None when none did."""
-    missed = [measurement for measurement in measurements if measurement.outcome is Outcome.OUT_OF_MEMORY]
+    missed = [seen for seen in measurements if seen.outcome is Outcome.OUT_OF_MEMORY]
     return min(missed, key=_allocated, default=None)
 
 
 def _allocated(measurement: Measurement) -> float:
+    """Peak bytes of tensors, or infinity where unknown."""
     return measurement.peak_bytes.allocated if measurement.peak_bytes else math.inf

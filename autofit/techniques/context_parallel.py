@@ -2,6 +2,7 @@
 
 from autofit.core.knobs.context_parallel import KNOB
 from autofit.core.layout import degrees
+from autofit.core.tasks import TASKS
 from autofit.setup import Config, Hardware, Setup, Value, Workload
 from autofit.setup.split_tokens import split_tokens
 from autofit.setup.technique import Degree
@@ -15,13 +16,13 @@ class ContextParallel(Degree):
 
     def choices_for(self, workload: Workload, hardware: Hardware) -> tuple[Value, ...]:
         """1 for other tasks, else what divides the model's heads, too."""
-        is_cut = workload.task == "causal-lm" and workload.loss is None
-        return degrees(hardware, (workload.traits.heads if workload.traits else 0) if is_cut else 1)
+        heads = workload.traits.heads if workload.traits else 0
+        return degrees(hardware, heads if _is_cut(workload) else 1)
 
     def refuse(self, config: Config, workload: Workload, hardware: Hardware) -> str | None:
         if config[self.name] in (None, 1):
             return None
-        if workload.task != "causal-lm" or workload.loss is not None:
+        if not _is_cut(workload):
             task = "a loss of your own" if workload.loss else workload.task
             return f"only samples of causal language models are cut, with their own loss, not {task}; use fsdp alone."
         if workload.document_tokens:
@@ -37,3 +38,8 @@ class ContextParallel(Degree):
     def trace(self, setup: Setup, value: Value) -> None:
         if value != 1:
             split_tokens(setup, checked=True)  # fake losses have no values
+
+
+def _is_cut(workload: Workload) -> bool:
+    """Whether samples of this workload are cut: by their own loss, of text alone."""
+    return TASKS[workload.task].continues_text and workload.loss is None

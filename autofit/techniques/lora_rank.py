@@ -13,7 +13,7 @@ from torch import nn
 
 from autofit.core.errors import printable, told
 from autofit.core.knobs.lora_rank import KNOB
-from autofit.core.workload import CLASSIFICATION_TASKS, task_of
+from autofit.core.tasks import TASKS, task_of
 from autofit.setup import Config, Hardware, RefusedError, Setup, Stage, Technique, Value, Workload, requirements
 from autofit.setup.adapters import has_adapters
 from autofit.setup.experts import adapts_parameter, add_adapters, expert_weights, nest_in_order, reach
@@ -100,7 +100,7 @@ class LoraRank(Technique):
         if note := reach(setup.model):
             setup.warnings.append(note)
             setup.assumptions.append(note)
-        if setup.workload.task in CLASSIFICATION_TASKS:
+        if TASKS[setup.workload.task].classifies:
             # A classifier's head starts from random weights: it is trained whole, as peft does for such tasks.
             for head in output_heads(setup.model):
                 head.requires_grad_(True)
@@ -146,7 +146,7 @@ def adapter_targets(model: nn.Module, targets: str) -> tuple[list[str], list[str
     heads = output_heads(model)
     linears = {name: module for name, module in model.named_modules() if is_linear(module)}
     inner = [name for name, module in linears.items() if module not in heads]
-    usable = inner if task_of(model) in CLASSIFICATION_TASKS else list(linears)  # whose heads are trained whole
+    usable = inner if task_of(model).classifies else list(linears)  # whose heads are trained whole
     experts = [weight.full_name for weight in expert_weights(model)]
     kind = str(getattr(getattr(model, "config", None), "model_type", None))
     forbidden = {ending for ending in set(map(_ending, usable)) if _forbidden(kind, ending)}

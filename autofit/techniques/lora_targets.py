@@ -1,7 +1,7 @@
 """lora_targets: which weights get low-rank updates. `lora_rank` applies it; null at rank 0."""
 
 from autofit.core.knobs.lora_targets import KNOB
-from autofit.core.workload import CLASSIFICATION_TASKS
+from autofit.core.tasks import TASKS
 from autofit.setup import Config, Hardware, Stage, Technique, Value, Workload
 
 _ORDER = {"attention": 0, "all-linear": 1, "all-linear+head": 2}  # each set contains the one before
@@ -25,7 +25,7 @@ class LoraTargets(Technique):
             return None
         given = config[self.name]
         parts = sorted(set(str(given or "all-linear").split("+")), key=lambda part: (_ORDER.get(part, 3), part))
-        if workload.task in CLASSIFICATION_TASKS and "head" in parts and len(parts) > 1:
+        if TASKS[workload.task].classifies and "head" in parts and len(parts) > 1:
             parts.remove("head")  # a classifier's new head is trained whole whatever the targets
         return "+".join(parts)
 

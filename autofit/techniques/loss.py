@@ -38,6 +38,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from autofit.core.knobs.loss import KNOB
 from autofit.core.knobs.precision import COMPUTES_IN_FP32
+from autofit.core.tasks import TASKS
 from autofit.setup import Config, Hardware, RefusedError, Setup, Stage, Technique, Value, Workload, liger
 from autofit.setup.deferred_logits import NO_HEAD, Deferral, Pending, SummedLoss, defer_logits, loss_of_few_tokens
 from autofit.setup.state import Slices
@@ -71,7 +72,7 @@ class Loss(Technique):
                 return "fused reads the head's weight itself and would skip its adapters; use chunked."
         if workload.loss is not None:
             return "a loss function of your own may need the logits; use standard."
-        if workload.task not in ("causal-lm", "custom"):
+        if not TASKS[workload.task].defers_logits:
             return f"only causal language models can do without all logits, not {workload.task}; use standard."
         if workload.traits and not workload.traits.head:
             return NO_HEAD

@@ -39,7 +39,7 @@ from autofit.report.formatting import drift_note, misled_note, packing_note
 from autofit.search.concurrency import Threaded
 from autofit.search.finals import Finals
 from autofit.search.journal import Journal
-from autofit.search.pareto import Evidence, outlook
+from autofit.search.pareto import Evidence, pareto_report
 from autofit.search.predictions import Predictions
 from autofit.search.ranking import Ranking, nearest_miss
 from autofit.search.space import Space
@@ -282,7 +282,7 @@ class MeasuredSearch:
             context.workload,
         )
         others = other_budgets(context.budget, context.hardware)
-        around = outlook(evidence, others=others, tolerance=self.options.tolerance)
+        around = pareto_report(evidence, others=others, tolerance=self.options.tolerance)
 
         return Result(
             model=context.workload.name,
@@ -314,8 +314,8 @@ class MeasuredSearch:
 
         if outcome.slowdown > NOTABLE_DRIFT:
             notes.append(drift_note(outcome.slowdown))
-        if outcome.misled_by:
-            notes.append(misled_note(outcome.misled_by))
+        if outcome.prediction_bias:
+            notes.append(misled_note(outcome.prediction_bias))
         if best:
             notes += [f"Of the best config: {warning}" for warning in best.warnings]
 

@@ -20,8 +20,8 @@ from autofit.search.prior_measurements import PriorMeasurement, prior_measuremen
 from autofit.training.fingerprint import cache_key, own_code
 from autofit.tuning.measurement_store import Store, Stored, Subject
 
-_MEASURING = ("data", "hardware", "probe", "setup", "techniques", "training")  # the rooms that decide what is measured
-_PREDICTING = ("distributed", "estimate")
+# The rooms that decide what is measured: the probe's, and all that it may import.
+MEASURING = ("core", "data", "distributed", "hardware", "probe", "setup", "techniques", "training")
 _NO_INFLUENCE = ("python", "optuna")  # versions of what takes no part in a training step
 
 
@@ -48,7 +48,7 @@ def subject_of(
         allocator=hardware.allocator,
         environment={name: os.environ.get(name, default) for name, default in SETTINGS.items()},
         versions={name: version for name, version in versions.items() if name not in _NO_INFLUENCE},
-        code=own_code(*_MEASURING, *(_PREDICTING if predicted_links else ())),
+        code=own_code(*MEASURING, "estimate") if predicted_links else own_code(*MEASURING),
     )
     return Subject(key, fingerprint)
 

@@ -85,7 +85,7 @@ OF_FIT = {
     "split": "None",
     "count": "None function",
     "optimizer": "None function",
-    "lr": "3 1.5",
+    "lr": "3 1.5 None",
     "weight_decay": "3 0 1.5",
     "schedule": "",
     "warmup_steps": "3 0 huge",

@@ -20,7 +20,7 @@ def loss(case: Case) -> Fragments | None:
     value, model = case.config.loss, case.model_config
     plain = model.get("model_type") in PLAIN_HEADS and not model.get("lm_head_bias")
     sizes = _features(case) and model.get("vocab_size")
-    if value not in ("chunked", "fused") or case.task != "causal-lm" or not plain or not sizes:
+    if value not in ("chunked", "fused") or not case.task.defers_logits or not plain or not sizes:
         return None
     return _chunked(case) if value == "chunked" else _fused(case)
 

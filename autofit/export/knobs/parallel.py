@@ -81,7 +81,7 @@ def _sharded(case: Case) -> Fragments | None:
     slots = {
         "options": lines,
         "blocks": "blocks" if listed else BLOCKS,
-        "ends": _ends(case) if case.task in ("causal-lm", "masked-lm") else (),
+        "ends": () if case.classifies else _ends(case),
         "call": call("fully_shard", given, indent=8),
     }
     adapters = ", ignore_frozen_params=True" if case.lora else ""

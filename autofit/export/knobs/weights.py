@@ -25,7 +25,7 @@ def precision(case: Case) -> Fragments | None:
         start: tuple[str, ...] = ()
         if value == "tf32":
             start = ('torch.set_float32_matmul_precision("high")  # precision: tf32',)
-        elif case.device == "cuda" and case.task == "image-classification":
+        elif case.device == "cuda" and case.task.medium == "images":
             start = ("torch.backends.cudnn.allow_tf32 = False  # precision: fp32, in convolutions too",)
         return Fragments(load_dtype="torch.float32", start=start, held=f"all weights in float32 (precision: {value})")
     if value in ("bf16", "fp8"):
@@ -62,7 +62,7 @@ def _cast(case: Case, dtype: str) -> tuple[str, ...]:
     if case.config.quantization != "none":
         lines = ["if parameter.is_floating_point():", *(f"    {line}" for line in lines)]
     loop = f"for parameter in model.parameters():  # precision: {case.config.precision}"
-    statistics = _STATISTICS if case.task == "image-classification" else ()
+    statistics = _STATISTICS if case.task.medium == "images" else ()
     return (loop, *(f"    {line}" for line in lines), *statistics)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from autofit.export import several_devices
 from autofit.export import shared_keys as shared
 from autofit.export.source import ExportSource
-from autofit.export.tool import Request, Tool, ToolKeys
+from autofit.export.tool import LANGUAGE_MODELS, Request, Tool, ToolKeys
 from autofit.export.trainer import learning
 
 _SAVED = ["attention", *(f"aten::{name}" for name in ("mm", "addmm", "bmm", "baddbmm", "_scaled_mm", "_grouped_mm"))]
@@ -186,7 +186,7 @@ TOOL = Tool(
     run="axolotl train {file}",
     splits=("tensor_parallel",),
     run_several="axolotl train {file} --launcher torchrun -- --nproc_per_node={each}{rendezvous}",
-    tasks=("causal-lm",),
+    tasks=LANGUAGE_MODELS,
     packing="sample_packing",
     apart=True,
     expert_targets="lora_target_parameters",

@@ -9,7 +9,7 @@ from autofit.core.workload import Hyperparameters
 from autofit.export import several_devices
 from autofit.export import shared_keys as shared
 from autofit.export.source import ExportSource, batches_fit
-from autofit.export.tool import Request, Tool, ToolKeys
+from autofit.export.tool import LANGUAGE_MODELS, Request, Tool, ToolKeys
 
 _INSTEAD = {"tf32": shared.TF32.format("litgpt"), "fp8": shared.FP8.format("litgpt")}
 _QUANTISED = "litgpt quantises weights on one device only."
@@ -78,7 +78,7 @@ TOOL = Tool(
     title="litgpt",
     versions=("0.5.13",),
     run="litgpt {{finetune_full,finetune_lora}} --config {file} (finetune_lora where there are adapters)",
-    tasks=("causal-lm",),
+    tasks=LANGUAGE_MODELS,
     packs=False,
     refuse=lambda source: _QUANTISED if _quantised_on_several(source) else batches_fit(source),
     fixed=lambda request: {

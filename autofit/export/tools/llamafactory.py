@@ -9,7 +9,7 @@ from typing import Any
 from autofit.export import several_devices
 from autofit.export import shared_keys as shared
 from autofit.export.source import ExportSource, batches_fit
-from autofit.export.tool import Request, Tool, ToolKeys
+from autofit.export.tool import LANGUAGE_MODELS, Request, Tool, ToolKeys
 from autofit.export.trainer import CHECKPOINTED, learning
 
 _NEVER_ALL = "which never holds the logits of all tokens"
@@ -81,7 +81,7 @@ TOOL = Tool(
     run="llamafactory-cli train {file}",
     run_several="accelerate launch --config_file llamafactory_accelerate.yaml{further} -m llamafactory.launcher {file}",
     files=several_devices.launched("llamafactory"),
-    tasks=("causal-lm",),
+    tasks=LANGUAGE_MODELS,
     packing="packing",
     refuse=_refuse,
     fixed=lambda request: {

@@ -4,7 +4,7 @@ checkpoint, mixes precision by one switch, and has neither offloading nor a loss
 from autofit.core.workload import Hyperparameters
 from autofit.export import several_devices
 from autofit.export import shared_keys as shared
-from autofit.export.tool import Request, Tool, ToolKeys
+from autofit.export.tool import LANGUAGE_MODELS, Request, Tool, ToolKeys
 
 # By autofit's names; Ludwig's have underscores.
 _OPTIMIZERS = ("adamw", "adamw-8bit", "paged-adamw", "paged-adamw-8bit", "lion-8bit", "adafactor", "sgd")
@@ -55,7 +55,7 @@ TOOL = Tool(
     title="Ludwig",
     versions=("0.17.10",),
     run="ludwig train --config {file} --dataset DATA",
-    tasks=("causal-lm",),
+    tasks=LANGUAGE_MODELS,
     packs=False,
     fixed=lambda request: {
         "model_type": "llm",

@@ -15,7 +15,7 @@ from autofit.export import several_devices
 from autofit.export import shared_keys as shared
 from autofit.export.source import ExportSource
 from autofit.export.template import call, fill, keyword_arguments, literal, template
-from autofit.export.tool import Header, Request, Tool, ToolKeys
+from autofit.export.tool import LANGUAGE_MODELS, Header, Request, Tool, ToolKeys
 
 _FLAVOURS = {
     "meta-llama/Meta-Llama-3-8B": ("llama3", "8B"),
@@ -164,7 +164,7 @@ TOOL = Tool(
     run="torchrun --nproc_per_node=1 -m torchtitan.train --module {module} --config autofit",
     splits=("tensor_parallel", "context_parallel"),
     run_several="{torchrun} -m torchtitan.train --module {module} --config autofit",
-    tasks=("causal-lm",),
+    tasks=LANGUAGE_MODELS,
     packs=True,
     refuse=lambda source: shared.refuse_unknown(source, _FLAVOURS, "flavour of torchtitan's"),
     fixed=_fixed,

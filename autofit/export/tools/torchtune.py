@@ -13,7 +13,7 @@ from autofit.core.workload import Hyperparameters
 from autofit.export import several_devices
 from autofit.export import shared_keys as shared
 from autofit.export.source import ExportSource
-from autofit.export.tool import Request, Tool, ToolKeys
+from autofit.export.tool import LANGUAGE_MODELS, Request, Tool, ToolKeys
 
 _PRECISION_INSTEAD = {
     "tf32": shared.TF32.format("torchtune"),
@@ -182,7 +182,7 @@ TOOL = Tool(
     run_several="tune run --nproc_per_node {each}{rendezvous} {{full,lora}}_finetune_distributed "
     "--config {file} (lora_ where there are adapters)",
     run="tune run {{full,lora}}_finetune_single_device --config {file} (lora_ where there are adapters)",
-    tasks=("causal-lm",),
+    tasks=LANGUAGE_MODELS,
     packing="dataset.packed",
     apart=True,
     splits=("tensor_parallel",),

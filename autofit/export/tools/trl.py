@@ -9,7 +9,7 @@ from typing import Any
 from autofit.export import several_devices
 from autofit.export import shared_keys as shared
 from autofit.export.source import ExportSource
-from autofit.export.tool import Request, Tool, ToolKeys
+from autofit.export.tool import LANGUAGE_MODELS, Request, Tool, ToolKeys
 from autofit.export.trainer import CHECKPOINTED, learning
 
 _LOSS_INSTEAD = {
@@ -105,7 +105,7 @@ TOOL = Tool(
     splits=("context_parallel",),
     run_several="trl sft --config {file} --accelerate_config trl_accelerate.yaml{further}",
     files=several_devices.launched("trl"),
-    tasks=("causal-lm",),
+    tasks=LANGUAGE_MODELS,
     packing="packing",
     apart=False,
     expert_targets="lora_target_parameters",

@@ -9,7 +9,7 @@ from autofit.export import several_devices
 from autofit.export import shared_keys as shared
 from autofit.export.source import ExportSource
 from autofit.export.template import call, fill, keyword_arguments, template, yaml_file
-from autofit.export.tool import Header, Request, Tool, ToolKeys
+from autofit.export.tool import LANGUAGE_MODELS, Header, Request, Tool, ToolKeys
 from autofit.export.trainer import CHECKPOINTED, learning
 
 _YAML = "unsloth.yaml"
@@ -127,7 +127,7 @@ TOOL = Tool(
     title="Unsloth",
     versions=("2026.10.9",),
     run=f"python {{file}} TEXT_FILE, or unsloth train --config {_YAML}",
-    tasks=("causal-lm",),
+    tasks=LANGUAGE_MODELS,
     packing="arguments.packing",
     apart=False,
     fixed=_fixed,
