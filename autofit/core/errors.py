@@ -165,7 +165,7 @@ def sentence(error: BaseException) -> str:
     return printable(line or type(error).__name__)
 
 
-def told(error: BaseException) -> str:
+def describe_error(error: BaseException) -> str:
     """An error of somebody else's code as a sentence names it: by its type and its message."""
     kind = printable(type(error).__name__)
     message = sentence(error)

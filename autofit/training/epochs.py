@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from autofit.core.errors import counted, told
+from autofit.core.errors import counted, describe_error
 from autofit.data.batch import Cut, sample_count, samples_of, tensors
 from autofit.data.samples import FileLoader
 from autofit.training import random_state
@@ -133,7 +133,9 @@ class Epochs(Iterator[Any]):
         try:
             self._loader.load_state_dict(state["loader"])
         except Exception as error:  # whatever a loader of somebody's raises: its batches can still be counted
-            return f"the loader does not take its own state ({told(error)}): it is read again up to its place."
+            return (
+                f"the loader does not take its own state ({describe_error(error)}): it is read again up to its place."
+            )
 
         self.passes_begun = state["passes"]
         self._samples_done = state["samples"]

@@ -19,10 +19,10 @@ from autofit.core.errors import (
     InputError,
     OutOfMemoryError,
     counted,
+    describe_error,
     is_whole,
     require,
     sentence,
-    told,
 )
 from autofit.core.files import write_atomically
 from autofit.core.hardware import Hardware
@@ -314,9 +314,9 @@ class _Training:
         try:
             self._save(directory, done)
         except Exception as another:
-            self._notify(f"{told(error)}: no checkpoint could be saved after it ({told(another)}).")
+            self._notify(f"{describe_error(error)}: no checkpoint could be saved after it ({describe_error(another)}).")
             return
-        self._notify(f"{told(error)}: the state after {counted(done, 'step')} is kept in {directory}.")
+        self._notify(f"{describe_error(error)}: the state after {counted(done, 'step')} is kept in {directory}.")
 
     def _after_step(self, report: StepReport, steps: int) -> Stop | None:
         """Call the callbacks, save and evaluate; STOP where a callback ends training."""
