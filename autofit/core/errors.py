@@ -211,7 +211,7 @@ def is_whole(value: object, least: float = -math.inf) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool) and value >= least
 
 
-def counted(number: int, noun: str) -> str:
+def pluralize(number: int, noun: str) -> str:
     """A number with its noun, for example "1 probe" and "1,024 configs"; the plural takes an s."""
     if number != 1:
         noun += "s"

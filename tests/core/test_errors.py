@@ -13,8 +13,8 @@ from autofit.core.errors import (
     ProbeError,
     RefusedError,
     UntraceableError,
-    counted,
     describe_error,
+    pluralize,
     printable,
     reported,
     sentence,
@@ -69,7 +69,7 @@ def test_or_all_when_none_is_near() -> None:
 
 @pytest.mark.parametrize(("number", "text"), [(0, "0 probes"), (1, "1 probe"), (2, "2 probes"), (1024, "1,024 probes")])
 def test_numbers_and_nouns(number: int, text: str) -> None:
-    assert counted(number, "probe") == text
+    assert pluralize(number, "probe") == text
 
 
 @pytest.mark.parametrize(
