@@ -14,7 +14,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from autofit.api.search import check_alone, log_event, run_shown
-from autofit.core.errors import InputError, counted, require, several, unknown
+from autofit.core.errors import InputError, pluralize, require, several, unknown
 from autofit.core.events import Event, Listener, Note
 from autofit.core.files import check_output, expanded, locked, write_atomically
 from autofit.core.layout import Layout, dividing, fitted_to
@@ -262,7 +262,7 @@ def fit(
         if place is None:
             fewer = dividing(config or {}, world, effective)[0]
             if fewer < world:
-                samples = counted(effective, "sample")
+                samples = pluralize(effective, "sample")
                 note = f"{samples} do not divide among {world} devices: {fewer} of them train."
                 listener(Note(note))
                 world = fewer
@@ -280,7 +280,7 @@ def fit(
             )
             cards = torch.cuda.device_count()
             if checked.wanted_device != "cpu" and 0 < cards < world:
-                here = counted(cards, "card")
+                here = pluralize(cards, "card")
                 message = f"{world} devices are to train, and this machine has {here}."
                 remedy = "Give fewer devices. For a config that trains elsewhere: autofit.search."
                 raise InputError(message, remedy)

@@ -21,7 +21,7 @@ from autofit.cli.options import Version
 from autofit.cli.output import INTERRUPTED, drop_rest, open_streams, print_error, print_json
 from autofit.core.beginning import counted_from_now
 from autofit.core.environment import set_defaults
-from autofit.core.errors import AutofitError, InputError, ProbeError, told
+from autofit.core.errors import AutofitError, InputError, ProbeError, describe_error
 
 # typer ships its own copy of click or uses click itself, by version; this is whichever it is.
 UsageError: type[Exception] = typer.BadParameter.__mro__[2]
@@ -143,7 +143,7 @@ def _run(command: Callable[[], Any], as_json: bool) -> int:
             return ProbeError.exit_code
 
         if as_json:  # on every exit; the traceback, which somebody has to see, goes to stderr
-            message = f"autofit failed: {told(error)}"
+            message = f"autofit failed: {describe_error(error)}"
             print_json({"schema": 1, "error": {"message": message, "remedy": "Please report it."}})
         raise
 

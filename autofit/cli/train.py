@@ -10,7 +10,7 @@ import typer
 import autofit.cli.options as options
 from autofit.cli.output import INTERRUPTED, heavy
 from autofit.core.environment import importing_alike
-from autofit.core.errors import InputError, counted
+from autofit.core.errors import InputError, pluralize
 from autofit.core.events import Event, Note
 from autofit.core.files import check_output, check_readable
 from autofit.core.knobs import check_knobs
@@ -142,7 +142,7 @@ def train(
         return 0
 
     first, last = trained.history[0].loss, trained.history[-1].loss
-    answer = f"{counted(len(trained.history), 'step')}, loss {first:.4f} -> {last:.4f}"
+    answer = f"{pluralize(len(trained.history), 'step')}, loss {first:.4f} -> {last:.4f}"
     if trained.evaluations:
         answer += f", evaluation loss {trained.evaluations[-1]:.4f}"
     Terminal().print(answer, highlight=False)

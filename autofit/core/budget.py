@@ -26,6 +26,7 @@ class Budget:
         if self.device_bytes <= 0:
             message = f"a budget of {self.device_bytes} bytes holds nothing."
             raise InputError(message, "Give a positive number of GiB.")
+
         if not 0 <= self.margin < 1:
             message = f"the margin {self.margin} is not a fraction."
             raise InputError(message, "Give a number from 0 to below 1.")
@@ -34,6 +35,7 @@ class Budget:
         """The limit on tensors: on a CPU the budget, else budget x (1 - margin) - context."""
         if device == "cpu":
             return self.device_bytes
+
         return int(self.device_bytes * (1 - self.margin)) - context_bytes
 
     def of_each(self, devices: int) -> "Budget":
@@ -44,6 +46,7 @@ class Budget:
         """The smallest budget that a peak, context included, fits."""
         if device == "cpu":
             return peak_bytes
+
         return int(peak_bytes / (1 - self.margin))
 
 

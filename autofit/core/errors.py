@@ -165,7 +165,7 @@ def sentence(error: BaseException) -> str:
     return printable(line or type(error).__name__)
 
 
-def told(error: BaseException) -> str:
+def describe_error(error: BaseException) -> str:
     """An error of somebody else's code as a sentence names it: by its type and its message."""
     kind = printable(type(error).__name__)
     message = sentence(error)
@@ -211,7 +211,7 @@ def is_whole(value: object, least: float = -math.inf) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool) and value >= least
 
 
-def counted(number: int, noun: str) -> str:
+def pluralize(number: int, noun: str) -> str:
     """A number with its noun, for example "1 probe" and "1,024 configs"; the plural takes an s."""
     if number != 1:
         noun += "s"

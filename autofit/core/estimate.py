@@ -111,6 +111,7 @@ class Estimate:
         """The verdict: "no" only where even the low end exceeds what the budget leaves."""
         device = "cpu" if self.reserved_bytes is None else "cuda"
         limit = budget.cap_bytes(device)
+
         if self.low > limit:
             return "no"
         if self.high <= limit:
@@ -140,6 +141,7 @@ class Estimate:
         """The keys of `autofit estimate --json`, but for the schema."""
         data: dict[str, Any] = to_plain(self)
         del data["budget"]
+
         data["device_bytes"] = {"low": data.pop("low"), "high": data.pop("high")}
         data["fits"] = self.verdict
         return data

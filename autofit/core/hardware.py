@@ -50,6 +50,7 @@ class Hardware:
         """Facts that the user should know."""
         if self.device == "cpu" or self.expandable_segments:
             return ()
+
         fact = f"segments of device memory do not grow here ({self.allocator})"
         return (f"{fact}, which takes some percent more of it.",)
 
@@ -61,6 +62,7 @@ class Hardware:
             title = f"{self.devices} x {title}"
         if self.nodes > 1:
             title += f" on each of {self.nodes} nodes"
+
         return title
 
     def of_several(self, devices: int, nodes: int = 1, link: str | None = None) -> Self:

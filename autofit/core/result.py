@@ -235,6 +235,7 @@ class Result(Answer, Trials, Annotations):
             self.runner_up,
             self.best,
         )
+
         return {trial.config: trial for trial in in_order if trial is not None}
 
     @functools.cached_property
@@ -258,6 +259,7 @@ class Result(Answer, Trials, Annotations):
         """By tier the fastest config, measured or predicted, in a budget of so many bytes."""
         budget = replace(self.budget, device_bytes=device_bytes)
         usable = budget.cap_bytes(self.hardware.device)
+
         fronts = {name: self.frontier.get(name, ()) for name in self._shown_tiers}
         return {name: fastest_within(front, usable) for name, front in fronts.items()}
 
@@ -404,6 +406,7 @@ class SavedResult:
         if missing:
             message = f"{path} is not a result of autofit: it lacks {', '.join(missing)}."
             raise InputError(message, "Give a result.yaml.")
+
         if data["autofit"] != SCHEMA:
             schema = shown(data["autofit"])
             raise InputError(f"{path} has schema {schema}; this autofit reads schema {SCHEMA}.")
@@ -412,6 +415,7 @@ class SavedResult:
         for key in ("source", "hardware", "measured", "predicted", "versions"):
             part = data.get(key)
             parts[key] = {} if part is None else part
+
         for key, part in parts.items():
             if not isinstance(part, dict):
                 raise InputError(f"{path}: {key} must be a mapping.", _AGAIN)
@@ -419,6 +423,7 @@ class SavedResult:
         counts = {key: data[key] for key in ("devices", "nodes") if key in data}
         parts["hardware"] = {**parts["hardware"], **counts}
         parts["model"] = data["model"]
+
         try:
             _Parts.model_validate(parts, strict=True)
         except ValidationError as error:
@@ -435,6 +440,7 @@ def knobs_of(source: Mapping[str, Any] | str | Path) -> Mapping[str, Any]:
     """The knobs of a config file, of a result.yaml, or of a mapping."""
     if isinstance(source, Mapping):
         return source
+
     rule = "config must be an autofit.Config, a mapping of knobs or a path"
     require(isinstance(source, str | Path), rule, source, "Or leave it out.")
 

@@ -72,6 +72,7 @@ class RunDirectory:
             message = f"there is no search to resume in {self.path}."
             raise InputError(message, "Leave out --resume, or check --out.")
         check_writable(self.path, folder=True, remedy=_OTHER)
+
         if self.journal.exists():
             if not self.journal.is_file():
                 raise InputError(f"{self.journal} is no regular file.", _OTHER)
@@ -90,6 +91,7 @@ class RunDirectory:
         except OSError as error:
             self._discard()
             raise InputError(f"{self.path} cannot be written: {error.strerror}.", _OTHER) from error
+
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
@@ -154,6 +156,7 @@ class RunDirectory:
         except BlockingIOError as error:
             message = f"{self.path} is in use by another autofit process."
             raise TakenError(message, "Wait for it to end, or choose another --out.") from error
+
         # After the lock: a directory with these two alone is that of a run that was killed here.
         self.probes.mkdir(exist_ok=True)
 

@@ -5,7 +5,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from autofit.core.errors import InputError, counted
+from autofit.core.errors import InputError, pluralize
 from autofit.data.contents import inner_name
 
 _LITTER = {  # in lower case
@@ -87,7 +87,7 @@ def _of_train(folder: Path, files: Sequence[Path], notes: list[str]) -> list[Pat
     if "train" not in splits:
         message = f"the directory {folder} has no files named train, but {', '.join(sorted(splits))}."
         raise InputError(message, "Give the files of one of them.")
-    left = counted(len(files) - len(splits["train"]), "file")
+    left = pluralize(len(files) - len(splits["train"]), "file")
     names = ", ".join(sorted(splits.keys() - {"train"}))
     notes.append(f"read of {folder}: the files of train; left out: {left} of {names}.")
     return splits["train"]

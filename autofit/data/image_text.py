@@ -16,7 +16,7 @@ import datasets
 import numpy as np
 import torch
 
-from autofit.core.errors import InputError, counted, reported, sentence
+from autofit.core.errors import InputError, pluralize, reported, sentence
 from autofit.core.tasks import TASKS
 from autofit.core.workload import Workload
 from autofit.data.batch import IGNORED_LABEL
@@ -133,7 +133,7 @@ def image_text_loader(workload: Workload, path: Path, processing: Processing, op
     if not kept:
         message = f"no sample of {path} has a label to learn behind its images within {length} tokens."
         raise InputError(message, _SHORTER)
-    notes, of_all = list(rows.notes), counted(len(sizes), "sample")
+    notes, of_all = list(rows.notes), pluralize(len(sizes), "sample")
     if cut := sum(written[n]["tokens"] + more[n] > length for n in kept):
         notes.append(f"cut to {length} tokens: {cut} of {of_all}.")
     if dropped := len(sizes) - len(kept):

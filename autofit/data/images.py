@@ -11,7 +11,7 @@ import datasets
 import numpy as np
 import torch
 
-from autofit.core.errors import InputError, counted, printable, reported
+from autofit.core.errors import InputError, pluralize, printable, reported
 from autofit.core.workload import Workload
 from autofit.data.columnar import Stored
 from autofit.data.folders import is_litter
@@ -88,7 +88,7 @@ def read_folder(path: Path, shape: Sequence[int], options: DataOptions) -> tuple
     pictures = Pictures(pixels, labels.numbers, (channels, height, width), mean, deviation)
     notes: tuple[str, ...] = ()
     if others:
-        count = counted(len(others), "file")
+        count = pluralize(len(others), "file")
         notes = (f"left out, no image: {count}, the first of them {printable(str(path / others[0]))}.",)
     return pictures, labels, notes
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
-from autofit.core.errors import InputError, counted, reported, sentence
+from autofit.core.errors import InputError, pluralize, reported, sentence
 from autofit.core.tasks import TASKS
 from autofit.core.workload import Workload
 from autofit.data.batch import IGNORED_LABEL
@@ -72,7 +72,7 @@ def sound_loader(
     notes = list(rows.notes)
     longest = getattr(processing.processor, "chunk_length", None)
     if longest and (cut := sum(each > longest for each in seconds)):
-        notes.append(f"cut to {longest} s of sound: {cut} of {counted(len(files), 'sample')}.")
+        notes.append(f"cut to {longest} s of sound: {cut} of {pluralize(len(files), 'sample')}.")
     shape: tuple[int, ...] = getattr(workload.batch, "shape", ())
     if len(shape) == 1 and max(seconds) > (measured := shape[0] / processing.processor.sampling_rate):
         of_sound = f"sound is up to {max(seconds):.3g} s long, and that of a search {measured:.3g} s"
@@ -101,9 +101,11 @@ def _said(
     rows = [row[1:] if row[:1] == [start] else row for row in rows]
     notes, unknown = [], tokenizer.unk_token_id
     if unknown is not None and (strange := sum(unknown in row for row in rows)):
-        notes.append(f"with characters that the tokenizer does not know: {strange} of {counted(len(rows), 'sample')}.")
+        notes.append(
+            f"with characters that the tokenizer does not know: {strange} of {pluralize(len(rows), 'sample')}."
+        )
     if cut := sum(length is not None and len(row) > length for row in rows):
-        notes.append(f"cut to {length} tokens: {cut} of {counted(len(rows), 'sample')}.")
+        notes.append(f"cut to {length} tokens: {cut} of {pluralize(len(rows), 'sample')}.")
     return [torch.tensor(row[:length], dtype=torch.long) for row in rows], notes
 
 
@@ -115,7 +117,7 @@ def _long_enough(samples: Recordings, seconds: list[float], samples_a_label: int
     kept = [n for n, each in enumerate(seconds) if int(each * rate) // samples_a_label > needed[n]]
     if len(kept) == len(samples):
         return samples, []
-    of_all = counted(len(samples), "sample")
+    of_all = pluralize(len(samples), "sample")
     if not kept:
         message = f"no sound is long enough for what is said in it, in {of_all}."
         raise InputError(message, "Check that files and transcripts belong together.")

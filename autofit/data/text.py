@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from autofit.core.errors import InputError, counted
+from autofit.core.errors import InputError, pluralize
 from autofit.core.tasks import TASKS
 from autofit.core.workload import LEARNT, Workload
 from autofit.data.batch import IGNORED_LABEL
@@ -53,7 +53,7 @@ def text_loader(workload: Workload, path: Path, tokenizer: Any, options: DataOpt
     if not len(ids):
         raise InputError(f"the data in {path} holds no text.", "Give at least one line that has some.")
     if cut := sum(encoded["cut"]):
-        notes.append(f"cut to {length} tokens: {cut} of {counted(len(encoded), 'sample')}.")
+        notes.append(f"cut to {length} tokens: {cut} of {pluralize(len(encoded), 'sample')}.")
 
     samples: Stacked | Ragged
     if rows.form == TWINS:
@@ -85,7 +85,7 @@ def text_loader(workload: Workload, path: Path, tokenizer: Any, options: DataOpt
         remedy = "Search with a longer sequence length, or check what is to be learnt."
         raise InputError(f"no sample of {path} has a label to learn within {length} tokens.", remedy)
     if dropped := int((~has_labels).sum()):
-        of_all = counted(len(has_labels), "sample")
+        of_all = pluralize(len(has_labels), "sample")
         notes.append(f"left out, without a label to learn within {length} tokens: {dropped} of {of_all}.")
         samples = samples.only(has_labels)
 
@@ -153,7 +153,7 @@ def _prepare_chat_template(tokenizer: Any, rows: Rows, learn: str) -> list[str]:
         first = with_tools[0]
         tools = json.loads(rows.columns["tools"][first])
         if not template.shows_tools(json.loads(rows.columns["messages"][first]), tools):
-            of_all = counted(len(rows.locations), "row")
+            of_all = pluralize(len(rows.locations), "row")
             notes.append(f"the chat template leaves out the tools, which {len(with_tools)} of {of_all} have.")
 
     if learn == LEARNT[0] and not marks_assistant_turns(tokenizer, tools):

@@ -32,7 +32,7 @@ from typing import Any
 from torch.multiprocessing.spawn import ProcessExitedException, start_processes
 
 from autofit.core.environment import importing_alike, set_defaults
-from autofit.core.errors import AutofitError, RankError, printable, reported, told
+from autofit.core.errors import AutofitError, RankError, describe_error, printable, reported
 from autofit.core.forks import die_with_parent
 from autofit.core.interrupts import SIGNALS, Interrupts
 from autofit.core.place import Place
@@ -90,7 +90,9 @@ def on_ranks(
         tempfile.TemporaryDirectory(prefix="autofit-ranks-") as folder,
         tempfile.TemporaryFile() as job,
     ):
-        with reported(lambda error: f"this cannot be sent to other processes: {told(error)}.", "Leave it out."):
+        with reported(
+            lambda error: f"this cannot be sent to other processes: {describe_error(error)}.", "Leave it out."
+        ):
             job.write(pickled((function, arguments)))
             job.flush()
         ours, theirs = socket.socketpair()
@@ -142,7 +144,7 @@ def main() -> None:
     try:
         _serve(connection, *given)
     except Exception as error:
-        message = f"the process that starts ranks failed: {told(error)}."
+        message = f"the process that starts ranks failed: {describe_error(error)}."
         connection.send(("failed", RankError(message, details=traceback.format_exc())))
 
 
@@ -216,7 +218,7 @@ def _failure(rank: int, error: BaseException) -> _Told:
     own = error if isinstance(error, AutofitError) else None
     written = io.StringIO()
     traceback.print_exception(error, file=written)
-    return _Told(**vars(failure_of(rank, error)), error=own, text=told(error), traceback=written.getvalue())
+    return _Told(**vars(failure_of(rank, error)), error=own, text=describe_error(error), traceback=written.getvalue())
 
 
 def _cause(folder: Path, count: int, ended: dict[int, int]) -> AutofitError:

@@ -19,7 +19,7 @@ from torch.distributed.tensor import DTensor
 from torch.utils._pytree import tree_iter
 
 from autofit.core.config import Config
-from autofit.core.errors import AutofitError, RefusedError, UntraceableError, told
+from autofit.core.errors import AutofitError, RefusedError, UntraceableError, describe_error
 from autofit.core.hardware import Hardware
 from autofit.core.layout import Layout
 from autofit.core.workload import Hyperparameters, Workload
@@ -170,7 +170,7 @@ def trace(
     except (AutofitError, KeyboardInterrupt):
         raise
     except BaseException as error:  # the model's own code, under conditions that it was not written for
-        why = f"{operator} needs numbers" if (operator := getattr(error, "func", None)) else told(error)
+        why = f"{operator} needs numbers" if (operator := getattr(error, "func", None)) else describe_error(error)
         message = f"a training step of this model cannot be followed on tensors without values ({why})."
         raise UntraceableError(message) from error
     finally:

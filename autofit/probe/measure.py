@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from autofit.core.budget import Budget
-from autofit.core.errors import AutofitError, ProbeError, RefusedError, message_of, printable, reported, told
+from autofit.core.errors import AutofitError, ProbeError, RefusedError, describe_error, message_of, printable, reported
 from autofit.core.hardware import GIB, Hardware
 from autofit.core.links import Link
 from autofit.core.measurement import Measurement, Outcome
@@ -47,7 +47,9 @@ def serve(workload: bytes, call: bytes) -> Any:
     """
     remedy = "Define its functions in a module that can be imported, or in the notebook or script itself."
     try:
-        with reported(lambda error: f"the workload cannot be opened in a probe process: {told(error)}.", remedy):
+        with reported(
+            lambda error: f"the workload cannot be opened in a probe process: {describe_error(error)}.", remedy
+        ):
             unpickled = pickle.loads(workload)
             function, arguments = pickle.loads(call)
         return function(unpickled, *arguments)
@@ -225,7 +227,7 @@ def _classify(error: BaseException, request: Request) -> tuple[Outcome, str]:
         if request.hardware.device == "cpu":
             return Outcome.OUT_OF_MEMORY, "ran into the resource limit that guards the machine"
         return Outcome.HOST_OUT_OF_MEMORY, "the host could not give more memory"
-    parts = [*traceback.format_tb(error.__traceback__), told(error)]
+    parts = [*traceback.format_tb(error.__traceback__), describe_error(error)]
     if len(message_of(error)) <= _MOST_KEPT:  # of 25 million lines formatting takes 8 seconds
         parts = traceback.format_exception(error)
     text = "".join(printable(each, _MOST_KEPT) for each in parts)

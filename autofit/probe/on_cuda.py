@@ -6,7 +6,7 @@ from collections.abc import Callable
 import torch
 
 from autofit.core.budget import Budget
-from autofit.core.errors import ProbeError, counted
+from autofit.core.errors import ProbeError, pluralize
 from autofit.core.hardware import GIB, MIB, Hardware
 from autofit.core.measurement import Outcome, PeakBytes
 from autofit.core.workload import Workload
@@ -110,7 +110,7 @@ class CudaProbe(Probe):
     def verdict(self) -> tuple[Outcome, str | None]:
         retries = self._retries() - self.retries_before_timing
         if retries:
-            emptied = f"the allocator had to empty its cache {counted(retries, 'time')} in the timed steps"
+            emptied = f"the allocator had to empty its cache {pluralize(retries, 'time')} in the timed steps"
             return Outcome.OUT_OF_MEMORY, emptied
         if peak_resident_bytes() > self.request.budget.host_bytes:
             return Outcome.HOST_OUT_OF_MEMORY, f"needs {peak_resident_bytes() / GIB:.2f} GiB of host memory"

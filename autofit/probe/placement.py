@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from autofit.core.errors import InputError, counted
+from autofit.core.errors import InputError, pluralize
 from autofit.core.hardware import Hardware
 from autofit.core.options import ALL
 
@@ -143,7 +143,7 @@ def _places(
     cores = physical_cores()
     share = len(cores) // count
     if not share:
-        message = f"{what} need a core each, and this process may use {counted(len(cores), 'core')}."
+        message = f"{what} need a core each, and this process may use {pluralize(len(cores), 'core')}."
         raise InputError(message, "Give fewer workers.")
     shares = [frozenset().union(*cores[number * share : (number + 1) * share]) for number in range(count)]
     return tuple(Place(number, processors=each, cores=share) for number, each in enumerate(shares))

@@ -5,7 +5,7 @@ import math
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from autofit.core.errors import NothingFitsError, counted, require
+from autofit.core.errors import NothingFitsError, pluralize, require
 from autofit.core.hardware import GIB
 from autofit.core.knobs import DERIVED
 from autofit.core.measurement import Measurement
@@ -197,7 +197,7 @@ def probe_counts(result: Result) -> str:
     skipped[hopeless if result.stopped_by == "bound" else "not reached"] = max(0, left)
     others = "".join(f"; {count:,} {word}" for word, count in skipped.items() if count)
     were = "was" if len(measured) == 1 else "were"
-    total = f"Of {counted(result.space_size, 'config')} {len(measured)} {were} measured"
+    total = f"Of {pluralize(result.space_size, 'config')} {len(measured)} {were} measured"
     return f"{total}{f': {outcomes}' if outcomes else ''}{others}."
 
 

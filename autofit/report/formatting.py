@@ -10,7 +10,7 @@ from rich.text import Text
 
 from autofit.core.budget import Budget
 from autofit.core.config import Config
-from autofit.core.errors import counted
+from autofit.core.errors import pluralize
 from autofit.core.estimate import Estimate, Remedy, Resting
 from autofit.core.hardware import GIB, Hardware
 from autofit.core.knobs import DERIVED, KNOBS, is_off, knob_named, yaml_word
@@ -221,13 +221,13 @@ def resting_words(resting: Resting) -> str:
     sizes = {"weights": resting.weights, "adapters": resting.adapters, "gradients": resting.gradients}
     sizes["optimizer state"] = resting.optimizer
     held = ", ".join(f"{name} {gib(size)}" for name, size in sizes.items() if size or name != "adapters")
-    trained = counted(resting.trained, "parameter")
+    trained = pluralize(resting.trained, "parameter")
     if resting.parameters:
         share = f"{100 * resting.trained / resting.parameters:.3g} %"
-        trained = f"{resting.trained:,} of {counted(resting.parameters, 'parameter')} ({share})"
+        trained = f"{resting.trained:,} of {pluralize(resting.parameters, 'parameter')} ({share})"
     kept = ""
     if resting.activations is not None:
-        kept = f" {counted(resting.blocks, 'block')} of a micro-batch keep {gib(resting.activations)} each."
+        kept = f" {pluralize(resting.blocks, 'block')} of a micro-batch keep {gib(resting.activations)} each."
     return f"GiB between steps: {held}.{kept} Trained: {trained}."
 
 

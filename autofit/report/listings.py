@@ -11,7 +11,7 @@ from rich.padding import Padding
 from rich.table import Column, Table
 from rich.text import Text
 
-from autofit.core.errors import counted
+from autofit.core.errors import pluralize
 from autofit.core.estimate import Resting
 from autofit.core.hardware import GIB
 from autofit.report.formatting import (
@@ -186,7 +186,7 @@ def doctor_table(data: Mapping[str, Any]) -> RenderableType:
         "device": f"{hardware['name']} ({hardware['device']})",
         "memory": f"{hardware['memory_bytes'] / GIB:.1f} GiB",
         "budget": f"{data['budget_gib']:.1f} GiB unless you give another",
-        "host": f"{free} GiB free of {memory}, {counted(hardware['cores'], 'core')}",
+        "host": f"{free} GiB free of {memory}, {pluralize(hardware['cores'], 'core')}",
         "versions": ", ".join(f"{name} {version}" for name, version in data["versions"].items()),
         "predictions": _calibration(data["calibration"]),
         "store": store["trouble"] or f"{_measurements(store)} in {store['path']}",
@@ -211,7 +211,7 @@ def _calibration(known: Mapping[str, Any]) -> str:
     memory = f"memory was {known['memory']:.3f} times what was predicted" if known["memory"] != 1.0 else ""
     ratios = " and ".join(filter(None, (memory, times))) or "as predicted"
     old = f", {known['discounted']} of them long ago or on a busy machine" if known["discounted"] else ""
-    return f"{ratios} (median of {counted(known['count'], 'measurement')}{old})"
+    return f"{ratios} (median of {pluralize(known['count'], 'measurement')}{old})"
 
 
 def cleared_text(data: Mapping[str, Any]) -> str:
@@ -222,7 +222,7 @@ def cleared_text(data: Mapping[str, Any]) -> str:
 
 
 def _measurements(counts: Mapping[str, Any]) -> str:
-    return f"{counted(counts['measurements'], 'measurement')} of {counted(counts['models'], 'model')}"
+    return f"{pluralize(counts['measurements'], 'measurement')} of {pluralize(counts['models'], 'model')}"
 
 
 def _by_status(values: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:

@@ -14,7 +14,7 @@ from rich.control import Control
 from rich.live import Live
 from rich.segment import ControlType, Segment
 
-from autofit.core.errors import counted
+from autofit.core.errors import pluralize
 from autofit.core.events import Event, Note, PhaseStarted, ProbeFinished, SearchStarted
 from autofit.core.notebook import Cell
 from autofit.core.quoting import one_line
@@ -103,7 +103,7 @@ class LiveDisplay:
         search = self._progress.search
         if isinstance(event, SearchStarted):
             place = where(event.hardware, event.budget)
-            configs, probes = counted(event.space_size, "config"), counted(event.trials, "probe")
+            configs, probes = pluralize(event.space_size, "config"), pluralize(event.trials, "probe")
             refused = f", {event.refused:,} of them refused beforehand" if event.refused else ""
             measured = f"at most {probes}" if event.trials else "none of them can be measured here"
             return f"{event.model} on {place}: {configs}{refused}; {measured}"

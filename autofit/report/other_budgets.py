@@ -1,7 +1,7 @@
 """What more or less would run: the next sizes of cards, or half and twice the budget, a little more; other numbers of
 devices."""
 
-from autofit.core.errors import counted
+from autofit.core.errors import pluralize
 from autofit.core.pareto import OtherBudget, Point, fastest_within
 from autofit.core.result import Result
 from autofit.report.formatting import describe, gib, instead, listed, rate, source, speed
@@ -34,7 +34,7 @@ def on_other_devices(result: Result) -> str:
     usable = result.budget.cap_bytes(result.hardware.device)
     lines = ["The same config on other numbers of devices, by prediction:"] if by_count else []
     for count, each in by_count.items():
-        many = counted(count, "device") + (" of each node" if result.hardware.nodes > 1 else "")
+        many = pluralize(count, "device") + (" of each node" if result.hardware.nodes > 1 else "")
         speed = f"{each.rate / own.rate:.3g} times the speed, " if own and own.rate and each.rate else ""
         too_much = "" if each.high <= usable else ", which may not fit"
         lines.append(f"  - {many}: {speed}at most {gib(each.high)} GiB of each{too_much}")

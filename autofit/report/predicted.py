@@ -3,7 +3,7 @@
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from autofit.core.errors import counted
+from autofit.core.errors import pluralize
 from autofit.core.estimate import Estimate
 from autofit.core.quoting import one_line
 from autofit.core.result import Result
@@ -66,7 +66,7 @@ def prediction_counts(result: Result) -> str:
     """How many configs there are, how many are predicted not to fit, and how many are refused."""
     too_large, refused = result.skipped.get("predicted", 0), result.skipped.get("refused", 0)
     beforehand = f" and {refused:,} refused beforehand" if refused else ""
-    total, budget = counted(result.space_size, "config"), f"{gib(result.budget.device_bytes)} GiB"
+    total, budget = pluralize(result.space_size, "config"), f"{gib(result.budget.device_bytes)} GiB"
     return f"Of {total} {too_large:,} are predicted not to fit {budget}{beforehand}; none was measured."
 
 

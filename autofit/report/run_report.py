@@ -10,7 +10,7 @@ from pathlib import Path
 
 from rich.console import RenderableType
 
-from autofit.core.errors import InputError, told, unknown
+from autofit.core.errors import InputError, describe_error, unknown
 from autofit.core.files import expanded, write_atomically
 from autofit.core.record import RECORD, Record
 from autofit.report.comparison import compare
@@ -59,7 +59,7 @@ def report(runs: Sequence[Path], form: str | None, output: Path | None) -> Rende
     except Exception as error:  # a digest says only that somebody wrote all of a file
         place = traceback.extract_tb(error.__traceback__)[-1]
         files = " or ".join(str(run / RECORD) for run in runs)
-        why = f"{told(error)}, in line {place.lineno} of {Path(place.filename).name}"
+        why = f"{describe_error(error)}, in line {place.lineno} of {Path(place.filename).name}"
         raise InputError(f"nothing can be made of {files}: {why}.", _DAMAGED) from error
 
 

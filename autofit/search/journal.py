@@ -24,7 +24,7 @@ from optuna.storages.journal import BaseJournalBackend, JournalStorage
 from optuna.study import Study
 from optuna.trial import Trial, TrialState
 
-from autofit.core.errors import InputError, counted, is_whole, shown
+from autofit.core.errors import InputError, is_whole, pluralize, shown
 from autofit.core.events import Notify
 from autofit.core.files import naming, write_atomically
 from autofit.core.measurement import Measurement, Outcome
@@ -287,8 +287,8 @@ def open_study(journal: Journal | None, sampler: BaseSampler) -> Study:
         aside = _set_aside(path)
         write_atomically(path, b"".join(journal.lines))
         backend.written = len(journal.lines)
-        lost = counted(found.lost, "record")
-        left = counted(measured, "measurement")
+        lost = pluralize(found.lost, "record")
+        left = pluralize(measured, "measurement")
         losses = f"{lost} of it cannot be read, {left} can"
         journal.notify(f"{path} was damaged: {losses}; the damaged file is now {aside}.")
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from autofit.core.errors import printable, told
+from autofit.core.errors import describe_error, printable
 from autofit.core.knobs.lora_rank import KNOB
 from autofit.core.tasks import TASKS, task_of
 from autofit.setup import Config, Hardware, RefusedError, Setup, Stage, Technique, Value, Workload, requirements
@@ -125,7 +125,7 @@ def _told_of_code(model: nn.Module) -> Iterator[None]:
         adapters = {id(parameter) for name, parameter in model.named_parameters() if "lora_" in name}
         if not any(id(each) in adapters for each in tensors_met(error)):
             raise
-        message = f"adapters do not fit this model, whose code goes through its parameters ({told(error)})"
+        message = f"adapters do not fit this model, whose code goes through its parameters ({describe_error(error)})"
         raise RefusedError(f"{message}; use lora_rank 0.") from error
 
 

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from autofit.core.errors import told
+from autofit.core.errors import describe_error
 from autofit.core.knobs.quantization import KNOB
 from autofit.setup import Config, Hardware, RefusedError, Setup, Stage, Technique, Value, Workload, requirements
 from autofit.setup.experts import Dequantised, expert_weights
@@ -122,7 +122,7 @@ def _told_of_code(value: str) -> Iterator[None]:
         if not quantised and not _WHOLE_NUMBERS.search(str(error)):
             raise
         message = f"{value} does not fit this model, whose code computes with weights instead of calling layers"
-        raise RefusedError(f"{message} ({told(error)}); use quantization none.") from error
+        raise RefusedError(f"{message} ({describe_error(error)}); use quantization none.") from error
 
 
 def _quantisable(model: nn.Module) -> list[tuple[nn.Module, str, nn.Module]]:

@@ -23,7 +23,7 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from autofit.core import strict_yaml
-from autofit.core.errors import InputError, reported, told
+from autofit.core.errors import InputError, describe_error, reported
 from autofit.core.files import checksum
 from autofit.core.hardware import MIB
 from autofit.core.knobs import KNOBS
@@ -303,7 +303,7 @@ def _read_contents(path: Path, label: dict[str, Any], ranks: Ranks) -> dict[str,
         try:
             contents[_PARTS] = sharded_state.described(path, label["crc32"].keys())
         except Exception as error:  # torch's reader, too
-            raise DamagedError(f"its tensors cannot be read ({told(error)})") from error
+            raise DamagedError(f"its tensors cannot be read ({describe_error(error)})") from error
         contents[_WEIGHTS] = {name: each for name, each in contents[_PARTS].items() if name not in contents[_BUFFERS]}
     return contents
 
@@ -356,7 +356,9 @@ def _restore(setup: Setup, contents: dict[str, Any], path: Path) -> None:
         if setup.ranks.are_several:
             sharded_state.divide_optimizer(setup, contents)
         else:
-            with reported(lambda error: f"the optimizer does not take its saved state: {told(error)}.", _ANEW):
+            with reported(
+                lambda error: f"the optimizer does not take its saved state: {describe_error(error)}.", _ANEW
+            ):
                 setup.optimizer.load_state_dict(contents["optimizer"])
     for name, values in contents[_BUFFERS].items():
         parent, _, own_name = name.rpartition(".")

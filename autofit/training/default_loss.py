@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from autofit.core.errors import InputError, counted, message_of, several, shown
+from autofit.core.errors import InputError, message_of, pluralize, several, shown
 
 _NOT_TAKEN = re.compile(r"(?:unexpected keyword argument|multiple values for (?:keyword )?argument) '(\w+)'")
 _LISTS = re.compile(r"\b(list|tuple|str)\b")  # in errors of code that was given one
@@ -53,7 +53,7 @@ def _check_columns(model: nn.Module, columns: Mapping[str, Any], error: Exceptio
     first = columns[lists[0]]
     holds = "texts" if first and isinstance(first[0], str) else "lists"
     if first and isinstance(first[0], torch.Tensor):
-        holds = f"a list of {counted(len(first), 'tensor')}, as DataLoader's own collate_fn makes it of lists"
+        holds = f"a list of {pluralize(len(first), 'tensor')}, as DataLoader's own collate_fn makes it of lists"
     message = f"{type(model).__name__} does not take the batches: {' and '.join(lists)} should be tensors, not {holds}."
     remedy = 'Give tensors: dataset.set_format("torch"), or a collate_fn that pads and stacks them.'
     raise InputError(message, remedy) from error

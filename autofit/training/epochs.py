@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from autofit.core.errors import counted, told
+from autofit.core.errors import describe_error, pluralize
 from autofit.data.batch import Cut, sample_count, samples_of, tensors
 from autofit.data.samples import FileLoader
 from autofit.training import random_state
@@ -133,7 +133,9 @@ class Epochs(Iterator[Any]):
         try:
             self._loader.load_state_dict(state["loader"])
         except Exception as error:  # whatever a loader of somebody's raises: its batches can still be counted
-            return f"the loader does not take its own state ({told(error)}): it is read again up to its place."
+            return (
+                f"the loader does not take its own state ({describe_error(error)}): it is read again up to its place."
+            )
 
         self.passes_begun = state["passes"]
         self._samples_done = state["samples"]
@@ -151,7 +153,7 @@ class Epochs(Iterator[Any]):
             begun = state["samples"] % self._loader.batch_size
             return [_within(begun, self._loader.batch_size)] if begun else []
         return [
-            f"the loader goes on by its own state, saved after {counted(state['samples'], 'sample')} of pass"
+            f"the loader goes on by its own state, saved after {pluralize(state['samples'], 'sample')} of pass"
             f" {state['passes'] - 1} with batches of {state['batch_size']}: if that counts batches instead of samples,"
             " some are skipped or repeated."
         ]
@@ -177,7 +179,7 @@ class Epochs(Iterator[Any]):
             batch = next(self._pass, _END)
             if batch is _END:
                 return [
-                    f"the data end after {counted(self._samples_done, 'sample')} of pass {self.passes_begun - 1},"
+                    f"the data end after {pluralize(self._samples_done, 'sample')} of pass {self.passes_begun - 1},"
                     f" before the {wanted} that were trained on in it: training goes on with the next pass."
                 ]
             is_drawn = not random_state.is_at(before)
@@ -190,9 +192,9 @@ class Epochs(Iterator[Any]):
         if is_resized or is_drawn or None in digests or digests[0] == digests[1]:
             return []
         return [
-            f"what was read before the place, after {counted(wanted, 'sample')} of pass {self.passes_begun - 1}, is not"
-            " what the checkpoint says: the data or their order are other ones now, so that samples may be skipped or"
-            " repeated."
+            f"what was read before the place, after {pluralize(wanted, 'sample')} of pass {self.passes_begun - 1}, is"
+            " not what the checkpoint says: the data or their order are other ones now, so that samples may be skipped"
+            " or repeated."
         ]
 
     def _is_at(self, state: Mapping[str, Any]) -> bool:
@@ -213,7 +215,7 @@ class Epochs(Iterator[Any]):
         """Go on within a batch, behind the samples that were trained on; with all of them where it cannot be cut."""
         if isinstance(batch, OwnPart) or self._cut is not None:
             self._rest = [batch]
-            return [f"{counted(begun, 'sample')} of a batch of {count} are trained on again: it cannot be cut there."]
+            return [f"{pluralize(begun, 'sample')} of a batch of {count} are trained on again: it cannot be cut there."]
 
         self._rest = [samples_of(batch, begun, count)]
         self._samples_done += begun
@@ -228,8 +230,8 @@ class Epochs(Iterator[Any]):
         if before is None or now is None or before == now:
             return []
         return [
-            f"the data set has {counted(now, 'sample')} now, and had {before} when the checkpoint was made: in the pass"
-            " under way samples may be skipped or repeated, since a shuffled set has another order then."
+            f"the data set has {pluralize(now, 'sample')} now, and had {before} when the checkpoint was made: in the"
+            " pass under way samples may be skipped or repeated, since a shuffled set has another order then."
         ]
 
     def _count(self, batch: Any) -> int:
@@ -248,5 +250,5 @@ class Epochs(Iterator[Any]):
 
 
 def _within(begun: int, count: int) -> str:
-    before = f"its first {counted(begun, 'sample')} {'was' if begun == 1 else 'were'} trained on before"
+    before = f"its first {pluralize(begun, 'sample')} {'was' if begun == 1 else 'were'} trained on before"
     return f"training goes on within a batch of {count}: {before}, and the next step learns the rest."

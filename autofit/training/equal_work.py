@@ -22,7 +22,7 @@ from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from autofit.core.errors import told
+from autofit.core.errors import describe_error
 from autofit.core.workload import Count, Workload
 from autofit.data import counts
 from autofit.data.batch import is_own, map_tensors, sample_count, split, take_samples, tensors
@@ -133,7 +133,7 @@ def _proof_of(setup: Setup, batch: Any) -> Proof:
     if proof:
         return proof
     own = isinstance(problem, _NothingToCompareError)
-    return Proof(None, reason=str(problem) if own or problem is None else f"it raised {told(problem)}")
+    return Proof(None, reason=str(problem) if own or problem is None else f"it raised {describe_error(problem)}")
 
 
 @dataclass(frozen=True)
@@ -271,7 +271,7 @@ def _compare(setup: Setup, batch: Any, dtype: torch.dtype, varied: VariedOutcome
         except Exception as error:
             if is_out_of_memory(error):
                 raise
-            raise _NothingToCompareError(f"the loss of a single sample raised {told(error)}") from error
+            raise _NothingToCompareError(f"the loss of a single sample raised {describe_error(error)}") from error
         parts.append(gradient)
         own_counts.append(own_count)
 
@@ -324,7 +324,7 @@ def _held_in(setup: Setup, proof: Proof, more: Any, dtype: torch.dtype) -> Proof
     evidence, problem = _first_of_variations(setup, dtype, lambda each: _sliced(setup, _as_format(more, dtype), each))
     if evidence is None:
         assert problem is not None
-        return Proof(None, reason=f"of more samples it raised {told(problem)}", deviation=1.0)
+        return Proof(None, reason=f"of more samples it raised {describe_error(problem)}", deviation=1.0)
     return _held_by(evidence, proof)
 
 

@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import autofit
 from autofit.core.config_faults import config_faults_named
-from autofit.core.errors import InputError, reported, told
+from autofit.core.errors import InputError, describe_error, reported
 from autofit.core.hardware import Hardware
 from autofit.core.tasks import task_of
 from autofit.core.tasks.custom import CUSTOM
@@ -122,7 +122,10 @@ def _structure(workload: Workload, model: nn.Module) -> Traits:
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise InputError("the model has no trainable parameter.", "Set requires_grad on what should be trained.")
     digest = None
-    with suppress(InputError), reported(told):  # it reads the user's code and settings; measuring does not need it
+    with (
+        suppress(InputError),
+        reported(describe_error),
+    ):  # it reads the user's code and settings; measuring does not need it
         digest = fingerprint(workload, model)
     return Traits(
         parameters=sum(parameter.numel() for parameter in model.parameters()),
@@ -285,7 +288,7 @@ def blamed_on(what: str, remedy: str = _CORRECT_IT) -> Iterator[None]:
 
     def says(error: BaseException) -> str:
         frame, _ = _place_of(error)
-        return f"{what} raised {told(error)} (at {frame.filename}:{frame.lineno})."
+        return f"{what} raised {describe_error(error)} (at {frame.filename}:{frame.lineno})."
 
     try:
         with reported(says, remedy, but=is_out_of_memory), config_faults_named():  # running out is nobody's mistake

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
-from autofit.core.errors import DivergedError, InputError, OutOfMemoryError, told
+from autofit.core.errors import DivergedError, InputError, OutOfMemoryError, describe_error
 from autofit.core.workload import Hyperparameters
 from autofit.hardware.out_of_memory import is_out_of_memory
 from autofit.setup import Setup
@@ -181,7 +181,7 @@ class _Stepper:
         try:
             self._setup.is_whole = self._recovery.roll_back()
         except Exception as another:  # of a device that is gone
-            error.add_note(f"The step could not be undone: {told(another)}.")
+            error.add_note(f"The step could not be undone: {describe_error(another)}.")
 
     def _fall_back(self, step: int) -> None:
         """Roll the step back and change the config. The handler has returned, so the step's tensors are freed."""

@@ -18,11 +18,11 @@ from autofit.core.errors import (
     DivergedError,
     InputError,
     OutOfMemoryError,
-    counted,
+    describe_error,
     is_whole,
+    pluralize,
     require,
     sentence,
-    told,
 )
 from autofit.core.files import write_atomically
 from autofit.core.hardware import Hardware
@@ -183,7 +183,7 @@ def _untrained_rows(model: nn.Module) -> list[str]:
     rows = new_token_rows(model)
     if not rows:
         return []
-    note = f"the token embedding has {counted(rows, 'row')} more than the model it was loaded from"
+    note = f"the token embedding has {pluralize(rows, 'row')} more than the model it was loaded from"
     remedy = "wrap the model with peft and trainable_token_indices, beside lora_rank 0, or train all weights"
     return [f"{note}, and is frozen: they stay as they were made. To train them, {remedy}."]
 
@@ -241,7 +241,7 @@ class _Training:
             first = self._resume()
             steps = self._last_step(first, steps, epochs)
         if first > steps:
-            done = counted(first, "step")
+            done = pluralize(first, "step")
             self._notify(f"the run has done {done} already, more than the {steps} it was to go on to.")
         with ExitStack() as stack:
             if self._directory and self._ranks.is_first:
@@ -314,9 +314,9 @@ class _Training:
         try:
             self._save(directory, done)
         except Exception as another:
-            self._notify(f"{told(error)}: no checkpoint could be saved after it ({told(another)}).")
+            self._notify(f"{describe_error(error)}: no checkpoint could be saved after it ({describe_error(another)}).")
             return
-        self._notify(f"{told(error)}: the state after {counted(done, 'step')} is kept in {directory}.")
+        self._notify(f"{describe_error(error)}: the state after {pluralize(done, 'step')} is kept in {directory}.")
 
     def _after_step(self, report: StepReport, steps: int) -> Stop | None:
         """Call the callbacks, save and evaluate; STOP where a callback ends training."""
@@ -340,7 +340,7 @@ class _Training:
         if self._directory and (stopping or done % self._policy.checkpoint_every == 0 or is_last):
             self._save(self._directory, done)
         if stopping:
-            self._notify(f"stopped: the state after {counted(done, 'step')} is kept in {self._directory}.")
+            self._notify(f"stopped: the state after {pluralize(done, 'step')} is kept in {self._directory}.")
             self._interrupts.act()
 
         ends_pass = self._epochs.batches_done == self._epoch_length
@@ -353,7 +353,7 @@ class _Training:
 
         if not is_stopped:
             return None
-        self._notify(f"a callback ended the training after {counted(done, 'step')} of {steps}.")
+        self._notify(f"a callback ended the training after {pluralize(done, 'step')} of {steps}.")
         return STOP
 
     def _is_stopped_by_callback(self, report: StepReport) -> bool:
@@ -427,7 +427,7 @@ class _Training:
             return steps
         total = first + self._epochs.batches_left(steps // epochs, epochs)
         if total != steps:
-            self._notify(f"for {counted(epochs, 'epoch')} in all the run ends after {counted(total, 'step')}.")
+            self._notify(f"for {pluralize(epochs, 'epoch')} in all the run ends after {pluralize(total, 'step')}.")
         return total
 
     def _back_to_checkpoint(self, torn: OutOfMemoryError) -> int:
@@ -443,7 +443,7 @@ class _Training:
         self._evaluations = {step: loss for step, loss in self._evaluations.items() if step <= first}
         for recorder in self._recorders:
             recorder.back_to(first)
-        checkpointed = f"training goes on from the checkpoint after {counted(first, 'step')}"
+        checkpointed = f"training goes on from the checkpoint after {pluralize(first, 'step')}"
         self._notify(f"{failure}: {checkpointed}, with {_describe(self._setup.config)}.")
         return first
 
@@ -459,7 +459,7 @@ class _Training:
         reasons = [report.skipped for report in self._history]
         overflows = reasons.count("overflow")
         unlabelled = reasons.count("no label")
-        of_all = f"of {counted(len(self._history), 'step')}"
+        of_all = f"of {pluralize(len(self._history), 'step')}"
         if overflows:
             self._notify(
                 f"the loss scaler of fp16-mixed skipped {overflows} {of_all}, whose gradients overflowed: the schedule"

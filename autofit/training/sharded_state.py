@@ -17,7 +17,7 @@ from torch.distributed.checkpoint import CheckpointException, HuggingFaceStorage
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from autofit.core.errors import InputError, counted, shown
+from autofit.core.errors import InputError, pluralize, shown
 from autofit.setup import Setup
 from autofit.training.optimizer_schema import StateError
 
@@ -75,7 +75,7 @@ def check_divides(setup: Setup, state: dict[str, Any]) -> None:
     ranks = state.get("ranks", 1)
     if "optimizer" not in state or ranks == setup.ranks.layout.world or (ranks == 1 and _divides(setup)):
         return
-    on = counted(ranks, "device") if ranks > 1 else "one device"
+    on = pluralize(ranks, "device") if ranks > 1 else "one device"
     message = f"the state of optimizer {setup.config.optimizer} was written on {on}, each for its own parts"
     raise InputError(f"{message}, and cannot be divided anew.", f"Resume on {on}.")
 

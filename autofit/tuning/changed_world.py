@@ -11,7 +11,7 @@ from torch import nn
 
 from autofit.core.budget import Budget, gib_to_bytes
 from autofit.core.config import Value
-from autofit.core.errors import AutofitError, RefusedError, counted
+from autofit.core.errors import AutofitError, RefusedError, pluralize
 from autofit.core.estimate import Estimate
 from autofit.core.events import Listener, Note
 from autofit.core.hardware import Hardware
@@ -76,7 +76,7 @@ def fitted_here(
 
             found = fitted_where(config, world, effective, fits)
     except AutofitError as error:
-        notify(f"whether this config fits {counted(size, 'device')} could not be predicted: {error.message[:-1]}")
+        notify(f"whether this config fits {pluralize(size, 'device')} could not be predicted: {error.message[:-1]}")
         return plain
     if found != plain:
         first, asked = seen[0], _told(*plain, effective)
@@ -104,4 +104,4 @@ def _budget(options: SearchOptions, hardware: Hardware) -> Budget:
 
 def _told(devices: int, knobs: Mapping[str, Value], effective: int) -> str:
     micro = knobs.get("micro_batch_size") or part_of(knobs, devices, effective)
-    return f"{counted(devices, 'device')} with micro-batches of {micro}"
+    return f"{pluralize(devices, 'device')} with micro-batches of {micro}"

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Protocol, Self
 
 from autofit.core.budget import FREE_FRACTION, Budget, gib_to_bytes
-from autofit.core.errors import InputError, counted
+from autofit.core.errors import InputError, pluralize
 from autofit.core.events import Listener
 from autofit.core.hardware import GIB, Hardware
 from autofit.core.links import Link
@@ -111,7 +111,7 @@ class Context:
         if not self.ranks:
             return None
         cores = self.ranks[0].cores
-        device = counted(cores, "core") if cores else "a card"
+        device = pluralize(cores, "core") if cores else "a card"
         text = f"{len(self.ranks)} processes train each config together, on {device} each."
 
         link = self.hardware.measured_link

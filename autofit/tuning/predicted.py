@@ -15,7 +15,7 @@ from autofit import techniques
 from autofit.core.budget import Budget
 from autofit.core.config import Config
 from autofit.core.environment import versions
-from autofit.core.errors import AutofitError, counted
+from autofit.core.errors import AutofitError, pluralize
 from autofit.core.estimate import Estimate, Timeline
 from autofit.core.events import Listener, Note, PhaseStarted, SearchStarted
 from autofit.core.hardware import GIB, Hardware
@@ -147,10 +147,10 @@ class PredictedSearch:
         if self._of_layouts:
             self._note(self._of_layouts)
         if len(configs) < legal:
-            drawn = counted(len(configs), "config")
+            drawn = pluralize(len(configs), "config")
             self._note(f"The space is too large to predict all of it: {drawn} of it, drawn at random, are.")
 
-        self._listener(PhaseStarted(f"predicting {counted(len(configs), 'config')}"))
+        self._listener(PhaseStarted(f"predicting {pluralize(len(configs), 'config')}"))
         nbytes, seconds = self._predicted(configs)
         self._rough = Predictions.of(configs, nbytes, seconds)
         samples = self.workload.effective_batch_size

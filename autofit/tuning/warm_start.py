@@ -11,7 +11,7 @@ from pathlib import Path
 from autofit import techniques
 from autofit.core.config import Config
 from autofit.core.environment import SETTINGS
-from autofit.core.errors import InputError, StoreError, counted
+from autofit.core.errors import InputError, StoreError, pluralize
 from autofit.core.events import Notify
 from autofit.core.hardware import GIB, Hardware
 from autofit.core.measurement import Measurement
@@ -108,7 +108,7 @@ class WarmStart:
                 measurements.append(prior)
 
         if measurements:
-            configs = counted(len({prior.config for prior in measurements}), "config")
+            configs = pluralize(len({prior.config for prior in measurements}), "config")
             self._notify(f"earlier searches measured {configs}: they tell where to start (--no-store leaves them out)")
         return tuple(measurements)
 

@@ -27,7 +27,7 @@ import numpy as np
 from autofit import techniques
 from autofit.core.config import Config
 from autofit.core.constraints import Constraints
-from autofit.core.errors import counted
+from autofit.core.errors import pluralize
 from autofit.core.hardware import GIB, Hardware
 from autofit.core.options import SearchOptions
 from autofit.core.workload import Workload
@@ -208,7 +208,7 @@ def report(found: Sequence[Mapping[str, Any]]) -> str:
     lines = []
     for devices, by_name in sorted(by_devices.items()):
         problems = len({(each["table"], each["budget_gib"]) for of_one in by_name.values() for each in of_one})
-        what = f"means over {problems} problems of {counted(devices, 'device')}"
+        what = f"means over {problems} problems of {pluralize(devices, 'device')}"
         lines.append(f"{what}; regret after {', '.join(map(str, AT))} probes")
         lines += [line({**_mean(of_one), "sampler": name}) for name, of_one in by_name.items()]
     return "\n".join(lines)

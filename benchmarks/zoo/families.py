@@ -11,7 +11,7 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-from autofit.core.errors import InputError, reported, told
+from autofit.core.errors import InputError, describe_error, reported
 
 ROOT = Path(__file__).parent
 LIBRARIES = ("timm", "torchvision", "diffusers", "sentence_transformers")
@@ -85,7 +85,7 @@ def families() -> tuple[list[Family], list[str]]:
     for library in LIBRARIES:
         file = ROOT / "libraries" / f"of_{library}.py"
         try:
-            with reported(told):
+            with reported(describe_error):
                 names = runpy.run_path(str(file))["NAMES"]
         except InputError as error:
             lacking.append(f"{library} is left out: {error}.")
@@ -154,7 +154,7 @@ def written(family: Family, folder: Path) -> tuple[str, dict[str, Any]]:
             with torch.device("meta"):
                 model_class(copy.deepcopy(config))
     except Exception as error:
-        raise NotBuiltError(told(error)) from error
+        raise NotBuiltError(describe_error(error)) from error
     if untrainable:
         raise NotBuiltError(untrainable)
     path = folder / family.task / family.name

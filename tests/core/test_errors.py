@@ -13,11 +13,11 @@ from autofit.core.errors import (
     ProbeError,
     RefusedError,
     UntraceableError,
-    counted,
+    describe_error,
+    pluralize,
     printable,
     reported,
     sentence,
-    told,
     unknown,
 )
 
@@ -69,7 +69,7 @@ def test_or_all_when_none_is_near() -> None:
 
 @pytest.mark.parametrize(("number", "text"), [(0, "0 probes"), (1, "1 probe"), (2, "2 probes"), (1024, "1,024 probes")])
 def test_numbers_and_nouns(number: int, text: str) -> None:
-    assert counted(number, "probe") == text
+    assert pluralize(number, "probe") == text
 
 
 @pytest.mark.parametrize(
@@ -86,7 +86,7 @@ def test_numbers_and_nouns(number: int, text: str) -> None:
     ids=["plain", "no message", "exit", "no words", "not printable", "long", "a long name"],
 )
 def test_somebody_elses_error_is_a_short_line(error: BaseException, text: str) -> None:
-    assert told(error) == text
+    assert describe_error(error) == text
     assert text.endswith(sentence(error))
 
 
@@ -97,13 +97,16 @@ def test_a_text_keeps_its_lines() -> None:
 
 @pytest.mark.parametrize("error", [ValueError("no"), SystemExit("no"), GeneratorExit("no"), Wordless()])
 def test_whatever_is_raised_is_reported(error: BaseException) -> None:
-    with pytest.raises(InputError) as caught, reported(lambda raised: f"it raised {told(raised)}.", "Mend it."):
+    with (
+        pytest.raises(InputError) as caught,
+        reported(lambda raised: f"it raised {describe_error(raised)}.", "Mend it."),
+    ):
         raise error
-    assert str(caught.value) == f"it raised {told(error)}. Mend it."
+    assert str(caught.value) == f"it raised {describe_error(error)}. Mend it."
     assert caught.value.__cause__ is error
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), RefusedError("no."), MemoryError()])
 def test_but_for_ctrl_c_and_autofits_own_and_others_as_asked(error: BaseException) -> None:
-    with pytest.raises(type(error)), reported(told, but=lambda raised: isinstance(raised, MemoryError)):
+    with pytest.raises(type(error)), reported(describe_error, but=lambda raised: isinstance(raised, MemoryError)):
         raise error

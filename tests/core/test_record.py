@@ -31,7 +31,13 @@ FITS = Measurement(
 MISS = Measurement(CONFIG.replace(precision="fp32"), Outcome.OUT_OF_MEMORY, number=1, peak_bytes=PeakBytes(25 * GIB))
 BEST = dataclasses.replace(FITS, verified=True)
 LINE = Timeline(
-    CONFIG, ((1, 2, 3, 4, 5), (1, 2, 3, 9, 0)), (0.0, 1.0), (("forward", 0.0), ("backward", 0.5)), True, 15, "forward"
+    CONFIG,
+    ((1, 2, 3, 4, 0, 0, 5), (1, 2, 3, 9, 0, 0, 0)),
+    (0.0, 1.0),
+    (("forward", 0.0), ("backward", 0.5)),
+    True,
+    15,
+    "forward",
 )
 RESULT = Result(
     model="tiny",

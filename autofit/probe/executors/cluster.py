@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from autofit.core.environment import versions
-from autofit.core.errors import InputError, NoDeviceError, ProbeError, counted
+from autofit.core.errors import InputError, NoDeviceError, ProbeError, pluralize
 from autofit.core.options import ALL, SearchOptions
 from autofit.probe.executors.far import FarGang, FarWorker, LostError, Zygote
 
@@ -207,7 +207,7 @@ class Cluster:
 
     def describe(self) -> str:
         """A sentence on what is used."""
-        count, nodes = self.room(), counted(len(self._alike), "node")
+        count, nodes = self.room(), pluralize(len(self._alike), "node")
         at_once = f"{count} probes run at a time" if count > 1 else "one probe runs at a time"
         return f"{at_once} on a Ray cluster of {nodes} with {self._kind}."
 
@@ -327,8 +327,8 @@ class Cluster:
     def _tell_waiting(self, began: float) -> None:
         """Tell now and then that there is no room; a ProbeError once there is no more time."""
         now = time.monotonic()
-        each = f"{self.processors * self.devices} processors" if self.processors else counted(self.devices, "card")
-        what = f"{each} of {counted(self.nodes, 'node')}"
+        each = f"{self.processors * self.devices} processors" if self.processors else pluralize(self.devices, "card")
+        what = f"{each} of {pluralize(self.nodes, 'node')}"
         if now > self._until:
             remedy = "See ray status. What was measured is kept: continue with --resume."
             raise ProbeError(f"the Ray cluster had no room for a probe ({what}) within the time limit.", remedy)
@@ -367,7 +367,7 @@ def _seen(node: dict[str, Any], what: str, processor: str) -> _Node:
     resources = node["Resources"]
     amount = int(resources[what])
     cards = sorted(name.removeprefix("accelerator_type:") for name in resources if name.startswith("accelerator_type:"))
-    kind = (cards or ["unnamed cards"])[0] if what == "GPU" else f"{counted(amount, 'processor')} of {processor}"
+    kind = (cards or ["unnamed cards"])[0] if what == "GPU" else f"{pluralize(amount, 'processor')} of {processor}"
     return _Node(node["NodeID"], node["NodeManagerAddress"], kind, amount)
 
 

@@ -4,7 +4,7 @@ import statistics
 from collections.abc import Sequence
 from itertools import accumulate
 
-from autofit.core.errors import counted
+from autofit.core.errors import pluralize
 from autofit.core.hardware import GIB
 from autofit.core.pareto import Alternative
 from autofit.core.record import Record
@@ -135,7 +135,7 @@ def devices_picture(record: Record, what: str) -> Picture | None:
     picture.draw("path", d="M" + "L".join(f"{x:.1f},{y:.1f}" for x, y in places), kind="leading")
     for (devices, figure), (x, y) in zip(known, places, strict=True):
         dot = picture.draw("circle", cx=x, cy=y, r=3.2 if devices == result.hardware.devices else 2.2, kind="peak")
-        picture.draw("title", f"{counted(devices, 'device')}: {number(figure)}", into=dot)
+        picture.draw("title", f"{pluralize(devices, 'device')}: {number(figure)}", into=dot)
     return picture
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from autofit.core.errors import counted
+from autofit.core.errors import pluralize
 from autofit.core.knobs import is_off, knob_named
 from autofit.core.knobs.activation_checkpointing import BUDGET
 from autofit.core.layout import implied
@@ -32,7 +32,7 @@ def _row(config: Mapping[str, Any], knob: str) -> KnobRow:
     if knob == "micro_batch_size":
         times = config.get("gradient_accumulation_steps") or 1
         parts.append("gradient_accumulation_steps")
-        words = f"{counted(given, 'sample')} at a time, "
+        words = f"{pluralize(given, 'sample')} at a time, "
         words += f"{times} times for each update" if times > 1 else "the whole batch"
     elif knob == "lora_rank":
         if config.get("head_only"):

@@ -12,7 +12,7 @@ from typing import Any
 from jinja2 import Environment, StrictUndefined, Template
 from markupsafe import Markup
 
-from autofit.core.errors import counted
+from autofit.core.errors import pluralize
 from autofit.core.estimate import Estimate
 from autofit.core.measurement import Measurement, StepSeconds
 from autofit.core.quoting import xml_text
@@ -173,7 +173,7 @@ def _template() -> Template:
         autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=StrictUndefined, finalize=_finalized
     )
     functions: tuple[Callable[..., Any], ...] = (
-        *(memory_used, step_words, training_time, shared_knobs, tier, config_rows, off_knobs, counted, summary),
+        *(memory_used, step_words, training_time, shared_knobs, tier, config_rows, off_knobs, pluralize, summary),
         *(commands, knob_lines, other_budget_lines, explored_at, scatter, breakdown, timeline_picture, timeline_words),
         *(moments, traced_tiers, learning_picture, knob_picture, progress, devices_picture, error_picture, error_words),
     )
