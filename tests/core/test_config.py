@@ -8,8 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autofit.core.config import Config
+from autofit.core.config import Config, Value
+from autofit.core.constraints import Constraints
 from autofit.core.errors import InputError
+from autofit.core.knobs import KNOBS
 from autofit.core.strict_yaml import dump, parse
 
 names = st.text(st.characters(categories=["Ll"]), min_size=1, max_size=8)
@@ -110,3 +112,29 @@ def test_only_names_of_text() -> None:
         Config({"x" * 5000: []})
     with pytest.raises(InputError, match="a knob's name must be text, not 1"):
         Config({1: 2})
+
+
+def test_knobs_are_attributes_too_and_off_where_a_config_lacks_them() -> None:
+    config = Config(lora_rank=8, optimizer=None, mine="on")
+    assert (config.lora_rank, config.optimizer) == (8, None)
+    assert (config.precision, config.loss, config.head_only) == ("fp32", "standard", False)
+    with pytest.raises(AttributeError):
+        _ = config.mine  # type: ignore[attr-defined]
+
+
+def test_every_knob_that_ships_is_an_attribute_and_type_checkers_know_only_knobs() -> None:
+    off = Config()
+    assert {name: getattr(off, name) for name in KNOBS} == {name: knob.off for name, knob in KNOBS.items()}
+    assert Config.__annotations__.keys() <= KNOBS.keys()
+
+
+def test_an_attribute_of_a_config_that_is_worked_out_reads_no_other_knob() -> None:
+    read: list[str] = []
+
+    def off(name: str) -> Value:
+        read.append(name)
+        return KNOBS[name].off
+
+    config = Constraints().read_lazily(tuple(KNOBS), off)
+    assert config.tensor_parallel is None
+    assert set(read) == {"tensor_parallel"}
