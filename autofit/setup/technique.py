@@ -121,7 +121,8 @@ class Degree(Technique):
 
     def canonicalize(self, config: Config, workload: Workload, hardware: Hardware) -> Value:
         """Raises InputError for what does not divide the devices."""
-        given, possible = config[self.name] or 1, self.choices(hardware)
+        given = config[self.name] or 1
+        possible = self.choices(hardware)
         if hardware.world == 1:
             samplers(config, hardware)
             return None
