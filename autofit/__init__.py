@@ -1,6 +1,7 @@
-"""autofit: the fastest training configuration that fits your memory, measured, and the loop that runs it.
+"""autofit: the fastest training configuration that fits your memory, measured, and the loop for it.
 
-Names are resolved when first used, so that `import autofit` loads neither torch nor anything else that is heavy.
+Names are resolved when first used, so that `import autofit` loads neither torch nor anything else
+that is heavy.
 """
 
 from __future__ import annotations
@@ -29,23 +30,66 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-__all__ = ["fit", "search", "estimate", "explain", "training_arguments", "export", "register"]
-__all__ += ["Workload", "Config", "Result", "Estimate", "Trained", "TrainerSetup", "Technique", "Stage", "Setup"]
-__all__ += ["STOP", "Judge", "AutofitError", "InputError", "RefusedError", "NothingFitsError", "ProbeError"]
+__all__ = [
+    "fit",
+    "search",
+    "estimate",
+    "explain",
+    "training_arguments",
+    "export",
+    "register",
+    "Workload",
+    "Config",
+    "Result",
+    "Estimate",
+    "Trained",
+    "TrainerSetup",
+    "Technique",
+    "Stage",
+    "Setup",
+    "STOP",
+    "Judge",
+    "AutofitError",
+    "InputError",
+    "RefusedError",
+    "NothingFitsError",
+    "ProbeError",
+]
 
-_HOMES = {"search": "api.search", "estimate": "api.estimate", "explain": "report.explain", "register": "techniques"}
-_HOMES |= {"Judge": "api.judge", "export": "export.from_result", "Config": "core.config", "Workload": "core.workload"}
-_HOMES |= {"Result": "core.result", "Estimate": "core.estimate"} | dict.fromkeys(("fit", "Trained"), "api.fit")
-_HOMES |= dict.fromkeys(("training_arguments", "TrainerSetup"), "api.training_arguments")
-_HOMES |= {"STOP": "training.loop"}
-_HOMES |= dict.fromkeys(("Technique", "Stage", "Setup"), "setup")
-_HOMES |= dict.fromkeys((name for name in __all__ if name.endswith("Error")), "core.errors")
+# The module of each name.
+_HOMES = {
+    "fit": "api.fit",
+    "search": "api.search",
+    "estimate": "api.estimate",
+    "explain": "report.explain",
+    "training_arguments": "api.training_arguments",
+    "export": "export.from_result",
+    "register": "techniques",
+    "Workload": "core.workload",
+    "Config": "core.config",
+    "Result": "core.result",
+    "Estimate": "core.estimate",
+    "Trained": "api.fit",
+    "TrainerSetup": "api.training_arguments",
+    "Technique": "setup",
+    "Stage": "setup",
+    "Setup": "setup",
+    "STOP": "training.loop",
+    "Judge": "api.judge",
+    "AutofitError": "core.errors",
+    "InputError": "core.errors",
+    "RefusedError": "core.errors",
+    "NothingFitsError": "core.errors",
+    "ProbeError": "core.errors",
+}
 
 
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'autofit' has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"autofit.{_HOMES[name]}"), name)
+
+    module = importlib.import_module(f"autofit.{_HOMES[name]}")
+    value = getattr(module, name)
     globals()[name] = value
     return value
 
@@ -55,14 +99,18 @@ def __dir__() -> list[str]:
 
 
 class _Package(ModuleType):
-    """Keeps `autofit.search`, `.estimate` and `.export` functions when the rooms of these names are imported."""
+    """The package, in which `search`, `estimate` and `export` stay functions.
+
+    Rooms have these names too. Python writes each imported room into the package, under its name,
+    and only the package's class can refuse that.
+    """
 
     def __setattr__(self, name: str, value: Any) -> None:
         if not (name in _HOMES and isinstance(value, ModuleType)):
             super().__setattr__(name, value)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle the package by name, as plain modules are: a user's function that names `autofit` goes to probes."""
+        """Pickle by name, as plain modules are: users' functions that name `autofit` go to probes."""
         return importlib.import_module, (self.__name__,)
 
 

@@ -76,12 +76,12 @@ def no_leak_is_told(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPa
 @pytest.fixture(autouse=True, scope="session")
 def brief_probes() -> Iterator[None]:
     """Searches in this process time few steps: what fits and what is told of it is tested, not how fast anything is."""
-    from autofit.tuning import run
+    from autofit.tuning import measured
 
     with pytest.MonkeyPatch.context() as patch:
         for name in ("EXPLORE_PLAN", "VERIFY_PLAN"):
-            patch.setattr(run, name, dataclasses.replace(getattr(run, name), max_seconds=0.05))
-        patch.setattr(run, "predict_all", functools.partial(run.predict_all, measuring=0.1))
+            patch.setattr(measured, name, dataclasses.replace(getattr(measured, name), max_seconds=0.05))
+        patch.setattr(measured, "predict_all", functools.partial(measured.predict_all, measuring=0.1))
         yield
 
 
@@ -100,9 +100,9 @@ def executor(tmp_path_factory: pytest.TempPathFactory, new_cache: Callable[[], P
 @pytest.fixture
 def shared_zygote(executor: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Searches in this process use the shared zygote instead of starting their own, and follow no steps afterwards."""
-    monkeypatch.setattr("autofit.tuning.run.follow_tiers", lambda *_: {})
-    monkeypatch.setattr("autofit.tuning.run.follow_devices", lambda result, *_: result)
-    for room in ("tuning.run", "api.doctor", "tuning.predicted"):
+    monkeypatch.setattr("autofit.tuning.annotations.Annotator.timelines", lambda *_: {})
+    monkeypatch.setattr("autofit.tuning.annotations.Annotator.on_devices", lambda *_: ())
+    for room in ("tuning.measured", "api.doctor", "tuning.predicted"):
         monkeypatch.setattr(f"autofit.{room}.LocalExecutor", lambda *_: contextlib.nullcontext(executor))
 
 

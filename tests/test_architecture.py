@@ -7,6 +7,9 @@ import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from autofit.core.tasks import TASK_NAMES, TASKS
+from autofit.tuning.warm_start import MEASURING
+
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "autofit"
 
@@ -34,6 +37,7 @@ ALLOWED = {
 HEAVY_ONLY_WHERE_APPLIED = ("bitsandbytes", "torchao", "peft", "liger_kernel", "ray")
 NO_TORCH = ("core", "search", "export", "report")
 MOST_LINES = 600
+MOST_KNOB_NAMES = 140
 
 
 def module_name(path: Path) -> str:
@@ -108,6 +112,10 @@ def test_every_room_has_its_directions() -> None:
     assert {source.room for source in SOURCES} == ALLOWED.keys()
 
 
+def test_stored_measurements_are_of_all_the_code_that_measures() -> None:
+    assert set(MEASURING) == reachable("probe")
+
+
 def test_rooms_have_no_circles() -> None:
     for name in ALLOWED:
         for below in reachable(name) - {name}:
@@ -174,7 +182,34 @@ def test_every_technique_is_one_file_of_its_name() -> None:
                 for name, node in source.imports
                 if name.startswith("autofit.techniques")
             )
-            assert f'name = "{source.path.stem}"' in source.text, f"{source.name} is of another name"
+            record = f"from autofit.core.knobs.{source.path.stem} import"
+            assert record in source.text, f"{source.name} has no record of its name"
+
+
+def test_few_places_know_a_knob_by_name() -> None:
+    """What others need to know of a knob stands in its record; code that is about one reads `config.lora_rank`. Words
+    that happen to be a knob's name (a batch's "loss", a checkpoint's "optimizer") are counted, too."""
+    knobs = {path.stem for path in (PACKAGE / "techniques").glob("*.py")}
+    places = [
+        f"{source.name}:{node.lineno} {node.value}"
+        for source in SOURCES
+        if source.room not in ("techniques", "export") and not source.module.startswith("autofit.core.knobs.")
+        for node in ast.walk(source.tree)
+        if isinstance(node, ast.Constant) and node.value in knobs
+    ]
+    assert len(places) <= MOST_KNOB_NAMES, "\n".join(["", *places])
+
+
+def test_every_task_is_one_file_of_its_name() -> None:
+    files = [source for source in SOURCES if source.module.startswith("autofit.core.tasks.")]
+    own = {source.path.stem.replace("_", "-"): source for source in files}
+    assert own.keys() == TASKS.keys()
+    none_of(
+        f"{source.name}:{node.lineno} names {node.value}; ask the task what is to be known of it"
+        for source in SOURCES
+        for node in ast.walk(source.tree)
+        if isinstance(node, ast.Constant) and node.value in TASK_NAMES and source is not own[node.value]
+    )
 
 
 def test_the_house_has_no_shed() -> None:

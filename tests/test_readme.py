@@ -27,7 +27,7 @@ from autofit.core.options import SearchOptions
 from autofit.core.workload import Workload
 from autofit.models import HuggingFaceModel
 from autofit.training.on_devices import run_on_devices
-from autofit.tuning import run as tune
+from autofit.tuning import pipeline
 from tests import tiny
 
 ROOT = Path(__file__).parents[1]
@@ -123,7 +123,7 @@ def shrink(patch: pytest.MonkeyPatch, executor: Any, weights: Path) -> None:
     Of several devices there are two. Nothing is predicted before the one probe of each, nor followed after it, and
     every change of an estimate takes the same. The rest is as it is.
     """
-    resolve, run_search = models.resolve, tune.run_search
+    resolve, run_search = models.resolve, pipeline.run_search
 
     def small(name: str, **asked: Any) -> Workload:
         asked |= {"sequence_length": 16, "effective_batch_size": 64 if name == LARGE else 4}
@@ -140,15 +140,15 @@ def shrink(patch: pytest.MonkeyPatch, executor: Any, weights: Path) -> None:
         return run_on_devices(session, knobs, *given, devices=2, **options)
 
     patch.setattr("autofit.api.fit.run_on_devices", two)
-    for room in ("tuning.run", "api.doctor"):
+    for room in ("tuning.measured", "api.doctor"):
         patch.setattr(f"autofit.{room}.LocalExecutor", lambda *_: contextlib.nullcontext(executor))
     for room in ("api.search", "api.estimate"):
         patch.setattr(importlib.import_module(f"autofit.{room}"), "resolve", small)
     patch.setattr("autofit.api.fit.run_search", short)
     patch.setattr("autofit.api.search.search_or_predict", short)
-    patch.setattr("autofit.tuning.run._Run._predict", lambda *_: None)
-    patch.setattr("autofit.tuning.run.follow_tiers", lambda *_: {})
-    patch.setattr("autofit.tuning.run.follow_devices", lambda result, *_: result)
+    patch.setattr("autofit.tuning.measured.MeasuredSearch._predict", lambda *_: None)
+    patch.setattr("autofit.tuning.annotations.Annotator.timelines", lambda *_: {})
+    patch.setattr("autofit.tuning.annotations.Annotator.on_devices", lambda *_: ())
     what_if = importlib.import_module("autofit.api.what_if")
     patch.setattr(what_if, "predict_all", lambda _, __, configs: ([1.0] * len(configs), [1.0] * len(configs)))
     patch.setattr(what_if, "what_helps", lambda *_: ())
@@ -286,7 +286,7 @@ def lines_of(text: str) -> set[tuple[str, ...]]:
     return {tuple(line.split()) for line in text.splitlines()}
 
 
-def test_the_cards_that_readme_lists_are_what_is_predicted(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_cards_that_the_pages_list_are_what_is_predicted(capsys: pytest.CaptureFixture[str]) -> None:
     (shown,) = (block for block in blocks("text") if "--gpu " in block.text)
     command: Callable[..., Any] = main
     (asked,) = (w for b in blocks("sh") for w in commands(b) if "list" in w)

@@ -1,4 +1,5 @@
-"""`autofit.estimate`: predicts what a config needs and how fast it is; only the speed of a CPU is measured."""
+"""`autofit.estimate`: predicts what a config needs and how fast it is; only the speed of a CPU is
+measured."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -15,6 +16,7 @@ from autofit.core.estimate import Estimate
 from autofit.core.hardware import Hardware
 from autofit.core.options import search_options, single_values
 from autofit.core.result import knobs_of
+from autofit.core.tasks import TASKS
 from autofit.core.workload import Workload
 from autofit.estimate.resting import resting_of
 from autofit.estimate.trace import trace
@@ -25,10 +27,12 @@ from autofit.tuning.target import estimate_on, structure_traits, target_hardware
 
 ConfigSource = Mapping[str, Any] | str | Path | None
 
-_OPTIONS = ("gpu", "gpu_mem", "device", "mem", "devices", "nodes", "link", "set")
 SIZES = ("task", "seq_len", "effective_batch", "trust_remote_code")
-_START = {"micro_batch_size": 1, "activation_checkpointing": "full"}  # where people begin with a language model
-_START_PRECISIONS = ("bf16", "fp16-mixed", "fp32")  # the first one that the card can compute in
+_OPTIONS = ("gpu", "gpu_mem", "device", "mem", "devices", "nodes", "link", "set", *SIZES)
+
+# Where people begin with a language model; its precision is the first that the card can compute in.
+_START = {"micro_batch_size": 1, "activation_checkpointing": "full"}
+_START_PRECISIONS = ("bf16", "fp16-mixed", "fp32")
 
 
 @dataclass(frozen=True)
@@ -41,13 +45,20 @@ class Prediction:
     estimate: Estimate
 
     def to_dict(self) -> dict[str, Any]:
-        """The object of `autofit estimate --json`, but for the alternatives, which take longer."""
-        hardware = {"device": self.hardware.device, "name": self.hardware.name}
-        asked = {"model": self.workload.name, "workload": self.workload.summary(), "hardware": hardware}
-        usable = self.budget.cap_bytes(self.hardware.device)
-        sizes = {"budget_bytes": self.budget.device_bytes, "usable_bytes": usable}
-        later = dict.fromkeys(("alternatives", "largest", "remedies"))
-        return {"schema": 1, **asked, **sizes, **self.estimate.to_dict(), **later}
+        """The object of `autofit estimate --json`, in which the alternatives are still None."""
+        device = self.hardware.device
+        return {
+            "schema": 1,
+            "model": self.workload.name,
+            "workload": self.workload.summary(),
+            "hardware": {"device": device, "name": self.hardware.name},
+            "budget_bytes": self.budget.device_bytes,
+            "usable_bytes": self.budget.cap_bytes(device),
+            **self.estimate.to_dict(),
+            "alternatives": None,
+            "largest": None,
+            "remedies": None,
+        }
 
 
 def estimate(model: str | Workload, config: ConfigSource = None, **options: Any) -> Estimate:
@@ -55,40 +66,49 @@ def estimate(model: str | Workload, config: ConfigSource = None, **options: Any)
 
     Args:
         model: a preset's name (or directory, hub id, `file.py:function`), or a Workload.
-        config: a mapping of knobs, or the path of one or of a result.yaml; absent knobs are off. None: a usual start,
-            which a note names: for language models bf16, micro-batches of one sample and full checkpointing, for others
-            no knob.
-        options: gpu, gpu_mem (GiB), device, mem (GiB), devices (of each node), nodes, link, task, seq_len,
-            effective_batch, set, trust_remote_code: as on the command line. The card named by `gpu` need not be here.
+        config: a mapping of knobs, or the path of one or of a result.yaml; absent knobs are off.
+            None: a usual start, which a note names: for language models bf16, micro-batches of one
+            sample and full checkpointing, for others no knob.
+        options: gpu, gpu_mem (GiB), device, mem (GiB), devices (of each node), nodes, link, task,
+            seq_len, effective_batch, set, trust_remote_code: as on the command line. The card named
+            by `gpu` need not be here.
 
     Returns:
         The estimate; its `verdict` is on the memory given, or on that of the device.
 
     Raises:
-        InputError: an argument is wrong; RefusedError: the config is not possible; UntraceableError: the model cannot
-        be followed without its weights.
+        InputError: an argument is wrong; RefusedError: the config is not possible;
+        UntraceableError: the model cannot be followed without its weights.
     """
     return predict(model, config, **options).estimate
 
 
 def predict(model: str | Workload, config: ConfigSource = None, **options: Any) -> Prediction:
-    """The estimate with what `what_if` needs to ask further; the arguments are those of `estimate`."""
+    """The estimate with what `what_if` needs to go on; takes the arguments of `estimate`."""
     for name in options:
-        if name not in (*_OPTIONS, *SIZES):
-            raise unknown("option", name, (*_OPTIONS, *SIZES))
+        if name not in _OPTIONS:
+            raise unknown("option", name, _OPTIONS)
     sizes = {name: options.pop(name) for name in SIZES if name in options}
     checked = search_options(**options)
-    config, _ = None if config is None else knobs_of(config), single_values(checked.set)  # before what takes longer
-    hardware, notes = target_hardware(checked)
+    if config is not None:
+        config = knobs_of(config)
+    single_values(checked.set)  # raises before what takes longer
+
+    hardware, hardware_notes = target_hardware(checked)
     budget = budget_for(checked, hardware)
     workload = workload_of(model, hardware, **sizes)
     canonical, config_notes = config_of(config, checked.set, workload, hardware)
     traced = trace(workload, canonical, hardware)
     predicted = estimate_on(traced, workload, hardware, budget)
-    of_model = workload.traits.notes if workload.traits else ()
-    notes = (*of_model, *config_notes, *notes, *predicted.notes)
-    resting = resting_of(traced, workload, hardware)
-    return Prediction(workload, hardware, budget, dataclasses.replace(predicted, notes=notes, resting=resting))
+
+    assert workload.traits is not None, "workload_of finds them"
+    notes = (*workload.traits.notes, *config_notes, *hardware_notes, *predicted.notes)
+    predicted = dataclasses.replace(
+        predicted,
+        notes=notes,
+        resting=resting_of(traced, workload, hardware),
+    )
+    return Prediction(workload, hardware, budget, predicted)
 
 
 def workload_of(
@@ -102,22 +122,35 @@ def workload_of(
 ) -> Workload:
     """The workload with the traits that the model's structure shows."""
     if isinstance(model, str):
-        sizes = {"sequence_length": seq_len, "effective_batch_size": effective_batch}
-        model = resolve(model, task=task, trust_remote_code=trust_remote_code, **sizes)
+        model = resolve(
+            model,
+            task=task,
+            trust_remote_code=trust_remote_code,
+            sequence_length=seq_len,
+            effective_batch_size=effective_batch,
+        )
     elif not isinstance(model, Workload):
-        message = f"the model must be a name or an autofit.Workload, not a {type(model).__name__}."
-        raise InputError(message, "Write autofit.Workload(model=lambda: ..., batch=lambda n: ...).")
+        kind = type(model).__name__
+        message = f"the model must be a name or an autofit.Workload, not a {kind}."
+        remedy = "Write autofit.Workload(model=lambda: ..., batch=lambda n: ...)."
+        raise InputError(message, remedy)
     elif (task, seq_len, effective_batch) != (None, None, None):
         message = "task, seq_len and effective_batch belong to a model given by name."
         raise InputError(message, "The Workload says them.")
-    model = with_known_rows(model)
-    return model if model.traits is not None else dataclasses.replace(model, traits=structure_traits(model, hardware))
+
+    workload = with_known_rows(model)
+    if workload.traits is None:
+        workload = dataclasses.replace(workload, traits=structure_traits(workload, hardware))
+    return workload
 
 
 def config_of(
-    source: ConfigSource, settings: Mapping[str, tuple[Value, ...]], workload: Workload, hardware: Hardware
+    source: ConfigSource,
+    settings: Mapping[str, tuple[Value, ...]],
+    workload: Workload,
+    hardware: Hardware,
 ) -> tuple[Config, tuple[str, ...]]:
-    """The canonical config with the settings on top, and a note where a usual start stands in for it."""
+    """The canonical config with the settings on top, and a note where it is a usual start."""
     changes = single_values(settings)
 
     def changed(config: Mapping[str, Any]) -> Config:
@@ -125,17 +158,26 @@ def config_of(
 
     if source is not None:
         return changed(knobs_of(source)), ()
-    several = {"data_parallel": "fsdp"} if hardware.world > 1 else {}
-    starts = [changed(several)]
-    if workload.task == "causal-lm":
-        starts = [changed({**_START, **several, "precision": precision}) for precision in _START_PRECISIONS]
-    possible = (config for config in starts if techniques.refuse(config, workload, hardware) is None)
-    given = f"only {', '.join(sorted(changes))} of the config was given" if changes else "no config was given"
-    return next(possible, starts[0]), (f"{given}: the other knobs are where training such a model usually starts.",)
+
+    layout = {"data_parallel": "fsdp"} if hardware.world > 1 else {}
+    starts = [changed(layout)]
+    if TASKS[workload.task].continues_text:
+        starts = [changed({**_START, **layout, "precision": name}) for name in _START_PRECISIONS]
+    chosen = starts[0]
+    for config in starts:
+        if techniques.refuse(config, workload, hardware) is None:
+            chosen = config
+            break
+
+    given = "no config was given"
+    if changes:
+        given = f"only {', '.join(sorted(changes))} of the config was given"
+    note = f"{given}: the other knobs are where training such a model usually starts."
+    return chosen, (note,)
 
 
 def with_changes(changes: Mapping[str, Value], config: Mapping[str, Any]) -> dict[str, Any]:
-    """A config with some knobs changed; gradient accumulation follows a changed micro-batch size."""
+    """A config with some knobs changed; gradient accumulation follows the micro-batch size."""
     changed = {**config, **changes}
     if "micro_batch_size" in changes and "gradient_accumulation_steps" not in changes:
         changed.pop("gradient_accumulation_steps", None)

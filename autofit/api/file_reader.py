@@ -1,4 +1,4 @@
-"""FileReader: a model's own tokenizer or processor, classes and normalisation, with which data files become batches."""
+"""FileReader: makes batches of data files with a model's own tokenizer, processor and classes."""
 
 import dataclasses
 import json
@@ -14,9 +14,10 @@ import transformers
 from autofit.core.errors import InputError, reported, sentence
 from autofit.core.events import Listener, Note
 from autofit.core.files import read_text
+from autofit.core.tasks import TASKS
 from autofit.core.workload import Workload
 from autofit.data.byte_tokenizer import byte_tokenizer
-from autofit.data.file_loader import PROCESSED, file_loader
+from autofit.data.file_loader import file_loader
 from autofit.data.options import DataOptions, LabelRule, Normalisation
 from autofit.data.processors import (
     CHAT_TEMPLATE_FILES,
@@ -26,13 +27,13 @@ from autofit.data.processors import (
     load_processor,
 )
 from autofit.data.samples import FileLoader
-from autofit.data.sound import SOUND
 from autofit.models import HuggingFaceModel
 
 
 @dataclass
 class FileReader:
-    """Reads data files for one model: with its tokenizer or processor, its classes, its images' normalisation."""
+    """Reads data files for one model: with its tokenizer or processor, its classes, its images'
+    normalisation."""
 
     workload: Workload
     factory: HuggingFaceModel
@@ -43,97 +44,159 @@ class FileReader:
 
     def __post_init__(self) -> None:
         source = self.factory.source
-        folders = (self.weights, source.get("path") if source.get("kind") == "directory" else None)
-        self.folders = [folder for folder in folders if folder is not None]  # the first before the next
-        task = self.workload.task
-        self.processing = self._processing() if task in PROCESSED else None
-        self.tokenizer: Any = getattr(self.processing and self.processing.processor, "tokenizer", None)
-        if self.tokenizer is None and task not in ("image-classification", "audio-classification"):
+        self.folders = []  # to look for files in, the first before the next
+        if self.weights is not None:
+            self.folders.append(self.weights)
+        if source.get("kind") == "directory":
+            self.folders.append(source["path"])
+
+        self.task = TASKS[self.workload.task]
+        is_processed = self.task.medium in ("sound", "images and text")
+        self.processing = self._processing() if is_processed else None
+        processor = self.processing and self.processing.processor
+        self.tokenizer: Any = getattr(processor, "tokenizer", None)
+        if self.tokenizer is None and (self.task.reads_text or not self.task.classifies):
             self.tokenizer = self._tokenizer()
 
     def loader(self, path: Path, *, names: Mapping[str, int] | None = None) -> FileLoader:
-        """The loader of a file; `names` are the classes of the training data, to which evaluation data keeps."""
-        normalisation = self._normalisation() if self.tokenizer is None else Normalisation()
-        options = dataclasses.replace(self.options, labels=self._labels(names), normalisation=normalisation)
-        given: Any = {"tokenizer": self.tokenizer, "processing": self.processing}
-        loader = file_loader(self.workload, path, options=options, **given)
+        """The loader of a file.
+
+        Args:
+            names: the classes of the training data, which evaluation data keeps to.
+        """
+        normalisation = Normalisation()
+        if self.tokenizer is None:
+            normalisation = self._normalisation()
+        loader = file_loader(
+            self.workload,
+            path,
+            tokenizer=self.tokenizer,
+            processing=self.processing,
+            options=dataclasses.replace(
+                self.options,
+                labels=self._labels(names),
+                normalisation=normalisation,
+            ),
+        )
         for note in loader.notes:
             self.listener(Note(note))
-        if self.tokenizer is not None:  # an id beyond the vocabulary would end the first step with an index error
-            largest = max(loader.samples.largest_id(), loader.mask_id or 0)
-            vocabulary = int(self.factory.transformers_config().get_text_config().vocab_size)
-            if largest >= vocabulary:
-                message = f"the data has token ids up to {largest}, but {self.factory.name} knows {vocabulary} tokens."
-                raise InputError(message, "Give --weights with the tokenizer of this model beside them.")
+        if self.tokenizer is None:
+            return loader
+
+        # An id beyond the vocabulary would end the first step with an index error.
+        largest = max(loader.samples.largest_id(), loader.mask_id or 0)
+        config = self.factory.transformers_config().get_text_config()
+        if largest >= config.vocab_size:
+            known = f"{self.factory.name} knows {config.vocab_size} tokens"
+            message = f"the data has token ids up to {largest}, but {known}."
+            remedy = "Give --weights with the tokenizer of this model beside them."
+            raise InputError(message, remedy)
         return loader
-
-    def _labels(self, names: Mapping[str, int] | None) -> LabelRule:
-        config = self.factory.transformers_config()
-        if not self.factory.task.endswith("classification"):
-            return LabelRule()
-        if config.num_labels > 1 and config.problem_type not in (None, "single_label_classification"):
-            message = f"{self.factory.name} takes several labels for each sample, which data files here do not have."
-            raise InputError(message, "Train it in Python: autofit.fit(model, loader, config=...).")
-        own = {name: int(number) for number, name in config.id2label.items()}
-        return LabelRule(int(config.num_labels), own if names is None else names, strict=names is not None)
-
-    def _tokenizer(self) -> Any:
-        """The tokenizer beside the weights or, for a directory, beside the model's config; else one of bytes."""
-        for folder in self.folders:
-            if any(_beside(folder, f"tokenizer{end}.json") for end in ("_config", "")):
-                with blaming("tokenizer", folder):
-                    return transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=self.trusted)
-        self.listener(Note("no tokenizer beside the weights: the bytes of the text are its token ids."))
-        return byte_tokenizer()
-
-    def _processing(self) -> Processing:
-        """The processor beside the weights or, for a directory, beside the model's config."""
-        config, task = self.factory.transformers_config(), self.workload.task
-        for folder in self.folders:
-            if any(_beside(folder, name) for name in PROCESSOR_FILES):
-                with blaming("processor", folder):
-                    found = load_extractor(folder) if task in SOUND else load_processor(folder, config.model_type)
-                if task in SOUND or hasattr(found, "tokenizer"):
-                    start = getattr(config, "decoder_start_token_id", None)
-                    ratio = getattr(config, "inputs_to_logits_ratio", None) if task == "ctc" else None
-                    return Processing(found, frozenset(self.factory.arguments()), start, ratio)
-        message = f"{self.factory.name} is trained on what its own processor makes of a file, and none is there."
-        remedy = f"Give --weights with {' or '.join(PROCESSOR_FILES[:2])} and the tokenizer beside them."
-        raise InputError(message, remedy)
 
     def save(self, folder: Path) -> None:
         """Leave the tokenizer beside a trained model, and what says how its processor works."""
         if self.tokenizer is not None:
             self.tokenizer.save_pretrained(folder)
-        if self.processing is None and self.tokenizer is not None:
-            return
+            if self.processing is None:
+                return
+
         for name in (*PROCESSOR_FILES, *CHAT_TEMPLATE_FILES):
-            found = next((file for each in self.folders if (file := _beside(each, name))), None)
-            if found and found.resolve() != (folder / name).resolve():
-                shutil.copyfile(found, folder / name)
+            for source in self.folders:
+                file = _beside(source, name)
+                if file is not None:
+                    if file.resolve() != (folder / name).resolve():
+                        shutil.copyfile(file, folder / name)
+                    break
+
+    def _labels(self, names: Mapping[str, int] | None) -> LabelRule:
+        config = self.factory.transformers_config()
+        if not self.task.classifies:
+            return LabelRule()
+
+        classes = int(config.num_labels)
+        if classes > 1 and config.problem_type not in (None, "single_label_classification"):
+            message = f"{self.factory.name} takes several labels for each sample, "
+            message += "which data files here do not have."
+            remedy = "Train it in Python: autofit.fit(model, loader, config=...)."
+            raise InputError(message, remedy)
+
+        if names is not None:
+            return LabelRule(classes, names, strict=True)
+        own = {name: int(number) for number, name in config.id2label.items()}
+        return LabelRule(classes, own)
+
+    def _tokenizer(self) -> Any:
+        """The tokenizer beside the weights or, for a directory, beside the model's config; else one
+        of bytes."""
+        for folder in self.folders:
+            if _beside(folder, "tokenizer_config.json") or _beside(folder, "tokenizer.json"):
+                with blaming("tokenizer", folder):
+                    return transformers.AutoTokenizer.from_pretrained(
+                        folder,
+                        trust_remote_code=self.trusted,
+                    )
+
+        note = "no tokenizer beside the weights: the bytes of the text are its token ids."
+        self.listener(Note(note))
+        return byte_tokenizer()
+
+    def _processing(self) -> Processing:
+        """The processor beside the weights or, for a directory, beside the model's config."""
+        config = self.factory.transformers_config()
+        is_sound = self.task.medium == "sound"
+        for folder in self.folders:
+            if not any(_beside(folder, name) for name in PROCESSOR_FILES):
+                continue
+            with blaming("processor", folder):
+                kind = config.model_type
+                found = load_extractor(folder) if is_sound else load_processor(folder, kind)
+            if is_sound or hasattr(found, "tokenizer"):
+                arguments = frozenset(self.factory.arguments())
+                start = getattr(config, "decoder_start_token_id", None)
+                ratio = None
+                if self.task.labels == "transcript":
+                    ratio = getattr(config, "inputs_to_logits_ratio", None)
+                return Processing(found, arguments, start, ratio)
+
+        message = f"{self.factory.name} is trained on what its own processor makes of a file"
+        files = " or ".join(PROCESSOR_FILES[:2])
+        remedy = f"Give --weights with {files} and the tokenizer beside them."
+        raise InputError(f"{message}, and none is there.", remedy)
 
     def _normalisation(self) -> Normalisation:
         """What the weights were trained with; where nothing says it, half and half, as for ViT."""
-        name, default = "preprocessor_config.json", Normalisation()
-        if self.weights is None or (file := _beside(self.weights, name)) is None:
+        default = Normalisation()
+        if self.weights is None:
             return default
+        name = "preprocessor_config.json"
+        file = _beside(self.weights, name)
+        if file is None:
+            return default
+
         with blaming(name, self.weights):
             settings = json.loads(read_text(file))
             if not settings.get("do_normalize", True):
                 return Normalisation((0.0,), (1.0,))
-            given = settings.get("image_mean", default.mean), settings.get("image_std", default.deviation)
-            return Normalisation(*(tuple(map(float, values)) for values in given))
+            mean = settings.get("image_mean", default.mean)
+            deviation = settings.get("image_std", default.deviation)
+            return Normalisation(tuple(map(float, mean)), tuple(map(float, deviation)))
 
 
 def _beside(weights: str | Path, name: str) -> Path | None:
     """A file in a directory of weights or under a hub id; None where there is none."""
     found = transformers.utils.cached_file(
-        str(weights), name, _raise_exceptions_for_missing_entries=False, _raise_exceptions_for_connection_errors=False
+        str(weights),
+        name,
+        _raise_exceptions_for_missing_entries=False,
+        _raise_exceptions_for_connection_errors=False,
     )
     return None if found is None else Path(found)
 
 
 def blaming(part: str, weights: str | Path) -> AbstractContextManager[None]:
     """An InputError for what fails while a part is loaded from beside the weights."""
-    remedy = "Give a directory that save_pretrained of this model wrote."
-    return reported(lambda error: f"the {part} in {weights} cannot be loaded: {sentence(error)}.", remedy)
+
+    def message(error: BaseException) -> str:
+        return f"the {part} in {weights} cannot be loaded: {sentence(error)}."
+
+    return reported(message, "Give a directory that save_pretrained of this model wrote.")

@@ -10,13 +10,14 @@ from typing import Any
 
 from torch import nn
 
-from autofit.api.packing import TASK, with_data
+from autofit.api.packing import with_data
 from autofit.core.errors import InputError, require
 from autofit.core.events import Event, Listener, Note, ProbeFinished
 from autofit.core.notebook import Cell, in_notebook
 from autofit.core.options import SearchOptions, search_options
 from autofit.core.place import given_place
 from autofit.core.result import Result
+from autofit.core.tasks import TASKS
 from autofit.core.workload import Workload
 from autofit.models import resolve
 from autofit.report.live import LiveDisplay
@@ -24,7 +25,7 @@ from autofit.training import random_state
 from autofit.training.user_model import moved_to_host
 from autofit.training.workload import with_known_rows, workload_from
 from autofit.tuning.context import Judging
-from autofit.tuning.predicted import search_or_predict
+from autofit.tuning.pipeline import search_or_predict
 from autofit.tuning.result_cache import outdated_note
 from autofit.tuning.space import check_asked
 
@@ -51,24 +52,30 @@ def search(
     """Find the fastest config that fits, by measuring real training steps.
 
     Args:
-        model: a preset's name (or directory, hub id, `file.py:function`), a Workload, or a living model with its
-            `loader`, whose batch size is the effective batch. A living model is not touched.
+        model: a preset's name (or directory, hub id, `file.py:function`), a Workload, or a living
+            model with its `loader`, whose batch size is the effective batch. A living model is not
+            touched.
         loss: (model, batch) -> scalar mean, or (sum, number of its terms), for a living model.
-        split: (batch, size) -> a list of micro-batches, for a living model's batches of an unknown layout.
-        count: batch -> number of the terms that the loss averages over, where gradients do not show it.
-        judge: an autofit.Judge, which trains the finalists of a named model on data of yours and compares losses.
-        data: a file of samples for a named language model: whether they are packed or padded is chosen by the tokens
-            that count in a second, and is what `autofit train` does; default: the judge's.
+        split: (batch, size) -> a list of micro-batches, for a living model's batches of an unknown
+            layout.
+        count: batch -> number of the terms that the loss averages over, where gradients do not show
+            it.
+        judge: an autofit.Judge, which trains the finalists of a named model on data of yours and
+            compares losses.
+        data: a file of samples for a named language model: whether they are packed or padded is
+            chosen by the tokens that count in a second, and is what `autofit train` does; default:
+            the judge's.
         weights: a directory or a hub id, for the tokenizer of `data`.
         listener: called with every event of `autofit.core.events`.
         task: what to train a named model for; default: what the class in its config.json says.
-        options: gpu_mem, gpu, device, mem, host_mem (GiB), margin, space, set, trials, time_limit, tolerance, fast,
-            seed, executor, workers, devices, out, resume, memory_snapshot, probe_timeout: as on the command line;
-            store: False for --no-store.
+        options: gpu_mem, gpu, device, mem, host_mem (GiB), margin, space, set, trials, time_limit,
+            tolerance, fast, seed, executor, workers, devices, out, resume, memory_snapshot,
+            probe_timeout: as on the command line; store: False for --no-store.
 
     Returns:
-        The result; its `best` is None when nothing fits. With gpu_mem or gpu but no CUDA device, `best` is None too,
-        and `predicted_best` is the config predicted to be the fastest that fits.
+        The result; its `best` is None when nothing fits. With gpu_mem or gpu but no CUDA device,
+        `best` is None too, and `predicted_best` is the config predicted to be the fastest that
+        fits.
 
     Raises:
         InputError: an argument is wrong; ProbeError: probes cannot run here.
@@ -78,30 +85,57 @@ def search(
     checked = search_options(**options)
     if checked.executor == "local":  # ray symmetric-run, as a step of srun, runs one search
         check_alone("Start it once, with devices=.")
-    living = model if isinstance(model, nn.Module) else None
-    if isinstance(model, str | Workload) and any(each is not None for each in (loader, loss, split, count)):
+    of_loader = (loader, loss, split, count)
+    if isinstance(model, str | Workload) and any(given is not None for given in of_loader):
         message = "a loader, a loss, a split and a count belong to a living model."
-        raise InputError(message, "A Workload has its own batch and loss; a name's are made for it.")
+        remedy = "A Workload has its own batch and loss; a name's are made for it."
+        raise InputError(message, remedy)
+
+    living = None
     if isinstance(model, str):
-        sizes = {"sequence_length": seq_len, "effective_batch_size": effective_batch}
-        workload = resolve(model, task=task, trust_remote_code=trust_remote_code, **sizes)
-        if data is None and judge is not None and workload.task == TASK:
+        workload = resolve(
+            model,
+            task=task,
+            trust_remote_code=trust_remote_code,
+            sequence_length=seq_len,
+            effective_batch_size=effective_batch,
+        )
+        if data is None and judge is not None and TASKS[workload.task].continues_text:
             data, weights = judge.data, judge.weights
         if data is None and weights is not None:
-            raise InputError("weights are for the tokenizer of data, and no data are given.", "Give both or neither.")
+            message = "weights are for the tokenizer of data, and no data are given."
+            raise InputError(message, "Give both or neither.")
         if data is not None:
-            workload = with_data(workload, data, weights, tolerance=checked.tolerance, trusted=trust_remote_code)
-        workload = _naming(workload, *((judge.data, judge.weights) if judge is not None else (data, weights)))
+            workload = with_data(
+                workload,
+                data,
+                weights,
+                tolerance=checked.tolerance,
+                trusted=trust_remote_code,
+            )
+
+        # The source of the result also names data and weights, which it can be trained with.
+        source = dict(workload.source)
+        if judge is not None:
+            data, weights = judge.data, judge.weights
+        if data is not None:
+            source["data"] = str(data)
+        if weights is not None:
+            source["weights"] = str(weights)
+        workload = dataclasses.replace(workload, source=source)
     elif data is not None or weights is not None:
-        raise InputError("data and weights are for a model given by name.", "The loader or Workload has its own.")
+        message = "data and weights are for a model given by name."
+        raise InputError(message, "The loader or Workload has its own.")
     elif (task, seq_len, effective_batch) != (None, None, None):
         message = "task, seq_len and effective_batch belong to a model given by name."
         raise InputError(message, "The loader or Workload says them.")
+    elif isinstance(model, Workload):
+        workload = model
     else:
-        workload = (
-            model if isinstance(model, Workload) else workload_from(model, loader, loss, split=split, count=count)
-        )
+        living = model
+        workload = workload_from(model, loader, loss, split=split, count=count)
     workload = with_known_rows(workload)
+
     run = search_or_predict
     if judge is not None:
         judge.check(workload, checked)
@@ -109,18 +143,13 @@ def search(
     return run_shown(run, workload, checked, listener, living)
 
 
-def _naming(workload: Workload, data: str | Path | None, weights: str | Path | None) -> Workload:
-    """The workload whose source also names the user's own data and weights, which it can be trained with."""
-    named = {"data": data, "weights": weights}
-    given = {name: str(each) for name, each in named.items() if each is not None}
-    return dataclasses.replace(workload, source={**workload.source, **given})
-
-
 def check_alone(remedy: str) -> None:
-    """Raise an InputError where torchrun or srun started this process as one of several, which would all search."""
+    """Raise an InputError where this process is one of several, which would all search."""
     if given_place() is not None:
-        message = "a search starts processes of its own, and this one was started as one of several."
-        raise InputError(message, remedy)
+        raise InputError(
+            "a search starts processes of its own, and this one was started as one of several.",
+            remedy,
+        )
 
 
 def run_shown(
@@ -130,12 +159,15 @@ def run_shown(
     listener: Listener | None,
     model: nn.Module | None,
 ) -> Result:
-    """Run a search while a living model leaves the card; a notebook shows the progress unless a listener does. Random
-    numbers of this process stay where they are."""
+    """Run a search while a living model waits in host memory, and random numbers stay as they are.
+
+    A notebook shows the progress unless the user's own listener does.
+    """
     check_asked(options)
     listeners = [listener] if listener else []
     with ExitStack() as stack:
-        if in_notebook() and getattr(listener, "__wrapped__", listener) in (None, log_event):
+        is_own = getattr(listener, "__wrapped__", listener) not in (None, log_event)
+        if in_notebook() and not is_own:
             listeners.append(stack.enter_context(LiveDisplay(Cell())))
         stack.enter_context(random_state.preserved())
         if model is not None:
@@ -145,7 +177,8 @@ def run_shown(
             for listen in listeners:
                 listen(event)
 
-        if note := outdated_note():
+        note = outdated_note()
+        if note:
             notify(Note(note))
         return run(workload, options, notify)
 
@@ -155,4 +188,5 @@ def log_event(event: Event) -> None:
     if isinstance(event, Note):
         _log.warning(event.text)
     elif isinstance(event, ProbeFinished):
-        _log.info("probe %d: %s", event.measurement.number + 1, event.measurement.outcome.value)
+        measurement = event.measurement
+        _log.info("probe %d: %s", measurement.number + 1, measurement.outcome.value)

@@ -17,6 +17,7 @@ from autofit.core.layout import Layout
 from autofit.core.place import given_place
 from autofit.core.record import RECORD, Record
 from autofit.core.result import SavedResult
+from autofit.core.tasks import TASKS
 from autofit.core.workload import LEARNT, Hyperparameters
 from autofit.data.options import DataOptions
 from autofit.export.source import NOTHING_MEASURED
@@ -25,13 +26,10 @@ from autofit.report.remedies import measured_remedies, remedy_lines
 from autofit.training.loop import Callback
 from autofit.training.step_trace import SteadyStep, StepTrace
 
-_DEQUANTISED = (
-    "compressed-tensors",
-    "fp8",
-    "mxfp4",
-)  # what transformers restores as it loads, where the model's own config says so
+# What transformers dequantises as it loads, where the model's own config says so.
+_DEQUANTISED = ("compressed-tensors", "fp8", "mxfp4")
 _MOST_NAMED = 5  # of missing weights
-_PEEK = 12  # batches that a processor makes before training, which take as long as those of training
+_PEEK = 12  # batches of a processor to look at before training: each takes as long as in training
 
 
 def train(
@@ -58,55 +56,95 @@ def train(
         weights: a directory or a hub id; None: from scratch.
         allow_missing: start what the weights lack, such as a new head, from random numbers.
         packing: None: as the search chose that knew its data, else by the form of the data.
-        learn: "assistant": of chats the assistant's turns, of prompts the completions. "all": all tokens.
+        learn: "assistant": of chats the assistant's turns, of prompts the completions. "all": all
+            tokens.
         output: receives the checkpoints and the model, with its tokenizer.
         memory_snapshot: trace the third step into `output`.
         progress: show bars on stderr, while data is read for the first time and while training.
-        training: further arguments of `fit`: lr, schedule, steps, epochs, resume, checkpoint_every, ...
+        training: further arguments of `fit`: lr, schedule, steps, epochs, resume, checkpoint_every,
+            ...
 
     Raises:
-        InputError: the result is of a model that cannot be made again here, or the data does not suit its task.
+        InputError: the result is of a model that cannot be made again here, or the data does not
+        suit its task.
     """
     saved = result if isinstance(result, SavedResult) else SavedResult.load(result)
-    workload = workload_from_source(saved.source, saved.workload, trust_remote_code=trust_remote_code)
+    workload = workload_from_source(
+        saved.source,
+        saved.workload,
+        trust_remote_code=trust_remote_code,
+    )
     factory = workload.model
     assert isinstance(factory, HuggingFaceModel), "what a file describes is a model of transformers"
     if saved.predicted:
         listener(Note(f"{NOTHING_MEASURED} It may need more memory, or be slower, than predicted."))
-    if memory_snapshot and (training.get("devices") or Layout.of(saved.config).world) > 1:
-        raise InputError("memory snapshots are taken on one device, and this config is for several.", "Leave it out.")
+
+    devices = training.get("devices") or Layout.of(saved.config).world
+    if memory_snapshot and devices > 1:
+        message = "memory snapshots are taken on one device, and this config is for several."
+        raise InputError(message, "Leave it out.")
+
+    # Checks them before the data is read.
     names = {field.name for field in dataclasses.fields(Hyperparameters)} & training.keys()
-    Hyperparameters(seed=seed, **{name: training[name] for name in names})  # checks them before the data is read
-    packing = saved.workload.get("packing") if packing is None else packing
+    Hyperparameters(seed=seed, **{name: training[name] for name in names})
+
+    if packing is None:
+        packing = saved.workload.get("packing")
     apart = bool(packing and saved.workload.get("document_tokens"))
     options = DataOptions(packing, apart, learn=learn, progress=progress)
     reader = FileReader(workload, factory, weights, trust_remote_code, options, listener)
     loader = reader.loader(data)
-    eval_loader = reader.loader(eval_data, names=loader.label_names) if eval_data else None
+    eval_loader = None
+    if eval_data:
+        eval_loader = reader.loader(eval_data, names=loader.label_names).in_order
+
     torch.manual_seed(seed)
     model = factory() if weights is None else _load(factory, weights, allow_missing, listener)
     config: Any = model.config
     if loader.label_names:
-        config.id2label = {**config.id2label, **{number: name for name, number in loader.label_names.items()}}
+        given = {number: name for name, number in loader.label_names.items()}
+        config.id2label = {**config.id2label, **given}
         config.label2id = {name: number for number, name in config.id2label.items()}
-    if workload.task == "sequence-classification":  # decoders classify the last token that is not padding
+    if TASKS[workload.task].classifies_texts:  # decoders classify the last token that is not padding
         config.get_text_config().pad_token_id = reader.tokenizer.pad_token_id or 0
+
     device = saved.hardware.get("device") or ("cuda" if torch.cuda.is_available() else "cpu")
-    step_trace = StepTrace(output, device) if memory_snapshot and output else None
+    budget = "mem" if device == "cpu" else "gpu_mem"
+    training[budget] = saved.hardware.get("budget_gib") or None
+    if reader.processing is not None:
+        training.setdefault("peek", _PEEK)
+
+    step_trace = None
+    if memory_snapshot and output:
+        step_trace = StepTrace(output, device)
     with SteadyStep(step_trace) if step_trace else nullcontext() as recorder:
-        callbacks = (*callbacks, recorder) if recorder else callbacks
-        training |= {"eval_loader": eval_loader.in_order if eval_loader else None, "seed": seed, "output_dir": output}
-        if reader.processing is not None:  # looking for the largest batch makes each
-            training.setdefault("peek", _PEEK)
-        training |= {"callbacks": callbacks, "listener": listener, "progress": progress, "device": device}
-        training["mem" if device == "cpu" else "gpu_mem"] = saved.hardware.get("budget_gib") or None
+        if recorder:
+            callbacks = (*callbacks, recorder)
         try:
-            trained = fit(model, loader, loss=workload.loss, config=saved.config, **training)
+            trained = fit(
+                model,
+                loader,
+                loss=workload.loss,
+                config=saved.config,
+                eval_loader=eval_loader,
+                seed=seed,
+                output_dir=output,
+                callbacks=callbacks,
+                listener=listener,
+                progress=progress,
+                device=device,
+                **training,
+            )
         except OutOfMemoryError as error:
-            error.remedy = (isinstance(result, Path) and _what_fitted(result, saved)) or error.remedy
+            if isinstance(result, Path):
+                error.remedy = _what_fitted(result, saved) or error.remedy
             raise
+
     if step_trace and recorder:
-        listener(Note(step_trace.message if recorder.done else "no step was recorded: fewer than three were trained."))
+        note = step_trace.message
+        if not recorder.done:
+            note = "no step was recorded: fewer than three were trained."
+        listener(Note(note))
     place = given_place()
     if output and (place is None or not place.rank):
         reader.save(output / "model")
@@ -114,35 +152,53 @@ def train(
 
 
 def _what_fitted(result: Path, saved: SavedResult) -> str:
-    """What the search of this result measured to fit in less memory; empty where that is not known."""
+    """A remedy: what the search of this result measured to fit in less memory; "" where that is not
+    known."""
     with suppress(InputError):
-        found = measured_remedies(Record.load(result.with_name(RECORD)).result, saved.config)
-        if found:
-            return f"Its search measured less memory with {'; or '.join(remedy_lines(found))}: set it in {result}."
+        record = Record.load(result.with_name(RECORD))
+        remedies = measured_remedies(record.result, saved.config)
+        if remedies:
+            lines = "; or ".join(remedy_lines(remedies))
+            return f"Its search measured less memory with {lines}: set it in {result}."
     return ""
 
 
-def _load(factory: HuggingFaceModel, weights: str | Path, allow_missing: bool, listener: Listener) -> Any:
+def _load(
+    factory: HuggingFaceModel,
+    weights: str | Path,
+    allow_missing: bool,
+    listener: Listener,
+) -> Any:
+    """The model with weights of a directory or a hub id; raises InputError where they are not of
+    it."""
     if Path(weights, "adapter_config.json").exists():
         message = f"{weights} holds a LoRA adapter, not the weights of a model."
-        raise InputError(message, "Merge it into its model (merge_and_unload of peft), and give what that saves.")
-    quantised = _quantised_by(Path(weights))
-    dequantised = quantised in _DEQUANTISED and factory.config.get("quantization_config")
-    if quantised is not None and not dequantised:
-        message = f"{weights} holds weights that are quantised already ({quantised}), and training needs plain ones."
-        remedy = "Give the unquantised weights: training quantises them itself where the result's quantization says so."
+        remedy = "Merge it into its model (merge_and_unload of peft), and give what that saves."
         raise InputError(message, remedy)
+
+    method = _quantised_by(Path(weights))
+    is_restored = method in _DEQUANTISED and factory.config.get("quantization_config")
+    if method is not None and not is_restored:
+        raise InputError(
+            f"{weights} holds weights that are quantised already ({method}), and training needs plain ones.",
+            "Give the unquantised weights: training quantises them itself where the result's quantization says so.",
+        )
+
+    auto_class = getattr(transformers, factory.auto_class())
     with blaming("weights", weights):
-        model, loaded = getattr(transformers, factory.auto_class()).from_pretrained(
+        model, loaded = auto_class.from_pretrained(
             weights,
             config=factory.transformers_config(),
             trust_remote_code=factory.trust_remote_code,
             output_loading_info=True,
         )
+
     missing = sorted(loaded["missing_keys"])
     if missing:
-        more = f" (and {len(missing) - _MOST_NAMED} more)" if len(missing) > _MOST_NAMED else ""
-        lacking = f"the weights in {weights} lack {', '.join(missing[:_MOST_NAMED])}{more}"
+        lacking = f"the weights in {weights} lack {', '.join(missing[:_MOST_NAMED])}"
+        more = len(missing) - _MOST_NAMED
+        if more > 0:
+            lacking += f" (and {more} more)"
         if not allow_missing:
             remedy = "Check that they are of this model; --allow-missing starts a new head from random numbers."
             raise InputError(f"{lacking}.", remedy)
@@ -151,12 +207,16 @@ def _load(factory: HuggingFaceModel, weights: str | Path, allow_missing: bool, l
 
 
 def _quantised_by(weights: Path) -> str | None:
-    """By what the weights of a directory are quantised, as its config.json says; None for plain ones."""
+    """By what the weights of a directory are quantised, as its config.json says; None for plain
+    ones."""
     file = weights / "config.json"
     if not file.is_file():
         return None
+
     try:
-        given = json.loads(file.read_text(encoding="utf-8")).get("quantization_config")
-    except ValueError:  # what transformers says of in a sentence
+        quantization = json.loads(file.read_text(encoding="utf-8")).get("quantization_config")
+    except ValueError:  # transformers raises a better one as it loads
         return None
-    return str(given.get("quant_method") or "quantization_config in its config.json") if given else None
+    if not quantization:
+        return None
+    return str(quantization.get("quant_method") or "quantization_config in its config.json")

@@ -1,8 +1,8 @@
 """The command line: the only room that parses arguments, prints to the user or sets an exit code.
 
-Progress goes to stderr, the answer to stdout; with --json stdout holds exactly one JSON object, on every exit. Each
-command is a file of its own; this one starts and ends them. Heavy modules are imported by name when a command runs, so
-that `autofit --help` answers at once.
+Progress goes to stderr, the answer to stdout; with --json stdout holds exactly one JSON object, on
+every exit. Each command is a file of its own; this one starts and ends them. Heavy modules are
+imported by name when a command runs, so that `autofit --help` answers at once.
 """
 
 import errno
@@ -25,8 +25,11 @@ from autofit.core.errors import AutofitError, InputError, ProbeError, told
 
 # typer ships its own copy of click or uses click itself, by version; this is whichever it is.
 UsageError: type[Exception] = typer.BadParameter.__mro__[2]
-_OF_STREAMS = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EPIPE, errno.EBADF)  # which the system raises
+
+# What the system raises where a stream, or a file, cannot be written to.
+_OF_STREAMS = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EPIPE, errno.EBADF)
 _OF_FILES = (*_OF_STREAMS, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG)
+
 _HOW_TO_START = """\
 autofit finds the fastest PyTorch training configuration that fits your memory, by measuring real steps.
 
@@ -35,8 +38,17 @@ autofit finds the fastest PyTorch training configuration that fits your memory, 
   autofit estimate --model llama-3.1-8b --gpu list              which cards would do; needs none
 
 autofit --help lists all commands."""
-_COMMANDS: list[Callable[..., int]] = [search.search, estimate.estimate, train.train, export.export]
-_COMMANDS += [report.report, doctor.doctor, models.models, spaces.spaces]
+
+_COMMANDS: tuple[Callable[..., int], ...] = (
+    search.search,
+    estimate.estimate,
+    train.train,
+    export.export,
+    report.report,
+    doctor.doctor,
+    models.models,
+    spaces.spaces,
+)
 
 
 class _Commands(PlainFlags, TyperGroup):
@@ -65,6 +77,7 @@ def _start(context: typer.Context, version: Version = False) -> None:
     if version:
         print(f"autofit {autofit.__version__}")
         raise typer.Exit
+
     if context.invoked_subcommand is None:
         print(_HOW_TO_START, file=sys.stderr)
         raise typer.Exit(InputError.exit_code)
@@ -88,7 +101,8 @@ def main(arguments: list[str] | None = None) -> None:
         if error.filename is not None or error.errno not in _OF_STREAMS:
             raise
         drop_rest(1)
-        print_error(f"the answer cannot be printed: {error.strerror}.", "Give stdout somewhere to go.", as_json=False)
+        message = f"the answer cannot be printed: {error.strerror}."
+        print_error(message, "Give stdout somewhere to go.", as_json=False)
         code = InputError.exit_code
     sys.exit(code)
 
@@ -103,23 +117,32 @@ def _run(command: Callable[[], Any], as_json: bool) -> int:
         return error.exit_code
     except UsageError as error:
         message = getattr(error, "format_message", lambda: "")()
-        print_error(f"{message}." if message[-1:].isalnum() else message, "See --help.", as_json)
+        if message[-1:].isalnum():
+            message += "."
+        print_error(message, "See --help.", as_json)
         return InputError.exit_code
     except (KeyboardInterrupt, typer.Abort):
         print_error("interrupted.", "", as_json)
         return INTERRUPTED
     except Exception as error:
         if isinstance(error, OSError) and error.filename is not None and error.errno in _OF_FILES:
-            print_error(f"{error.filename} cannot be used: {error.strerror}.", "Check the path.", as_json)
+            message = f"{error.filename} cannot be used: {error.strerror}."
+            print_error(message, "Check the path.", as_json)
             return InputError.exit_code
-        if isinstance(error, FileNotFoundError) and "temporary directory" in str(error):  # of tempfile, on a full disk
-            print_error(f"temporary files cannot be written: {error.strerror}.", "Make room, or set TMPDIR.", as_json)
+
+        # tempfile raises it on a full disk
+        if isinstance(error, FileNotFoundError) and "temporary directory" in str(error):
+            message = f"temporary files cannot be written: {error.strerror}."
+            print_error(message, "Make room, or set TMPDIR.", as_json)
             return InputError.exit_code
-        if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == errno.ENOMEM):
+
+        is_out_of_memory = isinstance(error, OSError) and error.errno == errno.ENOMEM
+        if is_out_of_memory or isinstance(error, MemoryError):
             remedy = "Free some; what was kept goes on with --resume."
             print_error("this machine's memory is full.", remedy, as_json)
             return ProbeError.exit_code
-        if as_json:  # the object on every exit; the traceback, which somebody has to see, goes to stderr
+
+        if as_json:  # on every exit; the traceback, which somebody has to see, goes to stderr
             message = f"autofit failed: {told(error)}"
             print_json({"schema": 1, "error": {"message": message, "remedy": "Please report it."}})
         raise
@@ -130,4 +153,5 @@ def _check_current_directory() -> None:
     try:
         Path.cwd()
     except FileNotFoundError as error:
-        raise InputError("the current directory does not exist any more.", "Change to one that does.") from error
+        message = "the current directory does not exist any more."
+        raise InputError(message, "Change to one that does.") from error

@@ -1,8 +1,10 @@
-"""What a shell offers when Tab is pressed, found without torch; typer leaves out what does not begin as typed."""
+"""What a shell offers when Tab is pressed, found without torch.
 
-from autofit.cli.knobs_of_set import known_knobs
+Typer leaves out what does not begin as typed.
+"""
+
 from autofit.cli.output import heavy
-from autofit.core.knobs import yaml_word
+from autofit.core.knobs import SETTABLE, yaml_word
 from autofit.export.tools import describe_tools
 from autofit.hardware.catalogue import card_names
 from autofit.models import describe_presets
@@ -17,7 +19,8 @@ def models() -> Choices:
 
 def spaces() -> Choices:
     """The spaces that ship with autofit."""
-    return [(space.name, space.description) for space in heavy("autofit.search.space", "list_spaces")()]
+    list_spaces = heavy("autofit.search.space", "list_spaces")
+    return [(space.name, space.description) for space in list_spaces()]
 
 
 def cards_and_list() -> list[str]:
@@ -38,7 +41,7 @@ def formats() -> list[str]:
 def settings(incomplete: str) -> list[str]:
     """KNOB=, and once that is written its values."""
     name, equals, _ = incomplete.partition("=")
-    values = {knob.name: knob.values for knob in known_knobs()}
     if not equals:
-        return [f"{knob}=" for knob in values]
-    return [f"{name}={yaml_word(each)}" for each in values.get(name, ())]
+        return [f"{knob}=" for knob in SETTABLE]
+    values = SETTABLE[name].values if name in SETTABLE else ()
+    return [f"{name}={yaml_word(value)}" for value in values]

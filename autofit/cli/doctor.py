@@ -14,8 +14,10 @@ def doctor(device: Device = None, clear_store: ClearStore = False, as_json: Json
       autofit doctor --device cpu --json
     """
     search_options(device=device)  # before torch is imported
+
     if clear_store:
         data = heavy("autofit.api.doctor", "clear_store")()
         return print_answer(data, cleared_text(data), as_json, soft_wrap=True, markup=False)
+
     data = heavy("autofit.api.doctor", "examine")(device)
     return print_answer(data, doctor_table(data), as_json, markup=False)

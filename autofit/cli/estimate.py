@@ -3,9 +3,9 @@
 from typing import Any
 
 import autofit.cli.options as options
-from autofit.cli.knobs_of_set import check_knobs
 from autofit.cli.output import heavy, print_answer, print_json
 from autofit.core.errors import InputError
+from autofit.core.knobs import check_knobs
 from autofit.core.options import parse_settings, search_options, single_values
 from autofit.core.result import knobs_of
 from autofit.core.workload import check_sizes
@@ -41,41 +41,57 @@ def estimate(
       autofit estimate --model llama-3.1-8b --gpu list --devices 1,2,4,8 --price prices.yaml
       autofit estimate --model llama-3.1-70b --gpu h100 --devices 8 --nodes 2
     """
-    given: dict[str, Any] = {"set": parse_settings(set_ or []), "seq_len": seq_len, "effective_batch": effective_batch}
-    given |= {"task": task, "trust_remote_code": trust_remote_code}
-    target = {"gpu_mem": gpu_mem, "device": device, "mem": mem}
-    several: dict[str, Any] = {"gpu": None if gpu == "list" else gpu, "nodes": nodes, "link": link}
+    settings = parse_settings(set_ or [])
+    named = None if gpu == "list" else gpu
     numbers = [number.strip() for number in devices.split(",")]
-    if several["gpu"] is not None:
-        card(several["gpu"])
+    budget = {"gpu_mem": gpu_mem, "device": device, "mem": mem}
+    given: dict[str, Any] = {"gpu": named, "nodes": nodes, "link": link, "set": settings}
+    if named is not None:
+        card(named)
     for number in numbers:
-        search_options(**target, **several, devices=number, set=given["set"])
+        search_options(**budget, **given, devices=number)
     prices = None if price is None else card_prices(price)
     check_task(task)
     check_sizes(seq_len, 1 if effective_batch is None else effective_batch)
-    knobs = {**({} if config is None else knobs_of(config)), **single_values(given["set"])}
+
+    knobs = single_values(settings)
+    if config is not None:
+        knobs = {**knobs_of(config), **knobs}
     if kind_of(model) != "function":  # which may register knobs
         check_knobs(knobs)
+
+    given |= {
+        "task": task,
+        "seq_len": seq_len,
+        "effective_batch": effective_batch,
+        "trust_remote_code": trust_remote_code,
+    }
     if gpu == "list" or len(numbers) > 1 or prices is not None:
         if gpu is None:
             message = "prices and several numbers of devices are of cards of the catalogue."
             raise InputError(message, "Name one (--gpu h100), or all (--gpu list).")
-        if any(value is not None for value in target.values()):
-            raise InputError("--gpu list is about whole cards.", "Leave out --gpu-mem, --device and --mem.")
-        several |= {"devices": numbers, "prices": prices}
-        cards = heavy("autofit.api.what_if", "fitting_cards")(model, config, **several, **given)
+        if any(value is not None for value in budget.values()):
+            remedy = "Leave out --gpu-mem, --device and --mem."
+            raise InputError("--gpu list is about whole cards.", remedy)
+
+        fitting_cards = heavy("autofit.api.what_if", "fitting_cards")
+        cards = fitting_cards(model, config, devices=numbers, prices=prices, **given)
         return print_answer(cards, cards_table(cards), as_json)
-    several |= {"devices": devices, **target}
-    prediction = heavy("autofit.api.estimate", "predict")(model, config, **several, **given)
+
+    predict = heavy("autofit.api.estimate", "predict")
+    prediction = predict(model, config, devices=devices, **budget, **given)
     answer = prediction.to_dict()
-    if not as_json:  # before the alternatives, which take longer
-        Terminal().print(estimate_table(answer))
-    if alternatives or (alternatives is None and not as_json):
-        if not as_json and (experts := heavy("autofit.api.what_if", "with_experts")(prediction)):
+    if as_json:
+        if alternatives:
+            answer |= heavy("autofit.api.what_if", "what_if")(prediction)
+        print_json(answer)
+        return 0
+
+    Terminal().print(estimate_table(answer))  # before the alternatives, which take longer
+    if alternatives is not False:
+        experts = heavy("autofit.api.what_if", "with_experts")(prediction)
+        if experts:
             Terminal().print(experts_line(experts))
         answer |= heavy("autofit.api.what_if", "what_if")(prediction)
-        if not as_json:
-            Terminal().print(around_table(answer))
-    if as_json:
-        print_json(answer)
+        Terminal().print(around_table(answer))
     return 0

@@ -30,16 +30,25 @@ def export(
         return print_answer({"schema": 1, "tools": rows}, tools_table(rows), as_json)
     if result is None:
         raise InputError("there is nothing to export.", "Give a RESULT.yaml.")
+
     tool_named(to).schema(tool_version)
     named_by(SavedResult.load(result).source)
     if output is not None:
         check_writable(output, folder=False, remedy="Choose another --output.")
+
     exported = heavy("autofit.export.from_result", "export")(
-        result, to=to, output=output, strict=strict, tool_version=tool_version
+        result,
+        to=to,
+        output=output,
+        strict=strict,
+        tool_version=tool_version,
     )
     if as_json:
         print_json(exported.to_json())
-    else:
-        print("" if output else exported.text, end="")
-        Terminal(stderr=True, soft_wrap=True).print(exported.message, end="", markup=False, highlight=False)
+        return 0
+
+    if output is None:
+        print(exported.text, end="")
+    stderr = Terminal(stderr=True, soft_wrap=True)
+    stderr.print(exported.message, end="", markup=False, highlight=False)
     return 0

@@ -5,7 +5,11 @@ from autofit.cli.output import heavy
 from autofit.report.terminal import Terminal
 
 
-def report(runs: options.Runs, form: options.Format = None, output: options.ReportOutput = None) -> int:
+def report(
+    runs: options.Runs,
+    form: options.Format = None,
+    output: options.ReportOutput = None,
+) -> int:
     """Write the report of a search again, its pictures or a summary; or compare two searches.
 
     Examples:
@@ -14,5 +18,8 @@ def report(runs: options.Runs, form: options.Format = None, output: options.Repo
       autofit report run other-run
     """
     shown = heavy("autofit.report.run_report", "report")(runs, form, output)
-    print(shown) if isinstance(shown, str) else Terminal().print(shown)
+    if isinstance(shown, str):
+        print(shown)
+    else:
+        Terminal().print(shown)
     return 0

@@ -5,11 +5,11 @@ from pathlib import Path
 from typing import Any
 
 import autofit.cli.options as options
-from autofit.cli.knobs_of_set import known_knobs
 from autofit.cli.output import INTERRUPTED, heavy, print_json
 from autofit.core.errors import InputError, NothingFitsError, ProbeError
 from autofit.core.events import Event, Note
 from autofit.core.files import check_readable
+from autofit.core.knobs import SETTABLE
 from autofit.core.learning import check_judging
 from autofit.core.options import parse_settings, search_options, seconds_of
 from autofit.core.quoting import shell_path
@@ -25,8 +25,6 @@ from autofit.report.predicted import predicted_view
 from autofit.report.table import result_table
 from autofit.report.terminal import Terminal
 
-_OF_MODELS = ("task", "seq_len", "effective_batch", "trust_remote_code")
-_OF_JUDGING = ("judge", "data", "weights", "allow_missing", "judge_time", "lr", "objective")
 _REMEDY = "Run on a machine with the card to measure, or search for the CPU with --device cpu --mem GIB."
 
 
@@ -78,17 +76,37 @@ def search(
       autofit search --model llama-3.1-8b --gpu-mem 24 --data data.jsonl --weights ./llama-3.1-8b
       autofit search --model tiny-llama --device cpu --mem 2 --judge loss --data corpus.txt --judge-time 60s
     """
-    given: dict[str, Any] = dict(locals())  # under the names that autofit.search takes, but for these
-    for name in ("model", "set_", "no_store", "as_json", "as_markdown", "quiet", *_OF_JUDGING):
-        del given[name]
-    of_judge = {"data": data, "weights": weights, "judge_time": judge_time, "lr": lr}
-    check_judging(judge, objective, **of_judge)
+    # What can be told without torch, whose import takes seconds, is told first.
+    check_judging(judge, objective, data=data, weights=weights, judge_time=judge_time, lr=lr)
     seconds = seconds_of(judge_time) if judge_time else None
     if as_json and as_markdown:
         raise InputError("--json and --markdown both say what is printed.", "Give one of them.")
-    given |= {"set": parse_settings(set_ or []), "store": not no_store}
-    checked = search_options(**{name: value for name, value in given.items() if name not in _OF_MODELS})
-    if gpu is not None:  # what can be told without torch, whose import takes seconds, is told first
+
+    checked = search_options(
+        gpu_mem=gpu_mem,
+        gpu=gpu,
+        device=device,
+        mem=mem,
+        host_mem=host_mem,
+        margin=margin,
+        space=space,
+        set=parse_settings(set_ or []),
+        trials=trials,
+        time_limit=time_limit,
+        tolerance=tolerance,
+        fast=fast,
+        seed=seed,
+        executor=executor,
+        workers=workers,
+        devices=devices,
+        nodes=nodes,
+        link=link,
+        resume=resume,
+        store=not no_store,
+        out=out,
+        memory_snapshot=memory_snapshot,
+    )
+    if gpu is not None:
         card_to_search_for(gpu)
     check_task(task)
     check_sizes(seq_len, 1 if effective_batch is None else effective_batch)
@@ -96,18 +114,21 @@ def search(
         check_readable(data, "the data file")
     if out is not None:
         RunDirectory(out, resume=resume).check()
+
+    stderr = Terminal(stderr=True)
     with contextlib.ExitStack() as stack:
         is_function = kind_of(model) == "function"
         if executor == "local":
             if is_function:
                 make_importable(model)
-            stack.enter_context(started_early(PLAIN if is_function and not names_transformers(model) else TRANSFORMERS))
+            needs_transformers = not is_function or names_transformers(model)
+            stack.enter_context(started_early(TRANSFORMERS if needs_transformers else PLAIN))
+
         if not is_function:  # whose module may register knobs
-            knobs = {each.name: each for each in known_knobs()}
-            heavy("autofit.search.space", "check_asked")(space, checked.set, tuple(knobs), knobs)
+            heavy("autofit.search.space", "check_asked")(space, checked.set, tuple(SETTABLE), SETTABLE)
+
         reason = why_no_gpu() if checked.names_a_card else None
         no_gpu = Note(no_gpu_note(reason)) if reason else None
-        stderr = Terminal(stderr=True)
         display = stack.enter_context(LiveDisplay(stderr, quiet=quiet))
         if no_gpu:
             display(no_gpu)  # before the imports, which take seconds
@@ -116,30 +137,55 @@ def search(
             if event != no_gpu:
                 display(event)
 
+        judging = None
         if judge:
-            chosen = {"data": data, "weights": weights, "seconds": seconds, "lr": lr, "objective": objective}
-            chosen |= {"trust_remote_code": trust_remote_code, "allow_missing": allow_missing}
-            chosen = {name: each for name, each in chosen.items() if each is not None}
-            given["judge"] = heavy("autofit.api.judge", "Judge")(**chosen)
-        elif data:
-            given |= {"data": data, "weights": weights}
-        result = heavy("autofit.api.search", "search")(model, listener=listener, **given)
-    if as_json:
-        answer = result.to_json()
-        if result.predicted_best is not None:  # exit code 4 is an error, which the object names as well
-            answer["error"] = {"message": result.notes[0], "remedy": _REMEDY}
-        print_json(answer)
-    elif as_markdown and result.run_directory:
-        print(heavy("autofit.report.run_report", "report")([Path(result.run_directory)], "md", None))
-    elif result.predicted_best is not None:
-        Terminal().print(predicted_view(result, result.predicted_best), crop=False)
-    elif result.best is not None:
-        Terminal().print(result_table(result, tolerance=tolerance), crop=False)  # commands are to be copied whole
-    if result.stopped_by == "interrupt":
+            limits = {"seconds": seconds, "lr": lr}
+            judging = heavy("autofit.api.judge", "Judge")(
+                data=data,
+                weights=weights,
+                objective=objective,
+                trust_remote_code=trust_remote_code,
+                allow_missing=allow_missing,
+                **{name: limit for name, limit in limits.items() if limit is not None},
+            )
+            data = weights = None  # are the judge's
+
+        result = heavy("autofit.api.search", "search")(
+            model,
+            task=task,
+            seq_len=seq_len,
+            effective_batch=effective_batch,
+            trust_remote_code=trust_remote_code,
+            listener=listener,
+            judge=judging,
+            data=data,
+            weights=weights,
+            **dict(checked),
+        )
+
+    _print_result(result, as_json, as_markdown, tolerance)
+    if result.was_interrupted:
         message = f"interrupted; go on with --resume --out {shell_path(str(result.run_directory))}"
         stderr.print(message, markup=False, highlight=False, soft_wrap=True)
         return INTERRUPTED
+
     if result.config is None:
         stderr.print(nothing_fits_view(result))
         return NothingFitsError.exit_code
     return 0 if result.best else ProbeError.exit_code
+
+
+def _print_result(result: Any, as_json: bool, as_markdown: bool, tolerance: float) -> None:
+    """Print the answer to stdout; nothing where there is none and no other form was asked for."""
+    if as_json:
+        answer = result.to_json()
+        if result.predicted_best is not None:  # its exit code is an error's, which the object names
+            answer["error"] = {"message": result.notes[0], "remedy": _REMEDY}
+        print_json(answer)
+    elif as_markdown and result.run_directory:
+        report = heavy("autofit.report.run_report", "report")
+        print(report([Path(result.run_directory)], "md", None))
+    elif result.predicted_best is not None:
+        Terminal().print(predicted_view(result, result.predicted_best), crop=False)
+    elif result.best is not None:  # commands in the table are to be copied whole
+        Terminal().print(result_table(result, tolerance=tolerance), crop=False)

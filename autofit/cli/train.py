@@ -8,12 +8,12 @@ from typing import Any, NoReturn
 import typer
 
 import autofit.cli.options as options
-from autofit.cli.knobs_of_set import check_knobs
 from autofit.cli.output import INTERRUPTED, heavy
 from autofit.core.environment import importing_alike
 from autofit.core.errors import InputError, counted
 from autofit.core.events import Event, Note
 from autofit.core.files import check_output, check_readable
+from autofit.core.knobs import check_knobs
 from autofit.core.options import check_devices
 from autofit.core.place import given_place
 from autofit.core.quoting import shell_path
@@ -63,9 +63,6 @@ def train(
       autofit train run/result.yaml --data data.jsonl --weights ./llama-3.1-8b --output trained
       autofit train run/result.yaml --data corpus.txt --from-scratch --steps 100
     """
-    given: dict[str, Any] = dict(locals())  # under the names that api.train takes, but for these
-    for name in ("context", "result", "data", "from_scratch", "quiet"):
-        del given[name]
     if from_scratch == (weights is not None):
         raise InputError("say what to start from.", "Give either --weights DIR or --from-scratch.")
     if weights is not None and not is_hub_id(weights):
@@ -77,14 +74,17 @@ def train(
     check_learn(learn)
     check_devices(devices, 1)
     check_counts(checkpoint_every=checkpoint_every, keep_last=keep_last)
+
     saved = SavedResult.load(result)
     named_by(saved.source)
     check_knobs(saved.config)
     for path in filter(None, (data, eval_data)):
         check_readable(path, "the data file")
     check_output(output, resume)
-    place, stderr = given_place(), Terminal(stderr=True)
+
+    place = given_place()
     is_first = place is None or not place.rank  # the others know the same
+    stderr = Terminal(stderr=True)
     progress = stderr.is_terminal and not quiet
 
     def print_note(event: Event) -> None:
@@ -96,29 +96,56 @@ def train(
         command = [sys.executable, "-P", "-m", "autofit", *context.obj, *resumed]
         os.execve(sys.executable, command, importing_alike())
 
-    callbacks = () if quiet or progress else (_print_step,)
     try:
         trained = heavy("autofit.api.train", "train")(
-            result, data, progress=progress, callbacks=callbacks, listener=print_note, restart=restart, **given
+            result,
+            data,
+            weights=weights,
+            allow_missing=allow_missing,
+            eval_data=eval_data,
+            packing=packing,
+            learn=learn,
+            trust_remote_code=trust_remote_code,
+            steps=steps,
+            epochs=epochs,
+            lr=lr,
+            weight_decay=weight_decay,
+            schedule=schedule,
+            warmup_steps=warmup_steps,
+            max_grad_norm=max_grad_norm,
+            seed=seed,
+            devices=devices,
+            output=output,
+            resume=resume,
+            checkpoint_every=checkpoint_every,
+            keep_last=keep_last,
+            memory_snapshot=memory_snapshot,
+            progress=progress,
+            callbacks=() if quiet or progress else (_print_step,),
+            listener=print_note,
+            restart=restart,
         )
     except KeyboardInterrupt:
         remedy = "with --output it could be resumed"
-        if output:
-            remedy = (
-                f"go on with --resume --output {shell_path(str(output))}"
-                if output.exists()
-                else "nothing was trained yet"
-            )
+        if output and output.exists():
+            remedy = f"go on with --resume --output {shell_path(str(output))}"
+        elif output:
+            remedy = "nothing was trained yet"
         stderr.print(f"interrupted; {remedy}", markup=False, highlight=False, soft_wrap=True)
         return INTERRUPTED
+
     if not is_first:
         return 0
     if not trained.history:
-        Terminal().print(f"nothing left to train: {output} holds the finished run", markup=False, highlight=False)
+        message = f"nothing left to train: {output} holds the finished run"
+        Terminal().print(message, markup=False, highlight=False)
         return 0
-    done, first, last = counted(len(trained.history), "step"), trained.history[0].loss, trained.history[-1].loss
-    evaluated = f", evaluation loss {trained.evaluations[-1]:.4f}" if trained.evaluations else ""
-    Terminal().print(f"{done}, loss {first:.4f} -> {last:.4f}{evaluated}", highlight=False)
+
+    first, last = trained.history[0].loss, trained.history[-1].loss
+    answer = f"{counted(len(trained.history), 'step')}, loss {first:.4f} -> {last:.4f}"
+    if trained.evaluations:
+        answer += f", evaluation loss {trained.evaluations[-1]:.4f}"
+    Terminal().print(answer, highlight=False)
     return 0
 
 

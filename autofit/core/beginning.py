@@ -1,4 +1,4 @@
-"""When the command that runs began: its time limit counts from then, as importing torch takes seconds of it."""
+"""When the command that runs began: its time limit counts from then, as imports take seconds."""
 
 import time
 from collections.abc import Iterator
@@ -19,6 +19,8 @@ def counted_from_now() -> Iterator[None]:
 
 
 def began() -> float:
-    """The moment when the command began, on the monotonic clock in seconds; now, where no command runs."""
+    """When the command began, on the monotonic clock in seconds; now, where no command runs."""
     known = _began.get()
-    return time.monotonic() if known is None else known
+    if known is None:
+        return time.monotonic()
+    return known

@@ -10,15 +10,48 @@ from collections.abc import ItemsView, Iterator, Mapping, ValuesView
 from typing import Any
 
 from autofit.core.errors import InputError, printable, require, shown
+from autofit.core.knobs import KNOBS, Knob
+from autofit.core.knobs import Value as Value
 
-Value = str | int | float | bool | None
 _PLAIN = (str, int, float, bool)  # a union would be made anew for every value of every Config
 
 
 class Config(Mapping[str, Value]):
-    """A frozen mapping of knob names to scalars; two Configs with the same items are equal and hash alike."""
+    """A frozen mapping of knob names to scalars; two Configs with the same items are equal and hash alike. Each knob
+    that ships with autofit is an attribute, too, which is off where the config lacks it."""
 
     __slots__ = ("_hash", "_values")
+
+    # For type checkers.
+    precision: str
+    micro_batch_size: int | None
+    gradient_accumulation_steps: int | None
+    activation_checkpointing: str
+    activation_offload: str
+    lora_rank: int
+    lora_targets: str | None
+    lora_alpha: float | None
+    lora_dropout: float | None
+    lora_plus: float | None
+    lora_dora: bool
+    lora_rslora: bool
+    head_only: bool
+    quantization: str
+    optimizer: str | None
+    optimizer_offload: str
+    optimizer_in_backward: bool
+    parameter_offload: str
+    compile: str
+    attention: str | None
+    loss: str
+    kernels: str
+    data_parallel: str | None
+    data_parallel_replicate: int | None
+    data_parallel_shard: int | None
+    reshard_after_forward: bool | int | None
+    fsdp_offload: str | None
+    tensor_parallel: int | None
+    context_parallel: int | None
 
     def __init__(self, values: Mapping[str, Any] | None = None, **knobs: Any) -> None:
         require(values is None or isinstance(values, Mapping), "a config is a mapping of knobs", values)
@@ -75,6 +108,17 @@ class Config(Mapping[str, Value]):
         """A short digest, the same in every process (Python's own hash of text is not)."""
         text = json.dumps(dict(sorted(self.items())))
         return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def _attribute(knob: Knob) -> property:
+    def value(config: Config) -> Value:
+        return config.get(knob.name, knob.off)
+
+    return property(value, doc=f"The value of {knob.name}.")
+
+
+for _knob in KNOBS.values():
+    setattr(Config, _knob.name, _attribute(_knob))
 
 
 def _typed(values: Mapping[str, Any]) -> dict[str, tuple[type, Any]]:

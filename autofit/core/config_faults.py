@@ -12,7 +12,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from autofit.core.errors import AutofitError, InputError, message_of, sentence, shown
-from autofit.core.workload import CLASSIFICATION_TASKS, task_of
+from autofit.core.task import Task
+from autofit.core.tasks import task_of
+from autofit.core.tasks.custom import CUSTOM
 
 _RAISED = (AssertionError, AttributeError, LookupError, TypeError, ValueError)
 _BATCH = ("input_ids", "labels", "token_type_ids", "pixel_values", "attention_mask")
@@ -53,7 +55,7 @@ class _Seen:
     error: BaseException
     message: str
     config: Any
-    task: str | None
+    task: Task
     batch: dict[str, Any]  # the model's arguments
 
     def value(self, field: str) -> Any:
@@ -79,7 +81,7 @@ class _Seen:
 
 def _seen(error: BaseException) -> _Seen | None:
     config: Any = None
-    task: str | None = None
+    task = CUSTOM
     batch: dict[str, Any] = {}
     for frame, _ in traceback.walk_tb(error.__traceback__):  # from the outermost one
         values = frame.f_locals
@@ -88,7 +90,7 @@ def _seen(error: BaseException) -> _Seen | None:
             if hasattr(found, "model_type") and hasattr(found, "to_dict"):
                 config = found
                 break
-        task = task or task_of(owner)
+        task = task if task is not CUSTOM else task_of(owner)
         for name in _BATCH:
             if name not in batch and hasattr(values.get(name), "shape"):
                 batch[name] = values[name]
@@ -100,7 +102,7 @@ def _unknown_token(seen: _Seen) -> Fault | None:
     if not isinstance(seen.error, IndexError) or not isinstance(vocabulary, int):
         return None
     remedy = "Give the tokenizer of this model, or call model.resize_token_embeddings."
-    names = ["input_ids"] if seen.task in CLASSIFICATION_TASKS else ["input_ids", "labels"]
+    names = ["input_ids"] if seen.task.classifies else ["input_ids", "labels"]
     for name in names:
         if seen.largest(name) >= vocabulary:
             ids = f"{name} of the batch go up to {seen.largest(name)}"
@@ -110,7 +112,7 @@ def _unknown_token(seen: _Seen) -> Fault | None:
 
 def _unknown_class(seen: _Seen) -> Fault | None:
     classes, largest = seen.value("num_labels"), seen.largest("labels")
-    is_classified = isinstance(seen.error, IndexError) and seen.task in CLASSIFICATION_TASKS
+    is_classified = isinstance(seen.error, IndexError) and seen.task.classifies
     if not is_classified or not isinstance(classes, int) or largest < classes:
         return None
     message = f"{seen.named('num_labels')}, and labels of the batch go up to {largest}."

@@ -1,4 +1,4 @@
-"""What a process runs under: environment variables (those of the emitted train.py too), versions, logging."""
+"""What a process runs under: environment variables (also train.py's), versions, logging."""
 
 import functools
 import importlib.metadata
@@ -12,16 +12,26 @@ from pathlib import Path
 import autofit
 
 # Where segments of memory cannot grow, 8B QLoRA reserves 3.8 % more, of a margin of 5 %.
-EXPANDABLE, FIXED = "expandable_segments:True", "expandable_segments:False"
+EXPANDABLE = "expandable_segments:True"
+FIXED = "expandable_segments:False"
 ALLOCATOR = "PYTORCH_ALLOC_CONF"
-_OLDER_NAMES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")  # which PyTorch reads where that is not set
-# By default the threads of OpenMP spin while they wait: beside busy processes on two cores that made a step up to 18
-# times slower (10.2 s against 0.57 s). Read when torch is loaded, as is the setting of the allocator.
+# The names that PyTorch reads where that one is not set.
+_OLDER_NAMES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
+# By default the threads of OpenMP spin while they wait: beside busy processes on two cores that
+# made a step up to 18 times slower (10.2 s against 0.57 s). Read when torch is loaded, as is the
+# setting of the allocator.
 SETTINGS = {ALLOCATOR: EXPANDABLE, "OMP_WAIT_POLICY": "PASSIVE"}
 
 REPORTED_PACKAGES = (
-    *("torch", "transformers", "peft", "bitsandbytes", "torchao", "optuna"),
-    *("triton", "liger-kernel", "flash-attn"),  # on CUDA only, where they are installed
+    "torch",
+    "transformers",
+    "peft",
+    "bitsandbytes",
+    "torchao",
+    "optuna",
+    "triton",  # this and the next two on CUDA only, where they are installed
+    "liger-kernel",
+    "flash-attn",
 )
 
 # By logger: warnings at import about missing cards or kernels, which no user can act on.
@@ -40,21 +50,29 @@ def set_defaults(environment: MutableMapping[str, str] = os.environ) -> None:
 
 
 def importing_alike() -> dict[str, str]:
-    """The environment of this process, for a `python -P` that imports from where this does, and from nowhere else."""
-    # "" is the current directory, which `python -m` and `python -c` put first unless told not to (-P), so that a
-    # types.py or a yaml.py lying there would be run.
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(path or str(Path.cwd()) for path in sys.path)}
+    """This process's environment, for a `python -P` that imports from where this does, only."""
+    # "" is the current directory, which `python -m` and `python -c` put first unless they get -P,
+    # so that a types.py or a yaml.py lying there would be run.
+    paths = (path or str(Path.cwd()) for path in sys.path)
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
 
 
 def allocator_variable(environment: Mapping[str, str] = os.environ) -> str | None:
     """The variable that sets PyTorch's allocator; None where none does."""
-    return next((name for name in (ALLOCATOR, *_OLDER_NAMES) if name in environment), None)
+    for name in (ALLOCATOR, *_OLDER_NAMES):
+        if name in environment:
+            return name
+    return None
 
 
 def quiet_imports() -> None:
     """Drop import-time warnings that no user can act on."""
+
+    def is_wanted(record: logging.LogRecord) -> bool:
+        return _IMPORT_WARNINGS[record.name] not in record.getMessage()
+
     for logger in _IMPORT_WARNINGS:
-        logging.getLogger(logger).addFilter(lambda record: _IMPORT_WARNINGS[record.name] not in record.getMessage())
+        logging.getLogger(logger).addFilter(is_wanted)
 
 
 def version_of(package: str) -> str | None:
@@ -68,6 +86,9 @@ def version_of(package: str) -> str | None:
 @functools.cache
 def versions() -> dict[str, str]:
     """Versions a result depends on: autofit's, Python's and those of the installed packages."""
-    found = {package: version_of(package) for package in REPORTED_PACKAGES}
-    own = {"autofit": autofit.__version__, "python": platform.python_version()}
-    return own | {package: version for package, version in found.items() if version}
+    found = {"autofit": autofit.__version__, "python": platform.python_version()}
+    for package in REPORTED_PACKAGES:
+        version = version_of(package)
+        if version:
+            found[package] = version
+    return found

@@ -1,6 +1,6 @@
 """Every error a user can cause, and the exit code each one means.
 
-A message says what is wrong and what was given; the remedy says what to do. `unknown` to `counted` word parts of them.
+A message says what is wrong and what was given; the remedy says what to do.
 """
 
 import contextlib
@@ -9,7 +9,8 @@ import math
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeGuard
 
-_MOST_SHOWN, _MOST_TOLD = 200, 500  # characters of a value, and of a message
+_MOST_SHOWN = 200  # characters of a value
+_MOST_TOLD = 500  # characters of a message
 
 
 class AutofitError(Exception):
@@ -23,7 +24,7 @@ class AutofitError(Exception):
         self.remedy = remedy
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle errors of probe processes without calling the constructors, which take other arguments."""
+        """Pickle without calling the constructors of subclasses, which take other arguments."""
         return type(self).__new__, (type(self), *self.args), vars(self)
 
     def __str__(self) -> str:
@@ -62,13 +63,16 @@ class NoDeviceError(ProbeError):
 
 
 class RankError(AutofitError):
-    """One of the processes that train together failed, and so all ended. `details`: its traceback, or last output,
-    which Python shows below this one's."""
+    """One of the processes that train together failed, and so all ended.
+
+    `details`: its traceback, or last output, which Python shows below this one's.
+    """
 
     exit_code = 4
 
     def __init__(self, message: str, remedy: str = "", details: str = "") -> None:
         super().__init__(message, remedy)
+
         self.details = details
         if details:
             self.add_note(details)
@@ -79,19 +83,25 @@ class StoreError(AutofitError):
 
 
 class DivergedError(InputError):
-    """The loss of a step, which counts from 1, is not finite; the weights are those before the step."""
+    """The loss of a step (from 1) is not finite; the weights are those before the step."""
 
     def __init__(self, loss: float, step: int, message: str = "") -> None:
         remedy = "Lower the learning rate, or use precision bf16-mixed or fp32."
         if step == 1:
-            remedy = "Check the data and the loss: with no step taken, the learning rate is not to blame."
+            reason = "with no step taken, the learning rate is not to blame"
+            remedy = f"Check the data and the loss: {reason}."
         super().__init__(message or f"the loss is {loss} at step {step}.", remedy)
-        self.loss, self.step = loss, step
+
+        self.loss = loss
+        self.step = step
 
 
 class OutOfMemoryError(AutofitError):
-    """Training ran out of memory, and no cheaper config is left. `torn`: weights or state are half updated; then
-    `knobs` may hold those that need less, to train again from the last checkpoint."""
+    """Training ran out of memory, and no cheaper config is left.
+
+    `torn`: weights or state are half updated; then `knobs` may hold those that need less, to train
+    again from the last checkpoint.
+    """
 
     exit_code = 3
 
@@ -103,14 +113,18 @@ class OutOfMemoryError(AutofitError):
 
 def unknown(kind: str, given: object, known: Iterable[object]) -> InputError:
     """An InputError for a name that does not exist, with the nearest one that does."""
-    names, text = [str(name) for name in known], given if isinstance(given, str) else shown(given)
+    text = given if isinstance(given, str) else shown(given)
+    names = list(map(str, known))
     near = difflib.get_close_matches(text, names, n=1, cutoff=0.5)
-    remedy = f"Did you mean {near[0]!r}?" if near else f"Known: {', '.join(sorted(names))}."
+
+    remedy = f"Known: {', '.join(sorted(names))}."
+    if near:
+        remedy = f"Did you mean {near[0]!r}?"
     return InputError(f"unknown {kind} {shown(text)}.", remedy)
 
 
 def shown(value: object) -> str:
-    """A value as a sentence shows it: cut where it is long, and by its type where it cannot be written."""
+    """A value as a sentence shows it: cut where it is long; its type where it cannot be written."""
     try:
         return printable(repr(value), _MOST_SHOWN)
     except Exception:  # of a user's class, or of an integer of thousands of digits
@@ -118,14 +132,24 @@ def shown(value: object) -> str:
 
 
 def printable(text: str, most: int = _MOST_TOLD) -> str:
-    """Somebody else's text for terminals, logs and JSON: cut where it is long, control characters and lone surrogates
-    escaped."""
-    text = text if len(text) <= most else f"{text[:most]}..."
-    return "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text)
+    """Somebody else's text for terminals, logs and JSON.
+
+    It is cut where it is long; control characters and lone surrogates are escaped.
+    """
+    if len(text) > most:
+        text = f"{text[:most]}..."
+
+    safe = ""
+    for sign in text:
+        if sign.isprintable() or sign == "\n":
+            safe += sign
+        else:
+            safe += sign.encode("unicode_escape").decode()
+    return safe
 
 
 def message_of(error: BaseException) -> str:
-    """What an error says, at most 100,000 characters; "" where its class, somebody else's, raises instead."""
+    """What an error says, at most 100,000 characters; "" where its own class raises instead."""
     try:
         return str(error)[:100_000]
     except KeyboardInterrupt:
@@ -135,21 +159,30 @@ def message_of(error: BaseException) -> str:
 
 
 def sentence(error: BaseException) -> str:
-    """The message of an error of somebody else's code, as one line without its full stop; its type if it has none."""
+    """The message of somebody else's error on one line, without its full stop; else its type."""
     text = message_of(error).partition("Exception raised from")[0]  # PyTorch's C++ stack
-    return printable(" ".join(text.split()).rstrip(".") or type(error).__name__)
+    line = " ".join(text.split()).rstrip(".")
+    return printable(line or type(error).__name__)
 
 
 def told(error: BaseException) -> str:
     """An error of somebody else's code as a sentence names it: by its type and its message."""
-    return ": ".join(dict.fromkeys((printable(type(error).__name__), sentence(error))))
+    kind = printable(type(error).__name__)
+    message = sentence(error)
+    return kind if message == kind else f"{kind}: {message}"
 
 
 @contextlib.contextmanager
 def reported(
-    says: Callable[[BaseException], str], remedy: str = "", *, but: Callable[[BaseException], bool] = lambda _: False
+    says: Callable[[BaseException], str],
+    remedy: str = "",
+    *,
+    but: Callable[[BaseException], bool] = lambda _: False,
 ) -> Iterator[None]:
-    """Turn whatever somebody else's code raises inside into an InputError; autofit's own errors and Ctrl-C pass."""
+    """Turn whatever somebody else's code raises inside into an InputError.
+
+    Autofit's own errors, Ctrl-C and errors that `but` is true of pass.
+    """
     try:
         yield
     except BaseException as error:
@@ -160,10 +193,11 @@ def reported(
 
 def several(what: str) -> InputError:
     """The error for several losses or optimizers."""
-    remedy = (
-        "Add up the losses, and let one optimizer have all weights; of networks that are trained in turns, as in a "
+    return InputError(
+        f"{what}: autofit trains one loss with one optimizer.",
+        "Add up the losses, and let one optimizer have all weights; of networks that are trained "
+        "in turns, as in a GAN, give one, with its loss.",
     )
-    return InputError(f"{what}: autofit trains one loss with one optimizer.", f"{remedy}GAN, give one, with its loss.")
 
 
 def require(fine: object, rule: str, given: object, remedy: str = "") -> None:
@@ -179,4 +213,6 @@ def is_whole(value: object, least: float = -math.inf) -> TypeGuard[int]:
 
 def counted(number: int, noun: str) -> str:
     """A number with its noun, for example "1 probe" and "1,024 configs"; the plural takes an s."""
-    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+    if number != 1:
+        noun += "s"
+    return f"{number:,} {noun}"

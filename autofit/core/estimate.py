@@ -1,4 +1,5 @@
-"""What is predicted of one Config without running it: the Estimate, and the Timeline of its memory. Data only."""
+"""What is predicted of a Config without running it: its Estimate, its memory's Timeline. Data
+only."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -10,22 +11,44 @@ from autofit.core.notebook import as_html
 from autofit.core.plain import from_plain, to_plain
 
 Fits = Literal["yes", "maybe", "no"]
-OF_SEVERAL = ("gathered", "reduced")  # whole weights of other ranks, and buffers of gradients that are added up
-PARTS = ("parameters", "gradients", "optimizer", "activations", "gathered", "reduced", "temporary", "context")
-# In the order of what they cost: time alone, memory of the host, rounding, what is learnt, the data, more hardware.
+# On several devices: whole weights of other ranks, and buffers in which gradients are summed.
+OF_SEVERAL = ("gathered", "reduced")
+PARTS = (
+    "parameters",
+    "gradients",
+    "optimizer",
+    "activations",
+    *OF_SEVERAL,
+    "temporary",
+    "context",
+)
+# In the order of what they cost: time alone, memory of the host, rounding, what is learnt, the
+# data, more hardware.
 REMEDIES = ("time", "host", "numbers", "lora", "qlora", "shorter", "devices", "memory")
-KINDS = ("parameters", "optimizer", "gradients", "activations", "gathered", "reduced", "temporary")  # as stacked
+# In the order in which a chart stacks them.
+KINDS = (
+    "parameters",
+    "optimizer",
+    "gradients",
+    "activations",
+    *OF_SEVERAL,
+    "temporary",
+)
 
 
 @dataclass(frozen=True)
 class Resting:
-    """What one device holds between steps, to hold against what one knows: bytes by kind, and numbers of parameters.
+    """What one device holds between steps, for comparison with what one knows of a model.
+
+    Sizes are bytes.
 
     Attributes:
         gradients: of all trained weights at once; 0 where each is applied as it comes.
-        trained, parameters: their numbers on all devices together, adapters included; `parameters` None: not known.
+        trained, parameters: their numbers on all devices together, adapters included; `parameters`
+            None: not known.
         blocks: how many repeated blocks the model has.
-        activations: bytes that one of them keeps of a micro-batch from its forward to its backward, in the median.
+        activations: bytes that one of them keeps of a micro-batch from its forward to its backward,
+            in the median.
     """
 
     weights: int
@@ -44,16 +67,21 @@ class Estimate:
 
     Attributes:
         allocated_bytes: the largest sum of live tensors.
-        reserved_bytes: memory the caching allocator reserves for them; None on a CPU, which has none.
-        low, high: the interval that the device's total is expected in; on a CPU, that of the tensors alone.
+        reserved_bytes: memory the caching allocator reserves for them; None on a CPU, which has
+            none.
+        low, high: the interval that the device's total is expected in; on a CPU, that of the
+            tensors alone.
         breakdown: the peak by PARTS, at its moment; sums to allocated + context.
-        step_seconds: of an optimizer step over the effective batch; None where the device's speed is unknown.
+        step_seconds: of an optimizer step over the effective batch; None where the device's speed
+            is unknown.
         bottleneck: what limits the speed: "compute", "memory" or "transfer".
-        utilisation: predicted model FLOPs utilisation, of the device's peak in the format computed in.
+        utilisation: predicted model FLOPs utilisation, of the device's peak in the format computed
+            in.
         notes: what the prediction leaves out or only bounds.
         budget: the memory that it is compared with, where one was given.
         resting: what is held between steps; None where the config was not followed by itself.
-        host_bytes: what the host holds of all that is offloaded; pinned buffers take up to the next power of two.
+        host_bytes: what the host holds of all that is offloaded; pinned buffers take up to the next
+            power of two.
     """
 
     config: Config
@@ -75,22 +103,34 @@ class Estimate:
     @property
     def verdict(self) -> Fits | None:
         """Whether it fits the budget it was made for; None without one."""
-        return None if self.budget is None else self.fits(self.budget)
+        if self.budget is None:
+            return None
+        return self.fits(self.budget)
 
     def fits(self, budget: Budget) -> Fits:
         """The verdict: "no" only where even the low end exceeds what the budget leaves."""
-        limit = budget.cap_bytes("cpu" if self.reserved_bytes is None else "cuda")
-        return "no" if self.low > limit else "yes" if self.high <= limit else "maybe"
+        device = "cpu" if self.reserved_bytes is None else "cuda"
+        limit = budget.cap_bytes(device)
+        if self.low > limit:
+            return "no"
+        if self.high <= limit:
+            return "yes"
+        return "maybe"
 
     def to_predicted(self) -> dict[str, Any]:
         """The `predicted:` block of result.yaml: the figures, beside the config."""
-        return {name: figure for name, figure in self.to_dict().items() if name != "config"}
+        figures = self.to_dict()
+        del figures["config"]
+        return figures
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any], budget: Budget | None = None) -> "Estimate":
         """The inverse of `to_dict`, which leaves out the budget."""
-        figures = {name: figure for name, figure in data.items() if name not in ("device_bytes", "fits")}
-        estimate: Estimate = from_plain(cls, {**figures, **data["device_bytes"]})
+        figures = dict(data)
+        interval = figures.pop("device_bytes")
+        figures.pop("fits", None)
+
+        estimate: Estimate = from_plain(cls, {**figures, **interval})
         return replace(estimate, budget=budget)
 
     def _repr_html_(self) -> str | None:
@@ -98,10 +138,11 @@ class Estimate:
 
     def to_dict(self) -> dict[str, Any]:
         """The keys of `autofit estimate --json`, but for the schema."""
-        figures = {name: figure for name, figure in vars(self).items() if name not in ("low", "high", "budget")}
-        plain = {"config": dict(self.config), "breakdown": dict(self.breakdown), "notes": list(self.notes)}
-        plain["resting"] = to_plain(self.resting)
-        return {**figures, **plain, "device_bytes": {"low": self.low, "high": self.high}, "fits": self.verdict}
+        data: dict[str, Any] = to_plain(self)
+        del data["budget"]
+        data["device_bytes"] = {"low": data.pop("low"), "high": data.pop("high")}
+        data["fits"] = self.verdict
+        return data
 
 
 @dataclass(frozen=True)
@@ -130,26 +171,37 @@ class Remedy:
 
 @dataclass(frozen=True)
 class Timeline:
-    """Live memory through one training step of a Config, from a trace on tensors without storage."""
+    """Live memory through one training step of a Config, from a trace on tensors without storage.
+
+    Attributes:
+        moments: bytes by KINDS, at the fullest moment of each stretch; the peak is one of them.
+        at: when each moment is, from 0 to 1: a share of the time, or of the allocations and frees.
+        phases: (name, when it begins) of forward, backward and update.
+        timed: whether `at` is a share of the predicted time, because the device's speed is known.
+        peak_bytes: of the whole run, memory held before the step included.
+        micro_batches: their number in a step; the timeline shows the last one and the update.
+        bottleneck: as of an Estimate.
+    """
 
     config: Config
-    moments: tuple[tuple[int, ...], ...]  # bytes by KINDS, at the fullest moment of each stretch: the peak is one
-    at: tuple[float, ...]  # when each moment is, from 0 to 1, as a share of the time or of the allocations and frees
-    phases: tuple[tuple[str, float], ...]  # (name, when it begins): forward, backward, update
-    timed: bool  # whether `at` is a share of the predicted time, because the device's speed is known
-    peak_bytes: int  # of the whole run, memory held before the step included
+    moments: tuple[tuple[int, ...], ...]
+    at: tuple[float, ...]
+    phases: tuple[tuple[str, float], ...]
+    timed: bool
+    peak_bytes: int
     peak_phase: str
-    micro_batches: int = 1  # their number in a step; the timeline shows the last one and the update
+    micro_batches: int = 1
     resting: Resting | None = None
-    bottleneck: str | None = None  # as of an Estimate
+    bottleneck: str | None = None
 
     def check_read(self) -> None:
         """Raise a ValueError unless each moment has its time, and the size of each kind."""
-        widths = {len(moment) for moment in self.moments}
+        widths = set(map(len, self.moments))
         if len(widths) != 1 or len(self.at) != len(self.moments) or self.micro_batches < 1:
             raise ValueError("a timeline has no moments, or they are of different lengths")
 
     @property
     def fullest(self) -> int:
         """The index of the fullest moment."""
-        return max(range(len(self.moments)), key=lambda index: sum(self.moments[index]))
+        totals = [sum(moment) for moment in self.moments]
+        return totals.index(max(totals))

@@ -1,4 +1,4 @@
-"""The events of a search, as data: tuning emits them, the CLI shows them, nothing in between prints."""
+"""The events of a search, as data: tuning emits them, the CLI shows them."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -16,8 +16,9 @@ from typing import IO, Any
 from autofit.core.errors import InputError, shown
 
 _CHUNK = 2**23  # bytes
-_MADE_UP = ("/proc/", "/sys/")  # what the kernel makes up as it is read, of a size that it does not tell
-_OF_OUTPUT = ("checkpoints", "model", "tensorboard")  # the folders that a training makes in its output directory
+_MADE_UP = ("/proc/", "/sys/")  # the kernel makes these files up as they are read, of any size
+# The output directory of a training, and the folders that it makes there.
+_OF_OUTPUT = ("", "checkpoints", "model", "tensorboard")
 
 
 @contextlib.contextmanager
@@ -32,23 +33,32 @@ def naming(path: Path) -> Iterator[None]:
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:
-    """Write a file so that readers see all of it or the former one, also after a crash; an OSError names the file. What
-    a symlink names is written, and the link stays. A FIFO or a device is written to, never replaced."""
-    # A file's name may hold what UTF-8 cannot.
-    data = content if isinstance(content, bytes) else content.encode(errors="backslashreplace")
+    """Write a file so that readers see all of it or the former one, also after a crash.
+
+    An OSError names the file. What a symlink names is written, and the link stays. A FIFO or a
+    device is written to, never replaced.
+    """
+    if isinstance(content, str):  # which may hold names of files, and those what UTF-8 cannot
+        content = content.encode(errors="backslashreplace")
+
     with naming(path):
         if path.is_dir():  # also ".", beside which nothing could be written
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
-        if (path.exists() and not path.is_file()) or str(path.absolute()).startswith(("/dev/", "/proc/")):
-            path.write_bytes(data)  # /dev/stdout may name a regular file, which the shell holds open
+
+        # /dev/stdout may name a regular file, which the shell holds open.
+        is_device = str(path.absolute()).startswith(("/dev/", "/proc/"))
+        if is_device or (path.exists() and not path.is_file()):
+            path.write_bytes(content)
             return
+
         path = Path(os.path.realpath(path))
         partial = path.with_name(f".{secrets.token_hex(16)}.part")
-        with os.fdopen(_not_through_links(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL), "wb") as file:
+        descriptor = _not_through_links(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+        with os.fdopen(descriptor, "wb") as file:
             try:
                 if path.exists():
                     os.fchmod(file.fileno(), stat.S_IMODE(path.stat().st_mode))
-                file.write(data)
+                file.write(content)
                 file.flush()
                 os.fsync(file.fileno())
                 partial.replace(path)
@@ -63,13 +73,17 @@ def _not_through_links(path: Path, flags: int) -> int:
 
 
 def check_regular(path: Path, most: int = 2**63) -> Path:
-    """The path; an OSError for a FIFO, which would block, a device or a file of the kernel's, which may never end, and
-    more than `most` bytes."""
+    """The path, if it is a directory or a regular file of at most `most` bytes.
+
+    Raises an OSError for a FIFO, which would block, for a device or a file of the kernel's, which
+    may never end, and for more bytes.
+    """
     with naming(path):
         status = path.stat()
         is_stored = stat.S_ISREG(status.st_mode) and not os.path.realpath(path).startswith(_MADE_UP)
         if not is_stored and not stat.S_ISDIR(status.st_mode):
             raise OSError(errno.EINVAL, "it is no regular file")
+
         if status.st_size > most:
             raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))
     return path
@@ -91,7 +105,7 @@ def checksum(path: Path) -> int:
 
 
 def check_readable(path: Path, what: str) -> None:
-    """Raise an InputError where a file or a directory cannot be read: `what` it is in words, to name it."""
+    """Raise an InputError, which calls it `what`, where a file or a directory cannot be read."""
     try:
         check_regular(path)
         if not os.access(path, os.R_OK):
@@ -99,7 +113,8 @@ def check_readable(path: Path, what: str) -> None:
     except FileNotFoundError as error:
         raise InputError(f"{what} {path} is not there.", "Check the path.") from error
     except OSError as error:
-        raise InputError(f"{what} {path} cannot be read: {error.strerror}.", "Check the path.") from error
+        message = f"{what} {path} cannot be read: {error.strerror}."
+        raise InputError(message, "Check the path.") from error
 
 
 def check_writable(path: Path, *, folder: bool, remedy: str) -> None:
@@ -107,13 +122,22 @@ def check_writable(path: Path, *, folder: bool, remedy: str) -> None:
     path = path.absolute()
     if not folder and not path.exists():  # what a link names need not be there yet
         path = Path(os.path.realpath(path))
-    there = next(each for each in (path, *path.parents) if os.path.lexists(each))
-    if (there != path or folder) and not there.is_dir():
+
+    there = path  # or its nearest parent that is there
+    while not os.path.lexists(there):
+        there = there.parent
+    is_folder = there.is_dir()
+    is_file_wanted = there == path and not folder
+    if not is_folder and not is_file_wanted:
         raise InputError(f"{there} is a file, not a directory.", remedy)
-    wrong = errno.EISDIR if there.is_dir() and there == path and not folder else errno.EACCES
-    wrong = errno.ELOOP if there.is_symlink() and not there.exists() else wrong
-    if wrong == errno.EISDIR or not os.access(there, os.W_OK):
-        raise InputError(f"{path} cannot be written: {os.strerror(wrong)}.", remedy)
+
+    reason = errno.EACCES
+    if is_folder and is_file_wanted:
+        reason = errno.EISDIR
+    elif there.is_symlink() and not there.exists():
+        reason = errno.ELOOP
+    if reason == errno.EISDIR or not os.access(there, os.W_OK):
+        raise InputError(f"{path} cannot be written: {os.strerror(reason)}.", remedy)
 
 
 def check_output(directory: Path | None, resume: bool) -> None:
@@ -122,23 +146,31 @@ def check_output(directory: Path | None, resume: bool) -> None:
         if resume:
             raise InputError("to resume, the directory must be named.", "Give output_dir.")
         return
+
     remedy = "Choose an output directory that can be written to."
-    for folder in (directory, *(directory / name for name in _OF_OUTPUT)):
-        check_writable(folder, folder=True, remedy=remedy)
-    if str(directory) != str(directory).encode(errors="replace").decode():  # safetensors and tokenizers open no other
-        raise InputError(f"{shown(str(directory))} is no name in UTF-8.", remedy)
+    for name in _OF_OUTPUT:
+        check_writable(directory / name, folder=True, remedy=remedy)
+
+    name = str(directory)
+    if name != name.encode(errors="replace").decode():  # safetensors and tokenizers open no other
+        raise InputError(f"{shown(name)} is no name in UTF-8.", remedy)
     if resume and not directory.exists():
-        raise InputError(f"there is no run to resume in {directory}.", "Leave out resume, or check the directory.")
+        message = f"there is no run to resume in {directory}."
+        raise InputError(message, "Leave out resume, or check the directory.")
 
 
 def expanded(path: str | Path, what: str = "a path") -> Path:
-    """A user's path with ~ replaced; as it is where there is no such user. An InputError for what can name no file."""
+    """A user's path with ~ replaced; as it is where there is no such user.
+
+    Raises an InputError for what can name no file.
+    """
     try:
         possible = isinstance(path, str | Path) and path != "" and b"\0" not in os.fsencode(path)
     except UnicodeEncodeError:  # half of a surrogate pair
         possible = False
     if not possible:
         raise InputError(f"{what} cannot be {shown(path)}.", "Give a path that a file can have.")
+
     try:
         return Path(path).expanduser()
     except RuntimeError:
@@ -147,11 +179,16 @@ def expanded(path: str | Path, what: str = "a path") -> Path:
 
 @contextlib.contextmanager
 def locked(path: Path) -> Iterator[IO[str]]:
-    """Hold the lock on a file, made where there is none; the system drops it however this process dies. Raises
-    BlockingIOError where another process holds it, OSError where the file cannot be made."""
+    """Hold the lock on a file, made where there is none.
+
+    The system drops it however this process dies. Raises BlockingIOError where another process
+    holds it, OSError where the file cannot be made.
+    """
     if path.exists():
         check_regular(path)
-    with os.fdopen(_not_through_links(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND), "a") as file:
+
+    descriptor = _not_through_links(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    with os.fdopen(descriptor, "a") as file:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield file
 
@@ -159,9 +196,11 @@ def locked(path: Path) -> Iterator[IO[str]]:
 def cache_file(kind: str, name: str) -> Path:
     """The path of a file in the user's cache, by the XDG base directory specification."""
     home = expanded("~/.cache")
-    if not home.is_absolute():  # a user without a home, as in a container: nothing can be kept
+    if not home.is_absolute():  # a user without a home, as in a container: nothing can be cached
         home = Path("/nonexistent")
-    return Path(os.environ.get("XDG_CACHE_HOME") or home) / "autofit" / kind / name
+
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or home)
+    return cache / "autofit" / kind / name
 
 
 def cached_names(kind: str) -> list[str]:
@@ -175,7 +214,9 @@ def write_cache(path: Path, text: str) -> None:
     """Write a file of the cache; it holds only recomputable data, so write failures are ignored."""
     with contextlib.suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(check_regular(path) if path.exists() else path, text)
+        if path.exists():
+            check_regular(path)
+        write_atomically(path, text)
 
 
 def keep(path: Path, data: Any) -> None:
@@ -187,7 +228,9 @@ def kept(path: Path) -> Any:
     """The data that `keep` wrote; None where there is none, or other than that."""
     with contextlib.suppress(OSError, ValueError, TypeError, LookupError, RecursionError):
         written = json.loads(read_text(path))
-        return written["data"] if written["digest"] == digest(json.dumps(written["data"])) else None
+        data = written["data"]
+        if written["digest"] == digest(json.dumps(data)):
+            return data
     return None
 
 

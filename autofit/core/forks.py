@@ -1,4 +1,4 @@
-"""Forked processes: an answer from one, and their end: a process cannot end by itself what others forked from it."""
+"""Forked processes: how one answers, and how they end."""
 
 import contextlib
 import ctypes
@@ -14,18 +14,18 @@ Answer = TypeVar("Answer")
 
 
 def die_with_parent(sent: int = signal.SIGKILL) -> None:
-    """Have this process sent a signal when the thread that started it ends (prctl PR_SET_PDEATHSIG); 0: none."""
-    ctypes.CDLL(None).prctl(1, sent)
+    """Send this process a signal (0: none) when the thread that started it ends."""
+    ctypes.CDLL(None).prctl(1, sent)  # PR_SET_PDEATHSIG
 
 
 def adopt_orphans() -> None:
-    """Make this process the parent of its descendants whose own parents end (prctl PR_SET_CHILD_SUBREAPER)."""
-    ctypes.CDLL(None).prctl(36, 1)
+    """Make this process the parent of its descendants whose own parents end."""
+    ctypes.CDLL(None).prctl(36, 1)  # PR_SET_CHILD_SUBREAPER
 
 
 @contextlib.contextmanager
 def ending_forks() -> Iterator[None]:
-    """End copies of this process that a model's own code forks inside and lets come back as well: each would go on."""
+    """End copies of this process that a model's code forks inside and that return as well."""
     process = os.getpid()
     try:
         yield
@@ -35,8 +35,11 @@ def ending_forks() -> Iterator[None]:
 
 
 def forked(function: Callable[[], Answer]) -> Callable[[], Answer]:
-    """Start a function in a forked process, whose threads and devices this one does not get; returns what waits for its
-    answer. That raises EOFError where the process ended without one."""
+    """Start a function in a forked process; returns a function that waits for its answer.
+
+    Threads and devices of that process are its own. The function that is returned raises EOFError
+    where the process ended without an answer.
+    """
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
@@ -49,6 +52,7 @@ def forked(function: Callable[[], Answer]) -> Callable[[], Answer]:
         finally:
             sys.stderr.flush()
             os._exit(0)
+
     os.close(writer)
 
     def answer() -> Answer:

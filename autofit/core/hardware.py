@@ -26,14 +26,14 @@ class Hardware:
     context_bytes: int = 0  # of the open CUDA context; 0 on CPU
     devices: int = 1  # like this one, on each node, that a training uses
     nodes: int = 1
-    link: str | None = None  # by its name in the catalogue, where it is another than such a card usually has
+    link: str | None = None  # by its name in the catalogue, where it is not the card's usual one
     measured_link: Link | None = None  # between the devices of a node, where it was measured
-    measured_on: str | None = None  # the card that probes run on where it is not the one described (`--gpu NAME`)
-    here: bool = True  # False where nothing is run: what this machine lacks is then not held against a config
+    measured_on: str | None = None  # the card of the probes, where it is another (`--gpu NAME`)
+    here: bool = True  # False where nothing is run: then this machine's lacks refuse no config
     used_bytes: int = 0  # device memory held by other processes; 0 on CPU
-    dispatch_seconds: float | None = None  # of one small operator on the host's processor; None: not measured
-    host_link: float | None = None  # bytes per second between the device and its host; None: not measured
-    allocator: str = ""  # the settings of PyTorch's CUDA allocator, as PYTORCH_ALLOC_CONF; empty: as autofit sets them
+    dispatch_seconds: float | None = None  # of one small operator on the host; None: not measured
+    host_link: float | None = None  # bytes a second between device and host; None: not measured
+    allocator: str = ""  # PYTORCH_ALLOC_CONF; empty: as autofit sets it
 
     @property
     def world(self) -> int:
@@ -50,13 +50,18 @@ class Hardware:
         """Facts that the user should know."""
         if self.device == "cpu" or self.expandable_segments:
             return ()
-        return (f"segments of device memory do not grow here ({self.allocator}), which takes some percent more of it.",)
+        fact = f"segments of device memory do not grow here ({self.allocator})"
+        return (f"{fact}, which takes some percent more of it.",)
 
     @property
     def title(self) -> str:
         """Its name, and how many train together."""
-        several = f"{self.devices} x {self.name}" if self.world > 1 else self.name
-        return f"{several} on each of {self.nodes} nodes" if self.nodes > 1 else several
+        title = self.name
+        if self.world > 1:
+            title = f"{self.devices} x {title}"
+        if self.nodes > 1:
+            title += f" on each of {self.nodes} nodes"
+        return title
 
     def of_several(self, devices: int, nodes: int = 1, link: str | None = None) -> Self:
         """The same device as one of several."""

@@ -1,6 +1,7 @@
-"""Ctrl-C, SIGTERM and a lost terminal during a training: it stops after the step that runs, with whole weights.
+"""Ctrl-C, SIGTERM and a lost terminal end a training after the current step, with whole weights.
 
-Who starts its processes passes them on and waits."""
+Whoever starts its processes passes the signals on and waits.
+"""
 
 import signal
 import threading
@@ -11,9 +12,11 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Interrupts:
-    """While it is entered, the first SIGINT, SIGTERM or SIGHUP is noted in `received` and told to a function; the
-    second acts at once. Only in the main thread, where Python delivers signals, and only where nobody else handles or
-    ignores them."""
+    """A context manager that notes the first SIGINT, SIGTERM or SIGHUP in `received`.
+
+    It passes the signal's number to a function; the second signal acts at once. Only in the main
+    thread, where Python delivers signals, and only where nobody else handles or ignores them.
+    """
 
     def __init__(self, noted: Callable[[int], None]) -> None:
         self.received: int | None = None
@@ -25,6 +28,7 @@ class Interrupts:
             for number in SIGNALS:
                 if signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler):
                     self._before[number] = signal.signal(number, self._note)
+
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -32,7 +36,7 @@ class Interrupts:
             signal.signal(*self._before.popitem())
 
     def act(self) -> None:
-        """Do what the signal that was received does by default: KeyboardInterrupt, or the end of the process."""
+        """Do what the received signal does by default: KeyboardInterrupt, or ending."""
         assert self.received is not None, "the caller has looked"
         self.__exit__()
         signal.raise_signal(self.received)

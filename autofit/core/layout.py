@@ -10,9 +10,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Self
 
-from autofit.core.config import Value
+from autofit.core.config import Config, Value
 from autofit.core.errors import InputError
 from autofit.core.hardware import Hardware
+from autofit.core.knobs import KNOBS
+
+_DEGREES = tuple(knob for knob in KNOBS.values() if knob.degree)
 
 
 @dataclass(frozen=True)
@@ -27,7 +30,12 @@ class Layout:
     @classmethod
     def of(cls, config: Mapping[str, Value]) -> Self:
         """The layout of a canonical config: what is null, or not there, is 1."""
-        return cls(*(int(config.get(knob) or 1) for knob in _KNOBS))
+        return cls(**{knob.degree: int(config.get(knob.name) or 1) for knob in _DEGREES})
+
+    @property
+    def knobs(self) -> dict[str, Value]:
+        """The degrees, as a config says them."""
+        return {knob.name: getattr(self, knob.degree) for knob in _DEGREES}
 
     @property
     def world(self) -> int:
@@ -84,10 +92,12 @@ def fitted_where(
         if fits(size, whole):
             return size, whole
         part = part_of(whole, size, effective_batch)
-        smaller, micro = list[dict[str, Value]](), int(whole.get("micro_batch_size") or part)
+        micro = Config(whole).micro_batch_size or part
+        smaller: list[dict[str, Value]] = []
         while micro > 1:
             micro = largest_divisor(part, micro // 2)
-            smaller.append({**whole, "micro_batch_size": micro, "gradient_accumulation_steps": part // micro})
+            smaller.append(dict(whole, micro_batch_size=micro, gradient_accumulation_steps=part // micro))
+
         if smaller and fits(size, smaller[-1]):  # else no other does
             return size, next((each for each in smaller[:-1] if fits(size, each)), smaller[-1])
     return None
@@ -96,28 +106,33 @@ def fitted_where(
 def fitted_to(config: Mapping[str, Value], world: int, effective_batch: int) -> dict[str, Value]:
     """A config for another number of devices: what follows from that is left out, degrees that do not divide it are,
     and the micro-batch is the largest that divides a device's part and is no larger than it was."""
-    found = dict(config)
-    if Layout.of(config).world == world and (world > 1 or not found.get("data_parallel")):
+    found, given = dict(config), Config(config)
+    if Layout.of(config).world == world and (world > 1 or not given.data_parallel):
         return found
-    for knob in ("data_parallel_shard", "gradient_accumulation_steps"):
-        found.pop(knob, None)
-    if found.get("data_parallel") == "none":  # only layers were split, perhaps because no device holds the model
+
+    if given.data_parallel == "none":  # only layers were split, perhaps because no device holds the model
         found["data_parallel"] = "fsdp"
-    for knob in _KNOBS if world > 1 else ("data_parallel", *_KNOBS, "reshard_after_forward", "fsdp_offload"):
-        if world == 1 or world % int(found.get(knob) or 1) or found.get("data_parallel") == "ddp":
-            found.pop(knob, None)
-    part, size = part_of(found, world, effective_batch), found.get("micro_batch_size")
+    for knob in KNOBS.values():
+        is_kept = world > 1
+        if knob.degree:
+            is_kept = is_kept and given.data_parallel != "ddp" and not world % int(found.get(knob.name) or 1)
+        if knob.derived or (knob.of_devices and not is_kept):
+            found.pop(knob.name, None)
+
+    part, size = part_of(found, world, effective_batch), given.micro_batch_size
     if size is not None and part:
-        found["micro_batch_size"] = largest_divisor(part, int(size))
+        found["micro_batch_size"] = largest_divisor(part, size)
     return found
 
 
-def kind_of(config: Mapping[str, Value], hardware: Hardware) -> Value:
+def kind_of(config: Config, hardware: Hardware) -> Value:
     """How a config trains in parallel data, which is derived where it is not said; null on one device."""
-    if hardware.world == 1 or config.get("data_parallel"):
-        return config.get("data_parallel")
-    several, whole = samplers(config, hardware), int(config.get("context_parallel") or 1) == 1
-    return "ddp" if several == hardware.world else "none" if several == 1 and whole else "fsdp"
+    if hardware.world == 1 or config.data_parallel:
+        return config.data_parallel
+    several = samplers(config, hardware)
+    if several == hardware.world:
+        return "ddp"
+    return "none" if several == 1 and config.context_parallel in (None, 1) else "fsdp"
 
 
 def divided_by(config: Mapping[str, Value]) -> tuple[str, ...]:
@@ -128,10 +143,14 @@ def divided_by(config: Mapping[str, Value]) -> tuple[str, ...]:
 
 def implied(config: Mapping[str, Value]) -> set[str]:
     """The knobs of several devices that a reader can tell from the others: degrees of 1, what is null, what is left."""
-    found = {
-        knob for knob in (*_KNOBS, "reshard_after_forward", "fsdp_offload") if str(config.get(knob)) in ("None", "1")
-    }
-    return found | {"data_parallel_shard"} | ({_KNOBS[0]} if config.get("data_parallel") == "ddp" else set())
+    is_replicated = config.get("data_parallel") == "ddp"
+    found = set()
+    for knob in KNOBS.values():
+        says_nothing = knob.derived or str(config.get(knob.name)) in ("None", "1")
+        is_all = is_replicated and knob.degree == "replicate"
+        if knob.of_devices and knob.name != "data_parallel" and (says_nothing or is_all):
+            found.add(knob.name)
+    return found
 
 
 def degrees(hardware: Hardware, heads: int = 0) -> tuple[Value, ...]:
@@ -143,7 +162,4 @@ def degrees(hardware: Hardware, heads: int = 0) -> tuple[Value, ...]:
 
 def _alike(config: Mapping[str, Value]) -> int:
     """The number of devices that see the same samples."""
-    return int(config.get("context_parallel") or 1) * int(config.get("tensor_parallel") or 1)
-
-
-_KNOBS = ("data_parallel_replicate", "data_parallel_shard", "context_parallel", "tensor_parallel")
+    return math.prod(int(config.get(knob.name) or 1) for knob in _DEGREES if knob.same_samples)

@@ -1,5 +1,6 @@
-"""What configs learn: the losses that finalists reach in the same seconds on the user's own data."""
+"""What configs learn: the losses that finalists reach in equal time on the user's own data."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
@@ -17,8 +18,14 @@ Run = tuple[tuple[float, Loss], ...]
 
 @dataclass(frozen=True)
 class LearningCurve:
-    """A config's training: of each seed the points (seconds, mean loss of the steps since the point before), the mean
-    loss of the last tenth of its steps, and their number. `reason`: why it could not be trained so."""
+    """A config's training.
+
+    Attributes:
+        runs: of each seed the points (seconds, mean loss of the last few steps).
+        losses: of each seed the mean loss of the last tenth of its steps.
+        steps: of each seed their number.
+        reason: why it could not be trained so.
+    """
 
     config: Config
     runs: tuple[Run, ...] = ()
@@ -32,40 +39,60 @@ class LearningCurve:
         return fmean(self.losses)
 
     def with_run(self, seconds: Sequence[float], losses: Sequence[float]) -> "LearningCurve":
-        """The same with one more seed, from the seconds and the loss of each step. The first steps, which also make
-        state and compile, count as long as the others."""
+        """The same with one more seed, from the seconds and the loss of each step.
+
+        The first steps, which also make state and compile, count as long as the others.
+        """
         usual = median(seconds[_WARMING:] or seconds)
-        taken = [min(each, usual) if step < _WARMING else each for step, each in enumerate(seconds)]
-        size, last = -(-len(losses) // _POINTS), max(1, len(losses) // 10)
-        ends = [*range(size, len(losses), size), len(losses)]
-        run = tuple((sum(taken[:end]), fmean(losses[max(0, end - size) : end])) for end in ends)
+        first = [min(time, usual) for time in seconds[:_WARMING]]
+        taken = [*first, *seconds[_WARMING:]]
+
+        count = len(losses)
+        size = math.ceil(count / _POINTS)
+        run = []
+        for end in (*range(size, count, size), count):
+            loss = fmean(losses[max(0, end - size) : end])
+            run.append((sum(taken[:end]), loss))
+
+        last = max(1, count // 10)
         return LearningCurve(
-            self.config, (*self.runs, run), (*self.losses, fmean(losses[-last:])), (*self.steps, len(losses))
+            self.config,
+            runs=(*self.runs, tuple(run)),
+            losses=(*self.losses, fmean(losses[-last:])),
+            steps=(*self.steps, count),
         )
 
 
 def best_learner(curves: Sequence[LearningCurve]) -> LearningCurve | None:
     """The one of the least mean loss, of those that were trained with as many seeds as any."""
-    seeds = max((len(each.losses) for each in curves), default=0)
-    return min((each for each in curves if each.losses and len(each.losses) == seeds), key=_loss, default=None)
-
-
-def _loss(curve: LearningCurve) -> float:
-    return curve.loss
+    seeds = max((len(curve.losses) for curve in curves), default=0)
+    complete = [curve for curve in curves if curve.losses and len(curve.losses) == seeds]
+    return min(complete, key=lambda curve: curve.loss, default=None)
 
 
 def check_judging(judge: str | None, objective: str, **given: object) -> None:
-    """Raise an InputError for a judge or an objective that does not exist, or for what belongs to a judge without one;
-    `given`: options of judging, None where they were left out."""
+    """Raise an InputError for an unknown judge or objective, or for what lacks a judge or data.
+
+    `given`: options of judging, None where they were left out.
+    """
     if judge is not None and judge not in JUDGES:
         raise unknown("judge", judge, JUDGES)
     if objective not in OBJECTIVES:
         raise unknown("objective", objective, OBJECTIVES)
-    if judge is None and given.get("weights") is not None and given.get("data") is None:
-        raise InputError("--weights has the tokenizer of --data, which is not given.", "Add --data FILE.")
-    alone = [name for name, value in given.items() if value is not None and name not in ("data", "weights")]
-    alone += ["objective"] * (objective != OBJECTIVES[0])
-    if judge is None and alone:
-        raise InputError(f"--{alone[0].replace('_', '-')} is for judging what configs learn.", "Add --judge loss.")
-    if judge is not None and given.get("data") is None:
-        raise InputError("to judge what configs learn, data to learn from is needed.", "Add --data FILE.")
+
+    data = given.pop("data", None)
+    if judge is not None:
+        if data is None:
+            message = "to judge what configs learn, data to learn from is needed."
+            raise InputError(message, "Add --data FILE.")
+        return
+
+    if given.pop("weights", None) is not None and data is None:
+        message = "--weights has the tokenizer of --data, which is not given."
+        raise InputError(message, "Add --data FILE.")
+    alone = [name for name, value in given.items() if value is not None]
+    if objective != OBJECTIVES[0]:
+        alone.append("objective")
+    if alone:
+        option = alone[0].replace("_", "-")
+        raise InputError(f"--{option} is for judging what configs learn.", "Add --judge loss.")

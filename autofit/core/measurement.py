@@ -45,13 +45,16 @@ class PeakBytes:
 
     @property
     def held_bytes(self) -> int:
-        """The bytes that count against the budget: the device's where there is one, else the tensors'."""
+        """The bytes that count against the budget: the device's, or on a CPU the tensors'."""
         return self.device or self.reserved or self.allocated
 
     def larger(self, other: "PeakBytes") -> "PeakBytes":
         """The larger of each figure that both have."""
-        pairs = {name: (mine, getattr(other, name)) for name, mine in vars(self).items()}
-        larger: dict[str, Any] = {name: None if None in pair else max(pair) for name, pair in pairs.items()}
+        larger: dict[str, Any] = dict.fromkeys(vars(self))
+        for name in larger:
+            sizes = (getattr(self, name), getattr(other, name))
+            if None not in sizes:
+                larger[name] = max(sizes)
         return PeakBytes(**larger)
 
 
@@ -62,8 +65,10 @@ class Shortage:
     Attributes:
         phase: of the step: "build", "forward", "backward" or "update".
         asked_bytes: the allocation that failed, where it is known.
-        held: bytes by kind: weights, gradients, optimizer, and others, which are activations and temporaries.
-        largest: the most that one block, or what lies beside the blocks, holds of one kind, the largest first.
+        held: bytes by kind: weights, gradients, optimizer, and others, which are activations and
+            temporaries.
+        largest: the most that one block, or what lies beside the blocks, holds of one kind, the
+            largest first.
     """
 
     phase: str
@@ -74,12 +79,18 @@ class Shortage:
     @property
     def words(self) -> str:
         """The same in a sentence or two."""
-        asked = "" if self.asked_bytes is None else f", where {self.asked_bytes / GIB:.3g} GiB more did not fit"
-        held, largest = (
-            ", ".join(f"{name} {size / GIB:.3g}" for name, size in sizes.items() if size)
-            for sizes in (self.held, self.largest)
-        )
-        return f"Memory ran out in the {self.phase}{asked}; held were, in GiB, {held}. The largest: {largest}."
+        asked = ""
+        if self.asked_bytes is not None:
+            asked = f", where {self.asked_bytes / GIB:.3g} GiB more did not fit"
+
+        held = _sizes_in_gib(self.held)
+        largest = _sizes_in_gib(self.largest)
+        sentence = f"Memory ran out in the {self.phase}{asked}; held were, in GiB, {held}."
+        return f"{sentence} The largest: {largest}."
+
+
+def _sizes_in_gib(sizes: Mapping[str, int]) -> str:
+    return ", ".join(f"{name} {size / GIB:.3g}" for name, size in sizes.items() if size)
 
 
 @dataclass(frozen=True)
@@ -100,9 +111,9 @@ class Measurement:
     warmup_seconds: float = 0.0
     compile_seconds: float = 0.0  # of torch.compile, of which the step time holds nothing
     steps: int = 0
-    composed: bool = False  # the step time is put together from a few micro-batches and one optimizer step
+    composed: bool = False  # the step time is a sum: a few micro-batches and one optimizer step
     verified: bool = False  # measured again, longer, in fresh processes
-    # Of the median, predicted: only the first of several ranks was measured, without the others; None: all were.
+    # The predicted part of the step time, where only the first of several ranks was measured.
     communication_seconds: float | None = None
     warnings: tuple[str, ...] = ()
     shortage: Shortage | None = None  # of one that ran out of memory while it was watched
@@ -118,45 +129,57 @@ class Measurement:
 
     @property
     def throughput(self) -> float:
-        """Samples per second, 0 where nothing was timed; at equal work it ranks configs as tokens do."""
+        """Samples per second, 0 where nothing was timed; at equal work it ranks as tokens do."""
         return self.samples_per_second or 0.0
 
     def taking(self, seconds: float) -> "Measurement":
         """The same with another median step time, the interval and the throughput in proportion."""
-        assert self.step_seconds, "only a step that was timed can be corrected"
-        ratio = self.step_seconds.median / seconds
+        steps = self.step_seconds
+        assert steps, "only a step that was timed can be corrected"
+        ratio = steps.median / seconds
         return dataclasses.replace(
             self,
-            step_seconds=StepSeconds(seconds, self.step_seconds.low / ratio, self.step_seconds.high / ratio),
+            step_seconds=StepSeconds(seconds, steps.low / ratio, steps.high / ratio),
             samples_per_second=self.samples_per_second and self.samples_per_second * ratio,
             tokens_per_second=self.tokens_per_second and self.tokens_per_second * ratio,
         )
 
     def waiting(self, seconds: float) -> "Measurement":
-        """The same where ranks also wait so many seconds of a step for what they exchange, by prediction."""
+        """The same with predicted seconds of exchange between ranks added to each step."""
         steps = self.step_seconds
         if not steps:
             return self
+
         longer = StepSeconds(steps.median + seconds, steps.low + seconds, steps.high + seconds)
         slower = self.taking(longer.median)
         return dataclasses.replace(slower, step_seconds=longer, communication_seconds=seconds)
 
     def faster(self, ratio: float) -> "Measurement":
         """The same at so many times the speed; unchanged where no step was timed."""
-        return self.taking(self.step_seconds.median / ratio) if self.step_seconds else self
+        if not self.step_seconds:
+            return self
+        return self.taking(self.step_seconds.median / ratio)
 
     def check_read(self) -> None:
         """Raise a ValueError for what no probe measures."""
-        steps, peak = self.step_seconds, self.peak_bytes
-        times = [self.seconds, self.build_seconds, self.warmup_seconds, self.compile_seconds]
-        sizes = [each for each in vars(peak).values() if each is not None] if peak else []
-        if min(*times, self.number, self.steps, *sizes) < 0:
+        figures = [
+            self.number,
+            self.steps,
+            self.seconds,
+            self.build_seconds,
+            self.warmup_seconds,
+            self.compile_seconds,
+        ]
+        if self.peak_bytes:
+            figures += [size for size in vars(self.peak_bytes).values() if size is not None]
+        if min(figures) < 0:
             raise ValueError("a figure is below 0")
-        if steps and min(vars(steps).values()) <= 0:
+
+        if self.step_seconds and min(vars(self.step_seconds).values()) <= 0:
             raise ValueError("a step takes no time")
-        speeds = [each for each in (self.samples_per_second, self.tokens_per_second) if each is not None]
-        if any(each <= 0 for each in speeds):
-            raise ValueError("a speed is not above 0")
+        for speed in (self.samples_per_second, self.tokens_per_second):
+            if speed is not None and speed <= 0:
+                raise ValueError("a speed is not above 0")
 
     def to_trial(self) -> dict[str, Any]:
         """An element of `trials` in --json, and of the journal."""
@@ -170,16 +193,29 @@ class Measurement:
 
     def to_measured(self) -> dict[str, Any]:
         """The `measured:` block of result.yaml and of `best` and `tiers` in --json."""
-        peak, steps, waited = self.peak_bytes, self.step_seconds, _rounded(self.communication_seconds)
-        sizes = {name: getattr(peak, name) for name in ("allocated", "reserved", "device")} if peak else {}
-        return {
+        step_seconds = None
+        if self.step_seconds:
+            step_seconds = {name: _rounded(time) for name, time in vars(self.step_seconds).items()}
+
+        peak_gib = None
+        if self.peak_bytes:
+            peak_gib = {name: _in_gib(size) for name, size in vars(self.peak_bytes).items()}
+            del peak_gib["resident"]
+
+        measured = {
             "tokens_per_second": _rounded(self.tokens_per_second),
             "samples_per_second": _rounded(self.samples_per_second),
-            "step_seconds": {name: _rounded(value) for name, value in vars(steps).items()} if steps else None,
-            "peak_gib": {name: size if size is None else round(size / GIB, 3) for name, size in sizes.items()} or None,
-            "verified": self.verified and waited is None,
-            **({"predicted_communication_seconds": waited} if waited is not None else {}),
+            "step_seconds": step_seconds,
+            "peak_gib": peak_gib,
+            "verified": self.verified and not self.is_of_one_rank,
         }
+        if self.is_of_one_rank:
+            measured["predicted_communication_seconds"] = _rounded(self.communication_seconds)
+        return measured
+
+
+def _in_gib(size: int | None) -> float | None:
+    return None if size is None else round(size / GIB, 3)
 
 
 def _rounded(value: float | None) -> float | None:

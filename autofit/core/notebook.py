@@ -10,7 +10,7 @@ from typing import Any
 def in_notebook() -> bool:
     """Whether this process runs the cells of a notebook."""
     ipython = sys.modules.get("IPython")
-    return hasattr(ipython.get_ipython() if ipython else None, "kernel")
+    return ipython is not None and hasattr(ipython.get_ipython(), "kernel")
 
 
 class Cell:
@@ -19,15 +19,16 @@ class Cell:
     def __init__(self) -> None:
         self._handle: Any = None
         self._shown: tuple[str, str | None] = ("", None)
-        self._context = contextvars.copy_context()  # tells ipykernel in any thread which cell this is
+        self._context = contextvars.copy_context()  # tells ipykernel in any thread the cell
 
     def show(self, text: str, markup: str | None = None) -> None:
         """Show lines of text, or HTML instead where the front end can."""
         if (text, markup) == self._shown:
             return
-        from IPython.display import display  # there is a cell only where the kernel has imported it already
 
-        self._shown = text, markup
+        from IPython.display import display  # the kernel of a cell has imported it already
+
+        self._shown = (text, markup)
         data = {"text/plain": text, "text/html": markup or f"<pre>{escape(text)}</pre>"}
         if self._handle is None:
             self._handle = display(data, raw=True, display_id=True)

@@ -1,6 +1,7 @@
-"""The Pareto front of memory and throughput, and what a Result holds beside its answer: alternatives, other budgets.
+"""The Pareto front of memory and throughput, alternatives to the best config, and other budgets.
 
-Points are measured or predicted and say which; a prediction replaces a measurement only where it is noticeably better.
+Points are measured or predicted and say which; a prediction replaces a measurement only where it is
+noticeably better.
 """
 
 import bisect
@@ -12,14 +13,17 @@ from autofit.core.config import Config, Value
 from autofit.core.measurement import Outcome
 from autofit.core.plain import to_plain
 
-MOST_POINTS = 20  # of a tier: enough to see its shape, and short enough to read
+MOST_POINTS = 20  # of a tier: enough to see its shape, and few enough to read
 
 
 @dataclass(frozen=True)
 class Point:
-    """Memory and speed of a config, as measured or as predicted. `peak_bytes` counts against a budget: the device's,
-    context included, and on a CPU that of tensors. Speeds compare with that of the best config: those of explored
-    configs are brought to the level of verified runs."""
+    """Memory and speed of a config, as measured or as predicted.
+
+    `peak_bytes` counts against a budget: the device's, context included, and on a CPU that of
+    tensors. Speeds compare with that of the best config: those of explored configs are brought to
+    the level of verified runs.
+    """
 
     config: Config
     peak_bytes: int
@@ -30,9 +34,12 @@ class Point:
 
 @dataclass(frozen=True)
 class Alternative:
-    """The best config with one knob changed, as measured or as predicted. The outcome of a prediction is `fits` or
-    `out_of_memory`, and its figures are those in a larger budget. `peak_bytes` is as that of a Point; of a config
-    measured to run out of memory it is what it had taken by then, None where that was no more than there is."""
+    """The best config with one knob changed, as measured or as predicted.
+
+    The outcome of a prediction is `fits` or `out_of_memory`, and its figures are those in a larger
+    budget. `peak_bytes` is as that of a Point; of a config measured to run out of memory it is what
+    it had taken by then, None where that was no more than there is.
+    """
 
     knob: str
     config: Config
@@ -52,13 +59,14 @@ class Alternative:
 
     def to_dict(self) -> dict[str, Any]:
         """An element of `alternatives` in --json: the config is the best one but for the knob."""
-        figures = {name: figure for name, figure in to_plain(self).items() if name not in ("knob", "config")}
-        return {"knob": self.knob, "value": self.value, **figures}
+        data = {"knob": self.knob, "value": self.value, **to_plain(self)}
+        del data["config"]
+        return data
 
 
 @dataclass(frozen=True)
 class OtherBudget:
-    """A budget to compare with the one asked for; `why` says it in a few words, `card` names one of that size."""
+    """A budget to compare with the one asked for: `why` in a few words, a `card` of that size."""
 
     why: str
     device_bytes: int
@@ -66,41 +74,62 @@ class OtherBudget:
 
 
 def frontier(points: Iterable[Point], *, tolerance: float = 0.0) -> tuple[Point, ...]:
-    """The points that none dominates: from each to the next more memory and more throughput. A predicted point is
-    dropped, too, where a measured one is as good within the relative `tolerance` of throughput and of memory."""
+    """The points that none dominates: from each to the next more memory and more throughput.
+
+    A predicted point is dropped, too, where a measured one is as good within the relative
+    `tolerance` of throughput and of memory.
+    """
     candidates = list(points)
     measured = _undominated(point for point in candidates if point.measured)
 
-    def needed(point: Point) -> bool:
-        rival = fastest_within(measured, point.peak_bytes * (1 + tolerance))
-        return rival is None or rival.samples_per_second * (1 + tolerance) < point.samples_per_second
-
-    return _undominated(point for point in candidates if point.measured or needed(point))
+    needed = list(measured)
+    for point in candidates:
+        if not point.measured:
+            rival = fastest_within(measured, point.peak_bytes * (1 + tolerance))
+            speed = point.samples_per_second
+            if rival is None or rival.samples_per_second * (1 + tolerance) < speed:
+                needed.append(point)
+    return _undominated(needed)
 
 
 def fastest_within(points: Sequence[Point], nbytes: float) -> Point | None:
     """The fastest point of a frontier that needs no more memory; None where all need more."""
-    index = bisect.bisect_right(points, nbytes, key=lambda point: point.peak_bytes)
-    return points[index - 1] if index else None
+    fitting = bisect.bisect_right(points, nbytes, key=lambda point: point.peak_bytes)
+    return points[fitting - 1] if fitting else None
 
 
-def thinned(points: Sequence[Point], keep: Collection[Point] = (), most: int = MOST_POINTS) -> tuple[Point, ...]:
-    """At most so many points of a frontier, dropping those that gain the least speed over the one before. The first,
-    the last and those of `keep` stay; predicted ones go first."""
+def thinned(
+    points: Sequence[Point],
+    keep: Collection[Point] = (),
+    most: int = MOST_POINTS,
+) -> tuple[Point, ...]:
+    """At most `most` points of a frontier: those that gain least over the one before are dropped.
+
+    The first, the last and those of `keep` stay; predicted ones go first.
+    """
     left = list(points)
     while len(left) > most:
-        inner = [index for index in range(1, len(left) - 1) if left[index] not in keep]
-        if not inner:
+        ranked = []
+        for index in range(1, len(left) - 1):
+            point = left[index]
+            if point not in keep:
+                gain = point.samples_per_second / left[index - 1].samples_per_second
+                ranked.append((point.measured, gain, index))
+
+        if not ranked:
             break
-        predicted = [index for index in inner if not left[index].measured]
-        gains = {i: left[i].samples_per_second / left[i - 1].samples_per_second for i in predicted or inner}
-        del left[min(gains, key=gains.__getitem__)]
+        _, _, least = min(ranked)
+        del left[least]
     return tuple(left)
 
 
 def _undominated(points: Iterable[Point]) -> tuple[Point, ...]:
     front: list[Point] = []
-    for point in sorted(points, key=lambda each: (each.peak_bytes, -each.samples_per_second, not each.measured)):
+    for point in sorted(points, key=_least_memory_first):
         if not front or point.samples_per_second > front[-1].samples_per_second:
             front.append(point)
     return tuple(front)
+
+
+def _least_memory_first(point: Point) -> tuple[int, float, bool]:
+    return point.peak_bytes, -point.samples_per_second, not point.measured

@@ -1,7 +1,8 @@
-"""Record: a Result with all that a report needs, as the data of `result.json`, from which it is read again.
+"""Record: a Result with all that a report needs, as `result.json` stores it.
 
-It holds what `autofit search --json` prints and more: the model searched for, the options, predictions beside the
-measurements, and how memory runs through a step of the best configs. No model is needed to read it.
+It holds what `autofit search --json` prints and more: the model searched for, the options,
+predictions beside the measurements, and how memory runs through a step of the best configs. No
+model is needed to read it.
 """
 
 import hashlib
@@ -22,13 +23,14 @@ from autofit.core.result import SCHEMA, TIERS, Result
 RECORD = "result.json"
 _AGAIN = "Write it again with autofit search."
 _ENDED = "Give the directory of a search that has ended."
+_LATER = ("finalists", "on_devices", "remedies", "learning")  # which older files lack
 # Fields of a Result that result.json does not hold as they are.
 _ARRANGED = ("best", "runner_up", "tiers", "predicted", "predicted_best", "predicted_tiers")
 
 
 @dataclass(frozen=True)
 class Predicted:
-    """What was predicted of a config that was measured: bytes of tensors and seconds of a step; None: nothing."""
+    """A prediction for a measured config: bytes of tensors, seconds of a step; None: unknown."""
 
     allocated_bytes: float | None = None
     step_seconds: float | None = None
@@ -39,11 +41,13 @@ class Record:
     """A finished search."""
 
     result: Result
-    options: Mapping[str, Any] = field(default_factory=dict)  # seed, tolerance, trials, time_limit, space, set
-    predicted: tuple[Predicted, ...] = ()  # one a trial, in their order; empty where nothing was predicted
+    # seed, tolerance, trials, time_limit, space, set
+    options: Mapping[str, Any] = field(default_factory=dict)
+    predicted: tuple[Predicted, ...] = ()  # one a trial, in their order; may be empty
     timelines: Mapping[str, Timeline] = field(default_factory=dict)  # by tier, of its best config
     finished: str = ""  # when the search ended, in ISO 8601
-    intact: bool = field(default=True, compare=False)  # False where the file was edited or has no digest
+    # False where the file was edited or has no digest
+    intact: bool = field(default=True, compare=False)
 
     @property
     def tolerance(self) -> float:
@@ -53,23 +57,36 @@ class Record:
     def to_text(self) -> str:
         """The text of result.json."""
         result = self.result
-        pairs = zip(result.trials, self.predicted or (Predicted(),) * len(result.trials), strict=True)
+        trials = [trial.to_trial() for trial in result.trials]
+        predicted = self.predicted or (Predicted(),) * len(trials)
+        for trial, prediction in zip(trials, predicted, strict=True):
+            trial["predicted"] = to_plain(prediction)
+
+        alternatives = [alternative.to_dict() for alternative in result.alternatives]
+        for alternative, written in zip(result.alternatives, alternatives, strict=True):
+            written["config"] = dict(alternative.config)
+
+        finals = {"best": result.best, "runner_up": result.runner_up, **result.tiers}
         data = {
             **result.to_json(),
-            "trials": [{**trial.to_trial(), "predicted": to_plain(prediction)} for trial, prediction in pairs],
-            "alternatives": [{**each.to_dict(), "config": dict(each.config)} for each in result.alternatives],
-            **{name: to_plain(getattr(result, name)) for name in ("model", "workload", "source", "hardware", "budget")},
+            "trials": trials,
+            "alternatives": alternatives,
+            "model": result.model,
+            "workload": to_plain(result.workload),
+            "source": to_plain(result.source),
+            "hardware": to_plain(result.hardware),
+            "budget": to_plain(result.budget),
             "options": dict(self.options),
-            "finals": to_plain({"best": result.best, "runner_up": result.runner_up, **result.tiers}),
+            "finals": to_plain(finals),
             "finalists": to_plain(result.finalists),
             "bound": result.bound,
             "is_predicted": result.predicted,
-            "notes": list(result.notes),
             "timelines": to_plain(self.timelines),
             "run_directory": result.run_directory,
             "finished": self.finished,
         }
-        return json.dumps({**data, "digest": _digest(data)}, default=str)
+        data["digest"] = _digest(data)
+        return json.dumps(data, default=str)
 
     @classmethod
     def load(cls, path: Path) -> "Record":
@@ -77,35 +94,47 @@ class Record:
         try:
             data = json.loads(read_text(path))
         except OSError as error:
-            raise InputError(f"there is no {path.name} in {path.parent}: {error.strerror}.", _ENDED) from error
+            message = f"there is no {path.name} in {path.parent}: {error.strerror}."
+            raise InputError(message, _ENDED) from error
         except (ValueError, RecursionError) as error:
             raise InputError(f"{path} is not JSON: {error}.", _AGAIN) from error
+
         if not isinstance(data, dict) or "finals" not in data:
             raise InputError(f"{path} is not a result of autofit.", _ENDED)
         if data.get("schema") != SCHEMA:
-            raise InputError(f"{path} has schema {shown(data.get('schema'))}; this autofit reads schema {SCHEMA}.")
+            schema = shown(data.get("schema"))
+            raise InputError(f"{path} has schema {schema}; this autofit reads schema {SCHEMA}.")
+
         try:
-            _check_options(data["options"])
-            written = data.pop("digest", None)
-            intact = written == _digest(data)
-            predicted = from_plain(tuple[Predicted, ...], [trial.pop("predicted") for trial in data["trials"]])
-            return cls(
-                result=_result(data),
-                options=data["options"],
-                predicted=predicted if any(each != Predicted() for each in predicted) else (),
-                timelines=from_plain(Mapping[str, Timeline], data["timelines"]),
-                finished=data["finished"],
-                intact=intact,
-            )
+            return cls._from_data(data)
         except (KeyError, TypeError, ValueError, AttributeError, InputError) as error:
-            raise InputError(f"{path} is damaged: {type(error).__name__}: {sentence(error)}.", _AGAIN) from error
+            reason = f"{type(error).__name__}: {sentence(error)}"
+            raise InputError(f"{path} is damaged: {reason}.", _AGAIN) from error
 
+    @classmethod
+    def _from_data(cls, data: dict[str, Any]) -> "Record":
+        """The record in the data of a result.json; raises what reading damaged data raises."""
+        options = data["options"]
+        tolerance = options.get("tolerance", 0.03)
+        if not isinstance(tolerance, int | float) or not 0 <= tolerance < 1:
+            raise ValueError(f"the tolerance is {shown(tolerance)}")
 
-def _check_options(options: Any) -> None:
-    """Raise a ValueError for options that no search has."""
-    tolerance = options.get("tolerance", 0.03)
-    if not isinstance(tolerance, int | float) or not 0 <= tolerance < 1:
-        raise ValueError(f"the tolerance is {shown(tolerance)}")
+        digest = data.pop("digest", None)
+        intact = digest == _digest(data)
+
+        plain = [trial.pop("predicted") for trial in data["trials"]]
+        predicted: tuple[Predicted, ...] = from_plain(tuple[Predicted, ...], plain)
+        if set(predicted) == {Predicted()}:
+            predicted = ()
+
+        return cls(
+            result=_result(data),
+            options=options,
+            predicted=predicted,
+            timelines=from_plain(Mapping[str, Timeline], data["timelines"]),
+            finished=data["finished"],
+            intact=intact,
+        )
 
 
 def _digest(data: Mapping[str, Any]) -> str:
@@ -113,17 +142,23 @@ def _digest(data: Mapping[str, Any]) -> str:
 
 
 def _result(data: dict[str, Any]) -> Result:
-    data = {"finalists": [], "on_devices": [], "remedies": [], "learning": [], **data}  # older records have none
-    for each in data["alternatives"]:
-        each.pop("value", None)  # of its config
-    for each in data["other_budgets"]:
-        each.pop("runs", None)  # found again on the Pareto front
+    data = {**dict.fromkeys(_LATER, ()), **data}
+    for alternative in data["alternatives"]:
+        alternative.pop("value", None)  # of its config
+    for budget in data["other_budgets"]:
+        budget.pop("runs", None)  # found again on the Pareto front
+
     finals = from_plain(Mapping[str, Measurement | None], data["finals"])
-    if any(each and not (each.throughput and finals["best"]) for each in finals.values()):
-        raise ValueError("a config that fits has no speed, or there is no best one")
+    for final in finals.values():
+        if final and not (final.throughput and finals["best"]):
+            raise ValueError("a config that fits has no speed, or there is no best one")
+
+    kinds = {name: kind for name, kind in field_types(Result).items() if name not in _ARRANGED}
+    values = {name: from_plain(kind, data[name]) for name, kind in kinds.items()}
+
     predicted = data.get("predicted") or {}
-    values = {name: from_plain(kind, data[name]) for name, kind in field_types(Result).items() if name not in _ARRANGED}
-    tiers, budget = predicted.get("tiers", {}), values["budget"]
+    tiers = predicted.get("tiers", {})
+    budget = values["budget"]
     return Result(
         **values,
         best=finals["best"],
@@ -131,7 +166,7 @@ def _result(data: dict[str, Any]) -> Result:
         tiers={name: finals[name] for name in TIERS if name in finals},
         predicted=data["is_predicted"],
         predicted_best=_estimate(predicted, budget),
-        predicted_tiers={name: _estimate(each, budget) for name, each in tiers.items()},
+        predicted_tiers={name: _estimate(plain, budget) for name, plain in tiers.items()},
     )
 
 

@@ -1,6 +1,7 @@
 """Result: all measurements of a search, the verified best and the best of every tier. Data only.
 
-The only place that knows how a result looks as YAML (`result.yaml`), as JSON (`autofit search --json`) and as a table.
+The only place that knows how a result looks as YAML (`result.yaml`), as JSON (`autofit search
+--json`) and as a table.
 """
 
 import csv
@@ -11,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import Field, ValidationError, create_model
+from pydantic import BaseModel, Field, FiniteFloat, ValidationError
 
 from autofit.core.budget import Budget
 from autofit.core.config import Config
@@ -28,164 +29,109 @@ from autofit.core.strict_yaml import dump, load_mapping
 
 SCHEMA = 1
 TIERS = ("full", "lora", "qlora", "head")
+_SKIPPED = ("predicted", "dominated", "refused")
+_FILES = ("result", "script", "exports", "report")
 _AGAIN = "Write it again with autofit search."
-_FIGURES = ("tokens_per_second", "samples_per_second", "loss", "seconds", "build_seconds", "compile_seconds", "steps")
 
 
 def tier(config: Mapping[str, Any]) -> str:
-    """Which of the kinds of learning a Config does; speeds are only equal work within one."""
-    if config.get("head_only"):
+    """What a Config trains: all weights, adapters, adapters of a quantized model, or the head."""
+    knobs = config if isinstance(config, Config) else Config(config)
+    if knobs.head_only:
         return "head"
-    if not config.get("lora_rank"):
+    if not knobs.lora_rank:
         return "full"
-    return "lora" if config.get("quantization") in (None, "none") else "qlora"
+    if knobs.quantization in (None, "none"):
+        return "lora"
+    return "qlora"
 
 
 def tiers_of(points: Iterable[Point]) -> tuple[str, ...]:
-    """The tiers to tell of: of the head alone only where it was asked for."""
-    return TIERS if any(tier(each.config) == "head" for each in points) else TIERS[:-1]
+    """The tiers to report; the head's only where a point trains the head alone."""
+    if any(tier(point.config) == "head" for point in points):
+        return TIERS
+    return TIERS[:-1]
 
 
 @dataclass(frozen=True)
 class OnDevices:
-    """What is predicted of the best config on so many devices of each node: the bytes that each needs at most, and the
-    tokens, or else samples, of all in a second."""
+    """A prediction for the best config on a number of devices of each node.
+
+    Attributes:
+        devices: their number.
+        high: the bytes that each needs at most.
+        rate: tokens a second of all together, or samples where no tokens are counted.
+    """
 
     devices: int
     high: int
     rate: float | None
 
 
-@dataclass(frozen=True)
-class Result:
-    """The outcome of a search.
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """The configs that a search recommends.
 
     Attributes:
-        workload: Workload.description().
-        source: how models/ makes the workload again; empty for one that lives in the user's process.
-        skipped: number of configs never probed, by reason: predicted, dominated, refused.
-        finalists: all that were verified, the best among them.
-        bound: how much faster than the best measured config any other is expected to be at most, at 95 %, as a share.
-        frontier: by tier the most throughput for each amount of memory, also beyond the budget.
-        alternatives: the best config with one knob changed.
-        predicted: whether configs never measured had a part in `frontier` and `alternatives`.
-        predicted_best, predicted_tiers: the configs predicted to be the fastest that fit, where nothing can be measured
-            for the card that is meant; `best` is None then.
-        on_devices: the config of the answer on other numbers of devices, the fewest first; empty for a search over one.
+        best: the fastest that was measured and verified; None where nothing fits or nothing could
+            be measured.
+        tiers: the same of every tier.
+        predicted_best, predicted_tiers: the configs predicted to be the fastest that fit, where the
+            card that is meant is not here to be measured on.
         remedies: where nothing fits, what would help, the cheapest first.
-        learning: what finalists learnt, where a judge was asked.
     """
 
-    model: str
-    workload: Mapping[str, Any]
-    source: Mapping[str, Any]
-    hardware: Hardware
-    budget: Budget
-    versions: Mapping[str, str]
     best: Measurement | None
     tiers: Mapping[str, Measurement | None]
+    runner_up: Measurement | None = None
+    nearest_miss: Measurement | None = None
+    predicted_best: Estimate | None = None
+    predicted_tiers: Mapping[str, Estimate | None] = field(default_factory=dict)
+    remedies: tuple[Remedy, ...] = ()
+
+    @property
+    def config(self) -> Config | None:
+        """The config of the answer, measured or else predicted; None where nothing fits."""
+        answer = self.best or self.predicted_best
+        return answer.config if answer else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trials:
+    """What a search tried.
+
+    Attributes:
+        skipped: number of configs never probed, by reason: predicted, dominated, refused.
+        finalists: the measurements of all configs that were verified, the best among them.
+        bound: how much faster than the best measured config any other is expected to be at most, at
+            95 %, as a share.
+    """
+
     trials: tuple[Measurement, ...]
     skipped: Mapping[str, int]
     stopped_by: str
     space_size: int
     search_seconds: float
-    nearest_miss: Measurement | None = None
-    runner_up: Measurement | None = None
     finalists: tuple[Measurement, ...] = ()
-    run_directory: str | None = None
-    files: Mapping[str, str | None] = field(default_factory=dict)
-    notes: tuple[str, ...] = ()
     bound: float | None = None
-    frontier: Mapping[str, tuple[Point, ...]] = field(default_factory=dict)
-    alternatives: tuple[Alternative, ...] = ()
-    other_budgets: tuple[OtherBudget, ...] = ()
-    predicted: bool = False
-    predicted_best: Estimate | None = None
-    predicted_tiers: Mapping[str, Estimate | None] = field(default_factory=dict)
-    on_devices: tuple[OnDevices, ...] = ()
-    remedies: tuple[Remedy, ...] = ()
-    learning: tuple[LearningCurve, ...] = ()
 
     @property
-    def config(self) -> Config | None:
-        """The config of the answer: the best that was measured, else the one predicted; None where nothing fits."""
-        answer = self.best or self.predicted_best
-        return answer.config if answer else None
-
-    # What reports ask for with every trial; each would otherwise look at all of them.
-
-    @functools.cached_property
-    def latest_by_config(self) -> Mapping[Config, Measurement]:
-        """Of every config its latest measurement: finalists were measured again."""
-        verified = (*self.finalists, *self.tiers.values(), self.runner_up, self.best)
-        return {one.config: one for one in (*self.trials, *verified) if one is not None}
-
-    @functools.cached_property
-    def best_explored(self) -> Measurement | None:
-        """The first measurement of the best config."""
-        return next((one for one in self.trials if self.best and one.config == self.best.config), None)
+    def was_interrupted(self) -> bool:
+        """Whether Ctrl-C ended the search."""
+        return self.stopped_by == "interrupt"
 
     @functools.cached_property
     def unit(self) -> str:
         """What throughput counts."""
         return "tokens" if any(trial.tokens_per_second for trial in self.trials) else "samples"
 
-    @functools.cached_property
-    def units_per_sample(self) -> float:
-        """Units of throughput in a sample: its tokens where tokens are counted."""
-        for one in (self.best, *self.trials):
-            if one and one.tokens_per_second and one.samples_per_second:
-                return one.tokens_per_second / one.samples_per_second
-        return 1.0
-
-    def fastest_within(self, device_bytes: int) -> dict[str, Point | None]:
-        """By tier the fastest config, measured or predicted, in a budget of so many bytes."""
-        usable = replace(self.budget, device_bytes=device_bytes).cap_bytes(self.hardware.device)
-        return {name: fastest_within(self.frontier.get(name, ()), usable) for name in self._shown}
-
-    @property
-    def _shown(self) -> tuple[str, ...]:
-        """The tiers that are written down: of the head alone where it was asked for."""
-        asked = self.tiers.get("head") or self.predicted_tiers.get("head") or self.frontier.get("head")
-        return TIERS if asked else TIERS[:-1]
-
-    def _repr_html_(self) -> str | None:
-        return as_html(self)
-
-    def to_json(self) -> dict[str, Any]:
-        """The one object that `autofit search --json` prints."""
-        predicted = _predicted(self.predicted_best)
-        tiers = {name: _predicted(self.predicted_tiers.get(name)) for name in self._shown}
-        return {
-            "schema": SCHEMA,
-            "best": _measured(self.best),
-            "predicted": predicted and {**predicted, "tiers": tiers},
-            "tiers": {name: _measured(self.tiers.get(name)) for name in self._shown},
-            "trials": to_plain(self.trials),
-            "skipped": {name: self.skipped.get(name, 0) for name in ("predicted", "dominated", "refused")},
-            "stopped_by": self.stopped_by,
-            "nearest_miss": to_plain(self.nearest_miss),
-            "frontier": {name: to_plain(self.frontier.get(name, ())) for name in self._shown},
-            "alternatives": [each.to_dict() for each in self.alternatives],
-            "other_budgets": [
-                {**to_plain(each), "runs": to_plain(self.fastest_within(each.device_bytes))}
-                for each in self.other_budgets
-            ],
-            "on_devices": to_plain(self.on_devices),
-            "remedies": to_plain(self.remedies),
-            **({"learning": to_plain(self.learning)} if self.learning else {}),
-            "space_size": self.space_size,
-            "search_seconds": round(self.search_seconds, 3),
-            "notes": list(self.notes),
-            "versions": dict(self.versions),
-            "files": {**dict.fromkeys(("result", "script", "exports", "report")), **self.files},
-        }
-
     def trials_csv(self) -> str:
         """All trials as CSV, a column a knob or a figure; what was not measured is empty."""
         rows = self._rows()
+        columns = list(rows[0]) if rows else ["number"]
+
         text = io.StringIO()
-        writer = csv.DictWriter(text, list(rows[0]) if rows else ["number"], lineterminator="\n")
+        writer = csv.DictWriter(text, columns, lineterminator="\n")
         writer.writeheader()
         writer.writerows(rows)
         return text.getvalue()
@@ -195,42 +141,194 @@ class Result:
         try:
             import pandas
         except ImportError as error:
-            raise InputError("a data frame needs pandas, which is not installed.", "pip install pandas") from error
+            message = "a data frame needs pandas, which is not installed."
+            raise InputError(message, "pip install pandas") from error
         return pandas.DataFrame(self._rows())
 
     def _rows(self) -> list[dict[str, Any]]:
-        """One mapping a trial, all with the same names; None where a figure was not measured. Sizes are bytes."""
-        knobs = list(dict.fromkeys(knob for trial in self.trials for knob in trial.config))
-        return [
-            {
+        """One mapping a trial, all with the same keys; None for what was not measured."""
+        knobs = dict.fromkeys(knob for trial in self.trials for knob in trial.config)
+        rows = []
+
+        for trial in self.trials:
+            steps = trial.step_seconds
+            peak = trial.peak_bytes
+            settings = {knob: trial.config.get(knob) for knob in knobs}
+
+            row = {
                 "number": trial.number,
-                **{knob: trial.config.get(knob) for knob in knobs},
+                **settings,
                 "outcome": trial.outcome.value,
-                "step_seconds": (steps := trial.step_seconds) and steps.median,
+                "step_seconds": steps and steps.median,
                 "step_seconds_low": steps and steps.low,
                 "step_seconds_high": steps and steps.high,
-                **{name: getattr(trial, name) for name in _FIGURES},
-                "allocated_bytes": (peak := trial.peak_bytes) and peak.allocated,
+                "tokens_per_second": trial.tokens_per_second,
+                "samples_per_second": trial.samples_per_second,
+                "loss": trial.loss,
+                "seconds": trial.seconds,
+                "build_seconds": trial.build_seconds,
+                "compile_seconds": trial.compile_seconds,
+                "steps": trial.steps,
+                "allocated_bytes": peak and peak.allocated,
                 "reserved_bytes": peak and peak.reserved,
                 "device_bytes": peak and peak.device,
                 "verified": trial.verified,
                 "reason": trial.reason,
             }
-            for trial in self.trials
-        ]
+            rows.append(row)
+        return rows
+
+
+@dataclass(frozen=True, kw_only=True)
+class Annotations:
+    """What a search says around its answer.
+
+    Attributes:
+        frontier: by tier the most throughput for each amount of memory, also beyond the budget.
+        alternatives: the best config with one knob changed.
+        predicted: whether configs never measured had a part in `frontier` and `alternatives`.
+        on_devices: the config of the answer on other numbers of devices, the fewest first; empty
+            for a search over one.
+        learning: what finalists learnt, where a judge was asked.
+        notes: sentences that the user should know.
+    """
+
+    frontier: Mapping[str, tuple[Point, ...]] = field(default_factory=dict)
+    alternatives: tuple[Alternative, ...] = ()
+    other_budgets: tuple[OtherBudget, ...] = ()
+    predicted: bool = False
+    on_devices: tuple[OnDevices, ...] = ()
+    learning: tuple[LearningCurve, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result(Answer, Trials, Annotations):
+    """The outcome of a search: what was searched for, the answer, the trials, and annotations.
+
+    Attributes:
+        workload: Workload.description().
+        source: how models/ makes the workload again; empty for one that lives in the user's
+            process.
+        files: the paths of what was written, by kind.
+    """
+
+    model: str
+    workload: Mapping[str, Any]
+    source: Mapping[str, Any]
+    hardware: Hardware
+    budget: Budget
+    versions: Mapping[str, str]
+    run_directory: str | None = None
+    files: Mapping[str, str | None] = field(default_factory=dict)
+
+    # Reports ask for these with every trial, and computing one looks at all trials: so they are
+    # cached.
+
+    @functools.cached_property
+    def latest_by_config(self) -> Mapping[Config, Measurement]:
+        """The latest measurement of each config: finalists were measured again."""
+        in_order = (
+            *self.trials,
+            *self.finalists,
+            *self.tiers.values(),
+            self.runner_up,
+            self.best,
+        )
+        return {trial.config: trial for trial in in_order if trial is not None}
+
+    @functools.cached_property
+    def best_explored(self) -> Measurement | None:
+        """The first measurement of the best config."""
+        if self.best:
+            for trial in self.trials:
+                if trial.config == self.best.config:
+                    return trial
+        return None
+
+    @functools.cached_property
+    def units_per_sample(self) -> float:
+        """Units of throughput in a sample: its tokens where tokens are counted."""
+        for measurement in (self.best, *self.trials):
+            if measurement and measurement.tokens_per_second and measurement.samples_per_second:
+                return measurement.tokens_per_second / measurement.samples_per_second
+        return 1.0
+
+    def fastest_within(self, device_bytes: int) -> dict[str, Point | None]:
+        """By tier the fastest config, measured or predicted, in a budget of so many bytes."""
+        budget = replace(self.budget, device_bytes=device_bytes)
+        usable = budget.cap_bytes(self.hardware.device)
+        fronts = {name: self.frontier.get(name, ()) for name in self._shown_tiers}
+        return {name: fastest_within(front, usable) for name, front in fronts.items()}
+
+    @property
+    def _shown_tiers(self) -> tuple[str, ...]:
+        """The tiers that are written down; the head's only where it was asked for."""
+        for by_tier in (self.tiers, self.predicted_tiers, self.frontier):
+            if by_tier.get("head"):
+                return TIERS
+        return TIERS[:-1]
+
+    def _repr_html_(self) -> str | None:
+        return as_html(self)
+
+    def to_json(self) -> dict[str, Any]:
+        """The one object that `autofit search --json` prints."""
+        tiers = self._shown_tiers
+
+        predicted = _predicted(self.predicted_best)
+        if predicted is not None:
+            estimates = self.predicted_tiers
+            predicted["tiers"] = {name: _predicted(estimates.get(name)) for name in tiers}
+
+        other_budgets = []
+        for budget in self.other_budgets:
+            runs = self.fastest_within(budget.device_bytes)
+            other_budgets.append({**to_plain(budget), "runs": to_plain(runs)})
+
+        data = {
+            "schema": SCHEMA,
+            "best": _measured(self.best),
+            "predicted": predicted,
+            "tiers": {name: _measured(self.tiers.get(name)) for name in tiers},
+            "trials": to_plain(self.trials),
+            "skipped": {reason: self.skipped.get(reason, 0) for reason in _SKIPPED},
+            "stopped_by": self.stopped_by,
+            "nearest_miss": to_plain(self.nearest_miss),
+            "frontier": {name: to_plain(self.frontier.get(name, ())) for name in tiers},
+            "alternatives": [alternative.to_dict() for alternative in self.alternatives],
+            "other_budgets": other_budgets,
+            "on_devices": to_plain(self.on_devices),
+            "remedies": to_plain(self.remedies),
+        }
+        if self.learning:
+            data["learning"] = to_plain(self.learning)
+
+        return data | {
+            "space_size": self.space_size,
+            "search_seconds": round(self.search_seconds, 3),
+            "notes": list(self.notes),
+            "versions": dict(self.versions),
+            "files": {**dict.fromkeys(_FILES), **self.files},
+        }
 
     def to_yaml(self) -> str:
-        """The text of result.yaml; raises InputError where there is no best config to write down."""
+        """The text of result.yaml; raises InputError where there is no best config."""
         if self.config is None:
             raise InputError("a result without a best config has nothing to write down.")
-        hardware = {
+
+        hardware: dict[str, Any] = {
             "device": self.hardware.device,
             "name": self.hardware.name,
             "memory_gib": round(self.hardware.memory_bytes / GIB, 1),
             "budget_gib": round(self.budget.device_bytes / GIB, 3),
             "margin": self.budget.margin,
         }
-        optional = {"allocator": self.hardware.allocator, "measured_on": self.hardware.measured_on}
+        if self.hardware.allocator:
+            hardware["allocator"] = self.hardware.allocator
+        if self.hardware.measured_on:
+            hardware["measured_on"] = self.hardware.measured_on
+
         data: dict[str, Any] = {
             "autofit": SCHEMA,
             "model": self.model,
@@ -238,35 +336,45 @@ class Result:
             "source": dict(self.source),
             "devices": self.hardware.devices,  # on each node
             "nodes": self.hardware.nodes,
-            "hardware": {**hardware, **{name: value for name, value in optional.items() if value}},
+            "hardware": hardware,
             "versions": dict(self.versions),
             "config": dict(self.config),
         }
+
         if self.best is not None:
             data["measured"] = self.best.to_measured()
-            data["tiers"] = {name: _measured(self.tiers.get(name)) for name in self._shown}
+            data["tiers"] = {name: _measured(self.tiers.get(name)) for name in self._shown_tiers}
         elif self.predicted_best is not None:
-            data |= {"measured": None, "predicted": self.predicted_best.to_predicted()}
-            estimates = {name: self.predicted_tiers.get(name) for name in self._shown}
-            data["tiers"] = {
-                name: each and {"config": dict(each.config), "predicted": each.to_predicted()}
-                for name, each in estimates.items()
-            }
+            data["measured"] = None
+            data["predicted"] = self.predicted_best.to_predicted()
+            data["tiers"] = dict.fromkeys(self._shown_tiers)
+            for name in self._shown_tiers:
+                estimate = self.predicted_tiers.get(name)
+                if estimate:
+                    data["tiers"][name] = {
+                        "config": dict(estimate.config),
+                        "predicted": estimate.to_predicted(),
+                    }
         return dump(data)
 
 
 def _measured(measurement: Measurement | None) -> dict[str, Any] | None:
-    return None if measurement is None else {"config": dict(measurement.config), "measured": measurement.to_measured()}
+    if measurement is None:
+        return None
+    return {"config": dict(measurement.config), "measured": measurement.to_measured()}
 
 
 def _predicted(estimate: Estimate | None) -> dict[str, Any] | None:
-    return None if estimate is None else {"config": dict(estimate.config), "estimate": estimate.to_dict()}
+    if estimate is None:
+        return None
+    return {"config": dict(estimate.config), "estimate": estimate.to_dict()}
 
 
 def result_of(given: "Result | SavedResult | str | Path") -> "Result | SavedResult":
     """A result, read where it is the path of a result.yaml; an InputError for anything else."""
     if isinstance(given, str | Path):
         return SavedResult.load(expanded(given, "the path of a result"))
+
     rule = "a result is needed, or the path of a result.yaml"
     require(isinstance(given, Result | SavedResult), rule, given, "Give what autofit.search gave.")
     return given
@@ -274,8 +382,10 @@ def result_of(given: "Result | SavedResult | str | Path") -> "Result | SavedResu
 
 @dataclass(frozen=True)
 class SavedResult:
-    """What a later command reads from result.yaml: how to make the workload again, and the config to run. Where nothing
-    was measured, `measured` is empty and `predicted` holds the figures."""
+    """What a later command reads from result.yaml: how to make the workload, and the config to run.
+
+    Where nothing was measured, `measured` is empty and `predicted` holds the figures.
+    """
 
     model: str
     workload: Mapping[str, Any]
@@ -295,21 +405,30 @@ class SavedResult:
             message = f"{path} is not a result of autofit: it lacks {', '.join(missing)}."
             raise InputError(message, "Give a result.yaml.")
         if data["autofit"] != SCHEMA:
-            raise InputError(f"{path} has schema {shown(data['autofit'])}; this autofit reads schema {SCHEMA}.")
+            schema = shown(data["autofit"])
+            raise InputError(f"{path} has schema {schema}; this autofit reads schema {SCHEMA}.")
+
         parts = {key: data[key] for key in ("workload", "config")}
-        parts |= {key: data.get(key) or {} for key in ("source", "hardware", "measured", "predicted", "versions")}
-        several = {key: data[key] for key in ("devices", "nodes") if key in data}
+        for key in ("source", "hardware", "measured", "predicted", "versions"):
+            part = data.get(key)
+            parts[key] = {} if part is None else part
         for key, part in parts.items():
-            if not isinstance(part, dict) or not isinstance(data.get(key), dict | None):
+            if not isinstance(part, dict):
                 raise InputError(f"{path}: {key} must be a mapping.", _AGAIN)
+
+        counts = {key: data[key] for key in ("devices", "nodes") if key in data}
+        parts["hardware"] = {**parts["hardware"], **counts}
+        parts["model"] = data["model"]
         try:
-            parts["hardware"] = {**parts["hardware"], **several}
-            _Parts.model_validate({**parts, "model": data["model"]}, strict=True)
+            _Parts.model_validate(parts, strict=True)
         except ValidationError as error:
             first = error.errors()[0]
-            given = f"{'.'.join(map(str, first['loc']))} is {shown(first['input'])}"
-            raise InputError(f"{path}: {given}. {first['msg']}.", _AGAIN) from error
-        return cls(model=data["model"], **{**parts, "config": Config(parts["config"])})
+            place = ".".join(map(str, first["loc"]))
+            message = f"{path}: {place} is {shown(first['input'])}. {first['msg']}."
+            raise InputError(message, _AGAIN) from error
+
+        parts["config"] = Config(parts["config"])
+        return cls(**parts)
 
 
 def knobs_of(source: Mapping[str, Any] | str | Path) -> Mapping[str, Any]:
@@ -318,38 +437,79 @@ def knobs_of(source: Mapping[str, Any] | str | Path) -> Mapping[str, Any]:
         return source
     rule = "config must be an autofit.Config, a mapping of knobs or a path"
     require(isinstance(source, str | Path), rule, source, "Or leave it out.")
+
     data = load_mapping(expanded(source, "config"))
-    return SavedResult.load(source).config if {"autofit", "config"} & data.keys() else data
+    if "autofit" in data or "config" in data:
+        return SavedResult.load(source).config
+    return data
 
 
-# What is read of a result.yaml: each part and figure optional, but of its type where it is there.
-_TEXT: Any = (str | None, None)
-_COUNT: Any = (Annotated[int, Field(ge=1)] | None, None)
-_FINITE: Any = Annotated[float, Field(allow_inf_nan=False)]
-_NUMBER: Any = (_FINITE | None, None)
-_STEP: Any = (create_model("Step", median=_FINITE, low=_FINITE, high=_FINITE) | None, None)
-_PEAK: Any = (create_model("Peak", allocated=_FINITE, reserved=_NUMBER, device=_NUMBER) | None, None)
-_INTERVAL: Any = (create_model("Interval", low=_FINITE, high=_FINITE) | None, None)
-_Speeds = create_model("Speeds", tokens_per_second=_NUMBER, samples_per_second=_NUMBER)
-_SIZES = dict.fromkeys(("memory_gib", "budget_gib", "margin"), _NUMBER)
-_Parts = create_model(
-    "Parts",
-    model=str,
-    workload=create_model(
-        "Work",
-        **dict.fromkeys(("task", "data", "form"), _TEXT),
-        packing=(bool | None, None),
-        **dict.fromkeys(("sequence_length", "effective_batch_size", "document_tokens"), _COUNT),
-    ),
-    hardware=create_model(
-        "Device",
-        **_SIZES,
-        **dict.fromkeys(("device", "name", "allocator", "measured_on"), _TEXT),
-        **dict.fromkeys(("devices", "nodes"), _COUNT),
-    ),
-    versions=dict[str, str],
-    measured=create_model(
-        "Measured", __base__=_Speeds, step_seconds=_STEP, peak_gib=_PEAK, predicted_communication_seconds=_NUMBER
-    ),
-    predicted=create_model("Predicted", __base__=_Speeds, step_seconds=_NUMBER, device_bytes=_INTERVAL),
-)
+# What is read of a result.yaml: each figure may be absent, but is of its type where it is there.
+# Errors show the names Interval, Step and Peak, which is why they have no underscore.
+_Text = str | None
+_Count = Annotated[int, Field(ge=1)] | None
+_Number = FiniteFloat | None
+
+
+class _Workload(BaseModel):
+    task: _Text = None
+    data: _Text = None
+    form: _Text = None
+    packing: bool | None = None
+    sequence_length: _Count = None
+    effective_batch_size: _Count = None
+    document_tokens: _Count = None
+
+
+class _Hardware(BaseModel):
+    memory_gib: _Number = None
+    budget_gib: _Number = None
+    margin: _Number = None
+    device: _Text = None
+    name: _Text = None
+    allocator: _Text = None
+    measured_on: _Text = None
+    devices: _Count = None
+    nodes: _Count = None
+
+
+class Interval(BaseModel):
+    low: FiniteFloat
+    high: FiniteFloat
+
+
+class Step(BaseModel):
+    median: FiniteFloat
+    low: FiniteFloat
+    high: FiniteFloat
+
+
+class Peak(BaseModel):
+    allocated: FiniteFloat
+    reserved: _Number = None
+    device: _Number = None
+
+
+class _Speeds(BaseModel):
+    tokens_per_second: _Number = None
+    samples_per_second: _Number = None
+
+
+class _Measured(_Speeds):
+    step_seconds: Step | None = None
+    peak_gib: Peak | None = None
+    predicted_communication_seconds: _Number = None
+
+
+class _Predicted(_Speeds):
+    step_seconds: _Number = None
+    device_bytes: Interval | None = None
+
+
+class _Parts(BaseModel):
+    model: str
+    workload: _Workload
+    hardware: _Hardware
+    versions: dict[str, str]
+    measured: _Measured
+    predicted: _Predicted

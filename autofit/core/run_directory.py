@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import IO
 
 from autofit.core.errors import InputError
+from autofit.core.events import Notify
 from autofit.core.files import check_writable, expanded, locked, write_atomically
 from autofit.core.quoting import shell_path
 
@@ -26,22 +27,29 @@ class TakenError(InputError):
 
 @contextlib.contextmanager
 def free_run_directory(path: Path) -> Iterator["RunDirectory"]:
-    """Enter the run directory at a path or, where that is taken, the first free one of path-2, path-3, ..."""
+    """Enter the run directory at a path, or at the first free one of path-2, path-3, ..."""
+    numbered = path
     with contextlib.ExitStack() as stack:
         for number in itertools.count(1):
-            numbered = path.with_name(f"{path.name}-{number}") if number > 1 else path
+            if number > 1:
+                numbered = path.with_name(f"{path.name}-{number}")
             with contextlib.suppress(TakenError):
                 directory = stack.enter_context(RunDirectory(numbered))
                 break
+
         yield directory
 
 
 class RunDirectory:
-    """Paths inside a run directory, and the lock on it, which the system drops however a process dies. A context
-    manager; raises InputError where another process uses it, or it holds something else than `resume` says. An error
-    before the first measurement leaves nothing that was not there before."""
+    """Paths inside a run directory, and the lock on it.
+
+    The system drops the lock however a process dies. A context manager; raises InputError where
+    another process uses it, or it holds something else than `resume` says. An error before the
+    first measurement leaves nothing that was not there before.
+    """
 
     def __init__(self, path: Path, *, resume: bool = False) -> None:
+        self.notify: Notify = lambda text: None  # is told when the directory had to be made again
         self.path = expanded(path, "out").absolute()
         self.result = self.path / "result.yaml"
         self.script = self.path / "train.py"
@@ -61,21 +69,23 @@ class RunDirectory:
     def check(self) -> None:
         """Raise the InputErrors of entering that need no lock."""
         if self._resume and not self.path.exists():
-            raise InputError(f"there is no search to resume in {self.path}.", "Leave out --resume, or check --out.")
+            message = f"there is no search to resume in {self.path}."
+            raise InputError(message, "Leave out --resume, or check --out.")
         check_writable(self.path, folder=True, remedy=_OTHER)
-        if self.journal.exists() and not self.journal.is_file():
-            raise InputError(f"{self.journal} is no regular file.", _OTHER)
-        if self.path.is_dir() and self._holds_something() and not (self._resume and self.journal.exists()):
-            if self.journal.exists():
+        if self.journal.exists():
+            if not self.journal.is_file():
+                raise InputError(f"{self.journal} is no regular file.", _OTHER)
+            if not self._resume:
                 remedy = "Add --resume to continue it, or choose another --out."
                 raise TakenError(f"{self.path} already holds a search.", remedy)
+        elif self.path.is_dir() and self._holds_something():
             raise TakenError(f"{self.path} already holds other files.", _OTHER)
 
     def __enter__(self) -> "RunDirectory":
         try:
             self.check()
             own = (self.journal, self.probes, self._lock_path, self.path, *self.path.parents)
-            self._made = [each for each in own if not each.exists()]
+            self._made = [path for path in own if not path.exists()]
             self._hold()
         except OSError as error:
             self._discard()
@@ -83,20 +93,24 @@ class RunDirectory:
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        name = error.filename if isinstance(error, OSError) else None
-        is_here = isinstance(name, str | os.PathLike) and Path(name).is_relative_to(self.path)
+        is_here = False  # whether the error is of a file in this directory
+        if isinstance(error, OSError) and isinstance(error.filename, str | os.PathLike):
+            is_here = Path(error.filename).is_relative_to(self.path)
+
         if not any(b'"measurement":' in line for line in self.lines):
             if error is not None and self._is_held():
                 self._discard()
         elif is_here:
             self.restored()
         self._lock.close()
+
         if isinstance(error, OSError) and is_here:
             remedy = _OTHER
             if self.journal.exists():
                 resumed = f"--resume --out {shell_path(str(self.path))}"
                 remedy = f"All measurements are safe: make room and continue with {resumed}."
-            raise InputError(f"{name} cannot be written: {error.strerror}.", remedy) from error
+            message = f"{error.filename} cannot be written: {error.strerror}."
+            raise InputError(message, remedy) from error
 
     def restored(self) -> bool:
         """Make the directory and its journal again if they were deleted since; whether they were.
@@ -105,23 +119,32 @@ class RunDirectory:
         """
         if self._is_held() and self.probes.is_dir() and (self.journal.exists() or not self.lines):
             return False
+
+        deleted = f"{self.path} was deleted during the search"
         journal = b"".join(self.lines)
         time.sleep(_PAUSE)
         try:
             self._lock.close()
             self._hold()
-            if self.journal.exists() and not journal.startswith(self.journal.read_bytes()[:200]):
-                raise FileExistsError(errno.EEXIST, "another search was there meanwhile")
+            if self.journal.exists():
+                beginning = self.journal.read_bytes()[:200]
+                if not journal.startswith(beginning):
+                    raise FileExistsError(errno.EEXIST, "another search was there meanwhile")
             if journal:
                 write_atomically(self.journal, journal)
         except (InputError, OSError) as error:
             self._lock.close()
             self._elsewhere = self._elsewhere or Path(tempfile.mkdtemp(prefix="autofit-"))
             (self._elsewhere / self.journal.name).write_bytes(journal)
+
             reason = error.strerror if isinstance(error, OSError) else error
-            message = f"{self.path} was deleted during the search and cannot be made again: {reason}."
-            remedy = f"All measurements are safe: continue with --resume --out {shell_path(str(self._elsewhere))}."
-            raise InputError(message, remedy) from error
+            resumed = f"--resume --out {shell_path(str(self._elsewhere))}"
+            raise InputError(
+                f"{deleted} and cannot be made again: {reason}.",
+                f"All measurements are safe: continue with {resumed}.",
+            ) from error
+
+        self.notify(f"{deleted}: it is made again, with its journal.")
         return True
 
     def _hold(self) -> None:
@@ -131,7 +154,8 @@ class RunDirectory:
         except BlockingIOError as error:
             message = f"{self.path} is in use by another autofit process."
             raise TakenError(message, "Wait for it to end, or choose another --out.") from error
-        self.probes.mkdir(exist_ok=True)  # after the lock, by which a run that was killed here is known
+        # After the lock: a directory with these two alone is that of a run that was killed here.
+        self.probes.mkdir(exist_ok=True)
 
     def _is_held(self) -> bool:
         """Whether the lock is held on what is now at this path."""
@@ -141,11 +165,16 @@ class RunDirectory:
         return False
 
     def _discard(self) -> None:
-        for each in self._made:
+        for path in self._made:
             with contextlib.suppress(OSError):  # somebody put something else there
-                shutil.rmtree(each) if each == self.probes else each.rmdir() if each.is_dir() else each.unlink()
+                if path == self.probes:
+                    shutil.rmtree(path)
+                elif path.is_dir():
+                    path.rmdir()
+                else:
+                    path.unlink()
 
     def _holds_something(self) -> bool:
         """Whether there is more than the files of a run killed before its first measurement."""
         names = {entry.name for entry in self.path.iterdir()}
-        return bool(names - {".lock"}) and names != {".lock", "probes"}
+        return names not in (set(), {".lock"}, {".lock", "probes"})

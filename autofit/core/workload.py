@@ -1,7 +1,7 @@
 """Workload: what to train, apart from how; and the hyperparameters, which autofit never changes.
 
-A Workload is three factories and the batch that defines the learning. Probe processes call them, so they must survive
-cloudpickle; nothing here imports torch.
+A Workload is three factories and the batch that defines the learning. Probe processes call them, so
+they must survive cloudpickle; nothing here imports torch.
 """
 
 import sys
@@ -10,53 +10,29 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from autofit.core.errors import InputError, is_whole, require
+from autofit.core.task import Task
+from autofit.core.tasks import TASKS
+from autofit.core.tasks.custom import CUSTOM
 
-CLASSIFICATION_TASKS = (  # their heads are new: trained whole
-    *("sequence-classification", "token-classification", "image-classification", "video-classification"),
-    "audio-classification",
-)
-NEXT_TOKEN_TASKS = ("causal-lm", "image-text-to-text")  # whose labels are shifted by one in the loss
-TASKS = (
-    *(*NEXT_TOKEN_TASKS, "masked-lm", "seq2seq", "speech-seq2seq", "ctc", "question-answering", "embeddings"),
-    *(*CLASSIFICATION_TASKS, "semantic-segmentation", "object-detection", "custom"),
-)
-MOST_SAMPLES, MOST_TOKENS = 2**20, 2**31  # of an effective batch, whose divisors are micro-batches; of a sample
+MOST_SAMPLES = 2**20  # of an effective batch, whose divisors are micro-batches
+MOST_TOKENS = 2**31  # of a sample
 SCHEDULES = ("constant", "cosine", "linear")
-LEARNT = ("assistant", "all")  # of chats the assistant's turns, of prompts the completions; or all tokens
-CLASS_SUFFIXES = {  # of the names of transformers' classes
-    "ForCausalLM": "causal-lm",
-    "LMHeadModel": "causal-lm",
-    "ForMaskedLM": "masked-lm",
-    "ForSequenceClassification": "sequence-classification",
-    "ForTokenClassification": "token-classification",
-    "ForQuestionAnswering": "question-answering",
-    "ForImageClassification": "image-classification",
-    "ForVideoClassification": "video-classification",
-    "ForAudioClassification": "audio-classification",
-    "ForSemanticSegmentation": "semantic-segmentation",
-    "ForObjectDetection": "object-detection",
-    "ForCTC": "ctc",
-}
+# Which tokens: of chats the assistant's turns and of prompts the completions, or all.
+LEARNT = ("assistant", "all")
 
 
-def task_of(model: object) -> str | None:
-    """The task of a transformers model, also inside a PeftModel, by the name of its class; None for any other."""
-    get_base_model = getattr(model, "get_base_model", None)
-    base = get_base_model() if callable(get_base_model) and hasattr(model, "peft_config") else model
-    name = type(base).__name__
-    return next((task for suffix, task in CLASS_SUFFIXES.items() if name.endswith(suffix)), None)
-
-
-def reduction_of(task: str, config: object) -> str:
-    """Whether the loss of a transformers model is a mean or a sum, which those of CTC have in their config."""
-    return str(getattr(config, "ctc_loss_reduction", "mean")) if task == "ctc" else "mean"
+def reduction_of(task: Task, config: object) -> str:
+    """Whether the loss of a transformers model is a "mean" or a "sum"; CTC's config says it."""
+    if task.labels == "transcript":
+        return str(getattr(config, "ctc_loss_reduction", "mean"))
+    return "mean"
 
 
 EACH = "*"  # in the path of a count: every item of a list that holds one for each sample
 
 
 class Rows(dict[Any, Any]):
-    """A batch whose samples are the rows of its tensors, whatever positions that start again in a row may say."""
+    """A batch of one sample a row, even where positions start again within a row."""
 
 
 @dataclass(frozen=True)
@@ -64,10 +40,13 @@ class Count:
     """What a mean loss runs over, as something that can be counted in any batch (by `data.counts`).
 
     Args:
-        kind: "samples"; "sum" of a loss that is no mean, but a sum over samples; "unequal", the entries of a tensor
-            that differ from `value`; "elements", all entries; "total", the sum of the entries.
-        path: the keys and indices that lead to the tensor in a batch; EACH stands for all items of a list.
-        columns: "all", or of every row those of the "next" tokens ([:, 1:]) or of "earlier" ones ([:, :-1]).
+        kind: "samples"; "sum" of a loss that is no mean, but a sum over samples; "unequal", the
+            entries of a tensor that differ from `value`; "elements", all entries; "total", the sum
+            of the entries.
+        path: the keys and indices that lead to the tensor in a batch; EACH stands for all items of
+            a list.
+        columns: "all", or of every row those of the "next" tokens ([:, 1:]) or of "earlier" ones
+            ([:, :-1]).
         mask: the path of a mask that must not be zero there, too.
     """
 
@@ -82,13 +61,17 @@ class Count:
             return "samples"
         if self.kind == "sum":
             return "a sum over samples"
+
         tensor = self._named(self.path)
         if self.kind == "elements":
             return f"elements of {tensor}"
         if self.kind == "total":
             return f"the sum of {tensor}"
-        words = f"{tensor} != {self.value}"
-        return words if self.mask is None else f"{words} where {self._named(self.mask)} != 0"
+
+        unequal = f"{tensor} != {self.value}"
+        if self.mask is None:
+            return unequal
+        return f"{unequal} where {self._named(self.mask)} != 0"
 
     def _named(self, path: tuple[Any, ...]) -> str:
         keys = "".join("[i]" if key == EACH else f"[{key!r}]" for key in path)
@@ -108,42 +91,51 @@ class Traits:
     batch_norm: bool  # whether slices of a batch change the statistics of normalisation layers
     dropout: bool
     adapters: bool = False  # whether it has some already, of its user's or of an earlier training
-    experts: str | None = None  # a name in those of all experts' weights: "experts"; None where there are none
-    head: bool = False  # a transformers model's cross-entropy over a linear head: `loss` need not hold all logits
-    heads: int = 0  # what divides all numbers of attention's heads, of queries and of keys; 0: it is not known
+    experts: str | None = None  # in the names of all experts' weights: "experts"; None: no experts
+    # Whether it is a transformers model with cross-entropy over a linear head: `loss` need not hold
+    # all logits.
+    head: bool = False
+    heads: int = 0  # divides all numbers of attention's heads, of queries and keys; 0: not known
     plan: bool = False  # whether transformers says how to split its layers over devices
     splits: bool = True  # whether the loss of a batch is the weighted mean of its slices' losses
-    count: Count | None = None  # what that mean runs over, as gradients show; None: as the task says
-    rivals: tuple[Count, ...] = ()  # other counts that agree with `count` on all batches seen so far
+    count: Count | None = None  # what that mean runs over, by gradients; None: as the task says
+    rivals: tuple[Count, ...] = ()  # other counts that agree with `count` on all batches so far
     notes: tuple[str, ...] = ()
-    # Equal for workloads that take the same memory and time; None where user code cannot be compared.
+    # Equal for workloads of the same memory and time; None where user code cannot be compared.
     fingerprint: str | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True)
 class Workload:
-    """A model factory, a batch factory, a loss and what it averages over, and the batch that defines the learning.
+    """A model, its batches, its loss, and the effective batch that defines the learning.
 
     Args:
-        model: () -> nn.Module; called with parameters on the meta device, so it need not be cheap in memory.
-        batch: n -> a batch of n samples (dim 0 of every tensor) of the largest shape the data can produce.
-        loss: (model, batch) -> scalar, or (sum, number of its terms); default `model(**batch).loss`, or what the model
-            returns if that is the loss.
+        model: () -> nn.Module; called with parameters on the meta device, so it need not be cheap
+            in memory.
+        batch: n -> a batch of n samples (dim 0 of every tensor) of the largest shape the data can
+            produce.
+        loss: (model, batch) -> scalar, or (sum, number of its terms); default
+            `model(**batch).loss`, or what the model returns if that is the loss.
         effective_batch_size: samples per optimizer step; every config is compared at this number.
         unit: "samples" or "tokens" (then `sequence_length` is needed), what throughput counts.
         reduction: "mean" (over `count`) or "sum".
-        count: batch -> number the mean runs over; default: what gradients of a few samples show, and for transformers'
-            own losses what the task says.
-        split: (batch, size) -> a list of micro-batches of `size` samples, the last one maybe shorter; needed where the
-            samples are neither along dim 0 nor in a layout that is known (data/layouts.py).
-        optimizer: parameter groups -> an optimizer to use instead of the knob's; the loop sets its learning rate.
-        keeps: formats ("float32", ...) of trained and of frozen weights that must not change, which narrows the search;
-            None: they may.
+        count: batch -> number the mean runs over; default: what gradients of a few samples show,
+            and for transformers' own losses what the task says.
+        split: (batch, size) -> a list of micro-batches of `size` samples, the last one maybe
+            shorter; needed where the samples are neither along dim 0 nor in a layout that is known
+            (data/layouts.py).
+        optimizer: parameter groups -> an optimizer to use instead of the knob's; the loop sets its
+            learning rate.
+        keeps: formats ("float32", ...) of trained and of frozen weights that must not change, which
+            narrows the search; None: they may.
         varying: whether samples have many shapes, as texts padded to the longest of a batch.
-        packing: whether its texts are put one after the other and cut, or padded; None: no data is known.
+        packing: whether its texts are put one after the other and cut, or padded; None: no data is
+            known.
         padding: the share of padded batches that is padding.
-        document_tokens: the length of packed samples in the mean, where they do not see one another; None: they do.
-        data, form: the file that it was searched with, and the fields of its rows ("prompt+completion"); None: no file.
+        document_tokens: the length of packed samples in the mean, where they do not see one
+            another; None: they do.
+        data, form: the file that it was searched with, and the fields of its rows
+            ("prompt+completion"); None: no file.
         source: how models/ makes it again; written to result.yaml.
         notes: sentences about it that a person should read.
     """
@@ -154,7 +146,7 @@ class Workload:
     effective_batch_size: int = 32
     unit: str = "samples"
     sequence_length: int | None = None
-    task: str = "custom"
+    task: str = CUSTOM.name
     name: str = "custom"
     reduction: str = "mean"
     count: Callable[[Any], float] | None = None
@@ -172,55 +164,86 @@ class Workload:
     notes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        for part in ("model", "batch", "loss", "count", "split", "optimizer"):
-            function, needed = getattr(self, part), part in ("model", "batch")
-            if not callable(function) and (needed or function is not None):
+        for part in ("model", "batch"):
+            function = getattr(self, part)
+            if not callable(function):
                 message = f"Workload.{part} must be a function, not {type(function).__name__}."
-                raise InputError(
-                    message, f"Write {part}=lambda ...: ..." if needed else "Leave it out for the default."
-                )
+                raise InputError(message, f"Write {part}=lambda ...: ...")
+        for part in ("loss", "count", "split", "optimizer"):
+            function = getattr(self, part)
+            if function is not None and not callable(function):
+                message = f"Workload.{part} must be a function, not {type(function).__name__}."
+                raise InputError(message, "Leave it out for the default.")
+
         check_sizes(self.sequence_length, self.effective_batch_size)
         require(self.unit in ("samples", "tokens"), "unit must be 'samples' or 'tokens'", self.unit)
         if self.unit == "tokens" and self.sequence_length is None:
-            raise InputError("unit='tokens' needs sequence_length.", "Give the number of tokens of one sample.")
-        require(self.task in TASKS, f"task must be one of {', '.join(TASKS)}", self.task)
-        require(self.reduction in ("mean", "sum"), "reduction must be 'mean' or 'sum'", self.reduction)
+            message = "unit='tokens' needs sequence_length."
+            raise InputError(message, "Give the number of tokens of one sample.")
+
+        require(self.task in (*TASKS,), f"task must be one of {', '.join(TASKS)}", self.task)
+        is_reduction = self.reduction in ("mean", "sum")
+        require(is_reduction, "reduction must be 'mean' or 'sum'", self.reduction)
         require(isinstance(self.varying, bool), "varying must be True or False", self.varying)
         require(isinstance(self.name, str), "Workload.name must be text", self.name)
-        of_samples = ("packing", bool | None), ("padding", float), ("document_tokens", int | None)
-        of_data = ("data", str | None), ("form", str | None)
-        of_model = ("keeps", tuple | None), ("traits", Traits | None), ("source", Mapping), ("notes", tuple)
-        for part, kind in *of_samples, *of_data, *of_model:
+        for part, kind in _OURS.items():
             value = getattr(self, part)
             require(isinstance(value, kind), f"Workload.{part} is for autofit to give", value)
 
     def summary(self) -> dict[str, Any]:
         """What figures depend on."""
-        names = ["task", "sequence_length", "effective_batch_size"]
-        names += ["document_tokens"] if self.document_tokens else []
-        return {name: getattr(self, name) for name in names}
+        summary: dict[str, Any] = {
+            "task": self.task,
+            "sequence_length": self.sequence_length,
+            "effective_batch_size": self.effective_batch_size,
+        }
+        if self.document_tokens:
+            summary["document_tokens"] = self.document_tokens
+        return summary
 
     def description(self) -> dict[str, Any]:
         """The `workload:` block of result.yaml."""
-        of_data: dict[str, Any] = {}
+        described = self.summary()
         if self.packing is not None:
-            of_data = {"packing": self.packing, "padding": round(self.padding, 4)}
+            described["packing"] = self.packing
+            described["padding"] = round(self.padding, 4)
         if self.data is not None:
-            of_data |= {"data": self.data, "form": self.form}
-        return self.summary() | of_data
+            described["data"] = self.data
+            described["form"] = self.form
+        return described
+
+
+# The types of fields that autofit gives, not its user.
+_OURS = {
+    "packing": bool | None,
+    "padding": float,
+    "document_tokens": int | None,
+    "data": str | None,
+    "form": str | None,
+    "keeps": tuple | None,
+    "traits": Traits | None,
+    "source": Mapping,
+    "notes": tuple,
+}
 
 
 def check_sizes(length: object, batch: Any) -> None:
-    """Raise an InputError for what cannot be a sequence length, or None, and an effective batch size."""
-    require(is_whole(batch, 1), "the effective batch size must be a positive whole number", batch)
-    require(batch <= MOST_SAMPLES, f"the effective batch size must be at most {MOST_SAMPLES:,}", batch)
+    """Raise an InputError for an impossible length (None: none) or effective batch size."""
+    name = "the effective batch size"
+    require(is_whole(batch, 1), f"{name} must be a positive whole number", batch)
+    require(batch <= MOST_SAMPLES, f"{name} must be at most {MOST_SAMPLES:,}", batch)
+
     fine = length is None or (is_whole(length, 1) and length <= MOST_TOKENS)
-    require(fine, f"the sequence length must be from 1 to {MOST_TOKENS:,}", length, "For example 2048.")
+    rule = f"the sequence length must be from 1 to {MOST_TOKENS:,}"
+    require(fine, rule, length, "For example 2048.")
 
 
 @dataclass(frozen=True)
 class Hyperparameters:
-    """Learning rate, its schedule, and what keeps training stable. Weight decay applies to matrices only."""
+    """Learning rate, its schedule, and what keeps training stable.
+
+    Weight decay applies to matrices only.
+    """
 
     lr: float = 1e-4
     weight_decay: float = 0.0
@@ -230,20 +253,31 @@ class Hyperparameters:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        lr, decay, norm = self.lr, self.weight_decay, self.max_grad_norm
-        require(_is_number(lr) and lr > 0, "the learning rate must be positive", lr, "For example lr=1e-4.")
-        require(self.schedule in SCHEDULES, f"schedule must be one of {', '.join(SCHEDULES)}", self.schedule)
-        require(_is_number(decay) and decay >= 0, "weight_decay must be a number of at least 0", decay)
-        require(is_whole(self.warmup_steps, 0), "warmup_steps must be a whole number of at least 0", self.warmup_steps)
+        lr = self.lr
+        is_rate = _is_number(lr) and lr > 0
+        require(is_rate, "the learning rate must be positive", lr, "For example lr=1e-4.")
+
+        rule = f"schedule must be one of {', '.join(SCHEDULES)}"
+        require(self.schedule in SCHEDULES, rule, self.schedule)
+
+        decay = self.weight_decay
+        is_decay = _is_number(decay) and decay >= 0
+        require(is_decay, "weight_decay must be a number of at least 0", decay)
+
+        steps = self.warmup_steps
+        require(is_whole(steps, 0), "warmup_steps must be a whole number of at least 0", steps)
         check_seed(self.seed)
-        fine = norm is None or (_is_number(norm) and norm > 0)
-        require(fine, "max_grad_norm must be positive", norm, "Leave it out for none.")
+
+        norm = self.max_grad_norm
+        is_norm = norm is None or (_is_number(norm) and norm > 0)
+        require(is_norm, "max_grad_norm must be positive", norm, "Leave it out for none.")
 
 
 def check_seed(seed: object) -> None:
     """Raise an InputError for what cannot be the seed of every random draw."""
     fine = is_whole(seed, -(2**63)) and seed < 2**63
-    require(fine, "seed must be a whole number of at most 63 bits", seed, "For example 0.")
+    rule = "seed must be a whole number of at most 63 bits"
+    require(fine, rule, seed, "For example 0.")
 
 
 def check_learn(learn: object) -> None:
@@ -252,19 +286,30 @@ def check_learn(learn: object) -> None:
 
 
 def length_of_training(epochs: int | None, steps: int | None) -> int:
-    """The one of them that is given, by default one pass; an InputError for another length than a whole number."""
+    """The number of epochs or steps, whichever is given; one epoch where neither is.
+
+    Raises InputError where both are, and for what is no whole number from 1.
+    """
     if epochs is not None and steps is not None:
         raise InputError("epochs and steps both say how long to train.", "Give one of them.")
-    given = steps if steps is not None else epochs if epochs is not None else 1
-    require(is_whole(given, 1), "the length of training must be a positive whole number", given)
-    return given
+
+    length = 1
+    if steps is not None:
+        length = steps
+    elif epochs is not None:
+        length = epochs
+    require(is_whole(length, 1), "the length of training must be a positive whole number", length)
+    return length
 
 
 def check_counts(**counts: object) -> None:
     """Raise InputError unless each is a whole number from 1."""
     for name, count in counts.items():
-        require(is_whole(count, 1), f"{name} must be a whole number from 1", count, f"For example {name}=2.")
+        rule = f"{name} must be a whole number from 1"
+        require(is_whole(count, 1), rule, count, f"For example {name}=2.")
 
 
 def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    return abs(value) <= sys.float_info.max

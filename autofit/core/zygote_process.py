@@ -1,5 +1,7 @@
-"""The process of a zygote (`autofit.probe.zygote`) as it is started; light, so that the command line can start one
-before it imports torch itself: both then import at the same time.
+"""How the process of a zygote (`autofit.probe.zygote`) is started.
+
+This page imports little, so that the command line can start a zygote before it imports torch
+itself: both then import at the same time.
 """
 
 import contextlib
@@ -11,13 +13,14 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from autofit.core.environment import importing_alike, set_defaults
 
+# Imports take seconds, and a fifth more with gc. Whoever is killed meanwhile takes it along.
 START = """
 import gc
 gc.disable()
 from autofit.core.forks import die_with_parent
 die_with_parent()
 from autofit.probe.zygote import main
-main()"""  # whoever is killed while it imports, which takes seconds, and a fifth more with gc, takes it along
+main()"""
 # What children find imported. Together they take 4 seconds, those of plain models half of that.
 PLAIN = "autofit.probe.measure", "bitsandbytes"
 TRANSFORMERS = "transformers", "transformers.modeling_utils", *PLAIN, "peft"
@@ -25,11 +28,19 @@ _early: list["ZygoteProcess"] = []
 
 
 class ZygoteProcess:
-    """A zygote that imports modules of these names, the socket to it, and what it printed so far."""
+    """A zygote that imports modules of these names, the socket to it, and what it printed."""
 
-    def __init__(self, environment: Mapping[str, str], start: str, names: Sequence[str] = TRANSFORMERS) -> None:
-        self.environment, self.names = environment, names
-        self._log = os.fdopen(os.memfd_create("zygote"), "rb")  # no file: the run directory may not be known yet
+    def __init__(
+        self,
+        environment: Mapping[str, str],
+        start: str,
+        names: Sequence[str] = TRANSFORMERS,
+    ) -> None:
+        self.environment = environment
+        self.names = names
+        # No file: the run directory may not be known yet.
+        self._log = os.fdopen(os.memfd_create("zygote"), "rb")
+
         self.socket, theirs = socket.socketpair()
         with theirs:
             self.process = subprocess.Popen(
@@ -46,7 +57,8 @@ class ZygoteProcess:
         """What it printed so far."""
         if self._log.closed:
             return b""
-        return os.pread(self._log.fileno(), os.fstat(self._log.fileno()).st_size, 0)  # it appends where it is
+        descriptor = self._log.fileno()
+        return os.pread(descriptor, os.fstat(descriptor).st_size, 0)  # it appends where it is
 
     def close(self) -> None:
         """End the socket, which ends the zygote, and forget what it printed."""
@@ -57,7 +69,8 @@ class ZygoteProcess:
 def environment_of_zygote() -> dict[str, str]:
     """The environment of a zygote, which imports from where this process does."""
     environment = importing_alike()
-    # Ask NVML whether there is a GPU: the plain check opens CUDA, which does not survive the forks to come.
+
+    # Ask NVML whether there is a GPU: the plain check opens CUDA, which survives no fork.
     environment["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
     set_defaults(environment)
     return environment
@@ -65,9 +78,10 @@ def environment_of_zygote() -> dict[str, str]:
 
 @contextlib.contextmanager
 def started_early(names: Sequence[str] = TRANSFORMERS) -> Iterator[None]:
-    """Inside, a zygote imports what the first executor will need, which then takes it; else it ends with this."""
+    """Inside, a zygote imports for the first executor, which takes it; else it ends with this."""
     early = ZygoteProcess(environment_of_zygote(), START, names)
     _early.append(early)
+
     try:
         yield
     finally:
@@ -79,8 +93,10 @@ def started_early(names: Sequence[str] = TRANSFORMERS) -> Iterator[None]:
 
 
 def taken(environment: Mapping[str, str]) -> ZygoteProcess | None:
-    """The zygote that was started early, unless it would be started otherwise by now: the user's own code may set
-    variables, and change where what is imported comes from."""
+    """The zygote that was started early; None where there is none, or it would differ by now.
+
+    The user's own code may set variables, and change where what is imported comes from.
+    """
     if _early and _given(_early[0].environment) == _given(environment):
         return _early.pop()
     return None

@@ -9,7 +9,8 @@ from typing import Any
 
 import torch
 
-from autofit.core.workload import EACH, NEXT_TOKEN_TASKS, Count, Workload
+from autofit.core.tasks import TASKS
+from autofit.core.workload import EACH, Count, Workload
 from autofit.data.batch import IGNORED_LABEL, labels_of, sample_count, split
 from autofit.data.layouts import layout_of
 
@@ -32,14 +33,15 @@ def by_task(workload: Workload, batch: Any) -> Count:
     row is never used: counting it puts the gradient 8 % off with uneven padding (measured). Other integer labels per
     token count where they are valid; anything else counts samples, also CTC: its loss is divided by each sample's own
     number of labels."""
-    predicts_next = workload.task in NEXT_TOKEN_TASKS
-    if predicts_next and labels_of(batch, "shift_labels") is not None:  # transformers uses them where they are given
+    task = TASKS[workload.task]
+    if task.predicts_next_token and labels_of(batch, "shift_labels") is not None:  # which transformers prefers
         return Count("unequal", ("shift_labels",))
 
     labels = labels_of(batch)
-    if labels is None or labels.is_floating_point() or workload.task == "ctc":
+    if labels is None or labels.is_floating_point() or task.labels == "transcript":
         return SAMPLES
-    return Count("unequal", ("labels",), columns="next" if predicts_next and labels.dim() >= 2 else "all")
+    columns = "next" if task.predicts_next_token and labels.dim() >= 2 else "all"
+    return Count("unequal", ("labels",), columns=columns)
 
 
 def loss_count(workload: Workload, batch: Any) -> float:

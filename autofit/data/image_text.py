@@ -17,6 +17,7 @@ import numpy as np
 import torch
 
 from autofit.core.errors import InputError, counted, reported, sentence
+from autofit.core.tasks import TASKS
 from autofit.core.workload import Workload
 from autofit.data.batch import IGNORED_LABEL
 from autofit.data.columnar import Stored
@@ -27,13 +28,6 @@ from autofit.data.rows import named_file, read_rows
 from autofit.data.samples import FileLoader
 from autofit.data.tokens import cached_map
 
-_FORMS = (
-    ("image", "prompt", "completion"),
-    ("image", "messages"),
-    ("image", "conversations"),
-    ("image", "text"),
-    ("messages",),
-)
 _SHORTER = "Search with a longer sequence length, or give smaller images."
 _MARK = "<image>"  # where in a text an image is, in LLaVA's data
 _FEATURES = {
@@ -110,7 +104,7 @@ def image_text_loader(workload: Workload, path: Path, processing: Processing, op
     """The loader of a file whose rows name images and have texts, for a model with that processor."""
     check_pillow(path)
     assert workload.sequence_length is not None, "models/ gives it one"
-    rows = read_rows(path, _FORMS)
+    rows = read_rows(path, TASKS[workload.task].rows)
     folder = path if path.is_dir() else path.parent
     columns = (rows.columns[name] for name in rows.form)
     samples = [

@@ -12,17 +12,15 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 
 from autofit.core.errors import InputError, counted, reported, sentence
+from autofit.core.tasks import TASKS
 from autofit.core.workload import Workload
 from autofit.data.batch import IGNORED_LABEL
 from autofit.data.columnar import Stored
-from autofit.data.labels import Labels, labels_from
+from autofit.data.labels import labels_from
 from autofit.data.options import DataOptions
 from autofit.data.processors import Processing
 from autofit.data.rows import named_file, read_rows
 from autofit.data.samples import FileLoader
-
-SOUND = ("speech-seq2seq", "ctc", "audio-classification")
-_SAID, _CLASS = ("audio", "transcript"), ("audio", "label")
 
 
 @dataclass(frozen=True)
@@ -65,7 +63,8 @@ def sound_loader(
         if importlib.util.find_spec(package) is None:
             message = f"{path} names files of sound, which {package} reads, and it is not installed."
             raise InputError(message, "Install both that are needed: pip install soundfile soxr.")
-    rows = read_rows(path, (_CLASS if workload.task == "audio-classification" else _SAID,))
+    task = TASKS[workload.task]
+    rows = read_rows(path, task.rows)
     folder = path if path.is_dir() else path.parent
     located = list(zip(rows.columns["audio"], rows.locations, strict=True))
     files = [named_file(name, folder, location, "sound") for name, location in located]
@@ -78,19 +77,20 @@ def sound_loader(
     if len(shape) == 1 and max(seconds) > (measured := shape[0] / processing.processor.sampling_rate):
         of_sound = f"sound is up to {max(seconds):.3g} s long, and that of a search {measured:.3g} s"
         notes.append(f"{of_sound}: training may need more memory, and more time, than was measured.")
-    labels: Labels | None = None
-    if workload.task == "audio-classification":
-        labels = labels_from(rows.columns["label"], rows.locations, options.labels)
-        samples = Recordings(files, rows.locations, labels.numbers, processing)
-    else:
-        said, note = _said(tokenizer, rows.columns["transcript"], processing.start, workload.sequence_length)
+
+    size = workload.effective_batch_size
+    if task.classifies:
+        classes = labels_from(rows.columns["label"], rows.locations, options.labels)
+        samples = Recordings(files, rows.locations, classes.numbers, processing)
+        return FileLoader(samples, size, notes=tuple(notes), label_names=classes.names, ahead=True)
+
+    said, note = _said(tokenizer, rows.columns["transcript"], processing.start, workload.sequence_length)
+    notes += note
+    samples = Recordings(files, rows.locations, said, processing)
+    if processing.samples_a_label:
+        samples, note = _long_enough(samples, seconds, processing.samples_a_label)
         notes += note
-        samples = Recordings(files, rows.locations, said, processing)
-        if processing.samples_a_label:
-            samples, note = _long_enough(samples, seconds, processing.samples_a_label)
-            notes += note
-    names = labels.names if labels else {}
-    return FileLoader(samples, workload.effective_batch_size, notes=tuple(notes), label_names=names, ahead=True)
+    return FileLoader(samples, size, notes=tuple(notes), ahead=True)
 
 
 def _said(

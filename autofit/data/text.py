@@ -10,77 +10,77 @@ import numpy as np
 import torch
 
 from autofit.core.errors import InputError, counted
+from autofit.core.tasks import TASKS
 from autofit.core.workload import LEARNT, Workload
 from autofit.data.batch import IGNORED_LABEL
 from autofit.data.byte_tokenizer import CHAT_TEMPLATE
 from autofit.data.chat import ChatTemplate, UnlocatedError, marks_assistant_turns, unlocated
 from autofit.data.labels import Labels, labels_from
 from autofit.data.options import DataOptions, LabelRule
-from autofit.data.rows import ANSWERS, COMPLETION, LABELLED, MESSAGES, PAIR, TAGGED, TEXT, TWINS, Rows, read_rows
+from autofit.data.rows import ANSWERS, LABELLED, MESSAGES, PAIR, TAGGED, TEXT, TWINS, Rows, read_rows
 from autofit.data.samples import FileLoader, Lengths, Ragged, Stacked, Twins
 from autofit.data.tokens import Encoding, encode
 
-FORMS = {
-    "causal-lm": (TEXT, COMPLETION, MESSAGES),
-    "masked-lm": (TEXT,),
-    "sequence-classification": (LABELLED,),
-    "seq2seq": (PAIR,),
-    "token-classification": (TAGGED,),
-    "embeddings": (TWINS,),
-    "question-answering": (ANSWERS,),
-}
-
-PACKED = ("causal-lm", "masked-lm")  # tasks whose samples can be put one after the other
 _WASTE = 0.2  # of what batches hold: more padding than this is told
 
 
 def text_loader(workload: Workload, path: Path, tokenizer: Any, options: DataOptions) -> FileLoader:
     """The loader of texts in a file or directory, for a task of text."""
-    length, is_masked = workload.sequence_length, workload.task == "masked-lm"
+    task = TASKS[workload.task]
+    length = workload.sequence_length
+    size = workload.effective_batch_size
+    is_masked = task.labels == "hidden tokens"
     assert length is not None, "models/ gives every text task a sequence length"
     if is_masked and tokenizer.mask_token_id is None:
         remedy = "Give weights with the tokenizer of a masked language model."
         raise InputError("the tokenizer has no mask token.", remedy)
-    rows = read_rows(path, FORMS[workload.task], by_line=options.packing is False)
+
+    rows = read_rows(path, task.rows, by_line=options.packing is False)
     packing = rows.form == TEXT if options.packing is None else options.packing
-    notes = []
+    notes = list(rows.notes)
     if rows.form == MESSAGES:
-        notes = _prepare_chat_template(tokenizer, rows, options.learn)
-    elif workload.task == "causal-lm" and tokenizer.eos_token_id is None and len(rows.locations) > 1:
+        notes += _prepare_chat_template(tokenizer, rows, options.learn)
+    elif task.predicts_next_token and tokenizer.eos_token_id is None and len(rows.locations) > 1:
         notes.append("the tokenizer has no end-of-text token, so where a text ends is not learnt.")
     rows, classes = _classes(rows, options.labels)
+
     encoding = Encoding(tokenizer, None if packing else length, options.learn, is_masked)
     encoded = encode(rows, encoding, progress=options.progress)
-    ids, labels = _flat(encoded, "input_ids"), _flat(encoded, "labels")
+    ids = _flat(encoded, "input_ids")
+    labels = _flat(encoded, "labels")
+    spans = _spans(encoded, "input_ids")
+    padding = tokenizer.pad_token_id or 0
     if not len(ids):
         raise InputError(f"the data in {path} holds no text.", "Give at least one line that has some.")
-    notes = [*rows.notes, *notes]
     if cut := sum(encoded["cut"]):
         notes.append(f"cut to {length} tokens: {cut} of {counted(len(encoded), 'sample')}.")
-    size, zeros = workload.effective_batch_size, getattr(workload.batch, "zeros", ())
-    if rows.form == TWINS:
-        spans = torch.cat([_spans(encoded, "input_ids"), _spans(encoded, "labels") + len(ids)])
-        texts = Ragged({"input_ids": torch.cat([ids, labels])}, spans, tokenizer.pad_token_id or 0)
-        return FileLoader(Twins(texts), size, notes=tuple(notes))
+
     samples: Stacked | Ragged
+    if rows.form == TWINS:
+        both = torch.cat([spans, _spans(encoded, "labels") + len(ids)])
+        texts = Ragged({"input_ids": torch.cat([ids, labels])}, both, padding)
+        return FileLoader(Twins(texts), size, notes=tuple(notes))
     if packing:
         inputs = _packed(ids, length)
         targets = _packed(labels, length) if len(labels) else inputs
-        apart = _apart(_spans(encoded, "input_ids"), targets) if options.apart else {}
+        apart = _apart(spans, targets) if options.apart else {}
         samples = Stacked({"input_ids": inputs, "labels": targets, **apart})
+    elif rows.form == ANSWERS:
+        types = _flat(encoded, "types")
+        by_token = {"input_ids": ids, "token_type_ids": types} if len(types) else {"input_ids": ids}
+        answers = _spans(encoded, "labels")
+        starts = answers[:, 0]
+        places = torch.cat([labels, labels.new_zeros(2)]).long()
+        ends = {"start_positions": places[starts], "end_positions": places[starts + 1]}
+        samples = Ragged(by_token, spans, padding, ends, answers)
+    elif classes and task.classifies_texts:
+        samples = Ragged({"input_ids": ids}, spans, padding, {"labels": classes.numbers})
     else:
         by_token = {"input_ids": ids, "labels": labels if len(labels) else ids}
-        per_sample = {}
-        if classes and rows.form == LABELLED:
-            by_token, per_sample = {"input_ids": ids}, {"labels": classes.numbers}
-        label_spans = _spans(encoded, "labels") if rows.form in (PAIR, ANSWERS) else None
-        if label_spans is not None and rows.form == ANSWERS:
-            types, places = _flat(encoded, "types"), torch.cat([labels, labels.new_zeros(2)]).long()
-            by_token = {"input_ids": ids, **({"token_type_ids": types} if len(types) else {})}
-            starts = label_spans[:, 0]
-            per_sample = {"start_positions": places[starts], "end_positions": places[starts + 1]}
-        samples = Ragged(by_token, _spans(encoded, "input_ids"), tokenizer.pad_token_id or 0, per_sample, label_spans)
-    has_labels = samples.has_labels(shifted=workload.task == "causal-lm")
+        targets_apart = _spans(encoded, "labels") if rows.form == PAIR else None
+        samples = Ragged(by_token, spans, padding, label_spans=targets_apart)
+
+    has_labels = samples.has_labels(shifted=task.predicts_next_token)
     if not has_labels.any():
         remedy = "Search with a longer sequence length, or check what is to be learnt."
         raise InputError(f"no sample of {path} has a label to learn within {length} tokens.", remedy)
@@ -88,17 +88,24 @@ def text_loader(workload: Workload, path: Path, tokenizer: Any, options: DataOpt
         of_all = counted(len(has_labels), "sample")
         notes.append(f"left out, without a label to learn within {length} tokens: {dropped} of {of_all}.")
         samples = samples.only(has_labels)
+
     lengths = None
-    if workload.task in PACKED:
-        spans = samples.spans if isinstance(samples, Ragged) else _spans(encoded, "input_ids")
+    if task.packs:
+        if isinstance(samples, Ragged):
+            spans = samples.spans
         lengths = Lengths.of((spans[:, 1] - spans[:, 0]).clamp(1, length), size)
         if not packing and (note := padding_note(lengths, size)):
             notes.append(note)
-    mask_id = int(tokenizer.mask_token_id) if is_masked else None
-    label_names = classes.names if classes else {}
-    of_texts: dict[str, Any] = {"label_names": label_names, "zeros": zeros, "lengths": lengths}
-    of_texts["form"] = "+".join(rows.form)
-    return FileLoader(samples, size, mask_id, notes=tuple(notes), **of_texts)
+    return FileLoader(
+        samples,
+        size,
+        mask_id=int(tokenizer.mask_token_id) if is_masked else None,
+        notes=tuple(notes),
+        label_names=classes.names if classes else {},
+        zeros=getattr(workload.batch, "zeros", ()),
+        lengths=lengths,
+        form="+".join(rows.form),
+    )
 
 
 def padding_note(lengths: Lengths, batch_size: int) -> str | None:

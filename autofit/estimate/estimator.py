@@ -99,7 +99,7 @@ def _interval(
     low, high = prediction * least, prediction * most
     if uncertainty is not None:
         low, high = low - uncertainty, high + uncertainty
-    elif traced.config["compile"] != "none":
+    elif traced.config.compile != "none":
         low -= (peak.parts["activations"] + peak.parts["temporary"]) * (1 - LEAST_COMPILED)
         high *= MOST_COMPILED
     return int(low), int(high)
@@ -110,7 +110,7 @@ def times_of(
 ) -> dict[str, Any]:
     """The fields of an Estimate that are about time; `factor`: how much longer than predicted steps have taken."""
     speed = Speed.of(rates, hardware, traced.config)
-    accumulation = int(traced.config["gradient_accumulation_steps"] or 1)
+    accumulation = traced.config.gradient_accumulation_steps or 1
     phases = [traced.waits(traced.spans(name), speed, overlapping=True) for name in ("forward", "backward")]
     update = traced.waits(traced.spans("update"), Speed.of_update(rates, hardware, traced.config))
     micro = {name: sum(each[name] for each in phases) for name in update}
@@ -128,7 +128,7 @@ def times_of(
     samples = workload.effective_batch_size / seconds
     tokens = samples * workload.sequence_length if workload.unit == "tokens" and workload.sequence_length else None
     # The usual count: a backward costs twice its forward, once if most weights are frozen; never more than is computed.
-    flops = sum(cost.flops for cost in traced.costs_of("forward")) * (2.0 if traced.config["lora_rank"] else 3.0)
+    flops = sum(cost.flops for cost in traced.costs_of("forward")) * (2.0 if traced.config.lora_rank else 3.0)
     flops = min(flops, sum(cost.flops for cost in traced.costs))
     return {
         "step_seconds": seconds,
@@ -144,7 +144,7 @@ def _peak(traced: Trace, rates: Rates) -> float:
     flops: Counter[str] = Counter()
     for cost in traced.costs:
         flops[format_of(cost.dtype)] += cost.flops
-    if traced.config["precision"] == "tf32":
+    if traced.config.precision == "tf32":
         flops["tf32"] += flops.pop("float32", 0)
     seconds = sum(count / rate_of(rates.peak or rates.matmul, name) for name, count in flops.items())
     return flops.total() / seconds if seconds else rate_of(rates.peak or rates.matmul, "float32")
@@ -152,7 +152,7 @@ def _peak(traced: Trace, rates: Rates) -> float:
 
 def _notes(traced: Trace, rates: Rates | None, uncertainty: float | None) -> list[str]:
     notes = []
-    if traced.config["compile"] != "none":
+    if traced.config.compile != "none":
         detail = "in a wide interval" if uncertainty is None else "less what compiled transformers compute again"
         notes.append(f"compiled code cannot be traced: the memory is that of the eager operations, {detail}.")
     notes += traced.assumptions

@@ -5,7 +5,7 @@ tell all between. Replicas change nothing but what is exchanged, and each of the
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -19,8 +19,6 @@ from autofit.estimate.ranks import group_of
 from autofit.estimate.roofline import Speed
 from autofit.estimate.scaling import Floats
 from autofit.estimate.segments import Segment
-
-_DEGREES = ("data_parallel_replicate", "data_parallel_shard", "context_parallel", "tensor_parallel")
 
 
 def have_few_shards(configs: Iterable[Config]) -> bool:
@@ -40,17 +38,12 @@ def standing_for(config: Config, hardware: Hardware, *, few: bool = False) -> Se
     alike = layout.context * layout.tensor
     fewest, most = 2 if alike == 1 else 1, hardware.world // alike
     if layout.shard * alike == 1:  # replicas alone
-        return [(_with(config, Layout(2, 1)), 1.0)]
-    if few or layout.shard in (fewest, most) or config["data_parallel"] != "fsdp":
-        return [(_with(config, Layout(1, layout.shard, layout.context, layout.tensor)), 1.0)]
+        return [(config.replace(**Layout(2, 1).knobs), 1.0)]
+    if few or layout.shard in (fewest, most) or config.data_parallel != "fsdp":
+        return [(config.replace(**replace(layout, replicate=1).knobs), 1.0)]
     share = (1 / fewest - 1 / layout.shard) / (1 / fewest - 1 / most)
-    ends = (Layout(1, shards, layout.context, layout.tensor) for shards in (fewest, most))
-    return [(_with(config, end), part) for end, part in zip(ends, (1 - share, share), strict=True)]
-
-
-def _with(config: Config, layout: Layout) -> Config:
-    degrees = (layout.replicate, layout.shard, layout.context, layout.tensor)
-    return config.replace(**dict(zip(_DEGREES, degrees, strict=True)))
+    ends = (replace(layout, replicate=1, shard=shards).knobs for shards in (fewest, most))
+    return [(config.replace(**end), part) for end, part in zip(ends, (1 - share, share), strict=True)]
 
 
 @dataclass(frozen=True)
@@ -76,7 +69,7 @@ class Exchanges:
                 averaged = averaged + each.nbytes
             elif each.kind == "all_gather":
                 gathered = gathered + self._took(each.kind, each.nbytes, shards, layout.tensor)
-            elif last or not self.config["lora_rank"]:
+            elif last or not self.config.lora_rank:
                 reduced = reduced + self._took(each.kind, each.nbytes, shards, layout.tensor)
                 averaged = averaged + each.nbytes / shards
         if last and layout.replicate > 1:

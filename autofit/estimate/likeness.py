@@ -9,9 +9,9 @@ from typing import NamedTuple
 import numpy as np
 
 from autofit.core.config import Config
+from autofit.core.knobs import KNOBS, OF_ADAPTERS
 from autofit.estimate.roofline import Work
 from autofit.estimate.segments import Segment, Segments
-from autofit.techniques import technique_named
 
 
 class Likeness(NamedTuple):
@@ -24,11 +24,11 @@ class Likeness(NamedTuple):
 
 def likeness_of(key: Config, keys: Collection[Config]) -> Likeness | None:
     """What a trace is known from where all of it is to be traced anyway; None where it must be traced itself."""
-    if key["attention"] == "sdpa":
+    if key.attention == "sdpa":
         return None
-    adapters = [knob for knob in key if knob.startswith("lora_")]
-    for knobs in (["quantization", *adapters], ["quantization"]):
-        other = key.replace(**{knob: technique_named(knob).off for knob in knobs})
+    adapters = {name: KNOBS[name].off for name in key if name in OF_ADAPTERS}
+    for changes in (adapters, {}):
+        other = key.replace(quantization="none", **changes)
         found = Likeness(key.replace(attention="sdpa"), other, other.replace(attention="sdpa"))
         if other != key and all(each in keys for each in found):
             return found

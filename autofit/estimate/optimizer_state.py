@@ -89,7 +89,7 @@ def _traced(
         for weight, (_, _, of_block) in zip(weights, kinds, strict=True):
             weight.of_block = of_block
         setup = fake_setup(workload, config, hardware, weights, recorder)
-        technique_named("optimizer").trace(setup, config["optimizer"])
+        technique_named("optimizer").trace(setup, config.optimizer)
         optimizer = setup.optimizer
         for stepped in [*([weight] for weight in weights), list(weights)]:
             for _ in range(2):  # in the first one the state is made

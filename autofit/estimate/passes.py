@@ -37,8 +37,8 @@ class Pass:
     def memory(self, config: Config, *, added: bool) -> tuple[Floats, Floats]:
         """(the peak, what is alive at the end), without parameters and state; `added`: gradients are added to those of
         earlier micro-batches, or applied, as soon as they are there."""
-        mode, resting = (added, config["activation_offload"] == "cpu"), rest_on_host(config)
-        leaves = config["parameter_offload"] == "cpu" and updated_on(config) is not None  # by its weights or gradients
+        mode, resting = (added, config.activation_offload == "cpu"), rest_on_host(config)
+        leaves = config.parameter_offload == "cpu" and updated_on(config) is not None  # by its weights or gradients
         key = *mode, resting, leaves
         if key not in self._memory:
             before, leaving = np.zeros_like(self.segments.parameters), leaves * self.segments.streamed_block
@@ -61,7 +61,7 @@ class Pass:
         """The seconds of a micro-batch, beside which bytes are copied to and from the host; `last`: of the last one of
         a step; `adding`: gradients that rest on the host come to be added to."""
         several, adding = exchanges.hardware.world > 1, adding and rest_on_host(config)
-        offloaded = tuple(config[f"{what}_offload"] for what in ("activation", "parameter", "optimizer"))
+        offloaded = config.activation_offload, config.parameter_offload, config.optimizer_offload
         key = speed.tf32, speed.compiled, offloaded, adding, several and (Layout.of(exchanges.config), last)
         if key not in self._seconds:
             computing, copied = self._computing(speed, config), self._copied(config, adding)
@@ -75,21 +75,21 @@ class Pass:
     def _copied(self, config: Config, adding: bool) -> dict[str, Floats]:
         """Bytes that go to or come from the host during each phase."""
         none = np.zeros_like(self.segments.parameters)
-        moved, resident = self.saved if config["activation_offload"] == "cpu" else (none, none)
-        streamed = self.segments.streamed if config["parameter_offload"] == "cpu" else none
-        gradients = self.segments.gradients if config["optimizer_offload"] == "cpu" else none
+        moved, resident = self.saved if config.activation_offload == "cpu" else (none, none)
+        streamed = self.segments.streamed if config.parameter_offload == "cpu" else none
+        gradients = self.segments.gradients if config.optimizer_offload == "cpu" else none
         gradients = gradients + adding * streamed
         return {"forward": moved + streamed, "backward": moved - resident + _ways(config) * streamed + gradients}
 
     def _copies(self, config: Config, adding: bool) -> dict[str, Floats]:
         """How many copies those are."""
         moved: Floats = np.zeros_like(self.segments.parameters)
-        if config["activation_offload"] == "cpu":
+        if config.activation_offload == "cpu":
             moved = sum((repeats * each.moved for run, repeats in self.schedule for each in run), moved)
         nbytes, resident = self.saved
         returned = moved * (1 - resident / np.maximum(nbytes, 1))  # as if all were equally large
-        streamed = self.segments.streamed_weights if config["parameter_offload"] == "cpu" else 0
-        gradients = sum(self.segments.shapes.values()) if config["optimizer_offload"] == "cpu" else 0
+        streamed = self.segments.streamed_weights if config.parameter_offload == "cpu" else 0
+        gradients = sum(self.segments.shapes.values()) if config.optimizer_offload == "cpu" else 0
         gradients += adding * streamed
         return {"forward": moved + streamed, "backward": returned + _ways(config) * streamed + gradients}
 
@@ -150,7 +150,7 @@ def _together(speed: Speed, working: Floats, launching: Floats) -> Floats:
 
 def rest_on_host(config: Config) -> bool:
     """Whether the gradients of streamed weights rest on the host, as these do."""
-    return config["parameter_offload"] == "cpu" and updated_on(config) == "host"
+    return config.parameter_offload == "cpu" and updated_on(config) == "host"
 
 
 def _ways(config: Config) -> int:

@@ -90,10 +90,10 @@ def recomputed_share(config: Config, workload: Workload, hardware: Hardware) -> 
     """The share of its activations that a config's compiled code recomputes in the backward instead of saving. None
     where nothing is compiled, or where no rule is known."""
     transformer = hardware.device == "cuda" and workload.traits is not None and workload.traits.attention
-    checkpointing = str(config["activation_checkpointing"])
-    if config["compile"] == "none" or not transformer or checkpointing not in _RECOMPUTED:
+    checkpointing = config.activation_checkpointing
+    if config.compile == "none" or not transformer or checkpointing not in _RECOMPUTED:
         return None
-    if config["activation_offload"] == "cpu":
+    if config.activation_offload == "cpu":
         return 0.0
     share = _RECOMPUTED[checkpointing]
-    return min(share, _RECOMPUTED_INT8) if config["quantization"] == "int8" else share
+    return min(share, _RECOMPUTED_INT8) if config.quantization == "int8" else share

@@ -66,8 +66,8 @@ def _exchanges(traced: Trace, speed: Speed, hardware: Hardware, links: Links) ->
     """The traced micro-batch is the last, after which gradients of replicas and of adapters are averaged; other shards
     are reduced in each."""
     units = _Units(traced, speed, hardware, links)
-    layout, adapters = Layout.of(traced.config), bool(traced.config["lora_rank"])
-    earlier = int(traced.config["gradient_accumulation_steps"] or 1) - 1
+    layout, adapters = Layout.of(traced.config), bool(traced.config.lora_rank)
+    earlier = (traced.config.gradient_accumulation_steps or 1) - 1
     reduced = () if adapters or layout.shard * layout.context == 1 else ("reduce_scatter",)
     last, each = units.all(("reduce_scatter", "all_reduce")), units.all(reduced)
     return Exchanges(last, each, earlier, in_turn=not speed.asynchronous)

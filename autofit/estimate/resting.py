@@ -25,13 +25,13 @@ def resting_of(traced: Trace, workload: Workload, hardware: Hardware) -> Resting
     def held(label: str) -> dict[int, int]:
         return {storage: size for storage, size in sizes.items() if traced.labels.get(storage) == label}
 
-    weights, with_adapters = held("parameters"), bool(traced.config["lora_rank"])
+    weights, with_adapters = held("parameters"), bool(traced.config.lora_rank)
     adapters = sum(size for storage, size in weights.items() if with_adapters and storage in traced.trained)
     resting = rest_on_host(traced.config)  # those of blocks
     gradients = [
         shape.numel() * dtype.itemsize for shape, dtype, block in traced.shapes if not (resting and block is not None)
     ]
-    elsewhere = traced.config["optimizer_in_backward"] or traced.config["fsdp_offload"] == "cpu"
+    elsewhere = traced.config.optimizer_in_backward or traced.config.fsdp_offload == "cpu"
     kept = {
         mark.block: before_events[after.events] - before_events[mark.events]
         for mark, after in traced.spans("forward")

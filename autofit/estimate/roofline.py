@@ -7,17 +7,18 @@ Multiplications on GPUs Run Faster When Given Predictable Data"). And the host l
 so launching counts only where a forward's or backward's takes longer than its work.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
 
+from autofit.core.config import Config
 from autofit.core.hardware import Hardware
+from autofit.core.knobs.optimizer import COMPILED
 from autofit.estimate.operator_costs import Cost
 from autofit.estimate.rates import Rates, rate_of
 from autofit.estimate.scaling import ONE, UNSCALED, Floats, Grid, Symbols
-from autofit.techniques import technique_named
 
 _ARITHMETIC = ("matmul", "convolution", "attention")
 # The share of elementwise operators' traffic left when the compiler fuses them: each chain reads its inputs and writes
@@ -47,16 +48,16 @@ class Speed:
     compiled: bool = False
 
     @classmethod
-    def of(cls, rates: Rates, hardware: Hardware, config: Mapping[str, Any]) -> Self:
+    def of(cls, rates: Rates, hardware: Hardware, config: Config) -> Self:
         """The speed of a config's forwards and backwards."""
-        tf32, compiled = config["precision"] == "tf32", config["compile"] != "none"
+        tf32, compiled = config.precision == "tf32", config.compile != "none"
         return cls(rates, hardware.device == "cuda", tf32, compiled)
 
     @classmethod
-    def of_update(cls, rates: Rates, hardware: Hardware, config: Mapping[str, Any]) -> Self:
+    def of_update(cls, rates: Rates, hardware: Hardware, config: Config) -> Self:
         """The speed of a config's optimizer step, which some optimizers compile."""
         asynchronous = hardware.device == "cuda"
-        compiled = config["optimizer"] in technique_named("optimizer").compiled_values
+        compiled = config.optimizer in COMPILED
         return cls(rates, asynchronous, compiled=asynchronous and compiled)
 
     def measured(self, call: str, operator: str) -> tuple[float, float]:
@@ -81,10 +82,10 @@ class Speed:
         return rate_of(self.rates.matmul, dtype)
 
 
-def passes_of(config: Mapping[str, Any], phase: str) -> int:
+def passes_of(config: Config, phase: str) -> int:
     """How often each operator of a forward passes through a dispatch mode of Python. Selective checkpointing saves or
     drops each result by one mode, and looks up what was saved by another."""
-    return 2 if phase == "forward" and config["activation_checkpointing"] == "selective" else 0
+    return 2 if phase == "forward" and config.activation_checkpointing == "selective" else 0
 
 
 @dataclass(frozen=True)

@@ -97,7 +97,7 @@ class Segments:
 
 def segments_of(trace: Trace, grid: Grid, symbols: Symbols, hardware: Hardware) -> Segments:
     """The segments of a trace at each pair of a grid."""
-    grid = with_chunks(grid, symbols, trace.chunks, str(trace.config["loss"]))
+    grid = with_chunks(grid, symbols, trace.chunks, trace.config.loss)
     events = _Events.of(trace, grid, symbols, hardware)
     spans = trace.spans("forward", "backward")
     modes = {(False, False): events.changes, (True, False): events.with_added_gradients()}

@@ -6,12 +6,13 @@ sharded the second stays, too: while a block's backward runs the weights of the 
 first is the embedding.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Self
 
 from torch import nn
 
+from autofit.core.config import Config
 from autofit.core.layout import Layout
 from autofit.estimate.recorder import Recorder
 from autofit.estimate.scaling import Grid, Symbols
@@ -52,10 +53,10 @@ class Cut:
     alternating: bool = False
 
     @classmethod
-    def of(cls, config: Mapping[str, Any]) -> Self:
+    def of(cls, config: Config) -> Self:
         """The one for a config."""
         layout = Layout.of(config)
-        return cls(2 if layout.shard * layout.context > 1 else 1, config["activation_checkpointing"] == "alternate")
+        return cls(2 if layout.shard * layout.context > 1 else 1, config.activation_checkpointing == "alternate")
 
 
 def shorten(model: nn.Module, cut: Cut) -> Depth | None:

@@ -21,6 +21,7 @@ import numpy as np
 from autofit.core.config import Config, Value
 from autofit.core.errors import AutofitError
 from autofit.core.hardware import Hardware
+from autofit.core.knobs.activation_checkpointing import BUDGET
 from autofit.core.layout import Layout
 from autofit.core.workload import Workload
 from autofit.data.batch import tensors
@@ -39,7 +40,7 @@ from autofit.estimate.segments import Segments, segments_of
 from autofit.estimate.shallow_model import Cut
 from autofit.estimate.skeleton import Skeleton
 from autofit.estimate.trace import trace
-from autofit.estimate.trace_keys import BUDGET, ends_of, group_key, group_of, other_keys, pass_key, pass_of, plain_key
+from autofit.estimate.trace_keys import ends_of, group_key, group_of, other_keys, pass_key, pass_of, plain_key
 from autofit.hardware.catalogue import links_of
 from autofit.setup.saved_tensors import WINDOW
 from autofit.training.meta_model import meta_model_from
@@ -109,8 +110,8 @@ class SpaceEstimator:
         self._end = time.monotonic() + within
         self._workload, self._hardware, self.rates = workload, hardware, rates
         self._configs, self._measuring, self._processes = configs, measuring, processes
-        samples = sorted({int(config["micro_batch_size"] or 1) for config in configs})
-        ranks = sorted({int(config["lora_rank"] or 0) for config in configs})
+        samples = sorted({config.micro_batch_size or 1 for config in configs})
+        ranks = sorted({config.lora_rank for config in configs})
         self._grid = Grid.of(samples, ranks)
         self._indices = {pair: index for index, pair in enumerate(itertools.product(samples, ranks))}
         self._symbols = Symbols.for_sizes(_sizes(workload))
@@ -138,8 +139,8 @@ class SpaceEstimator:
             step = steps[key]
             if step is None:
                 continue
-            index = self._indices[int(config["micro_batch_size"] or 1), int(config["lora_rank"] or 0)]
-            accumulation = int(config["gradient_accumulation_steps"] or 1)
+            index = self._indices[config.micro_batch_size or 1, config.lora_rank]
+            accumulation = config.gradient_accumulation_steps or 1
             allocated[number] = (step.accumulating if accumulation > 1 else step.at_once)[index]
             seconds[number] = accumulation * step.micro[index] + step.update[index]
             seconds[number] += accumulation * step.adding[index] if accumulation > 1 else 0.0
@@ -163,7 +164,7 @@ class SpaceEstimator:
             self._trace_missing(list(keys), trace_each)
         self.complete = time.monotonic() <= self._end
         stepped = [(end, step_pass.segments) for end in ends if (step_pass := self._pass(end))]
-        each_once = {(end["optimizer"], id(segments)): (end, segments) for end, segments in stepped}.values()
+        each_once = {(end.optimizer, id(segments)): (end, segments) for end, segments in stepped}.values()
         updates = {update: end for end, segments in each_once for update in self._updates_of(end, segments)}
         with parallel_map(self._cost_of_update, self._processes) as cost_each:
             for update, (cost, calls) in zip(
@@ -220,7 +221,7 @@ class SpaceEstimator:
             return None
         if len(steps) == 1:
             return steps[0]
-        share = float(str(config["activation_checkpointing"]).removeprefix(BUDGET))
+        share = float(config.activation_checkpointing.removeprefix(BUDGET))
         return _Step(*(full + share * (none - full) for full, none in zip(*steps, strict=True)))
 
     def _pass(self, config: Config) -> Pass | None:
@@ -258,7 +259,7 @@ class SpaceEstimator:
             layout = Layout.of(config)
             shards = layout.shard * layout.context
             # Rows of adapters are divided, too: of so many times the rank, each rank has a prime.
-            config = config.replace(lora_rank=int(config["lora_rank"] or 0) * shards)
+            config = config.replace(lora_rank=config.lora_rank * shards)
             small = dataclasses.replace(self._workload, effective_batch_size=self._symbols.samples * layout.samplers)
             hardware = self._hardware.of_several(layout.world)
             traced = trace(small, config, hardware, model=skeleton, calls=calls, rows=self._symbols.rows)
@@ -276,19 +277,19 @@ class SpaceEstimator:
     def _combine(self, config: Config, step_pass: Pass, recomputed: float, exchanges: Exchanges) -> _Step:
         """A step; `recomputed`: the share of its activations that compiled code recomputes."""
         segments, layout = step_pass.segments, Layout.of(exchanges.config)
-        offloaded = config["activation_offload"] == "cpu"
+        offloaded = config.activation_offload == "cpu"
         optimizer = self._optimizer(config, segments)
-        on_host = "cpu" in (config["optimizer_offload"], config["fsdp_offload"])
+        on_host = "cpu" in (config.optimizer_offload, config.fsdp_offload)
         held = segments.parameters + segments.others + (0.0 if on_host else optimizer.state)
         if self._hardware.device == "cpu":  # the rest of the batch is in the same memory
             of_rank = self._workload.effective_batch_size / layout.samplers
             held = held + segments.inputs * (of_rank / self._grid.samples - 1)
-        held = held - segments.streamed if config["parameter_offload"] == "cpu" else held
+        held = held - segments.streamed if config.parameter_offload == "cpu" else held
         first, left = step_pass.memory(config, added=False)
         added, _ = step_pass.memory(config, added=True)
         first, added = first - recomputed * step_pass.saved[0], added - recomputed * step_pass.saved[0]
         window = np.minimum(WINDOW, step_pass.saved[0]) if offloaded else 0.0
-        buckets = config["data_parallel"] == "ddp"  # gradients are in them at last, and nowhere else
+        buckets = config.data_parallel == "ddp"  # gradients are in them at last, and nowhere else
         held = held + buckets * segments.gradients
         gradients = earlier = segments.gradients  # of earlier micro-batches
         if rests := rest_on_host(config):  # those of blocks, which are there two blocks at a time
@@ -296,16 +297,16 @@ class SpaceEstimator:
             earlier = gradients + 2 * segments.streamed_block
         update = held + np.maximum(left, 0.0 * left if buckets else gradients) + optimizer.temporary
         at_once = np.maximum(held + first + window, update)
-        if config["optimizer_in_backward"]:
+        if config.optimizer_in_backward:
             at_once = held + added + optimizer.largest + window
         by_host = (optimizer.moved + gradients) / self.rates.link  # its own traffic, and weights come back
-        there = config["fsdp_offload"] == "cpu"  # gradients are on the host, too
+        there = config.fsdp_offload == "cpu"  # gradients are on the host, too
         added_up = optimizer.weights / self.rates.link if there else segments.gradients / self.rates.bandwidth
         made_with = self._skeleton(config).made_with if self._hardware.device == "cpu" else 0
         speed = Speed.of(self.rates, self._hardware, config)
         each = step_pass.seconds(speed, config, exchanges)
         last = step_pass.seconds(speed, config, exchanges, last=True)
-        whole = layout.shard * layout.context if config["lora_rank"] else 1  # until the last micro-batch
+        whole = layout.shard * layout.context if config.lora_rank else 1  # until the last micro-batch
         accumulating = np.maximum(held + whole * earlier + added + window, update)
         return _Step(
             accumulating=np.maximum(accumulating, made_with),
@@ -320,14 +321,14 @@ class SpaceEstimator:
     def _on_host(self, config: Config, step_pass: Pass, optimizer: _OptimizerRow) -> Floats:
         """Bytes that the host holds for one device."""
         segments, total = step_pass.segments, optimizer.paged
-        if "cpu" in (config["optimizer_offload"], config["fsdp_offload"]):
+        if "cpu" in (config.optimizer_offload, config.fsdp_offload):
             total = total + 2 * optimizer.weights + optimizer.state  # copies of weights, their gradients
-        if config["parameter_offload"] == "cpu" and not rest_on_host(config) and segments.depth:
+        if config.parameter_offload == "cpu" and not rest_on_host(config) and segments.depth:
             total = total + segments.streamed_block * segments.depth.whole
-        return total + step_pass.saved[0] if config["activation_offload"] == "cpu" else total
+        return total + step_pass.saved[0] if config.activation_offload == "cpu" else total
 
     def _optimizer(self, config: Config, segments: Segments) -> _OptimizerRow:
-        key = (config["optimizer"], id(segments))
+        key = (config.optimizer, id(segments))
         if key not in self._optimizers:
             speed = Speed.of_update(self.rates, self._hardware, config)
             costs = [self._update_costs[update] for update in self._updates_of(config, segments)]
@@ -340,9 +341,9 @@ class SpaceEstimator:
         """The updates of a config at each pair of the grid."""
         shapes, prime, layout = segments.shapes, self._symbols.rank, Layout.of(config)
         shards = layout.shard * layout.context
-        ranks = [math.ceil(rank / shards) if config["lora_rank"] else 0 for rank in self._grid.ranks.tolist()]
+        ranks = [math.ceil(rank / shards) if config.lora_rank else 0 for rank in self._grid.ranks.tolist()]
         scaled = [scaled_shapes(shapes, prime, rank) if rank else shapes for rank in ranks]
-        return [(config["optimizer"], tuple(each.items())) for each in scaled]
+        return [(config.optimizer, tuple(each.items())) for each in scaled]
 
     def _cost_of_update(self, task: tuple[Config, _Update]) -> tuple[OptimizerCost, Calls | None]:
         """The cost of a config's update, and the arguments of its operators."""

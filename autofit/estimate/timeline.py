@@ -74,7 +74,7 @@ def timeline_of(traced: Trace, hardware: Hardware, *, rates: Rates | None = None
         timed=timed,
         peak_bytes=peak.nbytes + workspace,
         peak_phase=peak.phase,
-        micro_batches=int(traced.config["gradient_accumulation_steps"] or 1),
+        micro_batches=traced.config.gradient_accumulation_steps or 1,
     )
 
 

@@ -150,7 +150,7 @@ def trace(
         recorder.events += [Event(_MAKING, skeleton.made_with), Event(_MAKING, 0)]
     setup = fake_setup(workload, canonical, hardware, skeleton.model, recorder)
     recorder.alike = setup.micro_batch_size if rows else 1
-    chunks = SampledChunks(rows, recorder, str(canonical["loss"])) if rows else None
+    chunks = SampledChunks(rows, recorder, canonical.loss) if rows else None
     setup.tracing.slices = chunks
     setup.tracing.is_sampled = rows is not None
     saved: SavedTensors | None = None
@@ -222,7 +222,7 @@ def _build(setup: Setup, recorder: Recorder, fake_mode: Any) -> None:
     recorder.see(list(setup.model.buffers()))  # they are there before any weight
     materialize(setup, values=False)
     finish(setup, traced=True)
-    if setup.config["fsdp_offload"] == "cpu" and setup.hardware.device == "cuda":
+    if setup.config.fsdp_offload == "cpu" and setup.hardware.device == "cuda":
         recorder.note_host(list(setup.model.parameters()))
     recorder.label([*setup.model.parameters(), *setup.model.buffers()], "parameters")
     recorder.label(_constants(setup.model), "parameters")
@@ -245,7 +245,7 @@ def _step(
     made = _make_state(setup, recorder, owners)
     batch, *beside = _batch(setup, recorder, fake_mode)
     trained = [] if setup.stepped_in_backward else [each for _, each in setup.trainable()]
-    offloaded = setup.config["fsdp_offload"] == "cpu" and setup.hardware.device == "cuda"
+    offloaded = setup.config.fsdp_offload == "cpu" and setup.hardware.device == "cuda"
 
     def label_gradient(parameter: nn.Parameter) -> None:
         if not offloaded:
@@ -264,8 +264,8 @@ def _step(
             shared = views.setdefault(of_view, {})
             shared[of_earlier] = 0 if shared else nbytes
 
-    accumulating, layout = int(setup.config["gradient_accumulation_steps"] or 1) > 1, setup.ranks.layout
-    waits = accumulating and layout.samplers > 1 and (layout.replicate > 1 or bool(setup.config["lora_rank"]))
+    accumulating, layout = (setup.config.gradient_accumulation_steps or 1) > 1, setup.ranks.layout
+    waits = accumulating and layout.samplers > 1 and (layout.replicate > 1 or bool(setup.config.lora_rank))
     if waits:
         _leave_own_gradients(setup, batch, recorder)
         setup.ranks = asked_before(setup.ranks)

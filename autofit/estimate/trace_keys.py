@@ -1,36 +1,27 @@
 """What Configs of a space share: a group of them the segments, a pass the traces it is combined from."""
 
 from collections.abc import Mapping
-from typing import Any
 
 from autofit.core.config import Config, Value
+from autofit.core.knobs import KNOBS, Trace
+from autofit.core.knobs.activation_checkpointing import BUDGET
 from autofit.estimate.scaling import Symbols
 from autofit.estimate.shallow_model import Depth
 
-_SAME = {"precision": {"tf32": "fp32", "fp16-mixed": "bf16-mixed"}}  # values of the same memory and work
-_SAME_WORK = {"quantization": {"nf4-dq": "nf4"}}  # except for the bytes of weights
-_UNTRACED = {  # knobs that do not change the segments, and the values traced instead
-    "optimizer": "sgd",  # the one with the fewest operators
-    "optimizer_offload": "none",
-    "optimizer_in_backward": False,
-    "activation_offload": "none",
-    "parameter_offload": "none",
-    "compile": "none",
-    "lora_rslora": False,
-    "lora_plus": None,
-}
-_SCALED = frozenset(("micro_batch_size", "gradient_accumulation_steps", "lora_rank", "lora_alpha"))
-BUDGET = "budget-"
+_SCALED = frozenset(name for name, knob in KNOBS.items() if knob.trace is Trace.SCALED)
+# Knobs that do not change the segments, and the values traced instead.
+_UNTRACED = {name: knob.traced_as or knob.off for name, knob in KNOBS.items() if knob.trace is Trace.UNTRACED}
+_ALIKE = [knob for knob in KNOBS.values() if knob.same_trace or knob.same_work]
 
 
 def group_key(config: Config) -> tuple[Value, ...]:
     """Identifies the group of a config; building a Config for each of hundreds of thousands takes seconds."""
-    return bool(config["lora_rank"]), *(value for knob, value in config.items() if knob not in _SCALED)
+    return bool(config.lora_rank), *(value for knob, value in config.items() if knob not in _SCALED)
 
 
 def group_of(config: Config) -> Config:
     """What configs with the same segments have in common: all but the micro-batch and the rank."""
-    rank = min(1, int(config["lora_rank"] or 0))
+    rank = min(1, config.lora_rank)
     return config.replace(micro_batch_size=0, gradient_accumulation_steps=0, lora_rank=rank, lora_alpha=None)
 
 
@@ -46,29 +37,29 @@ def pass_key(config: Mapping[str, Value]) -> Config:
 
 def ends_of(config: Config) -> list[Config]:
     """The configs that a config lies between: full and no recomputation, if it recomputes within a budget."""
-    if not str(config["activation_checkpointing"]).startswith(BUDGET):
+    if not config.activation_checkpointing.startswith(BUDGET):
         return [config]
     return [config.replace(activation_checkpointing=value) for value in ("full", "none")]
 
 
 def plain_key(config: Config, symbols: Symbols) -> Config:
     """What is traced for a config's blocks without checkpointing, in its own weight format."""
-    knobs = {"loss": "standard", "activation_checkpointing": "none", "attention": "sdpa", "kernels": "none"}
-    return trace_key(config, symbols, exact_weights=True, **knobs)
+    plain = {name: KNOBS[name].off for name in ("loss", "activation_checkpointing", "attention", "kernels")}
+    return trace_key(config, symbols, exact_weights=True, **plain)
 
 
 def other_keys(config: Config, symbols: Symbols, depth: Depth | None, *, by_flash: bool) -> tuple[Config, ...]:
     """What is traced for a pass besides its plain blocks: the head, then the blocks (two kinds if every second one is
     checkpointed), or the whole model if the plain blocks have no `depth`. `by_flash`: PyTorch computes the attention of
     the plain blocks by flash anyway."""
-    if by_flash and config["attention"] == "flash":
+    if by_flash and config.attention == "flash":
         config = config.replace(attention="sdpa")
     if depth is None:
         return (trace_key(config, symbols),)
     head = trace_key(config, symbols, activation_checkpointing="none", attention="sdpa")
-    if config["data_parallel"] != "fsdp":  # which gives back what was gathered of the last block in the head
+    if config.data_parallel != "fsdp":  # which gives back what was gathered of the last block in the head
         head = head.replace(quantization="none")  # the head is never quantised
-    if config["activation_checkpointing"] == "alternate" and depth.period == 1:
+    if config.activation_checkpointing == "alternate" and depth.period == 1:
         ends = ("none", "full")
         return head, *(trace_key(config, symbols, loss="standard", activation_checkpointing=end) for end in ends)
     return head, trace_key(config, symbols, loss="standard")
@@ -76,9 +67,12 @@ def other_keys(config: Config, symbols: Symbols, depth: Depth | None, *, by_flas
 
 def trace_key(config: Config, symbols: Symbols, *, exact_weights: bool = False, **replaced: Value) -> Config:
     """What is traced for a config; `exact_weights`: configs that differ in the bytes of their weights alone differ."""
-    knobs: dict[str, Any] = dict(config)
-    for knob, same in (_SAME if exact_weights else {**_SAME, **_SAME_WORK}).items():
-        knobs[knob] = same.get(str(knobs.get(knob)), knobs.get(knob))
-    rank = symbols.rank if config["lora_rank"] else 0
-    knobs |= {"micro_batch_size": symbols.samples, "gradient_accumulation_steps": 1}
-    return pass_key(knobs).replace(lora_rank=rank, lora_alpha=None, **replaced)
+    knobs = dict(config)
+    for knob in _ALIKE:
+        same = knob.same_trace if exact_weights else {**knob.same_trace, **knob.same_work}
+        value = config.get(knob.name)
+        knobs[knob.name] = same.get(value, value)
+
+    rank = symbols.rank if config.lora_rank else 0
+    sizes = {"micro_batch_size": symbols.samples, "gradient_accumulation_steps": 1, "lora_rank": rank}
+    return pass_key({**knobs, **sizes}).replace(lora_alpha=None, **replaced)

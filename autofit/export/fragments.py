@@ -6,6 +6,7 @@ from typing import Any, Self
 
 from autofit.core.config import Config
 from autofit.core.layout import Layout
+from autofit.core.task import Task
 
 
 @dataclass(frozen=True)
@@ -13,7 +14,7 @@ class Case:
     """The config, and what it trains on which device."""
 
     config: Config
-    task: str
+    task: Task
     device: str
     micro_batch_size: int
     sequence_length: int | None
@@ -29,22 +30,22 @@ class Case:
     @property
     def lora(self) -> bool:
         """Whether weights are frozen and adapters trained."""
-        return bool(self.config.get("lora_rank"))
+        return bool(self.config.lora_rank)
 
     @property
     def frozen(self) -> bool:
         """Whether weights are frozen, below adapters or a head."""
-        return self.lora or bool(self.config.get("head_only"))
+        return self.lora or bool(self.config.head_only)
 
     @property
     def shards(self) -> bool:
         """Whether weights are divided over several devices, which each block reaches as it is divided."""
-        return self.config.get("data_parallel") == "fsdp"
+        return self.config.data_parallel == "fsdp"
 
     @property
     def adapts_head(self) -> bool:
         """Whether the output head gets an adapter, as far as names tell."""
-        return any(part.endswith("head") for part in self.text("lora_targets").split("+"))
+        return any(part.endswith("head") for part in str(self.config.lora_targets).split("+"))
 
     @property
     def has_experts(self) -> bool:
@@ -55,11 +56,7 @@ class Case:
     @property
     def classifies(self) -> bool:
         """Whether the model ends in a new head for classes."""
-        return self.task.endswith("classification")
-
-    def text(self, knob: str, off: str = "none") -> str:
-        """The value of a knob as text; `off` if the config lacks it."""
-        return str(self.config.get(knob, off))
+        return self.task.classifies
 
 
 @dataclass(frozen=True)

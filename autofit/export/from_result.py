@@ -10,7 +10,8 @@ from autofit.core.errors import InputError, require
 from autofit.core.files import expanded, write_atomically
 from autofit.core.hardware import GIB, Hardware
 from autofit.core.result import Result, SavedResult, result_of
-from autofit.core.workload import CLASSIFICATION_TASKS
+from autofit.core.tasks import TASKS
+from autofit.core.tasks.custom import CUSTOM
 from autofit.export.source import WEIGHTS, ExportSource
 from autofit.export.tool import HUGGING_FACE, Export, write
 from autofit.export.tools import all_tools, tool_named
@@ -118,7 +119,7 @@ def _source(result: Result | SavedResult, model: Factory | None, layers: LayerNa
     config = Config({**off, **config})
     # A user's own technique may not be registered here; the tool then deviates on it.
     check({knob: value for knob, value in config.items() if knob in off}, ANY)
-    task = str(result.workload.get("task") or "custom")
+    task = str(result.workload.get("task") or CUSTOM.name)
     if layers is None:
         layers = layer_names(model, config, task) if model else {}
     return ExportSource(
@@ -151,13 +152,13 @@ def _weights(source: Mapping[str, Any]) -> str:
 
 def layer_names(factory: Factory, config: Config, task: str) -> LayerNames:
     """What an ExportSource says of layers where adapters are trained. Importing a model's code takes seconds."""
-    if not config["lora_rank"] or task not in HUGGING_FACE:
+    if not config.lora_rank or task not in HUGGING_FACE:
         return {}
     model = meta_model_from(factory)
     modules, heads = dict(model.named_modules()), output_heads(model)
-    targets, experts = adapter_targets(model, str(config["lora_targets"] or "all-linear"))
+    targets, experts = adapter_targets(model, str(config.lora_targets or "all-linear"))
     parameters = {weight.full_name for weight in expert_weights(model)}
-    trained_whole = (name for name, each in modules.items() if each in heads and task in CLASSIFICATION_TASKS)
+    trained_whole = [name for name, module in modules.items() if module in heads] if TASKS[task].classifies else []
     return {
         "targets": short_names(targets, modules),
         "outputs": short_names([name for name in targets if modules[name] in heads], modules),

@@ -8,6 +8,7 @@ from typing import Any
 from autofit.core.environment import ALLOCATOR, EXPANDABLE
 from autofit.core.hardware import GIB
 from autofit.core.quoting import lines_of, one_line
+from autofit.core.tasks import task_named
 from autofit.export.source import LEARNT, Deviation, ExportSource
 from autofit.export.template import WIDTH
 from autofit.report.formatting import listed, number
@@ -104,8 +105,8 @@ def _sentences(source: ExportSource) -> Iterator[str]:
         yield f"The work: {source.task}, {', '.join(filter(None, (samples, tokens, data)))}."
     if source.data and source.form in LEARNT:
         yield f"The data: {source.data}, of which {LEARNT[source.form]}."
-    if source.task == "causal-lm":
-        loss = str(source.config.get("loss", "standard"))
+    if task_named(source.task).continues_text:
+        loss = source.config.loss
         yield f"The loss: {_LOSSES.get(loss, loss)}."
     used = [f"{name} {each}" for name, each in source.versions.items() if name not in ("autofit", "optuna")]
     if used:

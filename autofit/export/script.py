@@ -17,11 +17,13 @@ from autofit.core.hardware import Hardware
 from autofit.core.knobs import is_off
 from autofit.core.layout import Layout
 from autofit.core.quoting import docstring, lines_of, python_string
+from autofit.core.task import Task
+from autofit.core.tasks import task_named
 from autofit.export.fragments import Case, Fragments
 from autofit.export.header import measured_sentence, script_header
 from autofit.export.knobs import KNOBS
+from autofit.export.packing import packed_samples, padded_samples
 from autofit.export.source import check_batch_sizes, nodes_of, torchrun
-from autofit.export.tasks import PADDING, TASKS, Task
 from autofit.export.template import WIDTH, call, fill, import_from, literal, packed, template
 from autofit.models.tasks import auto_class
 
@@ -44,6 +46,17 @@ _EARLY = {
 }
 _TOKENIZER = 'parser.add_argument("--tokenizer", help="name or directory; else beside the weights, else bytes")'
 _TOLD = "print(f\"weights: {args.weights or 'random'}\")"
+_NO_CACHE = "model.config.use_cache = False  # nothing is generated"
+_PADDING = "{0}pad_token_id = {0}pad_token_id or 0  # where a text ends"
+# Lines of `main` that compare data and model, before a wrong index fails the first step.
+_KNOWN_TOKENS = (
+    'if data["input_ids"].max() >= model.get_input_embeddings().num_embeddings:',
+    '    raise SystemExit("the data has tokens that the model does not know: check --tokenizer")',
+)
+_KNOWN_CLASSES = (
+    'if data["labels"].max() >= NUM_LABELS:',
+    '    raise SystemExit("the data has more classes than the model: change NUM_LABELS")',
+)
 _COUNTED = {"tokens": "EFFECTIVE_BATCH_SIZE * SEQUENCE_LENGTH", "samples": "EFFECTIVE_BATCH_SIZE"}  # in a step
 _MATRICES = (
     'matrices = {"params": [p for p in trained if p.dim() >= 2], "weight_decay": WEIGHT_DECAY}',
@@ -75,44 +88,47 @@ def train_script(
     Raises:
         InputError: the script cannot express the config, or its batch sizes contradict.
     """
-    task = TASKS.get(str(workload.get("task")))
-    if task is None or not model_config or "model_type" not in model_config or source.get("kind") == "function":
+    task = task_named(workload.get("task"))
+    if not model_config or "model_type" not in model_config or source.get("kind") == "function":
         return None
+    if not task.script.templates:
+        return None
+
     packing = workload.get("packing")
     apart = bool(workload.get("document_tokens"))
-    task = task.with_packing(packing, apart=apart)
-    if packing is False and config.get("precision") == "fp8":
+    if packing is not None:
+        script = packed_samples(task.script, apart=apart) if packing else padded_samples(task.script)
+        task = replace(task, script=script)
+    if packing is False and config.precision == "fp8":
         raise InputError("train.py cannot be written for padded samples in fp8: it fills up no rows.", _INSTEAD)
     if model_config.get("quantization_config"):
         raise InputError("train.py cannot be written for a checkpoint that is quantised already.", _INSTEAD)
     if "text_config" in model_config:  # of more than text, also where it is trained on text alone
         names = model_config.get("architectures")
-        own = auto_class(
-            str(workload["task"]), str(model_config["model_type"]), names if isinstance(names, list) else ()
-        )
-        task = replace(task, auto_class=own or task.auto_class)
+        own = auto_class(task, str(model_config["model_type"]), names if isinstance(names, list) else ())
+        task = replace(task, auto_classes=(own or task.auto_class,))
     # transformers counts the names in id2label, and takes 2 classes if there are none.
     classes = len(model_config.get("id2label") or ()) or int(model_config.get("num_labels") or 2)
     kind = model_config.get("problem_type") or "single_label_classification"
-    if task.classes and (kind != "single_label_classification" or classes == 1):
+    if task.classifies and (kind != "single_label_classification" or classes == 1):
         what = "regression" if classes == 1 else str(kind)
         raise InputError(f"train.py cannot be written for {what}: it reads class labels.", _INSTEAD)
     facts = hardware.to_dict() if isinstance(hardware, Hardware) else dict(hardware)
     device, length, effective = str(facts["device"]), workload.get("sequence_length"), workload["effective_batch_size"]
     layout = Layout.of(config)
-    micro = int(config.get("micro_batch_size") or effective // layout.samplers)
-    steps = int(config.get("gradient_accumulation_steps") or effective // (micro * layout.samplers))
+    micro = config.micro_batch_size or effective // layout.samplers
+    steps = config.gradient_accumulation_steps or effective // (micro * layout.samplers)
     check_batch_sizes(micro, steps, effective, layout)
-    case = Case(config, str(workload["task"]), device, micro, length, model_config, versions, apart)
+    case = Case(config, task, device, micro, length, model_config, versions, apart)
     fragments, several = _fragments(case), layout.world > 1
     imported = [line.split()[1].partition(".")[0].replace("_", "-") for line in fragments.imports]
     packages = list(dict.fromkeys(["torch", "transformers", *imported, *fragments.packages]))
     origin = "predicted" if predicted else "measured"
-    title = f"Train {model} ({workload['task']}) as autofit {origin} it."
+    title = f"Train {model} ({task.name}) as autofit {origin} it."
     constants = [
         f'DEVICE = "{device}"',
-        *([f"SEQUENCE_LENGTH = {length}  # tokens"] if task.text else []),
-        *([f"NUM_LABELS = {classes}  # classes"] if task.classes else []),
+        *([f"SEQUENCE_LENGTH = {length}  # tokens"] if task.reads_text else []),
+        *([f"NUM_LABELS = {classes}  # classes"] if task.classifies else []),
         f"EFFECTIVE_BATCH_SIZE = {effective}  # samples per optimizer step",
         *(
             [f"MICRO_BATCH_SIZE = {micro}  # samples at once; gradient_accumulation_steps: {steps}"]
@@ -122,11 +138,12 @@ def train_script(
     ]
     input_dtype = f".to(torch.{fragments.input_dtype})" if fragments.input_dtype else ""
     # Adapters are matrices, but for DoRA's lengths; beside them only a classifier's head is trained.
-    vectors = not config.get("lora_rank") or task.classes or bool(config.get("lora_dora"))
+    vectors = not config.lora_rank or task.classifies or bool(config.lora_dora)
     made, optimizer = _optimizer(fragments, vectors=vectors)
     data = workload.get("data")
     given = f"default=Path({python_string(str(data))})" if data else "required=True"
-    flags = {"data_kind": task.data_kind, "tokenizer_argument": [_TOKENIZER] if task.text else [], "given": given}
+    tokenizer = [_TOKENIZER] if task.reads_text else []
+    flags = {"data_kind": task.script.data_kind, "tokenizer_argument": tokenizer, "given": given}
     slots = {
         "title": docstring(textwrap.shorten(title, WIDTH - 6, placeholder=" ...")),
         "head": docstring(
@@ -140,8 +157,10 @@ def train_script(
         "constants": [*constants, *fragments.constants],
         "flags": fill(template("flags"), flags),
         "architecture": _architecture(task, model_config, origin),
-        "data": "\n\n".join(fill(template(name), {"input_dtype": input_dtype, **task.slots}) for name in task.data),
-        "batches": fill(template("batches"), {"mask_argument": task.mask_argument, "batch": task.batch}),
+        "data": "\n\n".join(
+            fill(template(name), {"input_dtype": input_dtype, **task.script.slots}) for name in task.script.templates
+        ),
+        "batches": fill(template("batches"), {"mask_argument": task.script.mask_argument, "batch": task.script.batch}),
         "functions": "\n\n".join([*fragments.functions, _build_model(task, fragments, case), *made]),
         "train_step": _train_step(task, fragments, "ranks" if several else "split" if steps > 1 else "whole"),
         "main": _main(task, fragments, optimizer),
@@ -165,22 +184,22 @@ def _imports(task: Task, fragments: Fragments, device: str, allocator: str, orig
     def order(line: str) -> tuple[bool, str]:
         return line.startswith("from "), line
 
-    classes = ["AutoConfig", task.auto_class, *(["AutoTokenizer"] if task.text else [])]
+    classes = ["AutoConfig", task.auto_class, *(["AutoTokenizer"] if task.reads_text else [])]
     classes += ["BitsAndBytesConfig"] if fragments.quantization else []
-    standard = {*_STANDARD, *fragments.standard, *(["import json"] if task.text else [])}
-    library = {*task.imports, *fragments.imports, "import torch", import_from("transformers", *classes)}
+    standard = {*_STANDARD, *fragments.standard, *(["import json"] if task.reads_text else [])}
+    library = {*task.script.imports, *fragments.imports, "import torch", import_from("transformers", *classes)}
     early = [line.format(allocator=python_string(allocator), origin=origin) for line in _EARLY[device]]
     return [*sorted(standard, key=order), "", *early, "", *sorted(library, key=order)]
 
 
 def _architecture(task: Task, model_config: Mapping[str, Any], origin: str) -> list[str]:
     """The call that makes the model's config; the number of classes is a constant."""
-    left_out = (*_NOT_ARCHITECTURE, *(("num_labels",) if task.classes else ()))
+    left_out = (*_NOT_ARCHITECTURE, *(("num_labels",) if task.classifies else ()))
     values = {name: value for name, value in model_config.items() if name not in left_out}
     named = {name: values.pop(name) for name in list(values) if _is_argument(name)}
     arguments = [
         literal(model_config["model_type"]),
-        *(["num_labels=NUM_LABELS"] if task.classes else []),
+        *(["num_labels=NUM_LABELS"] if task.classifies else []),
         *(f"{name}={literal(value, 0, len(name) + 6)}" for name, value in named.items()),
         *([f"**{literal(values, 0, 7)}"] if values else []),
     ]
@@ -198,15 +217,18 @@ def _build_model(task: Task, fragments: Fragments, case: Case) -> str:
     quantized = bool(fragments.quantization)
     # "auto" is the dtype of the checkpoint, which need not be widened first, to be narrowed again.
     dtype = fragments.load_dtype if quantized or not fragments.place else '"auto"'
-    given = [*(["num_labels=NUM_LABELS", "ignore_mismatched_sizes=True"] if task.classes else []), f"dtype={dtype}"]
+    given = [*(["num_labels=NUM_LABELS", "ignore_mismatched_sizes=True"] if task.classifies else []), f"dtype={dtype}"]
     made = f"{task.auto_class}.from_config(ARCHITECTURE)"
-    padding = [PADDING.format("ARCHITECTURE.", "ARCHITECTURE.")] if task.text and task.classes else []
+    configure, padding = [], []
+    if task.classifies_texts:
+        configure = [_NO_CACHE, _PADDING.format("model.config.")]
+        padding = [_PADDING.format("ARCHITECTURE.")]
     first = ["weights or folder", "quantization_config=bnb", "device_map=DEVICE"] if quantized else ["weights"]
     slots = {
         "held": fragments.held or "",
         "place": "the host, to be divided" if case.shards else "its device",
         "moved": "" if case.shards else ".to(DEVICE)",
-        "adapt": [*task.configure, *fragments.adapt, *fragments.place, *fragments.shard],
+        "adapt": [*configure, *fragments.adapt, *fragments.place, *fragments.shard],
         "random_weights": [*padding, f"{made}.save_pretrained(folder)" if quantized else f"model = {made}"],
         "load_weights": call(f"model = {task.auto_class}.from_pretrained", [*first, *given], indent=8),
         "quantized": str(fragments.quantized),
@@ -247,7 +269,9 @@ def _optimizer(fragments: Fragments, *, vectors: bool) -> tuple[list[str], list[
 def _train_step(task: Task, fragments: Fragments, kind: str) -> str:
     """The function of one of the templates `step_*`."""
     name = "batch" if kind == "whole" else "micro"
-    loss = f"{fragments.loss}(model, {name})" if fragments.loss else f"model(**{name}{task.forward_arguments}).loss"
+    loss = (
+        f"{fragments.loss}(model, {name})" if fragments.loss else f"model(**{name}{task.script.forward_arguments}).loss"
+    )
     averaged = kind == "ranks"
     if averaged and fragments.loss:
         loss = f"model({name})"
@@ -263,7 +287,7 @@ def _train_step(task: Task, fragments: Fragments, kind: str) -> str:
     slots = {
         "step_arguments": _step_arguments(fragments),
         "micro": fragments.micro,
-        "valid": task.valid,
+        "valid": task.script.valid,
         "compute": _within(fragments.around_step, lines),
         "update": [] if fragments.stepped_in_backward else [*steps, _zero(fragments)],
     }
@@ -296,22 +320,27 @@ def _step_arguments(fragments: Fragments) -> str:
 
 def _main(task: Task, fragments: Fragments, optimizer: Sequence[str]) -> str:
     save = [*(fragments.save or ("model.save_pretrained(args.output)",))]
-    save += ["if tokenizer:", "    tokenizer.save_pretrained(args.output)"] if task.text else []
+    checks: list[str] = []
+    if task.reads_text:
+        save += ["if tokenizer:", "    tokenizer.save_pretrained(args.output)"]
+        checks += _KNOWN_TOKENS
+    if task.classifies:
+        checks += _KNOWN_CLASSES
     if fragments.spread:
         save = [*fragments.gather, "if rank == 0:", *_indented(save)]
     slots = {
-        "data_kind": task.data_kind,
-        "data_arguments": "args.data, tokenizer" if task.text else "args.data",
+        "data_kind": task.script.data_kind,
+        "data_arguments": "args.data, tokenizer" if task.reads_text else "args.data",
         "start": fragments.start,
-        "tokenizer": template("tokenizer") if task.text else _TOLD,
-        "mask_id": template("mask_id") if task.mask_argument else "",
-        "model": ["model = build_model(args.weights)", *task.checks, *fragments.spread],
+        "tokenizer": template("tokenizer") if task.reads_text else _TOLD,
+        "mask_id": template("mask_id") if task.script.mask_argument else "",
+        "model": ["model = build_model(args.weights)", *checks, *fragments.spread],
         "optimizer": optimizer,
         "scaler": [f"scaler = {fragments.scaler}"] if fragments.scaler else [],
-        "mask": task.mask_argument,
+        "mask": task.script.mask_argument,
         "step_arguments": _step_arguments(fragments),
-        "counted": _COUNTED[task.unit],
-        "unit": task.unit,
+        "counted": _COUNTED[task.script.unit],
+        "unit": task.script.unit,
         "save": save,
         "end": ["dist.destroy_process_group()"] if fragments.spread else [],
     }

@@ -9,10 +9,6 @@ from autofit.export.source import ExportSource
 from autofit.export.template import yaml_file
 from autofit.export.tool import Files, Header, Request, Share, ToolKeys
 
-KNOBS = (
-    *("data_parallel", "data_parallel_replicate", "data_parallel_shard", "reshard_after_forward", "fsdp_offload"),
-    *("tensor_parallel", "context_parallel"),
-)
 RING = "{} exchanges keys and values between devices, not heads, which was not measured"
 _GROUPS = (
     "{} gives weights up between forward and backward on all devices, with less memory and more time than measured"
@@ -32,9 +28,15 @@ def rows(
 ) -> dict[str, Share]:
     """The rows of a tool; what has none of its own is said by another, or is no split. The number of shards is what is
     left."""
-    given = (data_parallel, replicate or _covered, _covered, reshard or _covered, offload or _covered)
-    splits = (tensor or partial(unsplit, knob="tensor_parallel"), context or partial(unsplit, knob="context_parallel"))
-    return dict(zip(KNOBS, (*given, *splits), strict=True))
+    return {
+        "data_parallel": data_parallel,
+        "data_parallel_replicate": replicate or _covered,
+        "data_parallel_shard": _covered,
+        "reshard_after_forward": reshard or _covered,
+        "fsdp_offload": offload or _covered,
+        "tensor_parallel": tensor or partial(unsplit, knob="tensor_parallel"),
+        "context_parallel": context or partial(unsplit, knob="context_parallel"),
+    }
 
 
 def unsplit(request: Request, knob: str, why: str = "") -> ToolKeys:
@@ -63,7 +65,7 @@ def _covered(request: Request) -> ToolKeys:
 
 def is_fsdp(request: Request) -> bool:
     """Whether weights are divided over devices."""
-    return request.text("data_parallel") == "fsdp"
+    return request.config.data_parallel == "fsdp"
 
 
 def by_accelerate(request: Request, keys: Mapping[str, Any], title: str = "", *, autocast: bool = False) -> ToolKeys:
@@ -71,14 +73,14 @@ def by_accelerate(request: Request, keys: Mapping[str, Any], title: str = "", *,
     title, why, on_cpu = title or request.title, None, request.source.device == "cpu"
     if is_fsdp(request) and on_cpu:
         why = ON_CPU.format(title)
-    elif is_fsdp(request) and (autocast or request.text("precision").endswith("-mixed")):
+    elif is_fsdp(request) and (autocast or request.config.precision.endswith("-mixed")):
         why = REDUCED.format(title)
     return request.keys("data_parallel", keys, why, may_not_fit=on_cpu)
 
 
 def reshard(request: Request, path: str) -> ToolKeys:
     """`reshard_after_forward` of a tool that takes true and false."""
-    value = request.config["reshard_after_forward"]
+    value = request.config.reshard_after_forward
     some = type(value) is int
     keys = {} if value is None else {path: bool(value)}
     return request.keys("reshard_after_forward", keys, _GROUPS.format(request.title) if some else None)
@@ -86,7 +88,7 @@ def reshard(request: Request, path: str) -> ToolKeys:
 
 def offload(request: Request, path: str) -> ToolKeys:
     """`fsdp_offload` of a tool that takes true and false."""
-    value = request.config["fsdp_offload"]
+    value = request.config.fsdp_offload
     return ToolKeys({} if value is None else {path: value == "cpu"})
 
 
@@ -94,7 +96,7 @@ def sentence(instead: Callable[[Request], str], *, may_not_fit: bool = False) ->
     """The rows of a tool that can do nothing of it, which is said once for all of them."""
 
     def share(request: Request) -> ToolKeys:
-        several = request.source.layout.world > 1 or request.text("data_parallel") in ("ddp", "fsdp")
+        several = request.source.layout.world > 1 or request.config.data_parallel in ("ddp", "fsdp")
         what = instead(request) if several else None
         return ToolKeys({}, request.keys("data_parallel", {}, what, may_not_fit=may_not_fit).deviations, not several)
 
@@ -119,7 +121,7 @@ def accelerate(
     `context` what a tool deviates by that splits layers or samples."""
 
     def sections(request: Request) -> ToolKeys:
-        kind = request.text("data_parallel")
+        kind = request.config.data_parallel
         if kind not in ("ddp", "fsdp") and request.layout.world == 1:
             return ToolKeys(off or {}, as_measured=True)
         kind = "ddp" if kind == "ddp" or request.source.device == "cpu" else "fsdp"  # which alone may be beside a split
@@ -132,13 +134,13 @@ def accelerate(
         }
         if kind == "fsdp":
             words = {"version": 2, "auto_wrap_policy": "TRANSFORMER_BASED_WRAP", "state_dict_type": "FULL_STATE_DICT"}
-            words["cpu_ram_efficient_loading"] = request.text("quantization") == "none"
+            words["cpu_ram_efficient_loading"] = request.config.quantization == "none"
             keys |= {f"fsdp_config.fsdp_{name}": value for name, value in words.items()}
         keys = {f"{prefix}{name}": value for name, value in keys.items()}
         return by_accelerate(request, keys, "accelerate")
 
     def sizes(request: Request, knob: str = "", instead: str = "") -> ToolKeys:
-        words = {} if request.text("data_parallel") == "ddp" else parallelism(request)
+        words = {} if request.config.data_parallel == "ddp" else parallelism(request)
         words = {f"{prefix}parallelism_config.parallelism_config_{name}": each for name, each in words.items()}
         if not knob:
             return ToolKeys(words)

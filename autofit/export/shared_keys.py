@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import PurePath
 from typing import Any
 
+from autofit.core.tasks import task_named
 from autofit.core.workload import Hyperparameters
 from autofit.export.source import LEARNT, ExportSource, batches_fit
 from autofit.export.tool import Request, Share, ToolKeys
@@ -90,26 +91,26 @@ def refuse_unknown(source: ExportSource, known: Collection[str], what: str) -> s
 
 def global_batch(request: Request, path: str) -> ToolKeys:
     """The effective batch, from which the tool works out its accumulation."""
-    micro, steps = request.config["micro_batch_size"], request.config["gradient_accumulation_steps"]
+    micro, steps = request.config.micro_batch_size, request.config.gradient_accumulation_steps
     return ToolKeys({path: int(micro or 1) * int(steps or 1) * request.source.layout.samplers})
 
 
 def convolutions(request: Request) -> str | None:
     """How a tool that leaves the rounding of fp32 to PyTorch deviates on models with convolutions."""
-    on_a_card = request.source.device == "cuda" and request.text("precision") == "fp32"
-    if not on_a_card or request.source.task not in ("image-classification", "custom"):
+    on_a_card = request.source.device == "cuda" and request.config.precision == "fp32"
+    if not on_a_card or task_named(request.source.task).medium not in ("images", "own"):
         return None
     return "PyTorch rounds convolutions to TF32 unless the script sets torch.backends.cudnn.allow_tf32 = False"
 
 
 def frozen_in_mixed_precision(request: Request) -> bool:
     """Whether there are frozen weights, which were measured in half precision, and trained ones in float32."""
-    return request.text("precision").endswith("-mixed") and bool(request.config["lora_rank"])
+    return request.config.precision.endswith("-mixed") and bool(request.config.lora_rank)
 
 
 def whole_blocks(request: Request, path: str) -> ToolKeys:
     """`activation_checkpointing` of a tool that checkpoints every block or none."""
-    value = request.text("activation_checkpointing")
+    value = request.config.activation_checkpointing
     budget = value.startswith("budget-")
     instead = None if value in ("none", "full") else WHOLE_BLOCKS.format(request.title)
     instead = f"{request.title} has no budgets, and keeps more for the backward" if budget else instead
@@ -118,7 +119,7 @@ def whole_blocks(request: Request, path: str) -> ToolKeys:
 
 def whole_blocks_of_trainer(request: Request, keys: Mapping[str, Any]) -> ToolKeys:
     """The same of a tool built on Trainer, with its keys."""
-    value = request.text("activation_checkpointing")
+    value = request.config.activation_checkpointing
     if value.startswith("budget-"):
         return ToolKeys(keys, keywords(request, "activation_checkpointing").deviations)
     whole = WHOLE_BLOCKS.format(request.title)
@@ -129,16 +130,16 @@ def offload_of_blocks(
     request: Request, off: Mapping[str, Any], on: Mapping[str, Any], otherwise: str, *, slower: str | None = None
 ) -> ToolKeys:
     """`activation_offload` of a tool that offloads checkpointed blocks only; `otherwise` is what it does without."""
-    if request.text("activation_offload") == "none":
+    if request.config.activation_offload == "none":
         return ToolKeys(off)
-    if request.text("activation_checkpointing") in CHECKPOINTED:
+    if request.config.activation_checkpointing in CHECKPOINTED:
         return request.keys("activation_offload", on, slower)
     return request.keys("activation_offload", off, otherwise, may_not_fit=True)
 
 
 def optimizer_class(request: Request, path: str, options: str, foreach: Mapping[str, Any] | None = None) -> ToolKeys:
     """`optimizer` by its class; `foreach` are further options of `adamw-foreach`."""
-    value, learning = request.text("optimizer"), Hyperparameters()
+    value, learning = str(request.config.optimizer), Hyperparameters()
     narrow = value in OF_BF16
     name, own = _OPTIMIZERS.get(value, _OPTIMIZERS["adamw-8bit-sr" if narrow else "adamw"])
     given = {"lr": learning.lr, "weight_decay": learning.weight_decay}
@@ -152,26 +153,26 @@ def optimizer_class(request: Request, path: str, options: str, foreach: Mapping[
 
 def compile_by_default(request: Request) -> ToolKeys:
     """`compile` of a tool that compiles block by block, as measured, in the default mode only."""
-    value = request.text("compile")
+    value = request.config.compile
     instead = f"{request.title} compiles in its default mode, without timing several kernels"
     return request.keys("compile", {"compile": value != "none"}, None if value in ("none", "default") else instead)
 
 
 def compile_by_blocks(request: Request, prefix: str, environment: str) -> ToolKeys:
     """`compile` of a tool on accelerate, which compiles block by block, as measured, if the environment says so."""
-    on = request.text("compile") != "none"
+    on = request.config.compile != "none"
     regional = {f"{environment}.ACCELERATE_DYNAMO_USE_REGIONAL_COMPILATION": "1"} if on else {}
     return ToolKeys({**arguments(request, "compile", prefix).keys, **regional})
 
 
 def adapter(path: str, value: Callable[[Request], Any]) -> Share:
     """A key that exists only beside adapters."""
-    return lambda request: ToolKeys({path: value(request)} if request.config["lora_rank"] else {})
+    return lambda request: ToolKeys({path: value(request)} if request.config.lora_rank else {})
 
 
 def by_kind(request: Request) -> str | None:
     """How a tool deviates that knows kinds of layers alone, given names of them."""
-    if request.text("lora_targets") in (*LORA_KINDS, "None"):
+    if request.config.lora_targets in (*LORA_KINDS, None):
         return None
     return f"{request.title} takes no names of layers, and puts adapters beside all linear layers"
 
@@ -187,13 +188,13 @@ def lora_rank(
     request: Request, path: str, beside: Mapping[str, Any] | None = None, without: Mapping[str, Any] | None = None
 ) -> ToolKeys:
     """`lora_rank`, with further keys beside adapters and without them."""
-    rank = request.config["lora_rank"]
+    rank = request.config.lora_rank
     return ToolKeys({**(beside or {}), path: rank} if rank else without or {})
 
 
 def alpha(request: Request) -> Any:
     """The scale of adapters; null in the config means twice the rank."""
-    return request.config["lora_alpha"] or 2 * int(request.config["lora_rank"] or 0)
+    return request.config.lora_alpha or 2 * request.config.lora_rank
 
 
 def lora_alpha(request: Request, path: str = "lora_alpha") -> ToolKeys:
@@ -210,7 +211,7 @@ def whole_alpha(request: Request, path: str = "lora_alpha") -> ToolKeys:
 
 def lora_dropout(request: Request, path: str = "lora_dropout") -> ToolKeys:
     """`lora_dropout`, 0 where the config has none."""
-    return ToolKeys({path: request.config["lora_dropout"] or 0.0})
+    return ToolKeys({path: request.config.lora_dropout or 0.0})
 
 
 def kinds_of_adapter(dora: str = "use_dora", rslora: str = "use_rslora", **plus: str) -> dict[str, Share]:
@@ -221,7 +222,7 @@ def kinds_of_adapter(dora: str = "use_dora", rslora: str = "use_rslora", **plus:
 def trainer_case(source: ExportSource) -> TrainerCase:
     """The config as `trainer` reads it; flash-attn is taken to be there if it was when this was measured."""
     flash_attn = "flash-attn" in source.versions
-    return TrainerCase(source.config, source.device, source.task, source.effective_batch_size, flash_attn)
+    return TrainerCase(source.config, source.device, task_named(source.task), source.effective_batch_size, flash_attn)
 
 
 def keywords(request: Request, knob: str) -> TrainerKeywords:

@@ -38,10 +38,10 @@ class Deviation:
 def cached_casts(title: str, config: Config) -> tuple[Deviation, ...]:
     """How a tool deviates whose autocast caches the copies that it makes of weights: by those that checkpointed blocks
     would make anew, which the precision knob does not keep."""
-    mixed = str(config.get("precision")).endswith("-mixed") and config.get("data_parallel") != "fsdp"
-    whole, again = not config.get("lora_rank"), config.get("activation_checkpointing") not in (None, "none")
-    copies = f"{title} keeps a copy of every weight in {str(config['precision'])[:4]} until a forward is over"
-    return (Deviation("precision", config["precision"], copies, True),) if mixed and whole and again else ()
+    mixed = config.precision.endswith("-mixed") and config.data_parallel != "fsdp"
+    whole, again = not config.lora_rank, config.activation_checkpointing != "none"
+    copies = f"{title} keeps a copy of every weight in {config.precision[:4]} until a forward is over"
+    return (Deviation("precision", config.precision, copies, True),) if mixed and whole and again else ()
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ class ExportSource:
     @property
     def adapts_head(self) -> bool:
         """Whether the output head gets an adapter."""
-        return bool(self.outputs) or self.config.get("lora_targets") == "all-linear+head"
+        return bool(self.outputs) or self.config.lora_targets == "all-linear+head"
 
     def layers(self, default: Any) -> Any:
         """The targets as a list; `default` where they are not known."""
@@ -115,7 +115,7 @@ def torchrun(layout: Layout, nodes: int) -> str:
 def batch_sizes(config: Config, effective: int | None) -> tuple[int, int]:
     """The micro-batch and how many of them make a step. Raises InputError where they are missing, or do not make the
     effective batch."""
-    micro, steps = config["micro_batch_size"], config["gradient_accumulation_steps"]
+    micro, steps = config.micro_batch_size, config.gradient_accumulation_steps
     for name, size in (("micro_batch_size", micro), ("gradient_accumulation_steps", steps)):
         if not isinstance(size, int) or size < 1:
             remedy = "Give micro_batch_size and gradient_accumulation_steps, as a search writes them."

@@ -12,9 +12,10 @@ from typing import Any
 
 from autofit.core.config import Config, Value
 from autofit.core.errors import InputError, shown
-from autofit.core.knobs import is_off
+from autofit.core.knobs import KNOBS, is_off, knob_named
 from autofit.core.layout import Layout
 from autofit.core.quoting import python_string, shell_path
+from autofit.core.tasks import TASKS
 from autofit.export.header import export_header
 from autofit.export.source import (
     NOTHING_MEASURED,
@@ -27,16 +28,9 @@ from autofit.export.source import (
 )
 from autofit.export.template import yaml_file
 
-_SPLIT = ("tensor_parallel", "context_parallel")
-_OF_ADAPTERS = (
-    "lora_alpha",
-    "lora_dora",
-    "lora_dropout",
-    "lora_plus",
-    "lora_rslora",
-    "lora_targets",
-)  # tools are asked for these only beside adapters
-HUGGING_FACE = ("causal-lm", "masked-lm", "sequence-classification", "image-classification")
+# What tools can train: those for language models, and those around transformers' own classes.
+LANGUAGE_MODELS = tuple(task.name for task in TASKS.values() if task.continues_text)
+HUGGING_FACE = tuple(task.name for task in TASKS.values() if task.script.templates)
 
 
 @dataclass(frozen=True)
@@ -64,9 +58,8 @@ class Request:
     @property
     def layout(self) -> Layout:
         """How the tool's processes are divided: without those that take part in what it cannot split."""
-        return Layout.of(
-            {knob: 1 if knob in _SPLIT and knob not in self.splits else self.config[knob] for knob in self.config}
-        )
+        unsplit = {name: 1 for name, knob in KNOBS.items() if knob.same_samples and name not in self.splits}
+        return Layout.of({**self.config, **unsplit})
 
     @property
     def nodes(self) -> int:
@@ -249,7 +242,7 @@ def _packing(tool: Tool, source: ExportSource) -> ToolKeys:
 def _of_experts(tool: Tool, request: Request) -> ToolKeys:
     """Which experts get adapters; deviations where the tool adapts none, or leaves them unquantised."""
     source, deviations = request.source, []
-    adapted, value = list(source.adapted_experts), source.config.get("quantization")
+    adapted, value = list(source.adapted_experts), source.config.quantization
     if adapted and not tool.expert_targets:
         deviations.append(request.deviation("lora_targets", f"{tool.title} puts no adapters beside experts"))
     quantised = value in (None, source.off.get("quantization")) or value in tool.quantises_experts
@@ -263,7 +256,8 @@ def _share(tool: Tool, knob: str, request: Request) -> ToolKeys:
     """The keys of one knob; a deviation if none of them depends on its value."""
     source, share = request.source, tool.knobs.get(knob)
     value, off, registered = source.config[knob], source.off.get(knob), knob in source.off
-    if share and knob in _OF_ADAPTERS and not source.config.get("lora_rank"):
+    of_adapters = bool(knob_named(knob).beside)
+    if share and of_adapters and not source.config.lora_rank:  # tools are asked for these only beside adapters
         return ToolKeys()
     answer = share(request) if share else ToolKeys()
     if answer.deviations or answer.as_measured or (value in (None, off) if registered else is_off(value)):
@@ -272,7 +266,7 @@ def _share(tool: Tool, knob: str, request: Request) -> ToolKeys:
         switched_off = replace(source, config=source.config.replace(**{knob: off}))
         if off is None or answer.keys != share(replace(request, source=switched_off)).keys:
             return answer
-    instead, may_not_fit = f"{tool.title} has nothing for it, and runs without it", knob not in _OF_ADAPTERS
+    instead, may_not_fit = f"{tool.title} has nothing for it, and runs without it", not of_adapters
     if tool.without and registered and not share:
         instead, may_not_fit = tool.without, tool.without_may_not_fit
     return request.keys(knob, answer.keys, instead, may_not_fit=may_not_fit)

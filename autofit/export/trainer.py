@@ -10,9 +10,12 @@ from typing import Any
 
 from autofit.core.config import Config
 from autofit.core.errors import InputError
-from autofit.core.knobs import KEEP_SMALL_UPDATES, is_off
+from autofit.core.knobs import is_off
+from autofit.core.knobs.optimizer import KEEP_SMALL_UPDATES
 from autofit.core.layout import Layout
-from autofit.core.workload import CLASSIFICATION_TASKS, Hyperparameters
+from autofit.core.task import Task
+from autofit.core.tasks.custom import CUSTOM
+from autofit.core.workload import Hyperparameters
 from autofit.export.fragments import Parts
 from autofit.export.source import Deviation, batch_sizes, cached_casts
 
@@ -82,7 +85,7 @@ class TrainerCase:
 
     config: Config
     device: str
-    task: str | None = None  # None: unknown
+    task: Task = CUSTOM
     effective_batch_size: int | None = None
     flash_attn: bool = False
 
@@ -124,23 +127,23 @@ def _micro_batch(case: TrainerCase) -> TrainerKeywords:
 def _accumulation(case: TrainerCase) -> TrainerKeywords:
     _, steps = batch_sizes(case.config, case.effective_batch_size)
     alike = "Trainer weighs micro-batches alike for this task, autofit by their labels"
-    uneven = case.task == "masked-lm" and steps > 1
+    uneven = case.task.labels == "hidden tokens" and steps > 1
     name = "gradient_accumulation_steps"
     return case.keywords(name, alike if uneven else None, arguments={name: steps})
 
 
 def _precision(case: TrainerCase) -> TrainerKeywords:
-    value = str(case.config["precision"])
+    value = case.config.precision
     if value in _HALF:
         if value == "fp16-mixed" and case.device == "cpu":
             raise InputError("Trainer runs fp16-mixed on a GPU only.", "Set precision to bf16-mixed or fp32.")
-        dtype = _HALF[value] if case.config["lora_rank"] else "float32"
+        dtype = _HALF[value] if case.config.lora_rank else "float32"
         name = value.removesuffix("-mixed")
         return TrainerKeywords(arguments={name: True}, model={"dtype": dtype}, trained_dtype="float32")
     if value in ("bf16", "fp8"):
         slower = "Trainer multiplies in bfloat16, which is slower than measured" if value == "fp8" else None
         keywords = case.keywords("precision", slower, model={"dtype": "bfloat16"}, trained_dtype="bfloat16")
-        if case.task == "image-classification":
+        if case.task.medium == "images":
             images = "Trainer leaves images in float32; give pixel_values in bfloat16"
             keywords = keywords.joined(case.keywords("precision", images))
         return keywords
@@ -159,7 +162,7 @@ def _checkpointing(case: TrainerCase) -> TrainerKeywords:
     if value not in CHECKPOINTED:
         return TrainerKeywords()
     every_second = {"every_n_layers": 2} if value == "alternate" else {}
-    offload = {"offload": True} if case.config["activation_offload"] != "none" else {}
+    offload = {"offload": True} if case.config.activation_offload != "none" else {}
     options = {"use_reentrant": False, **every_second, **offload}
     arguments = {"activation_checkpointing": True, "activation_checkpointing_kwargs": options}
     return case.keywords(knob, _CHECKPOINTING_INSTEAD.get(value), arguments=arguments)
@@ -170,7 +173,7 @@ def _offload(case: TrainerCase) -> TrainerKeywords:
     knob = "activation_offload"
     if case.config[knob] == "none":
         return TrainerKeywords()
-    if case.config["activation_checkpointing"] in CHECKPOINTED:
+    if case.config.activation_checkpointing in CHECKPOINTED:
         slower = "Trainer's copies run between the computations, not beside them, which is slower than measured"
         return case.keywords(knob, slower)
     more = "Trainer offloads the inputs of checkpointed blocks only, and needs more memory than measured"
@@ -178,23 +181,23 @@ def _offload(case: TrainerCase) -> TrainerKeywords:
 
 
 def _lora(case: TrainerCase) -> TrainerKeywords:
-    rank = case.config["lora_rank"]
+    rank = case.config.lora_rank
     if not rank:
         return TrainerKeywords()
-    alpha, dropout = case.config["lora_alpha"], case.config["lora_dropout"]
+    alpha, dropout = case.config.lora_alpha, case.config.lora_dropout
     kinds = {name: bool(case.config.get(f"lora_{name[4:]}")) for name in ("use_dora", "use_rslora")}
     numbers = {"r": rank, "lora_alpha": alpha or 2 * int(rank), "lora_dropout": dropout or 0.0}
     return TrainerKeywords(lora={**numbers, **{name: on for name, on in kinds.items() if on}})
 
 
 def _plus(case: TrainerCase) -> TrainerKeywords:
-    ratio = case.config["lora_plus"]
+    ratio = case.config.lora_plus
     why = "Trainer trains both matrices alike, unless you give it peft.optimizers.create_loraplus_optimizer(...)"
     return case.keywords("lora_plus", why if ratio else None)
 
 
 def _quantization(case: TrainerCase) -> TrainerKeywords:
-    value, precision = str(case.config["quantization"]), str(case.config["precision"])
+    value, precision = case.config.quantization, case.config.precision
     if value == "none":
         return TrainerKeywords()
     keywords: dict[str, Any] = {"load_in_8bit": True}
@@ -202,17 +205,17 @@ def _quantization(case: TrainerCase) -> TrainerKeywords:
         dtype = "bfloat16" if precision == "bf16" else _HALF.get(precision, "float32")
         keywords = {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": value == "nf4-dq"}
         keywords["bnb_4bit_compute_dtype"] = dtype
-        if case.config.get("data_parallel") == "fsdp":
+        if case.config.data_parallel == "fsdp":
             keywords["bnb_4bit_quant_storage"] = dtype  # whole numbers are not divided
-    if case.task in CLASSIFICATION_TASKS:
+    if case.task.classifies:
         # bitsandbytes would quantize a new head that has a bias; despite its name this applies to 4 bits as well.
         keywords["llm_int8_skip_modules"] = ["score", "classifier", "pre_classifier"]
     return TrainerKeywords(quantization=keywords)
 
 
 def _optimizer(case: TrainerCase) -> TrainerKeywords:
-    value = str(case.config["optimizer"])
-    if case.config.get("data_parallel") == "fsdp" and OPTIMIZERS.get(value) in _WHOLE_WEIGHTS:
+    value = str(case.config.optimizer)
+    if case.config.data_parallel == "fsdp" and OPTIMIZERS.get(value) in _WHOLE_WEIGHTS:
         why = "bitsandbytes steps no divided weights there; torchao's 8-bit AdamW takes its place"
         return case.keywords("optimizer", why, arguments={"optim": OPTIMIZERS["adamw-fp8"]})
     name = OPTIMIZERS.get("adamw-8bit-sr" if value in OF_BF16 else value)
@@ -222,7 +225,7 @@ def _optimizer(case: TrainerCase) -> TrainerKeywords:
     instead = _OPTIMIZERS_INSTEAD.get(value)
     if value == "adamw-foreach" and case.device == "cpu":
         instead = "on a CPU Trainer's AdamW updates weight by weight, in more time"
-    if instead is _EMBEDDINGS and case.config["lora_rank"]:  # frozen embeddings have no state
+    if instead is _EMBEDDINGS and case.config.lora_rank:  # frozen embeddings have no state
         instead = None
     arguments: dict[str, Any] = {"optim": name}
     if value in KEEP_SMALL_UPDATES:
@@ -233,7 +236,7 @@ def _optimizer(case: TrainerCase) -> TrainerKeywords:
 
 
 def _compile(case: TrainerCase) -> TrainerKeywords:
-    value = str(case.config["compile"])
+    value = case.config.compile
     if value == "none":
         return TrainerKeywords()
     how = "block by block, as measured, it does with ACCELERATE_DYNAMO_USE_REGIONAL_COMPILATION=1 in the environment"
@@ -242,7 +245,7 @@ def _compile(case: TrainerCase) -> TrainerKeywords:
 
 
 def _attention(case: TrainerCase) -> TrainerKeywords:
-    value = case.config["attention"]
+    value = case.config.attention
     if value in (None, "sdpa"):  # the default of transformers
         return TrainerKeywords()
     if value == "eager":
@@ -255,7 +258,7 @@ def _attention(case: TrainerCase) -> TrainerKeywords:
 
 def _liger(case: TrainerCase) -> TrainerKeywords:
     """Kernels and the fused loss, which one argument of Trainer switches on together by Liger's own names."""
-    kernels, fused = case.config["kernels"] == "liger", case.config["loss"] == "fused"
+    kernels, fused = case.config.kernels == "liger", case.config.loss == "fused"
     if not (kernels or fused):
         return TrainerKeywords()
     others = {} if kernels else dict.fromkeys(_LIGER_KERNELS, False)
@@ -265,8 +268,8 @@ def _liger(case: TrainerCase) -> TrainerKeywords:
 
 def _data_parallel(case: TrainerCase) -> TrainerKeywords:
     """How processes are started is the launcher's business; Trainer finds them."""
-    value = case.config["data_parallel"]
-    mixed, on_cpu = str(case.config["precision"]).endswith("-mixed"), case.device == "cpu"
+    value = case.config.data_parallel
+    mixed, on_cpu = case.config.precision.endswith("-mixed"), case.device == "cpu"
     why = "Trainer averages gradients in 16 bits, which were measured in float32" if mixed else None
     if on_cpu:
         why = "Trainer divides no weights on a CPU, and needs more memory than measured"
@@ -279,8 +282,8 @@ def _data_parallel(case: TrainerCase) -> TrainerKeywords:
 def _fsdp(case: TrainerCase) -> dict[str, Any]:
     """One argument of Trainer, for all knobs of FSDP."""
     config, options = case.config, dict[str, Any]()
-    if config["data_parallel"] == "fsdp":
-        options = {"version": 2, "cpu_ram_efficient_loading": config["quantization"] == "none"}
+    if config.data_parallel == "fsdp":
+        options = {"version": 2, "cpu_ram_efficient_loading": config.quantization == "none"}
     for knob, name in (("reshard_after_forward", "reshard_after_forward"), ("fsdp_offload", "cpu_offload")):
         if config.get(knob) is not None:
             options[name] = config[knob] not in (False, "none")
@@ -342,7 +345,7 @@ TRAINER_KNOBS: dict[str, Callable[[TrainerCase], TrainerKeywords]] = {
     "tensor_parallel": _split("tensor_parallel", "layers", "from_pretrained distributed_config=DistributedConfig(...)"),
     "context_parallel": _split("context_parallel", "samples", "it parallelism_config=ParallelismConfig(cp_size=...)"),
     "fsdp_offload": lambda case: TrainerKeywords(
-        arguments={} if case.config["fsdp_offload"] is None else {"fsdp_config": _fsdp(case)}
+        arguments={} if case.config.fsdp_offload is None else {"fsdp_config": _fsdp(case)}
     ),
     "parameter_offload": _impossible("parameter_offload", "Trainer keeps weights on the device"),
     "compile": _compile,

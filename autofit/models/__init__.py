@@ -12,7 +12,8 @@ from typing import Any
 
 from autofit.core.errors import InputError, require, shown, unknown
 from autofit.core.strict_yaml import load_mapping
-from autofit.core.workload import TASKS, Workload
+from autofit.core.tasks import TASK_NAMES
+from autofit.core.workload import Workload
 from autofit.models.config_json import check_directory, is_hub_id, read_directory, read_hub
 from autofit.models.functions import function_workload, is_function, make_importable, names_transformers
 from autofit.models.huggingface import HuggingFaceModel, huggingface_workload
@@ -106,8 +107,8 @@ def resolve(
 
 def check_task(task: object) -> None:
     """Raise an InputError for what is no task that a model named can have."""
-    if task is not None and task not in TASKS[:-1]:
-        raise unknown("task", task, TASKS[:-1])
+    if task is not None and task not in TASK_NAMES:
+        raise unknown("task", task, TASK_NAMES)
 
 
 def workload_from_source(

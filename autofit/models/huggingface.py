@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 from autofit.core.config_faults import config_fault
 from autofit.core.errors import InputError, sentence
+from autofit.core.task import MULTIMODAL
+from autofit.core.tasks import TASKS
+from autofit.core.tasks.image_text_to_text import IMAGE_TEXT_TO_TEXT
 from autofit.core.workload import Workload, reduction_of
-from autofit.models.tasks import MULTIMODAL, TASKS, auto_class, forward_arguments, model_classes
+from autofit.models.tasks import BATCHES, auto_class, forward_arguments, model_classes
 from autofit.models.tasks.sizes import Asked, padding, positions
-from autofit.models.tasks.text import text_batches
 
 if TYPE_CHECKING:
     from torch import nn
@@ -22,7 +24,6 @@ if TYPE_CHECKING:
 EFFECTIVE_BATCH_SIZE = 32
 # Not RuntimeError: running out of memory is one, and is no fault of the config.
 _WRONG_CONFIG = (*(ArithmeticError, AssertionError, AttributeError, ImportError, LookupError, TypeError, ValueError),)
-_SHIFTED_RIGHT = ("seq2seq", "speech-seq2seq")  # tasks whose labels are the decoder's input
 
 
 @dataclass(frozen=True)
@@ -58,8 +59,9 @@ class HuggingFaceModel:
 
     def auto_class(self) -> str:
         """The name of the auto class of transformers that makes the model."""
-        found = auto_class(self.task, str(self.config.get("model_type")), self.config.get("architectures") or ())
-        return found or TASKS[self.task].auto_classes[0]
+        task = TASKS[self.task]
+        found = auto_class(task, str(self.config.get("model_type")), self.config.get("architectures") or ())
+        return found or task.auto_class
 
     def arguments(self) -> tuple[str, ...]:
         """The names that the model's forward takes; none for code that comes with a checkpoint."""
@@ -89,11 +91,12 @@ class HuggingFaceModel:
         else:
             # A copy, because transformers completes nested mappings in place.
             config = CONFIG_MAPPING[self.config["model_type"]].from_dict(copy.deepcopy(dict(self.config)))
+        task = TASKS[self.task]
         text = config.get_text_config()
         text.use_cache = False  # the keys and values that a generation would reuse
-        if self.task == "sequence-classification" and padding(text) is None:
+        if task.classifies_texts and padding(text) is None:
             text.pad_token_id = 0  # decoders find the last token of each sample by it, and refuse batches without
-        shifted = self.task in _SHIFTED_RIGHT or self.config["model_type"] == "vision-encoder-decoder"
+        shifted = task.labels == "other tokens" or self.config["model_type"] == "vision-encoder-decoder"
         if shifted and getattr(config, "decoder_start_token_id", None) is None:
             config.decoder_start_token_id = padding(config) or 0  # before the labels, which are the decoder's input
         return config
@@ -104,33 +107,33 @@ def huggingface_workload(
 ) -> Workload:
     """The workload of training that model on random data of the largest shape. Raises InputError: a sequence length the
     model cannot have, or a config without what the data is made from."""
-    task, config = TASKS[model.task], model.transformers_config()
-    kind, is_text = str(model.config.get("model_type")), task.batches is text_batches
+    task = TASKS[model.task]
+    config = model.transformers_config()
+    kind = str(model.config.get("model_type"))
     names = map(str, model.config.get("architectures") or ())
     takes_more = any(name in model_classes(auto, kind) for name in names for auto in MULTIMODAL)
-    arguments = model.arguments() if takes_more or not is_text else ()
-    batch = task.batches(Asked(model.name, model.task, config, sequence_length, arguments))
-    length = getattr(batch, "sequence_length", None)
-    notes: tuple[str, ...] = ()
-    if takes_more and is_text:
-        images = (
-            "; --task image-text-to-text trains it on images, too" if auto_class("image-text-to-text", kind) else ""
-        )
-        notes = (f"{model.name} takes more than text, and is trained here on text alone{images}.",)
+    arguments = model.arguments() if takes_more or not task.reads_text else ()
+    batch: Any = BATCHES[task.medium](Asked(model.name, task, config, sequence_length, arguments))
+
+    notes = []
+    if takes_more and task.reads_text:
+        seeing = IMAGE_TEXT_TO_TEXT
+        images = f"; --task {seeing.name} trains it on images, too" if auto_class(seeing, kind) else ""
+        notes.append(f"{model.name} takes more than text, and is trained here on text alone{images}.")
     if stored := model.config.get("quantization_config"):
         what = f"the checkpoint holds {stored['quant_method']} weights, dequantised as they are loaded"
-        notes = (*notes, f"{what}: figures are of the dequantised.")
+        notes.append(f"{what}: figures are of the dequantised.")
     return Workload(
         model=model,
         batch=batch,
-        loss=task.loss,
+        loss=getattr(batch, "loss", None),
         effective_batch_size=EFFECTIVE_BATCH_SIZE if effective_batch_size is None else effective_batch_size,
-        unit="tokens" if is_text or model.task == "image-text-to-text" else "samples",
-        sequence_length=length,
+        unit=task.unit,
+        sequence_length=getattr(batch, "sequence_length", None),
         task=model.task,
         name=model.name,
-        reduction=reduction_of(model.task, config),
-        count=task.count or getattr(batch, "count", None),
+        reduction=reduction_of(task, config),
+        count=getattr(batch, "count", None),
         source=dict(model.source),
-        notes=notes,
+        notes=tuple(notes),
     )

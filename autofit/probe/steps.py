@@ -122,11 +122,11 @@ class Probe(ABC):
 
     def part(self, setup: Setup, micro_batches: int) -> Any:
         """The first few micro-batches of this rank's batch, as a view of it."""
-        samples = min(micro_batches, int(setup.config["gradient_accumulation_steps"] or 1)) * setup.micro_batch_size
+        samples = min(micro_batches, setup.config.gradient_accumulation_steps or 1) * setup.micro_batch_size
         return samples_of(self.batch, 0, samples, self.workload.split)
 
     def _stepper(self, setup: Setup) -> Callable[[], float]:
-        accumulation = int(setup.config["gradient_accumulation_steps"] or 1)
+        accumulation = setup.config.gradient_accumulation_steps or 1
         if not self.request.plan.compose or accumulation <= COMPOSED_MICRO_BATCHES:
             return lambda: self._seconds(setup, lambda: self._check(train_step(setup, self.batch)))
         self.composed = True

@@ -7,6 +7,7 @@ from rich.text import Text
 
 from autofit.core.errors import NothingFitsError, counted, require
 from autofit.core.hardware import GIB
+from autofit.core.knobs import DERIVED
 from autofit.core.measurement import Measurement
 from autofit.core.quoting import lines_of, printed
 from autofit.core.result import Result
@@ -112,9 +113,12 @@ def _runner_up(result: Result, best: Measurement) -> str:
     second = result.runner_up
     if second is None:
         return ""
-    changed = {**best.config.differences(second.config)}
-    changed.pop("gradient_accumulation_steps", None)
-    differing = [f"{name} ({fmt.value(mine)} instead of {fmt.value(its)})" for name, (mine, its) in changed.items()]
+    changed = best.config.differences(second.config)
+    differing = [
+        f"{name} ({fmt.value(mine)} instead of {fmt.value(its)})"
+        for name, (mine, its) in changed.items()
+        if name not in DERIVED
+    ]
     ratio = relative_speed(second, result)
     how = fmt.speed(ratio) + (", which counts as a tie" if ratio > 1 else "")
     return f"The runner-up is {how}; against it the best differs in {fmt.listed(differing)}." if differing else ""

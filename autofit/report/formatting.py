@@ -13,7 +13,7 @@ from autofit.core.config import Config
 from autofit.core.errors import counted
 from autofit.core.estimate import Estimate, Remedy, Resting
 from autofit.core.hardware import GIB, Hardware
-from autofit.core.knobs import KNOB_WORDS, is_off, yaml_word
+from autofit.core.knobs import DERIVED, KNOBS, is_off, knob_named, yaml_word
 from autofit.core.layout import implied
 from autofit.core.measurement import Measurement, Outcome
 from autofit.core.pareto import Point
@@ -31,7 +31,7 @@ _BOTTLENECKS = {
 _BETWEEN_DEVICES = "bound by what devices exchange"
 POINT = "  - "  # how the point of a list begins
 value = yaml_word
-_PART_OF_ANOTHER = ("gradient_accumulation_steps", "lora_targets")
+_PART_OF_ANOTHER = tuple(knob.name for knob in KNOBS.values() if knob.part_of)
 
 
 def describe(config: Mapping[str, Any], knobs: Collection[str] | None = None) -> str:
@@ -45,14 +45,12 @@ def describe(config: Mapping[str, Any], knobs: Collection[str] | None = None) ->
 def changes(config: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
     """The knobs of a config that differ from another one, in a few words each, off values included."""
     told = {name for name in implied(config) if config.get(name) is None or name in implied(other)}
-    differing = [
-        name
-        for name in config
-        if name not in (*told, "gradient_accumulation_steps")
-        and config[name] != other.get(name)
-        and not (is_off(config[name]) and is_off(other.get(name)))
-    ]
-    names = dict.fromkeys("lora_rank" if name == "lora_targets" else name for name in differing)
+    names: dict[str, None] = {}
+    for name in config:
+        mine, others = config[name], other.get(name)
+        is_same = mine == others or (is_off(mine) and is_off(others))
+        if name not in told and name not in DERIVED and not is_same:
+            names[knob_named(name).part_of or name] = None
     return [_knob(config, name) for name in names]
 
 
@@ -63,12 +61,13 @@ def instead(config: Config, best: Measurement | None, most: int = 4) -> str:
 
 
 def _knob(config: Mapping[str, Any], name: str) -> str:
-    words, off = KNOB_WORDS.get(name), is_off(config[name])
-    if words and off and words.off:
-        return words.off
-    if not words or off:
+    knob = knob_named(name)
+    if is_off(config[name]) and knob.short_off:
+        return knob.short_off
+    if is_off(config[name]) or not knob.short:
         return f"{name} {value(config[name])}"
-    return words.short.format(value=value(config[name]), **{part: value(config.get(part)) for part in _PART_OF_ANOTHER})
+    parts = {part: value(config.get(part)) for part in _PART_OF_ANOTHER}
+    return knob.short.format(value=value(config[name]), **parts)
 
 
 def values(given: Any) -> str:

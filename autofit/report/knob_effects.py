@@ -3,6 +3,7 @@
 import itertools
 from collections.abc import Sequence
 
+from autofit.core.knobs import DERIVED
 from autofit.core.measurement import Outcome
 from autofit.core.pareto import Alternative
 from autofit.core.result import Result
@@ -48,7 +49,7 @@ def single_changes(result: Result) -> tuple[str, ...]:
         return ()
     lines: list[tuple[float, str]] = []
     for other in latest_by_config(result).values():
-        knobs = [name for name in other.config.differences(result.best.config) if name != "gradient_accumulation_steps"]
+        knobs = [name for name in other.config.differences(result.best.config) if name not in DERIVED]
         if len(knobs) == 1 and other.outcome in (Outcome.FITS, Outcome.OUT_OF_MEMORY):
             ratio = relative_speed(other, result) if other.fits else 0.0
             peak = f", peak {peak_gib(other)} GiB" if peak_gib(other) else ""

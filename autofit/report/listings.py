@@ -155,7 +155,7 @@ def _worth_a_row(data: Mapping[str, Any]) -> Iterable[Mapping[str, Any]]:
         if abs(memory) < _NOTICED and abs(time or 0.0) < _NOTICED:
             continue
         knob = other["knob"]
-        if knob in ("micro_batch_size", "lora_rank"):
+        if knob in _SIZES:
             current = data["config"][knob] or 0
             sizes = sorted(change["value"] or 0 for change in data["alternatives"] if change["knob"] == knob)
             smaller, larger = ([size for size in sizes if size < current], [size for size in sizes if size > current])

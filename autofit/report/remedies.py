@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from autofit.core.estimate import Remedy
-from autofit.core.knobs import yaml_word
+from autofit.core.knobs import DERIVED, yaml_word
 from autofit.core.measurement import Measurement
 from autofit.core.plain import from_plain
 from autofit.core.result import Result, tier
@@ -39,9 +39,10 @@ def measured_remedies(result: Result, config: Mapping[str, Any], most: int = 3) 
 
 
 def _measured(trial: Measurement, config: Mapping[str, Any]) -> Remedy:
-    changed = {knob: mine for knob, (mine, _) in trial.config.differences(config).items()}
-    changed.pop("gradient_accumulation_steps", None)
-    options = [word for knob, mine in changed.items() for word in ("--set", f"{knob}={yaml_word(mine)}")]
+    options: list[str] = []
+    for knob, (mine, _) in trial.config.differences(config).items():
+        if knob not in DERIVED:
+            options += ["--set", f"{knob}={yaml_word(mine)}"]
     assert trial.peak_bytes, "chosen by it"
     return Remedy(
         "time",

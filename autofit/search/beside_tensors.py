@@ -1,5 +1,5 @@
-"""What a card holds beside tensors: memory that its allocator reserves and no tensor fills, and the context, which
-grows as kernels are loaded. Predictions are of tensors, budgets of all."""
+"""What a card holds beside tensors: memory that its allocator reserves and no tensor fills, and the
+context, which grows as kernels are loaded. Predictions are of tensors, budgets of all."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ from autofit.search.linear_model import Array
 
 Bytes = TypeVar("Bytes", float, Array)
 
-# Medians of nine trainings on an H200 (benchmarks/results/gpu): reserved over allocated bytes, and by how much a
-# context grows. They count as much as one measurement does.
-_RESERVED, _GROWTH = 1.064, 148 * MIB
-RESERVED_NOISE = 0.03  # of the logarithm of the first, between configs: seven of the nine lie within it
+# Medians of nine trainings on an H200 (benchmarks/results/gpu): reserved over allocated bytes, and
+# by how much a context grows. They count as much as one measurement does.
+_RESERVED = 1.064
+_GROWTH = 148 * MIB
+RESERVED_NOISE = 0.03  # of log _RESERVED, between configs: seven of the nine lie within it
 
 
 @dataclass(frozen=True)
@@ -37,8 +38,19 @@ class BesideTensors:
 
 
 def beside_tensors(measurements: Iterable[Measurement], context_bytes: int) -> BesideTensors:
-    """What these measurements tell, those that fit; `context_bytes`: of a context that is just open."""
-    peaks = [each.peak_bytes for each in measurements if each.fits and each.peak_bytes]
-    shares = [peak.reserved / peak.allocated for peak in peaks if peak.reserved and peak.allocated]
-    contexts = [peak.device - peak.reserved for peak in peaks if peak.device and peak.reserved]
-    return BesideTensors(median([_RESERVED, *shares]), median([context_bytes + _GROWTH, *contexts]))
+    """What these measurements tell, those that fit.
+
+    Args:
+        context_bytes: of a context that was just opened.
+    """
+    shares = [_RESERVED]
+    contexts: list[float] = [context_bytes + _GROWTH]
+    for measurement in measurements:
+        peak = measurement.peak_bytes
+        if not measurement.fits or not peak or not peak.reserved:
+            continue
+        if peak.allocated:
+            shares.append(peak.reserved / peak.allocated)
+        if peak.device:
+            contexts.append(peak.device - peak.reserved)
+    return BesideTensors(median(shares), median(contexts))

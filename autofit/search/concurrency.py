@@ -1,5 +1,5 @@
-"""Probes at the same time: each in a thread of its own, started and awaited by the thread of the search. Only that
-thread touches what the search knows."""
+"""Probes at the same time: each in a thread of its own, started and awaited by the search's thread.
+Only that thread touches what the search knows."""
 
 from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
@@ -10,7 +10,8 @@ from autofit.core.measurement import Measurement
 
 _MOST_PLACES = 256  # threads; one is made when it is needed first
 
-Probe = Callable[[int, Config, float | None], Measurement | None]  # None: the time was up before it ended
+# Gets a number, a config, and the best's seconds per step; gives None where time was up before.
+Probe = Callable[[int, Config, float | None], Measurement | None]
 
 
 class Concurrency(Protocol):
@@ -30,14 +31,23 @@ class Concurrency(Protocol):
 
 
 class Threaded:
-    """Probes in threads; also one alone, so that Ctrl-C finds the search waiting and not halfway through a message.
-    `room`: how many places there are now; `give_up` makes every call of `probe` that has not returned return or
-    raise soon."""
+    """Probes in threads; also one alone, so that Ctrl-C finds the search waiting and not halfway
+    through a message.
+
+    Args:
+        room: how many places there are now.
+        give_up: makes every call of `probe` that has not returned return or raise soon.
+    """
 
     def __init__(
-        self, probe: Probe, room: Callable[[], int] = lambda: 1, give_up: Callable[[], None] = lambda: None
+        self,
+        probe: Probe,
+        room: Callable[[], int] = lambda: 1,
+        give_up: Callable[[], None] = lambda: None,
     ) -> None:
-        self._probe, self._room, self._give_up = probe, room, give_up
+        self._probe = probe
+        self._room = room
+        self._give_up = give_up
         self._pool = ThreadPoolExecutor(_MOST_PLACES, thread_name_prefix="autofit-probe")
         self._running: dict[Future[Measurement | None], int] = {}  # in the order of their start
 
@@ -46,7 +56,8 @@ class Threaded:
         return min(self._room(), _MOST_PLACES)
 
     def submit(self, number: int, config: Config, best_seconds: float | None) -> None:
-        self._running[self._pool.submit(self._probe, number, config, best_seconds)] = number
+        future = self._pool.submit(self._probe, number, config, best_seconds)
+        self._running[future] = number
 
     def wait(self) -> tuple[int, Measurement | None]:
         done = wait(self._running, return_when=FIRST_COMPLETED).done
@@ -54,8 +65,12 @@ class Threaded:
         return self._running.pop(first), first.result()
 
     def shutdown(self) -> list[tuple[int, Measurement | None]]:
-        finished = [future for future in self._running if future.done() and not future.exception()]
+        finished = []
+        for future, number in self._running.items():
+            if future.done() and not future.exception():
+                finished.append((number, future.result()))
+
         if self._running:
             self._give_up()
         self._pool.shutdown(cancel_futures=True)
-        return [(self._running[future], future.result()) for future in finished]
+        return finished

@@ -1,25 +1,32 @@
 """The cost of probes: of two configs that promise the same, the cheaper one is measured first.
 
-The logarithm of a probe's seconds is a sum of effects of its knobs (`linear_model`), learnt from the search so far:
-deep models take longer to build, others are quantised or compiled first.
+The logarithm of a probe's seconds is a sum of effects of its knobs (`linear_model`), learnt from
+the search so far: deep models take longer to build, others are quantised or compiled first.
 """
 
 import math
-from collections.abc import Sequence
 
 import numpy as np
 
-from autofit.core.measurement import Measurement
 from autofit.search.linear_model import Array, Features, LinearModel
+from autofit.search.ranking import Measurements
 
 _COMPILE = "compile"
-# Seconds, before any compiled step is measured: a small Llama's first one took 40 s where a whole probe takes 3 s; on
-# an H200 one of 8B in 4 bits was still trying kernels after 195 s where others took 6 s.
-_COMPILED, _AUTOTUNED = 37.0, 190.0
+_UNCOMPILED = ("none", None)
+_COMPILED_ONCE = "default"
+# Seconds, before any compiled step is measured: a small Llama's first one took 40 s where a whole
+# probe takes 3 s; on an H200 one of 8B in 4 bits was still trying kernels after 195 s where others
+# took 6 s.
+_COMPILED = 37.0
+_AUTOTUNED = 190.0
 _USUAL = 5.0  # seconds of a probe, before any is measured
-_UNCOMPILED, _COMPILED_ONCE = ("none", None), "default"
-_VALUE, _SLOPE, _NOISE = 0.3, 0.15, 0.2  # standard deviations; on the recorded tables knobs cost up to a factor of 1.6
-_FAR = 1.5  # outliers are cut to this (in logarithms): another process may have held a probe up
+
+# Standard deviations; on the recorded tables knobs cost up to a factor of 1.6.
+_VALUE = 0.3
+_SLOPE = 0.15
+_NOISE = 0.2
+# Outliers are cut to this, in logarithms: another process may have held a probe up.
+_FAR = 1.5
 
 
 class Costs:
@@ -28,15 +35,18 @@ class Costs:
     def __init__(self, features: Features) -> None:
         self._features = features
 
-    def seconds(self, measurements: Sequence[Measurement], rows: Array) -> Array:
-        """Expected seconds of a probe of configs with these features, up to a factor until something is measured."""
-        whole = [each for each in measurements if each.fits and each.seconds > 0]  # others end early
-        plain = [each.seconds for each in whole if each.config.get(_COMPILE) in _UNCOMPILED]
+    def seconds(self, measurements: Measurements, rows: Array) -> Array:
+        """Expected seconds of a probe of configs with these features, up to a factor until
+        something is measured."""
+        # Probes of configs that do not fit end early.
+        whole = [seen for seen in measurements if seen.fits and seen.seconds > 0]
+        plain = [seen.seconds for seen in whole if seen.config.get(_COMPILE) in _UNCOMPILED]
         prior = self._prior(float(np.median(plain)) if plain else _USUAL)
         if not whole:
             return np.asarray(np.exp(rows @ prior.mean))
-        at = self._features.rows([each.config for each in whole])
-        spent = np.log([each.seconds for each in whole])
+
+        at = self._features.rows([seen.config for seen in whole])
+        spent = np.log([seen.seconds for seen in whole])
         usual = np.median(spent - at @ prior.mean) + at @ prior.mean
         learnt = prior.learn(at, np.clip(spent, usual - _FAR, usual + _FAR), _NOISE)
         return np.asarray(np.exp(rows @ learnt.mean))
@@ -46,5 +56,6 @@ class Costs:
         mean = np.zeros(self._features.width)
         for column, (knob, value) in enumerate(self._features.names, start=2):
             if knob == _COMPILE and value not in _UNCOMPILED:
-                mean[column] = math.log1p((_COMPILED if value == _COMPILED_ONCE else _AUTOTUNED) / usual)
+                seconds = _COMPILED if value == _COMPILED_ONCE else _AUTOTUNED
+                mean[column] = math.log1p(seconds / usual)
         return LinearModel.prior(mean, slope=_SLOPE, value=_VALUE)

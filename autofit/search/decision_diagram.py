@@ -1,8 +1,8 @@
-"""Decision diagrams of constraints over a whole space: each rule as a tree of the knobs that it reads.
+"""Decision diagrams of constraints: what each rule says of every combination of a space's values.
 
-A rule is a function of the config alone, so its answer for one holds for all that agree on the knobs it read. A few
-calls (a dozen for 26 million combinations) reveal it for all: call it, note what it read, change the last knob, call it
-again. The trees of all constraints share their parts: equal parts have the same number.
+A rule is a function of the config alone, so its answer for one config holds for all that agree on
+the knobs it read. A few calls (a dozen for 26 million combinations) reveal it for all: call it,
+note what it read, change the last knob, call it again. The diagrams of all rules share their nodes.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -10,102 +10,135 @@ from collections.abc import Callable, Mapping, Sequence
 from autofit.core.config import Config, Value
 from autofit.core.constraints import Constraints
 from autofit.core.errors import InputError
+from autofit.search.encoding import KnobValues
 
-ALLOWED, FORBIDDEN = 0, 1  # the first two trees: what a rule says that is no value
-_MOST_ANSWERS = 4_000  # of a rule that reads so much that more would be needed, nothing is said beforehand
+ALLOWED = 0  # the first two nodes: a rule's answer that is no value
+FORBIDDEN = 1
+_MOST_ANSWERS = 4_000  # a rule that reads so much that more are needed is not probed any further
 
 
-class Trees:
-    """All trees by their numbers. Equal ones have the same number, and none branches where nothing hangs on it."""
+class DecisionDiagram:
+    """All nodes by their numbers. Equal ones have the same number, and none branches where nothing
+    depends on it.
+
+    Attributes:
+        reads: of each node, the knobs that its answer depends on.
+        gives: of each node, the nodes of the values that it may end with.
+        values: of nodes that give one value, that value and the knob that takes it.
+    """
 
     def __init__(self) -> None:
-        # Of ALLOWED, FORBIDDEN and all other trees: the knobs that one hangs on, and the values it may come to say.
         self.reads: list[frozenset[str]] = [frozenset(), frozenset()]
         self.gives: list[frozenset[int]] = [frozenset(), frozenset()]
-        self.values: dict[int, tuple[str, Value]] = {}  # a knob's canonical value, of trees that say it at once
+        self.values: dict[int, tuple[str, Value]] = {}
         self._branches: dict[int, tuple[str, tuple[int, ...]]] = {}
         self._numbers: dict[object, int] = {}
         self._assumed: dict[tuple[int, str, int], int] = {}
 
     def value(self, knob: str, value: Value) -> int:
-        """The tree that says a value at once."""
-        number = self._numbers.setdefault((knob, type(value), value), len(self.reads))
-        if number == len(self.reads):
-            self.values[number] = knob, value
+        """The node that gives a value."""
+        node = self._numbers.setdefault((knob, type(value), value), len(self.reads))
+        if node == len(self.reads):
+            self.values[node] = knob, value
             self.reads.append(frozenset())
-            self.gives.append(frozenset({number}))
-        return number
+            self.gives.append(frozenset({node}))
+        return node
 
-    def branch(self, knob: str, trees: Sequence[int]) -> int:
-        """The tree that reads a knob first, and goes on with one tree for each of its listed values."""
-        if len(set(trees)) == 1:
-            return trees[0]
-        branch = knob, tuple(trees)
-        number = self._numbers.setdefault(branch, len(self.reads))
-        if number == len(self.reads):
-            self._branches[number] = branch
-            self.reads.append(frozenset({knob}).union(*(self.reads[each] for each in trees)))
-            self.gives.append(frozenset[int]().union(*(self.gives[each] for each in trees)))
-        return number
+    def branch(self, knob: str, nodes: Sequence[int]) -> int:
+        """The node that reads a knob first, and goes on with one node for each of its listed
+        values."""
+        if len(set(nodes)) == 1:
+            return nodes[0]
 
-    def assume(self, tree: int, knob: str, place: int) -> int:
-        """What is left of a tree when a knob has its listed value of that place."""
-        if knob not in self.reads[tree]:
-            return tree
-        key = (tree, knob, place)
+        branch = knob, tuple(nodes)
+        node = self._numbers.setdefault(branch, len(self.reads))
+        if node == len(self.reads):
+            self._branches[node] = branch
+            self.reads.append(frozenset({knob}) | self.reads_of(nodes))
+            self.gives.append(self.gives_of(nodes))
+        return node
+
+    def reads_of(self, nodes: Sequence[int]) -> frozenset[str]:
+        """The knobs that any of these nodes depends on."""
+        return frozenset[str]().union(*map(self.reads.__getitem__, nodes))
+
+    def gives_of(self, nodes: Sequence[int]) -> frozenset[int]:
+        """The nodes of the values that any of these may end with."""
+        return frozenset[int]().union(*map(self.gives.__getitem__, nodes))
+
+    def assume(self, node: int, knob: str, index: int) -> int:
+        """What is left of a node when a knob has the listed value of that index."""
+        if knob not in self.reads[node]:
+            return node
+
+        key = (node, knob, index)
         if key not in self._assumed:
-            read, trees = self._branches[tree]
+            read, nodes = self._branches[node]
             if read == knob:
-                self._assumed[key] = trees[place]
+                self._assumed[key] = nodes[index]
             else:
-                self._assumed[key] = self.branch(read, [self.assume(each, knob, place) for each in trees])
+                left = [self.assume(following, knob, index) for following in nodes]
+                self._assumed[key] = self.branch(read, left)
         return self._assumed[key]
 
 
-class Asking:
-    """Asks constraints about combinations of a space's listed values."""
+class ConstraintProber:
+    """Calls constraints with combinations of a space's listed values, and puts their answers into a
+    diagram."""
 
-    def __init__(self, knobs: Mapping[str, tuple[Value, ...]], constraints: Constraints, trees: Trees) -> None:
+    def __init__(
+        self,
+        knobs: KnobValues,
+        constraints: Constraints,
+        diagram: DecisionDiagram,
+    ) -> None:
         self.names = tuple({**constraints.off, **knobs})
-        self._rules, self._trees = constraints, trees
-        self._listed = {name: knobs.get(name) or (constraints.off[name],) for name in self.names}
+        self._constraints = constraints
+        self._diagram = diagram
+        self._answers = 0
+        self._listed: dict[str, tuple[Value, ...]] = {}
+        for name in self.names:
+            self._listed[name] = knobs.get(name) or (constraints.off[name],)
 
-    def settling(self, name: str) -> int | None:
-        """The value that a knob settles to."""
-        return self._tree(lambda config: self._trees.value(name, config[name]))
+    def canonical(self, name: str) -> int | None:
+        """The node of a knob's canonical value; None where its rule would be called too often."""
+        return self._probe(lambda config: self._diagram.value(name, config[name]))
 
-    def refusing(self, name: str) -> int | None:
-        """Whether a rule lets the canonical config be."""
-        return self._tree(lambda config: FORBIDDEN if self._rules.refuse[name](config) else ALLOWED)
+    def refusal(self, name: str) -> int | None:
+        """The node of whether a rule refuses the canonical config; None as of `canonical`."""
+        refuse = self._constraints.refuse[name]
+        return self._probe(lambda config: FORBIDDEN if refuse(config) else ALLOWED)
 
-    def _tree(self, rule: Callable[[Config], int]) -> int | None:
-        """All that a rule says; None where it would have to be asked too often."""
-        answers = 0
-
-        def asked(places: dict[str, int]) -> int:
-            """What it says of all combinations with these places; of what else it reads, the first is tried first."""
-            nonlocal answers
-            answers += 1
-            if answers > _MOST_ANSWERS:
-                raise OverflowError
-            reads: dict[str, int] = {}
-
-            def given(name: str) -> Value:
-                if name not in places and len(self._listed[name]) > 1:
-                    reads[name] = 0
-                return self._listed[name][places.get(name, 0)]
-
-            try:
-                tree = rule(self._rules.read_lazily(self.names, given))
-            except InputError:  # knobs that contradict each other
-                tree = FORBIDDEN
-            while reads:
-                last, _ = reads.popitem()
-                others = range(1, len(self._listed[last]))
-                tree = self._trees.branch(last, [tree, *(asked({**places, **reads, last: place}) for place in others)])
-            return tree
-
+    def _probe(self, rule: Callable[[Config], int]) -> int | None:
+        self._answers = 0
         try:
-            return asked({})
+            return self._node(rule, {})
         except OverflowError:
             return None
+
+    def _node(self, rule: Callable[[Config], int], indices: Mapping[str, int]) -> int:
+        """What a rule says where some knobs have the listed values of these indices."""
+        self._answers += 1
+        if self._answers > _MOST_ANSWERS:
+            raise OverflowError
+
+        reads: dict[str, int] = {}
+
+        def given(name: str) -> Value:
+            """Of a knob that is read anew, the first value is tried first."""
+            listed = self._listed[name]
+            if name not in indices and len(listed) > 1:
+                reads[name] = 0
+            return listed[indices.get(name, 0)]
+
+        try:
+            node = rule(self._constraints.read_lazily(self.names, given))
+        except InputError:  # knobs that contradict each other
+            node = FORBIDDEN
+
+        while reads:
+            last, _ = reads.popitem()
+            others = range(1, len(self._listed[last]))
+            nodes = [self._node(rule, {**indices, **reads, last: index}) for index in others]
+            node = self._diagram.branch(last, [node, *nodes])
+        return node

@@ -1,51 +1,74 @@
-"""Encoding: many configs as one table of small numbers, so that a question is answered for all of them at once."""
+"""Encoding: many configs as one table of small numbers, so that all are asked at once."""
 
+import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
 
-from autofit.core.config import Value
+from autofit.core.config import Config, Value
 
 Mask = npt.NDArray[np.bool_]
-Indices = npt.NDArray[np.int64]
 Codes = npt.NDArray[np.int32]
+Configs = Sequence[Config]
+KnobValues = Mapping[str, tuple[Value, ...]]  # of each knob
+_Typed = tuple[type, Value]  # True is not 1
+
 MICRO_BATCH = "micro_batch_size"
 
 
 class Encoding:
-    """The values of some configs by all `knobs` that any of them has: the distinct `values` of each, of which `codes`
-    [configs, knobs] are the indices, and the `doublings` of the micro-batch."""
+    """The values of some configs, as codes.
 
-    def __init__(self, configs: Sequence[Mapping[str, Value]]) -> None:
-        self.knobs = tuple(dict.fromkeys(knob for config in configs for knob in config))
-        self._codes: dict[str, dict[tuple[type, Value], int]] = {knob: {} for knob in self.knobs}
+    Attributes:
+        knobs: all that any of the configs has.
+        values: the distinct values of each knob.
+        codes: [configs, knobs], indices of `values`.
+        doublings: of each config's micro-batch.
+    """
+
+    def __init__(self, configs: Configs) -> None:
+        self.knobs = tuple(dict.fromkeys(itertools.chain.from_iterable(configs)))
         self.codes: Codes = np.empty((len(configs), len(self.knobs)), dtype=np.int32)
+        self._codes: dict[str, dict[_Typed, int]] = {}
         for column, knob in enumerate(self.knobs):
-            codes = self._codes[knob]
+            codes: dict[_Typed, int] = {}
             for row, config in enumerate(configs):
                 value = config.get(knob)
-                self.codes[row, column] = codes.setdefault((type(value), value), len(codes))  # True is not 1
-        self.values = {knob: tuple(value for _, value in codes) for knob, codes in self._codes.items()}
+                code = codes.setdefault((type(value), value), len(codes))
+                self.codes[row, column] = code
+            self._codes[knob] = codes
+
+        self.values: dict[str, list[Value]] = {}
+        for knob, codes in self._codes.items():
+            self.values[knob] = [value for _, value in codes]
         self.doublings = doublings(configs)
 
-    def encoded(self, configs: Sequence[Mapping[str, Value]]) -> Codes:
-        """Other configs by the same codes: [configs, knobs], -1 for a value that none of these has."""
-        rows = [
-            [codes.get((type(value := config.get(knob)), value), -1) for knob, codes in self._codes.items()]
-            for config in configs
-        ]
-        return np.array(rows, dtype=np.int32).reshape(len(configs), len(self.knobs))
+    def encoded(self, configs: Configs) -> Codes:
+        """Other configs by the same codes: [configs, knobs], -1 for a value that none here has."""
+        encoded = np.empty((len(configs), len(self.knobs)), dtype=np.int32)
+        for column, codes in enumerate(self._codes.values()):
+            knob = self.knobs[column]
+            for row, config in enumerate(configs):
+                value = config.get(knob)
+                encoded[row, column] = codes.get((type(value), value), -1)
+        return encoded
 
     def where(self, knob: str, holds: Callable[[Value], bool]) -> Mask:
-        """Which configs have a value of the knob for which a condition holds; a missing knob is None."""
+        """Which configs have a value of the knob for which a condition holds.
+
+        A missing knob is None.
+        """
         if knob not in self.values:
             return np.full(len(self.codes), holds(None))
-        holding = np.array([holds(value) for value in self.values[knob]], dtype=bool)
-        return np.asarray(holding[self.codes[:, self.knobs.index(knob)]])
+
+        holding = np.array(list(map(holds, self.values[knob])), dtype=bool)
+        column = self.knobs.index(knob)
+        return np.asarray(holding[self.codes[:, column]])
 
 
-def doublings(configs: Sequence[Mapping[str, Value]]) -> npt.NDArray[np.float64]:
+def doublings(configs: Configs) -> npt.NDArray[np.float64]:
     """log2 of each micro-batch, 0 where there is none."""
-    return np.array([math.log2(int(config.get(MICRO_BATCH) or 1)) for config in configs])
+    sizes = (config.get(MICRO_BATCH) or 1 for config in configs)
+    return np.array([math.log2(int(size)) for size in sizes])

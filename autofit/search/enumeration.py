@@ -1,15 +1,16 @@
-"""All legal configs of a space: counted without making one, listed without looking at what is refused.
+"""All legal configs of a space: counted without making one, listed without trying what is refused.
 
-A state is what is left of all constraints' trees once some knobs have values; where the same is left, the same configs
-follow, however it came about: 26 million combinations have a few hundred states. Configs are counted from the end, and
-listed (or drawn) by passing all rows of a state on at once.
+A state is the nodes of all constraints' diagrams that are still undecided once some knobs have
+values. Equal states lead to the same configs, however they came about: 26 million combinations have
+a few hundred states. Configs are counted from the end, and listed (or sampled) by passing all rows
+of a state on at once.
 """
 
 import contextlib
 import random
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,13 +20,19 @@ import numpy.typing as npt
 from autofit.core.config import Config, Value
 from autofit.core.constraints import Constraints
 from autofit.core.errors import InputError
-from autofit.search.decision_diagram import ALLOWED, FORBIDDEN, Asking, Trees
+from autofit.search.decision_diagram import (
+    ALLOWED,
+    FORBIDDEN,
+    ConstraintProber,
+    DecisionDiagram,
+)
+from autofit.search.encoding import KnobValues
 
 MAX_CONFIGS = 300_000  # as Configs, about 250 MB
-_MAX_UNREAD = 50_000  # combinations tried one by one, where a rule reads too much to be known beforehand
-_MOST_STATES = 20_000  # about 2 s; where rules are so entangled that there are more, combinations are tried likewise
+_MAX_UNREAD = 50_000  # combinations tried one by one, where a rule reads too much to be probed
+_MOST_STATES = 20_000  # about 2 s; where rules are so entangled that there are more, likewise
 
-_State = tuple[int, ...]  # the trees of which something is left to say
+_State = tuple[int, ...]  # undecided nodes
 _Numbers = npt.NDArray[np.intp]
 
 
@@ -39,126 +46,165 @@ class Count:
 
 @dataclass(frozen=True)
 class _Choice:
-    """A listed value of a knob by its place, the values that are settled with it, and what is left to say then."""
+    """A listed value of a knob.
 
-    place: int
+    Attributes:
+        index: of the value.
+        given: nodes of canonical values that are decided with it.
+        left: what is undecided then.
+    """
+
+    index: int
     given: tuple[int, ...]
     left: _State
 
 
 class Enumeration:
-    """The canonical configs that the listed values of some knobs lead to, at least one of each, by constraints of these
-    knobs, and of others, which stay off."""
+    """The canonical configs that the listed values of some knobs lead to, at least one of each.
 
-    def __init__(self, knobs: Mapping[str, tuple[Value, ...]], constraints: Constraints) -> None:
-        self._knobs, self._rules, self._trees = knobs, constraints, Trees()
+    Constraints may be of these knobs, and of others, which stay off.
+    """
+
+    def __init__(self, knobs: KnobValues, constraints: Constraints) -> None:
+        self._knobs = knobs
+        self._constraints = constraints
+        self._diagram = DecisionDiagram()
         self._steps: dict[_State, tuple[str, tuple[_Choice, ...]]] = {}
         self._counts: dict[_State, int] = {(): 1}
-        self._doubled = False  # whether combinations that settle to the same config may be counted each
-        asking = Asking(knobs, constraints, self._trees)
-        self._names = asking.names
-        settling = [asking.settling(name) for name in asking.names]
-        refusing = [asking.refusing(name) for name in constraints.refuse]
-        self._unread = None in settling or None in refusing
-        settled = [tree for tree in settling if tree is not None]
-        refused = [tree for tree in refusing if tree is not None]
-        if self._unread:  # what such a rule reads is open: every value of every knob may make a difference
-            settled += [self._every_value(knob) for knob in knobs]
-        # What is read by many rules comes first, so that what is forbidden shows early; what is free comes last.
-        self._order = sorted(knobs, key=lambda knob: -sum(knob in self._trees.reads[tree] for tree in refused))
-        self._canonical = self._choice(0, settled)
-        self._legal = self._choice(0, settled + refused)
-        if self._entangled():
+        # Whether combinations that lead to the same config may be counted each.
+        self._may_repeat = False
+
+        prober = ConstraintProber(knobs, constraints, self._diagram)
+        self._names = prober.names
+        values = list(map(prober.canonical, prober.names))
+        refusals = list(map(prober.refusal, constraints.refuse))
+        canonical = [node for node in values if node is not None]
+        refused = [node for node in refusals if node is not None]
+        self._unread = None in values or None in refusals
+        if self._unread:  # any value of any knob may make a difference to a rule that is not known
+            canonical.extend(map(self._every_value, knobs))
+
+        # What is read by many rules comes first, so that what is forbidden shows early; what no
+        # rule reads comes last.
+        readers = dict.fromkeys(knobs, 0)
+        for node in refused:
+            for knob in self._diagram.reads[node] & readers.keys():
+                readers[knob] += 1
+        self._order = sorted(knobs, key=readers.__getitem__, reverse=True)
+        self._canonical = self._choice(0, canonical)
+        self._legal = self._choice(0, canonical + refused)
+
+        if self._is_entangled():
             self._unread = True
             self._steps.clear()
-            self._canonical = self._legal = self._choice(0, map(self._every_value, knobs))
+            self._canonical = self._choice(0, map(self._every_value, knobs))
+            self._legal = self._canonical
         self._most = _MAX_UNREAD if self._unread else MAX_CONFIGS
 
     def count(self, *, refused: bool = False) -> Count:
         """The number of legal configs, or with `refused` of all canonical ones."""
         start = self._canonical if refused else self._legal
-        total = self._below(start)
-        apart = not self._unread and not self._doubled
-        if apart or total > self._most:
-            return Count(total, exact=apart)
-        return Count(len(self._found(start, range(total), refused=refused)), exact=True)
+        total = self._count_from(start)
+        distinct = not self._unread and not self._may_repeat
+        if distinct or total > self._most:
+            return Count(total, exact=distinct)
+        return Count(len(self._listed(start, range(total), refused=refused)), exact=True)
 
     def configs(self, seed: int = 0) -> tuple[Config, ...]:
         """The legal configs, in the order in which trying all combinations would come upon them.
 
-        Of more than MAX_CONFIGS that many are drawn by the seed, without replacement and each as likely as any other;
-        only the first one, which is expected to need the least memory, is always among them, and one that values of a
-        knob settle to in a way that its own rule does not tell at once may come up more often. Where a rule reads so
-        much that it cannot be known beforehand, _MAX_UNREAD combinations that the others allow are drawn, and tried.
+        Of more than MAX_CONFIGS that many are sampled by the seed, without replacement and each as
+        likely as any other; configs reached from several raw values may be over-sampled. The first
+        one, which is expected to need the least memory, is always among them. Where a rule reads so
+        much that it cannot be probed, _MAX_UNREAD combinations that the others allow are sampled,
+        and tried.
+
         Raises InputError where every combination contradicts itself, for the first one's reason.
         """
-        total = self._below(self._legal)
-        ranks = range(total) if total <= self._most else self._drawn(total, seed)
-        found = self._found(self._legal, ranks)
+        total = self._count_from(self._legal)
+        ranks: Sequence[int] = range(total)
+        if total > self._most:
+            ranks = self._sampled_ranks(total, seed)
+
+        found = self._listed(self._legal, ranks)
         if not found and not self.count(refused=True).configs:
-            self._rules.canonical({knob: values[0] for knob, values in self._knobs.items()})
+            self._constraints.canonical({knob: values[0] for knob, values in self._knobs.items()})
         return found
 
-    def _entangled(self) -> bool:
+    def _is_entangled(self) -> bool:
         """Whether too many states come of the constraints to be counted."""
-        waiting = [start.left for start in (self._canonical, self._legal) if start and start.left]
+        waiting = [start.left for start in (self._canonical, self._legal) if start]
         while waiting and len(self._steps) < _MOST_STATES:
             state = waiting.pop()
-            if state not in self._steps:
-                waiting += [choice.left for choice in self._step(state)[1] if choice.left]
-        return bool(waiting)
+            if state and state not in self._steps:
+                _, choices = self._step(state)
+                waiting.extend(choice.left for choice in choices if choice.left)
+        return any(waiting)
 
     def _every_value(self, knob: str) -> int:
-        """A tree that says something else for each value; of a name that no config holds."""
-        places = range(len(self._knobs[knob]))
-        return self._trees.branch(knob, [self._trees.value(f"{knob} as listed", place) for place in places])
+        """A node that gives something else for each value; of a name that no config holds."""
+        name = f"{knob} as listed"
+        values = [self._diagram.value(name, index) for index in range(len(self._knobs[knob]))]
+        return self._diagram.branch(knob, values)
 
-    def _choice(self, place: int, trees: Iterable[int]) -> _Choice | None:
-        """What these trees say together; None where one of them forbids."""
-        left = {tree for tree in trees if tree != ALLOWED}
+    def _choice(self, index: int, nodes: Iterable[int]) -> _Choice | None:
+        """What these nodes say together; None where one of them forbids."""
+        left = set(nodes) - {ALLOWED}
         if FORBIDDEN in left:
             return None
-        given = left & self._trees.values.keys()
-        return _Choice(place, tuple(sorted(given)), tuple(sorted(left - given)))
+        given = left & self._diagram.values.keys()
+        return _Choice(index, tuple(sorted(given)), tuple(sorted(left - given)))
 
-    def _assume(self, state: _State, knob: str, place: int) -> _Choice | None:
-        return self._choice(place, (self._trees.assume(tree, knob, place) for tree in state))
+    def _assume(self, state: _State, knob: str, index: int) -> _Choice | None:
+        return self._choice(index, (self._diagram.assume(node, knob, index) for node in state))
 
     def _step(self, state: _State) -> tuple[str, tuple[_Choice, ...]]:
-        """The knob that is decided next, and its values that are not forbidden; of those that come to the same, one."""
+        """The knob that is decided next, and its values that are not forbidden; one of those that
+        come to the same."""
         if state not in self._steps:
-            read = frozenset().union(*(self._trees.reads[tree] for tree in state))
-            knob = next(each for each in self._order if each in read)
-            choices: dict[tuple[tuple[int, ...], _State], _Choice] = {}
-            for place in range(len(self._knobs[knob])):
-                if choice := self._assume(state, knob, place):
-                    choices.setdefault((choice.given, choice.left), choice)
-            self._doubled = self._doubled or self._may_meet(knob, choices.values())
-            self._steps[state] = knob, tuple(choices.values())
+            reads = self._diagram.reads_of(state)
+            knob = next(knob for knob in self._order if knob in reads)
+            distinct: dict[object, _Choice] = {}
+            for index in range(len(self._knobs[knob])):
+                choice = self._assume(state, knob, index)
+                if choice:
+                    distinct.setdefault((choice.given, choice.left), choice)
+            choices = tuple(distinct.values())
+            self._steps[state] = knob, choices
+            self._may_repeat = self._may_repeat or self._may_meet(knob, choices)
         return self._steps[state]
 
-    def _may_meet(self, knob: str, choices: Iterable[_Choice]) -> bool:
-        """Whether several values of a knob may settle to the same one, as far as its own tree tells."""
-        of_each = []
+    def _may_meet(self, knob: str, choices: Sequence[_Choice]) -> bool:
+        """Whether several values of a knob may have the same canonical one."""
+        if len(choices) < 2:
+            return False
+
+        seen: set[int] = set()
         for choice in choices:
-            gives = frozenset().union(*(self._trees.gives[tree] for tree in (*choice.given, *choice.left)))
-            of_each.append({tree for tree in gives if self._trees.values[tree][0] == knob})
-        distinct = sum(map(len, of_each)) == len(set().union(*of_each))
-        return len(of_each) > 1 and not (distinct and all(of_each))
+            gives = self._diagram.gives_of(choice.given + choice.left)
+            values = {node for node in gives if self._diagram.values[node][0] == knob}
+            if not values or values & seen:
+                return True
+            seen |= values
+        return False
 
     def _count(self, state: _State) -> int:
+        """How many configs come of a state."""
         if state not in self._counts:
-            self._counts[state] = sum(self._count(choice.left) for choice in self._step(state)[1])
+            _, choices = self._step(state)
+            self._counts[state] = sum(self._count(choice.left) for choice in choices)
         return self._counts[state]
 
-    def _below(self, start: _Choice | None) -> int:
+    def _count_from(self, start: _Choice | None) -> int:
         return self._count(start.left) if start else 0
 
-    def _drawn(self, total: int, seed: int) -> Sequence[int]:
-        """Ranks among all that is counted, rising; random.sample cannot count as far as some products go."""
-        draw, ranks = random.Random(seed), {self._rank_of_first()}
-        few = total <= sys.maxsize
-        numbers = iter(draw.sample(range(total), self._most)) if few else iter(lambda: draw.randrange(total), -1)
+    def _sampled_ranks(self, total: int, seed: int) -> list[int]:
+        """Ranks among all that is counted, rising, always with the first config's."""
+        draw = random.Random(seed)
+        ranks = {self._rank_of_first()}
+        numbers = iter(lambda: draw.randrange(total), -1)
+        if total <= sys.maxsize:  # random.sample cannot count as far as some products go
+            numbers = iter(draw.sample(range(total), self._most))
         while len(ranks) < self._most:
             ranks.add(next(numbers))
         return sorted(ranks)
@@ -166,70 +212,106 @@ class Enumeration:
     def _rank_of_first(self) -> int:
         """The rank of the combination that comes first in the order of the space."""
         assert self._legal, "something is legal"
-        places: dict[str, int] = {}
+        indices: dict[str, int] = {}
         state = self._legal.left
         for knob, values in self._knobs.items():
-            choices = (self._assume(state, knob, place) for place in range(len(values)))
-            chosen = next(choice for choice in choices if choice and self._count(choice.left))
-            places[knob], state = chosen.place, chosen.left
-        rank, state = 0, self._legal.left
+            choices = (self._assume(state, knob, index) for index in range(len(values)))
+            first = next(choice for choice in choices if choice and self._count(choice.left))
+            indices[knob] = first.index
+            state = first.left
+
+        rank = 0
+        state = self._legal.left
         while state:
-            knob, each = self._step(state)
-            rank += sum(self._count(choice.left) for choice in each if choice.place < places[knob])
-            state = next(choice.left for choice in each if choice.place == places[knob])
+            knob, steps = self._step(state)
+            for choice in steps:
+                if choice.index == indices[knob]:
+                    state = choice.left
+                    break
+                rank += self._count(choice.left)
         return rank
 
-    def _found(self, start: _Choice | None, ranks: Sequence[int], *, refused: bool = False) -> tuple[Config, ...]:
+    def _listed(
+        self,
+        start: _Choice | None,
+        ranks: Sequence[int],
+        *,
+        refused: bool = False,
+    ) -> tuple[Config, ...]:
         """The distinct configs of those ranks, in the order of the space."""
         if start is None or not len(ranks):
             return ()
-        places, trees = self._rows(start, ranks)
-        order = np.lexsort([*(places[knob] for knob in reversed(list(self._knobs))), np.zeros(len(ranks))])
-        if self._unread:
-            listed = [_values(places[knob][order], values.__getitem__) for knob, values in self._knobs.items()]
-            return tuple(dict.fromkeys(self._tried(zip(*listed, strict=True), refused=refused)))
-        settled = [_values(trees[name][order], lambda tree: self._trees.values[tree][1]) for name in self._names]
-        rows = zip(*settled, strict=True)
-        return tuple(dict.fromkeys(Config(dict(zip(self._names, row, strict=True))) for row in rows))
 
-    def _rows(self, start: _Choice, ranks: Sequence[int]) -> tuple[dict[str, _Numbers], dict[str, _Numbers]]:
-        """Of each rank (rising) every listed value's place, 0 where it does not matter, and each settled one's tree."""
-        places = {knob: np.zeros(len(ranks), np.intp) for knob in self._knobs}
-        trees: dict[str, _Numbers] = defaultdict(lambda: np.zeros(len(ranks), np.intp))
-        arriving: dict[str, dict[_State, list[tuple[_Numbers, Any]]]] = {knob: {} for knob in self._order}
+        indices, nodes = self._rows(start, ranks)
+        order = np.lexsort((*reversed(indices.values()), np.zeros(len(ranks))))
+        if self._unread:
+            columns = []
+            for knob, values in self._knobs.items():
+                columns.append(_values(indices[knob][order], values.__getitem__))
+            combinations = zip(*columns, strict=True)
+            return tuple(dict.fromkeys(self._tried(combinations, refused=refused)))
+
+        def value(node: int) -> Value:
+            return self._diagram.values[node][1]
+
+        rows = zip(*(_values(nodes[name][order], value) for name in self._names), strict=True)
+        configs = (Config(dict(zip(self._names, row, strict=True))) for row in rows)
+        return tuple(dict.fromkeys(configs))
+
+    def _rows(
+        self,
+        start: _Choice,
+        ranks: Sequence[int],
+    ) -> tuple[dict[str, _Numbers], dict[str, _Numbers]]:
+        """For each of the rising ranks: the index of every listed value, 0 where it does not
+        matter, and the node of every canonical value."""
+        indices = {knob: np.zeros(len(ranks), np.intp) for knob in self._knobs}
+        nodes: dict[str, _Numbers] = defaultdict(lambda: np.zeros(len(ranks), np.intp))
+        # By the knob that is decided next and the state: rows, and their numbers in the state.
+        arriving: dict[str, dict[_State, list[tuple[_Numbers, Any]]]] = defaultdict(dict)
 
         def arrive(choice: _Choice, rows: _Numbers, numbers: Any) -> None:
-            for tree in choice.given:
-                trees[self._trees.values[tree][0]][rows] = tree
+            for node in choice.given:
+                name, _ = self._diagram.values[node]
+                nodes[name][rows] = node
             if choice.left:
-                knob = self._step(choice.left)[0]
+                knob, _ = self._step(choice.left)
                 arriving[knob].setdefault(choice.left, []).append((rows, numbers))
 
         # Ranks that are too large for the integers of NumPy are Python's own.
-        arrive(start, np.arange(len(ranks)), np.array(ranks, np.int64 if self._below(start) <= sys.maxsize else object))
-        for knob in self._order:  # a state decides the first knob that it reads, so what it leaves comes later
-            for state, parts in arriving.pop(knob).items():
-                rows, numbers = (np.concatenate(each) for each in zip(*parts, strict=True))
+        kind = np.int64 if self._count(start.left) <= sys.maxsize else object
+        arrive(start, np.arange(len(ranks)), np.array(ranks, kind))
+        for knob in self._order:  # a state decides its first knob, so what it leaves comes later
+            for state, parts in arriving.pop(knob, {}).items():
+                rows, numbers = map(np.concatenate, zip(*parts, strict=True))
                 low = 0
                 for choice in self._step(state)[1]:
                     high = low + self._count(choice.left)
                     inside = (numbers >= low) & (numbers < high)
                     if inside.any():
-                        places[knob][rows[inside]] = choice.place
+                        indices[knob][rows[inside]] = choice.index
                         arrive(choice, rows[inside], numbers[inside] - low)
                     low = high
-        return places, trees
+        return indices, nodes
 
-    def _tried(self, combinations: Iterable[tuple[Value, ...]], *, refused: bool) -> Iterator[Config]:
-        """The configs of combinations, each settled and looked at by all constraints."""
+    def _tried(
+        self,
+        combinations: Iterable[tuple[Value, ...]],
+        *,
+        refused: bool,
+    ) -> Iterator[Config]:
+        """The canonical configs of combinations, checked by all constraints."""
         for values in combinations:
             with contextlib.suppress(InputError):
-                config = self._rules.canonical(dict(zip(self._knobs, values, strict=True)))
-                if refused or not any(refuse(config) for refuse in self._rules.refuse.values()):
+                knobs = dict(zip(self._knobs, values, strict=True))
+                config = self._constraints.canonical(knobs)
+                refusals = (refuse(config) for refuse in self._constraints.refuse.values())
+                if refused or not any(refusals):
                     yield config
 
 
 def _values(numbers: _Numbers, value: Callable[[int], Value]) -> list[Value]:
+    """The values of numbers, each of which is looked up once."""
     distinct, which = np.unique(numbers, return_inverse=True)
-    values = [value(int(number)) for number in distinct]
-    return [values[place] for place in which.tolist()]
+    values = list(map(value, distinct.tolist()))
+    return [values[index] for index in which.tolist()]

@@ -1,10 +1,12 @@
-"""The finals of a search, kept in its journal: what exploring ended with, and every verified measurement.
+"""The finals of a search, kept in its journal: what exploring ended with, and every verified
+measurement.
 
-So a search that was killed in its finals goes on with them, and one that had ended gives the same answer again.
+So a search that was killed in its finals goes on with them, and one that had ended gives the same
+answer again.
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -13,30 +15,43 @@ from optuna.study import Study
 from autofit.core.errors import InputError
 from autofit.core.measurement import Measurement
 from autofit.core.plain import from_plain, to_plain
+from autofit.search.ranking import Measurements
 
 _Kind = TypeVar("_Kind")
-_EXPLORED, _VERIFIED = "explored", "verified-"  # names of attributes of the study
+# Names of attributes of the study.
+_EXPLORED = "explored"
+_VERIFIED = "verified-"
 
 
 @dataclass(frozen=True)
 class Explored:
-    """What exploring ended with."""
+    """What exploring ended with.
+
+    Attributes:
+        measurements: how many.
+        expected: seconds of a step of every finalist, by the number of its measurement, which JSON
+            has as text.
+    """
 
     measurements: int
     stopped_by: str
     bound: float | None
-    expected: Mapping[str, float]  # the number of every finalist's measurement, as JSON has it: its expected seconds
+    expected: Mapping[str, float]
 
-    def posterior(self, measurements: Sequence[Measurement]) -> tuple[Measurement, ...]:
+    def posterior(self, measurements: Measurements) -> tuple[Measurement, ...]:
         """Each finalist's measurement, at the step time that was expected of it."""
-        by_number = {str(each.number): each for each in measurements}
-        return tuple(by_number[number].taking(seconds) for number, seconds in self.expected.items())
+        by_number = {str(measurement.number): measurement for measurement in measurements}
+        finalists = map(by_number.__getitem__, self.expected)
+        return tuple(map(Measurement.taking, finalists, self.expected.values()))
 
-    def is_of(self, measurements: Sequence[Measurement]) -> bool:
+    def is_of(self, measurements: Measurements) -> bool:
         """Whether it was with these; a damaged journal may have lost some."""
-        timed = {str(each.number) for each in measurements if each.fits and each.step_seconds}
-        possible = all(0 < seconds < math.inf for seconds in self.expected.values())
-        return self.measurements == len(measurements) and possible and self.expected.keys() <= timed
+        if self.measurements != len(measurements):
+            return False
+        if not all(0 < seconds < math.inf for seconds in self.expected.values()):
+            return False
+        timed = {str(seen.number) for seen in measurements if seen.fits and seen.step_seconds}
+        return self.expected.keys() <= timed
 
 
 @dataclass(frozen=True)
@@ -57,7 +72,8 @@ class _Verified:
 
 
 class Finals:
-    """The finals of a study that was asked for something (plain data): other limits explore on, and end otherwise.
+    """The finals of a study that was asked for something (plain data): other limits explore on, and
+    end otherwise.
 
     Attributes:
         verified: the measurements that earlier processes made in such finals, in their order.
@@ -65,21 +81,30 @@ class Finals:
         finished: whether the finals had ended, too.
     """
 
-    def __init__(self, study: Study, asked: Mapping[str, Any], measurements: Sequence[Measurement]) -> None:
+    def __init__(
+        self,
+        study: Study,
+        asked: Mapping[str, Any],
+        measurements: Measurements,
+    ) -> None:
         self._study = study
         self._asked = dict(asked)
 
         attributes = study.user_attrs
-        kept = [attributes[name] for name in sorted(attributes) if name.startswith(_VERIFIED)]
+        kept = sorted(name for name in attributes if name.startswith(_VERIFIED))
         self._count = len(kept)
-        found = [_read(_Verified, each) for each in kept]
-        self.verified = [each.measurement for each in found if each and each.quick == self._asked["quick"]]
+        self.verified: list[Measurement] = []
+        for name in kept:
+            verified = _read(_Verified, attributes[name])
+            if verified and verified.quick == self._asked["quick"]:
+                self.verified.append(verified.measurement)
 
+        self.explored: Explored | None = None
+        self.finished = False
         before = _read(_Before, attributes.get(_EXPLORED))
-        if before and (before.asked != self._asked or not before.explored.is_of(measurements)):
-            before = None
-        self.explored = before.explored if before else None
-        self.finished = before is not None and before.finished
+        if before and before.asked == self._asked and before.explored.is_of(measurements):
+            self.explored = before.explored
+            self.finished = before.finished
 
     def begin(self, explored: Explored) -> None:
         """Exploring has ended, and not by an interrupt."""
@@ -106,9 +131,10 @@ def restore(study: Study, records: Iterable[Mapping[str, Any]]) -> None:
     """Give a study the finals that records of its damaged journal hold."""
     for record in records:
         attributes = record.get("user_attr")
-        for name, value in attributes.items() if isinstance(attributes, Mapping) else ():
-            if name == _EXPLORED or name.startswith(_VERIFIED):
-                study.set_user_attr(name, value)
+        if isinstance(attributes, Mapping):
+            for name, value in attributes.items():
+                if name == _EXPLORED or name.startswith(_VERIFIED):
+                    study.set_user_attr(name, value)
 
 
 def _read(kind: type[_Kind], value: Any) -> _Kind | None:

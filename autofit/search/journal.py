@@ -1,12 +1,14 @@
 """The Optuna study of a search, kept in a journal file so that nothing measured is ever lost.
 
-A process may die at any moment, kill -9 and power cuts included, and disks change bytes: each record has its number and
-a checksum. Opening the journal again repairs what that leaves: a torn last line, damaged records, trials that nobody
-runs. The run directory's lock keeps other writers out.
+A process may die at any moment, kill -9 and power cuts included, and disks change bytes: each
+record has its number and a checksum. Opening the journal again repairs what that leaves: a torn
+last line, damaged records, trials that nobody runs. The run directory's lock keeps other writers
+out.
 """
 
 import contextlib
 import errno
+import itertools
 import json
 import os
 import re
@@ -30,42 +32,58 @@ from autofit.core.plain import field_types
 from autofit.search.finals import restore
 from autofit.search.sampler import MEASUREMENT, measurements_of
 
-_IDENTITY, _BUDGET = "identity", "budget"
-# Optuna's words: complete has a value, pruned was stopped by a limit, fail says nothing about the objective.
+_IDENTITY = "identity"
+_BUDGET = "budget"
+# Optuna's words: complete has a value, pruned was stopped by a limit, fail says nothing about the
+# objective.
 _PRUNED = (Outcome.OUT_OF_MEMORY, Outcome.HOST_OUT_OF_MEMORY, Outcome.TIMED_OUT)
+
 _START = b'{"op_code":'
-_STARTS = re.compile(rb'\n|(?=\{"op_code":)')  # where records start, also one that has become part of another's line
+# Where records start, also one that has become part of another's line.
+_STARTS = re.compile(rb'\n|(?=\{"op_code":)')
 _CHECKED = re.compile(rb'(\{"op_code":.*),"crc":"([0-9a-f]{8})"\}', re.DOTALL)
 _CHECKSUM = re.compile(rb',"crc":"[0-9a-f]{8}"\}')
-_OWN = {"op_code", "line", "crc"}  # of an own record; tools such as optuna-dashboard add some with the first alone
+# Of an own record; tools such as optuna-dashboard add some with the first alone.
+_OWN = {"op_code", "line", "crc"}
 _OTHER = "Choose another --out."
 
 
 @dataclass(frozen=True)
 class Journal:
-    """Where a search is kept, and what it is a search of: plain data such as model, workload, device and budget.
+    """Where a search is kept, and what it is a search of: plain data such as model, workload,
+    device and budget.
 
-    A journal is only ever continued by a search of the same identity: its measurements mean nothing to another. What
-    ran out of memory did so within `budget_bytes`, which `begun_with` tells those who go on with it.
+    A journal is only ever continued by a search of the same identity: its measurements mean nothing
+    to another. What ran out of memory did so within `budget_bytes`, which `begun_with` tells those
+    who go on with it.
+
+    Attributes:
+        lines: what the file holds, as far as it could be written.
+        restored: makes a deleted file again, of `lines`; gives whether it was deleted.
     """
 
     path: Path
     identity: Mapping[str, Any] = field(default_factory=dict)
     budget_bytes: int | None = None
     notify: Notify = lambda text: None
-    lines: list[bytes] = field(default_factory=list)  # what the file holds, as far as it could be written
-    restored: Callable[[], bool] = lambda: False  # makes a deleted file again, of `lines`; whether it was deleted
+    lines: list[bytes] = field(default_factory=list)
+    restored: Callable[[], bool] = lambda: False
 
 
 class _Backend(BaseJournalBackend):
     """Optuna's records in memory and in the file, each with its number and a checksum.
 
-    It waits for the disk only where something would be lost: with measurements, which take all lines before along.
-    Optuna's own waits with each line, of which a trial has one for each knob: 70 ms for 18 of them were measured.
+    It waits for the disk only where something would be lost: with measurements, which take all
+    lines before along. Optuna's own waits with each line, of which a trial has one for each knob:
+    70 ms for 18 of them were measured.
+
+    Args:
+        others: how many lines have no number.
     """
 
     def __init__(self, journal: Journal, others: int) -> None:
-        self._journal, self._others = journal, others  # the lines without a number
+        self._journal = journal
+        self._others = others
         self.written: int | None = None  # lines; None: not to be written yet
 
     def read_logs(self, log_number_from: int) -> Iterator[dict[str, Any]]:
@@ -73,68 +91,109 @@ class _Backend(BaseJournalBackend):
         return map(json.loads, self._journal.lines[log_number_from:])
 
     def append_logs(self, logs: list[dict[str, Any]]) -> None:
-        """Write records, and what an earlier call could not; a measurement with what makes it of use by itself."""
+        """Write records, and what an earlier call could not; a measurement with what makes it of
+        use by itself."""
         lines = self._journal.lines
         for log in logs:
             if MEASUREMENT in (log.get("user_attr") or log.get("user_attrs") or ()):
-                log = {**log, _IDENTITY: _plain(self._journal.identity), _BUDGET: self._journal.budget_bytes}
+                log = {
+                    **log,
+                    _IDENTITY: _plain(self._journal.identity),
+                    _BUDGET: self._journal.budget_bytes,
+                }
             record = {"op_code": log["op_code"], **log, "line": len(lines) - self._others}
             text = json.dumps(record, separators=(",", ":"))[:-1].encode()
             lines.append(b'%s,"crc":"%08x"}\n' % (text, zlib.crc32(text)))
+
         if self.written is None:
             return
         if not self._journal.restored():
-            with naming(self._journal.path), self._journal.path.open("r+b", buffering=0) as file:
-                size, data = file.seek(0, os.SEEK_END), b"".join(lines[self.written :])
-                try:
-                    if file.write(data) < len(data):
-                        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-                    if any("user_attr" in log for log in logs):
-                        os.fsync(file.fileno())
-                except OSError:
-                    file.truncate(size)
-                    raise
+            with naming(self._journal.path):
+                self._write(lines[self.written :], wait=any("user_attr" in log for log in logs))
         self.written = len(lines)
+
+    def _write(self, lines: list[bytes], *, wait: bool) -> None:
+        """Append lines to the file, all or none; `wait` for the disk."""
+        data = b"".join(lines)
+        with self._journal.path.open("r+b", buffering=0) as file:
+            size = file.seek(0, os.SEEK_END)
+            try:
+                if file.write(data) < len(data):
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+                if wait:
+                    os.fsync(file.fileno())
+            except OSError:
+                file.truncate(size)
+                raise
 
 
 class _Found:
-    """What a journal file holds, but for a torn last line; there may be no file."""
+    """What a journal file holds, but for a torn last line; there may be no file.
+
+    Attributes:
+        size: bytes, without a torn last line.
+        lines: those of records that can be read, with or without a checksum.
+        checked: the records with a checksum.
+        lost: how many records cannot be read.
+        is_whole: whether nothing is damaged.
+        is_of_another_version: whether a measurement has figures that this version does not know.
+        identity: of the search that began the journal; empty where it does not say.
+        budget_bytes: likewise; None where it does not say.
+    """
 
     def __init__(self, path: Path) -> None:
         data = path.read_bytes() if path.exists() else b""
         end = data.rfind(b"\n") + 1
         start = data.find(_START, end)
-        if start < 0 or not _CHECKSUM.search(data, start):  # torn before its checksum, which comes last
+        if start < 0 or not _CHECKSUM.search(data, start):  # torn before the checksum, its end
             data = data[:end]
-        self.size, self.lines, self.checked = len(data), list[bytes](), list[dict[str, Any]]()
+
+        self.size = len(data)
+        self.lines: list[bytes] = []
+        self.checked: list[dict[str, Any]] = []
         self.is_of_another_version = False
-        told: dict[str, Any] = {}
-        pieces = [piece for piece in _STARTS.split(data) if piece.strip()]
+        self._facts: dict[str, Any] = {}
+        pieces = list(filter(bytes.strip, _STARTS.split(data)))
         for piece in pieces:
-            match = _CHECKED.match(piece)
-            is_checked = match is not None and int(match[2], 16) == zlib.crc32(match[1])
-            text = match[0] if match and is_checked else piece
             with contextlib.suppress(ValueError, RecursionError):
-                record = json.loads(text)
-                if is_checked and not _is_readable(record):
-                    self.is_of_another_version |= _has_new_fields(record)
-                    continue
-                if is_checked or (isinstance(record, dict) and record.keys() & _OWN == {"op_code"}):
-                    self.lines.append(text + b"\n")
-                    self.checked += [record] if is_checked else []
-                    attributes = record.get("user_attr")
-                    facts = {**record, **(attributes if isinstance(attributes, dict) else {})}
-                    for name in {_IDENTITY, _BUDGET} & facts.keys():
-                        told.setdefault(name, facts[name])
+                self._read(piece)
+
         numbers = [record["line"] for record in self.checked]
         self.lost = max(len(pieces), 1 + max(numbers, default=-1)) - len(numbers)
         self.is_whole = b"".join(self.lines) == data and numbers == list(range(len(numbers)))
-        self.identity = identity if isinstance(identity := told.get(_IDENTITY), dict) else {}
-        self.budget_bytes = budget if isinstance(budget := told.get(_BUDGET), int) else None
+
+        identity = self._facts.get(_IDENTITY)
+        self.identity = identity if isinstance(identity, dict) else {}
+        budget = self._facts.get(_BUDGET)
+        self.budget_bytes = budget if isinstance(budget, int) else None
+
+    def _read(self, piece: bytes) -> None:
+        """Keep what a piece of the file says; raises ValueError where it is no record."""
+        match = _CHECKED.match(piece)
+        if match and int(match[2], 16) == zlib.crc32(match[1]):
+            piece = match[0]
+            record = json.loads(piece)
+            if not _is_readable(record):
+                self.is_of_another_version |= _has_new_fields(record)
+                return
+            self.checked.append(record)
+        else:
+            record = json.loads(piece)
+            if not isinstance(record, dict) or record.keys() & _OWN != {"op_code"}:
+                return
+
+        self.lines.append(piece + b"\n")
+        attributes = record.get("user_attr")
+        for facts in (attributes, record):
+            if isinstance(facts, dict):
+                for name in (_IDENTITY, _BUDGET):
+                    if name in facts:
+                        self._facts.setdefault(name, facts[name])
 
 
 def _is_readable(record: Any) -> bool:
-    """Whether a record has a number and, where it holds a measurement, one that a probe can have made."""
+    """Whether a record has a number and, where it holds a measurement, one that a probe can have
+    made."""
     if not isinstance(record, dict) or not is_whole(record.get("line"), 0):
         return False
     held = _held(record)
@@ -142,18 +201,19 @@ def _is_readable(record: Any) -> bool:
 
 
 def _has_new_fields(record: Any) -> bool:
-    """Whether a record's measurement has figures that this version does not know: what it says is not damaged."""
+    """Whether a record's measurement has figures that this version does not know: what it says is
+    not damaged."""
     held = _held(record) if isinstance(record, dict) else None
     return isinstance(held, dict) and not held.keys() <= field_types(Measurement).keys()
 
 
 def _held(record: Mapping[str, Any]) -> Any:
     """The measurement that a record holds, as plain data."""
-    attributes: dict[str, Any] = {}
-    for name in ("user_attr", "user_attrs"):
-        if isinstance(given := record.get(name), dict):
-            attributes |= given
-    return attributes.get(MEASUREMENT)
+    for name in ("user_attrs", "user_attr"):
+        attributes = record.get(name)
+        if isinstance(attributes, dict) and MEASUREMENT in attributes:
+            return attributes[MEASUREMENT]
+    return None
 
 
 def _measurement(held: Any) -> Measurement | None:
@@ -166,19 +226,25 @@ def _measurement(held: Any) -> Measurement | None:
 
 
 def open_study(journal: Journal | None, sampler: BaseSampler) -> Study:
-    """The study of a journal, new, resumed or in memory; of a damaged one, which is set aside, what is left of it.
+    """The study of a journal, new, resumed or in memory; of a damaged one, which is set aside, what
+    is left of it.
 
     Raises InputError for a journal of something else, and for a damaged one without checksums.
     """
     if journal is None:
         return optuna.create_study(direction="maximize", sampler=sampler)
+
     journal.restored()
-    path, found = journal.path, _Found(journal.path)
+    path = journal.path
+    found = _Found(path)
     _check_identity(found.identity, journal)
     if found.is_of_another_version:
-        raise InputError(f"{path} is not a journal that this version of autofit can read: its figures differ.", _OTHER)
+        message = f"{path} is not a journal that this version of autofit can read"
+        raise InputError(f"{message}: its figures differ.", _OTHER)
     if not found.is_whole and not found.checked:
-        raise InputError(f"{path} is damaged, or no journal: no checksum shows any record to be right.", _OTHER)
+        message = f"{path} is damaged, or no journal: no checksum shows any record to be right."
+        raise InputError(message, _OTHER)
+
     try:
         backend, study = _opened(journal, found, sampler)
     except Exception as error:  # of any kind: records of another version say anything
@@ -187,7 +253,8 @@ def open_study(journal: Journal | None, sampler: BaseSampler) -> Study:
             raise InputError(message, _OTHER) from error
         found.is_whole = False  # what is right of it are the measurements
         backend, study = _opened(journal, found, sampler)
-    left = len(measurements_of(study))
+
+    measured = len(measurements_of(study))
     if found.is_whole:
         with naming(path), path.open("ab") as file:
             file.truncate(found.size)
@@ -196,23 +263,40 @@ def open_study(journal: Journal | None, sampler: BaseSampler) -> Study:
         study.set_user_attr(_BUDGET, journal.budget_bytes)
         study.set_user_attr(_IDENTITY, _plain(journal.identity))
     if not found.is_whole:
-        ends = ("", *map("-{}".format, range(2, 1000)))
-        names = (path.with_name(f"{path.name}.damaged{end}") for end in ends)
-        aside = next(each for each in names if not os.path.lexists(each))
-        write_atomically(aside, path.read_bytes())
+        aside = _set_aside(path)
         write_atomically(path, b"".join(journal.lines))
         backend.written = len(journal.lines)
-        lost, can = counted(found.lost, "record"), counted(left, "measurement")
-        journal.notify(f"{path} was damaged: {lost} of it cannot be read, {can} can; the damaged file is now {aside}.")
-    for trial in study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
-        held = trial.user_attrs.get(MEASUREMENT)
-        state, value = _ending(Measurement.from_trial(held) if held else None)
-        study.tell(trial.number, value, state=state)
+        lost = counted(found.lost, "record")
+        left = counted(measured, "measurement")
+        losses = f"{lost} of it cannot be read, {left} can"
+        journal.notify(f"{path} was damaged: {losses}; the damaged file is now {aside}.")
+    _end_running(study)
     return study
 
 
+def _set_aside(path: Path) -> Path:
+    """Copy a damaged journal to a new file beside it."""
+    for number in itertools.count(1):
+        end = "" if number == 1 else f"-{number}"
+        aside = path.with_name(f"{path.name}.damaged{end}")
+        if not os.path.lexists(aside):
+            break
+    write_atomically(aside, path.read_bytes())
+    return aside
+
+
+def _end_running(study: Study) -> None:
+    """Finish trials that nobody runs any more, with the measurement where there is one."""
+    for trial in study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
+        held = trial.user_attrs.get(MEASUREMENT)
+        measurement = Measurement.from_trial(held) if held else None
+        state, value = _ending(measurement)
+        study.tell(trial.number, value, state=state)
+
+
 def _opened(journal: Journal, found: _Found, sampler: BaseSampler) -> tuple[_Backend, Study]:
-    """The study of what a file holds: of all records where they are whole, else of the measurements."""
+    """The study of what a file holds: of all records where they are whole, else of the
+    measurements."""
     journal.lines[:] = found.lines if found.is_whole else []
     backend = _Backend(journal, others=max(0, len(journal.lines) - len(found.checked)))
     study = optuna.create_study(
@@ -231,8 +315,13 @@ def _opened(journal: Journal, found: _Found, sampler: BaseSampler) -> tuple[_Bac
 
 def _add_measurements(study: Study, records: Iterable[dict[str, Any]]) -> None:
     """Add a finished trial for each measurement that records hold."""
-    found = filter(None, map(_measurement, map(_held, records)))
-    for measurement in {each.number: each for each in found}.values():  # a record may be there twice
+    by_number = {}  # a record may be there twice
+    for record in records:
+        measurement = _measurement(_held(record))
+        if measurement:
+            by_number[measurement.number] = measurement
+
+    for measurement in by_number.values():
         state, value = _ending(measurement)
         attributes = {MEASUREMENT: measurement.to_trial()}
         trial = optuna.trial.create_trial(state=state, value=value, user_attrs=attributes)
@@ -243,23 +332,27 @@ def _add_measurements(study: Study, records: Iterable[dict[str, Any]]) -> None:
 
 
 def begun_with(path: Path) -> tuple[Mapping[str, Any], int | None]:
-    """The identity and the budget that a journal was begun with; nothing, and None, where it does not say."""
+    """The identity and the budget that a journal was begun with; nothing, and None, where it does
+    not say."""
     found = _Found(path)
     return found.identity, found.budget_bytes
 
 
 def record(study: Study, trial: Trial, measurement: Measurement) -> None:
     """Finish a trial with its measurement."""
-    # The measurement first: killed before the second line, the trial is still finished from it on resume.
+    # The measurement first: killed before the second line, the trial is finished from it on resume.
     trial.set_user_attr(MEASUREMENT, measurement.to_trial())
     state, value = _ending(measurement)
     study.tell(trial.number, value, state=state)
 
 
 def _ending(measurement: Measurement | None) -> tuple[TrialState, float | None]:
+    """How a trial with this measurement ends, and its value."""
     if measurement and measurement.fits:
         return TrialState.COMPLETE, measurement.throughput
-    return TrialState.PRUNED if measurement and measurement.outcome in _PRUNED else TrialState.FAIL, None
+    if measurement and measurement.outcome in _PRUNED:
+        return TrialState.PRUNED, None
+    return TrialState.FAIL, None
 
 
 def _plain(data: Mapping[str, Any]) -> dict[str, Any]:
@@ -268,12 +361,21 @@ def _plain(data: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _check_identity(held: Mapping[str, Any], journal: Journal) -> None:
-    before, now = dict(_leaves(held)), dict(_leaves(_plain(journal.identity)))
-    changed = [name for name in before | now if before.get(name) != now.get(name)] if held else []
-    changes = [f"{name} was {shown(before.get(name))}, is {shown(now.get(name))}" for name in changed]
+    """Raise InputError where a journal holds a search of something else."""
+    if not held:
+        return
+    before = dict(_leaves(held))
+    now = dict(_leaves(_plain(journal.identity)))
+    changes = []
+    for name in before | now:
+        was = before.get(name)
+        given = now.get(name)
+        if was != given:
+            changes.append(f"{name} was {shown(was)}, is {shown(given)}")
     if changes:
         message = f"{journal.path} holds a search of something else: {'; '.join(changes)}."
-        raise InputError(message, "Resume it with what it was started with, or choose another --out.")
+        remedy = "Resume it with what it was started with, or choose another --out."
+        raise InputError(message, remedy)
 
 
 def _leaves(data: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -1,10 +1,12 @@
-"""The Pareto front of memory and throughput in each tier, and what every knob does to the best config.
+"""The Pareto front of memory and throughput in each tier, and what every knob does to the best
+config.
 
-Measured configs count as measured. Others count by the surrogate's posterior, and are marked as predicted; only where
-the space was predicted, so no figure rests on additive effects alone.
+Measured configs count as measured. Others count by the surrogate's posterior, and are marked as
+predicted; only where the space was predicted, so no figure rests on additive effects alone.
 """
 
 import dataclasses
+import math
 import operator
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -16,14 +18,23 @@ from autofit.core.budget import Budget
 from autofit.core.config import Config
 from autofit.core.hardware import Hardware
 from autofit.core.measurement import Measurement, Outcome
-from autofit.core.pareto import Alternative, OtherBudget, Point, fastest_within, frontier, thinned
+from autofit.core.pareto import (
+    Alternative,
+    OtherBudget,
+    Point,
+    fastest_within,
+    frontier,
+    thinned,
+)
 from autofit.core.result import TIERS, tier, tiers_of
 from autofit.core.workload import Workload
 from autofit.search.beside_tensors import beside_tensors
-from autofit.search.encoding import Encoding
+from autofit.search.encoding import Configs, Encoding
+from autofit.search.group import Group
 from autofit.search.linear_model import Array
 from autofit.search.predictions import Predictions
 from autofit.search.pruning import ACCUMULATION, ruled_out
+from autofit.search.ranking import Measurements
 from autofit.search.surrogate import Surrogate
 
 _DERIVED = 5  # a single change may alter up to so many knobs: the others are derived from it
@@ -32,11 +43,17 @@ _MOST_PREDICTED = 3000  # configs of each tier, the nearest to its predicted fro
 
 @dataclass(frozen=True)
 class Evidence:
-    """What a search measured and predicted."""
+    """What a search measured and predicted.
 
-    best: Measurement | None  # None where nothing fits
-    measurements: Sequence[Measurement]  # in their order, the verified ones last
-    failed: Sequence[Config]  # those that fitted at first and did not when verified
+    Attributes:
+        best: None where nothing fits.
+        measurements: in their order, the verified ones last.
+        failed: configs that fitted at first and did not when verified.
+    """
+
+    best: Measurement | None
+    measurements: Measurements
+    failed: Configs
     surrogate: Surrogate | None
     predictions: Predictions | None
     budget: Budget
@@ -45,17 +62,26 @@ class Evidence:
 
     @cached_property
     def levelled(self) -> list[Measurement]:
-        """All measurements, the explored ones scaled by the best's speed when verified against when explored: the
-        machine may have become faster or slower in between."""
+        """All measurements, the explored ones scaled by the best's speed when verified against when
+        explored: the machine may have become faster or slower in between."""
         best = self.best
-        explored = next((each for each in self.measurements if best and each.config == best.config), best)
-        level = best.throughput / explored.throughput if best and explored and explored.throughput else 1.0
-        return [each if each.verified or not each.fits else each.faster(level) for each in self.measurements]
+        if best is None:
+            return list(self.measurements)
+
+        same = (seen for seen in self.measurements if seen.config == best.config)
+        explored = next(same, best)
+        level = best.throughput / explored.throughput if explored.throughput else 1.0
+        levelled = []
+        for measurement in self.measurements:
+            if measurement.fits and not measurement.verified:
+                measurement = measurement.faster(level)
+            levelled.append(measurement)
+        return levelled
 
     @cached_property
     def latest(self) -> dict[Config, Measurement]:
         """By config its last measurement, without configs that failed when verified."""
-        return {each.config: each for each in self.levelled if each.config not in self.failed}
+        return {seen.config: seen for seen in self.levelled if seen.config not in self.failed}
 
     @property
     def usable_bytes(self) -> int:
@@ -64,140 +90,225 @@ class Evidence:
 
 
 @dataclass(frozen=True)
-class Outlook:
-    """The front of each tier, the single changes of the best config knob by knob, and other budgets worth a mention."""
+class ParetoReport:
+    """The front of each tier, the single changes of the best config knob by knob, and other budgets
+    worth a mention."""
 
     frontier: dict[str, tuple[Point, ...]]
     alternatives: tuple[Alternative, ...] = ()
     other_budgets: tuple[OtherBudget, ...] = ()
 
 
-def outlook(evidence: Evidence, *, others: Sequence[OtherBudget] = (), tolerance: float = 0.0) -> Outlook:
-    """The alternatives to the best config. Fronts are thinned, but keep what this budget and the others would run.
-    Another budget is worth a mention where it is that of a card, or would run something else: with a small model most
-    sizes run the same."""
-    knobs = _single_changes(evidence.best.config, evidence) if evidence.best else {}
-    asked = dict.fromkeys((*(leading(evidence.predictions, _MOST_PREDICTED) if evidence.predictions else ()), *knobs))
-    predicted = predicted_points(asked, evidence)
-    measured = [
-        Point(each.config, each.peak_bytes.held_bytes, each.throughput, each.tokens_per_second, measured=True)
-        for each in evidence.latest.values()
-        if each.fits and each.throughput and each.peak_bytes
-    ]
-    points = [*measured, *predicted.values()]
-    budgets = (dataclasses.replace(evidence.budget, device_bytes=each.device_bytes) for each in others)
-    limits = [each.cap_bytes(evidence.hardware.device) for each in (evidence.budget, *budgets)]
-    fronts = {
-        name: frontier([each for each in points if tier(each.config) == name], tolerance=tolerance)
-        for name in tiers_of(points)
-    }
-    own, *by_budget = ([fastest_within(front, limit) for front in fronts.values()] for limit in limits)
-    answers = [point for each in (own, *by_budget) for point in each if point]
-    return Outlook(
-        {name: thinned(front, [each for each in answers if each in front]) for name, front in fronts.items()},
-        _alternatives(knobs, predicted, evidence),
-        tuple(other for other, each in zip(others, by_budget, strict=True) if other.card or each != own),
+def pareto_report(
+    evidence: Evidence,
+    *,
+    others: Sequence[OtherBudget] = (),
+    tolerance: float = 0.0,
+) -> ParetoReport:
+    """The alternatives to the best config.
+
+    Fronts are thinned, but keep what this budget and the others would run.
+
+    Args:
+        others: budgets to compare with. One is worth a mention where it is that of a card, or would
+            run something else: with a small model most sizes run the same.
+        tolerance: as of `frontier`.
+    """
+    changes = _single_changes(evidence) if evidence.best else {}
+    leaders: list[Config] = []
+    if evidence.predictions:
+        leaders = leading(evidence.predictions, _MOST_PREDICTED)
+    predicted = predicted_points(dict.fromkeys((*leaders, *changes)), evidence)
+
+    points = []
+    for measurement in evidence.latest.values():
+        peak = measurement.peak_bytes
+        if measurement.fits and measurement.throughput and peak:
+            speeds = measurement.throughput, measurement.tokens_per_second
+            points.append(Point(measurement.config, peak.held_bytes, *speeds, measured=True))
+    points.extend(predicted.values())
+    fronts = {}
+    for name in tiers_of(points):
+        of_tier = [point for point in points if tier(point.config) == name]
+        fronts[name] = frontier(of_tier, tolerance=tolerance)
+
+    def answers(budget: Budget) -> list[Point | None]:
+        """What would run within a budget, one of each tier."""
+        limit = budget.cap_bytes(evidence.hardware.device)
+        return [fastest_within(front, limit) for front in fronts.values()]
+
+    own = answers(evidence.budget)
+    keep = set(own)
+    mentioned = []
+    for other in others:
+        budget = dataclasses.replace(evidence.budget, device_bytes=other.device_bytes)
+        theirs = answers(budget)
+        keep.update(theirs)
+        if other.card or theirs != own:
+            mentioned.append(other)
+
+    kept = [point for point in keep if point]
+    return ParetoReport(
+        {name: thinned(front, kept) for name, front in fronts.items()},
+        _alternatives(changes, predicted, evidence),
+        tuple(mentioned),
     )
 
 
-def _single_changes(best: Config, evidence: Evidence) -> dict[Config, str]:
-    """The configs, measured or only predicted, that differ from the best in one knob, and that knob."""
+def _single_changes(evidence: Evidence) -> dict[Config, str]:
+    """The configs, measured or only predicted, that differ from the best in one knob, and that
+    knob."""
+    assert evidence.best, "there is something to change"
+    best = evidence.best.config
     values = tuple(best.values())
-    every = evidence.predictions.nbytes if evidence.predictions else {}
+    predicted: Iterable[Config] = evidence.predictions.nbytes if evidence.predictions else ()
     # Up to 300,000, all with their knobs in one order; the few near ones are compared knob by knob.
-    near = (config for config in every if sum(map(operator.ne, values, config.values())) <= _DERIVED)
-    return {config: knob for config in (*evidence.latest, *near) if (knob := _only_change(best, config))}
+    differ = operator.ne
+    near = [config for config in predicted if sum(map(differ, values, config.values())) <= _DERIVED]
+
+    changes = {}
+    for config in (*evidence.latest, *near):
+        knob = _only_change(best, config)
+        if knob is not None:
+            changes[config] = knob
+    return changes
 
 
 def _only_change(best: Config, config: Config) -> str | None:
     """The only knob that differs, ignoring derived and null knobs."""
-    pairs = ((knob, value, config.get(knob)) for knob, value in best.items() if knob != ACCUMULATION)
-    changed = [knob for knob, one, two in pairs if one != two and one is not None and two is not None]
+    changed = []
+    for knob, (before, after) in best.differences(config).items():
+        if knob != ACCUMULATION and before is not None and after is not None:
+            changed.append(knob)
     return changed[0] if len(changed) == 1 else None
 
 
 def _alternatives(
-    knobs: dict[Config, str], predicted: dict[Config, Point], evidence: Evidence
+    changes: dict[Config, str], predicted: dict[Config, Point], evidence: Evidence
 ) -> tuple[Alternative, ...]:
-    """One for each value of each knob, knobs in the order of a config and of each the fastest first."""
+    """One for each value of each knob, knobs in the order of a config and of each the fastest
+    first."""
     found = []
-    for config, knob in knobs.items():
-        source = evidence.latest.get(config) or predicted.get(config)
-        if isinstance(source, Measurement):
-            size, outcome = source.peak_bytes.held_bytes if source.peak_bytes else None, source.outcome
-            if not source.fits and (size or 0) <= evidence.usable_bytes:
-                size = None  # a run that ended early has not reached its peak
-        elif source:
-            size = source.peak_bytes
-            outcome = Outcome.FITS if size <= evidence.usable_bytes else Outcome.OUT_OF_MEMORY
-        else:
-            continue
-        speeds = source.samples_per_second, source.tokens_per_second
-        found.append(Alternative(knob, config, outcome, size, *speeds, measured=isinstance(source, Measurement)))
-    found.sort(key=lambda each: (not each.fits, -(each.samples_per_second or 0.0), not each.measured))
-    found.sort(key=lambda each: list(each.config).index(each.knob))
+    for config, knob in changes.items():
+        alternative = _alternative(config, knob, predicted, evidence)
+        if alternative:
+            found.append(alternative)
+
+    found.sort(key=lambda one: (not one.fits, -(one.samples_per_second or 0.0), not one.measured))
+    found.sort(key=lambda one: list(one.config).index(one.knob))
     by_value: dict[tuple[str, object], Alternative] = {}
-    for each in found:  # some also differ in a knob that has a meaning only beside the new value
-        by_value.setdefault((each.knob, each.value), each)
+    for alternative in found:  # some also differ in a knob that means something beside it only
+        by_value.setdefault((alternative.knob, alternative.value), alternative)
     return tuple(by_value.values())
 
 
+def _alternative(
+    config: Config,
+    knob: str,
+    predicted: dict[Config, Point],
+    evidence: Evidence,
+) -> Alternative | None:
+    """A single change with its figures; None where nothing is known of it."""
+    source: Measurement | Point | None = evidence.latest.get(config) or predicted.get(config)
+    size: int | None = None
+    if isinstance(source, Measurement):
+        outcome = source.outcome
+        size = source.peak_bytes.held_bytes if source.peak_bytes else None
+        if not source.fits and (size or 0) <= evidence.usable_bytes:
+            size = None  # a run that ended early has not reached its peak
+    elif source:
+        size = source.peak_bytes
+        fits = size <= evidence.usable_bytes
+        outcome = Outcome.FITS if fits else Outcome.OUT_OF_MEMORY
+    else:
+        return None
+
+    return Alternative(
+        knob,
+        config,
+        outcome,
+        size,
+        source.samples_per_second,
+        source.tokens_per_second,
+        measured=isinstance(source, Measurement),
+    )
+
+
 def leading(predictions: Predictions, most: int) -> list[Config]:
-    """The configs predicted to be the nearest to the front of their tier, at most `most` of each."""
+    """The configs predicted to be nearest to the front of their tier, at most `most` of each."""
     configs = list(predictions.nbytes)
     nbytes = np.fromiter(predictions.nbytes.values(), dtype=float, count=len(configs))
-    seconds = np.array([predictions.seconds.get(config, np.nan) for config in configs], dtype=float)
+    seconds = np.array([predictions.seconds.get(config, np.nan) for config in configs])
     known = np.isfinite(nbytes) & np.isfinite(seconds) & (nbytes > 0) & (seconds > 0)
     tiers = np.array([TIERS.index(tier(config)) for config in configs])
+
     found: list[Config] = []
     for number in range(len(TIERS)):
         indices = np.flatnonzero(known & (tiers == number))
         indices = indices[np.lexsort((seconds[indices], nbytes[indices]))]
         behind = seconds[indices] / np.minimum.accumulate(seconds[indices])
-        found += [configs[index] for index in indices[np.argsort(behind, kind="stable")[:most]].tolist()]
+        nearest = np.argsort(behind, kind="stable")[:most]
+        found.extend(configs[index] for index in indices[nearest].tolist())
     return found
 
 
 def predicted_points(configs: Iterable[Config], evidence: Evidence) -> dict[Config, Point]:
-    """Memory and speed expected of those configs that are predicted, likely work, and were not measured whole."""
-    surrogate, measurements, workload = evidence.surrogate, evidence.levelled, evidence.workload
-    asked = [config for config in configs if _is_open(config, evidence)]
-    if surrogate is None or not asked:
+    """Memory and speed expected of those configs that are predicted, likely work, and were not
+    measured whole."""
+    surrogate = evidence.surrogate
+    unmeasured = [config for config in configs if _is_open(config, evidence)]
+    if surrogate is None or not unmeasured:
         return {}
-    group = surrogate.group(asked)
-    nbytes = _held_bytes(np.exp(surrogate.memory(measurements, group).means), evidence)
-    missed = [each for each in evidence.latest.values() if each.outcome is Outcome.OUT_OF_MEMORY]
-    encoding = Encoding(asked if missed else ())
-    for each in missed:  # it needs more than there is, and so does what needs as much
-        least = max(each.peak_bytes.held_bytes if each.peak_bytes else 0, evidence.usable_bytes + 1)
-        as_much = ruled_out(each.config, encoding, surrogate.memory_order)
-        nbytes[as_much] = np.maximum(nbytes[as_much], least)
+
+    measurements = evidence.levelled
+    group = surrogate.group(unmeasured)
+    sizes = _predicted_bytes(surrogate, group, evidence)
     speeds = np.exp(surrogate.speeds(measurements, group).posterior.mean)
     best = evidence.best
-    if best is not None and best.step_seconds is not None:  # as fast relative to the best as expected
-        (expected,) = np.exp(surrogate.speeds(measurements, surrogate.group([best.config])).posterior.mean)
+    if best is not None and best.step_seconds is not None:
+        # As fast relative to the best as expected.
+        of_best = surrogate.group([best.config])
+        (expected,) = np.exp(surrogate.speeds(measurements, of_best).posterior.mean)
         speeds = speeds * float(1 / best.step_seconds.median / expected)
-    works = surrogate.works(measurements, group) > 0.5
+    works = surrogate.works(measurements, group)
+
+    workload = evidence.workload
     length = workload.sequence_length if workload.unit == "tokens" else None
     points = {}
-    for config, size, speed, work in zip(asked, nbytes.tolist(), speeds.tolist(), works.tolist(), strict=True):
-        if work:
-            rate = speed * workload.effective_batch_size
-            points[config] = Point(config, int(size), rate, rate * length if length else None, measured=False)
+    for index, config in enumerate(unmeasured):
+        if works[index] > 0.5:
+            rate = float(speeds[index]) * workload.effective_batch_size
+            tokens = rate * length if length else None
+            points[config] = Point(config, int(sizes[index]), rate, tokens, measured=False)
     return points
 
 
 def _is_open(config: Config, evidence: Evidence) -> bool:
     """Whether a config is predicted, and its measurements leave its memory and speed open."""
-    measured, predictions = evidence.latest.get(config), evidence.predictions
-    if config in evidence.failed or (measured and measured.outcome is not Outcome.OUT_OF_MEMORY):
+    if evidence.predictions is None or config in evidence.failed:
         return False
-    figures = [each.get(config, np.nan) for each in (predictions.nbytes, predictions.seconds)] if predictions else [0.0]
-    return all(np.isfinite(each) and each > 0 for each in figures)
+    measured = evidence.latest.get(config)
+    if measured and measured.outcome is not Outcome.OUT_OF_MEMORY:
+        return False
+    nbytes = evidence.predictions.nbytes.get(config, math.nan)
+    seconds = evidence.predictions.seconds.get(config, math.nan)
+    return 0 < nbytes < math.inf and 0 < seconds < math.inf
 
 
-def _held_bytes(allocated: Array, evidence: Evidence) -> Array:
-    """As the budget counts them."""
-    if evidence.hardware.device == "cpu":
-        return allocated
-    return beside_tensors(evidence.latest.values(), evidence.hardware.context_bytes).held(allocated)
+def _predicted_bytes(surrogate: Surrogate, group: Group, evidence: Evidence) -> Array:
+    """The bytes of configs, as the budget counts them: more than there is, where an out-of-memory
+    proves that."""
+    latest = evidence.latest.values()
+    nbytes = np.exp(surrogate.memory.sizes(evidence.levelled, group).means)
+    if evidence.hardware.device != "cpu":
+        nbytes = beside_tensors(latest, evidence.hardware.context_bytes).held(nbytes)
+
+    failed = [seen for seen in latest if seen.outcome is Outcome.OUT_OF_MEMORY]
+    encoding = Encoding(group.configs if failed else ())
+    for measurement in failed:
+        least = evidence.usable_bytes + 1
+        if measurement.peak_bytes:
+            least = max(least, measurement.peak_bytes.held_bytes)
+        as_much = ruled_out(measurement.config, encoding, surrogate.memory_order)
+        nbytes[as_much] = np.maximum(nbytes[as_much], least)
+    return nbytes

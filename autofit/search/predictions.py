@@ -9,10 +9,11 @@ from functools import cached_property
 import numpy as np
 
 from autofit.core.config import Config
+from autofit.search.encoding import Configs, Mask
 from autofit.search.linear_model import Array
 
-# A config is left out only where this share of its predicted bytes is too much already: rough predictions of small
-# models were up to 28 % too high. What lies between is for the probability to fit.
+# A config is left out only where this share of its predicted bytes is too much already: rough
+# predictions of small models were up to 28 % too high. For others there is a probability to fit.
 _SURE = 0.7
 
 
@@ -24,40 +25,59 @@ class Predictions:
     seconds: Mapping[Config, float]
 
     @classmethod
-    def of(cls, configs: Sequence[Config], nbytes: Sequence[float], seconds: Sequence[float]) -> Predictions:
+    def of(
+        cls,
+        configs: Configs,
+        nbytes: Sequence[float],
+        seconds: Sequence[float],
+    ) -> Predictions:
         """From figures in the order of the configs."""
-        return cls(dict(zip(configs, nbytes, strict=True)), dict(zip(configs, seconds, strict=True)))
+        return cls(
+            dict(zip(configs, nbytes, strict=True)),
+            dict(zip(configs, seconds, strict=True)),
+        )
 
     def surely_exceeds(self, config: Config, limit: float) -> bool:
         """Whether the config needs more bytes than the limit, however wrong the prediction is."""
         return self.nbytes.get(config, np.nan) * _SURE > limit
 
-    def most_promising(self, configs: Sequence[Config], limit: float, most: int) -> list[Config]:
-        """At most `most` configs, in their order: the fastest predicted within the limit, then the smallest others."""
-        nbytes, throughput = self.log_bytes(configs), self.log_throughput(configs)
+    def most_promising(self, configs: Configs, limit: float, most: int) -> list[Config]:
+        """At most `most` configs, in their order: the fastest predicted within the limit, then the
+        smallest others."""
+        nbytes = self.log_bytes(configs)
         too_large = nbytes > np.log(limit)
-        best = np.lexsort((np.where(too_large, nbytes, -throughput), too_large))[:most]
+        last = np.where(too_large, nbytes, -self.log_throughput(configs))
+        best = np.lexsort((last, too_large))[:most]
         return [configs[index] for index in sorted(best.tolist())]
 
-    def log_bytes(self, configs: Sequence[Config]) -> Array:
+    def log_bytes(self, configs: Configs) -> Array:
         """Logarithms of the bytes; the median stands for unknown ones."""
-        return _logs(self.nbytes, configs, self._medians[0])
+        return _logs(self.nbytes, configs, self._median_bytes)
 
-    def log_throughput(self, configs: Sequence[Config]) -> Array:
+    def log_throughput(self, configs: Configs) -> Array:
         """Logarithms of steps per second; the median stands for unknown ones."""
-        return -_logs(self.seconds, configs, self._medians[1])
+        return -_logs(self.seconds, configs, self._median_seconds)
 
     @cached_property
-    def _medians(self) -> tuple[float, float]:
-        return _median(self.nbytes), _median(self.seconds)
+    def _median_bytes(self) -> float:
+        return _median(self.nbytes)
+
+    @cached_property
+    def _median_seconds(self) -> float:
+        return _median(self.seconds)
 
 
 def _median(figures: Mapping[Config, float]) -> float:
+    """Of those that are known; 1 where none is."""
     values = np.array(list(figures.values()), dtype=float)
-    values = values[np.isfinite(values) & (values > 0)]
+    values = values[_known(values)]
     return float(np.median(values)) if len(values) else 1.0
 
 
-def _logs(figures: Mapping[Config, float], configs: Sequence[Config], median: float) -> Array:
+def _logs(figures: Mapping[Config, float], configs: Configs, median: float) -> Array:
     values = np.array([figures.get(config, np.nan) for config in configs], dtype=float)
-    return np.asarray(np.log(np.where(np.isfinite(values) & (values > 0), values, median)))
+    return np.asarray(np.log(np.where(_known(values), values, median)))
+
+
+def _known(values: Array) -> Mask:
+    return np.isfinite(values) & (values > 0)

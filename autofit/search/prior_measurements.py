@@ -1,10 +1,12 @@
-"""Prior measurements: what earlier searches measured of a workload. They guide this search; they are no results of it.
+"""Prior measurements: what earlier searches measured of a workload. They guide this search, and are
+no results of it.
 
-Speeds of another day are compared with each other, not with today's: one search's may all be slower or faster. Memory
-is the same every day, so a measurement within one budget is informative for another.
+Speeds of another day are compared with each other, not with today's: one search's may all be slower
+or faster. Memory is the same every day, so a measurement within one budget informs another.
 """
 
 import statistics
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -16,10 +18,12 @@ from autofit.search.encoding import Encoding, Mask
 from autofit.search.linear_model import Array
 from autofit.search.pruning import MemoryOrder, ruled_out
 
-# Standard deviations of logarithms: of the error that all speeds of an earlier search share, and of each one's own
-# beside the noise of a measurement. In replays (benchmarks.replay, --known 10, on a day 15 % slower) a shared error of
-# 0 ended searches too soon (regret 0.5 %, not 0.1 %); 0.4, or an own one of 0 or 0.06, changed little.
-_DAY, _OWN = 0.15, 0.03
+# Standard deviations of logarithms: of the error that all speeds of an earlier search share, and of
+# each one's own beside the noise of a measurement. In replays (benchmarks.replay, --known 10, on a
+# day 15 % slower) a shared error of 0 ended searches too soon (regret 0.5 %, not 0.1 %); 0.4, or an
+# own one of 0 or 0.06, changed little.
+_DAY = 0.15
+_OWN = 0.03
 _MOST_TIMED = 48  # earlier speeds, the fastest that fit: each makes scoring a large space slower
 
 
@@ -39,23 +43,36 @@ class PriorMeasurement:
 def prior_measurement(
     measurement: Measurement, session: int, *, then: int, now: int, exact: bool
 ) -> PriorMeasurement | None:
-    """What a measurement says within the budget of this search; None for nothing. Tensors could take `then` bytes when
-    it was measured, and may take `now`; `exact`: their peak is the same on every run and alone decides what fits, as on
-    the CPU."""
-    config, outcome = measurement.config, measurement.outcome
-    if outcome is Outcome.HOST_OUT_OF_MEMORY:  # it depends on what was free on that day
+    """What a measurement says within the budget of this search; None for nothing.
+
+    Args:
+        session: the search that measured it.
+        then: the bytes that tensors could take when it was measured.
+        now: those that they may take.
+        exact: whether their peak is the same on every run and alone decides what fits, as on a CPU.
+    """
+    config = measurement.config
+    missed = measurement.outcome is Outcome.OUT_OF_MEMORY
+    if measurement.outcome is Outcome.HOST_OUT_OF_MEMORY:  # depends on what was free on that day
         return None
-    if not measurement.fits and outcome is not Outcome.OUT_OF_MEMORY:
+    if not measurement.fits and not missed:
         return PriorMeasurement(config, session, works=False)
+
     least = measurement.peak_bytes.allocated if measurement.peak_bytes else 0
-    ended = measurement.fits or measurement.warmup_seconds > 0  # the warm-up ends after the peak
-    proven = least > now and exact
-    outgrew = least > now or (not measurement.fits and now <= then and not (ended and exact))
-    if not ended and not outgrew:
+    reached_peak = measurement.fits or measurement.warmup_seconds > 0  # warm-up ends after the peak
+    known = exact and reached_peak
+    outgrew = least > now or (missed and now <= then and not known)
+    if not reached_peak and not outgrew:
         return None
-    seconds = measurement.step_seconds.median if measurement.step_seconds else None
-    peak_bytes = least if ended and least else None
-    return PriorMeasurement(config, session, seconds, peak_bytes, outgrew=outgrew, proven=proven)
+
+    return PriorMeasurement(
+        config,
+        session,
+        step_seconds=measurement.step_seconds.median if measurement.step_seconds else None,
+        peak_bytes=least if reached_peak and least else None,
+        outgrew=outgrew,
+        proven=exact and least > now,
+    )
 
 
 @dataclass(frozen=True)
@@ -70,44 +87,72 @@ class _Timed:
 
 
 class PriorMeasurements:
-    """All earlier measurements, as the surrogate needs them."""
+    """All earlier measurements, as the surrogate needs them.
+
+    Attributes:
+        configs: those that were timed.
+        speeds: of these, logarithms of steps per second.
+        sizes: peak bytes by config.
+        outgrew: the configs that take too many bytes, their number being unknown.
+        works: by config, whether it does.
+        fits: the configs that work and fit within this budget.
+    """
 
     def __init__(self, measurements: Sequence[PriorMeasurement] = ()) -> None:
-        self._proven = sorted((each for each in measurements if each.proven), key=lambda each: each.peak_bytes or 0)
         self._timed = _timed(measurements)
-        self.configs = [each.config for each in self._timed]
-        self.speeds: Array = -np.log([each.seconds for each in self._timed])  # of these, in steps per second
-        sizes = {each.config: each.peak_bytes for each in measurements if each.peak_bytes}  # the same on every day
-        self.sizes = list(sizes.items())
-        # Those that take too many bytes, their number being unknown.
-        self.outgrew = list({each.config: None for each in measurements if each.outgrew and each.config not in sizes})
-        self.works = list({each.config: each.works for each in measurements}.items())
-        self.fits = {each.config for each in measurements if each.works and not each.outgrew}  # this budget
+        self.configs = [timed.config for timed in self._timed]
+        self.speeds: Array = -np.log([timed.seconds for timed in self._timed])
+
+        self._proven: list[PriorMeasurement] = []
+        self.sizes: dict[Config, int] = {}
+        self.works: dict[Config, bool] = {}
+        self.fits: set[Config] = set()
+        outgrew: dict[Config, None] = {}
+        for measurement in measurements:
+            config = measurement.config
+            self.works[config] = measurement.works
+            if measurement.proven:
+                self._proven.append(measurement)
+            if measurement.peak_bytes:
+                self.sizes[config] = measurement.peak_bytes
+            if measurement.outgrew:
+                outgrew[config] = None
+            elif measurement.works:
+                self.fits.add(config)
+        self._proven.sort(key=lambda measurement: measurement.peak_bytes or 0)
+        self.outgrew = [config for config in outgrew if config not in self.sizes]
 
     def noise(self, measured: int, noise: float) -> Array:
-        """The covariance of the errors of `measured` speeds of today, each with that noise, and of the earlier ones."""
-        sessions = np.array([0] * measured + [each.session for each in self._timed])
-        own = [noise**2] * measured + [noise**2 / each.count + _OWN**2 for each in self._timed]
-        together = (sessions[:, None] == sessions[None, :]) & (sessions > 0)
-        return np.asarray(np.diag(own) + _DAY**2 * together)
+        """The covariance of the errors of `measured` speeds of today, each with that noise, and of
+        the earlier ones."""
+        sessions = np.array([0] * measured + [timed.session for timed in self._timed])
+        own = [noise**2] * measured
+        own += [noise**2 / timed.count + _OWN**2 for timed in self._timed]
+
+        same_day = (sessions[:, None] == sessions[None, :]) & (sessions > 0)
+        return np.asarray(np.diag(own) + _DAY**2 * same_day)
 
     def not_outgrown(self, pool: Encoding, memory_order: MemoryOrder) -> Mask:
         """Which configs of a pool are not proven to take too much memory."""
         left = np.ones(len(pool.codes), dtype=bool)
-        for each in self._proven:
-            left &= ~ruled_out(each.config, pool, memory_order)
+        for measurement in self._proven:
+            left &= ~ruled_out(measurement.config, pool, memory_order)
         return left
 
 
 def _timed(measurements: Sequence[PriorMeasurement]) -> list[_Timed]:
     """The timed ones by config and session: the fastest, those that fit first."""
-    times: dict[tuple[Config, int], list[float]] = {}
-    for each in measurements:
-        if each.step_seconds:
-            times.setdefault((each.config, each.session), []).append(each.step_seconds)
-    outgrew = {each.config for each in measurements if each.outgrew}
-    found = [
-        _Timed(config in outgrew, statistics.geometric_mean(seconds), config, session, len(seconds))
-        for (config, session), seconds in times.items()
-    ]
-    return sorted(found, key=lambda each: (each.outgrew, each.seconds))[:_MOST_TIMED]
+    outgrew: set[Config] = set()
+    times: dict[tuple[Config, int], list[float]] = defaultdict(list)
+    for measurement in measurements:
+        if measurement.outgrew:
+            outgrew.add(measurement.config)
+        if measurement.step_seconds:
+            times[measurement.config, measurement.session].append(measurement.step_seconds)
+
+    found = []
+    for (config, session), seconds in times.items():
+        mean = statistics.geometric_mean(seconds)
+        found.append(_Timed(config in outgrew, mean, config, session, len(seconds)))
+    found.sort(key=lambda timed: (timed.outgrew, timed.seconds))
+    return found[:_MOST_TIMED]

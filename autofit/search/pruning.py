@@ -1,4 +1,4 @@
-"""Pruning: what one out-of-memory proves about other configs. Proofs only; the surrogate guesses."""
+"""Pruning: what one out-of-memory proves about other configs. The surrogate guesses, not this."""
 
 import functools
 from collections.abc import Callable, Mapping
@@ -10,20 +10,25 @@ MemoryOrder = Callable[[str, Value], int | None]
 ACCUMULATION = "gradient_accumulation_steps"
 
 
-def ruled_out(failed: Mapping[str, Value], candidates: Encoding, memory_order: MemoryOrder) -> Mask:
-    """Which of many candidates need at least the memory of `failed`, which ran out of memory. One does when every knob
-    is equal or ranks at least as high by `memory_order`, and both accumulate gradients or neither does: without
-    accumulation gradients may live shorter, so nothing is proven across that border. The number of accumulation steps
-    follows from the batch sizes and takes no memory."""
-    pruned = candidates.where(ACCUMULATION, lambda steps: (steps == 1) == (failed.get(ACCUMULATION) == 1))
-    for knob in {*failed, *candidates.knobs}:
-        needs = functools.partial(_needs_as_much, knob, failed.get(knob), memory_order=memory_order)
-        pruned &= candidates.where(knob, needs)
+def ruled_out(failed: Mapping[str, Value], pool: Encoding, memory_order: MemoryOrder) -> Mask:
+    """Which configs of a pool need at least the memory of `failed`, which ran out of memory.
+
+    One does when every knob is equal or ranks at least as high by `memory_order`, and both
+    accumulate gradients or neither does: without accumulation gradients may live shorter, so
+    nothing is proven across that border. The number of accumulation steps follows from the batch
+    sizes and takes no memory.
+    """
+    accumulates = failed.get(ACCUMULATION) != 1
+    pruned = pool.where(ACCUMULATION, lambda steps: (steps != 1) == accumulates)
+    for knob in {*failed, *pool.knobs} - {ACCUMULATION}:
+        needs = functools.partial(_needs_as_much, knob, failed.get(knob), memory_order)
+        pruned &= pool.where(knob, needs)
     return pruned
 
 
-def _needs_as_much(knob: str, failed: Value, candidate: Value, memory_order: MemoryOrder) -> bool:
-    if knob == ACCUMULATION or failed == candidate:
+def _needs_as_much(knob: str, failed: Value, memory_order: MemoryOrder, candidate: Value) -> bool:
+    if failed == candidate:
         return True
-    low, high = memory_order(knob, failed), memory_order(knob, candidate)
+    low = memory_order(knob, failed)
+    high = memory_order(knob, candidate)
     return low is not None and high is not None and high >= low

@@ -1,17 +1,19 @@
 """SurrogateSampler: chooses the next Config to measure, behind Optuna's sampler interface.
 
-Until something fits: the fastest config that is likely to fit, or without predictions the one of least memory, since an
-early answer beats a late good one. From then on: the largest expected improvement of throughput per second of probing
-(Snoek et al. 2012, section 3.2), times the probability that the config is feasible. Configs that are refused, or proven
-not to fit by an out-of-memory, are never proposed; a measured one only to see the machine drift. Once no config is
+Until something fits: the fastest config that is likely to fit, or without predictions the one of
+least memory, since an early answer beats a late good one. From then on: the largest expected
+improvement of throughput per second of probing (Snoek et al. 2012, section 3.2), times the
+probability that the config is feasible. Configs that are refused, or proven not to fit by an
+out-of-memory, are never proposed; a measured one only to see the machine drift. Once no config is
 expected to beat the best, the best of each tier is searched for in the same way.
 
-It learns from the study's trials only (the user attribute `measurement`), so a resumed study continues unchanged.
+It learns from the study's trials only (the user attribute `measurement`), so a resumed study
+continues unchanged.
 """
 
 import math
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -24,26 +26,36 @@ from autofit.core.config import Config
 from autofit.core.measurement import Measurement, Outcome
 from autofit.core.result import TIERS, tier
 from autofit.search.drift import is_due
-from autofit.search.encoding import Mask
-from autofit.search.pruning import ruled_out
-from autofit.search.surrogate import Surrogate
+from autofit.search.encoding import Configs, Mask
+from autofit.search.ranking import Measurements
+from autofit.search.surrogate import Speeds, Surrogate
 
 MEASUREMENT = "measurement"  # the user attribute of a trial that holds Measurement.to_trial()
 _READ: weakref.WeakKeyDictionary[Study, dict[int, Measurement]] = weakref.WeakKeyDictionary()
 
 _INFEASIBLE = 1e-3  # configs of a lower probability are not scored while others are left
 _PROOFS = 3  # configs out of memory that confirm a prediction that none fits
-_DEAREST = 100.0  # no probe costs so many times another's, so a smaller share of the largest gain is not scored
+# No probe costs so many times another's: a smaller share of the largest gain is not scored.
+_DEAREST = 100.0
 _CHEAP = 2.0  # times the cheapest: until something fits, dearer probes can wait
-_LIKELY = 0.7  # probability that suffices for the first probes, of which one that fits says more than one that does not
-_SURE = 0.9  # to be feasible: while a config of less is measured, none is proposed that would need more memory
+# A probability that suffices for the first probes, of which one that fits says more than one that
+# does not.
+_LIKELY = 0.7
+# While a config of a lower probability is measured, none is proposed that would need more memory.
+_SURE = 0.9
 
 
 class SurrogateSampler(BaseSampler):
-    """Proposes configs of the surrogate's pool; `seed` decides between those of the same score. A config is worth a
-    probe if it is expected to beat the best, or with `of_tiers` the best of its tier, by more than a share, its
-    `tolerance`; None: any is. `time_left`: seconds; once something fits, no probe is proposed that is expected to take
-    longer while others are not."""
+    """Proposes configs of the surrogate's pool.
+
+    Args:
+        seed: decides between configs of the same score.
+        tolerance: a config is worth a probe if it is expected to beat the best by more than this
+            share; None: any config is.
+        of_tiers: whether one is that is expected to beat the best of its tier.
+        time_left: in seconds; once something fits, no probe is proposed that is expected to take
+            longer while others are not.
+    """
 
     def __init__(
         self,
@@ -54,118 +66,197 @@ class SurrogateSampler(BaseSampler):
         of_tiers: bool = True,
         time_left: Callable[[], float] = lambda: math.inf,
     ) -> None:
-        self.surrogate, pool = surrogate, surrogate.pool.configs
-        self.distributions: dict[str, BaseDistribution] = {
-            knob: CategoricalDistribution(each) for knob, each in surrogate.values.items()
-        }
+        self.surrogate = surrogate
+        self._seed = seed
+        self._tolerance = tolerance
+        self._time_left = time_left
+        self.distributions: dict[str, BaseDistribution] = {}
+        for knob, values in surrogate.values.items():
+            self.distributions[knob] = CategoricalDistribution(values)
+
+        pool = surrogate.pool.configs
         self._index = {config: index for index, config in enumerate(pool)}
+        self._by_params = {self._params(config): config for config in pool}
         self._open: Mask = np.ones(len(pool), dtype=bool)  # not ruled out; includes measured ones
         self._ruled_by: set[Config] = set()
-        self._not_outgrown = surrogate.prior.not_outgrown(surrogate.encoding, surrogate.memory_order)
-        self._seed, self._tolerance, self._time_left = seed, tolerance, time_left
-        tiers = np.array([tier(config) for config in pool])
-        self._tiers: dict[str, Mask] = {name: tiers == name for name in TIERS if of_tiers}
-        self._by_params = {tuple(config[knob] for knob in self.distributions): config for config in pool}
+        prior = surrogate.prior
+        self._not_outgrown = prior.not_outgrown(surrogate.encoding, surrogate.memory_order)
+        self._tiers: dict[str, Mask] = {}
+        if of_tiers:
+            tiers = np.array(list(map(tier, pool)))
+            self._tiers = {name: tiers == name for name in TIERS}
 
-    def left(self, measurements: Sequence[Measurement]) -> Mask:
-        """Which configs of the pool are neither measured nor proven not to fit. Proofs of earlier searches count once
-        something fits: where nothing does, the nearest miss is measured anew."""
-        # Numbers below 0 are of expected measurements (`with_running`), which prove nothing.
-        failed = {each.config for each in measurements if each.outcome is Outcome.OUT_OF_MEMORY and each.number >= 0}
-        for config in failed - self._ruled_by:
-            self._open &= ~ruled_out(config, self.surrogate.encoding, self.surrogate.memory_order)
-        self._ruled_by |= failed
-        left = self._open & self._not_outgrown if any(each.fits for each in measurements) else self._open.copy()
-        left[[self._index[each.config] for each in measurements if each.config in self._index]] = False
+    def left(self, measurements: Measurements) -> Mask:
+        """Which configs of the pool are neither measured nor proven not to fit.
+
+        Proofs of earlier searches count once something fits: where nothing does, the nearest miss
+        is measured anew.
+        """
+        left = self._open  # `&=` below changes it in place
+        for measurement in measurements:
+            config = measurement.config
+            if _ran_out_of_memory(measurement) and config not in self._ruled_by:
+                left &= ~self.surrogate.ruled_out_by(config)
+                self._ruled_by.add(config)
+
+        left = left.copy()
+        for measurement in measurements:
+            index = self._index.get(measurement.config)
+            if index is not None:
+                left[index] = False
+        if any(measurement.fits for measurement in measurements):
+            left &= self._not_outgrown
         return left
 
     def config(self, params: Mapping[str, Any]) -> Config:
         """The canonical Config of a trial's params."""
-        return self._by_params[tuple(params[knob] for knob in self.distributions)]
+        return self._by_params[self._params(params)]
+
+    def _params(self, config: Mapping[str, Any]) -> tuple[Any, ...]:
+        return tuple(config[knob] for knob in self.distributions)
 
     def running(self, study: Study) -> list[Config]:
-        """The configs that are being measured: of trials that were asked for and have no result yet."""
+        """The configs that are being measured, of trials that have no result yet."""
         trials = study.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
-        # The trial that this is asked for has no params yet.
-        return [self.config(each.params) for each in trials if len(each.params) == len(self.distributions)]
+        # The trial that a config is being asked for has no params yet.
+        begun = [trial.params for trial in trials if len(trial.params) == len(self.distributions)]
+        return list(map(self.config, begun))
 
-    def with_running(self, measurements: Sequence[Measurement], running: Sequence[Config]) -> list[Measurement]:
-        """The measurements, and the most likely ones of the configs that are being measured. So nothing is proposed
-        twice, and what is similar seldom (Ginsbourger et al. 2010, the "kriging believer")."""
-        return [*measurements, *(self.surrogate.fantasies(measurements, running) if running else ())]
+    def with_running(
+        self,
+        measurements: Measurements,
+        running: Configs,
+    ) -> list[Measurement]:
+        """The measurements, and the most likely ones of the configs that are being measured.
 
-    def aim(self, measurements: Sequence[Measurement]) -> tuple[Mask, Sequence[Measurement]] | None:
-        """Which configs to choose from, and the measurements whose best to beat; None: no config is worth a probe."""
+        So nothing is proposed twice, and what is similar seldom (Ginsbourger et al. 2010, the
+        "kriging believer").
+        """
+        if not running:
+            return list(measurements)
+        return [*measurements, *self.surrogate.fantasies(measurements, running)]
+
+    def acquisition_target(self, measurements: Measurements) -> tuple[Mask, Measurements] | None:
+        """Which configs to choose from, and the measurements whose best to beat; None where no
+        config is worth a probe."""
         left = self.left(measurements)
         if not left.any():
             return None
+
         some_fit = any(measurement.fits for measurement in measurements)
         if not some_fit and self._is_hopeless(measurements, left):
             return None
-        if self._tolerance is None or not some_fit or self.surrogate.can_improve(measurements, left, self._tolerance):
+
+        can_improve = self.surrogate.can_improve
+        tolerance = self._tolerance
+        if tolerance is None or not some_fit or can_improve(measurements, left, tolerance):
             return left, measurements
+
         for name, of_tier in self._tiers.items():
-            within, rivals = left & of_tier, [each for each in measurements if tier(each.config) == name]
-            if self.surrogate.can_improve(measurements, within, self._tolerance, rivals):
+            within = left & of_tier
+            rivals = [rival for rival in measurements if tier(rival.config) == name]
+            if can_improve(measurements, within, tolerance, rivals):
                 return within, rivals
         return None
 
-    def _is_hopeless(self, measurements: Sequence[Measurement], left: Mask) -> bool:
+    def _is_hopeless(self, measurements: Measurements, left: Mask) -> bool:
         """Whether nothing is expected to fit, as those that should need least have shown."""
-        tried = sum(each.outcome is Outcome.OUT_OF_MEMORY and each.number >= 0 for each in measurements)
-        if self._tolerance is None or not self.surrogate.informed or tried < _PROOFS:
+        failed = sum(map(_ran_out_of_memory, measurements))
+        if self._tolerance is None or not self.surrogate.informed or failed < _PROOFS:
             return False
         feasible = self.surrogate.probability_feasible(measurements, self.surrogate.pool)
         return float(feasible[left].max()) < _INFEASIBLE
 
-    def choose(self, measurements: Sequence[Measurement]) -> Config:
-        """The config to measure next, now and then the leader again, to see drift; a LookupError where none is left."""
-        left, rivals = self.aim(measurements) or (self.left(measurements), measurements)
+    def choose(self, measurements: Measurements) -> Config:
+        """The config to measure next, now and then the leader again, to see drift.
+
+        Raises LookupError where none is left.
+        """
+        target = self.acquisition_target(measurements)
+        left, rivals = target or (self.left(measurements), measurements)
         if not left.any():
             raise LookupError("every config of the space is measured, refused or proven not to fit")
-        leader = self.surrogate.leader(measurements) if is_due(measurements) else None
-        if leader is not None:
-            return leader.config
-        left = self._decided(measurements, left)
-        surrogate, pool = self.surrogate, self.surrogate.pool
-        feasible = surrogate.probability_feasible(measurements, pool)
-        speeds = surrogate.speeds(measurements, pool, rivals)
-        if not math.isfinite(speeds.best):
-            likely = left & (feasible > _LIKELY)
-            if surrogate.informed and likely.any():
-                cost = surrogate.cost(measurements, pool)
-                cheap = likely & (cost <= _CHEAP * cost[likely].min())
-                return pool.configs[int(np.argmax(np.where(cheap, speeds.posterior.mean, -math.inf)))]
-            memory = surrogate.memory(measurements, pool).means
-            least = memory - np.log(surrogate.works(measurements, pool))
-            return pool.configs[int(np.argmin(np.where(left, least, math.inf)))]
-        worth = surrogate.worth_the_risk(measurements, left, rivals)
-        likely = worth if surrogate.informed and worth.any() else left & (feasible > _INFEASIBLE)
-        cost = surrogate.cost(measurements, pool)
+
+        if is_due(measurements):
+            leader = self.surrogate.leader(measurements)
+            if leader is not None:
+                return leader.config
+
+        left = self._independent(measurements, left)
+        pool = self.surrogate.pool
+        speeds = self.surrogate.speeds(measurements, pool, rivals)
+        if math.isfinite(speeds.best):
+            candidates = self.surrogate.probe_candidates(measurements, left, rivals)
+            index = self._most_gain_per_second(measurements, left, candidates, speeds)
+        else:
+            index = self._likely_to_fit(measurements, left, speeds)
+        return pool.configs[index]
+
+    def _independent(self, measurements: Measurements, left: Mask) -> Mask:
+        """Those left that an out-of-memory of a config being measured would not rule out; all
+        where there is no other.
+
+        So many probes at once differ in more than how far beyond the limit they are. Predictions
+        know better.
+        """
+        running = [seen.config for seen in measurements if seen.number < 0]
+        if self.surrogate.informed or not running:
+            return left
+
+        finished = [seen for seen in measurements if seen.number >= 0]
+        feasible = self.surrogate.probability_feasible(finished, self.surrogate.group(running))
+        independent = left.copy()
+        for config, probability in zip(running, feasible.tolist(), strict=True):
+            if probability < _SURE:
+                independent &= ~self.surrogate.ruled_out_by(config)
+        return independent if independent.any() else left
+
+    def _likely_to_fit(self, measurements: Measurements, left: Mask, speeds: Speeds) -> int:
+        """The fastest of those likely to fit whose probes are cheap; else the smallest config."""
+        surrogate = self.surrogate
+        likely = left & (surrogate.probability_feasible(measurements, surrogate.pool) > _LIKELY)
+        if surrogate.informed and likely.any():
+            cost = surrogate.cost(measurements)
+            cheap = likely & (cost <= _CHEAP * cost[likely].min())
+            return int(np.argmax(np.where(cheap, speeds.posterior.mean, -math.inf)))
+
+        memory = surrogate.memory.sizes(measurements, surrogate.pool).means
+        memory = memory - np.log(surrogate.works(measurements, surrogate.pool))
+        return int(np.argmin(np.where(left, memory, math.inf)))
+
+    def _most_gain_per_second(
+        self,
+        measurements: Measurements,
+        left: Mask,
+        candidates: Mask,
+        speeds: Speeds,
+    ) -> int:
+        """The config with the largest expected improvement for the time of its probe."""
+        surrogate = self.surrogate
+        feasible = surrogate.probability_feasible(measurements, surrogate.pool)
+        likely = left & (feasible > _INFEASIBLE)
+        if surrogate.informed and candidates.any():
+            likely = candidates
+
+        cost = surrogate.cost(measurements)
         in_time = cost <= self._time_left()
-        possible = next(each for each in (likely & in_time, likely, left & in_time, left) if each.any())
+        choices = (likely & in_time, likely, left & in_time, left)
+        possible = next(mask for mask in choices if mask.any())
+
         gain = speeds.of(possible).expected_improvement() * feasible[possible]
-        near = gain >= min(gain.max(), gain.max() / _DEAREST)  # rounding may make a gain a little less than none
+        # Rounding may make a gain a little less than none.
+        near = gain >= min(gain.max(), gain.max() / _DEAREST)
         indices = np.flatnonzero(possible)[near]
         score = gain[near] / cost[indices]
         ties = indices[score == score.max()]
-        return pool.configs[int(np.random.default_rng((self._seed % 2**32, len(measurements))).choice(ties))]
+        draw = np.random.default_rng((self._seed % 2**32, len(measurements)))
+        return int(draw.choice(ties))
 
-    def _decided(self, measurements: Sequence[Measurement], left: Mask) -> Mask:
-        """Those left that an out-of-memory of a config being measured would not rule out; all where there is no other.
-        So many probes at once differ in more than how far beyond the limit they are. Predictions know better."""
-        running = [each.config for each in measurements if each.number < 0]
-        if self.surrogate.informed or not running:
-            return left
-        seen = [each for each in measurements if each.number >= 0]
-        feasible = self.surrogate.probability_feasible(seen, self.surrogate.group(running))
-        decided = left.copy()
-        for config, probability in zip(running, feasible.tolist(), strict=True):
-            if probability < _SURE:
-                decided &= ~ruled_out(config, self.surrogate.encoding, self.surrogate.memory_order)
-        return decided if decided.any() else left
-
-    def infer_relative_search_space(self, study: Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
+    def infer_relative_search_space(
+        self,
+        study: Study,
+        trial: FrozenTrial,
+    ) -> dict[str, BaseDistribution]:
         """Optuna asks which parameters are chosen together: all knobs."""
         return self.distributions
 
@@ -173,20 +264,35 @@ class SurrogateSampler(BaseSampler):
         self, study: Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
     ) -> dict[str, Any]:
         """Optuna asks for all knobs of the next trial."""
-        config = self.choose(self.with_running(measurements_of(study), self.running(study)))
+        measurements = self.with_running(measurements_of(study), self.running(study))
+        config = self.choose(measurements)
         return {knob: config[knob] for knob in self.distributions}
 
     def sample_independent(
-        self, study: Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
+        self,
+        study: Study,
+        trial: FrozenTrial,
+        param_name: str,
+        param_distribution: BaseDistribution,
     ) -> Any:
         """Optuna asks for a parameter that is no knob; there is none."""
         raise LookupError(f"{param_name} is not a knob of the space this sampler was made for")
 
 
+def _ran_out_of_memory(measurement: Measurement) -> bool:
+    """Whether it really did: numbers below 0 are of expected measurements, which prove nothing."""
+    return measurement.outcome is Outcome.OUT_OF_MEMORY and measurement.number >= 0
+
+
 def measurements_of(study: Study) -> list[Measurement]:
-    """The measurements that a study's trials hold, by number; each is read once, since a finished trial stays as is."""
+    """The measurements that a study's trials hold, by number.
+
+    Each is read once, since a finished trial stays as it is.
+    """
     read = _READ.setdefault(study, {})
-    for each in study.get_trials(deepcopy=False):
-        if each.number not in read and each.state != TrialState.RUNNING and MEASUREMENT in each.user_attrs:
-            read[each.number] = Measurement.from_trial(each.user_attrs[MEASUREMENT])
+    for trial in study.get_trials(deepcopy=False):
+        if trial.number in read or trial.state == TrialState.RUNNING:
+            continue
+        if MEASUREMENT in trial.user_attrs:
+            read[trial.number] = Measurement.from_trial(trial.user_attrs[MEASUREMENT])
     return sorted(read.values(), key=lambda measurement: measurement.number)

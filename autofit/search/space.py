@@ -1,7 +1,7 @@
 """Space: the values each knob may take in a search, read from YAML.
 
-The techniques say what a knob may be on this hardware, through `KnobChoices`. Values keep the order of the file, which
-runs from the least expected memory to the most.
+The techniques say what a knob may be on this hardware, through `KnobChoices`. Values keep the order
+of the file, which runs from the least expected memory to the most.
 """
 
 from __future__ import annotations
@@ -25,12 +25,20 @@ _ALL = "all"
 
 @dataclass(frozen=True)
 class KnobChoices:
-    """What the techniques offer to a search of this workload on this hardware."""
+    """What the techniques offer to a search of this workload on this hardware.
 
-    known: tuple[str, ...]  # the knobs that can be searched
-    choices: Callable[[str], tuple[Value, ...]] | None  # of a knob, worth searching here; None: not known yet
-    check: Callable[[str, Value], None]  # raises InputError for a value that the knob never takes
-    named: tuple[str, ...] = ()  # the knobs that also take names, which no list of choices holds
+    Attributes:
+        known: the knobs that can be searched.
+        choices: the values of a knob that are worth searching here; None where the hardware is not
+            known yet.
+        check: raises InputError for a value that the knob never takes.
+        named: the knobs that also take names, which no list of choices holds.
+    """
+
+    known: tuple[str, ...]
+    choices: Callable[[str], tuple[Value, ...]] | None
+    check: Callable[[str, Value], None]
+    named: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -42,9 +50,12 @@ class Space:
     knobs: dict[str, tuple[Value, ...]]
 
     def with_overrides(self, overrides: Mapping[str, Any], offer: KnobChoices) -> Space:
-        """The space with some knobs replaced (`--set`): one value fixes a knob, several narrow it. A value the user
-        names is kept even where the hardware does not offer it: whether it works is measured. Raises InputError for an
-        unknown knob, a value that means nothing, none at all, or the same one twice."""
+        """The space with some knobs replaced (`--set`): one value fixes a knob, several narrow it.
+
+        A value the user names is kept even where the hardware does not offer it: whether it works
+        is measured. Raises InputError for an unknown knob, a value that means nothing, none at all,
+        or the same one twice.
+        """
         knobs = dict(self.knobs)
         for knob, given in overrides.items():
             _check_knob(knob, offer)
@@ -53,7 +64,8 @@ class Space:
         return replace(self, knobs=knobs)
 
     def configs(self, constraints: Constraints, seed: int = 0) -> tuple[Config, ...]:
-        """The distinct canonical configs that are not refused, as `Enumeration.configs` gives them (or raises)."""
+        """The distinct canonical configs that are not refused, as `Enumeration.configs` gives them
+        (or raises)."""
         return Enumeration(self.knobs, constraints).configs(seed)
 
 
@@ -68,28 +80,50 @@ class SpaceFile:
 
 def list_spaces() -> tuple[SpaceFile, ...]:
     """The spaces that ship with autofit, by name."""
-    return tuple(SpaceFile(path.stem, _read(path)["description"], path) for path in _shipped().values())
+    files = []
+    for name, path in _shipped().items():
+        description, _ = _read(path)
+        files.append(SpaceFile(name, description, path))
+    return tuple(files)
 
 
 def load_space(name_or_path: str | Path, offer: KnobChoices) -> Space:
-    """Read a shipped space by its name, or a YAML file by its path, and keep what this hardware offers of it. Raises
-    InputError for no such space, a file of another form, an unknown knob or value, or a knob without a value here."""
+    """Read a shipped space by its name, or a YAML file by its path, and keep what this hardware
+    offers of it.
+
+    Raises InputError for no such space, a file of another form, an unknown knob or value, or a knob
+    without a value here.
+    """
     shipped = _shipped()
     path = shipped.get(str(name_or_path), expanded(name_or_path, "the space"))
     if not path.is_file():
         raise unknown("space", str(name_or_path), shipped)
-    data = _read(path)
-    knobs = {knob: _listed(knob, given, offer, path) for knob, given in data["knobs"].items()}
-    # What means nothing here, as the knobs of several devices do on one, is no part of the space.
-    kept = {knob: values for knob, values in knobs.items() if data["knobs"][knob] != _ALL or values != (None,)}
-    return Space(path.stem, data["description"], kept)
+
+    description, listed = _read(path)
+    knobs = {}
+    for knob, given in listed.items():
+        values = _offered(knob, given, offer, path)
+        # What means nothing here, as the knobs of several devices do on one, is no part of the
+        # space.
+        if given != _ALL or values != (None,):
+            knobs[knob] = values
+    return Space(path.stem, description, knobs)
 
 
 def check_asked(
-    space: str | None, settings: Mapping[str, Any], known: tuple[str, ...], knobs: Mapping[str, Knob]
+    space: str | None,
+    settings: Mapping[str, Any],
+    known: tuple[str, ...],
+    knobs: Mapping[str, Knob],
 ) -> None:
-    """Raise the InputErrors of `load_space` and `with_overrides` that need no hardware, and of values of `knobs`."""
-    offer = KnobChoices(known, None, lambda name, value: knobs[name].check(value) if name in knobs else None)
+    """Raise the InputErrors of `load_space` and `with_overrides` that need no hardware, and of
+    values of `knobs`."""
+
+    def check(name: str, value: Value) -> None:
+        if name in knobs:
+            knobs[name].check(value)
+
+    offer = KnobChoices(known, None, check)
     start = Space("", "", {}) if space is None else load_space(space, offer)
     start.with_overrides(settings, offer)
 
@@ -97,55 +131,72 @@ def check_asked(
 def _shipped() -> dict[str, Path]:
     """In a wheel the files lie inside the package, in a source checkout beside it."""
     package = Path(__file__).resolve().parents[1]
-    for folder in (package / "search_spaces", package.parent / "search_spaces"):
+    for parent in (package, package.parent):
+        folder = parent / "search_spaces"
         if folder.is_dir():
             return {path.stem: path for path in sorted(folder.glob("*.yaml"))}
     return {}
 
 
-def _read(path: Path) -> dict[str, Any]:
+def _read(path: Path) -> tuple[str, dict[str, Any]]:
+    """The description of a file, and what it lists for each knob."""
     data = load_mapping(path)
     for key in data:
         if key not in _KEYS:
             raise unknown(f"key in {path}", key, _KEYS)
-    description, knobs = data.get("description"), data.get("knobs")
+
+    description = data.get("description")
     if not isinstance(description, str) or not description.strip():
-        raise InputError(f"{path} has no description.", "Add `description:` and say what the space allows.")
+        remedy = "Add `description:` and say what the space allows."
+        raise InputError(f"{path} has no description.", remedy)
+
+    knobs = data.get("knobs")
     if not isinstance(knobs, dict) or not knobs or not all(isinstance(knob, str) for knob in knobs):
-        raise InputError(f"{path} has no knobs.", "Add `knobs:` with a list of values, or all, for each knob.")
-    return {"description": description.strip(), "knobs": knobs}
+        remedy = "Add `knobs:` with a list of values, or all, for each knob."
+        raise InputError(f"{path} has no knobs.", remedy)
+    return description.strip(), knobs
 
 
-def _listed(knob: str, given: Any, offer: KnobChoices, path: Path) -> tuple[Value, ...]:
+def _offered(knob: str, given: Any, offer: KnobChoices, path: Path) -> tuple[Value, ...]:
     """The values of one knob of a file, as far as this hardware offers them."""
     _check_knob(knob, offer)
     if given != _ALL and not isinstance(given, list):
         raise InputError(f"{path}: {knob} is {shown(given)}.", "Write a list of values, or all.")
+
     values = () if given == _ALL else _checked(knob, given, offer, str(path))
     if offer.choices is None:
         return values
     offered = offer.choices(knob)
     if given == _ALL:
         if not offered:
-            raise InputError(f"{path}: nothing is offered for {knob} here.", "Leave the knob out.")
+            message = f"{path}: nothing is offered for {knob} here."
+            raise InputError(message, "Leave the knob out.")
         return offered
+
     kept = tuple(value for value in values if _among(value, offered) or knob in offer.named)
     if not kept:
         names = ", ".join(map(yaml_word, values))
-        remedy = f"Here it may be: {', '.join(map(yaml_word, offered))}." if offered else "Leave the knob out."
+        remedy = "Leave the knob out."
+        if offered:
+            remedy = f"Here it may be: {', '.join(map(yaml_word, offered))}."
         raise InputError(f"{path}: this hardware offers none of {names} for {knob}.", remedy)
     return kept
 
 
 def _checked(knob: str, values: list[Any], offer: KnobChoices, source: str) -> tuple[Value, ...]:
+    """Values that a user lists; raises InputError for those that the knob never takes."""
     if not values:
-        raise InputError(f"{source}: {knob} has no values.", "Give at least one, or leave the knob out.")
+        message = f"{source}: {knob} has no values."
+        raise InputError(message, "Give at least one, or leave the knob out.")
+
     for index, value in enumerate(values):
         if value is not None and not isinstance(value, str | int | float | bool):
-            raise InputError(f"{source}: {knob} cannot be {shown(value)}.", "Give words, numbers or null.")
+            message = f"{source}: {knob} cannot be {shown(value)}."
+            raise InputError(message, "Give words, numbers or null.")
         offer.check(knob, value)
         if _among(value, values[:index]):
-            raise InputError(f"{source}: {knob} lists {yaml_word(value)} twice.", "List each value once.")
+            message = f"{source}: {knob} lists {yaml_word(value)} twice."
+            raise InputError(message, "List each value once.")
     return tuple(values)
 
 
@@ -156,4 +207,4 @@ def _check_knob(knob: str, offer: KnobChoices) -> None:
 
 def _among(value: Value, values: Iterable[Value]) -> bool:
     """`in`, but 1 is not True and 0 is not False."""
-    return any(value == each and type(value) is type(each) for each in values)
+    return any(value == other and type(value) is type(other) for other in values)

@@ -1,5 +1,6 @@
-"""The search: ask the sampler for a config, have it measured, learn from it, until a limit is reached. It knows nothing
-of models, devices or techniques: the tuning room hands over functions, the `SearchProblem`."""
+"""The search: ask the sampler for a config, have it measured, learn from it, until a limit is
+reached. It knows nothing of models, devices or techniques: the tuning room hands over functions,
+the `SearchProblem`."""
 
 import contextlib
 import dataclasses
@@ -15,69 +16,102 @@ import optuna
 from optuna.study import Study
 from optuna.trial import Trial, TrialState
 
-from autofit.core.config import Config, Value
+from autofit.core.config import Config
 from autofit.core.constraints import Constraints
 from autofit.core.errors import InputError
 from autofit.core.measurement import Measurement, Outcome
 from autofit.search.concurrency import Concurrency, Probe, Threaded
 from autofit.search.drift import slowdown
+from autofit.search.encoding import Configs, KnobValues
 from autofit.search.enumeration import Enumeration
 from autofit.search.finals import Explored, Finals
 from autofit.search.journal import Journal, open_study, record
 from autofit.search.predictions import Predictions
 from autofit.search.prior_measurements import PriorMeasurement, PriorMeasurements
-from autofit.search.ranking import fastest
+from autofit.search.pruning import MemoryOrder
+from autofit.search.ranking import Measurements, fastest
 from autofit.search.sampler import SurrogateSampler, measurements_of
 from autofit.search.space import Space
 from autofit.search.surrogate import SPEED_NOISE, Surrogate
 
-# Before each probe the whole pool is scored: 0.2 s for 50,000 configs, up to 1 s and half a GiB for 230,000. On
-# synthetic problems with poor predictions the whole space found better configs in two of six searches, never worse.
+# Before each probe the whole pool is scored: 0.2 s for 50,000 configs, up to 1 s and half a GiB for
+# 230,000. On synthetic problems with poor predictions the whole space found better configs in two
+# of six searches, never worse.
 _MOST_SCORED = 50_000
-# Without predictions, the share of all trials that may run at once, and how many always may. On the recorded tables
-# 107 of 108 searches of 16 gangs came within 2 % of the best; with 0.35 or 0.45 of the trials nine of ten did.
-_AT_ONCE, _FEW = 0.25, 4
-# A quick search goes on while a config left is expected to be so much faster, up to so many times its measurements.
-_MUCH_FASTER, _MOST_QUICK = 0.15, 3
+# Without predictions, the share of all trials that may run at once, and how many always may. On the
+# recorded tables 107 of 108 searches of 16 gangs came within 2 % of the best; with 0.35 or 0.45 of
+# the trials nine of ten did.
+_AT_ONCE = 0.25
+_FEW = 4
+# A quick search goes on while a config left is expected to be so much faster, up to so many times
+# its measurements.
+_MUCH_FASTER = 0.15
+_MOST_QUICK = 3
 
 
 @dataclass(frozen=True)
 class SearchProblem:
-    """The functions and facts that a search is given."""
+    """The functions and facts that a search is given.
 
-    probe: Probe  # gets a number, a config, and the seconds per step of the best so far, to stop hopeless ones
+    Attributes:
+        probe: gets a number, a config, and the seconds per step of the best so far, to stop
+            hopeless ones.
+        memory_order: the proven rank of a knob's value (`Technique.memory_order`).
+        on_finished: gets each measurement, and the best one that fits so far.
+        on_started: gets the size of the space and how many configs are refused, before the first
+            probe.
+        prior_measurements: guide the first probes, and are no part of the outcome.
+        on_probe: called as each probe starts.
+        concurrency: makes of `probe` what runs it, several at a time or not.
+    """
+
+    probe: Probe
     constraints: Constraints
-    memory_order: Callable[[str, Value], int | None]  # the proven rank of a knob's value (`Technique.memory_order`)
-    on_finished: Callable[[Measurement, Measurement | None], None]  # gets each, and the best one that fits so far
-    on_started: Callable[[int, int], None] = lambda size, refused: None  # before the first probe
-    predict: Callable[[Sequence[Config]], Predictions | None] = lambda configs: None
-    prior_measurements: Sequence[PriorMeasurement] = ()  # they guide the first probes, and are no part of the outcome
-    on_probe: Callable[[int, Config], None] = lambda number, config: None  # as each probe starts
-    concurrency: Callable[[Probe], Concurrency] = Threaded  # makes of `probe` what runs it, several at a time or not
+    memory_order: MemoryOrder
+    on_finished: Callable[[Measurement, Measurement | None], None]
+    on_started: Callable[[int, int], None] = lambda size, refused: None
+    predict: Callable[[Configs], Predictions | None] = lambda configs: None
+    prior_measurements: Sequence[PriorMeasurement] = ()
+    on_probe: Callable[[int, Config], None] = lambda number, config: None
+    concurrency: Callable[[Probe], Concurrency] = Threaded
 
 
 @dataclass(frozen=True)
 class Limits:
-    """When a search ends, and the memory it searches within. With a `tolerance` it also ends once no config left is
-    expected to beat the best, nor the best of its tier, by more than that share."""
+    """When a search ends, and the memory it searches within.
 
-    trials: int = 40  # finished measurements, resumed ones included
-    time_limit: float | None = None  # seconds, of this process only
-    memory_bytes: int | None = None  # what tensors may take (`Budget.cap_bytes`)
-    context_bytes: int | None = None  # of a card's context, beside which that is; None on a CPU
+    Attributes:
+        trials: finished measurements, resumed ones included.
+        time_limit: seconds, of this process only.
+        memory_bytes: what tensors may take (`Budget.cap_bytes`).
+        context_bytes: of a card's context, which is not part of that; None on a CPU.
+        tolerance: the search also ends once no config left is expected to beat the best, nor the
+            best of its tier, by more than this share.
+        quick: measurements that suffice once one fits, or else the first that takes as long as
+            predicted, unless another config is still expected to be much faster; no tier's best is
+            searched for then.
+        latest: seconds until it ends also where nothing is measured: a late answer beats none.
+        asked_seconds: the time limit as it was asked for, whatever is left of it: asked the same, a
+            finished search gives its answer.
+    """
+
+    trials: int = 40
+    time_limit: float | None = None
+    memory_bytes: int | None = None
+    context_bytes: int | None = None
     tolerance: float | None = None
-    # Measurements that suffice once one fits, or else the first that takes as long as predicted, unless another config
-    # is still expected to be much faster; no tier's best is searched for then.
     quick: int | None = None
-    latest: float = math.inf  # seconds until it ends also where nothing is measured: a late answer beats none
-    # The time limit as it was asked for, whatever is left of it: asked the same, a finished search gives its answer.
+    latest: float = math.inf
     asked_seconds: float | None = None
 
     def __post_init__(self) -> None:
         if self.trials < 1:
-            raise InputError(f"{self.trials} trials measure nothing.", "Give a number of trials of at least 1.")
-        if self.time_limit is not None and not (self.time_limit > 0 and math.isfinite(self.time_limit)):
-            raise InputError(f"the time limit must be positive, not {self.time_limit}.", "Leave it out for none.")
+            message = f"{self.trials} trials measure nothing."
+            raise InputError(message, "Give a number of trials of at least 1.")
+        seconds = self.time_limit
+        if seconds is not None and not 0 < seconds < math.inf:
+            message = f"the time limit must be positive, not {seconds}."
+            raise InputError(message, "Leave it out for none.")
 
     def asked(self) -> dict[str, Any]:
         """What decides when the search ends."""
@@ -87,53 +121,69 @@ class Limits:
 
 @dataclass(frozen=True)
 class SearchOutcome:
-    """All measurements by number, why there are no more, and the surrogate to ask with them."""
+    """All measurements by number, why there are no more, and the surrogate to ask with them.
+
+    Attributes:
+        skipped: configs never measured: predicted not to fit, dominated by an out-of-memory,
+            refused.
+        stopped_by: "trials", "time", "interrupt", "space" (none left) or "bound" (none is expected
+            to be faster, or to fit).
+        bound: the share by which any config left may be faster than the best, at 95 %; None where
+            none is left or nothing fits.
+        posterior: every config that fits, at the speed expected given all measurements.
+        slowdown: the largest share by which the machine was slower or faster than at the end, by
+            repeats.
+        prediction_bias: how many times longer than predicted steps take, where predictions may
+            mislead; else 0.
+        finals: where to keep what is verified.
+    """
 
     measurements: tuple[Measurement, ...]
-    skipped: dict[str, int]  # configs never measured: predicted not to fit, dominated by an out-of-memory, refused
-    # "trials", "time", "interrupt", "space" (none left) or "bound" (none is expected to be faster, or to fit).
+    skipped: dict[str, int]
     stopped_by: str
     space_size: int
-    # The share by which any left may be faster than the best, at 95 %; None where none is left or nothing fits.
     bound: float | None = None
-    posterior: tuple[Measurement, ...] = ()  # of every config that fits, at the speed expected given all measurements
-    slowdown: float = 0.0  # the largest share by which the machine was slower or faster than at the end, by repeats
-    misled_by: float = 0.0  # how many times longer than predicted steps take, where predictions may mislead; else 0
+    posterior: tuple[Measurement, ...] = ()
+    slowdown: float = 0.0
+    prediction_bias: float = 0.0
     surrogate: Surrogate | None = field(default=None, compare=False, repr=False)
-    finals: Finals | None = field(default=None, compare=False, repr=False)  # where to keep what is verified
+    finals: Finals | None = field(default=None, compare=False, repr=False)
 
 
 def search(
-    space: Space, problem: SearchProblem, *, limits: Limits | None = None, journal: Journal | None = None, seed: int = 0
+    space: Space,
+    problem: SearchProblem,
+    *,
+    limits: Limits | None = None,
+    journal: Journal | None = None,
+    seed: int = 0,
 ) -> SearchOutcome:
-    """Measure configs of a space, each once but for a leader repeated to see drift, until a limit or an interrupt.
-    Raises InputError where the space contradicts itself, or the journal cannot be continued."""
-    limits = limits or Limits()
-    memory_bytes = limits.memory_bytes
+    """Measure configs of a space, each once but for a leader repeated to see drift, until a limit
+    or an interrupt.
+
+    Raises InputError where the space contradicts itself, or the journal cannot be continued.
+    """
     began = time.monotonic()
+    limits = limits or Limits()
     deadline = began + (limits.time_limit or math.inf)
+
     enumeration = Enumeration(space.knobs, problem.constraints)
     legal = enumeration.configs(seed)
     size = enumeration.count(refused=True).configs
     refused = size - enumeration.count().configs
     problem.on_started(size, refused)
+
     predictions = problem.predict(legal) if len(legal) > 1 else None
     prior = _within(problem.prior_measurements, legal)
-    possible: Sequence[Config] = legal
-    if predictions is not None and memory_bytes is not None:
-        likely = [config for config in legal if not predictions.surely_exceeds(config, memory_bytes)]
-        possible = _with(prior.fits, legal, likely or legal)  # all if none would remain: predictions prove nothing
-    pool = _with(prior.fits, legal, _worth_scoring(possible, predictions, memory_bytes, seed))
-    # Every value of each knob of the space: the listed ones, and canonical ones they lead to (null at rank 0).
-    values = {
-        knob: tuple(dict.fromkeys((*listed, *(config[knob] for config in legal))))
-        for knob, listed in space.knobs.items()
-    }
+    possible = legal
+    if predictions is not None and limits.memory_bytes is not None:
+        possible = _possible(legal, predictions, limits.memory_bytes, prior.fits)
+    scored = _worth_scoring(possible, predictions, limits.memory_bytes, seed)
     surrogate = Surrogate(
-        values,
-        pool,
+        _values(space, legal),
+        _with_fitting(scored, legal, prior.fits),
         memory_order=problem.memory_order,
-        memory_bytes=memory_bytes,
+        memory_bytes=limits.memory_bytes,
         context_bytes=limits.context_bytes,
         predictions=predictions,
         prior=prior,
@@ -145,87 +195,145 @@ def search(
         of_tiers=limits.quick is None,
         time_left=lambda: deadline - time.monotonic(),
     )
+
     with _quiet():
         if journal is not None:  # Optuna's parameters cannot change their choices
             knobs = {knob: list(values) for knob, values in space.knobs.items()}
-            journal = dataclasses.replace(journal, identity={**journal.identity, "space": knobs})
+            identity = {**journal.identity, "space": knobs}
+            journal = dataclasses.replace(journal, identity=identity)
         study = open_study(journal, sampler)
         finals = Finals(study, limits.asked(), measurements_of(study))
         explored = finals.explored
         if explored is None:
             stopped_by = _Exploration(study, sampler, problem, limits, began=began).run()
-            explored = _explored(surrogate, sampler, measurements_of(study), stopped_by)
+            explored = _explored(sampler, measurements_of(study), stopped_by)
             if stopped_by != "interrupt" and explored.measurements:
                 finals.begin(explored)
         measurements = measurements_of(study)
+
     measured = {measurement.config for measurement in measurements}
-    left = sampler.left(measurements)
+    unmeasured = sum(config not in measured for config in surrogate.pool.configs)
+    slower = abs(slowdown(measurements, noise=SPEED_NOISE)).max(initial=0.0)
     return SearchOutcome(
         tuple(measurements),
         skipped={
             "predicted": len(legal) - len(possible),
-            "dominated": sum(config not in measured for config in pool) - int(left.sum()),
+            "dominated": unmeasured - int(sampler.left(measurements).sum()),
             "refused": refused,
         },
         stopped_by=explored.stopped_by,
         space_size=size,
         bound=explored.bound,
         posterior=explored.posterior(measurements),
-        slowdown=math.expm1(float(abs(slowdown(measurements, noise=SPEED_NOISE)).max(initial=0.0))),
-        misled_by=surrogate.misled_by(measurements),
+        slowdown=math.expm1(float(slower)),
+        prediction_bias=surrogate.prediction_bias(measurements),
         surrogate=surrogate,
         finals=finals,
     )
 
 
-def _explored(
-    surrogate: Surrogate, sampler: SurrogateSampler, measurements: Sequence[Measurement], stopped_by: str
-) -> Explored:
-    """What exploring ended with."""
-    left = sampler.left(measurements)
-    bound = surrogate.regret_bound(measurements, left) if left.any() else math.inf
-    expected = {
-        str(each.number): each.step_seconds.median for each in surrogate.posterior(measurements) if each.step_seconds
-    }
-    return Explored(len(measurements), stopped_by, bound if math.isfinite(bound) else None, expected)
-
-
-def _within(measurements: Sequence[PriorMeasurement], legal: Sequence[Config]) -> PriorMeasurements:
+def _within(measurements: Sequence[PriorMeasurement], legal: Configs) -> PriorMeasurements:
     """Earlier measurements of configs in this space; others have no prediction to compare with."""
-    own = {config: config for config in legal} if measurements else {}  # looking up the same object is faster
-    return PriorMeasurements(
-        [dataclasses.replace(each, config=own[each.config]) for each in measurements if each.config in own]
-    )
+    if not measurements:
+        return PriorMeasurements()
+
+    same = {config: config for config in legal}  # looking up the same object is faster
+    within = []
+    for measurement in measurements:
+        config = same.get(measurement.config)
+        if config is not None:
+            within.append(dataclasses.replace(measurement, config=config))
+    return PriorMeasurements(within)
 
 
-def _with(fitting: set[Config], legal: Sequence[Config], chosen: Sequence[Config]) -> Sequence[Config]:
-    """The chosen configs and those already measured to fit, whatever is predicted; in the order of the legal ones."""
-    if len(chosen) == len(legal) or not fitting:
+def _possible(
+    legal: tuple[Config, ...],
+    predictions: Predictions,
+    memory_bytes: int,
+    fitting: set[Config],
+) -> tuple[Config, ...]:
+    """The configs that are not predicted to need far too much memory.
+
+    All where none would remain: predictions prove nothing.
+    """
+    exceeds = predictions.surely_exceeds
+    possible = [config for config in legal if not exceeds(config, memory_bytes)]
+    return tuple(_with_fitting(possible or legal, legal, fitting))
+
+
+def _with_fitting(
+    chosen: Configs,
+    legal: Configs,
+    fitting: set[Config],
+) -> Configs:
+    """The chosen configs and those already measured to fit, whatever is predicted of them; in the
+    order of the legal ones."""
+    if not fitting or len(chosen) == len(legal):
         return chosen
     wanted = fitting.union(chosen)
     return [config for config in legal if config in wanted]
 
 
 def _worth_scoring(
-    configs: Sequence[Config], predictions: Predictions | None, memory_bytes: int | None, seed: int
-) -> Sequence[Config]:
-    """As many configs as the sampler can score before each probe: the most promising ones, or without predictions a
-    random sample with the first config, which should need the least memory."""
+    configs: Configs,
+    predictions: Predictions | None,
+    memory_bytes: int | None,
+    seed: int,
+) -> Configs:
+    """As many configs as the sampler can score before each probe: the most promising ones.
+
+    Without predictions a random sample with the first config, which should need the least memory.
+    """
     if len(configs) <= _MOST_SCORED:
         return configs
     if predictions is not None:
         return predictions.most_promising(configs, memory_bytes or math.inf, _MOST_SCORED)
+
     others = random.Random(seed).sample(range(1, len(configs)), _MOST_SCORED - 1)
     return [configs[index] for index in sorted([0, *others])]
+
+
+def _values(space: Space, legal: Configs) -> KnobValues:
+    """Every value of each knob: the listed ones, then canonical ones that they lead to."""
+    values = {}
+    for knob, listed in space.knobs.items():
+        canonical = (config[knob] for config in legal)
+        values[knob] = tuple(dict.fromkeys(itertools.chain(listed, canonical)))
+    return values
+
+
+def _explored(sampler: SurrogateSampler, measurements: Measurements, stopped_by: str) -> Explored:
+    """What exploring ended with."""
+    left = sampler.left(measurements)
+    bound = None
+    if left.any():
+        bound = sampler.surrogate.regret_bound(measurements, left)
+        if not math.isfinite(bound):
+            bound = None
+
+    expected = {}
+    for measurement in sampler.surrogate.posterior(measurements):
+        if measurement.step_seconds:
+            expected[str(measurement.number)] = measurement.step_seconds.median
+    return Explored(len(measurements), stopped_by, bound, expected)
 
 
 class _Exploration:
     """Measures configs, as many at a time as there are places, until something stops it."""
 
     def __init__(
-        self, study: Study, sampler: SurrogateSampler, problem: SearchProblem, limits: Limits, *, began: float
+        self,
+        study: Study,
+        sampler: SurrogateSampler,
+        problem: SearchProblem,
+        limits: Limits,
+        *,
+        began: float,
     ) -> None:
-        self._study, self._sampler, self._problem = study, sampler, problem
+        self._study = study
+        self._sampler = sampler
+        self._surrogate = sampler.surrogate
+        self._problem = problem
         self._limits = limits
         self._deadline = began + (limits.time_limit or math.inf)
         self._latest = began + limits.latest
@@ -237,69 +345,93 @@ class _Exploration:
         """Measure; returns what stopped it."""
         try:
             while True:
-                stopped_by = None
-                while len(self._running) < self._places() and not (stopped_by := self._stop_reason()):
-                    self._start()
+                stopped_by = self._fill_places()
                 if not self._running:
                     assert stopped_by, "it goes on until there is a reason to stop"
                     return stopped_by
-                if measurement := self._record(*self._probes.wait()):
-                    leader = self._sampler.surrogate.leader(measurements_of(self._study))
+
+                measurement = self._record(*self._probes.wait())
+                if measurement:
+                    leader = self._surrogate.leader(measurements_of(self._study))
                     self._problem.on_finished(measurement, leader)
         except KeyboardInterrupt:
             return "interrupt"
         finally:
             self._end()
 
+    def _fill_places(self) -> str | None:
+        """Start probes until no more may run at once; returns why none started, if there is a
+        reason to stop."""
+        while len(self._running) < self._places():
+            stopped_by = self._stop_reason()
+            if stopped_by:
+                return stopped_by
+            self._start()
+        return None
+
     def _places(self) -> int:
-        """How many probes may run at once: without predictions few enough that later ones learn from the first."""
-        if self._sampler.surrogate.informed:
+        """How many probes may run at once: without predictions few enough that later ones learn
+        from the first."""
+        if self._surrogate.informed:
             return self._probes.places
         return min(self._probes.places, max(_FEW, int(_AT_ONCE * self._limits.trials)))
 
     def _stop_reason(self) -> str | None:
         """Why no further probe starts now; the results of running ones may change it."""
-        measurements = measurements_of(self._study)
-        measurements = self._sampler.with_running(measurements, self._sampler.running(self._study))
+        running = self._sampler.running(self._study)
+        measurements = self._sampler.with_running(measurements_of(self._study), running)
         if not self._sampler.left(measurements).any():
             return "space"
-        if len(measurements) >= self._limits.trials or self._suffice(measurements):
+        if len(measurements) >= self._limits.trials or self._is_quickly_done(measurements):
             return "trials"
-        if self._sampler.aim(measurements) is None:
+        if self._sampler.acquisition_target(measurements) is None:
             return "bound"
-        end = self._deadline if measurements else self._latest
-        return "time" if self._was_cut_short or time.monotonic() >= end else None
 
-    def _suffice(self, measurements: Sequence[Measurement]) -> bool:
-        """Whether a quick search has measured enough. What was refused says nothing of speed and does not count."""
+        end = self._deadline if measurements else self._latest
+        if self._was_cut_short or time.monotonic() >= end:
+            return "time"
+        return None
+
+    def _is_quickly_done(self, measurements: Measurements) -> bool:
+        """Whether a quick search has measured enough.
+
+        What was refused says nothing of speed and does not count.
+        """
         quick = self._limits.quick
-        if quick is None or not any(each.fits for each in measurements):
+        if quick is None or not any(measurement.fits for measurement in measurements):
             return False
-        ran = sum(each.outcome is not Outcome.REFUSED for each in measurements)
-        if ran >= _MOST_QUICK * quick:
+
+        count = sum(seen.outcome is not Outcome.REFUSED for seen in measurements)
+        if count >= _MOST_QUICK * quick:
             return True
-        if self._sampler.surrogate.expects_faster(measurements, self._sampler.left(measurements), _MUCH_FASTER):
+        left = self._sampler.left(measurements)
+        if self._surrogate.expects_faster(measurements, left, _MUCH_FASTER):
             return False
-        return ran >= quick or self._sampler.surrogate.confirmed_by(measurements)
+        return count >= quick or self._surrogate.confirmed_by(measurements)
 
     def _start(self) -> None:
         measurements = measurements_of(self._study)
-        best = fastest(measurements)
-        taken = {each.number for each in measurements} | set(self._running)
-        number = next(each for each in itertools.count() if each not in taken)
+        taken = {measurement.number for measurement in measurements}.union(self._running)
+        number = next(number for number in itertools.count() if number not in taken)
+
         trial = self._study.ask(self._sampler.distributions)
         self._running[number] = trial
         config = self._sampler.config(trial.params)
         self._problem.on_probe(number, config)
-        self._probes.submit(number, config, best.step_seconds.median if best and best.step_seconds else None)
+
+        best = fastest(measurements)
+        best_seconds = best.step_seconds.median if best and best.step_seconds else None
+        self._probes.submit(number, config, best_seconds)
 
     def _record(self, number: int, measurement: Measurement | None) -> Measurement | None:
+        """Keep what a probe gave; None: its time was up before it ended."""
+        trial = self._running[number]
         if measurement is None:
             self._was_cut_short = True
-            self._abandon(self._running.pop(number))
-            return None
-        measurement = dataclasses.replace(measurement, number=number)
-        record(self._study, self._running[number], measurement)
+            self._abandon(trial)
+        else:
+            measurement = dataclasses.replace(measurement, number=number)
+            record(self._study, trial, measurement)
         del self._running[number]
         return measurement
 
@@ -313,13 +445,14 @@ class _Exploration:
                 self._abandon(trial)
 
     def _abandon(self, trial: Trial) -> None:
-        """Nothing happens after `record`; the config of one that was never measured may be measured again."""
+        """Nothing happens after `record`; a config that was never measured may be chosen again."""
         self._study.tell(trial.number, state=TrialState.FAIL, skip_if_finished=True)
 
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Silence Optuna, which reports every trial to stderr; the user's own studies get their verbosity back."""
+    """Silence Optuna, which reports every trial to stderr; the user's own studies get their
+    verbosity back."""
     before = optuna.logging.get_verbosity()
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     try:

@@ -1,31 +1,41 @@
-"""Verification: the finalists of a search are measured again, longer and in turn, before anyone sees them.
+"""Verification: the finalists of a search are measured again, longer and in turn, before anyone
+sees them.
 
-Short measurements that are too good by chance rank first. So finalists are chosen by the posterior given all
-measurements, not by each one's own; the winner is chosen by the verified measurements alone.
+Short measurements that are too good by chance rank first. So finalists are chosen by the posterior
+given all measurements, not by each one's own; the winner is chosen by the verified measurements
+alone.
 """
 
 import dataclasses
 import math
 import statistics
-from collections.abc import Callable, Sequence
+from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from autofit.core.config import Config
 from autofit.core.measurement import Measurement, StepSeconds
 from autofit.core.result import tier
-from autofit.search.ranking import Fidelity, finalists, recommend
+from autofit.search.ranking import Measurements, Ranking
 
-ROUNDS = 2  # of the recommended one and its rivals, A, B, A, B: a disturbance of the machine affects all
-MOST_ROUNDS = 3  # while the leader is in doubt; on the recorded tables that halved what two rounds missed
-_NOISE, _RUNS = 0.018, 3  # expected of one run, in logarithms, and how many degrees of freedom that counts for
-FIELD, MOST = 3, 5  # finalists measured in turn, and in all
-# A config expected to be slower than the first by more than the tolerance and this is no finalist. On recorded tables
-# (benchmarks.replay) fields of 3, 4 and 6 that were 8 % wide found the same, and one of 2 missed a little.
+# Of the recommended one and its rivals, A, B, A, B: a disturbance of the machine affects all.
+ROUNDS = 2
+MOST_ROUNDS = 3  # while the leader is in doubt; on recorded tables half of what two rounds missed
+FIELD = 3  # finalists measured in turn
+MOST = 5  # finalists in all
+
+_NOISE = 0.018  # expected of one run, in logarithms
+_RUNS = 3  # degrees of freedom that this counts for
+# A config expected to be slower than the first by more than the tolerance and this is no finalist.
+# On recorded tables (benchmarks.replay) fields of 3, 4 and 6 that were 8 % wide found the same, and
+# one of 2 missed a little.
 _DOUBT = 0.05
-# By so much a machine may have slowed down since it explored. On recorded tables, with finals 10 % slower, to call up
-# whatever was faster when explored took a sixth more finals, and changed no answer.
+# By so much a machine may have slowed down since it explored. On recorded tables, with finals 10 %
+# slower, to call up whatever was faster when explored took a sixth more finals, and changed no
+# answer.
 _SLOWER = 0.15
-_ELSEWHERE = 0.1  # also this where exploring had fewer cores: an assumption, since the order may differ there
+# Also this where exploring had fewer cores: an assumption, since the order may differ there.
+_ELSEWHERE = 0.1
 # One-sided 95 % quantiles of Student's t by degrees of freedom, from 3.
 _T95 = (2.353, 2.132, 2.015, 1.943, 1.895, 1.860, 1.833)
 
@@ -48,217 +58,239 @@ class Verification:
     out_of_time: bool = False
 
     def candidates(self) -> tuple[Measurement, ...]:
-        """The measurements to choose the best from: the verified; the explored if an interrupt, or the time, left no
-        others."""
+        """The measurements to choose the best from: the verified; the explored if an interrupt, or
+        the time, left no others."""
         if self.verified or not (self.interrupted or self.out_of_time):
             return self.verified
-        return tuple(each for each in self.explored if each.config not in self.failed)
+        return tuple(seen for seen in self.explored if seen.config not in self.failed)
 
     def latest(self) -> tuple[Measurement, ...]:
         """Of every config that fits, its latest measurement."""
-        by_config = {each.config: each for each in (*self.explored, *self.verified) if each.fits}
-        return tuple(each for config, each in by_config.items() if config not in self.failed)
+        by_config = {seen.config: seen for seen in (*self.explored, *self.verified) if seen.fits}
+        return tuple(seen for seen in by_config.values() if seen.config not in self.failed)
 
 
 def verify(
-    explored: Sequence[Measurement],
-    posterior: Sequence[Measurement],
+    explored: Measurements,
+    posterior: Measurements,
     measure: Measure,
+    ranking: Ranking,
     *,
-    tolerance: float,
-    fidelity: Fidelity,
     seconds_left: Callable[[], float] = lambda: math.inf,
     elsewhere: bool = False,
-    before: Sequence[Measurement] = (),
+    before: Measurements = (),
     finished: bool = False,
 ) -> Verification:
-    """Measure the possible winners again: at least the best and the runner-up, and the next one for each that fails or
-    turns out much slower than a config that was only explored. Once something is verified, nothing is measured that is
-    expected to take longer than there is time.
+    """Measure the possible winners again: at least the best and the runner-up, and the next one for
+    each that fails or turns out much slower than a config that was only explored. Once something is
+    verified, nothing is measured that is expected to take longer than there is time.
 
     Args:
         posterior: one measurement of every config that fits, at its expected speed.
-        measure: measures a finalist, longer and in a fresh process; None where the time was up first.
+        measure: measures a finalist, longer and in a fresh process; None where the time was up
+            first.
+        ranking: which of them to recommend.
         seconds_left: until the end of the time for all of this.
-        elsewhere: whether `measure` has more cores than exploring probes: more configs may win there, and explored
-            measurements cannot be compared with verified ones, so one of each tier is verified.
-        before: what `measure` gave in a process that was killed, in order: none of it is measured again.
+        elsewhere: whether `measure` has more cores than exploring probes: more configs may win
+            there, and explored measurements cannot be compared with verified ones, so one of each
+            tier is verified.
+        before: what `measure` gave in a process that was killed, in order: none of it is measured
+            again.
         finished: whether that process came to the end of this, so that nothing more is measured.
     """
-    waiting = finalists(posterior, tolerance=tolerance, fidelity=fidelity)
+    waiting = ranking.finalists(posterior)
     verified: list[Measurement] = []
     failed: list[Config] = []
     rounds: Rounds = {}
     took: list[float] = []  # seconds of each
-    read_back = _ReadBack(before)
+    known = _by_config(before)
 
     def measure_in_time(finalist: Measurement) -> Measurement:
-        seen = read_back.next_of(finalist)
-        if seen is None:
+        if known[finalist.config]:
+            seen: Measurement | None = known[finalist.config].pop(0)
+        else:
             has_answer = bool(verified or passed(rounds, 1))
             if finished or (has_answer and seconds_left() < max(took)):
                 raise _NoTimeError
             seen = measure(finalist)
-            if seen is None:
-                raise _NoTimeError
+        if seen is None:
+            raise _NoTimeError
         took.append(seen.seconds)
         return seen
 
+    def in_turn(finalists: Measurements) -> None:
+        """Measure each once more, never alive together; one that fails is not tried again."""
+        for finalist in finalists:
+            own = rounds[finalist.config]
+            if not own or own[-1].fits:
+                own.append(measure_in_time(finalist))
+
+    interrupted = False
+    out_of_time = False
     try:
-        while called := _called(waiting, verified, tolerance, elsewhere=elsewhere):
-            waiting = [each for each in waiting if each not in called]
+        while called := _next_finalists(waiting, verified, ranking, elsewhere=elsewhere):
+            waiting = [finalist for finalist in waiting if finalist not in called]
             rounds = {finalist.config: [] for finalist in called}
-            _in_turn(called[:2], measure_in_time, rounds)
+            in_turn(called[:2])
             if len(called) > 2:  # the answer is verified before all of the field is measured
-                _in_turn(_best_once_more(called[:2], rounds, tolerance, fidelity), measure_in_time, rounds)
-                _in_turn(called[2:], measure_in_time, rounds)
-            while again := _again(called, rounds, tolerance, fidelity):
-                _in_turn(again, measure_in_time, rounds)
+                in_turn(_best_once_more(called[:2], rounds, ranking))
+                in_turn(called[2:])
+            while again := _next_round(called, rounds, ranking):
+                in_turn(again)
             verified += passed(rounds, 1)
             failed += _failed(rounds)
     except _NoTimeError:
+        out_of_time = True
         verified += passed(rounds, 1)
         failed += _failed(rounds)
-        return Verification(tuple(explored), tuple(verified), tuple(failed), out_of_time=True)
     except KeyboardInterrupt:
-        return Verification(tuple(explored), (*verified, *passed(rounds)), tuple(failed), interrupted=True)
-    return Verification(tuple(explored), tuple(verified), tuple(failed))
+        interrupted = True
+        verified += passed(rounds)
+    return Verification(tuple(explored), tuple(verified), tuple(failed), interrupted, out_of_time)
 
 
 def confirm(
-    explored: Sequence[Measurement],
-    posterior: Sequence[Measurement],
+    explored: Measurements,
+    posterior: Measurements,
     measure: Measure,
+    ranking: Ranking,
     *,
-    tolerance: float,
-    fidelity: Fidelity,
-    before: Sequence[Measurement] = (),
+    before: Measurements = (),
 ) -> Verification:
-    """Measure the one to recommend once more, or the next one for each that fails; arguments as of `verify`."""
+    """Measure the one to recommend once more, or the next one for each that fails; arguments as of
+    `verify`."""
+    verified: list[Measurement] = []
     failed: list[Config] = []
-    read_back = _ReadBack(before)
+    interrupted = False
+    out_of_time = False
+    known = _by_config(before)
     try:
-        for finalist in finalists(posterior, tolerance=tolerance, fidelity=fidelity)[:MOST]:
-            seen = read_back.next_of(finalist) or measure(finalist)
+        for finalist in ranking.finalists(posterior)[:MOST]:
+            earlier = known[finalist.config]
+            seen = earlier.pop(0) if earlier else measure(finalist)
             if seen is None:
-                return Verification(tuple(explored), (), tuple(failed), out_of_time=True)
+                out_of_time = True
+                break
             if seen.fits:
-                return Verification(tuple(explored), (joined([seen]),), tuple(failed))
+                verified.append(joined([seen]))
+                break
             failed.append(finalist.config)
     except KeyboardInterrupt:
-        return Verification(tuple(explored), (), tuple(failed), interrupted=True)
-    return Verification(tuple(explored), (), tuple(failed))
+        interrupted = True
+    return Verification(tuple(explored), tuple(verified), tuple(failed), interrupted, out_of_time)
 
 
-class _ReadBack:
-    """Measurements that were made before, each of which is given once."""
-
-    def __init__(self, before: Sequence[Measurement]) -> None:
-        self._left: Rounds = {}
-        for each in before:
-            self._left.setdefault(each.config, []).append(each)
-
-    def next_of(self, finalist: Measurement) -> Measurement | None:
-        left = self._left.get(finalist.config)
-        return left.pop(0) if left else None
+def _by_config(measurements: Measurements) -> Rounds:
+    rounds: Rounds = defaultdict(list)
+    for measurement in measurements:
+        rounds[measurement.config].append(measurement)
+    return rounds
 
 
 def passed(rounds: Rounds, enough: int = ROUNDS) -> list[Measurement]:
     """One measurement of each finalist that fitted in all of its rounds, if those are enough."""
-    return [joined(of_one) for of_one in rounds.values() if len(of_one) >= enough and of_one[-1].fits]
+    return [joined(own) for own in rounds.values() if len(own) >= enough and own[-1].fits]
 
 
 def _failed(rounds: Rounds) -> list[Config]:
-    return [config for config, of_one in rounds.items() if of_one and not of_one[-1].fits]
+    return [config for config, own in rounds.items() if own and not own[-1].fits]
 
 
-def joined(rounds: Sequence[Measurement]) -> Measurement:
-    """One verified measurement of several rounds: the mean of their medians, the widest interval, the highest peak."""
-    last = rounds[-1]
-    times = [each.step_seconds for each in rounds if each.step_seconds]
-    median = sum(each.median for each in times) / len(times)
-    peaks = [each.peak_bytes for each in rounds if each.peak_bytes]
+def joined(rounds: Measurements) -> Measurement:
+    """One verified measurement of several rounds: the mean of their medians, the widest interval,
+    the highest peak."""
+    times = [seen.step_seconds for seen in rounds if seen.step_seconds]
+    peaks = [seen.peak_bytes for seen in rounds if seen.peak_bytes]
+    median = sum(steps.median for steps in times) / len(times)
+    low = min(steps.low for steps in times)
+    high = max(steps.high for steps in times)
     return dataclasses.replace(
-        last.taking(median),
-        step_seconds=StepSeconds(median, min(each.low for each in times), max(each.high for each in times)),
+        rounds[-1].taking(median),
+        step_seconds=StepSeconds(median, low, high),
         peak_bytes=max(peaks, key=lambda peak: peak.reserved or peak.allocated),
-        seconds=sum(each.seconds for each in rounds),
-        steps=sum(each.steps for each in rounds),
+        seconds=sum(seen.seconds for seen in rounds),
+        steps=sum(seen.steps for seen in rounds),
         verified=True,
     )
 
 
-def _called(
-    waiting: Sequence[Measurement], verified: Sequence[Measurement], tolerance: float, *, elsewhere: bool
-) -> list[Measurement]:
-    """The next to measure: the first field, a missing runner-up, or a config expected to beat all verified ones.
-    Elsewhere no config is expected to; there it is the best of a tier that has none verified."""
+def _next_finalists(
+    waiting: Measurements, verified: Measurements, ranking: Ranking, *, elsewhere: bool
+) -> Measurements:
+    """The next to measure: the first field, a missing runner-up, or a config expected to beat all
+    verified ones. Elsewhere no config is expected to; there it is the best of a tier that has none
+    verified."""
     if not verified:
-        return _field(waiting, tolerance + _ELSEWHERE, MOST) if elsewhere else _field(waiting, tolerance, FIELD)
+        if elsewhere:
+            return _field(waiting, ranking, _DOUBT + _ELSEWHERE, MOST)
+        return _field(waiting, ranking, _DOUBT, FIELD)
     if len(verified) < 2:
-        return list(waiting[:1])
+        return waiting[:1]
     if elsewhere:
-        done = {tier(each.config) for each in verified}
-        return [each for each in waiting if tier(each.config) not in done][:1]
-    to_beat = max(each.throughput for each in verified) * (1 + tolerance + _SLOWER)
-    faster = [each for each in waiting if each.throughput > to_beat]
-    return faster[:1] if len(verified) < MOST else []
+        done = {tier(seen.config) for seen in verified}
+        return [finalist for finalist in waiting if tier(finalist.config) not in done][:1]
+    if len(verified) >= MOST:
+        return []
+
+    to_beat = max(map(ranking.value, verified)) * (1 + ranking.tolerance + _SLOWER)
+    return [finalist for finalist in waiting if ranking.value(finalist) > to_beat][:1]
 
 
-def _field(waiting: Sequence[Measurement], tolerance: float, most: int) -> list[Measurement]:
-    enough = max((each.throughput for each in waiting), default=0.0) * (1 - tolerance - _DOUBT)
-    return [each for index, each in enumerate(waiting) if index < 2 or each.throughput >= enough][:most]
+def _field(waiting: Measurements, ranking: Ranking, doubt: float, most: int) -> Measurements:
+    """The first two, and others that are within the tolerance and the doubt of the best."""
+    enough = max(map(ranking.value, waiting), default=0.0) * (1 - ranking.tolerance - doubt)
+    close = [finalist for finalist in waiting[2:] if ranking.value(finalist) >= enough]
+    return [*waiting[:2], *close][:most]
 
 
-def _in_turn(called: Sequence[Measurement], measure: Callable[[Measurement], Measurement], rounds: Rounds) -> None:
-    """Measure each once more, never alive together; one that fails is not tried again."""
-    for finalist in called:
-        of_one = rounds[finalist.config]
-        if not of_one or of_one[-1].fits:
-            of_one.append(measure(finalist))
-
-
-def _again(called: Sequence[Measurement], rounds: Rounds, tolerance: float, fidelity: Fidelity) -> list[Measurement]:
-    """Those to measure once more: of whoever may lead those with the fewest rounds, else the one to recommend until it
-    had enough."""
-    doubtful = _in_doubt(called, rounds, tolerance)
-    fewest = min((len(rounds[each.config]) for each in doubtful), default=MOST_ROUNDS)
+def _next_round(called: Measurements, rounds: Rounds, ranking: Ranking) -> Measurements:
+    """Next to measure again: leading candidates with the fewest rounds, else the recommended one
+    until ROUNDS."""
+    doubtful = _in_doubt(called, rounds, ranking.tolerance)
+    fewest = min((len(rounds[finalist.config]) for finalist in doubtful), default=MOST_ROUNDS)
     if fewest < MOST_ROUNDS:
-        return [each for each in doubtful if len(rounds[each.config]) == fewest]
-    return _best_once_more(called, rounds, tolerance, fidelity)
+        return [finalist for finalist in doubtful if len(rounds[finalist.config]) == fewest]
+    return _best_once_more(called, rounds, ranking)
 
 
-def _best_once_more(
-    called: Sequence[Measurement], rounds: Rounds, tolerance: float, fidelity: Fidelity
-) -> list[Measurement]:
+def _best_once_more(called: Measurements, rounds: Rounds, ranking: Ranking) -> Measurements:
     """The one to recommend, unless it had enough rounds."""
-    those = {each.config: rounds[each.config] for each in called if rounds[each.config]}
-    best = recommend(passed(those, 1), tolerance=tolerance, fidelity=fidelity)
+    measured = {finalist.config: rounds[finalist.config] for finalist in called}
+    best = ranking.recommend(passed(measured, 1))
     return [best] if best and len(rounds[best.config]) < ROUNDS else []
 
 
-def _in_doubt(called: Sequence[Measurement], rounds: Rounds, tolerance: float) -> list[Measurement]:
-    """The leader and those that may, at 95 %, be faster than it by more than the tolerance; empty without the latter.
-    By Student's t with the variance pooled over all rounds and what is expected of it, in logarithms: a machine's noise
-    is a share of the time."""
-    times = {
-        config: [math.log(each.step_seconds.median) for each in of_one if each.step_seconds]
-        for config, of_one in rounds.items()
-        if of_one[-1].fits
-    }
-    if len(times) < 2:
+def _in_doubt(called: Measurements, rounds: Rounds, tolerance: float) -> Measurements:
+    """The leader and those that may, at 95 %, be faster than it by more than the tolerance; empty
+    without the latter.
+
+    By Student's t with the variance pooled over all rounds and what is expected of it, in
+    logarithms: a machine's noise is a share of the time.
+    """
+    freedom = 0
+    squares = 0.0
+    counts: dict[Config, int] = {}
+    means: dict[Config, float] = {}
+    for config, own in rounds.items():
+        if own[-1].fits:
+            times = [math.log(seen.step_seconds.median) for seen in own if seen.step_seconds]
+            freedom += len(times) - 1
+            squares += statistics.pvariance(times) * len(times)
+            counts[config] = len(times)
+            means[config] = statistics.fmean(times)
+    if len(means) < 2:
         return []
-    freedom = sum(len(of_one) - 1 for of_one in times.values())
-    squares = sum(statistics.pvariance(of_one) * len(of_one) for of_one in times.values())
+
     variance = (_RUNS * _NOISE**2 + squares) / (_RUNS + freedom)
     quantile = _T95[min(freedom, len(_T95) - 1)]
-    means = {config: statistics.fmean(of_one) for config, of_one in times.items()}
     first = min(means, key=means.__getitem__)
+    to_beat = means[first] - math.log1p(tolerance)
 
-    def least(config: Config) -> float:
-        error = math.sqrt(variance * (1 / len(times[config]) + 1 / len(times[first])))
-        return means[config] - quantile * error
-
-    doubtful = [each for each in means if least(each) < means[first] - math.log1p(tolerance)]
-    rivals = {first, *doubtful} if set(doubtful) - {first} else set()
-    return [each for each in called if each.config in rivals]
+    doubtful = {first}
+    for config, mean in means.items():
+        error = math.sqrt(variance * (1 / counts[config] + 1 / counts[first]))
+        if mean - quantile * error < to_beat:
+            doubtful.add(config)
+    if len(doubtful) < 2:
+        return []
+    return [finalist for finalist in called if finalist.config in doubtful]

@@ -13,7 +13,7 @@ from torch.nn import functional
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 from torch.utils._python_dispatch import _disable_current_modes
 
-from autofit.core.workload import CLASSIFICATION_TASKS, task_of
+from autofit.core.tasks import task_of
 
 _READ = re.compile(r"self\.(\w+)\.weight\b")
 _MAKING = ("__init__", "_init_weights", "init_weights", "reset_parameters")  # before weights are quantised
@@ -107,7 +107,7 @@ def output_heads(model: nn.Module) -> list[nn.Module]:
     classifier, all layers outside its base model (RoBERTa's and DistilBERT's heads have two): they are new, and random.
     In any other model, the output layer."""
     body = getattr(model, getattr(model, "base_model_prefix", "") or "none", None)
-    if task_of(model) in CLASSIFICATION_TASKS and isinstance(body, nn.Module):
+    if task_of(model).classifies and isinstance(body, nn.Module):
         pretrained = set(body.modules())
         return [module for module in model.modules() if is_linear(module) and module not in pretrained]
     head = output_head(model)

@@ -46,10 +46,10 @@ def sharded(setup: Setup, *, checked: bool = False) -> None:
     exchange.reshard = partial(_reshard, model)
     exchange.after_backward += _statistics(setup)
 
-    if config["data_parallel"] == "fsdp":
+    if config.data_parallel == "fsdp":
         message = "fsdp does not fit this model, whose code computes with weights of layers that it does not call"
         setup.step_contexts.append(partial(_told_of_code, _MIXED, f"data_parallel: {message}; use ddp."))
-        exchange.sync_gradients = partial(_sync, model, is_deferred=bool(config["lora_rank"]))
+        exchange.sync_gradients = partial(_sync, model, is_deferred=bool(config.lora_rank))
     if _drops_layers(model):
         message = "the model drops whole layers at random (layerdrop), and each device would wait for others of them"
         raise RefusedError(f"data_parallel: {message}; set it to 0 in the model's config, or use ddp.")
@@ -60,7 +60,7 @@ def sharded(setup: Setup, *, checked: bool = False) -> None:
     if styles and not checked:
         norms: dict[nn.Parameter, torch.Tensor] = {}
         exchange.after_backward.append(partial(check_alike, setup, norms))
-        if config["optimizer_in_backward"]:
+        if config.optimizer_in_backward:
             setup.weights.on_materialized.append((model, partial(_note_norms, setup, norms)))
 
     if may_skip(model):
@@ -80,11 +80,11 @@ def _divide_when_made(setup: Setup, styles: Styles) -> None:
     model = setup.model
     assert mesh is not None, "one device shards nothing"
     offload = OffloadPolicy()
-    if config["fsdp_offload"] == "cpu":
+    if config.fsdp_offload == "cpu":
         offload = CPUOffloadPolicy(pin_memory=setup.device.type == "cuda")
     options: dict[str, Any] = {
         "mesh": mesh["replicate", "shard"] if setup.ranks.layout.replicate > 1 else mesh["shard"],
-        "mp_policy": _REDUCED.get(str(config["precision"]), MixedPrecisionPolicy()),
+        "mp_policy": _REDUCED.get(config.precision, MixedPrecisionPolicy()),
         "offload_policy": offload,
     }
 
@@ -97,8 +97,8 @@ def _divide_when_made(setup: Setup, styles: Styles) -> None:
         if not is_alone or not rest.keys() >= set(parts):
             continue  # tied weights are the root's, an embedding in a block is the block's
 
-        stays = group is head and config["loss"] != "standard"  # until the loss, which multiplies by its weight
-        own = {**options, "reshard_after_forward": False if stays else config["reshard_after_forward"]}
+        stays = group is head and config.loss != "standard"  # until the loss, which multiplies by its weight
+        own = {**options, "reshard_after_forward": False if stays else config.reshard_after_forward}
         setup.weights.on_materialized.append((group, partial(_divide, setup, group, parts, styles, own)))
         for module in parts:
             rest.pop(module)
@@ -171,7 +171,7 @@ def _divide(setup: Setup, group: nn.Module, parts: list[nn.Module], styles: Styl
     without_rows = [parameter for parameter in own if not parameter.dim() or not parameter.numel()]
     trained = [parameter for parameter in without_rows if parameter.requires_grad]
     if trained:
-        if setup.config["optimizer_in_backward"] or setup.config["precision"] == "fp16-mixed":
+        if setup.config.optimizer_in_backward or setup.config.precision == "fp16-mixed":
             message = "updates in the backward and fp16-mixed do not know a weight without rows, as the model has,"
             raise RefusedError(f"data_parallel: {message} beside fsdp; leave them out, or use ddp.")
         setup.exchange.after_backward.append(partial(_average, setup.ranks, trained))
@@ -181,7 +181,7 @@ def _divide(setup: Setup, group: nn.Module, parts: list[nn.Module], styles: Styl
             weight.data = weight.data.contiguous()
     setup.on_close(partial(_take_away, [_Given(module) for module in parts]))
     split_layers(setup, parts, styles)
-    if setup.config["data_parallel"] == "fsdp":
+    if setup.config.data_parallel == "fsdp":
         fully_shard(group, **options, ignored_params=set(without_rows))
     setup.on_close(partial(_put_together, given))
 

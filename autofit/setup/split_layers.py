@@ -131,7 +131,7 @@ def _styles_of_ends(setup: Setup) -> Styles:
     if {*holders} - {head, embedding}:  # encoder and decoder share one
         return {}
     divides = isinstance(head, nn.Linear) and head.out_features % degree == 0 and _HEAD in model._tp_plan.values()
-    splits_head = divides and setup.config["loss"] == "standard"
+    splits_head = divides and setup.config.loss == "standard"
     if head is not None and head.weight is embedding.weight:
         together = splits_head and plain and embedding.padding_idx is None  # not to be found in a part of a vocabulary
         return {head: _HEAD, embedding: _VOCABULARY} if together else {}

@@ -18,14 +18,14 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from typing import Any, Literal
 
 import torch
 from torch import nn
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from autofit.core.config import Value
+from autofit.core.config import Config
 from autofit.core.hardware import MIB
 from autofit.setup.host_copies import CopyLane, Ticket
 from autofit.setup.resting_weights import Block, RestingGradient, RestingWeight, Slot
@@ -38,17 +38,19 @@ SMALLEST = MIB // 16
 LEAST_BLOCKS = 3
 
 
-def is_whole(config: Mapping[str, Value]) -> bool:
+def is_whole(config: Config) -> bool:
     """Whether a config trains all weights, not adapters or a head."""
-    return not (config.get("lora_rank") or config.get("head_only"))
+    return not (config.lora_rank or config.head_only)
 
 
-def updated_on(config: Mapping[str, Value]) -> Updated | None:
+def updated_on(config: Config) -> Updated | None:
     """Where a config updates the weights that parameter_offload streams; None where those are frozen."""
-    return None if not is_whole(config) else "device" if config.get("optimizer_in_backward") else "host"
+    if not is_whole(config):
+        return None
+    return "device" if config.optimizer_in_backward else "host"
 
 
-def streamable_weights(model: nn.Module, config: Mapping[str, Value]) -> list[torch.Tensor]:
+def streamable_weights(model: nn.Module, config: Config) -> list[torch.Tensor]:
     """The values of the weights that are large enough to be streamed, also of those outside blocks; of quantised ones
     without their constants."""
     weights = (each for each in model.parameters() if is_whole(config) or not each.requires_grad)

@@ -1,7 +1,7 @@
 """The extension point: one Technique is one knob of the search, in one file."""
 
 from enum import IntEnum
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from autofit.core.config import Config, Value
 from autofit.core.errors import InputError
@@ -10,6 +10,8 @@ from autofit.core.knobs import Knob
 from autofit.core.layout import degrees, samplers
 from autofit.core.workload import Workload
 from autofit.setup.state import Setup
+
+_FACTS = ("name", "off", "values", "nullable", "numbers", "pattern", "takes")  # of a knob's record, and of a technique
 
 
 class Stage(IntEnum):
@@ -30,21 +32,30 @@ class Technique:
     `refuse` must depend on their arguments alone: a search evaluates them on a few configs and reuses the answer for
     every config that agrees on the knobs they read."""
 
+    record: ClassVar[Knob]  # what everyone may know of it; one without a record says the facts that it has itself:
     name: ClassVar[str]  # file name = YAML key = CLI word
-    stage: ClassVar[Stage]
     off: ClassVar[Value]  # the value that changes nothing
     values: ClassVar[tuple[Value, ...]] = ()  # every possible value; empty: what `choices` returns
     nullable: ClassVar[bool] = False  # whether null is a value, too
     numbers: ClassVar[tuple[float, float] | None] = None  # it also takes: from one to below another; of ints whole ones
     pattern: ClassVar[str] = ""  # it also takes words of this form, whatever the hardware
+    takes: ClassVar[str] = ""  # the accepted values in words, where `values` cannot list them
+
+    stage: ClassVar[Stage]
     cuda_values: ClassVar[tuple[Value, ...]] = ()  # of these, the ones that are not searched on a CPU
     host_values: ClassVar[tuple[Value, ...]] = ()  # the ones that store something in the host's memory
     compiled_values: ClassVar[tuple[Value, ...]] = ()  # the ones for which the run calls torch.compile
     paged_values: ClassVar[tuple[Value, ...]] = ()  # the ones that use CUDA's managed memory
     library: ClassVar[str] = "torch"  # the distribution that implements every value but `off`
-    takes: ClassVar[str] = ""  # the accepted values in words, where `values` cannot list them
     all_exact: ClassVar[bool] = False  # whether every value is the same mathematics as `off`
     always: ClassVar[bool] = False  # whether `apply` is called with `off` too
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        """The facts of a record are those of the class."""
+        super().__init_subclass__(**options)
+        if "record" in vars(cls):
+            for fact in _FACTS:
+                setattr(cls, fact, getattr(cls.record, fact))
 
     def choices(self, hardware: Hardware) -> tuple[Value, ...]:
         """The values worth searching on this hardware."""
@@ -60,8 +71,8 @@ class Technique:
 
     def knob(self, hardware: Hardware) -> Knob:
         """What it takes, in a form that needs no torch."""
-        values = self.values or self.choices(hardware)
-        return Knob(self.name, self.off, values, self.nullable, self.numbers, self.pattern, self.takes)
+        facts = {fact: getattr(self, fact) for fact in _FACTS}
+        return Knob(**{**facts, "values": self.values or self.choices(hardware)})
 
     def canonicalize(self, config: Config, workload: Workload, hardware: Hardware) -> Value:
         """This knob's canonical value beside the others: null or `off` where it has no meaning."""
@@ -111,9 +122,6 @@ class Degree(Technique):
     """A knob that says among how many devices something is divided; null on one device, and where it is left out."""
 
     stage = Stage.SHARD
-    off = None
-    takes = "a whole number that divides the devices of a node, or null"
-    numbers = (1, 1_048_577)
     all_exact = True
 
     def choices(self, hardware: Hardware) -> tuple[Value, ...]:

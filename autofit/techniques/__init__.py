@@ -86,7 +86,7 @@ def refuse(config: Config, workload: Workload, hardware: Hardware) -> str | None
 
 def fidelity(config: Config) -> tuple[int, ...]:
     """How faithfully a config learns, as a sort key that breaks ties."""
-    full = -1 if config.get("head_only") else 0 if config.get("lora_rank") else 1
+    full = -1 if config.head_only else 0 if config.lora_rank else 1
     return (full, *(_registry[name].fidelity(config.get(name)) for name in FIDELITY_ORDER if name in _registry))
 
 

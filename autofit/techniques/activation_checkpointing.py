@@ -11,13 +11,13 @@ from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
+from autofit.core.knobs.activation_checkpointing import BUDGET, KNOB
 from autofit.setup import Config, Hardware, RefusedError, Setup, Stage, Technique, Value, Workload
 from autofit.setup.layers import repeated_blocks
 
 Contexts = tuple[AbstractContextManager[Any], AbstractContextManager[Any]]
 
 _NO_BLOCKS = "the model has no repeated blocks (a ModuleList or Sequential of layers) to checkpoint; use none."
-_BUDGET = "budget-"
 _FULL = "fully_checkpointed"  # marks a forward that is checkpointed as by `full`
 _DRAWS = "with dropout the compiler would draw different random numbers in backward and forward (pytorch 190758)"
 _USE_ANOTHER = "use full, alternate or selective."
@@ -39,25 +39,23 @@ class ActivationCheckpointing(Technique):
     with F (pytorch issue 197838).
     """
 
-    name = "activation_checkpointing"
+    record = KNOB
     stage = Stage.BLOCKS
-    off = "none"
-    values = ("none", "selective", "alternate", "full", "budget-0.25", "budget-0.5", "budget-0.75")
     cuda_values = ("budget-0.25", "budget-0.5", "budget-0.75")  # for the compiler, which is not searched on a CPU
     all_exact = True
 
     def canonicalize(self, config: Config, workload: Workload, hardware: Hardware) -> Value:
         """`none` where no gradient reaches a block."""
-        return self.off if config["head_only"] else config[self.name]
+        return self.off if config.head_only else config[self.name]
 
     def refuse(self, config: Config, workload: Workload, hardware: Hardware) -> str | None:
         value = str(config[self.name])
-        if value.startswith(_BUDGET):
-            if config["compile"] == "none":
+        if value.startswith(BUDGET):
+            if config.compile == "none":
                 return f"{value} is chosen by the compiler; set compile default."
-            if config["optimizer_in_backward"] and str(config["optimizer"]).endswith("-sr"):
-                return f"{config['optimizer']} draws random numbers, and would in the backward; {_USE_ANOTHER}"
-            draws = config["lora_dropout"] or (workload.traits and workload.traits.dropout)
+            if config.optimizer_in_backward and str(config.optimizer).endswith("-sr"):
+                return f"{config.optimizer} draws random numbers, and would in the backward; {_USE_ANOTHER}"
+            draws = config.lora_dropout or (workload.traits and workload.traits.dropout)
             return f"{_DRAWS}; {_USE_ANOTHER}" if draws else None
         if value != self.off and workload.traits and not workload.traits.blocks:
             return _NO_BLOCKS
@@ -71,10 +69,10 @@ class ActivationCheckpointing(Technique):
 
     def apply(self, setup: Setup, value: Value) -> None:
         value = str(value)
-        if value.startswith(_BUDGET):
+        if value.startswith(BUDGET):
             # Around every step: graphs are partitioned when they first run, and only those of this run.
             config: Any = torch._functorch.config
-            share = float(value.removeprefix(_BUDGET))
+            share = float(value.removeprefix(BUDGET))
             setup.step_contexts.append(lambda: config.patch(activation_memory_budget=share))
             setup.step_contexts.append(lambda: _random_numbers_refused(setup.device))
             return
@@ -91,7 +89,7 @@ class ActivationCheckpointing(Technique):
 
     def trace(self, setup: Setup, value: Value) -> None:
         """A trace compiles nothing, and its random number generators have no state to compare."""
-        if not str(value).startswith(_BUDGET):
+        if not str(value).startswith(BUDGET):
             self.apply(setup, value)
 
 

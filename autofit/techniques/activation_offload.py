@@ -1,5 +1,6 @@
 """activation_offload: what the forward saves for the backward waits in host memory."""
 
+from autofit.core.knobs.activation_offload import KNOB
 from autofit.setup import Config, Hardware, Setup, Stage, Technique, Value, Workload
 from autofit.setup.host_copies import CopyLane
 from autofit.setup.saved_tensors import SavedTensorsOnHost
@@ -12,16 +13,14 @@ class ActivationOffload(Technique):
     torch.autograd.graph.save_on_cpu instead allocates a buffer per tensor, copies on the computing stream (nothing
     overlaps), and moves weights as well."""
 
-    name = "activation_offload"
+    record = KNOB
     stage = Stage.BLOCKS
-    off = "none"
-    values = ("none", "cpu")
     cuda_values = host_values = ("cpu",)
     all_exact = True
 
     def canonicalize(self, config: Config, workload: Workload, hardware: Hardware) -> Value:
         """`none` where no gradient reaches a block."""
-        return self.off if config["head_only"] else config[self.name]
+        return self.off if config.head_only else config[self.name]
 
     def refuse(self, config: Config, workload: Workload, hardware: Hardware) -> str | None:
         if config[self.name] != self.off and hardware.device == "cpu":

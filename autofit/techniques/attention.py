@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from autofit.core.knobs.attention import KNOB
 from autofit.setup import Config, Hardware, RefusedError, Setup, Stage, Technique, Value, Workload, requirements
 from autofit.setup.flash_attn import IMPLEMENTATION, stand_in_for_flash_attn
 
@@ -23,11 +24,8 @@ class Attention(Technique):
     whole score matrix. `flash`: FlashAttention-2 (Dao 2023, arXiv 2307.08691) or nothing: flash-attn's where it is
     installed and the model supports it, else PyTorch's own copy. null where the model has no attention to choose."""
 
-    name = "attention"
+    record = KNOB
     stage = Stage.BLOCKS
-    off = "sdpa"
-    values = ("sdpa", "eager", "flash")
-    nullable = True
     cuda_values = ("flash",)
     all_exact = True
     always = True
@@ -46,13 +44,13 @@ class Attention(Technique):
             return "flash needs CUDA; use sdpa, which on a CPU takes PyTorch's flash kernel already."
         if lacking := requirements.too_old(hardware, _AMPERE):
             return f"flash needs {lacking}; use sdpa."
-        if workload.document_tokens and (config["micro_batch_size"] != 1 or self.package("flash") == "torch"):
+        if workload.document_tokens and (config.micro_batch_size != 1 or self.package("flash") == "torch"):
             return (
                 "flash keeps packed samples from seeing one another by flash-attn alone, in micro-batches of one "
                 "sequence; install that and set micro_batch_size 1, or use sdpa."
             )
-        if config["precision"] in ("fp32", "tf32"):
-            return f"flash computes in 16 bits only, not in {config['precision']}; set precision bf16 or bf16-mixed."
+        if config.precision in ("fp32", "tf32"):
+            return f"flash computes in 16 bits only, not in {config.precision}; set precision bf16 or bf16-mixed."
         return None
 
     def apply(self, setup: Setup, value: Value) -> None:

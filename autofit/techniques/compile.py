@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from autofit.core.knobs.compile import KNOB
 from autofit.setup import Config, Hardware, RefusedError, Setup, Stage, Technique, Value, Workload, requirements
 from autofit.setup.layers import repeated_blocks
 
@@ -21,10 +22,8 @@ class Compile(Technique):
     block) took 22.8 s, 2.3 s with Inductor's cache filled by an earlier run, where a whole uncompiled probe takes 2 to
     4 s; later steps took 0.59 s instead of 0.80 s, with either value."""
 
-    name = "compile"
+    record = KNOB
     stage = Stage.COMPILE
-    off = "none"
-    values = ("none", "default", "max-autotune-no-cudagraphs")
     cuda_values = compiled_values = ("default", "max-autotune-no-cudagraphs")
     all_exact = True
 

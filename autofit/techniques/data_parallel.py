@@ -5,6 +5,7 @@ Both average gradients over ranks, which see different samples of the same effec
 
 from functools import partial
 
+from autofit.core.knobs.data_parallel import KNOB
 from autofit.core.layout import Layout, kind_of
 from autofit.setup import Config, Hardware, InputError, Setup, Stage, Technique, Value, Workload
 from autofit.setup.buckets import bucketed
@@ -15,10 +16,8 @@ class DataParallel(Technique):
     """`ddp` is PyTorch's DistributedDataParallel, `fsdp` its FSDP2 (`fully_shard`), block by block; `none` where the
     devices see the same samples. null on one device."""
 
-    name = "data_parallel"
+    record = KNOB
     stage = Stage.SHARD
-    off = None
-    values = ("none", "ddp", "fsdp")
     all_exact = True
 
     def choices(self, hardware: Hardware) -> tuple[Value, ...]:
@@ -46,11 +45,11 @@ class DataParallel(Technique):
             return "context_parallel adds up gradients as fsdp does; use fsdp."
         if value == "none" and layout.samplers > 1:
             return f"without it {hardware.world} devices would all do the same; use ddp or fsdp."
-        if value == "ddp" and config["optimizer_in_backward"]:
+        if value == "ddp" and config.optimizer_in_backward:
             return "updates in the backward come before ddp has averaged the gradients; use fsdp, or leave them out."
-        if value == "ddp" and config["optimizer_offload"] == "cpu":
+        if value == "ddp" and config.optimizer_offload == "cpu":
             return "optimizer_offload copies gradients before ddp has averaged them; use fsdp with fsdp_offload."
-        if value == "fsdp" and workload.traits and workload.traits.batch_norm and "mixed" in str(config["precision"]):
+        if value == "fsdp" and workload.traits and workload.traits.batch_norm and "mixed" in config.precision:
             return "BatchNorm would get weights in 16 bits beside running statistics in 32; use bf16, fp32, or ddp."
         if value == "fsdp":
             return _refused_by_shards(config)
@@ -71,11 +70,11 @@ class DataParallel(Technique):
 
 def _refused_by_shards(config: Config) -> str | None:
     """Why weights of this config cannot be divided."""
-    if config["quantization"] == "int8":
+    if config.quantization == "int8":
         return "int8 weights lose their scales when they are divided; use nf4, or ddp."
-    if config["quantization"] != "none" and not NEW_ENOUGH:
-        return f"{config['quantization']} weights can be divided from PyTorch 2.13 on; update it, or use ddp."
-    if config["optimizer"] == "adafactor":
+    if config.quantization != "none" and not NEW_ENOUGH:
+        return f"{config.quantization} weights can be divided from PyTorch 2.13 on; update it, or use ddp."
+    if config.optimizer == "adafactor":
         return "adafactor needs rows and columns of whole weights; use adamw, or ddp."
     for knob in ("parameter_offload", "optimizer_offload"):
         if config[knob] == "cpu":

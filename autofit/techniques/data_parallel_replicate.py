@@ -1,5 +1,6 @@
 """data_parallel_replicate: how many groups of devices hold all weights between them."""
 
+from autofit.core.knobs.data_parallel_replicate import KNOB
 from autofit.core.layout import kind_of, samplers
 from autofit.setup import Config, Hardware, InputError, Value, Workload
 from autofit.setup.technique import Degree
@@ -10,8 +11,7 @@ class DataParallelReplicate(Degree):
     averaged between groups. `ddp` has as many as devices. null on one device. Nothing to apply: `data_parallel` reads
     it."""
 
-    name = "data_parallel_replicate"
-    takes = "a whole number that divides the number of devices, or null"
+    record = KNOB
 
     def choices(self, hardware: Hardware) -> tuple[Value, ...]:
         return (None, *(size for size in range(2, hardware.world) if not hardware.world % size))

@@ -1,5 +1,6 @@
 """data_parallel_shard: among how many devices weights are divided; derived, so that a config is complete."""
 
+from autofit.core.knobs.data_parallel_shard import KNOB
 from autofit.core.layout import kind_of, samplers
 from autofit.setup import Config, Hardware, InputError, Value, Workload
 from autofit.setup.technique import Degree
@@ -8,8 +9,7 @@ from autofit.setup.technique import Degree
 class DataParallelShard(Degree):
     """What the replicas leave of the devices; null on one device. Nothing to apply: `data_parallel` reads it."""
 
-    name = "data_parallel_shard"
-    takes = "a whole number, or null for what the replicas leave"
+    record = KNOB
 
     def choices(self, hardware: Hardware) -> tuple[Value, ...]:
         return ()
@@ -17,7 +17,7 @@ class DataParallelShard(Degree):
     def canonicalize(self, config: Config, workload: Workload, hardware: Hardware) -> Value:
         """Raises InputError where a given number contradicts the others."""
         sharded, devices = kind_of(config, hardware) == "fsdp", samplers(config, hardware)
-        replicas = int(config["data_parallel_replicate"] or 1)
+        replicas = config.data_parallel_replicate or 1
         shards = devices // replicas if sharded else 1
         left = None if hardware.world == 1 else shards
         given = config[self.name]

@@ -1,5 +1,6 @@
 """fsdp_offload: keep the parts of weights, gradients and optimizer state in the host's memory."""
 
+from autofit.core.knobs.fsdp_offload import KNOB
 from autofit.core.layout import kind_of
 from autofit.setup import Config, Hardware, Stage, Technique, Value, Workload
 
@@ -8,10 +9,8 @@ class FsdpOffload(Technique):
     """`cpu`: FSDP2's CPUOffloadPolicy, which copies a block to the device when it is used, and steps on the host. null
     unless `fsdp`. Nothing to apply: `data_parallel` reads it."""
 
-    name = "fsdp_offload"
+    record = KNOB
     stage = Stage.SHARD
-    off = None
-    values = ("none", "cpu")
     host_values = ("cpu",)
     all_exact = True
 

@@ -1,5 +1,6 @@
 """gradient_accumulation_steps: derived from the batch sizes; written out so that a config is complete, never set."""
 
+from autofit.core.knobs.gradient_accumulation_steps import KNOB
 from autofit.core.layout import samplers
 from autofit.setup import Config, Hardware, InputError, Stage, Technique, Value, Workload
 
@@ -8,11 +9,8 @@ class GradientAccumulationSteps(Technique):
     """Effective batch / micro batch / ranks that see different samples. Nothing to apply: the loop splits batches by
     micro_batch_size."""
 
-    name = "gradient_accumulation_steps"
+    record = KNOB
     stage = Stage.STEP
-    off = None
-    takes = "a whole number, or null for what the micro-batch leaves"
-    numbers = (1, 1_048_577)  # the largest effective batch
     all_exact = True
 
     def canonicalize(self, config: Config, workload: Workload, hardware: Hardware) -> Value:
@@ -21,7 +19,7 @@ class GradientAccumulationSteps(Technique):
         if effective % ranks:
             message = f"an effective batch of {effective} cannot be divided among {ranks} devices"
             raise InputError(f"{message}.", f"Choose a multiple of {ranks}, or fewer devices.")
-        micro = config["micro_batch_size"] or effective // ranks
+        micro = config.micro_batch_size or effective // ranks
         assert isinstance(micro, int), "micro_batch_size accepts whole numbers only"
         if effective % (micro * ranks):
             devices = f" on each of {ranks} devices" if ranks > 1 else ""

@@ -8,6 +8,7 @@ from functools import partial
 
 from torch import nn
 
+from autofit.core.knobs.head_only import KNOB
 from autofit.setup import Config, Hardware, RefusedError, Setup, Stage, Technique, Value, Workload
 from autofit.setup.layers import output_heads
 
@@ -28,10 +29,8 @@ class HeadOnly(Technique):
     outside its base model, of another module its layer `fc`, `classifier`, `head` or the like.
     Searched where the user sets it alone."""
 
-    name = "head_only"
+    record = KNOB
     stage = Stage.ADAPT
-    off = False
-    values = (False, True)
 
     def choices(self, hardware: Hardware) -> tuple[Value, ...]:
         return (False,)
@@ -39,9 +38,9 @@ class HeadOnly(Technique):
     def refuse(self, config: Config, workload: Workload, hardware: Hardware) -> str | None:
         if not config[self.name]:
             return None
-        if config["lora_rank"]:
+        if config.lora_rank:
             return "adapters would train beside the head; set lora_rank 0, or head_only false."
-        if config["tensor_parallel"] not in (None, 1):
+        if config.tensor_parallel not in (None, 1):
             return "it was not tried on split layers; use data_parallel alone."
         return None
 

@@ -16,7 +16,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from autofit.core.knobs import COMPUTES_IN_FP32
+from autofit.core.knobs.kernels import KNOB
+from autofit.core.knobs.precision import COMPUTES_IN_FP32
 from autofit.setup import Config, Hardware, RefusedError, Setup, Stage, Technique, Value, Workload
 from autofit.setup.deferred_logits import loss_of_few_tokens
 from autofit.setup.liger import no_kernels_for, stand_in_for_liger, why_not_liger
@@ -30,10 +31,8 @@ _MISSING = object()
 class Kernels(Technique):
     """`liger`: liger-kernel's kernels for this type of model, on CUDA."""
 
-    name = "kernels"
+    record = KNOB
     stage = Stage.BLOCKS
-    off = "none"
-    values = ("none", "liger")
     cuda_values = ("liger",)
     library = "liger-kernel"
     all_exact = True
@@ -53,7 +52,7 @@ class Kernels(Technique):
         changed = [module for module in setup.model.modules() if id(vars(module)) in forwards]
         if not changed:
             raise RefusedError("liger changed nothing about this model; use none.")
-        low = setup.config["precision"] not in COMPUTES_IN_FP32
+        low = setup.config.precision not in COMPUTES_IN_FP32
         tolerance = _LOW_PRECISION_TOLERANCE if low else _TOLERANCE
         with _compared(changed, tolerance):
             after = loss_of_few_tokens(setup, batch)

@@ -1,22 +1,20 @@
 """lora_alpha: low-rank updates are scaled by alpha / rank. `lora_rank` applies it."""
 
+from autofit.core.knobs.lora_alpha import KNOB
 from autofit.setup import Config, Hardware, Stage, Technique, Value, Workload
 
 
 class LoraAlpha(Technique):
     """null: twice the rank. Set by the user, never searched: it changes what is learnt, not memory or speed."""
 
-    name = "lora_alpha"
+    record = KNOB
     stage = Stage.ADAPT
-    off = None
-    takes = "a number above 0, or null for twice the rank"
-    numbers = (5e-324, 1e308)  # all above 0
 
     def choices(self, hardware: Hardware) -> tuple[Value, ...]:
         return (None,)
 
     def canonicalize(self, config: Config, workload: Workload, hardware: Hardware) -> Value:
-        return config[self.name] if config["lora_rank"] else None
+        return config[self.name] if config.lora_rank else None
 
     def package(self, value: Value) -> str:
         return "peft"

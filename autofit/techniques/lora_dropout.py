@@ -1,22 +1,20 @@
 """lora_dropout: the share of inputs of low-rank updates that is dropped. `lora_rank` applies it."""
 
+from autofit.core.knobs.lora_dropout import KNOB
 from autofit.setup import Config, Hardware, Stage, Technique, Value, Workload
 
 
 class LoraDropout(Technique):
     """null: none. Set by the user, never searched: it regularises, and costs time and a mask per adapter."""
 
-    name = "lora_dropout"
+    record = KNOB
     stage = Stage.ADAPT
-    off = None
-    takes = "a share from 0 to below 1, or null for none"
-    numbers = (0.0, 1.0)
 
     def choices(self, hardware: Hardware) -> tuple[Value, ...]:
         return (None,)
 
     def canonicalize(self, config: Config, workload: Workload, hardware: Hardware) -> Value:
-        return (config[self.name] or None) if config["lora_rank"] else None
+        return (config[self.name] or None) if config.lora_rank else None
 
     def package(self, value: Value) -> str:
         return "peft"

@@ -12,7 +12,8 @@ import torch
 from torch import nn
 
 from autofit.core.errors import printable, told
-from autofit.core.workload import CLASSIFICATION_TASKS, task_of
+from autofit.core.knobs.lora_rank import KNOB
+from autofit.core.tasks import TASKS, task_of
 from autofit.setup import Config, Hardware, RefusedError, Setup, Stage, Technique, Value, Workload, requirements
 from autofit.setup.adapters import has_adapters
 from autofit.setup.experts import adapts_parameter, add_adapters, expert_weights, nest_in_order, reach
@@ -32,12 +33,9 @@ class LoraRank(Technique):
     Ranks have no memory order: beside adamw-8bit, which stores the state of tensors below 4096 elements in fp32, a
     higher rank can need less (a network of 48 features: 14 % less at rank 86 than at 85)."""
 
-    name = "lora_rank"
+    record = KNOB
     stage = Stage.ADAPT
-    off = 0
     library = "peft"
-    takes = "a whole number from 0 (train all weights) to 1024"
-    numbers = (0, 1025)
 
     def choices(self, hardware: Hardware) -> tuple[Value, ...]:
         return (0, 4, 8, 16, 32, 64, 128, 256)
@@ -66,15 +64,15 @@ class LoraRank(Technique):
 
         if has_adapters(setup.model):
             raise RefusedError(_ADAPTED)
-        layers, experts = adapter_targets(setup.model, str(setup.config["lora_targets"]))
-        if experts and setup.config["lora_dropout"]:
+        layers, experts = adapter_targets(setup.model, str(setup.config.lora_targets))
+        if experts and setup.config.lora_dropout:
             raise RefusedError("the adapters of experts take no dropout; set lora_dropout 0, or name no experts.")
         config = LoraConfig(
             r=value,
-            lora_alpha=setup.config["lora_alpha"] or 2 * value,
-            lora_dropout=setup.config["lora_dropout"] or 0.0,
-            use_dora=bool(setup.config["lora_dora"]),
-            use_rslora=bool(setup.config["lora_rslora"]),
+            lora_alpha=setup.config.lora_alpha or 2 * value,
+            lora_dropout=setup.config.lora_dropout or 0.0,
+            use_dora=bool(setup.config.lora_dora),
+            use_rslora=bool(setup.config.lora_rslora),
             target_modules=_unambiguous(setup.model, layers),
             target_parameters=experts or None,
         )
@@ -89,7 +87,7 @@ class LoraRank(Technique):
                 raise RefusedError(f"peft cannot put adapters here: {reason}; use lora_rank 0.") from error
         # peft detects GPT-2's transposed layers by itself; its warning about them needs no action.
         setup.warnings.extend(str(each.message) for each in caught if "fan_in_fan_out" not in str(each.message))
-        if on_meta and setup.config["lora_dora"]:
+        if on_meta and setup.config.lora_dora:
             for module in setup.model.modules():
                 if getattr(module, "lora_magnitude_vector", None):
                     setup.weights.on_materialized.append((module, functools.partial(_measure_rows, module)))
@@ -102,7 +100,7 @@ class LoraRank(Technique):
         if note := reach(setup.model):
             setup.warnings.append(note)
             setup.tracing.assumptions.append(note)
-        if setup.workload.task in CLASSIFICATION_TASKS:
+        if TASKS[setup.workload.task].classifies:
             # A classifier's head starts from random weights: it is trained whole, as peft does for such tasks.
             for head in output_heads(setup.model):
                 head.requires_grad_(True)
@@ -148,7 +146,7 @@ def adapter_targets(model: nn.Module, targets: str) -> tuple[list[str], list[str
     heads = output_heads(model)
     linears = {name: module for name, module in model.named_modules() if is_linear(module)}
     inner = [name for name, module in linears.items() if module not in heads]
-    usable = inner if task_of(model) in CLASSIFICATION_TASKS else list(linears)  # whose heads are trained whole
+    usable = inner if task_of(model).classifies else list(linears)  # whose heads are trained whole
     experts = [weight.full_name for weight in expert_weights(model)]
     kind = str(getattr(getattr(model, "config", None), "model_type", None))
     forbidden = {ending for ending in set(map(_ending, usable)) if _forbidden(kind, ending)}

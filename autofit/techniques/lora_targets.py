@@ -1,6 +1,7 @@
 """lora_targets: which weights get low-rank updates. `lora_rank` applies it; null at rank 0."""
 
-from autofit.core.workload import CLASSIFICATION_TASKS
+from autofit.core.knobs.lora_targets import KNOB
+from autofit.core.tasks import TASKS
 from autofit.setup import Config, Hardware, Stage, Technique, Value, Workload
 
 _ORDER = {"attention": 0, "all-linear": 1, "all-linear+head": 2}  # each set contains the one before
@@ -11,24 +12,20 @@ class LoraTargets(Technique):
     `attention+experts`. A name stands for every linear layer, and for the weights of experts, in whose full name it
     is: of a layer, or of a module around it. Experts get adapters by name alone."""
 
-    name = "lora_targets"
+    record = KNOB
     stage = Stage.ADAPT
-    off = None
     library = "peft"
-    values = ("attention", "all-linear", "all-linear+head")
-    pattern = r"(all-linear|[\w.]+)(\+(all-linear|[\w.]+))*"
-    takes = "attention, all-linear, all-linear+head, or names of layers joined by + (q_proj+v_proj, attention+experts)"
 
     def choices_for(self, workload: Workload, hardware: Hardware) -> tuple[Value, ...]:
         experts = workload.traits and workload.traits.experts
         return (*self.values, *(f"{kind}+{experts}" for kind in ("attention", "all-linear") if experts))
 
     def canonicalize(self, config: Config, workload: Workload, hardware: Hardware) -> Value:
-        if not config["lora_rank"]:
+        if not config.lora_rank:
             return None
         given = config[self.name]
         parts = sorted(set(str(given or "all-linear").split("+")), key=lambda part: (_ORDER.get(part, 3), part))
-        if workload.task in CLASSIFICATION_TASKS and "head" in parts and len(parts) > 1:
+        if TASKS[workload.task].classifies and "head" in parts and len(parts) > 1:
             parts.remove("head")  # a classifier's new head is trained whole whatever the targets
         return "+".join(parts)
 

@@ -36,7 +36,9 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.nn import functional
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from autofit.core.knobs import COMPUTES_IN_FP32
+from autofit.core.knobs.loss import KNOB
+from autofit.core.knobs.precision import COMPUTES_IN_FP32
+from autofit.core.tasks import TASKS
 from autofit.setup import Config, Hardware, RefusedError, Setup, Stage, Technique, Value, Workload, liger
 from autofit.setup.deferred_logits import NO_HEAD, Deferral, Pending, SummedLoss, defer_logits, loss_of_few_tokens
 from autofit.setup.state import Slices
@@ -52,10 +54,8 @@ class Loss(Technique):
     memory order: with fewer tokens in a micro-batch than the rank of an adapter on the head, a chunk's gradient of that
     adapter, beside their sum, is larger than the logits were."""
 
-    name = "loss"
+    record = KNOB
     stage = Stage.BLOCKS
-    off = "standard"
-    values = ("standard", "chunked", "fused")
     cuda_values = ("fused",)
     all_exact = True
 
@@ -68,11 +68,11 @@ class Loss(Technique):
         if config[self.name] == "fused":
             if reason := liger.why_not_liger("fused", hardware, "chunked"):
                 return reason
-            if any(part.endswith("head") for part in str(config.get("lora_targets")).split("+")):
+            if any(part.endswith("head") for part in str(config.lora_targets).split("+")):
                 return "fused reads the head's weight itself and would skip its adapters; use chunked."
         if workload.loss is not None:
             return "a loss function of your own may need the logits; use standard."
-        if workload.task not in ("causal-lm", "custom"):
+        if not TASKS[workload.task].defers_logits:
             return f"only causal language models can do without all logits, not {workload.task}; use standard."
         if workload.traits and not workload.traits.head:
             return NO_HEAD
@@ -85,7 +85,7 @@ class Loss(Technique):
         after = loss_of_few_tokens(setup, batch)
         if deferral.computed:
             raise RefusedError("the model's forward uses its logits for more than a causal LM's loss; use standard.")
-        low = setup.config["precision"] not in COMPUTES_IN_FP32
+        low = setup.config.precision not in COMPUTES_IN_FP32
         tolerance = _LOW_PRECISION_TOLERANCE if low else _TOLERANCE
         if math.isfinite(before) and abs(after - before) > tolerance * abs(before):
             raise RefusedError(f"the {value} loss is {after:.6g} where the model's own is {before:.6g}; use standard.")

@@ -5,6 +5,7 @@ from typing import Any
 
 from torch import nn
 
+from autofit.core.knobs.micro_batch_size import KNOB
 from autofit.core.layout import samplers
 from autofit.core.measurement import BATCH_NORM
 from autofit.setup import Config, Hardware, RefusedError, Setup, Stage, Technique, Value, Workload
@@ -13,11 +14,8 @@ from autofit.setup import Config, Hardware, RefusedError, Setup, Stage, Techniqu
 class MicroBatchSize(Technique):
     """A divisor of the effective batch; null stands for the whole of it."""
 
-    name = "micro_batch_size"
+    record = KNOB
     stage = Stage.STEP
-    off = None
-    takes = "a whole number that divides the effective batch, or null for the whole of it"
-    numbers = (1, 1_048_577)  # the largest effective batch
     always = True
 
     def choices(self, hardware: Hardware) -> tuple[Value, ...]:

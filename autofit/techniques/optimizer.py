@@ -23,7 +23,7 @@ from torch import nn
 from torch.optim import Optimizer as TorchOptimizer
 
 from autofit.core.errors import reported, several, told
-from autofit.core.knobs import KEEP_SMALL_UPDATES
+from autofit.core.knobs.optimizer import COMPILED, KEEP_SMALL_UPDATES, KNOB
 from autofit.distributed.kinds import by_kind
 from autofit.setup import Config, Hardware, InputError, Setup, Stage, Technique, Value, Workload, requirements
 from autofit.setup.bitsandbytes_optimizers import bitsandbytes_optimizer, paged_stand_in
@@ -48,10 +48,9 @@ _FIDELITY = {
     "lion-8bit": 1,  # one moment, and only the sign of what it says
     "sgd": 0,
 }
-_COMPILED = ("adamw-4bit", "adamw-fp8", "adamw-sr", "adamw-8bit-sr")  # torchao compiles its step
 _PAGED = ("paged-adamw", "paged-adamw-8bit")
 _BITSANDBYTES = ("adamw-8bit", "lion-8bit", *_PAGED)
-_LIBRARY = dict.fromkeys(_BITSANDBYTES, "bitsandbytes") | dict.fromkeys(_COMPILED, "torchao")
+_LIBRARY = dict.fromkeys(_BITSANDBYTES, "bitsandbytes") | dict.fromkeys(COMPILED, "torchao")
 _ADA = (8, 9)  # first compute capability whose compiler supports float8_e4m3fn; torchao's README names it too
 
 
@@ -65,20 +64,12 @@ class Optimizer(Technique):
     and those that round stochastically. null is the workload's own optimizer, where it has one.
     """
 
-    name = "optimizer"
+    record = KNOB
     stage = Stage.STEP
-    off = "adamw"
-    # fmt: off
-    values = (
-        "adamw", "adamw-foreach", "adamw-8bit", "adamw-4bit", "adamw-fp8", "paged-adamw-8bit", "paged-adamw",
-        "adamw-master", "adamw-sr", "adamw-8bit-sr", "lion-8bit", "muon", "adafactor", "sgd",
-    )
-    # fmt: on
-    nullable = True
     # torchao's first step compiles for 40 to 50 s on two CPU cores; bitsandbytes does not, for nearly the same bytes.
-    cuda_values = (*_COMPILED, *_PAGED)
+    cuda_values = (*COMPILED, *_PAGED)
     host_values = paged_values = _PAGED
-    compiled_values = _COMPILED
+    compiled_values = COMPILED
     always = True
 
     def canonicalize(self, config: Config, workload: Workload, hardware: Hardware) -> Value:
@@ -102,20 +93,20 @@ class Optimizer(Technique):
         value, library = str(config[self.name]), _LIBRARY.get(str(config[self.name]))
         if library and (lacking := requirements.missing(library)):
             return f"{value} needs {lacking}, or use adamw."
-        if value in KEEP_SMALL_UPDATES and config["precision"] not in ("bf16", "fp8"):
-            return f"{value} is for bf16 weights, and those of {config['precision']} need none of it; use adamw."
+        if value in KEEP_SMALL_UPDATES and config.precision not in ("bf16", "fp8"):
+            return f"{value} is for bf16 weights, and those of {config.precision} need none of it; use adamw."
         if value in _PAGED and hardware.device == "cpu":
             instead = value.removeprefix("paged-")
             return f"{value} moves state from GPU to host, and on a CPU both share one memory; use {instead}."
-        if value == "muon" and (config["lora_rank"] or config["head_only"]):
+        if value == "muon" and (config.lora_rank or config.head_only):
             return "muon steps the matrices of blocks, which are frozen here; use adamw."
-        if value == "muon" and config["data_parallel"] == "fsdp":
+        if value == "muon" and config.data_parallel == "fsdp":
             return "muon needs whole matrices, and fsdp divides them; use ddp, or adamw."
         if value == "muon" and workload.traits and not workload.traits.blocks:
             return "the model has no repeated blocks whose matrices muon would step; use adamw."
         if value == "adamw-fp8" and (lacking := requirements.too_old(hardware, _ADA)):
             return f"{value} needs {lacking}; use adamw-8bit."
-        if value in _COMPILED and hardware.here and (lacking := requirements.no_compiler(hardware.device, "cpu")):
+        if value in COMPILED and hardware.here and (lacking := requirements.no_compiler(hardware.device, "cpu")):
             return f"{value} compiles its step: {lacking}, or use adamw-8bit."
         return None
 
@@ -158,7 +149,7 @@ def _make(setup: Setup, kind: Callable[[], Callable[..., TorchOptimizer]]) -> No
 def parameter_groups(setup: Setup) -> list[dict[str, Any]]:
     """Trainable parameters, each once, in groups: weight decay on matrices, none on biases and norms. `lr_ratio`: how
     many times the learning rate of the others a group is trained with."""
-    decay, ratio = setup.hyperparameters.weight_decay, setup.config.get("lora_plus")
+    decay, ratio = setup.hyperparameters.weight_decay, setup.config.lora_plus
     groups: dict[tuple[bool, bool], list[nn.Parameter]] = defaultdict(list)
     for name, parameter in setup.trainable():
         groups[parameter.dim() < 2, bool(ratio) and "lora_B" in name].append(parameter)
@@ -173,7 +164,7 @@ def parameter_groups(setup: Setup) -> list[dict[str, Any]]:
 def _kind(value: str, setup: Setup) -> Callable[..., TorchOptimizer]:
     if value in _BITSANDBYTES:
         return bitsandbytes_optimizer(value)
-    if value in _COMPILED:
+    if value in COMPILED:
         return torchao_adamw(value)
     if value == "muon":
         return functools.partial(MuonBesideAdamW, matrices=matrices_of_blocks(setup.model))
@@ -193,7 +184,7 @@ def _kind(value: str, setup: Setup) -> Callable[..., TorchOptimizer]:
 
 def _stand_in(value: str, setup: Setup) -> Callable[..., TorchOptimizer] | None:
     """Takes the memory of an optimizer that cannot run on fake tensors, or not as it would on the target."""
-    if value in _COMPILED:
+    if value in COMPILED:
         return torchao_stand_in(value, setup)
     if value in _PAGED:
         return paged_stand_in(value, setup)

@@ -11,6 +11,7 @@ from typing import Any
 from torch import nn
 from torch.optim import Optimizer
 
+from autofit.core.knobs.optimizer_in_backward import KNOB
 from autofit.core.layout import samplers
 from autofit.setup import Config, Hardware, InputError, RefusedError, Setup, Stage, Technique, Value, Workload
 from autofit.setup.master_weights import OF_GROUPS
@@ -20,21 +21,19 @@ class OptimizerInBackward(Technique):
     """`true`: one optimizer per weight, stepped by a hook when that weight's gradient is complete. No memory order:
     temporaries of a step (foreach, adafactor) coexist with activations here."""
 
-    name = "optimizer_in_backward"
+    record = KNOB
     stage = Stage.STEP  # after `optimizer`, whose kind and groups it uses
-    off = False
-    values = (False, True)
     all_exact = True
 
     def refuse(self, config: Config, workload: Workload, hardware: Hardware) -> str | None:
         if not config[self.name]:
             return None
-        if config["gradient_accumulation_steps"] != 1:
+        if config.gradient_accumulation_steps != 1:
             whole = workload.effective_batch_size // samplers(config, hardware)
             return f"gradients that are applied at once cannot accumulate; set micro_batch_size to the whole {whole}."
-        if config["precision"] == "fp16-mixed":
+        if config.precision == "fp16-mixed":
             return "the loss scaler of fp16-mixed must see all gradients before any is applied; use bf16-mixed."
-        if config.get("optimizer_offload", "none") != "none":
+        if config.optimizer_offload != "none":
             return "optimizer_offload steps on the host, after the backward; set one of the two to its off value."
         return None
 

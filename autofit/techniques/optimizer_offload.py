@@ -28,6 +28,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from autofit.core.hardware import GIB
+from autofit.core.knobs.optimizer_offload import KNOB
 from autofit.setup import Config, Hardware, Setup, Stage, Technique, Value, Workload, requirements
 from autofit.setup.host_copies import pinning
 from autofit.setup.master_weights import OF_GROUPS
@@ -37,10 +38,8 @@ from autofit.setup.streamed_blocks import is_whole
 class OptimizerOffload(Technique):
     """`cpu`: the state of `adamw` in host memory, stepped by torch's fused AdamW for CPUs."""
 
-    name = "optimizer_offload"
+    record = KNOB
     stage = Stage.STEP  # after `optimizer`, whose groups it uses
-    off = "none"
-    values = ("none", "cpu")
     cuda_values = host_values = ("cpu",)
     library = "torchao"
     all_exact = True
@@ -52,10 +51,10 @@ class OptimizerOffload(Technique):
             return "on a CPU the state is in the host's memory already, so there is nothing to offload; use none."
         if lacking := requirements.missing("torchao"):
             return f"it needs {lacking}, or use none."
-        if config["optimizer"] != "adamw":
+        if config.optimizer != "adamw":
             # The others have little state to offload.
-            return f"the step on the host is that of adamw, not of {config['optimizer']}; use optimizer adamw."
-        if config["precision"] == "fp16-mixed":
+            return f"the step on the host is that of adamw, not of {config.optimizer}; use optimizer adamw."
+        if config.precision == "fp16-mixed":
             return "gradients go to the host before the loss scaler of fp16-mixed unscales them; use bf16-mixed."
         needed, there = _least_bytes(config, workload) / GIB, hardware.host_memory_bytes / GIB
         if hardware.here and needed > there:
@@ -76,7 +75,7 @@ def _least_bytes(config: Config, workload: Workload) -> int:
     """What the host holds of all weights where these are trained: copies, gradients and two moments."""
     if workload.traits is None or not is_whole(config):
         return 0
-    return 4 * workload.traits.parameters * (2 if config["precision"] in ("bf16", "fp8") else 4)
+    return 4 * workload.traits.parameters * (2 if config.precision in ("bf16", "fp8") else 4)
 
 
 def _step_on_host(setup: Setup, kind: Callable[..., Any]) -> None:

@@ -22,6 +22,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from autofit.core.knobs.parameter_offload import KNOB
 from autofit.setup import Config, Hardware, RefusedError, Setup, Stage, Technique, Value, Workload
 from autofit.setup.host_copies import CopyLane
 from autofit.setup.layers import repeated_blocks
@@ -41,10 +42,8 @@ class ParameterOffload(Technique):
     constants and the optimizer's state. Pinned host memory is allocated in powers of two per weight. State dicts read
     the weights from there."""
 
-    name = "parameter_offload"
+    record = KNOB
     stage = Stage.ADAPT  # after LoRA froze weights, before weights exist: building needs no more memory than running
-    off = "none"
-    values = ("none", "cpu")
     cuda_values = host_values = ("cpu",)
     all_exact = True
 
@@ -53,7 +52,7 @@ class ParameterOffload(Technique):
             return None
         if hardware.device == "cpu":
             return "on a CPU, device and host share one memory, so nothing would be saved; use none."
-        if updated_on(config) == "host" and config["optimizer_offload"] != "cpu":
+        if updated_on(config) == "host" and config.optimizer_offload != "cpu":
             return (
                 "trained weights are streamed where the backward or the host updates them; "
                 "set optimizer_in_backward, optimizer_offload or lora_rank."
@@ -72,7 +71,7 @@ class ParameterOffload(Technique):
 def stream_blocks(setup: Setup, lane: CopyLane, *, smallest: int) -> BlockStreamer:
     """Send every weight of a block that may be streamed to the host as soon as it exists. Raises RefusedError where too
     few blocks have weights of at least `smallest` bytes, counted in 4 bits."""
-    compiled = setup.config.get("compile") not in (None, "none")
+    compiled = setup.config.compile != "none"
     where, blocks = updated_on(setup.config), repeated_blocks(setup.model)
     streamer = BlockStreamer(setup.model, blocks, lane, smallest=smallest, whole=compiled, updated=where)
     worth = {id(block) for block, slot in streamer.slots() if getattr(*slot).numel() >= 2 * smallest}

@@ -10,7 +10,8 @@ from torch import nn
 from torch.nn import functional
 from torch.utils._pytree import tree_map_only
 
-from autofit.core.knobs import KEEP_SMALL_UPDATES
+from autofit.core.knobs.optimizer import KEEP_SMALL_UPDATES
+from autofit.core.knobs.precision import KNOB
 from autofit.setup import Config, Hardware, RefusedError, Setup, Stage, Technique, Value, Workload, requirements
 from autofit.setup.layers import output_heads
 
@@ -41,10 +42,8 @@ class Precision(Technique):
     Micikevicius et al. 2022, arXiv 2209.05433).
     """
 
-    name = "precision"
+    record = KNOB
     stage = Stage.WEIGHTS
-    off = "fp32"
-    values = ("fp32", "tf32", "bf16", "bf16-mixed", "fp16-mixed", "fp8")
     always = True
 
     def choices(self, hardware: Hardware) -> tuple[Value, ...]:
@@ -85,7 +84,7 @@ class Precision(Technique):
             return None
         if lacking := requirements.missing("torchao"):
             return f"fp8 needs {lacking}, or use bf16."
-        rows = int(config["micro_batch_size"] or 1) * (workload.sequence_length or _FP8_MULTIPLE)
+        rows = (config.micro_batch_size or 1) * (workload.sequence_length or _FP8_MULTIPLE)
         if rows % _FP8_MULTIPLE:
             message = f"fp8 products need a multiple of {_FP8_MULTIPLE} tokens in a micro-batch, not {rows}"
             return f"{message}; choose another micro_batch_size or sequence length, or use bf16."
@@ -105,7 +104,7 @@ class Precision(Technique):
             setup.warnings.append(f"weights in {names} are trained in another format and rounded back at the end.")
         if value in ("bf16", "fp8"):
             _cast_inputs(setup, torch.bfloat16)
-            if not setup.config.get("lora_rank") and setup.config.get("optimizer") not in KEEP_SMALL_UPDATES:
+            if not setup.config.lora_rank and setup.config.optimizer not in KEEP_SMALL_UPDATES:
                 keep = f"bf16-mixed keeps them, as do the optimizers {', '.join(KEEP_SMALL_UPDATES)}"
                 setup.warnings.append(f"bf16 weights lose updates smaller than 1/256 of the weight; {keep}.")
             return
@@ -128,7 +127,7 @@ class Precision(Technique):
             device = setup.device.type
             # Its cache would hold low-precision copies of all weights until the forward is over. Where nothing is
             # recomputed, the backward needs them anyway.
-            caches = setup.config["activation_checkpointing"] == "none"
+            caches = setup.config.activation_checkpointing == "none"
             setup.forward_contexts.append(lambda: torch.autocast(device, dtype=low, cache_enabled=caches))
             if value == "fp16-mixed":
                 setup.scaler = torch.amp.grad_scaler.GradScaler(device)
@@ -239,7 +238,7 @@ def _backends() -> tuple[Any, ...]:
 
 
 def _some_stay_frozen(setup: Setup) -> bool:
-    return bool(setup.config.get("lora_rank") or setup.config.get("head_only")) or any(
+    return bool(setup.config.lora_rank or setup.config.head_only) or any(
         not p.requires_grad for p in setup.model.parameters()
     )
 

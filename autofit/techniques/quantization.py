@@ -18,6 +18,7 @@ import torch
 from torch import nn
 
 from autofit.core.errors import told
+from autofit.core.knobs.quantization import KNOB
 from autofit.setup import Config, Hardware, RefusedError, Setup, Stage, Technique, Value, Workload, requirements
 from autofit.setup.experts import Dequantised, expert_weights
 from autofit.setup.layers import (
@@ -49,10 +50,8 @@ class Quantization(Technique):
     to the backward. torchao's NF4 is not used: a step of a linear layer was 1.7 to 3.3 times slower than with
     bitsandbytes (CPU), and its point is sharding over several ranks."""
 
-    name = "quantization"
+    record = KNOB
     stage = Stage.WEIGHTS
-    off = "none"
-    values = ("none", "int8", "nf4", "nf4-dq")
     library = "bitsandbytes"
 
     def fidelity(self, value: Value) -> int:
@@ -64,11 +63,11 @@ class Quantization(Technique):
             return None
         if lacking := requirements.missing("bitsandbytes"):
             return f"{value} needs {lacking}, or use none."
-        if not (config["lora_rank"] or config["head_only"]):
+        if not (config.lora_rank or config.head_only):
             return "quantised weights cannot be trained; set lora_rank, or use none."
         if workload.traits and not workload.traits.linears:
             return _NO_LINEARS
-        if config["precision"] == "fp8":
+        if config.precision == "fp8":
             return "quantised weights leave nothing to multiply in fp8; use precision bf16."
         return None
 
@@ -93,7 +92,7 @@ def _quantise(setup: Setup, value: Value, store: Store) -> None:
     layers, experts = _quantisable(setup.model), list(expert_weights(setup.model))
     if not layers and not experts:
         raise RefusedError(_NO_LINEARS)
-    compute = _COMPUTE.get(str(setup.config["precision"]), torch.float32)
+    compute = _COMPUTE.get(setup.config.precision, torch.float32)
     outliers = _OUTLIERS_OF_DRAWN if setup.weights.are_random else _OUTLIERS
     for parent, name, layer in layers:
         quantised: Any = _quantised_layer(layer, value, compute, outliers)

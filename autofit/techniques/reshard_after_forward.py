@@ -1,5 +1,6 @@
 """reshard_after_forward: whether gathered weights are given up between forward and backward."""
 
+from autofit.core.knobs.reshard_after_forward import KNOB
 from autofit.core.layout import Layout, kind_of
 from autofit.setup import Config, Hardware, Stage, Technique, Value, Workload
 
@@ -8,12 +9,8 @@ class ReshardAfterForward(Technique):
     """`true` gathers weights twice a micro-batch (ZeRO-3), `false` keeps them from forward to backward (ZeRO-2); a
     number: given up to groups of so many devices. null unless `fsdp`. Nothing to apply: `data_parallel` reads it."""
 
-    name = "reshard_after_forward"
+    record = KNOB
     stage = Stage.SHARD
-    off = None
-    values = (True, False)
-    numbers = (2, 1_048_577)
-    takes = "true, false, or the size of the groups that share weights between forward and backward"
     all_exact = True
 
     def choices(self, hardware: Hardware) -> tuple[Value, ...]:

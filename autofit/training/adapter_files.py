@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from autofit.core.errors import InputError
+from autofit.core.tasks import TASKS
 from autofit.setup.adapters import (
     IN_PEFT_MODEL,
     adapter_in_use,
@@ -18,9 +19,6 @@ from autofit.setup.adapters import (
     new_token_rows,
     plain_name,
 )
-
-# peft's names of tasks; adapters for any other task are read by PeftModel alone.
-_TASK_TYPES = {"causal-lm": "CAUSAL_LM", "seq2seq-lm": "SEQ_2_SEQ_LM", "sequence-classification": "SEQ_CLS"}
 
 
 class AdapterFile(NamedTuple):
@@ -78,7 +76,7 @@ def write(model: Any, files: Sequence[AdapterFile], task: str, directory: Path) 
         if file.beside:
             modules = {plain_name(name).rpartition(".")[0] for name in file.beside}
             config.modules_to_save = sorted({*(config.modules_to_save or ()), *modules})
-        config.task_type = config.task_type or _TASK_TYPES.get(task)
+        config.task_type = config.task_type or TASKS[task].peft_type  # else PeftModel alone reads it
         config.base_model_name_or_path = config.base_model_name_or_path or getattr(base, "name_or_path", None) or None
         config.inference_mode = True
         origin = None

@@ -26,6 +26,7 @@ from autofit.core import strict_yaml
 from autofit.core.errors import InputError, reported, told
 from autofit.core.files import checksum
 from autofit.core.hardware import MIB
+from autofit.core.knobs import KNOBS
 from autofit.core.workload import check_counts
 from autofit.distributed import Ranks
 from autofit.setup import Setup
@@ -54,8 +55,6 @@ _PARTS = "parts"  # in what was read: the tensors of which each rank wrote a par
 _FORMAT = 3
 _OWN_SUM = "label_crc32"
 _STEP = re.compile(r"step-(\d{8,})")
-_OPTIMIZER_LAYOUT = ("optimizer", "optimizer_in_backward", "optimizer_offload")  # knobs that lay out its state
-_BATCH_SPLIT = ("micro_batch_size", "gradient_accumulation_steps")  # any split learns the same
 _ANEW = "Train again without resume."
 _SAMPLES = 16  # values of a frozen weight that tell it from another one
 
@@ -327,14 +326,15 @@ def _check_agreement(path: Path, differences: list[str]) -> None:
 def _config_differences(setup: Setup, label: dict[str, Any]) -> list[str]:
     """The knobs by which the two would learn differently, or lay out the optimizer's state differently."""
     differences: list[str] = []
-    layout = set(_OPTIMIZER_LAYOUT)
-    if updated_on(setup.config) == "host" and setup.config["optimizer_offload"] == "cpu":
+    layout = {name for name, knob in KNOBS.items() if knob.lays_out_state}
+    if updated_on(setup.config) == "host" and setup.config.optimizer_offload == "cpu":
         layout.add("parameter_offload")  # what rests on the host is stepped by an optimizer of its own
     for knob in all_techniques():
         mine = setup.config.get(knob.name, knob.off)
         theirs = label["config"].get(knob.name, knob.off)
         same = knob.exact(mine, setup.workload) and knob.exact(theirs, setup.workload)
-        if mine != theirs and knob.name not in _BATCH_SPLIT and (knob.name in layout or not same):
+        is_split = knob.name == "micro_batch_size"  # any split of a batch learns the same
+        if mine != theirs and not is_split and (knob.name in layout or not same):
             differences.append(f"{knob.name} {_word(mine)}, checkpoint has {_word(theirs)}")
     return differences
 

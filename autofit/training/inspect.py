@@ -20,7 +20,9 @@ import autofit
 from autofit.core.config_faults import config_faults_named
 from autofit.core.errors import InputError, reported, told
 from autofit.core.hardware import Hardware
-from autofit.core.workload import Traits, Workload, task_of
+from autofit.core.tasks import task_of
+from autofit.core.tasks.custom import CUSTOM
+from autofit.core.workload import Traits, Workload
 from autofit.data.batch import few_samples, is_own, sample_count, samples_of
 from autofit.data.trial_batches import TRIAL_SAMPLES, most_different, shortened
 from autofit.hardware.device import detect
@@ -64,7 +66,7 @@ def inspect_workload(workload: Workload, hardware: Hardware, budget_bytes: int |
     largest = budget_bytes // _BYTES_OF_TRIAL
     is_large = traits.parameters > min(largest, _MOST_PARAMETERS)
     is_named = workload.source.get("kind") in _SPLITTABLE_SOURCES
-    if workload.loss is None and (is_named or (is_large and task_of(model))):
+    if workload.loss is None and (is_named or (is_large and task_of(model) is not CUSTOM)):
         known = _known_loss(model)
         return dataclasses.replace(traits, splits=known.splits, notes=(*traits.notes, *known.notes))
     if workload.effective_batch_size == 1:

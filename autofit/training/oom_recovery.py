@@ -20,7 +20,6 @@ from autofit.training import random_state
 
 # The knobs that a run may change while it trains.
 FALLBACK_KNOBS = ("micro_batch_size", "gradient_accumulation_steps", "activation_checkpointing")
-_UNWRAPPED = ("compile", "activation_offload", "parameter_offload")  # nothing may be wrapped around theirs later
 
 
 class Recovery:
@@ -102,9 +101,11 @@ class Recovery:
 
     def _full_checkpointing(self) -> Config | None:
         setup = self._setup
-        is_wrapped = any(setup.config.get(knob, "none") != "none" for knob in _UNWRAPPED)
-        config = setup.config.replace(activation_checkpointing="full")
-        if config == setup.config or is_wrapped or refuse(config, setup.workload, setup.hardware):
+        before = setup.config
+        config = before.replace(activation_checkpointing="full")
+        # Nothing may be wrapped later around what these wrap.
+        is_wrapped = {before.compile, before.activation_offload, before.parameter_offload} != {"none"}
+        if config == before or is_wrapped or refuse(config, setup.workload, setup.hardware):
             return None
 
         try:
@@ -115,9 +116,7 @@ class Recovery:
 
 
 def _difference(before: Config, after: Config) -> str:
-    if before["micro_batch_size"] != after["micro_batch_size"]:
-        old, new = (f"{each['micro_batch_size']}x{each['gradient_accumulation_steps']}" for each in (before, after))
+    if before.micro_batch_size != after.micro_batch_size:
+        old, new = (f"{each.micro_batch_size}x{each.gradient_accumulation_steps}" for each in (before, after))
         return f"micro-batch {old} -> {new}"
-
-    knob = "activation_checkpointing"
-    return f"{knob} {before[knob]} -> {after[knob]}"
+    return f"activation_checkpointing {before.activation_checkpointing} -> {after.activation_checkpointing}"

@@ -52,7 +52,7 @@ def note_of_mixed_samples(setup: Setup, batch: Any) -> str | None:
     with suppress(Exception), evaluation_mode(setup.model):  # a user's loss may not take rows without a label
         loss = loss_value(setup, _with(batch, input_ids=ids, labels=own_labels))
         other = loss_value(setup, _with(batch, input_ids=other_ids, labels=own_labels))
-    tolerance = _TOLERANCE if setup.config["precision"] == "fp32" else _LOW_PRECISION_TOLERANCE
+    tolerance = _TOLERANCE if setup.config.precision == "fp32" else _LOW_PRECISION_TOLERANCE
     if not math.isfinite(loss - other) or abs(loss - other) <= tolerance * abs(loss):
         return None
     return _MIXED.format(loss=loss, other=other)

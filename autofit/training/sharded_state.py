@@ -75,7 +75,7 @@ def check_divides(setup: Setup, state: dict[str, Any]) -> None:
     if "optimizer" not in state or ranks == setup.ranks.layout.world or (ranks == 1 and _divides(setup)):
         return
     on = counted(ranks, "device") if ranks > 1 else "one device"
-    message = f"the state of optimizer {setup.config['optimizer']} was written on {on}, each for its own parts"
+    message = f"the state of optimizer {setup.config.optimizer} was written on {on}, each for its own parts"
     raise InputError(f"{message}, and cannot be divided anew.", f"Resume on {on}.")
 
 

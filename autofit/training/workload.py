@@ -15,7 +15,9 @@ from torch.nn.parameter import is_lazy
 from torch.utils.data import DataLoader
 
 from autofit.core.errors import InputError, is_whole, reported, require, sentence
-from autofit.core.workload import Rows, Workload, reduction_of, task_of
+from autofit.core.tasks import task_of
+from autofit.core.tasks.custom import CUSTOM
+from autofit.core.workload import Rows, Workload, reduction_of
 from autofit.data.batch import Cut, by_rows, has_rows, is_own, labels_of, map_tensors, repeat_to, sample_count, tensors
 from autofit.data.layouts import layout_of, positions_in_rows
 from autofit.data.samples import FileLoader
@@ -119,9 +121,9 @@ def training_workload(
     one = repeat_to(largest, 1, split)
     ids = one.get("input_ids") if isinstance(one, Mapping) or hasattr(one, "keys") else None
     sequence_length = int(ids.shape[1]) if isinstance(ids, torch.Tensor) and ids.dim() == 2 else None
-    task = task_of(model) or "custom"
-    if task == "causal-lm" and labels_of(largest) is None:  # it has none to shift
-        task = "custom"
+    task = task_of(model)
+    if task.predicts_next_token and labels_of(largest) is None:  # it has none to shift
+        task = CUSTOM
     return Workload(
         model=lambda: model,
         batch=LargestBatch(map_tensors(largest, _on_host), look.varied, split),
@@ -136,7 +138,7 @@ def training_workload(
         unit="tokens" if sequence_length else "samples",
         sequence_length=sequence_length,
         document_tokens=_document_tokens(largest) if split is by_rows else None,
-        task=task,
+        task=task.name,
         name=type(model).__name__,
         reduction="mean" if loss else reduction_of(task, getattr(model, "config", None)),
         notes=_unread(loader, peek, look),

@@ -23,6 +23,8 @@ from autofit.search.journal import begun_with
 from autofit.search.space import Space
 from autofit.tuning.space import space_for
 
+_NO_FINGERPRINT = "this model's code has no stable fingerprint, so earlier measurements of it are not looked up."
+
 
 class Judging(Protocol):
     """Finds out what the finalists of a search learn, from a file and weights."""
@@ -91,54 +93,74 @@ class Context:
 
     def notes(self) -> tuple[str, ...]:
         """What the user should know before the first probe."""
-        traits, placement, together = self.workload.traits, self.placement.describe(self.measured_on), None
-        if self.ranks:
-            each = counted(self.ranks[0].cores, "core") if self.ranks[0].cores else "a card"
-            together = f"{len(self.ranks)} processes train each config together, on {each} each."
-            if link := self.hardware.measured_link:
-                speed = f"{link.bandwidth / 1e9:.3g} GB/s after {link.latency * 1e6:.0f} microseconds"
-                together += f" They exchange {speed}, as measured."
-        together = self.stands_for() if self.of_one_rank else together
-        notes = [*self.measured_on.notes, *self.budget_notes, *(traits.notes if traits else ())]
-        notes += [" ".join(filter(None, (together, placement)))]
+        traits = self.workload.traits
+        notes = [*self.measured_on.notes, *self.budget_notes]
+        if traits:
+            notes += traits.notes
+
+        together = self.stands_for() if self.of_one_rank else self._describe_ranks()
+        places = self.placement.describe(self.measured_on)
+        notes.append(" ".join(filter(None, (together, places))))
+
         if self.options.store and not (traits and traits.fingerprint):
-            notes += ["this model's code has no stable fingerprint, so earlier measurements of it are not looked up."]
+            notes.append(_NO_FINGERPRINT)
         return tuple(filter(None, notes))
+
+    def _describe_ranks(self) -> str | None:
+        """A sentence or two on the processes that train a config together; None where one does."""
+        if not self.ranks:
+            return None
+        cores = self.ranks[0].cores
+        device = counted(cores, "core") if cores else "a card"
+        text = f"{len(self.ranks)} processes train each config together, on {device} each."
+
+        link = self.hardware.measured_link
+        if link:
+            speed = f"{link.bandwidth / 1e9:.3g} GB/s after {link.latency * 1e6:.0f} microseconds"
+            text += f" They exchange {speed}, as measured."
+        return text
 
     def stands_for(self) -> str:
         """A sentence on what is measured where one rank stands for all."""
-        words = f"Rank 0 of {self.hardware.world} stands for all: its memory and computation are measured"
-        return f"{words}, communication is predicted (over {self.predicted_links}), so that no speed is verified."
+        return (
+            f"Rank 0 of {self.hardware.world} stands for all: its memory and computation are measured, "
+            f"communication is predicted (over {self.predicted_links}), so that no speed is verified."
+        )
 
     @property
     def predicted_links(self) -> str:
         """What communication is predicted over; empty where it is measured."""
         if not self.of_one_rank:
             return ""
-        links, several = links_of(self.hardware), self.hardware.devices > 1
-        titles = [links.within.title] * several + [f"{links.between.title} between nodes"] * (self.hardware.nodes > 1)
+        links = links_of(self.hardware)
+        titles = []
+        if self.hardware.devices > 1:
+            titles.append(links.within.title)
+        if self.hardware.nodes > 1:
+            titles.append(f"{links.between.title} between nodes")
         return ", ".join(titles)
 
     def identity(self) -> dict[str, Any]:
         """What must be the same for measurements to be comparable when a search is resumed."""
-        several: dict[str, Any] = {}
-        if self.hardware.world > 1:
-            several = {"devices": self.hardware.devices, "nodes": self.hardware.nodes}
-        if self.of_one_rank:
-            several["predicted_links"] = self.predicted_links
-        if self.options.executor != "local" and self.hardware.device == "cpu":
-            several["processors_of_each_probe"] = self.measured_on.cores // self.hardware.devices
-        return {
+        hardware = self.hardware
+        identity = {
             "model": self.workload.name,
             **self.workload.summary(),
-            "device": self.hardware.name,
+            "device": hardware.name,
             # As requested: the default, and what is granted of a request, depend on what is free on the day.
             "budget_bytes": self.requested_bytes,
             "margin": self.budget.margin,
             "torch": importlib.metadata.version("torch"),
             "cores_of_each_worker": self.placement.cores_of_each,
-            **several,
         }
+        if hardware.world > 1:
+            identity["devices"] = hardware.devices
+            identity["nodes"] = hardware.nodes
+        if self.of_one_rank:
+            identity["predicted_links"] = self.predicted_links
+        if self.options.executor != "local" and hardware.device == "cpu":
+            identity["processors_of_each_probe"] = self.measured_on.cores // hardware.devices
+        return identity
 
 
 def context_of(workload: Workload, options: SearchOptions, executor: Executor, journal: Path) -> Context:
@@ -146,40 +168,73 @@ def context_of(workload: Workload, options: SearchOptions, executor: Executor, j
     # First, since a wrong name needs no look.
     if options.link is not None:
         link(options.link)
-    card = card_to_search_for(options.gpu) if options.gpu is not None else None
+    card = None if options.gpu is None else card_to_search_for(options.gpu)
+
     memory = options.gpu_mem if options.mem is None else options.mem
-    budget_bytes = gib_to_bytes(memory) if memory is not None else None
-    look, traits = executor.look(workload, options.wanted_device, budget_bytes)
+    budget_bytes = None if memory is None else gib_to_bytes(memory)
+    found, traits = executor.look(workload, options.wanted_device, budget_bytes)
+    workload = dataclasses.replace(workload, traits=traits)
+
     devices = options.devices if isinstance(options.devices, int) else 1
-    measured_on = look.of_several(devices, options.nodes, options.link)
+    measured_on = found.of_several(devices, options.nodes, options.link)
     hardware = standing_in_for(measured_on, card) if card else measured_on
+
     requested = None
     if memory is not None or card is not None:  # a request beyond the card means the card
         requested = min(budget_bytes or hardware.memory_bytes, hardware.memory_bytes)
     before, started_with = begun_with(journal)
-    budget = budget_for(options, hardware, started_with if before.get("budget_bytes") == requested else None)
-    usable_bytes = budget.cap_bytes(measured_on.device)
+    is_the_same = before.get("budget_bytes") == requested
+    budget = budget_for(options, hardware, started_with if is_the_same else None)
 
     if executor.own_ranks is None:
+        usable_bytes = budget.cap_bytes(measured_on.device)
         idle_cards = functools.cache(functools.partial(executor.idle_cards_like, measured_on, usable_bytes))
         ranks = place_ranks(options.devices, measured_on, idle_cards)
-        several = len(ranks) or devices
-        ranks = ranks if options.nodes == 1 else ()
+        devices = len(ranks) or devices
+        if options.nodes > 1:
+            ranks = ()
         placement = place_probes(options.workers, measured_on, idle_cards, len(ranks) or 1)
     else:
-        ranks, placement, several = executor.own_ranks, Placement(), executor.devices // options.nodes
-    measured_on, hardware = (each.of_several(several, options.nodes, options.link) for each in (measured_on, hardware))
+        ranks = executor.own_ranks
+        placement = Placement()
+        devices = executor.devices // options.nodes
+    measured_on = measured_on.of_several(devices, options.nodes, options.link)
+    hardware = hardware.of_several(devices, options.nodes, options.link)
+
+    _check_host_memory(executor, placement, ranks, budget, hardware, options, given=requested is not None)
+    return Context(
+        options=options,
+        workload=workload,
+        hardware=hardware,
+        measured_on=measured_on,
+        requested_bytes=requested,
+        budget=budget,
+        placement=placement,
+        ranks=ranks,
+        space=space_for(options, workload, hardware),
+        budget_notes=tuple(budget_notes(options, hardware, budget)),
+    )
+
+
+def _check_host_memory(
+    executor: Executor,
+    placement: Placement,
+    ranks: tuple[Place, ...],
+    budget: Budget,
+    hardware: Hardware,
+    options: SearchOptions,
+    *,
+    given: bool,
+) -> None:
+    """Raise an InputError unless all that train at once on this host's processors find room in its memory."""
     free_bytes = int(hardware.host_free_bytes * FREE_FRACTION)
     if placement.cores_of_each:
         who = "workers" if placement.devices == 1 else "devices of all workers"
-        check_memory(len(placement.places), who, budget, free_bytes, given=requested is not None)
+        check_memory(len(placement.places), who, budget, free_bytes, given=given)
     if executor.sharing > 1:
-        check_memory(executor.sharing, "devices of all workers", budget, free_bytes, given=requested is not None)
+        check_memory(executor.sharing, "devices of all workers", budget, free_bytes, given=given)
     elif ranks and hardware.device == "cpu":
         check_memory(len(ranks) // options.nodes, "devices", budget, free_bytes, given=True)
-    workload = dataclasses.replace(workload, traits=traits)
-    space, notes = space_for(options, workload, hardware), tuple(budget_notes(options, hardware, budget))
-    return Context(options, workload, hardware, measured_on, requested, budget, placement, ranks, space, notes)
 
 
 def check_memory(count: int, what: str, budget: Budget, free_bytes: int, *, given: bool) -> None:

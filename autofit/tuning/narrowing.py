@@ -12,26 +12,16 @@ from typing import NamedTuple
 from autofit import techniques
 from autofit.core.config import Config, Value
 from autofit.core.hardware import Hardware
+from autofit.core.knobs import KNOBS, Trace, knob_named
 from autofit.core.result import tier
 from autofit.core.workload import Workload
 from autofit.search.enumeration import MAX_CONFIGS, Enumeration
 from autofit.search.space import Space
 
 Predict = Callable[[Sequence[Config]], tuple[Sequence[float], Sequence[float]]]  # bytes and seconds of each
-_SPLIT = ("tensor_parallel", "context_parallel")
-_LAYOUT = ("data_parallel", "data_parallel_replicate", "reshard_after_forward", *_SPLIT)
-_SCALED = ("micro_batch_size", "lora_rank", "lora_alpha")  # more values of them cost no trace
-_USUAL: dict[str, tuple[Value, ...]] = {
-    "precision": ("bf16", "bf16-mixed", "fp16-mixed", "fp32"),  # the first that there is
-    "reshard_after_forward": (True, False, None),
-    "activation_checkpointing": ("none", "full"),
-    "quantization": ("none", "nf4-dq"),
-    "lora_targets": (None, "all-linear"),
-    "loss": ("chunked", "standard"),
-}
-_SEVERAL = ("reshard_after_forward", "activation_checkpointing", "quantization", "lora_targets")
-_QUICK = ("precision", "optimizer", "loss", *_LAYOUT, *_SCALED)  # knobs of which a quick search looks at all values
-_SAVING = ("activation_checkpointing", "quantization")  # memory, at the cost of time
+_LAYOUT = tuple(name for name, knob in KNOBS.items() if knob.divides)
+_SCALED = tuple(name for name, knob in KNOBS.items() if knob.trace is Trace.SCALED)  # more values cost no trace
+_RESHARD = "reshard_after_forward"
 _WHOLE = 50_000  # configs; to predict more for several devices takes minutes on two cores
 _KEPT, _SLOWER = 2, 1.05  # layouts of a tier: so many, and none that is so many times slower than the best
 # A value is left out where it makes the best of every tier so many times slower: the first that leaves no more than can
@@ -65,20 +55,24 @@ def narrowed(
 
     usual = {knob: _usual(knob, values) for knob, values in space.knobs.items()}
     contexts = usual.get("context_parallel", ())
-    whole = tuple(each for each in contexts if each == 1)
-    rows = rows_of([usual | {"context_parallel": whole}] if whole else [usual])
-    if whole and _one_at_a_time(rows, cap_bytes):
-        rows += rows_of([usual | {"context_parallel": tuple(each for each in contexts if each != 1)}])
+    if 1 in contexts:
+        rows = rows_of([{**usual, "context_parallel": (1,)}])
+        if _one_at_a_time(rows, cap_bytes):
+            rows += rows_of([{**usual, "context_parallel": tuple(size for size in contexts if size != 1)}])
+    else:
+        rows = rows_of([usual])
+
     chosen = best_layouts(rows, cap_bytes)
     if not chosen:
         return space, None
-    layouts = {
-        # null settles by the others: to all devices beside ddp.
-        knob: tuple(each for each in space.knobs[knob] if each is None or each in {row.config[knob] for row in chosen})
-        for knob in _LAYOUT
+    layouts: dict[str, tuple[Value, ...]] = {}
+    for knob, values in space.knobs.items():
         # To gather weights again takes little time, and what it frees may be of more use: both ways are searched.
-        if knob in space.knobs and knob != "reshard_after_forward"
-    }
+        if knob in _LAYOUT and knob != _RESHARD:
+            # null settles by the others: to all devices beside ddp.
+            kept_values = {None, *(row.config[knob] for row in chosen)}
+            layouts[knob] = tuple(value for value in values if value in kept_values)
+
     firsts = [of_tier[0] for of_tier in _tiers(chosen).values()]
     changed = rows_of([each for row in firsts for each in _changed(row.config, space.knobs)])
     others = {knob: values for knob, values in space.knobs.items() if knob not in (*_LAYOUT, *_SCALED)}
@@ -126,8 +120,14 @@ def quick(
     """The space with a few usual values of what takes a trace each; None where nothing of that is predicted to fit.
     What only saves memory is no part of it where hardly anything is faster than what fits without."""
     constraints = techniques.constraints(workload, hardware)
-    usual = {knob: values if knob in _QUICK else _usual(knob, values) for knob, values in space.knobs.items()}
-    for knobs in ({knob: values[:1] if knob in _SAVING else values for knob, values in usual.items()}, usual):
+    usual, without = {}, {}  # without what only saves memory
+    for name, values in space.knobs.items():
+        knob = knob_named(name)
+        is_whole = knob.quick or name in (*_LAYOUT, *_SCALED)
+        usual[name] = values if is_whole else _usual(name, values)
+        without[name] = usual[name][:1] if knob.saves_memory else usual[name]
+
+    for knobs in (without, usual):
         configs = Enumeration(knobs, constraints).configs(seed)
         rows = list(map(Row, configs, *predict(configs))) if len(configs) > 1 else []
         fits = [row.seconds for row in rows if row.nbytes <= cap_bytes]
@@ -141,7 +141,7 @@ def _one_at_a_time(rows: Sequence[Row], cap_bytes: float) -> bool:
     """Whether the best config of a tier computes one sample at a time, so that dividing it may pay; or none fits."""
     for of_tier in _tiers(rows).values():
         fitting = [row for row in of_tier if row.nbytes <= cap_bytes]
-        if not fitting or min(fitting, key=lambda row: row.seconds).config["micro_batch_size"] == 1:
+        if not fitting or min(fitting, key=lambda row: row.seconds).config.micro_batch_size == 1:
             return True
     return not rows
 
@@ -192,23 +192,29 @@ def _changed(config: Config, values: Values) -> list[Values]:
     """The spaces around a config: in each another knob has all its values. What needs more memory, but less time, may
     fit once weights are given back after the forward."""
     around = {knob: offered if knob in _SCALED else (config[knob],) for knob, offered in values.items()}
-    if not config["lora_rank"]:
+    if not config.lora_rank:
         around["lora_rank"] = (0,)
-    gathered = {knob: offered for knob, offered in values.items() if knob == "reshard_after_forward"}
-    return [
-        {**around, **(gathered if knob in _SAVING else {}), knob: offered}
-        for knob, offered in values.items()
-        if len(offered) > 1 and knob not in (*_LAYOUT, *_SCALED)
-    ]
+
+    spaces: list[Values] = []
+    for knob, offered in values.items():
+        if len(offered) > 1 and knob not in (*_LAYOUT, *_SCALED):
+            other = {**around, knob: offered}
+            if knob_named(knob).saves_memory and _RESHARD in values:
+                other[_RESHARD] = values[_RESHARD]
+            spaces.append(other)
+    return spaces
 
 
 def _layout_of(config: Config) -> tuple[Value, ...]:
     return tuple(config[knob] for knob in _LAYOUT)
 
 
-def _usual(knob: str, values: tuple[Value, ...]) -> tuple[Value, ...]:
-    if knob in (*_LAYOUT, *_SCALED) and knob not in _USUAL:
+def _usual(name: str, values: tuple[Value, ...]) -> tuple[Value, ...]:
+    knob = knob_named(name)
+    if name in (*_LAYOUT, *_SCALED) and not knob.usual:
         return values
-    wanted = _USUAL.get(knob, (techniques.technique_named(knob).off,))
+    wanted = knob.usual or knob.preferred or (techniques.technique_named(name).off,)
     found = tuple(value for value in wanted if value in values)
-    return (found if knob in _SEVERAL else found[:1]) or values[-1:]  # the last needs most memory, and should be fast
+    if not knob.usual:
+        found = found[:1]
+    return found or values[-1:]  # the last needs most memory, and should be fast

@@ -4,26 +4,25 @@ Rough figures rank the space. Only a config's own estimate, which follows a whol
 the first in rank is followed, then the next, until one does. All of it runs in child processes, as probes do.
 """
 
+import contextlib
 import dataclasses
 import functools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-import torch
-
 from autofit import techniques
-from autofit.core.beginning import began
 from autofit.core.budget import Budget
 from autofit.core.config import Config
 from autofit.core.environment import versions
-from autofit.core.errors import AutofitError, NoDeviceError, counted
+from autofit.core.errors import AutofitError, counted
 from autofit.core.estimate import Estimate, Timeline
 from autofit.core.events import Listener, Note, PhaseStarted, SearchStarted
 from autofit.core.hardware import GIB, Hardware
 from autofit.core.options import SearchOptions
 from autofit.core.pareto import Point, frontier, thinned
 from autofit.core.result import TIERS, Result, tier, tiers_of
+from autofit.core.run_directory import RunDirectory
 from autofit.core.workload import Workload
 from autofit.estimate.figures import predict_all
 from autofit.estimate.processes import parallel_map
@@ -33,24 +32,16 @@ from autofit.estimate.timeline import timeline_of
 from autofit.estimate.trace import trace
 from autofit.hardware.budgets import budget_for, other_budgets
 from autofit.hardware.catalogue import card_to_search_for
-from autofit.hardware.driver import no_gpu_note, why_no_gpu
-from autofit.probe import LocalExecutor
+from autofit.hardware.driver import no_gpu_note
+from autofit.probe import Executor, LocalExecutor
 from autofit.report.formatting import packing_note
 from autofit.search.enumeration import Enumeration
 from autofit.search.pareto import leading
 from autofit.search.predictions import Predictions
-from autofit.search.ranking import Figures, preferred
-from autofit.tuning.artifacts import (
-    follow_devices,
-    layers_for_exports,
-    make_record,
-    with_remedies,
-    write_artifacts,
-    write_report,
-)
-from autofit.tuning.context import Judging
+from autofit.search.ranking import Figures, Ranking
+from autofit.search.space import Space
+from autofit.tuning.annotations import Annotator
 from autofit.tuning.narrowing import narrowed, with_whole_batches
-from autofit.tuning.run import run_directory, run_search
 from autofit.tuning.space import space_for
 from autofit.tuning.target import estimate_on, structure_traits, target_hardware
 
@@ -66,119 +57,138 @@ _POINTS = 1000  # of each tier, the nearest to its frontier, which is drawn thro
 Followed = tuple[Estimate, Timeline]
 
 
-def search_or_predict(
-    workload: Workload, options: SearchOptions, listener: Listener | None = None, *, judge: Judging | None = None
-) -> Result:
-    """Search; for a card where no CUDA device is here, predict what the search would find.
+@contextlib.contextmanager
+def predicted_search(
+    workload: Workload,
+    options: SearchOptions,
+    directory: RunDirectory,
+    listener: Listener,
+    start: float,
+    *,
+    reason: str,
+) -> Iterator["PredictedSearch"]:
+    """Look at the model and the hardware that is meant, and give the search with its executor, which ends here.
+
+    Args:
+        reason: why nothing can be measured.
 
     Raises:
-        InputError: an option is wrong; ProbeError: probes cannot run here, or the prediction took too long.
+        InputError: an option is wrong; UntraceableError: the model cannot be followed without its weights.
     """
-    reason = why_no_gpu() if options.names_a_card else None
-    if reason is None or torch.cuda.is_available():
-        try:
-            return run_search(workload, options, listener, judge=judge)
-        except NoDeviceError:
-            if not options.names_a_card:
-                raise
-            reason = "there is no CUDA device here"
-    return predicted_search(workload, options, listener or (lambda _: None), reason=reason)
-
-
-def predicted_search(workload: Workload, options: SearchOptions, listener: Listener, *, reason: str) -> Result:
-    """Predict what a search would find where nothing can be measured for a `reason`, and write the files of a search.
-
-    Raises:
-        InputError: an option is wrong; UntraceableError: the model cannot be followed without its weights;
-        ProbeError: the prediction took longer than the time limit.
-    """
-    start = began()
     if options.gpu is not None:
         card_to_search_for(options.gpu)  # refuses a card that no search can be for, before anything else is said
-
-    def notify(text: str) -> None:
-        listener(Note(text))
-
-    notify(no_gpu_note(reason))
+    listener(Note(no_gpu_note(reason)))
     listener(PhaseStarted("looking at the model"))
+
     hardware, assumptions = target_hardware(options)
     budget = budget_for(options, hardware)
-    host = [_HOST_UNKNOWN.format(budget.host_bytes / GIB)] if options.host_mem is None else []
-    assumptions = (*workload.notes, *assumptions, *host)
-    with run_directory(workload, options.out) as directory:
-        for note in assumptions:
-            notify(note)
-        with LocalExecutor(directory.probes) as executor:
-            space = _Space(executor, workload, hardware, budget, options=options, listener=listener)
-            result = follow_devices(space.result(), space.workload, options, executor)
-            result = with_remedies(result, space.leanest(), space.workload, options, executor)
-            layers = layers_for_exports(result, space.workload, executor)
-        directory.restored()
-        of_data = packing_note(result.workload, result.predicted_best)
-        notes = (no_gpu_note(reason), *assumptions, *result.notes, *([of_data] if of_data else []))
-        result = dataclasses.replace(result, notes=notes, search_seconds=time.monotonic() - start)
-        listener(PhaseStarted("writing the result and the report"))
-        result = write_artifacts(result, space.workload, directory, notify=notify, layers=layers)
-        return write_report(make_record(result, options, None, space.timelines), directory, notify=notify)
+    if options.host_mem is None:
+        assumptions = (*assumptions, _HOST_UNKNOWN.format(budget.host_bytes / GIB))
+    assumptions = (*workload.notes, *assumptions)
+    for note in assumptions:
+        listener(Note(note))
+
+    with LocalExecutor(directory.probes) as executor:
+        notes = no_gpu_note(reason), *assumptions
+        yield PredictedSearch(executor, workload, hardware, budget, options, listener, start, notes)
 
 
-class _Space:
-    """The predicted space of a search, and the best configs of it."""
+class PredictedSearch:
+    """Predicts the whole space roughly, then follows the best configs of each tier. Give it to `tuning.pipeline`.
+
+    Attributes:
+        workload: with its traits.
+        predictions: None: no trial was measured that they could stand beside.
+        follows: the best configs are followed in any case.
+    """
+
+    predictions: Predictions | None = None
+    follows: bool = True
 
     def __init__(
         self,
-        executor: LocalExecutor,
+        executor: Executor,
         workload: Workload,
         hardware: Hardware,
         budget: Budget,
-        *,
         options: SearchOptions,
         listener: Listener,
+        start: float,
+        notes: tuple[str, ...],
     ) -> None:
-        self._executor, self._hardware, self._budget = executor, hardware, budget
-        self._options, self._listener = options, listener
-        self._cap = budget.cap_bytes(hardware.device, hardware.context_bytes)
-        self._deadline = began() + (options.time_limit or _NO_LIMIT)
-        self.timelines: dict[str, Timeline] = {}
+        self.executor = executor
         self.workload = workload
-        if workload.traits is None:
+        self._hardware = hardware
+        self._budget = budget
+        self._options = options
+        self._listener = listener
+        self._start = start
+        self._notes = notes
+        self._cap = budget.cap_bytes(hardware.device, hardware.context_bytes)
+        self._ranking = Ranking(options.tolerance, techniques.fidelity)
+        self._deadline = start + (options.time_limit or _NO_LIMIT)
+        self._timelines: dict[str, Timeline] = {}
+
+    def explore(self) -> None:
+        """Predict the space, or as much of it as can be."""
+        options, hardware = self._options, self._hardware
+        if self.workload.traits is None:
             traits = self._run(structure_traits, hardware, log="look.log")
-            self.workload = dataclasses.replace(workload, traits=traits)
-        # On as many cores as there are.
-        predict = functools.partial(predict_all, host_bytes=budget.host_bytes, processes=None)
+            self.workload = dataclasses.replace(self.workload, traits=traits)
 
-        def predicted(configs: Sequence[Config]) -> Any:
-            return self._run(predict, hardware, configs, log="estimate.log")
-
-        space = space_for(options, self.workload, hardware)
-        arguments = space, self.workload, hardware, self._cap, predicted
-        space, of_layouts = narrowed(*arguments, seed=options.seed)
-        if "micro_batch_size" not in options.set:
-            space = with_whole_batches(space, *arguments[1:], seed=options.seed)
+        space = self._space()
         enumeration = Enumeration(space.knobs, techniques.constraints(self.workload, hardware))
         configs = enumeration.configs(options.seed)
-        self._size, legal = enumeration.count(refused=True).configs, enumeration.count().configs
+        legal = enumeration.count().configs
+        self._size = enumeration.count(refused=True).configs
         self._refused = self._size - legal
-        started = (workload.name, hardware, budget, self._size, 0, options.time_limit, self._refused)
-        listener(SearchStarted(*started))
-        self._notes: tuple[str, ...] = ()
-        if of_layouts:
-            self._notes = (of_layouts,)
-            listener(Note(of_layouts))
+        about = self.workload.name, hardware, self._budget, self._size, 0, options.time_limit, self._refused
+        self._listener(SearchStarted(*about))
+        if self._of_layouts:
+            self._note(self._of_layouts)
         if len(configs) < legal:
             drawn = counted(len(configs), "config")
-            self._notes += (f"The space is too large to predict all of it: {drawn} of it, drawn at random, are.",)
-            listener(Note(self._notes[-1]))
-        listener(PhaseStarted(f"predicting {counted(len(configs), 'config')}"))
-        nbytes, seconds = predicted(configs)
-        self._rough = Predictions.of(configs, nbytes, seconds)
-        samples, rows = self.workload.effective_batch_size, zip(configs, nbytes, seconds, strict=True)
-        self._figures = [Figures(config, samples / taken, size) for config, size, taken in rows if size > 0 < taken]
+            self._note(f"The space is too large to predict all of it: {drawn} of it, drawn at random, are.")
 
-    def result(self) -> Result:
-        """The result, complete but for the time it took."""
-        tiers = self._best_of_tiers()
+        self._listener(PhaseStarted(f"predicting {counted(len(configs), 'config')}"))
+        nbytes, seconds = self._predicted(configs)
+        self._rough = Predictions.of(configs, nbytes, seconds)
+        samples = self.workload.effective_batch_size
+        self._figures = [
+            Figures(config, samples / taken, size)
+            for config, size, taken in zip(configs, nbytes, seconds, strict=True)
+            if size > 0 < taken
+        ]
+
+    def _space(self) -> Space:
+        options = self._options
+        arguments = self.workload, self._hardware, self._cap, self._predicted
+        space = space_for(options, self.workload, self._hardware)
+        space, self._of_layouts = narrowed(space, *arguments, seed=options.seed)
+        if "micro_batch_size" not in options.set:
+            space = with_whole_batches(space, *arguments, seed=options.seed)
+        return space
+
+    def _note(self, text: str) -> None:
+        self._notes = (*self._notes, text)
+        self._listener(Note(text))
+
+    def _predicted(self, configs: Sequence[Config]) -> tuple[list[float], list[float]]:
+        """Bytes and seconds of each config, predicted on as many cores as there are."""
+        predict = functools.partial(predict_all, host_bytes=self._budget.host_bytes, processes=None)
+        found: tuple[list[float], list[float]] = self._run(predict, self._hardware, configs, log="estimate.log")
+        return found
+
+    def verify(self) -> None:
+        """Follow a training step of the best configs of each tier, until one surely fits."""
+        self._tiers = self._best_of_tiers()
+
+    def answer(self) -> Result:
+        """What was predicted, without what else it is told with."""
         fits = sum(figures.nbytes <= self._cap for figures in self._figures)
+        followed = [estimate for estimate in self._tiers.values() if estimate]
+        best = self._best(followed)
+        of_data = packing_note(self.workload.description(), best)
         return Result(
             model=self.workload.name,
             workload=self.workload.description(),
@@ -192,19 +202,26 @@ class _Space:
             skipped={"predicted": len(self._figures) - fits, "refused": self._refused},
             stopped_by="prediction",
             space_size=self._size,
-            search_seconds=0.0,
-            notes=self._notes,
+            search_seconds=time.monotonic() - self._start,
+            notes=(*self._notes, of_data) if of_data else self._notes,
             frontier=self._frontier(),
             other_budgets=other_budgets(self._budget, self._hardware),
             predicted=True,
-            predicted_best=self._best([estimate for estimate in tiers.values() if estimate]),
-            predicted_tiers=tiers,
+            predicted_best=best,
+            predicted_tiers=self._tiers,
         )
 
-    def leanest(self) -> Config | None:
+    def near(self, result: Result) -> Config | None:
         """The config that is predicted to need least memory."""
-        least = min(self._figures, key=lambda each: each.nbytes, default=None)
+        least = min(self._figures, key=lambda figures: figures.nbytes, default=None)
         return least.config if least else None
+
+    def timelines(self, result: Result, annotator: Annotator) -> Mapping[str, Timeline]:
+        """By tier the memory of its best config through a step, which was followed already."""
+        return self._timelines
+
+    def learn(self) -> None:
+        """Nothing was measured that could be learnt from."""
 
     def _best_of_tiers(self) -> dict[str, Estimate | None]:
         """The best config of each tier that is predicted to surely fit, or else one that may fit."""
@@ -212,49 +229,69 @@ class _Space:
         host_known = self._options.host_mem is not None
         candidates = {}
         for name in TIERS:
-            figures = [each for each in self._figures if tier(each.config) == name]
-            candidates[name] = Candidates(figures, self._cap, growth, host_known=host_known)
+            of_tier = [figures for figures in self._figures if tier(figures.config) == name]
+            candidates[name] = Candidates(of_tier, self._cap, self._ranking, growth, host_known=host_known)
+
         self._listener(PhaseStarted("following a training step of the best configs"))
         best: dict[str, Estimate | None] = dict.fromkeys(TIERS)
-
-        def follow(configs: dict[str, Config]) -> None:
-            """Keep what surely fits, and the first that may fit."""
-            if not configs:
-                return
-            answers = self._run(_follow_all, self._hardware, self._budget, list(configs.values()), log="estimate.log")
-            for (name, config), answer in zip(configs.items(), answers, strict=True):
-                candidates[name].learn(config, answer)
-                if answer and answer[0].verdict != "no" and (best[name] is None or answer[0].verdict == "yes"):
-                    best[name], self.timelines[name] = answer
-
         for _ in range(_ROUNDS):
-            undecided = (name for name, estimate in best.items() if not estimate or estimate.verdict != "yes")
-            ranked = {name: candidates[name].preferred(self._options.tolerance) for name in undecided}
-            follow({name: config for name, config in ranked.items() if config})
-        smallest = {name: candidates[name].smallest() for name, estimate in best.items() if not estimate}
-        follow({name: config for name, config in smallest.items() if config})
+            undecided = [name for name, estimate in best.items() if not estimate or estimate.verdict != "yes"]
+            self._follow({name: candidates[name].preferred() for name in undecided}, candidates, best)
+
+        without = [name for name, estimate in best.items() if not estimate]
+        self._follow({name: candidates[name].smallest() for name in without}, candidates, best)
         return best
 
+    def _follow(
+        self,
+        by_tier: Mapping[str, Config | None],
+        candidates: Mapping[str, "Candidates"],
+        best: dict[str, Estimate | None],
+    ) -> None:
+        """Follow a config of each tier; keep as its best what surely fits, and the first that may fit."""
+        asked = {name: config for name, config in by_tier.items() if config}
+        if not asked:
+            return
+        configs = list(asked.values())
+        answers = self._run(_follow_all, self._hardware, self._budget, configs, log="estimate.log")
+
+        for (name, config), answer in zip(asked.items(), answers, strict=True):
+            candidates[name].learn(config, answer)
+            if answer is None or answer[0].verdict == "no":
+                continue
+            if best[name] is None or answer[0].verdict == "yes":
+                best[name], self._timelines[name] = answer
+
     def _best(self, estimates: list[Estimate]) -> Estimate | None:
-        estimates = [each for each in estimates if each.verdict == "yes"] or estimates
-        figures = [Figures(each.config, each.samples_per_second or 0.0, each.allocated_bytes) for each in estimates]
-        index = preferred(figures, tolerance=self._options.tolerance, fidelity=techniques.fidelity)
+        """The one to recommend, of those that surely fit if any does."""
+        estimates = [estimate for estimate in estimates if estimate.verdict == "yes"] or estimates
+        figures = [
+            Figures(estimate.config, estimate.samples_per_second or 0.0, estimate.allocated_bytes)
+            for estimate in estimates
+        ]
+        index = self._ranking.preferred(figures)
         return None if index is None else estimates[index]
 
     def _frontier(self) -> dict[str, tuple[Point, ...]]:
+        """By tier the most throughput for each amount of memory, by rough figures."""
         length = self.workload.sequence_length if self.workload.unit == "tokens" else None
         points: list[Point] = []
         for config in leading(self._rough, _POINTS):
             rate = self.workload.effective_batch_size / self._rough.seconds[config]
             nbytes = int(self._rough.nbytes[config]) + self._hardware.context_bytes
-            points.append(Point(config, nbytes, rate, rate * length if length else None, measured=False))
-        found = ((name, [each for each in points if tier(each.config) == name]) for name in tiers_of(points))
-        return {name: thinned(frontier(of_tier)) for name, of_tier in found}
+            tokens = rate * length if length else None
+            points.append(Point(config, nbytes, rate, tokens, measured=False))
+
+        found = {}
+        for name in tiers_of(points):
+            of_tier = [point for point in points if tier(point.config) == name]
+            found[name] = thinned(frontier(of_tier))
+        return found
 
     def _run(self, function: Callable[..., Any], *arguments: Any, log: str) -> Any:
         """Call a function of the workload in a child process, within the time limit."""
         left = max(1.0, self._deadline - time.monotonic())
-        return self._executor.run(function, self.workload, *arguments, log=log, timeout=left)
+        return self.executor.run(function, self.workload, *arguments, log=log, timeout=left)
 
 
 class Candidates:
@@ -266,35 +303,60 @@ class Candidates:
         host_known: whether the user said what memory the host has.
     """
 
-    def __init__(self, figures: Sequence[Figures], cap: int, growth: dict[bool, float], *, host_known: bool) -> None:
-        self._figures, self._cap, self._growth, self._host_known = figures, cap, growth, host_known
+    def __init__(
+        self,
+        figures: Sequence[Figures],
+        cap: int,
+        ranking: Ranking,
+        growth: dict[bool, float],
+        *,
+        host_known: bool,
+    ) -> None:
+        self._figures = figures
+        self._cap = cap
+        self._ranking = ranking
+        self._growth = growth
+        self._host_known = host_known
         self._followed: set[Config] = set()
 
-    def preferred(self, tolerance: float) -> Config | None:
+    def preferred(self) -> Config | None:
         """The config to recommend among those not followed yet that may surely fit.
 
         On an unknown host, configs that keep part of the training there come last.
         """
-        left = [each for each in self._figures if each.config not in self._followed]
-        left = [each for each in left if each.nbytes * self._growth[each.config["compile"] != "none"] <= self._cap]
+        left = [figures for figures in self._left() if figures.nbytes * self._growth_of(figures) <= self._cap]
         if not self._host_known:
-            left = [each for each in left if not techniques.keeps_on_host(each.config)] or left
-        index = preferred(left, tolerance=tolerance, fidelity=techniques.fidelity)
+            on_device = [figures for figures in left if not techniques.keeps_on_host(figures.config)]
+            left = on_device or left
+        index = self._ranking.preferred(left)
         return None if index is None else left[index].config
+
+    def smallest(self) -> Config | None:
+        """The config left that needs least memory, unless that is hopeless."""
+        least = min(self._left(), key=lambda figures: figures.nbytes, default=None)
+        if least is None or least.nbytes > _SURELY_TOO_LARGE * self._cap:
+            return None
+        return least.config
 
     def learn(self, config: Config, answer: Followed | None) -> None:
         """Take note of a config that was followed; None where it could not be."""
         self._followed.add(config)
-        if answer is not None:
-            rough = next(each.nbytes for each in self._figures if each.config == config)
-            growth, compiled = (answer[0].high - answer[0].breakdown["context"]) / rough, config["compile"] != "none"
-            self._growth[compiled] = max(self._growth[compiled], growth)
+        if answer is None:
+            return
+        estimate, _ = answer
+        rough = next(figures for figures in self._figures if figures.config == config)
+        growth = (estimate.high - estimate.breakdown["context"]) / rough.nbytes
+        self._growth[_is_compiled(config)] = max(self._growth_of(rough), growth)
 
-    def smallest(self) -> Config | None:
-        """The config left that needs least memory, unless that is hopeless."""
-        left = [each for each in self._figures if each.config not in self._followed]
-        least = min(left, key=lambda each: each.nbytes, default=None)
-        return least.config if least and least.nbytes <= _SURELY_TOO_LARGE * self._cap else None
+    def _left(self) -> list[Figures]:
+        return [figures for figures in self._figures if figures.config not in self._followed]
+
+    def _growth_of(self, figures: Figures) -> float:
+        return self._growth[_is_compiled(figures.config)]
+
+
+def _is_compiled(config: Config) -> bool:
+    return config.compile != "none"
 
 
 def _follow_all(workload: Workload, hardware: Hardware, budget: Budget, configs: list[Config]) -> list[Followed | None]:
@@ -306,9 +368,12 @@ def _follow_all(workload: Workload, hardware: Hardware, budget: Budget, configs:
         except AutofitError:
             return None
         resting = resting_of(traced, workload, hardware)
-        estimate = dataclasses.replace(estimate_on(traced, workload, hardware, budget), resting=resting)
+        estimate = estimate_on(traced, workload, hardware, budget)
         line = timeline_of(traced, hardware, rates=rates_for(hardware))
-        return estimate, dataclasses.replace(line, resting=resting, bottleneck=estimate.bottleneck)
+        return (
+            dataclasses.replace(estimate, resting=resting),
+            dataclasses.replace(line, resting=resting, bottleneck=estimate.bottleneck),
+        )
 
     with parallel_map(follow, None if len(configs) > 1 else 1) as follow_each:
         return follow_each(configs)

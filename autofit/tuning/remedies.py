@@ -10,7 +10,6 @@ import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from autofit import techniques
 from autofit.core.budget import Budget
@@ -18,7 +17,7 @@ from autofit.core.config import Config, Value
 from autofit.core.errors import InputError, UntraceableError
 from autofit.core.estimate import Remedy
 from autofit.core.hardware import GIB, MIB, Hardware
-from autofit.core.knobs import yaml_word
+from autofit.core.knobs import knob_named, yaml_word
 from autofit.core.layout import fitted_to
 from autofit.core.workload import Workload
 from autofit.estimate.figures import predict_all
@@ -36,11 +35,11 @@ _CONTEXT, _COMMUNICATORS = 500 * MIB, 640 * MIB  # of CUDA, where the card does 
 _MEASURING = 0.2  # seconds, for timing operators on a CPU: only the order of speeds matters here
 _DEVICES, _SHORTEST = (2, 4, 8), 128
 _OF_THE_SAME = ("time", "host")  # kinds that change neither the numbers nor the data
-_OFFLOADS = ("activation_offload", "optimizer_offload", "parameter_offload")
 _RANK = 16
-_DERIVED = ("gradient_accumulation_steps", "data_parallel_shard", "data_parallel_replicate", "lora_alpha")
 # Of the seconds, or of the memory, of every cheaper remedy: else a dearer one is not worth naming.
 _FASTER, _SMALLER = 0.97, 0.7
+
+Levers = dict[str, tuple[Value, ...]]  # the values to try of each knob
 
 
 def what_helps(workload: Workload, hardware: Hardware, budget: Budget, config: Config) -> tuple[Remedy, ...]:
@@ -57,10 +56,14 @@ class _Found:
     nbytes: float  # of the device, at most
     seconds: float
 
+    @property
+    def is_known(self) -> bool:
+        return not math.isnan(self.nbytes)
+
     def cost(self, start: Config) -> float:
         """For sorting: the slower, and among nearly equal ones what changes more."""
-        changed = len(self.config.differences(start))
-        return (0.0 if math.isnan(self.seconds) else math.log(self.seconds)) + 0.01 * changed
+        slowness = 0.0 if math.isnan(self.seconds) else math.log(self.seconds)
+        return slowness + 0.01 * len(self.config.differences(start))
 
 
 @dataclass(frozen=True)
@@ -71,76 +74,95 @@ class _Search:
     config: Config
 
     def remedies(self) -> tuple[Remedy, ...]:
+        """What helps, the cheapest first; more memory last."""
         has_room = self._usable > _context_of(self.hardware)  # else nothing helps but more memory
-        every = [(kind, self._product(levers)) for kind, levers in self._levers()] if has_room else []
-        configs = list(dict.fromkeys([self.config, *itertools.chain(*(members for _, members in every))]))
-        found = dict(zip(configs, self._predicted(self.workload, self.hardware, configs), strict=True))
+        kinds = []
+        if has_room:
+            kinds = [(kind, self._product(levers)) for kind, levers in self._levers()]
+        configs = list(dict.fromkeys([self.config, *(config for _, members in kinds for config in members)]))
+        predicted = self._predicted(self.workload, self.hardware, configs)
+        found = {row.config: row for row in predicted}
+
         named: list[Remedy] = []
-        for kind, members in every:
-            if any(each.kind == kind for each in named):
+        for kind, members in kinds:
+            if any(remedy.kind == kind for remedy in named):
                 continue
             fitting = [found[config] for config in members if found[config].nbytes <= self._usable]
-            best = min(fitting, key=lambda each: each.cost(self.config), default=None)
-            if best and not any(_makes_needless(each, best) for each in named):
+            best = min(fitting, key=lambda row: row.cost(self.config), default=None)
+            if best and not any(_makes_needless(remedy, best) for remedy in named):
                 named.append(self._remedy(kind, best, self._settings(best.config)))
+
         if has_room:
-            known = [found[each] for each in (self.config, *every[0][1]) if not math.isnan(found[each].nbytes)]
-            leanest = min(known, key=lambda each: each.nbytes, default=found[self.config]).config
-            if not any(each.kind in _OF_THE_SAME for each in named):
+            _, of_time = kinds[0]
+            known = [found[config] for config in (self.config, *of_time) if found[config].is_known]
+            leanest = min(known, key=lambda row: row.nbytes, default=found[self.config]).config
+
+            if not any(remedy.kind in _OF_THE_SAME for remedy in named):
                 named = [*self._shards_on_host(leanest), *named]
-            if not any(each.kind in _OF_THE_SAME for each in named):
+            if not any(remedy.kind in _OF_THE_SAME for remedy in named):
                 named += self._shorter(leanest)
             named += self._more_devices(leanest)
+
         whole = found[self.config]
-        if not math.isnan(whole.nbytes) and whole.nbytes > self._usable:
-            size = self.budget.bytes_for(int(whole.nbytes), self.hardware.device) / GIB
-            option = "--mem" if self.hardware.device == "cpu" else "--gpu-mem"
-            grain = 10 if size >= 1 else 100
-            named.append(self._remedy("memory", whole, (option, f"{math.ceil(size * grain) / grain:g}")))
+        if whole.is_known and whole.nbytes > self._usable:
+            named.append(self._remedy("memory", whole, self._budget_for(whole)))
         return tuple(named)
+
+    def _budget_for(self, found: _Found) -> tuple[str, str]:
+        """The option that gives as much memory as a config needs."""
+        size = self.budget.bytes_for(int(found.nbytes), self.hardware.device) / GIB
+        grain = 10 if size >= 1 else 100
+        option = "--mem" if self.hardware.device == "cpu" else "--gpu-mem"
+        return option, f"{math.ceil(size * grain) / grain:g}"
 
     @property
     def _usable(self) -> int:
         return self.budget.cap_bytes(self.hardware.device)
 
-    def _levers(self) -> list[tuple[str, dict[str, tuple[Value, ...]]]]:
+    def _levers(self) -> list[tuple[str, Levers]]:
         """By kind, the values to try of each knob; of one kind the second is for where the first does not fit."""
-        size = int(self.config["micro_batch_size"] or self.workload.effective_batch_size)
-        sizes = [each for each in self._choices("micro_batch_size") if isinstance(each, int) and each < size]
-        time = {
-            "micro_batch_size": self._also("micro_batch_size", *sizes),
-            "activation_checkpointing": self._also("activation_checkpointing", "full"),
-            "loss": self._also("loss", "chunked"),
-            "optimizer_in_backward": self._also("optimizer_in_backward", True),
-            "data_parallel": self._also("data_parallel", "fsdp"),
-        }
-        host = {**time, **{knob: self._also(knob, "cpu") for knob in _OFFLOADS}}
-        numbers = {"precision": self._also("precision", "bf16")[-1:]}
-        fewer_bits = {**time, **numbers, "optimizer": self._also("optimizer", "adamw-8bit")}
+        size = self.config.micro_batch_size or self.workload.effective_batch_size
+        choices = self._choices("micro_batch_size")
+        sizes = tuple(choice for choice in choices if isinstance(choice, int) and choice < size)
+        time = self._also(
+            micro_batch_size=sizes,
+            activation_checkpointing=("full",),
+            loss=("chunked",),
+            optimizer_in_backward=(True,),
+            data_parallel=("fsdp",),
+        )
+        offloads = self._also(activation_offload=("cpu",), optimizer_offload=("cpu",), parameter_offload=("cpu",))
+        host = {**time, **offloads}
+        numbers = {name: values[-1:] for name, values in self._also(precision=("bf16",)).items()}
+        fewer_bits = {**time, **numbers, **self._also(optimizer=("adamw-8bit",))}
         levers = [
             ("time", time),
             ("host", host),
             ("numbers", fewer_bits),
             ("numbers", {**fewer_bits, **host, **numbers}),
         ]
-        adapters: dict[str, tuple[Value, ...]] = {}
-        if not self.config["lora_rank"]:
+
+        adapters: Levers = {}
+        if not self.config.lora_rank:
             adapters = {"lora_rank": (_RANK,), "lora_targets": ("all-linear",)}
             levers.append(("lora", {**time, **numbers, **adapters}))
-        if self.config["quantization"] == "none":
-            offload = self._also("parameter_offload", "cpu")
-            nf4: dict[str, tuple[Value, ...]] = {"quantization": ("nf4",), "parameter_offload": offload}
+        if self.config.quantization == "none":
+            nf4 = {"quantization": ("nf4",), **self._also(parameter_offload=("cpu",))}
             levers.append(("qlora", {**time, **numbers, **adapters, **nf4}))
         return levers
 
     def _choices(self, knob: str) -> tuple[Value, ...]:
         return techniques.technique_named(knob).choices_for(self.workload, self.hardware)
 
-    def _also(self, knob: str, *values: Value) -> tuple[Value, ...]:
-        """The present value of a knob, and those of others that it can have here."""
-        return (self.config[knob], *(each for each in values if each in self._choices(knob)))
+    def _also(self, **values: tuple[Value, ...]) -> Levers:
+        """The present values of knobs, and those of others that they can have here."""
+        levers: Levers = {}
+        for knob, others in values.items():
+            choices = self._choices(knob)
+            levers[knob] = (self.config[knob], *(value for value in others if value in choices))
+        return levers
 
-    def _product(self, levers: Mapping[str, tuple[Value, ...]]) -> list[Config]:
+    def _product(self, levers: Levers) -> list[Config]:
         """Every other possible config with these values."""
         made: dict[Config, None] = {}
         for chosen in itertools.product(*levers.values()):
@@ -149,7 +171,9 @@ class _Search:
 
     def _made(self, changes: Mapping[str, Value], hardware: Hardware) -> Iterator[Config]:
         """The config with these changes, unless it is impossible."""
-        knobs = {name: value for name, value in self.config.items() if name not in _DERIVED and value is not None}
+        knobs = {
+            name: value for name, value in self.config.items() if not knob_named(name).follows and value is not None
+        }
         try:
             config = techniques.canonicalize({**knobs, **changes}, self.workload, hardware)
         except InputError:
@@ -158,27 +182,39 @@ class _Search:
             yield config
 
     def _predicted(self, workload: Workload, hardware: Hardware, configs: Sequence[Config]) -> list[_Found]:
+        """The most memory that configs may need, and the seconds of a step."""
         host_bytes = self.budget.host_bytes
-        memory, seconds = predict_all(workload, hardware, configs, measuring=_MEASURING, host_bytes=host_bytes)
+        sizes, seconds = predict_all(workload, hardware, configs, measuring=_MEASURING, host_bytes=host_bytes)
         context = _context_of(hardware)
-        sizes = (size * self._above(config, hardware) + context for config, size in zip(configs, memory, strict=True))
-        return [_Found(*row) for row in zip(configs, sizes, seconds, strict=True)]
+        return [
+            _Found(config, size * self._above(config, hardware) + context, taken)
+            for config, size, taken in zip(configs, sizes, seconds, strict=True)
+        ]
 
     def _above(self, config: Config, hardware: Hardware) -> float:
-        wide = any(config[knob] != "none" for knob in ("compile", "activation_offload", "parameter_offload"))
-        logits = bool(self.workload.traits and self.workload.traits.head and config["loss"] == "standard")
-        above = _ABOVE[hardware.device] * (_WIDER if wide else 1.0) * (_OF_GRADIENTS if rest_on_host(config) else 1.0)
-        return above * (_OF_LOGITS if logits and hardware.device == "cuda" else 1.0)
+        """How many times what is predicted of its tensors a config may need."""
+        above = _ABOVE[hardware.device]
+        if {config.compile, config.activation_offload, config.parameter_offload} != {"none"}:
+            above *= _WIDER
+        if rest_on_host(config):
+            above *= _OF_GRADIENTS
+
+        traits = self.workload.traits
+        has_logits = traits is not None and traits.head and config.loss == "standard"
+        if has_logits and hardware.device == "cuda":
+            above *= _OF_LOGITS
+        return above
 
     def _shorter(self, config: Config) -> Iterator[Remedy]:
         """The longest of a half, a quarter ... of the sequence that fits."""
-        model, whole = self.workload.model, self.workload.sequence_length or 0
-        length = whole // 2
+        model = self.workload.model
+        batch = self.workload.effective_batch_size
+        configs = list(dict.fromkeys([self.config, config]))
+        length = (self.workload.sequence_length or 0) // 2
         while isinstance(model, HuggingFaceModel) and length >= _SHORTEST:
-            batch = self.workload.effective_batch_size
             shorter = huggingface_workload(model, sequence_length=length, effective_batch_size=batch)
             shorter = dataclasses.replace(shorter, traits=self.workload.traits)
-            for found in self._predicted(shorter, self.hardware, list(dict.fromkeys([self.config, config]))):
+            for found in self._predicted(shorter, self.hardware, configs):
                 if found.nbytes <= self._usable:
                     options = (*self._settings(found.config), "--seq-len", str(length))
                     yield self._remedy("shorter", found, options, tokens=length)
@@ -190,19 +226,21 @@ class _Search:
         if "cpu" not in self._choices("fsdp_offload"):
             return
         for config in dict.fromkeys([self.config, leanest]):
-            for offloaded in self._made({**config, "fsdp_offload": "cpu"}, self.hardware):
+            for offloaded in self._made(dict(config, fsdp_offload="cpu"), self.hardware):
                 if offloaded != config and (found := self._followed(offloaded, self.hardware)):
                     yield self._remedy("host", found, self._settings(offloaded))
                     return
 
     def _more_devices(self, config: Config) -> Iterator[Remedy]:
         """The fewest cards that are enough, where each holds a part of the weights."""
+        if self.hardware.device == "cpu":
+            return
         batch = self.workload.effective_batch_size
-        for devices in _DEVICES if self.hardware.device == "cuda" else ():
+        for devices in _DEVICES:
             hardware = self.hardware.of_several(devices, self.hardware.nodes, self.hardware.link)
             if hardware.world <= self.hardware.world or batch % hardware.world:
                 continue
-            knobs = fitted_to({**config, "data_parallel": "fsdp"}, hardware.world, batch)
+            knobs = fitted_to(config.replace(data_parallel="fsdp"), hardware.world, batch)
             for several in self._made(knobs, hardware):
                 (roughly,) = self._predicted(self.workload, hardware, [several])
                 if roughly.nbytes <= self._usable and (found := self._followed(several, hardware)):
@@ -222,12 +260,17 @@ class _Search:
 
     def _settings(self, config: Config, hardware: Hardware | None = None) -> tuple[str, ...]:
         """The options that make this config of the one that does not fit, without those that follow from others."""
-        changed = {knob: value for knob, (value, _) in config.differences(self.config).items() if value is not None}
+        differences = config.differences(self.config).items()
+        changed = {knob: value for knob, (value, _) in differences if value is not None}
         for knob in tuple(changed):
             fewer = {name: value for name, value in changed.items() if name != knob}
-            if knob in _DERIVED or config in self._made(fewer, hardware or self.hardware):
+            if knob_named(knob).follows or config in self._made(fewer, hardware or self.hardware):
                 changed = fewer
-        return tuple(itertools.chain(*(("--set", f"{knob}={yaml_word(value)}") for knob, value in changed.items())))
+
+        options: list[str] = []
+        for knob, value in changed.items():
+            options += ["--set", f"{knob}={yaml_word(value)}"]
+        return tuple(options)
 
     def _remedy(
         self,
@@ -238,22 +281,31 @@ class _Search:
         devices: int | None = None,
         tokens: int | None = None,
     ) -> Remedy:
-        seconds = None if math.isnan(found.seconds) else found.seconds
-        samples = self.workload.effective_batch_size / seconds if seconds else None
+        seconds = samples = per_second = None
+        if not math.isnan(found.seconds):
+            seconds = found.seconds
+            samples = self.workload.effective_batch_size / seconds
         length = tokens or self.workload.sequence_length
-        figures: dict[str, Any] = {"step_seconds": seconds, "samples_per_second": samples}
-        figures["tokens_per_second"] = (
-            samples * length if samples and length and self.workload.unit == "tokens" else None
+        if samples and length and self.workload.unit == "tokens":
+            per_second = samples * length
+        return Remedy(
+            kind,
+            options,
+            found.config,
+            int(found.nbytes),
+            devices=devices or self.hardware.devices,
+            step_seconds=seconds,
+            samples_per_second=samples,
+            tokens_per_second=per_second,
         )
-        devices = devices or self.hardware.devices
-        return Remedy(kind, options, found.config, int(found.nbytes), devices=devices, **figures)
 
 
 def _context_of(hardware: Hardware) -> int:
     """Bytes that the context and the communicators take of a card, at most."""
     if hardware.device == "cpu":
         return 0
-    return (hardware.context_bytes or _CONTEXT) + (_COMMUNICATORS if hardware.world > 1 else 0)
+    context = hardware.context_bytes or _CONTEXT
+    return context + _COMMUNICATORS if hardware.world > 1 else context
 
 
 def _makes_needless(cheaper: Remedy, found: _Found) -> bool:

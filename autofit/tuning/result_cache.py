@@ -25,7 +25,7 @@ from autofit.core.result import Result
 from autofit.core.run_directory import JOURNAL, RunDirectory, free_run_directory
 from autofit.core.workload import Workload
 from autofit.training.fingerprint import LAYOUT, cache_key, facts_of
-from autofit.tuning.artifacts import write_artifacts, write_report
+from autofit.tuning.artifacts import write_run
 from autofit.tuning.measurement_store import Store
 
 _NO_INFLUENCE = {"out", "resume", "probe_timeout", "store", "workers", "memory_snapshot"}  # on what is found
@@ -33,18 +33,26 @@ _NO_INFLUENCE = {"out", "resume", "probe_timeout", "store", "workers", "memory_s
 
 def key_of(workload: Workload, options: SearchOptions) -> str:
     """The same for two searches that would measure the same, another for any change that could matter."""
-    own_space = Path(options.space) if options.space else None  # counts with its content, a shipped one by its name
+    space = options.space
+    if space and Path(space).is_file():  # counts with its content, a shipped one by its name
+        space = Path(space).read_text(encoding="utf-8")
+
+    machine = [
+        platform.machine(),
+        platform.processor(),
+        psutil.cpu_count(logical=False),
+        psutil.virtual_memory().total,
+        os.environ.get("CUDA_VISIBLE_DEVICES"),
+    ]
     cards = sorted(Path("/proc/driver/nvidia/gpus").glob("*/information"))
+    machine += [card.read_text(encoding="utf-8", errors="replace") for card in cards]
+
     return cache_key(
         facts_of(workload, workload.model()),
         keeps=workload.keeps,
         options=options.model_dump(mode="json", exclude=_NO_INFLUENCE),
-        space=own_space.read_text(encoding="utf-8") if own_space and own_space.is_file() else options.space,
-        machine=[
-            *(platform.machine(), platform.processor(), psutil.cpu_count(logical=False), psutil.virtual_memory().total),
-            os.environ.get("CUDA_VISIBLE_DEVICES"),
-            *(card.read_text(encoding="utf-8", errors="replace") for card in cards),
-        ],
+        space=space,
+        machine=machine,
         versions=versions(),
     )
 
@@ -76,11 +84,12 @@ class Cached:
         """Write its run directory again, in the first free place at `out` unless this very search is there."""
         journal = out / JOURNAL
         is_there = journal.is_file() and journal.read_bytes() == self.journal.encode()
-        with RunDirectory(out, resume=True) if is_there else free_run_directory(out) as directory:
+        entered = RunDirectory(out, resume=True) if is_there else free_run_directory(out)
+        with entered as directory:
             write_atomically(directory.journal, self.journal)
             result = dataclasses.replace(self.record.result, files={})
-            result = write_artifacts(result, workload, directory, notify=notify)
-            return write_report(dataclasses.replace(self.record, result=result), directory, notify=notify)
+            record = dataclasses.replace(self.record, result=result)
+            return write_run(record, workload, directory, notify=notify)
 
 
 def find(key: str) -> Cached | None:
@@ -107,10 +116,15 @@ def outdated_note() -> str | None:
     with contextlib.suppress(OSError, ValueError):
         if read_text(marker).strip() == str(LAYOUT):
             return None
-    folders = {"results of searches": "results", "predictions": "estimates"}
-    names = {what: [name for name in cached_names(folder) if "." in name] for what, folder in folders.items()}
-    unread = [what for what in names if any(not name.startswith(f"v{LAYOUT}-") for name in names[what])]
-    unread += ["measurements"] if Store().outdated() else []
+
+    unread = []
+    for what, folder in (("results of searches", "results"), ("predictions", "estimates")):
+        files = [name for name in cached_names(folder) if "." in name]
+        if not all(name.startswith(f"v{LAYOUT}-") for name in files):
+            unread.append(what)
+    if Store().outdated():
+        unread.append("measurements")
+
     write_cache(marker, f"{LAYOUT}\n")
     if not unread:
         return None

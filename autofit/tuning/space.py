@@ -4,6 +4,7 @@ from autofit import techniques
 from autofit.core.config import Config
 from autofit.core.hardware import Hardware
 from autofit.core.options import SearchOptions
+from autofit.core.tasks import TASKS
 from autofit.core.workload import Workload
 from autofit.export.from_result import ANY
 from autofit.search import space
@@ -13,12 +14,17 @@ from autofit.setup import Technique
 
 def knob_choices(workload: Workload, hardware: Hardware) -> KnobChoices:
     """The knobs and values that the techniques offer this workload on this hardware."""
-    choices = {each.name: each.choices_for(workload, hardware) for each in techniques.all_techniques()}
+    choices = {}
+    named = []
+    for technique in techniques.all_techniques():
+        choices[technique.name] = technique.choices_for(workload, hardware)
+        if technique.pattern:
+            named.append(technique.name)
     return KnobChoices(
         known=tuple(name for name, values in choices.items() if values),
         choices=choices.__getitem__,
         check=lambda knob, value: techniques.check({knob: value}, hardware),
-        named=tuple(each.name for each in techniques.all_techniques() if each.pattern),
+        named=tuple(named),
     )
 
 
@@ -39,5 +45,5 @@ def legal_configs(options: SearchOptions, workload: Workload, hardware: Hardware
 def space_for(options: SearchOptions, workload: Workload, hardware: Hardware) -> Space:
     """The space asked for; the default is everything for causal language models, full training otherwise."""
     choices = knob_choices(workload, hardware)
-    default = "everything" if workload.task == "causal-lm" else "full"
+    default = "everything" if TASKS[workload.task].continues_text else "full"
     return load_space(options.space or default, choices).with_overrides(options.set, choices)

@@ -34,6 +34,7 @@ def target_hardware(options: SearchOptions) -> tuple[Hardware, tuple[str, ...]]:
 def _one_device(options: SearchOptions) -> tuple[Hardware, tuple[str, ...]]:
     if options.gpu is not None:
         return hardware_of(card(options.gpu)), ()
+
     notes: tuple[str, ...] = ()
     if options.wanted_device != "cpu" and torch.cuda.is_available():
         with LocalExecutor() as executor:
@@ -49,10 +50,11 @@ def _one_device(options: SearchOptions) -> tuple[Hardware, tuple[str, ...]]:
         if assumed.sold_gb < options.gpu_mem:
             note = f"few cards have {options.gpu_mem:g} GiB, so one as fast as {assumed.title} is assumed."
         notes = (f"No card was named: {note}",)
+
     asked = options.mem if options.wanted_device == "cpu" else options.gpu_mem
     asked_bytes = 0 if asked is None else gib_to_bytes(asked)
-    # The target need not be here: a budget beyond the memory means a larger device.
-    if asked_bytes > (hardware.memory_bytes if hardware.device == "cpu" else sold_bytes(hardware)):
+    largest = hardware.memory_bytes if hardware.device == "cpu" else sold_bytes(hardware)
+    if asked_bytes > largest:  # the target need not be here: a larger device is meant
         return dataclasses.replace(hardware, memory_bytes=asked_bytes, used_bytes=0), notes
     return hardware, (*notes, *budget_notes(options, hardware, budget_for(options, hardware)))
 

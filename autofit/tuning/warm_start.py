@@ -20,8 +20,8 @@ from autofit.search.prior_measurements import PriorMeasurement, prior_measuremen
 from autofit.training.fingerprint import cache_key, own_code
 from autofit.tuning.measurement_store import Store, Stored, Subject
 
-_MEASURING = ("data", "hardware", "probe", "setup", "techniques", "training")  # the rooms that decide what is measured
-_PREDICTING = ("distributed", "estimate")
+# The rooms that decide what is measured: the probe's, and all that it may import.
+MEASURING = ("core", "data", "distributed", "hardware", "probe", "setup", "techniques", "training")
 _NO_INFLUENCE = ("python", "optuna")  # versions of what takes no part in a training step
 
 
@@ -48,7 +48,7 @@ def subject_of(
         allocator=hardware.allocator,
         environment={name: os.environ.get(name, default) for name, default in SETTINGS.items()},
         versions={name: version for name, version in versions.items() if name not in _NO_INFLUENCE},
-        code=own_code(*_MEASURING, *(_PREDICTING if predicted_links else ())),
+        code=own_code(*MEASURING, "estimate") if predicted_links else own_code(*MEASURING),
     )
     return Subject(key, fingerprint)
 
@@ -74,32 +74,43 @@ class WarmStart:
         notify: Notify,
         hardware: Hardware,
     ) -> None:
-        self._subject, self._cap_bytes, self._exact = subject, cap_bytes, exact
-        self._hardware = hardware
+        self._subject = subject
+        self._cap_bytes = cap_bytes
+        self._exact = exact
         # No database takes the bytes that are no text in names of files.
-        self._run, self._session = str(run).encode(errors="backslashreplace").decode(), uuid.uuid4().hex
+        self._run = str(run).encode(errors="backslashreplace").decode()
+        self._session = uuid.uuid4().hex
         self._notify = notify
+        self._hardware = hardware
         self._store = Store()
 
     def prior_measurements(self, *, resumed: bool) -> tuple[PriorMeasurement, ...]:
         """What earlier searches say within this budget; a resumed search leaves out its own, which its journal has."""
+        if self._subject is None:
+            return ()
         try:
-            stored = [] if self._subject is None else self._store.find(self._subject)
+            stored = self._store.find(self._subject)
         except StoreError as error:
-            stored = self._do_without(error)
-        stored = [each for each in stored if not (resumed and each.run == self._run)]
-        stored = [each for each in stored if self._is_known(each.measurement.config)]
-        sessions = {session: number for number, session in enumerate(dict.fromkeys(each.session for each in stored), 1)}
-        now, exact = self._cap_bytes, self._exact
-        prior = [
-            prior_measurement(each.measurement, sessions[each.session], then=each.cap_bytes, now=now, exact=exact)
-            for each in stored
-        ]
-        measurements = tuple(filter(None, prior))
+            self._do_without(error)
+            return ()
+
+        sessions: dict[str, int] = {}
+        measurements = []
+        for row in stored:
+            is_its_own = resumed and row.run == self._run
+            if is_its_own or not self._is_known(row.measurement.config):
+                continue
+            session = sessions.setdefault(row.session, len(sessions) + 1)
+            prior = prior_measurement(
+                row.measurement, session, then=row.cap_bytes, now=self._cap_bytes, exact=self._exact
+            )
+            if prior:
+                measurements.append(prior)
+
         if measurements:
-            configs = counted(len({each.config for each in measurements}), "config")
+            configs = counted(len({prior.config for prior in measurements}), "config")
             self._notify(f"earlier searches measured {configs}: they tell where to start (--no-store leaves them out)")
-        return measurements
+        return tuple(measurements)
 
     def _is_known(self, config: Config) -> bool:
         """Whether a config has knobs and values of this autofit; rows are data, and may say anything."""
@@ -111,13 +122,14 @@ class WarmStart:
 
     def add(self, measurement: Measurement) -> None:
         """Store a measurement for later searches."""
+        if self._subject is None:
+            return
+        row = Stored(measurement, self._cap_bytes, self._run, self._session)
         try:
-            if self._subject is not None:
-                self._store.add(self._subject, Stored(measurement, self._cap_bytes, self._run, self._session))
+            self._store.add(self._subject, row)
         except StoreError as error:
             self._do_without(error)
 
-    def _do_without(self, error: StoreError) -> list[Stored]:
+    def _do_without(self, error: StoreError) -> None:
         self._subject = None
         self._notify(f"the search goes on without earlier measurements: {error}")
-        return []

@@ -257,7 +257,7 @@ def _stop_early() -> None:
     resource.setrlimit(
         resource.RLIMIT_AS, (_MOST_BYTES, _MOST_BYTES)
     )  # what a config asks for may be more than there is
-    for module in ("tuning.run", "tuning.predicted", "api.doctor"):
+    for module in ("tuning.measured", "tuning.predicted", "api.doctor"):
         importlib.import_module(f"autofit.{module}").LocalExecutor = reached  # type: ignore[attr-defined]
-    importlib.import_module("autofit.tuning.run").RayExecutor = reached  # type: ignore[attr-defined]
+    importlib.import_module("autofit.tuning.measured").RayExecutor = reached  # type: ignore[attr-defined]
     importlib.import_module("autofit.api.train").fit = reached  # type: ignore[attr-defined]

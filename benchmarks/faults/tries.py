@@ -255,18 +255,18 @@ def _hurry() -> None:
     """Fork what would be started, time few steps, and wait seconds where autofit waits minutes."""
     names = ("core.zygote_process", "distributed.launcher", "probe.executors.local", "probe.executors.gang")
     process, launcher, local, gangs = (importlib.import_module(f"autofit.{name}") for name in names)
-    run, devices = map(importlib.import_module, ("autofit.tuning.run", "autofit.training.on_devices"))
+    measured, devices = map(importlib.import_module, ("autofit.tuning.measured", "autofit.training.on_devices"))
     kept = {name: getattr(subprocess, name) for name in ("DEVNULL", "TimeoutExpired")}
     for module in (process, launcher):
         module.subprocess = SimpleNamespace(Popen=_Forked, **kept)  # type: ignore[attr-defined]
-    run.PREDICT_SECONDS = importlib.import_module("autofit.probe.executors").LOOK_SECONDS = _PROBE  # type: ignore[attr-defined]
-    importlib.import_module("autofit.tuning.artifacts").FOLLOW_SECONDS = _PROBE  # type: ignore[attr-defined]
+    measured.PREDICT_SECONDS = importlib.import_module("autofit.probe.executors").LOOK_SECONDS = _PROBE  # type: ignore[attr-defined]
+    importlib.import_module("autofit.tuning.annotations").FOLLOW_SECONDS = _PROBE  # type: ignore[attr-defined]
     for name in ("EXPLORE_PLAN", "VERIFY_PLAN"):
-        setattr(run, name, dataclasses.replace(getattr(run, name), max_seconds=0.05))
-    run.predict_all = functools.partial(run.predict_all, measuring=0.1)  # type: ignore[attr-defined]
-    executor, gang = run.LocalExecutor, run.GangExecutor
-    run.LocalExecutor = lambda logs, _: executor(logs, _PROBE)  # type: ignore[attr-defined]
-    run.GangExecutor = lambda places, logs, _: gang(places, logs, _PROBE)  # type: ignore[attr-defined]
+        setattr(measured, name, dataclasses.replace(getattr(measured, name), max_seconds=0.05))
+    measured.predict_all = functools.partial(measured.predict_all, measuring=0.1)  # type: ignore[attr-defined]
+    executor, gang = measured.LocalExecutor, measured.GangExecutor
+    measured.LocalExecutor = lambda logs, _: executor(logs, _PROBE)  # type: ignore[attr-defined]
+    measured.GangExecutor = lambda places, logs, _: gang(places, logs, _PROBE)  # type: ignore[attr-defined]
     local._START_SECONDS = gangs.LINK_SECONDS = _PROBE  # type: ignore[attr-defined]
     local.LATE_SECONDS = gangs.LATE_SECONDS = 2.0  # type: ignore[attr-defined]
     devices.run_on_devices.__kwdefaults__["timeout"] = _RANK

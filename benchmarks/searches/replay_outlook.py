@@ -28,8 +28,8 @@ from autofit.core.pareto import fastest_within
 from autofit.core.result import tier
 from autofit.core.workload import Workload
 from autofit.hardware.budgets import other_budgets
-from autofit.search.pareto import Evidence, Outlook, outlook
-from autofit.search.ranking import recommend
+from autofit.search.pareto import Evidence, ParetoReport, pareto_report
+from autofit.search.ranking import Ranking
 from autofit.search.study import Limits, SearchProblem, search
 from autofit.search.verification import verify
 from benchmarks.rank_tables import TABLES
@@ -72,9 +72,10 @@ def judged(problem: Problem, hardware: Hardware, seed: int) -> Iterator[Row]:
     )
     limits = Limits(trials=_PROBES, memory_bytes=problem.budget, tolerance=_TOLERANCE)
     found = search(problem.space, asked, limits=limits, seed=seed)
-    finals = verify(found.measurements, found.posterior, run.again, tolerance=_TOLERANCE, fidelity=lambda config: ())
+    ranking = Ranking(_TOLERANCE, lambda config: ())
+    finals = verify(found.measurements, found.posterior, run.again, ranking)
     evidence = Evidence(
-        best=recommend(finals.candidates(), tolerance=_TOLERANCE, fidelity=lambda config: ()),
+        best=ranking.recommend(finals.candidates()),
         measurements=(*finals.explored, *finals.verified),
         failed=finals.failed,
         surrogate=found.surrogate,
@@ -84,12 +85,12 @@ def judged(problem: Problem, hardware: Hardware, seed: int) -> Iterator[Row]:
         workload=Workload(model=dict, batch=lambda count: count, effective_batch_size=problem.samples),
     )
     assert evidence.best, "these budgets hold some"
-    around = outlook(evidence, others=other_budgets(evidence.budget, hardware), tolerance=_TOLERANCE)
+    around = pareto_report(evidence, others=other_budgets(evidence.budget, hardware), tolerance=_TOLERANCE)
     yield from _of_budgets(around, evidence, problem)
     yield from _of_knobs(around, evidence, problem)
 
 
-def _of_budgets(around: Outlook, evidence: Evidence, problem: Problem) -> Iterator[Row]:
+def _of_budgets(around: ParetoReport, evidence: Evidence, problem: Problem) -> Iterator[Row]:
     for other in other_budgets(evidence.budget, evidence.hardware):
         for name in around.frontier:
             within = [
@@ -109,7 +110,7 @@ def _of_budgets(around: Outlook, evidence: Evidence, problem: Problem) -> Iterat
                 yield {"of": f"{other.why}, whether anything fits", "fits": False}
 
 
-def _of_knobs(around: Outlook, evidence: Evidence, problem: Problem) -> Iterator[Row]:
+def _of_knobs(around: ParetoReport, evidence: Evidence, problem: Problem) -> Iterator[Row]:
     for each in around.alternatives:
         row = problem.rows[each.config]
         if not each.measured and row.step_seconds and row.peak_bytes and each.samples_per_second:

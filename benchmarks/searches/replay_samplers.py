@@ -25,7 +25,7 @@ from autofit.search import verification
 from autofit.search.concurrency import Concurrency, Probe
 from autofit.search.predictions import Predictions
 from autofit.search.prior_measurements import PriorMeasurement, prior_measurement
-from autofit.search.ranking import fastest
+from autofit.search.ranking import Ranking, fastest
 from autofit.search.space import Space
 from autofit.search.study import Limits, SearchOutcome, SearchProblem, search
 from autofit.search.verification import verify
@@ -181,8 +181,8 @@ def answers(problem: Problem, seed: int, at: Sequence[int]) -> list[Config | Non
     for count in at:
         seen = found.measurements[:count]
         posterior = found.surrogate.posterior(seen) if found.surrogate else ()
-        given = {"tolerance": _TOLERANCE, "fidelity": lambda config: ()}
-        best = fastest(verify(seen, posterior, run.again, **given).candidates())
+        ranking = Ranking(_TOLERANCE, lambda config: ())
+        best = fastest(verify(seen, posterior, run.again, ranking).candidates())
         handed_out.append(best.config if best else None)
     return handed_out
 
@@ -191,7 +191,7 @@ def _autofit(run: Replay, seed: int, tolerance: float | None = _TOLERANCE) -> No
     found = _explored(run, seed, tolerance)
     if tolerance is not None:
         # Regret is of the fastest, before ties are decided by anything else.
-        verify(found.measurements, found.posterior, run.again, tolerance=0.0, fidelity=lambda config: ())
+        verify(found.measurements, found.posterior, run.again, Ranking(0.0, lambda config: ()))
 
 
 def _explored(run: Replay, seed: int, tolerance: float | None) -> SearchOutcome:

@@ -216,8 +216,11 @@ def _in_one_zygote(executor: Executor) -> Iterator[None]:
     speed is asked here."""
     brief: dict[str, Any] = dict.fromkeys(("EXPLORE_PLAN", "VERIFY_PLAN"), Plan(min_steps=1, max_steps=2))
     brief["predict_all"] = functools.partial(predict_all, measuring=0.02)
-    brief["follow_tiers"] = lambda *_: {}
-    with mock.patch.multiple("autofit.tuning.run", LocalExecutor=lambda *_: contextlib.nullcontext(executor), **brief):
+    brief["LocalExecutor"] = lambda *_: contextlib.nullcontext(executor)
+    with (
+        mock.patch.multiple("autofit.tuning.measured", **brief),
+        mock.patch("autofit.tuning.annotations.Annotator.timelines", lambda *_: {}),
+    ):
         yield
 
 

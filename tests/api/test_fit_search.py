@@ -18,7 +18,7 @@ from autofit.core.events import Event, Note
 from autofit.core.files import cache_file
 from autofit.core.record import Record
 from autofit.core.result import Result, SavedResult
-from autofit.tuning import run as tune
+from autofit.tuning import measured as tune
 from tests import tiny
 from tests.api.fitting import NARROW, StoppedError, batches, fitted, mlp, stop_at
 

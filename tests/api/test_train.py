@@ -19,7 +19,7 @@ from autofit.cli import main as command_line
 from autofit.core.errors import InputError, OutOfMemoryError, ProbeError
 from autofit.core.events import Event, Note
 from autofit.core.record import Record
-from autofit.core.workload import CLASS_SUFFIXES
+from autofit.core.tasks import task_of_class
 from autofit.probe import LocalExecutor
 from tests import tiny
 from tests.report.conftest import search_result
@@ -56,7 +56,7 @@ class Case:
         self.model.mkdir()
         (self.model / "config.json").write_text(json.dumps({**config, "architectures": [architecture]}))
         self.result = folder / "result.yaml"
-        task = next(task for suffix, task in CLASS_SUFFIXES.items() if architecture.endswith(suffix))
+        task = task_of_class(architecture).name
         self.content: dict[str, Any] = {
             "autofit": 1,
             "model": "model",

@@ -85,7 +85,7 @@ OF_FIT = {
     "split": "None",
     "count": "None function",
     "optimizer": "None function",
-    "lr": "3 1.5",
+    "lr": "3 1.5 None",
     "weight_decay": "3 0 1.5",
     "schedule": "",
     "warmup_steps": "3 0 huge",
@@ -209,7 +209,7 @@ def call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., objec
     monkeypatch.chdir(tmp_path)
     (tmp_path / "result.yaml").write_text(RESULT)
     fit, estimate = importlib.import_module("autofit.api.fit"), importlib.import_module("autofit.api.estimate")
-    for room in ("tuning.run", "tuning.predicted", "tuning.target", "probe"):
+    for room in ("tuning.measured", "tuning.predicted", "tuning.target", "probe"):
         monkeypatch.setattr(f"autofit.{room}.LocalExecutor", reached)
     monkeypatch.setattr(fit.Session, "run", reached)
     monkeypatch.setattr(fit, "run_on_devices", reached)

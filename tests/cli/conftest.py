@@ -59,7 +59,7 @@ def search_of_three(
     folder = tmp_path_factory.mktemp("searched")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(new_cache()))
-        patch.setattr("autofit.tuning.run.LocalExecutor", lambda *_: contextlib.nullcontext(executor))
+        patch.setattr("autofit.tuning.measured.LocalExecutor", lambda *_: contextlib.nullcontext(executor))
         furnish(folder, patch)
         return call(*PLAIN, "--trials", "3", "--json"), folder
 

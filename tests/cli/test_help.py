@@ -5,7 +5,7 @@ import re
 import pytest
 
 from autofit.cli import main
-from autofit.cli.knobs_of_set import known_knobs
+from autofit.core.knobs import SETTABLE
 
 COMMANDS = ("search", "estimate", "train", "export", "report", "doctor", "models", "spaces")
 
@@ -40,4 +40,4 @@ def test_options_stand_in_groups(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_the_knobs_of_set_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     text = " ".join(shown(capsys, "search", "--help").partition("Knobs of --set")[2].split())
-    assert all(f"{each.name} {each.description}" in text for each in known_knobs())
+    assert all(f"{each.name} {each.description}" in text for each in SETTABLE.values())

@@ -200,7 +200,7 @@ class Interrupted:
 
 @pytest.mark.usefixtures("here")
 def test_an_interrupt_shows_what_was_found(executor: Any, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("autofit.tuning.run.LocalExecutor", lambda *_: Interrupted(executor))
+    monkeypatch.setattr("autofit.tuning.measured.LocalExecutor", lambda *_: Interrupted(executor))
     printed = run(*PLAIN, "--json")
     assert printed.code == 130
     assert "interrupted; go on with --resume --out" in printed.err
@@ -280,7 +280,7 @@ def test_bad_input_found_at_once(
     run: Run, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], words: list[str]
 ) -> None:
     if "--out" in arguments:
-        monkeypatch.setattr("autofit.tuning.run.LocalExecutor", None)
+        monkeypatch.setattr("autofit.tuning.measured.LocalExecutor", None)
     assert_error(run(*LLAMA, *arguments, "--json"), *words)
 
 

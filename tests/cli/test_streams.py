@@ -19,7 +19,7 @@ from autofit.core.events import Note
 
 answer = {"schema": 1, "spaces": [], "counted_for": "\\u00e9", "cards": [], "notes": ["\\udcff"], "model": "m"}
 answer["config"], answer["configs"], answer["workload"] = {}, [], {"sequence_length": 1, "effective_batch_size": 1}
-result = SimpleNamespace(to_json=lambda: answer, predicted_best=None, best=1, config={}, stopped_by="space")
+result = SimpleNamespace(to_json=lambda: answer, predicted_best=None, best=1, config={}, was_interrupted=False)
 result.run_directory = None
 exported = SimpleNamespace(text="\\u00e9\\udcff\\n", message="", to_json=lambda: answer)
 answers = {"autofit.api.spaces": answer, "autofit.api.search": result, "autofit.export.from_result": exported}

@@ -1,25 +1,61 @@
 """The table of words covers every built-in knob, and its order of fidelity names knobs that exist."""
 
+import itertools
+
 import pytest
 
 from autofit.core.errors import InputError
-from autofit.core.knobs import FIDELITY_ORDER, KNOB_WORDS, Knob, is_off
-from autofit.setup import Technique
+from autofit.core.knobs import FIDELITY_ORDER, KNOBS, SETTABLE, Knob, check_knobs, is_off
 from autofit.techniques import all_techniques
-
-# Shown beside other knobs.
-UNNAMED = {"gradient_accumulation_steps", "lora_targets", "lora_alpha", "lora_dropout", "lora_plus"}
+from tests import tiny
 
 
-def test_every_knob_has_a_row_and_no_row_is_left_over() -> None:
-    assert {each.name for each in all_techniques()} - UNNAMED == set(KNOB_WORDS)
-    assert set(FIDELITY_ORDER) <= {each.name for each in all_techniques()}
+def test_every_technique_has_a_record_and_no_record_is_left_over() -> None:
+    assert {each.name for each in all_techniques()} == KNOBS.keys()
+    assert all(technique.record is KNOBS[technique.name] for technique in all_techniques())
+    assert {name for name, knob in KNOBS.items() if knob.name != name} == set()
 
 
-@pytest.mark.parametrize("technique", all_techniques(), ids=lambda each: each.name)
-def test_only_values_of_the_knob_have_words(technique: Technique) -> None:
-    words = KNOB_WORDS.get(technique.name)
-    assert not words or set(words.values) <= set(technique.values)
+def test_what_records_say_of_other_knobs_names_knobs_that_exist() -> None:
+    assert FIDELITY_ORDER == ("quantization", "precision", "optimizer", "lora_rank", "lora_targets")
+    for knob in KNOBS.values():
+        assert {knob.part_of, knob.beside} <= {"", *KNOBS}
+
+
+@pytest.mark.parametrize("knob", KNOBS.values(), ids=lambda knob: knob.name)
+def test_a_record_speaks_of_values_that_the_knob_takes(knob: Knob) -> None:
+    same = [*knob.same_trace.items(), *knob.same_work.items()]
+    said = (*knob.words, *knob.preferred, *itertools.chain(*same), knob.traced_as or knob.off)
+    assert all(knob.accepts(value) for value in said)
+    assert knob.title or not knob.has_row
+
+
+def test_every_knob_says_what_it_takes() -> None:
+    described = {name: knob.description for name, knob in SETTABLE.items()}
+    assert all(described.values())
+    assert described["precision"] == "fp32, tf32, bf16, bf16-mixed, fp16-mixed, fp8"
+    assert described["optimizer_in_backward"] == "false, true"
+    assert described["lora_rank"] == "a whole number from 0 (train all weights) to 1024"
+
+
+def test_what_follows_from_other_knobs_is_not_set() -> None:
+    assert KNOBS.keys() - SETTABLE.keys() == {"gradient_accumulation_steps", "data_parallel_shard"}
+
+
+def test_a_config_is_checked_knob_by_knob() -> None:
+    check_knobs({"precision": "bf16", "lora_rank": 8})
+    with pytest.raises(InputError, match="Did you mean 'precision'"):
+        check_knobs({"precison": "bf16"})
+    with pytest.raises(InputError, match="lora_rank cannot be -1"):
+        check_knobs({"lora_rank": -1})
+
+
+def test_what_a_record_and_its_technique_take_is_the_same() -> None:
+    values = (None, True, False, 0, 1, 1.0, 0.5, -1, 1024, 1025, 2**20, 10**400, float("nan"), float("inf"), "x")
+    for technique in all_techniques():
+        knob = KNOBS[technique.name]
+        for value in (*values, *knob.values):
+            assert knob.accepts(value) == technique.accepts(value, tiny.CPU), (knob.name, value)
 
 
 def test_what_is_off() -> None:

@@ -24,7 +24,7 @@ GOOD = {"model": tiny.MLP, "batch": lambda n: n}
         ({"effective_batch_size": "4"}, "the effective batch size must be a positive whole number, not '4'."),
         ({"unit": "words"}, "unit must be 'samples' or 'tokens', not 'words'."),
         ({"unit": "tokens"}, "unit='tokens' needs sequence_length. Give the number of tokens of one sample."),
-        ({"task": "chess"}, "task must be one of causal-lm, image-text-to-text, masked-lm, "),
+        ({"task": "chess"}, "task must be one of causal-lm, speech-seq2seq, seq2seq, "),
         ({"reduction": "max"}, "reduction must be 'mean' or 'sum', not 'max'."),
     ],
 )

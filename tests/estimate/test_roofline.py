@@ -2,6 +2,7 @@ from dataclasses import replace
 
 import pytest
 
+from autofit.core.config import Config
 from autofit.estimate.operator_costs import Cost
 from autofit.estimate.rates import Rates, rates_of
 from autofit.estimate.roofline import Speed, Work, passes_of, waits_of
@@ -110,7 +111,7 @@ def test_attention_is_slower_than_large_products_and_most_of_all_backwards() -> 
 def test_only_cards_compile_an_optimizers_step_to_save_traffic() -> None:
     """What the CPU takes is measured."""
     compiled = [
-        Speed.of_update(RATES, hardware, {"optimizer": optimizer}).compiled
+        Speed.of_update(RATES, hardware, Config(optimizer=optimizer)).compiled
         for hardware in (hardware_of(card("h100")), tiny.CPU)
         for optimizer in ("adamw-4bit", "adamw")
     ]
@@ -142,9 +143,9 @@ def test_an_operator_of_another_number_format_stands_for_one_that_was_not_measur
 def test_passing_a_mode_of_python_costs_the_host() -> None:
     told = Work.of([PASS, PASS], GRID, SYMBOLS, dispatched=5).seconds(Speed(RATES, asynchronous=False), passes=2)
     assert float(told["launch"][0]) == pytest.approx(2 * 1e-5 + 5 * 2 * RATES.pass_seconds)
-    assert passes_of({"activation_checkpointing": "selective"}, "forward") == 2
-    assert not passes_of({"activation_checkpointing": "selective"}, "backward")
-    assert not passes_of({"activation_checkpointing": "full"}, "forward")
+    assert passes_of(Config(activation_checkpointing="selective"), "forward") == 2
+    assert not passes_of(Config(activation_checkpointing="selective"), "backward")
+    assert not passes_of(Config(activation_checkpointing="full"), "forward")
 
 
 def test_compiled_code_moves_less() -> None:

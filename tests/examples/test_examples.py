@@ -58,7 +58,7 @@ def unpredicted(shared_zygote: None, monkeypatch: pytest.MonkeyPatch) -> None:
     def predict_all(*_: Any, **__: Any) -> None:
         raise autofit.ProbeError("not here.")
 
-    monkeypatch.setattr("autofit.tuning.run.predict_all", predict_all)
+    monkeypatch.setattr("autofit.tuning.measured.predict_all", predict_all)
 
 
 def losses(trained: autofit.Trained) -> tuple[float, float]:
@@ -232,8 +232,9 @@ def test_several_devices_train_and_one_goes_on(example: Example, tmp_path: Path)
     assert [report.step for report in trained.history] == list(range(13, 25))
 
 
-def test_the_readme_names_every_knob_and_its_values() -> None:
-    knobs = (EXAMPLES.parent / "README.md").read_text().split("## Knobs")[1].split("\n## ")[0]
+def test_the_docs_name_every_knob_and_its_values() -> None:
+    page = (EXAMPLES.parent / "docs" / "knobs.md").read_text()
+    knobs = page.split("## All knobs")[1].split("\n## ")[0]
     rows = [line for line in knobs.splitlines() if line.startswith("| `")]
     by_knob = {row.split("`")[1]: row for row in rows}
     assert by_knob.keys() == {technique.name for technique in techniques.all_techniques()}

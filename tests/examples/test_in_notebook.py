@@ -16,7 +16,7 @@ from jupyter_client.manager import KernelManager
 EXAMPLES = Path(__file__).parents[2] / "examples"
 BRIEF = """
 import autofit, dataclasses
-from autofit.tuning import run as tune
+from autofit.tuning import measured as tune
 from tests.probe.bare import bare
 start = tune.LocalExecutor
 tune.LocalExecutor = lambda *given: bare(lambda: start(*given))  # the model is a plain one

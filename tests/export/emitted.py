@@ -17,8 +17,8 @@ import transformers
 from bitsandbytes.optim import GlobalOptimManager
 
 from autofit.core.hardware import GIB, Hardware
+from autofit.core.tasks import TASKS
 from autofit.core.workload import Hyperparameters
-from autofit.export.tasks import TASKS
 from autofit.models.huggingface import HuggingFaceModel, huggingface_workload
 from autofit.setup import Setup
 from autofit.training.build import build

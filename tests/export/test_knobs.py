@@ -9,6 +9,7 @@ import torch
 
 from autofit.core.config import Config
 from autofit.core.knobs import is_off
+from autofit.core.tasks.causal_lm import CAUSAL_LM
 from autofit.export.fragments import Case
 from autofit.export.knobs import KNOBS
 from autofit.techniques import all_techniques
@@ -75,7 +76,7 @@ def test_every_value_of_every_technique_is_known_or_refused_by_name(architecture
             if is_off(value):  # is not asked
                 continue
             knobs = {"lora_rank": 8, "lora_targets": "all-linear", "compile": "default", technique.name: value}
-            case = Case(Config(knobs), "causal-lm", "cuda", 8, 64, architectures["causal-lm"])
+            case = Case(Config(knobs), CAUSAL_LM, "cuda", 8, 64, architectures["causal-lm"])
             assert KNOBS[technique.name](case) is not None, (technique.name, value)
 
 

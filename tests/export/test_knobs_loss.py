@@ -10,6 +10,7 @@ import transformers
 
 from autofit.core.config import Config
 from autofit.core.errors import InputError
+from autofit.core.tasks.causal_lm import CAUSAL_LM
 from autofit.export.fragments import Case
 from autofit.export.knobs.loss import PLAIN_HEADS, loss
 from autofit.techniques.loss import chunk_rows
@@ -118,7 +119,7 @@ def test_the_logits_of_all_tokens_never_exist(emit: Emit, architectures: dict[st
 )
 def test_chunks_are_as_large_as_those_that_were_measured(tokens: int, features: int, vocabulary: int) -> None:
     model = {"model_type": "llama", "hidden_size": features, "vocab_size": vocabulary}
-    case = Case(Config(CHUNKED), "causal-lm", "cuda", tokens // 32, 32, model)
+    case = Case(Config(CHUNKED), CAUSAL_LM, "cuda", tokens // 32, 32, model)
     fragments = loss(case)
     assert fragments
     assert fragments.constants[0].startswith(f"CHUNK_TOKENS = {chunk_rows(tokens, features, vocabulary)} ")

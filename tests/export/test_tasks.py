@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import torch
 
+from autofit.core.tasks.causal_lm import CAUSAL_LM
 from autofit.data.labels import labels_from
 from autofit.data.options import LabelRule
 from autofit.data.rows import read_rows
-from autofit.data.text import FORMS
 from autofit.data.tokens import Encoding, encode
 from tests.data.templates import CHATML, MISTRAL, of_trl, tokenizer_for
 from tests.export.emitted import module_of
@@ -88,7 +88,7 @@ def test_rows_are_read_as_autofit_train_reads_them(emit: Emit, tmp_path: Path, f
     path = tmp_path / "rows.jsonl"
     path.write_text("\n".join(map(json.dumps, ROWS[form])))
     tokenizer = tokenizer_for(template)
-    rows = encode(read_rows(path, FORMS["causal-lm"]), Encoding(tokenizer, 64), progress=False)
+    rows = encode(read_rows(path, CAUSAL_LM.rows), Encoding(tokenizer, 64), progress=False)
     found = [[each.tolist() for each in sample] for sample in script.read_samples(path, tokenizer)]
     assert found == [[row["input_ids"], row["labels"] or row["input_ids"]] for row in rows]
 

@@ -6,6 +6,8 @@ import pytest
 
 from autofit.core.config import Config
 from autofit.core.errors import InputError
+from autofit.core.tasks.masked_lm import MASKED_LM
+from autofit.core.tasks.sequence_classification import SEQUENCE_CLASSIFICATION
 from autofit.export.trainer import TrainerCase, TrainerKeywords, trainer_keywords
 from autofit.techniques import all_techniques
 
@@ -68,7 +70,7 @@ def test_adapters_have_an_alpha_of_twice_the_rank_unless_it_is_set() -> None:
 
 def test_frozen_weights_are_quantised_as_measured() -> None:
     assert told(quantization="int8", lora_rank=8).quantization == {"load_in_8bit": True}
-    keywords = told(quantization="nf4-dq", lora_rank=8, precision="bf16", case={"task": "sequence-classification"})
+    keywords = told(quantization="nf4-dq", lora_rank=8, precision="bf16", case={"task": SEQUENCE_CLASSIFICATION})
     assert keywords.quantization == {
         "load_in_4bit": True,
         "bnb_4bit_quant_type": "nf4",
@@ -174,8 +176,8 @@ def test_every_value_is_told_or_noted(knob: str, value: Any) -> None:
 
 
 def test_masked_language_models_are_noted_for_their_uneven_micro_batches() -> None:
-    assert told(case={"task": "masked-lm"}).notes[0].startswith("gradient_accumulation_steps 4: ")
-    assert not told(case={"task": "masked-lm"}, gradient_accumulation_steps=1).notes
+    assert told(case={"task": MASKED_LM}).notes[0].startswith("gradient_accumulation_steps 4: ")
+    assert not told(case={"task": MASKED_LM}, gradient_accumulation_steps=1).notes
 
 
 def test_bad_input_is_one_sentence() -> None:

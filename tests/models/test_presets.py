@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from autofit.core.errors import InputError
-from autofit.core.workload import TASKS
+from autofit.core.tasks import TASKS
 from autofit.models import describe_presets, load_preset, preset_model, preset_names
 
 # As published, written down a second time so that a slip in the YAML cannot confirm itself.

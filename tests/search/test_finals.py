@@ -18,6 +18,7 @@ from autofit.core.measurement import Measurement
 from autofit.search import finals as finals_module
 from autofit.search.finals import Explored, Finals
 from autofit.search.journal import Journal
+from autofit.search.ranking import Ranking
 from autofit.search.study import Limits, SearchOutcome, search
 from autofit.search.verification import Verification, verify
 
@@ -64,8 +65,7 @@ def verified(problem: Any, path: Path, log: Path, fate: str = "") -> Verificatio
         outcome.measurements,
         outcome.posterior,
         measure,
-        tolerance=0.03,
-        fidelity=lambda config: (),
+        Ranking(0.03, lambda config: ()),
         before=finals.verified,
         finished=finals.finished,
     )

@@ -13,14 +13,14 @@ import pytest
 from autofit.core.measurement import Outcome, PeakBytes
 from autofit.core.pareto import OtherBudget, fastest_within, thinned
 from autofit.core.result import TIERS, tier
-from autofit.search.pareto import Evidence, outlook
+from autofit.search.pareto import Evidence, pareto_report
 
 Searched = Callable[..., Evidence]
 
 
 def around(evidence: Evidence, *factors: float, **options: Any) -> Any:
     others = [OtherBudget("another", int(each * evidence.budget.device_bytes)) for each in factors]
-    return outlook(evidence, others=others, **options)
+    return pareto_report(evidence, others=others, **options)
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -54,7 +54,7 @@ def test_another_budget_is_told_where_it_would_run_something_else(formula: Any, 
     evidence = dataclasses.replace(evidence, budget=plenty)
     assert around(evidence, 0.5, 2.0).other_budgets == ()
     larger = OtherBudget("the next larger card", 2 * plenty.device_bytes, "A6000")
-    assert outlook(evidence, others=[larger]).other_budgets == (larger,), "somebody may think of buying it"
+    assert pareto_report(evidence, others=[larger]).other_budgets == (larger,), "somebody may think of buying it"
 
 
 def test_frontiers_hold_what_was_measured_and_reach_beyond_the_budget(formula: Any, searched: Searched) -> None:

@@ -118,10 +118,10 @@ def test_memory_is_known_where_a_run_came_to_its_peak() -> None:
     past = PriorMeasurements(
         [at(1, peak_bytes=5), at(2, outgrew=True), at(3, outgrew=True, peak_bytes=9), at(4, works=False)]
     )
-    assert past.sizes == [(Config(micro_batch_size=1), 5), (Config(micro_batch_size=3), 9)]
+    assert past.sizes == {Config(micro_batch_size=1): 5, Config(micro_batch_size=3): 9}
     assert past.outgrew == [Config(micro_batch_size=2)]
     assert past.fits == {Config(micro_batch_size=1)}
-    assert [works for _, works in past.works] == [True, True, True, False]
+    assert list(past.works.values()) == [True, True, True, False]
 
 
 def order(knob: str, value: object) -> int | None:

@@ -6,13 +6,16 @@ import pytest
 
 from autofit.core.config import Config
 from autofit.core.measurement import Measurement, Outcome, PeakBytes
-from autofit.search.ranking import best_of_tiers, fastest, finalists, nearest_miss, recommend
+from autofit.search.ranking import Ranking, fastest, nearest_miss
 
 FIDELITY = {"fp32": 2, "bf16-mixed": 1, "bf16": 0}
 
 
 def fidelity(config: Config) -> tuple[int, ...]:
     return (0 if config.get("lora_rank") else 1, FIDELITY[str(config["precision"])])
+
+
+RANKING = Ranking(0.03, fidelity)
 
 
 def measured(
@@ -28,7 +31,7 @@ def measured(
 
 
 def choose(*measurements: Measurement, tolerance: float = 0.03) -> int:
-    best = recommend(measurements, tolerance=tolerance, fidelity=fidelity)
+    best = Ranking(tolerance, fidelity).recommend(measurements)
     assert best is not None
     return best.number
 
@@ -46,8 +49,8 @@ def test_nothing_to_choose_from(rule: Any) -> None:
 
 
 def test_pick_of_nothing_is_none() -> None:
-    assert recommend([measured(0, 0, outcome="out_of_memory")], tolerance=0.03, fidelity=fidelity) is None
-    assert finalists([], tolerance=0.03, fidelity=fidelity) == []
+    assert RANKING.recommend([measured(0, 0, outcome="out_of_memory")]) is None
+    assert RANKING.finalists([]) == []
 
 
 def test_among_ties_the_more_faithful_wins() -> None:
@@ -74,27 +77,25 @@ def test_no_tolerance_means_the_fastest() -> None:
 
 def test_finalists_are_the_pick_then_the_pick_of_the_others() -> None:
     measurements = [measured(0, 50.0), measured(1, 100.0), measured(2, 98.0, "fp32"), measured(3, 80.0)]
-    chosen = finalists(measurements, tolerance=0.03, fidelity=fidelity)
+    chosen = RANKING.finalists(measurements)
     assert [each.number for each in chosen] == [2, 1, 3, 0]
 
 
 def test_a_finalist_measured_twice_is_not_its_own_runner_up() -> None:
     first = measured(0, 100.0)
     again = Measurement(first.config, Outcome.FITS, number=5, samples_per_second=101.0)
-    chosen = finalists([first, again, measured(1, 90.0)], tolerance=0.03, fidelity=fidelity)
+    chosen = RANKING.finalists([first, again, measured(1, 90.0)])
     assert [each.config["number"] for each in chosen] == [0, 1]
 
 
 def test_the_best_of_each_tier() -> None:
-    tiers = best_of_tiers(
+    tiers = RANKING.best_of_tiers(
         [
             measured(0, 10.0, "fp32", lora_rank=0),
             measured(1, 30.0, lora_rank=8),
             measured(2, 29.5, "fp32", lora_rank=8),
             measured(3, 40.0, lora_rank=8, quantization="nf4", outcome="out_of_memory"),
-        ],
-        tolerance=0.03,
-        fidelity=fidelity,
+        ]
     )
     assert {name: best and best.number for name, best in tiers.items()} == {
         "full": 0,

@@ -231,6 +231,6 @@ def test_what_hardly_fits_is_measured_only_for_much(formula: Any) -> None:
     feasible = surrogate.probability_feasible(measured, surrogate.pool)
     doubtful = left & (feasible > 0.1) & (feasible < 0.4)
     assert doubtful.any()
-    assert not (surrogate.worth_the_risk(measured, left) & doubtful).any()
-    nothing_to_beat = surrogate.worth_the_risk(measured, left, [])
+    assert not (surrogate.probe_candidates(measured, left) & doubtful).any()
+    nothing_to_beat = surrogate.probe_candidates(measured, left, [])
     assert (nothing_to_beat & doubtful).any()

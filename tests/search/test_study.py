@@ -350,7 +350,7 @@ def test_predictions_that_are_many_times_off_say_nothing_unless_all_probes_are_o
     problem = formula(3, noise=0.02)
     limits = Limits(trials=8, memory_bytes=int(problem.budget))
     outcome = search(problem.space, _expected(problem), limits=limits)
-    assert outcome.misled_by == 0.0
+    assert outcome.prediction_bias == 0.0
     surrogate = outcome.surrogate
     assert surrogate is not None
     fitting = [each for each in outcome.measurements if each.fits and each.step_seconds]
@@ -360,10 +360,10 @@ def test_predictions_that_are_many_times_off_say_nothing_unless_all_probes_are_o
         times = zip(fitting, itertools.cycle(factors), strict=False)
         return [each.taking(factor * each.step_seconds.median) for each, factor in times]
 
-    assert surrogate.misled_by(off(6.0)) == 0.0
-    assert surrogate.misled_by(off(6.0)[:4]) == pytest.approx(6 / 1.1, rel=0.1)
+    assert surrogate.prediction_bias(off(6.0)) == 0.0
+    assert surrogate.prediction_bias(off(6.0)[:4]) == pytest.approx(6 / 1.1, rel=0.1)
     for factors in ((4.0, 16.0), (1 / 4, 1 / 16)):
-        assert surrogate.misled_by(off(*factors))
+        assert surrogate.prediction_bias(off(*factors))
         assert surrogate.can_improve(off(*factors), left, 0.5)
         assert surrogate.regret_bound(off(*factors), left) == math.inf
 

@@ -10,6 +10,7 @@ import pytest
 from autofit.core.config import Config
 from autofit.core.measurement import Measurement, Outcome, PeakBytes, StepSeconds
 from autofit.search import verification
+from autofit.search.ranking import Ranking
 from autofit.search.verification import Verification, confirm, verify
 
 
@@ -49,7 +50,7 @@ def played() -> Played:
     ) -> tuple[Verification, Rerun]:
         rerun = Rerun(again)
         those = [at(name, rate) for name, rate in expected.items()]
-        return verify(those, those, rerun, tolerance=tolerance, fidelity=lambda config: (), **others), rerun
+        return verify(those, those, rerun, Ranking(tolerance, lambda config: ()), **others), rerun
 
     return run
 
@@ -140,7 +141,7 @@ def test_a_doubt_within_the_tolerance_is_none(played: Played) -> None:
 def test_a_quick_search_confirms_the_winner_alone() -> None:
     those = [at("a", 10), at("b", 9), at("c", 8)]
     rerun = Rerun({"a": [0.0], "b": [8.5]})
-    found = confirm(those, those, rerun, tolerance=0.03, fidelity=lambda config: ())
+    found = confirm(those, those, rerun, Ranking(0.03, lambda config: ()))
     assert rerun.asked == ["a", "b"]
     assert [(each.config["optimizer"], each.verified) for each in found.candidates()] == [("b", True)]
     assert found.failed == (Config(optimizer="a"),)
@@ -157,7 +158,7 @@ def test_an_interrupt_leaves_what_was_explored() -> None:
         raise KeyboardInterrupt
 
     those = [at("a", 10)]
-    found = verify(those, those, interrupted, tolerance=0.03, fidelity=lambda config: ())
+    found = verify(those, those, interrupted, Ranking(0.03, lambda config: ()))
     assert found.interrupted
     assert found.candidates() == tuple(those)
 
@@ -172,7 +173,7 @@ def test_an_interrupt_after_enough_rounds_keeps_what_they_verified() -> None:
         return rerun(finalist)
 
     those = [at("a", 10), at("b", 9)]
-    found = verify(those, those, measure, tolerance=0.03, fidelity=lambda config: ())
+    found = verify(those, those, measure, Ranking(0.03, lambda config: ()))
     assert found.interrupted
     assert [each.config["optimizer"] for each in found.candidates()] == ["a"]
 
@@ -190,7 +191,7 @@ def test_rounds_become_one_figure() -> None:
 def test_what_was_explored_on_fewer_cores_has_a_wider_field_and_calls_nobody_up_by_its_figures() -> None:
     rerun = Rerun({name: [1.0] * 3 for name in "abcdef"})
     those = [at(name, rate) for name, rate in {"a": 10, "b": 9.5, "c": 9.0, "d": 8.5, "e": 8.4, "f": 8.0}.items()]
-    found = verify(those, those, rerun, tolerance=0.03, fidelity=lambda config: (), elsewhere=True)
+    found = verify(those, those, rerun, Ranking(0.03, lambda config: ()), elsewhere=True)
     assert set(rerun.asked) == set("abcde")
     assert len(found.verified) == 5
 
@@ -207,7 +208,7 @@ def test_the_best_of_each_tier_that_has_none_verified_is_measured_again() -> Non
         return dataclasses.replace(seen, config=finalist.config)
 
     those = [*full, *lora]
-    found = verify(those, those, measure, tolerance=0.03, fidelity=lambda config: (), elsewhere=True)
+    found = verify(those, those, measure, Ranking(0.03, lambda config: ()), elsewhere=True)
     assert order == ["a", "d", "a", "d", "b", "c", "c"]
     assert [each.config["optimizer"] for each in found.verified] == ["a", "d", "c"]
     assert found.failed == (lora[0].config,)

@@ -10,7 +10,9 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from torch import nn
 from transformers import AutoModelForCausalLM
 
-from autofit.core.workload import Hyperparameters, task_of
+from autofit.core.tasks import task_of
+from autofit.core.tasks.causal_lm import CAUSAL_LM
+from autofit.core.workload import Hyperparameters
 from autofit.setup.adapters import adapter_parameters, base_of, has_adapters, new_token_rows, plain_name
 from autofit.training.session import CheckpointPolicy, Session
 from autofit.training.workload import workload_from
@@ -41,7 +43,7 @@ def test_a_peft_model_is_known_by_the_model_inside() -> None:
     assert has_adapters(model)
     assert has_adapters(base)  # its layers are wrapped in place
     assert base_of(model) is base
-    assert task_of(model) == task_of(base) == "causal-lm"
+    assert task_of(model) is task_of(base) is CAUSAL_LM
     trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
     assert adapter_parameters(model) == trained
     plain = {name for name, _ in tiny.llama()().named_parameters()}

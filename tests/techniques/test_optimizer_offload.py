@@ -312,7 +312,7 @@ def test_gradients_of_both_memories_are_clipped_together() -> None:
     for _ in range(3):
         losses = [train_step(each, workload.batch(4)) for each in (plain, setup)]
         torch.testing.assert_close(*losses)
-        torch.testing.assert_close(plain.gradient_norm, setup.progress.gradient_norm)
+        torch.testing.assert_close(plain.progress.gradient_norm, setup.progress.gradient_norm)
     for (name, one), (_, other) in zip(plain.trainable(), setup.trained_values(), strict=True):
         torch.testing.assert_close(one, other, msg=name)
 

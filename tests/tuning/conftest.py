@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from autofit.tuning import run as tune
+from autofit.tuning import measured as tune
 from tests import tiny
 from tests.tuning.searching import TRAITS, Bench, FakeExecutor, by_micro_batch
 

@@ -18,7 +18,8 @@ from autofit.core.result import Result
 from autofit.core.workload import Traits, Workload
 from autofit.estimate.timeline import timelines
 from autofit.probe import Executor, Plan, Request
-from autofit.tuning import run as tune
+from autofit.tuning import measured as tune
+from autofit.tuning import pipeline
 from autofit.tuning.remedies import what_helps
 from tests import tiny
 
@@ -137,7 +138,7 @@ class Bench(SimpleNamespace):
             "store": False,
             **options,
         }
-        return tune.run_search(workload, search_options(**given), listener)
+        return pipeline.run_search(workload, search_options(**given), listener)
 
     def space(self, **knobs: Any) -> None:
         lines = [f"  {name}: {values}" for name, values in knobs.items()]

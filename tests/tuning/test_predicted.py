@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import autofit
+from autofit import techniques
 from autofit.core.budget import Budget
 from autofit.core.config import Config
 from autofit.core.errors import InputError, NoDeviceError, ProbeError
@@ -19,8 +20,8 @@ from autofit.hardware.catalogue import most_common_card
 from autofit.hardware.driver import no_gpu_note
 from autofit.report.explain import nothing_fits
 from autofit.search import enumeration
-from autofit.search.ranking import Figures
-from autofit.tuning import predicted
+from autofit.search.ranking import Figures, Ranking
+from autofit.tuning import pipeline, predicted
 from autofit.tuning.predicted import Candidates
 from tests import tiny
 
@@ -146,8 +147,8 @@ def test_nobody_trains_on_a_prediction_by_surprise(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("shared_zygote")
 def test_a_driver_without_a_card_is_found_out_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     reasons: list[str] = []
-    monkeypatch.setattr(predicted, "why_no_gpu", lambda: None)
-    monkeypatch.setattr(predicted, "predicted_search", lambda *_, reason: reasons.append(reason))
+    monkeypatch.setattr(pipeline, "why_no_gpu", lambda: None)
+    monkeypatch.setattr(pipeline, "predict_search", lambda *_, reason: reasons.append(reason))
     searched(tmp_path / "run", gpu="h100")
     (reason,) = reasons
     note = "There is no CUDA device here, so nothing can be measured: the best config is predicted."
@@ -161,8 +162,9 @@ def figures(*rows: tuple[str, float, float], compiled: str = "none") -> list[Fig
     ]
 
 
-def within(every: list[Figures], cap: int, *, host_known: bool = False) -> Candidates:
-    return Candidates(every, cap, {True: 1.0, False: 1.0}, host_known=host_known)
+def within(every: list[Figures], cap: int, *, tolerance: float = 0.0, host_known: bool = False) -> Candidates:
+    ranking = Ranking(tolerance, techniques.fidelity)
+    return Candidates(every, cap, ranking, {True: 1.0, False: 1.0}, host_known=host_known)
 
 
 def estimate(config: Config, high: int) -> Estimate:
@@ -173,10 +175,10 @@ def estimate(config: Config, high: int) -> Estimate:
 
 def test_the_fastest_that_may_fit_comes_first_and_ties_go_to_what_learns_better() -> None:
     every = figures(("fp32", 9.8, 60), ("bf16", 10.0, 50), ("fp8", 10.1, 70), ("bf16-mixed", 20.0, 91))
-    assert within(every, 90).preferred(0.03).get("precision") == "fp32"
-    assert within(every, 90).preferred(0.0).get("precision") == "fp8"
-    assert within(every, 91).preferred(0.03).get("precision") == "bf16-mixed"
-    assert within(every, 40).preferred(0.03) is None
+    assert within(every, 90, tolerance=0.03).preferred().get("precision") == "fp32"
+    assert within(every, 90).preferred().get("precision") == "fp8"
+    assert within(every, 91, tolerance=0.03).preferred().get("precision") == "bf16-mixed"
+    assert within(every, 40, tolerance=0.03).preferred() is None
     assert within(every, 40).smallest().get("precision") == "bf16"  # 50 may come to 40 when looked at closely
     assert within(every, 38).smallest() is None
 
@@ -184,17 +186,17 @@ def test_the_fastest_that_may_fit_comes_first_and_ties_go_to_what_learns_better(
 def test_what_needs_a_host_that_nothing_is_known_of_comes_after_what_does_without() -> None:
     slow, fast = figures(("fp32", 5.0, 60), ("bf16", 10.0, 50))
     fast = fast._replace(config=fast.config.replace(parameter_offload="cpu"))
-    assert within([slow, fast], 90).preferred(0.0) == slow.config
-    assert within([slow, fast], 90, host_known=True).preferred(0.0) == fast.config
-    assert within([slow, fast], 55).preferred(0.0) == fast.config
+    assert within([slow, fast], 90).preferred() == slow.config
+    assert within([slow, fast], 90, host_known=True).preferred() == fast.config
+    assert within([slow, fast], 55).preferred() == fast.config
 
 
 def test_how_far_the_upper_end_lies_above_is_learned_from_what_was_followed() -> None:
     every = figures(("fp32", 10.0, 80), ("bf16", 9.0, 75), ("fp8", 8.0, 60))
     every += figures(("tf32", 7.0, 88), compiled="default")
     candidates = within(every, 90)
-    first = candidates.preferred(0.0)
+    first = candidates.preferred()
     candidates.learn(first, (estimate(first, high=114), None))  # 104 of tensors where 80 were expected: 1.3 times
-    assert candidates.preferred(0.0).get("precision") == "fp8"  # 75 would come to 97
-    candidates.learn(candidates.preferred(0.0), None)  # which cannot be followed
-    assert candidates.preferred(0.0).get("precision") == "tf32"  # of compiled ones nothing was learned
+    assert candidates.preferred().get("precision") == "fp8"  # 75 would come to 97
+    candidates.learn(candidates.preferred(), None)  # which cannot be followed
+    assert candidates.preferred().get("precision") == "tf32"  # of compiled ones nothing was learned

@@ -12,6 +12,7 @@ from autofit.api.estimate import predict
 from autofit.core.budget import Budget
 from autofit.core.config import Config
 from autofit.core.errors import InputError, ProbeError
+from autofit.core.events import Note
 from autofit.core.hardware import GIB
 from autofit.core.measurement import Measurement, Outcome
 from autofit.core.options import search_options
@@ -21,15 +22,8 @@ from autofit.estimate.timeline import timelines
 from autofit.hardware.catalogue import card, hardware_of
 from autofit.search.predictions import Predictions
 from autofit.techniques import canonicalize
-from autofit.tuning.artifacts import (
-    FOLLOW_SECONDS,
-    follow_devices,
-    follow_tiers,
-    layers_for_exports,
-    make_record,
-    trace_best,
-    with_bottleneck,
-)
+from autofit.tuning.annotations import FOLLOW_SECONDS, Annotator, bottleneck_note, with_trace
+from autofit.tuning.artifacts import make_record
 from tests import tiny
 
 WORKLOAD = tiny.llama_workload(4)
@@ -77,7 +71,7 @@ def found(stopped_by: str = "space") -> Result:
 
 def record(result: Result, executor: Any, expected: Predictions | None = EXPECTED, **options: Any) -> Any:
     checked = search_options(**options)
-    timelines = follow_tiers(result, WORKLOAD, checked, executor)
+    timelines = Annotator(WORKLOAD, checked, executor).timelines(result)
     return make_record(result, checked, expected, timelines)
 
 
@@ -98,9 +92,9 @@ def test_what_bounds_the_best_config_is_told() -> None:
     words = {"compute": "arithmetic", "memory": "the device's memory", "transfer": "copies to and from the host"}
     for bottleneck, what in words.items():
         bound = {name: dataclasses.replace(line, bottleneck=bottleneck) for name, line in lines.items()}
-        (note,) = with_bottleneck(result, bound).notes
+        note = bottleneck_note(result, bound)
         assert note == f"By what is predicted, the best config is bound by {what}."
-    assert with_bottleneck(result, {}) == result
+    assert bottleneck_note(result, {}) is None
 
 
 class Recorder:
@@ -118,36 +112,30 @@ class Recorder:
 
 
 def test_a_step_of_the_best_is_kept_among_the_files(tmp_path: Path) -> None:
-    told: list[str] = []
+    told: list[Any] = []
     executor: Any = Recorder()
-    made = trace_best(found(), WORKLOAD, executor, directory=tmp_path, notify=told.append)
+    made = with_trace(found(), WORKLOAD, executor, directory=tmp_path, listener=told.append)
     assert executor.asked == [(BEST, tmp_path)]
     assert made.files == {"trace": str(tmp_path / "t")}
     assert made.to_json()["files"] == {
         **dict.fromkeys(("result", "script", "exports", "report")),
         "trace": str(tmp_path / "t"),
     }
-    assert told == ["memory snapshots need CUDA: on a CPU there is only the trace, which holds the allocations too."]
+    text = "memory snapshots need CUDA: on a CPU there is only the trace, which holds the allocations too."
+    assert told == [Note(text)]
 
 
 def test_a_step_that_cannot_be_recorded_costs_no_result(tmp_path: Path) -> None:
-    told: list[str] = []
+    told: list[Any] = []
     executor: Any = Recorder(ProbeError("its process ended."))
-    assert trace_best(found(), WORKLOAD, executor, directory=tmp_path, notify=told.append) == found()
-    assert told == ["no step of the best config could be recorded: its process ended."]
+    assert with_trace(found(), WORKLOAD, executor, directory=tmp_path, listener=told.append) == found()
+    assert told == [Note("no step of the best config could be recorded: its process ended.")]
 
 
 def test_ctrl_c_while_a_step_is_recorded_ends_the_search_with_its_answer(tmp_path: Path) -> None:
     executor: Any = Recorder(KeyboardInterrupt())
-    assert trace_best(found(), WORKLOAD, executor, directory=tmp_path, notify=pytest.fail) == found("interrupt")
-
-
-def test_nothing_is_recorded_of_a_search_that_was_stopped_or_found_nothing(tmp_path: Path) -> None:
-    executor: Any = Recorder()
-    nothing = dataclasses.replace(found(), best=None)
-    for result in (found("interrupt"), nothing):
-        assert trace_best(result, WORKLOAD, executor, directory=tmp_path, notify=pytest.fail) == result
-    assert not executor.asked
+    ended = with_trace(found(), WORKLOAD, executor, directory=tmp_path, listener=pytest.fail)
+    assert ended == found("interrupt")
 
 
 def test_little_time_is_spent_where_there_is_little() -> None:
@@ -163,27 +151,20 @@ def test_what_could_not_be_followed_is_left_out(error: BaseException) -> None:
     assert made.predicted == ()
 
 
-def test_nobody_who_wants_out_waits_for_a_picture() -> None:
-    executor = LocalExecutor()
-    assert record(found("interrupt"), executor).timelines == {}
-    assert not executor.timeouts
-
-
 def test_the_best_is_followed_on_other_numbers_of_devices() -> None:
-    executor, checked = LocalExecutor(), search_options()
-    assert follow_devices(found(), WORKLOAD, checked, executor) == found()  # a search over one
+    annotator = Annotator(WORKLOAD, search_options(), LocalExecutor())
+    assert annotator.on_devices(found()) == ()  # a search over one
     several = dataclasses.replace(hardware_of(card("h100")), devices=2)
     config = canonicalize({"data_parallel": "fsdp", "micro_batch_size": 2}, WORKLOAD, several)
     best = Measurement(config, Outcome.FITS)
     result = dataclasses.replace(found(), hardware=several, best=best)
-    followed = follow_devices(result, WORKLOAD, checked, executor).on_devices
+    followed = annotator.on_devices(result)
     assert [each.devices for each in followed] == [1, 2, 4]  # 4 samples do not divide among 8
     alone = predict(WORKLOAD, config, gpu="h100", devices=2).estimate
     assert followed[1] == OnDevices(2, alone.high, alone.tokens_per_second)
     assert None not in [each.rate for each in followed]
-    assert follow_devices(result, WORKLOAD, checked, LocalExecutor(ProbeError("too slow"))) == result
-    stopped = dataclasses.replace(result, stopped_by="interrupt")
-    assert follow_devices(stopped, WORKLOAD, checked, executor) == stopped
+    too_slow = dataclasses.replace(annotator, executor=LocalExecutor(ProbeError("too slow")))
+    assert too_slow.on_devices(result) == ()
 
 
 def test_a_child_finds_the_layers_that_have_adapters() -> None:
@@ -196,11 +177,12 @@ def test_a_child_finds_the_layers_that_have_adapters() -> None:
         return function(workload, config)
 
     executor: Any = SimpleNamespace(run=run)
+    annotator = Annotator(WORKLOAD, search_options(time_limit=1), executor)
     adapted = dataclasses.replace(found(), best=Measurement(LORA, Outcome.FITS))
-    layers = layers_for_exports(adapted, WORKLOAD, executor)
+    layers = annotator.layers(adapted)
     assert layers
     assert "q_proj" in layers["targets"]
-    assert layers_for_exports(found(), WORKLOAD, executor) is None  # without adapters no tool needs names
+    assert annotator.layers(found()) is None  # without adapters no tool needs names
     other = dataclasses.replace(found(), best=Measurement(LORA.replace(precision="fp32"), Outcome.FITS))
-    assert layers_for_exports(other, WORKLOAD, executor) is None
+    assert annotator.layers(other) is None
     assert asked == ["layers.log"] * 2

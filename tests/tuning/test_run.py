@@ -24,8 +24,8 @@ from autofit.estimate.calibration import calibration_for
 from autofit.estimate.timeline import timelines
 from autofit.probe import Plan
 from autofit.search.verification import MOST
-from autofit.tuning import artifacts
-from autofit.tuning import run as tune
+from autofit.tuning import artifacts, pipeline
+from autofit.tuning import measured as tune
 from autofit.tuning import space as offer
 from autofit.tuning.remedies import what_helps
 from tests import tiny
@@ -432,7 +432,7 @@ def test_two_searches_that_are_started_in_the_same_second_have_directories_of_th
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(bench.folder)
-    monkeypatch.setattr(tune, "datetime", mock.Mock(now=lambda: datetime(2026, 1, 2)))
+    monkeypatch.setattr(pipeline, "datetime", mock.Mock(now=lambda: datetime(2026, 1, 2)))
     others: list[Result] = []
 
     def answer(config: Config, _: bool) -> Measurement:

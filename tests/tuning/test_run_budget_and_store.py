@@ -17,7 +17,7 @@ from autofit.hardware.catalogue import card
 from autofit.search.beside_tensors import beside_tensors
 from autofit.search.space import Space
 from autofit.search.study import Limits
-from autofit.tuning import run as tune
+from autofit.tuning import measured as tune
 from autofit.tuning.measurement_store import Store
 from tests.tuning.searching import CARD, TRAITS, Bench, fits, notes_of
 
@@ -176,12 +176,12 @@ def test_a_space_is_narrowed_to_what_tensors_will_probably_find_room_for(
     monkeypatch.setattr(tune, "narrowed", narrowed)
     monkeypatch.setattr(tune, "Limits", limits)
     budget = bench.search().budget.device_bytes
-    assert told == [budget, None, budget]
+    assert told == [budget, budget, None]
     told.clear()
     bench.executor.hardware = CARD
     usable = bench.search(gpu="rtx-4090", mem=None, out=bench.folder / "another").budget.cap_bytes("cuda")
     likely = beside_tensors((), CARD.context_bytes).left(usable)
-    assert told == [usable - CARD.context_bytes, CARD.context_bytes, likely]
+    assert told == [likely, usable - CARD.context_bytes, CARD.context_bytes]
     assert likely < usable / 1.05
 
 

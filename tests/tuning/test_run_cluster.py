@@ -10,7 +10,8 @@ from autofit.core.errors import InputError
 from autofit.core.events import Event, Note
 from autofit.core.options import SearchOptions
 from autofit.probe import Place
-from autofit.tuning import run as tune
+from autofit.tuning import measured as tune
+from autofit.tuning.annotations import Annotator
 from tests.tuning.searching import Bench, FakeExecutor
 
 
@@ -40,7 +41,7 @@ def clusters(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> list[FakeCluster]
         return made[-1]
 
     monkeypatch.setattr(tune, "RayExecutor", connect)
-    monkeypatch.setattr(tune, "follow_devices", lambda result, *_: result)
+    monkeypatch.setattr(Annotator, "on_devices", lambda *_: ())
     return made
 
 

@@ -22,7 +22,9 @@ from autofit.hardware.catalogue import link, links_of
 from autofit.probe import GangExecutor, Place
 from autofit.report.explain import explain
 from autofit.search.surrogate import Surrogate
-from autofit.tuning import run as tune
+from autofit.tuning import measured as tune
+from autofit.tuning import pipeline
+from autofit.tuning.annotations import Annotator
 from tests import tiny
 from tests.probe.bare import bare
 from tests.probe.executors.test_conformance import PLACES
@@ -39,7 +41,7 @@ def gang(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[P
         return bench.executor
 
     monkeypatch.setattr(tune, "GangExecutor", start)
-    monkeypatch.setattr(tune, "follow_devices", lambda result, *_: result)
+    monkeypatch.setattr(Annotator, "on_devices", lambda *_: ())
     monkeypatch.setattr("autofit.probe.placement.physical_cores", lambda: [frozenset({each}) for each in range(4)])
     bench.space(micro_batch_size=[1, 2, 4], data_parallel="all", tensor_parallel="all")
     yield started
@@ -121,7 +123,7 @@ def test_one_rank_stands_for_all_where_there_are_fewer_devices(
         return fits(config, 4.0, communication_seconds=0.0)  # a step of 2 s, as much as the prediction's
 
     monkeypatch.setattr(bench.executor, "run", run)
-    monkeypatch.setattr(tune, "follow_tiers", lambda *_: {})
+    monkeypatch.setattr(Annotator, "timelines", lambda *_: {})
     result = bench.search(answer, devices=devices, nodes=nodes)
     assert not gang
     assert {config["data_parallel_replicate"] for config, _ in bench.executor.asked} >= {1, devices * nodes}
@@ -171,7 +173,7 @@ def test_predictions_are_used_where_there_are_some(
         return [float(MIB)] * len(configs), seconds
 
     monkeypatch.setattr(bench.executor, "run", run)
-    monkeypatch.setattr(tune, "follow_tiers", lambda *_: {})
+    monkeypatch.setattr(Annotator, "timelines", lambda *_: {})
     result = bench.search(devices=2, trials=1)
     assert asked == [2]
     assert result.predicted
@@ -192,7 +194,7 @@ def test_the_link_between_the_devices_is_measured_unless_it_is_named(
 
     monkeypatch.setattr(bench.executor, "run", run)
     monkeypatch.setattr(bench.executor, "link", lambda *_: measured)
-    monkeypatch.setattr(tune, "follow_tiers", lambda *_: {})
+    monkeypatch.setattr(Annotator, "timelines", lambda *_: {})
     bench.search(devices=2, trials=1, out=bench.folder / "one", listener=notes.append)
     bench.search(devices=2, trials=1, out=bench.folder / "two", link="pcie4")
     assert used == [measured, link("pcie4")]
@@ -209,7 +211,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def searched(folder: Path, listener: Callable[[Event], None], **given: Any) -> Result:
     options = {"space": str(folder / "space.yaml"), "mem": 0.5, "out": folder / "run", "devices": 2, "store": False}
-    return tune.run_search(tiny.mlp_workload(8), search_options(**(options | given)), listener)
+    return pipeline.run_search(tiny.mlp_workload(8), search_options(**(options | given)), listener)
 
 
 def test_a_rank_that_stands_for_all_is_really_measured(tmp_path: Path, shared_zygote: None, quick: None) -> None:

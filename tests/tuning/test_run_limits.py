@@ -19,7 +19,8 @@ from autofit.core.options import search_options
 from autofit.core.result import SavedResult
 from autofit.core.workload import Workload
 from autofit.probe import Request
-from autofit.tuning import run as tune
+from autofit.tuning import measured as tune
+from autofit.tuning import pipeline
 from tests import tiny
 from tests.tuning.searching import CARD, Bench, by_micro_batch, missed, verifies
 
@@ -348,7 +349,9 @@ def test_a_model_that_hangs_when_it_is_looked_at_ends_with_the_time_limit(tmp_pa
     workload = dataclasses.replace(tiny.mlp_workload(8), loss=hang)
     began = time.monotonic()
     with pytest.raises(ProbeError, match=r"looking at the model took more than|does not answer") as caught:
-        tune.run_search(workload, search_options(device="cpu", mem=1, time_limit=5, out=tmp_path / "run", store=False))
+        pipeline.run_search(
+            workload, search_options(device="cpu", mem=1, time_limit=5, out=tmp_path / "run", store=False)
+        )
     assert "time limit" in caught.value.remedy
     assert time.monotonic() - began < 30  # a busy machine may take its time
     assert not (tmp_path / "run").exists()

@@ -24,7 +24,8 @@ from autofit.core.result import Result
 from autofit.core.workload import Traits, Workload
 from autofit.estimate.timeline import timelines
 from autofit.probe import Executor, Place, Request, physical_cores
-from autofit.tuning import run as tune
+from autofit.tuning import measured as tune
+from autofit.tuning import pipeline
 from tests import tiny
 from tests.processes import descendants, number_in, wait_until, wait_until_gone
 
@@ -127,7 +128,7 @@ class Bench(SimpleNamespace):
     def search(self, **options: Any) -> Result:
         listener: Callable[[Event], None] | None = options.pop("listener", None)
         given = {"space": str(self.folder / "space.yaml"), "out": self.folder / "run", **options}
-        return tune.run_search(tiny.mlp_workload(8), search_options(**given), listener)
+        return pipeline.run_search(tiny.mlp_workload(8), search_options(**given), listener)
 
 
 @pytest.fixture

@@ -90,7 +90,7 @@ def test_the_environment_of_probes_matters(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_the_code_that_measures_matters(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     before = subject()
-    for room in warm_start._MEASURING:
+    for room in warm_start.MEASURING:
         (tmp_path / room).mkdir()
         (tmp_path / room / "some.py").write_text("changed")
     monkeypatch.setattr(fingerprint, "_PACKAGE", tmp_path)

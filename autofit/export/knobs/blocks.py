@@ -10,7 +10,7 @@ BLOCK_CLASS = "from transformers.modeling_layers import GradientCheckpointingLay
 
 def attention(case: Case) -> Fragments | None:
     """How softmax(QK)V is computed."""
-    value = case.config.get("attention")
+    value = case.config.attention
     if value == "sdpa":  # the default of transformers
         return Fragments()
     set_to = 'model.set_attn_implementation("{}")  # attention: {}'
@@ -28,7 +28,7 @@ def attention(case: Case) -> Fragments | None:
 
 def kernels(case: Case) -> Fragments | None:
     """Liger's kernels for this kind of model, but not its losses."""
-    if case.text("kernels") != "liger":
+    if case.config.kernels != "liger":
         return None
     return Fragments(
         imports=("from liger_kernel.transformers import _apply_liger_kernel_to_instance as liger",),
@@ -38,12 +38,12 @@ def kernels(case: Case) -> Fragments | None:
 
 def activation_checkpointing(case: Case) -> Fragments | None:
     """What the blocks save for the backward."""
-    value = case.text("activation_checkpointing")
+    value = case.config.activation_checkpointing
     comment = f"# activation_checkpointing: {value}"
     if value in ("budget-0.25", "budget-0.5", "budget-0.75"):
         setting = f"torch._functorch.config.activation_memory_budget = {value.removeprefix('budget-')}"
         start = (f"{comment} of what the compiler would keep", setting)
-        compiles = case.text("compile") != "none"
+        compiles = case.config.compile != "none"
         return Fragments(imports=("import torch._functorch.config",), start=start) if compiles else None
     if value == "full":
         return Fragments(adapt=(f"{_enable(case)}  {comment}",))
@@ -73,10 +73,10 @@ def _enable(case: Case, given: str = "") -> str:
 
 def compiled(case: Case) -> Fragments | None:
     """torch.compile block by block, or of the whole model if it repeats none."""
-    value = case.text("compile")
+    value = case.config.compile
     if value not in ("default", "max-autotune-no-cudagraphs"):
         return None
-    listed = case.text("activation_checkpointing") == "alternate"  # which has made `blocks`
+    listed = case.config.activation_checkpointing == "alternate"  # which has made `blocks`
     mode = "" if value == "default" else f', mode="{value}"'
     return Fragments(
         imports=() if listed else (BLOCK_CLASS,),

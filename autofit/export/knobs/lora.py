@@ -16,13 +16,13 @@ _BUT_ATTENTION = 'exclude_modules=r"(?!.*att(n|ention)).*"'
 def lora(case: Case) -> Fragments | None:
     """Adapters beside frozen weights; `precision` sets the dtypes of both."""
     config, classifies = case.config, case.classifies
-    rank, targets = config.get("lora_rank"), config.get("lora_targets") or "all-linear"
+    rank, targets = config.lora_rank, config.lora_targets or "all-linear"
     names = () if targets in ("attention", "all-linear", "all-linear+head") else tuple(str(targets).split("+"))
     if names and (case.has_experts or {"attention", "all-linear", "head"} & set(names)):
         return None
     if classifies and targets == "all-linear+head":
         targets = "all-linear"  # a classifier's new head is trained whole whatever the targets
-    alpha, dropout = config.get("lora_alpha") or 2 * int(rank or 0), config.get("lora_dropout") or 0.0
+    alpha, dropout = config.lora_alpha or 2 * rank, config.lora_dropout or 0.0
     # peft leaves out the output embedding by itself, but not every head of a classifier.
     by_name = classifies or targets == "all-linear+head" or bool(names)
     transposed = by_name and case.model_config["model_type"] in TRANSPOSED
@@ -65,5 +65,5 @@ def lora(case: Case) -> Fragments | None:
 
 def lora_plus(case: Case) -> Fragments | None:
     """Two groups of matrices; vectors beside them, or an optimizer for each weight, would need more."""
-    others = case.classifies or case.config.get("lora_dora") or case.config.get("optimizer_in_backward")
-    return None if others or case.shards else Fragments(faster=f"{case.config['lora_plus']}  # lora_plus")
+    others = case.classifies or case.config.lora_dora or case.config.optimizer_in_backward
+    return None if others or case.shards else Fragments(faster=f"{case.config.lora_plus}  # lora_plus")

@@ -17,10 +17,10 @@ _LEAST_CHUNKS = 8
 
 def loss(case: Case) -> Fragments | None:
     """A function that computes the loss from hidden states, some tokens at a time or by Liger's kernel."""
-    value, model = case.text("loss", "standard"), case.model_config
+    value, model = case.config.loss, case.model_config
     plain = model.get("model_type") in PLAIN_HEADS and not model.get("lm_head_bias")
     sizes = _features(case) and model.get("vocab_size")
-    if value not in ("chunked", "fused") or case.task != "causal-lm" or not plain or not sizes:
+    if value not in ("chunked", "fused") or not case.task.defers_logits or not plain or not sizes:
         return None
     return _chunked(case) if value == "chunked" else _fused(case)
 
@@ -65,7 +65,7 @@ def _beside_adapters(case: Case) -> tuple[str, ...]:
 def _of_a_trained_weight(case: Case) -> tuple[str, ...]:
     """By hand in a Function, which hands over the large gradient of a weight without a copy."""
     # Under autocast the products are in the low dtype, and their sum in that of the weight.
-    mixed = case.text("precision").endswith("-mixed")
+    mixed = case.config.precision.endswith("-mixed")
     add = "for_weight += slope.t() @ rows" if mixed else "for_weight.addmm_(slope.t(), rows)"
     total = "total = ChunkedLoss.apply(hidden, labels, model.get_output_embeddings().weight)"
     function = fill(template("chunked_trained"), {"loss": _chunk_loss(case), "add": add})
@@ -101,7 +101,7 @@ def _fused(case: Case) -> Fragments | None:
 
 def _causal_loss(case: Case, total: str | Sequence[str], *, stands_in: bool = False) -> str:
     slots = {
-        "value": case.text("loss"),
+        "value": case.config.loss,
         "inner": "model = model.get_base_model()" if case.lora else (),
         "positions": ', position_ids=batch["position_ids"]' if case.apart else "",
         "total": total,

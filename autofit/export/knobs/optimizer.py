@@ -37,14 +37,14 @@ _PARTS = (
 
 def optimizer(case: Case) -> Fragments | None:
     """The optimizer's imports and the call that makes it."""
-    value = case.text("optimizer", "adamw")
-    if case.text("optimizer_offload") != "none":
+    value = case.config.optimizer
+    if case.config.optimizer_offload != "none":
         return Fragments()  # it makes its own
     of_wholes = case.shards and value in _OF_WHOLES
-    in_bf16 = case.shards and case.text("precision") in ("bf16", "fp8")
+    in_bf16 = case.shards and case.config.precision in ("bf16", "fp8")
     if value not in _OPTIMIZERS or (in_bf16 and value in _OF_PLAIN_BF16):
         return None
-    if of_wholes and case.config.get("optimizer_in_backward"):
+    if of_wholes and case.config.optimizer_in_backward:
         return None
     made, imports = _OPTIMIZERS[value]
     if of_wholes:
@@ -56,7 +56,7 @@ def optimizer(case: Case) -> Fragments | None:
 
 def optimizer_offload(case: Case) -> Fragments | None:
     """torchao's optimizer around a fused AdamW on the host, the only one that it accepts."""
-    if case.text("optimizer_offload") != "cpu" or case.text("optimizer", "adamw") != "adamw":
+    if case.config.optimizer_offload != "cpu" or case.config.optimizer != "adamw":
         return None
     return Fragments(
         imports=("from torch.optim import AdamW", "from torchao.optim import CPUOffloadOptimizer"),
@@ -67,4 +67,4 @@ def optimizer_offload(case: Case) -> Fragments | None:
 
 def optimizer_in_backward(case: Case) -> Fragments | None:
     """Gradients are applied, and freed, as they come."""
-    return Fragments(stepped_in_backward=True) if case.config["optimizer_in_backward"] is True else None
+    return Fragments(stepped_in_backward=True) if case.config.optimizer_in_backward is True else None

@@ -11,7 +11,7 @@ _UNREACHED = "model.set_reduce_scatter_unused_params(True)  # of experts that no
 def data_parallel(case: Case) -> Fragments | None:
     """How weights are held, what happens between devices, and who saves."""
     kinds = {"ddp": _replicated, "fsdp": _sharded}
-    value, nccl = case.text("data_parallel"), case.device == "cuda"
+    value, nccl = case.config.data_parallel, case.device == "cuda"
     if value not in kinds:
         return None
     started = (
@@ -29,7 +29,7 @@ def data_parallel(case: Case) -> Fragments | None:
         start=started,
         spread=("torch.manual_seed(args.seed + rank)  # for dropout",),
     )
-    if case.text("loss", "standard") != "standard":
+    if case.config.loss != "standard":
         within = "model.forward = partial(causal_loss, model)  # so that it runs between the hooks below"
         common = common.joined(Fragments(standard=("from functools import partial",), spread=(within,)))
     added = kinds[value](case)
@@ -39,12 +39,12 @@ def data_parallel(case: Case) -> Fragments | None:
 def _named(case: Case) -> str:
     """The knobs that chose it."""
     replicas = f", data_parallel_replicate: {case.layout.replicate}" if case.layout.replicate > 1 else ""
-    return f"data_parallel: {case.config['data_parallel']}{replicas}"
+    return f"data_parallel: {case.config.data_parallel}{replicas}"
 
 
 def _replicated(case: Case) -> Fragments:
     """A model inside of DistributedDataParallel, which adds gradients up in the last micro-batch of a step."""
-    split = case.config.get("gradient_accumulation_steps") != 1
+    split = case.config.gradient_accumulation_steps != 1
     options = ["model", "gradient_as_bucket_view=True", *["find_unused_parameters=True"] * case.has_experts]
     later = "model.no_sync() if part[-1] < own[-1] else nullcontext()"
     adapters = "model.module.save_pretrained(args.output, save_embedding_layers=False)"
@@ -61,7 +61,7 @@ def _sharded(case: Case) -> Fragments | None:
     """FSDP2, block by block."""
     if case.has_experts and [int(part) for part in case.versions.get("torch", "2.13").split(".")[:2]] < [2, 13]:
         return None
-    layout, reshard = case.layout, case.config.get("reshard_after_forward")
+    layout, reshard = case.layout, case.config.reshard_after_forward
     classes, lines = ["fully_shard"], []
     kept = "part is not model" if reshard is True else f"{reshard} if part is not model else False"
     options = {"reshard_after_forward": kept if reshard else "False"}
@@ -69,19 +69,19 @@ def _sharded(case: Case) -> Fragments | None:
         sizes = f"({layout.replicate}, {layout.shard})"
         lines.append(f'mesh = dist.init_device_mesh(DEVICE, {sizes}, mesh_dim_names=("replicate", "shard"))')
         options["mesh"] = "mesh"
-    if low := {"bf16-mixed": "bfloat16", "fp16-mixed": "float16"}.get(case.text("precision")):
+    if low := {"bf16-mixed": "bfloat16", "fp16-mixed": "float16"}.get(case.config.precision):
         lines.append(f"policy = MixedPrecisionPolicy(torch.{low}, torch.float32, cast_forward_inputs=False)")
         options["mp_policy"] = "policy"
         classes.append("MixedPrecisionPolicy")
-    if case.text("fsdp_offload") == "cpu":
+    if case.config.fsdp_offload == "cpu":
         options["offload_policy"] = "CPUOffloadPolicy()" if case.device == "cuda" else "CPUOffloadPolicy(False)"
         classes.append("CPUOffloadPolicy")
     given = ["part", *(f"{name}={value}" for name, value in options.items())]
-    listed = case.text("compile") != "none" or case.text("activation_checkpointing") == "alternate"
+    listed = case.config.compile != "none" or case.config.activation_checkpointing == "alternate"
     slots = {
         "options": lines,
         "blocks": "blocks" if listed else BLOCKS,
-        "ends": _ends(case) if case.task in ("causal-lm", "masked-lm") else (),
+        "ends": () if case.classifies else _ends(case),
         "call": call("fully_shard", given, indent=8),
     }
     adapters = ", ignore_frozen_params=True" if case.lora else ""
@@ -93,7 +93,7 @@ def _sharded(case: Case) -> Fragments | None:
             import_from("torch.distributed.checkpoint.state_dict", "StateDictOptions", "get_model_state_dict"),
         ),
         shard=(*lines_of(fill(template("shard"), slots)), *([_UNREACHED] if case.has_experts else [])),
-        micro=_deferred(case) if case.config.get("gradient_accumulation_steps") != 1 else (),
+        micro=_deferred(case) if case.config.gradient_accumulation_steps != 1 else (),
         gather=(
             f"whole = StateDictOptions(full_state_dict=True, cpu_offload=True{adapters})",
             "state = get_model_state_dict(model, options=whole)",
@@ -115,6 +115,6 @@ def _ends(case: Case) -> tuple[str, ...]:
     if case.model_config.get("tie_word_embeddings"):
         return ()
     embedding, head = "model.get_input_embeddings()", "model.get_output_embeddings()"
-    if case.text("loss", "standard") != "standard":
+    if case.config.loss != "standard":
         return f"if {embedding}.weight is not {head}.weight:", f"    parts.append({embedding})"
     return f"ends = [{embedding}, {head}]", "if ends[0].weight is not ends[1].weight:", "    parts += ends"

@@ -19,13 +19,13 @@ _FILL_UP = (
 
 def precision(case: Case) -> Fragments | None:
     """Weights, arithmetic and loss scaler; frozen weights are those that LoRA leaves untrained."""
-    value = case.text("precision", "fp32")
+    value = case.config.precision
     if value in ("fp32", "tf32"):
         # PyTorch rounds convolutions to TF32 by default, and matrix products only on request.
         start: tuple[str, ...] = ()
         if value == "tf32":
             start = ('torch.set_float32_matmul_precision("high")  # precision: tf32',)
-        elif case.device == "cuda" and case.task == "image-classification":
+        elif case.device == "cuda" and case.task.medium == "images":
             start = ("torch.backends.cudnn.allow_tf32 = False  # precision: fp32, in convolutions too",)
         return Fragments(load_dtype="torch.float32", start=start, held=f"all weights in float32 (precision: {value})")
     if value in ("bf16", "fp8"):
@@ -39,9 +39,9 @@ def precision(case: Case) -> Fragments | None:
     if value not in ("bf16-mixed", "fp16-mixed"):
         return None
     half = f"torch.{_COMPUTE[value]}"
-    uncached = "" if case.text("activation_checkpointing") == "none" else ", cache_enabled=False"
+    uncached = "" if case.config.activation_checkpointing == "none" else ", cache_enabled=False"
     # Adapters beside quantized weights are made in float32; a new head is loaded as frozen weights are.
-    cast = case.frozen and (case.classifies or case.text("quantization") == "none")
+    cast = case.frozen and (case.classifies or case.config.quantization == "none")
     return Fragments(
         load_dtype=half if case.frozen else "torch.float32",
         place=_cast(case, f"torch.float32 if parameter.requires_grad else {half}") if cast else (),
@@ -59,10 +59,10 @@ def _cast(case: Case, dtype: str) -> tuple[str, ...]:
     lines = [f"parameter.data = parameter.data.to({place}{dtype})"]
     if " if " in dtype:
         lines = [f"dtype = {dtype}", f"parameter.data = parameter.data.to({place}dtype)"]
-    if case.text("quantization") != "none":
+    if case.config.quantization != "none":
         lines = ["if parameter.is_floating_point():", *(f"    {line}" for line in lines)]
-    loop = f"for parameter in model.parameters():  # precision: {case.config['precision']}"
-    statistics = _STATISTICS if case.task == "image-classification" else ()
+    loop = f"for parameter in model.parameters():  # precision: {case.config.precision}"
+    statistics = _STATISTICS if case.task.medium == "images" else ()
     return (loop, *(f"    {line}" for line in lines), *statistics)
 
 
@@ -84,13 +84,13 @@ def _products_in_fp8(case: Case) -> Fragments:
 
 def quantization(case: Case) -> Fragments | None:
     """Linear layers but the output head in 8 or 4 bits as they are loaded, by bitsandbytes."""
-    value = case.text("quantization")
+    value = case.config.quantization
     if value not in ("int8", "nf4", "nf4-dq") or case.has_experts:  # which from_pretrained does not quantise
         return None
     four_bits = (
         "load_in_4bit=True",
         'bnb_4bit_quant_type="nf4"',
-        f"bnb_4bit_compute_dtype=torch.{_COMPUTE.get(case.text('precision'), 'float32')}",
+        f"bnb_4bit_compute_dtype=torch.{_COMPUTE.get(case.config.precision, 'float32')}",
         *(("bnb_4bit_use_double_quant=True",) if value == "nf4-dq" else ()),
     )
     # Without this, bitsandbytes quantizes a head that has a bias; despite its name it applies to 4 bits as well.
@@ -107,7 +107,7 @@ def quantization(case: Case) -> Fragments | None:
 
 def head_only(case: Case) -> Fragments | None:
     """Linear layers outside the base model are trained; below a quantised body, or divided, they were not tried."""
-    if case.shards or case.text("quantization") != "none":
+    if case.shards or case.config.quantization != "none":
         return None
     lines = (
         "model.requires_grad_(False)  # head_only: true",

@@ -24,7 +24,7 @@ _INSTEAD = {
 
 
 def _precision(request: Request) -> ToolKeys:
-    value = request.text("precision")
+    value = request.config.precision
     instead = _INSTEAD.get(value, convolutions(request))
     keys = {"mixed_precision": _AUTOCAST.get(value, "no")}
     return request.keys("precision", keys, instead, may_not_fit=value in ("bf16", "fp8"))
@@ -32,7 +32,7 @@ def _precision(request: Request) -> ToolKeys:
 
 def _compile(request: Request) -> ToolKeys:
     """Block by block, as it was measured."""
-    value = request.text("compile")
+    value = request.config.compile
     if value == "none":
         return ToolKeys({"dynamo_config.dynamo_backend": "NO"})
     keys = {"backend": "INDUCTOR", "mode": value, "use_regional_compilation": True}

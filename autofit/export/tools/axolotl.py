@@ -11,7 +11,7 @@ from typing import Any
 from autofit.export import several_devices
 from autofit.export import shared_keys as shared
 from autofit.export.source import ExportSource
-from autofit.export.tool import Request, Tool, ToolKeys
+from autofit.export.tool import LANGUAGE_MODELS, Request, Tool, ToolKeys
 from autofit.export.trainer import learning
 
 _SAVED = ["attention", *(f"aten::{name}" for name in ("mm", "addmm", "bmm", "baddbmm", "_scaled_mm", "_grouped_mm"))]
@@ -28,7 +28,7 @@ _FULL_TRAINING = {
 
 
 def _precision(request: Request) -> ToolKeys:
-    value, adapters = request.text("precision"), bool(request.config["lora_rank"])
+    value, adapters = request.config.precision, bool(request.config.lora_rank)
     keys: dict[str, Any] = {
         "bf16": value in ("bf16-mixed", "fp8") or (value == "bf16" and not adapters),
         "fp16": value == "fp16-mixed",
@@ -42,7 +42,7 @@ def _precision(request: Request) -> ToolKeys:
     instead = None if adapters else _FULL_TRAINING.get(value)
     if value == "fp8":
         instead = "axolotl chooses the layers by itself, and runs the rest under autocast with norms in float32"
-    elif value == "bf16" and adapters and request.text("quantization") != "none":
+    elif value == "bf16" and adapters and request.config.quantization != "none":
         instead = "peft holds adapters beside quantised weights in float32, in more memory than measured"
     return request.keys("precision", keys, instead, may_not_fit=value in ("bf16", "fp8"))
 
@@ -50,7 +50,7 @@ def _precision(request: Request) -> ToolKeys:
 def _checkpointing(request: Request) -> ToolKeys:
     """By Trainer's names before transformers 5.23, which include `every_n_layers`."""
     knob = "activation_checkpointing"
-    value, adapters = request.text(knob), bool(request.config["lora_rank"])
+    value, adapters = request.text(knob), bool(request.config.lora_rank)
     deviations = shared.keywords(request, knob).deviations
     if value == "none" or value.startswith("budget-"):
         return ToolKeys({"gradient_checkpointing": False}, deviations)
@@ -64,10 +64,10 @@ def _checkpointing(request: Request) -> ToolKeys:
 
 
 def _rank(request: Request) -> ToolKeys:
-    rank = request.config["lora_rank"]
+    rank = request.config.lora_rank
     if not rank:
         return ToolKeys()
-    kind = "qlora" if request.text("quantization") in ("nf4", "nf4-dq") else "lora"
+    kind = "qlora" if request.config.quantization in ("nf4", "nf4-dq") else "lora"
     return ToolKeys({"adapter": kind, "lora_r": rank, **dict.fromkeys(_LORA_KERNELS, False)})
 
 
@@ -77,7 +77,7 @@ def _targets(request: Request) -> ToolKeys:
 
 
 def _quantization(request: Request) -> ToolKeys:
-    value = request.text("quantization")
+    value = request.config.quantization
     four_bits = value in ("nf4", "nf4-dq")
     kind = {"bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": value == "nf4-dq"}
     keys = {"load_in_8bit": value == "int8", "load_in_4bit": four_bits}
@@ -87,7 +87,7 @@ def _quantization(request: Request) -> ToolKeys:
 
 
 def _optimizer(request: Request) -> ToolKeys:
-    value = request.text("optimizer")
+    value = request.config.optimizer
     if value in _TORCHAO:
         return ToolKeys({"optimizer": _TORCHAO[value]})
     trainer = shared.keywords(request, "optimizer")
@@ -98,14 +98,14 @@ def _optimizer(request: Request) -> ToolKeys:
 
 def _data_parallel(request: Request) -> ToolKeys:
     """DDP is what axolotl does with several processes."""
-    kind = request.text("data_parallel")
+    kind = request.config.data_parallel
     if kind != "fsdp":
         return ToolKeys({"ddp": True, "ddp_find_unused_parameters": True} if kind == "ddp" else {}, as_measured=True)
     words = {"fsdp_version": 2, "auto_wrap_policy": "TRANSFORMER_BASED_WRAP"}
     words |= dict.fromkeys(("state_dict_type", "final_state_dict_type"), "FULL_STATE_DICT")
-    words["cpu_ram_efficient_loading"] = request.text("quantization") == "none"
+    words["cpu_ram_efficient_loading"] = request.config.quantization == "none"
     keys = {"fsdp_version": 2, **{f"fsdp_config.{name}": value for name, value in words.items()}}
-    autocast = request.text("precision") in ("fp8", "bf16") and not request.config["lora_rank"]
+    autocast = request.config.precision in ("fp8", "bf16") and not request.config.lora_rank
     return several_devices.by_accelerate(request, keys, autocast=autocast)
 
 
@@ -117,7 +117,7 @@ def _replicate(request: Request) -> ToolKeys:
 
 def _compile(request: Request) -> ToolKeys:
     """The mode that times several kernels has no name in axolotl; what it sets has."""
-    value = request.text("compile")
+    value = request.config.compile
     if value == "none":
         return ToolKeys({"torch_compile": False})
     keys: dict[str, Any] = {"torch_compile": True, "torch_compile_backend": "inductor", "torch_compile_mode": "default"}
@@ -127,14 +127,14 @@ def _compile(request: Request) -> ToolKeys:
 
 
 def _layers(request: Request) -> ToolKeys:
-    offloads, adapted = request.text("parameter_offload") == "cpu", bool(request.config["lora_rank"])
+    offloads, adapted = request.config.parameter_offload == "cpu", bool(request.config.lora_rank)
     why = "axolotl offloads frozen layers only" if offloads and not adapted else None
     return request.keys("parameter_offload", {"layer_offloading": offloads and adapted}, why, may_not_fit=True)
 
 
 def _plugins(request: Request) -> dict[str, Any]:
     """The keys of both plugins, the same for both knobs that need one; none if neither is on."""
-    kernels, fused = request.text("kernels") == "liger", request.text("loss") == "fused"
+    kernels, fused = request.config.kernels == "liger", request.config.loss == "fused"
     plugins, keys = [], dict[str, Any]()
     if kernels or fused:
         plugins.append("axolotl.integrations.liger.LigerPlugin")
@@ -150,13 +150,13 @@ def _is_cut(request: Request) -> bool:
     """Whether cut cross-entropy stands for the chunked loss: on a card, where axolotl itself computes in 16 bits."""
     keys = _precision(request).keys
     half = keys["bf16"] or keys["fp16"]
-    return request.text("loss") == "chunked" and request.source.device == "cuda" and bool(half)
+    return request.config.loss == "chunked" and request.source.device == "cuda" and bool(half)
 
 
 def _loss(request: Request) -> ToolKeys:
     """axolotl's chunked_cross_entropy holds the logits of all tokens, and only widens them in chunks."""
     why = None
-    if request.text("loss") == "chunked":
+    if request.config.loss == "chunked":
         why = "axolotl holds the logits of all tokens; Liger's plugin with liger_fused_linear_cross_entropy never does"
     if _is_cut(request):
         why = "axolotl never holds all logits by cut cross-entropy's kernels, which axolotl's fork of that package has"
@@ -186,7 +186,7 @@ TOOL = Tool(
     run="axolotl train {file}",
     splits=("tensor_parallel",),
     run_several="axolotl train {file} --launcher torchrun -- --nproc_per_node={each}{rendezvous}",
-    tasks=("causal-lm",),
+    tasks=LANGUAGE_MODELS,
     packing="sample_packing",
     apart=True,
     expert_targets="lora_target_parameters",
@@ -213,7 +213,7 @@ TOOL = Tool(
         ),
         "precision": _precision,
         "micro_batch_size": lambda request: ToolKeys(
-            dict.fromkeys(("micro_batch_size", "eval_batch_size"), request.config["micro_batch_size"])
+            dict.fromkeys(("micro_batch_size", "eval_batch_size"), request.config.micro_batch_size)
         ),
         "activation_checkpointing": _checkpointing,
         "activation_offload": lambda request: shared.offload_of_blocks(

@@ -28,12 +28,12 @@ def _stage(request: Request) -> int:
     """ZeRO's stage: 3 streams weights or gathers them twice, 2 steps on the host or gathers them once, 1 can hold state
     in bfloat16; 0 is none."""
     if several_devices.is_fsdp(request):
-        return 2 if request.config["reshard_after_forward"] is False else 3
-    if request.text("parameter_offload") != "none":
+        return 2 if request.config.reshard_after_forward is False else 3
+    if request.config.parameter_offload != "none":
         return 3
-    if request.text("optimizer_offload") != "none":
+    if request.config.optimizer_offload != "none":
         return 2
-    return 1 if request.text("precision") in ("bf16", "fp8") else 0
+    return 1 if request.config.precision in ("bf16", "fp8") else 0
 
 
 def _zero(request: Request) -> dict[str, Any]:
@@ -44,9 +44,9 @@ def _zero(request: Request) -> dict[str, Any]:
 
 
 def _precision(request: Request) -> ToolKeys:
-    value = request.text("precision")
+    value = request.config.precision
     narrow, autocast = value in ("bf16", "fp8"), value in _AUTOCAST
-    in_bf16 = narrow and request.text("optimizer") != "adamw-master"  # what DeepSpeed does unless it is told otherwise
+    in_bf16 = narrow and request.config.optimizer != "adamw-master"  # what DeepSpeed does unless it is told otherwise
     keys = {
         **_zero(request),
         "fp16.enabled": False,
@@ -66,7 +66,7 @@ def _precision(request: Request) -> ToolKeys:
 
 def _optimizer(request: Request) -> ToolKeys:
     """DeepSpeed's own fused AdamW, or a class of torch.optim."""
-    value = request.text("optimizer")
+    value = str(request.config.optimizer)
     learning = Hyperparameters()
     keys = {
         "optimizer.type": _OPTIMIZERS.get(value, "AdamW"),
@@ -83,7 +83,7 @@ def _optimizer(request: Request) -> ToolKeys:
 
 
 def _offload(request: Request, knob: str, section: str, instead: str | None = None) -> ToolKeys:
-    parts = request.text("fsdp_offload") == "cpu" and (section == "offload_optimizer" or _stage(request) == 3)
+    parts = request.config.fsdp_offload == "cpu" and (section == "offload_optimizer" or _stage(request) == 3)
     section = f"zero_optimization.{section}"
     if request.text(knob) == "none" and not parts:
         return ToolKeys({f"{section}.device": "none"})
@@ -92,7 +92,7 @@ def _offload(request: Request, knob: str, section: str, instead: str | None = No
 
 
 def _data_parallel(request: Request) -> ToolKeys:
-    kind, stage = request.text("data_parallel"), _stage(request)
+    kind, stage = request.config.data_parallel, _stage(request)
     why = f"ZeRO {stage} divides the optimizer's state over the devices, in less memory than measured"
     if not stage:
         why = "DeepSpeed frees gradients after each step, which DDP's buckets keep, in less memory than measured"
@@ -114,7 +114,7 @@ def _replicate(request: Request) -> ToolKeys:
 
 def _reshard(request: Request) -> ToolKeys:
     """Groups that share weights until the backward are a secondary partition."""
-    value = request.config["reshard_after_forward"]
+    value = request.config.reshard_after_forward
     return ToolKeys(_secondary(request, value) if type(value) is int else {_STAGE: _stage(request)}, as_measured=True)
 
 
@@ -126,7 +126,7 @@ def _secondary(request: Request, devices: int) -> dict[str, Any]:
 def _parts(request: Request) -> ToolKeys:
     """The other offloads write the keys."""
     why = "ZeRO 2 keeps whole weights on every device, and offloads the optimizer alone"
-    cpu = request.text("fsdp_offload") == "cpu"
+    cpu = request.config.fsdp_offload == "cpu"
     deviating = request.keys("fsdp_offload", {}, why if cpu and _stage(request) == 2 else None, may_not_fit=True)
     return replace(deviating, as_measured=True)
 

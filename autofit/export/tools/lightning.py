@@ -20,7 +20,7 @@ _INSTEAD = {"tf32": shared.TF32.format("Lightning"), "fp8": shared.FP8.format("L
 
 
 def _precision(request: Request) -> ToolKeys:
-    value, frozen = request.text("precision"), shared.frozen_in_mixed_precision(request)
+    value, frozen = request.config.precision, shared.frozen_in_mixed_precision(request)
     why = "Lightning leaves frozen weights as your module makes them, float32 if it does not say"
     instead = why if frozen else _INSTEAD.get(value, shared.convolutions(request))
     keys = {"trainer.precision": shared.LIGHTNING_PRECISION[value]}
@@ -36,7 +36,7 @@ def _accumulation(request: Request) -> ToolKeys:
 
 
 def _data_parallel(request: Request) -> ToolKeys:
-    kind, layout, nodes = request.text("data_parallel"), request.layout, request.nodes
+    kind, layout, nodes = request.config.data_parallel, request.layout, request.nodes
     keys = {"trainer.devices": layout.world // nodes, **({"trainer.num_nodes": nodes} if nodes > 1 else {})}
     strategy = {_STRATEGY: "ddp_find_unused_parameters_true"}
     if kind == "fsdp" and request.source.device == "cpu":  # where it refuses its FSDP

@@ -9,7 +9,7 @@ from autofit.core.workload import Hyperparameters
 from autofit.export import several_devices
 from autofit.export import shared_keys as shared
 from autofit.export.source import ExportSource, batches_fit
-from autofit.export.tool import Request, Tool, ToolKeys
+from autofit.export.tool import LANGUAGE_MODELS, Request, Tool, ToolKeys
 
 _INSTEAD = {"tf32": shared.TF32.format("litgpt"), "fp8": shared.FP8.format("litgpt")}
 _QUANTISED = "litgpt quantises weights on one device only."
@@ -18,8 +18,8 @@ _QUANTIZED = {"int8": "bnb.int8-training", "nf4": "bnb.nf4", "nf4-dq": "bnb.nf4-
 
 def _precision(request: Request) -> ToolKeys:
     """Quantised weights require one dtype for all the rest."""
-    value = request.text("precision")
-    if value.endswith("-mixed") and request.text("quantization") != "none":
+    value = request.config.precision
+    if value.endswith("-mixed") and request.config.quantization != "none":
         why = "litgpt holds adapters beside quantised weights in bfloat16, with less memory and precision than measured"
         return request.keys("precision", {"precision": "bf16-true"}, why)
     frozen = shared.frozen_in_mixed_precision(request)
@@ -42,7 +42,7 @@ def _data_parallel(request: Request) -> ToolKeys:
     layout, nodes = request.layout, request.nodes
     keys = {"devices": layout.world // nodes, **({"num_nodes": nodes} if nodes > 1 else {})}
     why = "litgpt divides weights, with less memory and more time than measured"
-    deviating = request.keys("data_parallel", keys, why if request.text("data_parallel") == "ddp" else None)
+    deviating = request.keys("data_parallel", keys, why if request.config.data_parallel == "ddp" else None)
     return replace(deviating, as_measured=True)
 
 
@@ -53,22 +53,22 @@ def _replicate(request: Request) -> ToolKeys:
 
 
 def _reshard(request: Request) -> ToolKeys:
-    value = request.config["reshard_after_forward"]
+    value = request.config.reshard_after_forward
     why = "litgpt gives weights up between forward and backward, with less memory and more time than measured"
     return replace(request.keys("reshard_after_forward", {}, None if value in (None, True) else why), as_measured=True)
 
 
 def _offload(request: Request) -> ToolKeys:
-    why = "litgpt keeps all parts on the devices" if request.text("fsdp_offload") == "cpu" else None
+    why = "litgpt keeps all parts on the devices" if request.config.fsdp_offload == "cpu" else None
     return replace(request.keys("fsdp_offload", {}, why, may_not_fit=True), as_measured=True)
 
 
 def _quantised_on_several(source: ExportSource) -> bool:
-    return source.layout.world > 1 and source.config.get("quantization") not in (None, "none")
+    return source.layout.world > 1 and source.config.quantization != "none"
 
 
 def _targets(request: Request) -> ToolKeys:
-    targets = request.text("lora_targets")
+    targets = request.config.lora_targets
     attention = dict.fromkeys(("lora_query", "lora_key", "lora_value", "lora_projection"), True)
     keys = {**attention, "lora_mlp": targets != "attention", "lora_head": targets == "all-linear+head"}
     return request.keys("lora_targets", keys, shared.by_kind(request))
@@ -78,7 +78,7 @@ TOOL = Tool(
     title="litgpt",
     versions=("0.5.13",),
     run="litgpt {{finetune_full,finetune_lora}} --config {file} (finetune_lora where there are adapters)",
-    tasks=("causal-lm",),
+    tasks=LANGUAGE_MODELS,
     packs=False,
     refuse=lambda source: _QUANTISED if _quantised_on_several(source) else batches_fit(source),
     fixed=lambda request: {
@@ -110,7 +110,7 @@ TOOL = Tool(
         "lora_alpha": shared.whole_alpha,
         "lora_dropout": shared.lora_dropout,
         "lora_targets": _targets,
-        "quantization": shared.adapter("quantize", lambda request: _QUANTIZED.get(request.text("quantization"))),
+        "quantization": shared.adapter("quantize", lambda request: _QUANTIZED.get(request.config.quantization)),
         "optimizer": lambda each: shared.optimizer_class(each, "optimizer.class_path", "optimizer.init_args"),
     },
 )

@@ -9,7 +9,7 @@ from typing import Any
 from autofit.export import several_devices
 from autofit.export import shared_keys as shared
 from autofit.export.source import ExportSource, batches_fit
-from autofit.export.tool import Request, Tool, ToolKeys
+from autofit.export.tool import LANGUAGE_MODELS, Request, Tool, ToolKeys
 from autofit.export.trainer import CHECKPOINTED, learning
 
 _NEVER_ALL = "which never holds the logits of all tokens"
@@ -17,7 +17,7 @@ _ATTENTION = {"sdpa": "sdpa", "eager": "disabled", "flash": "fa2"}
 
 
 def _precision(request: Request) -> ToolKeys:
-    value = request.text("precision")
+    value = request.config.precision
     plain = value in ("fp32", "tf32")
     keys = {
         "pure_bf16": value in ("bf16", "fp8"),
@@ -29,7 +29,7 @@ def _precision(request: Request) -> ToolKeys:
     deviations = []
     if value == "fp8":
         deviations.append(request.deviation("precision", shared.FP8.format("LLaMA-Factory")))
-    if keys["pure_bf16"] and request.config["lora_rank"]:
+    if keys["pure_bf16"] and request.config.lora_rank:
         why = "LLaMA-Factory leaves adapters in peft's float32, in more memory than measured"
         deviations.append(request.deviation("precision", why, may_not_fit=True))
     return ToolKeys(keys, tuple(deviations))
@@ -37,19 +37,19 @@ def _precision(request: Request) -> ToolKeys:
 
 def _refuse(source: ExportSource) -> str | None:
     """Its check of `pure_bf16` asks for a card."""
-    if source.device == "cpu" and source.config.get("precision") in ("bf16", "fp8"):
+    if source.device == "cpu" and source.config.precision in ("bf16", "fp8"):
         return "LLaMA-Factory holds weights in bfloat16 on a GPU only."
     return batches_fit(source)
 
 
 def _checkpointing(request: Request) -> ToolKeys:
-    off = request.text("activation_checkpointing") not in CHECKPOINTED
+    off = request.config.activation_checkpointing not in CHECKPOINTED
     keys = {"disable_gradient_checkpointing": off, "use_reentrant_gc": False}
     return shared.whole_blocks_of_trainer(request, keys)
 
 
 def _quantization(request: Request) -> ToolKeys:
-    value = request.text("quantization")
+    value = request.config.quantization
     if value == "none":
         return ToolKeys({"quantization_bit": None})
     keys = {"quantization_bit": 8 if value == "int8" else 4, "quantization_method": "bnb", "quantization_type": "nf4"}
@@ -58,11 +58,11 @@ def _quantization(request: Request) -> ToolKeys:
 
 def _liger(request: Request) -> dict[str, Any]:
     """One key for the kernels and the loss."""
-    return {"enable_liger_kernel": request.text("kernels") == "liger" or request.text("loss") == "fused"}
+    return {"enable_liger_kernel": request.config.kernels == "liger" or request.config.loss == "fused"}
 
 
 def _loss(request: Request) -> ToolKeys:
-    value, kernels = request.text("loss"), request.text("kernels") == "liger"
+    value, kernels = request.config.loss, request.config.kernels == "liger"
     instead = None
     if value == "fused" and not kernels:
         instead = "LLaMA-Factory switches Liger's other kernels on with it"
@@ -81,7 +81,7 @@ TOOL = Tool(
     run="llamafactory-cli train {file}",
     run_several="accelerate launch --config_file llamafactory_accelerate.yaml{further} -m llamafactory.launcher {file}",
     files=several_devices.launched("llamafactory"),
-    tasks=("causal-lm",),
+    tasks=LANGUAGE_MODELS,
     packing="packing",
     refuse=_refuse,
     fixed=lambda request: {
@@ -114,9 +114,9 @@ TOOL = Tool(
         **shared.kinds_of_adapter(lora_plus="loraplus_lr_ratio"),
         "lora_targets": shared.adapter("lora_target", lambda request: ",".join(request.source.targets) or "all"),
         "quantization": _quantization,
-        "attention": lambda request: ToolKeys({"flash_attn": _ATTENTION.get(request.text("attention"), "auto")}),
+        "attention": lambda request: ToolKeys({"flash_attn": _ATTENTION.get(str(request.config.attention), "auto")}),
         "loss": _loss,
         # The fused loss switches them on as well.
-        "kernels": lambda request: ToolKeys(_liger(request), as_measured=request.text("loss") == "fused"),
+        "kernels": lambda request: ToolKeys(_liger(request), as_measured=request.config.loss == "fused"),
     },
 )

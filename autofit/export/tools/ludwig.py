@@ -4,14 +4,14 @@ checkpoint, mixes precision by one switch, and has neither offloading nor a loss
 from autofit.core.workload import Hyperparameters
 from autofit.export import several_devices
 from autofit.export import shared_keys as shared
-from autofit.export.tool import Request, Tool, ToolKeys
+from autofit.export.tool import LANGUAGE_MODELS, Request, Tool, ToolKeys
 
 # By autofit's names; Ludwig's have underscores.
 _OPTIMIZERS = ("adamw", "adamw-8bit", "paged-adamw", "paged-adamw-8bit", "lion-8bit", "adafactor", "sgd")
 
 
 def _precision(request: Request) -> ToolKeys:
-    value = request.text("precision")
+    value = request.config.precision
     why = "Ludwig leaves weights in the format of the checkpoint, and mixes in the one that the device prefers"
     keys = {"trainer.use_mixed_precision": value.endswith("-mixed")}
     return request.keys("precision", keys, None if value == "fp32" else why, may_not_fit=True)
@@ -24,17 +24,17 @@ def _targets(request: Request) -> ToolKeys:
 
 
 def _quantization(request: Request) -> ToolKeys:
-    value = request.text("quantization")
+    value = request.config.quantization
     if value in ("none", "int8"):
         return ToolKeys({"quantization.bits": 8} if value == "int8" else {})
     dtypes = {"fp16-mixed": "float16", "fp32": "float32"}
     bits_4 = {"quant_type": "nf4", "use_double_quant": value == "nf4-dq"}
-    bits_4["compute_dtype"] = dtypes.get(request.text("precision"), "bfloat16")
+    bits_4["compute_dtype"] = dtypes.get(request.config.precision, "bfloat16")
     return ToolKeys({"quantization.bits": 4, **{f"quantization.bnb_4bit_{key}": each for key, each in bits_4.items()}})
 
 
 def _optimizer(request: Request) -> ToolKeys:
-    value = request.text("optimizer")
+    value = str(request.config.optimizer)
     name = value.removesuffix("-foreach")
     instead, registered = None, name in _OPTIMIZERS
     if not registered:
@@ -46,7 +46,7 @@ def _optimizer(request: Request) -> ToolKeys:
 
 
 def _compile(request: Request) -> ToolKeys:
-    on = request.text("compile") != "none"
+    on = request.config.compile != "none"
     why = "Ludwig compiles the model as one, in its default mode"
     return request.keys("compile", {"trainer.compile": on}, why if on else None)
 
@@ -55,7 +55,7 @@ TOOL = Tool(
     title="Ludwig",
     versions=("0.17.10",),
     run="ludwig train --config {file} --dataset DATA",
-    tasks=("causal-lm",),
+    tasks=LANGUAGE_MODELS,
     packs=False,
     fixed=lambda request: {
         "model_type": "llm",

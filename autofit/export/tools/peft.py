@@ -4,13 +4,13 @@ comments, and peft warns of unknown keys: the README holds the header."""
 import json
 
 from autofit.core.quoting import markdown_code
+from autofit.core.tasks import task_named
 from autofit.export import several_devices
 from autofit.export.shared_keys import kinds_of_adapter, lora_alpha, lora_dropout, values
 from autofit.export.tool import HUGGING_FACE, Tool, ToolKeys
 
 _NO_ADAPTERS = "peft is about adapters, and this config trains all weights."
 _ELSEWHERE = "an adapter's config says nothing of it; the code that trains has to"
-_TASKS = {"causal-lm": "CAUSAL_LM", "sequence-classification": "SEQ_CLS"}
 
 TOOL = Tool(
     title="peft",
@@ -19,10 +19,10 @@ TOOL = Tool(
     run='get_peft_model(model, PeftConfig.from_pretrained("peft"))',
     tasks=HUGGING_FACE,
     expert_targets="target_parameters",
-    refuse=lambda source: None if source.config.get("lora_rank") else _NO_ADAPTERS,
+    refuse=lambda source: None if source.config.lora_rank else _NO_ADAPTERS,
     fixed=lambda request: {
         "peft_type": "LORA",
-        "task_type": _TASKS.get(request.source.task),
+        "task_type": task_named(request.source.task).peft_type,
         "base_model_name_or_path": request.source.weights,
         "bias": "none",
         "init_lora_weights": True,

@@ -15,7 +15,7 @@ from autofit.export import several_devices
 from autofit.export import shared_keys as shared
 from autofit.export.source import ExportSource
 from autofit.export.template import call, fill, keyword_arguments, literal, template
-from autofit.export.tool import Header, Request, Tool, ToolKeys
+from autofit.export.tool import LANGUAGE_MODELS, Header, Request, Tool, ToolKeys
 
 _FLAVOURS = {
     "meta-llama/Meta-Llama-3-8B": ("llama3", "8B"),
@@ -40,7 +40,7 @@ _CROSS_ENTROPY = "CrossEntropyLoss.Config(global_vocab_size=decoder_vocab_size(m
 
 
 def _precision(request: Request) -> ToolKeys:
-    value = request.text("precision")
+    value = request.config.precision
     keys = {
         "training.dtype": "bfloat16" if value in ("bf16", "fp8") else "float32",
         "training.mixed_precision_param": "float32" if value in ("fp32", "tf32") else "bfloat16",
@@ -65,21 +65,21 @@ def _checkpointing(request: Request) -> ToolKeys:
 
 
 def _optimizer(request: Request) -> ToolKeys:
-    value = request.text("optimizer")
+    value = request.config.optimizer
     keys = {"implementation": "foreach" if value == "adamw-foreach" else "fused"}
     why = "torchtitan is given AdamW here, whose state takes 8 bytes for each weight that is trained"
     return request.keys("optimizer", keys, None if value in ("adamw", "adamw-foreach") else why, may_not_fit=True)
 
 
 def _loss(request: Request) -> ToolKeys:
-    value = request.text("loss")
+    value = request.config.loss
     loss = _CROSS_ENTROPY if value == "standard" else f"ChunkedLossWrapper.Config(loss_fn={_CROSS_ENTROPY})"
     why = "torchtitan goes through the logits in chunks without Liger's kernel, and never holds them all either"
     return request.keys("loss", {"loss": loss}, why if value == "fused" else None)
 
 
 def _data_parallel(request: Request) -> ToolKeys:
-    kind, layout = request.text("data_parallel"), request.layout
+    kind, layout = request.config.data_parallel, request.layout
     if kind not in ("ddp", "fsdp"):
         return ToolKeys(as_measured=True)
     degrees = {"replicate": layout.replicate, "shard": layout.shard}
@@ -153,8 +153,8 @@ def _spec(keys: Mapping[str, Any]) -> list[str]:
 
 
 def _targets(request: Request) -> ToolKeys:
-    names = _TARGETS.get(request.text("lora_targets"), _TARGETS["all-linear"])
-    keys = {"lora.target_modules": names} if request.config["lora_rank"] else {}
+    names = _TARGETS.get(str(request.config.lora_targets), _TARGETS["all-linear"])
+    keys = {"lora.target_modules": names} if request.config.lora_rank else {}
     return request.keys("lora_targets", keys, shared.by_kind(request))
 
 
@@ -164,7 +164,7 @@ TOOL = Tool(
     run="torchrun --nproc_per_node=1 -m torchtitan.train --module {module} --config autofit",
     splits=("tensor_parallel", "context_parallel"),
     run_several="{torchrun} -m torchtitan.train --module {module} --config autofit",
-    tasks=("causal-lm",),
+    tasks=LANGUAGE_MODELS,
     packs=True,
     refuse=lambda source: shared.refuse_unknown(source, _FLAVOURS, "flavour of torchtitan's"),
     fixed=_fixed,
@@ -194,7 +194,7 @@ TOOL = Tool(
         "activation_checkpointing": _checkpointing,
         "lora_rank": lambda request: shared.lora_rank(request, "lora.rank"),
         "lora_alpha": lambda request: ToolKeys({"lora.alpha": float(shared.alpha(request))}),
-        "lora_dropout": lambda each: each.keys("lora_dropout", {}, _DROPOUT if each.config["lora_dropout"] else None),
+        "lora_dropout": lambda each: each.keys("lora_dropout", {}, _DROPOUT if each.config.lora_dropout else None),
         "lora_targets": _targets,
         "optimizer": _optimizer,
         "compile": shared.compile_by_default,

@@ -13,7 +13,7 @@ from autofit.core.workload import Hyperparameters
 from autofit.export import several_devices
 from autofit.export import shared_keys as shared
 from autofit.export.source import ExportSource
-from autofit.export.tool import Request, Tool, ToolKeys
+from autofit.export.tool import LANGUAGE_MODELS, Request, Tool, ToolKeys
 
 _PRECISION_INSTEAD = {
     "tf32": shared.TF32.format("torchtune"),
@@ -54,13 +54,13 @@ _BUILDERS = {
 
 
 def _precision(request: Request) -> ToolKeys:
-    value = request.text("precision")
+    value = request.config.precision
     dtype = "fp32" if value in ("fp32", "tf32") else "bf16"
     return request.keys("precision", {"dtype": dtype}, _PRECISION_INSTEAD.get(value))
 
 
 def _rank(request: Request) -> ToolKeys:
-    builder, rank = _BUILDERS[request.source.weights], request.config["lora_rank"]
+    builder, rank = _BUILDERS[request.source.weights], request.config.lora_rank
     prefix = f"torchtune.models.{builder.module}."
     if not rank:
         return ToolKeys({"model._component_": prefix + builder.name})
@@ -68,7 +68,7 @@ def _rank(request: Request) -> ToolKeys:
 
 
 def _targets(request: Request) -> ToolKeys:
-    targets = request.text("lora_targets")
+    targets = request.config.lora_targets
     head, tied = targets == "all-linear+head", _BUILDERS[request.source.weights].tied
     keys = {
         "model.lora_attn_modules": ["q_proj", "k_proj", "v_proj", "output_proj"],
@@ -80,8 +80,8 @@ def _targets(request: Request) -> ToolKeys:
 
 
 def _quantization(request: Request) -> ToolKeys:
-    value = request.text("quantization")
-    if not request.config["lora_rank"]:
+    value = request.config.quantization
+    if not request.config.lora_rank:
         return ToolKeys()
     instead = "torchtune quantises by torchao, scales of blocks as well, and takes more time than measured"
     if value == "int8":
@@ -92,15 +92,15 @@ def _quantization(request: Request) -> ToolKeys:
 
 def _in_backward(request: Request) -> ToolKeys:
     """Only the recipe for full training has it."""
-    on = bool(request.config["optimizer_in_backward"])
-    if not request.config["lora_rank"]:
+    on = bool(request.config.optimizer_in_backward)
+    if not request.config.lora_rank:
         return ToolKeys({"optimizer_in_bwd": on})
     why = "torchtune's recipe for adapters holds all gradients until the update"
     return request.keys("optimizer_in_backward", {}, why if on else None, may_not_fit=True)
 
 
 def _loss(request: Request) -> ToolKeys:
-    if request.text("loss") == "standard":
+    if request.config.loss == "standard":
         return ToolKeys({"loss._component_": "torch.nn.CrossEntropyLoss"})
     why = "torchtune holds the logits of all tokens, and widens them in chunks"
     keys = {"loss._component_": "torchtune.modules.loss.CEWithChunkedOutputLoss"}
@@ -109,7 +109,7 @@ def _loss(request: Request) -> ToolKeys:
 
 def _data_parallel(request: Request) -> ToolKeys:
     why = "torchtune divides weights, with less memory and more time than measured"
-    keys = request.keys("data_parallel", {}, why if request.text("data_parallel") == "ddp" else None)
+    keys = request.keys("data_parallel", {}, why if request.config.data_parallel == "ddp" else None)
     return replace(keys, as_measured=True)
 
 
@@ -164,7 +164,7 @@ def _fixed(request: Request) -> dict[str, Any]:
         "epochs": 1,
         "max_steps_per_epoch": None,
         "clip_grad_norm": Hyperparameters().max_grad_norm,
-        **(of_adapters if request.config["lora_rank"] else {}),
+        **(of_adapters if request.config.lora_rank else {}),
         "device": "cpu" if source.device == "cpu" else "cuda",
         "metric_logger._component_": "torchtune.training.metric_logging.DiskLogger",
         "metric_logger.log_dir": "output/logs",
@@ -182,7 +182,7 @@ TOOL = Tool(
     run_several="tune run --nproc_per_node {each}{rendezvous} {{full,lora}}_finetune_distributed "
     "--config {file} (lora_ where there are adapters)",
     run="tune run {{full,lora}}_finetune_single_device --config {file} (lora_ where there are adapters)",
-    tasks=("causal-lm",),
+    tasks=LANGUAGE_MODELS,
     packing="dataset.packed",
     apart=True,
     splits=("tensor_parallel",),

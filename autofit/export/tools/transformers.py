@@ -10,10 +10,10 @@ from functools import partial
 from typing import Any
 
 from autofit.core.quoting import comment, python_string
+from autofit.core.tasks import TASKS
 from autofit.export import several_devices
 from autofit.export import shared_keys as shared
 from autofit.export.source import ExportSource
-from autofit.export.tasks import TASKS
 from autofit.export.template import call, fill, import_from, keyword_arguments, literal, template, yaml_file
 from autofit.export.tool import HUGGING_FACE, Header, Request, Tool, ToolKeys
 from autofit.export.trainer import learning
@@ -40,7 +40,7 @@ def _precision(request: Request) -> ToolKeys:
 
 def _checkpointing(request: Request) -> ToolKeys:
     """A budget is a setting of PyTorch, made by the script."""
-    value = request.text("activation_checkpointing")
+    value = request.config.activation_checkpointing
     share = _arguments(request, "activation_checkpointing")
     if value.startswith("budget-"):
         return ToolKeys({**share.keys, "settings.activation_memory_budget": float(value.removeprefix("budget-"))})
@@ -52,14 +52,14 @@ def _checkpointing(request: Request) -> ToolKeys:
 
 
 def _offload(request: Request) -> ToolKeys:
-    if request.since(shared.OFFLOADS) or request.text("activation_offload") == "none":
+    if request.since(shared.OFFLOADS) or request.config.activation_offload == "none":
         return _arguments(request, "activation_offload")
     why = "Trainer offloads nothing before transformers 5.17, and needs more memory than measured"
     return request.keys("activation_offload", {}, why, may_not_fit=True)
 
 
 def _data_parallel(request: Request) -> ToolKeys:
-    return replace(_arguments(request, "data_parallel"), as_measured=request.text("data_parallel") == "none")
+    return replace(_arguments(request, "data_parallel"), as_measured=request.config.data_parallel == "none")
 
 
 def _replicate(request: Request) -> ToolKeys:
@@ -77,7 +77,7 @@ def _tensor(request: Request) -> ToolKeys:
 
 
 def _context(request: Request) -> ToolKeys:
-    if request.config.get("context_parallel") in (None, 1):
+    if request.config.context_parallel in (None, 1):
         return several_devices.unsplit(request, "context_parallel")
     return request.keys("context_parallel", _replicate(request).keys, several_devices.RING.format("Trainer"))
 
@@ -87,8 +87,9 @@ def _targets(request: Request) -> ToolKeys:
     keys: dict[str, Any] = {"lora.target_modules": source.layers("all-linear")}
     if source.heads:
         keys["lora.modules_to_save"] = list(source.heads)
-    if source.task == "causal-lm":
-        keys["lora.task_type"] = "CAUSAL_LM"
+    task = TASKS[source.task]
+    if task.peft_type and not task.classifies:  # whose heads are named above
+        keys["lora.task_type"] = task.peft_type
     return ToolKeys(keys)
 
 
@@ -122,7 +123,7 @@ def _files(source: ExportSource, keys: Mapping[str, Any], header: Header, file: 
         "settings": [f"torch._functorch.config.activation_memory_budget = {budget}"] if budget else [],
         "model": [*model, *call(f"model = {task.auto_class}.from_pretrained", given, indent=0)],
         "adapters": adapters,
-        "agree": [] if source.task == "causal-lm" else ["model.accepts_loss_kwargs = False  # its loss takes no count"],
+        "agree": [] if task.predicts_next_token else ["model.accepts_loss_kwargs = False  # its loss takes no count"],
     }
     return {file: yaml_file(header, keys["arguments"]), _SCRIPT: fill(template("transformers"), slots)}
 

@@ -9,7 +9,7 @@ from typing import Any
 from autofit.export import several_devices
 from autofit.export import shared_keys as shared
 from autofit.export.source import ExportSource
-from autofit.export.tool import Request, Tool, ToolKeys
+from autofit.export.tool import LANGUAGE_MODELS, Request, Tool, ToolKeys
 from autofit.export.trainer import CHECKPOINTED, learning
 
 _LOSS_INSTEAD = {
@@ -23,9 +23,9 @@ _IN_FLOAT32 = "TRL adds up the gradient of the output head in float32, and needs
 def _precision(request: Request) -> ToolKeys:
     """TRL's default dtype of weights is float32, so it is always written out."""
     share, trainer = shared.arguments(request, "precision"), shared.keywords(request, "precision")
-    dtype = "float32" if request.text("quantization") == "none" else "bfloat16"
+    dtype = "float32" if request.config.quantization == "none" else "bfloat16"
     deviations = share.deviations
-    if request.config["lora_rank"] and trainer.trained_dtype != dtype:
+    if request.config.lora_rank and trainer.trained_dtype != dtype:
         more = dtype == "float32"
         instead = f"TRL holds adapters in {dtype}, {'more' if more else 'less'} memory than measured"
         deviations += (request.deviation("precision", instead, may_not_fit=more),)
@@ -36,7 +36,7 @@ def _checkpointing(request: Request) -> ToolKeys:
     """By the names of the transformers that it was measured with."""
     share = shared.arguments(request, "activation_checkpointing")
     keys, deviations = dict(share.keys), share.deviations
-    if request.text("activation_checkpointing") == "selective":
+    if request.config.activation_checkpointing == "selective":
         keys["activation_checkpointing_kwargs"] |= {"selective": True}
         instead = "TRL keeps the outputs of attention, not those of other products, with less memory and more time"
         deviations = (request.deviation("activation_checkpointing", f"{instead} than measured"),)
@@ -46,14 +46,14 @@ def _checkpointing(request: Request) -> ToolKeys:
 
 def _offload(request: Request) -> ToolKeys:
     """In checkpointed blocks an option of checkpointing, elsewhere TRL's own."""
-    own = request.text("activation_offload") != "none"
-    if own and request.text("activation_checkpointing") in CHECKPOINTED:
+    own = request.config.activation_offload != "none"
+    if own and request.config.activation_checkpointing in CHECKPOINTED:
         return ToolKeys({"activation_offloading": False}, shared.keywords(request, "activation_offload").deviations)
     return ToolKeys({"activation_offloading": own})
 
 
 def _quantization(request: Request) -> ToolKeys:
-    value = request.text("quantization")
+    value = request.config.quantization
     keys = {"load_in_4bit": value in ("nf4", "nf4-dq"), "load_in_8bit": value == "int8", "bnb_4bit_quant_type": "nf4"}
     storage = shared.keywords(request, "quantization").quantization.get("bnb_4bit_quant_storage")
     keys |= {"bnb_4bit_quant_storage": storage} if storage else {}
@@ -69,10 +69,10 @@ def _targets(request: Request) -> ToolKeys:
 
 def _loss(request: Request) -> ToolKeys:
     """Its chunks are a small part of the logits on a card, where Triton's kernel works within them."""
-    value, keys = request.text("loss"), {"loss_type": "nll"}
+    value, keys = request.config.loss, {"loss_type": "nll"}
     if request.source.device == "cpu":
         return request.keys("loss", keys, f"{_ON_CPU}, more than measured", may_not_fit=True)
-    narrow = request.text("precision") in ("bf16", "fp8") and not request.config["lora_rank"]
+    narrow = request.config.precision in ("bf16", "fp8") and not request.config.lora_rank
     if value != "standard" and narrow:
         return request.keys("loss", keys, _IN_FLOAT32, may_not_fit=True)
     return request.keys("loss", keys, _LOSS_INSTEAD[value]) if value in _LOSS_INSTEAD else ToolKeys(keys, (), True)
@@ -80,7 +80,7 @@ def _loss(request: Request) -> ToolKeys:
 
 def _kernels(request: Request) -> ToolKeys:
     """Liger's kernels without its losses, which TRL refuses."""
-    if request.text("kernels") != "liger":
+    if request.config.kernels != "liger":
         return ToolKeys({"use_liger_kernel": False})
     without = {"cross_entropy": False, "fused_linear_cross_entropy": False}
     return ToolKeys({"use_liger_kernel": True, "liger_kernel_config": without})
@@ -105,7 +105,7 @@ TOOL = Tool(
     splits=("context_parallel",),
     run_several="trl sft --config {file} --accelerate_config trl_accelerate.yaml{further}",
     files=several_devices.launched("trl"),
-    tasks=("causal-lm",),
+    tasks=LANGUAGE_MODELS,
     packing="packing",
     apart=False,
     expert_targets="lora_target_parameters",

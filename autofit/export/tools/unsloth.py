@@ -9,7 +9,7 @@ from autofit.export import several_devices
 from autofit.export import shared_keys as shared
 from autofit.export.source import ExportSource
 from autofit.export.template import call, fill, keyword_arguments, template, yaml_file
-from autofit.export.tool import Header, Request, Tool, ToolKeys
+from autofit.export.tool import LANGUAGE_MODELS, Header, Request, Tool, ToolKeys
 from autofit.export.trainer import CHECKPOINTED, learning
 
 _YAML = "unsloth.yaml"
@@ -23,10 +23,10 @@ _LESS = (
 
 def _precision(request: Request) -> ToolKeys:
     """Full training in mixed precision holds weights in float32; what loads a model on a CPU lacks the key."""
-    value = request.text("precision")
+    value = request.config.precision
     share = shared.arguments(request, "precision", "arguments.")
     keys = {"model.dtype": shared.keywords(request, "precision").model["dtype"], **share.keys}
-    if not request.config["lora_rank"]:
+    if not request.config.lora_rank:
         mixed = {} if request.source.device == "cpu" else {"model.float32_mixed_precision": value == "bf16-mixed"}
         return ToolKeys({**keys, **mixed}, share.deviations)
     why = "Unsloth holds adapters in float32, in more memory than measured"
@@ -36,14 +36,14 @@ def _precision(request: Request) -> ToolKeys:
 
 def _checkpointing(request: Request) -> ToolKeys:
     """The value `unsloth` also offloads the inputs of blocks."""
-    on = request.text("activation_checkpointing") in CHECKPOINTED
-    offloads = on and request.text("activation_offload") != "none"
+    on = request.config.activation_checkpointing in CHECKPOINTED
+    offloads = on and request.config.activation_offload != "none"
     keys = {"model.use_gradient_checkpointing": "unsloth" if offloads else on}
     return shared.whole_blocks_of_trainer(request, keys)
 
 
 def _targets(request: Request) -> ToolKeys:
-    keys = {"lora.target_modules": request.source.inner_targets or "all-linear"} if request.config["lora_rank"] else {}
+    keys = {"lora.target_modules": request.source.inner_targets or "all-linear"} if request.config.lora_rank else {}
     head = request.source.adapts_head
     why = "Unsloth trains the head whole or not at all; it has no adapter"
     return request.keys("lora_targets", keys, why if head else None)
@@ -51,7 +51,7 @@ def _targets(request: Request) -> ToolKeys:
 
 def _quantization(request: Request) -> ToolKeys:
     """4 bits are NF4 with double quantisation in Unsloth."""
-    value = request.text("quantization")
+    value = request.config.quantization
     keys = {"model.load_in_4bit": value in ("nf4", "nf4-dq"), "model.load_in_8bit": value == "int8"}
     why = "Unsloth quantises the scales of blocks as well, in less memory than measured"
     return request.keys("quantization", keys, why if value == "nf4" else None)
@@ -59,7 +59,7 @@ def _quantization(request: Request) -> ToolKeys:
 
 def _loss(request: Request) -> ToolKeys:
     """On cards a fused cross-entropy, on CPUs one in chunks."""
-    if request.text("loss") == "standard":
+    if request.config.loss == "standard":
         return request.keys("loss", {}, "Unsloth never holds all logits, and needs less memory than measured")
     why = "Unsloth computes the loss in its own way, whose memory was not measured"
     return request.keys("loss", {}, why, may_not_fit=True)
@@ -127,7 +127,7 @@ TOOL = Tool(
     title="Unsloth",
     versions=("2026.10.9",),
     run=f"python {{file}} TEXT_FILE, or unsloth train --config {_YAML}",
-    tasks=("causal-lm",),
+    tasks=LANGUAGE_MODELS,
     packing="arguments.packing",
     apart=False,
     fixed=_fixed,

@@ -7,60 +7,82 @@ from collections.abc import Set as AbstractSet
 from typing import Any
 
 from autofit.core.errors import InputError
-from autofit.core.workload import CLASS_SUFFIXES
-from autofit.models.tasks import MULTIMODAL, TASKS, auto_class, forward_arguments, model_classes, text_task
+from autofit.core.task import MULTIMODAL, Task
+from autofit.core.tasks import TASKS, task_of_class
+from autofit.core.tasks.custom import CUSTOM
+from autofit.core.tasks.image_text_to_text import IMAGE_TEXT_TO_TEXT
+from autofit.models.tasks import auto_class, forward_arguments, model_classes, text_task
 from autofit.models.tasks.sizes import YOUR_FUNCTION
 
 # Kinds that take no text alone although their forward could: GIT's loss leaves out the positions of an image, whether
 # there is one or not.
 _WITH_IMAGES = ("git", "idefics", "kosmos-2", "pp_formulanet")
+# What kinds are trained for on texts that can embed them, too.
+_OF_ONE_TEXT = ("next tokens", "hidden tokens", "class")
 
 
 def chosen_task(config: Mapping[str, Any], asked: str | None, label: str) -> str:
-    """The task of a config. Raises InputError: it is not for the task asked for, or does not say what it is for.
+    """The name of the task of a config. Raises InputError: it is not for the task asked for, or does not say what it is
+    for.
 
     Args:
         config: the config.json; `label` names it in messages.
         asked: the task that is asked for, if any.
     """
-    kind, architectures = str(config.get("model_type")), config.get("architectures")
+    kind = str(config.get("model_type"))
     own_code = {*(config.get("auto_map") or {})}
     if asked is not None:
-        if auto_class(asked, kind) is None and not {*TASKS[asked].auto_classes} & own_code:
+        if not _has_class(TASKS[asked], kind, own_code):
             message = f"{label} is of {kind}, which transformers has no model of for {asked}."
             raise InputError(message, remedy_for(kind))
         return asked
+
+    architectures = config.get("architectures")
     names = [name for name in architectures if isinstance(name, str)] if isinstance(architectures, list) else []
     if not names:
         raise InputError(f"{label} does not say in `architectures` what the model is for.", remedy_for(kind))
-    task = next((task for name in names if (task := _task_of_class(name, kind, own_code))), None)
-    if task is None:
-        message = f"{label} is of {', '.join(names)}, which does not say what to train it for."
-        raise InputError(message, remedy_for(kind))
-    return task
+
+    for name in names:
+        task = _task_of_class(name, kind, own_code)
+        if task is not CUSTOM:
+            return task.name
+    message = f"{label} is of {', '.join(names)}, which does not say what to train it for."
+    raise InputError(message, remedy_for(kind))
 
 
-def _task_of_class(name: str, kind: str, own_code: AbstractSet[str]) -> str | None:
+def _task_of_class(name: str, kind: str, own_code: AbstractSet[str]) -> Task:
+    """What a class of transformers, or of the checkpoint's own code, is trained for; `custom` where it is not known."""
     import transformers
 
     if any(name in model_classes(auto, kind) for auto in MULTIMODAL):
         model_class = getattr(transformers, name)
-        required, accepted = forward_arguments(model_class, required=True), forward_arguments(model_class)
+        required = forward_arguments(model_class, required=True)
+        accepted = forward_arguments(model_class)
         if "pixel_values" in required or "input_ids" not in accepted or kind in _WITH_IMAGES:
-            return "image-text-to-text"
+            return IMAGE_TEXT_TO_TEXT
         return text_task(kind)
-    for task, each in TASKS.items():  # a bare model may be trained for anything
-        if task != "embeddings" and any(name in model_classes(auto, kind) for auto in each.auto_classes):
+
+    for task in TASKS.values():
+        is_bare = task.labels == "none"  # which may be trained for anything
+        if not is_bare and any(name in model_classes(auto, kind) for auto in task.auto_classes):
             return task
-    suffixes = {**CLASS_SUFFIXES, "ForPreTraining": "masked-lm"}  # of BERT's checkpoints
-    found = next((task for suffix, task in suffixes.items() if name.endswith(suffix)), None)
-    return found if found and (auto_class(found, kind) or {*TASKS[found].auto_classes} & own_code) else None
+
+    found = task_of_class(name)
+    if found is CUSTOM:
+        found = next((task for task in TASKS.values() if name.endswith(task.saved_as)), CUSTOM)
+    return found if _has_class(found, kind, own_code) else CUSTOM
+
+
+def _has_class(task: Task, kind: str, own_code: AbstractSet[str]) -> bool:
+    """Whether transformers, or the checkpoint's own code, has a model of this kind for the task."""
+    return auto_class(task, kind) is not None or not own_code.isdisjoint(task.auto_classes)
 
 
 def remedy_for(kind: str) -> str:
     """What to do about a config whose task is not known: the tasks that transformers has a model of this kind for."""
-    tasks = [task for task in TASKS if auto_class(task, kind)]
-    if not {"causal-lm", "masked-lm", "sequence-classification"} & {*tasks}:  # embeddings are of texts
-        tasks = [task for task in tasks if task != "embeddings"]
-    says = [f"Say what to train it for, --task {', '.join(tasks)}."] if tasks else []
-    return " ".join([*says, YOUR_FUNCTION])
+    tasks = [task for task in TASKS.values() if auto_class(task, kind)]
+    if not any(task.reads_text and task.labels in _OF_ONE_TEXT for task in tasks):
+        tasks = [task for task in tasks if task.labels != "none"]
+    if not tasks:
+        return YOUR_FUNCTION
+    return f"Say what to train it for, --task {', '.join(task.name for task in tasks)}. {YOUR_FUNCTION}"

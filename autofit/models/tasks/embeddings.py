@@ -15,31 +15,6 @@ _SCALE = 20.0  # of cosines: MultipleNegativesRankingLoss of sentence-transforme
 _LONGEST = 256  # tokens of a text unless given: such models are trained on sentences and paragraphs
 
 
-@dataclass(frozen=True)
-class RandomPairs:
-    """n -> random token ids [n, 2, sequence_length] of n pairs of texts."""
-
-    sequence_length: int
-    vocab_size: int
-    pad_token_id: int | None = None
-
-    def __call__(self, n: int) -> dict[str, torch.Tensor]:
-        import torch
-
-        generator = torch.Generator(device="cpu").manual_seed(SEED)
-        shape = (n, 2, self.sequence_length)
-        return {"input_ids": random_ids(shape, self.vocab_size, self.pad_token_id, generator)}
-
-
-def pair_batches(asked: Asked) -> RandomPairs:
-    """The batches of a model that embeds texts, by its config."""
-    text = asked.config.get_text_config()
-    vocabulary, pad, most = asked.size(text, "vocab_size"), padding(text), positions(text)
-    usual = min(_LONGEST, most or _LONGEST)
-    length = usual if asked.sequence_length is None else asked.length(most)
-    return RandomPairs(length, vocabulary, pad if pad is not None and pad < vocabulary else None)
-
-
 def pair_loss(model: Any, batch: Any) -> torch.Tensor:
     """The mean cross-entropy of telling each text's partner from those of all others in the batch: InfoNCE with
     in-batch negatives (arXiv:1705.00652, section 4.4), on the mean of the last hidden states."""
@@ -52,3 +27,30 @@ def pair_loss(model: Any, batch: Any) -> torch.Tensor:
     first, second = torch.nn.functional.normalize(means.float(), dim=-1).unflatten(0, (-1, 2)).unbind(1)
     scores = _SCALE * first @ second.T
     return torch.nn.functional.cross_entropy(scores, torch.arange(len(scores), device=scores.device))
+
+
+@dataclass(frozen=True)
+class RandomPairs:
+    """n -> random token ids [n, 2, sequence_length] of n pairs of texts. `loss` is what they are trained with."""
+
+    sequence_length: int
+    vocab_size: int
+    pad_token_id: int | None = None
+    loss = staticmethod(pair_loss)
+
+    def __call__(self, n: int) -> dict[str, torch.Tensor]:
+        import torch
+
+        generator = torch.Generator(device="cpu").manual_seed(SEED)
+        shape = (n, 2, self.sequence_length)
+        return {"input_ids": random_ids(shape, self.vocab_size, self.pad_token_id, generator)}
+
+
+def pair_batches(asked: Asked) -> RandomPairs:
+    """The batches of a model that embeds texts, by its config."""
+    text = asked.config.get_text_config()
+    vocabulary = asked.size(text, "vocab_size")
+    most = positions(text)
+    usual = min(_LONGEST, most or _LONGEST)
+    length = usual if asked.sequence_length is None else asked.length(most)
+    return RandomPairs(length, vocabulary, padding(text, vocabulary))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from autofit.core.errors import InputError, reported, require
 from autofit.models.tasks.images import image_channels, image_sides
-from autofit.models.tasks.sizes import YOUR_FUNCTION, Asked, padding, positions
+from autofit.models.tasks.sizes import YOUR_FUNCTION, Asked, padding, positions, whole_numbers
 from autofit.models.tasks.sound import RandomSound
 from autofit.models.tasks.text import SEED, random_ids
 
@@ -24,7 +24,8 @@ _FRAMES = {"instructblipvideo": 4}  # of a sample, by kinds that see nothing but
 _IMAGE_TOKEN = ("image_token_id", "image_token_index")
 _VIDEO_TOKEN = ("video_token_id", "video_token_index", "audio_token_id")
 _TYPES = ("token_type_ids", "mm_token_type_ids", "image_embeds_position_mask")
-_AROUND = ("vision_start_token_id", "boi_token_index"), ("vision_end_token_id", "eoi_token_index")
+_BEFORE = ("vision_start_token_id", "boi_token_index")
+_BEHIND = ("vision_end_token_id", "eoi_token_index")
 
 
 @dataclass(frozen=True)
@@ -113,18 +114,23 @@ class RandomPages(RandomReading):
 def image_text_batches(asked: Asked) -> RandomImageText | RandomReading:
     """The batches of a model of images and text, by its config. Raises InputError: its images have a form that is not
     known here, or the text is too short for one."""
-    config, text = asked.config, asked.config.get_text_config()
+    config = asked.config
+    text = config.get_text_config()
     vision = getattr(config, "vision_config", None)
     beginning = {"input_ids", "decoder_input_ids"} & {*asked.arguments}
     if beginning == {"decoder_input_ids"} or config.model_type == "pp_formulanet":
         return _read_batches(asked)
+
     frames = _FRAMES.get(config.model_type, 0)
     keys = ("video_token_index",) if frames else _IMAGE_TOKEN
-    token = next((n for key in keys if isinstance(n := getattr(config, key, None), int)), None)
-    beside = token is None and not any(hasattr(config, key) for key in keys)  # BLIP attends to images apart
-    if vision is None or (token is None and not beside) or "pixel_values" not in asked.arguments:
+    known = whole_numbers(config, *keys)
+    token = known[0] if known else None
+    is_beside = not known and not any(hasattr(config, key) for key in keys)  # BLIP attends to images apart
+    if vision is None or not (known or is_beside) or "pixel_values" not in asked.arguments:
         raise InputError(f"autofit knows no batches of images and text for {asked.name}.", YOUR_FUNCTION)
-    channels, sizes = image_channels(asked, vision), None
+
+    channels = image_channels(asked, vision)
+    sizes: tuple[int, int] | None = None
     pixels: tuple[int, ...]
     grid: tuple[int, int, int] | None = None
     if "image_grid_thw" in asked.arguments:
@@ -132,20 +138,26 @@ def image_text_batches(asked: Asked) -> RandomImageText | RandomReading:
     else:
         sides = image_sides(asked, vision)
         pixels = (channels, *sides)
-        sizes = sides if asked.config.model_type in _SIZED else None
-        tokens = 0 if token is None else _counted_tokens(asked, vision, pixels) * max(1, frames)
+        if config.model_type in _SIZED:
+            sizes = sides
+        tokens = _counted_tokens(asked, vision, pixels) * max(1, frames) if known else 0
     if "image_embeds_position_mask" in asked.arguments:  # Kosmos-2 is told where an image is, whatever its tokens are
-        token, tokens = asked.size(text, "vocab_size") - 1, asked.size(config, "latent_query_num")
-    before, after = ([t for key in keys if isinstance(t := getattr(config, key, None), int)] for keys in _AROUND)
+        token = asked.size(text, "vocab_size") - 1
+        tokens = asked.size(config, "latent_query_num")
+
+    before = whole_numbers(config, *_BEFORE)
+    after = whole_numbers(config, *_BEHIND)
     length = asked.length(positions(text))
-    if length < len(before) + tokens + len(after) + 2:
+    shortest = len(before) + tokens + len(after) + 2
+    if length < shortest:
         message = f"an image of {asked.name} takes {tokens} tokens, and the sequence length is {length}."
-        raise InputError(message, f"Give at least {len(before) + tokens + len(after) + 2}.")
-    vocabulary, pad = asked.size(text, "vocab_size"), padding(text)
+        raise InputError(message, f"Give at least {shortest}.")
+
+    vocabulary = asked.size(text, "vocab_size")
     rule = f"the image token of {asked.name} must be from 0 to below vocab_size {vocabulary}"
     require(token is None or 0 <= token < vocabulary, rule, token)
-    others = (getattr(config, key, None) for key in (*_IMAGE_TOKEN, *_VIDEO_TOKEN, *_AROUND[0], *_AROUND[1]))
-    avoided = {t for t in (pad, token, *others) if isinstance(t, int) and 0 <= t < vocabulary}
+    others = whole_numbers(config, *_IMAGE_TOKEN, *_VIDEO_TOKEN, *_BEFORE, *_BEHIND)
+    avoided = {number for number in (padding(text), token, *others) if number is not None and 0 <= number < vocabulary}
     return RandomImageText(
         sequence_length=length,
         vocab_size=vocabulary,
@@ -168,8 +180,9 @@ def _read_batches(asked: Asked) -> RandomReading:
     """The batches of an encoder of images and a decoder of what is in them, as TrOCR, Donut or Pix2Struct."""
     vision = getattr(asked.config, "encoder", None) or getattr(asked.config, "vision_config", asked.config)
     text = getattr(asked.config, "decoder", None) or asked.config.get_text_config(decoder=True)
-    vocabulary, pad, length = asked.size(text, "vocab_size"), padding(text), asked.length(positions(text))
-    pad = pad if pad is not None and pad < vocabulary else None
+    vocabulary = asked.size(text, "vocab_size")
+    pad = padding(text, vocabulary)
+    length = asked.length(positions(text))
     if "flattened_patches" in asked.arguments:
         pages = _PATCHES, 2 + asked.size(vision, "patch_embed_hidden_size")
         return RandomPages("flattened_patches", pages, None, length, vocabulary, pad, length)

@@ -14,11 +14,6 @@ from autofit.models.tasks.text import SEED, ClassLabels, RandomTokens, class_lab
 if TYPE_CHECKING:
     import torch
 
-_SIDES = {
-    "object-detection": 640,
-    "semantic-segmentation": 512,
-}  # of pixels, where the config names none; COCO's, ADE's
-_SIDE = 224  # of ImageNet's
 _BOXES = 8  # of an image; COCO has 7.7 on average (arXiv:1405.0312, section 5)
 _FRAMES = 16
 
@@ -32,22 +27,29 @@ class RandomImages:
     width: int
     labels: ClassLabels
 
-    def __call__(self, n: int) -> dict[str, torch.Tensor]:
+    def __call__(self, n: int) -> dict[str, Any]:
         generator, pixels = _pixels(n, self.channels, self.height, self.width)
-        return {"pixel_values": pixels, "labels": self.labels(n, generator)}
+        return {"pixel_values": pixels, "labels": self.targets(n, generator)}
+
+    def targets(self, n: int, generator: torch.Generator) -> Any:
+        """What the model is to tell of n samples."""
+        return self.labels(n, generator)
 
 
 @dataclass(frozen=True)
 class RandomSegments(RandomImages):
     """n -> pixels [n, channels, height, width] and the class of each [n, height, width]."""
 
-    def __call__(self, n: int) -> dict[str, torch.Tensor]:
+    def targets(self, n: int, generator: torch.Generator) -> torch.Tensor:
         import torch
 
-        generator, pixels = _pixels(n, self.channels, self.height, self.width)
         shape = (n, self.height, self.width)
-        labels = torch.randint(self.labels.classes, shape, generator=generator, device="cpu")
-        return {"pixel_values": pixels, "labels": labels}
+        return torch.randint(self.labels.classes, shape, generator=generator, device="cpu")
+
+
+def _boxes(batch: Any) -> int:
+    """The boxes of all images of a batch, over which losses of detection are a mean."""
+    return sum(len(image["class_labels"]) for image in batch["labels"])
 
 
 @dataclass(frozen=True)
@@ -55,18 +57,18 @@ class RandomBoxes(RandomImages):
     """n -> pixels [n, channels, height, width] and a dict for each image: its boxes [8, 4], as centre, width and height
     in shares of the image, and the class of each [8]."""
 
-    def __call__(self, n: int) -> dict[str, Any]:
+    count = staticmethod(_boxes)
+
+    def targets(self, n: int, generator: torch.Generator) -> list[dict[str, torch.Tensor]]:
         import torch
 
-        generator, pixels = _pixels(n, self.channels, self.height, self.width)
-
-        def one() -> dict[str, torch.Tensor]:
+        targets = []
+        for _ in range(n):
             classes = torch.randint(self.labels.classes, (_BOXES,), generator=generator, device="cpu")
             centres = torch.rand((_BOXES, 2), generator=generator, device="cpu") / 2 + 0.25
             sides = torch.rand((_BOXES, 2), generator=generator, device="cpu") / 4 + 0.125
-            return {"class_labels": classes, "boxes": torch.cat([centres, sides], dim=1)}
-
-        return {"pixel_values": pixels, "labels": [one() for _ in range(n)]}
+            targets.append({"class_labels": classes, "boxes": torch.cat([centres, sides], dim=1)})
+        return targets
 
 
 @dataclass(frozen=True)
@@ -78,15 +80,13 @@ class RandomPatches(RandomImages):
     def __call__(self, n: int) -> dict[str, torch.Tensor]:
         import torch
 
-        patches, values = self.side * self.side, self.channels * self.height * self.width
-        generator, pixels = _pixels(n, patches, values)
-        shapes = torch.full((n, 2), self.side, device="cpu")
-        mask = torch.ones((n, patches), dtype=torch.long, device="cpu")
+        patches = self.side * self.side
+        generator, pixels = _pixels(n, patches, self.channels * self.height * self.width)
         return {
             "pixel_values": pixels,
-            "pixel_attention_mask": mask,
-            "spatial_shapes": shapes,
-            "labels": self.labels(n, generator),
+            "pixel_attention_mask": torch.ones((n, patches), dtype=torch.long, device="cpu"),
+            "spatial_shapes": torch.full((n, 2), self.side, device="cpu"),
+            "labels": self.targets(n, generator),
         }
 
 
@@ -99,12 +99,7 @@ class RandomVideos(RandomImages):
 
     def __call__(self, n: int) -> dict[str, torch.Tensor]:
         generator, pixels = _pixels(n, self.frames, self.channels, self.height, self.width)
-        return {self.name: pixels, "labels": self.labels(n, generator)}
-
-
-def boxes(batch: Any) -> int:
-    """The boxes of all images of a batch, over which losses of detection are a mean."""
-    return sum(len(each["class_labels"]) for each in batch["labels"])
+        return {self.name: pixels, "labels": self.targets(n, generator)}
 
 
 def _pixels(*shape: int) -> tuple[torch.Generator, torch.Tensor]:
@@ -118,25 +113,27 @@ def image_batches(asked: Asked) -> RandomImages | RandomTokens:
     """The batches of a model of images, by its config."""
     asked.no_length("images")
     if "input_ids" in asked.arguments and "pixel_values" not in asked.arguments:  # ImageGPT reads colours as words
-        return text_batches(replace(asked, task="sequence-classification", arguments=()))
+        return text_batches(replace(asked, arguments=()))
     vision = getattr(asked.config, "vision_config", asked.config)  # of models of images and text
-    if "spatial_shapes" in asked.arguments:
-        size, channels = asked.size(vision, "patch_size"), image_channels(asked, vision)
-        side = math.isqrt(asked.size(vision, "num_patches"))
-        return RandomPatches(channels, size, size, class_labels(asked.config), side)
-    (height, width), channels = image_sides(asked, vision), image_channels(asked, vision)
+    channels = image_channels(asked, vision)
     labels = class_labels(asked.config)
-    if asked.task == "video-classification":
+    if "spatial_shapes" in asked.arguments:
+        size = asked.size(vision, "patch_size")
+        return RandomPatches(channels, size, size, labels, math.isqrt(asked.size(vision, "num_patches")))
+
+    height, width = image_sides(asked, vision)
+    if asked.task.medium == "videos":
         frames = asked.size(vision, "num_frames", "frames_per_clip", default=_FRAMES)
         name = next((name for name in asked.arguments if name.startswith("pixel_values")), "pixel_values")
         return RandomVideos(channels, height, width, labels, frames, name)
-    kinds = {"semantic-segmentation": RandomSegments, "object-detection": RandomBoxes}
-    return kinds.get(asked.task, RandomImages)(channels, height, width, labels)
+
+    kinds = {"class of each pixel": RandomSegments, "boxes": RandomBoxes}
+    return kinds.get(asked.task.labels, RandomImages)(channels, height, width, labels)
 
 
 def image_sides(asked: Asked, vision: Any) -> tuple[int, int]:
     """The height and width of the images that a config is for."""
-    sides = getattr(vision, "image_size", None) or getattr(vision, "crop_size", None) or _SIDES.get(asked.task, _SIDE)
+    sides = getattr(vision, "image_size", None) or getattr(vision, "crop_size", None) or asked.task.pixels
     if isinstance(sides, Mapping):
         sides = [sides.get("height"), sides.get("width")]
     both = [sides, sides] if isinstance(sides, int) else sides

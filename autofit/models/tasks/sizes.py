@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
 from autofit.core.errors import InputError, is_whole, require, shown
+from autofit.core.task import Task
 
 SEQUENCE_LENGTH = 2048  # unless given, or the model's maximum is shorter
 
@@ -23,7 +25,7 @@ class Asked:
     """The data that is asked for: of which model, for which task, and how long. `config` is transformers' own."""
 
     name: str
-    task: str
+    task: Task
     config: Any
     sequence_length: int | None = None
     arguments: tuple[str, ...] = ()  # of the forward, where batches depend on them
@@ -57,6 +59,12 @@ class Asked:
             raise InputError(message, "Leave the sequence length out.")
 
 
+def whole_numbers(config: Any, *keys: str) -> list[int]:
+    """What a config has under those of the keys that hold a whole number."""
+    values = (getattr(config, key, None) for key in keys)
+    return [value for value in values if isinstance(value, int)]
+
+
 def positions(text: Any) -> int | None:
     """The longest sequence a text config allows; None where it sets no limit."""
     maximum = getattr(text, "max_position_embeddings", None) or getattr(text, "max_seq_len", None)
@@ -67,7 +75,7 @@ def positions(text: Any) -> int | None:
     return maximum - offset
 
 
-def padding(text: Any) -> int | None:
-    """The padding token; None also where foreign code has no such key, or -1 for none."""
+def padding(text: Any, vocabulary: float = math.inf) -> int | None:
+    """The padding token; None also where foreign code has no such key, -1 for none, or one beyond the vocabulary."""
     token = getattr(text, "pad_token_id", None)
-    return token if isinstance(token, int) and token >= 0 else None
+    return token if isinstance(token, int) and 0 <= token < vocabulary else None

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from autofit.core.errors import InputError
-from autofit.models.tasks.sizes import YOUR_FUNCTION, Asked, padding
+from autofit.models.tasks.sizes import YOUR_FUNCTION, Asked, padding, whole_numbers
 from autofit.models.tasks.text import SEED, ClassLabels, class_labels, random_ids
 
 if TYPE_CHECKING:
@@ -54,18 +54,21 @@ def sound_batches(asked: Asked) -> RandomSound:
         message = f"autofit knows no batches of sound for {asked.name}."
         raise InputError(message, YOUR_FUNCTION)
     shape = _shape(asked, argument)
-    if asked.task == "audio-classification":
+    if asked.task.classifies:
         asked.no_length("sound")
         return RandomSound(argument, shape, class_labels(asked.config))
     text = asked.config.get_text_config(decoder=True)
-    vocabulary, pad = asked.size(text, "vocab_size"), padding(text)
-    pad = pad if pad is not None and pad < vocabulary else None
-    if asked.task == "ctc":
+    vocabulary = asked.size(text, "vocab_size")
+    pad = padding(text, vocabulary)
+    if asked.task.labels == "transcript":
         asked.no_length("sound")
         masked = argument == "input_features" and "attention_mask" in asked.arguments
         return RandomSound(argument, shape, None, _TOKENS_A_SECOND * _SECONDS, vocabulary, pad, masked=masked)
-    most = next((n for key in _MOST_TOKENS if isinstance(n := getattr(text, key, None), int)), None)
-    length = asked.length(min(most or _USUAL_TOKENS, _USUAL_TOKENS) if asked.sequence_length is None else most)
+    limits = whole_numbers(text, *_MOST_TOKENS)
+    most = limits[0] if limits else None
+    if asked.sequence_length is None:
+        most = min(most or _USUAL_TOKENS, _USUAL_TOKENS)
+    length = asked.length(most)
     return RandomSound(argument, shape, None, length, vocabulary, pad, length)
 
 

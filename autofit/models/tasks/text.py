@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from autofit.core.tasks import TASKS
 from autofit.core.workload import Rows
 from autofit.models.tasks.sizes import Asked, padding, positions
 
@@ -97,16 +98,17 @@ class RandomTokens:
     def _targets(self, ids: torch.Tensor, generator: torch.Generator) -> dict[str, torch.Tensor]:
         import torch
 
-        if self.task == "token-classification":
+        task = TASKS[self.task]
+        if task.labels == "class of each token":
             classes = self.labels.classes if self.labels else 2
             return {"labels": torch.randint(classes, ids.shape, generator=generator, device="cpu")}
         if self.labels is not None:
             return {"labels": self.labels(len(ids), generator)}
-        if self.task == "causal-lm":
+        if task.predicts_next_token:
             return {"labels": ids.clone()}
-        if self.task == "seq2seq":
+        if task.labels == "other tokens":
             return {"labels": random_ids(tuple(ids.shape), self.vocab_size, self.pad_token_id, generator)}
-        if self.task == "question-answering":
+        if task.labels == "span":
             ends = torch.randint(ids.shape[1], (2, len(ids)), generator=generator, device="cpu")
             return {"start_positions": ends[0], "end_positions": ends[1]}
         masked = torch.rand(ids.shape, generator=generator, device="cpu") < MASKED_FRACTION
@@ -135,20 +137,19 @@ def text_batches(asked: Asked) -> RandomTokens:
     """The batches of a model of text, by its config."""
     text = asked.config.get_text_config()
     by_characters = not hasattr(text, "vocab_size")  # CANINE hashes them
-    vocabulary, pad = _CHARACTERS if by_characters else asked.size(text, "vocab_size"), padding(text)
-    shortest = 2 if asked.task == "causal-lm" else 1  # the first token of a sample is never predicted
-    with_classes = asked.task in ("sequence-classification", "token-classification")
-    labels = class_labels(asked.config) if with_classes else None
+    vocabulary = _CHARACTERS if by_characters else asked.size(text, "vocab_size")
+    shortest = 2 if asked.task.predicts_next_token else 1  # the first token of a sample is never predicted
+    labels = class_labels(asked.config) if asked.task.classifies else None
     regions = asked.size(text, "visual_feat_dim") if hasattr(text, "visual_feat_dim") else 0
-    if regions and asked.task == "question-answering":  # LXMERT's answers are classes, not parts of the text
+    if regions and asked.task.labels == "span":  # LXMERT's answers are classes, not parts of the text
         labels = ClassLabels(asked.size(text, "num_qa_labels"))
     streams = hasattr(text, "codebook_vocab_size")  # Kyutai's models hear while they write
     frames = getattr(asked.config, "audio_length_per_tok", 0)  # and Voxtral's
     return RandomTokens(
-        task=asked.task,
+        task=asked.task.name,
         sequence_length=asked.length(positions(text), shortest),
         vocab_size=vocabulary,
-        pad_token_id=pad if pad is not None and pad < vocabulary else None,
+        pad_token_id=padding(text, vocabulary),
         labels=labels,
         # Gemma's models of images want to be told, in training, that no token is of an image.
         zeros=tuple(name for name in ("token_type_ids", "mm_token_type_ids") if name in asked.arguments),

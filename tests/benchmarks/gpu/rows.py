@@ -63,7 +63,7 @@ def case(
 def with_executor(monkeypatch: pytest.MonkeyPatch, executor: LocalExecutor) -> None:
     """Every bench measures with this one, which none of them ends, and searches in this process."""
     monkeypatch.setattr(room, "LocalExecutor", lambda *_: mock.Mock(wraps=executor, close=lambda: None))
-    monkeypatch.setattr("autofit.tuning.run.LocalExecutor", lambda *_: contextlib.nullcontext(executor))
+    monkeypatch.setattr("autofit.tuning.measured.LocalExecutor", lambda *_: contextlib.nullcontext(executor))
     monkeypatch.setattr(search, "python", _command)
 
 

@@ -1,27 +1,24 @@
-"""One search from start to end: explore the space, verify the finalists, write the answer down."""
+"""A search by measurements: probes explore the space, and finalists are verified in longer runs."""
 
 import contextlib
 import dataclasses
 import functools
 import math
-import re
 import time
-from collections.abc import Sequence
-from datetime import datetime
-from pathlib import Path
+from collections.abc import Iterator, Mapping, Sequence
 
 from autofit import techniques
-from autofit.core.beginning import began
 from autofit.core.config import Config
 from autofit.core.environment import versions
 from autofit.core.errors import InputError, ProbeError
+from autofit.core.estimate import Timeline
 from autofit.core.events import Listener, Note, PhaseStarted, ProbeFinished, ProbeStarted, SearchStarted
 from autofit.core.hardware import Hardware
 from autofit.core.layout import divided_by
 from autofit.core.measurement import Measurement, Outcome
 from autofit.core.options import SearchOptions
 from autofit.core.result import Result, tier
-from autofit.core.run_directory import RunDirectory, free_run_directory
+from autofit.core.run_directory import RunDirectory
 from autofit.core.workload import Workload
 from autofit.estimate.calibration import compare, learn
 from autofit.estimate.figures import predict_all
@@ -42,24 +39,14 @@ from autofit.report.formatting import drift_note, misled_note, packing_note
 from autofit.search.concurrency import Threaded
 from autofit.search.finals import Finals
 from autofit.search.journal import Journal
-from autofit.search.pareto import Evidence, outlook
+from autofit.search.pareto import Evidence, pareto_report
 from autofit.search.predictions import Predictions
-from autofit.search.ranking import best_of_tiers, finalists, nearest_miss
+from autofit.search.ranking import Ranking, nearest_miss
 from autofit.search.space import Space
-from autofit.search.study import Limits, SearchOutcome, SearchProblem, search
+from autofit.search.study import Limits, SearchProblem, search
 from autofit.search.verification import Verification, confirm, verify
-from autofit.tuning.artifacts import (
-    follow_devices,
-    follow_tiers,
-    layers_for_exports,
-    make_record,
-    trace_best,
-    with_bottleneck,
-    with_remedies,
-    write_artifacts,
-    write_report,
-)
-from autofit.tuning.context import Context, Judging, context_of
+from autofit.tuning.annotations import Annotator
+from autofit.tuning.context import Context, context_of
 from autofit.tuning.narrowing import narrowed, quick, with_whole_batches, without_micro_batches
 from autofit.tuning.stand_in import Communication, with_communicators
 from autofit.tuning.warm_start import WarmStart, subject_of
@@ -87,92 +74,81 @@ _FINISHED = (
     "this search had finished: its answer is given again. More --trials, another --tolerance or another --time-limit "
     "go on with it."
 )
-_MOST_OF_NAME = 100  # characters of a model's name in that of its run directory
 NOTABLE_DRIFT = 0.05  # a smaller one lies within the difference of two probes of one config
 
 
-def run_search(
-    workload: Workload, options: SearchOptions, listener: Listener | None = None, *, judge: Judging | None = None
-) -> Result:
-    """Search for the fastest config that fits the budget, verify it, and write the run directory.
-
-    `best` is None when nothing fits. Ctrl-C ends the search early, with what it has: `stopped_by` is "interrupt".
+@contextlib.contextmanager
+def measured_search(
+    workload: Workload, options: SearchOptions, directory: RunDirectory, listener: Listener, start: float
+) -> Iterator["MeasuredSearch"]:
+    """Look at the model and the device, and give the search with its executor, which ends here.
 
     Raises:
         InputError: something given is wrong; ProbeError: probes cannot run here.
     """
-    start = began()
-    listener = listener or (lambda event: None)
     listener(PhaseStarted("looking at the model and the device"))
-    with run_directory(workload, options.out, resume=options.resume) as directory:
-        if options.resume and not directory.journal.exists():  # the search before was killed early
-            listener(Note(f"nothing was measured in {directory.path} before: the search starts anew."))
-        until = start + (options.time_limit or math.inf)
-        with contextlib.ExitStack() as stack:
-            executor = stack.enter_context(_executor(options, directory, listener, start))
+    if options.resume and not directory.journal.exists():  # the search before was killed early
+        listener(Note(f"nothing was measured in {directory.path} before: the search starts anew."))
+
+    until = start + (options.time_limit or math.inf)
+    with contextlib.ExitStack() as stack:
+        executor = stack.enter_context(_executor(options, directory, listener, until))
+        executor.end_by(until)
+        context = context_of(workload, options, executor, directory.journal)
+
+        if context.ranks and executor.own_ranks is None:
+            stack.close()  # one that serves no more needs no memory
+            executor = stack.enter_context(GangExecutor(context.ranks, directory.probes, options.probe_timeout))
             executor.end_by(until)
-            context = context_of(workload, options, executor, directory.journal)
-            if context.ranks and executor.own_ranks is None:
-                stack.close()  # one that serves no more needs no memory
-                executor = stack.enter_context(GangExecutor(context.ranks, directory.probes, options.probe_timeout))
-                executor.end_by(until)
-            if context.ranks and options.link is None and context.hardware == context.measured_on:  # none else is meant
-                context = context.linked_by(executor.link(context.hardware, context.budget))
-            run = _Run(context, executor, directory, listener, start)
-            outcome = run.explore()
-            finals = run.verify(outcome)
-            result = run.result(outcome, finals)
-            if judge and result.best and result.stopped_by != "interrupt":
-                judging = time.monotonic()
-                executor.end_by(math.inf)  # it has seconds of its own
-                result = judge(result, executor, listener)
-                executor.end_by(until + time.monotonic() - judging)
-            if options.memory_snapshot:
-                listener(PhaseStarted("tracing one training step of the best config"))
-                result = trace_best(result, context.workload, executor, directory=directory.path, notify=run.notify)
-            follows = not options.fast
-            if follows and result.best and result.stopped_by != "interrupt":
-                listener(PhaseStarted("following a training step of the best configs, for the report"))
-            timelines = follow_tiers(result, context.workload, options, executor) if follows else {}
-            result = follow_devices(result, context.workload, options, executor) if follows else result
-            result = with_bottleneck(result, timelines)
-            nearest = result.nearest_miss or next(iter(result.trials), None)
-            result = with_remedies(result, nearest.config if nearest else None, context.workload, options, executor)
-            layers = layers_for_exports(result, context.workload, executor)
-            record = make_record(result, options, run.predictions, timelines)
-        run.calibrate(finals)
-        run.restored()
-        listener(PhaseStarted("writing the result and the report"))
-        result = write_artifacts(record.result, context.workload, directory, notify=run.notify, layers=layers)
-        return write_report(dataclasses.replace(record, result=result), directory, notify=run.notify)
+
+        link_is_measured = options.link is None and context.hardware == context.measured_on  # none else is meant
+        if context.ranks and link_is_measured:
+            context = context.linked_by(executor.link(context.hardware, context.budget))
+
+        yield MeasuredSearch(context, executor, directory, listener, start)
 
 
-def _executor(options: SearchOptions, directory: RunDirectory, listener: Listener, start: float) -> Executor:
+def _executor(options: SearchOptions, directory: RunDirectory, listener: Listener, until: float) -> Executor:
     """What looks at the model; on a cluster, what measures as well."""
     if options.executor == "local":
         return LocalExecutor(directory.probes, options.probe_timeout)
-    until = start + (options.time_limit or math.inf)
     cluster = RayExecutor(options, directory.probes, lambda text: listener(Note(text)), until)
     listener(Note(cluster.describe()))
     return cluster
 
 
-class _Run:
-    """One search: its context, and the functions handed to the rooms that search, verify and report."""
+class MeasuredSearch:
+    """Explores and verifies by probes. Give it to `tuning.pipeline`.
+
+    Attributes:
+        workload: with its traits.
+        predictions: of the configs of the space; None before exploring, and where nothing could be predicted.
+        follows: whether there is time to follow steps for the report.
+    """
 
     def __init__(
         self, context: Context, executor: Executor, directory: RunDirectory, listener: Listener, start: float
     ) -> None:
-        self.context, self.options = context, context.options
+        self.context = context
+        self.workload = context.workload
+        self.options = context.options
+        self.executor = executor
         self.predictions: Predictions | None = None
+        self.follows = not context.options.fast
+
+        self._ranking = Ranking(context.options.tolerance, techniques.fidelity)
+        self._explorer = executor
+        self._directory = directory
+        self._listener = listener
+        self._start = start
         self._figured: tuple[Sequence[Config], tuple[list[float], list[float]]] | None = None
-        self._executor, self._explorer = executor, executor
-        self._directory, self._listener, self._start = directory, listener, start
         self._had_finished = False  # before this process began
         self._contention = 1.0  # the share of the time in which something waited for a processor while finalists ran
         self._communication = Communication(context.workload, context.hardware, executor)
+
         self._explored = self._warm_start_on(context.placement.hardware(context.measured_on))
         self._verified = self._warm_start_on(context.measured_on) if context.fewer_cores else self._explored
+
         for note in context.notes():
             self.notify(note)
 
@@ -184,37 +160,40 @@ class _Run:
         return self._start + share * (self.options.time_limit or math.inf) - time.monotonic()
 
     def _warm_start_on(self, hardware: Hardware) -> WarmStart:
-        context, run = self.context, self._directory.path
-        about = hardware, versions(), context.predicted_links
-        subject = subject_of(context.workload, *about) if self.options.store else None
-        exact = context.exact_memory
-        return WarmStart(subject, context.cap_bytes, exact=exact, run=run, notify=self.notify, hardware=hardware)
+        context = self.context
+        subject = None
+        if self.options.store:
+            subject = subject_of(context.workload, hardware, versions(), context.predicted_links)
+        return WarmStart(
+            subject,
+            context.cap_bytes,
+            exact=context.exact_memory,
+            run=self._directory.path,
+            notify=self.notify,
+            hardware=hardware,
+        )
 
-    def explore(self) -> SearchOutcome:
+    def explore(self) -> None:
         """Probe configs of the space until a limit is reached."""
         context, options = self.context, self.options
-        path, budget_bytes, lines = self._directory.journal, context.budget.device_bytes, self._directory.lines
         journal = Journal(
-            path, context.identity(), budget_bytes, notify=self.notify, lines=lines, restored=self.restored
+            self._directory.journal,
+            context.identity(),
+            context.budget.device_bytes,
+            notify=self.notify,
+            lines=self._directory.lines,
+            restored=self._directory.restored,
         )
-        seconds = max(self._left(EXPLORE_SHARE), LEAST_SECONDS) if options.time_limit else None
-        memory = context.cap_bytes, context.context_bytes
-        asked = options.time_limit
-        latest = self._left()
-        limits = Limits(
-            options.trials, seconds, *memory, tolerance=options.tolerance, latest=latest, asked_seconds=asked
-        )
-        if options.fast:
-            tolerance = max(options.tolerance, FAST_TOLERANCE)
-            limits = dataclasses.replace(limits, tolerance=tolerance, quick=FAST_PROBES)
         with contextlib.ExitStack() as stack:
             devices = context.placement.devices
-            if places := context.placement.places[: options.trials * devices]:
+            places = context.placement.places[: options.trials * devices]
+            if places:
                 pool = PoolExecutor(places, self._directory.probes, options.probe_timeout, devices)
-                pool.end_by(self._executor.until)
+                pool.end_by(self.executor.until)
                 self._explorer = stack.enter_context(pool)
             else:
-                self._explorer = stack.enter_context(self._executor.explorer())
+                self._explorer = stack.enter_context(self.executor.explorer())
+
             problem = SearchProblem(
                 probe=self._probe,
                 constraints=techniques.constraints(context.workload, context.hardware),
@@ -227,30 +206,50 @@ class _Run:
                 concurrency=functools.partial(Threaded, room=self._explorer.room, give_up=self._explorer.give_up),
             )
             space = self._narrowed_space()
-            outcome = search(space, problem, limits=limits, journal=journal, seed=options.seed)
-        if outcome.stopped_by != "interrupt":
-            self._check(outcome)
-        self._had_finished = outcome.finals is not None and outcome.finals.finished
-        return outcome
+            self._outcome = search(space, problem, limits=self._limits(), journal=journal, seed=options.seed)
 
-    def verify(self, outcome: SearchOutcome) -> Verification:
+        if self._outcome.stopped_by != "interrupt":
+            self._check()
+        finals = self._outcome.finals
+        self._had_finished = finals is not None and finals.finished
+
+    def _limits(self) -> Limits:
+        """When exploring ends, counted from now."""
+        context, options = self.context, self.options
+        limits = Limits(
+            options.trials,
+            max(self._left(EXPLORE_SHARE), LEAST_SECONDS) if options.time_limit else None,
+            context.cap_bytes,
+            context.context_bytes,
+            tolerance=options.tolerance,
+            latest=self._left(),
+            asked_seconds=options.time_limit,
+        )
+        if options.fast:
+            tolerance = max(options.tolerance, FAST_TOLERANCE)
+            limits = dataclasses.replace(limits, tolerance=tolerance, quick=FAST_PROBES)
+        return limits
+
+    def verify(self) -> None:
+        """Measure the finalists again, in longer runs."""
+        outcome = self._outcome
         if outcome.stopped_by == "interrupt":
-            return Verification(outcome.measurements, interrupted=True)
-        assert outcome.finals, "every search has a place for its finals"
+            self._finals = Verification(outcome.measurements, interrupted=True)
+            return
+
         kept = outcome.finals
+        assert kept, "every search has a place for its finals"
         if self._had_finished:
             self.notify(_FINISHED)
-        given = outcome.measurements, outcome.posterior, functools.partial(self._verify_one, kept=kept)
-        tolerance, fidelity = self.options.tolerance, techniques.fidelity
+        measure = functools.partial(self._verify_one, kept=kept)
+        given = outcome.measurements, outcome.posterior, measure, self._ranking
 
         contention = Contention()
         if self.options.fast:
-            finals = confirm(*given, tolerance=tolerance, fidelity=fidelity, before=kept.verified)
+            finals = confirm(*given, before=kept.verified)
         else:
             finals = verify(
                 *given,
-                tolerance=tolerance,
-                fidelity=fidelity,
                 seconds_left=lambda: self._left(VERIFY_SHARE),
                 elsewhere=self.context.fewer_cores,
                 before=kept.verified,
@@ -261,29 +260,30 @@ class _Run:
         has_ended = bool(finals.verified) or not finals.out_of_time
         if has_ended and not finals.interrupted:
             kept.finish()
-        return finals
+        self._finals = finals
 
-    def result(self, outcome: SearchOutcome, finals: Verification) -> Result:
-        context, tolerance, fidelity = self.context, self.options.tolerance, techniques.fidelity
-        candidates = finals.candidates()
-        best, runner_up, *_ = (*finalists(candidates, tolerance=tolerance, fidelity=fidelity), None, None)
+    def answer(self) -> Result:
+        """What was found, without what else it is told with."""
+        context, outcome, finals = self.context, self._outcome, self._finals
+        best, runner_up, *_ = (*self._ranking.finalists(finals.candidates()), None, None)
         comparable = finals.verified if context.fewer_cores and finals.verified else finals.latest()
-        tiers = best_of_tiers(comparable, tolerance=tolerance, fidelity=fidelity)
+        tiers = self._ranking.best_of_tiers(comparable)
         if best is not None:
             tiers[tier(best.config)] = best  # not an explored config that promised more
-        measured, within = (*finals.explored, *finals.verified), (context.budget, context.hardware, context.workload)
-        evidence = Evidence(best, measured, finals.failed, outcome.surrogate, self.predictions, *within)
-        around = outlook(evidence, others=other_budgets(context.budget, context.hardware), tolerance=tolerance)
-        notes = (
-            *context.budget_notes,
-            drift_note(outcome.slowdown) if outcome.slowdown > NOTABLE_DRIFT else None,
-            misled_note(outcome.misled_by) if outcome.misled_by else None,
-            *(f"Of the best config: {warning}" for warning in (best.warnings if best else ())),
-            context.placement.describe_measurements(),
-            context.stands_for() if context.of_one_rank else None,
-            _FAST if self.options.fast and best else None,
-            packing_note(context.workload.description(), best),
+
+        evidence = Evidence(
+            best,
+            (*finals.explored, *finals.verified),
+            finals.failed,
+            outcome.surrogate,
+            self.predictions,
+            context.budget,
+            context.hardware,
+            context.workload,
         )
+        others = other_budgets(context.budget, context.hardware)
+        around = pareto_report(evidence, others=others, tolerance=self.options.tolerance)
+
         return Result(
             model=context.workload.name,
             workload=context.workload.description(),
@@ -302,70 +302,114 @@ class _Run:
             runner_up=runner_up,
             finalists=finals.verified,
             bound=outcome.bound,
-            notes=tuple(filter(None, notes)),
-            **vars(around),
+            notes=self._notes(best),
             predicted=self.predictions is not None,
+            **vars(around),
         )
 
-    def calibrate(self, finals: Verification) -> None:
+    def _notes(self, best: Measurement | None) -> tuple[str, ...]:
+        """What the user should know of the answer."""
+        context, outcome = self.context, self._outcome
+        notes: list[str | None] = [*context.budget_notes]
+
+        if outcome.slowdown > NOTABLE_DRIFT:
+            notes.append(drift_note(outcome.slowdown))
+        if outcome.prediction_bias:
+            notes.append(misled_note(outcome.prediction_bias))
+        if best:
+            notes += [f"Of the best config: {warning}" for warning in best.warnings]
+
+        notes.append(context.placement.describe_measurements())
+        if context.of_one_rank:
+            notes.append(context.stands_for())
+        if self.options.fast and best:
+            notes.append(_FAST)
+        notes.append(packing_note(context.workload.description(), best))
+        return tuple(filter(None, notes))
+
+    def near(self, result: Result) -> Config | None:
+        """A config that nearly fits, where none does; else any that was measured."""
+        nearest = result.nearest_miss or next(iter(result.trials), None)
+        return nearest.config if nearest else None
+
+    def timelines(self, result: Result, annotator: Annotator) -> Mapping[str, Timeline]:
+        """By tier the memory of its best config through a step."""
+        if result.best:
+            self._listener(PhaseStarted("following a training step of the best configs, for the report"))
+        return annotator.timelines(result)
+
+    def learn(self) -> None:
         """Improve later predictions by the longest measurements. A CPU's bytes of tensors are exact as they are."""
         # Predictions are of fewer cores than finalists run on, or a part of what is measured is predicted itself.
         if self.predictions is None or self.context.fewer_cores or self.context.of_one_rank:
             return
         if self._had_finished:  # it was learnt from then
             return
-        nbytes, seconds, exact = self.predictions.nbytes, self.predictions.seconds, self.context.exact_memory
+
         alike: dict[tuple[str, ...], list[Measurement]] = {}
-        for each in finals.verified:
-            alike.setdefault(divided_by(each.config), []).append(each)
+        for measurement in self._finals.verified:
+            alike.setdefault(divided_by(measurement.config), []).append(measurement)
+
+        nbytes, seconds = self.predictions.nbytes, self.predictions.seconds
+        exact = self.context.exact_memory
         for measured in alike.values():
             found = compare(measured, nbytes, seconds, exact=exact, waiting=self._contention)
             learn(self.context.hardware, found, measured[0].config)
 
     def _started(self, size: int, refused: int) -> None:
         context, options = self.context, self.options
-        trials = min(size - refused, options.trials, FAST_PROBES if options.fast else options.trials)
-        started = (context.workload.name, context.hardware, context.budget, size, trials, options.time_limit, refused)
-        self._listener(SearchStarted(*started))
+        trials = min(size - refused, options.trials)
+        if options.fast:
+            trials = min(trials, FAST_PROBES)
+
+        about = context.workload.name, context.hardware, context.budget
+        self._listener(SearchStarted(*about, size, trials, options.time_limit, refused))
 
     def _narrowed_space(self) -> Space:
-        context = self.context
+        """The space to search: of a large or a quick one the part that is predicted to be worth it."""
+        context, options = self.context, self.options
         given = context.workload, context.hardware, context.likely_bytes, self._figures
-        seed = self.options.seed
         try:
-            space, note = narrowed(context.space, *given, seed=seed)
+            space, note = narrowed(context.space, *given, seed=options.seed)
             if note:
                 self.notify(note)
 
-            if "micro_batch_size" not in self.options.set:
+            if "micro_batch_size" not in options.set:
                 whole = without_micro_batches(space, context.workload)
-                if self.options.fast and whole and (found := quick(whole, *given, seed=seed)):
+                if options.fast and whole and (found := quick(whole, *given, seed=options.seed)):
                     return found
-                space = with_whole_batches(space, *given, seed=seed)
-            return (quick(space, *given, seed=seed) if self.options.fast else None) or space
+                space = with_whole_batches(space, *given, seed=options.seed)
+
+            found = quick(space, *given, seed=options.seed) if options.fast else None
+            return found or space
         except (InputError, ProbeError) as error:
             self.notify(f"the whole space is searched: {error.message}")
             return context.space
 
     def _figures(self, configs: Sequence[Config]) -> tuple[list[float], list[float]]:
-        """Bytes and seconds of each config, predicted in a process of its own; what was asked last is still known."""
+        """Bytes and seconds of each config, predicted by a child on as many cores as probes run on.
+
+        What was asked last is still known.
+        """
         if self._figured and self._figured[0] == configs:
             return self._figured[1]
-        timeout = min(PREDICT_SECONDS, PREDICT_SHARE * (self.options.time_limit or math.inf), self._left(EXPLORE_SHARE))
+
+        limit = PREDICT_SHARE * (self.options.time_limit or math.inf)
+        timeout = min(PREDICT_SECONDS, limit, self._left(EXPLORE_SHARE))
         if timeout <= 0:
             raise ProbeError("no time is left for it.")
-        measuring = _FAST_MEASURING if self.options.fast else MEASURING_SECONDS
-        # On as many cores as probes run on.
-        within = TRACE_SHARE * timeout
+
         predict = functools.partial(
             predict_all,
-            measuring=measuring,
-            within=within,
+            measuring=_FAST_MEASURING if self.options.fast else MEASURING_SECONDS,
+            within=TRACE_SHARE * timeout,
             processes=None,
             host_bytes=self.context.budget.host_bytes,
         )
-        arguments = predict, self.context.workload, self.context.hardware, configs
-        found: tuple[list[float], list[float]] = self._explorer.run(*arguments, log="estimate.log", timeout=timeout)
+        asked = self.workload, self.context.hardware, configs
+        found: tuple[list[float], list[float]] = self._explorer.run(
+            predict, *asked, log="estimate.log", timeout=timeout
+        )
         self._figured = configs, found
         return found
 
@@ -377,22 +421,26 @@ class _Run:
         except (InputError, ProbeError) as error:
             self.notify(f"prediction skipped: {error.message}")
             return None
-        if unknown := sum(map(math.isnan, nbytes)):
+
+        unknown = sum(map(math.isnan, nbytes))
+        if unknown:
             self.notify(f"{unknown:,} of {len(nbytes):,} configs are not predicted: {_WHY_UNKNOWN}.")
         if unknown < len(nbytes):
             self.predictions = Predictions.of(configs, nbytes, seconds)
         return self.predictions
 
     def _on_probe(self, number: int, config: Config) -> None:
+        expected = None
         tensors = self.predictions.nbytes.get(config, math.nan) if self.predictions else math.nan
-        expected = int(tensors) + self.context.hardware.context_bytes if math.isfinite(tensors) else None
+        if math.isfinite(tensors):
+            expected = int(tensors) + self.context.hardware.context_bytes
         self._listener(ProbeStarted(number, config, expected_bytes=expected))
 
     def _probe(self, number: int, config: Config, best_seconds: float | None) -> Measurement | None:
         """Measure a config; None where the time was up first. Once something fits, that is sooner."""
         plan = FAST_EXPLORE_PLAN if self.options.fast else EXPLORE_PLAN
-        share = EXPLORE_SHARE + OVERRUN_SHARE if best_seconds else 1.0
         plan = dataclasses.replace(plan, best_seconds=best_seconds)
+        share = EXPLORE_SHARE + OVERRUN_SHARE if best_seconds else 1.0
         return self._measure(self._explorer, config, plan, number, share)
 
     def _measure(
@@ -404,8 +452,9 @@ class _Run:
         hardware = self.context.hardware
         if self.context.of_one_rank:
             hardware = with_communicators(hardware, config)
+
         request = Request(config, hardware, self.context.budget, plan)
-        measurement = executor.measure(self.context.workload, request, number=number)
+        measurement = executor.measure(self.workload, request, number=number)
         if measurement.outcome is Outcome.TIMED_OUT and measurement.seconds >= seconds:
             return None
         return self._communication.added_to(measurement)
@@ -414,46 +463,36 @@ class _Run:
         self._explored.add(measurement)
         self._listener(ProbeFinished(measurement, best))
 
-    def restored(self) -> bool:
-        """Make the run directory again if it was deleted meanwhile; whether it was."""
-        if is_new := self._directory.restored():
-            self.notify(f"{self._directory.path} was deleted during the search: it is made again, with its journal.")
-        return is_new
-
     def _verify_one(self, finalist: Measurement, kept: Finals) -> Measurement | None:
-        self.restored()
+        """Measure a finalist once more and keep it; None where the time was up first."""
+        self._directory.restored()
         self._listener(ProbeStarted(finalist.number, finalist.config, verifying=True))
         plan = FAST_PLAN if self.options.fast else VERIFY_PLAN
-        measurement = self._measure(self._executor, finalist.config, plan, finalist.number)
+        measurement = self._measure(self.executor, finalist.config, plan, finalist.number)
         if measurement is None:
             return None
+
         kept.add(measurement)
         self._verified.add(measurement)
-        self._listener(ProbeFinished(dataclasses.replace(measurement, verified=measurement.fits), None))
+        verified = dataclasses.replace(measurement, verified=measurement.fits)
+        self._listener(ProbeFinished(verified, None))
         return measurement
 
-    def _check(self, outcome: SearchOutcome) -> None:
+    def _check(self) -> None:
         """Raise an InputError where all configs are refused, for the first's reason; a ProbeError where all failed."""
+        outcome = self._outcome
         if outcome.skipped["refused"] == outcome.space_size:
-            workload, hardware = self.context.workload, self.context.hardware
-            values = {knob: values[0] for knob, values in self.context.space.knobs.items()}
-            reason = techniques.refuse(techniques.canonicalize(values, workload, hardware), workload, hardware)
+            about = self.workload, self.context.hardware
+            first = {knob: values[0] for knob, values in self.context.space.knobs.items()}
+            reason = techniques.refuse(techniques.canonicalize(first, *about), *about)
             if reason:
                 raise InputError(f"every config of this search is refused, the first one because of {reason}")
+
         if not outcome.measurements and outcome.stopped_by == "time":
             message = f"no probe ended within the time limit of {self.options.time_limit:g} s."
             raise ProbeError(message, "Give a longer --time-limit, or see probes/ in the run directory.")
-        if outcome.measurements and all(each.outcome is Outcome.FAILED for each in outcome.measurements):
+
+        if outcome.measurements and all(trial.outcome is Outcome.FAILED for trial in outcome.measurements):
             reason = outcome.measurements[0].reason or "no reason given"
             message = f"every probe failed: {reason.strip().splitlines()[-1]}"
             raise ProbeError(message, "See probes/ in the run directory.")
-
-
-def run_directory(
-    workload: Workload, out: Path | None, *, resume: bool = False
-) -> contextlib.AbstractContextManager[RunDirectory]:
-    """What enters the run directory: the one that the user gave, or a free one named by model and time."""
-    if out:
-        return RunDirectory(out, resume=resume)
-    name = re.sub(r"[^A-Za-z0-9.-]+", "-", workload.name).strip("-")[:_MOST_OF_NAME]
-    return free_run_directory(Path("autofit-runs") / f"{name}-{datetime.now():%Y%m%d-%H%M%S}")

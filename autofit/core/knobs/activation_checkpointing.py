@@ -1,0 +1,21 @@
+"""activation_checkpointing: its values, how they read, and what depends on them."""
+
+from autofit.core.knobs.knob import Knob
+
+BUDGET = "budget-"  # how the values begin that leave to the compiler what is recomputed
+
+KNOB = Knob(
+    "activation_checkpointing",
+    off="none",
+    values=("none", "selective", "alternate", "full", "budget-0.25", "budget-0.5", "budget-0.75"),
+    title="Checkpointing",
+    short="checkpointing {value}",
+    short_off="no checkpointing",
+    words={
+        "full": "every block is computed again in the backward",
+        "alternate": "every second block is computed again in the backward",
+        "selective": "all but matrix products and attention is computed again in the backward",
+    },
+    usual=("none", "full"),
+    saves_memory=True,
+)

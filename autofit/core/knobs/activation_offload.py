@@ -1,0 +1,14 @@
+"""activation_offload: its values, how they read, and what depends on them."""
+
+from autofit.core.knobs.knob import Knob, Trace
+
+KNOB = Knob(
+    "activation_offload",
+    off="none",
+    values=("none", "cpu"),
+    title="Activations",
+    short="activations offloaded",
+    short_off="activations on the device",
+    words={"cpu": "wait for the backward in host memory"},
+    trace=Trace.UNTRACED,
+)

@@ -1,0 +1,25 @@
+"""precision: its values, how they read, and what depends on them."""
+
+from autofit.core.knobs.knob import Knob
+
+COMPUTES_IN_FP32 = ("fp32", "tf32")  # their losses agree to about 1e-3, whatever computes them
+
+KNOB = Knob(
+    "precision",
+    off="fp32",
+    values=("fp32", "tf32", "bf16", "bf16-mixed", "fp16-mixed", "fp8"),
+    title="Numbers",
+    short="{value}",
+    words={
+        "fp32": "32-bit floats throughout",
+        "tf32": "32-bit floats, matrix products in TF32",
+        "bf16": "bfloat16 throughout: weights, gradients and optimizer state",
+        "bf16-mixed": "trained weights in 32 bits, computing in bfloat16 (autocast)",
+        "fp16-mixed": "trained weights in 32 bits, computing in float16 with a loss scaler",
+        "fp8": "bfloat16 weights, matrix products in 8-bit floats",
+    },
+    fidelity_order=2,
+    same_trace={"tf32": "fp32", "fp16-mixed": "bf16-mixed"},
+    preferred=("bf16", "bf16-mixed", "fp16-mixed", "fp32"),
+    quick=True,
+)

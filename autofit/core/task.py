@@ -1,0 +1,111 @@
+"""Task: all that is particular to one thing that models are trained for, as plain data.
+
+Every task is one file of `core.tasks`. What needs torch follows from these words: `models.tasks` makes batches by the
+medium and the labels, `data` reads files by them, exporters write `script`.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+# The auto classes of models that take more than text.
+MULTIMODAL = ("AutoModelForImageTextToText", "AutoModelForMultimodalLM")
+
+Names = tuple[str, ...]
+Medium = Literal["own", "text", "pairs of texts", "images", "videos", "sound", "images and text"]
+Labels = Literal[
+    "own",
+    "next tokens",
+    "hidden tokens",
+    "other tokens",
+    "transcript",
+    "class",
+    "class of each token",
+    "class of each pixel",
+    "boxes",
+    "span",
+    "none",
+]
+
+
+@dataclass(frozen=True)
+class Script:
+    """A task's share of train.py: what reads its data, and lines of the script or parts of them."""
+
+    templates: Names = ()  # that read the data; without any, no train.py is written
+    data_kind: str = ""  # what they read, in words
+    slots: Mapping[str, str | Sequence[str]] = field(default_factory=dict)  # of those templates
+    imports: Names = ()
+    unit: str = "samples"
+    valid: str = 'batch["labels"] != -100'  # which labels the loss is a mean of
+    mask_argument: str = ""  # the further argument of what makes a batch, where that hides tokens
+    batch: str = "yield {name: tensor[chosen] for name, tensor in data.items()}"
+    forward_arguments: str = ""
+
+
+@dataclass(frozen=True)
+class Task:
+    """What a model is trained for.
+
+    Args:
+        name: what users call it, and results.
+        medium: what a sample is made of; "own": of whatever the user's own loss takes.
+        labels: what the model learns to tell of a sample.
+        auto_classes: those of transformers whose models are trained for it, the first before the next.
+        class_endings: of the names of transformers' classes that are for this task alone.
+        saved_as: further endings of the class that a checkpoint of such a model was saved from.
+        rows: the fields of a row in files of data, in each form that is read; none: no files are read.
+        packs: whether samples can be put one after the other.
+        defers_logits: whether a loss that never holds all logits may take the place of the model's own.
+        pixels: of an image's side, where the config of the model names none.
+        peft_type: peft's name of it.
+        script: its share of train.py.
+    """
+
+    name: str
+    medium: Medium
+    labels: Labels
+    auto_classes: Names = ()
+    class_endings: Names = ()
+    saved_as: Names = ()
+    rows: tuple[Names, ...] = ()
+    packs: bool = False
+    defers_logits: bool = False
+    pixels: int = 224  # ImageNet's
+    peft_type: str | None = None
+    script: Script = Script()
+
+    @property
+    def auto_class(self) -> str:
+        """The usual one of its auto classes."""
+        return self.auto_classes[0]
+
+    @property
+    def reads_text(self) -> bool:
+        """Whether samples are of text alone."""
+        return self.medium == "text"
+
+    @property
+    def predicts_next_token(self) -> bool:
+        """Whether the loss shifts the labels by one, so that the first of each sample is never predicted."""
+        return self.labels == "next tokens"
+
+    @property
+    def continues_text(self) -> bool:
+        """Whether it is that of causal language models on text alone, which most tools are made for."""
+        return self.predicts_next_token and self.reads_text
+
+    @property
+    def classifies(self) -> bool:
+        """Whether the model ends in a new head for classes, which is trained whole."""
+        return self.labels in ("class", "class of each token")
+
+    @property
+    def classifies_texts(self) -> bool:
+        """Whether each text has one class, which decoders tell by the last token that is not padding."""
+        return self.labels == "class" and self.reads_text
+
+    @property
+    def unit(self) -> str:
+        """What throughput counts."""
+        return "tokens" if self.medium in ("text", "images and text") else "samples"

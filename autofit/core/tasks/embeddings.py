@@ -1,0 +1,11 @@
+"""embeddings: to bring the two texts of a pair together, and those of others apart."""
+
+from autofit.core.task import Task
+
+EMBEDDINGS = Task(
+    name="embeddings",
+    medium="pairs of texts",
+    labels="none",
+    auto_classes=("AutoModel",),
+    rows=(("anchor", "positive"),),
+)
