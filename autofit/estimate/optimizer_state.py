@@ -91,7 +91,6 @@ def _traced(
         setup = fake_setup(workload, config, hardware, weights, recorder)
         technique_named("optimizer").trace(setup, config.optimizer)
         optimizer = setup.optimizer
-        assert optimizer is not None, "the technique makes one"
         for stepped in [*([weight] for weight in weights), list(weights)]:
             for _ in range(2):  # in the first one the state is made
                 optimizer.zero_grad(set_to_none=True)

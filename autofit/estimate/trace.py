@@ -151,7 +151,8 @@ def trace(
     setup = fake_setup(workload, canonical, hardware, skeleton.model, recorder)
     recorder.alike = setup.micro_batch_size if rows else 1
     chunks = SampledChunks(rows, recorder, canonical.loss) if rows else None
-    setup.slices, setup.of_parts = chunks, rows is not None
+    setup.tracing.slices = chunks
+    setup.tracing.is_sampled = rows is not None
     saved: SavedTensors | None = None
     ranks = ExitStack()
     try:
@@ -197,14 +198,14 @@ def trace(
         depth=skeleton.depth,
         parameters=sum(parameter.numel() for parameter in trainable),
         packed=packed,
-        assumptions=(*setup.assumptions, *recorder.assumptions, *notes_of_recurrent(setup.model, hardware)),
+        assumptions=(*setup.tracing.assumptions, *recorder.assumptions, *notes_of_recurrent(setup.model, hardware)),
     )
 
 
 def fake_setup(workload: Workload, config: Config, hardware: Hardware, model: nn.Module, recorder: Recorder) -> Setup:
     """The setup of a step that is recorded."""
     setup = Setup(workload, config, hardware, torch.device("cpu"), model, Hyperparameters())
-    setup.note_host = recorder.note_host
+    setup.tracing.note_host = recorder.note_host
     return setup
 
 
@@ -282,7 +283,7 @@ def _step(
         for number, block in enumerate(blocks):
             for handle in _mark_block(block, number, setup, recorder, last=number == len(blocks) - 1):
                 hooks.callback(handle.remove)
-        recorder.phase = lambda: setup.phase
+        recorder.phase = lambda: setup.progress.phase
         loss = accumulate(setup, batch)
         unreached = made.keys() - reached
         for parameter in unreached:  # it would have neither gradient nor state
@@ -299,10 +300,11 @@ def _step(
 
 def _leave_own_gradients(setup: Setup, batch: Any, recorder: Recorder) -> None:
     """A micro-batch whose gradients are averaged over ranks after the last one only, kept until then."""
-    before, sync = set(recorder.living), setup.sync_gradients
-    with mock.patch.object(setup, "sync_gradients", lambda last: sync(False)):
+    before = set(recorder.living)
+    sync_gradients = setup.exchange.sync_gradients
+    with mock.patch.object(setup.exchange, "sync_gradients", lambda is_last: sync_gradients(False)):
         accumulate(setup, batch)
-    setup.phase = "forward"
+    setup.progress.phase = "forward"
     recorder.labels |= dict.fromkeys(recorder.living - before, "gradients")
 
 
@@ -321,11 +323,11 @@ def _mark_block(block: nn.Module, number: int, setup: Setup, recorder: Recorder,
     """Hooks that mark where a block's forward begins, where the last one's ends, and where its backward begins."""
 
     def begin(*_: Any) -> None:
-        if setup.phase == "forward":
+        if setup.progress.phase == "forward":
             recorder.mark("forward", number)
 
     def end(_: nn.Module, args: Any, output: Any) -> None:
-        if setup.phase == "forward":
+        if setup.progress.phase == "forward":
             if last:
                 recorder.mark("forward")
             results = (value for value in tree_iter(output) if isinstance(value, torch.Tensor) and value.requires_grad)
@@ -338,7 +340,6 @@ def _mark_block(block: nn.Module, number: int, setup: Setup, recorder: Recorder,
 
 def _make_state(setup: Setup, recorder: Recorder, owners: Mapping[nn.Parameter, int]) -> dict[nn.Parameter, set[int]]:
     """Let the optimizer make its state, as in a first step; returns the storages of gradients and state."""
-    assert setup.optimizer is not None, "build() sets the optimizer"
     made: dict[nn.Parameter, set[int]] = {}
     for group in setup.optimizer.param_groups:
         for parameter in group["params"]:

@@ -47,7 +47,7 @@ def paged_stand_in(value: str, setup: Setup) -> Callable[..., Optimizer]:
         def get_state_buffer(self, p: torch.Tensor, dtype: torch.dtype = torch.float32) -> torch.Tensor:
             buffer = torch.zeros_like(p, dtype=dtype)
             if p.numel() >= _PAGED:
-                setup.note_host(buffer)
+                setup.tracing.note_host(buffer)
             return buffer
 
     return _own_manager(StandIn)

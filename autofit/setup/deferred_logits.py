@@ -69,7 +69,8 @@ class Deferral:
     @property
     def is_bare(self) -> bool:
         """Whether the head is a linear layer with its own forward, and no hooks but those of FSDP and of ours."""
-        head, kinds = self.head, type(self.head).__mro__
+        head = self.head
+        kinds = type(self.head).__mro__
         others = [hook for hooks in _hooks_of(head) for hook in hooks.values() if not _is_of(hook, _FSDP, "autofit.")]
         kind = kinds[2] if issubclass(kinds[0], FSDPModule) else kinds[0]
         return kind is nn.Linear and self.own_forward and not others
@@ -77,7 +78,8 @@ class Deferral:
     @contextmanager
     def paused(self) -> Iterator[None]:
         """Let the head compute, with weights that FSDP gathered when the model called it."""
-        before, self.active = self.active, False
+        before = self.active
+        self.active = False
         hooks = _hooks_of(self.head) if isinstance(self.head, FSDPModule) else ()
         all_of = [dict(each) for each in hooks]
         for each in hooks:
@@ -262,7 +264,8 @@ def _causal_lm_loss(standard: Callable[..., Any], summed_loss: SummedLoss) -> Ca
 def loss_of_few_tokens(setup: Setup, batch: Any) -> float:
     """The loss of a batch cut to a few tokens, to compare a model before and after a change. Without dropout or
     ignored labels. NaN where a batch is no mapping of tensors. Raises RefusedError where the model returns no loss."""
-    workload, model = setup.workload, setup.model
+    workload = setup.workload
+    model = setup.model
     if not isinstance(batch, Mapping):
         return float("nan")
 
@@ -275,7 +278,7 @@ def loss_of_few_tokens(setup: Setup, batch: Any) -> float:
         on_device["labels"] = on_device["labels"].clamp(min=0)
     with evaluation_mode(model), setup.step_context(), setup.forward_context():
         output = workload.loss(model, on_device) if workload.loss else model(**on_device)
-    setup.reshard()
+    setup.exchange.reshard()
     loss = output if isinstance(output, torch.Tensor) else getattr(output, "loss", None)
     if not isinstance(loss, torch.Tensor):
         message = "the model returns no loss to compare with (labels by another name, or return_dict=False?)"

@@ -165,7 +165,8 @@ class _Adapted(nn.Module):
 
 def _factors(wrapper: Any, adapter: str) -> tuple[torch.Tensor, torch.Tensor, float]:
     """The two matrices of each expert, and their scale, in the layout that peft gives them."""
-    one, other = wrapper.lora_A[adapter].weight, wrapper.lora_B[adapter].weight
+    one = wrapper.lora_A[adapter].weight
+    other = wrapper.lora_B[adapter].weight
     one = one.reshape(wrapper.num_experts, -1, one.shape[-1])
     other = other.reshape(other.shape[0], -1, wrapper.num_experts).permute(2, 0, 1)
     pair = (other, one) if wrapper._did_swap_in_out_features else (one.mT, other.mT)
@@ -175,7 +176,8 @@ def _factors(wrapper: Any, adapter: str) -> tuple[torch.Tensor, torch.Tensor, fl
 def plain_experts(module: Any, dtype: torch.dtype) -> nn.Module:
     """Experts without adapters, which are added to their weights, and with plain parameters. They are added before the
     values are rounded to `dtype`."""
-    experts, deltas = module, {}
+    experts = module
+    deltas = {}
     while adapts_parameter(experts):
         deltas[experts.parameter_name] = _Adapted(experts, experts.active_adapters)
         experts = experts.base_layer

@@ -26,7 +26,8 @@ def stand_in_for_flash_attn(setup: Setup) -> None:
     model: Any = setup.model
     modeling: Any = importlib.import_module("transformers.modeling_utils")
     implementations = modeling.AttentionInterface._global_mapping
-    plain, before = implementations[IMPLEMENTATION], model.config._attn_implementation
+    plain = implementations[IMPLEMENTATION]
+    before = model.config._attn_implementation
     implementations[IMPLEMENTATION] = _attention
     setup.on_close(lambda: implementations.update({IMPLEMENTATION: plain}))
     _set(model, IMPLEMENTATION, _checked)
@@ -66,7 +67,8 @@ def _attention(
 ) -> tuple[torch.Tensor, None]:
     """Like transformers' flash_attention_forward: takes (batch, heads, length, size), returns (batch, length, heads,
     size)."""
-    (batch, heads, length, size), value_size = query.shape, value.shape[-1]
+    batch, heads, length, size = query.shape
+    value_size = value.shape[-1]
     target = importlib.import_module("transformers.integrations.flash_attention").get_target_dtype(query, module)
     if value_size != size:
         value = functional.pad(value, (0, size - value_size))
@@ -79,7 +81,8 @@ def _attention(
         query, key, value = (
             tensor.transpose(1, 2)[:, :tokens].contiguous().transpose(1, 2) for tensor in (query, key, value)
         )
-    causal, grouped = module.is_causal if is_causal is None else is_causal, heads != key.shape[1]
+    causal = module.is_causal if is_causal is None else is_causal
+    grouped = heads != key.shape[1]
     try:
         with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
             out = functional.scaled_dot_product_attention(

@@ -68,7 +68,9 @@ def stand_in_for_liger(setup: Setup) -> None:
     if str(name) not in _KINDS:
         if str(name) not in _OTHERS.split():
             raise no_kernels_for(name)
-        setup.assumptions.append("liger's kernels were traced as the model's own operations, which save rather more.")
+        setup.tracing.assumptions.append(
+            "liger's kernels were traced as the model's own operations, which save rather more."
+        )
         return
     rotary, in_place = _KINDS[str(name)]
     for module in model.modules():
@@ -224,7 +226,8 @@ class _FusedLoss(torch.autograd.Function):
 
 def _logits(hidden: Tensor, weight: Tensor, bias: Tensor | None, slices: Slices) -> Iterator[tuple[slice, Tensor]]:
     """The logits of each chunk; in shared memory, unless autocast or a bias in another format forbids it."""
-    (tokens, features), shared = hidden.shape, None
+    tokens, features = hidden.shape
+    shared = None
     for part in slices(tokens, features, len(weight)):
         if not _same_dtype(hidden, weight) or (bias is not None and bias.dtype != hidden.dtype):
             logits = hidden[part] @ weight.t()

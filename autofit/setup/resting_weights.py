@@ -18,7 +18,8 @@ class Block:
     device may be newer than there."""
 
     def __init__(self, module: nn.Module, slots: list[Slot]) -> None:
-        self.module, self.slots = module, slots
+        self.module = module
+        self.slots = slots
         self.resting: dict[Slot, RestingWeight] = {}
         self.gradients: dict[Slot, RestingGradient] = {}
         self.on_device = self.gradients_on_device = self.changes = False
@@ -61,7 +62,8 @@ class RestingGradient:
 
     def made(self) -> None:
         """Note that autograd has made it, or added to it."""
-        self._newer, gradient = True, self._weight.grad
+        self._newer = True
+        gradient = self._weight.grad
         assert gradient is not None, "autograd has just set it"
         if gradient.untyped_storage().nbytes() != self._host.numel():  # a part of something larger
             self._weight.grad = gradient.clone()

@@ -37,7 +37,8 @@ class Movable:
     """Which saved tensors are worth moving: at least `smallest` bytes, and no weights."""
 
     def __init__(self, model: nn.Module, smallest: int = SMALLEST) -> None:
-        self._model, self._smallest = model, smallest
+        self._model = model
+        self._smallest = smallest
         self._weights: set[int] = set()
 
     def look(self) -> None:
@@ -70,7 +71,8 @@ class SavedTensorsOnHost:
     """Saved-tensor hooks around a forward; unpacking works any time after, in any order, also several times."""
 
     def __init__(self, model: nn.Module, lane: CopyLane, *, smallest: int = SMALLEST, window: int = WINDOW) -> None:
-        self._lane, self._window = lane, window
+        self._lane = lane
+        self._window = window
         self._movable = Movable(model, smallest)
         self.pool = HostPool(lane)
         self.packed_bytes = 0  # of all storages moved to the host so far
@@ -92,7 +94,8 @@ class SavedTensorsOnHost:
         offloaded = self._earlier_copy(storage, tensor._version)
         if offloaded is None:
             offloaded = self._offload(tensor.detach())
-            key, by_storage = storage._cdata, self._by_storage  # a storage has one Python object as long as it lives
+            key = storage._cdata  # a storage has one Python object as long as it lives
+            by_storage = self._by_storage
             by_storage[key] = (weakref.ref(storage, lambda _: by_storage.pop(key, None)), weakref.ref(offloaded))
         offloaded.users += 1
         return offloaded, Layout.of(tensor)
@@ -146,7 +149,8 @@ class SavedTensorsOnHost:
         tensor = layout.on(flat)
         offloaded.unpacked += 1
         if offloaded.unpacked >= offloaded.users:  # every user has its tensor, which keeps the memory alive
-            offloaded.unpacked, offloaded.served = 0, True
+            offloaded.unpacked = 0
+            offloaded.served = True
             self._leave_device(offloaded.number)
         self._prefetch(offloaded.number)
         return tensor
@@ -184,12 +188,14 @@ class _Offloaded:
     def __init__(
         self, owner: SavedTensorsOnHost, original: torch.Tensor, flat: torch.Tensor, buffer: torch.Tensor
     ) -> None:
-        self.owner, self.buffer = owner, buffer
+        self.owner = owner
+        self.buffer = buffer
         self.original: torch.Tensor | None = original  # shows whether it changed while the copy may have run
         self.version = original._version
         self.spoiled = False
         self.device: torch.Tensor | None = flat
-        self.where, self.nbytes = flat.device, flat.numel()
+        self.where = flat.device
+        self.nbytes = flat.numel()
         self.host = buffer[: self.nbytes]
         self.ticket: Ticket = None
         self.number = self.users = self.unpacked = 0

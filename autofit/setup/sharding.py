@@ -37,52 +37,74 @@ NEW_ENOUGH = hasattr(FSDPModule, "set_reduce_scatter_unused_params")  # PyTorch 
 
 def sharded(setup: Setup, *, checked: bool = False) -> None:
     """Divide the weights as they are made: layers are split, and what is left of a block is gathered when it is used.
-    The root's group stays gathered from the forward to the end of the backward, so embedding and head, the largest
-    weights outside of blocks, are groups of their own. `checked`: the plan for split layers is known to be complete."""
-    mesh, layout = setup.ranks.mesh, setup.ranks.layout
-    assert mesh is not None, "one device shards nothing"
-    config, model = setup.config, setup.model
-    styles = styles_of(setup) if layout.tensor > 1 else {}
-    pinned = setup.device.type == "cuda"
-    options: dict[str, Any] = {
-        "mesh": mesh["replicate", "shard"] if layout.replicate > 1 else mesh["shard"],
-        "reshard_after_forward": config.reshard_after_forward,
-        "mp_policy": _REDUCED.get(config.precision, MixedPrecisionPolicy()),
-        "offload_policy": CPUOffloadPolicy(pin_memory=pinned) if config.fsdp_offload == "cpu" else OffloadPolicy(),
-    }
-    rest, uses, head = dict.fromkeys(model.modules()), _uses(model.modules()), output_head(model)
-    for group in (*_called(repeated_blocks(model)), *_large_ends(setup)):
-        parts = list(group.modules())
-        alone = all(uses[parameter] == count for parameter, count in _uses(parts).items())
-        if alone and rest.keys() >= set(parts):  # tied weights are the root's, an embedding in a block is the block's
-            stays = group is head and config.loss != "standard"  # until the loss, which multiplies by its weight
-            own = options | ({"reshard_after_forward": False} if stays else {})
-            setup.when_made[group] = partial(_divide, setup, group, parts, styles, own)
-            rest = {module: None for module in rest if module not in parts}
-    options = options | {"reshard_after_forward": False}
-    setup.when_made[model] = partial(_divide, setup, model, list(rest), styles, options)
-    setup.reshard = partial(_reshard, model)
-    setup.after_backward += _statistics(setup)
+    `checked`: the plan for split layers is known to be complete."""
+    config = setup.config
+    model = setup.model
+    exchange = setup.exchange
+    styles = styles_of(setup) if setup.ranks.layout.tensor > 1 else {}
+    _divide_when_made(setup, styles)
+    exchange.reshard = partial(_reshard, model)
+    exchange.after_backward += _statistics(setup)
+
     if config.data_parallel == "fsdp":
         message = "fsdp does not fit this model, whose code computes with weights of layers that it does not call"
         setup.step_contexts.append(partial(_told_of_code, _MIXED, f"data_parallel: {message}; use ddp."))
-        setup.sync_gradients = partial(_sync, model, deferred=bool(config.lora_rank))
+        exchange.sync_gradients = partial(_sync, model, is_deferred=bool(config.lora_rank))
     if _drops_layers(model):
         message = "the model drops whole layers at random (layerdrop), and each device would wait for others of them"
         raise RefusedError(f"data_parallel: {message}; set it to 0 in the model's config, or use ddp.")
+
     if styles:
         message = f"the code of {type(model).__name__} does not follow the plan that transformers has for it"
         setup.step_contexts.append(partial(_told_of_code, _MISFITS, f"tensor_parallel: {message}; {WHOLE}."))
     if styles and not checked:
         norms: dict[nn.Parameter, torch.Tensor] = {}
-        setup.after_backward.append(partial(check_alike, setup, norms))
+        exchange.after_backward.append(partial(check_alike, setup, norms))
         if config.optimizer_in_backward:
-            setup.when_made[model] = partial(_divide_and_note, setup.when_made[model], setup, norms)
-    if styles and may_skip(model):
-        name = f"the code of {type(model).__name__} may leave out layers"
-        raise RefusedError(f"tensor_parallel: {name}, and was not tried with split ones; use tensor_parallel 1.")
-    if may_skip(model) and NEW_ENOUGH:
-        setup.when_made[model] = partial(_divide_and_watch, setup.when_made[model], setup)
+            setup.weights.on_materialized.append((model, partial(_note_norms, setup, norms)))
+
+    if may_skip(model):
+        if styles:
+            name = f"the code of {type(model).__name__} may leave out layers"
+            raise RefusedError(f"tensor_parallel: {name}, and was not tried with split ones; {WHOLE}.")
+        if NEW_ENOUGH:
+            setup.weights.on_materialized.append((model, partial(_watch_reached, setup)))
+
+
+def _divide_when_made(setup: Setup, styles: Styles) -> None:
+    """Have each block divided when its weights are made, and the rest with the root. The root's group stays gathered
+    from the forward to the end of the backward, so embedding and head, the largest weights outside of blocks, are
+    groups of their own."""
+    mesh = setup.ranks.mesh
+    config = setup.config
+    model = setup.model
+    assert mesh is not None, "one device shards nothing"
+    offload = OffloadPolicy()
+    if config.fsdp_offload == "cpu":
+        offload = CPUOffloadPolicy(pin_memory=setup.device.type == "cuda")
+    options: dict[str, Any] = {
+        "mesh": mesh["replicate", "shard"] if setup.ranks.layout.replicate > 1 else mesh["shard"],
+        "mp_policy": _REDUCED.get(config.precision, MixedPrecisionPolicy()),
+        "offload_policy": offload,
+    }
+
+    rest = dict.fromkeys(model.modules())
+    uses = _uses(rest)
+    head = output_head(model)
+    for group in (*_called(repeated_blocks(model)), *_large_ends(setup)):
+        parts = list(group.modules())
+        is_alone = all(uses[parameter] == count for parameter, count in _uses(parts).items())
+        if not is_alone or not rest.keys() >= set(parts):
+            continue  # tied weights are the root's, an embedding in a block is the block's
+
+        stays = group is head and config.loss != "standard"  # until the loss, which multiplies by its weight
+        own = {**options, "reshard_after_forward": False if stays else config.reshard_after_forward}
+        setup.weights.on_materialized.append((group, partial(_divide, setup, group, parts, styles, own)))
+        for module in parts:
+            rest.pop(module)
+
+    options["reshard_after_forward"] = False
+    setup.weights.on_materialized.append((model, partial(_divide, setup, model, list(rest), styles, options)))
 
 
 @contextmanager
@@ -96,9 +118,8 @@ def _told_of_code(words: str, sentence: str) -> Iterator[None]:
         raise RefusedError(sentence) from error
 
 
-def _divide_and_note(divide: Callable[[], Any], setup: Setup, norms: dict[nn.Parameter, torch.Tensor]) -> None:
-    """Divide the root, and note the norms of gradients before the backward applies and frees them."""
-    divide()
+def _note_norms(setup: Setup, norms: dict[nn.Parameter, torch.Tensor]) -> None:
+    """Note the norms of gradients before the backward applies and frees them."""
 
     def note(weight: Any) -> None:
         if weight not in norms:
@@ -108,7 +129,7 @@ def _divide_and_note(divide: Callable[[], Any], setup: Setup, norms: dict[nn.Par
         setup.on_close(weight.register_post_accumulate_grad_hook(note).remove)
 
 
-def _sync(model: Any, last: bool, *, deferred: bool) -> None:
+def _sync(model: Any, is_last: bool, *, is_deferred: bool) -> None:
     """Say before a micro-batch whether its gradients are reduced.
 
     Those of all weights are, in each: to wait for the last one keeps whole gradients. Measured on a Llama of 8 layers,
@@ -120,10 +141,10 @@ def _sync(model: Any, last: bool, *, deferred: bool) -> None:
 
     What is reduced has the gradients' dtype: bf16 beside `bf16` weights, fp32 beside mixed precision.
     """
-    if deferred:
-        model.set_requires_gradient_sync(last)
+    if is_deferred:
+        model.set_requires_gradient_sync(is_last)
     else:
-        model.set_requires_all_reduce(last)
+        model.set_requires_all_reduce(is_last)
 
 
 def _called(modules: Iterable[nn.Module]) -> Iterator[nn.Module]:
@@ -137,7 +158,10 @@ def _called(modules: Iterable[nn.Module]) -> Iterator[nn.Module]:
 
 def _uses(modules: Iterable[nn.Module]) -> Counter[nn.Parameter]:
     """How many of some modules hold each parameter."""
-    return Counter(each for module in modules for each in module._parameters.values() if each is not None)
+    uses: Counter[nn.Parameter] = Counter()
+    for module in modules:
+        uses.update(parameter for parameter in module._parameters.values() if parameter is not None)
+    return uses
 
 
 def _divide(setup: Setup, group: nn.Module, parts: list[nn.Module], styles: Styles, options: dict[str, Any]) -> None:
@@ -145,11 +169,13 @@ def _divide(setup: Setup, group: nn.Module, parts: list[nn.Module], styles: Styl
     given = [(module, dict(module._parameters)) for module in parts]
     own = _uses(parts)
     without_rows = [parameter for parameter in own if not parameter.dim() or not parameter.numel()]
-    if trained := [parameter for parameter in without_rows if parameter.requires_grad]:
+    trained = [parameter for parameter in without_rows if parameter.requires_grad]
+    if trained:
         if setup.config.optimizer_in_backward or setup.config.precision == "fp16-mixed":
             message = "updates in the backward and fp16-mixed do not know a weight without rows, as the model has,"
             raise RefusedError(f"data_parallel: {message} beside fsdp; leave them out, or use ddp.")
-        setup.after_backward.append(partial(_average, setup.ranks, trained))
+        setup.exchange.after_backward.append(partial(_average, setup.ranks, trained))
+
     for weight in own:
         if not weight.is_contiguous():
             weight.data = weight.data.contiguous()
@@ -158,26 +184,31 @@ def _divide(setup: Setup, group: nn.Module, parts: list[nn.Module], styles: Styl
     if setup.config.data_parallel == "fsdp":
         fully_shard(group, **options, ignored_params=set(without_rows))
     setup.on_close(partial(_put_together, given))
+
     for module, parameters in given:
         for name, parameter in parameters.items():
             if parameter is not None and module._parameters[name] is not parameter:
                 parameter.data = parameter.data.new_empty(0)  # whoever still holds it
 
 
-def _divide_and_watch(divide: Callable[[], Any], setup: Setup) -> None:
-    """Divide the root, and have weights that only some ranks' losses reach count as zeros in the others: the sums of
-    gradients would not fit each other. What no rank reaches keeps no gradient, so that no optimizer steps it."""
-    divide()
+def _watch_reached(setup: Setup) -> None:
+    """Have weights that only some ranks' losses reach count as zeros in the others: the sums of gradients would not fit
+    each other. What no rank reaches keeps no gradient, so that no optimizer steps it."""
     model: Any = setup.model
     model.set_reduce_scatter_unused_params(True)
-    slots = [(module, name) for module in model.modules() for name in module._parameters]
-    slots = [(module, name) for module, name in slots if getattr(module._parameters[name], "requires_grad", False)]
+    slots: list[tuple[nn.Module, str]] = []
+    for module in model.modules():
+        for name, parameter in module._parameters.items():
+            if parameter is not None and parameter.requires_grad:
+                slots.append((module, name))
     watched: set[int] = set()
     reached: set[int] = set()
 
     def watch(*_: Any) -> None:
         """Once a weight was gathered, it stays one tensor, whose gradients call a hook."""
-        for number, (module, name) in enumerate(slots if len(watched) < len(slots) else ()):
+        if len(watched) == len(slots):
+            return
+        for number, (module, name) in enumerate(slots):
             parameter = module._parameters[name]
             if number not in watched and parameter is not None and not isinstance(parameter, DTensor):
                 watched.add(number)
@@ -190,13 +221,14 @@ def _divide_and_watch(divide: Callable[[], Any], setup: Setup) -> None:
 
     def drop_rest(anywhere: list[float]) -> None:
         for (module, name), is_reached in zip(slots, anywhere, strict=True):
-            if not is_reached and (parameter := module._parameters[name]) is not None:
+            parameter = module._parameters[name]
+            if not is_reached and parameter is not None:
                 parameter.grad = None
 
     for module in model.modules():
         if isinstance(module, FSDPModule):
             setup.on_close(module.register_forward_pre_hook(watch).remove)
-    setup.added_up.append((counts, drop_rest))
+    setup.exchange.extra_reductions.append((counts, drop_rest))
 
 
 def replicated(setup: Setup, reached: Set[nn.Parameter]) -> None:
@@ -210,6 +242,7 @@ def replicated(setup: Setup, reached: Set[nn.Parameter]) -> None:
     reached_anywhere = setup.ranks.largest(*(float(parameter in reached) for parameter in trained))
     rest = [parameter for parameter, is_reached in zip(trained, reached_anywhere, strict=True) if not is_reached]
     setup.on_close(partial(_take_away, [_Given(module) for module in model.modules()]))
+
     # They hold the same weights already, some of which may rest on the host, where DDP would not find them.
     replicate(model, gradient_as_bucket_view=True, find_unused_parameters=may_skip(model), init_sync=False)
     for parameter in rest:
@@ -217,10 +250,12 @@ def replicated(setup: Setup, reached: Set[nn.Parameter]) -> None:
     replicate.state(model).lazy_init()  # takes what is trained at this moment
     for parameter in rest:
         parameter.requires_grad_(True)
-    setup.sync_gradients = model.set_requires_gradient_sync
+
+    exchange = setup.exchange
+    exchange.sync_gradients = model.set_requires_gradient_sync
     if rest:
-        setup.after_backward.append(partial(_average, setup.ranks, rest))
-    setup.after_backward += _statistics(setup)
+        exchange.after_backward.append(partial(_average, setup.ranks, rest))
+    exchange.after_backward += _statistics(setup)
 
 
 def may_skip(model: nn.Module) -> bool:
@@ -229,24 +264,33 @@ def may_skip(model: nn.Module) -> bool:
     and layers that are dropped whole."""
     if not type(model).__module__.startswith("transformers.") or _drops_layers(model):
         return True
-    containers = (nn.ModuleList, nn.ModuleDict)
-    return any(name.endswith("experts") and isinstance(each, containers) for name, each in model.named_modules())
+
+    for name, module in model.named_modules():
+        if name.endswith("experts") and isinstance(module, nn.ModuleList | nn.ModuleDict):
+            return True
+    return False
 
 
 def _drops_layers(model: Any) -> bool:
-    config = model.config.to_dict() if type(model).__module__.startswith("transformers.") else {}
-    return any(value for name, value in config.items() if "layerdrop" in name)
+    if not type(model).__module__.startswith("transformers."):
+        return False
+    return any(value for name, value in model.config.to_dict().items() if "layerdrop" in name)
 
 
 def _statistics(setup: Setup) -> Iterator[Callable[[], Any]]:
     """Average running statistics, so that the model is one; each rank's norms see only its own samples."""
+    ranks = setup.ranks
     norms = [module for module in setup.model.modules() if isinstance(module, _NormBase) and module.track_running_stats]
 
     def average() -> None:
         buffers = [buffer for norm in norms for buffer in norm.buffers() if buffer.is_floating_point()]
-        flat = setup.ranks.sum_of(torch.cat([buffer.flatten() for buffer in buffers])).div_(setup.ranks.layout.world)
-        for buffer, values in zip(buffers, flat.split([buffer.numel() for buffer in buffers]), strict=True):
-            buffer.copy_(values.view_as(buffer))
+        flat = ranks.sum_of(torch.cat([buffer.flatten() for buffer in buffers])).div_(ranks.layout.world)
+
+        start = 0
+        for buffer in buffers:
+            stop = start + buffer.numel()
+            buffer.copy_(flat[start:stop].view_as(buffer))
+            start = stop
 
     if norms:
         yield average
@@ -266,20 +310,27 @@ def whole(tensor: torch.Tensor) -> torch.Tensor:
     because PyTorch warns of two at a time."""
     if not isinstance(tensor, DTensor):
         return tensor
+
     joined = tensor
-    for dimension in range(tensor.device_mesh.ndim):
-        rest = tensor.placements[dimension + 1 :]
-        joined = joined.redistribute(placements=[*[Replicate()] * (dimension + 1), *rest])
+    placements = list(tensor.placements)
+    for dimension in range(len(placements)):
+        placements[dimension] = Replicate()
+        joined = joined.redistribute(placements=placements)
     local: torch.Tensor = joined.to_local()
     return local
 
 
 def _large_ends(setup: Setup) -> Iterator[nn.Module]:
     """Embedding and head, where each is called as a layer."""
-    get, embedding, head = getattr(setup.model, "get_input_embeddings", None), None, output_head(setup.model)
-    with suppress(NotImplementedError):  # a model of images or sound
-        embedding = get() if get else None
-    yield from (each for each in (embedding, head) if each is not None and hasattr(each, "weight"))
+    embedding: nn.Module | None = None
+    get_embedding = getattr(setup.model, "get_input_embeddings", None)
+    if get_embedding:
+        with suppress(NotImplementedError):  # a model of images or sound
+            embedding = get_embedding()
+
+    for end in (embedding, output_head(setup.model)):
+        if end is not None and hasattr(end, "weight"):
+            yield end
 
 
 def _reshard(model: nn.Module) -> None:
@@ -293,18 +344,21 @@ class _Given:
     """A module's class, attributes and hooks, as they were."""
 
     def __init__(self, module: nn.Module) -> None:
-        self.module, self.kind, self.attributes = module, module.__class__, set(vars(module))
+        self.module = module
+        self.kind = module.__class__
+        self.attributes = set(vars(module))
         self.hooks = [set(hooks) for hooks in _hooks_of(module)]
 
 
 def _take_away(given: list[_Given]) -> None:
-    for each in given:
-        each.module.__class__ = each.kind
-        for hooks, known in zip(_hooks_of(each.module), each.hooks, strict=True):
+    for before in given:
+        module = before.module
+        module.__class__ = before.kind
+        for hooks, known in zip(_hooks_of(module), before.hooks, strict=True):
             for key in hooks.keys() - known:
                 del hooks[key]
-        for name in vars(each.module).keys() - each.attributes:
-            delattr(each.module, name)
+        for name in vars(module).keys() - before.attributes:
+            delattr(module, name)
 
 
 def _hooks_of(module: nn.Module) -> Iterator[dict[int, Any]]:
@@ -322,6 +376,7 @@ def _put_together(given: list[tuple[nn.Module, dict[str, nn.Parameter | None]]])
         for name, parameter in parameters.items():
             held = module._parameters[name]
             if parameter is not None and parameter not in done and isinstance(held, DTensor):
-                parameter.data, parameter.grad = whole(held.data).detach(), None
+                parameter.data = whole(held.data).detach()
+                parameter.grad = None
                 done.add(parameter)
             module._parameters[name] = parameter

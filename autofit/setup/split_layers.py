@@ -20,7 +20,8 @@ from autofit.setup.state import Setup
 
 Styles = dict[nn.Module, str]  # of transformers, by layer
 
-_ALIKE, _NOISE = 0.05, 1e-3  # by how much norms of gradients may differ: of each, and of the largest
+_ALIKE = 0.05  # by how much norms of gradients may differ, of each
+_NOISE = 1e-3  # the same, of the largest
 WHOLE = "use tensor_parallel 1"
 _SUMMED = "replicated_with_grad_allreduce"  # norms of single heads, of which each device sees its own
 _EXPERTS = "moe_tp_experts"  # left whole, for fsdp to divide
@@ -37,7 +38,9 @@ _STYLES: dict[str, Callable[[], ParallelStyle]] = {
 def styles_of(setup: Setup) -> Styles:
     """How each layer is split: as the plan names it. Raises RefusedError where there is no plan, or none that can be
     followed in so many parts."""
-    model, degree, name = setup.model, setup.ranks.layout.tensor, type(setup.model).__name__
+    model = setup.model
+    degree = setup.ranks.layout.tensor
+    name = type(setup.model).__name__
     styles: Styles = {}
     for module, style in planned(model):
         is_known = style in _STYLES and isinstance(module, nn.Linear) and is_plain_linear(module)
@@ -70,7 +73,8 @@ def split_layers(setup: Setup, parts: list[nn.Module], styles: Styles) -> None:
     weights: dict[nn.Parameter, nn.Parameter] = {}
     for module in (each for each in parts if each in styles):
         assert setup.ranks.mesh is not None, "one device splits nothing"
-        style, mesh = styles[module], setup.ranks.mesh["tensor"]
+        style = styles[module]
+        mesh = setup.ranks.mesh["tensor"]
         if style == _SUMMED:
             _sum_gradients(module, mesh.get_group())
             continue
@@ -86,9 +90,11 @@ def check_alike(setup: Setup, norms: dict[nn.Parameter, torch.Tensor]) -> None:
     """Compare gradients of whole weights between the devices of each group once, after a backward, by their `norms` or
     those of what is left of them: a plan that leaves out weights among split layers would train them with parts of
     their gradients. Raises RefusedError."""
-    setup.after_backward = [each for each in setup.after_backward if getattr(each, "func", None) is not check_alike]
+    actions = setup.exchange.after_backward
+    setup.exchange.after_backward = [each for each in actions if getattr(each, "func", None) is not check_alike]
     assert setup.ranks.mesh is not None, "one device splits nothing"
-    whole, group = [], setup.ranks.mesh["tensor"].get_group()
+    whole = []
+    group = setup.ranks.mesh["tensor"].get_group()
     for name, weight in setup.trainable():
         mesh = weight.data.device_mesh if isinstance(weight.data, DTensor) else None
         if mesh is None or "tensor" not in (mesh.mesh_dim_names or ()):
@@ -116,7 +122,9 @@ def _styles_of_ends(setup: Setup) -> Styles:
     """Those of the embedding and the head, where they can be split. A loss that multiplies by the head's weight itself
     wants it whole."""
     model: Any = setup.model
-    degree, head, embedding = setup.ranks.layout.tensor, output_head(model), model.get_input_embeddings()
+    degree = setup.ranks.layout.tensor
+    head = output_head(model)
+    embedding = model.get_input_embeddings()
     plain = type(embedding) is nn.Embedding  # others scale what they look up
     weights = [end.weight for end in (head, embedding) if end is not None and hasattr(end, "weight")]
     holders = [each for each in model.modules() if any(each._parameters.get("weight") is weight for weight in weights)]

@@ -43,7 +43,8 @@ def _install(setup: Setup, checked: bool) -> None:
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
     model: Any = setup.model
-    group, before = setup.ranks.context, model.config._attn_implementation
+    group = setup.ranks.context
+    before = model.config._attn_implementation
     assert group is not None, "one device splits nothing"
     split = _Split(group, len(repeated_blocks(model)), ALL_ATTENTION_FUNCTIONS[before], checked)
     AttentionInterface.register(_NAME, split.attend)
@@ -54,7 +55,8 @@ def _install(setup: Setup, checked: bool) -> None:
 
 
 def _check(model: Any, degree: int) -> None:
-    name, takes = type(model).__name__, inspect.signature(model.forward).parameters.values()
+    name = type(model).__name__
+    takes = inspect.signature(model.forward).parameters.values()
     kinds = {each.kind for each in takes}
     kind = model.config._attn_implementation if getattr(model, "_supports_attention_backend", False) else "eager"
     if kind == "eager":  # a function of the model's own code
@@ -74,8 +76,12 @@ class _Split:
     """How one rank sees the batches and the attention of a model."""
 
     def __init__(self, group: dist.ProcessGroup, blocks: int, attention: Any, checked: bool = False) -> None:
-        self._group, self._blocks, self._attention = group, blocks, attention
-        self._degree, self._calls, self._checked = group.size(), 0, checked
+        self._group = group
+        self._blocks = blocks
+        self._attention = attention
+        self._degree = group.size()
+        self._calls = 0
+        self._checked = checked
 
     def cut(self, model: nn.Module, inputs: tuple[Any, ...], batch: dict[str, Any]) -> tuple[tuple[()], dict[str, Any]]:
         """This rank's tokens of a batch. What is padded at the end needs no mask: no token sees one after it."""
@@ -93,7 +99,8 @@ class _Split:
                 message = "context_parallel takes samples that are padded at the end, with labels of -100 there"
                 raise InputError(f"{message}.", "Set the tokenizer's padding_side to right.")
         size = -(-labels.shape[1] // self._degree)
-        start, missing = self._group.rank() * size, size * self._degree - labels.shape[1]
+        start = self._group.rank() * size
+        missing = size * self._degree - labels.shape[1]
         own_ids, own_labels = (
             functional.pad(tensor, (0, missing), value=value)[:, start : start + size]
             for tensor, value in ((tensors["input_ids"], 0), (labels, _IGNORED))
@@ -124,7 +131,9 @@ class _Split:
         if not options.get("is_causal", getattr(module, "is_causal", True)):
             raise RefusedError(f"this attention also looks ahead; {_ONE}.")
         query, key, value = (self._exchanged(each) for each in (query, key, value))
-        tokens, window, mask = query.shape[2], options.get("sliding_window"), None
+        tokens = query.shape[2]
+        window = options.get("sliding_window")
+        mask = None
         if window and window < tokens and "flash" not in self._attention.__name__:
             far = torch.ones(tokens, tokens, dtype=torch.bool, device=query.device)
             mask = far.tril() & ~far.tril(-window)

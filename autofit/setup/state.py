@@ -1,4 +1,7 @@
-"""Setup: a training run being assembled. The only mutable object, alive between build and loop."""
+"""Setup: a training run being assembled. The only mutable object, alive between build and loop.
+
+Techniques write into it what they decided, and put in what is to run in each step; `autofit.training.strategy` runs it.
+"""
 
 from collections.abc import Callable, Iterator, Mapping, Set
 from contextlib import AbstractContextManager, ExitStack, contextmanager
@@ -21,76 +24,112 @@ Slices = Callable[[int, int, int], Iterator[slice]]  # (tokens, features, vocabu
 
 
 @dataclass
+class WeightPlan:
+    """How weights are stored and made, decided before there are any."""
+
+    are_random: bool = False  # as in probes, which need no trained ones
+    trainable_dtype: torch.dtype | None = None  # None leaves trained weights as they are
+    frozen_dtype: torch.dtype | None = None  # the same of frozen ones
+    # Per module and name, a function from the full weight on the device to the parameter that stores it (quantised).
+    holders: dict[tuple[nn.Module, str], Holder] = field(default_factory=dict)
+    # Called as soon as all weights of a module are there, in the order of registration.
+    on_materialized: list[tuple[nn.Module, Callable[[], Any]]] = field(default_factory=list)
+
+
+@dataclass
+class Exchange:
+    """What several ranks exchange in a step, beside the loss. On one device nothing of it is called."""
+
+    # Has ranks that each hold all weights average gradients; gets the weights that the loss of a micro-batch reaches.
+    replicate: Callable[[Set[nn.Parameter]], Any] | None = None
+    # Gets before each micro-batch whether it is the last of a step, after which gradients are averaged over ranks.
+    sync_gradients: Callable[[bool], Any] = lambda is_last: None
+    # Called after the last backward of a step: average over ranks what is not averaged by then.
+    after_backward: list[Callable[[], Any]] = field(default_factory=list)
+    # Numbers that are added up over ranks together with the loss of a step, and what gets the sums.
+    extra_reductions: list[tuple[Callable[[], list[float]], Callable[[list[float]], Any]]] = field(default_factory=list)
+    # Gives up weights of other ranks that a forward without a backward gathered.
+    reshard: Callable[[], Any] = lambda: None
+
+
+@dataclass
+class Progress:
+    """How far training is, and what its last step came to."""
+
+    phase: str = "forward"  # what the last step reached: forward, backward or update
+    terms: float = 0.0  # in the loss of the last step, over all ranks
+    gradient_norm: torch.Tensor | None = None  # of the last step, before clipping
+    skipped_updates: int = 0  # by the loss scaler, since training began: the schedule waits for them
+    is_whole: bool = True  # whether weights and the optimizer's state are those between two steps
+
+
+@dataclass
+class Tracing:
+    """What a trace on fake tensors asks of techniques, and what it takes for granted."""
+
+    is_sampled: bool = False  # whether its blocks stand for those of a deeper model
+    slices: Slices | None = None  # replaces the chunks of a loss, where not all are wanted
+    # Marks a tensor as the host's, since fake tensors are all on one device.
+    note_host: Callable[[torch.Tensor], Any] = lambda tensor: None
+    assumptions: list[str] = field(default_factory=list)  # in sentences
+
+
+@dataclass
 class Setup:
     """Everything a training step needs, filled in stage by stage."""
 
+    # What was decided.
     workload: Workload
     config: Config
     hardware: Hardware
     device: torch.device
     model: nn.Module
     hyperparameters: Hyperparameters
-    random_weights: bool = False  # as in probes
-    frozen_dtype: torch.dtype | None = None  # what `build` casts frozen weights to; None leaves them as they are
-    trainable_dtype: torch.dtype | None = None  # the same of trained ones
+    ranks: Ranks = field(default_factory=Ranks)
     micro_batch_size: int = 1
+    weights: WeightPlan = field(default_factory=WeightPlan)
+    tracing: Tracing = field(default_factory=Tracing)
     # Whether each module is trained in train mode; empty until all modules are there.
     modes: dict[nn.Module, bool] = field(default_factory=dict)
-    # Per module and name, a function from the full weight on the device to the parameter that stores it (quantised).
-    holders: dict[tuple[nn.Module, str], Holder] = field(default_factory=dict)
-    # What is done as soon as all weights of a module are there, in the order of registration.
-    when_made: dict[nn.Module, Callable[[], Any]] = field(default_factory=dict)
-    # Has ranks that each hold all weights average gradients; told which weights the loss of a micro-batch reaches.
-    replicate: Callable[[Set[nn.Parameter]], Any] | None = None
     # Called in this order when all but the compiler has changed the model.
     when_built: list[Callable[[], Any]] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+
+    # What runs in a step.
+    forward_contexts: list[Context] = field(default_factory=list)  # surround the forward of each micro-batch
+    # Surround all forwards and backwards of a step, for what must also hold while blocks are recomputed.
+    step_contexts: list[Context] = field(default_factory=list)
+    exchange: Exchange = field(default_factory=Exchange)
+    scaler: torch.amp.grad_scaler.GradScaler | None = None
+    optimizer: Optimizer = field(init=False, repr=False)  # there from Stage.STEP on
     # Makes another optimizer of the same kind for other groups.
     make_optimizer: Callable[[list[dict[str, Any]]], Optimizer] | None = None
-    optimizer: Optimizer | None = None
     # Set where the backward applies gradients; whether it has since the last call.
     stepped_in_backward: Callable[[], bool] | None = None
-    scaler: torch.amp.grad_scaler.GradScaler | None = None
-    skipped_updates: int = 0  # by the scaler, since training began: the schedule waits for them
-    gradient_norm: torch.Tensor | None = None  # of the last step, before clipping
-    is_whole: bool = True  # whether weights and the optimizer's state are those between two steps
-    phase: str = "forward"  # what the last step reached: forward, backward or update
-    forward_contexts: list[Context] = field(default_factory=list)  # surround each micro-batch's forward
-    # Surround its forward and backward, for what must also hold while blocks are recomputed.
-    step_contexts: list[Context] = field(default_factory=list)
-    # For stand-ins under fake tensors, which are all on one device: marks a tensor as the host's.
-    note_host: Callable[[torch.Tensor], Any] = lambda tensor: None
-    ranks: Ranks = field(default_factory=Ranks)
-    # Told before each micro-batch whether it is the last of a step, after which gradients are averaged over ranks.
-    sync_gradients: Callable[[bool], Any] = lambda last: None
-    # Called after the last backward of a step: average over ranks what is not averaged by then.
-    after_backward: list[Callable[[], Any]] = field(default_factory=list)
-    # Numbers that are added up over ranks together with a step's loss, and what gets the sums.
-    added_up: list[tuple[Callable[[], list[float]], Callable[[list[float]], Any]]] = field(default_factory=list)
-    counted: float = 0.0  # the terms in the loss of the last step, over all ranks
-    # Gives up weights of other ranks that a forward without a backward gathered.
-    reshard: Callable[[], Any] = lambda: None
-    # What a trained weight holds, which may rest elsewhere; what is written to it counts from then on.
+    # The current value of a trained weight, which may be on the host; writes to it are persistent.
     value_of: Callable[[nn.Parameter], torch.Tensor] = torch.Tensor.detach
-    # Trained weights that rest on the host with their gradients, and what is to be updated there, each with its `grad`.
-    at_rest: Callable[[], dict[nn.Parameter, torch.Tensor]] = dict
-    of_parts: bool = False  # a trace whose blocks stand for those of a deeper model
-    slices: Slices | None = None  # replaces the chunks of a loss where a trace does not want them all
-    warnings: list[str] = field(default_factory=list)
-    assumptions: list[str] = field(default_factory=list)  # sentences about what a trace took for granted
+    # The trained weights that are updated on the host, each with the tensor there that holds it and its gradient.
+    host_params: Callable[[], dict[nn.Parameter, torch.Tensor]] = dict
+    progress: Progress = field(default_factory=Progress)
+
     _undo: list[Callable[[], None]] = field(default_factory=list)
 
     def trainable(self) -> list[tuple[str, nn.Parameter]]:
         """Names and parameters that are trained; tied weights appear once."""
-        return [(name, p) for name, p in self.model.named_parameters() if p.requires_grad]
+        named = self.model.named_parameters()
+        return [(name, parameter) for name, parameter in named if parameter.requires_grad]
 
     def trained_values(self) -> list[tuple[str, torch.Tensor]]:
-        """Names and values of what is trained, wherever they rest."""
-        return [(name, self.value_of(p)) for name, p in self.trainable()]
+        """Names and values of what is trained, wherever they are."""
+        return [(name, self.value_of(parameter)) for name, parameter in self.trainable()]
 
     def patch(self, owner: Any, name: str, value: Any) -> None:
         """Set an attribute of an instance or a module until `close`."""
-        before = vars(owner)
-        self.on_close(partial(setattr, owner, name, before[name]) if name in before else partial(delattr, owner, name))
+        attributes = vars(owner)
+        if name in attributes:
+            self.on_close(partial(setattr, owner, name, attributes[name]))
+        else:
+            self.on_close(partial(delattr, owner, name))
         setattr(owner, name, value)
 
     def on_close(self, undo: Callable[[], Any]) -> None:

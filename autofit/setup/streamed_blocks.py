@@ -73,7 +73,9 @@ class BlockStreamer:
         whole: bool = False,
         updated: Updated | None = None,
     ) -> None:
-        self._lane, self._smallest, self._updated = lane, smallest, updated
+        self._lane = lane
+        self._smallest = smallest
+        self._updated = updated
         own = zip(blocks, _own_slots(model, blocks, updated is not None), strict=True)
         self.blocks = [Block(block, slots) for block, slots in own if slots]
         self._complete = False
@@ -110,7 +112,7 @@ class BlockStreamer:
                     return resting.host_view()
         return weight.detach()
 
-    def at_rest(self) -> dict[nn.Parameter, torch.Tensor]:
+    def host_params(self) -> dict[nn.Parameter, torch.Tensor]:
         """Send all to the host; returns each weight that is updated there, with the tensor that holds it and, as
         `grad`, its gradient."""
         self._rest()
@@ -189,7 +191,8 @@ class BlockStreamer:
         if self._running is not None and self._running[1] is not block:
             self._followers[self._running[0], id(self._running[1])] = block
         self._running = now
-        following, backward = self._expected(), now[0] == "backward"
+        following = self._expected()
+        backward = now[0] == "backward"
         for other in self.blocks:
             near = other is block or other is following
             if not near and not self._store(other):
@@ -234,7 +237,8 @@ class BlockStreamer:
         """Start to copy what a backward has changed to the host; whether there was anything."""
         if not block.changes:
             return False
-        block.changes, block.ticket = False, self._lane.copy([weight.stored() for weight in block.resting.values()])
+        block.changes = False
+        block.ticket = self._lane.copy([weight.stored() for weight in block.resting.values()])
         self._stored = block.ticket
         return True
 

@@ -114,7 +114,8 @@ class _StandIn(Optimizer):
 
     def __init__(self, groups: list[dict[str, Any]], *, lr: float, low: _Format, on_cpu: bool) -> None:
         super().__init__(groups, {"lr": lr})
-        self._low, self._on_cpu = low, on_cpu
+        self._low = low
+        self._on_cpu = on_cpu
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
@@ -126,7 +127,8 @@ class _StandIn(Optimizer):
         del rates
 
     def _step(self, weight: torch.Tensor, gradient: torch.Tensor) -> None:
-        state, low = self.state[weight], self._low
+        state = self.state[weight]
+        low = self._low
         small = weight.numel() < _SMALLEST_LOW_BIT or (low.block and weight.numel() % low.block)
         if self._on_cpu and "step" not in state:
             state["step"] = torch.tensor(0.0)
@@ -143,7 +145,8 @@ class _StandIn(Optimizer):
             state[moment][0].zero_()
 
     def _moment(self, weight: torch.Tensor) -> list[torch.Tensor]:
-        low, count = self._low, weight.numel()
+        low = self._low
+        count = weight.numel()
         sizes = (count // low.block if low.block else 0, low.table)
         scales, table = (weight.new_zeros(size, dtype=torch.float32) for size in sizes)
         return [weight.new_zeros(count // low.per_code, dtype=low.dtype), scales, table]

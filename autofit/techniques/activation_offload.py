@@ -32,4 +32,4 @@ class ActivationOffload(Technique):
         setup.forward_contexts.append(SavedTensorsOnHost(setup.model, CopyLane.of(setup.device)).hooks)
 
     def trace(self, setup: Setup, value: Value) -> None:
-        setup.forward_contexts.append(SavedTensorsOnHost(setup.model, CopyLane(None, setup.note_host)).hooks)
+        setup.forward_contexts.append(SavedTensorsOnHost(setup.model, CopyLane(None, setup.tracing.note_host)).hooks)

@@ -78,7 +78,7 @@ class Attention(Technique):
             self.apply(setup, value)
             return
         if planned:
-            setup.assumptions.append("attention flash is that of flash-attn, which is to be installed there.")
+            setup.tracing.assumptions.append("attention flash is that of flash-attn, which is to be installed there.")
         try:
             stand_in_for_flash_attn(setup)
         except ValueError as error:

@@ -59,13 +59,13 @@ class DataParallel(Technique):
         if value != "ddp":
             sharded(setup)
         else:
-            setup.replicate = partial(replicated, setup)
+            setup.exchange.replicate = partial(replicated, setup)
 
     def trace(self, setup: Setup, value: Value) -> None:
         if value != "ddp":
             sharded(setup, checked=True)
         else:
-            setup.replicate = partial(bucketed, setup)
+            setup.exchange.replicate = partial(bucketed, setup)
 
 
 def _refused_by_shards(config: Config) -> str | None:

@@ -90,7 +90,7 @@ class LoraRank(Technique):
         if on_meta and setup.config.lora_dora:
             for module in setup.model.modules():
                 if getattr(module, "lora_magnitude_vector", None):
-                    setup.when_made[module] = functools.partial(_measure_rows, module)
+                    setup.weights.on_materialized.append((module, functools.partial(_measure_rows, module)))
         _leave_fast_path(setup.model)
         setup.forward_contexts.append(functools.partial(_told_of_code, setup.model))
         nest_in_order(setup.model)
@@ -99,7 +99,7 @@ class LoraRank(Technique):
                 add_adapters(module)
         if note := reach(setup.model):
             setup.warnings.append(note)
-            setup.assumptions.append(note)
+            setup.tracing.assumptions.append(note)
         if TASKS[setup.workload.task].classifies:
             # A classifier's head starts from random weights: it is trained whole, as peft does for such tasks.
             for head in output_heads(setup.model):

@@ -92,7 +92,7 @@ class Loss(Technique):
 
     def trace(self, setup: Setup, value: Value) -> None:
         """Without the comparison, which needs numbers; Liger's kernels have a stand-in."""
-        slices = setup.slices or functools.partial(token_slices, rows=ROWS[str(value)])
+        slices = setup.tracing.slices or functools.partial(token_slices, rows=ROWS[str(value)])
         summed: SummedLoss = functools.partial(chunked_loss, slices=slices)
         if value == "fused":
             summed = functools.partial(fused_loss, kernels=liger.fused_cross_entropy(setup, slices))

@@ -68,7 +68,7 @@ class OptimizerOffload(Technique):
 
     def trace(self, setup: Setup, value: Value) -> None:
         """With a stand-in for torchao's class, which needs the streams and pinned memory of a GPU."""
-        _step_on_host(setup, functools.partial(_StandIn, note_host=setup.note_host))
+        _step_on_host(setup, functools.partial(_StandIn, note_host=setup.tracing.note_host))
 
 
 def _least_bytes(config: Config, workload: Workload) -> int:
@@ -79,16 +79,20 @@ def _least_bytes(config: Config, workload: Workload) -> int:
 
 
 def _step_on_host(setup: Setup, kind: Callable[..., Any]) -> None:
-    assert setup.optimizer is not None, "the technique `optimizer` comes before"
-    groups, at_rest = setup.optimizer.param_groups, setup.at_rest()
-    others = [{**group, "params": [each for each in group["params"] if each not in at_rest]} for group in groups]
+    groups = setup.optimizer.param_groups
+    host_params = setup.host_params()
+    others = [{**group, "params": [each for each in group["params"] if each not in host_params]} for group in groups]
     front: SteppedOnHost | None = None
     if any(group["params"] for group in others):
         clipped = setup.hyperparameters.max_grad_norm is not None
         make = functools.partial(kind, lr=setup.hyperparameters.lr)
         front = SteppedOnHost([group for group in others if group["params"]], make, gradients_change=clipped)
         setup.on_close(front.remove_hooks)
-    setup.optimizer = SteppedAtRest(groups, setup.at_rest, front, setup.note_host) if at_rest else front
+    if host_params:
+        setup.optimizer = SteppedAtRest(groups, setup.host_params, front, setup.tracing.note_host)
+    else:
+        assert front is not None, "what is not updated on the host is updated here"
+        setup.optimizer = front
     setup.make_optimizer = None  # another one for the same weights would step them twice
 
 

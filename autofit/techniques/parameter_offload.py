@@ -65,7 +65,7 @@ class ParameterOffload(Technique):
         stream_blocks(setup, CopyLane.of(setup.device), smallest=SMALLEST)
 
     def trace(self, setup: Setup, value: Value) -> None:
-        stream_blocks(setup, CopyLane(None, setup.note_host), smallest=SMALLEST)
+        stream_blocks(setup, CopyLane(None, setup.tracing.note_host), smallest=SMALLEST)
 
 
 def stream_blocks(setup: Setup, lane: CopyLane, *, smallest: int) -> BlockStreamer:
@@ -80,11 +80,11 @@ def stream_blocks(setup: Setup, lane: CopyLane, *, smallest: int) -> BlockStream
         raise RefusedError(_TOO_FEW)
     for block, (module, name) in streamer.slots():
         if getattr(module, name).dim() > 1:  # vectors are too small to be streamed
-            hold = setup.holders.get((module, name))
-            setup.holders[module, name] = functools.partial(_at_rest, streamer, (block, (module, name)), hold)
+            hold = setup.weights.holders.get((module, name))
+            setup.weights.holders[module, name] = functools.partial(_at_rest, streamer, (block, (module, name)), hold)
     setup.on_close(streamer.close)
     setup.patch(setup, "value_of", streamer.value_of)
-    setup.patch(setup, "at_rest", streamer.at_rest)
+    setup.patch(setup, "host_params", streamer.host_params)
     return streamer
 
 

@@ -93,7 +93,7 @@ class Precision(Technique):
             # By default PyTorch rounds convolutions and recurrent layers to TF32, and plain products not.
             setup.on_close(_Fp32Products.now().set)
             _Fp32Products.to(_FP32_PRODUCTS[str(value)]).set()
-        setup.trainable_dtype, setup.frozen_dtype = _formats(value, setup.workload)
+        setup.weights.trainable_dtype, setup.weights.frozen_dtype = _formats(value, setup.workload)
         changed = {str(given)[6:] for stored, given in _stored_and_given(value, setup.workload) if stored != given}
         if changed:
             names = " and ".join(sorted(changed))
@@ -105,7 +105,7 @@ class Precision(Technique):
                 setup.warnings.append(f"bf16 weights lose updates smaller than 1/256 of the weight; {keep}.")
             return
         low = _AUTOCAST.get(str(value))
-        frozen_low = low if setup.frozen_dtype == low and _some_stay_frozen(setup) else None
+        frozen_low = low if setup.weights.frozen_dtype == low and _some_stay_frozen(setup) else None
         given = {parameter.dtype for parameter in setup.model.parameters() if parameter.is_floating_point()}
         if frozen_low:  # a frozen norm in the low format cannot take fp32 features
             _cast_inputs(setup, frozen_low)

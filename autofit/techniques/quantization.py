@@ -90,17 +90,17 @@ def _quantise(setup: Setup, value: Value, store: Store) -> None:
     if not layers and not experts:
         raise RefusedError(_NO_LINEARS)
     compute = _COMPUTE.get(setup.config.precision, torch.float32)
+    outliers = _OUTLIERS_OF_RANDOM if setup.weights.are_random else _OUTLIERS
     for parent, name, layer in layers:
-        quantised: Any = _quantised_layer(
-            layer, value, compute, _OUTLIERS_OF_RANDOM if setup.random_weights else _OUTLIERS
-        )
+        quantised: Any = _quantised_layer(layer, value, compute, outliers)
         quantised.stands_for = type(layer)  # for `dequantised`
         quantised.was_frozen = is_frozen(layer)
         setattr(parent, name, quantised)
-        setup.holders[quantised, "weight"] = functools.partial(_stored, store, quantised, is_transposed_linear(layer))
+        stored = functools.partial(_stored, store, quantised, is_transposed_linear(layer))
+        setup.weights.holders[quantised, "weight"] = stored
     for weight in experts:
         parametrized = Dequantised.of(weight, str(value))
-        setup.holders[parametrized, "original"] = parametrized[0].store
+        setup.weights.holders[parametrized, "original"] = parametrized[0].store
     setup.forward_contexts.append(functools.partial(_told_of_code, str(value)))
     # peft reads it to choose the adapters for layers of this kind.
     setup.patch(setup.model, "is_loaded_in_8bit" if value == "int8" else "is_loaded_in_4bit", True)

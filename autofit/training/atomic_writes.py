@@ -19,7 +19,9 @@ from autofit.core.errors import InputError
 from autofit.core.hardware import GIB
 from autofit.distributed import Ranks
 
-_PART, _FORMER, _GONE = ".part", ".former", ".gone"
+_PART = ".part"
+_FORMER = ".former"
+_GONE = ".gone"
 
 
 @contextmanager

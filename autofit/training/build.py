@@ -12,6 +12,7 @@ from autofit.core.layout import Layout
 from autofit.core.workload import Hyperparameters, Workload
 from autofit.distributed import Ranks
 from autofit.setup import Setup, Stage, Technique
+from autofit.setup.state import WeightPlan
 from autofit.techniques import all_techniques, canonicalize, refuse
 from autofit.training.meta_model import materialize, meta_model_from
 from autofit.training.model_state import set_for_training
@@ -33,6 +34,7 @@ def build(
     reason = refuse(canonical, workload, hardware)
     if reason:
         raise RefusedError(reason)
+
     setup = Setup(
         workload=workload,
         config=canonical,
@@ -40,7 +42,7 @@ def build(
         device=torch.device(hardware.device),
         model=model if model is not None else meta_model_from(workload.model),
         hyperparameters=hyperparameters or Hyperparameters(),
-        random_weights=model is None,
+        weights=WeightPlan(are_random=model is None),
         ranks=Ranks.of(Layout.of(canonical), torch.device(hardware.device)),
     )
     try:
@@ -53,6 +55,7 @@ def build(
         if not setup.ranks.are_several or isinstance(error, RefusedError):
             setup.close()
         raise
+
     if setup.ranks.are_several:
         torch.manual_seed(setup.hyperparameters.seed + setup.ranks.sampler)  # dropout of other samples is another one
     return setup
@@ -68,16 +71,23 @@ def finish(setup: Setup, *, traced: bool = False) -> None:
     set_for_training(setup)
     rest = [technique for technique in all_techniques() if technique.stage > Stage.SHARD]
     _apply(setup, [technique for technique in rest if technique.stage < Stage.COMPILE], traced)
-    if setup.replicate:
-        # Before anything is compiled for a batch of this size; a look at what is reached would be a forward of a trace.
-        setup.replicate({each for _, each in setup.trainable()} if traced else reached(setup))
-    for last in setup.when_built:
-        last()
+
+    if setup.exchange.replicate:  # before anything is compiled for a batch of this size
+        if traced:  # to find out what is reached would be a forward in the trace
+            setup.exchange.replicate({parameter for _, parameter in setup.trainable()})
+        else:
+            setup.exchange.replicate(reached(setup))
+    for action in setup.when_built:
+        action()
     _apply(setup, [technique for technique in rest if technique.stage >= Stage.COMPILE], traced)
 
 
 def _apply(setup: Setup, techniques: list[Technique], traced: bool) -> None:
     for technique in techniques:
         value = setup.config[technique.name]
-        if technique.always or value != technique.off:
-            (technique.trace if traced else technique.apply)(setup, value)
+        if value == technique.off and not technique.always:
+            continue
+        if traced:
+            technique.trace(setup, value)
+        else:
+            technique.apply(setup, value)

@@ -46,8 +46,11 @@ from autofit.training.checkpoint_schema import (
 from autofit.training.optimizer_schema import OptimizerSchema
 
 FOLDER = "checkpoints"
-_LABEL, _WEIGHTS, _BUFFERS = "checkpoint.yaml", "weights.safetensors", "buffers.safetensors"
-_STATE, _OPTIMIZER = "state{}.json", "optimizer{}.pt"  # of ranks after the first with their numbers
+_LABEL = "checkpoint.yaml"
+_WEIGHTS = "weights.safetensors"
+_BUFFERS = "buffers.safetensors"
+_STATE = "state{}.json"  # ranks after the first put their numbers in
+_OPTIMIZER = "optimizer{}.pt"  # as above
 _PARTS = "parts"  # in what was read: the tensors of which each rank wrote a part
 _FORMAT = 3
 _OWN_SUM = "label_crc32"
@@ -75,25 +78,32 @@ def save(setup: Setup, directory: Path, next_step: int, *, keep_last: int = 2, d
     host holds a copy of the trained weights meanwhile. `data_state` is as `json_state.encoded` makes it. Where writing
     fails (InputError), earlier checkpoints stay."""
     check_counts(keep_last=keep_last)
-    assert setup.optimizer is not None, "build() sets the optimizer"
-    ranks, files = setup.ranks, dict[str, Any]()
-    by_name = sharded_state.optimizer_state(setup) if ranks.are_several else None
-    parts = {name: weight.detach() for name, weight in setup.trainable()} if ranks.are_several else {}
-    parts |= by_name[0] if by_name else {}
+    ranks = setup.ranks
+    files: dict[str, Any] = {}
+    parts: dict[str, torch.Tensor] = {}  # of this rank
+    optimizer_numbers = None
+    if ranks.are_several:
+        parts = {name: weight.detach() for name, weight in setup.trainable()}
+        if by_name := sharded_state.optimizer_state(setup):
+            tensors, optimizer_numbers = by_name
+            parts |= tensors
+
     state = {
         "names": sharded_state.names_of(setup),
         "ranks": ranks.layout.world,
         "random": random_state.capture(setup.device),
-        "optimizer_numbers": by_name and by_name[1],
+        "optimizer_numbers": optimizer_numbers,
         "scaler": setup.scaler.state_dict() if setup.scaler else None,
-        "skipped_updates": setup.skipped_updates,
+        "skipped_updates": setup.progress.skipped_updates,
     }
     files[_of(_STATE, ranks.rank)] = json.dumps({**json_state.encoded(state), "data": data_state})
-    if not by_name:
+    if optimizer_numbers is None:
         files[_of(_OPTIMIZER, ranks.rank)] = setup.optimizer.state_dict()
     if ranks.is_first:
         files[_BUFFERS] = detached(setup.model.named_buffers())
-        files |= {} if ranks.are_several else {_WEIGHTS: detached(setup.trained_values())}
+    if not ranks.are_several:
+        files[_WEIGHTS] = detached(setup.trained_values())
+
     label = {
         "autofit_checkpoint": _FORMAT,
         "next_step": next_step,
@@ -135,7 +145,6 @@ def save(setup: Setup, directory: Path, next_step: int, *, keep_last: int = 2, d
 
 def check_savable(setup: Setup) -> None:
     """Refuse, before training starts, state that no checkpoint or saved model can hold."""
-    assert setup.optimizer is not None, "build() sets the optimizer"
     remedy = "Leave it out, or train without an output_dir."
     is_adapted = adapter_files.is_saved_as_adapters(setup.model)
     if is_adapted:
@@ -156,7 +165,6 @@ def check_savable(setup: Setup) -> None:
 
 def load(setup: Setup, directory: Path) -> Loaded:
     """Restore a run from its newest checkpoint, or the one before it where that is damaged."""
-    assert setup.optimizer is not None, "build() sets the optimizer"
     damaged: list[str] = []
     schema = OptimizerSchema(setup.optimizer, is_own=setup.workload.optimizer is not None)
     for step, path in _steps(directory):
@@ -322,7 +330,8 @@ def _config_differences(setup: Setup, label: dict[str, Any]) -> list[str]:
     if updated_on(setup.config) == "host" and setup.config.optimizer_offload == "cpu":
         layout.add("parameter_offload")  # what rests on the host is stepped by an optimizer of its own
     for knob in all_techniques():
-        mine, theirs = setup.config.get(knob.name, knob.off), label["config"].get(knob.name, knob.off)
+        mine = setup.config.get(knob.name, knob.off)
+        theirs = label["config"].get(knob.name, knob.off)
         same = knob.exact(mine, setup.workload) and knob.exact(theirs, setup.workload)
         is_split = knob.name == "micro_batch_size"  # any split of a batch learns the same
         if mine != theirs and not is_split and (knob.name in layout or not same):
@@ -345,7 +354,6 @@ def _weight_differences(setup: Setup, label: dict[str, Any], saved: dict[str, to
 @torch.no_grad()
 def _restore(setup: Setup, contents: dict[str, Any], path: Path) -> None:
     """Load everything into the setup. Weight decay stays as this run sets it, as the learning rate does."""
-    assert setup.optimizer is not None, "build() sets the optimizer"
     buffers_of = setup.model.get_submodule
     decays = [group.get("weight_decay") for group in setup.optimizer.param_groups]  # not every optimizer has one
     if _PARTS in contents:
@@ -373,7 +381,7 @@ def _restore(setup: Setup, contents: dict[str, Any], path: Path) -> None:
             group["weight_decay"] = decay
     if setup.scaler and contents["scaler"]:
         setup.scaler.load_state_dict(contents["scaler"])
-    setup.skipped_updates = contents.get("skipped_updates", 0)  # an earlier autofit wrote none
+    setup.progress.skipped_updates = contents.get("skipped_updates", 0)  # an earlier autofit wrote none
     random_state.restore(contents["random"], setup.device)
 
 

@@ -75,7 +75,8 @@ def _leaves_nothing_out(count: Count, batch: object) -> bool:
 
 
 def _are_proportional(ours: list[float], theirs: list[float]) -> bool:
-    our_total, their_total = sum(ours), sum(theirs)
+    our_total = sum(ours)
+    their_total = sum(theirs)
     if not our_total or not their_total:
         return our_total == their_total
     return all(abs(our / our_total - their / their_total) <= _SAME for our, their in zip(ours, theirs, strict=True))

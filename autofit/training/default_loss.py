@@ -25,7 +25,8 @@ def default_loss(model: nn.Module, batch: Any) -> Any:
     loss = output["loss"] if isinstance(output, dict) and "loss" in output else getattr(output, "loss", output)
     if isinstance(loss, torch.Tensor) and (loss.numel() == 1 or loss is not output):
         return loss
-    name, remedy = type(model).__name__, _remedy(batch)
+    name = type(model).__name__
+    remedy = _remedy(batch)
     losses = {key: output[key] for key in output if "loss" in str(key)} if isinstance(output, Mapping) else output
     if is_several(losses):
         raise several(f"{name} returned {_described(losses)} losses")
@@ -43,7 +44,8 @@ def _check_columns(model: nn.Module, columns: Mapping[str, Any], error: Exceptio
     text = message_of(error)
     found = _NOT_TAKEN.search(text)
     name = found[1] if found else None
-    if name in columns and name not in _parameters(model):
+    signature = _signature(model)
+    if name in columns and (signature is None or name not in signature.parameters):
         raise _untaken(model, [str(name)]) from error
 
     lists = [name for name, value in columns.items() if isinstance(value, list | tuple)]
@@ -68,12 +70,12 @@ def _untaken(model: nn.Module, columns: list[str]) -> InputError:
     return InputError(message, remedy)
 
 
-def _parameters(model: nn.Module) -> Mapping[str, inspect.Parameter]:
-    """The parameters of a model's forward; none where its code has no signature, as compiled code has."""
+def _signature(model: nn.Module) -> inspect.Signature | None:
+    """The signature of a model's forward; None where its code has none, as compiled code."""
     try:
-        return inspect.signature(model.forward).parameters
+        return inspect.signature(model.forward)
     except (TypeError, ValueError):
-        return {}
+        return None
 
 
 def is_several(losses: Any) -> bool:
@@ -88,26 +90,21 @@ def check_call(model: nn.Module, batch: Any) -> None:
     """Check by its signature that a model takes the batch, as it must where no loss is given."""
     if model._forward_pre_hooks:  # they may change what the forward gets
         return
-    try:
-        signature = inspect.signature(model.forward)
-    except (TypeError, ValueError):  # compiled code has none
-        return
+    signature = _signature(model)
     args, kwargs = _arguments(batch)
-    try:
-        signature.bind(*args, **kwargs)
-    except TypeError:
+    if signature and not _binds(signature, *args, **kwargs):
         untaken = [name for name in kwargs if name not in signature.parameters]
         taken = {name: value for name, value in kwargs.items() if name not in untaken}
-        if untaken and taken and _binds(signature, taken):
-            raise _untaken(model, untaken) from None
+        if untaken and taken and _binds(signature, **taken):
+            raise _untaken(model, untaken)
         forward = f"{type(model).__name__}.forward({', '.join(signature.parameters)})"
         message = f"a batch is {_described(batch)}, which {forward} does not take, and no loss is given."
-        raise InputError(message, _remedy(batch)) from None
+        raise InputError(message, _remedy(batch))
 
 
-def _binds(signature: inspect.Signature, columns: Mapping[str, Any]) -> bool:
+def _binds(signature: inspect.Signature, /, *args: Any, **columns: Any) -> bool:
     try:
-        signature.bind(**columns)
+        signature.bind(*args, **columns)
     except TypeError:
         return False
     return True

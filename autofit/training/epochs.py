@@ -226,7 +226,8 @@ class Epochs(Iterator[Any]):
         return None not in sizes and sizes[0] != sizes[1]
 
     def _changed_length(self, state: Mapping[str, Any]) -> list[str]:
-        before, now = state["pass_samples"], self._pass_samples
+        before = state["pass_samples"]
+        now = self._pass_samples
         if before is None or now is None or before == now:
             return []
         return [

@@ -34,7 +34,7 @@ from autofit.training.call_state import CallState
 from autofit.training.meta_model import DRAWN_DEVIATION
 from autofit.training.recorded_draws import RecordedDraws
 from autofit.training.smooth_relu import SmoothRelu
-from autofit.training.step import loss_and_count
+from autofit.training.strategy import strategy_of
 from autofit.training.varied_outcomes import VariedOutcomes
 
 Found = TypeVar("Found")
@@ -259,21 +259,12 @@ def _compare(setup: Setup, batch: Any, dtype: torch.dtype, varied: VariedOutcome
     draws = RecordedDraws(samples)
     with draws:
         whole, _ = gradients.of(batch)
-    parts: list[torch.Tensor | None] = []
-    own_counts: list[float | None] = []
-    for sample, part in enumerate(slices):
-        draws.replay([sample])
-        try:
-            with draws:
-                gradient, own_count = gradients.of(part)
-        except _NothingToCompareError:  # no valid label
-            gradient, own_count = None, 0.0
-        except Exception as error:
-            if is_out_of_memory(error):
-                raise
-            raise _NothingToCompareError(f"the loss of a single sample raised {describe_error(error)}") from error
-        parts.append(gradient)
-        own_counts.append(own_count)
+    try:
+        parts, own_counts = gradients.of_slices(slices, [1] * samples, draws)
+    except Exception as error:
+        if is_out_of_memory(error):
+            raise
+        raise _NothingToCompareError(f"the loss of a single sample raised {describe_error(error)}") from error
 
     if not random_state.is_at(host, torchs=False):
         reason = "it draws random numbers by Python or numpy, which single samples cannot be given again"
@@ -338,20 +329,8 @@ def _sliced(setup: Setup, batch: Any, varied: VariedOutcomes | None) -> "_Eviden
         whole, _ = gradients.of(batch)
 
     slices = list(split(batch, samples * 5 // 8, workload.split))
-    parts: list[torch.Tensor | None] = []
-    own_counts: list[float | None] = []
-    start = 0
-    for part in slices:
-        size = sample_count(part, workload.split)
-        draws.replay(range(start, start + size))
-        start += size
-        try:
-            with draws:
-                gradient, own_count = gradients.of(part)
-        except _NothingToCompareError:
-            gradient, own_count = None, 0.0
-        parts.append(gradient)
-        own_counts.append(own_count)
+    sizes = [sample_count(part, workload.split) for part in slices]
+    parts, own_counts = gradients.of_slices(slices, sizes, draws)
     return _Evidence(workload, batch, slices, whole, parts, own_counts)
 
 
@@ -481,8 +460,8 @@ class _Gradients:
         on_device = map_tensors(batch, lambda tensor: tensor.to(setup.device))
         if self._varied:
             self._varied.begin(on_device)
-        with self._varied or nullcontext(), torch.enable_grad(), setup.step_context(), setup.forward_context():
-            loss, count = loss_and_count(setup, on_device)
+        with self._varied or nullcontext(), torch.enable_grad(), setup.step_context():
+            loss, count = strategy_of(setup).forward(on_device)
             if not bool(loss.detach().isfinite()):
                 raise _NothingToCompareError(f"the loss is {float(loss.detach())} with random weights")
             found = self._backward(loss)
@@ -503,6 +482,28 @@ class _Gradients:
                 raise _NothingToCompareError("the loss has no gradient with random weights")
             self._sizes = [max(size, _SMALLEST * largest) for size in sizes]
         return torch.cat([part / size for part, size in zip(parts, self._sizes, strict=True)]), count
+
+    def of_slices(
+        self, slices: Sequence[Any], sizes: Sequence[int], draws: RecordedDraws
+    ) -> tuple[list[torch.Tensor | None], list[float | None]]:
+        """The same of each slice of a batch, which has so many of its samples and their random draws; None and 0 where
+        it has no valid label."""
+        parts: list[torch.Tensor | None] = []
+        own_counts: list[float | None] = []
+        start = 0
+        for part, size in zip(slices, sizes, strict=True):
+            draws.replay(range(start, start + size))
+            start += size
+            try:
+                with draws:
+                    gradient, own_count = self.of(part)
+            except _NothingToCompareError:
+                parts.append(None)
+                own_counts.append(0.0)
+            else:
+                parts.append(gradient)
+                own_counts.append(own_count)
+        return parts, own_counts
 
     def _backward(self, loss: torch.Tensor) -> dict[int, torch.Tensor]:
         """The gradient at the coordinates of each weight that it reaches. Each is freed before the next is made, since

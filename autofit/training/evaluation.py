@@ -34,6 +34,7 @@ def check_evaluation(setup: Setup, loader: Any) -> None:
         first = next(batches_of(loader, name="eval_loader"), None)
     if first is None:
         raise InputError("eval_loader is empty: it gave no batch.", "Check the data set, or leave it out.")
+
     sample = samples_of(first, 0, 1, setup.workload.split)
     with blamed_on("the loss on eval_loader's first sample"):
         if not setup.ranks.are_several:  # before its terms are counted, which says less of a wrong batch
@@ -45,26 +46,39 @@ def check_evaluation(setup: Setup, loader: Any) -> None:
 def _sums(setup: Setup, batches: Iterable[Any]) -> tuple[float, float]:
     """The sum of losses and the number of terms in it, of all ranks. Slices are as large as the micro-batch, which fits
     with gradients; where longer samples run out of memory, they are halved, on one device."""
-    total, weight, size, cut, ranks = 0.0, 0.0, setup.micro_batch_size, setup.workload.split, setup.ranks
+    workload = setup.workload
+    ranks = setup.ranks
+    total = weight = 0.0
+    size = setup.micro_batch_size
+
     with evaluation_mode(setup.model):
         for batch in batches:
-            given = own_part(setup, batch)
-            own, start, samples = given.batch, 0, sample_count(given.batch, cut) if given.counts else 0
+            part = own_part(setup, batch)
+            samples = sample_count(part.batch, workload.split) if part.counts else 0
+            start = 0
+
             while ranks.largest(samples - start)[0] > 0:
-                is_spare = start >= samples  # a forward that only the other ranks need
-                part = samples_of(own, *(0, 1) if is_spare else (start, min(start + size, samples)), cut)
-                count = 0 if is_spare else loss_count(setup.workload, part)
-                loss = _loss_if_it_fits(setup, part, size) if count or ranks.are_several else 0.0
-                if loss is None:
-                    gc.collect()
-                    if setup.device.type == "cuda":
-                        torch.cuda.empty_cache()
-                    size = max(1, size // 2)
-                    continue
-                if count:
-                    total += loss if is_sum(setup.workload) else loss * count
+                if start < samples:
+                    piece = samples_of(part.batch, start, min(start + size, samples), workload.split)
+                    count = loss_count(workload, piece)
+                else:  # a forward that only the other ranks need
+                    piece = samples_of(part.batch, 0, 1, workload.split)
+                    count = 0.0
+
+                if count or ranks.are_several:
+                    loss = _loss_if_it_fits(setup, piece, size)
+                    if loss is None:
+                        gc.collect()
+                        if setup.device.type == "cuda":
+                            torch.cuda.empty_cache()
+                        size = max(1, size // 2)
+                        continue
+
+                    if count:
+                        total += loss if is_sum(workload) else loss * count
                 weight += count
                 start += size
+
     total, everywhere = ranks.sums(total, weight)
     return total, everywhere
 

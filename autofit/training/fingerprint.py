@@ -64,7 +64,8 @@ def described(model: Any) -> dict[str, Any] | None:
 
 def facts_of(workload: Workload, model: nn.Module) -> dict[str, Any]:
     """What identifies a workload, as plain data. The model is from the workload's factory, with weights or without."""
-    code, config = Code(), described(workload.model)
+    code = Code()
+    config = described(workload.model)
     functions = (workload.loss, workload.count, workload.optimizer, *([workload.split] if workload.split else []))
     shapes = [(list(tensor.shape), str(tensor.dtype)) for tensor in tensors(workload.batch(1))]
     facts = {
@@ -122,7 +123,8 @@ class Code:
         """The globals that a function of the user's own reads, also from the user's other modules."""
         if _is_library(function):
             return None
-        names, scope = sorted(_names(function.__code__)), function.__globals__
+        names = sorted(_names(function.__code__))
+        scope = function.__globals__
         modules = [scope[name] for name in names if isinstance(scope.get(name), types.ModuleType)]
         scopes = [scope, *(vars(module) for module in modules if not _is_library(module))]
         return [[name, self.used(each[name])] for each in scopes for name in names if name in each]

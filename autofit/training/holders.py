@@ -27,7 +27,8 @@ class Holders:
     """
 
     def __init__(self, setup: Setup, live: Callable[[], int] | None = None) -> None:
-        self._setup, self._live = setup, live
+        self._setup = setup
+        self._live = live
         self._blocks = repeated_blocks(setup.model)
         self._kept: dict[int, int] = {}
 
@@ -55,8 +56,10 @@ class Holders:
 
     def shortage(self, asked: int | None) -> Shortage:
         """What is held now, and by whom."""
-        setup, owners = self._setup, self._owners()
-        state = dict(setup.optimizer.state) if setup.optimizer else {}
+        setup = self._setup
+        owners = self._owners()
+        phase = setup.progress.phase
+        state: dict[Any, Any] = setup.optimizer.state
         largest: Counter[str] = Counter()
         held: dict[str, int] = {}
         seen: set[int] = set()
@@ -74,9 +77,9 @@ class Holders:
         count("optimizer", [(owners.get(each), leaf) for each, of_one in state.items() for leaf in tree_iter(of_one)])
         if self._live:
             held["others"] = max(0, self._live() - sum(held.values()))
-            kept = self._kept if setup.phase == "forward" else {}  # a backward gives them up, one after the other
-            largest.update({_holder("activations", number): size for number, size in kept.items()})
-        return Shortage(setup.phase, asked, held, dict(item for item in largest.most_common(_MOST) if item[1] > 0))
+            if phase == "forward":  # a backward gives them up, one after the other
+                largest.update({_holder("activations", number): size for number, size in self._kept.items()})
+        return Shortage(phase, asked, held, dict(item for item in largest.most_common(_MOST) if item[1] > 0))
 
     def _owners(self) -> dict[Any, int]:
         return {

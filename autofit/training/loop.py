@@ -98,11 +98,12 @@ def train(
         batch = next(iterator, None)
         if batch is None:
             raise InputError(f"the data ended after {step} of {steps} steps.", "Give fewer steps, or more data.")
-        updates = step - setup.skipped_updates
+
+        updates = step - setup.progress.skipped_updates
         lr = setup.hyperparameters.lr * learning_rate_factor(setup.hyperparameters, steps, updates)
         report = stepper.run(batch, step=step, lr=lr, start=start)
         reports.append(report)
-        setup.is_whole = True
+        setup.progress.is_whole = True
 
         answers = [callback(report) for callback in callbacks]
         if any(answer is STOP for answer in answers):
@@ -124,24 +125,29 @@ class _Stepper:
 
     def run(self, batch: Any, *, step: int, lr: float, start: float) -> StepReport:
         setup = self._setup
-        assert setup.optimizer is not None, "build() sets the optimizer"
-        begun, part = time.perf_counter(), own_part(setup, batch)
+        progress = setup.progress
+        begun = time.perf_counter()
+        part = own_part(setup, batch)
         self._guard.check(part)
         for group in setup.optimizer.param_groups:
             group["lr"] = lr * (group.get("lr_ratio") or 1.0)
+
         self._recovery.snapshot()
         tried = self._try(part, step)
         while tried is None:
             self._fall_back(step)
             tried = self._try(part, step)
         loss, is_updated = tried
-        skipped = None
-        if not is_updated:
-            skipped = "overflow" if setup.scaler is not None and setup.counted else "no label"
-        if skipped == "overflow":
-            setup.skipped_updates += 1
 
-        norm = None if skipped == "no label" else setup.gradient_norm  # else that of the step before
+        skipped = None
+        norm = progress.gradient_norm
+        if not is_updated and setup.scaler is not None and progress.terms:
+            skipped = "overflow"
+            progress.skipped_updates += 1
+        elif not is_updated:
+            skipped = "no label"
+            norm = None  # it is that of the step before
+
         seconds = time.perf_counter() - begun
         self._note_cost(seconds)
         return StepReport(
@@ -149,7 +155,7 @@ class _Stepper:
             loss=loss,
             lr=lr,
             samples=part.samples,
-            tokens=int(setup.counted) if setup.workload.unit == "tokens" else None,
+            tokens=int(progress.terms) if setup.workload.unit == "tokens" else None,
             gradient_norm=float(norm) if norm is not None else None,
             skipped=skipped,
             seconds=seconds,
@@ -159,34 +165,34 @@ class _Stepper:
 
     def _try(self, batch: OwnPart, step: int) -> tuple[float, bool] | None:
         """One optimizer step: its loss, and whether it updated weights; None when memory ran out."""
-        self._setup.is_whole = False
+        setup = self._setup
+        setup.progress.is_whole = False
         try:
-            loss = float(accumulate(self._setup, batch))
+            loss = float(accumulate(setup, batch))
             if not math.isfinite(loss):
                 self._recovery.roll_back()  # also the running statistics, which the forward has spoilt
                 raise DivergedError(loss, step + 1)
-            is_updated = update(self._setup)
+            return loss, update(setup)
         except Exception as error:
             if not is_out_of_memory(error):
                 self._undo(error)
                 raise
-            shortage = shortage_of(self._setup, error)  # while the error's frames hold what they held
+            shortage = shortage_of(setup, error)  # while the error's frames hold what they held
             if shortage.asked_bytes is not None:
                 self._notify(shortage.words)
             return None
-        return loss, is_updated
 
     def _undo(self, error: Exception) -> None:
         """Go back to before a step that failed, where that is possible."""
         try:
-            self._setup.is_whole = self._recovery.roll_back()
+            self._setup.progress.is_whole = self._recovery.roll_back()
         except Exception as another:  # of a device that is gone
             error.add_note(f"The step could not be undone: {describe_error(another)}.")
 
     def _fall_back(self, step: int) -> None:
         """Roll the step back and change the config. The handler has returned, so the step's tensors are freed."""
         setup = self._setup
-        failure = f"memory ran out in the {setup.phase} of step {step + 1}"
+        failure = f"memory ran out in the {setup.progress.phase} of step {step + 1}"
         if setup.ranks.are_several:  # the others wait for this one in the middle of the step
             failure = f"{failure} on rank {setup.ranks.rank} of {setup.ranks.layout.world}"
             if self._recovery.reduce() is not None:
@@ -194,10 +200,12 @@ class _Stepper:
         elif not self._recovery.roll_back():
             self._recovery.reduce()
             raise OutOfMemoryError(f"{failure}, which left weights half updated.", torn=True)
+
         change = None if setup.ranks.are_several else self._recovery.reduce()
         if change is None:
             message = f"{failure}, and nothing is left that would need less and learn the same"
             raise OutOfMemoryError(f"{message} (micro-batch {setup.micro_batch_size}).", SEARCH_AGAIN)
+
         self._notify(f"{failure}: the step is done again, from here on with {change}.")
         if self._seconds:
             self._seconds_before = median(self._seconds[-_COMPARED_STEPS:])
@@ -209,6 +217,6 @@ class _Stepper:
         if self._seconds_before is not None and len(self._seconds) == _COMPARED_STEPS:
             now = median(self._seconds[1:])  # the first one includes the failed attempt
             cost = now / self._seconds_before - 1
-            change = f"{abs(cost):.0%} {'more' if cost > 0 else 'less'} than before"
-            self._notify(f"a step takes {now:.3g} s since then, {change}.")
+            direction = "more" if cost > 0 else "less"
+            self._notify(f"a step takes {now:.3g} s since then, {abs(cost):.0%} {direction} than before.")
             self._seconds_before = None

@@ -22,7 +22,8 @@ _FLOORS = 6  # in a row, each above the one before, and the last above all of th
 _EVEN = 0.5  # the least rise between two of them, as a share of the largest: what fills up, or jumps, is no leak
 _LEAST_RISE = 32 * 1024  # bytes a step
 _WARM_STEPS = 2  # the first makes the optimizer's state
-_FRAGMENTED, _LOST = 1.25, GIB  # reserved memory above the peak of tensors: so many times it, and so much more
+_FRAGMENTED = 1.25  # reserved memory, of the peak of tensors
+_LOST = GIB  # and so much more than it
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
@@ -50,7 +51,8 @@ def memory_now(device: torch.device) -> StepMemory:
     stats: Any = torch.cuda.memory_stats_as_nested_dict(device) if device.type == "cuda" else None
     if not stats:
         return StepMemory(resident_bytes=resident)
-    allocated, reserved = stats["allocated_bytes"]["all"], stats["reserved_bytes"]["all"]
+    allocated = stats["allocated_bytes"]["all"]
+    reserved = stats["reserved_bytes"]["all"]
     return StepMemory(allocated["current"], reserved["current"], allocated["peak"], resident)
 
 
@@ -58,7 +60,8 @@ class MemoryWatch:
     """Reads memory after every step, and warns once of each kind of memory that leaks, and once of fragmentation."""
 
     def __init__(self, device: torch.device, notify: Callable[[str], None]) -> None:
-        self._device, self._notify = device, notify
+        self._device = device
+        self._notify = notify
         self._steps = 0
         self._floors = {name: [_Floors(window) for window in WINDOWS] for name in _KINDS}
         self._is_fragmented = False
@@ -127,5 +130,6 @@ class _Floors:
         _, (noisiest, _) = self._ends[0]
         if min(rises) < max(_LEAST_RISE * self._window, _EVEN * max(rises)) or floors[-1] < noisiest:
             return None
-        ((_, first), _), ((_, last), _) = self._ends[0], self._ends[-1]
+        ((_, first), _) = self._ends[0]
+        ((_, last), _) = self._ends[-1]
         return first, floors[-1] - floors[0], max(1, last - first)

@@ -71,14 +71,16 @@ def meta_copy(model: nn.Module) -> nn.Module:
 
 def materialize(setup: Setup, *, values: bool = True) -> None:
     """Move every parameter and buffer to the device in its final dtype; meta ones get random values, if `values`, and
-    those of other ranks become the first one's. Then does what `setup.when_made` asks for each module."""
+    those of other ranks become the first one's. Then does what `setup.weights.on_materialized` asks for each module."""
     generator = torch.Generator(device=setup.device).manual_seed(setup.hyperparameters.seed) if values else None
     done: WeakValueDictionary[nn.Parameter, nn.Parameter] = WeakValueDictionary()
+
     modules = list(setup.model.modules())
     position = {module: number for number, module in enumerate(modules)}
     actions: dict[int, list[Callable[[], Any]]] = defaultdict(list)
-    for module, action in setup.when_made.items():
+    for module, action in setup.weights.on_materialized:
         actions[max(position[part] for part in module.modules())].append(action)
+
     for number, module in enumerate(modules):
         _materialize_one(setup, module, done, generator)
         for action in actions[number]:
@@ -95,18 +97,22 @@ def _materialize_one(
     for name, parameter in list(module._parameters.items()):
         if parameter is None:
             continue
+
         made = done.get(parameter)
         if made is None:
             made = _placed(parameter, name, setup, generator)
-            holder = setup.holders.get((module, name))
+            holder = setup.weights.holders.get((module, name))
             made = done[parameter] = holder(made.data) if holder else made
         module._parameters[name] = made
         del made  # or the last weight's full values would stay beside the next one's
+
     # Running statistics follow the dtype of the weights beside them; other buffers keep theirs.
-    dtypes = [p.dtype for p in module._parameters.values() if p is not None and p.is_floating_point()]
+    weights = [parameter for parameter in module._parameters.values() if parameter is not None]
+    dtypes = [weight.dtype for weight in weights if weight.is_floating_point()]
     for name, buffer in list(module._buffers.items()):
         if buffer is None:
             continue
+
         dtype = dtypes[0] if dtypes and buffer.is_floating_point() else buffer.dtype
         if buffer.is_meta:  # made of parameters, as what spectral_norm knows of them
             placed = torch.empty(buffer.shape, dtype=dtype, device=setup.device)
@@ -118,8 +124,9 @@ def _materialize_one(
 
 
 def _placed(parameter: nn.Parameter, name: str, setup: Setup, generator: torch.Generator | None) -> nn.Parameter:
-    wanted = setup.trainable_dtype if parameter.requires_grad else setup.frozen_dtype
+    wanted = setup.weights.trainable_dtype if parameter.requires_grad else setup.weights.frozen_dtype
     dtype = wanted if wanted is not None and parameter.is_floating_point() else parameter.dtype
+
     if parameter.device.type == "meta":
         # By its layout, not `empty_like`: PyTorch 2.11 has no fake tensors for a library's own class (Int8Params).
         tensor = torch.empty_strided(parameter.size(), parameter.stride(), dtype=dtype, device=setup.device)
@@ -130,6 +137,7 @@ def _placed(parameter: nn.Parameter, name: str, setup: Setup, generator: torch.G
             if setup.ranks.layout.replicate > 1:  # cards of another kind draw other values
                 setup.ranks.from_first(tensor)
         return nn.Parameter(tensor, requires_grad=parameter.requires_grad)
+
     # In place, so that whoever holds the user's parameter (the user, an optimizer) keeps holding it.
     parameter.data = setup.ranks.from_first(parameter.data.to(device=setup.device, dtype=dtype))
     return parameter

@@ -17,7 +17,6 @@ import torch
 from torch import nn
 
 from autofit.core.errors import InputError, OutOfMemoryError, describe_error, reported
-from autofit.core.workload import Hyperparameters, Workload
 from autofit.distributed.group import TIMEOUT
 from autofit.distributed.launcher import Said, on_ranks
 from autofit.hardware.device import detect
@@ -25,10 +24,10 @@ from autofit.setup import Setup, Stage
 from autofit.techniques import all_techniques, canonicalize
 from autofit.training import atomic_writes, checkpoint
 from autofit.training.build import adapt
-from autofit.training.loop import Callback, StepReport
+from autofit.training.loop import StepReport
 from autofit.training.meta_model import materialize, meta_copy
 from autofit.training.save_model import gathered
-from autofit.training.session import CheckpointPolicy, Session
+from autofit.training.session import Session
 from autofit.training.user_model import restored
 
 _SHARED = Path("/dev/shm")  # memory that processes share, where there is room
@@ -38,20 +37,13 @@ _SHARED = Path("/dev/shm")  # memory that processes share, where there is room
 class _Job:
     """A session without its weights, as ranks get it."""
 
-    workload: Workload
-    structure: nn.Module
-    hyperparameters: Hyperparameters
-    policy: CheckpointPolicy
-    callbacks: tuple[Callback, ...]
-    progress: bool
+    session: Session
     given: Path  # weights
     trained: Path
     config: Mapping[str, Any]
     device: str
     loader: Any
-    eval_loader: Any
-    steps: int
-    epochs: int | None
+    options: Mapping[str, Any]  # of `Session.run`
 
 
 def run_on_devices(
@@ -72,45 +64,56 @@ def run_on_devices(
     folder = _roomy(named)
     with _nameless(folder) as given_weights, _nameless(folder) as trained:
         _write(named, given_weights)
-        structure, policy = meta_copy(session.model), session.policy
-        workload = dataclasses.replace(session.workload, model=lambda: structure)
-        given = (session.hyperparameters, policy, tuple(session.callbacks), session.progress, given_weights, trained)
-        job = _Job(workload, structure, *given, config, device, loader, eval_loader, steps, epochs)
+
+        options = {"steps": steps, "epochs": epochs, "eval_loader": eval_loader}
+        job = _Job(_without_weights(session), given_weights, trained, config, device, loader, options)
+
         while True:
             try:
-                options: dict[str, Any] = {"count": devices, "device": device, "timeout": timeout}
-                answer = on_ranks(_train, job, **options, said=session.listener)
+                answer = on_ranks(_train, job, count=devices, device=device, timeout=timeout, said=session.listener)
                 break
             except OutOfMemoryError as error:
                 if not error.knobs:
                     raise
+
                 session.listener(f"{error.message[:-1]}: all start again, with {_told(error.knobs)}.")
-                resume = policy.directory is not None and checkpoint.exists(policy.directory)
-                policy = dataclasses.replace(policy, resume=resume)
-                job = dataclasses.replace(job, policy=policy, config={**job.config, **error.knobs})
+                directory = session.policy.directory
+                is_resumed = directory is not None and checkpoint.exists(directory)
+                again = dataclasses.replace(job.session, policy=dataclasses.replace(session.policy, resume=is_resumed))
+                job = dataclasses.replace(job, session=again, config={**job.config, **error.knobs})
+
         _take_back(session, config, device, trained)
     return answer  # type: ignore[no-any-return]
+
+
+def _without_weights(session: Session) -> Session:
+    """The session with a copy of its model that has no weights, and with nothing that only this process can call."""
+    structure = meta_copy(session.model)
+    return dataclasses.replace(
+        session,
+        workload=dataclasses.replace(session.workload, model=lambda: structure),
+        model=structure,
+        callbacks=tuple(session.callbacks),
+        listener=print,  # each rank's session gets its own
+        restart=None,
+    )
 
 
 def _train(say: Said, job: _Job) -> tuple[list[StepReport], list[float]]:
     """One rank's session."""
     weights = _mapped(job.given)
-    own = {each: weights[name] for name, each in job.structure.named_parameters()}
-    made = {each: nn.Parameter(tensor, each.requires_grad) for each, tensor in own.items()}
-    for module in job.structure.modules():
-        module._parameters.update({name: made[each] for name, each in module._parameters.items() if each is not None})
-    session = Session(
-        job.workload,
-        job.structure,
-        job.hyperparameters,
-        job.policy,
-        job.callbacks,
-        say,
-        job.progress,
-        taken=partial(_give, job.trained),
-    )
-    given: dict[str, Any] = {"steps": job.steps, "epochs": job.epochs, "eval_loader": job.eval_loader}
-    return session.run(job.config, job.device, job.loader, **given)
+    structure = job.session.model
+
+    made: dict[nn.Parameter, nn.Parameter] = {}
+    for name, parameter in structure.named_parameters():
+        made[parameter] = nn.Parameter(weights[name], parameter.requires_grad)
+    for module in structure.modules():
+        for name, held in module._parameters.items():
+            if held is not None:
+                module._parameters[name] = made[held]
+
+    session = dataclasses.replace(job.session, listener=say, taken=partial(_give, job.trained))
+    return session.run(job.config, job.device, job.loader, **job.options)
 
 
 def _give(path: Path, setup: Setup) -> None:
@@ -133,6 +136,7 @@ def _take_back(session: Session, config: Mapping[str, Any], device: str, path: P
         setup = Setup(session.workload, plain, hardware, torch.device(hardware.device), model, session.hyperparameters)
         adapt(setup)
         materialize(setup)
+
         trained = _mapped(path)
         for name, tensor in (*setup.trainable(), *model.named_buffers()):
             tensor.copy_(trained[name])

@@ -43,23 +43,24 @@ class Recovery:
             torch._foreach_copy_(self._saved_statistics, self._statistics)
         self._random = random_state.capture_torch(self._setup.device)
         # Before its first step an optimizer has no state that could be torn.
-        optimizer = self._setup.optimizer
-        self._versions = None if optimizer is None or optimizer.state else self._weight_versions()
+        self._versions = None if self._setup.optimizer.state else self._weight_versions()
 
     @torch.no_grad()
     def roll_back(self) -> bool:
         """Restore the snapshot; False where weights or the optimizer's state are half updated. Call it after the
         exception's handler has returned: its frames hold tensors."""
         setup = self._setup
-        assert setup.optimizer is not None, "build() sets the optimizer"
-        is_torn = setup.phase == "update" or (setup.phase == "backward" and setup.stepped_in_backward is not None)
+        phase = setup.progress.phase
+        is_torn = phase == "update" or (phase == "backward" and setup.stepped_in_backward is not None)
         if is_torn and not setup.stepped_in_backward and self._versions == self._weight_versions():
             setup.optimizer.state.clear()  # it was being made, for the first time
             is_torn = False
+
         setup.optimizer.zero_grad(set_to_none=True)
         gc.collect()
         if setup.device.type == "cuda":
             torch.cuda.empty_cache()
+
         random_state.restore(self._random, setup.device)
         if self._statistics:
             torch._foreach_copy_(self._statistics, self._saved_statistics)
@@ -71,6 +72,7 @@ class Recovery:
         fallbacks = [self._smaller_micro_batch, self._full_checkpointing]
         if self._statistics:  # a smaller micro-batch changes what BatchNorm does
             fallbacks.reverse()
+
         before = setup.config
         for fallback in fallbacks:
             after = fallback()
@@ -88,10 +90,13 @@ class Recovery:
         half = setup.micro_batch_size // 2
         if half < 1 or setup.stepped_in_backward:
             return None
+
         self._may_split = self._may_split or self._splits()
         if not self._may_split:
             return None
-        size = setup.micro_batch_size = largest_divisor(whole, half)
+
+        size = largest_divisor(whole, half)
+        setup.micro_batch_size = size
         return setup.config.replace(micro_batch_size=size, gradient_accumulation_steps=whole // size)
 
     def _full_checkpointing(self) -> Config | None:
@@ -102,6 +107,7 @@ class Recovery:
         is_wrapped = {before.compile, before.activation_offload, before.parameter_offload} != {"none"}
         if config == before or is_wrapped or refuse(config, setup.workload, setup.hardware):
             return None
+
         try:
             technique_named("activation_checkpointing").apply(setup, "full")
         except RefusedError:  # a model without repeated blocks

@@ -51,7 +51,8 @@ class Form:
         if not isinstance(given, torch.Tensor):
             raise StateError(f"{name} is {shown(given)}, and no tensor")
         if given.shape != self.shape or given.dtype != self.dtype:
-            needed, found = _words(self.shape, self.dtype), _words(given.shape, given.dtype)
+            needed = _words(self.shape, self.dtype)
+            found = _words(given.shape, given.dtype)
             raise StateError(f"{name} is {found}, and not {needed}")
         return given
 
@@ -170,7 +171,8 @@ class OptimizerSchema:
 
         fitted = dict(entry)
         for key in entry.keys() & forms.keys():
-            form, what = forms[key], f"{key} of {name}"
+            form = forms[key]
+            what = f"{key} of {name}"
             if isinstance(form, dict) and isinstance(entry[key], dict):  # bitsandbytes nests what it quantises
                 fitted[key] = self._fitted_entry(form, entry[key], what, on_meta=on_meta)
             elif not isinstance(form, Form):

@@ -31,10 +31,15 @@ def own_part(setup: Setup, batch: Any) -> OwnPart:
     """The part of a batch, if it is not one already."""
     if isinstance(batch, OwnPart):
         return batch
-    ranks, cut = setup.ranks, setup.workload.split
-    samples, parts = sample_count(batch, cut), ranks.layout.samplers
-    own, counts = own_samples(batch, ranks.sampler, parts, cut) if parts > 1 or not samples else (batch, True)
-    return OwnPart(own, counts, samples, None if cut else _largest(samples, ranks))
+
+    ranks = setup.ranks
+    cut = setup.workload.split
+    parts = ranks.layout.samplers
+    samples = sample_count(batch, cut)
+    counts = True
+    if parts > 1 or not samples:
+        batch, counts = own_samples(batch, ranks.sampler, parts, cut)
+    return OwnPart(batch, counts, samples, None if cut else _largest(samples, ranks))
 
 
 def _largest(samples: int, ranks: Ranks) -> int:
@@ -47,10 +52,12 @@ def own_loader(loader: Any, ranks: Ranks) -> Any:
     parts = ranks.layout.samplers
     if parts == 1 or type(loader) is not DataLoader or callable(getattr(loader, "state_dict", None)):
         return loader
+
     if not isinstance(loader.dataset, IterableDataset):
         # A sampler of somebody else's may draw as it goes, from numbers that ranks no longer have in common.
         is_plain = type(loader.batch_sampler) is BatchSampler and type(loader.sampler).__module__ == Sampler.__module__
         return OwnIndices(loader, ranks) if is_plain else loader
+
     is_theirs = type(loader.dataset).__module__.startswith("datasets.")
     is_split = loader.batch_size is not None and not loader.batch_size % parts
     return _OwnStream(loader, ranks) if is_theirs and is_split else loader
@@ -60,9 +67,8 @@ class OwnIndices:
     """The same batches of indices as the loader's, of which only this rank's are read."""
 
     def __init__(self, loader: DataLoader[Any], ranks: Ranks) -> None:
-        self._given: deque[tuple[bool, int, int | None]] = deque()  # of each batch that is being read, in order
         is_kept = loader.collate_fn is default_collate  # another one may leave samples out, or pack them into fewer
-        self._part = _Part(loader.batch_sampler, ranks, self._given, is_kept)
+        self._part = _Part(loader.batch_sampler, ranks, is_kept)
         self._loader = _with(loader, batch_sampler=self._part)
         self.dataset = loader.dataset
 
@@ -75,15 +81,23 @@ class OwnIndices:
         return iter(self)
 
     def __iter__(self) -> Iterator[OwnPart]:
-        self._given.clear()
+        given = self._part.given
+        given.clear()
+
         for batch in self._loader:
-            yield OwnPart(batch, *self._given.popleft())
+            yield OwnPart(batch, *given.popleft())
 
 
 class _Part(Sampler[list[int]]):
-    def __init__(self, batches: Any, ranks: Ranks, given: deque[tuple[bool, int, int | None]], is_kept: bool) -> None:
-        self._batches, self._ranks, self._given, self._is_kept = batches, ranks, given, is_kept
+    """This rank's indices of each batch of indices. `is_kept`: each index becomes a sample."""
+
+    def __init__(self, batches: Any, ranks: Ranks, is_kept: bool) -> None:
+        self._batches = batches
+        self._ranks = ranks
+        self._is_kept = is_kept
         self.left_out = 0  # samples at the front of the next pass
+        # What an `OwnPart` holds beside its samples, for each batch that is being read, in order.
+        self.given: deque[tuple[bool, int, int | None]] = deque()
 
     def __len__(self) -> int:
         return len(self._batches)
@@ -92,14 +106,16 @@ class _Part(Sampler[list[int]]):
         part = self._ranks.sampler
         left_out = self.left_out
         self.left_out = 0
+
         for batch in self._batches:
             indices = batch[left_out:]
             left_out = max(0, left_out - len(batch))
             if not indices:
                 continue
+
             size = _largest(len(indices), self._ranks)
             own = indices[part * size : (part + 1) * size]
-            self._given.append((bool(own), len(indices), size if self._is_kept else None))
+            self.given.append((bool(own), len(indices), size if self._is_kept else None))
             yield own or indices[:1]
 
 
@@ -110,19 +126,22 @@ class _OwnStream:
     def __init__(self, loader: DataLoader[Any], ranks: Ranks) -> None:
         from datasets.distributed import split_dataset_by_node
 
-        self._ranks, parts = ranks, ranks.layout.samplers
+        self._ranks = ranks
+        parts = ranks.layout.samplers
         own = split_dataset_by_node(loader.dataset, ranks.sampler, parts)
         self._loader = _with(loader, dataset=own, batch_size=(loader.batch_size or parts) // parts)
 
     def __iter__(self) -> Iterator[OwnPart]:
         spare: Any = None
         batches = iter(self._loader)
+
         while True:
             batch = next(batches, None)
             own = 0 if batch is None else sample_count(batch)
             samples = int(self._ranks.sums(own)[0])
             if not samples:
                 return
+
             if spare is None:
                 assert batch is not None, "a stream has a sample for each rank"
                 spare = samples_of(batch, 0, 1)

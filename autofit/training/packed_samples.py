@@ -29,7 +29,8 @@ _MIXED = (
 def note_of_mixed_samples(setup: Setup, batch: Any) -> str | None:
     """A sentence where packed samples see one another; None where they do not, or the batch, of a few samples, has no
     packed ones. Random weights are other ones afterwards."""
-    ids, labels = labels_of(batch, "input_ids"), labels_of(batch)
+    ids = labels_of(batch, "input_ids")
+    labels = labels_of(batch)
     if ids is None or labels is None or ids.dim() != 2 or labels.shape != ids.shape:
         return None
     found = _last_sample(batch, ids)
@@ -44,7 +45,7 @@ def note_of_mixed_samples(setup: Setup, batch: Any) -> str | None:
     if bool((own_labels == IGNORED_LABEL).all()) or torch.equal(other_ids, ids):
         return None
 
-    if setup.random_weights:  # with a deviation of 0.02, which hides what little is mixed
+    if setup.weights.are_random:  # with a deviation of 0.02, which hides what little is mixed
         for _, weight in setup.trainable():
             weight.mul_(_SPREAD if weight.dim() > 1 else 1)
     loss = other = math.nan

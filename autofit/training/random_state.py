@@ -18,7 +18,9 @@ from torch import nn
 
 from autofit.core.errors import is_whole, sentence
 
-_DEPTH, _MOST_ITEMS, _MOST_SEEN = 8, 64, 10_000  # how far from a loader, in what containers generators are looked for
+_DEPTH = 8  # how far from a loader generators are looked for
+_MOST_ITEMS = 64  # of a container that is looked into
+_MOST_SEEN = 10_000  # objects
 _NUMPY_NUMBERS = 624  # that its Mersenne Twister makes at once
 _Generator = torch.Generator | np.random.Generator | np.random.RandomState | random.Random
 
@@ -66,7 +68,8 @@ def check(state: Any, device: torch.device) -> None:
 def is_at(state: dict[str, Any], *, torchs: bool = True) -> bool:
     """Whether the host's generators are where they were captured: nothing was drawn since; `torchs`: by torch, too."""
     now = capture(torch.device("cpu"))
-    numpy_now, numpy_before = now["numpy"], state["numpy"]
+    numpy_now = now["numpy"]
+    numpy_before = state["numpy"]
     if now["python"] != state["python"] or numpy_now["state"]["pos"] != numpy_before["state"]["pos"]:
         return False
     if not np.array_equal(numpy_now["state"]["key"], numpy_before["state"]["key"]):

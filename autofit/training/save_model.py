@@ -170,6 +170,7 @@ def _note_untied(model: Any) -> None:
     config: Any = getattr(model, "config", None)
     if not hasattr(config, "get_text_config") or not config.get_text_config().tie_word_embeddings:
         return
-    head, embedding = output_head(model), model.get_input_embeddings()
+    head = output_head(model)
+    embedding = model.get_input_embeddings()
     if head is not None and getattr(head, "weight", None) is not getattr(embedding, "weight", None):
         config.tie_word_embeddings = config.get_text_config().tie_word_embeddings = False

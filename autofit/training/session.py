@@ -53,8 +53,10 @@ from autofit.training.save_model import save_model
 from autofit.training.user_model import restored
 from autofit.training.workload import batches_of, length_of
 
-_SLOW_LOADER_SHARE, _SLOW_LOADER_SECONDS = 0.1, 0.2  # of the time; and in all
-METRICS_FILE, BATCH_SPLIT_FILE = "metrics.jsonl", "after-out-of-memory.yaml"
+_SLOW_LOADER_SHARE = 0.1  # of the time
+_SLOW_LOADER_SECONDS = 0.2  # in all
+METRICS_FILE = "metrics.jsonl"
+BATCH_SPLIT_FILE = "after-out-of-memory.yaml"
 
 
 @dataclass(frozen=True)
@@ -204,9 +206,12 @@ class _Training:
     """A session from its build to its last step."""
 
     def __init__(self, session: Session, setup: Setup, loader: Any, eval_loader: Any, prover: Prover) -> None:
-        self._session, self._setup, self._ranks = session, setup, setup.ranks
+        self._session = session
+        self._setup = setup
+        self._ranks = setup.ranks
         self._prover = prover
-        self._policy, self._notify = session.policy, session.listener
+        self._policy = session.policy
+        self._notify = session.listener
         self._directory = session.policy.directory
         self._loader = own_loader(loader, setup.ranks)
         self._eval_loader = None if eval_loader is None else own_loader(eval_loader, setup.ranks)
@@ -226,11 +231,12 @@ class _Training:
         self._has_callbacks = bool(has_callbacks)
         self._agreed: int | None = None  # a signal that came to any of several ranks before a step's loss was known
         if self._directory and self._ranks.are_several:
-            setup.added_up.append((self._signals, self._agree))
+            setup.exchange.extra_reductions.append((self._signals, self._agree))
 
     def _at_the_start(self) -> Epochs:
         """The data before the first step."""
-        workload, seed = self._setup.workload, self._session.hyperparameters.seed
+        workload = self._setup.workload
+        seed = self._session.hyperparameters.seed
         return Epochs(self._loader, seed, batch_size=workload.effective_batch_size, cut=workload.split)
 
     def run(self, steps: int, epochs: int | None) -> tuple[list[StepReport], list[float]]:
@@ -306,8 +312,9 @@ class _Training:
     def _save_after(self, error: Exception) -> None:
         """Save what was trained before somebody's loader or loss failed, where a checkpoint lacks it. A step that a
         callback did not let end is not told of in the metrics either, so it is made again."""
-        directory, done = self._directory, self._done
-        if directory is None or self._ranks.are_several or not self._setup.is_whole or done == self._saved:
+        directory = self._directory
+        done = self._done
+        if directory is None or self._ranks.are_several or not self._setup.progress.is_whole or done == self._saved:
             return
         if self._is_ended_by_callback:
             return

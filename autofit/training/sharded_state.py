@@ -55,7 +55,6 @@ def optimizer_state(setup: Setup) -> tuple[dict[str, torch.Tensor], dict[str, di
     None for an optimizer of another kind, whose state belongs to the parts of one rank."""
     if not _divides(setup):
         return None
-    assert setup.optimizer is not None, "build() sets the optimizer"
     tensors: dict[str, torch.Tensor] = {}
     numbers: dict[str, dict[str, Any]] = {}
     for name, parameter in setup.trainable():
@@ -82,7 +81,8 @@ def check_divides(setup: Setup, state: dict[str, Any]) -> None:
 
 def entries_by_name(state: dict[str, Any]) -> dict[str, dict[str, Any]]:
     """The optimizer's state of each weight that one device wrote. Raises StateError for what none did."""
-    saved, names = state["optimizer"], state.get("names")
+    saved = state["optimizer"]
+    names = state.get("names")
     if not isinstance(saved, dict) or not isinstance(saved.get("state"), dict) or names is None:
         raise StateError(f"it is {shown(saved)}")
     numbered = dict(enumerate(names))
@@ -109,7 +109,6 @@ def restore(setup: Setup, saved: dict[str, torch.Tensor], state: dict[str, Any],
         reader = HuggingFaceStorageReader(str(folder))
         dcp.load(held, storage_reader=reader, planner=_TensorsOnly(), no_dist=not setup.ranks.are_several)
     if "optimizer" in state:
-        assert setup.optimizer is not None, "build() sets the optimizer"
         setup.optimizer.load_state_dict(state["optimizer"])
         return
     tensors = {name: each for name, each in held.items() if is_of_optimizer(name)}
@@ -141,7 +140,6 @@ def own_part(whole: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
 
 def names_of(setup: Setup) -> list[str]:
     """The names of the optimizer's parameters, in its own order."""
-    assert setup.optimizer is not None, "build() sets the optimizer"
     names = {parameter: name for name, parameter in setup.trainable()}
     return [names.get(each, "") for group in setup.optimizer.param_groups for each in group["params"]]
 
@@ -162,7 +160,6 @@ def _like(saved: torch.Tensor, weight: torch.Tensor, setup: Setup) -> torch.Tens
 
 
 def _restore_optimizer(setup: Setup, tensors: dict[str, torch.Tensor], numbers: dict[str, dict[str, Any]]) -> None:
-    assert setup.optimizer is not None, "build() sets the optimizer"
     state: dict[int, dict[str, Any]] = {}
     for number, name in enumerate(names_of(setup)):
         prefix = f"{_OPTIMIZER}{name}/"

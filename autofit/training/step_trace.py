@@ -18,9 +18,12 @@ from torch.profiler import ProfilerActivity, profile
 
 from autofit.training.loop import StepReport
 
-TRACE, OPERATORS, SNAPSHOT = "step_trace.json.gz", "step_operators.txt", "memory_snapshot.pickle"
+TRACE = "step_trace.json.gz"
+OPERATORS = "step_operators.txt"
+SNAPSHOT = "memory_snapshot.pickle"
 _TENSORBOARD = "tensorboard/step.pt.trace.json.gz"  # the name that its plugin torch-tb-profiler looks for
-_MOST_OPERATORS, _MOST_OF_NAME = 200, 80  # rows of the table, and characters of an operator's name
+_MOST_OPERATORS = 200  # rows of the table
+_MOST_OF_NAME = 80  # characters of an operator's name
 WARM_STEPS = 2  # the first makes the optimizer's state; the second has found its kernels
 _SILENT = "6"  # above all levels of libkineto, which else reports on stderr when it starts and stops
 _MAX_EVENTS = 200_000  # of the allocator: an 8B model's step has some ten thousand
@@ -83,7 +86,8 @@ class StepTrace:
 
     def stop(self) -> profile | None:
         """Stop the profiler, if it runs, and write nothing."""
-        profiler, self._profiler = self._profiler, None
+        profiler = self._profiler
+        self._profiler = None
         if profiler is not None:
             if self._cuda:
                 torch.cuda.synchronize()

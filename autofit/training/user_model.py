@@ -10,6 +10,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from autofit.core.errors import OutOfMemoryError
 from autofit.hardware.out_of_memory import is_out_of_memory
+from autofit.setup.state import modes_of, set_modes
 
 _HOST = torch.device("cpu")
 Dtypes = tuple[tuple[str, ...], tuple[str, ...]]
@@ -88,16 +89,15 @@ def dtypes_to_restore(model: nn.Module, settings: Mapping[str, Any]) -> Dtypes |
 @contextmanager
 def restored(model: nn.Module, *, dtypes: bool) -> Iterator[None]:
     """Restore train or eval mode of every module on exit and, with `dtypes`, the dtypes of weights and buffers."""
-    modes = [(module, module.training) for module in model.modules()]
+    modes = modes_of(model)
     parameters = [(parameter, parameter.dtype) for parameter in model.parameters()] if dtypes else []
     holders = model.modules() if dtypes else ()
     buffers = [(each, name, b.dtype) for each in holders for name, b in each._buffers.items() if b is not None]
     try:
         yield
     finally:
-        model.train(modes[0][1])  # also of modules added since: adapters
-        for module, mode in modes:
-            module.training = mode
+        model.train(modes[model])  # also of modules added since: adapters
+        set_modes(modes)
         for parameter, dtype in parameters:
             if parameter.dtype != dtype:
                 parameter.data = parameter.data.to(dtype)

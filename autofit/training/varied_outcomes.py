@@ -149,7 +149,8 @@ def _spread(table: torch.Tensor) -> torch.Tensor:
     """A table of as many numbers of the same range, all of which differ, unless those given are all the same."""
     if table.numel() < 2 or bool((table == table[0]).all()) or not bool(table.isfinite().all()):
         return table
-    least, most = float(table.min()), float(table.max())
+    least = float(table.min())
+    most = float(table.max())
     return torch.linspace(least, most, len(table), dtype=table.dtype, device=table.device)
 
 

@@ -199,7 +199,11 @@ def _look(loader: Any, peek: Peek, cut: Cut | None) -> _Look:
     largest: Any = None
     varied: Any = None
     most_variety = -1.0
-    structure, samples, shapes, held, seen = "", 0, set(), 0, 0
+    structure = ""
+    samples = 0
+    shapes = set()
+    held = 0
+    seen = 0
     read = 0
     batches = batches_of(loader)
     peeked: Iterator[Any] = itertools.islice(_collated(batches), peek.batches)
@@ -219,7 +223,8 @@ def _look(loader: Any, peek: Peek, cut: Cut | None) -> _Look:
             varied = map_tensors(most_different(batch, TRIAL_SAMPLES), lambda tensor: _on_host(tensor).clone())
         mask = batch.get("attention_mask") if isinstance(batch, Mapping) or hasattr(batch, "keys") else None
         if isinstance(mask, torch.Tensor) and mask.dim() == 2:
-            held, seen = held + mask.numel(), seen + int((mask != 0).sum())
+            held = held + mask.numel()
+            seen = seen + int((mask != 0).sum())
         layout = None if has_rows(batch, cut) else layout_of(batch)
         shapes.add((layout and tuple(layout.sizes), *(tensor.shape[1:] for tensor in tensors(batch))))
         # Per sample: the last batch may hold few samples that are the longest.

@@ -31,9 +31,10 @@ from autofit.setup import Setup
 from autofit.techniques import precision
 from autofit.training.build import build
 from autofit.training.inspect import Prover
+from autofit.training.loss import loss_and_count
 from autofit.training.own_part import OwnPart
 from autofit.training.recorded_draws import RecordedDraws
-from autofit.training.step import accumulate, compute_loss
+from autofit.training.step import accumulate
 from autofit.training.workload import training_workload, without_weights
 from benchmarks.drawn_losses import Case, drawn
 
@@ -128,7 +129,7 @@ def _whole_gradient(
         torch.manual_seed(_UNSEEN)  # on every rank the same draws
         draws = RecordedDraws(sample_count(batch))
         with draws:
-            loss = compute_loss(setup, map_tensors(batch, lambda tensor: _cast(tensor, torch.float64)))
+            loss, _ = loss_and_count(setup, map_tensors(batch, lambda tensor: _cast(tensor, torch.float64)))
         names = dict(setup.trainable())
         gradients = torch.autograd.grad(loss, list(names.values()), allow_unused=True)
         setup.close()

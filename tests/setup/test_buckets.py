@@ -27,7 +27,7 @@ def step() -> tuple[list[float], int, list[bool]]:
     bucketed(setup, set(model.parameters()))
     after_first = []
     for last in (False, True):
-        setup.sync_gradients(last)
+        setup.exchange.sync_gradients(last)
         model(torch.full((2, 4), float(setup.ranks.rank + 1))).sum().backward()
         after_first = after_first or [bool(each.grad._is_view()) for each in model.parameters()]  # type: ignore[union-attr]
     gradients = [each.grad for each in model.parameters() if each.grad is not None]

@@ -60,7 +60,7 @@ def test_what_is_not_in_a_model_of_transformers_is_pytorchs(monkeypatch: pytest.
     monkeypatch.setattr(attention, "_has_flash_attn", lambda: True)
     plain = replace(setup, model=torch.nn.Linear(1, 1), hardware=ELSEWHERE)
     technique_named("attention").trace(plain, "flash")
-    assert not plain.assumptions
+    assert not plain.tracing.assumptions
     without = build(llama_workload(), {}, CPU)
     assert len(plain.step_contexts) == len(without.step_contexts) + 1
 

@@ -491,7 +491,7 @@ def test_gradients_follow_trained_weights_to_the_host_and_add_up_there(name: str
             assert torch.equal(expected, found)
             expected.backward()
             found.backward()
-        at_rest = streamer.at_rest()
+        at_rest = streamer.host_params()
         assert resident_bytes(streamer) == gradient_bytes(streamer) == 0
         for key, parameter in model.named_parameters():
             there = at_rest.get(parameter, parameter)
@@ -562,5 +562,5 @@ def test_a_gradient_that_is_a_part_of_something_larger_rests_by_itself() -> None
     streamer = streamed(model, updated="host")
     for _ in range(2):
         model(torch.ones(4, 32)).backward()
-    found = [there.grad for there in streamer.at_rest().values()]
+    found = [there.grad for there in streamer.host_params().values()]
     assert same(found, [parameter.grad for parameter in plain.parameters()])

@@ -20,7 +20,8 @@ from autofit.setup.layers import repeated_blocks
 from autofit.techniques import canonicalize, refuse, technique_named
 from autofit.techniques.activation_checkpointing import _policy
 from autofit.training.build import build
-from autofit.training.step import accumulate, compute_loss
+from autofit.training.loss import loss_and_count
+from autofit.training.step import accumulate
 from tests import tiny
 from tests.techniques.contract import Effect
 
@@ -237,7 +238,7 @@ def kept_bytes(setup: Setup) -> int:
         tracker.see(list(batch.values()))
         before = tracker.live
         with setup.step_context(), setup.forward_context():
-            loss = compute_loss(setup, batch)
+            loss, _ = loss_and_count(setup, batch)
         kept = tracker.live - before
         loss.backward()
     return kept
@@ -253,7 +254,7 @@ def kept_by_compiled_code(setup: Setup) -> int:
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor), setup.step_context():
-        compute_loss(setup, setup.workload.batch(4)).backward()
+        loss_and_count(setup, setup.workload.batch(4))[0].backward()
     return sum(storage.nbytes() for key, storage in kept.items() if key not in held)
 
 

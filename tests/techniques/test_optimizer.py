@@ -95,7 +95,7 @@ def test_a_group_without_parameters_is_left_out() -> None:
 def test_another_one_of_the_same_kind_can_be_made(value: str) -> None:
     config = knobs("optimizer", value)
     setup = build(tiny.mlp_workload(), config, tiny.CPU, hyperparameters=Hyperparameters(lr=0.25))
-    weight = nn.Parameter(torch.ones(64, 64, dtype=setup.trainable_dtype))
+    weight = nn.Parameter(torch.ones(64, 64, dtype=setup.weights.trainable_dtype))
     another = setup.make_optimizer([{"params": [weight], "weight_decay": 0.5}])
     assert type(another) is type(setup.optimizer)
     assert [(group["params"], group["lr"], group["weight_decay"]) for group in another.param_groups] == [

@@ -288,7 +288,7 @@ def test_weights_that_rest_are_stepped_where_they_are(knobs: dict[str, Any]) -> 
     batches = [workload.batch(4)] * 4
     losses = [[report.loss for report in train(each, batches, steps=4)] for each in (plain, setup)]
     assert losses[0] == losses[1]
-    at_rest = setup.at_rest()
+    at_rest = setup.host_params()
     assert len(at_rest) == 2 * BLOCKS
     assert all(each.grad is None for each in at_rest.values())
     assert {weight.untyped_storage().nbytes() for weight in at_rest} == {0}
@@ -312,7 +312,7 @@ def test_gradients_of_both_memories_are_clipped_together() -> None:
     for _ in range(3):
         losses = [train_step(each, workload.batch(4)) for each in (plain, setup)]
         torch.testing.assert_close(*losses)
-        torch.testing.assert_close(plain.gradient_norm, setup.gradient_norm)
+        torch.testing.assert_close(plain.progress.gradient_norm, setup.progress.gradient_norm)
     for (name, one), (_, other) in zip(plain.trainable(), setup.trained_values(), strict=True):
         torch.testing.assert_close(one, other, msg=name)
 
@@ -339,7 +339,7 @@ def test_a_model_of_blocks_alone() -> None:
     plain, setup = (rested(each, workload) for each in ({"micro_batch_size": 2, "optimizer": "adamw"}, AT_REST))
     for _ in range(3):
         assert torch.equal(train_step(plain, workload.batch(4)), train_step(setup, workload.batch(4)))
-    assert len(setup.at_rest()) == len(setup.trainable()) == 2 * BLOCKS
+    assert len(setup.host_params()) == len(setup.trainable()) == 2 * BLOCKS
     setup.close()
     assert_same_weights(plain, setup)
 

@@ -16,7 +16,8 @@ from autofit.hardware.device import detect
 from autofit.hardware.tracker import StorageTracker
 from autofit.techniques import canonicalize, refuse, technique_named
 from autofit.training.build import build
-from autofit.training.step import accumulate, compute_loss, train_step
+from autofit.training.loss import loss_and_count
+from autofit.training.step import accumulate, train_step
 from autofit.training.user_model import dtypes_to_restore
 from tests import tiny
 from tests.techniques.contract import Effect, built, dtypes_of
@@ -68,7 +69,7 @@ def test_autocast_holds_copies_of_checkpointed_weights_one_at_a_time(again: str,
         tracker.see([batch, *setup.model.parameters()])
         before = tracker.live
         tracker.reset_peak()
-        loss = compute_loss(setup, batch)
+        loss, _ = loss_and_count(setup, batch)
         block = 2 * 2 * width * 2 * width  # bytes of its two matrices in bf16
         assert (tracker.peak - before) / block == pytest.approx(held, abs=0.2)
     loss.backward()

@@ -19,7 +19,7 @@ from autofit.core.errors import DivergedError, InputError, OutOfMemoryError
 from autofit.core.workload import Hyperparameters, Workload
 from autofit.data.batch import sample_count
 from autofit.setup import Setup
-from autofit.training import step as loop
+from autofit.training import strategy as loop
 from autofit.training.build import build
 from autofit.training.inspect import Prover
 from autofit.training.loop import STOP, StepReport, learning_rate_factor, train
@@ -95,7 +95,7 @@ def test_the_schedule_waits_for_steps_that_the_loss_scaler_skips() -> None:
     overflows = skipped.count("overflow")
     assert skipped == ["overflow"] * overflows + [None] * (16 - overflows)
     assert 2 <= overflows <= 12
-    assert setup.skipped_updates == overflows
+    assert setup.progress.skipped_updates == overflows
     updates = [max(0, step - overflows) for step in range(16)]
     assert [report.lr for report in reports] == [0.01 * learning_rate_factor(chosen, 16, step) for step in updates]
 
@@ -113,7 +113,7 @@ def test_a_batch_without_a_label_changes_nothing_and_is_reported() -> None:
     assert [report.skipped for report in reports] == [None, "no label"]
     assert [report.gradient_norm is None for report in reports] == [False, True]
     assert all(map(torch.equal, before, setup.model.parameters()))
-    assert setup.skipped_updates == 0
+    assert setup.progress.skipped_updates == 0
 
 
 def test_going_on_in_the_middle_is_as_if_never_stopped() -> None:

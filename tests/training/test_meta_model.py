@@ -196,7 +196,7 @@ def test_a_skeleton_trains_like_the_model_it_was_taken_from() -> None:
 
 def bare(model: nn.Module, trainable: torch.dtype | None = None, frozen: torch.dtype | None = None) -> Setup:
     setup = build(tiny.mlp_workload(), {}, tiny.CPU)
-    setup.model, setup.trainable_dtype, setup.frozen_dtype = model, trainable, frozen
+    setup.model, setup.weights.trainable_dtype, setup.weights.frozen_dtype = model, trainable, frozen
     return setup
 
 

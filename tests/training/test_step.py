@@ -12,7 +12,8 @@ from torch.nn import functional
 from autofit.core.errors import InputError
 from autofit.core.workload import Hyperparameters, Workload
 from autofit.training.build import build
-from autofit.training.step import accumulate, compute_loss, train_step, update
+from autofit.training.loss import loss_and_count
+from autofit.training.step import accumulate, train_step, update
 from tests import tiny
 
 
@@ -191,7 +192,7 @@ def test_gradients_are_gone_after_a_step() -> None:
 
 def loss_of(loss: Callable[[nn.Module, Any], Any]) -> torch.Tensor:
     setup = build(replace(tiny.mlp_workload(), loss=loss), {}, tiny.CPU)
-    return compute_loss(setup, setup.workload.batch(2))
+    return loss_and_count(setup, setup.workload.batch(2))[0]
 
 
 @pytest.mark.parametrize(

@@ -138,7 +138,7 @@ def losses(name: str, knobs: dict[str, Any], world: int) -> tuple[list[float], .
                 beside.append(loss_value(setup, batch_of(workload, 0, 1)))  # a forward without a backward
     setup.close()
     assert all(type(each.data) is torch.Tensor for each in setup.model.parameters()), "not put together"
-    return found, [*beside, float(setup.gradient_norm)] if clip else beside
+    return found, [*beside, float(setup.progress.gradient_norm)] if clip else beside
 
 
 def every(cases: list[tuple[str, dict[str, Any]]], world: int) -> list[Any]:

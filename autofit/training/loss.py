@@ -1,0 +1,60 @@
+"""The loss of one micro-batch: the user's or the model's own, checked to be a number that can be trained on."""
+
+from typing import Any
+
+import torch
+
+from autofit.core.errors import InputError, RefusedError, several
+from autofit.core.forks import ending_forks
+from autofit.setup import Setup
+from autofit.training.default_loss import default_loss, is_several
+
+
+def loss_and_count(setup: Setup, batch: Any) -> tuple[torch.Tensor, float | None]:
+    """The mean loss of a micro-batch on the device, and the number of its terms where the loss gives it, as
+    (sum, count). Raises InputError for what is no trainable number."""
+    own_loss = setup.workload.loss
+    with ending_forks():
+        loss = default_loss(setup.model, batch) if own_loss is None else own_loss(setup.model, batch)
+
+    count: float | None = None
+    if own_loss is not None and _is_sum_and_count(loss):
+        count = float(loss[1])
+        loss = loss[0] / count if count else loss[0] * torch.nan
+
+    _check_number(loss)
+    if torch.is_grad_enabled() and not loss.requires_grad:
+        if setup.config.lora_rank:  # code of its own for the backward (Reformer's) may want inputs to be trained
+            raise RefusedError("no adapter takes part in the loss, by the model's own code; use lora_rank 0.")
+        message = "the loss needs no gradient: no trainable weight takes part in it."
+        raise InputError(message, "Check requires_grad.")
+    return loss.reshape(()), count
+
+
+def _is_sum_and_count(loss: Any) -> bool:
+    """Whether a loss is a pair of a tensor to be trained and a plain number, which is no second loss."""
+    if not isinstance(loss, tuple) or len(loss) != 2:
+        return False
+
+    total, count = loss
+    if not isinstance(total, torch.Tensor) or total.numel() != 1:
+        return False
+    if not isinstance(count, torch.Tensor):
+        return isinstance(count, int | float) and not isinstance(count, bool)
+    if count.numel() != 1 or count.requires_grad:
+        return False
+    return total.requires_grad or not count.is_floating_point()
+
+
+def _check_number(loss: Any) -> None:
+    if isinstance(loss, torch.Tensor):
+        if loss.numel() == 1:
+            return
+        given = f"a tensor of shape {tuple(loss.shape)}"
+        remedy = "Take its mean."
+    elif is_several(loss):
+        raise several(f"the loss is a {type(loss).__name__} of {len(loss)}")
+    else:
+        given = type(loss).__name__
+        remedy = "Let it return that tensor."
+    raise InputError(f"the loss must be one number in a tensor, not {given}.", remedy)
