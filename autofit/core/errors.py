@@ -173,7 +173,7 @@ def describe_error(error: BaseException) -> str:
 
 
 @contextlib.contextmanager
-def reported(
+def as_input_error(
     says: Callable[[BaseException], str],
     remedy: str = "",
     *,
