@@ -191,7 +191,7 @@ def as_input_error(
         raise InputError(says(error), remedy) from error
 
 
-def several(what: str) -> InputError:
+def multiple_losses_error(what: str) -> InputError:
     """The error for several losses or optimizers."""
     return InputError(
         f"{what}: autofit trains one loss with one optimizer.",

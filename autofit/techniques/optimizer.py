@@ -22,7 +22,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer as TorchOptimizer
 
-from autofit.core.errors import as_input_error, describe_error, several
+from autofit.core.errors import as_input_error, describe_error, multiple_losses_error
 from autofit.core.knobs.optimizer import COMPILED, KEEP_SMALL_UPDATES, KNOB
 from autofit.distributed.kinds import by_kind
 from autofit.setup import Config, Hardware, InputError, Setup, Stage, Technique, Value, Workload, requirements
@@ -136,7 +136,9 @@ def _make(setup: Setup, kind: Callable[[], Callable[..., TorchOptimizer]]) -> No
     with failing if own else nullcontext():
         setup.optimizer = setup.make_optimizer(groups)
     if isinstance(setup.optimizer, list | tuple | dict):
-        raise several(f"the optimizer function returned a {type(setup.optimizer).__name__} of {len(setup.optimizer)}")
+        raise multiple_losses_error(
+            f"the optimizer function returned a {type(setup.optimizer).__name__} of {len(setup.optimizer)}"
+        )
     if not isinstance(setup.optimizer, TorchOptimizer):
         given = type(setup.optimizer).__name__
         raise InputError(f"the optimizer function returned a {given}, not an Optimizer.", "Return the optimizer.")

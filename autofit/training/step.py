@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from autofit.core.errors import InputError, RefusedError, several
+from autofit.core.errors import InputError, RefusedError, multiple_losses_error
 from autofit.core.forks import ending_forks
 from autofit.data.batch import few_samples, map_tensors, sample_count, split
 from autofit.data.counts import counted_slices, counts_samples, weight_of
@@ -34,7 +34,7 @@ def loss_and_count(setup: Setup, batch: Any) -> tuple[torch.Tensor, float | None
         loss = loss[0] / count if count else loss[0] * torch.nan
     if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
         if is_several(loss):
-            raise several(f"the loss is a {type(loss).__name__} of {len(loss)}")
+            raise multiple_losses_error(f"the loss is a {type(loss).__name__} of {len(loss)}")
         given = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, torch.Tensor) else type(loss).__name__
         remedy = "Take its mean." if isinstance(loss, torch.Tensor) else "Let it return that tensor."
         raise InputError(f"the loss must be one number in a tensor, not {given}.", remedy)
