@@ -70,7 +70,7 @@ def _contents(store: Store, count: Count | None) -> dict[str, Any]:
 
 
 def _availability(technique: Technique, hardware: Hardware) -> dict[str, Any]:
-    """Every value of a knob: its package, whether a search tries it, and what speaks against it here."""
+    """Every value of a knob: its package, whether a search tries it, why it cannot be used here."""
     offered = technique.choices(hardware)
     rows: list[dict[str, Any]] = []
     for value in technique.values or offered:

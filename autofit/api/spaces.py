@@ -19,7 +19,7 @@ MODEL = "llama-3.1-8b"
 CARD = "rtx-4090"
 EFFECTIVE_BATCH = 32
 SEQUENCE_LENGTH = 2048
-# What inspecting the model finds (a test compares): a listing should not build 8 billion parameters.
+# What inspecting the model finds (a test compares), so that a listing need not build it.
 TRAITS = Traits(
     parameters=8_030_261_248,
     blocks=32,
@@ -35,7 +35,7 @@ TRAITS = Traits(
 
 
 def describe_spaces() -> dict[str, Any]:
-    """Name, description, path and number of configs of every space, and what they are counted for."""
+    """Name, description, path and size of every space, and the case that sizes are counted for."""
     workload, hardware = reference_case()
     constraints = techniques.constraints(workload, hardware)
     choices = knob_choices(workload, hardware)

@@ -203,7 +203,7 @@ def training_arguments(
 
 
 def _structure(source: Mapping[str, Any], workload: Mapping[str, Any], config: Config) -> Any:
-    """The model without weights, whose layers adapters need; None where it is not needed or cannot be made."""
+    """The model without weights, whose layers adapters need; None: without adapters, or not known."""
     # A function is never called because a file names it.
     if not source or not config.lora_rank or source.get("kind") == "function":
         return None
@@ -236,7 +236,9 @@ def _lora_config(keywords: TrainerKeywords, structure: Any, config: Config) -> A
         )
 
     task = task_of(structure)
-    heads = output_heads(structure) if task.classifies else []  # new: trained whole, whatever the targets
+    heads: list[Any] = []
+    if task.classifies:  # they are new: trained whole, whatever the targets
+        heads = output_heads(structure)
     layers, experts = adapter_targets(structure, str(config.lora_targets or "all-linear"))
     saved = [name for name, module in structure.named_modules() if module in heads]
     return LoraConfig(

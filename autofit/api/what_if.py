@@ -38,7 +38,7 @@ from autofit.models.huggingface import huggingface_workload
 from autofit.tuning.remedies import what_helps
 from autofit.tuning.target import estimate_on, target_hardware
 
-_AMPERE = (8, 0)  # from here on attention takes other kernels: all of a card that a trace depends on
+_AMPERE = (8, 0)  # cards from here on take other attention kernels; else a trace depends on no card
 _PRECISION = 8  # the longest sequence is found to an eighth of itself
 _SHORTEST = 16  # tokens of the sequences to try
 _LONGEST = 2**20
@@ -339,7 +339,7 @@ def _on_cards(
     cards: Sequence[Card],
     group: Hardware,
 ) -> Iterator[dict[str, Any]]:
-    """The figures of a config on so many of each card; None and the reason where it is impossible."""
+    """The figures of a config on so many of each card; None, and why, where it is impossible."""
     traces: dict[bool, Trace] = {}  # cards share them
     for target in cards:
         hardware = hardware_of(target).of_several(group.devices, group.nodes, group.link)

@@ -108,7 +108,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def _run(command: Callable[[], Any], as_json: bool) -> int:
-    """Run a command; prints an error as one sentence or one JSON object, and returns the exit code."""
+    """Run a command, and print its error as one sentence or JSON object; returns the exit code."""
     try:
         _check_current_directory()
         return int(command() or 0)
@@ -130,7 +130,7 @@ def _run(command: Callable[[], Any], as_json: bool) -> int:
             print_error(message, "Check the path.", as_json)
             return InputError.exit_code
 
-        # tempfile raises it on a full disk
+        # tempfile raises it on a full disk.
         if isinstance(error, FileNotFoundError) and "temporary directory" in str(error):
             message = f"temporary files cannot be written: {error.strerror}."
             print_error(message, "Make room, or set TMPDIR.", as_json)

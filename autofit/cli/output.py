@@ -34,7 +34,7 @@ def open_streams() -> None:
     """Make stdout and stderr print any character.
 
     A stream that was closed when the process started is not given to the first file that is opened.
-    A closed stderr goes nowhere; a closed stdout raises an OSError, before a command works for nothing.
+    A closed stderr goes nowhere; a closed stdout is an OSError, before a command works for nothing.
     """
     while (number := os.open(os.devnull, os.O_RDWR)) <= 2:  # the lowest that is free
         pass
@@ -58,7 +58,7 @@ def open_streams() -> None:
 
 
 def drop_rest(stream: int) -> None:
-    """Throw away what a stream holds that takes nothing; else Python tries to print it as it ends."""
+    """Throw away what a stream that takes nothing holds; else Python tries to print it at its end."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), stream)
 
 

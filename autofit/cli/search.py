@@ -125,7 +125,8 @@ def search(
             stack.enter_context(started_early(TRANSFORMERS if needs_transformers else PLAIN))
 
         if not is_function:  # whose module may register knobs
-            heavy("autofit.search.space", "check_asked")(space, checked.set, tuple(SETTABLE), SETTABLE)
+            check_asked = heavy("autofit.search.space", "check_asked")
+            check_asked(space, checked.set, tuple(SETTABLE), SETTABLE)
 
         reason = why_no_gpu() if checked.names_a_card else None
         no_gpu = Note(no_gpu_note(reason)) if reason else None

@@ -1,8 +1,8 @@
 """Layout: how the devices of a training are divided among the ways of training in parallel.
 
-replicate x shard x context x tensor = world, the number of all devices, each of which one process (a rank) trains on.
-Ranks of different replicas or shards see different samples; ranks of one context group see the same samples and other
-tokens, those of one tensor group the same samples and tokens.
+replicate x shard x context x tensor = world, the number of all devices, each of which one process
+(a rank) trains on. Ranks of different replicas or shards see different samples; ranks of one context
+group see the same samples and other tokens, those of one tensor group the same samples and tokens.
 """
 
 import math
@@ -44,19 +44,21 @@ class Layout:
 
     @property
     def groups(self) -> int:
-        """How many groups of devices each one exchanges something with: all, and those of each degree between."""
-        degrees = self.replicate, self.shard * self.context, self.context, self.tensor
-        return len([each for each in degrees if 1 < each < self.world]) + 1 if self.world > 1 else 0
+        """How many groups each device exchanges something with: all, and those of each degree."""
+        if self.world == 1:
+            return 0
+        sizes = self.replicate, self.shard * self.context, self.context, self.tensor
+        return 1 + len([size for size in sizes if 1 < size < self.world])
 
     @property
     def samplers(self) -> int:
-        """The number of parts that each effective batch is divided into: of groups of ranks that see other samples."""
+        """The number of parts that each effective batch is divided into."""
         return self.replicate * self.shard
 
 
 def samplers(config: Mapping[str, Value], hardware: Hardware) -> int:
-    """The number of parts of each effective batch, also of a config that is not canonical yet. Raises InputError where
-    the degrees do not divide the devices."""
+    """The number of parts of each effective batch, also of a config that is not canonical yet.
+    Raises InputError where the degrees do not divide the devices."""
     alike = _alike(config)
     if hardware.world % alike:
         devices = "one device" if hardware.world == 1 else f"{hardware.world} devices"
@@ -66,9 +68,10 @@ def samplers(config: Mapping[str, Value], hardware: Hardware) -> int:
 
 
 def dividing(config: Mapping[str, Value], world: int, effective_batch: int) -> list[int]:
-    """The numbers of devices, up to so many, among which a batch divides, most first; `world` alone where none does."""
+    """The numbers of devices, at most `world`, that divide a batch, most first; `world` where none does."""
     alike = _alike(config)
-    found = [size for size in range(alike, world + 1, alike) if not effective_batch % (size // alike)]
+    sizes = range(alike, world + 1, alike)
+    found = [size for size in sizes if not effective_batch % (size // alike)]
     return found[::-1] or [world]
 
 
@@ -79,18 +82,23 @@ def part_of(config: Mapping[str, Value], world: int, effective_batch: int) -> in
 
 def largest_divisor(number: int, most: int) -> int:
     """The largest divisor of a positive number up to `most`, which is at least 1."""
-    return max(each for each in range(1, min(number, most) + 1) if number % each == 0)
+    return max(divisor for divisor in range(1, min(number, most) + 1) if number % divisor == 0)
 
 
 def fitted_where(
-    config: Mapping[str, Value], world: int, effective_batch: int, fits: Callable[[int, dict[str, Value]], bool]
+    config: Mapping[str, Value],
+    world: int,
+    effective_batch: int,
+    fits: Callable[[int, dict[str, Value]], bool],
 ) -> tuple[int, dict[str, Value]] | None:
-    """The most devices, up to so many, on which a config for another number `fits`, and the config for them: as it is,
-    or with the largest micro-batch that fits of half, a quarter, ... None where nothing fits."""
+    """The most devices, up to so many, on which a config for another number `fits`, and the config for
+    them: as it is, or with the largest micro-batch that fits of half, a quarter, ... None where nothing
+    fits."""
     for size in dividing(config, world, effective_batch):
         whole = fitted_to(config, size, effective_batch)
         if fits(size, whole):
             return size, whole
+
         part = part_of(whole, size, effective_batch)
         micro = Config(whole).micro_batch_size or part
         smaller: list[dict[str, Value]] = []
@@ -99,50 +107,55 @@ def fitted_where(
             smaller.append(dict(whole, micro_batch_size=micro, gradient_accumulation_steps=part // micro))
 
         if smaller and fits(size, smaller[-1]):  # else no other does
-            return size, next((each for each in smaller[:-1] if fits(size, each)), smaller[-1])
+            return size, next((knobs for knobs in smaller[:-1] if fits(size, knobs)), smaller[-1])
     return None
 
 
 def fitted_to(config: Mapping[str, Value], world: int, effective_batch: int) -> dict[str, Value]:
-    """A config for another number of devices: what follows from that is left out, degrees that do not divide it are,
-    and the micro-batch is the largest that divides a device's part and is no larger than it was."""
-    found, given = dict(config), Config(config)
+    """A config for another number of devices: what follows from that is left out, degrees that do not
+    divide it are, and the micro-batch is the largest that divides a device's part and is no larger than
+    it was."""
+    found = dict(config)
+    given = Config(config)
     if Layout.of(config).world == world and (world > 1 or not given.data_parallel):
         return found
 
-    if given.data_parallel == "none":  # only layers were split, perhaps because no device holds the model
+    if given.data_parallel == "none":  # only layers were split: perhaps no device holds the model
         found["data_parallel"] = "fsdp"
     for knob in KNOBS.values():
-        is_kept = world > 1
+        divides = True
         if knob.degree:
-            is_kept = is_kept and given.data_parallel != "ddp" and not world % int(found.get(knob.name) or 1)
-        if knob.derived or (knob.of_devices and not is_kept):
+            degree = int(found.get(knob.name) or 1)
+            divides = given.data_parallel != "ddp" and world % degree == 0
+        if knob.derived or (knob.of_devices and (world == 1 or not divides)):
             found.pop(knob.name, None)
 
-    part, size = part_of(found, world, effective_batch), given.micro_batch_size
-    if size is not None and part:
-        found["micro_batch_size"] = largest_divisor(part, size)
+    part = part_of(found, world, effective_batch)
+    if part and given.micro_batch_size is not None:
+        found["micro_batch_size"] = largest_divisor(part, given.micro_batch_size)
     return found
 
 
 def kind_of(config: Config, hardware: Hardware) -> Value:
-    """How a config trains in parallel data, which is derived where it is not said; null on one device."""
+    """`data_parallel` of a config, which is derived where it is not said; null on one device."""
     if hardware.world == 1 or config.data_parallel:
         return config.data_parallel
     several = samplers(config, hardware)
     if several == hardware.world:
         return "ddp"
-    return "none" if several == 1 and config.context_parallel in (None, 1) else "fsdp"
+    if several == 1 and config.context_parallel in (None, 1):
+        return "none"
+    return "fsdp"
 
 
 def divided_by(config: Mapping[str, Value]) -> tuple[str, ...]:
-    """The ways in which a canonical config divides a training among devices: what they exchange is of other kinds."""
+    """The ways in which a canonical config divides a training: each exchanges something else."""
     degrees = vars(Layout.of(config))
     return tuple(way for way, degree in degrees.items() if degree > 1)
 
 
 def implied(config: Mapping[str, Value]) -> set[str]:
-    """The knobs of several devices that a reader can tell from the others: degrees of 1, what is null, what is left."""
+    """The knobs of several devices that tell a reader nothing: degrees of 1, nulls, what is derived."""
     is_replicated = config.get("data_parallel") == "ddp"
     found = set()
     for knob in KNOBS.values():
@@ -154,10 +167,12 @@ def implied(config: Mapping[str, Value]) -> set[str]:
 
 
 def degrees(hardware: Hardware, heads: int = 0) -> tuple[Value, ...]:
-    """Into how many parts the devices of a node can divide something, and heads of attention; null on one device."""
+    """Into how many parts the devices of a node can divide something, and heads of attention; null on
+    one device."""
+    if hardware.world == 1:
+        return (None,)
     common = math.gcd(hardware.devices, heads)
-    divisors = tuple(size for size in range(1, common + 1) if not common % size)
-    return divisors if hardware.world > 1 else (None,)
+    return tuple(size for size in range(1, common + 1) if not common % size)
 
 
 def _alike(config: Mapping[str, Value]) -> int:

@@ -25,8 +25,8 @@ from autofit.core.knobs.activation_checkpointing import BUDGET
 from autofit.core.layout import Layout
 from autofit.core.workload import Workload
 from autofit.data.batch import tensors
+from autofit.estimate.derived_traces import derived_trace, segments_like
 from autofit.estimate.layouts import Exchanges, have_few_shards, standing_for
-from autofit.estimate.likeness import likeness_of, segments_like
 from autofit.estimate.operators import MEASURING_SECONDS, Calls
 from autofit.estimate.optimizer_state import Kind, OptimizerCost, cost_of_update, scaled_shapes
 from autofit.estimate.passes import Computed, Pass, rest_on_host
@@ -40,7 +40,15 @@ from autofit.estimate.segments import Segments, segments_of
 from autofit.estimate.shallow_model import Cut
 from autofit.estimate.skeleton import Skeleton
 from autofit.estimate.trace import trace
-from autofit.estimate.trace_keys import ends_of, group_key, group_of, other_keys, pass_key, pass_of, plain_key
+from autofit.estimate.trace_keys import (
+    group_key,
+    group_of,
+    interpolation_endpoints,
+    other_keys,
+    pass_key,
+    pass_of,
+    plain_key,
+)
 from autofit.hardware.catalogue import links_of
 from autofit.setup.saved_tensors import WINDOW
 from autofit.training.meta_model import meta_model_from
@@ -149,7 +157,9 @@ class SpaceEstimator:
 
     def _trace_all(self, groups: Sequence[Config]) -> None:
         """Trace what these configs need, on as many cores as allowed."""
-        ends = [end for group in groups for each, _ in self._standing_for(group) for end in ends_of(each)]
+        ends = [
+            end for group in groups for each, _ in self._standing_for(group) for end in interpolation_endpoints(each)
+        ]
         once, needed = {pass_of(end): end for end in ends}, Counter(map(pass_of, ends))
         passes = [pass_key(once[key]) for key, _ in needed.most_common()]
         for config in passes:
@@ -157,7 +167,7 @@ class SpaceEstimator:
         with parallel_map(self._trace, self._processes) as trace_each:
             self._trace_missing([plain_key(config, self._symbols) for config in passes], trace_each)
             keys = dict.fromkeys(key for config in passes for key in self._keys(config))
-            alike = {key: found for key in keys if (found := likeness_of(key, keys))}
+            alike = {key: found for key in keys if (found := derived_trace(key, keys))}
             self._trace_missing([key for key in keys if key not in alike], trace_each)
             known = {key: segments_like(*map(self._segments.__getitem__, each)) for key, each in alike.items()}
             self._segments |= {key: segments for key, segments in known.items() if segments}
@@ -213,7 +223,7 @@ class SpaceEstimator:
         return _Step(*(sum(map(operator.mul, each, shares)) for each in figures))
 
     def _step_of(self, config: Config, exchanges: Exchanges) -> _Step | None:
-        ends = [(end, self._pass(end)) for end in ends_of(config)]
+        ends = [(end, self._pass(end)) for end in interpolation_endpoints(config)]
         # Asked of the config itself: where it recomputes within a budget no rule is known, though one is for its ends.
         recomputed = recomputed_share(config, self._workload, self._hardware) or 0.0
         steps = [self._combine(end, step_pass, recomputed, exchanges) for end, step_pass in ends if step_pass]

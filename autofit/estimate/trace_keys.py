@@ -1,4 +1,4 @@
-"""What Configs of a space share: a group of them the segments, a pass the traces it is combined from."""
+"""What Configs of a space share: a group of them the segments, a pass the traces it is made of."""
 
 from collections.abc import Mapping
 
@@ -15,14 +15,15 @@ _ALIKE = [knob for knob in KNOBS.values() if knob.same_trace or knob.same_work]
 
 
 def group_key(config: Config) -> tuple[Value, ...]:
-    """Identifies the group of a config; building a Config for each of hundreds of thousands takes seconds."""
-    return bool(config.lora_rank), *(value for knob, value in config.items() if knob not in _SCALED)
+    """Identifies the group of a config. `group_of` would take seconds for hundreds of thousands."""
+    exact = (value for knob, value in config.items() if knob not in _SCALED)
+    return bool(config.lora_rank), *exact
 
 
 def group_of(config: Config) -> Config:
     """What configs with the same segments have in common: all but the micro-batch and the rank."""
-    rank = min(1, config.lora_rank)
-    return config.replace(micro_batch_size=0, gradient_accumulation_steps=0, lora_rank=rank, lora_alpha=None)
+    group = config.replace(micro_batch_size=0, gradient_accumulation_steps=0)
+    return group.replace(lora_rank=min(1, config.lora_rank), lora_alpha=None)
 
 
 def pass_of(config: Config) -> tuple[Value, ...]:
@@ -35,8 +36,8 @@ def pass_key(config: Mapping[str, Value]) -> Config:
     return Config({**config, **{knob: value for knob, value in _UNTRACED.items() if knob in config}})
 
 
-def ends_of(config: Config) -> list[Config]:
-    """The configs that a config lies between: full and no recomputation, if it recomputes within a budget."""
+def interpolation_endpoints(config: Config) -> list[Config]:
+    """The configs that a config lies between: full and no recomputation, if it has a budget for that."""
     if not config.activation_checkpointing.startswith(BUDGET):
         return [config]
     return [config.replace(activation_checkpointing=value) for value in ("full", "none")]
@@ -44,29 +45,33 @@ def ends_of(config: Config) -> list[Config]:
 
 def plain_key(config: Config, symbols: Symbols) -> Config:
     """What is traced for a config's blocks without checkpointing, in its own weight format."""
-    plain = {name: KNOBS[name].off for name in ("loss", "activation_checkpointing", "attention", "kernels")}
-    return trace_key(config, symbols, exact_weights=True, **plain)
+    plain = ("loss", "activation_checkpointing", "attention", "kernels")
+    off = {name: KNOBS[name].off for name in plain}
+    return trace_key(config, symbols, exact_weights=True, **off)
 
 
 def other_keys(config: Config, symbols: Symbols, depth: Depth | None, *, by_flash: bool) -> tuple[Config, ...]:
-    """What is traced for a pass besides its plain blocks: the head, then the blocks (two kinds if every second one is
-    checkpointed), or the whole model if the plain blocks have no `depth`. `by_flash`: PyTorch computes the attention of
-    the plain blocks by flash anyway."""
+    """What is traced for a pass besides its plain blocks: the head, then the blocks (two kinds if every
+    second one is checkpointed), or the whole model if the plain blocks have no `depth`. `by_flash`:
+    PyTorch computes the attention of the plain blocks by flash anyway."""
     if by_flash and config.attention == "flash":
         config = config.replace(attention="sdpa")
     if depth is None:
         return (trace_key(config, symbols),)
+
     head = trace_key(config, symbols, activation_checkpointing="none", attention="sdpa")
-    if config.data_parallel != "fsdp":  # which gives back what was gathered of the last block in the head
+    if config.data_parallel != "fsdp":  # which in the head gives back the last block's weights
         head = head.replace(quantization="none")  # the head is never quantised
+
+    blocks = trace_key(config, symbols, loss="standard")
     if config.activation_checkpointing == "alternate" and depth.period == 1:
-        ends = ("none", "full")
-        return head, *(trace_key(config, symbols, loss="standard", activation_checkpointing=end) for end in ends)
-    return head, trace_key(config, symbols, loss="standard")
+        whole, again = (blocks.replace(activation_checkpointing=value) for value in ("none", "full"))
+        return head, whole, again
+    return head, blocks
 
 
 def trace_key(config: Config, symbols: Symbols, *, exact_weights: bool = False, **replaced: Value) -> Config:
-    """What is traced for a config; `exact_weights`: configs that differ in the bytes of their weights alone differ."""
+    """What is traced for a config. With `exact_weights` formats of other sizes are not the same."""
     knobs = dict(config)
     for knob in _ALIKE:
         same = knob.same_trace if exact_weights else {**knob.same_trace, **knob.same_work}
@@ -74,5 +79,5 @@ def trace_key(config: Config, symbols: Symbols, *, exact_weights: bool = False, 
         knobs[knob.name] = same.get(value, value)
 
     rank = symbols.rank if config.lora_rank else 0
-    sizes = {"micro_batch_size": symbols.samples, "gradient_accumulation_steps": 1, "lora_rank": rank}
-    return pass_key({**knobs, **sizes}).replace(lora_alpha=None, **replaced)
+    sizes = {"micro_batch_size": symbols.samples, "gradient_accumulation_steps": 1}
+    return pass_key({**knobs, **sizes}).replace(lora_rank=rank, lora_alpha=None, **replaced)

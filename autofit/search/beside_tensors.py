@@ -53,4 +53,5 @@ def beside_tensors(measurements: Iterable[Measurement], context_bytes: int) -> B
             shares.append(peak.reserved / peak.allocated)
         if peak.device:
             contexts.append(peak.device - peak.reserved)
+
     return BesideTensors(median(shares), median(contexts))

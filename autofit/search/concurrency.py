@@ -21,7 +21,12 @@ class Concurrency(Protocol):
     def places(self) -> int: ...
 
     def submit(self, number: int, config: Config, best_seconds: float | None) -> None:
-        """Start to measure a config; fewer than `places` are being measured."""
+        """Start to measure a config; fewer than `places` are being measured.
+
+        Args:
+            number: by which `wait` knows it.
+            best_seconds: per step of the best so far, to stop hopeless probes.
+        """
 
     def wait(self) -> tuple[int, Measurement | None]:
         """The next probe to finish, or what it raised; at least one is being measured."""
@@ -72,5 +77,6 @@ class Threaded:
 
         if self._running:
             self._give_up()
+
         self._pool.shutdown(cancel_futures=True)
         return finished

@@ -30,26 +30,38 @@ _FAR = 1.5
 
 
 class Costs:
-    """Costs of configs with these features."""
+    """A model of what probes of configs cost, in seconds."""
 
     def __init__(self, features: Features) -> None:
         self._features = features
 
     def seconds(self, measurements: Measurements, rows: Array) -> Array:
-        """Expected seconds of a probe of configs with these features, up to a factor until
-        something is measured."""
-        # Probes of configs that do not fit end early.
-        whole = [seen for seen in measurements if seen.fits and seen.seconds > 0]
-        plain = [seen.seconds for seen in whole if seen.config.get(_COMPILE) in _UNCOMPILED]
-        prior = self._prior(float(np.median(plain)) if plain else _USUAL)
-        if not whole:
-            return np.asarray(np.exp(rows @ prior.mean))
+        """Expected seconds of probes, up to a factor until something is measured.
 
-        at = self._features.rows([seen.config for seen in whole])
-        spent = np.log([seen.seconds for seen in whole])
-        usual = np.median(spent - at @ prior.mean) + at @ prior.mean
-        learnt = prior.learn(at, np.clip(spent, usual - _FAR, usual + _FAR), _NOISE)
-        return np.asarray(np.exp(rows @ learnt.mean))
+        Args:
+            rows: [configs, columns], features of the configs to probe.
+        """
+        configs = []
+        seconds = []
+        uncompiled = []
+        for measurement in measurements:
+            if not measurement.fits or measurement.seconds <= 0:
+                continue  # probes of configs that do not fit end early
+            configs.append(measurement.config)
+            seconds.append(measurement.seconds)
+            if measurement.config.get(_COMPILE) in _UNCOMPILED:
+                uncompiled.append(measurement.seconds)
+
+        model = self._prior(float(np.median(uncompiled)) if uncompiled else _USUAL)
+        if configs:
+            at = self._features.rows(configs)
+            spent = np.log(seconds)
+            expected = at @ model.mean
+            usual = np.median(spent - expected) + expected
+            spent = np.clip(spent, usual - _FAR, usual + _FAR)
+            model = model.learn(at, spent, _NOISE)
+
+        return np.asarray(np.exp(rows @ model.mean))
 
     def _prior(self, usual: float) -> LinearModel:
         """Compiling takes its time, however long the rest of a probe takes that is not compiled."""
@@ -58,4 +70,5 @@ class Costs:
             if knob == _COMPILE and value not in _UNCOMPILED:
                 seconds = _COMPILED if value == _COMPILED_ONCE else _AUTOTUNED
                 mean[column] = math.log1p(seconds / usual)
+
         return LinearModel.prior(mean, slope=_SLOPE, value=_VALUE)

@@ -36,17 +36,21 @@ class DecisionDiagram:
         self._assumed: dict[tuple[int, str, int], int] = {}
 
     def value(self, knob: str, value: Value) -> int:
-        """The node that gives a value."""
+        """The node that gives a value of a knob at once."""
         node = self._numbers.setdefault((knob, type(value), value), len(self.reads))
         if node == len(self.reads):
             self.values[node] = knob, value
             self.reads.append(frozenset())
             self.gives.append(frozenset({node}))
+
         return node
 
     def branch(self, knob: str, nodes: Sequence[int]) -> int:
-        """The node that reads a knob first, and goes on with one node for each of its listed
-        values."""
+        """The node that reads a knob first.
+
+        Args:
+            nodes: what follows, one for each of the knob's listed values.
+        """
         if len(set(nodes)) == 1:
             return nodes[0]
 
@@ -56,6 +60,7 @@ class DecisionDiagram:
             self._branches[node] = branch
             self.reads.append(frozenset({knob}) | self.reads_of(nodes))
             self.gives.append(self.gives_of(nodes))
+
         return node
 
     def reads_of(self, nodes: Sequence[int]) -> frozenset[str]:
@@ -67,7 +72,11 @@ class DecisionDiagram:
         return frozenset[int]().union(*map(self.gives.__getitem__, nodes))
 
     def assume(self, node: int, knob: str, index: int) -> int:
-        """What is left of a node when a knob has the listed value of that index."""
+        """What is left of a node when a knob has a value.
+
+        Args:
+            index: of the value among those that are listed.
+        """
         if knob not in self.reads[node]:
             return node
 
@@ -79,12 +88,17 @@ class DecisionDiagram:
             else:
                 left = [self.assume(following, knob, index) for following in nodes]
                 self._assumed[key] = self.branch(read, left)
+
         return self._assumed[key]
 
 
 class ConstraintProber:
     """Calls constraints with combinations of a space's listed values, and puts their answers into a
-    diagram."""
+    diagram.
+
+    Attributes:
+        names: of all knobs, those that stay off included.
+    """
 
     def __init__(
         self,
@@ -110,6 +124,7 @@ class ConstraintProber:
         return self._probe(lambda config: FORBIDDEN if refuse(config) else ALLOWED)
 
     def _probe(self, rule: Callable[[Config], int]) -> int | None:
+        """The node of all that a rule says; None where it would be called too often."""
         self._answers = 0
         try:
             return self._node(rule, {})
@@ -117,15 +132,21 @@ class ConstraintProber:
             return None
 
     def _node(self, rule: Callable[[Config], int], indices: Mapping[str, int]) -> int:
-        """What a rule says where some knobs have the listed values of these indices."""
+        """What a rule says where some knobs have values already.
+
+        Calls the rule with the first value of every other knob that it reads, then again with the
+        other values of each, the last one read first.
+
+        Args:
+            indices: of these values among those that are listed.
+        """
         self._answers += 1
         if self._answers > _MOST_ANSWERS:
             raise OverflowError
 
-        reads: dict[str, int] = {}
+        reads = {}
 
         def given(name: str) -> Value:
-            """Of a knob that is read anew, the first value is tried first."""
             listed = self._listed[name]
             if name not in indices and len(listed) > 1:
                 reads[name] = 0
@@ -141,4 +162,5 @@ class ConstraintProber:
             others = range(1, len(self._listed[last]))
             nodes = [self._node(rule, {**indices, **reads, last: index}) for index in others]
             node = self._diagram.branch(last, [node, *nodes])
+
         return node

@@ -31,6 +31,7 @@ def step_times(measurements: Iterable[Measurement]) -> tuple[list[Config], list[
         if measurement.fits and measurement.step_seconds:
             configs.append(measurement.config)
             seconds.append(measurement.step_seconds.median)
+
     return configs, seconds
 
 
@@ -49,6 +50,7 @@ def slowdown(measurements: Measurements, *, noise: float) -> Array:
     if len(set(configs)) == len(configs):
         return np.zeros(len(measurements))
 
+    # The walk's covariance: the time, in units of five minutes, from the later of two to the end.
     spent = np.cumsum([measurement.seconds for measurement in measurements])
     ago = (spent[-1:] - spent) / AGAIN_AFTER_SECONDS
     timed = [index for index, seen in enumerate(measurements) if seen.fits and seen.step_seconds]
@@ -56,7 +58,7 @@ def slowdown(measurements: Measurements, *, noise: float) -> Array:
 
     values = np.log(seconds)
     values = values - values.mean()
-    first = np.array(list(map(configs.index, configs)))
+    first = np.array(list(map(configs.index, configs)))  # of each config, in this order
     same_config = first[:, None] == first[None, :]
     steady = _WIDE**2 * same_config + noise**2 * np.eye(len(timed))
 
@@ -65,10 +67,14 @@ def slowdown(measurements: Measurements, *, noise: float) -> Array:
     for step in _STEPS:
         lower = np.linalg.cholesky(step**2 * walk[timed] + steady)
         solved = np.linalg.solve(lower, values)
-        evidence.append(-0.5 * solved @ solved - np.log(np.diag(lower)).sum())
-        means.append(step**2 * walk @ np.linalg.solve(lower.T, solved))
-    weights = np.exp(np.array(evidence) - max(evidence))
-    return np.asarray(weights @ np.array(means) / weights.sum())
+        determinant = np.log(np.diag(lower)).sum()
+        evidence.append(-0.5 * solved @ solved - determinant)
+
+        weights = np.linalg.solve(lower.T, solved)
+        means.append(step**2 * walk @ weights)
+
+    likelihoods = np.exp(np.array(evidence) - max(evidence))
+    return np.asarray(likelihoods @ np.array(means) / likelihoods.sum())
 
 
 def as_now(measurements: Measurements, *, noise: float) -> list[Measurement]:
@@ -79,12 +85,13 @@ def as_now(measurements: Measurements, *, noise: float) -> list[Measurement]:
         if logarithm:
             measurement = measurement.faster(math.exp(logarithm))
         corrected.append(measurement)
+
     return corrected
 
 
 def is_due(measurements: Measurements) -> bool:
     """Whether it is time to repeat a measurement, to see the machine drift."""
-    configs: set[Config] = set()
+    configs = set()
     repeat = 0
     for index, measurement in enumerate(measurements):
         if measurement.config in configs:
@@ -94,6 +101,7 @@ def is_due(measurements: Measurements) -> bool:
     later = measurements[repeat + 1 :]
     if len(later) < AGAIN_AFTER_PROBES:
         return False
-    if sum(measurement.seconds for measurement in later) < AGAIN_AFTER_SECONDS:
+    seconds = sum(measurement.seconds for measurement in later)
+    if seconds < AGAIN_AFTER_SECONDS:
         return False
     return any(measurement.fits for measurement in measurements)

@@ -23,8 +23,7 @@ class Encoding:
 
     Attributes:
         knobs: all that any of the configs has.
-        values: the distinct values of each knob.
-        codes: [configs, knobs], indices of `values`.
+        codes: [configs, knobs], numbers of the distinct values of each knob.
         doublings: of each config's micro-batch.
     """
 
@@ -40,30 +39,28 @@ class Encoding:
                 self.codes[row, column] = code
             self._codes[knob] = codes
 
-        self.values: dict[str, list[Value]] = {}
-        for knob, codes in self._codes.items():
-            self.values[knob] = [value for _, value in codes]
         self.doublings = doublings(configs)
 
     def encoded(self, configs: Configs) -> Codes:
         """Other configs by the same codes: [configs, knobs], -1 for a value that none here has."""
         encoded = np.empty((len(configs), len(self.knobs)), dtype=np.int32)
-        for column, codes in enumerate(self._codes.values()):
-            knob = self.knobs[column]
+        for column, (knob, codes) in enumerate(self._codes.items()):
             for row, config in enumerate(configs):
                 value = config.get(knob)
                 encoded[row, column] = codes.get((type(value), value), -1)
+
         return encoded
 
     def where(self, knob: str, holds: Callable[[Value], bool]) -> Mask:
         """Which configs have a value of the knob for which a condition holds.
 
-        A missing knob is None.
+        Args:
+            holds: asked once for each distinct value; a missing knob is None.
         """
-        if knob not in self.values:
+        if knob not in self._codes:
             return np.full(len(self.codes), holds(None))
 
-        holding = np.array(list(map(holds, self.values[knob])), dtype=bool)
+        holding = np.array([holds(value) for _, value in self._codes[knob]], dtype=bool)
         column = self.knobs.index(knob)
         return np.asarray(holding[self.codes[:, column]])
 

@@ -34,6 +34,8 @@ _MOST_STATES = 20_000  # about 2 s; where rules are so entangled that there are 
 
 _State = tuple[int, ...]  # undecided nodes
 _Numbers = npt.NDArray[np.intp]
+_Columns = dict[str, _Numbers]
+_Arrivals = dict[_State, list[tuple[_Numbers, Any]]]
 
 
 @dataclass(frozen=True)
@@ -60,9 +62,11 @@ class _Choice:
 
 
 class Enumeration:
-    """The canonical configs that the listed values of some knobs lead to, at least one of each.
+    """The canonical configs that the listed values of some knobs lead to.
 
-    Constraints may be of these knobs, and of others, which stay off.
+    Args:
+        knobs: the listed values of each knob, at least one.
+        constraints: of these knobs, and of others, which stay off.
     """
 
     def __init__(self, knobs: KnobValues, constraints: Constraints) -> None:
@@ -74,23 +78,29 @@ class Enumeration:
         # Whether combinations that lead to the same config may be counted each.
         self._may_repeat = False
 
+        # Whether a rule reads so much that it is not known beforehand.
+        self._unread = False
+
+        def known(nodes: Iterable[int | None]) -> Iterator[int]:
+            for node in nodes:
+                if node is None:
+                    self._unread = True
+                else:
+                    yield node
+
         prober = ConstraintProber(knobs, constraints, self._diagram)
         self._names = prober.names
-        values = list(map(prober.canonical, prober.names))
-        refusals = list(map(prober.refusal, constraints.refuse))
-        canonical = [node for node in values if node is not None]
-        refused = [node for node in refusals if node is not None]
-        self._unread = None in values or None in refusals
+        canonical = list(known(map(prober.canonical, prober.names)))
+        refused = list(known(map(prober.refusal, constraints.refuse)))
         if self._unread:  # any value of any knob may make a difference to a rule that is not known
             canonical.extend(map(self._every_value, knobs))
 
         # What is read by many rules comes first, so that what is forbidden shows early; what no
         # rule reads comes last.
-        readers = dict.fromkeys(knobs, 0)
-        for node in refused:
-            for knob in self._diagram.reads[node] & readers.keys():
-                readers[knob] += 1
-        self._order = sorted(knobs, key=readers.__getitem__, reverse=True)
+        def readers(knob: str) -> int:
+            return sum(knob in self._diagram.reads[node] for node in refused)
+
+        self._order = sorted(knobs, key=readers, reverse=True)
         self._canonical = self._choice(0, canonical)
         self._legal = self._choice(0, canonical + refused)
 
@@ -99,10 +109,15 @@ class Enumeration:
             self._steps.clear()
             self._canonical = self._choice(0, map(self._every_value, knobs))
             self._legal = self._canonical
+
         self._most = _MAX_UNREAD if self._unread else MAX_CONFIGS
 
     def count(self, *, refused: bool = False) -> Count:
-        """The number of legal configs, or with `refused` of all canonical ones."""
+        """The number of configs.
+
+        Args:
+            refused: whether canonical configs count that a constraint refuses.
+        """
         start = self._canonical if refused else self._legal
         total = self._count_from(start)
         distinct = not self._unread and not self._may_repeat
@@ -139,23 +154,28 @@ class Enumeration:
             if state and state not in self._steps:
                 _, choices = self._step(state)
                 waiting.extend(choice.left for choice in choices if choice.left)
+
         return any(waiting)
 
     def _every_value(self, knob: str) -> int:
         """A node that gives something else for each value; of a name that no config holds."""
         name = f"{knob} as listed"
-        values = [self._diagram.value(name, index) for index in range(len(self._knobs[knob]))]
-        return self._diagram.branch(knob, values)
+        nodes = []
+        for index, _ in enumerate(self._knobs[knob]):
+            nodes.append(self._diagram.value(name, index))
+        return self._diagram.branch(knob, nodes)
 
     def _choice(self, index: int, nodes: Iterable[int]) -> _Choice | None:
         """What these nodes say together; None where one of them forbids."""
         left = set(nodes) - {ALLOWED}
         if FORBIDDEN in left:
             return None
+
         given = left & self._diagram.values.keys()
         return _Choice(index, tuple(sorted(given)), tuple(sorted(left - given)))
 
     def _assume(self, state: _State, knob: str, index: int) -> _Choice | None:
+        """What a state says of one of a knob's values; None where it forbids it."""
         return self._choice(index, (self._diagram.assume(node, knob, index) for node in state))
 
     def _step(self, state: _State) -> tuple[str, tuple[_Choice, ...]]:
@@ -172,6 +192,7 @@ class Enumeration:
             choices = tuple(distinct.values())
             self._steps[state] = knob, choices
             self._may_repeat = self._may_repeat or self._may_meet(knob, choices)
+
         return self._steps[state]
 
     def _may_meet(self, knob: str, choices: Sequence[_Choice]) -> bool:
@@ -186,6 +207,7 @@ class Enumeration:
             if not values or values & seen:
                 return True
             seen |= values
+
         return False
 
     def _count(self, state: _State) -> int:
@@ -193,9 +215,11 @@ class Enumeration:
         if state not in self._counts:
             _, choices = self._step(state)
             self._counts[state] = sum(self._count(choice.left) for choice in choices)
+
         return self._counts[state]
 
     def _count_from(self, start: _Choice | None) -> int:
+        """How many configs come of a start; 0 where everything is forbidden."""
         return self._count(start.left) if start else 0
 
     def _sampled_ranks(self, total: int, seed: int) -> list[int]:
@@ -205,14 +229,16 @@ class Enumeration:
         numbers = iter(lambda: draw.randrange(total), -1)
         if total <= sys.maxsize:  # random.sample cannot count as far as some products go
             numbers = iter(draw.sample(range(total), self._most))
+
         while len(ranks) < self._most:
             ranks.add(next(numbers))
+
         return sorted(ranks)
 
     def _rank_of_first(self) -> int:
         """The rank of the combination that comes first in the order of the space."""
         assert self._legal, "something is legal"
-        indices: dict[str, int] = {}
+        indices = {}
         state = self._legal.left
         for knob, values in self._knobs.items():
             choices = (self._assume(state, knob, index) for index in range(len(values)))
@@ -229,6 +255,7 @@ class Enumeration:
                     state = choice.left
                     break
                 rank += self._count(choice.left)
+
         return rank
 
     def _listed(
@@ -238,42 +265,57 @@ class Enumeration:
         *,
         refused: bool = False,
     ) -> tuple[Config, ...]:
-        """The distinct configs of those ranks, in the order of the space."""
+        """The distinct configs of some ranks, in the order of the space.
+
+        Args:
+            start: before any knob is decided.
+            ranks: rising numbers among all that is counted.
+            refused: as of `count`.
+        """
         if start is None or not len(ranks):
             return ()
 
         indices, nodes = self._rows(start, ranks)
         order = np.lexsort((*reversed(indices.values()), np.zeros(len(ranks))))
+        columns = []
         if self._unread:
-            columns = []
             for knob, values in self._knobs.items():
-                columns.append(_values(indices[knob][order], values.__getitem__))
+                column = indices[knob][order]
+                columns.append(_values(column, values.__getitem__))
             combinations = zip(*columns, strict=True)
-            return tuple(dict.fromkeys(self._tried(combinations, refused=refused)))
+            configs = self._tried(combinations, refused=refused)
+            return tuple(dict.fromkeys(configs))
 
         def value(node: int) -> Value:
-            return self._diagram.values[node][1]
+            _, value = self._diagram.values[node]
+            return value
 
-        rows = zip(*(_values(nodes[name][order], value) for name in self._names), strict=True)
-        configs = (Config(dict(zip(self._names, row, strict=True))) for row in rows)
-        return tuple(dict.fromkeys(configs))
+        for name in self._names:
+            column = nodes[name][order]
+            columns.append(_values(column, value))
+        found: dict[Config, None] = {}
+        for row in zip(*columns, strict=True):
+            config = Config(dict(zip(self._names, row, strict=True)))
+            found[config] = None
+        return tuple(found)
 
     def _rows(
         self,
         start: _Choice,
         ranks: Sequence[int],
-    ) -> tuple[dict[str, _Numbers], dict[str, _Numbers]]:
+    ) -> tuple[_Columns, _Columns]:
         """For each of the rising ranks: the index of every listed value, 0 where it does not
         matter, and the node of every canonical value."""
         indices = {knob: np.zeros(len(ranks), np.intp) for knob in self._knobs}
-        nodes: dict[str, _Numbers] = defaultdict(lambda: np.zeros(len(ranks), np.intp))
+        nodes: _Columns = defaultdict(lambda: np.zeros(len(ranks), np.intp))
         # By the knob that is decided next and the state: rows, and their numbers in the state.
-        arriving: dict[str, dict[_State, list[tuple[_Numbers, Any]]]] = defaultdict(dict)
+        arriving: dict[str, _Arrivals] = defaultdict(dict)
 
         def arrive(choice: _Choice, rows: _Numbers, numbers: Any) -> None:
             for node in choice.given:
                 name, _ = self._diagram.values[node]
                 nodes[name][rows] = node
+
             if choice.left:
                 knob, _ = self._step(choice.left)
                 arriving[knob].setdefault(choice.left, []).append((rows, numbers))
@@ -284,14 +326,17 @@ class Enumeration:
         for knob in self._order:  # a state decides its first knob, so what it leaves comes later
             for state, parts in arriving.pop(knob, {}).items():
                 rows, numbers = map(np.concatenate, zip(*parts, strict=True))
+                _, choices = self._step(state)
                 low = 0
-                for choice in self._step(state)[1]:
+                for choice in choices:
                     high = low + self._count(choice.left)
                     inside = (numbers >= low) & (numbers < high)
                     if inside.any():
-                        indices[knob][rows[inside]] = choice.index
-                        arrive(choice, rows[inside], numbers[inside] - low)
+                        taken = rows[inside]
+                        indices[knob][taken] = choice.index
+                        arrive(choice, taken, numbers[inside] - low)
                     low = high
+
         return indices, nodes
 
     def _tried(

@@ -28,7 +28,9 @@ class Explored:
     """What exploring ended with.
 
     Attributes:
-        measurements: how many.
+        measurements: how many there were.
+        stopped_by: as of `SearchOutcome`.
+        bound: likewise.
         expected: seconds of a step of every finalist, by the number of its measurement, which JSON
             has as text.
     """
@@ -50,13 +52,19 @@ class Explored:
             return False
         if not all(0 < seconds < math.inf for seconds in self.expected.values()):
             return False
+
         timed = {str(seen.number) for seen in measurements if seen.fits and seen.step_seconds}
         return self.expected.keys() <= timed
 
 
 @dataclass(frozen=True)
 class _Before:
-    """How far the search that was asked for this came."""
+    """How far an earlier search came.
+
+    Attributes:
+        asked: what that search was asked for.
+        finished: whether its finals ended, too.
+    """
 
     asked: Mapping[str, Any]
     explored: Explored
@@ -65,9 +73,13 @@ class _Before:
 
 @dataclass(frozen=True)
 class _Verified:
-    """A verified measurement."""
+    """A verified measurement.
 
-    quick: int | None  # of the search: a quick one verifies by shorter runs
+    Attributes:
+        quick: of the search (`Limits.quick`): a quick one verifies by shorter runs.
+    """
+
+    quick: int | None
     measurement: Measurement
 
 

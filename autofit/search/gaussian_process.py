@@ -65,8 +65,12 @@ class Mixture:
 
 
 class GaussianProcess:
-    """The process over the configs of a pool, which may differ in `knobs`; the micro-batch counts
-    by its doublings."""
+    """The process over the configs of a pool.
+
+    Args:
+        knobs: those in which the configs may differ; the micro-batch counts by its doublings.
+        pool: the configs that are predicted again and again.
+    """
 
     def __init__(self, knobs: Sequence[str], pool: Encoding) -> None:
         self._pool = pool
@@ -76,6 +80,7 @@ class GaussianProcess:
             if knob in knobs and knob != MICRO_BATCH:
                 self._columns.append(column)
                 deviations.append(_OF_VALUE.get(knob, 0.0))
+
         self._of_value = np.array(deviations) ** 2
         self._all = _Points(pool.codes[:, self._columns], pool.doublings)
         # Of each measured config with all of the pool: correlations, and covariances that do not
@@ -149,6 +154,7 @@ class GaussianProcess:
         return correlations, covariances
 
     def _points(self, configs: Configs) -> _Points:
+        """Any configs, as the kernel compares them."""
         return _Points(self._pool.encoded(configs)[:, self._columns], doublings(configs))
 
 
@@ -167,10 +173,15 @@ class _Points:
             differences = np.count_nonzero(others.codes != codes, axis=1)
             doublings = np.abs(others.doublings - size)
             rows.append(_PER_KNOB**differences * _PER_DOUBLING**doublings)
+
         return np.array(rows)
 
     def share(self, others: _Points, of_value: Array) -> Array:
-        """Covariances with others of the errors that all share, or all with the same value of a
-        knob, whose variances are `of_value`: [these, others]."""
+        """Covariances with others that do not depend on the scale: [these, others].
+
+        Args:
+            of_value: variances of the errors that all with the same value of a knob share; there is
+                one that all configs share.
+        """
         same_values = [(others.codes == codes) @ of_value for codes in self.codes]
         return _COMMON**2 + np.array(same_values)

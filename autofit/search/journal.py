@@ -58,6 +58,10 @@ class Journal:
     who go on with it.
 
     Attributes:
+        path: of the file.
+        identity: of the search.
+        budget_bytes: what tensors may take.
+        notify: gets a sentence about damage.
         lines: what the file holds, as far as it could be written.
         restored: makes a deleted file again, of `lines`; gives whether it was deleted.
     """
@@ -110,6 +114,7 @@ class _Backend(BaseJournalBackend):
         if not self._journal.restored():
             with naming(self._journal.path):
                 self._write(lines[self.written :], wait=any("user_attr" in log for log in logs))
+
         self.written = len(lines)
 
     def _write(self, lines: list[bytes], *, wait: bool) -> None:
@@ -192,17 +197,22 @@ class _Found:
 
 
 def _is_readable(record: Any) -> bool:
-    """Whether a record has a number and, where it holds a measurement, one that a probe can have
-    made."""
+    """Whether a record with a right checksum makes sense.
+
+    It has a number and, where it holds a measurement, one that a probe can have made.
+    """
     if not isinstance(record, dict) or not is_whole(record.get("line"), 0):
         return False
+
     held = _held(record)
     return held is None or _measurement(held) is not None
 
 
 def _has_new_fields(record: Any) -> bool:
-    """Whether a record's measurement has figures that this version does not know: what it says is
-    not damaged."""
+    """Whether a record's measurement has figures that this version does not know.
+
+    Then it is not damaged, but of another version.
+    """
     held = _held(record) if isinstance(record, dict) else None
     return isinstance(held, dict) and not held.keys() <= field_types(Measurement).keys()
 
@@ -213,6 +223,7 @@ def _held(record: Mapping[str, Any]) -> Any:
         attributes = record.get(name)
         if isinstance(attributes, dict) and MEASUREMENT in attributes:
             return attributes[MEASUREMENT]
+
     return None
 
 
@@ -222,12 +233,14 @@ def _measurement(held: Any) -> Measurement | None:
         measurement = Measurement.from_trial(held)
     except (AttributeError, InputError, TypeError, ValueError):
         return None
+
     return measurement if measurement.throughput or not measurement.fits else None
 
 
 def open_study(journal: Journal | None, sampler: BaseSampler) -> Study:
-    """The study of a journal, new, resumed or in memory; of a damaged one, which is set aside, what
-    is left of it.
+    """The study of a journal, new, resumed or, without a journal, in memory.
+
+    A damaged journal is set aside, and the study has what is left of it.
 
     Raises InputError for a journal of something else, and for a damaged one without checksums.
     """
@@ -237,20 +250,26 @@ def open_study(journal: Journal | None, sampler: BaseSampler) -> Study:
     journal.restored()
     path = journal.path
     found = _Found(path)
+
     _check_identity(found.identity, journal)
     if found.is_of_another_version:
         message = f"{path} is not a journal that this version of autofit can read"
         raise InputError(f"{message}: its figures differ.", _OTHER)
+
     if not found.is_whole and not found.checked:
-        message = f"{path} is damaged, or no journal: no checksum shows any record to be right."
-        raise InputError(message, _OTHER)
+        raise InputError(
+            f"{path} is damaged, or no journal: no checksum shows any record to be right.",
+            _OTHER,
+        )
 
     try:
         backend, study = _opened(journal, found, sampler)
     except Exception as error:  # of any kind: records of another version say anything
         if not found.checked:
-            message = f"{path} is not a journal that this version of autofit can read ({error!r})."
-            raise InputError(message, _OTHER) from error
+            raise InputError(
+                f"{path} is not a journal that this version of autofit can read ({error!r}).",
+                _OTHER,
+            ) from error
         found.is_whole = False  # what is right of it are the measurements
         backend, study = _opened(journal, found, sampler)
 
@@ -259,9 +278,11 @@ def open_study(journal: Journal | None, sampler: BaseSampler) -> Study:
         with naming(path), path.open("ab") as file:
             file.truncate(found.size)
         backend.written = len(found.lines)
+
     if _IDENTITY not in study.user_attrs:
         study.set_user_attr(_BUDGET, journal.budget_bytes)
         study.set_user_attr(_IDENTITY, _plain(journal.identity))
+
     if not found.is_whole:
         aside = _set_aside(path)
         write_atomically(path, b"".join(journal.lines))
@@ -270,6 +291,7 @@ def open_study(journal: Journal | None, sampler: BaseSampler) -> Study:
         left = pluralize(measured, "measurement")
         losses = f"{lost} of it cannot be read, {left} can"
         journal.notify(f"{path} was damaged: {losses}; the damaged file is now {aside}.")
+
     _end_running(study)
     return study
 
@@ -281,6 +303,7 @@ def _set_aside(path: Path) -> Path:
         aside = path.with_name(f"{path.name}.damaged{end}")
         if not os.path.lexists(aside):
             break
+
     write_atomically(aside, path.read_bytes())
     return aside
 
@@ -306,9 +329,11 @@ def _opened(journal: Journal, found: _Found, sampler: BaseSampler) -> tuple[_Bac
         sampler=sampler,
         load_if_exists=True,
     )
+
     if not found.is_whole:
         _add_measurements(study, found.checked)
         restore(study, found.checked)
+
     measurements_of(study)  # reads all of them
     return backend, study
 
@@ -332,8 +357,10 @@ def _add_measurements(study: Study, records: Iterable[dict[str, Any]]) -> None:
 
 
 def begun_with(path: Path) -> tuple[Mapping[str, Any], int | None]:
-    """The identity and the budget that a journal was begun with; nothing, and None, where it does
-    not say."""
+    """The identity and the budget in bytes that a journal was begun with.
+
+    Nothing, and None, where it does not say.
+    """
     found = _Found(path)
     return found.identity, found.budget_bytes
 
@@ -364,6 +391,7 @@ def _check_identity(held: Mapping[str, Any], journal: Journal) -> None:
     """Raise InputError where a journal holds a search of something else."""
     if not held:
         return
+
     before = dict(_leaves(held))
     now = dict(_leaves(_plain(journal.identity)))
     changes = []
@@ -372,10 +400,13 @@ def _check_identity(held: Mapping[str, Any], journal: Journal) -> None:
         given = now.get(name)
         if was != given:
             changes.append(f"{name} was {shown(was)}, is {shown(given)}")
+
     if changes:
         message = f"{journal.path} holds a search of something else: {'; '.join(changes)}."
-        remedy = "Resume it with what it was started with, or choose another --out."
-        raise InputError(message, remedy)
+        raise InputError(
+            message,
+            "Resume it with what it was started with, or choose another --out.",
+        )
 
 
 def _leaves(data: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -26,7 +26,10 @@ _INTERCEPT_DEVIATION = 30.0
 
 class Features:
     """A Config as a row of numbers: an intercept, the slope over the micro-batch, then 0 or 1 for
-    each value of a knob. An unknown value is a row of zeros for its knob.
+    each value of a knob.
+
+    An unknown value is a row of zeros for its knob. The micro-batch counts by its doublings from
+    the middle of those that the space lists.
 
     Attributes:
         names: knob and value of every column but the first two.
@@ -38,6 +41,7 @@ class Features:
         self.names: list[tuple[str, Value]] = []
         for knob, choices in values.items():
             self.names.extend((knob, value) for value in choices)
+
         self.width = 2 + len(self.names)
         self._column = {name: column for column, name in enumerate(self.names, start=2)}
 
@@ -45,7 +49,7 @@ class Features:
         self._middle = float(sizes.mean()) if len(sizes) else 0.0
 
     def rows(self, configs: Configs) -> Array:
-        """One row for each config."""
+        """One row for each config: [configs, columns]."""
         rows = np.zeros((len(configs), self.width))
         rows[:, 0] = 1.0
         rows[:, 1] = doublings(configs) - self._middle
@@ -53,6 +57,7 @@ class Features:
             for item in config.items():
                 if item in self._column:
                     row[self._column[item]] = 1.0
+
         return rows
 
 
@@ -84,15 +89,24 @@ class LinearModel:
         slope: float,
         value: float,
     ) -> LinearModel:
-        """Independent effects around `mean`, with standard deviations for each kind of column."""
+        """Independent effects around a mean.
+
+        Args:
+            mean: of each column of `Features`.
+            intercept: the standard deviation of the first column.
+            slope: that of the second, the effect of a doubling of the micro-batch.
+            value: that of all others.
+        """
         deviations = np.full(len(mean), value, dtype=np.float64)
         deviations[:2] = intercept, slope
         return cls(mean, deviations**2, np.zeros((0, len(mean))))
 
     def learn(self, rows: Array, values: Array, noise: Array | float) -> LinearModel:
-        """The effects given `values` at `rows`.
+        """The effects given values of the quantity.
 
         Args:
+            rows: [values, columns], the features of what was measured.
+            values: logarithms.
             noise: of the values: the covariance of their errors, or standard deviations.
         """
         if not len(values):
@@ -102,6 +116,7 @@ class LinearModel:
         # of zero at zero.
         if np.ndim(noise) < 2:
             noise = np.diag(np.broadcast_to(np.square(noise), len(values)))
+
         spread = rows * self.prior_variances - (rows @ self.gain.T) @ self.gain
         lower = np.linalg.cholesky(spread @ rows.T + noise)
         gain = np.linalg.solve(lower, spread)
@@ -148,5 +163,6 @@ def normal_below(z: Array) -> Array:
     powers = 1.061405429 * t - 1.453152027
     for coefficient in (1.421413741, -0.284496736, 0.254829592):
         powers = powers * t + coefficient
+
     above = 0.5 * powers * t * np.exp(-x * x)
     return np.asarray(np.where(z < 0, above, 1 - above))

@@ -13,7 +13,7 @@ from functools import cached_property
 
 import numpy as np
 
-from autofit.core.config import Config, Value
+from autofit.core.config import Value
 from autofit.core.measurement import Measurement, Outcome
 from autofit.search.beside_tensors import RESERVED_NOISE, beside_tensors
 from autofit.search.encoding import MICRO_BATCH, Configs
@@ -48,8 +48,18 @@ _BEYOND = 0.2  # how far past the limit an out-of-memory is assumed to lie
 
 @dataclass(frozen=True)
 class Sizes:
-    """Log bytes of configs and of the limit. The posterior is a mixture over scales of its
-    deviations; `limit_noise` is the deviation of each config's own limit."""
+    """Log bytes of configs and of the limit.
+
+    The posterior is a mixture of normal distributions with the same means.
+
+    Attributes:
+        means: [configs].
+        deviations: [configs], of the scale 1.
+        scales: what deviations are multiplied by.
+        weights: of the scales.
+        limit: on what tensors may take.
+        limit_noise: the deviation of each config's own limit.
+    """
 
     means: Array
     deviations: Array
@@ -66,7 +76,11 @@ class Sizes:
 
 @dataclass(frozen=True)
 class MemoryModel:
-    """The model of the configs of a pool; arguments as of `Surrogate`."""
+    """The model of the configs of a pool.
+
+    Until something fits, the smallest config of the pool is expected to. Other attributes are as of
+    `Surrogate`.
+    """
 
     features: Features
     pool: Group
@@ -78,9 +92,9 @@ class MemoryModel:
 
     def sizes(self, measurements: Measurements, group: Group) -> Sizes:
         """The bytes of configs, given those measured."""
-        fitting: list[Config] = []
-        nbytes: list[int] = []
-        failed: list[Config] = []
+        fitting = []
+        nbytes = []
+        failed = []
         for measurement in measurements:
             size = _allocated(measurement)
             if measurement.fits and size:
@@ -88,6 +102,7 @@ class MemoryModel:
                 nbytes.append(size)
             elif measurement.outcome is Outcome.OUT_OF_MEMORY:
                 failed.append(measurement.config)
+
         fitting.extend(self.prior.sizes)
         nbytes.extend(self.prior.sizes.values())
         failed.extend(self.prior.outgrew)
@@ -97,8 +112,8 @@ class MemoryModel:
             noise = _GUESSED_NOISE
             scales = np.ones(1)
             evidence = np.zeros(1)
-            # Until something fits, the smallest config is expected to fill the limit: only
-            # differences count then.
+            # Until something fits, the smallest config is expected to fill the limit: then only
+            # differences count.
             mean = self._effects.copy()
             mean[0] = limit - self._least
             model = LinearModel.prior(mean, slope=_SLOPE_DEVIATION, value=_DEVIATION)
@@ -135,6 +150,7 @@ class MemoryModel:
             past = limit + _BEYOND - at.nbytes
             expected, _ = model.predict(at.rows)
             model = model.learn(at.rows, np.maximum(expected, past), _BEYOND)
+
         return posterior(group)
 
     def _group(self, configs: Configs) -> Group:
@@ -150,13 +166,14 @@ class MemoryModel:
 
         # Unknown: between the largest that fitted and the smallest that did not.
         fitted = 1
-        failed: list[int] = []
+        failed = []
         for measurement in measurements:
             size = _allocated(measurement)
             if measurement.fits:
                 fitted = max(fitted, size)
             elif measurement.outcome is Outcome.OUT_OF_MEMORY and size:
                 failed.append(size)
+
         return math.log(max(fitted, min(failed, default=2 * fitted)))
 
     @cached_property
@@ -168,6 +185,7 @@ class MemoryModel:
             if knob != MICRO_BATCH:  # the slope stands for it
                 ladder = _ladder(knob, self.features.values[knob], self.memory_order)
                 mean[column] = _SPAN * ladder.index(value) / max(1, len(ladder) - 1)
+
         return mean
 
     @cached_property
@@ -177,12 +195,13 @@ class MemoryModel:
 
 
 def _allocated(measurement: Measurement) -> int:
+    """Peak bytes of tensors, 0 where unknown."""
     return measurement.peak_bytes.allocated if measurement.peak_bytes else 0
 
 
 def _ladder(knob: str, values: Sequence[Value], memory_order: MemoryOrder) -> list[Value]:
     """The values by rising memory; those with a proven rank are sorted among themselves."""
-    ranks: dict[Value, int] = {}
+    ranks = {}
     for value in values:
         rank = memory_order(knob, value)
         if rank is not None:

@@ -32,7 +32,7 @@ from autofit.search.beside_tensors import beside_tensors
 from autofit.search.encoding import Configs, Encoding
 from autofit.search.group import Group
 from autofit.search.linear_model import Array
-from autofit.search.predictions import Predictions
+from autofit.search.predictions import Predictions, figures, is_known
 from autofit.search.pruning import ACCUMULATION, ruled_out
 from autofit.search.ranking import Measurements
 from autofit.search.surrogate import Surrogate
@@ -49,6 +49,8 @@ class Evidence:
         best: None where nothing fits.
         measurements: in their order, the verified ones last.
         failed: configs that fitted at first and did not when verified.
+        surrogate: without it nothing is said of what was not measured.
+        predictions: likewise.
     """
 
     best: Measurement | None
@@ -76,6 +78,7 @@ class Evidence:
             if measurement.fits and not measurement.verified:
                 measurement = measurement.faster(level)
             levelled.append(measurement)
+
         return levelled
 
     @cached_property
@@ -91,8 +94,13 @@ class Evidence:
 
 @dataclass(frozen=True)
 class ParetoReport:
-    """The front of each tier, the single changes of the best config knob by knob, and other budgets
-    worth a mention."""
+    """What there is beside the best config.
+
+    Attributes:
+        frontier: the front of each tier.
+        alternatives: single changes of the best config, knob by knob.
+        other_budgets: those worth a mention.
+    """
 
     frontier: dict[str, tuple[Point, ...]]
     alternatives: tuple[Alternative, ...] = ()
@@ -115,18 +123,27 @@ def pareto_report(
         tolerance: as of `frontier`.
     """
     changes = _single_changes(evidence) if evidence.best else {}
-    leaders: list[Config] = []
+    leaders = []
     if evidence.predictions:
         leaders = leading(evidence.predictions, _MOST_PREDICTED)
+
     predicted = predicted_points(dict.fromkeys((*leaders, *changes)), evidence)
 
     points = []
     for measurement in evidence.latest.values():
         peak = measurement.peak_bytes
         if measurement.fits and measurement.throughput and peak:
-            speeds = measurement.throughput, measurement.tokens_per_second
-            points.append(Point(measurement.config, peak.held_bytes, *speeds, measured=True))
+            point = Point(
+                measurement.config,
+                peak.held_bytes,
+                measurement.throughput,
+                measurement.tokens_per_second,
+                measured=True,
+            )
+            points.append(point)
+
     points.extend(predicted.values())
+
     fronts = {}
     for name in tiers_of(points):
         of_tier = [point for point in points if tier(point.config) == name]
@@ -138,18 +155,18 @@ def pareto_report(
         return [fastest_within(front, limit) for front in fronts.values()]
 
     own = answers(evidence.budget)
-    keep = set(own)
+    answered = set(own)
     mentioned = []
     for other in others:
         budget = dataclasses.replace(evidence.budget, device_bytes=other.device_bytes)
         theirs = answers(budget)
-        keep.update(theirs)
+        answered.update(theirs)
         if other.card or theirs != own:
             mentioned.append(other)
 
-    kept = [point for point in keep if point]
+    keep = list(filter(None, answered))
     return ParetoReport(
-        {name: thinned(front, kept) for name, front in fronts.items()},
+        {name: thinned(front, keep) for name, front in fronts.items()},
         _alternatives(changes, predicted, evidence),
         tuple(mentioned),
     )
@@ -160,34 +177,35 @@ def _single_changes(evidence: Evidence) -> dict[Config, str]:
     knob."""
     assert evidence.best, "there is something to change"
     best = evidence.best.config
-    values = tuple(best.values())
-    predicted: Iterable[Config] = evidence.predictions.nbytes if evidence.predictions else ()
-    # Up to 300,000, all with their knobs in one order; the few near ones are compared knob by knob.
-    differ = operator.ne
-    near = [config for config in predicted if sum(map(differ, values, config.values())) <= _DERIVED]
+    near = []
+    if evidence.predictions:
+        # Up to 300,000, all with their knobs in one order; the few near ones are compared knob by
+        # knob.
+        of_best = tuple(best.values())
+        for config in evidence.predictions.nbytes:
+            differing = sum(map(operator.ne, of_best, config.values()))
+            if differing <= _DERIVED:
+                near.append(config)
 
     changes = {}
     for config in (*evidence.latest, *near):
-        knob = _only_change(best, config)
-        if knob is not None:
-            changes[config] = knob
+        changed = []
+        for knob, values in best.differences(config).items():
+            if knob != ACCUMULATION and None not in values:  # neither derived nor without meaning
+                changed.append(knob)
+        if len(changed) == 1:
+            changes[config] = changed[0]
+
     return changes
-
-
-def _only_change(best: Config, config: Config) -> str | None:
-    """The only knob that differs, ignoring derived and null knobs."""
-    changed = []
-    for knob, (before, after) in best.differences(config).items():
-        if knob != ACCUMULATION and before is not None and after is not None:
-            changed.append(knob)
-    return changed[0] if len(changed) == 1 else None
 
 
 def _alternatives(
     changes: dict[Config, str], predicted: dict[Config, Point], evidence: Evidence
 ) -> tuple[Alternative, ...]:
-    """One for each value of each knob, knobs in the order of a config and of each the fastest
-    first."""
+    """One for each value of each knob.
+
+    Knobs come in the order of a config, values of one with the fastest first.
+    """
     found = []
     for config, knob in changes.items():
         alternative = _alternative(config, knob, predicted, evidence)
@@ -199,6 +217,7 @@ def _alternatives(
     by_value: dict[tuple[str, object], Alternative] = {}
     for alternative in found:  # some also differ in a knob that means something beside it only
         by_value.setdefault((alternative.knob, alternative.value), alternative)
+
     return tuple(by_value.values())
 
 
@@ -237,24 +256,29 @@ def _alternative(
 def leading(predictions: Predictions, most: int) -> list[Config]:
     """The configs predicted to be nearest to the front of their tier, at most `most` of each."""
     configs = list(predictions.nbytes)
-    nbytes = np.fromiter(predictions.nbytes.values(), dtype=float, count=len(configs))
-    seconds = np.array([predictions.seconds.get(config, np.nan) for config in configs])
-    known = np.isfinite(nbytes) & np.isfinite(seconds) & (nbytes > 0) & (seconds > 0)
-    tiers = np.array([TIERS.index(tier(config)) for config in configs])
+    nbytes = figures(predictions.nbytes, configs)
+    seconds = figures(predictions.seconds, configs)
+    known = is_known(nbytes) & is_known(seconds)
+    tiers = np.array(list(map(tier, configs)))
 
     found: list[Config] = []
-    for number in range(len(TIERS)):
-        indices = np.flatnonzero(known & (tiers == number))
-        indices = indices[np.lexsort((seconds[indices], nbytes[indices]))]
+    for name in TIERS:
+        indices = np.flatnonzero(known & (tiers == name))
+        by_size = np.lexsort((seconds[indices], nbytes[indices]))
+        indices = indices[by_size]
+
         behind = seconds[indices] / np.minimum.accumulate(seconds[indices])
         nearest = np.argsort(behind, kind="stable")[:most]
-        found.extend(configs[index] for index in indices[nearest].tolist())
+        found.extend(map(configs.__getitem__, indices[nearest].tolist()))
+
     return found
 
 
 def predicted_points(configs: Iterable[Config], evidence: Evidence) -> dict[Config, Point]:
-    """Memory and speed expected of those configs that are predicted, likely work, and were not
-    measured whole."""
+    """Memory and speed expected of configs.
+
+    Only of those that are predicted, likely work, and were not measured whole.
+    """
     surrogate = evidence.surrogate
     unmeasured = [config for config in configs if _is_open(config, evidence)]
     if surrogate is None or not unmeasured:
@@ -270,6 +294,7 @@ def predicted_points(configs: Iterable[Config], evidence: Evidence) -> dict[Conf
         of_best = surrogate.group([best.config])
         (expected,) = np.exp(surrogate.speeds(measurements, of_best).posterior.mean)
         speeds = speeds * float(1 / best.step_seconds.median / expected)
+
     works = surrogate.works(measurements, group)
 
     workload = evidence.workload
@@ -280,6 +305,7 @@ def predicted_points(configs: Iterable[Config], evidence: Evidence) -> dict[Conf
             rate = float(speeds[index]) * workload.effective_batch_size
             tokens = rate * length if length else None
             points[config] = Point(config, int(sizes[index]), rate, tokens, measured=False)
+
     return points
 
 
@@ -287,17 +313,21 @@ def _is_open(config: Config, evidence: Evidence) -> bool:
     """Whether a config is predicted, and its measurements leave its memory and speed open."""
     if evidence.predictions is None or config in evidence.failed:
         return False
+
     measured = evidence.latest.get(config)
     if measured and measured.outcome is not Outcome.OUT_OF_MEMORY:
         return False
+
     nbytes = evidence.predictions.nbytes.get(config, math.nan)
     seconds = evidence.predictions.seconds.get(config, math.nan)
     return 0 < nbytes < math.inf and 0 < seconds < math.inf
 
 
 def _predicted_bytes(surrogate: Surrogate, group: Group, evidence: Evidence) -> Array:
-    """The bytes of configs, as the budget counts them: more than there is, where an out-of-memory
-    proves that."""
+    """The bytes of configs, as the budget counts them.
+
+    They are more than there is where an out-of-memory proves that.
+    """
     latest = evidence.latest.values()
     nbytes = np.exp(surrogate.memory.sizes(evidence.levelled, group).means)
     if evidence.hardware.device != "cpu":
@@ -311,4 +341,5 @@ def _predicted_bytes(surrogate: Surrogate, group: Group, evidence: Evidence) -> 
             least = max(least, measurement.peak_bytes.held_bytes)
         as_much = ruled_out(measurement.config, encoding, surrogate.memory_order)
         nbytes[as_much] = np.maximum(nbytes[as_much], least)
+
     return nbytes

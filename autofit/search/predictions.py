@@ -19,7 +19,12 @@ _SURE = 0.7
 
 @dataclass(frozen=True)
 class Predictions:
-    """Bytes of tensors and seconds of a step for each config, NaN where unknown."""
+    """What is expected of each config, NaN where unknown.
+
+    Attributes:
+        nbytes: of tensors.
+        seconds: of a step.
+    """
 
     nbytes: Mapping[Config, float]
     seconds: Mapping[Config, float]
@@ -42,8 +47,13 @@ class Predictions:
         return self.nbytes.get(config, np.nan) * _SURE > limit
 
     def most_promising(self, configs: Configs, limit: float, most: int) -> list[Config]:
-        """At most `most` configs, in their order: the fastest predicted within the limit, then the
-        smallest others."""
+        """At most so many configs, in their order: the fastest predicted within the limit, then the
+        smallest others.
+
+        Args:
+            limit: bytes of tensors.
+            most: how many configs.
+        """
         nbytes = self.log_bytes(configs)
         too_large = nbytes > np.log(limit)
         last = np.where(too_large, nbytes, -self.log_throughput(configs))
@@ -67,17 +77,24 @@ class Predictions:
         return _median(self.seconds)
 
 
-def _median(figures: Mapping[Config, float]) -> float:
+def figures(by_config: Mapping[Config, float], configs: Configs) -> Array:
+    """The figures of some configs, NaN where unknown."""
+    return np.array([by_config.get(config, np.nan) for config in configs], dtype=float)
+
+
+def is_known(values: Array) -> Mask:
+    """Which figures are known, and possible."""
+    return np.asarray(np.isfinite(values) & (values > 0))
+
+
+def _median(by_config: Mapping[Config, float]) -> float:
     """Of those that are known; 1 where none is."""
-    values = np.array(list(figures.values()), dtype=float)
-    values = values[_known(values)]
+    values = np.array(list(by_config.values()), dtype=float)
+    values = values[is_known(values)]
     return float(np.median(values)) if len(values) else 1.0
 
 
-def _logs(figures: Mapping[Config, float], configs: Configs, median: float) -> Array:
-    values = np.array([figures.get(config, np.nan) for config in configs], dtype=float)
-    return np.asarray(np.log(np.where(_known(values), values, median)))
-
-
-def _known(values: Array) -> Mask:
-    return np.isfinite(values) & (values > 0)
+def _logs(by_config: Mapping[Config, float], configs: Configs, median: float) -> Array:
+    """Logarithms of figures; the median stands for unknown ones."""
+    values = figures(by_config, configs)
+    return np.asarray(np.log(np.where(is_known(values), values, median)))

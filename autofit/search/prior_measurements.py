@@ -29,15 +29,24 @@ _MOST_TIMED = 48  # earlier speeds, the fastest that fit: each makes scoring a l
 
 @dataclass(frozen=True)
 class PriorMeasurement:
-    """An earlier measurement of a config, within the budget of this search."""
+    """An earlier measurement of a config, within the budget of this search.
+
+    Attributes:
+        session: the search that measured it.
+        step_seconds: None where no step was timed.
+        peak_bytes: of tensors; None where the run did not get so far.
+        outgrew: whether it probably takes more memory than there is now.
+        proven: whether it surely does.
+        works: whether it did not crash, hang or diverge.
+    """
 
     config: Config
-    session: int = 1  # the search that measured it
-    step_seconds: float | None = None  # None where no step was timed
-    peak_bytes: int | None = None  # of tensors; None where the run did not get so far
-    outgrew: bool = False  # it probably takes more memory than there is now
-    proven: bool = False  # it surely does
-    works: bool = True  # it did not crash, hang or diverge
+    session: int = 1
+    step_seconds: float | None = None
+    peak_bytes: int | None = None
+    outgrew: bool = False
+    proven: bool = False
+    works: bool = True
 
 
 def prior_measurement(
@@ -119,17 +128,25 @@ class PriorMeasurements:
                 outgrew[config] = None
             elif measurement.works:
                 self.fits.add(config)
+
         self._proven.sort(key=lambda measurement: measurement.peak_bytes or 0)
         self.outgrew = [config for config in outgrew if config not in self.sizes]
 
     def noise(self, measured: int, noise: float) -> Array:
-        """The covariance of the errors of `measured` speeds of today, each with that noise, and of
-        the earlier ones."""
-        sessions = np.array([0] * measured + [timed.session for timed in self._timed])
-        own = [noise**2] * measured
-        own += [noise**2 / timed.count + _OWN**2 for timed in self._timed]
+        """The covariance of the errors of speeds of today, then of the earlier ones.
 
-        same_day = (sessions[:, None] == sessions[None, :]) & (sessions > 0)
+        Args:
+            measured: how many speeds are of today.
+            noise: standard deviation of a measurement's logarithm.
+        """
+        own = [noise**2] * measured
+        sessions = [0] * measured  # of today
+        for timed in self._timed:
+            own.append(noise**2 / timed.count + _OWN**2)
+            sessions.append(timed.session)
+
+        days = np.array(sessions)
+        same_day = (days[:, None] == days[None, :]) & (days > 0)
         return np.asarray(np.diag(own) + _DAY**2 * same_day)
 
     def not_outgrown(self, pool: Encoding, memory_order: MemoryOrder) -> Mask:
@@ -137,12 +154,13 @@ class PriorMeasurements:
         left = np.ones(len(pool.codes), dtype=bool)
         for measurement in self._proven:
             left &= ~ruled_out(measurement.config, pool, memory_order)
+
         return left
 
 
 def _timed(measurements: Sequence[PriorMeasurement]) -> list[_Timed]:
     """The timed ones by config and session: the fastest, those that fit first."""
-    outgrew: set[Config] = set()
+    outgrew = set()
     times: dict[tuple[Config, int], list[float]] = defaultdict(list)
     for measurement in measurements:
         if measurement.outgrew:
@@ -154,5 +172,6 @@ def _timed(measurements: Sequence[PriorMeasurement]) -> list[_Timed]:
     for (config, session), seconds in times.items():
         mean = statistics.geometric_mean(seconds)
         found.append(_Timed(config in outgrew, mean, config, session, len(seconds)))
+
     found.sort(key=lambda timed: (timed.outgrew, timed.seconds))
     return found[:_MOST_TIMED]

@@ -23,12 +23,14 @@ def ruled_out(failed: Mapping[str, Value], pool: Encoding, memory_order: MemoryO
     for knob in {*failed, *pool.knobs} - {ACCUMULATION}:
         needs = functools.partial(_needs_as_much, knob, failed.get(knob), memory_order)
         pruned &= pool.where(knob, needs)
+
     return pruned
 
 
 def _needs_as_much(knob: str, failed: Value, memory_order: MemoryOrder, candidate: Value) -> bool:
     if failed == candidate:
         return True
+
     low = memory_order(knob, failed)
     high = memory_order(knob, candidate)
     return low is not None and high is not None and high >= low

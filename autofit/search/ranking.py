@@ -41,7 +41,11 @@ class Ranking:
     objective: Objective = throughput
 
     def preferred(self, figures: Sequence[Figures]) -> int | None:
-        """The index of the config to recommend; None where there is none."""
+        """The index of the config to recommend; None where there is no config.
+
+        Args:
+            figures: of configs that fit.
+        """
         if not figures:
             return None
 
@@ -72,18 +76,22 @@ class Ranking:
     def finalists(self, measurements: Iterable[Measurement]) -> list[Measurement]:
         """The recommended one, then the one recommended without it, and so on."""
         left = list(measurements)
-        chosen: list[Measurement] = []
+        chosen = []
         while best := self.recommend(left):
             chosen.append(best)
             left = [measurement for measurement in left if measurement.config != best.config]
+
         return chosen
 
     def best_of_tiers(self, measurements: Iterable[Measurement]) -> dict[str, Measurement | None]:
         """The recommended one of each tier, None where nothing of it fits."""
-        by_tier: dict[str, list[Measurement]] = {name: [] for name in TIERS}
-        for measurement in measurements:
-            by_tier[tier(measurement.config)].append(measurement)
-        return {name: self.recommend(of_tier) for name, of_tier in by_tier.items()}
+        candidates = list(measurements)
+        best = {}
+        for name in TIERS:
+            of_tier = (candidate for candidate in candidates if tier(candidate.config) == name)
+            best[name] = self.recommend(of_tier)
+
+        return best
 
 
 def fastest(measurements: Iterable[Measurement]) -> Measurement | None:

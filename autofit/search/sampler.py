@@ -75,8 +75,12 @@ class SurrogateSampler(BaseSampler):
             self.distributions[knob] = CategoricalDistribution(values)
 
         pool = surrogate.pool.configs
-        self._index = {config: index for index, config in enumerate(pool)}
-        self._by_params = {self._params(config): config for config in pool}
+        self._index = {}
+        self._by_params = {}
+        for index, config in enumerate(pool):
+            self._index[config] = index
+            self._by_params[self._params(config)] = config
+
         self._open: Mask = np.ones(len(pool), dtype=bool)  # not ruled out; includes measured ones
         self._ruled_by: set[Config] = set()
         prior = surrogate.prior
@@ -84,7 +88,8 @@ class SurrogateSampler(BaseSampler):
         self._tiers: dict[str, Mask] = {}
         if of_tiers:
             tiers = np.array(list(map(tier, pool)))
-            self._tiers = {name: tiers == name for name in TIERS}
+            for name in TIERS:
+                self._tiers[name] = tiers == name
 
     def left(self, measurements: Measurements) -> Mask:
         """Which configs of the pool are neither measured nor proven not to fit.
@@ -104,6 +109,7 @@ class SurrogateSampler(BaseSampler):
             index = self._index.get(measurement.config)
             if index is not None:
                 left[index] = False
+
         if any(measurement.fits for measurement in measurements):
             left &= self._not_outgrown
         return left
@@ -113,6 +119,7 @@ class SurrogateSampler(BaseSampler):
         return self._by_params[self._params(params)]
 
     def _params(self, config: Mapping[str, Any]) -> tuple[Any, ...]:
+        """The values of all knobs that are searched, in the order of the distributions."""
         return tuple(config[knob] for knob in self.distributions)
 
     def running(self, study: Study) -> list[Config]:
@@ -137,8 +144,11 @@ class SurrogateSampler(BaseSampler):
         return [*measurements, *self.surrogate.fantasies(measurements, running)]
 
     def acquisition_target(self, measurements: Measurements) -> tuple[Mask, Measurements] | None:
-        """Which configs to choose from, and the measurements whose best to beat; None where no
-        config is worth a probe."""
+        """Which configs to choose from, and the measurements whose best to beat.
+
+        All configs left as long as one may beat the best of all; then those of the first tier in
+        which one may beat the tier's best. None where no config is worth a probe.
+        """
         left = self.left(measurements)
         if not left.any():
             return None
@@ -157,6 +167,7 @@ class SurrogateSampler(BaseSampler):
             rivals = [rival for rival in measurements if tier(rival.config) == name]
             if can_improve(measurements, within, tolerance, rivals):
                 return within, rivals
+
         return None
 
     def _is_hopeless(self, measurements: Measurements, left: Mask) -> bool:
@@ -164,6 +175,7 @@ class SurrogateSampler(BaseSampler):
         failed = sum(map(_ran_out_of_memory, measurements))
         if self._tolerance is None or not self.surrogate.informed or failed < _PROOFS:
             return False
+
         feasible = self.surrogate.probability_feasible(measurements, self.surrogate.pool)
         return float(feasible[left].max()) < _INFEASIBLE
 
@@ -190,6 +202,7 @@ class SurrogateSampler(BaseSampler):
             index = self._most_gain_per_second(measurements, left, candidates, speeds)
         else:
             index = self._likely_to_fit(measurements, left, speeds)
+
         return pool.configs[index]
 
     def _independent(self, measurements: Measurements, left: Mask) -> Mask:
@@ -199,30 +212,40 @@ class SurrogateSampler(BaseSampler):
         So many probes at once differ in more than how far beyond the limit they are. Predictions
         know better.
         """
-        running = [seen.config for seen in measurements if seen.number < 0]
+        finished = []
+        running = []
+        for measurement in measurements:
+            if measurement.number >= 0:
+                finished.append(measurement)
+            else:
+                running.append(measurement.config)
         if self.surrogate.informed or not running:
             return left
 
-        finished = [seen for seen in measurements if seen.number >= 0]
-        feasible = self.surrogate.probability_feasible(finished, self.surrogate.group(running))
+        group = self.surrogate.group(running)
+        feasible = self.surrogate.probability_feasible(finished, group)
         independent = left.copy()
         for config, probability in zip(running, feasible.tolist(), strict=True):
             if probability < _SURE:
                 independent &= ~self.surrogate.ruled_out_by(config)
+
         return independent if independent.any() else left
 
     def _likely_to_fit(self, measurements: Measurements, left: Mask, speeds: Speeds) -> int:
         """The fastest of those likely to fit whose probes are cheap; else the smallest config."""
         surrogate = self.surrogate
-        likely = left & (surrogate.probability_feasible(measurements, surrogate.pool) > _LIKELY)
+        feasible = surrogate.probability_feasible(measurements, surrogate.pool)
+        likely = left & (feasible > _LIKELY)
         if surrogate.informed and likely.any():
             cost = surrogate.cost(measurements)
             cheap = likely & (cost <= _CHEAP * cost[likely].min())
-            return int(np.argmax(np.where(cheap, speeds.posterior.mean, -math.inf)))
+            speed = np.where(cheap, speeds.posterior.mean, -math.inf)
+            return int(np.argmax(speed))
 
-        memory = surrogate.memory.sizes(measurements, surrogate.pool).means
-        memory = memory - np.log(surrogate.works(measurements, surrogate.pool))
-        return int(np.argmin(np.where(left, memory, math.inf)))
+        sizes = surrogate.memory.sizes(measurements, surrogate.pool)
+        works = surrogate.works(measurements, surrogate.pool)
+        nbytes = sizes.means - np.log(works)
+        return int(np.argmin(np.where(left, nbytes, math.inf)))
 
     def _most_gain_per_second(
         self,
@@ -249,7 +272,9 @@ class SurrogateSampler(BaseSampler):
         indices = np.flatnonzero(possible)[near]
         score = gain[near] / cost[indices]
         ties = indices[score == score.max()]
-        draw = np.random.default_rng((self._seed % 2**32, len(measurements)))
+
+        seed = self._seed % 2**32
+        draw = np.random.default_rng((seed, len(measurements)))
         return int(draw.choice(ties))
 
     def infer_relative_search_space(
@@ -295,4 +320,5 @@ def measurements_of(study: Study) -> list[Measurement]:
             continue
         if MEASUREMENT in trial.user_attrs:
             read[trial.number] = Measurement.from_trial(trial.user_attrs[MEASUREMENT])
+
     return sorted(read.values(), key=lambda measurement: measurement.number)

@@ -43,7 +43,11 @@ class KnobChoices:
 
 @dataclass(frozen=True)
 class Space:
-    """The values each knob may take in a search; knobs that are absent are off."""
+    """The values each knob may take in a search.
+
+    Attributes:
+        knobs: the values of each, expected memory rising; knobs that are absent are off.
+    """
 
     name: str
     description: str
@@ -61,6 +65,7 @@ class Space:
             _check_knob(knob, offer)
             values = list(given) if isinstance(given, list | tuple) else [given]
             knobs[knob] = _checked(knob, values, offer, "--set")
+
         return replace(self, knobs=knobs)
 
     def configs(self, constraints: Constraints, seed: int = 0) -> tuple[Config, ...]:
@@ -84,6 +89,7 @@ def list_spaces() -> tuple[SpaceFile, ...]:
     for name, path in _shipped().items():
         description, _ = _read(path)
         files.append(SpaceFile(name, description, path))
+
     return tuple(files)
 
 
@@ -107,6 +113,7 @@ def load_space(name_or_path: str | Path, offer: KnobChoices) -> Space:
         # space.
         if given != _ALL or values != (None,):
             knobs[knob] = values
+
     return Space(path.stem, description, knobs)
 
 
@@ -135,6 +142,7 @@ def _shipped() -> dict[str, Path]:
         folder = parent / "search_spaces"
         if folder.is_dir():
             return {path.stem: path for path in sorted(folder.glob("*.yaml"))}
+
     return {}
 
 
@@ -147,18 +155,26 @@ def _read(path: Path) -> tuple[str, dict[str, Any]]:
 
     description = data.get("description")
     if not isinstance(description, str) or not description.strip():
-        remedy = "Add `description:` and say what the space allows."
-        raise InputError(f"{path} has no description.", remedy)
+        raise InputError(
+            f"{path} has no description.",
+            "Add `description:` and say what the space allows.",
+        )
 
     knobs = data.get("knobs")
     if not isinstance(knobs, dict) or not knobs or not all(isinstance(knob, str) for knob in knobs):
-        remedy = "Add `knobs:` with a list of values, or all, for each knob."
-        raise InputError(f"{path} has no knobs.", remedy)
+        raise InputError(
+            f"{path} has no knobs.",
+            "Add `knobs:` with a list of values, or all, for each knob.",
+        )
     return description.strip(), knobs
 
 
 def _offered(knob: str, given: Any, offer: KnobChoices, path: Path) -> tuple[Value, ...]:
-    """The values of one knob of a file, as far as this hardware offers them."""
+    """The values of one knob of a file, as far as this hardware offers them.
+
+    Args:
+        given: what the file lists for the knob.
+    """
     _check_knob(knob, offer)
     if given != _ALL and not isinstance(given, list):
         raise InputError(f"{path}: {knob} is {shown(given)}.", "Write a list of values, or all.")
@@ -166,41 +182,59 @@ def _offered(knob: str, given: Any, offer: KnobChoices, path: Path) -> tuple[Val
     values = () if given == _ALL else _checked(knob, given, offer, str(path))
     if offer.choices is None:
         return values
+
     offered = offer.choices(knob)
     if given == _ALL:
         if not offered:
-            message = f"{path}: nothing is offered for {knob} here."
-            raise InputError(message, "Leave the knob out.")
+            raise InputError(
+                f"{path}: nothing is offered for {knob} here.",
+                "Leave the knob out.",
+            )
         return offered
 
-    kept = tuple(value for value in values if _among(value, offered) or knob in offer.named)
+    kept = values
+    if knob not in offer.named:
+        kept = tuple(value for value in values if _among(value, offered))
     if not kept:
         names = ", ".join(map(yaml_word, values))
         remedy = "Leave the knob out."
         if offered:
             remedy = f"Here it may be: {', '.join(map(yaml_word, offered))}."
         raise InputError(f"{path}: this hardware offers none of {names} for {knob}.", remedy)
+
     return kept
 
 
 def _checked(knob: str, values: list[Any], offer: KnobChoices, source: str) -> tuple[Value, ...]:
-    """Values that a user lists; raises InputError for those that the knob never takes."""
+    """Values that a user lists; raises InputError for those that the knob never takes.
+
+    Args:
+        source: where they are listed, for messages.
+    """
     if not values:
-        message = f"{source}: {knob} has no values."
-        raise InputError(message, "Give at least one, or leave the knob out.")
+        raise InputError(
+            f"{source}: {knob} has no values.",
+            "Give at least one, or leave the knob out.",
+        )
 
     for index, value in enumerate(values):
         if value is not None and not isinstance(value, str | int | float | bool):
-            message = f"{source}: {knob} cannot be {shown(value)}."
-            raise InputError(message, "Give words, numbers or null.")
+            raise InputError(
+                f"{source}: {knob} cannot be {shown(value)}.",
+                "Give words, numbers or null.",
+            )
         offer.check(knob, value)
         if _among(value, values[:index]):
-            message = f"{source}: {knob} lists {yaml_word(value)} twice."
-            raise InputError(message, "List each value once.")
+            raise InputError(
+                f"{source}: {knob} lists {yaml_word(value)} twice.",
+                "List each value once.",
+            )
+
     return tuple(values)
 
 
 def _check_knob(knob: str, offer: KnobChoices) -> None:
+    """Raise InputError for a knob that cannot be searched."""
     if knob not in offer.known:
         raise unknown("knob to search", knob, offer.known)
 

@@ -56,10 +56,12 @@ class SearchProblem:
     Attributes:
         probe: gets a number, a config, and the seconds per step of the best so far, to stop
             hopeless ones.
+        constraints: which configs of the space are legal.
         memory_order: the proven rank of a knob's value (`Technique.memory_order`).
         on_finished: gets each measurement, and the best one that fits so far.
         on_started: gets the size of the space and how many configs are refused, before the first
             probe.
+        predict: gets all legal configs; None where nothing can be predicted.
         prior_measurements: guide the first probes, and are no part of the outcome.
         on_probe: called as each probe starts.
         concurrency: makes of `probe` what runs it, several at a time or not.
@@ -106,17 +108,26 @@ class Limits:
 
     def __post_init__(self) -> None:
         if self.trials < 1:
-            message = f"{self.trials} trials measure nothing."
-            raise InputError(message, "Give a number of trials of at least 1.")
+            raise InputError(
+                f"{self.trials} trials measure nothing.",
+                "Give a number of trials of at least 1.",
+            )
+
         seconds = self.time_limit
         if seconds is not None and not 0 < seconds < math.inf:
-            message = f"the time limit must be positive, not {seconds}."
-            raise InputError(message, "Leave it out for none.")
+            raise InputError(
+                f"the time limit must be positive, not {seconds}.",
+                "Leave it out for none.",
+            )
 
     def asked(self) -> dict[str, Any]:
         """What decides when the search ends."""
-        names = ("trials", "tolerance", "quick", "asked_seconds")
-        return {name: getattr(self, name) for name in names}
+        return {
+            "trials": self.trials,
+            "tolerance": self.tolerance,
+            "quick": self.quick,
+            "asked_seconds": self.asked_seconds,
+        }
 
 
 @dataclass(frozen=True)
@@ -124,10 +135,12 @@ class SearchOutcome:
     """All measurements by number, why there are no more, and the surrogate to ask with them.
 
     Attributes:
+        measurements: resumed ones included, verified ones not.
         skipped: configs never measured: predicted not to fit, dominated by an out-of-memory,
             refused.
         stopped_by: "trials", "time", "interrupt", "space" (none left) or "bound" (none is expected
             to be faster, or to fit).
+        space_size: how many canonical configs there are, refused ones included.
         bound: the share by which any config left may be faster than the best, at 95 %; None where
             none is left or nothing fits.
         posterior: every config that fits, at the speed expected given all measurements.
@@ -158,10 +171,15 @@ def search(
     journal: Journal | None = None,
     seed: int = 0,
 ) -> SearchOutcome:
-    """Measure configs of a space, each once but for a leader repeated to see drift, until a limit
-    or an interrupt.
+    """Measure configs of a space until a limit or an interrupt.
 
-    Raises InputError where the space contradicts itself, or the journal cannot be continued.
+    Each is measured once, but for a leader that is repeated to see the machine drift. Raises
+    InputError where the space contradicts itself, or the journal cannot be continued.
+
+    Args:
+        limits: when to end, and the memory; the default limits if None.
+        journal: where to keep the search; in memory if None.
+        seed: decides between configs of the same score, and which of a large space are scored.
     """
     began = time.monotonic()
     limits = limits or Limits()
@@ -178,6 +196,7 @@ def search(
     possible = legal
     if predictions is not None and limits.memory_bytes is not None:
         possible = _possible(legal, predictions, limits.memory_bytes, prior.fits)
+
     scored = _worth_scoring(possible, predictions, limits.memory_bytes, seed)
     surrogate = Surrogate(
         _values(space, legal),
@@ -188,6 +207,7 @@ def search(
         predictions=predictions,
         prior=prior,
     )
+
     sampler = SurrogateSampler(
         surrogate,
         seed=seed,
@@ -237,12 +257,13 @@ def _within(measurements: Sequence[PriorMeasurement], legal: Configs) -> PriorMe
     if not measurements:
         return PriorMeasurements()
 
-    same = {config: config for config in legal}  # looking up the same object is faster
+    same = dict(zip(legal, legal, strict=True))  # looking up the same object is faster
     within = []
     for measurement in measurements:
         config = same.get(measurement.config)
         if config is not None:
             within.append(dataclasses.replace(measurement, config=config))
+
     return PriorMeasurements(within)
 
 
@@ -266,10 +287,13 @@ def _with_fitting(
     legal: Configs,
     fitting: set[Config],
 ) -> Configs:
-    """The chosen configs and those already measured to fit, whatever is predicted of them; in the
-    order of the legal ones."""
+    """The chosen configs and those already measured to fit, whatever is predicted of them.
+
+    They come in the order of the legal ones.
+    """
     if not fitting or len(chosen) == len(legal):
         return chosen
+
     wanted = fitting.union(chosen)
     return [config for config in legal if config in wanted]
 
@@ -289,16 +313,19 @@ def _worth_scoring(
     if predictions is not None:
         return predictions.most_promising(configs, memory_bytes or math.inf, _MOST_SCORED)
 
-    others = random.Random(seed).sample(range(1, len(configs)), _MOST_SCORED - 1)
-    return [configs[index] for index in sorted([0, *others])]
+    draw = random.Random(seed)
+    others = draw.sample(range(1, len(configs)), _MOST_SCORED - 1)
+    return list(map(configs.__getitem__, sorted([0, *others])))
 
 
 def _values(space: Space, legal: Configs) -> KnobValues:
     """Every value of each knob: the listed ones, then canonical ones that they lead to."""
     values = {}
     for knob, listed in space.knobs.items():
-        canonical = (config[knob] for config in legal)
-        values[knob] = tuple(dict.fromkeys(itertools.chain(listed, canonical)))
+        known = dict.fromkeys(listed)
+        known.update(dict.fromkeys(config[knob] for config in legal))
+        values[knob] = tuple(known)
+
     return values
 
 
@@ -315,6 +342,7 @@ def _explored(sampler: SurrogateSampler, measurements: Measurements, stopped_by:
     for measurement in sampler.surrogate.posterior(measurements):
         if measurement.step_seconds:
             expected[str(measurement.number)] = measurement.step_seconds.median
+
     return Explored(len(measurements), stopped_by, bound, expected)
 
 
@@ -360,13 +388,16 @@ class _Exploration:
             self._end()
 
     def _fill_places(self) -> str | None:
-        """Start probes until no more may run at once; returns why none started, if there is a
-        reason to stop."""
+        """Start probes until no more may run at once.
+
+        Returns the reason to start no more, if there is one.
+        """
         while len(self._running) < self._places():
             stopped_by = self._stop_reason()
             if stopped_by:
                 return stopped_by
             self._start()
+
         return None
 
     def _places(self) -> int:
@@ -404,12 +435,14 @@ class _Exploration:
         count = sum(seen.outcome is not Outcome.REFUSED for seen in measurements)
         if count >= _MOST_QUICK * quick:
             return True
+
         left = self._sampler.left(measurements)
         if self._surrogate.expects_faster(measurements, left, _MUCH_FASTER):
             return False
         return count >= quick or self._surrogate.confirmed_by(measurements)
 
     def _start(self) -> None:
+        """Have the next config measured, under the first number that is free."""
         measurements = measurements_of(self._study)
         taken = {measurement.number for measurement in measurements}.union(self._running)
         number = next(number for number in itertools.count() if number not in taken)
@@ -432,6 +465,7 @@ class _Exploration:
         else:
             measurement = dataclasses.replace(measurement, number=number)
             record(self._study, trial, measurement)
+
         del self._running[number]
         return measurement
 

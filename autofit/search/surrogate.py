@@ -9,7 +9,6 @@ from __future__ import annotations
 import bisect
 import math
 import statistics
-from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -38,6 +37,7 @@ _SLOPE_DEVIATION = 0.2
 _DEVIATION = 0.25
 
 # A config works: 1; it does not: 0.
+_WORKING = (Outcome.FITS, Outcome.OUT_OF_MEMORY)
 _WORKS_DEVIATION = 0.5
 _WORKS_NOISE = 0.2
 
@@ -60,8 +60,12 @@ _RESOLUTION = 10_000  # of a regret bound: the parts of 1
 
 @dataclass(frozen=True)
 class Speeds:
-    """Log steps per second of configs: their posterior, and its highest mean among those measured
-    to fit."""
+    """Log steps per second of configs.
+
+    Attributes:
+        posterior: given all measurements.
+        best: its highest mean among configs measured to fit; minus infinity where none is.
+    """
 
     posterior: Mixture
     best: float
@@ -74,6 +78,7 @@ class Speeds:
         z = np.zeros(means.shape)
         if math.isfinite(self.best):
             z = (means - self.best) / deviations
+
         gain = deviations * (z * normal_below(z) + normal_density(z))
         return np.asarray(self.posterior.weights @ gain)
 
@@ -84,7 +89,7 @@ class Speeds:
         return replace(self, posterior=Mixture(self.posterior.weights, means, deviations))
 
     def probability_above(self, share: float) -> Array:
-        """The probability of each to be faster than the best by more than that share of it."""
+        """The probability of each config to be faster than the best by more than a share of it."""
         z = (self.posterior.means - self.best - math.log1p(share)) / self.posterior.deviations
         return np.asarray(self.posterior.weights @ normal_below(z))
 
@@ -134,6 +139,7 @@ class Surrogate:
             memory_bytes,
             context_bytes,
         )
+
         searched = [knob for knob, choices in values.items() if len(choices) > 1]
         self._process = GaussianProcess(searched, self.encoding)
         self._costs = Costs(self._features)
@@ -155,14 +161,18 @@ class Surrogate:
         at = self.group([*configs, *self.prior.configs])
         values = np.concatenate([-np.log(seconds), self.prior.speeds])
 
-        candidates = {rival.config for rival in (measurements if rivals is None else rivals)}
-        among = [config in candidates for config in configs] + [False] * len(self.prior.configs)
+        if rivals is None:
+            rivals = measurements
+
+        to_beat = {rival.config for rival in rivals}
+        among = [index for index, config in enumerate(configs) if config in to_beat]
         best = self._speed(at, values, at).mean[among].max(initial=-math.inf)
 
         def compute() -> Mixture:
             return self._speed(at, values, group)
 
-        return Speeds(self._cached("speeds", measurements, group, compute), float(best))
+        posterior = self._cached("speeds", measurements, group, compute)
+        return Speeds(posterior, float(best))
 
     def _cached(
         self,
@@ -181,18 +191,26 @@ class Surrogate:
         return self._cache[name][1]
 
     def _speed(self, at: Group, values: Array, group: Group) -> Mixture:
-        """The posterior of log speeds, given values at some configs."""
+        """The posterior of log speeds of a group.
+
+        Args:
+            at: configs whose speeds are known, today's first.
+            values: those, as logarithms of steps per second.
+        """
         noise = self.prior.noise(len(values) - len(self.prior.configs), SPEED_NOISE)
         if self._predictions is not None:
+            errors = values - at.speed
             configs = None if group is self.pool else group.configs
-            errors = self._process.predict(at.configs, values - at.speed, noise, configs)
-            return replace(errors, means=errors.means + group.speed)
+            posterior = self._process.predict(at.configs, errors, noise, configs)
+            return replace(posterior, means=posterior.means + group.speed)
 
         mean = np.zeros(self._features.width)
         mean[1] = _SLOPE
-        prior = LinearModel.prior(mean, slope=_SLOPE_DEVIATION, value=_DEVIATION)
-        means, deviations = prior.learn(at.rows, values, noise).predict(group.rows)
-        return Mixture(np.ones(1), means[None, :], np.maximum(deviations, 1e-9)[None, :])
+        model = LinearModel.prior(mean, slope=_SLOPE_DEVIATION, value=_DEVIATION)
+        model = model.learn(at.rows, values, noise)
+        means, deviations = model.predict(group.rows)
+        deviations = np.maximum(deviations, 1e-9)
+        return Mixture(np.ones(1), means[None, :], deviations[None, :])
 
     def leader(self, measurements: Measurements) -> Measurement | None:
         """The latest measurement of the fitting config with the highest expected speed."""
@@ -203,37 +221,48 @@ class Surrogate:
 
     def posterior(self, measurements: Measurements) -> tuple[Measurement, ...]:
         """The latest measurement of every config that fits, at the step time expected of it given
-        all measurements. Without predictions that is the mean of the config's own times: additive
-        effects are too rough to doubt measurements for."""
+        all measurements.
+
+        Without predictions that is the mean of the config's own times: additive effects are too
+        rough to doubt measurements for.
+        """
         latest = {seen.config: seen for seen in measurements if seen.fits and seen.step_seconds}
-        if self._predictions is None:
-            own: dict[Config, list[float]] = defaultdict(list)
-            times = step_times(as_now(measurements, noise=SPEED_NOISE))
-            for config, seconds in zip(*times, strict=True):
-                own[config].append(seconds)
-            expected = [statistics.geometric_mean(own[config]) for config in latest]
-        else:
-            means = self.speeds(measurements, self.group(list(latest))).posterior.mean
-            expected = [math.exp(-mean) for mean in means.tolist()]
+        if self._predictions is not None:
+            speeds = self.speeds(measurements, self.group(list(latest)))
+            logarithms = -speeds.posterior.mean
+            expected = map(math.exp, logarithms.tolist())
+            return tuple(map(Measurement.taking, latest.values(), expected))
+
+        times: dict[Config, list[float]] = {config: [] for config in latest}
+        steady = as_now(measurements, noise=SPEED_NOISE)
+        for config, seconds in zip(*step_times(steady), strict=True):
+            times[config].append(seconds)
+
+        expected = map(statistics.geometric_mean, times.values())
         return tuple(map(Measurement.taking, latest.values(), expected))
 
     def fantasies(self, measurements: Measurements, configs: Configs) -> list[Measurement]:
         """The most likely measurements of configs; their numbers are below 0, unlike real ones."""
         group = self.group(configs)
-        seconds = np.exp(-self.speeds(measurements, group).posterior.mean).tolist()
-        sizes = np.exp(self.memory.sizes(measurements, group).means).astype(int).tolist()
+        speeds = self.speeds(measurements, group).posterior
+        sizes = self.memory.sizes(measurements, group)
         feasible = self.probability_feasible(measurements, group)
 
-        found = []
+        seconds = np.exp(-speeds.mean).tolist()
+        nbytes = np.exp(sizes.means).tolist()
+        fantasies = []
         for index, config in enumerate(configs):
             number = -1 - index
             if feasible[index] < 0.5:
-                found.append(Measurement(config, Outcome.OUT_OF_MEMORY, number))
+                fantasies.append(Measurement(config, Outcome.OUT_OF_MEMORY, number))
                 continue
+
             steps = StepSeconds(seconds[index], seconds[index], seconds[index])
-            peak = PeakBytes(sizes[index])
-            found.append(Measurement(config, Outcome.FITS, number, steps, peak_bytes=peak))
-        return found
+            peak = PeakBytes(int(nbytes[index]))
+            fantasy = Measurement(config, Outcome.FITS, number, steps, peak_bytes=peak)
+            fantasies.append(fantasy)
+
+        return fantasies
 
     def probability_feasible(self, measurements: Measurements, group: Group) -> Array:
         """The probability of configs to fit and to work."""
@@ -246,22 +275,29 @@ class Surrogate:
         return np.asarray(self._cached("feasible", measurements, group, compute))
 
     def works(self, measurements: Measurements, group: Group) -> Array:
-        """The probability that a config which fits works: one that may crash, hang or diverge is
-        avoided, not excluded."""
-        configs = [seen.config for seen in measurements]
-        worked = [seen.outcome in (Outcome.FITS, Outcome.OUT_OF_MEMORY) for seen in measurements]
+        """The probability that a config which fits works.
+
+        One that may crash, hang or diverge is avoided, not excluded.
+        """
+        configs = []
+        works = []
+        for measurement in measurements:
+            configs.append(measurement.config)
+            works.append(measurement.outcome in _WORKING)
+
         configs.extend(self.prior.works)
-        worked.extend(self.prior.works.values())
-        if all(worked):  # the common case
+        works.extend(self.prior.works.values())
+        if all(works):  # the common case
             return np.ones(len(group.configs))
 
         mean = np.zeros(self._features.width)
         mean[0] = 1.0
         deviation = _WORKS_DEVIATION
-        prior = LinearModel.prior(mean, intercept=deviation, slope=1e-6, value=deviation)
-        rows = self._features.rows(configs)
-        effects = prior.learn(rows, np.array(worked, dtype=float), _WORKS_NOISE)
-        return np.clip(effects.predict(group.rows)[0], 0.02, 1.0)
+        model = LinearModel.prior(mean, intercept=deviation, slope=1e-6, value=deviation)
+        values = np.array(works, dtype=float)
+        model = model.learn(self._features.rows(configs), values, _WORKS_NOISE)
+        probabilities, _ = model.predict(group.rows)
+        return np.clip(probabilities, 0.02, 1.0)
 
     def cost(self, measurements: Measurements) -> Array:
         """The expected seconds of a probe of each config of the pool."""
@@ -285,25 +321,31 @@ class Surrogate:
         """
         if self._predictions is None or self.prediction_bias(measurements):
             return True
+
         speeds = self._candidate_speeds(measurements, left, rivals)
-        return speeds is not None and float(speeds.probability_above(share).max()) > _CONFIDENCE
+        if speeds is None:
+            return False
+        return float(speeds.probability_above(share).max()) > _CONFIDENCE
 
     def expects_faster(self, measurements: Measurements, left: Mask, share: float) -> bool:
-        """Whether a config left is expected to be faster than the best by more than a share of it;
-        never without predictions, which additive effects do not replace."""
+        """Whether a config left is expected to be faster than the best by more than a share of it.
+
+        Never without predictions, which additive effects do not replace.
+        """
         if self._predictions is None:
             return False
+
         speeds = self._candidate_speeds(measurements, left, None)
         if speeds is None:
             return False
         return float(speeds.posterior.mean.max()) > speeds.best + math.log1p(share)
 
     def prediction_bias(self, measurements: Measurements) -> float:
-        """How many times longer than predicted steps take, where that makes predictions
-        misleading; else 0."""
+        """How many times longer than predicted steps take; 0 where predictions do not mislead."""
         errors = self._prediction_errors(measurements)
         if not errors:
             return 0.0
+
         error = statistics.median(errors)
         consistent = len(errors) >= _ENOUGH and statistics.pstdev(errors) <= _SAME_FACTOR
         if consistent or abs(error) < math.log(_BIASED):
@@ -319,12 +361,14 @@ class Surrogate:
         """Logarithms of how many times longer than predicted the step of each config took."""
         if self._predictions is None:
             return []
+
         errors = []
         latest = dict(zip(*step_times(measurements), strict=True))
         for config, seconds in latest.items():
             expected = self._predictions.seconds.get(config, 0.0)
             if expected > 0.0:
                 errors.append(math.log(seconds / expected))
+
         return errors
 
     def regret_bound(self, measurements: Measurements, left: Mask) -> float:
@@ -335,6 +379,7 @@ class Surrogate:
         """
         if self._predictions is None or self.prediction_bias(measurements):
             return math.inf
+
         speeds = self._candidate_speeds(measurements, left, None)
         if speeds is None:
             return -1.0
@@ -366,8 +411,10 @@ class Surrogate:
         left: Mask,
         rivals: Measurements | None = None,
     ) -> Mask:
-        """Which of those left are likely feasible, or would gain so much that a probe is worth its
-        risk."""
+        """Which of those left are worth a probe.
+
+        They are likely feasible, or would gain so much that a probe is worth its risk.
+        """
         feasible = self.probability_feasible(measurements, self.pool)
         possible = left & (feasible > _INFEASIBLE)
         if self._predictions is None or not possible.any():

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from autofit.core.config import Config
 from autofit.core.measurement import Measurement, StepSeconds
 from autofit.core.result import tier
+from autofit.search.drift import step_times
 from autofit.search.ranking import Measurements, Ranking
 
 # Of the recommended one and its rivals, A, B, A, B: a disturbance of the machine affects all.
@@ -49,7 +50,15 @@ class _NoTimeError(Exception):
 
 @dataclass(frozen=True)
 class Verification:
-    """The explored measurements, the verified ones, and the configs that failed verification."""
+    """What verification came to.
+
+    Attributes:
+        explored: the measurements that exploring made.
+        verified: one measurement of each config that fitted again.
+        failed: the configs that did not.
+        interrupted: whether by Ctrl-C.
+        out_of_time: whether the time was up before its end.
+    """
 
     explored: tuple[Measurement, ...]
     verified: tuple[Measurement, ...] = ()
@@ -66,8 +75,11 @@ class Verification:
 
     def latest(self) -> tuple[Measurement, ...]:
         """Of every config that fits, its latest measurement."""
-        by_config = {seen.config: seen for seen in (*self.explored, *self.verified) if seen.fits}
-        return tuple(seen for seen in by_config.values() if seen.config not in self.failed)
+        latest = {}
+        for measurement in (*self.explored, *self.verified):
+            if measurement.fits and measurement.config not in self.failed:
+                latest[measurement.config] = measurement
+        return tuple(latest.values())
 
 
 def verify(
@@ -81,9 +93,11 @@ def verify(
     before: Measurements = (),
     finished: bool = False,
 ) -> Verification:
-    """Measure the possible winners again: at least the best and the runner-up, and the next one for
-    each that fails or turns out much slower than a config that was only explored. Once something is
-    verified, nothing is measured that is expected to take longer than there is time.
+    """Measure the possible winners again.
+
+    These are at least the best and the runner-up, and the next one for each that fails or turns out
+    much slower than a config that was only explored. Once something is verified, nothing is
+    measured that is expected to take longer than there is time.
 
     Args:
         posterior: one measurement of every config that fits, at its expected speed.
@@ -113,10 +127,17 @@ def verify(
             if finished or (has_answer and seconds_left() < max(took)):
                 raise _NoTimeError
             seen = measure(finalist)
+
         if seen is None:
             raise _NoTimeError
+
         took.append(seen.seconds)
         return seen
+
+    def keep_measured() -> None:
+        """What passed, if only in one round, and what failed."""
+        verified.extend(passed(rounds, 1))
+        failed.extend(config for config, own in rounds.items() if own and not own[-1].fits)
 
     def in_turn(finalists: Measurements) -> None:
         """Measure each once more, never alive together; one that fails is not tried again."""
@@ -137,15 +158,14 @@ def verify(
                 in_turn(called[2:])
             while again := _next_round(called, rounds, ranking):
                 in_turn(again)
-            verified += passed(rounds, 1)
-            failed += _failed(rounds)
+            keep_measured()
     except _NoTimeError:
         out_of_time = True
-        verified += passed(rounds, 1)
-        failed += _failed(rounds)
+        keep_measured()
     except KeyboardInterrupt:
         interrupted = True
-        verified += passed(rounds)
+        verified.extend(passed(rounds))
+
     return Verification(tuple(explored), tuple(verified), tuple(failed), interrupted, out_of_time)
 
 
@@ -157,10 +177,12 @@ def confirm(
     *,
     before: Measurements = (),
 ) -> Verification:
-    """Measure the one to recommend once more, or the next one for each that fails; arguments as of
-    `verify`."""
-    verified: list[Measurement] = []
-    failed: list[Config] = []
+    """Measure the one to recommend once more, or the next one for each that fails.
+
+    Arguments are those of `verify`.
+    """
+    verified = []
+    failed = []
     interrupted = False
     out_of_time = False
     known = _by_config(before)
@@ -177,13 +199,16 @@ def confirm(
             failed.append(finalist.config)
     except KeyboardInterrupt:
         interrupted = True
+
     return Verification(tuple(explored), tuple(verified), tuple(failed), interrupted, out_of_time)
 
 
 def _by_config(measurements: Measurements) -> Rounds:
+    """In their order; a config that was not measured has none."""
     rounds: Rounds = defaultdict(list)
     for measurement in measurements:
         rounds[measurement.config].append(measurement)
+
     return rounds
 
 
@@ -192,24 +217,30 @@ def passed(rounds: Rounds, enough: int = ROUNDS) -> list[Measurement]:
     return [joined(own) for own in rounds.values() if len(own) >= enough and own[-1].fits]
 
 
-def _failed(rounds: Rounds) -> list[Config]:
-    return [config for config, own in rounds.items() if own and not own[-1].fits]
-
-
 def joined(rounds: Measurements) -> Measurement:
-    """One verified measurement of several rounds: the mean of their medians, the widest interval,
-    the highest peak."""
-    times = [seen.step_seconds for seen in rounds if seen.step_seconds]
-    peaks = [seen.peak_bytes for seen in rounds if seen.peak_bytes]
-    median = sum(steps.median for steps in times) / len(times)
-    low = min(steps.low for steps in times)
-    high = max(steps.high for steps in times)
+    """One verified measurement of several rounds.
+
+    It has the mean of their medians, the widest interval and the highest peak.
+    """
+    medians = []
+    lows = []
+    highs = []
+    peaks = []
+    for measurement in rounds:
+        if measurement.step_seconds:
+            medians.append(measurement.step_seconds.median)
+            lows.append(measurement.step_seconds.low)
+            highs.append(measurement.step_seconds.high)
+        if measurement.peak_bytes:
+            peaks.append(measurement.peak_bytes)
+
+    median = sum(medians) / len(medians)
     return dataclasses.replace(
         rounds[-1].taking(median),
-        step_seconds=StepSeconds(median, low, high),
+        step_seconds=StepSeconds(median, min(lows), max(highs)),
         peak_bytes=max(peaks, key=lambda peak: peak.reserved or peak.allocated),
-        seconds=sum(seen.seconds for seen in rounds),
-        steps=sum(seen.steps for seen in rounds),
+        seconds=sum(measurement.seconds for measurement in rounds),
+        steps=sum(measurement.steps for measurement in rounds),
         verified=True,
     )
 
@@ -218,26 +249,41 @@ def _next_finalists(
     waiting: Measurements, verified: Measurements, ranking: Ranking, *, elsewhere: bool
 ) -> Measurements:
     """The next to measure: the first field, a missing runner-up, or a config expected to beat all
-    verified ones. Elsewhere no config is expected to; there it is the best of a tier that has none
-    verified."""
+    verified ones.
+
+    Elsewhere no config is expected to; there it is the best of a tier that has none verified.
+    """
     if not verified:
         if elsewhere:
             return _field(waiting, ranking, _DOUBT + _ELSEWHERE, MOST)
         return _field(waiting, ranking, _DOUBT, FIELD)
+
     if len(verified) < 2:
         return waiting[:1]
+
     if elsewhere:
         done = {tier(seen.config) for seen in verified}
-        return [finalist for finalist in waiting if tier(finalist.config) not in done][:1]
+        for finalist in waiting:
+            if tier(finalist.config) not in done:
+                return [finalist]
+        return []
+
     if len(verified) >= MOST:
         return []
 
     to_beat = max(map(ranking.value, verified)) * (1 + ranking.tolerance + _SLOWER)
-    return [finalist for finalist in waiting if ranking.value(finalist) > to_beat][:1]
+    for finalist in waiting:
+        if ranking.value(finalist) > to_beat:
+            return [finalist]
+
+    return []
 
 
 def _field(waiting: Measurements, ranking: Ranking, doubt: float, most: int) -> Measurements:
-    """The first two, and others that are within the tolerance and the doubt of the best."""
+    """The first finalists.
+
+    The first two, and others that are within the tolerance and the doubt of the best.
+    """
     enough = max(map(ranking.value, waiting), default=0.0) * (1 - ranking.tolerance - doubt)
     close = [finalist for finalist in waiting[2:] if ranking.value(finalist) >= enough]
     return [*waiting[:2], *close][:most]
@@ -246,10 +292,13 @@ def _field(waiting: Measurements, ranking: Ranking, doubt: float, most: int) -> 
 def _next_round(called: Measurements, rounds: Rounds, ranking: Ranking) -> Measurements:
     """Next to measure again: leading candidates with the fewest rounds, else the recommended one
     until ROUNDS."""
-    doubtful = _in_doubt(called, rounds, ranking.tolerance)
-    fewest = min((len(rounds[finalist.config]) for finalist in doubtful), default=MOST_ROUNDS)
+    by_count: dict[int, list[Measurement]] = defaultdict(list)
+    for finalist in _in_doubt(called, rounds, ranking.tolerance):
+        by_count[len(rounds[finalist.config])].append(finalist)
+
+    fewest = min(by_count, default=MOST_ROUNDS)
     if fewest < MOST_ROUNDS:
-        return [finalist for finalist in doubtful if len(rounds[finalist.config]) == fewest]
+        return by_count[fewest]
     return _best_once_more(called, rounds, ranking)
 
 
@@ -269,15 +318,20 @@ def _in_doubt(called: Measurements, rounds: Rounds, tolerance: float) -> Measure
     """
     freedom = 0
     squares = 0.0
-    counts: dict[Config, int] = {}
-    means: dict[Config, float] = {}
+    counts = {}
+    means = {}
     for config, own in rounds.items():
-        if own[-1].fits:
-            times = [math.log(seen.step_seconds.median) for seen in own if seen.step_seconds]
-            freedom += len(times) - 1
-            squares += statistics.pvariance(times) * len(times)
-            counts[config] = len(times)
-            means[config] = statistics.fmean(times)
+        if not own[-1].fits:
+            continue
+
+        _, seconds = step_times(own)
+        logarithms = list(map(math.log, seconds))
+        count = len(logarithms)
+        counts[config] = count
+        means[config] = statistics.fmean(logarithms)
+        freedom += count - 1
+        squares += statistics.pvariance(logarithms) * count
+
     if len(means) < 2:
         return []
 
@@ -291,6 +345,7 @@ def _in_doubt(called: Measurements, rounds: Rounds, tolerance: float) -> Measure
         error = math.sqrt(variance * (1 / counts[config] + 1 / counts[first]))
         if mean - quantile * error < to_beat:
             doubtful.add(config)
+
     if len(doubtful) < 2:
         return []
     return [finalist for finalist in called if finalist.config in doubtful]

@@ -30,7 +30,7 @@ class Setup:
     device: torch.device
     model: nn.Module
     hyperparameters: Hyperparameters
-    drawn: bool = False  # whether weights have random values, as in probes
+    random_weights: bool = False  # as in probes
     frozen_dtype: torch.dtype | None = None  # what `build` casts frozen weights to; None leaves them as they are
     trainable_dtype: torch.dtype | None = None  # the same of trained ones
     micro_batch_size: int = 1

@@ -11,7 +11,8 @@ from autofit.core.layout import degrees, samplers
 from autofit.core.workload import Workload
 from autofit.setup.state import Setup
 
-_FACTS = ("name", "off", "values", "nullable", "numbers", "pattern", "takes")  # of a knob's record, and of a technique
+# What a knob's record says that a technique has, too.
+_FACTS = ("name", "off", "values", "nullable", "numbers", "pattern", "takes")
 
 
 class Stage(IntEnum):
@@ -32,12 +33,13 @@ class Technique:
     `refuse` must depend on their arguments alone: a search evaluates them on a few configs and reuses the answer for
     every config that agrees on the knobs they read."""
 
-    record: ClassVar[Knob]  # what everyone may know of it; one without a record says the facts that it has itself:
+    # What everyone may know of it. A technique without a record has its facts itself:
+    record: ClassVar[Knob] = Knob("")
     name: ClassVar[str]  # file name = YAML key = CLI word
     off: ClassVar[Value]  # the value that changes nothing
     values: ClassVar[tuple[Value, ...]] = ()  # every possible value; empty: what `choices` returns
     nullable: ClassVar[bool] = False  # whether null is a value, too
-    numbers: ClassVar[tuple[float, float] | None] = None  # it also takes: from one to below another; of ints whole ones
+    numbers: ClassVar[tuple[float, float] | None] = None  # from one to below another; of ints whole ones
     pattern: ClassVar[str] = ""  # it also takes words of this form, whatever the hardware
     takes: ClassVar[str] = ""  # the accepted values in words, where `values` cannot list them
 
@@ -100,7 +102,7 @@ class Technique:
 
     def fidelity(self, value: Value) -> int:
         """Breaks ties between equally fast configs: higher learns more faithfully."""
-        return 0
+        return self.record.fidelity.get(value, 0)
 
     def refuse(self, config: Config, workload: Workload, hardware: Hardware) -> str | None:
         """Why this canonical config cannot run, with the remedy; None when it can."""
@@ -108,7 +110,7 @@ class Technique:
 
     def memory_order(self, value: Value) -> int | None:
         """A rank that never falls as memory grows, all other knobs equal; None where no order is proven."""
-        return None
+        return self.record.memory_order.get(value)
 
     def apply(self, setup: Setup, value: Value) -> None:
         """Change the run; called with any value but `off`, or with every value when `always` is set."""
@@ -129,7 +131,8 @@ class Degree(Technique):
 
     def canonicalize(self, config: Config, workload: Workload, hardware: Hardware) -> Value:
         """Raises InputError for what does not divide the devices."""
-        given, possible = config[self.name] or 1, self.choices(hardware)
+        given = config[self.name] or 1
+        possible = self.choices(hardware)
         if hardware.world == 1:
             samplers(config, hardware)
             return None

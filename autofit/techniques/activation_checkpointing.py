@@ -61,12 +61,6 @@ class ActivationCheckpointing(Technique):
             return _NO_BLOCKS
         return None
 
-    def memory_order(self, value: Value) -> int | None:
-        """Shown for the networks of the tests, not for all: a block whose forward temporarily needs more than all other
-        blocks save would need that memory again beside the gradients. So `alternate` has no order: of two blocks it
-        recomputes the first, where `full` recomputes both (a Llama with tied embeddings in bf16: 0.3 % less)."""
-        return {"full": 0, "none": 1}.get(str(value))
-
     def apply(self, setup: Setup, value: Value) -> None:
         value = str(value)
         if value.startswith(BUDGET):

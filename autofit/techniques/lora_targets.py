@@ -1,10 +1,8 @@
 """lora_targets: which weights get low-rank updates. `lora_rank` applies it; null at rank 0."""
 
-from autofit.core.knobs.lora_targets import KNOB
+from autofit.core.knobs.lora_targets import KNOB, SETS
 from autofit.core.tasks import TASKS
 from autofit.setup import Config, Hardware, Stage, Technique, Value, Workload
-
-_ORDER = {"attention": 0, "all-linear": 1, "all-linear+head": 2}  # each set contains the one before
 
 
 class LoraTargets(Technique):
@@ -24,18 +22,12 @@ class LoraTargets(Technique):
         if not config.lora_rank:
             return None
         given = config[self.name]
-        parts = sorted(set(str(given or "all-linear").split("+")), key=lambda part: (_ORDER.get(part, 3), part))
+        parts = sorted(set(str(given or "all-linear").split("+")), key=lambda part: (SETS.get(part, 3), part))
         if TASKS[workload.task].classifies and "head" in parts and len(parts) > 1:
             parts.remove("head")  # a classifier's new head is trained whole whatever the targets
         return "+".join(parts)
-
-    def fidelity(self, value: Value) -> int:
-        return _ORDER.get(str(value), 0)
 
     def refuse(self, config: Config, workload: Workload, hardware: Hardware) -> str | None:
         if config[self.name] == "attention" and workload.traits and not workload.traits.attention:
             return "the model has no attention layers; use all-linear."
         return None
-
-    def memory_order(self, value: Value) -> int | None:
-        return _ORDER.get(str(value))

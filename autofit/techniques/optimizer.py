@@ -31,23 +31,6 @@ from autofit.setup.master_weights import MasterWeights
 from autofit.setup.muon import MuonBesideAdamW, matrices_of_blocks
 from autofit.setup.torchao_optimizers import torchao_adamw, torchao_stand_in
 
-_FIDELITY = {
-    # These three are for bf16 weights alone, of which the others lose small updates.
-    "adamw-master": 8,
-    "adamw-sr": 7,
-    "adamw-8bit-sr": 6,
-    "adamw": 5,
-    "adamw-foreach": 5,
-    "paged-adamw": 5,
-    "muon": 4,  # the directions of matrices, not their sizes
-    "adamw-8bit": 4,  # a code book made for the values of moments
-    "paged-adamw-8bit": 4,
-    "adamw-fp8": 3,  # three bits of mantissa
-    "adamw-4bit": 2,
-    "adafactor": 1,  # no first moment, and the second as a product of rows and columns
-    "lion-8bit": 1,  # one moment, and only the sign of what it says
-    "sgd": 0,
-}
 _PAGED = ("paged-adamw", "paged-adamw-8bit")
 _BITSANDBYTES = ("adamw-8bit", "lion-8bit", *_PAGED)
 _LIBRARY = dict.fromkeys(_BITSANDBYTES, "bitsandbytes") | dict.fromkeys(COMPILED, "torchao")
@@ -86,9 +69,6 @@ class Optimizer(Technique):
     def exact(self, value: Value, workload: Workload) -> bool:
         return value in ("adamw", "adamw-foreach")
 
-    def fidelity(self, value: Value) -> int:
-        return _FIDELITY.get(str(value), 0)
-
     def refuse(self, config: Config, workload: Workload, hardware: Hardware) -> str | None:
         value, library = str(config[self.name]), _LIBRARY.get(str(config[self.name]))
         if library and (lacking := requirements.missing(library)):
@@ -109,13 +89,6 @@ class Optimizer(Technique):
         if value in COMPILED and hardware.here and (lacking := requirements.no_compiler(hardware.device, "cpu")):
             return f"{value} compiles its step: {lacking}, or use adamw-8bit."
         return None
-
-    def memory_order(self, value: Value) -> int | None:
-        """sgd has no state. 8-bit is not ordered: it stores small tensors' state in fp32, which is more than the bf16
-        state of adamw beside bf16 weights. Nor is foreach: it adds temporaries, but keeps its step counters on the
-        host, where fused adamw has one per tensor on the device. Adafactor's temporary is as large as the largest
-        weight, and torchao's takes 24 bytes per element of it where a tracker forbids compilation."""
-        return {"sgd": 0, "adamw": 1}.get(str(value))
 
     def apply(self, setup: Setup, value: Value) -> None:
         _make(setup, lambda: _kind(str(value), setup))

@@ -15,7 +15,6 @@ from autofit.core.knobs.precision import KNOB
 from autofit.setup import Config, Hardware, RefusedError, Setup, Stage, Technique, Value, Workload, requirements
 from autofit.setup.layers import output_heads
 
-_FIDELITY = {"fp32": 5, "tf32": 4, "bf16-mixed": 3, "fp16-mixed": 2, "bf16": 1, "fp8": 0}
 _FP32_PRODUCTS = {"fp32": "ieee", "tf32": "tf32"}  # how fp32 products are rounded
 _FP32, _BF16, _FP16 = torch.float32, torch.bfloat16, torch.float16
 _FORMATS = {  # of trained weights with their gradients and state, and of frozen weights
@@ -67,9 +66,6 @@ class Precision(Technique):
 
     def package(self, value: Value) -> str:
         return "torchao" if value == "fp8" else "torch"
-
-    def fidelity(self, value: Value) -> int:
-        return _FIDELITY[str(value)]
 
     def refuse(self, config: Config, workload: Workload, hardware: Hardware) -> str | None:
         value = str(config[self.name])

@@ -33,7 +33,7 @@ from autofit.setup.layers import (
 _OUTLIERS = 6.0  # larger activations are multiplied unquantised: LLM.int8()'s threshold, and transformers'
 # The same of random weights, whose activations are larger than those of trained ones. With 6, nearly all 14336 inputs
 # of an 8B model's MLP held an outlier: a step took 2.5 times as long on an H200, and 1.8 GiB more.
-_OUTLIERS_OF_DRAWN = 65504.0
+_OUTLIERS_OF_RANDOM = 65504.0
 _COMPUTE = {"bf16": torch.bfloat16, "bf16-mixed": torch.bfloat16, "fp16-mixed": torch.float16}
 _SMALLEST_NESTED = 64  # elements: one block, whose scale is quantised too
 _WHOLE_NUMBERS = re.compile(r"\b(u?int8|Byte|Char|(un)?signed char)\b")  # as PyTorch's messages name them
@@ -53,9 +53,6 @@ class Quantization(Technique):
     record = KNOB
     stage = Stage.WEIGHTS
     library = "bitsandbytes"
-
-    def fidelity(self, value: Value) -> int:
-        return {"none": 3, "int8": 2, "nf4": 1, "nf4-dq": 0}[str(value)]
 
     def refuse(self, config: Config, workload: Workload, hardware: Hardware) -> str | None:
         value = config[self.name]
@@ -94,7 +91,9 @@ def _quantise(setup: Setup, value: Value, store: Store) -> None:
         raise RefusedError(_NO_LINEARS)
     compute = _COMPUTE.get(setup.config.precision, torch.float32)
     for parent, name, layer in layers:
-        quantised: Any = _quantised_layer(layer, value, compute, _OUTLIERS_OF_DRAWN if setup.drawn else _OUTLIERS)
+        quantised: Any = _quantised_layer(
+            layer, value, compute, _OUTLIERS_OF_RANDOM if setup.random_weights else _OUTLIERS
+        )
         quantised.stands_for = type(layer)  # for `dequantised`
         quantised.was_frozen = is_frozen(layer)
         setattr(parent, name, quantised)

@@ -40,7 +40,7 @@ def build(
         device=torch.device(hardware.device),
         model=model if model is not None else meta_model_from(workload.model),
         hyperparameters=hyperparameters or Hyperparameters(),
-        drawn=model is None,
+        random_weights=model is None,
         ranks=Ranks.of(Layout.of(canonical), torch.device(hardware.device)),
     )
     try:

@@ -44,7 +44,7 @@ def note_of_mixed_samples(setup: Setup, batch: Any) -> str | None:
     if bool((own_labels == IGNORED_LABEL).all()) or torch.equal(other_ids, ids):
         return None
 
-    if setup.drawn:  # with a deviation of 0.02, which hides what little is mixed
+    if setup.random_weights:  # with a deviation of 0.02, which hides what little is mixed
         for _, weight in setup.trainable():
             weight.mul_(_SPREAD if weight.dim() > 1 else 1)
     loss = other = math.nan

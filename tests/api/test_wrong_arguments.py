@@ -92,7 +92,7 @@ OF_FIT = {
     "max_grad_norm": "3 1.5 None",
     "epochs": "3 None huge",
     "steps": "3 None huge",
-    "config": "None {} {1:2} foo",
+    "config": "None {} foo",
     "eval_loader": "x empty nul half None [] [3] {} {1:2} foo bytes function tensor",  # looked into when it is built
     "callbacks": "empty []",
     "output_dir": "x path None",
@@ -185,7 +185,7 @@ CALLED = {  # in messages, where that is not the name of the parameter
     "worst_case": "batch",
     "loader": "loader|batch",
     "set": "set|knob",
-    "config": "config|file",
+    "config": "config|file|knob",
     "result": "result|file|config|knob|batch",
     "to": "tool",
     "tool_version": "version",

@@ -25,7 +25,8 @@ def test_what_records_say_of_other_knobs_names_knobs_that_exist() -> None:
 @pytest.mark.parametrize("knob", KNOBS.values(), ids=lambda knob: knob.name)
 def test_a_record_speaks_of_values_that_the_knob_takes(knob: Knob) -> None:
     same = [*knob.same_trace.items(), *knob.same_work.items()]
-    said = (*knob.words, *knob.preferred, *itertools.chain(*same), knob.traced_as or knob.off)
+    said = [*knob.words, *knob.preferred, *itertools.chain(*same)]
+    said += [*knob.fidelity, *knob.memory_order, knob.traced_as or knob.off]
     assert all(knob.accepts(value) for value in said)
     assert knob.title or not knob.has_row
 

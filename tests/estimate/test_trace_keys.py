@@ -6,7 +6,15 @@ import pytest
 from autofit.core.config import Config
 from autofit.estimate.scaling import Symbols
 from autofit.estimate.shallow_model import Depth
-from autofit.estimate.trace_keys import ends_of, group_key, group_of, other_keys, pass_key, plain_key, trace_key
+from autofit.estimate.trace_keys import (
+    group_key,
+    group_of,
+    interpolation_endpoints,
+    other_keys,
+    pass_key,
+    plain_key,
+    trace_key,
+)
 from autofit.techniques import canonicalize
 from tests.estimate.traced import AMPERE
 from tests.tiny import llama_workload
@@ -44,9 +52,9 @@ def test_what_the_update_does_is_no_matter_of_forward_and_backward() -> None:
 
 
 def test_a_budget_of_recomputation_lies_between_all_and_nothing() -> None:
-    assert ends_of(config_of()) == [config_of()]
+    assert interpolation_endpoints(config_of()) == [config_of()]
     within = config_of(activation_checkpointing="none").replace(activation_checkpointing="budget-0.5")
-    assert [each["activation_checkpointing"] for each in ends_of(within)] == ["full", "none"]
+    assert [each["activation_checkpointing"] for each in interpolation_endpoints(within)] == ["full", "none"]
 
 
 def test_formats_that_trace_alike_are_traced_once() -> None:

@@ -1,4 +1,4 @@
-"""The knobs that ship with autofit: every file here but `knob` is the record of one, nothing else to edit."""
+"""The knobs that ship with autofit: every file here but `knob` is the record of one."""
 
 import importlib
 import pkgutil
@@ -15,12 +15,13 @@ for _info in pkgutil.iter_modules(__path__):
     if _info.name != "knob":
         KNOBS[_info.name] = importlib.import_module(f"{__name__}.{_info.name}").KNOB
 
-# The knobs that break a tie between equally fast configs, the most telling first; full training comes before them.
-_RANKED = [knob for knob in KNOBS.values() if knob.fidelity_order]
-FIDELITY_ORDER = tuple(knob.name for knob in sorted(_RANKED, key=lambda knob: knob.fidelity_order))
+# The knobs that break a tie between equally fast configs, the most telling first.
+_RANKED = sorted(KNOBS.values(), key=lambda knob: knob.fidelity_order)
+FIDELITY_ORDER = tuple(knob.name for knob in _RANKED if knob.fidelity_order)
+
 DERIVED = frozenset(name for name, knob in KNOBS.items() if knob.derived)
-OF_ADAPTERS = frozenset(name for name, knob in KNOBS.items() if "lora_rank" in (name, knob.beside))
 SETTABLE = {name: knob for name, knob in KNOBS.items() if not knob.derived}
+OF_ADAPTERS = frozenset(name for name, knob in KNOBS.items() if "lora_rank" in (name, knob.beside))
 
 
 def knob_named(name: str) -> Knob:

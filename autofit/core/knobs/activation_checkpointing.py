@@ -18,4 +18,9 @@ KNOB = Knob(
     },
     usual=("none", "full"),
     saves_memory=True,
+    # Shown for the networks of the tests, not for all: a block whose forward temporarily needs more than
+    # all other blocks save would need that memory again beside the gradients. So `alternate` has no order:
+    # of two blocks it recomputes the first, where `full` recomputes both (a Llama with tied embeddings in
+    # bf16: 0.3 % less).
+    memory_order={"full": 0, "none": 1},
 )

@@ -1,4 +1,7 @@
-"""Knob: what everyone may know of a knob without torch. Its Technique says what it does, and when it cannot be."""
+"""Knob: what everyone may know of a knob without torch.
+
+Its Technique says what it does, and when it cannot be.
+"""
 
 import re
 from collections.abc import Mapping
@@ -34,7 +37,7 @@ class Knob:
 
     # How it reads.
     title: str = ""  # of its row in a table
-    short: str = ""  # in a list of knobs; `{value}` and the names of other knobs are replaced by their values
+    short: str = ""  # in a list of knobs; `{value}` and `{name of another}` are replaced by values
     short_off: str = ""  # in a list of knobs, where it is off and another config has it on
     words: Mapping[Value, str] = field(default_factory=dict)  # what each value does
     has_row: bool = True  # whether a table of a config in words has a row of it
@@ -44,7 +47,8 @@ class Knob:
     beside: str = ""  # the knob that must be on for it to mean anything
     derived: bool = False  # it follows from others, and is never set
     follows: bool = False  # where it is not set it follows from others
-    fidelity_order: int = 0  # its place, from 1, among the knobs that break a tie between equally fast configs
+    fidelity: Mapping[Value, int] = field(default_factory=dict)  # higher learns more faithfully
+    fidelity_order: int = 0  # its place, from 1, among those that break a tie of equally fast configs
 
     # Several devices.
     of_devices: bool = False  # null on one device
@@ -55,15 +59,18 @@ class Knob:
     # What a prediction traces.
     trace: Trace = Trace.OWN
     traced_as: Value = None  # traced in place of every value of an UNTRACED knob; None: `off`
-    same_trace: Mapping[Value, Value] = field(default_factory=dict)  # values of the same memory and work as others
-    same_work: Mapping[Value, Value] = field(default_factory=dict)  # the same but for the bytes of weights
+    # Values that take the same memory and work as others; and the same but for the bytes of weights.
+    same_trace: Mapping[Value, Value] = field(default_factory=dict)
+    same_work: Mapping[Value, Value] = field(default_factory=dict)
 
-    # What a first look at a space tries of it: `usual` values, the first of `preferred` ones that there is, or `off`.
+    # What a first look at a space tries: all `usual` values, or the first `preferred` one, or `off`.
     usual: tuple[Value, ...] = ()
     preferred: tuple[Value, ...] = ()
     quick: bool = False  # a quick search looks at all of its values
     saves_memory: bool = False  # at the cost of time, and nothing else
 
+    # Ranks that never fall as memory grows, all other knobs equal; of values for which that is shown.
+    memory_order: Mapping[Value, int] = field(default_factory=dict)
     lays_out_state: bool = False  # a checkpoint's optimizer state has another form with another value
 
     @property
@@ -73,15 +80,19 @@ class Knob:
 
     def accepts(self, value: object) -> bool:
         """Whether it takes a value, of that very type: 1 is not True."""
-        listed = (self.off, *self.values, *((None,) if self.nullable else ()))
-        if any(value == each and type(value) is type(each) for each in listed):
+        if value is None and self.nullable:
             return True
+        for listed in (self.off, *self.values):
+            if value == listed and type(value) is type(listed):
+                return True
+
         if self.pattern and isinstance(value, str):
             return re.fullmatch(self.pattern, value) is not None
         if self.numbers is None or not isinstance(value, int | float) or isinstance(value, bool):
             return False
         least, end = self.numbers
-        return least <= value < end and (isinstance(value, int) or isinstance(least, float))
+        is_whole_enough = isinstance(value, int) or isinstance(least, float)
+        return is_whole_enough and least <= value < end
 
     def check(self, value: object) -> None:
         """Raise an InputError for a value that it does not take."""
@@ -92,8 +103,11 @@ class Knob:
         """The error for a value that it does not take."""
         if isinstance(value, str) and not self.takes:
             return unknown(f"value for {self.name}", value, map(yaml_word, self.values))
-        remedy = f"It takes {self.takes}." if self.takes else f"Choose from: {self.description}." if self.values else ""
-        return InputError(f"{self.name} cannot be {'null' if value is None else shown(value)}.", remedy)
+        remedy = f"Choose from: {self.description}." if self.values else ""
+        if self.takes:
+            remedy = f"It takes {self.takes}."
+        given = "null" if value is None else shown(value)
+        return InputError(f"{self.name} cannot be {given}.", remedy)
 
 
 def is_off(value: object) -> bool:
@@ -103,4 +117,6 @@ def is_off(value: object) -> bool:
 
 def yaml_word(value: object) -> str:
     """A knob's value as YAML writes it."""
-    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+    if value is None:
+        return "null"
+    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -44,9 +44,32 @@ KNOB = Knob(
         "adafactor": "Adafactor",
         "sgd": "SGD",
     },
+    fidelity={
+        # These three are for bf16 weights alone, of which the others lose small updates.
+        "adamw-master": 8,
+        "adamw-sr": 7,
+        "adamw-8bit-sr": 6,
+        "adamw": 5,
+        "adamw-foreach": 5,
+        "paged-adamw": 5,
+        "muon": 4,  # the directions of matrices, not their sizes
+        "adamw-8bit": 4,  # a code book made for the values of moments
+        "paged-adamw-8bit": 4,
+        "adamw-fp8": 3,  # three bits of mantissa
+        "adamw-4bit": 2,
+        "adafactor": 1,  # no first moment, and the second as a product of rows and columns
+        "lion-8bit": 1,  # one moment, and only the sign of what it says
+        "sgd": 0,
+    },
     fidelity_order=3,
     trace=Trace.UNTRACED,
     traced_as="sgd",
     quick=True,
+    # sgd has no state. 8-bit is not ordered: it stores small tensors' state in fp32, which is more than
+    # the bf16 state of adamw beside bf16 weights. Nor is foreach: it adds temporaries, but keeps its step
+    # counters on the host, where fused adamw has one per tensor on the device. Adafactor's temporary is
+    # as large as the largest weight, and torchao's takes 24 bytes per element of it where a tracker
+    # forbids compilation.
+    memory_order={"sgd": 0, "adamw": 1},
     lays_out_state=True,
 )

@@ -18,6 +18,7 @@ KNOB = Knob(
         "fp16-mixed": "trained weights in 32 bits, computing in float16 with a loss scaler",
         "fp8": "bfloat16 weights, matrix products in 8-bit floats",
     },
+    fidelity={"fp32": 5, "tf32": 4, "bf16-mixed": 3, "fp16-mixed": 2, "bf16": 1, "fp8": 0},
     fidelity_order=2,
     same_trace={"tf32": "fp32", "fp16-mixed": "bf16-mixed"},
     preferred=("bf16", "bf16-mixed", "fp16-mixed", "fp32"),

@@ -10,6 +10,7 @@ KNOB = Knob(
     short="{value} weights",
     short_off="unquantised weights",
     words={"int8": "in 8 bits", "nf4": "in 4 bits (NF4)", "nf4-dq": "in 4 bits (NF4, double quantised)"},
+    fidelity={"none": 3, "int8": 2, "nf4": 1, "nf4-dq": 0},
     fidelity_order=1,
     same_work={"nf4-dq": "nf4"},
     usual=("none", "nf4-dq"),

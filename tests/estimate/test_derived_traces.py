@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from autofit.core.config import Config
-from autofit.estimate.likeness import Likeness, likeness_of
+from autofit.estimate.derived_traces import DerivedTrace, derived_trace
 from autofit.estimate.rates import UNKNOWN
 from autofit.estimate.space_estimator import SpaceEstimator
 from autofit.techniques import canonicalize
@@ -25,12 +25,12 @@ def test_another_attention_is_known_from_weights_without_adapters_or_else_from_t
         for each in ({"precision": "bf16", "micro_batch_size": 4}, ADAPTERS, QUANTISED)
     )
     every = {*full, *lora, *quantised}
-    assert likeness_of(quantised[0], every) == Likeness(quantised[1], *full)
-    assert likeness_of(quantised[0], every - {full[0]}) == Likeness(quantised[1], *lora)
-    assert likeness_of(quantised[0], every - {full[0], lora[0]}) is None
-    assert likeness_of(quantised[0], every - {quantised[1]}) is None
-    assert likeness_of(full[0], every) is None
-    assert likeness_of(quantised[1], every) is None
+    assert derived_trace(quantised[0], every) == DerivedTrace(quantised[1], *full)
+    assert derived_trace(quantised[0], every - {full[0]}) == DerivedTrace(quantised[1], *lora)
+    assert derived_trace(quantised[0], every - {full[0], lora[0]}) is None
+    assert derived_trace(quantised[0], every - {quantised[1]}) is None
+    assert derived_trace(full[0], every) is None
+    assert derived_trace(quantised[1], every) is None
 
 
 @pytest.mark.parametrize("more", [{}, {"activation_checkpointing": "full"}], ids=["resident", "checkpointed"])

@@ -1,5 +1,8 @@
-"""Segments that are known from others: what another attention changes in a block, it changes beside any adapters and
-quantisation too, so most traces of it are the sum of what two others differ by and one that is there anyway."""
+"""Traces that need not be recorded, because they follow from others.
+
+Attention's effect on a block does not depend on adapters or quantisation, so the difference that it
+makes between two traces is added to a third one instead of recording a fourth.
+"""
 
 from collections import Counter
 from collections.abc import Collection
@@ -14,22 +17,32 @@ from autofit.estimate.roofline import Work
 from autofit.estimate.segments import Segment, Segments
 
 
-class Likeness(NamedTuple):
-    """A trace with its own weights but the usual attention, and two of other weights that differ in the attention."""
+class DerivedTrace(NamedTuple):
+    """The traces that one is derived from.
+
+    Attributes:
+        own: with its own weights, but the usual attention.
+        other: with other weights, and its own attention.
+        usual: with other weights, and the usual attention.
+    """
 
     own: Config
     other: Config
     usual: Config
 
 
-def likeness_of(key: Config, keys: Collection[Config]) -> Likeness | None:
-    """What a trace is known from where all of it is to be traced anyway; None where it must be traced itself."""
+def derived_trace(key: Config, keys: Collection[Config]) -> DerivedTrace | None:
+    """What a trace is derived from; None where it must be recorded itself.
+
+    Args:
+        keys: of the traces that are recorded anyway.
+    """
     if key.attention == "sdpa":
         return None
     adapters = {name: KNOBS[name].off for name in key if name in OF_ADAPTERS}
     for changes in (adapters, {}):
         other = key.replace(quantization="none", **changes)
-        found = Likeness(key.replace(attention="sdpa"), other, other.replace(attention="sdpa"))
+        found = DerivedTrace(key.replace(attention="sdpa"), other, other.replace(attention="sdpa"))
         if other != key and all(each in keys for each in found):
             return found
     return None
