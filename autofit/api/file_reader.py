@@ -11,7 +11,7 @@ from typing import Any
 
 import transformers
 
-from autofit.core.errors import InputError, reported, sentence
+from autofit.core.errors import InputError, as_input_error, sentence
 from autofit.core.events import Listener, Note
 from autofit.core.files import read_text
 from autofit.core.tasks import TASKS
@@ -199,4 +199,4 @@ def blaming(part: str, weights: str | Path) -> AbstractContextManager[None]:
     def message(error: BaseException) -> str:
         return f"the {part} in {weights} cannot be loaded: {sentence(error)}."
 
-    return reported(message, "Give a directory that save_pretrained of this model wrote.")
+    return as_input_error(message, "Give a directory that save_pretrained of this model wrote.")

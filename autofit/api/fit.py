@@ -14,7 +14,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from autofit.api.search import check_alone, log_event, run_shown
-from autofit.core.errors import InputError, pluralize, require, several, unknown
+from autofit.core.errors import InputError, multiple_losses_error, pluralize, require, unknown
 from autofit.core.events import Event, Listener, Note
 from autofit.core.files import check_output, expanded, locked, write_atomically
 from autofit.core.layout import Layout, dividing, fitted_to
@@ -349,7 +349,7 @@ def _named_optimizer(optimizer: Any) -> dict[str, Any]:
 
     kind = type(optimizer).__name__
     if isinstance(optimizer, list | tuple | dict) and len(optimizer) > 1:
-        raise several(f"optimizer is a {kind} of {len(optimizer)}")
+        raise multiple_losses_error(f"optimizer is a {kind} of {len(optimizer)}")
     if not isinstance(optimizer, str):
         message = f"optimizer must be the name of one or a function that makes one, not a {kind}."
         raise InputError(message, "For example optimizer=lambda groups: torch.optim.NAdam(groups).")

@@ -15,7 +15,7 @@ import torch
 from transformers import BitsAndBytesConfig, PreTrainedModel, TrainingArguments
 
 from autofit.core.config import Config
-from autofit.core.errors import InputError, reported, require, sentence, unknown
+from autofit.core.errors import InputError, as_input_error, require, sentence, unknown
 from autofit.core.files import expanded
 from autofit.core.layout import Layout
 from autofit.core.result import Result, SavedResult, result_of
@@ -170,7 +170,7 @@ def training_arguments(
     def refusal(error: BaseException) -> str:
         return f"transformers refuses these training arguments: {sentence(error)}."
 
-    with reported(refusal):
+    with as_input_error(refusal):
         arguments = TrainingArguments(**{"output_dir": str(folder), **decided, **own})
 
     notes = list(keywords.notes)
@@ -263,7 +263,7 @@ def _adapted(model: PreTrainedModel, config: Any) -> Any:
             category=FutureWarning,
         )
         # It fails where the model has other layers than the config's.
-        with reported(lambda error: f"peft cannot adapt this model: {sentence(error)}."):
+        with as_input_error(lambda error: f"peft cannot adapt this model: {sentence(error)}."):
             return get_peft_model(model, config)
 
 

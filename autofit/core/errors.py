@@ -173,7 +173,7 @@ def describe_error(error: BaseException) -> str:
 
 
 @contextlib.contextmanager
-def reported(
+def as_input_error(
     says: Callable[[BaseException], str],
     remedy: str = "",
     *,
@@ -191,7 +191,7 @@ def reported(
         raise InputError(says(error), remedy) from error
 
 
-def several(what: str) -> InputError:
+def multiple_losses_error(what: str) -> InputError:
     """The error for several losses or optimizers."""
     return InputError(
         f"{what}: autofit trains one loss with one optimizer.",

@@ -210,7 +210,7 @@ def cached_names(kind: str) -> list[str]:
     return []
 
 
-def write_cache(path: Path, text: str) -> None:
+def write_cache_text(path: Path, text: str) -> None:
     """Write a file of the cache; it holds only recomputable data, so write failures are ignored."""
     with contextlib.suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -219,13 +219,13 @@ def write_cache(path: Path, text: str) -> None:
         write_atomically(path, text)
 
 
-def keep(path: Path, data: Any) -> None:
+def write_cache(path: Path, data: Any) -> None:
     """Write plain data to a file of the cache, with its digest."""
-    write_cache(path, json.dumps({"digest": digest(json.dumps(data)), "data": data}))
+    write_cache_text(path, json.dumps({"digest": digest(json.dumps(data)), "data": data}))
 
 
-def kept(path: Path) -> Any:
-    """The data that `keep` wrote; None where there is none, or other than that."""
+def read_cache(path: Path) -> Any:
+    """The data that `write_cache` wrote; None where there is none, or other than that."""
     with contextlib.suppress(OSError, ValueError, TypeError, LookupError, RecursionError):
         written = json.loads(read_text(path))
         data = written["data"]

@@ -12,7 +12,7 @@ from typing import Any, TypeGuard
 
 import torch
 
-from autofit.core.errors import InputError, describe_error, reported
+from autofit.core.errors import InputError, as_input_error, describe_error
 from autofit.core.workload import Workload
 from autofit.data.layouts import Layout, layout_of
 
@@ -182,7 +182,7 @@ def _take(batch: Any, samples: Sequence[int], layout: Layout | None, total: int)
 
 def _parts(batch: Any, size: int, cut: Cut) -> list[Any]:
     """What the user's own function splits a batch into."""
-    with reported(lambda error: f"split raised {describe_error(error)}.", "Correct it there."):
+    with as_input_error(lambda error: f"split raised {describe_error(error)}.", "Correct it there."):
         parts = cut(batch, size)
     if not isinstance(parts, list | tuple) or not parts:
         given = f"an empty {type(parts).__name__}" if isinstance(parts, list | tuple) else f"a {type(parts).__name__}"

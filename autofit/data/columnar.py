@@ -15,7 +15,7 @@ import datasets
 import pyarrow
 import pyarrow.parquet
 
-from autofit.core.errors import InputError, reported, sentence
+from autofit.core.errors import InputError, as_input_error, sentence
 from autofit.data.row_source import RowSource, Wanted
 
 PARQUET = b"PAR1"  # what such files begin with
@@ -45,7 +45,7 @@ class Stored:
 
 def saved_source(path: Path, wanted: Wanted) -> RowSource:
     """The rows of what `save_to_disk` wrote; of several splits `train`."""
-    with reported(lambda error: f"the data set in {path} cannot be loaded: {sentence(error)}.", "Save it again."):
+    with as_input_error(lambda error: f"the data set in {path} cannot be loaded: {sentence(error)}.", "Save it again."):
         data = datasets.load_from_disk(str(path))
     if isinstance(data, datasets.DatasetDict):
         if "train" not in data:
@@ -131,7 +131,7 @@ def _remedy(names: Sequence[str]) -> str:
 
 def _readable(path: Path, kind: str) -> Any:
     message = f"the data file {path} cannot be read as {kind}: {{}}.".format
-    return reported(lambda error: message(sentence(error)), "Write it again.")
+    return as_input_error(lambda error: message(sentence(error)), "Write it again.")
 
 
 def _divided(schema: Any, wanted: Wanted) -> tuple[list[str], list[str]]:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pyarrow
 
-from autofit.core.errors import InputError, describe_error, reported
+from autofit.core.errors import InputError, as_input_error, describe_error
 from autofit.core.files import check_regular
 
 READABLE = "Give text, JSON, JSON lines, CSV, TSV, Parquet or Arrow; gzip, bzip2, xz and zstd are unpacked."
@@ -47,7 +47,7 @@ def inner_name(path: Path) -> Path:
 def head_of(path: Path) -> bytes:
     """The first bytes of a regular file."""
     message = f"the data file {path} cannot be read: {{}}.".format
-    with reported(lambda error: message(describe_error(error)), "Check the file."):
+    with as_input_error(lambda error: message(describe_error(error)), "Check the file."):
         file = check_regular(path, _LARGEST).open("rb")
     with file:
         return file.read(HEAD)
@@ -56,7 +56,7 @@ def head_of(path: Path) -> bytes:
 def decompressed(path: Path, head: bytes) -> bytes | None:
     """What a compressed file holds; None for one that is not compressed, whatever its name says."""
     message = f"the data file {path} cannot be decompressed: {{}}.".format
-    with reported(lambda error: message(describe_error(error)), "Fetch or compress it again."):
+    with as_input_error(lambda error: message(describe_error(error)), "Fetch or compress it again."):
         if head.startswith(b"\x1f\x8b"):
             with gzip.open(path) as file:
                 return file.read()
@@ -90,7 +90,7 @@ def text_of(path: Path, head: bytes, content: bytes) -> str:
         raise InputError(message, "Fetch it with git lfs pull.")
 
     # A byte order mark, which some programs write, is no text.
-    with reported(lambda error: f"the data file {path} cannot be read as text: {error}.", "Give UTF-8 text."):
+    with as_input_error(lambda error: f"the data file {path} cannot be read as text: {error}.", "Give UTF-8 text."):
         text = io.TextIOWrapper(io.BytesIO(content), encoding="utf-8-sig").read()
     if b"\0" in head:
         raise InputError(f"the data file {path} is no text: it holds bytes of zero.", READABLE)

@@ -16,7 +16,7 @@ import datasets
 import numpy as np
 import torch
 
-from autofit.core.errors import InputError, pluralize, reported, sentence
+from autofit.core.errors import InputError, as_input_error, pluralize, sentence
 from autofit.core.tasks import TASKS
 from autofit.core.workload import Workload
 from autofit.data.batch import IGNORED_LABEL
@@ -304,4 +304,4 @@ def _begins_with_bos(tokenizer: Any, text: str) -> bool:
 
 def _blaming(location: str, what: str) -> Any:
     message = f"{location}: the model's processor {what} this: {{}}.".format
-    return reported(lambda error: message(sentence(error)), "Correct the data, or the processor's files.")
+    return as_input_error(lambda error: message(sentence(error)), "Correct the data, or the processor's files.")

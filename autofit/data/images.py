@@ -11,7 +11,7 @@ import datasets
 import numpy as np
 import torch
 
-from autofit.core.errors import InputError, pluralize, printable, reported
+from autofit.core.errors import InputError, as_input_error, pluralize, printable
 from autofit.core.workload import Workload
 from autofit.data.columnar import Stored
 from autofit.data.folders import is_litter
@@ -36,7 +36,7 @@ def image_loader(workload: Workload, path: Path, options: DataOptions) -> FileLo
 def read_tensors(path: Path, shape: Sequence[int], rule: LabelRule) -> Stacked:
     """The `pixel_values` and `labels` in a .pt file, for a model that takes images of [channels, height, width]."""
     remedy = "Give what torch.save wrote, or a folder with a directory of images for each class."
-    with reported(lambda error: f"the data file {path} cannot be read: {type(error).__name__}.", remedy):
+    with as_input_error(lambda error: f"the data file {path} cannot be read: {type(error).__name__}.", remedy):
         data = torch.load(path, weights_only=True)  # which raises pages of advice
     names = ("pixel_values", "labels")
     if not isinstance(data, dict) or not all(isinstance(data.get(name), torch.Tensor) for name in names):
@@ -123,7 +123,10 @@ def opened_image(file: str | Stored, *, where: str = "") -> Iterator[Any]:
 
     source = file.source() if isinstance(file, Stored) else file
     message = f"{where}the image {file} cannot be read: {{}}.".format
-    with reported(lambda error: message(type(error).__name__), "Repair or remove it."), Image.open(source) as image:
+    with (
+        as_input_error(lambda error: message(type(error).__name__), "Repair or remove it."),
+        Image.open(source) as image,
+    ):
         yield image
 
 

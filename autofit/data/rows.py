@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from autofit.core.errors import InputError, is_whole, printable, reported, shown
+from autofit.core.errors import InputError, as_input_error, is_whole, printable, shown
 from autofit.data.columnar import Stored, without_nulls
 from autofit.data.conversations import COMPLETION as COMPLETION
 from autofit.data.conversations import MESSAGES as MESSAGES
@@ -268,7 +268,7 @@ def _checked_tools(tools: Any, location: str, columnar: bool) -> str:
     """The tools of a row as JSON, "" where it has none; some data sets have them as JSON already."""
     remedy = 'For example [{"type": "function", "function": {"name": "now", "parameters": {}}}].'
     if isinstance(tools, str):
-        with reported(lambda error: f"{location}: tools is text that is not JSON.", remedy):
+        with as_input_error(lambda error: f"{location}: tools is text that is not JSON.", remedy):
             tools = json.loads(tools.strip() or "[]")
     if not tools:
         return ""

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
-from autofit.core.errors import InputError, pluralize, reported, sentence
+from autofit.core.errors import InputError, as_input_error, pluralize, sentence
 from autofit.core.tasks import TASKS
 from autofit.core.workload import Workload
 from autofit.data.batch import IGNORED_LABEL
@@ -42,7 +42,9 @@ class Recordings:
         # Some pad to a length of their own unless told otherwise; others not at all.
         padding = inspect.signature(extractor.__call__).parameters.get("padding")
         options: dict[str, Any] = {} if padding is None or padding.default else {"padding": True}
-        with reported(lambda error: f"the model's feature extractor does not take this sound: {sentence(error)}."):
+        with as_input_error(
+            lambda error: f"the model's feature extractor does not take this sound: {sentence(error)}."
+        ):
             made = extractor(waves, sampling_rate=rate, return_tensors="pt", **options)
         batch = {name: part for name, part in made.items() if name in self.processing.arguments}
         if isinstance(self.labels, torch.Tensor):
@@ -154,6 +156,6 @@ def _opened(file: str | Stored) -> Any:
 
 def _readable(file: str | Stored, location: str) -> Any:
     message = f"{location}: the sound {file} cannot be read: {{}}.".format
-    return reported(
+    return as_input_error(
         lambda error: message(type(error).__name__), "Repair or remove it; WAV, FLAC, Ogg and MP3 are read."
     )

@@ -17,7 +17,7 @@ import datasets
 import numpy as np
 from datasets.fingerprint import Hasher
 
-from autofit.core.errors import InputError, reported, sentence, shown
+from autofit.core.errors import InputError, as_input_error, sentence, shown
 from autofit.core.files import checksum, write_atomically
 from autofit.core.workload import LEARNT
 from autofit.data import chat, chat_marks
@@ -252,7 +252,7 @@ def _tagged(encoding: Encoding, rows: Columns) -> Columns:
     """Words, of which the first token has the number of the word's tag; no other token counts."""
     options = {"is_split_into_words": True, "truncation": True, "max_length": encoding.length, "verbose": False}
     remedy = 'Set "add_prefix_space": true in its tokenizer_config.json where that is what is missing.'
-    with reported(lambda error: f"the tokenizer does not take words one by one: {sentence(error)}.", remedy):
+    with as_input_error(lambda error: f"the tokenizer does not take words one by one: {sentence(error)}.", remedy):
         output = encoding.tokenizer(rows["tokens"], **options)
     columns: Columns = {"input_ids": output["input_ids"], "labels": [], "cut": []}
     for number, tags in enumerate(rows["tags"]):
@@ -268,7 +268,9 @@ def _answers(encoding: Encoding, rows: Columns) -> Columns:
     there is none, and nothing where the answer is cut off."""
     options = {"truncation": "only_second", "max_length": encoding.length, "verbose": False}
     remedy = "Search with a longer sequence length, or shorten the questions."
-    with reported(lambda error: f"the tokenizer does not take questions with contexts: {sentence(error)}.", remedy):
+    with as_input_error(
+        lambda error: f"the tokenizer does not take questions with contexts: {sentence(error)}.", remedy
+    ):
         output = encoding.tokenizer(rows["question"], rows["context"], return_offsets_mapping=True, **options)
     columns: Columns = {"input_ids": output["input_ids"], "labels": [], "cut": []}
     columns["types"] = output.get("token_type_ids", [[] for _ in rows["question"]])

@@ -32,7 +32,7 @@ from typing import Any
 from torch.multiprocessing.spawn import ProcessExitedException, start_processes
 
 from autofit.core.environment import importing_alike, set_defaults
-from autofit.core.errors import AutofitError, RankError, describe_error, printable, reported
+from autofit.core.errors import AutofitError, RankError, as_input_error, describe_error, printable
 from autofit.core.forks import die_with_parent
 from autofit.core.interrupts import SIGNALS, Interrupts
 from autofit.core.place import Place
@@ -90,7 +90,7 @@ def on_ranks(
         tempfile.TemporaryDirectory(prefix="autofit-ranks-") as folder,
         tempfile.TemporaryFile() as job,
     ):
-        with reported(
+        with as_input_error(
             lambda error: f"this cannot be sent to other processes: {describe_error(error)}.", "Leave it out."
         ):
             job.write(pickled((function, arguments)))

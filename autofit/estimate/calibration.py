@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Self
 
 from autofit.core.config import Config, Value
-from autofit.core.files import cache_file, digest, keep, kept
+from autofit.core.files import cache_file, digest, read_cache, write_cache
 from autofit.core.hardware import Hardware
 from autofit.core.layout import divided_by
 from autofit.core.measurement import Measurement
@@ -134,13 +134,13 @@ def learn(hardware: Hardware, comparisons: Sequence[Comparison], config: Mapping
     divide a training as this one does."""
     path, now = _path(hardware, config), time.time()
     ordered = sorted([*_read(path), *comparisons], key=lambda comparison: comparison.weight(now))
-    keep(path, [vars(each) for each in ordered[-MOST_STORED:]])
+    write_cache(path, [vars(each) for each in ordered[-MOST_STORED:]])
 
 
 def _read(path: Path) -> list[Comparison]:
     """What earlier versions did not store is None, and what later ones add is ignored."""
     names = [field.name for field in fields(Comparison)]
-    return [Comparison(**{name: data[name] for name in names if name in data}) for data in kept(path) or ()]
+    return [Comparison(**{name: data[name] for name in names if name in data}) for data in read_cache(path) or ()]
 
 
 def _path(hardware: Hardware, config: Mapping[str, Value] | None) -> Path:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from autofit.core.config import Config
 from autofit.core.environment import version_of
-from autofit.core.files import cache_file, digest, keep, kept
+from autofit.core.files import cache_file, digest, read_cache, write_cache
 from autofit.core.forks import forked
 from autofit.core.hardware import Hardware
 from autofit.core.workload import Workload
@@ -42,7 +42,7 @@ def predict_all(
     rates = (rates_for(hardware) if processes == 1 else forked(lambda: rates_for(hardware))()) or UNKNOWN
     key = cache_key_of(workload, hardware, rates, configs)
     path = cache_file("estimates", f"{key}.json")
-    if key and (found := kept(path)):
+    if key and (found := read_cache(path)):
         return _within_host(found, host_bytes)
     limits = {"measuring": measuring, "within": within}
     estimator = SpaceEstimator(workload, hardware, rates, configs, **limits, processes=processes)
@@ -50,7 +50,7 @@ def predict_all(
     arrays = predictions.allocated + workspace_bytes(hardware), predictions.seconds, predictions.on_host
     figures = [each.tolist() for each in arrays]
     if key and measuring >= MEASURING_SECONDS and estimator.complete:  # a search with more time should know more
-        keep(path, figures)
+        write_cache(path, figures)
     return _within_host(figures, host_bytes)
 
 

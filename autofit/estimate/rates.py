@@ -8,7 +8,7 @@ from functools import partial
 import torch
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 
-from autofit.core.files import cache_file, digest, keep, kept
+from autofit.core.files import cache_file, digest, read_cache, write_cache
 from autofit.core.hardware import MIB, Hardware
 from autofit.hardware.catalogue import Card, card_like
 from autofit.hardware.dispatch import OPERATORS, chain
@@ -199,8 +199,8 @@ def _cached(hardware: Hardware) -> Rates:
     """Measured once per machine, version of PyTorch and number of threads."""
     facts = (_FORM, hardware.name, hardware.cores, torch.get_num_threads(), torch.__version__)
     path = cache_file("rates", f"{digest(repr(facts))}.json")
-    if found := kept(path):
+    if found := read_cache(path):
         return Rates(**found)
     rates = measure()
-    keep(path, asdict(rates))
+    write_cache(path, asdict(rates))
     return rates

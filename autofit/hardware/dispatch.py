@@ -5,7 +5,7 @@ import time
 
 import torch
 
-from autofit.core.files import cache_file, digest, keep, kept
+from autofit.core.files import cache_file, digest, read_cache, write_cache
 
 OPERATORS = 100  # of a chain
 _CHAINS, _SECONDS = 20, 0.2  # at least so many, for at most about so long
@@ -16,10 +16,10 @@ def dispatch_seconds(name: str) -> float:
     chains, kept on disk so that what is predicted today is predicted tomorrow."""
     facts = ("dispatch", name, platform.python_version(), torch.__version__)
     path = cache_file("rates", f"{digest(repr(facts))}.json")
-    found: float | None = kept(path)
+    found: float | None = read_cache(path)
     if found is None:
         found = _measured()
-        keep(path, found)
+        write_cache(path, found)
     return found
 
 

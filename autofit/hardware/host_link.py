@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import torch
 
-from autofit.core.files import cache_file, digest, keep, kept
+from autofit.core.files import cache_file, digest, read_cache, write_cache
 from autofit.core.hardware import MIB
 
 _NBYTES, _ROUNDS = 64 * MIB, 8
@@ -15,13 +15,13 @@ def host_link(name: str) -> float | None:
     """Bytes per second between pinned memory of the host and card 0, `name`, the mean of both directions; kept on disk
     so that what is predicted today is predicted tomorrow. None where there is no room for 64 MiB."""
     path = cache_file("rates", f"{digest(repr(('link', name, torch.__version__)))}.json")
-    found: float | None = kept(path)
+    found: float | None = read_cache(path)
     if found is None:
         try:
             found = measured("cuda", torch.cuda.synchronize)
         except RuntimeError:  # the card, or what may be pinned, is full: whoever needs the room will say so
             return None
-        keep(path, found)
+        write_cache(path, found)
     return found
 
 

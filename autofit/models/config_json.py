@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from autofit.core.errors import InputError, reported, sentence, shown
+from autofit.core.errors import InputError, as_input_error, sentence, shown
 from autofit.core.files import expanded, read_text
 from autofit.models.huggingface import HuggingFaceModel
 from autofit.models.tasks.choice import chosen_task, remedy_for
@@ -90,7 +90,7 @@ def _read(origin: _Origin) -> HuggingFaceModel:
     raw = _raw_config(origin)
     _check_raw(raw, origin)
     task = chosen_task(raw, origin.task, origin.label)
-    with reported(lambda error: f"{origin.label} describes no valid model: {sentence(error)}.", "Correct it."):
+    with as_input_error(lambda error: f"{origin.label} describes no valid model: {sentence(error)}.", "Correct it."):
         config = AutoConfig.from_pretrained(
             origin.path, trust_remote_code=origin.trust_remote_code, local_files_only=not origin.fetched
         )

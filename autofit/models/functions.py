@@ -21,7 +21,7 @@ from typing import Any
 
 import cloudpickle
 
-from autofit.core.errors import InputError, describe_error, reported, unknown
+from autofit.core.errors import InputError, as_input_error, describe_error, unknown
 from autofit.core.files import expanded
 from autofit.core.workload import Workload
 
@@ -133,7 +133,7 @@ def _function(module: ModuleType, name: str, label: str) -> Callable[[], object]
 
 def _blamed_on_user(doing: str) -> AbstractContextManager[None]:
     # SystemExit, too: of a script without `if __name__ == "__main__"`
-    return reported(lambda error: f"{doing} failed{_where(error)}: {describe_error(error)}.", "Correct the code.")
+    return as_input_error(lambda error: f"{doing} failed{_where(error)}: {describe_error(error)}.", "Correct the code.")
 
 
 def _where(error: BaseException) -> str:

@@ -17,7 +17,15 @@ from typing import Any
 import torch
 
 from autofit.core.budget import Budget
-from autofit.core.errors import AutofitError, ProbeError, RefusedError, describe_error, message_of, printable, reported
+from autofit.core.errors import (
+    AutofitError,
+    ProbeError,
+    RefusedError,
+    as_input_error,
+    describe_error,
+    message_of,
+    printable,
+)
 from autofit.core.hardware import GIB, Hardware
 from autofit.core.links import Link
 from autofit.core.measurement import Measurement, Outcome
@@ -47,7 +55,7 @@ def serve(workload: bytes, call: bytes) -> Any:
     """
     remedy = "Define its functions in a module that can be imported, or in the notebook or script itself."
     try:
-        with reported(
+        with as_input_error(
             lambda error: f"the workload cannot be opened in a probe process: {describe_error(error)}.", remedy
         ):
             unpickled = pickle.loads(workload)

@@ -22,7 +22,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer as TorchOptimizer
 
-from autofit.core.errors import describe_error, reported, several
+from autofit.core.errors import as_input_error, describe_error, multiple_losses_error
 from autofit.core.knobs.optimizer import COMPILED, KEEP_SMALL_UPDATES, KNOB
 from autofit.distributed.kinds import by_kind
 from autofit.setup import Config, Hardware, InputError, Setup, Stage, Technique, Value, Workload, requirements
@@ -105,11 +105,13 @@ def _make(setup: Setup, kind: Callable[[], Callable[..., TorchOptimizer]]) -> No
     if not groups:
         raise InputError("the model has no trainable parameter.", "Set requires_grad on what should be trained.")
     setup.make_optimizer = own or functools.partial(kind(), lr=setup.hyperparameters.lr)
-    failing = reported(lambda error: f"the optimizer function raised {describe_error(error)}.", "Correct it.")
+    failing = as_input_error(lambda error: f"the optimizer function raised {describe_error(error)}.", "Correct it.")
     with failing if own else nullcontext():
         setup.optimizer = setup.make_optimizer(groups)
     if isinstance(setup.optimizer, list | tuple | dict):
-        raise several(f"the optimizer function returned a {type(setup.optimizer).__name__} of {len(setup.optimizer)}")
+        raise multiple_losses_error(
+            f"the optimizer function returned a {type(setup.optimizer).__name__} of {len(setup.optimizer)}"
+        )
     if not isinstance(setup.optimizer, TorchOptimizer):
         given = type(setup.optimizer).__name__
         raise InputError(f"the optimizer function returned a {given}, not an Optimizer.", "Return the optimizer.")

@@ -23,7 +23,7 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from autofit.core import strict_yaml
-from autofit.core.errors import InputError, describe_error, reported
+from autofit.core.errors import InputError, as_input_error, describe_error
 from autofit.core.files import checksum
 from autofit.core.hardware import MIB
 from autofit.core.knobs import KNOBS
@@ -158,7 +158,7 @@ def check_savable(setup: Setup) -> None:
     groups = [{key: value for key, value in group.items() if key != "params"} for group in setup.optimizer.param_groups]
     file = io.BytesIO()
     message = "the state_dict of the optimizer holds more than plain values and tensors, which is not safe to load."
-    with reported(lambda _: message, "Leave out what is neither, such as objects of classes of your own."):
+    with as_input_error(lambda _: message, "Leave out what is neither, such as objects of classes of your own."):
         torch.save(groups, file)
         torch.load(io.BytesIO(file.getvalue()), weights_only=True)
 
@@ -364,7 +364,7 @@ def _restore(setup: Setup, contents: dict[str, Any], path: Path) -> None:
         if setup.ranks.are_several:
             sharded_state.divide_optimizer(setup, contents)
         else:
-            with reported(
+            with as_input_error(
                 lambda error: f"the optimizer does not take its saved state: {describe_error(error)}.", _ANEW
             ):
                 setup.optimizer.load_state_dict(contents["optimizer"])

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from autofit.core.errors import InputError, message_of, pluralize, several, shown
+from autofit.core.errors import InputError, message_of, multiple_losses_error, pluralize, shown
 
 _NOT_TAKEN = re.compile(r"(?:unexpected keyword argument|multiple values for (?:keyword )?argument) '(\w+)'")
 _LISTS = re.compile(r"\b(list|tuple|str)\b")  # in errors of code that was given one
@@ -29,7 +29,7 @@ def default_loss(model: nn.Module, batch: Any) -> Any:
     remedy = _remedy(batch)
     losses = {key: output[key] for key in output if "loss" in str(key)} if isinstance(output, Mapping) else output
     if is_several(losses):
-        raise several(f"{name} returned {_described(losses)} losses")
+        raise multiple_losses_error(f"{name} returned {_described(losses)} losses")
     if loss is None and output is not None:
         raise InputError(f"{name} computed no loss of the batch.", f"Put labels in the batch, or p{remedy[1:]}")
     first = output[0] if isinstance(output, tuple | list) and output else None

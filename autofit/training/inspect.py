@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import autofit
 from autofit.core.config_faults import config_faults_named
-from autofit.core.errors import InputError, describe_error, reported
+from autofit.core.errors import InputError, as_input_error, describe_error
 from autofit.core.hardware import Hardware
 from autofit.core.tasks import task_of
 from autofit.core.tasks.custom import CUSTOM
@@ -124,7 +124,7 @@ def _structure(workload: Workload, model: nn.Module) -> Traits:
     digest = None
     with (
         suppress(InputError),
-        reported(describe_error),
+        as_input_error(describe_error),
     ):  # it reads the user's code and settings; measuring does not need it
         digest = fingerprint(workload, model)
     return Traits(
@@ -291,7 +291,10 @@ def blamed_on(what: str, remedy: str = _CORRECT_IT) -> Iterator[None]:
         return f"{what} raised {describe_error(error)} (at {frame.filename}:{frame.lineno})."
 
     try:
-        with reported(says, remedy, but=is_out_of_memory), config_faults_named():  # running out is nobody's mistake
+        with (
+            as_input_error(says, remedy, but=is_out_of_memory),
+            config_faults_named(),
+        ):  # running out is nobody's mistake
             yield
     except InputError as error:
         cause = error.__cause__

@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 
-from autofit.core.errors import InputError, RefusedError, several
+from autofit.core.errors import InputError, RefusedError, multiple_losses_error
 from autofit.core.forks import ending_forks
 from autofit.setup import Setup
 from autofit.training.default_loss import default_loss, is_several
@@ -53,7 +53,7 @@ def _check_number(loss: Any) -> None:
         given = f"a tensor of shape {tuple(loss.shape)}"
         remedy = "Take its mean."
     elif is_several(loss):
-        raise several(f"the loss is a {type(loss).__name__} of {len(loss)}")
+        raise multiple_losses_error(f"the loss is a {type(loss).__name__} of {len(loss)}")
     else:
         given = type(loss).__name__
         remedy = "Let it return that tensor."

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from autofit.core.errors import InputError, OutOfMemoryError, describe_error, reported
+from autofit.core.errors import InputError, OutOfMemoryError, as_input_error, describe_error
 from autofit.distributed.group import TIMEOUT
 from autofit.distributed.launcher import Said, on_ranks
 from autofit.hardware.device import detect
@@ -163,7 +163,7 @@ def _write(tensors: Mapping[str, torch.Tensor], path: Path) -> None:
     """Fill such a file; libraries that rename one of their own cannot."""
     remedy = f"Make room in {_SHARED}, or in the directory of temporary files (TMPDIR)."
     says = "the weights cannot be given to other processes"
-    with reported(lambda error: f"{says}: {describe_error(error)}.", remedy), path.open("wb") as file:
+    with as_input_error(lambda error: f"{says}: {describe_error(error)}.", remedy), path.open("wb") as file:
         torch.save(dict(tensors), file)
 
 

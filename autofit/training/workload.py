@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 from torch.utils.data import DataLoader
 
-from autofit.core.errors import InputError, is_whole, reported, require, sentence
+from autofit.core.errors import InputError, as_input_error, is_whole, require, sentence
 from autofit.core.tasks import task_of
 from autofit.core.tasks.custom import CUSTOM
 from autofit.core.workload import Rows, Workload, reduction_of
@@ -245,7 +245,9 @@ def _look(loader: Any, peek: Peek, cut: Cut | None) -> _Look:
 
 def _collated(batches: Iterator[Any]) -> Iterator[Any]:
     """The batches of a loader; an InputError where torch's own collate_fn cannot stack its samples."""
-    with reported(lambda error: f"the loader cannot stack its samples: {sentence(error)}.", _PAD, but=_is_no_stacking):
+    with as_input_error(
+        lambda error: f"the loader cannot stack its samples: {sentence(error)}.", _PAD, but=_is_no_stacking
+    ):
         yield from batches
 
 

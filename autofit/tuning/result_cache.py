@@ -17,7 +17,7 @@ import psutil
 from autofit.core.environment import versions
 from autofit.core.errors import InputError
 from autofit.core.events import Notify
-from autofit.core.files import cache_file, cached_names, read_text, write_atomically, write_cache
+from autofit.core.files import cache_file, cached_names, read_text, write_atomically, write_cache_text
 from autofit.core.hardware import GIB
 from autofit.core.options import SearchOptions
 from autofit.core.record import RECORD, Record
@@ -107,7 +107,7 @@ def save(key: str, result: Result) -> None:
     directory = Path(result.run_directory or "")
     for name, suffix in (RECORD, "json"), (JOURNAL, "log"):
         with contextlib.suppress(OSError):  # somebody deleted it: the search is done again
-            write_cache(cache_file("results", f"{key}.{suffix}"), read_text(directory / name))
+            write_cache_text(cache_file("results", f"{key}.{suffix}"), read_text(directory / name))
 
 
 def outdated_note() -> str | None:
@@ -125,7 +125,7 @@ def outdated_note() -> str | None:
     if Store().outdated():
         unread.append("measurements")
 
-    write_cache(marker, f"{LAYOUT}\n")
+    write_cache_text(marker, f"{LAYOUT}\n")
     if not unread:
         return None
     return f"{' and '.join(unread)} cached by an older autofit in {marker.parent} are not used: they are made anew."

@@ -5,7 +5,7 @@ import dataclasses
 import torch
 
 from autofit.core.budget import Budget, gib_to_bytes
-from autofit.core.errors import InputError, describe_error, reported
+from autofit.core.errors import InputError, as_input_error, describe_error
 from autofit.core.estimate import Estimate
 from autofit.core.hardware import Hardware
 from autofit.core.options import ALL, SearchOptions
@@ -61,7 +61,7 @@ def _one_device(options: SearchOptions) -> tuple[Hardware, tuple[str, ...]]:
 
 def structure_traits(workload: Workload, hardware: Hardware) -> Traits:
     """What the structure of the model shows."""
-    with reported(
+    with as_input_error(
         lambda error: f"the model cannot be built here: {describe_error(error)}."
     ):  # of a size that no machine has
         return inspect_workload(workload, hardware, budget_bytes=None)

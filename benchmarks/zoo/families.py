@@ -11,7 +11,7 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-from autofit.core.errors import InputError, describe_error, reported
+from autofit.core.errors import InputError, as_input_error, describe_error
 
 ROOT = Path(__file__).parent
 LIBRARIES = ("timm", "torchvision", "diffusers", "sentence_transformers")
@@ -85,7 +85,7 @@ def families() -> tuple[list[Family], list[str]]:
     for library in LIBRARIES:
         file = ROOT / "libraries" / f"of_{library}.py"
         try:
-            with reported(describe_error):
+            with as_input_error(describe_error):
                 names = runpy.run_path(str(file))["NAMES"]
         except InputError as error:
             lacking.append(f"{library} is left out: {error}.")

@@ -13,10 +13,10 @@ from autofit.core.errors import (
     ProbeError,
     RefusedError,
     UntraceableError,
+    as_input_error,
     describe_error,
     pluralize,
     printable,
-    reported,
     sentence,
     unknown,
 )
@@ -99,7 +99,7 @@ def test_a_text_keeps_its_lines() -> None:
 def test_whatever_is_raised_is_reported(error: BaseException) -> None:
     with (
         pytest.raises(InputError) as caught,
-        reported(lambda raised: f"it raised {describe_error(raised)}.", "Mend it."),
+        as_input_error(lambda raised: f"it raised {describe_error(raised)}.", "Mend it."),
     ):
         raise error
     assert str(caught.value) == f"it raised {describe_error(error)}. Mend it."
@@ -108,5 +108,5 @@ def test_whatever_is_raised_is_reported(error: BaseException) -> None:
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), RefusedError("no."), MemoryError()])
 def test_but_for_ctrl_c_and_autofits_own_and_others_as_asked(error: BaseException) -> None:
-    with pytest.raises(type(error)), reported(describe_error, but=lambda raised: isinstance(raised, MemoryError)):
+    with pytest.raises(type(error)), as_input_error(describe_error, but=lambda raised: isinstance(raised, MemoryError)):
         raise error

@@ -21,12 +21,12 @@ from autofit.core.files import (
     checksum,
     digest,
     expanded,
-    keep,
-    kept,
     locked,
+    read_cache,
     read_text,
     write_atomically,
     write_cache,
+    write_cache_text,
 )
 from tests.processes import as_ordinary_user
 
@@ -43,34 +43,34 @@ def test_files_lie_where_the_user_wants_caches(tmp_path: Path, monkeypatch: pyte
 
 def test_the_cache_holds_the_latest_text(tmp_path: Path) -> None:
     path = tmp_path / "new" / "file"
-    write_cache(path, "one")
-    write_cache(path, "two")
+    write_cache_text(path, "one")
+    write_cache_text(path, "two")
     assert path.read_text(encoding="utf-8") == "two"
     assert [each.name for each in path.parent.iterdir()] == ["file"]
 
 
 def test_write_failures_are_ignored(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way", encoding="utf-8")
-    write_cache(tmp_path / "file" / "below", "text")
+    write_cache_text(tmp_path / "file" / "below", "text")
     assert (tmp_path / "file").read_text(encoding="utf-8") == "in the way"
 
 
 def test_only_what_was_kept_comes_back(tmp_path: Path) -> None:
     path = tmp_path / "new" / "file.json"
-    assert kept(path) is None
-    keep(path, [1.5, {"a": None}])
-    assert kept(path) == [1.5, {"a": None}]
+    assert read_cache(path) is None
+    write_cache(path, [1.5, {"a": None}])
+    assert read_cache(path) == [1.5, {"a": None}]
     whole = path.read_bytes()
     for place in range(len(whole)):
         path.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
-        assert kept(path) is None
+        assert read_cache(path) is None
     for text in ("", "[]", "3", "{}", '{"digest": 1, "data": 1}', "[" * 100_000, "\0"):
         path.write_text(text)
-        assert kept(path) is None
+        assert read_cache(path) is None
     path.unlink()
     os.mkfifo(path)
-    keep(path, 1)
-    assert kept(path) is None
+    write_cache(path, 1)
+    assert read_cache(path) is None
 
 
 def test_other_texts_have_other_names() -> None:

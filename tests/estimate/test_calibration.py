@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autofit.core.config import Config
-from autofit.core.files import keep
+from autofit.core.files import write_cache
 from autofit.core.measurement import Measurement, Outcome, PeakBytes, StepSeconds
 from autofit.estimate.calibration import MOST_STORED, Calibration, Comparison, calibration_for, compare, learn
 from tests.tiny import CPU
@@ -123,7 +123,7 @@ def test_files_of_other_versions_are_read(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     learn(CPU, [seen(1.0)])
     data = {"predicted_bytes": 100, "measured_bytes": 120, "predicted_seconds": 1.0, "measured_seconds": 3.18}
-    keep(file_in(tmp_path), [data | told] * 4)
+    write_cache(file_in(tmp_path), [data | told] * 4)
     known = calibration_for(CPU)
     assert (known.memory, known.count, known.discounted) == (1.2, 4, 0 if told else 4)
     assert known.seconds == (3.18 if told else 1.0)  # nobody noted how busy the machine was

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from autofit.core.config import Config
-from autofit.core.files import cache_file, keep, kept
+from autofit.core.files import cache_file, read_cache, write_cache
 from autofit.core.hardware import GIB
 from autofit.core.measurement import Measurement, Outcome
 from autofit.core.options import search_options
@@ -280,8 +280,8 @@ def test_a_cache_is_optional_everywhere(monkeypatch: pytest.MonkeyPatch, kind: s
 
         assert result_cache.outdated_note() is None
         assert result_cache.find("key") is None
-        keep(cache_file("rates", "a.json"), {"a": 1})
-        assert kept(cache_file("rates", "a.json")) is None
+        write_cache(cache_file("rates", "a.json"), {"a": 1})
+        assert read_cache(cache_file("rates", "a.json")) is None
         assert not Store().outdated()
         told: list[str] = []
         subject = Subject("key", "foo")

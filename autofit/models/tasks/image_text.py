@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from autofit.core.errors import InputError, reported, require
+from autofit.core.errors import InputError, as_input_error, require
 from autofit.models.tasks.images import image_channels, image_sides
 from autofit.models.tasks.sizes import YOUR_FUNCTION, Asked, padding, positions, whole_numbers
 from autofit.models.tasks.sound import RandomSound
@@ -212,7 +212,7 @@ def _counted_tokens(asked: Asked, vision: Any, pixels: tuple[int, ...]) -> int:
     merged = getattr(config, "scale_factor", None) or getattr(config, "spatial_merge_size", None)
     if isinstance(patch, int) and isinstance(merged, int):
         return (pixels[1] // patch // merged) * (pixels[2] // patch // merged)
-    with reported(lambda error: f"autofit knows no batches of images and text for {asked.name}.", YOUR_FUNCTION):
+    with as_input_error(lambda error: f"autofit knows no batches of images and text for {asked.name}.", YOUR_FUNCTION):
         with torch.device("meta"), torch.no_grad():
             model = transformers.AutoModelForImageTextToText.from_config(config, dtype=torch.float32)
             found = model.get_image_features(pixel_values=torch.empty((1, *pixels)))

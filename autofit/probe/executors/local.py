@@ -19,7 +19,7 @@ from typing import Any
 
 import cloudpickle
 
-from autofit.core.errors import AutofitError, ProbeError, describe_error, printable, reported
+from autofit.core.errors import AutofitError, ProbeError, as_input_error, describe_error, printable
 from autofit.core.measurement import Measurement, Outcome
 from autofit.core.workload import Workload
 from autofit.core.zygote_process import START, TRANSFORMERS, ZygoteProcess, environment_of_zygote, taken
@@ -127,7 +127,7 @@ class Worker(Executor):
     def _pickle(self, workload: Workload | None) -> bytes:
         if self._pickled is None or self._pickled[0] is not workload:
             remedy = "Give factories that hold no open files, locks or device handles: autofit.Workload(model=...)."
-            unsent = reported(
+            unsent = as_input_error(
                 lambda error: f"the workload cannot be sent to a probe process: {describe_error(error)}.", remedy
             )
             with unsent, _PICKLING:
