@@ -256,15 +256,15 @@ def _alternative(
 def leading(predictions: Predictions, most: int) -> list[Config]:
     """The configs predicted to be nearest to the front of their tier, at most `most` of each."""
     configs = list(predictions.nbytes)
-    nbytes = figures(predictions.nbytes, configs)
+    nbytes = np.array(list(predictions.nbytes.values()), dtype=float)
     seconds = figures(predictions.seconds, configs)
     known = is_known(nbytes) & is_known(seconds)
-    tiers = np.array(list(map(tier, configs)))
+    tiers = np.array([TIERS.index(tier(config)) for config in configs])
 
     found: list[Config] = []
-    for name in TIERS:
+    for number, _ in enumerate(TIERS):
         # By rising size: how many times slower each is than the fastest that is no larger.
-        indices = np.flatnonzero(known & (tiers == name))
+        indices = np.flatnonzero(known & (tiers == number))
         by_size = np.lexsort((seconds[indices], nbytes[indices]))
         indices = indices[by_size]
 
