@@ -20,7 +20,12 @@ class Concurrency(Protocol):
     @property
     def places(self) -> int: ...
 
-    def submit(self, number: int, config: Config, best_seconds: float | None) -> None:
+    def submit(
+        self,
+        number: int,
+        config: Config,
+        best_seconds: float | None,
+    ) -> None:
         """Start to measure a config; fewer than `places` are being measured.
 
         Args:
@@ -60,7 +65,12 @@ class Threaded:
     def places(self) -> int:
         return min(self._room(), _MOST_PLACES)
 
-    def submit(self, number: int, config: Config, best_seconds: float | None) -> None:
+    def submit(
+        self,
+        number: int,
+        config: Config,
+        best_seconds: float | None,
+    ) -> None:
         future = self._pool.submit(self._probe, number, config, best_seconds)
         self._running[future] = number
 

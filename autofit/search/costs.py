@@ -54,6 +54,7 @@ class Costs:
 
         model = self._prior(float(np.median(uncompiled)) if uncompiled else _USUAL)
         if configs:
+            # Outliers are cut around what the prior expects, scaled to the median probe.
             at = self._features.rows(configs)
             spent = np.log(seconds)
             expected = at @ model.mean

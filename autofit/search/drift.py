@@ -53,15 +53,21 @@ def slowdown(measurements: Measurements, *, noise: float) -> Array:
     # The walk's covariance: the time, in units of five minutes, from the later of two to the end.
     spent = np.cumsum([measurement.seconds for measurement in measurements])
     ago = (spent[-1:] - spent) / AGAIN_AFTER_SECONDS
-    timed = [index for index, seen in enumerate(measurements) if seen.fits and seen.step_seconds]
+    timed = []
+    for index, measurement in enumerate(measurements):
+        if measurement.fits and measurement.step_seconds:
+            timed.append(index)
     walk = np.minimum(ago[:, None], ago[timed][None, :])
 
     values = np.log(seconds)
     values = values - values.mean()
+
+    # A config's own time, the same in all of its measurements, and their noise.
     first = np.array(list(map(configs.index, configs)))  # of each config, in this order
     same_config = first[:, None] == first[None, :]
     steady = _WIDE**2 * same_config + noise**2 * np.eye(len(timed))
 
+    # How likely each size of the walk's steps is, and the walk that it expects.
     evidence = []
     means = []
     for step in _STEPS:

@@ -95,8 +95,8 @@ class Enumeration:
         if self._unread:  # any value of any knob may make a difference to a rule that is not known
             canonical.extend(map(self._every_value, knobs))
 
-        # What is read by many rules comes first, so that what is forbidden shows early; what no
-        # rule reads comes last.
+        # The knobs in the order in which they are decided. What is read by many rules comes first,
+        # so that what is forbidden shows early; what no rule reads comes last.
         def readers(knob: str) -> int:
             return sum(knob in self._diagram.reads[node] for node in refused)
 
@@ -238,14 +238,19 @@ class Enumeration:
     def _rank_of_first(self) -> int:
         """The rank of the combination that comes first in the order of the space."""
         assert self._legal, "something is legal"
+
+        # The first value of each knob with which there are legal configs, in the space's order.
         indices = {}
         state = self._legal.left
         for knob, values in self._knobs.items():
-            choices = (self._assume(state, knob, index) for index in range(len(values)))
-            first = next(choice for choice in choices if choice and self._count(choice.left))
-            indices[knob] = first.index
-            state = first.left
+            for index, _ in enumerate(values):
+                choice = self._assume(state, knob, index)
+                if choice and self._count(choice.left):
+                    indices[knob] = index
+                    state = choice.left
+                    break
 
+        # How many are counted before it, in the order of the states.
         rank = 0
         state = self._legal.left
         while state:
@@ -325,6 +330,7 @@ class Enumeration:
         arrive(start, np.arange(len(ranks)), np.array(ranks, kind))
         for knob in self._order:  # a state decides its first knob, so what it leaves comes later
             for state, parts in arriving.pop(knob, {}).items():
+                # Numbers below the count of the first value's configs have that value, and so on.
                 rows, numbers = map(np.concatenate, zip(*parts, strict=True))
                 _, choices = self._step(state)
                 low = 0

@@ -119,10 +119,14 @@ class GaussianProcess:
             correlations = points.correlate(others)
             covariances = points.share(others, self._of_value)
 
-        lower = np.linalg.cholesky(noise + points.share(points, self._of_value))
+        # N^1/2, then Q and L.
+        unscaled = noise + points.share(points, self._of_value)
+        lower = np.linalg.cholesky(unscaled)
         half = np.linalg.solve(lower, points.correlate(points))
         spread, turned = np.linalg.eigh(np.linalg.solve(lower, half.T))
         spread = np.maximum(spread, 0.0)  # of a matrix that is positive but for rounding
+
+        # What the scale multiplies, what it does not, and the values: in the coordinates of Q.
         whitened = turned.T @ np.linalg.inv(lower)
         apart = whitened @ correlations
         common = whitened @ covariances
@@ -130,15 +134,17 @@ class GaussianProcess:
 
         squares = _SCALES[:, None] ** 2
         scales = 1 / (squares * spread + 1)
-        means = squares * ((scales * observed) @ apart) + (scales * observed) @ common
+        projected = scales * observed
+        means = squares * (projected @ apart) + projected @ common
+
         explained = squares**2 * (scales @ np.square(apart))
         explained = explained + 2 * squares * (scales @ (apart * common))
-        unscaled = _COMMON**2 + self._of_value.sum()
-        variances = squares + unscaled - explained - scales @ np.square(common)
+        shared = _COMMON**2 + self._of_value.sum()
+        variances = squares + shared - explained - scales @ np.square(common)
+        deviations = np.sqrt(np.maximum(variances, 1e-12))
 
         evidence = 0.5 * (np.log(scales).sum(axis=1) - scales @ np.square(observed))
         weights = _SCALE_PROBABILITIES * np.exp(evidence - evidence.max())
-        deviations = np.sqrt(np.maximum(variances, 1e-12))
         return Mixture(weights / weights.sum(), means, deviations)
 
     def _to_pool(self, measured: Configs) -> tuple[Array, Array]:

@@ -163,9 +163,12 @@ class _Found:
             with contextlib.suppress(ValueError, RecursionError):
                 self._read(piece)
 
+        # Records are numbered from 0, so that a gap, or a line that is none, shows.
         numbers = [record["line"] for record in self.checked]
-        self.lost = max(len(pieces), 1 + max(numbers, default=-1)) - len(numbers)
-        self.is_whole = b"".join(self.lines) == data and numbers == list(range(len(numbers)))
+        count = max(len(pieces), 1 + max(numbers, default=-1))
+        self.lost = count - len(numbers)
+        complete = numbers == list(range(len(numbers)))
+        self.is_whole = complete and b"".join(self.lines) == data
 
         identity = self._facts.get(_IDENTITY)
         self.identity = identity if isinstance(identity, dict) else {}
@@ -317,7 +320,11 @@ def _end_running(study: Study) -> None:
         study.tell(trial.number, value, state=state)
 
 
-def _opened(journal: Journal, found: _Found, sampler: BaseSampler) -> tuple[_Backend, Study]:
+def _opened(
+    journal: Journal,
+    found: _Found,
+    sampler: BaseSampler,
+) -> tuple[_Backend, Study]:
     """The study of what a file holds: of all records where they are whole, else of the
     measurements."""
     journal.lines[:] = found.lines if found.is_whole else []

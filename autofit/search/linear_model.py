@@ -101,7 +101,12 @@ class LinearModel:
         deviations[:2] = intercept, slope
         return cls(mean, deviations**2, np.zeros((0, len(mean))))
 
-    def learn(self, rows: Array, values: Array, noise: Array | float) -> LinearModel:
+    def learn(
+        self,
+        rows: Array,
+        values: Array,
+        noise: Array | float,
+    ) -> LinearModel:
         """The effects given values of the quantity.
 
         Args:

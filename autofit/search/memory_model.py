@@ -124,6 +124,7 @@ class MemoryModel:
             mean = np.zeros(self.features.width)
             model = LinearModel.prior(mean, intercept=_ERROR, slope=_ERROR / 4, value=_ERROR / 2)
 
+        # The scale of the deviations is the likelier the less it is surprised by these sizes.
         at = self._group(fitting)
         model = model.learn(at.rows, np.log(nbytes) - at.nbytes, noise)
         evidence = evidence - model.learnt * np.log(scales) - model.surprise / scales**2 / 2
@@ -199,7 +200,11 @@ def _allocated(measurement: Measurement) -> int:
     return measurement.peak_bytes.allocated if measurement.peak_bytes else 0
 
 
-def _ladder(knob: str, values: Sequence[Value], memory_order: MemoryOrder) -> list[Value]:
+def _ladder(
+    knob: str,
+    values: Sequence[Value],
+    memory_order: MemoryOrder,
+) -> list[Value]:
     """The values by rising memory; those with a proven rank are sorted among themselves."""
     ranks = {}
     for value in values:

@@ -256,14 +256,15 @@ def _alternative(
 def leading(predictions: Predictions, most: int) -> list[Config]:
     """The configs predicted to be nearest to the front of their tier, at most `most` of each."""
     configs = list(predictions.nbytes)
-    nbytes = figures(predictions.nbytes, configs)
+    nbytes = np.array(list(predictions.nbytes.values()), dtype=float)
     seconds = figures(predictions.seconds, configs)
     known = is_known(nbytes) & is_known(seconds)
-    tiers = np.array(list(map(tier, configs)))
+    tiers = np.array([TIERS.index(tier(config)) for config in configs])
 
     found: list[Config] = []
-    for name in TIERS:
-        indices = np.flatnonzero(known & (tiers == name))
+    for number, _ in enumerate(TIERS):
+        # By rising size: how many times slower each is than the fastest that is no larger.
+        indices = np.flatnonzero(known & (tiers == number))
         by_size = np.lexsort((seconds[indices], nbytes[indices]))
         indices = indices[by_size]
 
@@ -304,7 +305,13 @@ def predicted_points(configs: Iterable[Config], evidence: Evidence) -> dict[Conf
         if works[index] > 0.5:
             rate = float(speeds[index]) * workload.effective_batch_size
             tokens = rate * length if length else None
-            points[config] = Point(config, int(sizes[index]), rate, tokens, measured=False)
+            points[config] = Point(
+                config,
+                int(sizes[index]),
+                rate,
+                tokens,
+                measured=False,
+            )
 
     return points
 
@@ -323,7 +330,11 @@ def _is_open(config: Config, evidence: Evidence) -> bool:
     return 0 < nbytes < math.inf and 0 < seconds < math.inf
 
 
-def _predicted_bytes(surrogate: Surrogate, group: Group, evidence: Evidence) -> Array:
+def _predicted_bytes(
+    surrogate: Surrogate,
+    group: Group,
+    evidence: Evidence,
+) -> Array:
     """The bytes of configs, as the budget counts them.
 
     They are more than there is where an out-of-memory proves that.

@@ -46,7 +46,12 @@ class Predictions:
         """Whether the config needs more bytes than the limit, however wrong the prediction is."""
         return self.nbytes.get(config, np.nan) * _SURE > limit
 
-    def most_promising(self, configs: Configs, limit: float, most: int) -> list[Config]:
+    def most_promising(
+        self,
+        configs: Configs,
+        limit: float,
+        most: int,
+    ) -> list[Config]:
         """At most so many configs, in their order: the fastest predicted within the limit, then the
         smallest others.
 
@@ -94,7 +99,11 @@ def _median(by_config: Mapping[Config, float]) -> float:
     return float(np.median(values)) if len(values) else 1.0
 
 
-def _logs(by_config: Mapping[Config, float], configs: Configs, median: float) -> Array:
+def _logs(
+    by_config: Mapping[Config, float],
+    configs: Configs,
+    median: float,
+) -> Array:
     """Logarithms of figures; the median stands for unknown ones."""
     values = figures(by_config, configs)
     return np.asarray(np.log(np.where(is_known(values), values, median)))

@@ -170,8 +170,14 @@ def _timed(measurements: Sequence[PriorMeasurement]) -> list[_Timed]:
 
     found = []
     for (config, session), seconds in times.items():
-        mean = statistics.geometric_mean(seconds)
-        found.append(_Timed(config in outgrew, mean, config, session, len(seconds)))
+        timed = _Timed(
+            config in outgrew,
+            statistics.geometric_mean(seconds),
+            config,
+            session,
+            len(seconds),
+        )
+        found.append(timed)
 
     found.sort(key=lambda timed: (timed.outgrew, timed.seconds))
     return found[:_MOST_TIMED]

@@ -10,7 +10,11 @@ MemoryOrder = Callable[[str, Value], int | None]
 ACCUMULATION = "gradient_accumulation_steps"
 
 
-def ruled_out(failed: Mapping[str, Value], pool: Encoding, memory_order: MemoryOrder) -> Mask:
+def ruled_out(
+    failed: Mapping[str, Value],
+    pool: Encoding,
+    memory_order: MemoryOrder,
+) -> Mask:
     """Which configs of a pool need at least the memory of `failed`, which ran out of memory.
 
     One does when every knob is equal or ranks at least as high by `memory_order`, and both
@@ -27,7 +31,12 @@ def ruled_out(failed: Mapping[str, Value], pool: Encoding, memory_order: MemoryO
     return pruned
 
 
-def _needs_as_much(knob: str, failed: Value, memory_order: MemoryOrder, candidate: Value) -> bool:
+def _needs_as_much(
+    knob: str,
+    failed: Value,
+    memory_order: MemoryOrder,
+    candidate: Value,
+) -> bool:
     if failed == candidate:
         return True
 

@@ -153,13 +153,14 @@ class SurrogateSampler(BaseSampler):
         if not left.any():
             return None
 
-        some_fit = any(measurement.fits for measurement in measurements)
-        if not some_fit and self._is_hopeless(measurements, left):
-            return None
+        tolerance = self._tolerance
+        if tolerance is None:
+            return left, measurements
+        if not any(measurement.fits for measurement in measurements):
+            return None if self._is_hopeless(measurements, left) else (left, measurements)
 
         can_improve = self.surrogate.can_improve
-        tolerance = self._tolerance
-        if tolerance is None or not some_fit or can_improve(measurements, left, tolerance):
+        if can_improve(measurements, left, tolerance):
             return left, measurements
 
         for name, of_tier in self._tiers.items():
@@ -173,7 +174,7 @@ class SurrogateSampler(BaseSampler):
     def _is_hopeless(self, measurements: Measurements, left: Mask) -> bool:
         """Whether nothing is expected to fit, as those that should need least have shown."""
         failed = sum(map(_ran_out_of_memory, measurements))
-        if self._tolerance is None or not self.surrogate.informed or failed < _PROOFS:
+        if not self.surrogate.informed or failed < _PROOFS:
             return False
 
         feasible = self.surrogate.probability_feasible(measurements, self.surrogate.pool)
@@ -231,7 +232,12 @@ class SurrogateSampler(BaseSampler):
 
         return independent if independent.any() else left
 
-    def _likely_to_fit(self, measurements: Measurements, left: Mask, speeds: Speeds) -> int:
+    def _likely_to_fit(
+        self,
+        measurements: Measurements,
+        left: Mask,
+        speeds: Speeds,
+    ) -> int:
         """The fastest of those likely to fit whose probes are cheap; else the smallest config."""
         surrogate = self.surrogate
         feasible = surrogate.probability_feasible(measurements, surrogate.pool)
@@ -266,6 +272,7 @@ class SurrogateSampler(BaseSampler):
         choices = (likely & in_time, likely, left & in_time, left)
         possible = next(mask for mask in choices if mask.any())
 
+        # Costs are looked at only where the gain may still win.
         gain = speeds.of(possible).expected_improvement() * feasible[possible]
         # Rounding may make a gain a little less than none.
         near = gain >= min(gain.max(), gain.max() / _DEAREST)

@@ -169,7 +169,12 @@ def _read(path: Path) -> tuple[str, dict[str, Any]]:
     return description.strip(), knobs
 
 
-def _offered(knob: str, given: Any, offer: KnobChoices, path: Path) -> tuple[Value, ...]:
+def _offered(
+    knob: str,
+    given: Any,
+    offer: KnobChoices,
+    path: Path,
+) -> tuple[Value, ...]:
     """The values of one knob of a file, as far as this hardware offers them.
 
     Args:
@@ -205,7 +210,12 @@ def _offered(knob: str, given: Any, offer: KnobChoices, path: Path) -> tuple[Val
     return kept
 
 
-def _checked(knob: str, values: list[Any], offer: KnobChoices, source: str) -> tuple[Value, ...]:
+def _checked(
+    knob: str,
+    values: list[Any],
+    offer: KnobChoices,
+    source: str,
+) -> tuple[Value, ...]:
     """Values that a user lists; raises InputError for those that the knob never takes.
 
     Args:

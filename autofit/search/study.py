@@ -329,7 +329,11 @@ def _values(space: Space, legal: Configs) -> KnobValues:
     return values
 
 
-def _explored(sampler: SurrogateSampler, measurements: Measurements, stopped_by: str) -> Explored:
+def _explored(
+    sampler: SurrogateSampler,
+    measurements: Measurements,
+    stopped_by: str,
+) -> Explored:
     """What exploring ended with."""
     left = sampler.left(measurements)
     bound = None

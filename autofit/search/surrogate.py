@@ -259,7 +259,13 @@ class Surrogate:
 
             steps = StepSeconds(seconds[index], seconds[index], seconds[index])
             peak = PeakBytes(int(nbytes[index]))
-            fantasy = Measurement(config, Outcome.FITS, number, steps, peak_bytes=peak)
+            fantasy = Measurement(
+                config,
+                Outcome.FITS,
+                number,
+                steps,
+                peak_bytes=peak,
+            )
             fantasies.append(fantasy)
 
         return fantasies
@@ -327,7 +333,12 @@ class Surrogate:
             return False
         return float(speeds.probability_above(share).max()) > _CONFIDENCE
 
-    def expects_faster(self, measurements: Measurements, left: Mask, share: float) -> bool:
+    def expects_faster(
+        self,
+        measurements: Measurements,
+        left: Mask,
+        share: float,
+    ) -> bool:
         """Whether a config left is expected to be faster than the best by more than a share of it.
 
         Never without predictions, which additive effects do not replace.

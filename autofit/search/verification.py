@@ -166,7 +166,13 @@ def verify(
         interrupted = True
         verified.extend(passed(rounds))
 
-    return Verification(tuple(explored), tuple(verified), tuple(failed), interrupted, out_of_time)
+    return Verification(
+        tuple(explored),
+        tuple(verified),
+        tuple(failed),
+        interrupted,
+        out_of_time,
+    )
 
 
 def confirm(
@@ -200,7 +206,13 @@ def confirm(
     except KeyboardInterrupt:
         interrupted = True
 
-    return Verification(tuple(explored), tuple(verified), tuple(failed), interrupted, out_of_time)
+    return Verification(
+        tuple(explored),
+        tuple(verified),
+        tuple(failed),
+        interrupted,
+        out_of_time,
+    )
 
 
 def _by_config(measurements: Measurements) -> Rounds:
@@ -279,7 +291,12 @@ def _next_finalists(
     return []
 
 
-def _field(waiting: Measurements, ranking: Ranking, doubt: float, most: int) -> Measurements:
+def _field(
+    waiting: Measurements,
+    ranking: Ranking,
+    doubt: float,
+    most: int,
+) -> Measurements:
     """The first finalists.
 
     The first two, and others that are within the tolerance and the doubt of the best.
@@ -289,7 +306,11 @@ def _field(waiting: Measurements, ranking: Ranking, doubt: float, most: int) -> 
     return [*waiting[:2], *close][:most]
 
 
-def _next_round(called: Measurements, rounds: Rounds, ranking: Ranking) -> Measurements:
+def _next_round(
+    called: Measurements,
+    rounds: Rounds,
+    ranking: Ranking,
+) -> Measurements:
     """Next to measure again: leading candidates with the fewest rounds, else the recommended one
     until ROUNDS."""
     by_count: dict[int, list[Measurement]] = defaultdict(list)
@@ -302,14 +323,22 @@ def _next_round(called: Measurements, rounds: Rounds, ranking: Ranking) -> Measu
     return _best_once_more(called, rounds, ranking)
 
 
-def _best_once_more(called: Measurements, rounds: Rounds, ranking: Ranking) -> Measurements:
+def _best_once_more(
+    called: Measurements,
+    rounds: Rounds,
+    ranking: Ranking,
+) -> Measurements:
     """The one to recommend, unless it had enough rounds."""
     measured = {finalist.config: rounds[finalist.config] for finalist in called}
     best = ranking.recommend(passed(measured, 1))
     return [best] if best and len(rounds[best.config]) < ROUNDS else []
 
 
-def _in_doubt(called: Measurements, rounds: Rounds, tolerance: float) -> Measurements:
+def _in_doubt(
+    called: Measurements,
+    rounds: Rounds,
+    tolerance: float,
+) -> Measurements:
     """The leader and those that may, at 95 %, be faster than it by more than the tolerance; empty
     without the latter.
 
