@@ -18,7 +18,13 @@ if TYPE_CHECKING:
     from autofit.api.search import search
     from autofit.api.training_arguments import TrainerSetup, training_arguments
     from autofit.core.config import Config
-    from autofit.core.errors import AutofitError, InputError, NothingFitsError, ProbeError, RefusedError
+    from autofit.core.errors import (
+        AutofitError,
+        InputError,
+        NothingFitsError,
+        ProbeError,
+        RefusedError,
+    )
     from autofit.core.estimate import Estimate
     from autofit.core.result import Result
     from autofit.core.workload import Workload

@@ -14,14 +14,20 @@ import autofit
 TEXT = Path(__file__).parent / "data" / "alice.txt"
 SEQUENCE_LENGTH = 64
 BATCH_SIZE = 16
-MEMORY_GIB = 1 / 64  # small as the model is, all 16 samples at once do not fit without checkpointing
+MEMORY_GIB = (
+    1 / 64
+)  # small as the model is, all 16 samples at once do not fit without checkpointing
 
 
 def make_model() -> LlamaForCausalLM:
     """A small Llama whose vocabulary is the 256 bytes."""
     torch.manual_seed(0)
     config = LlamaConfig(
-        vocab_size=256, hidden_size=64, intermediate_size=192, num_hidden_layers=3, num_attention_heads=4
+        vocab_size=256,
+        hidden_size=64,
+        intermediate_size=192,
+        num_hidden_layers=3,
+        num_attention_heads=4,
     )
     return LlamaForCausalLM(config)
 
@@ -30,7 +36,9 @@ def make_loader() -> DataLoader:
     """Batches of {"input_ids", "labels"}: what the model's forward takes, so that no loss has to be written."""
     tokens = torch.tensor(list(TEXT.read_bytes()))
     rows = tokens[: len(tokens) // SEQUENCE_LENGTH * SEQUENCE_LENGTH].view(-1, SEQUENCE_LENGTH)
-    samples = [{"input_ids": row, "labels": row} for row in rows]  # the model shifts the labels itself
+    samples = [
+        {"input_ids": row, "labels": row} for row in rows
+    ]  # the model shifts the labels itself
     return DataLoader(samples, batch_size=BATCH_SIZE, shuffle=True, drop_last=True)
 
 
@@ -57,7 +65,9 @@ def main(steps: int = 60, trials: int = 8) -> autofit.Trained:
         steps=steps,
     )
     print(autofit.explain(trained.result))
-    print(f"loss: {trained.history[0].loss:.2f} -> {trained.history[-1].loss:.2f} in {len(trained.history)} steps")
+    print(
+        f"loss: {trained.history[0].loss:.2f} -> {trained.history[-1].loss:.2f} in {len(trained.history)} steps"
+    )
     return trained
 
 

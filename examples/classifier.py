@@ -17,7 +17,9 @@ class Residual(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.f = nn.Sequential(nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 2 * WIDTH), nn.GELU(), nn.Linear(2 * WIDTH, WIDTH))
+        self.f = nn.Sequential(
+            nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 2 * WIDTH), nn.GELU(), nn.Linear(2 * WIDTH, WIDTH)
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         return x + self.f(x)

@@ -15,7 +15,9 @@ CLASSES, SIZE, WIDTH, BATCH_SIZE = 4, 24, 32, 64
 
 def block() -> nn.Module:
     """BatchNorm normalises by the mean and variance of the samples that go through the model together."""
-    return nn.Sequential(nn.Conv2d(WIDTH, WIDTH, 3, padding=1, bias=False), nn.BatchNorm2d(WIDTH), nn.ReLU())
+    return nn.Sequential(
+        nn.Conv2d(WIDTH, WIDTH, 3, padding=1, bias=False), nn.BatchNorm2d(WIDTH), nn.ReLU()
+    )
 
 
 class ConvNet(nn.Module):
@@ -55,7 +57,12 @@ def main(steps: int = 40, trials: int = 6) -> tuple[autofit.Result, autofit.Trai
         workload,
         device="cpu",
         mem=8 / 1024,
-        set={"precision": "fp32", "micro_batch_size": [8, 16, 32, 64], "optimizer": "adamw", "attention": "sdpa"},
+        set={
+            "precision": "fp32",
+            "micro_batch_size": [8, 16, 32, 64],
+            "optimizer": "adamw",
+            "attention": "sdpa",
+        },
         trials=trials,
     )
     print(autofit.explain(result))
@@ -64,8 +71,12 @@ def main(steps: int = 40, trials: int = 6) -> tuple[autofit.Result, autofit.Trai
 
     torch.manual_seed(0)
     loader = DataLoader(TensorDataset(*make_batch(1024)), batch_size=BATCH_SIZE, shuffle=True)
-    trained = autofit.fit(ConvNet(), loader, loss=loss, config=result.best.config, device="cpu", lr=3e-3, steps=steps)
-    print(f"loss: {trained.history[0].loss:.2f} -> {trained.history[-1].loss:.2f} in {len(trained.history)} steps")
+    trained = autofit.fit(
+        ConvNet(), loader, loss=loss, config=result.best.config, device="cpu", lr=3e-3, steps=steps
+    )
+    print(
+        f"loss: {trained.history[0].loss:.2f} -> {trained.history[-1].loss:.2f} in {len(trained.history)} steps"
+    )
     return result, trained
 
 

@@ -42,7 +42,9 @@ def accuracy(model: torch.nn.Module, reviews: list[dict]) -> float:
     return float((model(**batch).logits.argmax(dim=1) == batch["labels"]).float().mean())
 
 
-def main(epochs: int = 6, trials: int = 4) -> tuple[autofit.Trained, dict[str, tuple[float, float]]]:
+def main(
+    epochs: int = 6, trials: int = 4
+) -> tuple[autofit.Trained, dict[str, tuple[float, float]]]:
     """Search, fine-tune, and compare the accuracies before and after."""
     torch.manual_seed(0)
     model = AutoModelForSequenceClassification.from_pretrained(MODEL, num_labels=len(NAMES))
@@ -74,7 +76,13 @@ def main(epochs: int = 6, trials: int = 4) -> tuple[autofit.Trained, dict[str, t
     # How fast a config runs says nothing about how it learns: adapters want a higher learning rate than whole weights.
     lr = 1e-3 if result.best.config["lora_rank"] else 1e-4
     trained = autofit.fit(
-        model, loader, config=result.best.config, device="cpu", lr=lr, schedule="linear", epochs=epochs
+        model,
+        loader,
+        config=result.best.config,
+        device="cpu",
+        lr=lr,
+        schedule="linear",
+        epochs=epochs,
     )
     after = {"known": accuracy(model, known), "unseen": accuracy(model, unseen)}
     for name in before:

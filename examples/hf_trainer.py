@@ -30,7 +30,11 @@ def make_model() -> LlamaForCausalLM:
     """A small Llama whose vocabulary is the 256 bytes; the same weights every time."""
     torch.manual_seed(0)
     config = LlamaConfig(
-        vocab_size=256, hidden_size=64, intermediate_size=192, num_hidden_layers=3, num_attention_heads=4
+        vocab_size=256,
+        hidden_size=64,
+        intermediate_size=192,
+        num_hidden_layers=3,
+        num_attention_heads=4,
     )
     return LlamaForCausalLM(config)
 
@@ -64,7 +68,9 @@ def make_loader() -> torch.utils.data.DataLoader:
 
 def losses_of_autofit(config: dict, steps: int) -> list[float]:
     """The loss of every step in autofit's own loop."""
-    trained = autofit.fit(make_model(), make_loader(), config=config, device="cpu", lr=LR, steps=steps)
+    trained = autofit.fit(
+        make_model(), make_loader(), config=config, device="cpu", lr=LR, steps=steps
+    )
     return [report.loss for report in trained.history]
 
 
@@ -84,10 +90,17 @@ def losses_of_trainer(config: dict, steps: int) -> list[float]:
             save_strategy="no",
             disable_tqdm=True,
         )
-        for note in setup.notes:  # what Trainer cannot run as it was measured: nothing, with this config
+        for (
+            note
+        ) in setup.notes:  # what Trainer cannot run as it was measured: nothing, with this config
             print(f"note: {note}")
         torch.manual_seed(0)  # adapters begin at random, and autofit.fit has a seed of 0
-        trainer = Trainer(setup.prepare(model), setup.arguments, train_dataset=make_samples(), data_collator=collate)
+        trainer = Trainer(
+            setup.prepare(model),
+            setup.arguments,
+            train_dataset=make_samples(),
+            data_collator=collate,
+        )
         trainer.remove_callback(PrinterCallback)
         trainer.train()
     return [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]

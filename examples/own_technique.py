@@ -20,24 +20,32 @@ class MemoryFormat(autofit.Technique):
     """`channels_last` for the weights of convolutions and for the images that enter the model."""
 
     name = "memory_format"
-    stage = autofit.Stage.BLOCKS  # weights exist by now; the optimizer, which comes at STEP, sees the final ones
+    stage = (
+        autofit.Stage.BLOCKS
+    )  # weights exist by now; the optimizer, which comes at STEP, sees the final ones
     off = "contiguous"
     values = ("contiguous", "channels_last")
 
     def exact(self, value: object, workload: autofit.Workload) -> bool:
         return True  # the same sums, up to rounding
 
-    def apply(self, setup: autofit.Setup, value: object) -> None:  # never called with the value that is off
+    def apply(
+        self, setup: autofit.Setup, value: object
+    ) -> None:  # never called with the value that is off
         setup.model.to(memory_format=torch.channels_last)
         hook = setup.model.register_forward_pre_hook(_to_channels_last)
         setup.on_close(hook.remove)  # the user gets the model back without it
 
 
 def _to_channels_last(model: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    return tuple(x.contiguous(memory_format=torch.channels_last) if x.dim() == 4 else x for x in inputs)
+    return tuple(
+        x.contiguous(memory_format=torch.channels_last) if x.dim() == 4 else x for x in inputs
+    )
 
 
-autofit.register(MemoryFormat())  # where the file is imported, so that every way to start a search knows the knob
+autofit.register(
+    MemoryFormat()
+)  # where the file is imported, so that every way to start a search knows the knob
 
 
 def block() -> nn.Module:
@@ -48,7 +56,9 @@ def block() -> nn.Module:
 def make_model() -> nn.Module:
     """Images [n, 3, 16, 16] to the scores of 10 classes."""
     stem, blocks = nn.Conv2d(3, WIDTH, 3, padding=1), nn.Sequential(*(block() for _ in range(4)))
-    return nn.Sequential(stem, blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(WIDTH, CLASSES))
+    return nn.Sequential(
+        stem, blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(WIDTH, CLASSES)
+    )
 
 
 def make_batch(samples: int) -> tuple[Tensor, Tensor]:
@@ -64,7 +74,9 @@ def loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
 
 def workload() -> autofit.Workload:
     """What the command line asks for."""
-    return autofit.Workload(model=make_model, batch=make_batch, loss=loss, effective_batch_size=32, name="convnet")
+    return autofit.Workload(
+        model=make_model, batch=make_batch, loss=loss, effective_batch_size=32, name="convnet"
+    )
 
 
 def main(trials: int = 4) -> autofit.Result:
@@ -76,7 +88,9 @@ def main(trials: int = 4) -> autofit.Result:
         "optimizer_in_backward": False,
     }
     searched = {"memory_format": ["contiguous", "channels_last"], "micro_batch_size": [16, 32]}
-    result = autofit.search(workload(), device="cpu", mem=1, set={**fixed, **searched}, trials=trials)
+    result = autofit.search(
+        workload(), device="cpu", mem=1, set={**fixed, **searched}, trials=trials
+    )
     print(autofit.explain(result))
     for trial in result.trials:
         speed, config = f"{trial.samples_per_second:6.0f} samples/s", trial.config

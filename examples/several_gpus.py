@@ -24,14 +24,27 @@ def main(steps: int = 60, output: Path = Path("several-gpus")) -> autofit.Traine
     """Train on all GPUs, then go on with one: a checkpoint belongs to no number of GPUs."""
     torch.manual_seed(0)
     model = Classifier()
-    loader = DataLoader(make_data(8192), batch_size=256, shuffle=True)  # the batch of all GPUs together
+    loader = DataLoader(
+        make_data(8192), batch_size=256, shuffle=True
+    )  # the batch of all GPUs together
     with_cuda = torch.cuda.is_available()
     devices = torch.cuda.device_count() if with_cuda else 2
-    options = {"loss": loss, "lr": 1e-3, "device": "cuda" if with_cuda else "cpu", "output_dir": output}
-    trained = autofit.fit(model, loader, config=CONFIG, devices=devices, steps=steps // 2, **options)
-    print(f"on {devices} devices: loss {trained.history[0].loss:.3f} -> {trained.history[-1].loss:.3f}")
+    options = {
+        "loss": loss,
+        "lr": 1e-3,
+        "device": "cuda" if with_cuda else "cpu",
+        "output_dir": output,
+    }
+    trained = autofit.fit(
+        model, loader, config=CONFIG, devices=devices, steps=steps // 2, **options
+    )
+    print(
+        f"on {devices} devices: loss {trained.history[0].loss:.3f} -> {trained.history[-1].loss:.3f}"
+    )
     if not torch.distributed.is_torchelastic_launched():
-        trained = autofit.fit(model, loader, config=CONFIG, devices=1, steps=steps, resume=True, **options)
+        trained = autofit.fit(
+            model, loader, config=CONFIG, devices=1, steps=steps, resume=True, **options
+        )
         print(f"on one, from the checkpoint: loss -> {trained.history[-1].loss:.3f}")
     return trained
 

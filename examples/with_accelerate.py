@@ -38,16 +38,26 @@ def losses_of_accelerate(config: dict, steps: int) -> list[float]:
         mixed_precision=arguments.mixed_precision,
         # Without sync_with_dataloader=False it would step at the first of the micro-batches that are taken together
         # at the end of a pass.
-        gradient_accumulation_plugin=GradientAccumulationPlugin(accumulated, sync_with_dataloader=False),
+        gradient_accumulation_plugin=GradientAccumulationPlugin(
+            accumulated, sync_with_dataloader=False
+        ),
     )
     torch.manual_seed(0)  # adapters begin at random, and autofit.fit has a seed of 0
     model = setup.prepare(model)
-    kind = "activation" if hasattr(arguments, "activation_checkpointing") else "gradient"  # before transformers 5.23
+    kind = (
+        "activation" if hasattr(arguments, "activation_checkpointing") else "gradient"
+    )  # before transformers 5.23
     if getattr(arguments, f"{kind}_checkpointing"):  # what Trainer does by itself
-        getattr(model, f"{kind}_checkpointing_enable")(getattr(arguments, f"{kind}_checkpointing_kwargs"))
+        getattr(model, f"{kind}_checkpointing_enable")(
+            getattr(arguments, f"{kind}_checkpointing_kwargs")
+        )
     model.train()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=LR, weight_decay=arguments.weight_decay, fused=True)
-    loader = torch.utils.data.DataLoader(make_samples(), arguments.per_device_train_batch_size, collate_fn=collate)
+    optimizer = torch.optim.AdamW(
+        model.parameters(), lr=LR, weight_decay=arguments.weight_decay, fused=True
+    )
+    loader = torch.utils.data.DataLoader(
+        make_samples(), arguments.per_device_train_batch_size, collate_fn=collate
+    )
     model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
     micro_batches = endless(loader)
 
@@ -60,7 +70,9 @@ def losses_of_accelerate(config: dict, steps: int) -> list[float]:
             with accelerator.accumulate(model):
                 # The sum over this micro-batch's labels, divided by the number of labels in the whole batch.
                 loss = model(**micro_batch, num_items_in_batch=total).loss
-                accelerator.backward(loss * accumulated)  # because it divides by the number of micro-batches
+                accelerator.backward(
+                    loss * accumulated
+                )  # because it divides by the number of micro-batches
                 optimizer.step()
                 optimizer.zero_grad()
             losses[-1] += loss.item()

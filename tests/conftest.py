@@ -21,7 +21,9 @@ from hypothesis import HealthCheck, settings
 _CACHES = itertools.count()
 
 # The same examples on every run, and no judgement on the speed of the machine.
-settings.register_profile("autofit", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile(
+    "autofit", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
 settings.load_profile("autofit")
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # before anything imports transformers
@@ -80,13 +82,19 @@ def brief_probes() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         for name in ("EXPLORE_PLAN", "VERIFY_PLAN"):
-            patch.setattr(measured, name, dataclasses.replace(getattr(measured, name), max_seconds=0.05))
-        patch.setattr(measured, "predict_all", functools.partial(measured.predict_all, measuring=0.1))
+            patch.setattr(
+                measured, name, dataclasses.replace(getattr(measured, name), max_seconds=0.05)
+            )
+        patch.setattr(
+            measured, "predict_all", functools.partial(measured.predict_all, measuring=0.1)
+        )
         yield
 
 
 @pytest.fixture(scope="session")
-def executor(tmp_path_factory: pytest.TempPathFactory, new_cache: Callable[[], Path]) -> Iterator[Any]:
+def executor(
+    tmp_path_factory: pytest.TempPathFactory, new_cache: Callable[[], Path]
+) -> Iterator[Any]:
     """A LocalExecutor that all tests share: its zygote takes seconds to start."""
     from autofit.probe import LocalExecutor
 
@@ -103,7 +111,9 @@ def shared_zygote(executor: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("autofit.tuning.annotations.Annotator.timelines", lambda *_: {})
     monkeypatch.setattr("autofit.tuning.annotations.Annotator.on_devices", lambda *_: ())
     for room in ("tuning.measured", "api.doctor", "tuning.predicted"):
-        monkeypatch.setattr(f"autofit.{room}.LocalExecutor", lambda *_: contextlib.nullcontext(executor))
+        monkeypatch.setattr(
+            f"autofit.{room}.LocalExecutor", lambda *_: contextlib.nullcontext(executor)
+        )
 
 
 @pytest.hookimpl(wrapper=True)

@@ -16,9 +16,49 @@ from markdown_it.token import Token
 HOSTILE = (
     *("\n", "\r", "\t", "\0", "\x0b", "\x0c", "\x1c", "\x85", "\u2028", "\u2029"),
     *("\ud800", "\ufeff", "\u202e", "\uffff", "\x1b[31m", "\x1b]0;title\x07", "\x9b2J"),
-    *("\\", "'", '"', '"""', "'''", "#", ": ", "- ", "1. ", "===", "--x", "$x", "%s", "{", "}", "{file}"),
-    *("`", "```\n", "~~~", "|", "*", "_", "[a](b)", "<b>", "</details>", "<!--", "-->", "]]>", "&lt;"),
-    *("\nimport os\n", "\u2028import os\u2028#", "\nx: y\n", "</script>", "\u6a21", "\U0001f600", " ", "a"),
+    *(
+        "\\",
+        "'",
+        '"',
+        '"""',
+        "'''",
+        "#",
+        ": ",
+        "- ",
+        "1. ",
+        "===",
+        "--x",
+        "$x",
+        "%s",
+        "{",
+        "}",
+        "{file}",
+    ),
+    *(
+        "`",
+        "```\n",
+        "~~~",
+        "|",
+        "*",
+        "_",
+        "[a](b)",
+        "<b>",
+        "</details>",
+        "<!--",
+        "-->",
+        "]]>",
+        "&lt;",
+    ),
+    *(
+        "\nimport os\n",
+        "\u2028import os\u2028#",
+        "\nx: y\n",
+        "</script>",
+        "\u6a21",
+        "\U0001f600",
+        " ",
+        "a",
+    ),
 )
 EVERYTHING = "".join(HOSTILE)  # among few examples this one is sure to hold what breaks out
 TEXTS = st.lists(st.sampled_from(HOSTILE) | st.text(max_size=3), max_size=8).map("".join)
@@ -101,15 +141,35 @@ class Page(html.parser.HTMLParser):
 
 
 _SHOWN = ("title", "aria-label", "data-key", "content", "alt", "viewbox", "viewBox")
-_FIGURES = ("style", "d", "x", "y", "x1", "x2", "y1", "y2", "cx", "cy", "r", "width", "height", "text-anchor")
+_FIGURES = (
+    "style",
+    "d",
+    "x",
+    "y",
+    "x1",
+    "x2",
+    "y1",
+    "y2",
+    "cx",
+    "cy",
+    "r",
+    "width",
+    "height",
+    "text-anchor",
+)
 
 
 def deciding(attributes: dict[str, str | None]) -> tuple[tuple[str, str | None], ...]:
     """Attributes without the values that are shown, or depend on how long words are."""
     given = attributes.items()
-    return tuple(sorted((name, None if name in (*_SHOWN, *_FIGURES) else value) for name, value in given))
+    return tuple(
+        sorted((name, None if name in (*_SHOWN, *_FIGURES) else value) for name, value in given)
+    )
 
 
 def elements(document: str) -> set[tuple[str, tuple[tuple[str, str | None], ...]]]:
     """The elements of an XML document and their attributes, as of `Page`."""
-    return {(each.tag, deciding(dict(each.attrib))) for each in ElementTree.fromstring(document.encode()).iter()}
+    return {
+        (each.tag, deciding(dict(each.attrib)))
+        for each in ElementTree.fromstring(document.encode()).iter()
+    }

@@ -43,4 +43,6 @@ class _Memory:
 
     def tensor(self) -> torch.Tensor:
         layout = self._layout
-        return torch.empty(0, dtype=layout.dtype).set_(self._storage(), layout.offset, layout.size, layout.stride)
+        return torch.empty(0, dtype=layout.dtype).set_(
+            self._storage(), layout.offset, layout.size, layout.stride
+        )

@@ -7,15 +7,27 @@ from typing import Any
 from hypothesis import strategies as st
 
 _SCALARS = st.one_of(
-    st.none(), st.booleans(), st.integers(-3, 2**70), st.sampled_from([2.5, -0.5, 1e308]), st.text(max_size=4)
+    st.none(),
+    st.booleans(),
+    st.integers(-3, 2**70),
+    st.sampled_from([2.5, -0.5, 1e308]),
+    st.text(max_size=4),
 )
 _ANYTHING = st.one_of(
-    _SCALARS, st.lists(_SCALARS, max_size=2), st.dictionaries(st.text(max_size=2), _SCALARS, max_size=2)
+    _SCALARS,
+    st.lists(_SCALARS, max_size=2),
+    st.dictionaries(st.text(max_size=2), _SCALARS, max_size=2),
 )
 
 
 def _paths(data: Any, leave: str | None, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    for key in data if isinstance(data, dict) else range(min(len(data), 2)) if isinstance(data, list) else ():
+    for key in (
+        data
+        if isinstance(data, dict)
+        else range(min(len(data), 2))
+        if isinstance(data, list)
+        else ()
+    ):
         if key != leave:
             yield (*path, key)
             yield from _paths(data[key], leave, (*path, key))

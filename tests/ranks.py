@@ -16,11 +16,20 @@ from typing import Any
 _SECONDS = 60.0
 _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(
-    ["tests.tiny", "autofit.training.build", "torch.distributed.fsdp", "peft", "bitsandbytes", "torchao.optim"]
+    [
+        "tests.tiny",
+        "autofit.training.build",
+        "torch.distributed.fsdp",
+        "peft",
+        "bitsandbytes",
+        "torchao.optim",
+    ]
 )
 
 
-def on_ranks(count: int, function: Callable[..., Any], *arguments: Any, timeout: float = 30.0) -> list[Any]:
+def on_ranks(
+    count: int, function: Callable[..., Any], *arguments: Any, timeout: float = 30.0
+) -> list[Any]:
     """What a function of a module returns on each of some ranks. Raises AssertionError with the tracebacks of those
     that failed. `timeout`: of each collective, in seconds."""
     with tempfile.TemporaryDirectory() as folder:
@@ -48,7 +57,13 @@ def _answer(end: Any) -> tuple[bool, Any]:
 
 
 def _rank(
-    answers: Any, store: Path, rank: int, count: int, timeout: float, function: Callable[..., Any], arguments: Any
+    answers: Any,
+    store: Path,
+    rank: int,
+    count: int,
+    timeout: float,
+    function: Callable[..., Any],
+    arguments: Any,
 ) -> None:
     import torch
     import torch.distributed as dist
@@ -57,7 +72,9 @@ def _rank(
     torch.set_num_threads(1)
     limit = timedelta(seconds=timeout)
     try:
-        dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=count, timeout=limit)
+        dist.init_process_group(
+            "gloo", init_method=f"file://{store}", rank=rank, world_size=count, timeout=limit
+        )
         answers.send((True, function(*arguments)))
         if dist.is_initialized():  # the function may have left it
             dist.destroy_process_group()

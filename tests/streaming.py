@@ -12,12 +12,16 @@ from autofit.training.step import train_step
 
 def resident_bytes(streamer: BlockStreamer) -> int:
     """Bytes of the streamed weights that are on the device now."""
-    return sum(weight.storage.nbytes() for block in streamer.blocks for weight in block.resting.values())
+    return sum(
+        weight.storage.nbytes() for block in streamer.blocks for weight in block.resting.values()
+    )
 
 
 def streamed_bytes(streamer: BlockStreamer) -> int:
     """Bytes of all streamed weights."""
-    return sum(weight.host.numel() for block in streamer.blocks for weight in block.resting.values())
+    return sum(
+        weight.host.numel() for block in streamer.blocks for weight in block.resting.values()
+    )
 
 
 def gradient_bytes(streamer: BlockStreamer) -> int:
@@ -31,7 +35,10 @@ def trained_on_card(setup: Setup, batch: Any) -> tuple[int, dict[str, torch.Tens
     for _ in range(3):
         torch.cuda.reset_peak_memory_stats()
         train_step(setup, batch)
-    peak, weights = torch.cuda.max_memory_allocated(), {name: value.cpu() for name, value in setup.trained_values()}
+    peak, weights = (
+        torch.cuda.max_memory_allocated(),
+        {name: value.cpu() for name, value in setup.trained_values()},
+    )
     setup.close()
     gc.collect()
     torch.cuda.empty_cache()

@@ -76,7 +76,10 @@ def imports_of(tree: ast.AST) -> Iterator[tuple[str, ast.stmt]]:
             yield from ((alias.name, node) for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:
             names = (f"{node.module}.{alias.name}" for alias in node.names)
-            yield from ((name if node.module == "autofit" or name in MODULES else node.module, node) for name in names)
+            yield from (
+                (name if node.module == "autofit" or name in MODULES else node.module, node)
+                for name in names
+            )
 
 
 SOURCES = [Source(path) for path in FILES]
@@ -104,7 +107,8 @@ def test_imports_run_downwards_only() -> None:
         for source in SOURCES
         for name, node in source.imports
         if name.startswith("autofit.")
-        and name.split(".")[1] in ALLOWED.keys() - reachable(source.room)  # not a name of the package, as __version__
+        and name.split(".")[1]
+        in ALLOWED.keys() - reachable(source.room)  # not a name of the package, as __version__
     )
 
 
@@ -126,7 +130,8 @@ def test_files_of_a_room_have_no_circles() -> None:
     graph = {
         source.module: {name for name, _ in source.imports} & MODULES - {source.module}
         for source in SOURCES
-        if source.module != "autofit"  # its imports are for type checkers; at run time names are resolved lazily
+        if source.module
+        != "autofit"  # its imports are for type checkers; at run time names are resolved lazily
     }
     tuple(graphlib.TopologicalSorter(graph).static_order())  # CycleError names the circle
 
@@ -158,7 +163,9 @@ def test_every_console_is_one_that_shows_no_control_characters() -> None:
         f"{source.name}:{node.lineno} makes a Console; a Terminal is safe for texts of others"
         for source in SOURCES
         for node in ast.walk(source.tree)
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "Console"
+        if isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Name)
+        and node.func.id == "Console"
     )
 
 
@@ -167,8 +174,13 @@ def test_files_are_short_and_open_with_a_docstring() -> None:
         f"{source.name}: {wrong}"
         for source in SOURCES
         for wrong, holds in {
-            f"has {source.text.count(chr(10))} lines, of at most {MOST_LINES}": source.text.count("\n") > MOST_LINES,
-            "lacks a docstring that says what it is and why it stands here": not ast.get_docstring(source.tree),
+            f"has {source.text.count(chr(10))} lines, of at most {MOST_LINES}": source.text.count(
+                "\n"
+            )
+            > MOST_LINES,
+            "lacks a docstring that says what it is and why it stands here": not ast.get_docstring(
+                source.tree
+            ),
         }.items()
         if holds
     )
@@ -193,7 +205,8 @@ def test_few_places_know_a_knob_by_name() -> None:
     places = [
         f"{source.name}:{node.lineno} {node.value}"
         for source in SOURCES
-        if source.room not in ("techniques", "export") and not source.module.startswith("autofit.core.knobs.")
+        if source.room not in ("techniques", "export")
+        and not source.module.startswith("autofit.core.knobs.")
         for node in ast.walk(source.tree)
         if isinstance(node, ast.Constant) and node.value in knobs
     ]
@@ -208,13 +221,17 @@ def test_every_task_is_one_file_of_its_name() -> None:
         f"{source.name}:{node.lineno} names {node.value}; ask the task what is to be known of it"
         for source in SOURCES
         for node in ast.walk(source.tree)
-        if isinstance(node, ast.Constant) and node.value in TASK_NAMES and source is not own[node.value]
+        if isinstance(node, ast.Constant)
+        and node.value in TASK_NAMES
+        and source is not own[node.value]
     )
 
 
 def test_the_house_has_no_shed() -> None:
     forbidden = ("util", "helper", "common", "base", "manager", "handler")
-    none_of(source.name for source in SOURCES if any(word in source.path.stem for word in forbidden))
+    none_of(
+        source.name for source in SOURCES if any(word in source.path.stem for word in forbidden)
+    )
 
 
 LIGHT = """
@@ -231,5 +248,7 @@ for arguments in ["--help"], ["--version"], ["search", "--help"], ["estimate", "
 
 
 def test_help_loads_nothing_heavy() -> None:
-    done = subprocess.run([sys.executable, "-c", LIGHT], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", LIGHT], capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr

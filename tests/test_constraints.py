@@ -10,7 +10,10 @@ from packaging.version import Version
 
 ROOT = Path(__file__).resolve().parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-REQUIRED = [Requirement(text) for text in (*PROJECT["dependencies"], *PROJECT["optional-dependencies"]["test"])]
+REQUIRED = [
+    Requirement(text)
+    for text in (*PROJECT["dependencies"], *PROJECT["optional-dependencies"]["test"])
+]
 
 
 def pinned(name: str) -> dict[str, Version]:
@@ -26,7 +29,9 @@ def test_each_requirement_is_pinned_within_its_range(required: Requirement) -> N
 
 
 @pytest.mark.parametrize("required", REQUIRED, ids=lambda each: each.name)
-def test_the_oldest_version_that_is_allowed_is_the_oldest_that_is_tested(required: Requirement) -> None:
+def test_the_oldest_version_that_is_allowed_is_the_oldest_that_is_tested(
+    required: Requirement,
+) -> None:
     (floor,) = (Version(each.version) for each in required.specifier)
     tested = pinned("constraints-oldest.txt")[required.name.lower()]
     assert tested.release[: len(floor.release)] == floor.release

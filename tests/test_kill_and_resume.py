@@ -65,7 +65,15 @@ class Searches:
     def arguments(self) -> list[str]:
         settings = [word for setting in SETTINGS for word in ("--set", setting)]
         return [
-            *("search", "--model", str(self.folder / "mine.py:make"), "--device", "cpu", "--mem", "1"),
+            *(
+                "search",
+                "--model",
+                str(self.folder / "mine.py:make"),
+                "--device",
+                "cpu",
+                "--mem",
+                "1",
+            ),
             *("--trials", str(TRIALS), "--out", str(self.folder / "run"), "--json", *settings),
         ]
 
@@ -74,7 +82,15 @@ class Searches:
         (self.folder / "hang").write_text(str(hang))
         return subprocess.Popen(
             # Where the tests run in a shell's background, Ctrl-C is ignored, and so by all that they start.
-            ["env", "--default-signal=INT", sys.executable, "-m", "autofit", *self.arguments, *more],
+            [
+                "env",
+                "--default-signal=INT",
+                sys.executable,
+                "-m",
+                "autofit",
+                *self.arguments,
+                *more,
+            ],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -111,7 +127,9 @@ def left_in_shared_memory(processes: list[int]) -> list[str]:
 
 
 @pytest.mark.usefixtures("shared_zygote")
-def test_nothing_is_lost_or_measured_twice_or_left_behind(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_nothing_is_lost_or_measured_twice_or_left_behind(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     searches = Searches(tmp_path)
 
     # The parent is ended while it predicts.

@@ -163,7 +163,9 @@ def weights(out: Path) -> dict[str, torch.Tensor]:
 
 
 def checkpoints(out: Path) -> list[int]:
-    return sorted(int(path.name.removeprefix("step-")) for path in (out / "checkpoints").glob("step-*"))
+    return sorted(
+        int(path.name.removeprefix("step-")) for path in (out / "checkpoints").glob("step-*")
+    )
 
 
 def assert_goes_on(runs: Runs, out: Path, first: int, wanted: dict[str, torch.Tensor]) -> None:
@@ -178,7 +180,9 @@ def assert_goes_on(runs: Runs, out: Path, first: int, wanted: dict[str, torch.Te
 
 
 @pytest.mark.parametrize("step", sorted(random.Random(4).sample(range(3, STEPS), 3)))
-def test_killed_in_a_step(runs: Runs, uninterrupted: dict[str, torch.Tensor], tmp_path: Path, step: int) -> None:
+def test_killed_in_a_step(
+    runs: Runs, uninterrupted: dict[str, torch.Tensor], tmp_path: Path, step: int
+) -> None:
     assert runs(tmp_path, step=step) == -signal.SIGKILL
     assert_goes_on(runs, tmp_path, step // 3 * 3, uninterrupted)
 
@@ -204,12 +208,16 @@ def test_killed_while_a_checkpoint_is_written(
     assert_goes_on(runs, tmp_path, 9 if renamed else 6, uninterrupted)
 
 
-def test_the_newest_checkpoint_is_damaged(runs: Runs, uninterrupted: dict[str, torch.Tensor], tmp_path: Path) -> None:
+def test_the_newest_checkpoint_is_damaged(
+    runs: Runs, uninterrupted: dict[str, torch.Tensor], tmp_path: Path
+) -> None:
     assert runs(tmp_path, step=13) == -signal.SIGKILL
     assert checkpoints(tmp_path) == [9, 12]
     state = tmp_path / "checkpoints" / "step-00000012" / "state.json"
     state.write_bytes(state.read_bytes()[:-100])
     assert_goes_on(runs, tmp_path, 9, uninterrupted)
     assert checkpoints(tmp_path) == [21, 24]
-    label = yaml.safe_load((tmp_path / "checkpoints" / "step-00000024" / "checkpoint.yaml").read_text())
+    label = yaml.safe_load(
+        (tmp_path / "checkpoints" / "step-00000024" / "checkpoint.yaml").read_text()
+    )
     assert label["next_step"] == STEPS

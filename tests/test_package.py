@@ -9,7 +9,9 @@ import pytest
 import autofit
 
 
-@pytest.mark.parametrize("pickled", [pickle.dumps, cloudpickle.dumps], ids=["pickle", "cloudpickle"])
+@pytest.mark.parametrize(
+    "pickled", [pickle.dumps, cloudpickle.dumps], ids=["pickle", "cloudpickle"]
+)
 def test_functions_that_name_the_package_can_be_sent_to_probes(pickled: object) -> None:
     assert callable(pickled)
     assert pickle.loads(pickled(autofit)) is autofit

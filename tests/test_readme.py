@@ -37,7 +37,11 @@ _COMMENT = re.compile(r"<!--.*?-->", re.DOTALL)
 INSTALLS = "python3 -m venv .venv && .venv/bin/pip install -q -c constraints.txt -e "  # what CI itself runs
 NAMED, FOLDER = "llama-3.1-8b", "./llama-3.1-8b"
 LARGE = "llama-3.1-70b"  # for many devices, each of which takes part of a batch
-SMALL = {**tiny.LLAMA, "vocab_size": 259, "architectures": ["LlamaForCausalLM"]}  # bytes, and three of the tokenizer
+SMALL = {
+    **tiny.LLAMA,
+    "vocab_size": 259,
+    "architectures": ["LlamaForCausalLM"],
+}  # bytes, and three of the tokenizer
 
 
 class Block(NamedTuple):
@@ -56,7 +60,10 @@ def blocks(*languages: str) -> list[Block]:
     found = []
     for page in PAGES:
         text = page.read_text(encoding="utf-8")
-        found += [Block(page, text[: m.start()].count("\n") + 1, m[1], m[2]) for m in _FENCE.finditer(text)]
+        found += [
+            Block(page, text[: m.start()].count("\n") + 1, m[1], m[2])
+            for m in _FENCE.finditer(text)
+        ]
     return [block for block in found if not languages or block.language in languages]
 
 
@@ -77,7 +84,10 @@ def test_every_block_says_what_it_is() -> None:
 def test_the_models_named_are_known() -> None:
     known = {row["name"] for row in models.describe_presets()}
     named = {
-        words[words.index("--model") + 1] for block in blocks("sh") for words in commands(block) if "--model" in words
+        words[words.index("--model") + 1]
+        for block in blocks("sh")
+        for words in commands(block)
+        if "--model" in words
     }
     assert named - {FOLDER} <= known
     assert NAMED in named
@@ -85,14 +95,21 @@ def test_the_models_named_are_known() -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_links_lead_somewhere(page: Path) -> None:
-    links = re.findall(r"\]\(([^)#:]*)(?:#([^)]*))?\)", _FENCE.sub("", page.read_text(encoding="utf-8")))
+    links = re.findall(
+        r"\]\(([^)#:]*)(?:#([^)]*))?\)", _FENCE.sub("", page.read_text(encoding="utf-8"))
+    )
     assert links or page.name != "README.md"
     for path, place in links:
         target = page.parent / path if path else page
         assert target.exists(), path
         if place:
-            headings = re.findall(r"^#+ (.*)$", _FENCE.sub("", target.read_text(encoding="utf-8")), re.MULTILINE)
-            assert place in {re.sub(r"[^a-z0-9 -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+            headings = re.findall(
+                r"^#+ (.*)$", _FENCE.sub("", target.read_text(encoding="utf-8")), re.MULTILINE
+            )
+            assert place in {
+                re.sub(r"[^a-z0-9 -]", "", heading.lower()).replace(" ", "-")
+                for heading in headings
+            }
 
 
 # Commands
@@ -108,7 +125,9 @@ def kept(executor: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     workload = models.resolve(str(weights), sequence_length=16, effective_batch_size=4)
     assert isinstance(workload.model, HuggingFaceModel)
     workload.model().save_pretrained(weights)
-    texts = [{"text": "Alice was beginning to get very tired of sitting by her sister on the bank."}] * 24
+    texts = [
+        {"text": "Alice was beginning to get very tired of sitting by her sister on the bank."}
+    ] * 24
     (folder / "data.jsonl").write_text("\n".join(map(json.dumps, texts)))
     with pytest.MonkeyPatch.context() as patch:
         shrink(patch, executor, weights)
@@ -127,11 +146,20 @@ def shrink(patch: pytest.MonkeyPatch, executor: Any, weights: Path) -> None:
 
     def small(name: str, **asked: Any) -> Workload:
         asked |= {"sequence_length": 16, "effective_batch_size": 64 if name == LARGE else 4}
-        return resolve(str(weights) if name in (NAMED, LARGE, FOLDER, "tiny-llama") else name, **asked)
+        return resolve(
+            str(weights) if name in (NAMED, LARGE, FOLDER, "tiny-llama") else name, **asked
+        )
 
     def short(workload: Workload, options: SearchOptions, listener: Any = None) -> Any:
         space = options.space or ("qlora" if options.set else "exact")
-        here = {"gpu_mem": None, "gpu": None, "device": "cpu", "mem": 1.0, "trials": 1, "space": space}
+        here = {
+            "gpu_mem": None,
+            "gpu": None,
+            "device": "cpu",
+            "mem": 1.0,
+            "trials": 1,
+            "space": space,
+        }
         here |= {"executor": "local", "workers": None}  # what is measured is the same
         return run_search(workload, options.model_copy(update=here), listener)
 
@@ -150,7 +178,9 @@ def shrink(patch: pytest.MonkeyPatch, executor: Any, weights: Path) -> None:
     patch.setattr("autofit.tuning.annotations.Annotator.timelines", lambda *_: {})
     patch.setattr("autofit.tuning.annotations.Annotator.on_devices", lambda *_: ())
     what_if = importlib.import_module("autofit.api.what_if")
-    patch.setattr(what_if, "predict_all", lambda _, __, configs: ([1.0] * len(configs), [1.0] * len(configs)))
+    patch.setattr(
+        what_if, "predict_all", lambda _, __, configs: ([1.0] * len(configs), [1.0] * len(configs))
+    )
     patch.setattr(what_if, "what_helps", lambda *_: ())
 
 
@@ -183,10 +213,14 @@ ran: set[frozenset[str]] = set()  # the commands of blocks that were run before
 
 def once(blocks: list[Block]) -> list[Block]:
     """Without those that only say again what another one runs, with options in another order."""
-    return list({frozenset(map(frozenset, commands(block))): block for block in reversed(blocks)}.values())[::-1]
+    return list(
+        {frozenset(map(frozenset, commands(block))): block for block in reversed(blocks)}.values()
+    )[::-1]
 
 
-@pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing.*:FutureWarning")  # of peft, in train.py
+@pytest.mark.filterwarnings(
+    "ignore:.*is_gradient_checkpointing.*:FutureWarning"
+)  # of peft, in train.py
 @pytest.mark.parametrize("block", once(blocks("sh")), ids=str)
 def test_commands_run(block: Block, reader: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for words in commands(block):
@@ -205,9 +239,15 @@ def inline() -> list[tuple[str, list[str]]]:
     for page in PAGES:
         text = _COMMENT.sub("", _FENCE.sub("", page.read_text(encoding="utf-8")))
         for quoted in re.findall(r"`([^`]+)`", text):
-            words = [word for word in quoted.split() if "=" not in word.split("-")[0]]  # variables before a command
-            shown = any(set(words) <= set(command) for block in blocks("sh") for command in commands(block))
-            if words[:2] == ["python", "-m"] or (words[:1] == ["autofit"] and words[1:] and not shown):
+            words = [
+                word for word in quoted.split() if "=" not in word.split("-")[0]
+            ]  # variables before a command
+            shown = any(
+                set(words) <= set(command) for block in blocks("sh") for command in commands(block)
+            )
+            if words[:2] == ["python", "-m"] or (
+                words[:1] == ["autofit"] and words[1:] and not shown
+            ):
                 found[f"{page.name}: {quoted}"] = words
     return sorted(found.items())
 
@@ -261,16 +301,24 @@ def prelude(folder: Path) -> dict[str, Any]:
         "weights": str(folder / "llama-3.1-8b"),
         "data": [{"input_ids": torch.arange(16), "labels": torch.arange(16)}] * 8,
         "model": AutoModelForCausalLM.from_pretrained(folder / "llama-3.1-8b"),
-        "loader": DataLoader([{"input_ids": torch.arange(16), "labels": torch.arange(16)}] * 8, batch_size=4),
+        "loader": DataLoader(
+            [{"input_ids": torch.arange(16), "labels": torch.arange(16)}] * 8, batch_size=4
+        ),
     }
 
 
 @pytest.mark.parametrize(
-    "page", [page for page in PAGES if any(b.page == page for b in blocks("python"))], ids=lambda p: p.name
+    "page",
+    [page for page in PAGES if any(b.page == page for b in blocks("python"))],
+    ids=lambda p: p.name,
 )
-def test_snippets_run_one_after_the_other(page: Path, reader: Path, request: pytest.FixtureRequest) -> None:
+def test_snippets_run_one_after_the_other(
+    page: Path, reader: Path, request: pytest.FixtureRequest
+) -> None:
     here = sys.modules[__name__]
-    cloudpickle.register_pickle_by_value(here)  # as what a reader writes; to import this file takes a probe a second
+    cloudpickle.register_pickle_by_value(
+        here
+    )  # as what a reader writes; to import this file takes a probe a second
     request.addfinalizer(lambda: cloudpickle.unregister_pickle_by_value(here))
     names = prelude(reader)
     for block in blocks("python"):
@@ -286,14 +334,18 @@ def lines_of(text: str) -> set[tuple[str, ...]]:
     return {tuple(line.split()) for line in text.splitlines()}
 
 
-def test_the_cards_that_the_pages_list_are_what_is_predicted(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_cards_that_the_pages_list_are_what_is_predicted(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     (shown,) = (block for block in blocks("text") if "--gpu " in block.text)
     command: Callable[..., Any] = main
     (asked,) = (w for b in blocks("sh") for w in commands(b) if "list" in w)
     with pytest.raises(SystemExit):
         command(asked[1:])
     said = lines_of(capsys.readouterr().out)
-    cards = [line for line in lines_of(shown.text) if line[2:3] and line[2] in ("yes", "no", "maybe")]
+    cards = [
+        line for line in lines_of(shown.text) if line[2:3] and line[2] in ("yes", "no", "maybe")
+    ]
     assert len(cards) > 3
     for card in cards:
         assert card in said, card

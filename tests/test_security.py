@@ -7,9 +7,13 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def test_each_test_that_is_named_is_there() -> None:
-    named = set(re.findall(r"`(test_\w+)`", (ROOT / "docs" / "security.md").read_text(encoding="utf-8")))
+    named = set(
+        re.findall(r"`(test_\w+)`", (ROOT / "docs" / "security.md").read_text(encoding="utf-8"))
+    )
     found = set()
     for path in (ROOT / "tests").rglob("test_*.py"):
-        found |= set(re.findall(r"^def (test_\w+)\(", path.read_text(encoding="utf-8"), re.MULTILINE))
+        found |= set(
+            re.findall(r"^def (test_\w+)\(", path.read_text(encoding="utf-8"), re.MULTILINE)
+        )
     assert named
     assert named <= found

@@ -14,7 +14,12 @@ from autofit.models.huggingface import HuggingFaceModel, huggingface_workload
 torch.set_num_threads(1)  # on tensors this small, threads only wait for each other
 
 CPU = Hardware(
-    device="cpu", name="a CPU", memory_bytes=8 * GIB, host_memory_bytes=8 * GIB, host_free_bytes=8 * GIB, cores=2
+    device="cpu",
+    name="a CPU",
+    memory_bytes=8 * GIB,
+    host_memory_bytes=8 * GIB,
+    host_free_bytes=8 * GIB,
+    cores=2,
 )
 
 LLAMA = {
@@ -31,10 +36,14 @@ LLAMA = {
 
 def llama(**changes: Any) -> HuggingFaceModel:
     """The factory of a Llama of two layers and 37 thousand parameters."""
-    return HuggingFaceModel("tiny", "causal-lm", LLAMA | changes, {"kind": "directory", "path": "tiny"})
+    return HuggingFaceModel(
+        "tiny", "causal-lm", LLAMA | changes, {"kind": "directory", "path": "tiny"}
+    )
 
 
-def llama_workload(effective_batch_size: int = 4, sequence_length: int = 16, **changes: Any) -> Workload:
+def llama_workload(
+    effective_batch_size: int = 4, sequence_length: int = 16, **changes: Any
+) -> Workload:
     """Training that Llama on random tokens."""
     return huggingface_workload(
         llama(**changes), sequence_length=sequence_length, effective_batch_size=effective_batch_size
@@ -49,7 +58,9 @@ GPT2 = {
     "n_layer": 2,
     "n_head": 2,
     "n_positions": 32,
-    **dict.fromkeys(("bos_token_id", "eos_token_id")),  # those it has by default are beyond this vocabulary
+    **dict.fromkeys(
+        ("bos_token_id", "eos_token_id")
+    ),  # those it has by default are beyond this vocabulary
     **dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0),
 }
 BERT = {
@@ -76,17 +87,26 @@ VIT = {
 
 
 _MIXTURE = {
-    **dict.fromkeys(("vocab_size", "hidden_size", "intermediate_size", "moe_intermediate_size"), 64),
-    **dict.fromkeys(("num_hidden_layers", "num_attention_heads", "num_key_value_heads", "num_experts_per_tok"), 2),
+    **dict.fromkeys(
+        ("vocab_size", "hidden_size", "intermediate_size", "moe_intermediate_size"), 64
+    ),
+    **dict.fromkeys(
+        ("num_hidden_layers", "num_attention_heads", "num_key_value_heads", "num_experts_per_tok"),
+        2,
+    ),
     "max_position_embeddings": 64,
     **dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id"), 0),
 }
-MIXTURES: dict[str, dict[str, Any]] = {  # of four experts; in the second, with biases and transposed
+MIXTURES: dict[
+    str, dict[str, Any]
+] = {  # of four experts; in the second, with biases and transposed
     "qwen3_moe": {"num_experts": 4, "head_dim": 32},
     "gpt_oss": {"num_local_experts": 4, "head_dim": 32, "sliding_window": 8},
     "deepseek_v3": {
         **dict.fromkeys(("first_k_dense_replace", "n_group", "topk_group"), 1),
-        **dict.fromkeys(("q_lora_rank", "kv_lora_rank", "qk_rope_head_dim", "qk_nope_head_dim"), 16),
+        **dict.fromkeys(
+            ("q_lora_rank", "kv_lora_rank", "qk_rope_head_dim", "qk_nope_head_dim"), 16
+        ),
         "n_routed_experts": 4,
         "v_head_dim": 32,
     },
@@ -96,7 +116,9 @@ MIXTURES: dict[str, dict[str, Any]] = {  # of four experts; in the second, with 
 
 def mixture_workload(kind: str = "qwen3_moe", **changes: Any) -> Workload:
     """Training a mixture of experts of two layers, by its model_type."""
-    return _of_transformers("causal-lm", {"model_type": kind, **_MIXTURE, **MIXTURES[kind], **changes}, 4, 32)
+    return _of_transformers(
+        "causal-lm", {"model_type": kind, **_MIXTURE, **MIXTURES[kind], **changes}, 4, 32
+    )
 
 
 def gpt2_workload(effective_batch_size: int = 4) -> Workload:
@@ -114,8 +136,12 @@ def vit_workload(effective_batch_size: int = 4) -> Workload:
     return _of_transformers("image-classification", VIT, effective_batch_size, sequence_length=None)
 
 
-def _of_transformers(task: str, config: dict[str, Any], batch: int, sequence_length: int | None) -> Workload:
-    model = HuggingFaceModel(str(config["model_type"]), task, config, {"kind": "directory", "path": "tiny"})
+def _of_transformers(
+    task: str, config: dict[str, Any], batch: int, sequence_length: int | None
+) -> Workload:
+    model = HuggingFaceModel(
+        str(config["model_type"]), task, config, {"kind": "directory", "path": "tiny"}
+    )
     return huggingface_workload(model, sequence_length=sequence_length, effective_batch_size=batch)
 
 
@@ -126,16 +152,24 @@ class Block(nn.Module):
         super().__init__()
         self.heads = heads
         self.norm1 = nn.LayerNorm(width)
-        self.attn = nn.ModuleDict({"qkv": nn.Linear(width, 3 * width), "out": nn.Linear(width, width)})
+        self.attn = nn.ModuleDict(
+            {"qkv": nn.Linear(width, 3 * width), "out": nn.Linear(width, width)}
+        )
         self.norm2 = nn.LayerNorm(width)
-        self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
+        self.mlp = nn.Sequential(
+            nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)
+        )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         q, k, v = (
             part.unflatten(-1, (self.heads, -1)).transpose(1, 2)
             for part in self.attn["qkv"](self.norm1(x)).chunk(3, dim=-1)
         )
-        mixed = functional.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(-2)
+        mixed = (
+            functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+            .transpose(1, 2)
+            .flatten(-2)
+        )
         x = x + self.attn["out"](mixed)
         return x + self.mlp(self.norm2(x))
 
@@ -164,7 +198,12 @@ def _token_batch(samples: int) -> dict[str, torch.Tensor]:
 
 def transformer_workload(effective_batch_size: int = 4) -> Workload:
     """Training the plain language model."""
-    return Workload(model=Transformer, batch=_token_batch, effective_batch_size=effective_batch_size, name="plain")
+    return Workload(
+        model=Transformer,
+        batch=_token_batch,
+        effective_batch_size=effective_batch_size,
+        name="plain",
+    )
 
 
 class ConvBlock(nn.Module):
@@ -182,7 +221,9 @@ class ConvBlock(nn.Module):
 class ConvNet(nn.Module):
     """A small image classifier; `norm` makes the layer of normalisation for a number of channels."""
 
-    def __init__(self, norm: Callable[[int], nn.Module] = nn.BatchNorm2d, width: int = 16, depth: int = 3) -> None:
+    def __init__(
+        self, norm: Callable[[int], nn.Module] = nn.BatchNorm2d, width: int = 16, depth: int = 3
+    ) -> None:
         super().__init__()
         self.stem = nn.Conv2d(3, width, 3, padding=1)
         self.blocks = nn.Sequential(*(ConvBlock(width, norm) for _ in range(depth)))
@@ -198,7 +239,8 @@ class MLP(nn.Module):
     def __init__(self, width: int = 48, depth: int = 4) -> None:
         super().__init__()
         self.layers = nn.ModuleList(
-            nn.Sequential(nn.Linear(width, 2 * width), nn.ReLU(), nn.Linear(2 * width, width)) for _ in range(depth)
+            nn.Sequential(nn.Linear(width, 2 * width), nn.ReLU(), nn.Linear(2 * width, width))
+            for _ in range(depth)
         )
         self.out = nn.Linear(width, 10)
 
@@ -216,29 +258,52 @@ def classify(model: nn.Module, batch: Any) -> torch.Tensor:
 
 def _image_batch(samples: int) -> tuple[torch.Tensor, torch.Tensor]:
     generator = torch.Generator().manual_seed(samples)
-    return torch.randn(samples, 3, 8, 8, generator=generator), torch.randint(10, (samples,), generator=generator)
+    return torch.randn(samples, 3, 8, 8, generator=generator), torch.randint(
+        10, (samples,), generator=generator
+    )
 
 
 def _feature_batch(samples: int) -> tuple[torch.Tensor, torch.Tensor]:
     generator = torch.Generator().manual_seed(samples)
-    return torch.randn(samples, 48, generator=generator), torch.randint(10, (samples,), generator=generator)
+    return torch.randn(samples, 48, generator=generator), torch.randint(
+        10, (samples,), generator=generator
+    )
 
 
-def conv_workload(effective_batch_size: int = 4, model: Callable[[], nn.Module] = ConvNet) -> Workload:
+def conv_workload(
+    effective_batch_size: int = 4, model: Callable[[], nn.Module] = ConvNet
+) -> Workload:
     """Training the image classifier."""
     return Workload(
-        model=model, batch=_image_batch, loss=classify, effective_batch_size=effective_batch_size, name="conv"
+        model=model,
+        batch=_image_batch,
+        loss=classify,
+        effective_batch_size=effective_batch_size,
+        name="conv",
     )
 
 
 def mlp_workload(effective_batch_size: int = 4) -> Workload:
     """Training the network on feature vectors."""
     return Workload(
-        model=MLP, batch=_feature_batch, loss=classify, effective_batch_size=effective_batch_size, name="mlp"
+        model=MLP,
+        batch=_feature_batch,
+        loss=classify,
+        effective_batch_size=effective_batch_size,
+        name="mlp",
     )
 
 
-LENGTHS = (16, 3, 9, 0, 16, 1, 5, 12)  # valid labels from the front of each sample; of 0 and 1, none is predicted
+LENGTHS = (
+    16,
+    3,
+    9,
+    0,
+    16,
+    1,
+    5,
+    12,
+)  # valid labels from the front of each sample; of 0 and 1, none is predicted
 
 
 def padded_batch(lengths: tuple[int, ...] = LENGTHS) -> dict[str, torch.Tensor]:

@@ -26,7 +26,9 @@ LOSS_OF_16_BITS = 5e-3
 LOSS_OF_16_BITS_IN_LARGE_STEPS = 2e-2
 
 
-def assert_trained_alike(found: Mapping[str, torch.Tensor], expected: Mapping[str, torch.Tensor], *, lr: float) -> None:
+def assert_trained_alike(
+    found: Mapping[str, torch.Tensor], expected: Mapping[str, torch.Tensor], *, lr: float
+) -> None:
     """Weights that Adam has trained in fp32 agree to a hundredth of a step, but for one element in a thousand.
 
     Adam divides a gradient by its own size: where the gradient is hardly more than rounding, so is the step. Such an
@@ -39,4 +41,6 @@ def assert_trained_alike(found: Mapping[str, torch.Tensor], expected: Mapping[st
         far += int((apart > 0.01 * lr).sum())
 
     elements = sum(weight.numel() for weight in expected.values())
-    assert far <= max(1, elements / 1000), f"{far} of {elements} elements are off by more than a hundredth of a step"
+    assert far <= max(1, elements / 1000), (
+        f"{far} of {elements} elements are off by more than a hundredth of a step"
+    )

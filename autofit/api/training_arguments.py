@@ -33,7 +33,9 @@ from autofit.techniques import all_techniques, check
 from autofit.techniques.lora_rank import adapter_targets
 from autofit.training.meta_model import meta_model_from
 
-_ARGUMENTS = {field.name: field.default for field in dataclasses.fields(TrainingArguments) if field.init}
+_ARGUMENTS = {
+    field.name: field.default for field in dataclasses.fields(TrainingArguments) if field.init
+}
 # How to learn is the user's business, and no deviation from what was measured.
 _LEARNING = (
     "learning_rate",

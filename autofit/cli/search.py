@@ -25,7 +25,9 @@ from autofit.report.predicted import predicted_view
 from autofit.report.table import result_table
 from autofit.report.terminal import Terminal
 
-_REMEDY = "Run on a machine with the card to measure, or search for the CPU with --device cpu --mem GIB."
+_REMEDY = (
+    "Run on a machine with the card to measure, or search for the CPU with --device cpu --mem GIB."
+)
 
 
 def search(

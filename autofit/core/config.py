@@ -54,14 +54,18 @@ class Config(Mapping[str, Value]):
     context_parallel: int | None
 
     def __init__(self, values: Mapping[str, Any] | None = None, **knobs: Any) -> None:
-        require(values is None or isinstance(values, Mapping), "a config is a mapping of knobs", values)
+        require(
+            values is None or isinstance(values, Mapping), "a config is a mapping of knobs", values
+        )
         merged = {**(values or {}), **knobs}
         for name, value in merged.items():
             if not isinstance(name, str):
                 raise InputError(f"a knob's name must be text, not {shown(name)}.")
             if value is not None and not isinstance(value, _PLAIN):
                 remedy = "Give a word, a number or null."
-                raise InputError(f"{printable(name)} must be one plain value, not {shown(value)}.", remedy)
+                raise InputError(
+                    f"{printable(name)} must be one plain value, not {shown(value)}.", remedy
+                )
         self._values: dict[str, Value] = merged
         self._hash = hash(frozenset(_typed(merged).items()))
 
@@ -101,7 +105,11 @@ class Config(Mapping[str, Value]):
     def differences(self, other: Mapping[str, Value]) -> dict[str, tuple[Value, Value]]:
         """The knobs whose values differ: name -> (mine, other's)."""
         names = [*self, *(name for name in other if name not in self)]
-        return {name: (self.get(name), other.get(name)) for name in names if self.get(name) != other.get(name)}
+        return {
+            name: (self.get(name), other.get(name))
+            for name in names
+            if self.get(name) != other.get(name)
+        }
 
     @property
     def key(self) -> str:

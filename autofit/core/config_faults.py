@@ -42,7 +42,9 @@ def config_fault(error: BaseException) -> Fault | None:
     if seen is None:
         return None
     for rule in _RULES:
-        with suppress(Exception):  # a config of somebody else's, or tensors of a device that has failed
+        with suppress(
+            Exception
+        ):  # a config of somebody else's, or tensors of a device that has failed
             if found := rule(seen):
                 return found
     return None
@@ -123,13 +125,20 @@ def _unknown_type(seen: _Seen) -> Fault | None:
     types, largest = seen.value("type_vocab_size"), seen.largest("token_type_ids")
     if not isinstance(seen.error, IndexError) or not isinstance(types, int) or largest < types:
         return None
-    message = f"{seen.named('type_vocab_size')}, and token_type_ids of the batch go up to {largest}."
+    message = (
+        f"{seen.named('type_vocab_size')}, and token_type_ids of the batch go up to {largest}."
+    )
     return message, "Leave them out, or number them from 0."
 
 
 def _too_long(seen: _Seen) -> Fault | None:
     most, ids = seen.value("max_position_embeddings"), seen.batch.get("input_ids")
-    if not isinstance(seen.error, IndexError) or not isinstance(most, int) or ids is None or ids.shape[-1] <= most:
+    if (
+        not isinstance(seen.error, IndexError)
+        or not isinstance(most, int)
+        or ids is None
+        or ids.shape[-1] <= most
+    ):
         return None
     message = f"{seen.named('max_position_embeddings')}, and samples of the batch have {ids.shape[-1]} tokens."
     return message, f"Cut them to {most} tokens."
@@ -143,16 +152,26 @@ def _padding(seen: _Seen) -> Fault | None:
         message = f"{seen.named('pad_token_id')}: the model cannot tell where a sample ends."
         return message, "Set model.config.pad_token_id to the padding token of the tokenizer."
     if isinstance(vocabulary, int) and not -vocabulary <= token < vocabulary:
-        message = f"{seen.named('pad_token_id')}, and vocab_size is {vocabulary}: there is no such token."
+        message = (
+            f"{seen.named('pad_token_id')}, and vocab_size is {vocabulary}: there is no such token."
+        )
         return message, "Set pad_token_id to a token of the vocabulary, or to None."
     return None
 
 
 def _heads(seen: _Seen) -> Fault | None:
     width, heads = seen.value("hidden_size"), seen.value("num_attention_heads")
-    if "heads" not in seen.message or not isinstance(width, int) or not isinstance(heads, int) or not width % heads:
+    if (
+        "heads" not in seen.message
+        or not isinstance(width, int)
+        or not isinstance(heads, int)
+        or not width % heads
+    ):
         return None
-    return f"{seen.named('hidden_size')}, which {seen.own('num_attention_heads')} {heads} does not divide.", _WHERE_MADE
+    return (
+        f"{seen.named('hidden_size')}, which {seen.own('num_attention_heads')} {heads} does not divide.",
+        _WHERE_MADE,
+    )
 
 
 def _image(seen: _Seen) -> Fault | None:
@@ -163,8 +182,14 @@ def _image(seen: _Seen) -> Fault | None:
     if "channel" in seen.message and seen.value("num_channels") not in (None, channels):
         message = f"{seen.named('num_channels')}, and pixel_values of the batch have {channels}."
         return message, "Give images of as many channels."
-    if "image size" in seen.message and seen.value("image_size") not in (None, height, [height, width]):
-        message = f"{seen.named('image_size')}, and pixel_values of the batch are {height} x {width}."
+    if "image size" in seen.message and seen.value("image_size") not in (
+        None,
+        height,
+        [height, width],
+    ):
+        message = (
+            f"{seen.named('image_size')}, and pixel_values of the batch are {height} x {width}."
+        )
         return message, "Resize the images, or make the model with that image_size."
     return None
 
@@ -175,7 +200,10 @@ def _problem(seen: _Seen) -> Fault | None:
     if not several or labels is None or tuple(labels.shape[1:]) == (seen.value("num_labels"),):
         return None
     message = f"{seen.named('problem_type')}, and labels of the batch have the shape {tuple(labels.shape)}."
-    return message, "Give a number for each class, or set problem_type to single_label_classification."
+    return (
+        message,
+        "Give a number for each class, or set problem_type to single_label_classification.",
+    )
 
 
 def _missing(seen: _Seen) -> Fault | None:
@@ -183,22 +211,35 @@ def _missing(seen: _Seen) -> Fault | None:
     found = re.search(rf"'{kind}' object has no attribute '(\w+)'", seen.message)
     if not isinstance(seen.error, AttributeError) or found is None:
         return None
-    return f"the model's config ({kind}) has no {found[1]}, which the model needs.", f"Set model.config.{found[1]}."
+    return (
+        f"the model's config ({kind}) has no {found[1]}, which the model needs.",
+        f"Set model.config.{found[1]}.",
+    )
 
 
 def _unknown_name(seen: _Seen) -> Fault | None:
     """A key that is missed in a table: what a field of the config names, for example an activation."""
-    if not isinstance(seen.error, KeyError) or not seen.error.args or not isinstance(seen.error.args[0], str):
+    if (
+        not isinstance(seen.error, KeyError)
+        or not seen.error.args
+        or not isinstance(seen.error.args[0], str)
+    ):
         return None
     fields = [field for field, value in vars(seen.config).items() if value == seen.error.args[0]]
-    return (f"{seen.named(fields[0])}, which transformers does not know.", _WHERE_MADE) if fields else None
+    return (
+        (f"{seen.named(fields[0])}, which transformers does not know.", _WHERE_MADE)
+        if fields
+        else None
+    )
 
 
 def _told(seen: _Seen) -> Fault | None:
     """A field that the error's own message tells of, as one of the config."""
     if "config" not in seen.message.lower():
         return None
-    fields = [field for field in vars(seen.config) if re.search(rf"\b{re.escape(field)}\b", seen.message)]
+    fields = [
+        field for field in vars(seen.config) if re.search(rf"\b{re.escape(field)}\b", seen.message)
+    ]
     if not fields or "_" not in fields[0]:  # other words are those of any message
         return None
     return f"{seen.named(fields[0])}: {sentence(seen.error)}.", f"Set model.config.{fields[0]}."

@@ -41,7 +41,9 @@ class _FixedPoint:
     names: tuple[str, ...]
     given: Callable[[str], Value]
     values: dict[tuple[int, str], Value] = field(default_factory=dict)  # by round and knob
-    reads: dict[tuple[int, str], set[str]] = field(default_factory=dict)  # what each of these values was made from
+    reads: dict[tuple[int, str], set[str]] = field(
+        default_factory=dict
+    )  # what each of these values was made from
     fixed: dict[str, Value] = field(default_factory=dict)
 
     def value(self, name: str) -> Value:

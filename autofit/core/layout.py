@@ -104,7 +104,9 @@ def fitted_where(
         smaller: list[dict[str, Value]] = []
         while micro > 1:
             micro = largest_divisor(part, micro // 2)
-            smaller.append(dict(whole, micro_batch_size=micro, gradient_accumulation_steps=part // micro))
+            smaller.append(
+                dict(whole, micro_batch_size=micro, gradient_accumulation_steps=part // micro)
+            )
 
         if smaller and fits(size, smaller[-1]):  # else no other does
             return size, next((knobs for knobs in smaller[:-1] if fits(size, knobs)), smaller[-1])

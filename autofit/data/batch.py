@@ -16,7 +16,9 @@ from autofit.core.errors import InputError, as_input_error, describe_error
 from autofit.core.workload import Workload
 from autofit.data.layouts import Layout, layout_of
 
-Cut = Callable[[Any, int], Any]  # Workload.split: (batch, size) -> micro-batches of that many samples
+Cut = Callable[
+    [Any, int], Any
+]  # Workload.split: (batch, size) -> micro-batches of that many samples
 _SPLIT = "say with split=... how to split it: a function of (batch, size) that returns a list of micro-batches"
 IGNORED_LABEL = -100  # what torch's cross-entropy and transformers leave out of the mean
 
@@ -50,7 +52,11 @@ def map_tensors(
         if type(batch) is list:
             is_texts = id(batch) in whole or not tensors(batch)
         else:
-            is_texts = type(batch) is tuple and bool(batch) and all(isinstance(item, str | bytes) for item in batch)
+            is_texts = (
+                type(batch) is tuple
+                and bool(batch)
+                and all(isinstance(item, str | bytes) for item in batch)
+            )
         return lists(batch) if is_texts else type(batch)(map(inner, batch))
     if dataclasses.is_dataclass(batch) and not isinstance(batch, type):
         fields = [field.name for field in dataclasses.fields(batch) if field.init]
@@ -177,15 +183,23 @@ def _take(batch: Any, samples: Sequence[int], layout: Layout | None, total: int)
     def of_list(items: Any) -> Any:
         return type(items)(items[sample] for sample in samples) if len(items) == total else items
 
-    return map_tensors(batch, of_tensor, lists=of_list, whole=layout.lists if layout else frozenset())
+    return map_tensors(
+        batch, of_tensor, lists=of_list, whole=layout.lists if layout else frozenset()
+    )
 
 
 def _parts(batch: Any, size: int, cut: Cut) -> list[Any]:
     """What the user's own function splits a batch into."""
-    with as_input_error(lambda error: f"split raised {describe_error(error)}.", "Correct it there."):
+    with as_input_error(
+        lambda error: f"split raised {describe_error(error)}.", "Correct it there."
+    ):
         parts = cut(batch, size)
     if not isinstance(parts, list | tuple) or not parts:
-        given = f"an empty {type(parts).__name__}" if isinstance(parts, list | tuple) else f"a {type(parts).__name__}"
+        given = (
+            f"an empty {type(parts).__name__}"
+            if isinstance(parts, list | tuple)
+            else f"a {type(parts).__name__}"
+        )
         raise InputError(f"split returned {given}, not a list of micro-batches.", "Return a list.")
     return list(parts)
 

@@ -36,7 +36,11 @@ _CALL_ID = "call00001"  # Mistral's templates want nine letters or digits
 _QUESTION = {"role": "user", "content": "question"}
 _ANSWER = {"role": ASSISTANT, "content": "answer"}
 _REASONED = {"role": ASSISTANT, "content": "<think>\nreason\n</think>\n\nanswer"}
-_CALL = {"type": "function", "id": _CALL_ID, "function": {"name": "tool", "arguments": {"key": "value"}}}
+_CALL = {
+    "type": "function",
+    "id": _CALL_ID,
+    "function": {"name": "tool", "arguments": {"key": "value"}},
+}
 _RESULT = {"role": "tool", "name": "tool", "tool_call_id": _CALL_ID, "content": "result"}
 _CALLED = (_QUESTION, {"role": ASSISTANT, "tool_calls": [_CALL]}, _RESULT)
 
@@ -50,7 +54,9 @@ class _Frame:
     """What a template writes around the assistant's turns."""
 
     header: str  # stands before each turn, as the generation prompt does; empty where the template has none
-    closings: Mapping[str, str]  # by role: what closes a message after which a turn begins without a header
+    closings: Mapping[
+        str, str
+    ]  # by role: what closes a message after which a turn begins without a header
     end: str  # closes a turn that others follow
     last: str  # closes the last turn
 
@@ -60,7 +66,9 @@ class ChatTemplate:
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
-        self._frames: dict[str, _Frame] = {}  # by template: a tokenizer may have another one for tools
+        self._frames: dict[
+            str, _Frame
+        ] = {}  # by template: a tokenizer may have another one for tools
         added = {str(token) for token in tokenizer.added_tokens_decoder.values()}
         self._tokens = added | set(tokenizer.all_special_tokens)
 
@@ -174,7 +182,9 @@ class ChatTemplate:
         A mark beside an empty text may change what a template does, so empty ones are left alone where that is so.
         """
         if MARK.search(text):
-            raise UnlocatedError("it writes characters of the last plane for private use, as the messages may hold")
+            raise UnlocatedError(
+                "it writes characters of the last plane for private use, as the messages may hold"
+            )
         for with_empty in (True, False):
             conversation, owners = marked(messages, with_empty=with_empty)
             if len(owners) > MOST_TEXTS:
@@ -185,7 +195,9 @@ class ChatTemplate:
                 continue
             if MARK.sub("", rendered) == text:
                 return texts_of(rendered, owners)
-        raise UnlocatedError("it writes something else when characters without a meaning stand around the messages")
+        raise UnlocatedError(
+            "it writes something else when characters without a meaning stand around the messages"
+        )
 
     def _frame(self, template: str) -> _Frame:
         if template not in self._frames:
@@ -226,14 +238,20 @@ class ChatTemplate:
             closings["tool"] = called[-1]
         return _Frame(header, closings, end, last)
 
-    def _around(self, template: str, messages: Sequence[Message], *, prompt: bool = False) -> list[str]:
+    def _around(
+        self, template: str, messages: Sequence[Message], *, prompt: bool = False
+    ) -> list[str]:
         """What a template writes before, between and after the contents of messages."""
         pieces = self._pieces(template, messages, prompt=prompt)
         if pieces is None or pieces[1::2] != [message["content"] for message in messages]:
-            raise UnlocatedError("it does not write each of some questions and answers once, one after the other")
+            raise UnlocatedError(
+                "it does not write each of some questions and answers once, one after the other"
+            )
         return pieces[::2]
 
-    def _pieces(self, template: str, messages: Sequence[Message], *, prompt: bool = False) -> list[str] | None:
+    def _pieces(
+        self, template: str, messages: Sequence[Message], *, prompt: bool = False
+    ) -> list[str] | None:
         """What a template writes, cut at both ends of each text; None where it does not take the messages."""
         conversation, _ = marked(messages)
         try:
@@ -266,7 +284,9 @@ def unlearnt(messages: Sequence[Message], location: str) -> set[int]:
                 raise InputError(problem, "Give 0 to turns that are not learnt, and 1 to others.")
             if value and not is_own and key != "weight":
                 problem = f"{location}: a message of {message['role']} is to be learnt, as its {key} says."
-                raise InputError(problem, f"Leave out its {key}, or learn all tokens with --learn all.")
+                raise InputError(
+                    problem, f"Leave out its {key}, or learn all tokens with --learn all."
+                )
             if is_own and not value:
                 found.add(number)
     return found
@@ -275,7 +295,9 @@ def unlearnt(messages: Sequence[Message], location: str) -> set[int]:
 def unlocated(error: UnlocatedError, location: str = "") -> InputError:
     """What a user is told where a chat template does not show which turns are the assistant's."""
     where = f"{location}: " if location else ""
-    message = f"{where}the assistant's turns cannot be told from the rest of the chat template: {error}."
+    message = (
+        f"{where}the assistant's turns cannot be told from the rest of the chat template: {error}."
+    )
     remedy = "Give a template with {% generation %} marks around them, or learn all tokens with --learn all."
     return InputError(message, remedy)
 

@@ -27,7 +27,9 @@ class Text:
     end: int
 
 
-def marked(messages: Sequence[Message], *, with_empty: bool = True) -> tuple[Sequence[Message], list[int]]:
+def marked(
+    messages: Sequence[Message], *, with_empty: bool = True
+) -> tuple[Sequence[Message], list[int]]:
     """Messages with marks around each text, and the message of each text."""
     owners: list[int] = []
 

@@ -45,7 +45,10 @@ class Stored:
 
 def saved_source(path: Path, wanted: Wanted) -> RowSource:
     """The rows of what `save_to_disk` wrote; of several splits `train`."""
-    with as_input_error(lambda error: f"the data set in {path} cannot be loaded: {sentence(error)}.", "Save it again."):
+    with as_input_error(
+        lambda error: f"the data set in {path} cannot be loaded: {sentence(error)}.",
+        "Save it again.",
+    ):
         data = datasets.load_from_disk(str(path))
     if isinstance(data, datasets.DatasetDict):
         if "train" not in data:
@@ -56,7 +59,11 @@ def saved_source(path: Path, wanted: Wanted) -> RowSource:
     names = data.column_names
     data = data.with_format(None).select_columns([name for name in names if name in wanted.names])
     schema = data.data.schema
-    media = {name: data.data.column(name) for name in data.column_names if _is_media(schema.field(name).type)}
+    media = {
+        name: data.data.column(name)
+        for name in data.column_names
+        if _is_media(schema.field(name).type)
+    }
     plain = data.remove_columns(list(media))
     rows = plain if plain.column_names else ({} for _ in range(len(data)))
     return RowSource(_located(path, rows, media), _remedy(names), columnar=True)

@@ -56,7 +56,9 @@ def head_of(path: Path) -> bytes:
 def decompressed(path: Path, head: bytes) -> bytes | None:
     """What a compressed file holds; None for one that is not compressed, whatever its name says."""
     message = f"the data file {path} cannot be decompressed: {{}}.".format
-    with as_input_error(lambda error: message(describe_error(error)), "Fetch or compress it again."):
+    with as_input_error(
+        lambda error: message(describe_error(error)), "Fetch or compress it again."
+    ):
         if head.startswith(b"\x1f\x8b"):
             with gzip.open(path) as file:
                 return file.read()
@@ -90,7 +92,9 @@ def text_of(path: Path, head: bytes, content: bytes) -> str:
         raise InputError(message, "Fetch it with git lfs pull.")
 
     # A byte order mark, which some programs write, is no text.
-    with as_input_error(lambda error: f"the data file {path} cannot be read as text: {error}.", "Give UTF-8 text."):
+    with as_input_error(
+        lambda error: f"the data file {path} cannot be read as text: {error}.", "Give UTF-8 text."
+    ):
         text = io.TextIOWrapper(io.BytesIO(content), encoding="utf-8-sig").read()
     if b"\0" in head:
         raise InputError(f"the data file {path} is no text: it holds bytes of zero.", READABLE)

@@ -24,7 +24,14 @@ _ROLES = {  # ShareGPT's words, and others that data sets have in their place
     "tool": "tool",
     "observation": "tool",
 }
-_CONTEXT = ("system", "history", "context", "passage", "choices", "options")  # what a question may need
+_CONTEXT = (
+    "system",
+    "history",
+    "context",
+    "passage",
+    "choices",
+    "options",
+)  # what a question may need
 _ALPACA = (
     "Below is an instruction that describes a task. Write a response that appropriately completes "
     "the request.\n\n### Instruction:\n{instruction}\n\n### Response:"
@@ -34,8 +41,12 @@ _ALPACA_WITH_INPUT = (
     "context. Write a response that appropriately completes the request.\n\n"
     "### Instruction:\n{instruction}\n\n### Input:\n{input}\n\n### Response:"
 )
-_ALPACA_NOTE = "rows of instructions are read with Alpaca's prompt; of each, what completes it is learnt."
-_EXAMPLE = 'For example [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello!"}].'
+_ALPACA_NOTE = (
+    "rows of instructions are read with Alpaca's prompt; of each, what completes it is learnt."
+)
+_EXAMPLE = (
+    'For example [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello!"}].'
+)
 Row = Mapping[str, Any]
 
 
@@ -48,7 +59,9 @@ class Shape:
     read: Callable[[Row, str], dict[str, Any]]  # a row and its location -> the fields of the form
     beside: tuple[str, ...] = ()  # columns that are read where they are
     refused: tuple[str, ...] = ()  # columns that the row needs, and that are not read
-    shows: Callable[[Row], bool] = lambda row: True  # whether a row is of this shape, given its columns
+    shows: Callable[[Row], bool] = lambda row: (
+        True
+    )  # whether a row is of this shape, given its columns
     note: str = ""
 
     def has_columns(self, row: Row) -> bool:
@@ -99,11 +112,15 @@ def read_shape(shape: Shape, row: Row, location: str) -> dict[str, Any]:
 def of_turns(turns: Any, location: str) -> list[dict[str, Any]]:
     """The messages of ShareGPT's `conversations`: turns with `from` and `value`, or `role` and `content`."""
     if not isinstance(turns, list) or not turns:
-        raise InputError(f"{location}: conversations must be a list of at least one turn.", _EXAMPLE)
+        raise InputError(
+            f"{location}: conversations must be a list of at least one turn.", _EXAMPLE
+        )
     messages = []
     for turn in turns:
         if not isinstance(turn, Mapping):
-            raise InputError(f"{location}: every turn must be an object, not {type(turn).__name__}.", _EXAMPLE)
+            raise InputError(
+                f"{location}: every turn must be an object, not {type(turn).__name__}.", _EXAMPLE
+            )
         message = dict(turn)
         speaker = message.pop("from", None)
         value = message.pop("value", None)
@@ -140,7 +157,9 @@ def _chat_and_answer(row: Row, location: str) -> dict[str, Any]:
         is_list = isinstance(messages, list) and bool(messages)
         if not is_list or not all(isinstance(message, Mapping) for message in messages):
             given = type(messages).__name__
-            wrong = f"{location}: {name} must be a list of messages beside one that is, not {given}."
+            wrong = (
+                f"{location}: {name} must be a list of messages beside one that is, not {given}."
+            )
             raise InputError(wrong, _EXAMPLE)
     asked = [{**message, "weight": 0} for message in row["prompt"]]
     return {"messages": [*asked, *row["completion"]]}
@@ -152,7 +171,9 @@ def _pair(prompt: str, completion: str) -> Shape:
     def read(row: Row, location: str) -> dict[str, Any]:
         return {"prompt": row[prompt], "completion": row[completion]}
 
-    note = f"{prompt} and {completion} are read as prompt and completion, with nothing between them."
+    note = (
+        f"{prompt} and {completion} are read as prompt and completion, with nothing between them."
+    )
     columns = (prompt, completion)
     return Shape(COMPLETION, columns, read, refused=_CONTEXT, note=note)
 
@@ -168,19 +189,32 @@ def _alpaca(answer: str, context: str) -> Shape:
         return {"prompt": prompt, "completion": row[answer]}
 
     columns = ("instruction", answer)
-    return Shape(COMPLETION, columns, read, beside=(context,), refused=("input", *_CONTEXT), note=_ALPACA_NOTE)
+    return Shape(
+        COMPLETION,
+        columns,
+        read,
+        beside=(context,),
+        refused=("input", *_CONTEXT),
+        note=_ALPACA_NOTE,
+    )
 
 
 def _alpaca_chat(row: Row, location: str) -> dict[str, Any]:
     """LLaMA-Factory's variant of Alpaca: a chat whose earlier turns are in `history`."""
-    remedy = 'For example "history": [["Hello", "Hello!"]], a question with its answer for each turn.'
+    remedy = (
+        'For example "history": [["Hello", "Hello!"]], a question with its answer for each turn.'
+    )
     history = row.get("history") or []
     messages = []
     if not isinstance(history, list):
-        raise InputError(f"{location}: history must be a list, not {type(history).__name__}.", remedy)
+        raise InputError(
+            f"{location}: history must be a list, not {type(history).__name__}.", remedy
+        )
     for turn in history:
         if not isinstance(turn, list) or len(turn) != 2:
-            raise InputError(f"{location}: every turn of history must be a list of two texts.", remedy)
+            raise InputError(
+                f"{location}: every turn of history must be a list of two texts.", remedy
+            )
         messages.append({"role": "user", "content": turn[0]})
         messages.append({"role": "assistant", "content": turn[1]})
 

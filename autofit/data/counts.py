@@ -15,7 +15,12 @@ from autofit.data.batch import IGNORED_LABEL, labels_of, sample_count, split
 from autofit.data.layouts import layout_of
 
 SAMPLES = Count()
-_IGNORED = (IGNORED_LABEL, -1, 0, 255)  # what losses leave out: torch's default, and what data sets pad labels with
+_IGNORED = (
+    IGNORED_LABEL,
+    -1,
+    0,
+    255,
+)  # what losses leave out: torch's default, and what data sets pad labels with
 _SIZES = ("len", "size", "count", "num")  # in the names of tensors that hold the sizes of samples
 _MOST_DIMS = 4  # of tensors of labels: those of videos' pixels
 _Path = tuple[Any, ...]
@@ -34,7 +39,9 @@ def by_task(workload: Workload, batch: Any) -> Count:
     token count where they are valid; anything else counts samples, also CTC: its loss is divided by each sample's own
     number of labels."""
     task = TASKS[workload.task]
-    if task.predicts_next_token and labels_of(batch, "shift_labels") is not None:  # which transformers prefers
+    if (
+        task.predicts_next_token and labels_of(batch, "shift_labels") is not None
+    ):  # which transformers prefers
         return Count("unequal", ("shift_labels",))
 
     labels = labels_of(batch)
@@ -126,11 +133,15 @@ def candidates(batch: Any) -> list[Count]:
         for other, given in labels:
             if given.shape == tensor.shape:
                 columns = _windows(tensor)
-                found += [Count("unequal", other, IGNORED_LABEL, each, mask=path) for each in columns]
+                found += [
+                    Count("unequal", other, IGNORED_LABEL, each, mask=path) for each in columns
+                ]
     return found
 
 
-def paths(batch: Any, path: _Path = (), lists: frozenset[int] | None = None) -> Iterator[tuple[_Path, torch.Tensor]]:
+def paths(
+    batch: Any, path: _Path = (), lists: frozenset[int] | None = None
+) -> Iterator[tuple[_Path, torch.Tensor]]:
     """The tensors of a batch, each with its path; of a list with an item for each sample the first one's."""
     if lists is None:
         layout = layout_of(batch)

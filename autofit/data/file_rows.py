@@ -49,7 +49,9 @@ def row_sources(path: Path, wanted: Wanted, notes: list[str]) -> Iterator[RowSou
     for file in shards(path, notes):
         yield _of_file(file, wanted, of_files)
     if len(of_files) > 1:
-        notes.append(f"{of_files[0]} So it is with {len(of_files) - 1} more of the files in {path}.")
+        notes.append(
+            f"{of_files[0]} So it is with {len(of_files) - 1} more of the files in {path}."
+        )
     else:
         notes += of_files
 
@@ -70,7 +72,9 @@ def _of_file(path: Path, wanted: Wanted, notes: list[str]) -> RowSource:
     text = text_of(path, head, path.read_bytes() if content is None else content)
     del content  # as large as the text
     if kind in ("Parquet", "Arrow"):
-        raise InputError(f"the data file {path} is named as {kind}, and holds something else.", READABLE)
+        raise InputError(
+            f"the data file {path} is named as {kind}, and holds something else.", READABLE
+        )
 
     source: RowSource | None
     if kind == "JSON":

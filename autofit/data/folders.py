@@ -68,7 +68,9 @@ def shards(folder: Path, notes: list[str]) -> list[Path]:
     if folders:
         notes.append(f"left out, directories in {folder}: {', '.join(folders[:5])}.")
     if about:
-        notes.append(f"left out, about the data in {folder}: {', '.join(file.name for file in about[:5])}.")
+        notes.append(
+            f"left out, about the data in {folder}: {', '.join(file.name for file in about[:5])}."
+        )
     return files
 
 
@@ -85,7 +87,9 @@ def _of_train(folder: Path, files: Sequence[Path], notes: list[str]) -> list[Pat
     if len(splits) == 1:
         return list(files)
     if "train" not in splits:
-        message = f"the directory {folder} has no files named train, but {', '.join(sorted(splits))}."
+        message = (
+            f"the directory {folder} has no files named train, but {', '.join(sorted(splits))}."
+        )
         raise InputError(message, "Give the files of one of them.")
     left = pluralize(len(files) - len(splits["train"]), "file")
     names = ", ".join(sorted(splits.keys() - {"train"}))
@@ -96,4 +100,6 @@ def _of_train(folder: Path, files: Sequence[Path], notes: list[str]) -> list[Pat
 def _is_media(path: Path) -> bool:
     """Whether a file is of images, sound or film, which rows beside it may name."""
     kind = mimetypes.guess_type(path.name)[0] or ""
-    return kind.partition("/")[0] in ("image", "audio", "video") or path.suffix.lower() in _MORE_MEDIA
+    return (
+        kind.partition("/")[0] in ("image", "audio", "video") or path.suffix.lower() in _MORE_MEDIA
+    )

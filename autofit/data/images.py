@@ -36,24 +36,38 @@ def image_loader(workload: Workload, path: Path, options: DataOptions) -> FileLo
 def read_tensors(path: Path, shape: Sequence[int], rule: LabelRule) -> Stacked:
     """The `pixel_values` and `labels` in a .pt file, for a model that takes images of [channels, height, width]."""
     remedy = "Give what torch.save wrote, or a folder with a directory of images for each class."
-    with as_input_error(lambda error: f"the data file {path} cannot be read: {type(error).__name__}.", remedy):
+    with as_input_error(
+        lambda error: f"the data file {path} cannot be read: {type(error).__name__}.", remedy
+    ):
         data = torch.load(path, weights_only=True)  # which raises pages of advice
     names = ("pixel_values", "labels")
-    if not isinstance(data, dict) or not all(isinstance(data.get(name), torch.Tensor) for name in names):
-        raise InputError(f"the data file {path} must hold pixel_values and labels.", "Save a dict of two tensors.")
+    if not isinstance(data, dict) or not all(
+        isinstance(data.get(name), torch.Tensor) for name in names
+    ):
+        raise InputError(
+            f"the data file {path} must hold pixel_values and labels.",
+            "Save a dict of two tensors.",
+        )
     pixels, labels = data["pixel_values"], data["labels"]
     # Convolutional networks take any height and width; a model that does not says so when its loss is tried.
     if pixels.dim() != 4 or pixels.shape[1] != shape[0] or not len(pixels):
         given, wanted = (" x ".join(map(str, each)) for each in (pixels.shape, ("N", *shape)))
-        raise InputError(f"{path}: pixel_values are {given}, but the model takes {wanted}.", "Convert the images.")
+        raise InputError(
+            f"{path}: pixel_values are {given}, but the model takes {wanted}.",
+            "Convert the images.",
+        )
     if labels.shape != pixels.shape[:1]:
         message = f"{path}: {len(pixels)} images have labels of shape {tuple(labels.shape)}."
         raise InputError(message, "Give one label for each image.")
     locations = [f"{path}, label {number}" for number in range(1, len(labels) + 1)]
-    return Stacked({"pixel_values": pixels, "labels": labels_from(labels.tolist(), locations, rule).numbers})
+    return Stacked(
+        {"pixel_values": pixels, "labels": labels_from(labels.tolist(), locations, rule).numbers}
+    )
 
 
-def read_folder(path: Path, shape: Sequence[int], options: DataOptions) -> tuple[Pictures, Labels, tuple[str, ...]]:
+def read_folder(
+    path: Path, shape: Sequence[int], options: DataOptions
+) -> tuple[Pictures, Labels, tuple[str, ...]]:
     """The images of a folder whose directories are the classes, resized to the shape that the model
     takes; the classes; and notes on files that are no images."""
     check_pillow(path)
@@ -73,10 +87,17 @@ def read_folder(path: Path, shape: Sequence[int], options: DataOptions) -> tuple
     stats = [Path(file).stat() for file in files]  # which tell a changed file without reading it
 
     def decode(rows: dict[str, list[Any]]) -> dict[str, list[Any]]:
-        return {"pixels": [_pixels(os.fsdecode(file), _MODES[channels], height, width) for file in rows["file"]]}
+        return {
+            "pixels": [
+                _pixels(os.fsdecode(file), _MODES[channels], height, width) for file in rows["file"]
+            ]
+        }
 
     decoded = cached_map(
-        {"file": list(map(os.fsencode, files)), "stamp": [f"{stat.st_size} {stat.st_mtime_ns}" for stat in stats]},
+        {
+            "file": list(map(os.fsencode, files)),
+            "stamp": [f"{stat.st_size} {stat.st_mtime_ns}" for stat in stats],
+        },
         decode,
         features={"pixels": datasets.Value("binary")},
         key=tuple(shape),
@@ -89,7 +110,9 @@ def read_folder(path: Path, shape: Sequence[int], options: DataOptions) -> tuple
     notes: tuple[str, ...] = ()
     if others:
         count = pluralize(len(others), "file")
-        notes = (f"left out, no image: {count}, the first of them {printable(str(path / others[0]))}.",)
+        notes = (
+            f"left out, no image: {count}, the first of them {printable(str(path / others[0]))}.",
+        )
     return pictures, labels, notes
 
 
@@ -113,7 +136,9 @@ def check_pillow(path: Path) -> None:
     """Raise InputError where image files cannot be read."""
     if importlib.util.find_spec("PIL") is None:
         message = f"{path} holds image files, which Pillow reads, and it is not installed."
-        raise InputError(message, "Install it (pip install pillow), or save the images as tensors in a .pt file.")
+        raise InputError(
+            message, "Install it (pip install pillow), or save the images as tensors in a .pt file."
+        )
 
 
 @contextlib.contextmanager

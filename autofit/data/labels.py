@@ -26,11 +26,15 @@ def labels_from(values: Sequence[Any], locations: Sequence[str], rule: LabelRule
         for (value, location), number in zip(located, is_number, strict=True):
             if not number or not abs(value) <= torch.finfo(torch.float32).max:
                 message = f"{location}: the model has one class, so a label must be a number, not {shown(value)}."
-                raise InputError(message, "Set num_labels in the model's config.json to the number of classes.")
+                raise InputError(
+                    message, "Set num_labels in the model's config.json to the number of classes."
+                )
         return Labels(torch.tensor([float(value) for value in values]), {})
     for value, location in located:
         if not isinstance(value, str | int):  # a float too: 1.5 is no class
-            message = f"{location}: a label must be a name or a whole number, not {type(value).__name__}."
+            message = (
+                f"{location}: a label must be a name or a whole number, not {type(value).__name__}."
+            )
             raise InputError(message, "Correct the label.")
     if any(is_number) and not all(is_number):
         value, location = located[is_number.index(not is_number[0])]
@@ -42,7 +46,11 @@ def labels_from(values: Sequence[Any], locations: Sequence[str], rule: LabelRule
         return Labels(torch.tensor([names[name] for name, _ in named]), names)
     for value, location in located:
         if not 0 <= value < (2**63 if rule.classes is None else rule.classes):
-            count = "classes count from 0" if rule.classes is None else f"the model has classes 0 to {rule.classes - 1}"
+            count = (
+                "classes count from 0"
+                if rule.classes is None
+                else f"the model has classes 0 to {rule.classes - 1}"
+            )
             remedy = "Correct the label, or search with more classes."
             raise InputError(f"{location}: label {shown(value)}, but {count}.", remedy)
     return Labels(torch.tensor(values), {})
@@ -53,7 +61,9 @@ def _numbered_names(named: Sequence[tuple[str, str]], rule: LabelRule) -> Mappin
     if rule.strict and unknown:
         name, location = unknown[0]
         classes = printable(", ".join(rule.names)) or "given by number"
-        raise InputError(f"{location}: label {shown(name)} is not among the classes, which are {classes}.")
+        raise InputError(
+            f"{location}: label {shown(name)} is not among the classes, which are {classes}."
+        )
     if not unknown:
         return rule.names
     distinct = sorted({name for name, _ in named})

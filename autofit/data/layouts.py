@@ -17,7 +17,10 @@ from autofit.core.workload import Rows
 
 Take = Callable[[Sequence[int]], torch.Tensor]  # samples -> what a tensor holds of them
 _PACKED = ("pixel_values", "image_grid_thw", 1), ("pixel_values_videos", "video_grid_thw", 2)
-_TYPES = ("mm_token_type_ids", "token_type_ids")  # say which tokens stand for images (1) and videos (2)
+_TYPES = (
+    "mm_token_type_ids",
+    "token_type_ids",
+)  # say which tokens stand for images (1) and videos (2)
 _TRIED = 8  # kinds of tokens, where no types say which they are
 _BOUNDS = "cu_seq"  # cu_seqlens, cu_seq_lens_q, ...: where packed sequences begin and end
 
@@ -38,7 +41,9 @@ def layout_of(batch: Any) -> Layout | None:
         return _of_lists({"": batch}) or _of_lists(dict(enumerate(batch)))
     if not isinstance(batch, Mapping | UserDict):
         return None
-    tensors = {key: each for key, each in batch.items() if isinstance(each, torch.Tensor) and each.dim()}
+    tensors = {
+        key: each for key, each in batch.items() if isinstance(each, torch.Tensor) and each.dim()
+    }
     if isinstance(batch, Rows):
         return None
     for layout in (_of_graphs, _of_packed_sequences, _of_images):
@@ -53,7 +58,9 @@ def _of_lists(parts: Mapping[Any, Any]) -> Layout | None:
     if not lists:  # as usual, and every micro-batch is asked
         return None
     dicts = [name for name, part in lists.items() if _are_alike(part)]
-    rows = {part.shape[0] for part in parts.values() if isinstance(part, torch.Tensor) and part.dim()}
+    rows = {
+        part.shape[0] for part in parts.values() if isinstance(part, torch.Tensor) and part.dim()
+    }
     counts = rows or {len(lists[name]) for name in dicts or lists}
     if len(counts) != 1:
         return None
@@ -63,15 +70,24 @@ def _of_lists(parts: Mapping[Any, Any]) -> Layout | None:
         items = [_tensors(item) for item in part]
         heights = {tensor.shape[0] if tensor.dim() else None for item in items for tensor in item}
         certain_here = certain or str(name).endswith("labels")
-        if len(part) == samples and all(items) and (certain_here or (heights != rows if rows else len(heights) > 1)):
+        if (
+            len(part) == samples
+            and all(items)
+            and (certain_here or (heights != rows if rows else len(heights) > 1))
+        ):
             own.add(id(part))
-            sizes = [size + sum(each.numel() for each in item) for size, item in zip(sizes, items, strict=True)]
+            sizes = [
+                size + sum(each.numel() for each in item)
+                for size, item in zip(sizes, items, strict=True)
+            ]
     return Layout(sizes, lists=frozenset(own)) if own else None
 
 
 def _are_alike(items: list[Any]) -> bool:
     """Whether they are dicts with the same keys."""
-    return all(isinstance(item, Mapping | UserDict) and item.keys() == items[0].keys() for item in items)
+    return all(
+        isinstance(item, Mapping | UserDict) and item.keys() == items[0].keys() for item in items
+    )
 
 
 def _tensors(item: Any) -> list[torch.Tensor]:
@@ -95,17 +111,27 @@ def _of_images(tensors: Mapping[Any, torch.Tensor]) -> Layout | None:
         if images is None:
             return None
         of_images = [each for each in tensors.values() if len(each) == len(patches) != samples]
-        takes |= {id(each): _rows(each, images) for each in (*of_images, *([] if grid is None else [grid]))}
+        takes |= {
+            id(each): _rows(each, images)
+            for each in (*of_images, *([] if grid is None else [grid]))
+        }
         starts = [sum(patches[:image]) for image in images]
         takes[id(pixels)] = _rows(pixels, starts)
-        sizes = [size + after - start for size, (start, after) in zip(sizes, itertools.pairwise(starts), strict=True)]
+        sizes = [
+            size + after - start
+            for size, (start, after) in zip(sizes, itertools.pairwise(starts), strict=True)
+        ]
     positions = tensors.get("position_ids")
-    if positions is not None and positions.dim() == 3 and positions.shape[1] == samples:  # of time, height and width
+    if (
+        positions is not None and positions.dim() == 3 and positions.shape[1] == samples
+    ):  # of time, height and width
         takes[id(positions)] = _rows(positions, range(samples + 1), dim=1)
     return Layout(sizes, takes) if takes else None
 
 
-def _images_of_samples(patches: list[int], tensors: Mapping[Any, torch.Tensor], kind: int) -> list[int] | None:
+def _images_of_samples(
+    patches: list[int], tensors: Mapping[Any, torch.Tensor], kind: int
+) -> list[int] | None:
     """The first image of each sample, and their number; None where that is unclear."""
     samples = len(tensors["input_ids"])
     for tokens in _image_tokens(len(patches), tensors, kind):
@@ -120,10 +146,18 @@ def _images_of_samples(patches: list[int], tensors: Mapping[Any, torch.Tensor], 
             bounds.append(image)
         if len(bounds) == samples + 1 and bounds[-1] == len(patches):
             return bounds
-    return list(range(samples + 1)) if len(patches) == samples else [0, len(patches)] if samples == 1 else None
+    return (
+        list(range(samples + 1))
+        if len(patches) == samples
+        else [0, len(patches)]
+        if samples == 1
+        else None
+    )
 
 
-def _image_tokens(images: int, tensors: Mapping[Any, torch.Tensor], kind: int) -> Iterator[list[int]]:
+def _image_tokens(
+    images: int, tensors: Mapping[Any, torch.Tensor], kind: int
+) -> Iterator[list[int]]:
     """How many tokens of each sample may stand for its images: by the types of tokens, or of those that are frequent
     enough, the most frequent first."""
     for name in _TYPES:
@@ -133,7 +167,9 @@ def _image_tokens(images: int, tensors: Mapping[Any, torch.Tensor], kind: int) -
     ids = tensors["input_ids"]
     tokens, counts = ids.unique(return_counts=True)
     frequent = sorted(zip(counts.tolist(), tokens.tolist(), strict=True), reverse=True)
-    yield from ((ids == token).sum(-1).tolist() for count, token in frequent[:_TRIED] if count >= images)
+    yield from (
+        (ids == token).sum(-1).tolist() for count, token in frequent[:_TRIED] if count >= images
+    )
 
 
 def _of_packed_sequences(tensors: Mapping[Any, torch.Tensor]) -> Layout | None:
@@ -183,16 +219,24 @@ def _of_graphs(tensors: Mapping[Any, torch.Tensor]) -> Layout | None:
     if edges is None:
         return None
     if graphs is None:
-        return Layout([edges.shape[1]], {id(each): functools.partial(_whole, each) for each in tensors.values()})
+        return Layout(
+            [edges.shape[1]],
+            {id(each): functools.partial(_whole, each) for each in tensors.values()},
+        )
     samples, of_edges = int(graphs.max()) + 1, graphs[edges[0]]
     if bool((of_edges.diff() < 0).any()) or bool((graphs.diff() < 0).any()):
         return None
-    nodes, ends = (graphs.bincount(minlength=samples).tolist(), of_edges.bincount(minlength=samples).tolist())
+    nodes, ends = (
+        graphs.bincount(minlength=samples).tolist(),
+        of_edges.bincount(minlength=samples).tolist(),
+    )
     node_starts, edge_starts = ([0, *itertools.accumulate(each)] for each in (nodes, ends))
     takes: dict[int, Take] = {}
     for name, each in tensors.items():
         if name == "edge_index":
-            takes[id(each)] = functools.partial(_edges, _rows(each, edge_starts, dim=1), nodes, node_starts, ends)
+            takes[id(each)] = functools.partial(
+                _edges, _rows(each, edge_starts, dim=1), nodes, node_starts, ends
+            )
         elif name == "batch":
             takes[id(each)] = functools.partial(_owners, each, nodes)
         elif name == "ptr":
@@ -220,7 +264,9 @@ def _rows(tensor: torch.Tensor, starts: Sequence[int], dim: int = 0) -> Take:
 
 
 def _bounds(tensor: torch.Tensor, lengths: Sequence[int]) -> Take:
-    return lambda samples: tensor.new_tensor([0, *itertools.accumulate(lengths[sample] for sample in samples)])
+    return lambda samples: tensor.new_tensor(
+        [0, *itertools.accumulate(lengths[sample] for sample in samples)]
+    )
 
 
 def _whole(tensor: torch.Tensor, _: Sequence[int]) -> torch.Tensor:
@@ -228,14 +274,22 @@ def _whole(tensor: torch.Tensor, _: Sequence[int]) -> torch.Tensor:
 
 
 def _edges(
-    take: Take, nodes: Sequence[int], starts: Sequence[int], edges: Sequence[int], samples: Sequence[int]
+    take: Take,
+    nodes: Sequence[int],
+    starts: Sequence[int],
+    edges: Sequence[int],
+    samples: Sequence[int],
 ) -> torch.Tensor:
     """Edges between the nodes as they are numbered among these samples."""
     taken = take(samples)
     after = itertools.accumulate((nodes[sample] for sample in samples), initial=0)
     moves = [new - starts[sample] for new, sample in zip(after, samples, strict=False)]
-    return taken + taken.new_tensor(moves).repeat_interleave(taken.new_tensor([edges[sample] for sample in samples]))
+    return taken + taken.new_tensor(moves).repeat_interleave(
+        taken.new_tensor([edges[sample] for sample in samples])
+    )
 
 
 def _owners(tensor: torch.Tensor, nodes: Sequence[int], samples: Sequence[int]) -> torch.Tensor:
-    return tensor.new_tensor([number for number, sample in enumerate(samples) for _ in range(nodes[sample])])
+    return tensor.new_tensor(
+        [number for number, sample in enumerate(samples) for _ in range(nodes[sample])]
+    )

@@ -10,8 +10,12 @@ from autofit.core.workload import LEARNT, check_learn
 class LabelRule:
     """The model's classes."""
 
-    classes: int | None = None  # 1 means that labels are measured values (regression), None that it is not known
-    names: Mapping[str, int] = field(default_factory=dict)  # used when all names of a file are among them
+    classes: int | None = (
+        None  # 1 means that labels are measured values (regression), None that it is not known
+    )
+    names: Mapping[str, int] = field(
+        default_factory=dict
+    )  # used when all names of a file are among them
     strict: bool = False  # names that are not among `names` are an error, as in evaluation data
 
 

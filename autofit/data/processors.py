@@ -7,7 +7,11 @@ from typing import Any
 import transformers
 
 # What says how a processor works, beside the files of its tokenizer.
-PROCESSOR_FILES = ("processor_config.json", "preprocessor_config.json", "video_preprocessor_config.json")
+PROCESSOR_FILES = (
+    "processor_config.json",
+    "preprocessor_config.json",
+    "video_preprocessor_config.json",
+)
 CHAT_TEMPLATE_FILES = ("chat_template.jinja", "chat_template.json")
 
 
@@ -16,7 +20,9 @@ class Processing:
     """What makes a model's batches of images or sound."""
 
     processor: Any  # or the feature extractor
-    arguments: frozenset[str] = frozenset()  # of the model's forward; what else a processor makes is left out
+    arguments: frozenset[str] = (
+        frozenset()
+    )  # of the model's forward; what else a processor makes is left out
     start: int | None = None  # the token that the model itself puts before the labels
     samples_a_label: int | None = None  # of a wave, at least, where a loss aligns them
 
@@ -50,7 +56,9 @@ class _NoVideo:
 
 def _without_video(folder: str | Path, name: str) -> Any:
     """The processor of that class from its parts without the one for videos, which needs torchvision."""
-    from transformers.models.auto.image_processing_auto import AutoImageProcessor  # transformers' own: with torchvision
+    from transformers.models.auto.image_processing_auto import (
+        AutoImageProcessor,
+    )  # transformers' own: with torchvision
 
     kinds: dict[str, Any] = {
         "tokenizer": transformers.AutoTokenizer,

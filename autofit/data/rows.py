@@ -10,7 +10,14 @@ from autofit.core.errors import InputError, as_input_error, is_whole, printable,
 from autofit.data.columnar import Stored, without_nulls
 from autofit.data.conversations import COMPLETION as COMPLETION
 from autofit.data.conversations import MESSAGES as MESSAGES
-from autofit.data.conversations import PREFERENCES, SHAPE_COLUMNS, Shape, of_turns, read_shape, shape_of
+from autofit.data.conversations import (
+    PREFERENCES,
+    SHAPE_COLUMNS,
+    Shape,
+    of_turns,
+    read_shape,
+    shape_of,
+)
 from autofit.data.conversations import TEXT as TEXT
 from autofit.data.file_rows import row_sources
 from autofit.data.row_source import RowSource, Wanted
@@ -58,7 +65,9 @@ def read_rows(path: Path, forms: Sequence[Form], *, by_line: bool = False) -> Ro
         known |= SHAPE_COLUMNS
 
     def fits(row: Mapping[str, Any]) -> bool:
-        return (has_shapes and shape_of(row) is not None) or any(not _missing(row, form) for form in forms)
+        return (has_shapes and shape_of(row) is not None) or any(
+            not _missing(row, form) for form in forms
+        )
 
     notes: list[str] = []
     wanted = Wanted(frozenset(known), fits, TEXT in forms, by_line)
@@ -67,8 +76,12 @@ def read_rows(path: Path, forms: Sequence[Form], *, by_line: bool = False) -> Ro
         for location, row in source.rows:
             if table is None:
                 shape = shape_of(row) if has_shapes else None
-                form = _form_of(row, forms, location, source.remedy) if shape is None else shape.form
-                table = _Table(form, shape, known, is_text=not any("image" in form for form in forms))
+                form = (
+                    _form_of(row, forms, location, source.remedy) if shape is None else shape.form
+                )
+                table = _Table(
+                    form, shape, known, is_text=not any("image" in form for form in forms)
+                )
             table.add(row, location, source)
 
     if table is None:
@@ -110,19 +123,26 @@ class _Table:
             value = _value(fields, name)
             if name in _CHATS:
                 turns = of_turns(value, location) if name == "conversations" else value
-                checked: Any = _checked_messages(turns, location, source.columnar, is_text=self.is_text)
+                checked: Any = _checked_messages(
+                    turns, location, source.columnar, is_text=self.is_text
+                )
             else:
                 checked = _checked(value, name, location)
             self.columns[name].append(checked)
         if "tools" in self.columns:
-            self.columns["tools"].append(_checked_tools(fields.get("tools"), location, source.columnar))
+            self.columns["tools"].append(
+                _checked_tools(fields.get("tools"), location, source.columnar)
+            )
         self.locations.append(printable(location))
         self._account(row, shape)
 
     def _account(self, row: Mapping[str, Any], shape: Shape | None) -> None:
         """Keep in mind which known columns of a row are read, and which hold something and are not."""
         if shape is None:
-            read = [next(name for name in _names(field) if row.get(name) is not None) for field in self.form]
+            read = [
+                next(name for name in _names(field) if row.get(name) is not None)
+                for field in self.form
+            ]
         else:
             read = [*shape.columns, *(name for name in shape.beside if row.get(name))]
             if shape.note:
@@ -147,7 +167,9 @@ def named_file(name: Any, folder: Path, location: str, what: str) -> str | Store
         return name
     remedy = "Give its path, relative to the data file."
     if not isinstance(name, str) or "://" in name:
-        raise InputError(f"{location}: the {what} must be named by its file, not {shown(name)}.", remedy)
+        raise InputError(
+            f"{location}: the {what} must be named by its file, not {shown(name)}.", remedy
+        )
     file = folder / name
     if not file.is_file():
         raise InputError(f"{location}: the {what} {file} is not there.", remedy)
@@ -195,11 +217,19 @@ def _checked(value: Any, name: str, location: str) -> Any:
     if name in TAGGED:
         if not isinstance(value, list):
             message = f"{location}: {name} must be a list with an entry for each word, not {type(value).__name__}."
-            raise InputError(message, 'For example {"tokens": ["In", "Oslo"], "tags": ["O", "B-LOC"]}.')
-        return value if name == "tags" else [_checked(word, "a word of tokens", location) for word in value]
+            raise InputError(
+                message, 'For example {"tokens": ["In", "Oslo"], "tags": ["O", "B-LOC"]}.'
+            )
+        return (
+            value
+            if name == "tags"
+            else [_checked(word, "a word of tokens", location) for word in value]
+        )
     if not isinstance(value, str):
         given = type(value).__name__
-        raise InputError(f"{location}: {name} must be text, not {given}.", "Put it in quotation marks.")
+        raise InputError(
+            f"{location}: {name} must be text, not {given}.", "Put it in quotation marks."
+        )
     try:
         value.encode()
     except UnicodeEncodeError as error:
@@ -211,9 +241,15 @@ def _checked(value: Any, name: str, location: str) -> Any:
 def _checked_answers(value: Any, location: str) -> dict[str, list[Any]]:
     """SQuAD's form of answers: their texts, and where in the context each begins; both empty where there is none."""
     found = value if isinstance(value, Mapping) else {}
-    texts, starts = ([each] if (each := found.get(key)) is None else each for key in ("text", "answer_start"))
+    texts, starts = (
+        [each] if (each := found.get(key)) is None else each for key in ("text", "answer_start")
+    )
     fine = isinstance(texts, list) and isinstance(starts, list) and len(texts) == len(starts)
-    if not fine or not all(isinstance(text, str) for text in texts) or not all(is_whole(each, 0) for each in starts):
+    if (
+        not fine
+        or not all(isinstance(text, str) for text in texts)
+        or not all(is_whole(each, 0) for each in starts)
+    ):
         message = f"{location}: answers must be texts, and as many characters of the context at which each begins."
         raise InputError(message, 'For example {"text": ["Oslo"], "answer_start": [17]}.')
     return {"text": texts, "answer_start": starts}
@@ -228,19 +264,27 @@ def _checked_messages(messages: Any, location: str, columnar: bool, *, is_text: 
     checked = []
     for message in messages:
         if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
-            raise InputError(f"{location}: every message must be an object with a role.", _MESSAGES_EXAMPLE)
+            raise InputError(
+                f"{location}: every message must be an object with a role.", _MESSAGES_EXAMPLE
+            )
         content = message.get("content")
         if content is None and not message.get("tool_calls"):
-            raise InputError(f"{location}: the message of {message['role']} has no content.", _MESSAGES_EXAMPLE)
+            raise InputError(
+                f"{location}: the message of {message['role']} has no content.", _MESSAGES_EXAMPLE
+            )
 
         # A saved data set fills in the keys that only some messages have.
-        filled = {key: part for key, part in message.items() if key == "content" or part is not None}
+        filled = {
+            key: part for key, part in message.items() if key == "content" or part is not None
+        }
         if columnar:
             filled = {key: without_nulls(part) for key, part in filled.items()}
         if is_text and content is not None:
             filled["content"] = _joined(content, message["role"], location)
         checked.append(filled)
-    return str(_checked(json.dumps(checked, ensure_ascii=False, default=str), "a message", location))
+    return str(
+        _checked(json.dumps(checked, ensure_ascii=False, default=str), "a message", location)
+    )
 
 
 def _joined(content: Any, role: str, location: str) -> str:
@@ -256,10 +300,14 @@ def _joined(content: Any, role: str, location: str) -> str:
     for part in content:
         kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
         if kind != "text":
-            message = f"{location}: the content of {role} has a part of type {shown(kind)}, not text."
+            message = (
+                f"{location}: the content of {role} has a part of type {shown(kind)}, not text."
+            )
             raise InputError(message, "Leave it out, or train a model that takes such parts.")
         if not isinstance(part.get("text"), str):
-            raise InputError(f"{location}: the content of {role} has a part of type text without text.", example)
+            raise InputError(
+                f"{location}: the content of {role} has a part of type text without text.", example
+            )
         texts.append(part["text"])
     return "".join(texts)
 

@@ -17,7 +17,9 @@ from autofit.data.batch import IGNORED_LABEL
 _CHOSEN = 0.15  # of all tokens, as BERT was trained (Devlin et al. 2018, section 3.1)
 _HIDDEN, _HIDDEN_OR_UNCHANGED = 0.8, 0.9  # of those: 80 % hidden, 10 % unchanged, 10 % replaced
 _MOST_SEED = 2**62
-_EVALUATION_SEED = 0  # the same tokens are hidden each time, so that evaluation losses can be compared
+_EVALUATION_SEED = (
+    0  # the same tokens are hidden each time, so that evaluation losses can be compared
+)
 
 
 class Samples(Protocol):
@@ -60,10 +62,14 @@ class Stacked:
 class Ragged:
     """Sequences of different lengths, one after the other; a batch is padded to its longest one."""
 
-    tokens: Mapping[str, torch.Tensor]  # `input_ids`, `labels` where they are tokens, `token_type_ids`; [all tokens]
+    tokens: Mapping[
+        str, torch.Tensor
+    ]  # `input_ids`, `labels` where they are tokens, `token_type_ids`; [all tokens]
     spans: torch.Tensor  # where each sample begins and ends in them, [samples, 2]
     pad_id: int  # pads input ids; labels are padded with the ignored label
-    per_sample: Mapping[str, torch.Tensor] = field(default_factory=dict)  # tensors of one value per sample, [samples]
+    per_sample: Mapping[str, torch.Tensor] = field(
+        default_factory=dict
+    )  # tensors of one value per sample, [samples]
     label_spans: torch.Tensor | None = None  # of labels that are a text of their own
 
     def __len__(self) -> int:
@@ -76,14 +82,24 @@ class Ragged:
         padded = {}
         for name, tokens in self.tokens.items():
             own = self.label_spans if name == "labels" else None
-            sequences = [tokens[start:stop] for start, stop in (spans if own is None else own[chosen]).tolist()]
+            sequences = [
+                tokens[start:stop]
+                for start, stop in (spans if own is None else own[chosen]).tolist()
+            ]
             padding = {"input_ids": self.pad_id, "labels": IGNORED_LABEL}.get(name, 0)
             padded[name] = pad_sequence(sequences, batch_first=True, padding_value=padding).long()
         per_sample = {name: tensor[chosen] for name, tensor in self.per_sample.items()}
-        return {"input_ids": padded.pop("input_ids"), "attention_mask": mask, **padded, **per_sample}
+        return {
+            "input_ids": padded.pop("input_ids"),
+            "attention_mask": mask,
+            **padded,
+            **per_sample,
+        }
 
     def largest_id(self) -> int:
-        return max(self.pad_id, *(int(tokens.max()) for tokens in self.tokens.values() if len(tokens)))
+        return max(
+            self.pad_id, *(int(tokens.max()) for tokens in self.tokens.values() if len(tokens))
+        )
 
     def has_labels(self, *, shifted: bool) -> torch.Tensor:
         starts, ends = (self.spans if self.label_spans is None else self.label_spans).unbind(dim=1)
@@ -112,7 +128,9 @@ class Lengths:
     @classmethod
     def of(cls, lengths: torch.Tensor, batch_size: int) -> "Lengths":
         """Of samples that are batched in an order drawn at random."""
-        drawn = lengths[torch.randperm(len(lengths), generator=torch.Generator().manual_seed(0))].split(batch_size)
+        drawn = lengths[
+            torch.randperm(len(lengths), generator=torch.Generator().manual_seed(0))
+        ].split(batch_size)
         held = sum(len(batch) * int(batch.max()) for batch in drawn)
         found = int(lengths.min()), int(lengths.max()), float(lengths.double().mean())
         return cls(len(lengths), *found, 1 - int(lengths.sum()) / held)
@@ -132,7 +150,10 @@ class Twins:
 
     def batch(self, chosen: torch.Tensor) -> dict[str, torch.Tensor]:
         both = torch.stack([chosen, chosen + len(self)], dim=1)
-        return {name: part.unflatten(0, (-1, 2)) for name, part in self.texts.batch(both.flatten()).items()}
+        return {
+            name: part.unflatten(0, (-1, 2))
+            for name, part in self.texts.batch(both.flatten()).items()
+        }
 
     def largest_id(self) -> int:
         return self.texts.largest_id()
@@ -152,7 +173,9 @@ class Pictures:
         return len(self.labels)
 
     def batch(self, chosen: torch.Tensor) -> dict[str, torch.Tensor]:
-        images = [np.frombuffer(self.pixels[index].as_buffer(), np.uint8) for index in chosen.tolist()]
+        images = [
+            np.frombuffer(self.pixels[index].as_buffer(), np.uint8) for index in chosen.tolist()
+        ]
         values = torch.from_numpy(np.stack(images)).view(-1, *self.shape).float() / 255
         normalised = (values - self.mean.view(-1, 1, 1)) / self.deviation.view(-1, 1, 1)
         return {"pixel_values": normalised, "labels": self.labels[chosen]}
@@ -178,9 +201,15 @@ class FileLoader:
 
     samples: Samples
     batch_size: int
-    mask_id: int | None = None  # hides tokens at random, which become labels (masked language models)
-    notes: tuple[str, ...] = ()  # what the user should know about how the samples were made, a sentence each
-    label_names: Mapping[str, int] = field(default_factory=dict)  # the numbers of classes that have names in the data
+    mask_id: int | None = (
+        None  # hides tokens at random, which become labels (masked language models)
+    )
+    notes: tuple[
+        str, ...
+    ] = ()  # what the user should know about how the samples were made, a sentence each
+    label_names: Mapping[str, int] = field(
+        default_factory=dict
+    )  # the numbers of classes that have names in the data
     zeros: tuple[str, ...] = ()  # further arguments of the forward, zero for each token
     ahead: bool = False  # make the next batch while one is used: of samples that take long
     lengths: Lengths | None = None  # of what can be packed, before it is
@@ -208,7 +237,9 @@ class FileLoader:
 
     def in_order(self) -> Iterator[dict[str, torch.Tensor]]:
         """Every sample once, in the file's order, without a draw from torch's global random numbers."""
-        return self._batches(torch.arange(len(self.samples)), torch.Generator().manual_seed(_EVALUATION_SEED))
+        return self._batches(
+            torch.arange(len(self.samples)), torch.Generator().manual_seed(_EVALUATION_SEED)
+        )
 
     def state_dict(self) -> dict[str, int | None]:
         """The pass under way, and how many samples it gave."""
@@ -219,7 +250,9 @@ class FileLoader:
         for a place that is none."""
         seed = state["seed"]
         samples = state["samples"]
-        if not is_whole(samples, 0) or not (seed is None or (is_whole(seed, 0) and seed < _MOST_SEED)):
+        if not is_whole(samples, 0) or not (
+            seed is None or (is_whole(seed, 0) and seed < _MOST_SEED)
+        ):
             raise ValueError(f"no place: {shown(dict(state))}")
         self._place.seed = seed
         self._place.samples = samples
@@ -254,11 +287,17 @@ class FileLoader:
                 yield coming.result()
 
 
-def masked(batch: dict[str, torch.Tensor], mask_id: int, generator: torch.Generator) -> dict[str, torch.Tensor]:
+def masked(
+    batch: dict[str, torch.Tensor], mask_id: int, generator: torch.Generator
+) -> dict[str, torch.Tensor]:
     """The batch with 15 % of the tokens to predict, and labels for those only. Existing labels mark the tokens that may
     be chosen: not padding, not the tokenizer's own."""
     ids = batch["input_ids"]
-    eligible = batch["labels"] != IGNORED_LABEL if "labels" in batch else torch.ones_like(ids, dtype=torch.bool)
+    eligible = (
+        batch["labels"] != IGNORED_LABEL
+        if "labels" in batch
+        else torch.ones_like(ids, dtype=torch.bool)
+    )
     chosen = (torch.rand(ids.shape, generator=generator) < _CHOSEN) & eligible
     fate = torch.rand(ids.shape, generator=generator)
     candidates = ids[eligible]

@@ -43,14 +43,19 @@ class Recordings:
         padding = inspect.signature(extractor.__call__).parameters.get("padding")
         options: dict[str, Any] = {} if padding is None or padding.default else {"padding": True}
         with as_input_error(
-            lambda error: f"the model's feature extractor does not take this sound: {sentence(error)}."
+            lambda error: (
+                f"the model's feature extractor does not take this sound: {sentence(error)}."
+            )
         ):
             made = extractor(waves, sampling_rate=rate, return_tensors="pt", **options)
         batch = {name: part for name, part in made.items() if name in self.processing.arguments}
         if isinstance(self.labels, torch.Tensor):
             return {**batch, "labels": self.labels[chosen]}
         said = [self.labels[index] for index in indices]
-        return {**batch, "labels": pad_sequence(said, batch_first=True, padding_value=IGNORED_LABEL)}
+        return {
+            **batch,
+            "labels": pad_sequence(said, batch_first=True, padding_value=IGNORED_LABEL),
+        }
 
     def largest_id(self) -> int:
         said = () if isinstance(self.labels, torch.Tensor) else self.labels
@@ -63,7 +68,9 @@ def sound_loader(
     """The loader of a file whose rows name files of sound, for a model with that feature extractor."""
     for package in ("soundfile", "soxr"):
         if importlib.util.find_spec(package) is None:
-            message = f"{path} names files of sound, which {package} reads, and it is not installed."
+            message = (
+                f"{path} names files of sound, which {package} reads, and it is not installed."
+            )
             raise InputError(message, "Install both that are needed: pip install soundfile soxr.")
     task = TASKS[workload.task]
     rows = read_rows(path, task.rows)
@@ -76,9 +83,15 @@ def sound_loader(
     if longest and (cut := sum(each > longest for each in seconds)):
         notes.append(f"cut to {longest} s of sound: {cut} of {pluralize(len(files), 'sample')}.")
     shape: tuple[int, ...] = getattr(workload.batch, "shape", ())
-    if len(shape) == 1 and max(seconds) > (measured := shape[0] / processing.processor.sampling_rate):
-        of_sound = f"sound is up to {max(seconds):.3g} s long, and that of a search {measured:.3g} s"
-        notes.append(f"{of_sound}: training may need more memory, and more time, than was measured.")
+    if len(shape) == 1 and max(seconds) > (
+        measured := shape[0] / processing.processor.sampling_rate
+    ):
+        of_sound = (
+            f"sound is up to {max(seconds):.3g} s long, and that of a search {measured:.3g} s"
+        )
+        notes.append(
+            f"{of_sound}: training may need more memory, and more time, than was measured."
+        )
 
     size = workload.effective_batch_size
     if task.classifies:
@@ -86,7 +99,9 @@ def sound_loader(
         samples = Recordings(files, rows.locations, classes.numbers, processing)
         return FileLoader(samples, size, notes=tuple(notes), label_names=classes.names, ahead=True)
 
-    said, note = _said(tokenizer, rows.columns["transcript"], processing.start, workload.sequence_length)
+    said, note = _said(
+        tokenizer, rows.columns["transcript"], processing.start, workload.sequence_length
+    )
     notes += note
     samples = Recordings(files, rows.locations, said, processing)
     if processing.samples_a_label:
@@ -111,7 +126,9 @@ def _said(
     return [torch.tensor(row[:length], dtype=torch.long) for row in rows], notes
 
 
-def _long_enough(samples: Recordings, seconds: list[float], samples_a_label: int) -> tuple[Recordings, list[str]]:
+def _long_enough(
+    samples: Recordings, seconds: list[float], samples_a_label: int
+) -> tuple[Recordings, list[str]]:
     """The recordings that have an output of the model for each of their labels, and one between equal ones, without
     which a CTC loss is infinite."""
     rate = int(samples.processing.processor.sampling_rate)
@@ -157,5 +174,6 @@ def _opened(file: str | Stored) -> Any:
 def _readable(file: str | Stored, location: str) -> Any:
     message = f"{location}: the sound {file} cannot be read: {{}}.".format
     return as_input_error(
-        lambda error: message(type(error).__name__), "Repair or remove it; WAV, FLAC, Ogg and MP3 are read."
+        lambda error: message(type(error).__name__),
+        "Repair or remove it; WAV, FLAC, Ogg and MP3 are read.",
     )

@@ -17,7 +17,17 @@ from autofit.data.byte_tokenizer import CHAT_TEMPLATE
 from autofit.data.chat import ChatTemplate, UnlocatedError, marks_assistant_turns, unlocated
 from autofit.data.labels import Labels, labels_from
 from autofit.data.options import DataOptions, LabelRule
-from autofit.data.rows import ANSWERS, LABELLED, MESSAGES, PAIR, TAGGED, TEXT, TWINS, Rows, read_rows
+from autofit.data.rows import (
+    ANSWERS,
+    LABELLED,
+    MESSAGES,
+    PAIR,
+    TAGGED,
+    TEXT,
+    TWINS,
+    Rows,
+    read_rows,
+)
 from autofit.data.samples import FileLoader, Lengths, Ragged, Stacked, Twins
 from autofit.data.tokens import Encoding, encode
 
@@ -51,7 +61,9 @@ def text_loader(workload: Workload, path: Path, tokenizer: Any, options: DataOpt
     spans = _spans(encoded, "input_ids")
     padding = tokenizer.pad_token_id or 0
     if not len(ids):
-        raise InputError(f"the data in {path} holds no text.", "Give at least one line that has some.")
+        raise InputError(
+            f"the data in {path} holds no text.", "Give at least one line that has some."
+        )
     if cut := sum(encoded["cut"]):
         notes.append(f"cut to {length} tokens: {cut} of {pluralize(len(encoded), 'sample')}.")
 
@@ -83,10 +95,14 @@ def text_loader(workload: Workload, path: Path, tokenizer: Any, options: DataOpt
     has_labels = samples.has_labels(shifted=task.predicts_next_token)
     if not has_labels.any():
         remedy = "Search with a longer sequence length, or check what is to be learnt."
-        raise InputError(f"no sample of {path} has a label to learn within {length} tokens.", remedy)
+        raise InputError(
+            f"no sample of {path} has a label to learn within {length} tokens.", remedy
+        )
     if dropped := int((~has_labels).sum()):
         of_all = pluralize(len(has_labels), "sample")
-        notes.append(f"left out, without a label to learn within {length} tokens: {dropped} of {of_all}.")
+        notes.append(
+            f"left out, without a label to learn within {length} tokens: {dropped} of {of_all}."
+        )
         samples = samples.only(has_labels)
 
     lengths = None
@@ -128,7 +144,10 @@ def _classes(rows: Rows, rule: LabelRule) -> tuple[Rows, Labels | None]:
     words, tags = rows.columns["tokens"], rows.columns["tags"]
     for given, tagged, location in zip(words, tags, rows.locations, strict=True):
         if len(given) != len(tagged):
-            raise InputError(f"{location}: {len(given)} words have {len(tagged)} tags.", "Give each word one tag.")
+            raise InputError(
+                f"{location}: {len(given)} words have {len(tagged)} tags.",
+                "Give each word one tag.",
+            )
     located = [location for row, location in zip(tags, rows.locations, strict=True) for _ in row]
     classes = labels_from([tag for row in tags for tag in row], located, rule)
     numbers = [part.tolist() for part in classes.numbers.split([len(row) for row in tags])]
@@ -144,7 +163,9 @@ def _prepare_chat_template(tokenizer: Any, rows: Rows, learn: str) -> list[str]:
     notes = []
     if tokenizer.chat_template is None:
         tokenizer.chat_template = CHAT_TEMPLATE
-        notes.append("the tokenizer has no chat template: a turn is written as its role, a line break and its text.")
+        notes.append(
+            "the tokenizer has no chat template: a turn is written as its role, a line break and its text."
+        )
 
     template = ChatTemplate(tokenizer)
     with_tools = [place for place, tools in enumerate(rows.columns.get("tools", ())) if tools]
@@ -154,7 +175,9 @@ def _prepare_chat_template(tokenizer: Any, rows: Rows, learn: str) -> list[str]:
         tools = json.loads(rows.columns["tools"][first])
         if not template.shows_tools(json.loads(rows.columns["messages"][first]), tools):
             of_all = pluralize(len(rows.locations), "row")
-            notes.append(f"the chat template leaves out the tools, which {len(with_tools)} of {of_all} have.")
+            notes.append(
+                f"the chat template leaves out the tools, which {len(with_tools)} of {of_all} have."
+            )
 
     if learn == LEARNT[0] and not marks_assistant_turns(tokenizer, tools):
         try:
@@ -162,13 +185,17 @@ def _prepare_chat_template(tokenizer: Any, rows: Rows, learn: str) -> list[str]:
         except UnlocatedError as error:
             raise unlocated(error) from error
         if not end:
-            notes.append("the chat template writes nothing after a turn, so where one ends is not learnt.")
+            notes.append(
+                "the chat template writes nothing after a turn, so where one ends is not learnt."
+            )
     return notes
 
 
 def _flat(encoded: Any, name: str) -> torch.Tensor:
     """A column's rows one after the other, out of the memory-mapped cache."""
-    return torch.from_numpy(np.concatenate([chunk.flatten().to_numpy() for chunk in encoded.data.column(name).chunks]))
+    return torch.from_numpy(
+        np.concatenate([chunk.flatten().to_numpy() for chunk in encoded.data.column(name).chunks])
+    )
 
 
 def _spans(encoded: Any, name: str) -> torch.Tensor:

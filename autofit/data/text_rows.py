@@ -113,7 +113,9 @@ def _numbered(path: Path, rows: Sequence[Any]) -> RowSource:
     return RowSource(located, "Every row needs them.")
 
 
-def _rows_of_document(path: Path, document: Any, wanted: Wanted, notes: list[str]) -> Sequence[Any] | None:
+def _rows_of_document(
+    path: Path, document: Any, wanted: Wanted, notes: list[str]
+) -> Sequence[Any] | None:
     """The rows that a JSON document holds; None where it is a row itself, or something else."""
     if isinstance(document, list):
         has_rows = bool(document) and isinstance(document[0], Mapping)
@@ -139,7 +141,9 @@ def _rows_of_document(path: Path, document: Any, wanted: Wanted, notes: list[str
         notes.append(f"{path} holds several lists of rows: train is read; left out: {left}.")
         return lists["train"]
     if lists:
-        message = f"{path} holds several lists of rows ({', '.join(lists)}), and none is named train."
+        message = (
+            f"{path} holds several lists of rows ({', '.join(lists)}), and none is named train."
+        )
         raise InputError(message, "Give a file with one of them.")
     return None
 
@@ -214,18 +218,28 @@ def csv_source(path: Path, text: str, wanted: Wanted, usual: str) -> RowSource:
             for row in reader:
                 location = f"{path}, line {reader.line_num}"
                 if None in row:  # under which csv puts fields without a column
-                    message = f"{location} has more fields than the {len(columns)} of the first line."
+                    message = (
+                        f"{location} has more fields than the {len(columns)} of the first line."
+                    )
                     remedy = f"Put text that holds {delimiter!r} in quotation marks."
                     raise InputError(message, remedy)
-                if delimiter == "\t" and any("\t" in cell and "\n" in cell for cell in row.values() if cell):
-                    message = f"{location} ends a field in quotation marks that holds tabs and lines."
-                    raise InputError(message, "Double the quotation marks that are text, or give CSV.")
+                if delimiter == "\t" and any(
+                    "\t" in cell and "\n" in cell for cell in row.values() if cell
+                ):
+                    message = (
+                        f"{location} ends a field in quotation marks that holds tabs and lines."
+                    )
+                    raise InputError(
+                        message, "Double the quotation marks that are text, or give CSV."
+                    )
                 if "label" in row:
                     row["label"] = _number_or_name(row["label"])
                 yield location, row
         except csv.Error as error:
             message = f"{path}, line {reader.reader.line_num} is not CSV: {error}."
-            raise InputError(message, "Correct the line; a field holds 131072 characters at most.") from error
+            raise InputError(
+                message, "Correct the line; a field holds 131072 characters at most."
+            ) from error
 
     return RowSource(rows(), f"The first line must name the columns; it names {names}.")
 

@@ -47,7 +47,13 @@ class Encoding:
 def encode(rows: Rows, encoding: Encoding, *, progress: bool) -> datasets.Dataset:
     """A data set with `input_ids`, `labels` (empty where they are the ids) and whether a row was `cut`."""
     is_framed = rows.form == LABELLED or (encoding.masked and encoding.length is not None)
-    encoders = {COMPLETION: _completions, MESSAGES: _chats, PAIR: _pairs, TWINS: _pairs, TAGGED: _tagged}
+    encoders = {
+        COMPLETION: _completions,
+        MESSAGES: _chats,
+        PAIR: _pairs,
+        TWINS: _pairs,
+        TAGGED: _tagged,
+    }
     encoders[ANSWERS] = _answers
     encoder = encoders.get(rows.form, _framed if is_framed else _texts)
     columns = {name: rows.columns[name] for name in rows.form if name != "label"}
@@ -83,7 +89,9 @@ def cached_map(
         directory.mkdir(parents=True, exist_ok=True)
         path = directory / f"{fingerprint}.arrow"
         sum_of = path.with_suffix(".crc32")
-        if path.exists() and not (sum_of.exists() and sum_of.read_bytes() == b"%08x" % checksum(path)):
+        if path.exists() and not (
+            sum_of.exists() and sum_of.read_bytes() == b"%08x" % checksum(path)
+        ):
             path.unlink()  # damaged, perhaps in the ids of tokens alone
         mapped = data.map(
             function,
@@ -99,7 +107,9 @@ def cached_map(
         return mapped
     except OSError as error:
         message = f"the cache in {directory} cannot be written: {error}."
-        raise InputError(message, "Make room there, or set HF_DATASETS_CACHE to another directory.") from error
+        raise InputError(
+            message, "Make room there, or set HF_DATASETS_CACHE to another directory."
+        ) from error
     finally:
         if hides_bars:
             datasets.enable_progress_bars()
@@ -113,7 +123,10 @@ def _texts(encoding: Encoding, rows: Columns) -> Columns:
         start = start[:0]
 
     texts = _plain_ids(encoding.tokenizer, rows["text"])
-    ids = [np.concatenate([_unless_begun(start, text), text, _unless_ended(end, text)]) for text in texts]
+    ids = [
+        np.concatenate([_unless_begun(start, text), text, _unless_ended(end, text)])
+        for text in texts
+    ]
     return _cut(ids, None, encoding.length)
 
 
@@ -143,7 +156,10 @@ def _prompts_and_completions(tokenizer: Any, rows: Columns) -> tuple[list[Any], 
     whose first token would begin within the prompt is tokenised alone: the prompt is given to the model alone, too.
     """
     prompts = _plain_ids(tokenizer, rows["prompt"])
-    together = [prompt + completion for prompt, completion in zip(rows["prompt"], rows["completion"], strict=True)]
+    together = [
+        prompt + completion
+        for prompt, completion in zip(rows["prompt"], rows["completion"], strict=True)
+    ]
     wholes = _plain_ids(tokenizer, together)
     alone = _plain_ids(tokenizer, rows["completion"])
 
@@ -159,7 +175,9 @@ def _chats(encoding: Encoding, rows: Columns) -> Columns:
     template = chat.ChatTemplate(encoding.tokenizer)
     texts: list[str] = []
     turns: list[list[chat.Span]] = []
-    for given, given_tools, location in zip(rows["messages"], rows["tools"], rows["location"], strict=True):
+    for given, given_tools, location in zip(
+        rows["messages"], rows["tools"], rows["location"], strict=True
+    ):
         messages = json.loads(given)
         tools = json.loads(given_tools) if given_tools else None
         try:
@@ -186,12 +204,16 @@ def _chats(encoding: Encoding, rows: Columns) -> Columns:
     return _cut(ids, labels, encoding.length)
 
 
-def _ids_within(tokenizer: Any, texts: list[str], spans: list[list[chat.Span]]) -> Iterator[tuple[Any, Any]]:
+def _ids_within(
+    tokenizer: Any, texts: list[str], spans: list[list[chat.Span]]
+) -> Iterator[tuple[Any, Any]]:
     """The ids of texts without special tokens, and which of them have a character in the spans."""
     if is_byte_tokenizer(tokenizer):
         for text, parts in zip(texts, spans, strict=True):
             ids = byte_ids(text)
-            characters = np.cumsum((ids & 0xC0) != 0x80)  # all bytes of a character but its first begin with 10
+            characters = np.cumsum(
+                (ids & 0xC0) != 0x80
+            )  # all bytes of a character but its first begin with 10
             yield ids, _within(parts, characters - 1, characters)
         return
 
@@ -211,9 +233,16 @@ def _ids_within(tokenizer: Any, texts: list[str], spans: list[list[chat.Span]]) 
         tokens = _plain_ids(tokenizer, pieces)
         (ids,) = _plain_ids(tokenizer, [text])
         if not np.array_equal(np.concatenate(tokens), ids):
-            no_places = chat.UnlocatedError("this tokenizer does not say which characters a token is of")
+            no_places = chat.UnlocatedError(
+                "this tokenizer does not say which characters a token is of"
+            )
             raise chat.unlocated(no_places)
-        yield ids, np.concatenate([np.full(len(piece), number % 2 == 1) for number, piece in enumerate(tokens)])
+        yield (
+            ids,
+            np.concatenate(
+                [np.full(len(piece), number % 2 == 1) for number, piece in enumerate(tokens)]
+            ),
+        )
 
 
 def _within(spans: list[chat.Span], starts: Any, ends: Any) -> Any:
@@ -222,13 +251,17 @@ def _within(spans: list[chat.Span], starts: Any, ends: Any) -> Any:
     for start, end in spans:
         tokens = np.flatnonzero((starts < end) & (ends > start))
         if len(tokens):
-            inside[tokens[0] : tokens[-1] + 1] = True  # some tokenizers say of a space that it has no characters
+            inside[tokens[0] : tokens[-1] + 1] = (
+                True  # some tokenizers say of a space that it has no characters
+            )
     return inside
 
 
 def _framed(encoding: Encoding, rows: Columns) -> Columns:
     """Text within the tokens that the tokenizer puts around it, which are never masked."""
-    samples, is_cut = _framed_ids(encoding, "text", [text or " " for text in rows["text"]])  # no tokens have no class
+    samples, is_cut = _framed_ids(
+        encoding, "text", [text or " " for text in rows["text"]]
+    )  # no tokens have no class
     labels: list[Any] = [[] for _ in samples]
     if encoding.masked:
         labels = [np.where(np.array(special, bool), IGNORED_LABEL, ids) for ids, special in samples]
@@ -250,16 +283,29 @@ def _pairs(encoding: Encoding, rows: Columns) -> Columns:
 
 def _tagged(encoding: Encoding, rows: Columns) -> Columns:
     """Words, of which the first token has the number of the word's tag; no other token counts."""
-    options = {"is_split_into_words": True, "truncation": True, "max_length": encoding.length, "verbose": False}
-    remedy = 'Set "add_prefix_space": true in its tokenizer_config.json where that is what is missing.'
-    with as_input_error(lambda error: f"the tokenizer does not take words one by one: {sentence(error)}.", remedy):
+    options = {
+        "is_split_into_words": True,
+        "truncation": True,
+        "max_length": encoding.length,
+        "verbose": False,
+    }
+    remedy = (
+        'Set "add_prefix_space": true in its tokenizer_config.json where that is what is missing.'
+    )
+    with as_input_error(
+        lambda error: f"the tokenizer does not take words one by one: {sentence(error)}.", remedy
+    ):
         output = encoding.tokenizer(rows["tokens"], **options)
     columns: Columns = {"input_ids": output["input_ids"], "labels": [], "cut": []}
     for number, tags in enumerate(rows["tags"]):
         words = output.word_ids(number)
         pairs = zip([None, *words], words, strict=False)
-        columns["labels"].append([IGNORED_LABEL if word in (None, before) else tags[word] for before, word in pairs])
-        columns["cut"].append(max((word for word in words if word is not None), default=-1) < len(tags) - 1)
+        columns["labels"].append(
+            [IGNORED_LABEL if word in (None, before) else tags[word] for before, word in pairs]
+        )
+        columns["cut"].append(
+            max((word for word in words if word is not None), default=-1) < len(tags) - 1
+        )
     return columns
 
 
@@ -269,16 +315,21 @@ def _answers(encoding: Encoding, rows: Columns) -> Columns:
     options = {"truncation": "only_second", "max_length": encoding.length, "verbose": False}
     remedy = "Search with a longer sequence length, or shorten the questions."
     with as_input_error(
-        lambda error: f"the tokenizer does not take questions with contexts: {sentence(error)}.", remedy
+        lambda error: f"the tokenizer does not take questions with contexts: {sentence(error)}.",
+        remedy,
     ):
-        output = encoding.tokenizer(rows["question"], rows["context"], return_offsets_mapping=True, **options)
+        output = encoding.tokenizer(
+            rows["question"], rows["context"], return_offsets_mapping=True, **options
+        )
     columns: Columns = {"input_ids": output["input_ids"], "labels": [], "cut": []}
     columns["types"] = output.get("token_type_ids", [[] for _ in rows["question"]])
     for number, (context, answers, location) in enumerate(
         zip(rows["context"], rows["answers"], rows["location"], strict=True)
     ):
         offsets, inside = output["offset_mapping"][number], output.sequence_ids(number)
-        seen = max((end for (_, end), part in zip(offsets, inside, strict=True) if part == 1), default=0)
+        seen = max(
+            (end for (_, end), part in zip(offsets, inside, strict=True) if part == 1), default=0
+        )
         columns["cut"].append(seen < len(context.rstrip()))
         labels = [0, 0]
         for start, text in list(zip(answers["answer_start"], answers["text"], strict=True))[:1]:
@@ -287,7 +338,11 @@ def _answers(encoding: Encoding, rows: Columns) -> Columns:
                 message = f"{location}: the answer {shown(text)} is not at character {start} of the context."
                 raise InputError(message, "Correct answer_start, which counts characters from 0.")
             spans = enumerate(zip(offsets, inside, strict=True))
-            found = [token for token, ((begin, end), part) in spans if part == 1 and begin < stop and end > start]
+            found = [
+                token
+                for token, ((begin, end), part) in spans
+                if part == 1 and begin < stop and end > start
+            ]
             labels = [found[0], found[-1]] if found and stop <= seen else []
         columns["labels"].append(labels)
     return columns
@@ -311,7 +366,9 @@ def _framed_ids(
     is_cut = [len(ids) > length for ids, _ in whole]
     too_long = [text for text, cut in zip(texts, is_cut, strict=True) if cut]
     truncated = iter(tokenized(too_long, truncation=True, max_length=length))
-    return [next(truncated) if cut else sample for sample, cut in zip(whole, is_cut, strict=True)], is_cut
+    return [
+        next(truncated) if cut else sample for sample, cut in zip(whole, is_cut, strict=True)
+    ], is_cut
 
 
 def _without_frame(tokenizer: Any, texts: list[str]) -> list[str]:
@@ -358,6 +415,8 @@ def _end(tokenizer: Any) -> Any:
 def _cut(ids: list[Any], labels: list[Any] | None, length: int | None) -> Columns:
     return {
         "input_ids": [row[:length].astype(np.int32) for row in ids],
-        "labels": [row[:length].astype(np.int32) for row in labels] if labels else [[] for _ in ids],
+        "labels": [row[:length].astype(np.int32) for row in labels]
+        if labels
+        else [[] for _ in ids],
         "cut": [length is not None and len(row) > length for row in ids],
     }

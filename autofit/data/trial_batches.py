@@ -15,7 +15,14 @@ from autofit.data.layouts import layout_of
 
 TRIAL_SAMPLES = 4  # that a loss is tried on; each more takes time, and hardly tells more
 _LABELS = ("label", "target", "tags", "answer")  # in the names of tensors that hold labels
-_POSITIONS = ("position", "length", "seq", "index", "type", "size")  # numbers that other tensors depend on
+_POSITIONS = (
+    "position",
+    "length",
+    "seq",
+    "index",
+    "type",
+    "size",
+)  # numbers that other tensors depend on
 _LENGTH = 16  # tokens that rows are cut to
 _LOOKED_AT = 256  # samples among which those that differ most are found
 
@@ -25,7 +32,11 @@ def altered(batch: Any, *, ignores_labels: bool = True) -> Any:
     and tensor another share; and with some labels that two samples have in common."""
     if layout_of(batch) is not None:
         return batch
-    numbers = [(path, tensor) for path, tensor in paths(batch) if not tensor.is_floating_point() or is_mask(tensor)]
+    numbers = [
+        (path, tensor)
+        for path, tensor in paths(batch)
+        if not tensor.is_floating_point() or is_mask(tensor)
+    ]
     labels = _labels_among(numbers)
     found: dict[int, torch.Tensor] = {}
     for path, tensor in numbers:
@@ -44,7 +55,11 @@ def altered(batch: Any, *, ignores_labels: bool = True) -> Any:
 
 def ignores(batch: Any) -> bool:
     """Whether any label of a batch is one that losses leave out."""
-    return any(bool((tensor == IGNORED_LABEL).any()) for _, tensor in paths(batch) if not tensor.is_floating_point())
+    return any(
+        bool((tensor == IGNORED_LABEL).any())
+        for _, tensor in paths(batch)
+        if not tensor.is_floating_point()
+    )
 
 
 def shortened(batch: Any) -> Any:
@@ -53,7 +68,11 @@ def shortened(batch: Any) -> Any:
         return batch
     found = [tensor for _, tensor in paths(batch) if tensor.dim() >= 2]
     lengths = {tensor.shape[1] for tensor in found}
-    if len(lengths) != 1 or min(lengths) <= _LENGTH or any(tensor.is_floating_point() for tensor in found):
+    if (
+        len(lengths) != 1
+        or min(lengths) <= _LENGTH
+        or any(tensor.is_floating_point() for tensor in found)
+    ):
         return batch
     if not all(bool((tensor[:, 1:_LENGTH] != IGNORED_LABEL).any(dim=1).all()) for tensor in found):
         return batch
@@ -63,7 +82,9 @@ def shortened(batch: Any) -> Any:
 def diversified(batch: Any, model: nn.Module) -> Any:
     """The batch with noise on its numbers and other token ids: for one whose samples are all alike."""
     generator = torch.Generator().manual_seed(0)
-    sizes = [module.num_embeddings for module in model.modules() if isinstance(module, nn.Embedding)]
+    sizes = [
+        module.num_embeddings for module in model.modules() if isinstance(module, nn.Embedding)
+    ]
     found: dict[int, torch.Tensor] = {}
     for path, tensor in paths(batch):
         if tensor.is_floating_point() and tensor.dim():
@@ -106,7 +127,9 @@ def _scores(batch: Any) -> torch.Tensor | None:
         tensor = found.detach()
         if not tensor.dim() or (tensor.is_floating_point() and tensor.dim() > 2):
             continue
-        rows = tensor[:_LOOKED_AT].flatten(1) if tensor.dim() > 1 else tensor[:_LOOKED_AT].unsqueeze(1)
+        rows = (
+            tensor[:_LOOKED_AT].flatten(1) if tensor.dim() > 1 else tensor[:_LOOKED_AT].unsqueeze(1)
+        )
         counts = (rows != 0).double().mean(1) + (rows != IGNORED_LABEL).double().mean(1)
         content = rows.double().mean(1)
         score = counts + 1e-3 * torch.tanh(content - content.mean())

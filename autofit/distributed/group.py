@@ -48,7 +48,9 @@ def take_place(place: Place, device: str) -> None:
     if device == "cuda":
         cards = torch.cuda.device_count()
         if place.local_rank >= cards:
-            message = f"{place.local_world} ranks are to train on this machine, and it has {cards} cards"
+            message = (
+                f"{place.local_world} ranks are to train on this machine, and it has {cards} cards"
+            )
             raise InputError(f"{message}.", "Start one rank for each card.")
         torch.cuda.set_device(place.local_rank)
     elif "OMP_NUM_THREADS" not in os.environ:
@@ -63,7 +65,10 @@ def joined(place: Place, device: str, timeout: float = TIMEOUT) -> Iterator[None
     options: dict[str, Any] = {"backend": "gloo"}
     if device == "cuda":
         # Named, the communicator is opened here: its memory is taken before anything is measured.
-        options = {"backend": "cpu:gloo,cuda:nccl", "device_id": torch.device("cuda", place.local_rank)}
+        options = {
+            "backend": "cpu:gloo,cuda:nccl",
+            "device_id": torch.device("cuda", place.local_rank),
+        }
     limit = timedelta(seconds=timeout)
     given: dict[str, Any] = {
         "rank": place.rank,
@@ -85,8 +90,14 @@ def devices_of_group() -> tuple[int, int]:
 
 def failure_of(rank: int, error: BaseException) -> Failure:
     """What a rank says of an error that ends it."""
-    frames = [each for each in traceback.extract_tb(error.__traceback__) if "/torch/" not in each.filename]
-    where = f"{frames[-1].name} ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else "its start"
+    frames = [
+        each for each in traceback.extract_tb(error.__traceback__) if "/torch/" not in each.filename
+    ]
+    where = (
+        f"{frames[-1].name} ({Path(frames[-1].filename).name}:{frames[-1].lineno})"
+        if frames
+        else "its start"
+    )
     return Failure(rank, time.monotonic(), where, is_of_a_peer(message_of(error)))
 
 
@@ -97,7 +108,9 @@ def is_of_a_peer(words: str) -> bool:
 
 def first_cause(failures: Sequence[Told], died: Collection[int]) -> Told | int | None:
     """Why ranks ended: the first error that is not of a peer; else a rank that died; None where none did."""
-    own = min((each for each in failures if not each.of_a_peer), key=lambda each: each.time, default=None)
+    own = min(
+        (each for each in failures if not each.of_a_peer), key=lambda each: each.time, default=None
+    )
     return min(died, default=None) if own is None else own
 
 
@@ -106,6 +119,12 @@ def stuck(failures: Sequence[Failure], count: int) -> RankError:
     silent = sorted(set(range(count)) - {each.rank for each in failures})
     if silent:
         waited = min(failures, key=lambda each: each.time).where
-        return RankError(f"rank {silent[0]} of {count} hangs: the others waited for it in {waited}.")
-    stood = ", ".join(f"rank {each.rank} in {each.where}" for each in sorted(failures, key=lambda each: each.rank))
-    return RankError(f"the ranks waited for each other: {stood}.", "All must do the same in the same order.")
+        return RankError(
+            f"rank {silent[0]} of {count} hangs: the others waited for it in {waited}."
+        )
+    stood = ", ".join(
+        f"rank {each.rank} in {each.where}" for each in sorted(failures, key=lambda each: each.rank)
+    )
+    return RankError(
+        f"the ranks waited for each other: {stood}.", "All must do the same in the same order."
+    )

@@ -15,8 +15,12 @@ def by_kind(parameters: Iterable[nn.Parameter]) -> list[list[nn.Parameter]]:
     """The parameters, those together that are divided over the same dimensions of a mesh."""
     kinds: dict[tuple[str, ...] | None, list[nn.Parameter]] = {}
     for each in parameters:
-        tensor: torch.Tensor = each  # not its data: a view fills the storage of a fake weight that rests on the host
-        kinds.setdefault(tensor.device_mesh.mesh_dim_names if isinstance(tensor, DTensor) else None, []).append(each)
+        tensor: torch.Tensor = (
+            each  # not its data: a view fills the storage of a fake weight that rests on the host
+        )
+        kinds.setdefault(
+            tensor.device_mesh.mesh_dim_names if isinstance(tensor, DTensor) else None, []
+        ).append(each)
     return list(kinds.values())
 
 
@@ -38,7 +42,8 @@ def clip(parameters: Iterable[nn.Parameter], max_norm: float) -> torch.Tensor:
         assert gradient is not None, "only those that have one"
         parts[pieces / dist.get_world_size()].append(gradient)
     squares = [
-        torch.nn.utils.get_total_norm(own).to(meshes[0].device_type) ** 2 * share for share, own in parts.items()
+        torch.nn.utils.get_total_norm(own).to(meshes[0].device_type) ** 2 * share
+        for share, own in parts.items()
     ]
     total = torch.stack(squares).sum()
     dist.all_reduce(total)

@@ -91,14 +91,22 @@ def on_ranks(
         tempfile.TemporaryFile() as job,
     ):
         with as_input_error(
-            lambda error: f"this cannot be sent to other processes: {describe_error(error)}.", "Leave it out."
+            lambda error: f"this cannot be sent to other processes: {describe_error(error)}.",
+            "Leave it out.",
         ):
             job.write(pickled((function, arguments)))
             job.flush()
         ours, theirs = socket.socketpair()
         environment = importing_alike()
         set_defaults(environment)
-        told_agent = [str(theirs.fileno()), str(job.fileno()), folder, str(count), device, str(timeout)]
+        told_agent = [
+            str(theirs.fileno()),
+            str(job.fileno()),
+            folder,
+            str(count),
+            device,
+            str(timeout),
+        ]
         with theirs:
             agent = subprocess.Popen(
                 [sys.executable, "-P", "-c", _START, *told_agent],
@@ -154,7 +162,9 @@ def _serve(connection: Any, job: str, folder: str, count: str, device: str, time
         shutil.rmtree(folder, ignore_errors=True)
         return
     ranks = int(count)
-    logging.getLogger("torch.multiprocessing").setLevel(logging.ERROR)  # that it ends ranks is told here, and why
+    logging.getLogger("torch.multiprocessing").setLevel(
+        logging.ERROR
+    )  # that it ends ranks is told here, and why
     given = (int(job), Path(folder), ranks, device, float(timeout), connection)
     tempfile.tempdir = folder  # torch leaves files there if this process is killed
     context: Any = start_processes(_rank, given, ranks, join=False, start_method="fork")
@@ -168,11 +178,15 @@ def _serve(connection: Any, job: str, folder: str, count: str, device: str, time
         signal.signal(number, pass_on)
     while True:
         codes = {rank: process.exitcode for rank, process in enumerate(context.processes)}
-        ended = {rank: code for rank, code in codes.items() if code}  # those that failed by themselves
+        ended = {
+            rank: code for rank, code in codes.items() if code
+        }  # those that failed by themselves
         if ended or None not in codes.values():
             break
         alive = [context.processes[rank].sentinel for rank, code in codes.items() if code is None]
-        if connection in multiprocessing.connection.wait([*alive, connection], _LOOK_SECONDS):  # the caller is gone
+        if connection in multiprocessing.connection.wait(
+            [*alive, connection], _LOOK_SECONDS
+        ):  # the caller is gone
             for process in context.processes:
                 process.kill()
                 process.join()
@@ -186,7 +200,9 @@ def _serve(connection: Any, job: str, folder: str, count: str, device: str, time
         connection.send(("failed", _cause(Path(folder), ranks, ended)))
 
 
-def _rank(rank: int, job: int, folder: Path, count: int, device: str, timeout: float, connection: Any) -> None:
+def _rank(
+    rank: int, job: int, folder: Path, count: int, device: str, timeout: float, connection: Any
+) -> None:
     """One rank from its start to its end."""
     die_with_parent()
     tempfile.tempdir = None
@@ -218,7 +234,12 @@ def _failure(rank: int, error: BaseException) -> _Told:
     own = error if isinstance(error, AutofitError) else None
     written = io.StringIO()
     traceback.print_exception(error, file=written)
-    return _Told(**vars(failure_of(rank, error)), error=own, text=describe_error(error), traceback=written.getvalue())
+    return _Told(
+        **vars(failure_of(rank, error)),
+        error=own,
+        text=describe_error(error),
+        traceback=written.getvalue(),
+    )
 
 
 def _cause(folder: Path, count: int, ended: dict[int, int]) -> AutofitError:
@@ -230,13 +251,19 @@ def _cause(folder: Path, count: int, ended: dict[int, int]) -> AutofitError:
         return stuck(found, count)
     if isinstance(cause, int):
         code = ended[cause]
-        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+        how = (
+            f"was killed by {signal.Signals(-code).name}"
+            if code < 0
+            else f"ended with exit code {code}"
+        )
         words = _last_words(folder, cause)
         remedy = f"The last line of its output: {words.splitlines()[-1]}" if words else ""
         return RankError(f"rank {cause} of {count} {how}.", remedy, words)
     if cause.error is not None:
         return cause.error
-    return RankError(f"rank {cause.rank} of {count} raised {printable(cause.text)}.", "", cause.traceback)
+    return RankError(
+        f"rank {cause.rank} of {count} raised {printable(cause.text)}.", "", cause.traceback
+    )
 
 
 def _last_words(folder: Path, rank: int) -> str:

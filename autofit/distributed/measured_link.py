@@ -31,7 +31,9 @@ def fitted(sizes: list[float], took: list[float]) -> tuple[float, float]:
     size = sum(map(float.__mul__, weights, sizes)) / total
     mean = sum(map(float.__mul__, weights, took)) / total
     pairs = list(zip(weights, sizes, took, strict=True))
-    slope = sum(w * (s - size) * (t - mean) for w, s, t in pairs) / sum(w * (s - size) ** 2 for w, s, _ in pairs)
+    slope = sum(w * (s - size) * (t - mean) for w, s, t in pairs) / sum(
+        w * (s - size) ** 2 for w, s, _ in pairs
+    )
     slope = max(slope, 1e-15)
     return max(mean - slope * size, 0.0), slope
 

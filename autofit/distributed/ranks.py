@@ -36,7 +36,10 @@ class Ranks:
         if running != layout.world:
             processes = f"{running} {'process is' if running == 1 else 'processes are'} running"
             message = f"this config trains on {layout.world} devices, and {processes}"
-            raise InputError(f"{message}.", f"Start one for each device: torchrun --nproc-per-node {layout.world}.")
+            raise InputError(
+                f"{message}.",
+                f"Start one for each device: torchrun --nproc-per-node {layout.world}.",
+            )
         sizes = {"replicate": layout.replicate, "shard": layout.shard * layout.context}
         if layout.tensor > 1:
             sizes["tensor"] = layout.tensor
@@ -78,7 +81,9 @@ class Ranks:
         if self.are_several and tensor.numel():
             with torch.no_grad():
                 values = tensor.contiguous()
-                dist.broadcast(values.view(-1).view(torch.uint8), 0)  # backends do not know every dtype
+                dist.broadcast(
+                    values.view(-1).view(torch.uint8), 0
+                )  # backends do not know every dtype
                 tensor.copy_(values)
         return tensor
 
@@ -130,5 +135,11 @@ def _context_group(layout: Layout) -> dist.ProcessGroup | None:
     if layout.context == 1:
         return None
     same_samples = layout.context * layout.tensor
-    starts = [first + tensor for first in range(0, layout.world, same_samples) for tensor in range(layout.tensor)]
-    return dist.new_subgroups_by_enumeration([[*range(s, s + same_samples, layout.tensor)] for s in starts])[0]
+    starts = [
+        first + tensor
+        for first in range(0, layout.world, same_samples)
+        for tensor in range(layout.tensor)
+    ]
+    return dist.new_subgroups_by_enumeration(
+        [[*range(s, s + same_samples, layout.tensor)] for s in starts]
+    )[0]

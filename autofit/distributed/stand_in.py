@@ -27,7 +27,9 @@ def first_of(devices: int, nodes: int, device: str) -> Iterator[None]:
     take_place(Place(0, world, 0, devices), device)
     kernels = torch.library.Library("c10d", "IMPL")
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Warning only once for all operators")  # that this overrides others
+        warnings.filterwarnings(
+            "ignore", message="Warning only once for all operators"
+        )  # that this overrides others
         for name, kernel in _KERNELS.items():
             kernels.impl(name, kernel, device.upper(), allow_override=True)
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=world)
@@ -52,7 +54,9 @@ def _reduce_scatter(output: torch.Tensor, own: torch.Tensor, *_: Any) -> tuple[t
     return output, _done([output])
 
 
-def _scatter(outputs: list[torch.Tensor], parts: list[list[torch.Tensor]], *_: Any) -> tuple[list[torch.Tensor], Any]:
+def _scatter(
+    outputs: list[torch.Tensor], parts: list[list[torch.Tensor]], *_: Any
+) -> tuple[list[torch.Tensor], Any]:
     outputs[0].copy_(parts[0][0])
     return outputs, _done(outputs)
 

@@ -16,7 +16,9 @@ from autofit.hardware.caching_allocator import reserved_by
 
 _Events = list[tuple[int, int]]  # (storage, bytes; 0: it is freed)
 _STEPS = 2
-_NEAR = 4  # events around the moment when a gradient is complete, among which the added one is freed
+_NEAR = (
+    4  # events around the moment when a gradient is complete, among which the added one is freed
+)
 
 
 def reserved_for(traced: Trace, hardware: Hardware, *, expandable: bool) -> int:
@@ -43,7 +45,9 @@ class TwoSteps:
         before["gradients"] = [event for event in before["gradients"] if event[0] not in rest]
         gradients = {storage for storage, _ in before["gradients"]}
         # The storages with a single life: weights, inputs and optimizer state.
-        self.lasting = {storage for storage, _ in (*events[:built], *before["inputs"], *before["optimizer"])}
+        self.lasting = {
+            storage for storage, _ in (*events[:built], *before["inputs"], *before["optimizer"])
+        }
         # Gradients that are added to earlier ones and freed; none where nothing is accumulated.
         self.added = _added(events, traced, gradients, self.lasting)
         if gradients and not self.added:  # the trace shows no addition: they exist from the start
@@ -53,7 +57,9 @@ class TwoSteps:
         self.step, self.update = events[begun:updated], events[updated:]
         # What the first products take and never free: (events of the step before it, bytes).
         workspace = workspace_bytes(hardware) // 2
-        products = sorted(traced.products[phase] for phase in ("forward", "backward") if phase in traced.products)
+        products = sorted(
+            traced.products[phase] for phase in ("forward", "backward") if phase in traced.products
+        )
         self.workspaces = [(max(0, event - begun), workspace) for event in products if workspace]
         self.streams = dict(traced.streams)
         self.numbers = itertools.count(1 + max((storage for storage, _ in events), default=0))
@@ -84,7 +90,11 @@ class TwoSteps:
         yield from self.step[done:]
 
     def _renumbered(
-        self, events: Iterable[tuple[int, int]], alive: dict[int, int], *, retained: list[int] | None = None
+        self,
+        events: Iterable[tuple[int, int]],
+        alive: dict[int, int],
+        *,
+        retained: list[int] | None = None,
     ) -> Iterator[tuple[int, int]]:
         """With new numbers, those `alive`, for what does not last; what would be added to nothing yet is `retained`."""
         for storage, nbytes in events:

@@ -31,7 +31,9 @@ _ENOUGH = 5  # measurements whose spread says more than the default interval
 _DAY = 24 * 3600.0
 _HALF_LIFE = 30 * _DAY  # drivers and libraries change within months
 _UNDATED = 0.05  # weight of a measurement from before time and load were stored
-_BUSY = 0.2  # share of the time that something waited for a processor at which a step time counts half
+_BUSY = (
+    0.2  # share of the time that something waited for a processor at which a step time counts half
+)
 _UNSTEADY = 0.1  # relative width of the interval of a median step time at which it counts half
 _OF_A_DAY = 4.0  # as many measurements count in full: a search verifies two to four configs
 _AS_PREDICTED = 0.5  # weight of predictions being right: half of one full measurement
@@ -47,8 +49,12 @@ class Comparison:
     predicted_seconds: float | None = None
     measured_seconds: float | None = None
     when: float | None = None  # seconds since the epoch
-    waiting: float | None = None  # the share of the time that something waited for a processor meanwhile
-    noise: float | None = None  # the width of the 95 % interval of the median step time, relative to it
+    waiting: float | None = (
+        None  # the share of the time that something waited for a processor meanwhile
+    )
+    noise: float | None = (
+        None  # the width of the 95 % interval of the median step time, relative to it
+    )
 
     def weight(self, now: float) -> float:
         """The weight of its step time by load, noise and age, at most 1."""
@@ -69,7 +75,9 @@ class Calibration:
     """Factors of predictions for one device."""
 
     memory: float = 1.0  # of bytes
-    spread: tuple[float, float] | None = None  # (lowest, highest) ratio relative to it; None with few measurements
+    spread: tuple[float, float] | None = (
+        None  # (lowest, highest) ratio relative to it; None with few measurements
+    )
     seconds: float | None = None  # of step times; None without measurements
     count: int = 0  # measurements it rests on
     discounted: int = 0  # those of them with little weight, as the machine was busy or they are old
@@ -78,7 +86,11 @@ class Calibration:
     def of(cls, comparisons: Sequence[Comparison], now: float | None = None) -> Self:
         """From all measurements of a device."""
         now = time.time() if now is None else now
-        memory = [each.measured_bytes / each.predicted_bytes for each in comparisons if each.predicted_bytes]
+        memory = [
+            each.measured_bytes / each.predicted_bytes
+            for each in comparisons
+            if each.predicted_bytes
+        ]
         middle = statistics.median(memory) if memory else 1.0
         spread = (min(memory) / middle, max(memory) / middle) if len(memory) >= _ENOUGH else None
         discounted = sum(comparison.weight(now) < _LITTLE for comparison in comparisons)
@@ -90,7 +102,10 @@ def _time_ratio(comparisons: Sequence[Comparison], now: float) -> float | None:
     timed = [comparison for comparison in comparisons if comparison.time_ratio]
     days = [each.when and each.when // _DAY for each in timed]  # of the calendar, in UTC
     on_day = Counter(days)
-    weights = [each.weight(now) * min(1.0, _OF_A_DAY / on_day[day]) for each, day in zip(timed, days, strict=True)]
+    weights = [
+        each.weight(now) * min(1.0, _OF_A_DAY / on_day[day])
+        for each, day in zip(timed, days, strict=True)
+    ]
     ratios = [(each.time_ratio or 1.0, weight) for each, weight in zip(timed, weights, strict=True)]
     return _weighted_median([*ratios, (1.0, _AS_PREDICTED)]) if timed else None
 
@@ -105,7 +120,12 @@ def _weighted_median(values: Iterable[tuple[float, float]]) -> float:
 
 
 def compare(
-    measured: Iterable[Measurement], nbytes: _Figures, seconds: _Figures, *, exact: bool, waiting: float
+    measured: Iterable[Measurement],
+    nbytes: _Figures,
+    seconds: _Figures,
+    *,
+    exact: bool,
+    waiting: float,
 ) -> list[Comparison]:
     """Measurements with the predictions of their configs, where there are any; nothing is learnt from predicted bytes
     that are `exact`. `waiting` is the share of the time that something waited for a processor meanwhile."""
@@ -120,7 +140,9 @@ def compare(
             noise=(each.step_seconds.high - each.step_seconds.low) / each.step_seconds.median,
         )
         for each in measured
-        if each.peak_bytes and each.step_seconds and math.isfinite(nbytes.get(each.config, math.nan))
+        if each.peak_bytes
+        and each.step_seconds
+        and math.isfinite(nbytes.get(each.config, math.nan))
     ]
 
 
@@ -129,7 +151,9 @@ def calibration_for(hardware: Hardware, config: Mapping[str, Value] | None = Non
     return Calibration.of(_read(_path(hardware, config)))
 
 
-def learn(hardware: Hardware, comparisons: Sequence[Comparison], config: Mapping[str, Value] | None = None) -> None:
+def learn(
+    hardware: Hardware, comparisons: Sequence[Comparison], config: Mapping[str, Value] | None = None
+) -> None:
     """Store measurements of this device, at most those with the largest weights; of several devices, of configs that
     divide a training as this one does."""
     path, now = _path(hardware, config), time.time()
@@ -140,7 +164,10 @@ def learn(hardware: Hardware, comparisons: Sequence[Comparison], config: Mapping
 def _read(path: Path) -> list[Comparison]:
     """What earlier versions did not store is None, and what later ones add is ignored."""
     names = [field.name for field in fields(Comparison)]
-    return [Comparison(**{name: data[name] for name in names if name in data}) for data in read_cache(path) or ()]
+    return [
+        Comparison(**{name: data[name] for name in names if name in data})
+        for data in read_cache(path) or ()
+    ]
 
 
 def _path(hardware: Hardware, config: Mapping[str, Value] | None) -> Path:

@@ -48,9 +48,16 @@ def derived_trace(key: Config, keys: Collection[Config]) -> DerivedTrace | None:
     return None
 
 
-def segments_like(own: Segments | None, other: Segments | None, usual: Segments | None) -> Segments | None:
+def segments_like(
+    own: Segments | None, other: Segments | None, usual: Segments | None
+) -> Segments | None:
     """`own` with what `other` differs by from `usual`; None where one is missing, or they consist of other parts."""
-    if not own or not other or not usual or not len(own.items) == len(other.items) == len(usual.items):
+    if (
+        not own
+        or not other
+        or not usual
+        or not len(own.items) == len(other.items) == len(usual.items)
+    ):
         return None
     items = [_changed(*parts) for parts in zip(own.items, other.items, usual.items, strict=True)]
     return replace(own, items=tuple(filter(None, items))) if all(items) else None
@@ -71,7 +78,10 @@ def _changed(own: Segment, other: Segment, usual: Segment) -> Segment | None:
 
 def _changed_work(own: Work, other: Work, usual: Work) -> Work | None:
     """The operators of `own` without those that `usual` has and `other` lacks, and with those that it has more."""
-    gone, more = Counter(usual.calls) - Counter(other.calls), Counter(other.calls) - Counter(usual.calls)
+    gone, more = (
+        Counter(usual.calls) - Counter(other.calls),
+        Counter(other.calls) - Counter(usual.calls),
+    )
     if not gone <= Counter(own.calls):
         return None
     kept, added = _split(own, gone)[1], _split(other, more)[0]

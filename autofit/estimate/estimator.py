@@ -47,11 +47,18 @@ def predict(
 ) -> Estimate:
     """Predict memory and time of one Config; without `rates` (how fast the device is) no times. Raises RefusedError for
     an impossible config, UntraceableError where the model cannot be traced without its values."""
-    return estimate_of(trace(workload, config, hardware), workload, hardware, rates=rates, calibration=calibration)
+    return estimate_of(
+        trace(workload, config, hardware), workload, hardware, rates=rates, calibration=calibration
+    )
 
 
 def estimate_of(
-    traced: Trace, workload: Workload, hardware: Hardware, *, rates: Rates | None, calibration: Calibration | None
+    traced: Trace,
+    workload: Workload,
+    hardware: Hardware,
+    *,
+    rates: Rates | None,
+    calibration: Calibration | None,
 ) -> Estimate:
     """The estimate from a trace, which devices that run the same operators can share."""
     calibration = calibration or Calibration()
@@ -91,7 +98,11 @@ def estimate_of(
 
 
 def _interval(
-    traced: Trace, peak: Peak, reserved: int | None, calibration: Calibration, uncertainty: float | None
+    traced: Trace,
+    peak: Peak,
+    reserved: int | None,
+    calibration: Calibration,
+    uncertainty: float | None,
 ) -> tuple[int, int]:
     """(low, high) bytes, without the context."""
     least, most = calibration.spread or _UNCERTAINTY["cpu" if reserved is None else "cuda"]
@@ -111,24 +122,37 @@ def times_of(
     """The fields of an Estimate that are about time; `factor`: how much longer than predicted steps have taken."""
     speed = Speed.of(rates, hardware, traced.config)
     accumulation = traced.config.gradient_accumulation_steps or 1
-    phases = [traced.waits(traced.spans(name), speed, overlapping=True) for name in ("forward", "backward")]
+    phases = [
+        traced.waits(traced.spans(name), speed, overlapping=True)
+        for name in ("forward", "backward")
+    ]
     update = traced.waits(traced.spans("update"), Speed.of_update(rates, hardware, traced.config))
     micro = {name: sum(each[name] for each in phases) for name in update}
     waits = {name: accumulation * micro[name] + update[name] for name in update}
     copied = waits.pop("transfer")
     busy = sum(waits.values())
     # Copies overlap with a forward and a backward; an update waits for what is moved or computed for it.
-    each_takes = (max(each["transfer"], each["compute"] + each["memory"]) + each["launch"] for each in phases)
+    each_takes = (
+        max(each["transfer"], each["compute"] + each["memory"]) + each["launch"] for each in phases
+    )
     computing = accumulation * sum(each_takes)
     if hardware.world > 1:
         both = step_seconds(traced, speed, hardware, links_of(hardware))
         copied, computing = copied + max(both - computing, 0.0), both
     seconds = (computing + sum(update.values())) * factor
-    bottleneck = "transfer" if copied > busy else "compute" if waits["compute"] > busy / 2 else "memory"
+    bottleneck = (
+        "transfer" if copied > busy else "compute" if waits["compute"] > busy / 2 else "memory"
+    )
     samples = workload.effective_batch_size / seconds
-    tokens = samples * workload.sequence_length if workload.unit == "tokens" and workload.sequence_length else None
+    tokens = (
+        samples * workload.sequence_length
+        if workload.unit == "tokens" and workload.sequence_length
+        else None
+    )
     # The usual count: a backward costs twice its forward, once if most weights are frozen; never more than is computed.
-    flops = sum(cost.flops for cost in traced.costs_of("forward")) * (2.0 if traced.config.lora_rank else 3.0)
+    flops = sum(cost.flops for cost in traced.costs_of("forward")) * (
+        2.0 if traced.config.lora_rank else 3.0
+    )
     flops = min(flops, sum(cost.flops for cost in traced.costs))
     return {
         "step_seconds": seconds,
@@ -146,15 +170,23 @@ def _peak(traced: Trace, rates: Rates) -> float:
         flops[format_of(cost.dtype)] += cost.flops
     if traced.config.precision == "tf32":
         flops["tf32"] += flops.pop("float32", 0)
-    seconds = sum(count / rate_of(rates.peak or rates.matmul, name) for name, count in flops.items())
+    seconds = sum(
+        count / rate_of(rates.peak or rates.matmul, name) for name, count in flops.items()
+    )
     return flops.total() / seconds if seconds else rate_of(rates.peak or rates.matmul, "float32")
 
 
 def _notes(traced: Trace, rates: Rates | None, uncertainty: float | None) -> list[str]:
     notes = []
     if traced.config.compile != "none":
-        detail = "in a wide interval" if uncertainty is None else "less what compiled transformers compute again"
-        notes.append(f"compiled code cannot be traced: the memory is that of the eager operations, {detail}.")
+        detail = (
+            "in a wide interval"
+            if uncertainty is None
+            else "less what compiled transformers compute again"
+        )
+        notes.append(
+            f"compiled code cannot be traced: the memory is that of the eager operations, {detail}."
+        )
     notes += traced.assumptions
     if rates is None:
         notes.append("the speed of this device is unknown.")

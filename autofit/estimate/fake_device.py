@@ -26,15 +26,38 @@ _AMPERE = (8, 0)
 _HOPPER = (9, 0)
 _WORKSPACE = 2 * 4096 * 1024 + 8 * 16 * 1024  # bytes: ":4096:2:16:8", parseChosenWorkspaceSize
 _HOPPER_WORKSPACE = 8 * 4096 * 1024
-_FLASH_HEAD = 256  # largest head size of PyTorch's flash kernel: sdp_utils.cpp, check_head_dim_size_flash
+_FLASH_HEAD = (
+    256  # largest head size of PyTorch's flash kernel: sdp_utils.cpp, check_head_dim_size_flash
+)
 _CUDNN_FIRST = (9, 10)  # major capabilities on which PyTorch prefers cuDNN's kernel
-_CUDNN_HEAD, _CUDNN_HEADS = 128, (192, 128)  # largest head size, and the one pair (of keys, of values) beyond it
+_CUDNN_HEAD, _CUDNN_HEADS = (
+    128,
+    (192, 128),
+)  # largest head size, and the one pair (of keys, of values) beyond it
 # check_requires_grad_and_head_dim_gt192_constraints_on_sm86_89_or_120
 _LITTLE_SHARED_MEMORY = ((8, 6), (8, 9), (12, 0))
 _MATCHING = "linear_sum_assignment"
 _EFFICIENT_ALIGNMENT = 16  # bytes of a row that the efficient kernel reads at once
-_PLAIN = (int, float, bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
-_FP32_IN_CUDA_AUTOCAST = ("softmax", "layer_norm", "log_softmax", "cross_entropy", "nll_loss", "group_norm", "mse_loss")
+_PLAIN = (
+    int,
+    float,
+    bool,
+    str,
+    type(None),
+    torch.dtype,
+    torch.device,
+    torch.layout,
+    torch.memory_format,
+)
+_FP32_IN_CUDA_AUTOCAST = (
+    "softmax",
+    "layer_norm",
+    "log_softmax",
+    "cross_entropy",
+    "nll_loss",
+    "group_norm",
+    "mse_loss",
+)
 
 
 @contextmanager
@@ -58,7 +81,11 @@ def fake_device(hardware: Hardware) -> Iterator[FakeTensorMode]:
             patch(masks, "is_tracing", lambda *_, **__: False)
         caches: Any = sys.modules.get("transformers.pytorch_utils")
         if caches is not None:
-            patch(caches, "is_torchdynamo_compiling", _emptying_caches(caches.is_torchdynamo_compiling, stack))
+            patch(
+                caches,
+                "is_torchdynamo_compiling",
+                _emptying_caches(caches.is_torchdynamo_compiling, stack),
+            )
         if hardware.device == "cuda":
             # Fake tensors would take an LSTM for oneDNN's, whose workspace they lack. Step by step it keeps more.
             stack.callback(torch._C._set_mkldnn_enabled, torch._C._get_mkldnn_enabled())
@@ -76,7 +103,9 @@ def fake_device(hardware: Hardware) -> Iterator[FakeTensorMode]:
 class _QuickFakes(FakeTensorMode):
     """The mode with shorter keys of what it remembers of operators, whose making took a fifth of a trace."""
 
-    def _prep_args_for_hash(self, result: list[Any], args: Any, state: Any, id_hashed_objects: list[Any]) -> None:
+    def _prep_args_for_hash(
+        self, result: list[Any], args: Any, state: Any, id_hashed_objects: list[Any]
+    ) -> None:
         key: list[Any] = [_QuickFakes]
         for arg in (*args.keys(), *args.values()) if isinstance(args, dict) else args:
             if (
@@ -87,7 +116,15 @@ class _QuickFakes(FakeTensorMode):
             ):
                 size = arg.untyped_storage().nbytes()
                 place = arg.storage_offset(), size, arg.fake_device, arg.requires_grad
-                key += arg.dtype, arg.shape, arg.stride(), place, arg.is_inference(), arg.is_conj(), arg.is_neg()
+                key += (
+                    arg.dtype,
+                    arg.shape,
+                    arg.stride(),
+                    place,
+                    arg.is_inference(),
+                    arg.is_conj(),
+                    arg.is_neg(),
+                )
             elif type(arg) in _PLAIN:
                 key += type(arg), arg
             elif type(arg) in (list, tuple):
@@ -153,7 +190,11 @@ def _matching_modules(_: int) -> list[ModuleType]:
     """Those that have scipy's matching of costs; looked for again when there are more modules, since there are
     thousands."""
     matching = vars(sys.modules.get("scipy.optimize", sys)).get(_MATCHING)
-    return [module for module in list(sys.modules.values()) if matching and vars(module).get(_MATCHING) is matching]
+    return [
+        module
+        for module in list(sys.modules.values())
+        if matching and vars(module).get(_MATCHING) is matching
+    ]
 
 
 def _matching_in_order(plain: Any) -> Callable[..., Any]:
@@ -180,9 +221,13 @@ def _of_unlike(plain: Callable[..., None]) -> Callable[..., None]:
 def _cuda_dropout(plain: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
     """CUDA saves one byte per element, a CPU a factor in the input's format (Dropout.cpp, dropout)."""
 
-    def dropout(input: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> torch.Tensor:
+    def dropout(
+        input: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False
+    ) -> torch.Tensor:
         fused = training and not inplace and 0 < p < 1 and input.numel() > 0
-        return torch.native_dropout(input, p, True)[0] if fused else plain(input, p, training, inplace)
+        return (
+            torch.native_dropout(input, p, True)[0] if fused else plain(input, p, training, inplace)
+        )
 
     return dropout
 
@@ -191,7 +236,11 @@ def _in_fp32(function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tenso
     """What only CUDA's autocast computes in fp32 (torch/amp: "CUDA Ops that can autocast to float32")."""
 
     def widen(value: Any) -> Any:
-        return value.float() if isinstance(value, torch.Tensor) and value.is_floating_point() else value
+        return (
+            value.float()
+            if isinstance(value, torch.Tensor) and value.is_floating_point()
+            else value
+        )
 
     def widened(input: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
         if torch.is_autocast_enabled("cpu") and input.is_floating_point():
@@ -218,7 +267,10 @@ class _Attention(NamedTuple):
     def regular(self) -> bool:
         """What all fused kernels need: batch, heads, length and size, the last contiguous, and none of them 0."""
         tensors = self.query, self.key, self.value
-        return all(tensor.dim() == 4 and tensor.stride(-1) == 1 and tensor.numel() > 0 for tensor in tensors)
+        return all(
+            tensor.dim() == 4 and tensor.stride(-1) == 1 and tensor.numel() > 0
+            for tensor in tensors
+        )
 
     @property
     def half(self) -> bool:
@@ -230,11 +282,15 @@ class _Attention(NamedTuple):
         if mask is None:
             return None
         if mask.dtype is torch.bool:
-            mask = torch.zeros_like(mask, dtype=query.dtype).masked_fill_(mask.logical_not(), float("-inf"))
+            mask = torch.zeros_like(mask, dtype=query.dtype).masked_fill_(
+                mask.logical_not(), float("-inf")
+            )
         return mask.expand(query.shape[0], query.shape[1], query.shape[2], self.key.shape[2])
 
 
-def _cuda_attention(hardware: Hardware, plain: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+def _cuda_attention(
+    hardware: Hardware, plain: Callable[..., torch.Tensor]
+) -> Callable[..., torch.Tensor]:
     """PyTorch's fused attention, by the kernel that it chooses on that card (sdp_utils.cpp)."""
 
     def attention(
@@ -258,9 +314,21 @@ def _cuda_attention(hardware: Hardware, plain: Callable[..., torch.Tensor]) -> C
             if takes(call, hardware):
                 return compute(call)
         if not torch.backends.cuda.math_sdp_enabled():
-            raise RuntimeError("No available kernel. Aborting execution.")  # word for word PyTorch's
+            raise RuntimeError(
+                "No available kernel. Aborting execution."
+            )  # word for word PyTorch's
         math: Any = torch.ops.aten._scaled_dot_product_attention_math.default
-        return math(query, key, value, attn_mask, dropout_p, is_causal, None, scale=scale, enable_gqa=enable_gqa)[0]
+        return math(
+            query,
+            key,
+            value,
+            attn_mask,
+            dropout_p,
+            is_causal,
+            None,
+            scale=scale,
+            enable_gqa=enable_gqa,
+        )[0]
 
     return attention
 
@@ -269,9 +337,13 @@ def _takes_cudnn(call: _Attention, hardware: Hardware) -> bool:
     """can_use_cudnn_attention, with masks and groups too; check_prefer_cudnn_attention says where it comes first."""
     preferred = hardware.capability is not None and hardware.capability[0] in _CUDNN_FIRST
     sizes = call.query.shape[-1], call.value.shape[-1]
-    supported = not any(size % 8 for size in sizes) and (max(sizes) <= _CUDNN_HEAD or sizes == _CUDNN_HEADS)
+    supported = not any(size % 8 for size in sizes) and (
+        max(sizes) <= _CUDNN_HEAD or sizes == _CUDNN_HEADS
+    )
     long = call.key.shape[-2] > 1 and (call.query.shape[-2] > 1 or not call.dropout)
-    allowed = torch.backends.cuda.cudnn_sdp_enabled() and not torch.are_deterministic_algorithms_enabled()
+    allowed = (
+        torch.backends.cuda.cudnn_sdp_enabled() and not torch.are_deterministic_algorithms_enabled()
+    )
     return allowed and preferred and call.half and supported and long and call.regular
 
 
@@ -295,7 +367,9 @@ def _takes_efficient(call: _Attention, hardware: Hardware) -> bool:
     supported = fp16 or query.dtype is torch.float32 or (ampere and query.dtype is torch.bfloat16)
     elements = _EFFICIENT_ALIGNMENT // query.itemsize if ampere or fp16 else 1
     aligned = query.shape[-1] % elements == 0 and value.shape[-1] % elements == 0
-    allowed = torch.backends.cuda.mem_efficient_sdp_enabled() and query.shape[-1] == call.key.shape[-1]
+    allowed = (
+        torch.backends.cuda.mem_efficient_sdp_enabled() and query.shape[-1] == call.key.shape[-1]
+    )
     return allowed and supported and aligned and not call.grouped and call.regular
 
 
@@ -303,7 +377,17 @@ def _by_cudnn(call: _Attention) -> Any:
     """What it saves for the backward; its workspace, known to cuDNN alone and on a card only, is left out."""
     cudnn: Any = torch.ops.aten._scaled_dot_product_cudnn_attention.default
     query, key, value, _, dropout, is_causal, scale, _ = call
-    return cudnn(query, key, value, call.bias(), torch.is_grad_enabled(), dropout, is_causal, False, scale=scale)[0]
+    return cudnn(
+        query,
+        key,
+        value,
+        call.bias(),
+        torch.is_grad_enabled(),
+        dropout,
+        is_causal,
+        False,
+        scale=scale,
+    )[0]
 
 
 def _by_flash(call: _Attention) -> Any:
@@ -321,7 +405,13 @@ def _by_flash(call: _Attention) -> Any:
 def _by_efficient(call: _Attention) -> Any:
     efficient: Any = torch.ops.aten._scaled_dot_product_efficient_attention.default
     query, key, value, _, dropout, is_causal, scale, _ = call
-    return efficient(query, key, value, call.bias(), torch.is_grad_enabled(), dropout, is_causal, scale=scale)[0]
+    return efficient(
+        query, key, value, call.bias(), torch.is_grad_enabled(), dropout, is_causal, scale=scale
+    )[0]
 
 
-_KERNELS = (_takes_cudnn, _by_cudnn), (_takes_flash, _by_flash), (_takes_efficient, _by_efficient)  # the first one
+_KERNELS = (
+    (_takes_cudnn, _by_cudnn),
+    (_takes_flash, _by_flash),
+    (_takes_efficient, _by_efficient),
+)  # the first one

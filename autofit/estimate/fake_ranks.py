@@ -97,7 +97,11 @@ def fake_ranks(layout: Layout, recorder: Recorder) -> Iterator[Ranks]:
     def exchanged(func: Any, args: tuple[Any, ...], result: Any) -> Collective | None:
         """Also tells what holds whole weights and gradients for it, and in which streams."""
         if stream := _STREAMS.get(func._schema.name):
-            made = (each for each in recorder.storages_of(args[0]) if recorder.labels.get(each) != "parameters")
+            made = (
+                each
+                for each in recorder.storages_of(args[0])
+                if recorder.labels.get(each) != "parameters"
+            )
             recorder.streams.update(dict.fromkeys(made, stream))
         if (found := _HOLDING.get(func._schema.name)) is not None:
             position, label = found
@@ -135,7 +139,9 @@ def fake_ranks(layout: Layout, recorder: Recorder) -> Iterator[Ranks]:
         sys.excepthook = hook  # each group wraps it, to tell the rank
 
 
-def _joined(recorder: Recorder, shards: list[torch.Tensor], whole: torch.Tensor) -> Iterator[tuple[int, Sizes]]:
+def _joined(
+    recorder: Recorder, shards: list[torch.Tensor], whole: torch.Tensor
+) -> Iterator[tuple[int, Sizes]]:
     """By storage, the bytes of each weight in what FSDP2 gathers, and in the casts of this rank's shards of them."""
     of_shards: dict[int, Sizes] = {}
     for shard in shards:

@@ -39,7 +39,9 @@ def predict_all(
     may change without its structure showing it.
     """
     # Measured in a fork where this process is still to be forked: matrix products start threads.
-    rates = (rates_for(hardware) if processes == 1 else forked(lambda: rates_for(hardware))()) or UNKNOWN
+    rates = (
+        rates_for(hardware) if processes == 1 else forked(lambda: rates_for(hardware))()
+    ) or UNKNOWN
     key = cache_key_of(workload, hardware, rates, configs)
     path = cache_file("estimates", f"{key}.json")
     if key and (found := read_cache(path)):
@@ -47,9 +49,15 @@ def predict_all(
     limits = {"measuring": measuring, "within": within}
     estimator = SpaceEstimator(workload, hardware, rates, configs, **limits, processes=processes)
     predictions = estimator.predict()
-    arrays = predictions.allocated + workspace_bytes(hardware), predictions.seconds, predictions.on_host
+    arrays = (
+        predictions.allocated + workspace_bytes(hardware),
+        predictions.seconds,
+        predictions.on_host,
+    )
     figures = [each.tolist() for each in arrays]
-    if key and measuring >= MEASURING_SECONDS and estimator.complete:  # a search with more time should know more
+    if (
+        key and measuring >= MEASURING_SECONDS and estimator.complete
+    ):  # a search with more time should know more
         write_cache(path, figures)
     return _within_host(figures, host_bytes)
 
@@ -60,18 +68,37 @@ def _within_host(figures: Sequence[list[float]], most: float) -> Figures:
     return [HOST_TOO_SMALL if held > most else size for size, held in sizes], seconds
 
 
-def cache_key_of(workload: Workload, hardware: Hardware, rates: Rates, configs: Sequence[Config]) -> str | None:
+def cache_key_of(
+    workload: Workload, hardware: Hardware, rates: Rates, configs: Sequence[Config]
+) -> str | None:
     """Names the predictions of these configs; None for a model that is more than a config.json."""
     config = described(workload.model)
-    if config is None or not workload.source or workload.loss or workload.count or workload.split or workload.optimizer:
+    if (
+        config is None
+        or not workload.source
+        or workload.loss
+        or workload.count
+        or workload.split
+        or workload.optimizer
+    ):
         return None
     # Canonical configs all have the same knobs, in this order: hundreds of thousands take a second.
     values = "".join(repr(tuple(config.values())) for config in configs)
     return cache_key(
         [config, workload.summary()],
         hardware=[hardware.device, hardware.capability, hardware.here],
-        devices=[hardware.devices, hardware.nodes, str(links_of(hardware)) if hardware.world > 1 else None],
-        rates=[sorted(rates.matmul.items()), rates.bandwidth, rates.link, rates.launch_seconds, rates.pass_seconds],
+        devices=[
+            hardware.devices,
+            hardware.nodes,
+            str(links_of(hardware)) if hardware.world > 1 else None,
+        ],
+        rates=[
+            sorted(rates.matmul.items()),
+            rates.bandwidth,
+            rates.link,
+            rates.launch_seconds,
+            rates.pass_seconds,
+        ],
         versions=[version_of(package) for package in _VERSIONS],
         code=own_code(),
         configs=[[list(config) for config in configs[:1]], digest(values)],

@@ -19,7 +19,9 @@ from torch.utils._pytree import tree_iter, tree_map_only
 from autofit.estimate.operator_costs import tensors_in
 
 _SMALL, _FEW = 2**20, 16  # elements that are computed at once: of whole numbers, and of floats
-_LARGEST_DRAW = 1 - 2**-24  # layers are dropped by small numbers: none is, which takes the most memory
+_LARGEST_DRAW = (
+    1 - 2**-24
+)  # layers are dropped by small numbers: none is, which takes the most memory
 _UNIFORM = ("aten::rand", "aten::rand_like", "aten::uniform", "aten::uniform_")
 # That all numbers are finite, or any is none: nothing is wrong.
 _CHECKS = {"aten::all": True, "aten::any": False, "aten::isnan": False, "aten::isinf": False}
@@ -65,7 +67,11 @@ class _Value:
 
         def read() -> torch.Tensor | None:
             real = self.read()
-            return real if real is not None and real._version == (self._version if now is None else now) else None
+            return (
+                real
+                if real is not None and real._version == (self._version if now is None else now)
+                else None
+            )
 
         return read
 
@@ -93,19 +99,27 @@ def is_assumed(value: Any) -> bool:
 
 def computed(func: Callable[..., Any], args: Any, kwargs: Mapping[str, Any]) -> Any:
     """What an operator makes of known values; None where one of them is not."""
-    return _call(func, args, kwargs, [functools.partial(value_of, each) for each in tensors_in(args, kwargs)])()
+    return _call(
+        func, args, kwargs, [functools.partial(value_of, each) for each in tensors_in(args, kwargs)]
+    )()
 
 
-def follow(func: Any, args: Any, kwargs: Mapping[str, Any], given: Sequence[torch.Tensor], result: Any) -> None:
+def follow(
+    func: Any, args: Any, kwargs: Mapping[str, Any], given: Sequence[torch.Tensor], result: Any
+) -> None:
     """Give an operator's results their values, where those of the given tensors, its inputs, are known."""
     name, is_mutable, draws, is_empty = _facts(func)
-    unknown = (is_empty and result.is_floating_point()) or any(_value(each) is None for each in given)
+    unknown = (is_empty and result.is_floating_point()) or any(
+        _value(each) is None for each in given
+    )
     if unknown and not is_mutable and name not in _CHECKS:  # nearly every operator
         return
     inputs, results = [_value(each) for each in given], tensors_in(result)
     written = list(_written(func, args, kwargs)) if is_mutable else []
     values = [value for value in inputs if value]
-    assumed = any(each.assumed for each in values)  # hardly any of these are read, and they are many
+    assumed = any(
+        each.assumed for each in values
+    )  # hardly any of these are read, and they are many
     at_once = bool(written) or (not assumed and all(map(_is_small, results)))
     unknown = unknown or (draws and not at_once)
     if written and not unknown and sum(each.numel() for each in given) <= _SMALL:
@@ -124,7 +138,9 @@ def follow(func: Any, args: Any, kwargs: Mapping[str, Any], given: Sequence[torc
     if at_once:
         call()
     for position, fake in enumerate(results):
-        value = _Value(functools.partial(_part, call, position), shared or _Memory(), assumed=assumed)
+        value = _Value(
+            functools.partial(_part, call, position), shared or _Memory(), assumed=assumed
+        )
         fake.known_value = value  # type: ignore[attr-defined]
         if at_once:
             value.read()
@@ -137,13 +153,23 @@ def _facts(func: Any) -> tuple[str, bool, bool, bool]:
     return name, func._schema.is_mutable, draws, "empty" in name
 
 
-def spread_evenly(func: Any, args: Any, kwargs: Mapping[str, Any], result: Any, samples: int) -> None:
+def spread_evenly(
+    func: Any, args: Any, kwargs: Mapping[str, Any], result: Any, samples: int
+) -> None:
     """Let what unknown scores choose, as the experts of a token, be all choices equally often: an operator of CHOICES.
     `samples`: whose rows choose alike, so that counts grow with them."""
     chosen = tensors_in(result)[-1]
-    given = dict(zip((each.name for each in func._schema.arguments), args, strict=False)) | dict(kwargs)
+    given = dict(zip((each.name for each in func._schema.arguments), args, strict=False)) | dict(
+        kwargs
+    )
     dim = given.get("dim", -1)
-    if dim is None or not chosen.dim() or chosen.dtype.is_floating_point or chosen.numel() > _SMALL or _value(chosen):
+    if (
+        dim is None
+        or not chosen.dim()
+        or chosen.dtype.is_floating_point
+        or chosen.numel() > _SMALL
+        or _value(chosen)
+    ):
         return
     keeps = given["self"].dim() == chosen.dim()
     shape = (chosen if keeps else chosen.unsqueeze(dim)).movedim(dim, -1).shape
@@ -176,10 +202,15 @@ def _written(func: Any, args: Any, kwargs: Mapping[str, Any]) -> Iterator[_Value
     """The values of the tensors that an operator writes into."""
     for position, argument in enumerate(func._schema.arguments):
         if argument.alias_info is not None and argument.alias_info.is_write:
-            yield from map(_value, tensors_in(args[position] if position < len(args) else kwargs.get(argument.name)))
+            yield from map(
+                _value,
+                tensors_in(args[position] if position < len(args) else kwargs.get(argument.name)),
+            )
 
 
-def _call(func: Callable[..., Any], args: Any, kwargs: Mapping[str, Any], reads: Sequence[_Read]) -> Callable[[], Any]:
+def _call(
+    func: Callable[..., Any], args: Any, kwargs: Mapping[str, Any], reads: Sequence[_Read]
+) -> Callable[[], Any]:
     """Calls an operator with what is read for its tensors, and holds none of these; None where a value is lost."""
     numbers = itertools.count()
     given = args, dict(kwargs)
@@ -189,7 +220,9 @@ def _call(func: Callable[..., Any], args: Any, kwargs: Mapping[str, Any], reads:
         reals = [read() for read in reads]
         if any(real is None for real in reals):
             return None
-        args, kwargs = tree_map_only(_Place, lambda place: reals[place.number], places) if reals else places
+        args, kwargs = (
+            tree_map_only(_Place, lambda place: reals[place.number], places) if reals else places
+        )
         with on_real_tensors(), torch.no_grad():
             return func(*args, **kwargs)
 

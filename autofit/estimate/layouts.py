@@ -29,7 +29,9 @@ def have_few_shards(configs: Iterable[Config]) -> bool:
     return all(len(sizes) <= 2 for sizes in shards.values())
 
 
-def standing_for(config: Config, hardware: Hardware, *, few: bool = False) -> Sequence[tuple[Config, float]]:
+def standing_for(
+    config: Config, hardware: Hardware, *, few: bool = False
+) -> Sequence[tuple[Config, float]]:
     """The configs to trace for one, each with its share in what is predicted for it; on one device, or where there are
     `few` numbers of shards, itself."""
     layout = Layout.of(config)
@@ -43,7 +45,9 @@ def standing_for(config: Config, hardware: Hardware, *, few: bool = False) -> Se
         return [(config.replace(**replace(layout, replicate=1).knobs), 1.0)]
     share = (1 / fewest - 1 / layout.shard) / (1 / fewest - 1 / most)
     ends = (replace(layout, replicate=1, shard=shards).knobs for shards in (fewest, most))
-    return [(config.replace(**end), part) for end, part in zip(ends, (1 - share, share), strict=True)]
+    return [
+        (config.replace(**end), part) for end, part in zip(ends, (1 - share, share), strict=True)
+    ]
 
 
 @dataclass(frozen=True)
@@ -54,7 +58,9 @@ class Exchanges:
     hardware: Hardware
     links: Links
 
-    def seconds(self, segment: Segment, speed: Speed, *, last: bool) -> tuple[Floats, Floats, Floats]:
+    def seconds(
+        self, segment: Segment, speed: Speed, *, last: bool
+    ) -> tuple[Floats, Floats, Floats]:
         """The seconds that a segment waits for others, and beside its computation those of weights that are gathered
         and of gradients that are reduced. Those of adapters and of replicas are averaged in the `last` micro-batch
         alone."""
@@ -63,7 +69,11 @@ class Exchanges:
         waited = gathered = reduced = averaged = np.zeros_like(segment.saved)
         for each in segment.exchanged:
             if each.waits:
-                alike = (layout.context, layout.tensor) if each.kind == "all_to_all" else (layout.tensor, 1)
+                alike = (
+                    (layout.context, layout.tensor)
+                    if each.kind == "all_to_all"
+                    else (layout.tensor, 1)
+                )
                 waited = waited + self._took(each.kind, each.nbytes, *alike) + redistributing(speed)
             elif each.kind == "all_reduce":  # by ddp, in large buckets
                 averaged = averaged + each.nbytes

@@ -26,7 +26,9 @@ def library_kernels(hardware: Hardware) -> dict[str, Callable[..., Any]]:
 
 def notes_of_recurrent(model: nn.Module, hardware: Hardware) -> Iterator[str]:
     """What is taken for granted of recurrent layers on a device, for which cuDNN has no stand-in."""
-    if hardware.device == "cuda" and any(isinstance(module, nn.RNNBase) for module in model.modules()):
+    if hardware.device == "cuda" and any(
+        isinstance(module, nn.RNNBase) for module in model.modules()
+    ):
         yield "recurrent layers were traced step by step: cuDNN's kernels are faster, and keep what only cuDNN knows."
 
 
@@ -47,7 +49,9 @@ def _gemm_4bit(
     # the larger need is assumed, and a single row is no training.
     operators = torch.ops.bitsandbytes
     if absmax_8bit is not None and absmax_offset is not None:
-        absmax = operators.dequantize_blockwise(absmax_8bit, absmax, absmax_code, _NESTED_BLOCK, torch.float32)
+        absmax = operators.dequantize_blockwise(
+            absmax_8bit, absmax, absmax_code, _NESTED_BLOCK, torch.float32
+        )
         absmax = absmax + absmax_offset
     values = operators.dequantize_4bit(weight, absmax, blocksize, quant_type, shape, inputs.dtype)
     rows = inputs.reshape(-1, inputs.shape[-1])
@@ -64,7 +68,13 @@ def _grouped_mm(
 ) -> torch.Tensor:
     """The products of a mixture's experts. PyTorch's own fake takes bfloat16 alone, its kernels any format."""
     dims = one.dim(), other.dim()
-    groups = offs.shape if offs is not None and dims == (2, 2) else one.shape[:1] if dims == (3, 3) else ()
+    groups = (
+        offs.shape
+        if offs is not None and dims == (2, 2)
+        else one.shape[:1]
+        if dims == (3, 3)
+        else ()
+    )
     rows, columns = one.shape[-2], other.shape[-1]
     elements = _GROUPED_ROW // one.itemsize
     row = -(-columns // elements) * elements
@@ -105,9 +115,15 @@ def _int8_mixed_scaled_mm(
 def _mkldnn_rnn_layer(inputs: torch.Tensor, *rest: Any) -> tuple[torch.Tensor, ...]:
     """oneDNN's LSTM. What it keeps for the backward is larger than its results, and known to the library alone."""
     weights, (hidden, cell), size, (first, training) = rest[:4], rest[4:6], rest[9], rest[13:15]
-    outputs = inputs.new_empty(*inputs.shape[:-1], size), torch.empty_like(hidden), torch.empty_like(cell)
+    outputs = (
+        inputs.new_empty(*inputs.shape[:-1], size),
+        torch.empty_like(hidden),
+        torch.empty_like(cell),
+    )
     like = tuple((tuple(each.shape), each.dtype) for each in (inputs, *weights, hidden, cell))
-    options = tuple(tuple(each) if isinstance(each, list) else each for each in rest[6:])  # to be hashed
+    options = tuple(
+        tuple(each) if isinstance(each, list) else each for each in rest[6:]
+    )  # to be hashed
     nbytes = _rnn_workspace(like, options, 1 if first else 0) if training else 0
     return *outputs, inputs.new_empty(nbytes, dtype=torch.uint8)
 
@@ -138,8 +154,13 @@ def _loss(inputs: torch.Tensor, _: torch.Tensor, *rest: Any, reduction: int = 0)
     return losses.as_strided((), ()) if len(rest) <= reduction or rest[reduction] else losses
 
 
-_KERNELS: dict[str, Callable[..., Any]] = {"aten::_grouped_mm": _grouped_mm, "bitsandbytes::gemm_4bit": _gemm_4bit}
-_KERNELS |= dict.fromkeys(("aten::mse_loss", "aten::smooth_l1_loss", "aten::soft_margin_loss"), _loss)
+_KERNELS: dict[str, Callable[..., Any]] = {
+    "aten::_grouped_mm": _grouped_mm,
+    "bitsandbytes::gemm_4bit": _gemm_4bit,
+}
+_KERNELS |= dict.fromkeys(
+    ("aten::mse_loss", "aten::smooth_l1_loss", "aten::soft_margin_loss"), _loss
+)
 _KERNELS["aten::binary_cross_entropy"] = functools.partial(_loss, reduction=1)
 _CPU_KERNELS: dict[str, Callable[..., Any]] = {"aten::mkldnn_rnn_layer": _mkldnn_rnn_layer}
 _CUDA_KERNELS: dict[str, Callable[..., Any]] = {

@@ -9,14 +9,27 @@ from torch.utils.flop_counter import flop_registry
 
 MATMUL, ATTENTION = "matmul", "attention"
 _KINDS = {
-    **dict.fromkeys(("mm", "addmm", "bmm", "baddbmm", "_scaled_mm", "_int_mm", "_grouped_mm", "linear"), MATMUL),
+    **dict.fromkeys(
+        ("mm", "addmm", "bmm", "baddbmm", "_scaled_mm", "_int_mm", "_grouped_mm", "linear"), MATMUL
+    ),
     **dict.fromkeys(("mkldnn_rnn_layer", "mkldnn_rnn_layer_backward"), MATMUL),
     **dict.fromkeys(("convolution", "convolution_backward", "_convolution"), "convolution"),
 }
 _FLOPS = {**flop_registry, torch.ops.aten._int_mm: flop_registry[torch.ops.aten.mm]}
-_ADDED_TO = ("::addmm", "::baddbmm")  # their first argument is added to the product, and may be wider
+_ADDED_TO = (
+    "::addmm",
+    "::baddbmm",
+)  # their first argument is added to the product, and may be wider
 _FUSED_ATTENTION, _RNN = "scaled_dot_product", "mkldnn_rnn_layer"
-_FREE = ("detach", "empty", "empty_like", "empty_strided", "new_empty", "_unsafe_view", "_reshape_alias")
+_FREE = (
+    "detach",
+    "empty",
+    "empty_like",
+    "empty_strided",
+    "new_empty",
+    "_unsafe_view",
+    "_reshape_alias",
+)
 
 
 @dataclass(frozen=True)
@@ -71,7 +84,9 @@ def _kind(func: Any) -> str | None:
     return "memory"
 
 
-def cost_of(func: Any, args: Any, kwargs: Any, given: list[torch.Tensor], result: Any) -> Cost | None:
+def cost_of(
+    func: Any, args: Any, kwargs: Any, given: list[torch.Tensor], result: Any
+) -> Cost | None:
     """The cost of one call, whose tensors are given; None for views."""
     kind = _kind(func)
     if kind is None:
@@ -82,12 +97,20 @@ def cost_of(func: Any, args: Any, kwargs: Any, given: list[torch.Tensor], result
     sizes = tuple(tensor.numel() * tensor.itemsize for tensor in tensors)
     name = func._schema.name
     factor = tensors[1] if name.endswith(_ADDED_TO) else tensors[0]
-    return Cost(kind, str(factor.dtype).removeprefix("torch."), _flops(func, args, kwargs, result), sizes, name)
+    return Cost(
+        kind,
+        str(factor.dtype).removeprefix("torch."),
+        _flops(func, args, kwargs, result),
+        sizes,
+        name,
+    )
 
 
 @cache
 def _causal_at(func: Any) -> int:
-    return next((at for at, each in enumerate(func._schema.arguments) if each.name == "is_causal"), -1)
+    return next(
+        (at for at, each in enumerate(func._schema.arguments) if each.name == "is_causal"), -1
+    )
 
 
 def _is_causal(func: Any, args: Any, kwargs: Any) -> bool:
@@ -97,7 +120,9 @@ def _is_causal(func: Any, args: Any, kwargs: Any) -> bool:
 
 def _flops(func: Any, args: Any, kwargs: Any, result: Any) -> int:
     name = func._schema.name
-    if _FUSED_ATTENTION in name:  # PyTorch 2.11 counts nothing where keys have fewer heads than queries
+    if (
+        _FUSED_ATTENTION in name
+    ):  # PyTorch 2.11 counts nothing where keys have fewer heads than queries
         # Products of (batch, heads, length, size), 2 operations each: 2 forward, 5 backward (scores again, then the
         # gradients of probabilities, values, queries and keys), of which 1 and 2 run over the size of a value.
         backward = name.endswith("backward")
@@ -105,12 +130,20 @@ def _flops(func: Any, args: Any, kwargs: Any, result: Any) -> int:
         sizes = (3 if backward else 1) * query.shape[-1] + (2 if backward else 1) * value.shape[-1]
         products = 2 * query.shape[:-1].numel() * key.shape[-2] * sizes
         # Cards' kernels skip what a causal mask hides; the CPU's are measured, whatever they skip.
-        return int(products // 2 if "cpu" not in name and _is_causal(func, args, kwargs) else products)
-    if _RNN in name:  # each step multiplies by both weights, and its backward by their transposes, and twice
+        return int(
+            products // 2 if "cpu" not in name and _is_causal(func, args, kwargs) else products
+        )
+    if (
+        _RNN in name
+    ):  # each step multiplies by both weights, and its backward by their transposes, and twice
         products = 2 * args[0].shape[:-1].numel() * (args[1].numel() + args[2].numel())
         return int(2 * products if name.endswith("backward") else products)
-    if name.endswith("::_grouped_mm"):  # each row with one expert's weights, or their gradients from each row once
+    if name.endswith(
+        "::_grouped_mm"
+    ):  # each row with one expert's weights, or their gradients from each row once
         return int(2 * args[0].numel() * args[1].shape[-1])
     count = _FLOPS.get(func._overloadpacket)
-    args = tuple(arg for arg in args if not isinstance(arg, torch.dtype))  # the wider format of a product
+    args = tuple(
+        arg for arg in args if not isinstance(arg, torch.dtype)
+    )  # the wider format of a product
     return int(count(*args, **kwargs, out_val=result)) if count is not None else 0

@@ -21,7 +21,9 @@ from autofit.estimate.rates import SIZE, Rates
 from autofit.estimate.roofline import Speed, working_seconds
 from autofit.estimate.scaling import Symbols
 
-_LARGEST = 32 * MIB  # bytes of a call's tensors: memory for larger ones comes fresh from the system, which takes longer
+_LARGEST = (
+    32 * MIB
+)  # bytes of a call's tensors: memory for larger ones comes fresh from the system, which takes longer
 _HARMLESS = ("aten", "bitsandbytes", "torchao")  # libraries whose operators only compute
 # The first reads a workspace that made-up values are none of, and crashes; the second would compute empty groups.
 _UNSAFE = ("aten::mkldnn_rnn_layer_backward", "aten::_grouped_mm")
@@ -29,7 +31,9 @@ _LEAST_SECONDS = 1e-6  # by the roofline: shorter calls are all launching
 _WARM, _REPEATS = 1, 3  # calls of one operator in a pass
 _LONG = 5e-3  # seconds of all calls of one operator in a pass, after which it is not repeated
 _PASSES = 4  # over all calls at most; two where the machine is as fast as it was when its rates were measured
-_DISTURBED = 1.5  # times as long as its rates say, a product takes where other work shares the processor
+_DISTURBED = (
+    1.5  # times as long as its rates say, a product takes where other work shares the processor
+)
 # For the first two passes. Of tiny-llama's space 1, 2 and 3 seconds time what moves 83, 87 and 88 % of all bytes.
 MEASURING_SECONDS = 1.5
 _LARGE, _SMALL = (8, 64, 256), (1, 8, 32)  # micro-batch, rank, and tokens of a chunk of the loss
@@ -47,7 +51,11 @@ class _Size:
 
     def of(self, traced: int) -> int:
         symbols = self.symbols
-        scales = (symbols.samples, self.samples), (symbols.rank, self.rank), (symbols.rows, self.rows)
+        scales = (
+            (symbols.samples, self.samples),
+            (symbols.rank, self.rank),
+            (symbols.rows, self.rows),
+        )
         for prime, size in scales:
             traced = traced // prime * size if traced % prime == 0 else traced
         return traced
@@ -62,14 +70,18 @@ class _Like:
     dtype: torch.dtype
 
     def of(self, size: _Size) -> Self:
-        return type(self)(torch.Size(map(size.of, self.shape)), tuple(map(size.of, self.stride)), self.dtype)
+        return type(self)(
+            torch.Size(map(size.of, self.shape)), tuple(map(size.of, self.stride)), self.dtype
+        )
 
     def tensor(self) -> torch.Tensor:
         """A tensor of small positive numbers, or of zeros, which are valid indices and classes."""
         last = sum((size - 1) * step for size, step in zip(self.shape, self.stride, strict=True))
         flat = torch.empty(last + 1 if self.shape.numel() else 0, dtype=self.dtype)
         wide = self.dtype.is_floating_point and self.dtype.itemsize > 1
-        return (flat.uniform_(0.1, 1.0) if wide else flat.zero_()).as_strided(self.shape, self.stride)
+        return (flat.uniform_(0.1, 1.0) if wide else flat.zero_()).as_strided(
+            self.shape, self.stride
+        )
 
 
 @dataclass(frozen=True)
@@ -84,7 +96,9 @@ class _Call:
 
     def of(self, size: _Size) -> Self:
         args, kwargs = tree_map_only(_Like, lambda like: like.of(size), (self.args, self.kwargs))
-        cost = replace(self.cost, flops=size.of(self.cost.flops), sizes=tuple(map(size.of, self.cost.sizes)))
+        cost = replace(
+            self.cost, flops=size.of(self.cost.flops), sizes=tuple(map(size.of, self.cost.sizes))
+        )
         return replace(self, args=args, kwargs=kwargs, cost=cost)
 
 
@@ -105,23 +119,31 @@ class Calls:
         self._calls: dict[str, _Call] = {}
         self._bytes: dict[str, int] = {}
 
-    def note(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], cost: Cost) -> None:
+    def note(
+        self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], cost: Cost
+    ) -> None:
         """Add a call on fake tensors, without holding them."""
         key = cost.call
         self._bytes[key] = self._bytes.get(key, 0) + cost.nbytes
         harmless = cost.name.partition("::")[0] in _HARMLESS and cost.name not in _UNSAFE
         if key not in self._calls and cost.nbytes <= _LARGEST and harmless:
             given = args, dict(kwargs)
-            args, kwargs = tree_map_only(torch.Tensor, lambda t: _Like(t.shape, t.stride(), t.dtype), given)
+            args, kwargs = tree_map_only(
+                torch.Tensor, lambda t: _Like(t.shape, t.stride(), t.dtype), given
+            )
             self._calls[key] = _Call(func, args, dict(kwargs), cost)
 
     def add(self, others: Self) -> None:
         """The calls of another trace."""
         for key, nbytes in others._bytes.items():
             self._bytes[key] = self._bytes.get(key, 0) + nbytes
-        self._calls.update({key: call for key, call in others._calls.items() if key not in self._calls})
+        self._calls.update(
+            {key: call for key, call in others._calls.items() if key not in self._calls}
+        )
 
-    def measured(self, rates: Rates, seconds: float = MEASURING_SECONDS) -> dict[str, tuple[float, float]]:
+    def measured(
+        self, rates: Rates, seconds: float = MEASURING_SECONDS
+    ) -> dict[str, tuple[float, float]]:
         """By call: (seconds whatever its size, factor of the roofline's seconds). Launching is in neither. The largest
         call of an operator in one number format stands for its calls that are not measured: too large, or too
         unimportant for the time there is; without any, its largest in another format does. So each operator's largest
@@ -135,7 +157,9 @@ class Calls:
                 for key in list(timed) or self._by_importance():
                     took = [_seconds(call) if call else None for call in self._sizes_of(key, rates)]
                     before = timed.get(key, took)
-                    timed[key] = [min(a, b) if a and b else None for a, b in zip(before, took, strict=True)]
+                    timed[key] = [
+                        min(a, b) if a and b else None for a, b in zip(before, took, strict=True)
+                    ]
                     if not number and time.perf_counter() - start > seconds / 2:
                         break
                 calm = calm or max(*paces, _pace(rates)) < _DISTURBED
@@ -162,18 +186,28 @@ class Calls:
         """A call in a large size and in a small one, if its shapes have one; None: not to be timed."""
         large, small = self._calls[key], None
         if self._symbols:
-            large, small = (self._calls[key].of(_Size(self._symbols, *each)) for each in (_LARGE, _SMALL))
+            large, small = (
+                self._calls[key].of(_Size(self._symbols, *each)) for each in (_LARGE, _SMALL)
+            )
         if working_seconds(large.cost, _roofline(rates)) < _LEAST_SECONDS:
             return None, None
         return large, small if small and small.cost.sizes != large.cost.sizes else None
 
-    def _line(self, key: str, rates: Rates, took: float | None, less: float | None) -> tuple[float, float] | None:
+    def _line(
+        self, key: str, rates: Rates, took: float | None, less: float | None
+    ) -> tuple[float, float] | None:
         large, small = self._sizes_of(key, rates)
         if not took or not large:
             return None
-        expected, took = working_seconds(large.cost, _roofline(rates)), max(took - rates.launch_seconds, 0.0)
+        expected, took = (
+            working_seconds(large.cost, _roofline(rates)),
+            max(took - rates.launch_seconds, 0.0),
+        )
         if less and small:
-            less, expected_less = max(less - rates.launch_seconds, 0.0), working_seconds(small.cost, _roofline(rates))
+            less, expected_less = (
+                max(less - rates.launch_seconds, 0.0),
+                working_seconds(small.cost, _roofline(rates)),
+            )
             factor = (took - less) / max(expected - expected_less, 1e-12)
             fixed = less - factor * expected_less
             if fixed > 0.0 and factor > _LEAST:

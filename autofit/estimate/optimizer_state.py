@@ -58,7 +58,11 @@ class _Step(NamedTuple):
 
 
 def cost_of_update(
-    workload: Workload, hardware: Hardware, config: Config, shapes: Shapes, calls: Calls | None = None
+    workload: Workload,
+    hardware: Hardware,
+    config: Config,
+    shapes: Shapes,
+    calls: Calls | None = None,
 ) -> OptimizerCost:
     """The cost of a step of the config's optimizer for so many weights of each kind; its operators go to `calls`."""
     *steps, together = _traced(workload, hardware, config, list(shapes), calls)
@@ -66,26 +70,38 @@ def cost_of_update(
     most = max((step.temporary for step in steps), default=0)
     summed = sum(step.temporary for step in steps)
     # An optimizer that steps all weights at once needs temporaries for all of them at once.
-    at_once = len(steps) > 1 and together.temporary > most and 2 * together.temporary > most + summed
+    at_once = (
+        len(steps) > 1 and together.temporary > most and 2 * together.temporary > most + summed
+    )
     return OptimizerCost(
-        weights=sum(shape.numel() * dtype.itemsize * count for (shape, dtype, _), count in shapes.items()),
+        weights=sum(
+            shape.numel() * dtype.itemsize * count for (shape, dtype, _), count in shapes.items()
+        ),
         state=sum(step.state * count for step, count in counted),
         paged=sum(step.paged * count for step, count in counted),
         temporary=sum(step.temporary * count for step, count in counted) if at_once else most,
         largest=most,
         operators=tuple((cost, count) for step, count in counted for cost in step.costs),
-        launches=len(together.costs) if at_once else sum(len(step.costs) * count for step, count in counted),
+        launches=len(together.costs)
+        if at_once
+        else sum(len(step.costs) * count for step, count in counted),
     )
 
 
 def _traced(
-    workload: Workload, hardware: Hardware, config: Config, kinds: Sequence[Kind], calls: Calls | None
+    workload: Workload,
+    hardware: Hardware,
+    config: Config,
+    kinds: Sequence[Kind],
+    calls: Calls | None,
 ) -> list[_Step]:
     """A step of one weight of each kind alone, then one of all of them together."""
     recorder, steps = Recorder(hardware), []
     recorder.called = calls.note if calls else None
     with fake_device(hardware), recorder:
-        weights = nn.ParameterList([nn.Parameter(torch.empty(shape, dtype=dtype)) for shape, dtype, _ in kinds])
+        weights = nn.ParameterList(
+            [nn.Parameter(torch.empty(shape, dtype=dtype)) for shape, dtype, _ in kinds]
+        )
         for weight, (_, _, of_block) in zip(weights, kinds, strict=True):
             weight.of_block = of_block
         setup = fake_setup(workload, config, hardware, weights, recorder)
@@ -100,7 +116,9 @@ def _traced(
                 recorder.reset_peak()
                 optimizer.step()
             temporary, costs = recorder.peak - before, tuple(recorder.costs[first:])
-            steps.append(_Step(*_state_bytes(optimizer, stepped, recorder, hardware), temporary, costs))
+            steps.append(
+                _Step(*_state_bytes(optimizer, stepped, recorder, hardware), temporary, costs)
+            )
     return steps
 
 
@@ -117,7 +135,9 @@ def _state_bytes(
     optimizer: Optimizer, weights: Sequence[nn.Parameter], recorder: Recorder, hardware: Hardware
 ) -> tuple[int, int]:
     """Bytes of the optimizer's state for these weights on the device and on the host."""
-    states = [list(optimizer.state[weight].values()) for weight in weights if weight in optimizer.state]
+    states = [
+        list(optimizer.state[weight].values()) for weight in weights if weight in optimizer.state
+    ]
     recorder.label(states, "optimizer")
     sizes = {event.storage: in_blocks(event.nbytes, hardware) for event in recorder.events}
     storages = set(recorder.storages_of(states))

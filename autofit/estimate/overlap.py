@@ -61,7 +61,9 @@ def _through(clock: _Clock, runs: Runs, after: Callable[[_Clock, Unit], _Clock])
             for unit in units:
                 clock = after(clock, unit)
         left = max(0, repeats - _SETTLED)
-        link, issued, done = (here + left * (here - there) for here, there in zip(clock[:3], before[:3], strict=True))
+        link, issued, done = (
+            here + left * (here - there) for here, there in zip(clock[:3], before[:3], strict=True)
+        )
         clock = _Clock(link, issued, done, clock.waiting)
     return clock
 
@@ -81,7 +83,11 @@ def _backward(clock: _Clock, unit: Unit) -> _Clock:
 
 def one_after_another(forward: Runs, backward: Runs) -> Seconds:
     """The same where what computes also sends, as a process on a CPU: gloo copies and adds on the cores of its rank."""
-    of_units = ((e.computing, e.waited, e.gather, e.reduce, n) for run, n in (*forward, *backward) for e in run)
+    of_units = (
+        (e.computing, e.waited, e.gather, e.reduce, n)
+        for run, n in (*forward, *backward)
+        for e in run
+    )
     return sum(repeats * sum(each) for *each, repeats in of_units)
 
 

@@ -15,7 +15,9 @@ from torch import Tensor
 from torch.nn import functional
 
 _State = list[Tensor]  # the hidden state, and an LSTM's memory
-_Cell = Callable[[Tensor, _State, list[Tensor]], _State]  # (multiplied inputs of a step, state, weights) -> state
+_Cell = Callable[
+    [Tensor, _State, list[Tensor]], _State
+]  # (multiplied inputs of a step, state, weights) -> state
 
 
 def packed_operators() -> Iterator[tuple[str, Callable[..., Any]]]:
@@ -31,8 +33,13 @@ class _Packed(torch.autograd.Function):
     in how many sequences each step is (PackedSequence.cpp, _pack_padded_sequence)."""
 
     @staticmethod
-    def forward(ctx: Any, inputs: Tensor, lengths: Tensor, batch_first: bool) -> tuple[Tensor, Tensor]:
-        ctx.shape, ctx.batch_first = (inputs.transpose(0, 1) if batch_first else inputs).shape, batch_first
+    def forward(
+        ctx: Any, inputs: Tensor, lengths: Tensor, batch_first: bool
+    ) -> tuple[Tensor, Tensor]:
+        ctx.shape, ctx.batch_first = (
+            (inputs.transpose(0, 1) if batch_first else inputs).shape,
+            batch_first,
+        )
         known = lengths.tolist()
         ctx.sizes = [sum(length > step for length in known) for step in range(known[0])]
         sizes = torch.tensor(ctx.sizes)
@@ -47,7 +54,9 @@ class _Packed(torch.autograd.Function):
         return inputs.transpose(0, 1) if ctx.batch_first else inputs, None, None
 
 
-def _padded(data: Tensor, sizes: Tensor, batch_first: bool, value: float, total: int) -> tuple[Tensor, Tensor]:
+def _padded(
+    data: Tensor, sizes: Tensor, batch_first: bool, value: float, total: int
+) -> tuple[Tensor, Tensor]:
     """The inverse (_pad_packed_sequence)."""
     known = sizes.tolist()
     padded = data.new_full((max(total, len(known)), known[0], *data.shape[1:]), value)
@@ -78,7 +87,9 @@ def _layer(name: str, plain: Callable[..., Any]) -> Callable[..., Any]:
             for index in range(number * directions, (number + 1) * directions):
                 start = [part[index] for part in states]
                 run = _backwards if index % directions else _forwards
-                output, end = run(cell, data, sizes, start, weights[index * each : (index + 1) * each])
+                output, end = run(
+                    cell, data, sizes, start, weights[index * each : (index + 1) * each]
+                )
                 outputs.append(output)
                 ends.append(end)
             data = torch.cat(outputs, -1) if bidirectional else outputs[0]
@@ -89,7 +100,9 @@ def _layer(name: str, plain: Callable[..., Any]) -> Callable[..., Any]:
     return layers
 
 
-def _forwards(cell: _Cell, data: Tensor, sizes: list[int], state: _State, weights: list[Tensor]) -> tuple[Any, _State]:
+def _forwards(
+    cell: _Cell, data: Tensor, sizes: list[int], state: _State, weights: list[Tensor]
+) -> tuple[Any, _State]:
     outputs, ended = [], []
     for step in _steps(data, sizes, weights):
         if len(step) < len(state[0]):  # some sequences have ended
@@ -101,7 +114,9 @@ def _forwards(cell: _Cell, data: Tensor, sizes: list[int], state: _State, weight
     return torch.cat(outputs), [torch.cat(parts) for parts in ends]
 
 
-def _backwards(cell: _Cell, data: Tensor, sizes: list[int], start: _State, weights: list[Tensor]) -> tuple[Any, _State]:
+def _backwards(
+    cell: _Cell, data: Tensor, sizes: list[int], start: _State, weights: list[Tensor]
+) -> tuple[Any, _State]:
     outputs, state = [], [part[: sizes[-1]] for part in start]
     for step in _steps(data, sizes, weights, last_first=True):
         if len(step) > len(state[0]):  # longer ones begin
@@ -112,7 +127,9 @@ def _backwards(cell: _Cell, data: Tensor, sizes: list[int], start: _State, weigh
     return torch.cat(outputs[::-1]), state
 
 
-def _steps(data: Tensor, sizes: list[int], weights: list[Tensor], *, last_first: bool = False) -> Iterator[Tensor]:
+def _steps(
+    data: Tensor, sizes: list[int], weights: list[Tensor], *, last_first: bool = False
+) -> Iterator[Tensor]:
     """Each cut when its turn comes: a backward goes the other way, and sums gradients as large as all inputs."""
     inputs = functional.linear(data, weights[0], *weights[2:3])
     places = list(zip(accumulate(sizes), sizes, strict=True))

@@ -38,11 +38,18 @@ class Pass:
         """(the peak, what is alive at the end), without parameters and state; `added`: gradients are added to those of
         earlier micro-batches, or applied, as soon as they are there."""
         mode, resting = (added, config.activation_offload == "cpu"), rest_on_host(config)
-        leaves = config.parameter_offload == "cpu" and updated_on(config) is not None  # by its weights or gradients
+        leaves = (
+            config.parameter_offload == "cpu" and updated_on(config) is not None
+        )  # by its weights or gradients
         key = *mode, resting, leaves
         if key not in self._memory:
-            before, leaving = np.zeros_like(self.segments.parameters), leaves * self.segments.streamed_block
-            self._memory[key] = run_schedule(self.schedule, mode, before, resting=resting, leaving=leaving)
+            before, leaving = (
+                np.zeros_like(self.segments.parameters),
+                leaves * self.segments.streamed_block,
+            )
+            self._memory[key] = run_schedule(
+                self.schedule, mode, before, resting=resting, leaving=leaving
+            )
         return self._memory[key]
 
     @cached_property
@@ -56,20 +63,36 @@ class Pass:
         return total, np.minimum(total, np.maximum(newest, WINDOW))
 
     def seconds(
-        self, speed: Speed, config: Config, exchanges: Exchanges, *, last: bool = False, adding: bool = False
+        self,
+        speed: Speed,
+        config: Config,
+        exchanges: Exchanges,
+        *,
+        last: bool = False,
+        adding: bool = False,
     ) -> Floats:
         """The seconds of a micro-batch, beside which bytes are copied to and from the host; `last`: of the last one of
         a step; `adding`: gradients that rest on the host come to be added to."""
         several, adding = exchanges.hardware.world > 1, adding and rest_on_host(config)
         offloaded = config.activation_offload, config.parameter_offload, config.optimizer_offload
-        key = speed.tf32, speed.compiled, offloaded, adding, several and (Layout.of(exchanges.config), last)
+        key = (
+            speed.tf32,
+            speed.compiled,
+            offloaded,
+            adding,
+            several and (Layout.of(exchanges.config), last),
+        )
         if key not in self._seconds:
             computing, copied = self._computing(speed, config), self._copied(config, adding)
             if several:
                 moving = sum(copied.values()) / speed.rates.link
-                self._seconds[key] = np.maximum(self._of_several(computing, speed, exchanges, last), moving)
+                self._seconds[key] = np.maximum(
+                    self._of_several(computing, speed, exchanges, last), moving
+                )
             else:
-                self._seconds[key] = self._alone(computing, speed, copied, self._copies(config, adding))
+                self._seconds[key] = self._alone(
+                    computing, speed, copied, self._copies(config, adding)
+                )
         return self._seconds[key]
 
     def _copied(self, config: Config, adding: bool) -> dict[str, Floats]:
@@ -79,19 +102,27 @@ class Pass:
         streamed = self.segments.streamed if config.parameter_offload == "cpu" else none
         gradients = self.segments.gradients if config.optimizer_offload == "cpu" else none
         gradients = gradients + adding * streamed
-        return {"forward": moved + streamed, "backward": moved - resident + _ways(config) * streamed + gradients}
+        return {
+            "forward": moved + streamed,
+            "backward": moved - resident + _ways(config) * streamed + gradients,
+        }
 
     def _copies(self, config: Config, adding: bool) -> dict[str, Floats]:
         """How many copies those are."""
         moved: Floats = np.zeros_like(self.segments.parameters)
         if config.activation_offload == "cpu":
-            moved = sum((repeats * each.moved for run, repeats in self.schedule for each in run), moved)
+            moved = sum(
+                (repeats * each.moved for run, repeats in self.schedule for each in run), moved
+            )
         nbytes, resident = self.saved
         returned = moved * (1 - resident / np.maximum(nbytes, 1))  # as if all were equally large
         streamed = self.segments.streamed_weights if config.parameter_offload == "cpu" else 0
         gradients = sum(self.segments.shapes.values()) if config.optimizer_offload == "cpu" else 0
         gradients += adding * streamed
-        return {"forward": moved + streamed, "backward": returned + _ways(config) * streamed + gradients}
+        return {
+            "forward": moved + streamed,
+            "backward": returned + _ways(config) * streamed + gradients,
+        }
 
     def _computing(self, speed: Speed, config: Config) -> Computing:
         found = {}
@@ -104,7 +135,11 @@ class Pass:
         return found
 
     def _alone(
-        self, computing: Computing, speed: Speed, copied: Mapping[str, Floats], copies: Mapping[str, Floats]
+        self,
+        computing: Computing,
+        speed: Speed,
+        copied: Mapping[str, Floats],
+        copies: Mapping[str, Floats],
     ) -> Floats:
         """On one device, whose host may run ahead in one block and be late in another."""
         of_copy = LAUNCHES_OF_COPY * speed.rates.launch_seconds
@@ -113,27 +148,40 @@ class Pass:
         }
         for run, repeats in self.schedule:
             for segment in run:
-                (working, launching), (more, launched) = totals[segment.phase], computing[id(segment)]
+                (working, launching), (more, launched) = (
+                    totals[segment.phase],
+                    computing[id(segment)],
+                )
                 totals[segment.phase] = working + repeats * more, launching + repeats * launched
         busy = {phase: _together(speed, *each) for phase, each in totals.items()}
-        forward, backward = (np.maximum(busy[phase], nbytes / speed.rates.link) for phase, nbytes in copied.items())
+        forward, backward = (
+            np.maximum(busy[phase], nbytes / speed.rates.link) for phase, nbytes in copied.items()
+        )
         return forward + backward
 
-    def _of_several(self, computing: Computing, speed: Speed, exchanges: Exchanges, last: bool) -> Floats:
+    def _of_several(
+        self, computing: Computing, speed: Speed, exchanges: Exchanges, last: bool
+    ) -> Floats:
         """Beside what its ranks exchange."""
 
         def unit(segment: Segment, times: Repeats) -> Unit:
-            waited, gathered, reduced = (times * each for each in exchanges.seconds(segment, speed, last=last))
+            waited, gathered, reduced = (
+                times * each for each in exchanges.seconds(segment, speed, last=last)
+            )
             busy = times * _together(speed, *computing[id(segment)])
             return Unit(busy, waited, gathered, reduced)
 
         phases: dict[str, list[tuple[Sequence[Unit], int]]] = {"forward": [], "backward": []}
         for run, repeats in self.schedule:
-            rounds = repeats if isinstance(repeats, int) else 1  # chunks of a loss have a number at each pair
+            rounds = (
+                repeats if isinstance(repeats, int) else 1
+            )  # chunks of a loss have a number at each pair
             times = 1 if isinstance(repeats, int) else repeats
             phases[run[0].phase].append(([unit(segment, times) for segment in run], rounds))
         together = micro_batch if speed.asynchronous else one_after_another
-        seconds: Floats = np.zeros_like(self.segments.parameters) + together(phases["forward"], phases["backward"])
+        seconds: Floats = np.zeros_like(self.segments.parameters) + together(
+            phases["forward"], phases["backward"]
+        )
         return seconds
 
 

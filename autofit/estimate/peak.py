@@ -83,13 +83,19 @@ def _parts(trace: Trace, hardware: Hardware, last: int) -> dict[str, int]:
             saved = label == "inputs" or trace.phase_at(made[storage]) == "forward"
             label = "activations" if saved else "temporary"
         parts[label] += nbytes
-    return {kind: parts[kind] for kind in PARTS if kind in parts and (parts[kind] or kind not in OF_SEVERAL)}
+    return {
+        kind: parts[kind]
+        for kind in PARTS
+        if kind in parts and (parts[kind] or kind not in OF_SEVERAL)
+    }
 
 
 def recomputed_share(config: Config, workload: Workload, hardware: Hardware) -> float | None:
     """The share of its activations that a config's compiled code recomputes in the backward instead of saving. None
     where nothing is compiled, or where no rule is known."""
-    transformer = hardware.device == "cuda" and workload.traits is not None and workload.traits.attention
+    transformer = (
+        hardware.device == "cuda" and workload.traits is not None and workload.traits.attention
+    )
     checkpointing = config.activation_checkpointing
     if config.compile == "none" or not transformer or checkpointing not in _RECOMPUTED:
         return None

@@ -19,7 +19,9 @@ _inherited: Callable[[Any], Any] | None = None
 
 
 @contextlib.contextmanager
-def parallel_map(function: Callable[[Value], Answer], processes: int | None) -> Iterator[Map[Value, Answer]]:
+def parallel_map(
+    function: Callable[[Value], Answer], processes: int | None
+) -> Iterator[Map[Value, Answer]]:
     """A map of `function` over values, with the answers in their order.
 
     With 1 of `processes` it runs in this one. More, or None for one per core, are forked from this one, which must then
@@ -31,7 +33,9 @@ def parallel_map(function: Callable[[Value], Answer], processes: int | None) -> 
         yield lambda values: list(map(function, values))
         return
     context = multiprocessing.get_context("fork")
-    with ProcessPoolExecutor(processes, mp_context=context, initializer=_begin, initargs=(function,)) as pool:
+    with ProcessPoolExecutor(
+        processes, mp_context=context, initializer=_begin, initargs=(function,)
+    ) as pool:
         yield lambda values: list(pool.map(_call, values))
 
 

@@ -39,7 +39,9 @@ class Exchanges:
     def seconds(self, slower: float = 1.0) -> float:
         """The seconds of all micro-batches where everything is computed so many times slower."""
         of_units = one_after_another if self.in_turn else micro_batch
-        last, each = (of_units(*(_slowed(runs, slower) for runs in both)) for both in (self.last, self.each))
+        last, each = (
+            of_units(*(_slowed(runs, slower) for runs in both)) for both in (self.last, self.each)
+        )
         return float(last + self.earlier * each)
 
     def waiting(self, computing: float) -> float:
@@ -54,7 +56,10 @@ class Exchanges:
 
 
 def _slowed(runs: Runs, slower: float) -> Runs:
-    return [([replace(unit, computing=slower * unit.computing) for unit in run], repeats) for run, repeats in runs]
+    return [
+        ([replace(unit, computing=slower * unit.computing) for unit in run], repeats)
+        for run, repeats in runs
+    ]
 
 
 def step_seconds(traced: Trace, speed: Speed, hardware: Hardware, links: Links) -> float:
@@ -77,11 +82,21 @@ def exchanges_of(workload: Workload, hardware: Hardware, config: Config) -> Exch
     """What the first rank of a config exchanges, and the computation beside it. Raises UntraceableError where the
     model's code needs values."""
     skeleton = Skeleton.cut_short(workload, hardware, Cut.of(config))
-    traced, rates = trace(workload, config, hardware, model=skeleton), rates_for(hardware) or UNKNOWN
+    traced, rates = (
+        trace(workload, config, hardware, model=skeleton),
+        rates_for(hardware) or UNKNOWN,
+    )
     found = _exchanges(traced, Speed.of(rates, hardware, config), hardware, links_of(hardware))
     sizes = [(math.prod(shape), traced.times(block)) for shape, _, block in traced.shapes]
-    updated = sum(traced.waits(traced.spans("update"), Speed.of_update(rates, hardware, config)).values())
-    return replace(found, update=updated * sum(size * times for size, times in sizes) / sum(size for size, _ in sizes))
+    updated = sum(
+        traced.waits(traced.spans("update"), Speed.of_update(rates, hardware, config)).values()
+    )
+    return replace(
+        found,
+        update=updated
+        * sum(size * times for size, times in sizes)
+        / sum(size for size, _ in sizes),
+    )
 
 
 class _Units:
@@ -117,16 +132,26 @@ class _Units:
 
     def _of(self, spans: Sequence[Span]) -> list[Collective]:
         found = self._traced.collectives
-        return [each for mark, after in spans for each in found if mark.events <= each.event < after.events]
+        return [
+            each
+            for mark, after in spans
+            for each in found
+            if mark.events <= each.event < after.events
+        ]
 
     def _exchanging(self, collectives: Iterable[Collective]) -> float:
         groups = ((each, group_of(each.ranks, each.stride, self._hardware)) for each in collectives)
-        return sum(float(seconds(each.kind, each.nbytes, group, self._links)) for each, group in groups)
+        return sum(
+            float(seconds(each.kind, each.nbytes, group, self._links)) for each, group in groups
+        )
 
 
 def _by_block(spans: Sequence[Span]) -> list[tuple[int | None, list[Span]]]:
     """Parts of a phase, of one block in a row together."""
-    return [(block, list(parts)) for block, parts in itertools.groupby(spans, key=lambda span: span[0].block)]
+    return [
+        (block, list(parts))
+        for block, parts in itertools.groupby(spans, key=lambda span: span[0].block)
+    ]
 
 
 def group_of(ranks: int, stride: int, hardware: Hardware) -> Group:

@@ -55,7 +55,14 @@ _LAUNCH = 15e-6
 # operator on a card, and to pass one through a dispatch mode: in the virtual machine of an H200 an addition took 6.0
 # microseconds, and steps that waited for launches were as long as 25 and 30 make them (benchmarks/results/gpu).
 _LAUNCHES, _PASSES = 4.2, 5.0
-_NAMES = {"fp32": "float32", "tf32": "tf32", "bf16": "bfloat16", "fp16": "float16", "fp8": "float8", "int8": "int8"}
+_NAMES = {
+    "fp32": "float32",
+    "tf32": "tf32",
+    "bf16": "bfloat16",
+    "fp16": "float16",
+    "fp8": "float8",
+    "int8": "int8",
+}
 SIZE = 1024  # of the square products that are measured
 _COPIED = 64 * MIB  # larger than the caches of processors that have no memory of their own
 
@@ -64,17 +71,23 @@ _COPIED = 64 * MIB  # larger than the caches of processors that have no memory o
 class Rates:
     """What a device reaches."""
 
-    matmul: Mapping[str, float]  # floating-point operations per second of large products, by the name of the format
+    matmul: Mapping[
+        str, float
+    ]  # floating-point operations per second of large products, by the name of the format
     bandwidth: float  # bytes per second of its memory
     link: float  # bytes per second to and from the host
     launch_seconds: float  # of one operator, however small
     source: str  # where the figures are from
     peak: Mapping[str, float] | None = None  # `matmul` by the data sheet; None: unknown
-    pass_seconds: float = _PASS  # of one operator, views too, in each of the two modes of selective checkpointing
+    pass_seconds: float = (
+        _PASS  # of one operator, views too, in each of the two modes of selective checkpointing
+    )
     # By call, by operator and number format, and by operator: (seconds whatever the size, factor of the roofline's
     # seconds); None: not measured.
     operators: Mapping[str, Sequence[float]] | None = None
-    kernels: Mapping[str, float] | None = None  # of a card, by operator: factor of the roofline's seconds
+    kernels: Mapping[str, float] | None = (
+        None  # of a card, by operator: factor of the roofline's seconds
+    )
 
     @property
     def measured_here(self) -> bool:
@@ -108,7 +121,10 @@ def format_of(dtype: str) -> str:
 def rates_of(card: Card) -> Rates:
     """The rates that a card of the catalogue is assumed to reach."""
     return Rates(
-        matmul={_NAMES[kind]: rate * _reached(card, kind) for kind, rate in card.flops_per_second.items()},
+        matmul={
+            _NAMES[kind]: rate * _reached(card, kind)
+            for kind, rate in card.flops_per_second.items()
+        },
         bandwidth=card.bandwidth * _REACHED_BANDWIDTH,
         link=card.link,
         launch_seconds=_LAUNCH,
@@ -157,7 +173,9 @@ def rates_for(hardware: Hardware) -> Rates | None:
 def measure(seconds: float = 0.5, clock: Callable[[], float] = time.perf_counter) -> Rates:
     """Measure this machine's CPU for about that long, once it is warm, each task once per round; the shortest times
     count, which other work disturbs least."""
-    products = {name: torch.ones(SIZE, SIZE, dtype=getattr(torch, name)) for name in ("float32", "bfloat16")}
+    products = {
+        name: torch.ones(SIZE, SIZE, dtype=getattr(torch, name)) for name in ("float32", "bfloat16")
+    }
     source, target = torch.ones(_COPIED // 4), torch.empty(_COPIED // 4)
     small = torch.ones(8)
     tasks: dict[str, Callable[[], object]] = {
@@ -167,7 +185,9 @@ def measure(seconds: float = 0.5, clock: Callable[[], float] = time.perf_counter
         "small": lambda: chain(small),
         "pass": lambda: _passed(small),
     }
-    for task in tasks.values():  # the first of each imports and makes what the others find, for a second
+    for (
+        task
+    ) in tasks.values():  # the first of each imports and makes what the others find, for a second
         task()
     times: dict[str, list[float]] = {name: [] for name in tasks}
     start = clock()
@@ -190,7 +210,9 @@ def measure(seconds: float = 0.5, clock: Callable[[], float] = time.perf_counter
 
 def _passed(small: torch.Tensor) -> None:
     """A forward that saves nothing, and its recomputation."""
-    for mode in create_selective_checkpoint_contexts(lambda *_, **__: CheckpointPolicy.PREFER_RECOMPUTE):
+    for mode in create_selective_checkpoint_contexts(
+        lambda *_, **__: CheckpointPolicy.PREFER_RECOMPUTE
+    ):
         with mode:
             chain(small)
 

@@ -13,7 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensor
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensor,
+)
 from torch.utils._pytree import tree_iter, tree_map_only
 
 from autofit.core.errors import UntraceableError
@@ -35,12 +39,17 @@ from autofit.setup.host_copies import plain_tensors
 # References to a gradient that only the engine holds, and to its storage, inside a dispatch.
 _CPP_REFERENCES, _PYTHON_REFERENCES, _HOLDERS = 4, 3, 2
 _READ = torch.ops.aten._local_scalar_dense.default
-_LIBRARIES = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]))  # where nobody's model is
+_LIBRARIES = (
+    str(Path(torch.__file__).parent),
+    str(Path(__file__).parents[1]),
+)  # where nobody's model is
 _LIFT = torch.ops.aten.lift_fresh.default
 _ADD = torch.ops.aten.add.Tensor
 _COPIES = ("aten::copy_", "fsdp::all_gather_copy_in")
 _SHAPED_BY_LENGTHS = ("aten::_ctc_loss",)  # whatever the numbers
-_SPREAD = "what the model's own scores choose, as the experts of a token, was taken to be spread evenly."
+_SPREAD = (
+    "what the model's own scores choose, as the experts of a token, was taken to be spread evenly."
+)
 _ALL = "where values choose rows, all were taken to be chosen, the most there can be."
 _MASKED, _MASKS = ("aten::index", "aten::masked_select"), (torch.bool, torch.uint8)
 HOST = "host"
@@ -124,7 +133,9 @@ class Recorder(StorageTracker):
         self.phase: Callable[[], str] | None = None
         self.before_each: Callable[[], None] | None = None
         self.called: Callable[[Any, tuple[Any, ...], Mapping[str, Any], Cost], None] | None = None
-        self.exchanged: Callable[[Any, tuple[Any, ...], Any], Collective | None] = lambda func, args, result: None
+        self.exchanged: Callable[[Any, tuple[Any, ...], Any], Collective | None] = (
+            lambda func, args, result: None
+        )
         self.collectives: list[Collective] = []
         self.alike = 1
         self.ignoring = False
@@ -143,7 +154,9 @@ class Recorder(StorageTracker):
         """Label the storages of a tensor or container, and say which block of the model they belong to."""
         self.see(value)
         for number in self.storages_of(value):
-            if self.labels.get(number) == HOST:  # the state of an offloaded optimizer stays on the host
+            if (
+                self.labels.get(number) == HOST
+            ):  # the state of an offloaded optimizer stays on the host
                 continue
             self.labels[number] = name
             if name == "gradients":
@@ -154,7 +167,9 @@ class Recorder(StorageTracker):
     def resize(self, sizes: Mapping[int, int]) -> None:
         """Count these storages as if they had held so many bytes, as long as they were there."""
         self.events = [
-            replace(each, nbytes=sizes[each.storage]) if each.nbytes and each.storage in sizes else each
+            replace(each, nbytes=sizes[each.storage])
+            if each.nbytes and each.storage in sizes
+            else each
             for each in self.events
         ]
 
@@ -186,8 +201,12 @@ class Recorder(StorageTracker):
         self.note_host(copy)
         return copy.copy_(tensor)
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
-        if func is _DEVICE:  # seven of ten calls; the fake mode would run all of its own checks on them
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        if (
+            func is _DEVICE
+        ):  # seven of ten calls; the fake mode would run all of its own checks on them
             return args[0].fake_device if isinstance(args[0], FakeTensor) else args[0].device
         if func is _READ:
             return self._read(args[0])
@@ -200,7 +219,9 @@ class Recorder(StorageTracker):
         if self.phase is not None and (phase := self.phase()) != self.marks[-1].phase:
             self.mark(phase)
         self._dispatched += 1
-        if self._as_tracked and func is not _LIFT:  # tensors that a model holds beside its parameters and buffers
+        if (
+            self._as_tracked and func is not _LIFT
+        ):  # tensors that a model holds beside its parameters and buffers
             self.see([each for each in tensors_in(args) if not isinstance(each, FakeTensor)])
         if self.before_each is not None:
             self.before_each()
@@ -249,9 +270,15 @@ class Recorder(StorageTracker):
             with on_real_tensors():
                 return known.item()
         if self.phase is not None and self.phase() == "forward":
-            code = [each for each in traceback.extract_stack() if not each.filename.startswith(_LIBRARIES)]
+            code = [
+                each
+                for each in traceback.extract_stack()
+                if not each.filename.startswith(_LIBRARIES)
+            ]
             where = f"{code[-1].filename}:{code[-1].lineno}" if code else "PyTorch"
-            raise UntraceableError(f"the model's forward reads a number that depends on its weights (at {where}).")
+            raise UntraceableError(
+                f"the model's forward reads a number that depends on its weights (at {where})."
+            )
         # The loop, the optimizer or a loss scaler reads: the loss is finite, and no gradient overflows.
         return True if tensor.dtype is torch.bool else 0.0 if tensor.is_floating_point() else 1
 
@@ -264,15 +291,23 @@ class Recorder(StorageTracker):
             self._paused = False
             return func(*args)
         if _name(func) in _SHAPED_BY_LENGTHS:
-            args = tree_map_only(torch.Tensor, lambda each: each if value_of(each) is not None else _zeros(each), args)
+            args = tree_map_only(
+                torch.Tensor,
+                lambda each: each if value_of(each) is not None else _zeros(each),
+                args,
+            )
         made = computed(func, args, kwargs)
         self._note_assumed((args, kwargs))
         if made is None and _name(func) == "aten::nonzero":
             self.assumptions[_ALL] = None
             (mask,) = args
-            return mask.new_empty_strided((mask.numel(), mask.dim()), (1, mask.numel()), dtype=torch.int64)
+            return mask.new_empty_strided(
+                (mask.numel(), mask.dim()), (1, mask.numel()), dtype=torch.int64
+            )
         if made is None and _name(func) == "aten::equal":  # only with itself
-            starts = [(each.untyped_storage()._cdata, each.storage_offset(), each.shape) for each in args]
+            starts = [
+                (each.untyped_storage()._cdata, each.storage_offset(), each.shape) for each in args
+            ]
             return starts[0] == starts[1]
         if made is None:
             return func(*args, **kwargs)
@@ -284,7 +319,9 @@ class Recorder(StorageTracker):
 
     def _with_host(self, func: Any, given: Any, result: Any, cost: Cost | None) -> Cost | None:
         """The cost, where what the host computes is not the device's work, and a copy between them is a transfer."""
-        tensors = [each for each in tensors_in(given) if each.dim()]  # not numbers, which may come from anywhere
+        tensors = [
+            each for each in tensors_in(given) if each.dim()
+        ]  # not numbers, which may come from anywhere
         on_host = [self.is_on_host(each) for each in tensors]
         sides = set(on_host)
         if sides == {True}:
@@ -292,7 +329,12 @@ class Recorder(StorageTracker):
             return replace(cost, kind=HOST) if cost else None
         if sides == {True, False} and _name(func) in _COPIES:
             moved = [each for each, is_there in zip(tensors, on_host, strict=True) if is_there]
-            return Cost("transfer", str(moved[0].dtype).removeprefix("torch."), 0, tuple(each.nbytes for each in moved))
+            return Cost(
+                "transfer",
+                str(moved[0].dtype).removeprefix("torch."),
+                0,
+                tuple(each.nbytes for each in moved),
+            )
         if sides == {True, False} and cost:  # a gradient is moved and then added to one of the host
             moved = [each for each, is_there in zip(tensors, on_host, strict=True) if not is_there]
             return replace(cost, kind=HOST, sizes=(*cost.sizes, *(each.nbytes for each in moved)))
@@ -325,7 +367,11 @@ def _sums_gradients(args: tuple[Any, ...]) -> bool:
     # a tied embedding would have its gradient twice. The references counted are this call's and the engine's one. The
     # tensor gets no name of its own: after models were compiled in the process, an argument had one reference more
     # (dynamo's way of evaluating frames does not hand references on).
-    if torch.is_grad_enabled() or torch._C._current_autograd_node() is None or not isinstance(args[0], FakeTensor):
+    if (
+        torch.is_grad_enabled()
+        or torch._C._current_autograd_node() is None
+        or not isinstance(args[0], FakeTensor)
+    ):
         return False
     alone = (
         args[0]._use_count() <= _CPP_REFERENCES  # type: ignore[attr-defined]
@@ -344,7 +390,9 @@ def _fake_like(real: torch.Tensor) -> torch.Tensor:
     return torch.empty_strided(real.shape, real.stride(), dtype=real.dtype)
 
 
-def _with_indices(values: torch.Tensor, masks: Any) -> tuple[torch.Tensor, list[torch.Tensor | None]]:
+def _with_indices(
+    values: torch.Tensor, masks: Any
+) -> tuple[torch.Tensor, list[torch.Tensor | None]]:
     """The arguments of an indexing whose masks are the indices of what they choose."""
     if isinstance(masks, torch.Tensor):  # of masked_select, which broadcasts
         shape = torch.broadcast_shapes(values.shape, masks.shape)

@@ -23,13 +23,19 @@ def resting_of(traced: Trace, workload: Workload, hardware: Hardware) -> Resting
         before_events.append(live)
 
     def held(label: str) -> dict[int, int]:
-        return {storage: size for storage, size in sizes.items() if traced.labels.get(storage) == label}
+        return {
+            storage: size for storage, size in sizes.items() if traced.labels.get(storage) == label
+        }
 
     weights, with_adapters = held("parameters"), bool(traced.config.lora_rank)
-    adapters = sum(size for storage, size in weights.items() if with_adapters and storage in traced.trained)
+    adapters = sum(
+        size for storage, size in weights.items() if with_adapters and storage in traced.trained
+    )
     resting = rest_on_host(traced.config)  # those of blocks
     gradients = [
-        shape.numel() * dtype.itemsize for shape, dtype, block in traced.shapes if not (resting and block is not None)
+        shape.numel() * dtype.itemsize
+        for shape, dtype, block in traced.shapes
+        if not (resting and block is not None)
     ]
     elsewhere = traced.config.optimizer_in_backward or traced.config.fsdp_offload == "cpu"
     kept = {

@@ -66,7 +66,9 @@ class Speed:
         if self.asynchronous:
             return STALLS.get(name, 0.0), (self.rates.kernels or {}).get(name, 1.0)
         measured = self.rates.operators or {}
-        fixed, factor = measured.get(call) or measured.get(operator) or measured.get(name) or (0.0, 1.0)
+        fixed, factor = (
+            measured.get(call) or measured.get(operator) or measured.get(name) or (0.0, 1.0)
+        )
         return fixed, factor
 
     def launches(self, operator: str) -> int:
@@ -104,23 +106,32 @@ class Work:
         flops = grid.amounts((cost.flops for cost in costs), symbols)
         indices = np.repeat(np.arange(len(costs)), [len(cost.sizes) for cost in costs])
         nbytes = np.zeros_like(flops)
-        np.add.at(nbytes, indices, grid.amounts((size for cost in costs for size in cost.sizes), symbols))
+        np.add.at(
+            nbytes, indices, grid.amounts((size for cost in costs for size in cost.sizes), symbols)
+        )
         kinds = tuple((cost.kind, cost.dtype) for cost in costs)
-        return cls(kinds, tuple((cost.call, cost.operator) for cost in costs), flops, nbytes, dispatched)
+        return cls(
+            kinds, tuple((cost.call, cost.operator) for cost in costs), flops, nbytes, dispatched
+        )
 
     def seconds(self, speed: Speed, *, passes: int = 0) -> dict[str, Floats]:
         """How long they take together, by what they wait for: compute, memory, transfer or launch, which a host that
         runs ahead is done with meanwhile. `passes`: how often each dispatched operator passes through a dispatch mode
         of Python."""
         rates = speed.rates
-        totals = {name: np.zeros(self.flops.shape[1]) for name in ("compute", "memory", "transfer", "launch")}
+        totals = {
+            name: np.zeros(self.flops.shape[1])
+            for name in ("compute", "memory", "transfer", "launch")
+        }
         if not self.kinds:
             return totals
         elementwise = np.array([kind == "memory" for kind, _ in self.kinds])[:, None]
         # What the host computes instead of the device reads and writes its memory, about as fast as the link.
         moving = np.array([kind in ("transfer", "host") for kind, _ in self.kinds])[:, None]
         fused = np.where(elementwise & speed.compiled, _FUSED_TRAFFIC, 1.0)
-        arithmetic = self.flops / np.array([speed.flops_per_second(*kind) for kind in self.kinds])[:, None]
+        arithmetic = (
+            self.flops / np.array([speed.flops_per_second(*kind) for kind in self.kinds])[:, None]
+        )
         traffic = self.nbytes / np.where(moving, rates.link, rates.bandwidth) * fused
         fixed, factor = np.array([speed.measured(*call) for call in self.calls]).T[:, :, None]
         if speed.asynchronous:
@@ -138,7 +149,12 @@ class Work:
 
 
 def waits_of(
-    costs: Sequence[Cost], speed: Speed, *, dispatched: int = 0, passes: int = 0, overlapping: bool = False
+    costs: Sequence[Cost],
+    speed: Speed,
+    *,
+    dispatched: int = 0,
+    passes: int = 0,
+    overlapping: bool = False,
 ) -> dict[str, float]:
     """The seconds of operators as they were traced, by what they wait for; as `Work.seconds`, but for launching that
     is done meanwhile. `overlapping`: transfers are beside the rest, as in a forward and a backward."""
@@ -147,7 +163,11 @@ def waits_of(
     if speed.asynchronous:
         copies = sum(cost.kind == "transfer" for cost in costs) if overlapping else 0
         launch = waits.pop("launch") + (LAUNCHES_OF_COPY - 1) * copies * speed.rates.launch_seconds
-        working = max(waits["transfer"], waits["compute"] + waits["memory"]) if overlapping else sum(waits.values())
+        working = (
+            max(waits["transfer"], waits["compute"] + waits["memory"])
+            if overlapping
+            else sum(waits.values())
+        )
         waits["launch"] = max(launch - working, 0.0)
     return waits
 

@@ -21,7 +21,9 @@ class Stay:
     # When autograd alone held it, and a newer one that is not tiny was saved; None: never, as where bitsandbytes' int8
     # layers hold it too.
     left: int | None = None
-    returns: int | None = None  # when the backward asked for the one before it, and would prefetch it
+    returns: int | None = (
+        None  # when the backward asked for the one before it, and would prefetch it
+    )
 
 
 class SavedTensors:
@@ -48,7 +50,9 @@ class SavedTensors:
     def _pack(self, tensor: torch.Tensor) -> torch.Tensor | tuple[int, torch.Tensor]:
         number = next(self._recorder.storages_of(tensor), None) if tensor in self._movable else None
         if number is None:
-            return tensor.detach() if tensor.requires_grad else tensor  # or an output would hold itself
+            return (
+                tensor.detach() if tensor.requires_grad else tensor
+            )  # or an output would hold itself
         self._look()
         address, times = self._held.get(number, (tensor.untyped_storage()._cdata, 0))
         self._held[number] = address, times + 1

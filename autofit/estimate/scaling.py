@@ -32,11 +32,15 @@ class Symbols:
         distinct = set(sizes) - {0}
         free = [prime for prime in _PRIMES if all(size % prime for size in distinct)]
         if len(free) < 3:
-            raise UntraceableError("too many primes divide this model's sizes for three to be left to trace it with.")
+            raise UntraceableError(
+                "too many primes divide this model's sizes for three to be left to trace it with."
+            )
         return cls(*free[:3])
 
 
-UNSCALED = Symbols(2**31 - 1, 2**61 - 1, 2**19 - 1)  # primes that divide no size: amounts stay as traced
+UNSCALED = Symbols(
+    2**31 - 1, 2**61 - 1, 2**19 - 1
+)  # primes that divide no size: amounts stay as traced
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,12 @@ Schedule = list[tuple[Sequence[Segment], Repeats]]
 
 
 def run_schedule(
-    schedule: Schedule, mode: Mode, live: Floats, *, resting: bool = False, leaving: Floats | float = 0.0
+    schedule: Schedule,
+    mode: Mode,
+    live: Floats,
+    *,
+    resting: bool = False,
+    leaving: Floats | float = 0.0,
 ) -> tuple[Floats, Floats]:
     """(the peak, what is alive at the end) of a step that begins with `live` bytes. `resting`: the gradients of a block
     leave the device with it; `leaving`: bytes of a block that do so beside the next one's backward."""
@@ -25,7 +30,9 @@ def run_schedule(
             if resting and segment.of_block:
                 _, more = segment.memory[True, mode[1]]
             rise, net = np.maximum(rise, net + climbed), net + more
-            if segment.of_block and segment.phase == "backward":  # from the second one on a block leaves
+            if (
+                segment.of_block and segment.phase == "backward"
+            ):  # from the second one on a block leaves
                 net, leaving = net + leaving, 0.0
         # The highest of what is repeated is in its first round or in its last.
         highest = np.maximum(np.maximum(highest, live + rise), live + net * (repeats - 1) + rise)
@@ -72,17 +79,27 @@ def with_head(schedule: Schedule, head: Segments, let_go: Floats) -> Schedule:
     of what was made before it."""
     first, end = schedule[0][0][0], head.of("backward", None)[0]
     forward = [(run, repeats) for run, repeats in schedule if run[0].phase == "forward"]
-    blocks = [([each for each in run if each is first or each.block not in (None, CHUNK)], n) for run, n in forward]
+    blocks = [
+        ([each for each in run if each is first or each.block not in (None, CHUNK)], n)
+        for run, n in forward
+    ]
     backward = list(schedule[len(forward) :])
     run, repeats = backward[0]
     backward[0] = [end, *run[1:]], repeats
     ([start], n), *chunks = _head(head)
     more = head.let_go - let_go
-    start = replace(start, memory={mode: (high + more, net + more) for mode, (high, net) in start.memory.items()})
+    start = replace(
+        start,
+        memory={mode: (high + more, net + more) for mode, (high, net) in start.memory.items()},
+    )
     return [(run, n) for run, n in blocks if run] + [([start], n), *chunks] + backward
 
 
 def _head(segments: Segments) -> Schedule:
     """The forward after the last block: the head, and each chunk of its loss."""
-    _, *others = (segment for segment in segments.items if segment.phase == "forward")  # the first is the embedding
-    return [([segment], segments.times(segment)) for segment in others if segment.block in (None, CHUNK)]
+    _, *others = (
+        segment for segment in segments.items if segment.phase == "forward"
+    )  # the first is the embedding
+    return [
+        ([segment], segments.times(segment)) for segment in others if segment.block in (None, CHUNK)
+    ]

@@ -47,7 +47,9 @@ class Segment:
 
     phase: str
     block: int | None
-    memory: dict[Mode, tuple[Floats, Floats]]  # (the highest above the start, the difference between end and start)
+    memory: dict[
+        Mode, tuple[Floats, Floats]
+    ]  # (the highest above the start, the difference between end and start)
     saved: Floats  # what goes to the host if saved tensors are offloaded
     newest: Floats  # the last of these tensors
     moved: Floats  # how many they are
@@ -79,7 +81,9 @@ class Segments:
 
     def of(self, phase: str, block: int | None) -> list[Segment]:
         """The segments of one block in one phase."""
-        return [segment for segment in self.items if segment.phase == phase and segment.block == block]
+        return [
+            segment for segment in self.items if segment.phase == phase and segment.block == block
+        ]
 
     @cached_property
     def streamed_block(self) -> Floats:
@@ -101,7 +105,9 @@ def segments_of(trace: Trace, grid: Grid, symbols: Symbols, hardware: Hardware) 
     events = _Events.of(trace, grid, symbols, hardware)
     spans = trace.spans("forward", "backward")
     modes = {(False, False): events.changes, (True, False): events.with_added_gradients()}
-    modes |= {(added, True): events.offloaded(changes, spans) for (added, _), changes in modes.items()}
+    modes |= {
+        (added, True): events.offloaded(changes, spans) for (added, _), changes in modes.items()
+    }
     items = []
     for mark, after in spans:
         costs = trace.costs[mark.costs : after.costs]
@@ -109,12 +115,19 @@ def segments_of(trace: Trace, grid: Grid, symbols: Symbols, hardware: Hardware) 
         if trace.packed:
             share = _share([(cost.call, cost.sizes) for cost in costs], grid, symbols)
             work = replace(work, flops=work.flops * share, nbytes=work.nbytes * share)
-        memory = {mode: _climb(changes[mark.events : after.events]) for mode, changes in modes.items()}
+        memory = {
+            mode: _climb(changes[mark.events : after.events]) for mode, changes in modes.items()
+        }
         exchanged = [each for each in trace.collectives if mark.events <= each.event < after.events]
         parts = [each.parts or (each.nbytes,) for each in exchanged]
         sizes = _weights_or_not(parts, [not each.waits for each in exchanged], grid, symbols)
-        found = (Exchanged(each.kind, size, each.waits) for each, size in zip(exchanged, sizes, strict=True))
-        items.append(Segment(mark.phase, mark.block, memory, *events.saved(mark, after), work, tuple(found)))
+        found = (
+            Exchanged(each.kind, size, each.waits)
+            for each, size in zip(exchanged, sizes, strict=True)
+        )
+        items.append(
+            Segment(mark.phase, mark.block, memory, *events.saved(mark, after), work, tuple(found))
+        )
     shapes: Counter[Kind] = Counter()  # how many trained weights of each kind the whole model has
     for shape, dtype, block in trace.shapes:
         shapes[shape, dtype, block is not None] += trace.times(block)
@@ -134,15 +147,21 @@ def segments_of(trace: Trace, grid: Grid, symbols: Symbols, hardware: Hardware) 
     )
 
 
-def _share(items: Sequence[tuple[str | None, tuple[int, ...]]], grid: Grid, symbols: Symbols) -> Floats:
+def _share(
+    items: Sequence[tuple[str | None, tuple[int, ...]]], grid: Grid, symbols: Symbols
+) -> Floats:
     """By (name, sizes), the share of each item at each pair: of those that occur once or more for each sample, in equal
     sizes, as code does that works on each sample by itself."""
     counts, prime = Counter(items), symbols.samples
     shared = {
-        (name, sizes): name != "gradients" and not count % prime and all(size % prime for size in sizes)
+        (name, sizes): name != "gradients"
+        and not count % prime
+        and all(size % prime for size in sizes)
         for (name, sizes), count in counts.items()
     }
-    return np.where(np.array([shared[item] for item in items], bool)[:, None], grid.samples / prime, 1.0)
+    return np.where(
+        np.array([shared[item] for item in items], bool)[:, None], grid.samples / prime, 1.0
+    )
 
 
 def _weights_or_not(
@@ -151,9 +170,13 @@ def _weights_or_not(
     """Amounts at each pair, each the sum of its parts; of weights none grows with the samples, though ranks join them
     to sums of any divisor."""
     nbytes = [nbytes for each in parts for nbytes in each]
-    constant = grid.amounts(nbytes, replace(symbols, samples=UNSCALED.samples)) if any(of_weights) else 0.0
+    constant = (
+        grid.amounts(nbytes, replace(symbols, samples=UNSCALED.samples)) if any(of_weights) else 0.0
+    )
     counts = [len(each) for each in parts]
-    amounts = np.where(np.repeat(of_weights, counts)[:, None], constant, grid.amounts(nbytes, symbols))
+    amounts = np.where(
+        np.repeat(of_weights, counts)[:, None], constant, grid.amounts(nbytes, symbols)
+    )
     return np.add.reduceat(amounts, np.cumsum([0, *counts[:-1]]), axis=0) if counts else amounts
 
 
@@ -185,14 +208,19 @@ class _Events:
         joined = [trace.joined.get(event.storage) or (event.nbytes,) for event in trace.events]
         sums = zip(joined, trace.events, strict=True)
         nbytes = [parts if sum(parts) == event.nbytes else (event.nbytes,) for parts, event in sums]
-        of_weights = [len(parts) > 1 or label in _OF_WEIGHTS for parts, label in zip(joined, labels, strict=True)]
+        of_weights = [
+            len(parts) > 1 or label in _OF_WEIGHTS
+            for parts, label in zip(joined, labels, strict=True)
+        ]
         sizes = _weights_or_not(nbytes, of_weights, grid, symbols)
         sizes[np.array([label == HOST for label in labels], bool)] = 0.0
         if trace.packed:
             for mark, after in trace.spans("forward", "backward"):
                 span = trace.events[mark.events : after.events]
                 of_span = labels[mark.events : after.events]
-                keys = [(label, (event.nbytes,)) for label, event in zip(of_span, span, strict=True)]
+                keys = [
+                    (label, (event.nbytes,)) for label, event in zip(of_span, span, strict=True)
+                ]
                 sizes[mark.events : after.events] *= _share(keys, grid, symbols)
         if hardware.device == "cuda":
             sizes = np.ceil(sizes / MIN_BLOCK) * MIN_BLOCK
@@ -218,7 +246,9 @@ class _Events:
 
     def let_go(self, spans: Sequence[Span]) -> Floats:
         """What the head's forward frees of what was made in the forward before it."""
-        _, *head = (mark for mark, _ in spans if mark.phase == "forward" and mark.block in (None, CHUNK))
+        _, *head = (
+            mark for mark, _ in spans if mark.phase == "forward" and mark.block in (None, CHUNK)
+        )
         total: Floats = np.zeros(self.changes.shape[1])
         if head:
             before = range(self.trace.start("forward"), head[0].events)
@@ -232,7 +262,11 @@ class _Events:
         changes, forward = self.changes.copy(), self.trace.start("forward")
         for storage, done in self.trace.completed.items():
             made, ended = self.made[storage], self.ended[storage]
-            if self.trace.labels.get(storage) != "gradients" or done >= len(changes) or made < forward:
+            if (
+                self.trace.labels.get(storage) != "gradients"
+                or done >= len(changes)
+                or made < forward
+            ):
                 continue  # buckets of gradients are there all the time
             if ended > made:
                 changes[ended] -= self.changes[ended]
@@ -252,11 +286,20 @@ class _Events:
     def _share_window(self, changes: Floats, mark: Mark, after: Mark) -> None:
         """What was saved last, and what is prefetched, is on the device anyway: less of others waits there."""
         moments = (
-            (stay.saved if mark.phase == "forward" else stay.returns if stay.left is not None else None, storage)
+            (
+                stay.saved
+                if mark.phase == "forward"
+                else stay.returns
+                if stay.left is not None
+                else None,
+                storage,
+            )
             for storage, stay in self.trace.saved.items()
         )
         taken = np.zeros(changes.shape[1])
-        for event, storage in sorted((event, storage) for event, storage in moments if event is not None):
+        for event, storage in sorted(
+            (event, storage) for event, storage in moments if event is not None
+        ):
             if mark.events <= event < after.events:
                 takes = np.minimum(self._large(storage), WINDOW)
                 takes = np.where(takes > 0.0, takes, taken)
@@ -281,7 +324,11 @@ class _Events:
             made = self.made[storage]
             if mark.events <= made < after.events and self.ended[storage] >= backward:
                 large = self._large(storage)
-                total, newest, count = total + large, np.where(large > 0.0, large, newest), count + (large > 0.0)
+                total, newest, count = (
+                    total + large,
+                    np.where(large > 0.0, large, newest),
+                    count + (large > 0.0),
+                )
         return total, newest, count
 
     def _moves(self, spans: Sequence[Span]) -> Iterator[tuple[int, int, int]]:
@@ -293,14 +340,24 @@ class _Events:
             birth = _span_at(spans, self.made[storage])
             death = _span_at(spans, self.ended[storage])
             if birth and death and birth[0].phase == "forward" and death[0].phase == "backward":
-                yield storage, min(stay.left, birth[1].events - 1), max(stay.returns, death[0].events)
+                yield (
+                    storage,
+                    min(stay.left, birth[1].events - 1),
+                    max(stay.returns, death[0].events),
+                )
 
     def total(self, label: str, *, streamed: bool = False) -> Floats:
         """Bytes of all storages of one kind, in all blocks; `streamed`: of what parameter_offload keeps on the host."""
-        trace, total, storages = self.trace, np.zeros(self.sizes.shape[1]), self.streamed() if streamed else self.made
+        trace, total, storages = (
+            self.trace,
+            np.zeros(self.sizes.shape[1]),
+            self.streamed() if streamed else self.made,
+        )
         for storage in storages:
             if trace.labels.get(storage) == label:
-                total = total + self.sizes[self.made[storage]] * trace.times(trace.owners.get(storage))
+                total = total + self.sizes[self.made[storage]] * trace.times(
+                    trace.owners.get(storage)
+                )
         return total
 
     def streamed(self) -> list[int]:
@@ -308,10 +365,16 @@ class _Events:
         depth, trace = self.trace.depth, self.trace
         if depth is None:
             return []
-        return [each for each in self.made if each in trace.streamable and trace.owners.get(each) in depth.middle]
+        return [
+            each
+            for each in self.made
+            if each in trace.streamable and trace.owners.get(each) in depth.middle
+        ]
 
 
-def _freed_in_all_blocks(trace: Trace, changes: Floats, made: dict[int, int], ended: dict[int, int]) -> Floats:
+def _freed_in_all_blocks(
+    trace: Trace, changes: Floats, made: dict[int, int], ended: dict[int, int]
+) -> Floats:
     """The changes where what each block makes and is freed between the blocks and the head counts for all blocks."""
     # Such are the low-precision copies of weights that autocast caches for a forward. What only the last block leaves
     # there, its output, is told apart by the block before, which leaves none.
@@ -326,7 +389,9 @@ def _freed_in_all_blocks(trace: Trace, changes: Floats, made: dict[int, int], en
             born.setdefault(span[0].block, []).append(storage)
     scaled = changes.copy()
     for block in depth.middle:
-        for storage, counterpart in zip(born.get(block, ()), born.get(block - depth.period, ()), strict=False):
+        for storage, counterpart in zip(
+            born.get(block, ()), born.get(block - depth.period, ()), strict=False
+        ):
             death = _span_at(spans, ended[storage])
             if death and death[0].block is None and death is _span_at(spans, ended[counterpart]):
                 scaled[ended[storage]] *= depth.repeats

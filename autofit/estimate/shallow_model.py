@@ -19,8 +19,12 @@ from autofit.estimate.scaling import Grid, Symbols
 from autofit.setup.layers import repeated_blocks
 from autofit.techniques.loss import ROWS, token_slices
 
-_LONGEST_PERIOD = 8  # blocks: Gemma 3 has five of one kind and one of another; hybrids repeat every eight
-CHUNK = -1  # in place of a block, in marks: part of the forward that runs once for each chunk of the loss
+_LONGEST_PERIOD = (
+    8  # blocks: Gemma 3 has five of one kind and one of another; hybrids repeat every eight
+)
+CHUNK = (
+    -1
+)  # in place of a block, in marks: part of the forward that runs once for each chunk of the loss
 
 
 @dataclass(frozen=True)
@@ -56,13 +60,18 @@ class Cut:
     def of(cls, config: Config) -> Self:
         """The one for a config."""
         layout = Layout.of(config)
-        return cls(2 if layout.shard * layout.context > 1 else 1, config.activation_checkpointing == "alternate")
+        return cls(
+            2 if layout.shard * layout.context > 1 else 1,
+            config.activation_checkpointing == "alternate",
+        )
 
 
 def shorten(model: nn.Module, cut: Cut) -> Depth | None:
     """Remove middle blocks from the model; None where its blocks differ, or are too few to be worth it."""
     blocks = repeated_blocks(model)
-    containers = [module for module in model.modules() if isinstance(module, nn.ModuleList | nn.Sequential)]
+    containers = [
+        module for module in model.modules() if isinstance(module, nn.ModuleList | nn.Sequential)
+    ]
     container = next((module for module in containers if blocks and list(module) == blocks), None)
     if container is None:
         return None
@@ -80,7 +89,9 @@ def shorten(model: nn.Module, cut: Cut) -> Depth | None:
 def _period(middle: Sequence[object], step: int) -> int | None:
     """After how many blocks the same kinds follow again, a multiple of `step`."""
     for period in range(step, _LONGEST_PERIOD + 1, step):
-        if len(middle) >= period and all(a == b for a, b in zip(middle, middle[period:], strict=False)):
+        if len(middle) >= period and all(
+            a == b for a, b in zip(middle, middle[period:], strict=False)
+        ):
             return period
     return None
 
@@ -88,7 +99,9 @@ def _period(middle: Sequence[object], step: int) -> int | None:
 def _signature(model: nn.Module, block: nn.Module, index: int) -> tuple[object, ...]:
     """What makes two blocks alike: their modules, the shapes of their weights, and the kind their config names."""
     kinds = getattr(getattr(model, "config", None), "layer_types", None)
-    weights = tuple((name, tuple(weight.shape), weight.dtype) for name, weight in block.named_parameters())
+    weights = tuple(
+        (name, tuple(weight.shape), weight.dtype) for name, weight in block.named_parameters()
+    )
     modules = tuple(type(module) for module in block.modules())
     return modules, weights, kinds[index] if kinds and len(kinds) > index else None
 
@@ -119,10 +132,14 @@ class SampledChunks:
         self.recorder.mark("forward")
 
 
-def with_chunks(grid: Grid, symbols: Symbols, sizes: tuple[int, int, int] | None, loss: str) -> Grid:
+def with_chunks(
+    grid: Grid, symbols: Symbols, sizes: tuple[int, int, int] | None, loss: str
+) -> Grid:
     """The grid with the tokens of a chunk of this loss, and the number of chunks, at each pair."""
     if sizes is None:
         return grid
     traced, features, vocabulary = sizes
     counts = [int(traced / symbols.samples * samples) for samples in grid.samples.tolist()]
-    return grid.with_chunks([(tokens, ROWS[loss](tokens, features, vocabulary)) for tokens in counts])
+    return grid.with_chunks(
+        [(tokens, ROWS[loss](tokens, features, vocabulary)) for tokens in counts]
+    )

@@ -26,13 +26,17 @@ class Skeleton:
     def whole(cls, workload: Workload, hardware: Hardware) -> Self:
         """The model with all of its blocks, its weights moved to meta where a factory made real ones."""
         tracker = StorageTracker()
-        with tracker if hardware.device == "cpu" else nullcontext():  # models are made in the host's memory
+        with (
+            tracker if hardware.device == "cpu" else nullcontext()
+        ):  # models are made in the host's memory
             model = meta_model_from(workload.model)
         moved: dict[nn.Parameter, nn.Parameter] = {}
         for module in model.modules():
             for name, parameter in module._parameters.items():
                 if parameter is not None and not parameter.is_meta:
-                    meta = nn.Parameter(parameter.detach().to("meta"), requires_grad=parameter.requires_grad)
+                    meta = nn.Parameter(
+                        parameter.detach().to("meta"), requires_grad=parameter.requires_grad
+                    )
                     module._parameters[name] = moved.setdefault(parameter, meta)
         return cls(model, made_with=tracker.peak)
 

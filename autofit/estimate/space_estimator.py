@@ -54,7 +54,9 @@ from autofit.setup.saved_tensors import WINDOW
 from autofit.training.meta_model import meta_model_from
 
 _Traced = tuple[Segments | None, Calls | None]  # Calls where they are to be measured
-_Update = tuple[Value, tuple[tuple[Kind, int], ...]]  # an optimizer, and how many weights of each kind it steps
+_Update = tuple[
+    Value, tuple[tuple[Kind, int], ...]
+]  # an optimizer, and how many weights of each kind it steps
 _PART = 2000  # groups that one process puts together in one go
 
 
@@ -121,15 +123,21 @@ class SpaceEstimator:
         samples = sorted({config.micro_batch_size or 1 for config in configs})
         ranks = sorted({config.lora_rank for config in configs})
         self._grid = Grid.of(samples, ranks)
-        self._indices = {pair: index for index, pair in enumerate(itertools.product(samples, ranks))}
+        self._indices = {
+            pair: index for index, pair in enumerate(itertools.product(samples, ranks))
+        }
         self._symbols = Symbols.for_sizes(_sizes(workload))
         self._links = links_of(hardware)
         self._few = hardware.world == 1 or have_few_shards(configs)
         self._skeletons: dict[Cut, Skeleton] = {}
         self._segments: dict[Config, Segments | None] = {}
-        self._calls = Calls(self._symbols) if rates.measured_here and rates.operators is None else None
+        self._calls = (
+            Calls(self._symbols) if rates.measured_here and rates.operators is None else None
+        )
         self._update_costs: dict[_Update, OptimizerCost] = {}
-        self._optimizers: dict[tuple[Any, int], _OptimizerRow] = {}  # by value of the knob and id of the segments
+        self._optimizers: dict[
+            tuple[Any, int], _OptimizerRow
+        ] = {}  # by value of the knob and id of the segments
         self._updates: dict[OptimizerCost, float] = {}
         self._passes: dict[tuple[Value, ...], Pass | None] = {}
         self._computed: Computed = {}  # shared by passes
@@ -138,10 +146,15 @@ class SpaceEstimator:
         """Predict all configs."""
         allocated, seconds, on_host = (np.full(len(self._configs), np.nan) for _ in range(3))
         keys = [group_key(config) for config in self._configs]
-        groups = {key: group_of(config) for key, config in dict(zip(keys, self._configs, strict=True)).items()}
+        groups = {
+            key: group_of(config)
+            for key, config in dict(zip(keys, self._configs, strict=True)).items()
+        }
         self._trace_all(list(groups.values()))
         if self._calls:  # of all traced operators
-            self.rates = dataclasses.replace(self.rates, operators=self._calls.measured(self.rates, self._measuring))
+            self.rates = dataclasses.replace(
+                self.rates, operators=self._calls.measured(self.rates, self._measuring)
+            )
         steps = self._steps(groups)
         for number, (config, key) in enumerate(zip(self._configs, keys, strict=True)):
             step = steps[key]
@@ -158,7 +171,10 @@ class SpaceEstimator:
     def _trace_all(self, groups: Sequence[Config]) -> None:
         """Trace what these configs need, on as many cores as allowed."""
         ends = [
-            end for group in groups for each, _ in self._standing_for(group) for end in interpolation_endpoints(each)
+            end
+            for group in groups
+            for each, _ in self._standing_for(group)
+            for end in interpolation_endpoints(each)
         ]
         once, needed = {pass_of(end): end for end in ends}, Counter(map(pass_of, ends))
         passes = [pass_key(once[key]) for key, _ in needed.most_common()]
@@ -169,13 +185,20 @@ class SpaceEstimator:
             keys = dict.fromkeys(key for config in passes for key in self._keys(config))
             alike = {key: found for key in keys if (found := derived_trace(key, keys))}
             self._trace_missing([key for key in keys if key not in alike], trace_each)
-            known = {key: segments_like(*map(self._segments.__getitem__, each)) for key, each in alike.items()}
+            known = {
+                key: segments_like(*map(self._segments.__getitem__, each))
+                for key, each in alike.items()
+            }
             self._segments |= {key: segments for key, segments in known.items() if segments}
             self._trace_missing(list(keys), trace_each)
         self.complete = time.monotonic() <= self._end
         stepped = [(end, step_pass.segments) for end in ends if (step_pass := self._pass(end))]
-        each_once = {(end.optimizer, id(segments)): (end, segments) for end, segments in stepped}.values()
-        updates = {update: end for end, segments in each_once for update in self._updates_of(end, segments)}
+        each_once = {
+            (end.optimizer, id(segments)): (end, segments) for end, segments in stepped
+        }.values()
+        updates = {
+            update: end for end, segments in each_once for update in self._updates_of(end, segments)
+        }
         with parallel_map(self._cost_of_update, self._processes) as cost_each:
             for update, (cost, calls) in zip(
                 updates, cost_each((end, update) for update, end in updates.items()), strict=True
@@ -183,7 +206,9 @@ class SpaceEstimator:
                 self._update_costs[update] = cost
                 self._note(calls)
 
-    def _steps(self, groups: Mapping[tuple[Value, ...], Config]) -> dict[tuple[Value, ...], _Step | None]:
+    def _steps(
+        self, groups: Mapping[tuple[Value, ...], Config]
+    ) -> dict[tuple[Value, ...], _Step | None]:
         """The step of each group, on as many cores as allowed: those of one pass together, which is computed once."""
         of_passes: dict[tuple[Value, ...], list[tuple[Value, ...]]] = {}
         for key, group in groups.items():
@@ -212,7 +237,9 @@ class SpaceEstimator:
 
     def _step(self, config: Config) -> _Step | None:
         exchanges = Exchanges(config, self._hardware, self._links)
-        found = [(self._step_of(each, exchanges), share) for each, share in self._standing_for(config)]
+        found = [
+            (self._step_of(each, exchanges), share) for each, share in self._standing_for(config)
+        ]
         steps = [(step, share) for step, share in found if step is not None]
         if len(steps) < len(found):
             return None
@@ -226,7 +253,11 @@ class SpaceEstimator:
         ends = [(end, self._pass(end)) for end in interpolation_endpoints(config)]
         # Asked of the config itself: where it recomputes within a budget no rule is known, though one is for its ends.
         recomputed = recomputed_share(config, self._workload, self._hardware) or 0.0
-        steps = [self._combine(end, step_pass, recomputed, exchanges) for end, step_pass in ends if step_pass]
+        steps = [
+            self._combine(end, step_pass, recomputed, exchanges)
+            for end, step_pass in ends
+            if step_pass
+        ]
         if len(steps) < len(ends):
             return None
         if len(steps) == 1:
@@ -249,7 +280,9 @@ class SpaceEstimator:
             else:
                 head, *blocks = complete
                 schedule = alternating(*blocks) if len(blocks) == 2 else as_traced(blocks[0])
-                schedule = with_head(schedule, head, blocks[0].let_go)  # alternating ones end with a plain block
+                schedule = with_head(
+                    schedule, head, blocks[0].let_go
+                )  # alternating ones end with a plain block
                 self._passes[key] = Pass(plain, schedule, self._computed)
         return self._passes[key]
 
@@ -270,9 +303,13 @@ class SpaceEstimator:
             shards = layout.shard * layout.context
             # Rows of adapters are divided, too: of so many times the rank, each rank has a prime.
             config = config.replace(lora_rank=config.lora_rank * shards)
-            small = dataclasses.replace(self._workload, effective_batch_size=self._symbols.samples * layout.samplers)
+            small = dataclasses.replace(
+                self._workload, effective_batch_size=self._symbols.samples * layout.samplers
+            )
             hardware = self._hardware.of_several(layout.world)
-            traced = trace(small, config, hardware, model=skeleton, calls=calls, rows=self._symbols.rows)
+            traced = trace(
+                small, config, hardware, model=skeleton, calls=calls, rows=self._symbols.rows
+            )
         except AutofitError:
             return None, calls
         grid = dataclasses.replace(self._grid, ranks=self._grid.ranks / shards)
@@ -284,7 +321,9 @@ class SpaceEstimator:
             self._skeletons[cut] = Skeleton.cut_short(self._workload, self._hardware, cut)
         return self._skeletons[cut]
 
-    def _combine(self, config: Config, step_pass: Pass, recomputed: float, exchanges: Exchanges) -> _Step:
+    def _combine(
+        self, config: Config, step_pass: Pass, recomputed: float, exchanges: Exchanges
+    ) -> _Step:
         """A step; `recomputed`: the share of its activations that compiled code recomputes."""
         segments, layout = step_pass.segments, Layout.of(exchanges.config)
         offloaded = config.activation_offload == "cpu"
@@ -297,26 +336,39 @@ class SpaceEstimator:
         held = held - segments.streamed if config.parameter_offload == "cpu" else held
         first, left = step_pass.memory(config, added=False)
         added, _ = step_pass.memory(config, added=True)
-        first, added = first - recomputed * step_pass.saved[0], added - recomputed * step_pass.saved[0]
+        first, added = (
+            first - recomputed * step_pass.saved[0],
+            added - recomputed * step_pass.saved[0],
+        )
         window = np.minimum(WINDOW, step_pass.saved[0]) if offloaded else 0.0
         buckets = config.data_parallel == "ddp"  # gradients are in them at last, and nowhere else
         held = held + buckets * segments.gradients
         gradients = earlier = segments.gradients  # of earlier micro-batches
         if rests := rest_on_host(config):  # those of blocks, which are there two blocks at a time
-            gradients = gradients - segments.streamed_block * (segments.depth.whole if segments.depth else 0)
+            gradients = gradients - segments.streamed_block * (
+                segments.depth.whole if segments.depth else 0
+            )
             earlier = gradients + 2 * segments.streamed_block
         update = held + np.maximum(left, 0.0 * left if buckets else gradients) + optimizer.temporary
         at_once = np.maximum(held + first + window, update)
         if config.optimizer_in_backward:
             at_once = held + added + optimizer.largest + window
-        by_host = (optimizer.moved + gradients) / self.rates.link  # its own traffic, and weights come back
+        by_host = (
+            optimizer.moved + gradients
+        ) / self.rates.link  # its own traffic, and weights come back
         there = config.fsdp_offload == "cpu"  # gradients are on the host, too
-        added_up = optimizer.weights / self.rates.link if there else segments.gradients / self.rates.bandwidth
+        added_up = (
+            optimizer.weights / self.rates.link
+            if there
+            else segments.gradients / self.rates.bandwidth
+        )
         made_with = self._skeleton(config).made_with if self._hardware.device == "cpu" else 0
         speed = Speed.of(self.rates, self._hardware, config)
         each = step_pass.seconds(speed, config, exchanges)
         last = step_pass.seconds(speed, config, exchanges, last=True)
-        whole = layout.shard * layout.context if config.lora_rank else 1  # until the last micro-batch
+        whole = (
+            layout.shard * layout.context if config.lora_rank else 1
+        )  # until the last micro-batch
         accumulating = np.maximum(held + whole * earlier + added + window, update)
         return _Step(
             accumulating=np.maximum(accumulating, made_with),
@@ -324,7 +376,8 @@ class SpaceEstimator:
             micro=each,
             update=(by_host if on_host else optimizer.seconds) + last - each,
             # Both are read, the sum is written.
-            adding=3 * added_up + (step_pass.seconds(speed, config, exchanges, adding=True) - each if rests else 0.0),
+            adding=3 * added_up
+            + (step_pass.seconds(speed, config, exchanges, adding=True) - each if rests else 0.0),
             on_host=self._hardware.devices * self._on_host(config, step_pass, optimizer),
         )
 
@@ -332,7 +385,9 @@ class SpaceEstimator:
         """Bytes that the host holds for one device."""
         segments, total = step_pass.segments, optimizer.paged
         if "cpu" in (config.optimizer_offload, config.fsdp_offload):
-            total = total + 2 * optimizer.weights + optimizer.state  # copies of weights, their gradients
+            total = (
+                total + 2 * optimizer.weights + optimizer.state
+            )  # copies of weights, their gradients
         if config.parameter_offload == "cpu" and not rest_on_host(config) and segments.depth:
             total = total + segments.streamed_block * segments.depth.whole
         return total + step_pass.saved[0] if config.activation_offload == "cpu" else total
@@ -342,8 +397,13 @@ class SpaceEstimator:
         if key not in self._optimizers:
             speed = Speed.of_update(self.rates, self._hardware, config)
             costs = [self._update_costs[update] for update in self._updates_of(config, segments)]
-            self._updates.update({cost: cost.seconds(speed) for cost in set(costs) - self._updates.keys()})
-            rows = [(e.weights, e.state, e.paged, e.temporary, e.largest, e.moved, self._updates[e]) for e in costs]
+            self._updates.update(
+                {cost: cost.seconds(speed) for cost in set(costs) - self._updates.keys()}
+            )
+            rows = [
+                (e.weights, e.state, e.paged, e.temporary, e.largest, e.moved, self._updates[e])
+                for e in costs
+            ]
             self._optimizers[key] = _OptimizerRow(*np.array(rows, float).T)
         return self._optimizers[key]
 
@@ -351,7 +411,10 @@ class SpaceEstimator:
         """The updates of a config at each pair of the grid."""
         shapes, prime, layout = segments.shapes, self._symbols.rank, Layout.of(config)
         shards = layout.shard * layout.context
-        ranks = [math.ceil(rank / shards) if config.lora_rank else 0 for rank in self._grid.ranks.tolist()]
+        ranks = [
+            math.ceil(rank / shards) if config.lora_rank else 0
+            for rank in self._grid.ranks.tolist()
+        ]
         scaled = [scaled_shapes(shapes, prime, rank) if rank else shapes for rank in ranks]
         return [(config.optimizer, tuple(each.items())) for each in scaled]
 

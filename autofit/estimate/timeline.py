@@ -27,7 +27,11 @@ MOST_MOMENTS = 400
 
 
 def timelines(
-    workload: Workload, hardware: Hardware, configs: Sequence[Config], *, processes: int | None = None
+    workload: Workload,
+    hardware: Hardware,
+    configs: Sequence[Config],
+    *,
+    processes: int | None = None,
 ) -> list[Timeline | None]:
     """The timelines of configs, traced at the same time by as many processes, None: one per core; see `parallel_map`
     for who may ask for more than one."""
@@ -37,7 +41,9 @@ def timelines(
         return each(configs)
 
 
-def timeline(workload: Workload, hardware: Hardware, rates: Rates | None, config: Config) -> Timeline | None:
+def timeline(
+    workload: Workload, hardware: Hardware, rates: Rates | None, config: Config
+) -> Timeline | None:
     """The timeline of a config; None where its step cannot be traced."""
     try:
         traced = trace(workload, config, hardware)
@@ -50,7 +56,9 @@ def timeline(workload: Workload, hardware: Hardware, rates: Rates | None, config
     )
 
 
-def timeline_of(traced: Trace, hardware: Hardware, *, rates: Rates | None = None, most: int = MOST_MOMENTS) -> Timeline:
+def timeline_of(
+    traced: Trace, hardware: Hardware, *, rates: Rates | None = None, most: int = MOST_MOMENTS
+) -> Timeline:
     """What is live during the step of a trace, at `most` moments of it; without `rates` (how fast the device is) the
     time axis is one event after the other."""
     spans = traced.spans("forward", "backward", "update")
@@ -60,16 +68,23 @@ def timeline_of(traced: Trace, hardware: Hardware, *, rates: Rates | None = None
     timed = sum(seconds) > 0
     weights = seconds if timed else [after.events - mark.events for mark, after in spans]
     total = sum(weights) or 1.0
-    starts = list(accumulate((weight / total for weight in weights), initial=0.0))  # of spans, from 0 to 1
+    starts = list(
+        accumulate((weight / total for weight in weights), initial=0.0)
+    )  # of spans, from 0 to 1
     edges = [first, *(after.events for _, after in spans)]  # the events of a span are evenly spaced
     workspace = workspace_bytes(hardware)
     shown = _fullest(list(_moments(traced, hardware, first, last)), most)
     peak = peak_of(traced, hardware)
-    phases = [(mark.phase, round(start, 5)) for (mark, _), start in zip(spans, starts, strict=False)]
+    phases = [
+        (mark.phase, round(start, 5)) for (mark, _), start in zip(spans, starts, strict=False)
+    ]
     return Timeline(
         config=traced.config,
         moments=tuple((*moment[:-1], moment[-1] + workspace) for _, moment in shown),
-        at=tuple(round(float(time), 5) for time in np.interp([event for event, _ in shown], edges, starts)),
+        at=tuple(
+            round(float(time), 5)
+            for time in np.interp([event for event, _ in shown], edges, starts)
+        ),
         phases=tuple(now for before, now in pairwise([("", 0.0), *phases]) if before[0] != now[0]),
         timed=timed,
         peak_bytes=peak.nbytes + workspace,
@@ -78,7 +93,9 @@ def timeline_of(traced: Trace, hardware: Hardware, *, rates: Rates | None = None
     )
 
 
-def _moments(traced: Trace, hardware: Hardware, first: int, last: int) -> Iterator[tuple[int, list[int]]]:
+def _moments(
+    traced: Trace, hardware: Hardware, first: int, last: int
+) -> Iterator[tuple[int, list[int]]]:
     """(event, bytes by KINDS) at each event of the step, and before its first one."""
     kinds, live = _kinds(traced, first), [0] * len(KINDS)
     sizes: dict[int, int] = {}
@@ -119,5 +136,7 @@ def _fullest(moments: list[tuple[int, list[int]]], most: int) -> list[tuple[int,
         return moments
     inner = moments[1:-1]
     edges = [round(index * len(inner) / (most - 2)) for index in range(most - 1)]
-    fullest = [max(inner[start:end], key=lambda moment: sum(moment[1])) for start, end in pairwise(edges)]
+    fullest = [
+        max(inner[start:end], key=lambda moment: sum(moment[1])) for start, end in pairwise(edges)
+    ]
     return [moments[0], *fullest, moments[-1]]

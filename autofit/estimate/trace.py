@@ -102,7 +102,11 @@ class Trace:
 
     def costs_of(self, phase: str) -> tuple[Cost, ...]:
         """The costs of one phase."""
-        return tuple(cost for mark, after in self.spans(phase) for cost in self.costs[mark.costs : after.costs])
+        return tuple(
+            cost
+            for mark, after in self.spans(phase)
+            for cost in self.costs[mark.costs : after.costs]
+        )
 
     def times(self, block: int | None) -> int:
         """How many blocks one of them stands for."""
@@ -112,7 +116,9 @@ class Trace:
         """The parts of these phases, one for each block."""
         return [(mark, after) for mark, after in pairwise(self.marks) if mark.phase in phases]
 
-    def waits(self, spans: Sequence[Span], speed: Speed, *, overlapping: bool = False) -> dict[str, float]:
+    def waits(
+        self, spans: Sequence[Span], speed: Speed, *, overlapping: bool = False
+    ) -> dict[str, float]:
         """The seconds of the operators of some parts of one phase, by what they wait for; see `waits_of`."""
         costs = [cost for mark, after in spans for cost in self.costs[mark.costs : after.costs]]
         dispatched = sum(after.dispatched - mark.dispatched for mark, after in spans)
@@ -166,13 +172,23 @@ def trace(
                 setup.forward_contexts.append(saved.hooks)
             owners = _owners(setup)
             packed, reached = _step(setup, recorder, fake_mode, owners)
-        trainable = [parameter for _, parameter in setup.trainable() if parameter in reached]  # until it is given back
+        trainable = [
+            parameter for _, parameter in setup.trainable() if parameter in reached
+        ]  # until it is given back
         streamable = streamable_weights(setup.model, setup.config)
     except (AutofitError, KeyboardInterrupt):
         raise
-    except BaseException as error:  # the model's own code, under conditions that it was not written for
-        why = f"{operator} needs numbers" if (operator := getattr(error, "func", None)) else describe_error(error)
-        message = f"a training step of this model cannot be followed on tensors without values ({why})."
+    except (
+        BaseException
+    ) as error:  # the model's own code, under conditions that it was not written for
+        why = (
+            f"{operator} needs numbers"
+            if (operator := getattr(error, "func", None))
+            else describe_error(error)
+        )
+        message = (
+            f"a training step of this model cannot be followed on tensors without values ({why})."
+        )
         raise UntraceableError(message) from error
     finally:
         setup.close()
@@ -191,18 +207,27 @@ def trace(
         streamable=frozenset(recorder.storages_of(streamable)),
         saved=saved.stays if saved else {},
         chunks=chunks.sizes if chunks else None,
-        shapes=tuple((shape_here(parameter), parameter.dtype, owners.get(parameter)) for parameter in trainable),
+        shapes=tuple(
+            (shape_here(parameter), parameter.dtype, owners.get(parameter))
+            for parameter in trainable
+        ),
         costs=tuple(recorder.costs),
         collectives=tuple(recorder.collectives),
         calls=calls,
         depth=skeleton.depth,
         parameters=sum(parameter.numel() for parameter in trainable),
         packed=packed,
-        assumptions=(*setup.tracing.assumptions, *recorder.assumptions, *notes_of_recurrent(setup.model, hardware)),
+        assumptions=(
+            *setup.tracing.assumptions,
+            *recorder.assumptions,
+            *notes_of_recurrent(setup.model, hardware),
+        ),
     )
 
 
-def fake_setup(workload: Workload, config: Config, hardware: Hardware, model: nn.Module, recorder: Recorder) -> Setup:
+def fake_setup(
+    workload: Workload, config: Config, hardware: Hardware, model: nn.Module, recorder: Recorder
+) -> Setup:
     """The setup of a step that is recorded."""
     setup = Setup(workload, config, hardware, torch.device("cpu"), model, Hyperparameters())
     setup.tracing.note_host = recorder.note_host
@@ -211,7 +236,11 @@ def fake_setup(workload: Workload, config: Config, hardware: Hardware, model: nn
 
 def _owners(setup: Setup) -> dict[nn.Parameter, int]:
     """The number of the block that a parameter belongs to."""
-    return {each: number for number, block in enumerate(repeated_blocks(setup.model)) for each in block.parameters()}
+    return {
+        each: number
+        for number, block in enumerate(repeated_blocks(setup.model))
+        for each in block.parameters()
+    }
 
 
 def _build(setup: Setup, recorder: Recorder, fake_mode: Any) -> None:
@@ -227,7 +256,9 @@ def _build(setup: Setup, recorder: Recorder, fake_mode: Any) -> None:
     recorder.label([*setup.model.parameters(), *setup.model.buffers()], "parameters")
     recorder.label(_constants(setup.model), "parameters")
     for number, block in enumerate(repeated_blocks(setup.model)):
-        recorder.label([*block.parameters(), *block.buffers(), *_constants(block)], "parameters", number)
+        recorder.label(
+            [*block.parameters(), *block.buffers(), *_constants(block)], "parameters", number
+        )
 
 
 def _constants(module: nn.Module) -> list[Any]:
@@ -265,7 +296,11 @@ def _step(
             shared[of_earlier] = 0 if shared else nbytes
 
     accumulating, layout = (setup.config.gradient_accumulation_steps or 1) > 1, setup.ranks.layout
-    waits = accumulating and layout.samplers > 1 and (layout.replicate > 1 or bool(setup.config.lora_rank))
+    waits = (
+        accumulating
+        and layout.samplers > 1
+        and (layout.replicate > 1 or bool(setup.config.lora_rank))
+    )
     if waits:
         _leave_own_gradients(setup, batch, recorder)
         setup.ranks = asked_before(setup.ranks)
@@ -277,11 +312,16 @@ def _step(
                 setup.value_of(parameter)
                 made[parameter].update(recorder.storages_of(parameter.grad))
                 hooks.callback(parameter.register_hook(partial(note_view, parameter.grad)).remove)
-        for noted, parameters in ((reached.add, [each for _, each in setup.trainable()]), (label_gradient, trained)):
+        for noted, parameters in (
+            (reached.add, [each for _, each in setup.trainable()]),
+            (label_gradient, trained),
+        ):
             for parameter in parameters:
                 hooks.callback(parameter.register_post_accumulate_grad_hook(noted).remove)
         for number, block in enumerate(blocks):
-            for handle in _mark_block(block, number, setup, recorder, last=number == len(blocks) - 1):
+            for handle in _mark_block(
+                block, number, setup, recorder, last=number == len(blocks) - 1
+            ):
                 hooks.callback(handle.remove)
         recorder.phase = lambda: setup.progress.phase
         loss = accumulate(setup, batch)
@@ -319,7 +359,9 @@ def _layout(tensor: torch.Tensor) -> list[int]:
     return [stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if size > 1]
 
 
-def _mark_block(block: nn.Module, number: int, setup: Setup, recorder: Recorder, *, last: bool) -> Iterator[Any]:
+def _mark_block(
+    block: nn.Module, number: int, setup: Setup, recorder: Recorder, *, last: bool
+) -> Iterator[Any]:
     """Hooks that mark where a block's forward begins, where the last one's ends, and where its backward begins."""
 
     def begin(*_: Any) -> None:
@@ -330,7 +372,11 @@ def _mark_block(block: nn.Module, number: int, setup: Setup, recorder: Recorder,
         if setup.progress.phase == "forward":
             if last:
                 recorder.mark("forward")
-            results = (value for value in tree_iter(output) if isinstance(value, torch.Tensor) and value.requires_grad)
+            results = (
+                value
+                for value in tree_iter(output)
+                if isinstance(value, torch.Tensor) and value.requires_grad
+            )
             if (first := next(results, None)) is not None:
                 first.register_hook(lambda _: recorder.mark("backward", number))
 
@@ -338,7 +384,9 @@ def _mark_block(block: nn.Module, number: int, setup: Setup, recorder: Recorder,
     yield block.register_forward_hook(end)
 
 
-def _make_state(setup: Setup, recorder: Recorder, owners: Mapping[nn.Parameter, int]) -> dict[nn.Parameter, set[int]]:
+def _make_state(
+    setup: Setup, recorder: Recorder, owners: Mapping[nn.Parameter, int]
+) -> dict[nn.Parameter, set[int]]:
     """Let the optimizer make its state, as in a first step; returns the storages of gradients and state."""
     made: dict[nn.Parameter, set[int]] = {}
     for group in setup.optimizer.param_groups:

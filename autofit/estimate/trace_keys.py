@@ -10,7 +10,9 @@ from autofit.estimate.shallow_model import Depth
 
 _SCALED = frozenset(name for name, knob in KNOBS.items() if knob.trace is Trace.SCALED)
 # Knobs that do not change the segments, and the values traced instead.
-_UNTRACED = {name: knob.traced_as or knob.off for name, knob in KNOBS.items() if knob.trace is Trace.UNTRACED}
+_UNTRACED = {
+    name: knob.traced_as or knob.off for name, knob in KNOBS.items() if knob.trace is Trace.UNTRACED
+}
 _ALIKE = [knob for knob in KNOBS.values() if knob.same_trace or knob.same_work]
 
 
@@ -33,7 +35,9 @@ def pass_of(config: Config) -> tuple[Value, ...]:
 
 def pass_key(config: Mapping[str, Value]) -> Config:
     """What a config's forward and backward depend on."""
-    return Config({**config, **{knob: value for knob, value in _UNTRACED.items() if knob in config}})
+    return Config(
+        {**config, **{knob: value for knob, value in _UNTRACED.items() if knob in config}}
+    )
 
 
 def interpolation_endpoints(config: Config) -> list[Config]:
@@ -50,7 +54,9 @@ def plain_key(config: Config, symbols: Symbols) -> Config:
     return trace_key(config, symbols, exact_weights=True, **off)
 
 
-def other_keys(config: Config, symbols: Symbols, depth: Depth | None, *, by_flash: bool) -> tuple[Config, ...]:
+def other_keys(
+    config: Config, symbols: Symbols, depth: Depth | None, *, by_flash: bool
+) -> tuple[Config, ...]:
     """What is traced for a pass besides its plain blocks: the head, then the blocks (two kinds if every
     second one is checkpointed), or the whole model if the plain blocks have no `depth`. `by_flash`:
     PyTorch computes the attention of the plain blocks by flash anyway."""
@@ -65,12 +71,16 @@ def other_keys(config: Config, symbols: Symbols, depth: Depth | None, *, by_flas
 
     blocks = trace_key(config, symbols, loss="standard")
     if config.activation_checkpointing == "alternate" and depth.period == 1:
-        whole, again = (blocks.replace(activation_checkpointing=value) for value in ("none", "full"))
+        whole, again = (
+            blocks.replace(activation_checkpointing=value) for value in ("none", "full")
+        )
         return head, whole, again
     return head, blocks
 
 
-def trace_key(config: Config, symbols: Symbols, *, exact_weights: bool = False, **replaced: Value) -> Config:
+def trace_key(
+    config: Config, symbols: Symbols, *, exact_weights: bool = False, **replaced: Value
+) -> Config:
     """What is traced for a config. With `exact_weights` formats of other sizes are not the same."""
     knobs = dict(config)
     for knob in _ALIKE:

@@ -19,7 +19,9 @@ class Case:
     micro_batch_size: int
     sequence_length: int | None
     model_config: Mapping[str, Any]  # as transformers writes it
-    versions: Mapping[str, str] = field(default_factory=dict)  # of the packages it was measured with
+    versions: Mapping[str, str] = field(
+        default_factory=dict
+    )  # of the packages it was measured with
     apart: bool = False  # packed samples do not see one another
 
     @property
@@ -50,7 +52,11 @@ class Case:
     @property
     def has_experts(self) -> bool:
         """Whether the model is a mixture of experts."""
-        counts = (value for name, value in self.model_config.items() if "experts" in name and type(value) is int)
+        counts = (
+            value
+            for name, value in self.model_config.items()
+            if "experts" in name and type(value) is int
+        )
         return any(count > 1 for count in counts)
 
     @property

@@ -27,7 +27,9 @@ Factory = Callable[[], Any]
 LayerNames = dict[str, tuple[str, ...]]
 
 # For what holds on any hardware, as an export does.
-ANY = Hardware(device="cuda", name="any", memory_bytes=0, host_memory_bytes=0, host_free_bytes=0, cores=1)
+ANY = Hardware(
+    device="cuda", name="any", memory_bytes=0, host_memory_bytes=0, host_free_bytes=0, cores=1
+)
 
 
 def export(
@@ -56,7 +58,11 @@ def export(
     require(isinstance(strict, bool), "strict must be True or False", strict)
     result = result_of(result)
     model = None
-    if result.source.get("kind") in ("preset", "directory", "hub"):  # others only the user's own code can build
+    if result.source.get("kind") in (
+        "preset",
+        "directory",
+        "hub",
+    ):  # others only the user's own code can build
         model = workload_from_source(result.source, result.workload).model
     path = None if output is None else expanded(output, "output")
     export = write(tool, _source(result, model), tool_version, path.name if path else "")
@@ -102,17 +108,24 @@ def _save(export: Export, output: Path) -> None:
             path.parent.mkdir(parents=True, exist_ok=True)
             write_atomically(path, text)
         except OSError as error:
-            raise InputError(f"{path} cannot be written: {error.strerror}.", "Choose another --output.") from error
+            raise InputError(
+                f"{path} cannot be written: {error.strerror}.", "Choose another --output."
+            ) from error
 
 
-def _source(result: Result | SavedResult, model: Factory | None, layers: LayerNames | None = None) -> ExportSource:
+def _source(
+    result: Result | SavedResult, model: Factory | None, layers: LayerNames | None = None
+) -> ExportSource:
     off = {each.name: each.off for each in all_techniques()}
     if isinstance(result, Result):
         if result.config is None:
             raise nothing_fits(result)
         config, measured = result.config, result.best.to_measured() if result.best else {}
         predicted = result.predicted_best.to_predicted() if result.predicted_best else {}
-        hardware = {**result.hardware.to_dict(), "budget_gib": round(result.budget.device_bytes / GIB, 3)}
+        hardware = {
+            **result.hardware.to_dict(),
+            "budget_gib": round(result.budget.device_bytes / GIB, 3),
+        }
     else:
         config, measured, hardware = result.config, dict(result.measured), dict(result.hardware)
         predicted = dict(result.predicted)
@@ -158,7 +171,11 @@ def layer_names(factory: Factory, config: Config, task: str) -> LayerNames:
     modules, heads = dict(model.named_modules()), output_heads(model)
     targets, experts = adapter_targets(model, str(config.lora_targets or "all-linear"))
     parameters = {weight.full_name for weight in expert_weights(model)}
-    trained_whole = [name for name, module in modules.items() if module in heads] if TASKS[task].classifies else []
+    trained_whole = (
+        [name for name, module in modules.items() if module in heads]
+        if TASKS[task].classifies
+        else []
+    )
     return {
         "targets": short_names(targets, modules),
         "outputs": short_names([name for name in targets if modules[name] in heads], modules),
@@ -176,6 +193,10 @@ def short_names(wanted: Collection[str], names: Collection[str]) -> tuple[str, .
     for name in wanted:
         parts = name.split(".")
         candidates = (".".join(parts[start:]) for start in reversed(range(len(parts))))
-        unique = (ending for ending in candidates if not any(other.endswith(f".{ending}") for other in others))
+        unique = (
+            ending
+            for ending in candidates
+            if not any(other.endswith(f".{ending}") for other in others)
+        )
         endings[next(unique, name)] = None
     return tuple(endings)

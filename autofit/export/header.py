@@ -21,7 +21,11 @@ _LOSSES = {
 
 
 def script_header(
-    figures: str, versions: Mapping[str, str], packages: Sequence[str], changes: Sequence[str], run: str = "python"
+    figures: str,
+    versions: Mapping[str, str],
+    packages: Sequence[str],
+    changes: Sequence[str],
+    run: str = "python",
 ) -> str:
     """The text below the title of train.py, from a `measured_sentence`; `changes`: what changing one knob did; `run`:
     the command that starts it."""
@@ -35,14 +39,18 @@ def script_header(
     return "\n\n".join([*blocks, textwrap.indent(command, "    ")])
 
 
-def export_header(tool: str, source: ExportSource, *, deviations: Sequence[Deviation], run: str) -> tuple[str, ...]:
+def export_header(
+    tool: str, source: ExportSource, *, deviations: Sequence[Deviation], run: str
+) -> tuple[str, ...]:
     """The lines above an export for a tool and its version, each short enough for a comment."""
     by = f", by autofit {source.versions['autofit']}" if "autofit" in source.versions else ""
     title = f"Training {source.model} with the keys of {tool}{by}."
     lines = [*_wrapped(title), *_wrapped(" ".join(_sentences(source))), ""]
     if deviations:
         lines.append(f"What was {source.origin} and {tool.partition(' ')[0]} does otherwise:")
-        lines += [line for each in deviations for line in _wrapped(f"- {each.message}", indent="  ")]
+        lines += [
+            line for each in deviations for line in _wrapped(f"- {each.message}", indent="  ")
+        ]
     else:
         lines.append(f"The keys below cover every knob of the {source.origin} config.")
     yours = "The learning rate, the data and all that no knob decides are yours to set. Then:"
@@ -82,25 +90,37 @@ def _figures(known: Mapping[str, Any]) -> str:
         figures.append(f"{number(known[f'{unit}_per_second'])} {unit} per second")
     step = known.get("step_seconds")
     if isinstance(step, Mapping):  # measured
-        figures.append(f"{step['median']:.3g} s per optimizer step ({step['low']:.3g} to {step['high']:.3g})")
+        figures.append(
+            f"{step['median']:.3g} s per optimizer step ({step['low']:.3g} to {step['high']:.3g})"
+        )
     elif step:
         figures.append(f"{step:.3g} s per optimizer step")
     if peak := known.get("peak_gib"):
-        figures.append(f"peak memory {peak.get('device') or peak.get('reserved') or peak['allocated']:g} GiB")
+        figures.append(
+            f"peak memory {peak.get('device') or peak.get('reserved') or peak['allocated']:g} GiB"
+        )
     elif peak := known.get("device_bytes"):
         figures.append(f"peak memory {peak['low'] / GIB:.3g} to {peak['high'] / GIB:.3g} GiB")
     return ", ".join(figures) or "no figures"
 
 
 def _sentences(source: ExportSource) -> Iterator[str]:
-    yield measured_sentence(source.hardware, source.measured, source.predicted, world=source.layout.world)
+    yield measured_sentence(
+        source.hardware, source.measured, source.predicted, world=source.layout.world
+    )
     if source.device == "cuda":
         setting = f"{ALLOCATOR}={source.hardware.get('allocator') or EXPANDABLE}"
         yield f"Memory: {source.origin} under {setting}, to be set in the tool's environment too."
-    samples = f"{source.effective_batch_size} samples per optimizer step" if source.effective_batch_size else ""
+    samples = (
+        f"{source.effective_batch_size} samples per optimizer step"
+        if source.effective_batch_size
+        else ""
+    )
     tokens = f"{source.sequence_length} tokens per sample" if source.sequence_length else ""
     if samples or tokens:
-        data = "packed one after the other" if source.packing else "padded to the longest of a batch"
+        data = (
+            "packed one after the other" if source.packing else "padded to the longest of a batch"
+        )
         data = "" if source.packing is None else data
         yield f"The work: {source.task}, {', '.join(filter(None, (samples, tokens, data)))}."
     if source.data and source.form in LEARNT:
@@ -108,10 +128,16 @@ def _sentences(source: ExportSource) -> Iterator[str]:
     if task_named(source.task).continues_text:
         loss = source.config.loss
         yield f"The loss: {_LOSSES.get(loss, loss)}."
-    used = [f"{name} {each}" for name, each in source.versions.items() if name not in ("autofit", "optuna")]
+    used = [
+        f"{name} {each}"
+        for name, each in source.versions.items()
+        if name not in ("autofit", "optuna")
+    ]
     if used:
         yield f"{source.origin.capitalize()} with {', '.join(used)}."
 
 
 def _wrapped(text: str, *, indent: str = "") -> list[str]:
-    return textwrap.wrap(text, WIDTH, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+    return textwrap.wrap(
+        text, WIDTH, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+    )

@@ -6,7 +6,9 @@ from autofit.core.task import Script
 
 _TO_THE_LONGEST = """longest = data["attention_mask"][chosen].sum(dim=1).max()
 yield {name: tensor[chosen, :longest] for name, tensor in data.items()}"""
-_BEGINS = ('data["position_ids"] = torch.cat([torch.arange(len(each)) == 0 for each, _ in samples]).long()',)
+_BEGINS = (
+    'data["position_ids"] = torch.cat([torch.arange(len(each)) == 0 for each, _ in samples]).long()',
+)
 _APART = (
     'begins = data["position_ids"]  # where positions start again, by which samples do not see one another',
     "begins[:, 0] = 1",

@@ -28,10 +28,24 @@ from autofit.export.template import WIDTH, call, fill, import_from, literal, pac
 from autofit.models.tasks import auto_class
 
 _NOT_ARCHITECTURE = (
-    *("_name_or_path", "transformers_version", "dtype", "torch_dtype", "auto_map", "id2label", "label2id"),
+    *(
+        "_name_or_path",
+        "transformers_version",
+        "dtype",
+        "torch_dtype",
+        "auto_map",
+        "id2label",
+        "label2id",
+    ),
     "model_type",
 )
-_STANDARD = ("import argparse", "import math", "import os", "from pathlib import Path", "from time import perf_counter")
+_STANDARD = (
+    "import argparse",
+    "import math",
+    "import os",
+    "from pathlib import Path",
+    "from time import perf_counter",
+)
 _INSTEAD = "Run it with `autofit train`."
 _LONG = 80  # a context and its comment, which are indented by up to three levels
 _NEVER_OFF = ("precision", "optimizer")  # null stands for an optimizer of the user's own
@@ -57,7 +71,10 @@ _KNOWN_CLASSES = (
     'if data["labels"].max() >= NUM_LABELS:',
     '    raise SystemExit("the data has more classes than the model: change NUM_LABELS")',
 )
-_COUNTED = {"tokens": "EFFECTIVE_BATCH_SIZE * SEQUENCE_LENGTH", "samples": "EFFECTIVE_BATCH_SIZE"}  # in a step
+_COUNTED = {
+    "tokens": "EFFECTIVE_BATCH_SIZE * SEQUENCE_LENGTH",
+    "samples": "EFFECTIVE_BATCH_SIZE",
+}  # in a step
 _MATRICES = (
     'matrices = {"params": [p for p in trained if p.dim() >= 2], "weight_decay": WEIGHT_DECAY}',
     'others = {"params": [p for p in trained if p.dim() < 2], "weight_decay": 0.0}',
@@ -97,15 +114,23 @@ def train_script(
     packing = workload.get("packing")
     apart = bool(workload.get("document_tokens"))
     if packing is not None:
-        script = packed_samples(task.script, apart=apart) if packing else padded_samples(task.script)
+        script = (
+            packed_samples(task.script, apart=apart) if packing else padded_samples(task.script)
+        )
         task = replace(task, script=script)
     if packing is False and config.precision == "fp8":
-        raise InputError("train.py cannot be written for padded samples in fp8: it fills up no rows.", _INSTEAD)
+        raise InputError(
+            "train.py cannot be written for padded samples in fp8: it fills up no rows.", _INSTEAD
+        )
     if model_config.get("quantization_config"):
-        raise InputError("train.py cannot be written for a checkpoint that is quantised already.", _INSTEAD)
+        raise InputError(
+            "train.py cannot be written for a checkpoint that is quantised already.", _INSTEAD
+        )
     if "text_config" in model_config:  # of more than text, also where it is trained on text alone
         names = model_config.get("architectures")
-        own = auto_class(task, str(model_config["model_type"]), names if isinstance(names, list) else ())
+        own = auto_class(
+            task, str(model_config["model_type"]), names if isinstance(names, list) else ()
+        )
         task = replace(task, auto_classes=(own or task.auto_class,))
     # transformers counts the names in id2label, and takes 2 classes if there are none.
     classes = len(model_config.get("id2label") or ()) or int(model_config.get("num_labels") or 2)
@@ -114,7 +139,11 @@ def train_script(
         what = "regression" if classes == 1 else str(kind)
         raise InputError(f"train.py cannot be written for {what}: it reads class labels.", _INSTEAD)
     facts = hardware.to_dict() if isinstance(hardware, Hardware) else dict(hardware)
-    device, length, effective = str(facts["device"]), workload.get("sequence_length"), workload["effective_batch_size"]
+    device, length, effective = (
+        str(facts["device"]),
+        workload.get("sequence_length"),
+        workload["effective_batch_size"],
+    )
     layout = Layout.of(config)
     micro = config.micro_batch_size or effective // layout.samplers
     steps = config.gradient_accumulation_steps or effective // (micro * layout.samplers)
@@ -153,16 +182,26 @@ def train_script(
                 run=torchrun(layout, nodes_of(facts, layout)) if several else "python",
             )
         ),
-        "imports": _imports(task, fragments, device, str(facts.get("allocator") or EXPANDABLE), origin),
+        "imports": _imports(
+            task, fragments, device, str(facts.get("allocator") or EXPANDABLE), origin
+        ),
         "constants": [*constants, *fragments.constants],
         "flags": fill(template("flags"), flags),
         "architecture": _architecture(task, model_config, origin),
         "data": "\n\n".join(
-            fill(template(name), {"input_dtype": input_dtype, **task.script.slots}) for name in task.script.templates
+            fill(template(name), {"input_dtype": input_dtype, **task.script.slots})
+            for name in task.script.templates
         ),
-        "batches": fill(template("batches"), {"mask_argument": task.script.mask_argument, "batch": task.script.batch}),
-        "functions": "\n\n".join([*fragments.functions, _build_model(task, fragments, case), *made]),
-        "train_step": _train_step(task, fragments, "ranks" if several else "split" if steps > 1 else "whole"),
+        "batches": fill(
+            template("batches"),
+            {"mask_argument": task.script.mask_argument, "batch": task.script.batch},
+        ),
+        "functions": "\n\n".join(
+            [*fragments.functions, _build_model(task, fragments, case), *made]
+        ),
+        "train_step": _train_step(
+            task, fragments, "ranks" if several else "split" if steps > 1 else "whole"
+        ),
         "main": _main(task, fragments, optimizer),
     }
     return fill(template("train"), slots)
@@ -180,15 +219,24 @@ def _fragments(case: Case) -> Fragments:
     return together
 
 
-def _imports(task: Task, fragments: Fragments, device: str, allocator: str, origin: str) -> list[str]:
+def _imports(
+    task: Task, fragments: Fragments, device: str, allocator: str, origin: str
+) -> list[str]:
     def order(line: str) -> tuple[bool, str]:
         return line.startswith("from "), line
 
     classes = ["AutoConfig", task.auto_class, *(["AutoTokenizer"] if task.reads_text else [])]
     classes += ["BitsAndBytesConfig"] if fragments.quantization else []
     standard = {*_STANDARD, *fragments.standard, *(["import json"] if task.reads_text else [])}
-    library = {*task.script.imports, *fragments.imports, "import torch", import_from("transformers", *classes)}
-    early = [line.format(allocator=python_string(allocator), origin=origin) for line in _EARLY[device]]
+    library = {
+        *task.script.imports,
+        *fragments.imports,
+        "import torch",
+        import_from("transformers", *classes),
+    }
+    early = [
+        line.format(allocator=python_string(allocator), origin=origin) for line in _EARLY[device]
+    ]
     return [*sorted(standard, key=order), "", *early, "", *sorted(library, key=order)]
 
 
@@ -205,7 +253,11 @@ def _architecture(task: Task, model_config: Mapping[str, Any], origin: str) -> l
     ]
     arguments.sort(key=lambda argument: "\n" in argument)  # long ones last
     lines = [f"    {line}" for each in packed(arguments, WIDTH - 4) for line in lines_of(each)]
-    return [f"ARCHITECTURE = AutoConfig.for_model(  # as {origin}; --weights bring their own", *lines, ")"]
+    return [
+        f"ARCHITECTURE = AutoConfig.for_model(  # as {origin}; --weights bring their own",
+        *lines,
+        ")",
+    ]
 
 
 def _is_argument(name: str) -> bool:
@@ -217,20 +269,32 @@ def _build_model(task: Task, fragments: Fragments, case: Case) -> str:
     quantized = bool(fragments.quantization)
     # "auto" is the dtype of the checkpoint, which need not be widened first, to be narrowed again.
     dtype = fragments.load_dtype if quantized or not fragments.place else '"auto"'
-    given = [*(["num_labels=NUM_LABELS", "ignore_mismatched_sizes=True"] if task.classifies else []), f"dtype={dtype}"]
+    given = [
+        *(["num_labels=NUM_LABELS", "ignore_mismatched_sizes=True"] if task.classifies else []),
+        f"dtype={dtype}",
+    ]
     made = f"{task.auto_class}.from_config(ARCHITECTURE)"
     configure, padding = [], []
     if task.classifies_texts:
         configure = [_NO_CACHE, _PADDING.format("model.config.")]
         padding = [_PADDING.format("ARCHITECTURE.")]
-    first = ["weights or folder", "quantization_config=bnb", "device_map=DEVICE"] if quantized else ["weights"]
+    first = (
+        ["weights or folder", "quantization_config=bnb", "device_map=DEVICE"]
+        if quantized
+        else ["weights"]
+    )
     slots = {
         "held": fragments.held or "",
         "place": "the host, to be divided" if case.shards else "its device",
         "moved": "" if case.shards else ".to(DEVICE)",
         "adapt": [*configure, *fragments.adapt, *fragments.place, *fragments.shard],
-        "random_weights": [*padding, f"{made}.save_pretrained(folder)" if quantized else f"model = {made}"],
-        "load_weights": call(f"model = {task.auto_class}.from_pretrained", [*first, *given], indent=8),
+        "random_weights": [
+            *padding,
+            f"{made}.save_pretrained(folder)" if quantized else f"model = {made}",
+        ],
+        "load_weights": call(
+            f"model = {task.auto_class}.from_pretrained", [*first, *given], indent=8
+        ),
         "quantized": str(fragments.quantized),
         "quantization": call("bnb = BitsAndBytesConfig", fragments.quantization, indent=4),
     }
@@ -246,7 +310,9 @@ def _optimizer(fragments: Fragments, *, vectors: bool) -> tuple[list[str], list[
         made = fragments.optimizer.format(groups="groups", lr="lr", decay="")
         function = fill(template("step_in_backward"), {"knobs": knobs, "optimizer_call": made})
         return [function], ["step_in_backward(model, args.lr)"]
-    groups, decay = ("[matrices, others]", "") if vectors else ("trained", ", weight_decay=WEIGHT_DECAY")
+    groups, decay = (
+        ("[matrices, others]", "") if vectors else ("trained", ", weight_decay=WEIGHT_DECAY")
+    )
     trained = "trained = [p for p in model.parameters() if p.requires_grad]"
     rest = [*fragments.stepped_parts, *(_MATRICES if vectors else ())]
     if fragments.faster:
@@ -257,33 +323,47 @@ def _optimizer(fragments: Fragments, *, vectors: bool) -> tuple[list[str], list[
         rest += [f'groups = [{{"params": others}}, {{"params": faster, "lr": ratio * {rate}}}]']
     if fragments.spread:
         lines = [f"{trained}  # {knobs}", *rest]
-        return [], [*lines, f"optimizer = {fragments.optimizer.format(groups=groups, lr='args.lr', decay=decay)}"]
+        return [], [
+            *lines,
+            f"optimizer = {fragments.optimizer.format(groups=groups, lr='args.lr', decay=decay)}",
+        ]
     slots = {
         "knobs": f"{knobs}; weight decay on {'matrices alone' if vectors else 'the adapters'}",
         "lines": [trained, *rest],
         "optimizer_call": fragments.optimizer.format(groups=groups, lr="lr", decay=decay),
     }
-    return [fill(template("build_optimizer"), slots)], ["optimizer = build_optimizer(model, args.lr)"]
+    return [fill(template("build_optimizer"), slots)], [
+        "optimizer = build_optimizer(model, args.lr)"
+    ]
 
 
 def _train_step(task: Task, fragments: Fragments, kind: str) -> str:
     """The function of one of the templates `step_*`."""
     name = "batch" if kind == "whole" else "micro"
     loss = (
-        f"{fragments.loss}(model, {name})" if fragments.loss else f"model(**{name}{task.script.forward_arguments}).loss"
+        f"{fragments.loss}(model, {name})"
+        if fragments.loss
+        else f"model(**{name}{task.script.forward_arguments}).loss"
     )
     averaged = kind == "ranks"
     if averaged and fragments.loss:
         loss = f"model({name})"
     by_mean = averaged and not fragments.loss  # which is no number over nothing
-    lines = _within(fragments.forward, [f"loss = {loss}" if kind == "whole" or by_mean else f"loss = share * {loss}"])
+    lines = _within(
+        fragments.forward,
+        [f"loss = {loss}" if kind == "whole" or by_mean else f"loss = share * {loss}"],
+    )
     if by_mean:  # every process takes part in every forward, also where its samples count nothing
         lines += ["loss = loss * share if share else loss.nan_to_num() * 0"]
     weighted = "DEVICES * loss" if averaged else "loss"
     comment = "  # gradients are averaged over the devices" if averaged else ""
-    backward = f"scaler.scale({weighted})" if fragments.scaler else f"({weighted})" if averaged else "loss"
+    backward = (
+        f"scaler.scale({weighted})" if fragments.scaler else f"({weighted})" if averaged else "loss"
+    )
     lines += [f"{backward}.backward(){comment}"]
-    steps = ["scaler.step(optimizer)", "scaler.update()"] if fragments.scaler else ["optimizer.step()"]
+    steps = (
+        ["scaler.step(optimizer)", "scaler.update()"] if fragments.scaler else ["optimizer.step()"]
+    )
     slots = {
         "step_arguments": _step_arguments(fragments),
         "micro": fragments.micro,
@@ -305,7 +385,11 @@ def _within(contexts: Sequence[str], lines: list[str]) -> list[str]:
         code, mark, comment = context.partition("  # ")
         is_long = len(context) > _LONG
         above = [f"# {comment}"] if is_long else []
-        lines = [*above, f"with {code}:" if is_long else f"with {code}:{mark}{comment}", *_indented(lines)]
+        lines = [
+            *above,
+            f"with {code}:" if is_long else f"with {code}:{mark}{comment}",
+            *_indented(lines),
+        ]
     return lines
 
 

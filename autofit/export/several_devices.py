@@ -11,7 +11,8 @@ from autofit.export.tool import Files, Header, Request, Share, ToolKeys
 
 RING = "{} exchanges keys and values between devices, not heads, which was not measured"
 _GROUPS = (
-    "{} gives weights up between forward and backward on all devices, with less memory and more time than measured"
+    "{} gives weights up between forward and backward on all "
+    "devices, with less memory and more time than measured"
 )
 REDUCED = "{} averages gradients in 16 bits, which were measured in float32"
 ON_CPU = "{} divides no weights on a CPU, and needs more memory than measured"
@@ -44,13 +45,19 @@ def unsplit(request: Request, knob: str, why: str = "") -> ToolKeys:
     degree = request.config.get(knob)
     if degree in (None, 1):
         return ToolKeys(as_measured=True)
-    what = why or f"{request.title} splits no {'layers' if knob == 'tensor_parallel' else 'samples'}"
+    what = (
+        why or f"{request.title} splits no {'layers' if knob == 'tensor_parallel' else 'samples'}"
+    )
     left = f"{what}, and trains on {degree} times fewer devices, each of which holds more than measured"
     return request.keys(knob, {}, left, may_not_fit=True)
 
 
 def split(
-    request: Request, knob: str, path: str, instead: str | None = None, further: Mapping[str, Any] | None = None
+    request: Request,
+    knob: str,
+    path: str,
+    instead: str | None = None,
+    further: Mapping[str, Any] | None = None,
 ) -> ToolKeys:
     """The same knobs of a tool that takes the number of devices, with further keys."""
     degree = request.config.get(knob)
@@ -68,7 +75,9 @@ def is_fsdp(request: Request) -> bool:
     return request.config.data_parallel == "fsdp"
 
 
-def by_accelerate(request: Request, keys: Mapping[str, Any], title: str = "", *, autocast: bool = False) -> ToolKeys:
+def by_accelerate(
+    request: Request, keys: Mapping[str, Any], title: str = "", *, autocast: bool = False
+) -> ToolKeys:
     """`data_parallel` of a tool on accelerate, which divides weights on cards alone."""
     title, why, on_cpu = title or request.title, None, request.source.device == "cpu"
     if is_fsdp(request) and on_cpu:
@@ -83,7 +92,9 @@ def reshard(request: Request, path: str) -> ToolKeys:
     value = request.config.reshard_after_forward
     some = type(value) is int
     keys = {} if value is None else {path: bool(value)}
-    return request.keys("reshard_after_forward", keys, _GROUPS.format(request.title) if some else None)
+    return request.keys(
+        "reshard_after_forward", keys, _GROUPS.format(request.title) if some else None
+    )
 
 
 def offload(request: Request, path: str) -> ToolKeys:
@@ -98,7 +109,11 @@ def sentence(instead: Callable[[Request], str], *, may_not_fit: bool = False) ->
     def share(request: Request) -> ToolKeys:
         several = request.source.layout.world > 1 or request.config.data_parallel in ("ddp", "fsdp")
         what = instead(request) if several else None
-        return ToolKeys({}, request.keys("data_parallel", {}, what, may_not_fit=may_not_fit).deviations, not several)
+        return ToolKeys(
+            {},
+            request.keys("data_parallel", {}, what, may_not_fit=may_not_fit).deviations,
+            not several,
+        )
 
     return rows(share, tensor=_covered, context=_covered)
 
@@ -108,7 +123,11 @@ def on_one_device(title: str) -> dict[str, Share]:
 
     def instead(request: Request) -> str:
         count = request.layout.samplers
-        batch = f", and takes {count} times the gradient_accumulation_steps for the same batch" if count > 1 else ""
+        batch = (
+            f", and takes {count} times the gradient_accumulation_steps for the same batch"
+            if count > 1
+            else ""
+        )
         return f"{title} trains on one device here, which has to hold all weights{batch}"
 
     return sentence(instead, may_not_fit=True)
@@ -124,16 +143,24 @@ def accelerate(
         kind = request.config.data_parallel
         if kind not in ("ddp", "fsdp") and request.layout.world == 1:
             return ToolKeys(off or {}, as_measured=True)
-        kind = "ddp" if kind == "ddp" or request.source.device == "cpu" else "fsdp"  # which alone may be beside a split
+        kind = (
+            "ddp" if kind == "ddp" or request.source.device == "cpu" else "fsdp"
+        )  # which alone may be beside a split
         keys: dict[str, Any] = {
             "compute_environment": "LOCAL_MACHINE",
-            "distributed_type": "FSDP" if kind == "fsdp" else "MULTI_GPU",  # MULTI_CPU would start one
+            "distributed_type": "FSDP"
+            if kind == "fsdp"
+            else "MULTI_GPU",  # MULTI_CPU would start one
             "num_machines": request.nodes,
             "num_processes": request.layout.world,
             "machine_rank": 0,
         }
         if kind == "fsdp":
-            words = {"version": 2, "auto_wrap_policy": "TRANSFORMER_BASED_WRAP", "state_dict_type": "FULL_STATE_DICT"}
+            words = {
+                "version": 2,
+                "auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
+                "state_dict_type": "FULL_STATE_DICT",
+            }
             words["cpu_ram_efficient_loading"] = request.config.quantization == "none"
             keys |= {f"fsdp_config.fsdp_{name}": value for name, value in words.items()}
         keys = {f"{prefix}{name}": value for name, value in keys.items()}
@@ -141,7 +168,10 @@ def accelerate(
 
     def sizes(request: Request, knob: str = "", instead: str = "") -> ToolKeys:
         words = {} if request.config.data_parallel == "ddp" else parallelism(request)
-        words = {f"{prefix}parallelism_config.parallelism_config_{name}": each for name, each in words.items()}
+        words = {
+            f"{prefix}parallelism_config.parallelism_config_{name}": each
+            for name, each in words.items()
+        }
         if not knob:
             return ToolKeys(words)
         return (
@@ -171,7 +201,9 @@ def parallelism(request: Request) -> dict[str, int]:
 def launched(name: str) -> Files:
     """`files` of a tool with one YAML file, and beside it the one that accelerate starts several processes by."""
 
-    def files(source: ExportSource, tree: Mapping[str, Any], header: Header, file: str) -> dict[str, str]:
+    def files(
+        source: ExportSource, tree: Mapping[str, Any], header: Header, file: str
+    ) -> dict[str, str]:
         own = {key: value for key, value in tree.items() if key != "accelerate"}
         made = {file: yaml_file(header, own)}
         if "accelerate" in tree:

@@ -13,13 +13,25 @@ from autofit.core.tasks import task_named
 from autofit.core.workload import Hyperparameters
 from autofit.export.source import LEARNT, ExportSource, batches_fit
 from autofit.export.tool import Request, Share, ToolKeys
-from autofit.export.trainer import CHECKPOINTED, OF_BF16, TRAINER_KNOBS, TrainerCase, TrainerKeywords
+from autofit.export.trainer import (
+    CHECKPOINTED,
+    OF_BF16,
+    TRAINER_KNOBS,
+    TrainerCase,
+    TrainerKeywords,
+)
 
 RENAMED = "5.23.0"  # of transformers, where gradient_checkpointing became activation_checkpointing
 OFFLOADS = "5.17.0"  # of transformers, where checkpointing got an option to offload
 # The knobs that are set by TrainingArguments alone.
 TRAINER_ALONE = (
-    *("micro_batch_size", "gradient_accumulation_steps", "optimizer", "optimizer_offload", "optimizer_in_backward"),
+    *(
+        "micro_batch_size",
+        "gradient_accumulation_steps",
+        "optimizer",
+        "optimizer_offload",
+        "optimizer_in_backward",
+    ),
     "parameter_offload",
 )
 # Sentences with the tool's title left open.
@@ -86,7 +98,11 @@ def missing(title: str, *knobs: str, may_not_fit: bool = True, **instead: str) -
 
 def refuse_unknown(source: ExportSource, known: Collection[str], what: str) -> str | None:
     """For `refuse` of a tool with models of its own: these weights are none of them, or the batch sizes are wrong."""
-    return batches_fit(source) if source.weights in known else f"no {what} is known here for {source.weights}."
+    return (
+        batches_fit(source)
+        if source.weights in known
+        else f"no {what} is known here for {source.weights}."
+    )
 
 
 def global_batch(request: Request, path: str) -> ToolKeys:
@@ -113,8 +129,12 @@ def whole_blocks(request: Request, path: str) -> ToolKeys:
     value = request.config.activation_checkpointing
     budget = value.startswith("budget-")
     instead = None if value in ("none", "full") else WHOLE_BLOCKS.format(request.title)
-    instead = f"{request.title} has no budgets, and keeps more for the backward" if budget else instead
-    return request.keys("activation_checkpointing", {path: value in CHECKPOINTED}, instead, may_not_fit=budget)
+    instead = (
+        f"{request.title} has no budgets, and keeps more for the backward" if budget else instead
+    )
+    return request.keys(
+        "activation_checkpointing", {path: value in CHECKPOINTED}, instead, may_not_fit=budget
+    )
 
 
 def whole_blocks_of_trainer(request: Request, keys: Mapping[str, Any]) -> ToolKeys:
@@ -123,11 +143,18 @@ def whole_blocks_of_trainer(request: Request, keys: Mapping[str, Any]) -> ToolKe
     if value.startswith("budget-"):
         return ToolKeys(keys, keywords(request, "activation_checkpointing").deviations)
     whole = WHOLE_BLOCKS.format(request.title)
-    return request.keys("activation_checkpointing", keys, whole if value in ("alternate", "selective") else None)
+    return request.keys(
+        "activation_checkpointing", keys, whole if value in ("alternate", "selective") else None
+    )
 
 
 def offload_of_blocks(
-    request: Request, off: Mapping[str, Any], on: Mapping[str, Any], otherwise: str, *, slower: str | None = None
+    request: Request,
+    off: Mapping[str, Any],
+    on: Mapping[str, Any],
+    otherwise: str,
+    *,
+    slower: str | None = None,
 ) -> ToolKeys:
     """`activation_offload` of a tool that offloads checkpointed blocks only; `otherwise` is what it does without."""
     if request.config.activation_offload == "none":
@@ -137,7 +164,9 @@ def offload_of_blocks(
     return request.keys("activation_offload", off, otherwise, may_not_fit=True)
 
 
-def optimizer_class(request: Request, path: str, options: str, foreach: Mapping[str, Any] | None = None) -> ToolKeys:
+def optimizer_class(
+    request: Request, path: str, options: str, foreach: Mapping[str, Any] | None = None
+) -> ToolKeys:
     """`optimizer` by its class; `foreach` are further options of `adamw-foreach`."""
     value, learning = str(request.config.optimizer), Hyperparameters()
     narrow = value in OF_BF16
@@ -155,7 +184,9 @@ def compile_by_default(request: Request) -> ToolKeys:
     """`compile` of a tool that compiles block by block, as measured, in the default mode only."""
     value = request.config.compile
     instead = f"{request.title} compiles in its default mode, without timing several kernels"
-    return request.keys("compile", {"compile": value != "none"}, None if value in ("none", "default") else instead)
+    return request.keys(
+        "compile", {"compile": value != "none"}, None if value in ("none", "default") else instead
+    )
 
 
 def compile_by_blocks(request: Request, prefix: str, environment: str) -> ToolKeys:
@@ -185,7 +216,10 @@ def loader_of_data(source: ExportSource) -> str | None:
 
 
 def lora_rank(
-    request: Request, path: str, beside: Mapping[str, Any] | None = None, without: Mapping[str, Any] | None = None
+    request: Request,
+    path: str,
+    beside: Mapping[str, Any] | None = None,
+    without: Mapping[str, Any] | None = None,
 ) -> ToolKeys:
     """`lora_rank`, with further keys beside adapters and without them."""
     rank = request.config.lora_rank
@@ -205,7 +239,9 @@ def lora_alpha(request: Request, path: str = "lora_alpha") -> ToolKeys:
 def whole_alpha(request: Request, path: str = "lora_alpha") -> ToolKeys:
     """`lora_alpha` of a tool that takes whole numbers only."""
     whole = max(1, round(alpha(request)))
-    instead = None if whole == alpha(request) else f"{request.title} takes whole numbers, here {whole}"
+    instead = (
+        None if whole == alpha(request) else f"{request.title} takes whole numbers, here {whole}"
+    )
     return request.keys("lora_alpha", {path: whole}, instead)
 
 
@@ -214,7 +250,9 @@ def lora_dropout(request: Request, path: str = "lora_dropout") -> ToolKeys:
     return ToolKeys({path: request.config.lora_dropout or 0.0})
 
 
-def kinds_of_adapter(dora: str = "use_dora", rslora: str = "use_rslora", **plus: str) -> dict[str, Share]:
+def kinds_of_adapter(
+    dora: str = "use_dora", rslora: str = "use_rslora", **plus: str
+) -> dict[str, Share]:
     """The rows of DoRA and rsLoRA, and with `plus` of LoRA+ (`lora_plus`), by the path of each."""
     return values(lora_dora=dora, lora_rslora=rslora, **plus)
 
@@ -222,7 +260,13 @@ def kinds_of_adapter(dora: str = "use_dora", rslora: str = "use_rslora", **plus:
 def trainer_case(source: ExportSource) -> TrainerCase:
     """The config as `trainer` reads it; flash-attn is taken to be there if it was when this was measured."""
     flash_attn = "flash-attn" in source.versions
-    return TrainerCase(source.config, source.device, task_named(source.task), source.effective_batch_size, flash_attn)
+    return TrainerCase(
+        source.config,
+        source.device,
+        task_named(source.task),
+        source.effective_batch_size,
+        flash_attn,
+    )
 
 
 def keywords(request: Request, knob: str) -> TrainerKeywords:
@@ -234,7 +278,9 @@ def arguments(request: Request, knob: str, prefix: str = "") -> ToolKeys:
     """The keys of a knob that TrainingArguments alone hold."""
     trainer = keywords(request, knob)
     values = {**_TRAINER_OFF.get(knob, {}), **trainer.arguments}
-    return ToolKeys({f"{prefix}{name}": value for name, value in values.items()}, trainer.deviations)
+    return ToolKeys(
+        {f"{prefix}{name}": value for name, value in values.items()}, trainer.deviations
+    )
 
 
 def trainer_arguments(*knobs: str, prefix: str = "") -> dict[str, Share]:
@@ -251,4 +297,7 @@ def attention(request: Request, prefix: str = "") -> ToolKeys:
 
 def named_before(keys: Mapping[str, Any]) -> dict[str, Any]:
     """TrainingArguments by their names before RENAMED."""
-    return {name.replace("activation_checkpointing", "gradient_checkpointing"): each for name, each in keys.items()}
+    return {
+        name.replace("activation_checkpointing", "gradient_checkpointing"): each
+        for name, each in keys.items()
+    }

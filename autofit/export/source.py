@@ -40,8 +40,14 @@ def cached_casts(title: str, config: Config) -> tuple[Deviation, ...]:
     would make anew, which the precision knob does not keep."""
     mixed = config.precision.endswith("-mixed") and config.data_parallel != "fsdp"
     whole, again = not config.lora_rank, config.activation_checkpointing != "none"
-    copies = f"{title} keeps a copy of every weight in {config.precision[:4]} until a forward is over"
-    return (Deviation("precision", config.precision, copies, True),) if mixed and whole and again else ()
+    copies = (
+        f"{title} keeps a copy of every weight in {config.precision[:4]} until a forward is over"
+    )
+    return (
+        (Deviation("precision", config.precision, copies, True),)
+        if mixed and whole and again
+        else ()
+    )
 
 
 @dataclass(frozen=True)
@@ -55,7 +61,9 @@ class ExportSource:
     sequence_length: int | None = None
     effective_batch_size: int | None = None
     apart: bool = False  # packed samples do not see one another
-    packing: bool | None = None  # whether samples are put one after the other, or padded; None: no data is known
+    packing: bool | None = (
+        None  # whether samples are put one after the other, or padded; None: no data is known
+    )
     data: str | None = None  # the file that the search knew
     form: str | None = None  # one of LEARNT
     measured: Mapping[str, Any] | None = None
@@ -65,7 +73,9 @@ class ExportSource:
     targets: tuple[str, ...] = ()  # the layers that get adapters, as peft matches names
     outputs: tuple[str, ...] = ()  # those of them that compute the model's outputs
     heads: tuple[str, ...] = ()  # the layers trained whole beside adapters
-    experts: tuple[str, ...] = ()  # the parameters that hold the weights of experts, where there are adapters
+    experts: tuple[
+        str, ...
+    ] = ()  # the parameters that hold the weights of experts, where there are adapters
     adapted_experts: tuple[str, ...] = ()  # those of them that get adapters
     off: Mapping[str, Value] = field(default_factory=dict)  # of every registered knob
 
@@ -118,7 +128,9 @@ def batch_sizes(config: Config, effective: int | None) -> tuple[int, int]:
     micro, steps = config.micro_batch_size, config.gradient_accumulation_steps
     for name, size in (("micro_batch_size", micro), ("gradient_accumulation_steps", steps)):
         if not isinstance(size, int) or size < 1:
-            remedy = "Give micro_batch_size and gradient_accumulation_steps, as a search writes them."
+            remedy = (
+                "Give micro_batch_size and gradient_accumulation_steps, as a search writes them."
+            )
             raise InputError(f"{name} must be a whole number here, not {size!r}.", remedy)
     assert isinstance(micro, int) and isinstance(steps, int)
     check_batch_sizes(micro, steps, effective, Layout.of(config))

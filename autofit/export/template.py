@@ -39,11 +39,18 @@ def fill(text: str, slots: Mapping[str, str | Sequence[str]]) -> str:
 def literal(value: Any, indent: int = 0, used: int = 0) -> str:
     """Plain data as Python source: on one line if it fits beside `used` columns, else packed on several lines."""
     flat = _flat(value)
-    if len(flat) + indent + used <= WIDTH - 1 or not isinstance(value, dict | list | tuple) or not value:
+    if (
+        len(flat) + indent + used <= WIDTH - 1
+        or not isinstance(value, dict | list | tuple)
+        or not value
+    ):
         return flat
     inner = " " * (indent + 4)
     if isinstance(value, dict):
-        items = [f"{_flat(key)}: {literal(each, indent + 4, len(_flat(key)) + 2)}" for key, each in value.items()]
+        items = [
+            f"{_flat(key)}: {literal(each, indent + 4, len(_flat(key)) + 2)}"
+            for key, each in value.items()
+        ]
         opening, closing = "{", "}"
     else:
         items = [literal(each, indent + 4) for each in value]

@@ -58,7 +58,9 @@ class Request:
     @property
     def layout(self) -> Layout:
         """How the tool's processes are divided: without those that take part in what it cannot split."""
-        unsplit = {name: 1 for name, knob in KNOBS.items() if knob.same_samples and name not in self.splits}
+        unsplit = {
+            name: 1 for name, knob in KNOBS.items() if knob.same_samples and name not in self.splits
+        }
         return Layout.of({**self.config, **unsplit})
 
     @property
@@ -81,9 +83,13 @@ class Request:
     def deviation(self, knob: str, instead: str, *, may_not_fit: bool = False) -> Deviation:
         return Deviation(knob, self.config.get(knob), instead, may_not_fit)
 
-    def keys(self, knob: str, keys: Mapping[str, Any], instead: str | None, *, may_not_fit: bool = False) -> ToolKeys:
+    def keys(
+        self, knob: str, keys: Mapping[str, Any], instead: str | None, *, may_not_fit: bool = False
+    ) -> ToolKeys:
         """The keys of a knob; with `instead`, they deviate from what was measured."""
-        return ToolKeys(keys, (self.deviation(knob, instead, may_not_fit=may_not_fit),) if instead else ())
+        return ToolKeys(
+            keys, (self.deviation(knob, instead, may_not_fit=may_not_fit),) if instead else ()
+        )
 
 
 Share = Callable[[Request], ToolKeys]
@@ -95,11 +101,17 @@ Files = Callable[[ExportSource, Mapping[str, Any], Header, str], dict[str, str]]
 class Tool:
     """One tool that configs are exported to."""
 
-    title: str  # in small letters and without hyphens, the word after `--to` and the name of its file
-    versions: tuple[str, ...]  # where its keys changed, oldest first; the last one is what this was checked with
+    title: (
+        str  # in small letters and without hyphens, the word after `--to` and the name of its file
+    )
+    versions: tuple[
+        str, ...
+    ]  # where its keys changed, oldest first; the last one is what this was checked with
     run: str  # how the export is used, one line, from the slots of `command`
     knobs: Mapping[str, Share]  # the keys of each knob, written out also when it is off
-    fixed: Callable[[Request], Mapping[str, Any]]  # keys that no knob decides: the model, the data, how to learn
+    fixed: Callable[
+        [Request], Mapping[str, Any]
+    ]  # keys that no knob decides: the model, the data, how to learn
     file: str = ""  # what its most important file is called; empty: NAME.yaml
     # The text of every file by name, that one first, from all keys, nested as the tool has them, the header, and what
     # the first one is called now; None: one YAML file of all keys.
@@ -108,14 +120,28 @@ class Tool:
     without: str = ""  # what the tool does with a knob that is not in `knobs`, as half a sentence
     without_may_not_fit: bool = True  # that may take more memory than was measured
     tasks: tuple[str, ...] = ()  # what the tool can train; empty: anything
-    splits: tuple[str, ...] = ()  # of tensor_parallel and context_parallel, those that it has keys for
-    expert_targets: str = ""  # the key of experts' parameters that get adapters; empty: there is none
-    quantises_experts: tuple[Value, ...] = ()  # the values of `quantization` that it holds experts in, too
-    caches_casts: bool = True  # whether its autocast keeps copies of weights until a forward is over
+    splits: tuple[
+        str, ...
+    ] = ()  # of tensor_parallel and context_parallel, those that it has keys for
+    expert_targets: str = (
+        ""  # the key of experts' parameters that get adapters; empty: there is none
+    )
+    quantises_experts: tuple[
+        Value, ...
+    ] = ()  # the values of `quantization` that it holds experts in, too
+    caches_casts: bool = (
+        True  # whether its autocast keeps copies of weights until a forward is over
+    )
     packing: str = ""  # the key for putting samples one after the other
-    apart: bool | None = None  # whether samples packed so do not see one another; None: a key says it
-    packs: bool | None = None  # what it always does, without such a key; None: what the user's own data loader does
-    refuse: Callable[[ExportSource], str | None] = batches_fit  # why the tool cannot train a config, or None
+    apart: bool | None = (
+        None  # whether samples packed so do not see one another; None: a key says it
+    )
+    packs: bool | None = (
+        None  # what it always does, without such a key; None: what the user's own data loader does
+    )
+    refuse: Callable[[ExportSource], str | None] = (
+        batches_fit  # why the tool cannot train a config, or None
+    )
 
     @property
     def name(self) -> str:
@@ -138,10 +164,26 @@ class Tool:
         layout, nodes = request.layout, request.nodes
         if layout.world == 1 or not self.run_several:
             return self.run.format(**_names(file))
-        further = "" if nodes == 1 else " --machine_rank NODE --main_process_ip FIRST_NODE --main_process_port 29500"
-        meeting = "" if nodes == 1 else f" --nnodes={nodes} --rdzv_backend=c10d --rdzv_endpoint=FIRST_NODE:29500"
-        slots = {"torchrun": torchrun(layout, nodes), "each": layout.world // nodes, "nodes": nodes, "further": further}
-        slots |= {"rendezvous": meeting, "on_cpu": "ACCELERATE_USE_CPU=true " * (request.source.device == "cpu")}
+        further = (
+            ""
+            if nodes == 1
+            else " --machine_rank NODE --main_process_ip FIRST_NODE --main_process_port 29500"
+        )
+        meeting = (
+            ""
+            if nodes == 1
+            else f" --nnodes={nodes} --rdzv_backend=c10d --rdzv_endpoint=FIRST_NODE:29500"
+        )
+        slots = {
+            "torchrun": torchrun(layout, nodes),
+            "each": layout.world // nodes,
+            "nodes": nodes,
+            "further": further,
+        }
+        slots |= {
+            "rendezvous": meeting,
+            "on_cpu": "ACCELERATE_USE_CPU=true " * (request.source.device == "cpu"),
+        }
         return self.run_several.format(**slots, **_names(file))
 
     def schema(self, version: str | None, measured_with: str | None = None) -> str:
@@ -149,7 +191,10 @@ class Tool:
         is the one that the config was measured with, or the newest. Raises InputError for what is not a version, or one
         older than all of `versions`."""
         if version is not None and not (isinstance(version, str) and _numbers(version)):
-            raise InputError(f"{shown(version)} is not a version of {self.title}.", f"For example {self.versions[-1]}.")
+            raise InputError(
+                f"{shown(version)} is not a version of {self.title}.",
+                f"For example {self.versions[-1]}.",
+            )
         limit = _numbers(version or measured_with or "") or _numbers(self.versions[-1])
         schema = next((each for each in reversed(self.versions) if _numbers(each) <= limit), None)
         if schema is None and version is not None:
@@ -180,49 +225,72 @@ class Export:
     def message(self) -> str:
         """The deviations, a line each, below a line that says so if nothing was measured."""
         unmeasured = [NOTHING_MEASURED] if self.predicted else []
-        return "".join(f"{line}\n" for line in (*unmeasured, *(each.message for each in self.departures)))
+        return "".join(
+            f"{line}\n" for line in (*unmeasured, *(each.message for each in self.departures))
+        )
 
     def to_json(self) -> dict[str, Any]:
         """The one object that `autofit export --json` prints."""
         tool = {"schema": 1, "tool": self.tool, "tool_version": self.version}
         departures = [asdict(each) for each in self.departures]
-        return {**tool, "files": dict(self.files), "departures": departures, "predicted": self.predicted}
+        return {
+            **tool,
+            "files": dict(self.files),
+            "departures": departures,
+            "predicted": self.predicted,
+        }
 
 
 def write(tool: Tool, source: ExportSource, version: str | None = None, file: str = "") -> Export:
     """Write a config for a tool; `file`: what its first file is to be called. Raises InputError where the tool cannot
     train this at all, or the keys of that version are not known."""
     file = file or tool.file or f"{tool.name}.yaml"
-    request = Request(source, tool.schema(version, source.versions.get(tool.name)), tool.title, tool.splits)
+    request = Request(
+        source, tool.schema(version, source.versions.get(tool.name)), tool.title, tool.splits
+    )
     if reason := tool.why_not(source):
         raise InputError(reason, "See `autofit export --to list`.")
     shares = {knob: _share(tool, knob, request) for knob in source.config}
     of_experts = _of_experts(tool, request)
     deviations = tuple(
-        each for share in (*shares.values(), of_experts, _packing(tool, source)) for each in share.deviations
+        each
+        for share in (*shares.values(), of_experts, _packing(tool, source))
+        for each in share.deviations
     )
     deviations += cached_casts(tool.title, source.config) if tool.caches_casts else ()
     if source.predicted:
         words = ("measured", "predicted")
-        deviations = tuple(replace(each, instead=each.instead.replace(*words)) for each in deviations)
+        deviations = tuple(
+            replace(each, instead=each.instead.replace(*words)) for each in deviations
+        )
     keys = dict(tool.fixed(request))
     for share in shares.values():
         keys |= share.keys
     keys |= {**of_experts.keys, **_packing(tool, source).keys}
     command = tool.command(request, file)
-    header = export_header(f"{tool.title} {request.version}", source, deviations=deviations, run=command)
+    header = export_header(
+        f"{tool.title} {request.version}", source, deviations=deviations, run=command
+    )
     tree = nested(keys)
-    files = tool.files(source, tree, header, file) if tool.files else {file: yaml_file(header, tree)}
+    files = (
+        tool.files(source, tree, header, file) if tool.files else {file: yaml_file(header, tree)}
+    )
     others = [*tool.files(source, tree, header, "")][1:] if tool.files else []
     if file in (PurePosixPath(name).name for name in others):
-        raise InputError(f"{shown(file)} is another file of this export.", "Choose another --output.")
+        raise InputError(
+            f"{shown(file)} is another file of this export.", "Choose another --output."
+        )
     by_knob = {knob: share.keys for knob, share in shares.items()}
     return Export(tool.name, request.version, files, deviations, by_knob, bool(source.predicted))
 
 
 def _names(file: str) -> dict[str, str]:
     """The slots of a command for the name of the first file: as a word of a shell, in Python, and as a module."""
-    return {"file": shell_path(file), "literal": python_string(file), "module": shell_path(file.removesuffix(".py"))}
+    return {
+        "file": shell_path(file),
+        "literal": python_string(file),
+        "module": shell_path(file.removesuffix(".py")),
+    }
 
 
 def _packing(tool: Tool, source: ExportSource) -> ToolKeys:
@@ -236,7 +304,9 @@ def _packing(tool: Tool, source: ExportSource) -> ToolKeys:
     if None in (tool.packs, source.packing) or tool.packs == source.packing:
         return ToolKeys()
     does = "packs samples" if tool.packs else "pads samples, of whose tokens fewer count"
-    return ToolKeys(deviations=(Deviation("packing", source.packing, f"{tool.title} always {does}"),))
+    return ToolKeys(
+        deviations=(Deviation("packing", source.packing, f"{tool.title} always {does}"),)
+    )
 
 
 def _of_experts(tool: Tool, request: Request) -> ToolKeys:
@@ -244,12 +314,16 @@ def _of_experts(tool: Tool, request: Request) -> ToolKeys:
     source, deviations = request.source, []
     adapted, value = list(source.adapted_experts), source.config.quantization
     if adapted and not tool.expert_targets:
-        deviations.append(request.deviation("lora_targets", f"{tool.title} puts no adapters beside experts"))
+        deviations.append(
+            request.deviation("lora_targets", f"{tool.title} puts no adapters beside experts")
+        )
     quantised = value in (None, source.off.get("quantization")) or value in tool.quantises_experts
     if source.experts and not quantised and "quantization" in tool.knobs:
         instead = f"{tool.title} leaves the experts unquantised"
         deviations.append(request.deviation("quantization", instead, may_not_fit=True))
-    return ToolKeys({tool.expert_targets: adapted} if adapted and tool.expert_targets else {}, tuple(deviations))
+    return ToolKeys(
+        {tool.expert_targets: adapted} if adapted and tool.expert_targets else {}, tuple(deviations)
+    )
 
 
 def _share(tool: Tool, knob: str, request: Request) -> ToolKeys:
@@ -257,10 +331,16 @@ def _share(tool: Tool, knob: str, request: Request) -> ToolKeys:
     source, share = request.source, tool.knobs.get(knob)
     value, off, registered = source.config[knob], source.off.get(knob), knob in source.off
     of_adapters = bool(knob_named(knob).beside)
-    if share and of_adapters and not source.config.lora_rank:  # tools are asked for these only beside adapters
+    if (
+        share and of_adapters and not source.config.lora_rank
+    ):  # tools are asked for these only beside adapters
         return ToolKeys()
     answer = share(request) if share else ToolKeys()
-    if answer.deviations or answer.as_measured or (value in (None, off) if registered else is_off(value)):
+    if (
+        answer.deviations
+        or answer.as_measured
+        or (value in (None, off) if registered else is_off(value))
+    ):
         return answer
     if share:
         switched_off = replace(source, config=source.config.replace(**{knob: off}))

@@ -34,7 +34,8 @@ OPTIMIZERS = {
     "sgd": "sgd",
 }
 _ROUNDS_SO = (
-    "torchao's 8-bit AdamW, which rounds bf16 weights stochastically, takes its place, in less memory than measured"
+    "torchao's 8-bit AdamW, which rounds bf16 weights "
+    "stochastically, takes its place, in less memory than measured"
 )
 OF_BF16 = {  # what many tools do; after the title
     "adamw-master": f"keeps no float32 copies of bf16 weights; {_ROUNDS_SO}",
@@ -42,7 +43,9 @@ OF_BF16 = {  # what many tools do; after the title
 }
 # Whose kernels know no weights that are divided.
 _WHOLE_WEIGHTS = ("adamw_bnb_8bit", "lion_8bit", "paged_adamw_8bit", "paged_adamw_32bit")
-_EMBEDDINGS = "Trainer keeps the state of embeddings in 32 bits, which takes more memory than measured"
+_EMBEDDINGS = (
+    "Trainer keeps the state of embeddings in 32 bits, which takes more memory than measured"
+)
 _OPTIMIZERS_INSTEAD = {
     **dict.fromkeys(("adamw-8bit", "lion-8bit", "paged-adamw-8bit"), _EMBEDDINGS),
     **{value: f"Trainer {why}" for value, why in OF_BF16.items()},
@@ -54,7 +57,9 @@ _CHECKPOINTING_INSTEAD = {
     "selective": f"{_WHOLE} than measured",
     "alternate": "Trainer begins with the first block, so of an odd number it checkpoints one more than was measured",
 }
-_ALL_DEVICES = "gives weights up between forward and backward, with less memory and more time than measured"
+_ALL_DEVICES = (
+    "gives weights up between forward and backward, with less memory and more time than measured"
+)
 # The values of activation_checkpointing that checkpoint blocks.
 CHECKPOINTED = ("full", "alternate", "selective")
 # Liger's own names; it ignores those that a model has no part for.
@@ -89,7 +94,9 @@ class TrainerCase:
     effective_batch_size: int | None = None
     flash_attn: bool = False
 
-    def keywords(self, knob: str, instead: str | None, *, may_not_fit: bool = False, **groups: Any) -> TrainerKeywords:
+    def keywords(
+        self, knob: str, instead: str | None, *, may_not_fit: bool = False, **groups: Any
+    ) -> TrainerKeywords:
         """The keywords of a knob by group; with `instead`, they deviate from what was measured."""
         deviations = (Deviation(knob, self.config[knob], instead, may_not_fit),) if instead else ()
         return TrainerKeywords(**groups, deviations=deviations)
@@ -104,7 +111,9 @@ def trainer_keywords(case: TrainerCase) -> TrainerKeywords:
         if name in TRAINER_KNOBS:
             together = together.joined(TRAINER_KNOBS[name](case))
         elif not is_off(value):
-            together = together.joined(case.keywords(name, "Trainer does not know this knob, and runs without it"))
+            together = together.joined(
+                case.keywords(name, "Trainer does not know this knob, and runs without it")
+            )
     return together.joined(TrainerKeywords(deviations=cached_casts("Trainer", case.config)))
 
 
@@ -121,7 +130,9 @@ def learning(schedule: str = "lr_scheduler_type") -> dict[str, Any]:
 
 def _micro_batch(case: TrainerCase) -> TrainerKeywords:
     micro, _ = batch_sizes(case.config, case.effective_batch_size)
-    return TrainerKeywords(arguments={"per_device_train_batch_size": micro, "per_device_eval_batch_size": micro})
+    return TrainerKeywords(
+        arguments={"per_device_train_batch_size": micro, "per_device_eval_batch_size": micro}
+    )
 
 
 def _accumulation(case: TrainerCase) -> TrainerKeywords:
@@ -136,13 +147,23 @@ def _precision(case: TrainerCase) -> TrainerKeywords:
     value = case.config.precision
     if value in _HALF:
         if value == "fp16-mixed" and case.device == "cpu":
-            raise InputError("Trainer runs fp16-mixed on a GPU only.", "Set precision to bf16-mixed or fp32.")
+            raise InputError(
+                "Trainer runs fp16-mixed on a GPU only.", "Set precision to bf16-mixed or fp32."
+            )
         dtype = _HALF[value] if case.config.lora_rank else "float32"
         name = value.removesuffix("-mixed")
-        return TrainerKeywords(arguments={name: True}, model={"dtype": dtype}, trained_dtype="float32")
+        return TrainerKeywords(
+            arguments={name: True}, model={"dtype": dtype}, trained_dtype="float32"
+        )
     if value in ("bf16", "fp8"):
-        slower = "Trainer multiplies in bfloat16, which is slower than measured" if value == "fp8" else None
-        keywords = case.keywords("precision", slower, model={"dtype": "bfloat16"}, trained_dtype="bfloat16")
+        slower = (
+            "Trainer multiplies in bfloat16, which is slower than measured"
+            if value == "fp8"
+            else None
+        )
+        keywords = case.keywords(
+            "precision", slower, model={"dtype": "bfloat16"}, trained_dtype="bfloat16"
+        )
         if case.task.medium == "images":
             images = "Trainer leaves images in float32; give pixel_values in bfloat16"
             keywords = keywords.joined(case.keywords("precision", images))
@@ -156,7 +177,9 @@ def _checkpointing(case: TrainerCase) -> TrainerKeywords:
     knob = "activation_checkpointing"
     value = str(case.config[knob])
     if value.startswith("budget-"):
-        setting = f"torch._functorch.config.activation_memory_budget = {value.removeprefix('budget-')}"
+        setting = (
+            f"torch._functorch.config.activation_memory_budget = {value.removeprefix('budget-')}"
+        )
         why = f"Trainer has no argument for it and keeps more for the backward; set {setting} yourself"
         return case.keywords(knob, why, may_not_fit=True)
     if value not in CHECKPOINTED:
@@ -203,7 +226,11 @@ def _quantization(case: TrainerCase) -> TrainerKeywords:
     keywords: dict[str, Any] = {"load_in_8bit": True}
     if value != "int8":
         dtype = "bfloat16" if precision == "bf16" else _HALF.get(precision, "float32")
-        keywords = {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": value == "nf4-dq"}
+        keywords = {
+            "load_in_4bit": True,
+            "bnb_4bit_quant_type": "nf4",
+            "bnb_4bit_use_double_quant": value == "nf4-dq",
+        }
         keywords["bnb_4bit_compute_dtype"] = dtype
         if case.config.data_parallel == "fsdp":
             keywords["bnb_4bit_quant_storage"] = dtype  # whole numbers are not divided
@@ -232,7 +259,9 @@ def _optimizer(case: TrainerCase) -> TrainerKeywords:
         arguments["optim_args"] = "bf16_stochastic_round=True"
     if value == "lion-8bit":
         arguments["adam_beta2"] = 0.99  # Lion's; Trainer would give it AdamW's
-    return case.keywords("optimizer", instead, may_not_fit=instead is _EMBEDDINGS, arguments=arguments)
+    return case.keywords(
+        "optimizer", instead, may_not_fit=instead is _EMBEDDINGS, arguments=arguments
+    )
 
 
 def _compile(case: TrainerCase) -> TrainerKeywords:
@@ -241,7 +270,9 @@ def _compile(case: TrainerCase) -> TrainerKeywords:
         return TrainerKeywords()
     how = "block by block, as measured, it does with ACCELERATE_DYNAMO_USE_REGIONAL_COMPILATION=1 in the environment"
     arguments = {"torch_compile": True, "torch_compile_mode": value}
-    return case.keywords("compile", f"Trainer compiles the model as one; {how}", arguments=arguments)
+    return case.keywords(
+        "compile", f"Trainer compiles the model as one; {how}", arguments=arguments
+    )
 
 
 def _attention(case: TrainerCase) -> TrainerKeywords:
@@ -252,7 +283,9 @@ def _attention(case: TrainerCase) -> TrainerKeywords:
         return TrainerKeywords(model={"attn_implementation": "eager"})
     if case.flash_attn:
         return TrainerKeywords(model={"attn_implementation": "flash_attention_2"})
-    why = "without flash-attn, PyTorch takes its own flash kernel where it can, and another elsewhere"
+    why = (
+        "without flash-attn, PyTorch takes its own flash kernel where it can, and another elsewhere"
+    )
     return case.keywords("attention", why, may_not_fit=True, model={"attn_implementation": "sdpa"})
 
 
@@ -284,7 +317,10 @@ def _fsdp(case: TrainerCase) -> dict[str, Any]:
     config, options = case.config, dict[str, Any]()
     if config.data_parallel == "fsdp":
         options = {"version": 2, "cpu_ram_efficient_loading": config.quantization == "none"}
-    for knob, name in (("reshard_after_forward", "reshard_after_forward"), ("fsdp_offload", "cpu_offload")):
+    for knob, name in (
+        ("reshard_after_forward", "reshard_after_forward"),
+        ("fsdp_offload", "cpu_offload"),
+    ):
         if config.get(knob) is not None:
             options[name] = config[knob] not in (False, "none")
     return options
@@ -295,7 +331,9 @@ def _reshard(case: TrainerCase) -> TrainerKeywords:
     if case.config[knob] is None:
         return TrainerKeywords()
     some = type(case.config[knob]) is int
-    return case.keywords(knob, f"Trainer {_ALL_DEVICES}" if some else None, arguments={"fsdp_config": _fsdp(case)})
+    return case.keywords(
+        knob, f"Trainer {_ALL_DEVICES}" if some else None, arguments={"fsdp_config": _fsdp(case)}
+    )
 
 
 def _replicate(case: TrainerCase) -> TrainerKeywords:
@@ -317,7 +355,9 @@ def _impossible(knob: str, instead: str, *values: str) -> Callable[[TrainerCase]
         value = case.config[knob]
         if is_off(value) if not values else value not in values:
             return TrainerKeywords()
-        return case.keywords(knob, f"{instead}, and needs more memory than measured", may_not_fit=True)
+        return case.keywords(
+            knob, f"{instead}, and needs more memory than measured", may_not_fit=True
+        )
 
     return keywords
 
@@ -331,25 +371,36 @@ TRAINER_KNOBS: dict[str, Callable[[TrainerCase], TrainerKeywords]] = {
     "activation_offload": _offload,
     "lora_rank": _lora,
     **dict.fromkeys(  # see lora_rank
-        ("lora_targets", "lora_alpha", "lora_dropout", "lora_dora", "lora_rslora"), lambda case: TrainerKeywords()
+        ("lora_targets", "lora_alpha", "lora_dropout", "lora_dora", "lora_rslora"),
+        lambda case: TrainerKeywords(),
     ),
     "lora_plus": _plus,
     "quantization": _quantization,
     "optimizer": _optimizer,
-    "optimizer_offload": _impossible("optimizer_offload", "Trainer keeps the optimizer's state on the device"),
-    "optimizer_in_backward": _impossible("optimizer_in_backward", "Trainer holds all gradients until the update"),
+    "optimizer_offload": _impossible(
+        "optimizer_offload", "Trainer keeps the optimizer's state on the device"
+    ),
+    "optimizer_in_backward": _impossible(
+        "optimizer_in_backward", "Trainer holds all gradients until the update"
+    ),
     "data_parallel": _data_parallel,
     "data_parallel_replicate": _replicate,
     "data_parallel_shard": lambda case: TrainerKeywords(),  # what is left
     "reshard_after_forward": _reshard,
-    "tensor_parallel": _split("tensor_parallel", "layers", "from_pretrained distributed_config=DistributedConfig(...)"),
-    "context_parallel": _split("context_parallel", "samples", "it parallelism_config=ParallelismConfig(cp_size=...)"),
+    "tensor_parallel": _split(
+        "tensor_parallel", "layers", "from_pretrained distributed_config=DistributedConfig(...)"
+    ),
+    "context_parallel": _split(
+        "context_parallel", "samples", "it parallelism_config=ParallelismConfig(cp_size=...)"
+    ),
     "fsdp_offload": lambda case: TrainerKeywords(
         arguments={} if case.config.fsdp_offload is None else {"fsdp_config": _fsdp(case)}
     ),
     "parameter_offload": _impossible("parameter_offload", "Trainer keeps weights on the device"),
     "compile": _compile,
     "attention": _attention,
-    "loss": _impossible("loss", "Trainer holds the logits of all tokens", "chunked"),  # `fused` is one of Liger's
+    "loss": _impossible(
+        "loss", "Trainer holds the logits of all tokens", "chunked"
+    ),  # `fused` is one of Liger's
     "kernels": _liger,
 }

@@ -15,21 +15,29 @@ from autofit.core.pareto import OtherBudget
 from autofit.hardware.catalogue import card, card_names, sold_bytes
 from autofit.hardware.device import END_OTHERS
 
-_STEP = GIB // 4  # free memory is rounded down to this: a little more held by a display tomorrow changes no budget
+_STEP = (
+    GIB // 4
+)  # free memory is rounded down to this: a little more held by a display tomorrow changes no budget
 _MORE_BYTES = 4 * GIB
 _SAME_SIZE = 0.1  # cards sold as one size differ by less: of 24 GB ones 22.0 and 23.6 GiB are free
 
 
-def budget_for(options: SearchOptions, hardware: Hardware, started_with: int | None = None) -> Budget:
+def budget_for(
+    options: SearchOptions, hardware: Hardware, started_with: int | None = None
+) -> Budget:
     """The budget that the options allow on this hardware. A search that is resumed goes on with the device bytes it was
     `started_with`, whatever is free today: what ran out of less memory would prove nothing of more. Raises InputError
     for more than the machine has, ProbeError where nothing of the card is free."""
-    host_bytes = int(hardware.host_free_bytes * (FREE_FRACTION if hardware.here else hardware.devices))
+    host_bytes = int(
+        hardware.host_free_bytes * (FREE_FRACTION if hardware.here else hardware.devices)
+    )
     if options.host_mem is not None:
         host_bytes = gib_to_bytes(options.host_mem)
         if host_bytes > hardware.host_memory_bytes and hardware.here:
             has = f"this machine has {_gib(hardware.host_memory_bytes)} GiB"
-            raise InputError(f"--host-mem {options.host_mem:g} is more than the host: {has}.", "Give less.")
+            raise InputError(
+                f"--host-mem {options.host_mem:g} is more than the host: {has}.", "Give less."
+            )
     return Budget(started_with or _device_bytes(options, hardware), host_bytes, options.margin)
 
 
@@ -53,17 +61,34 @@ def other_budgets(budget: Budget, hardware: Hardware) -> tuple[OtherBudget, ...]
     on both 4 GiB more, or a quarter where that is less."""
     size, capability = budget.device_bytes, hardware.capability or (0, 0)
     if hardware.device == "cuda":
-        cards = [each for each in map(card, card_names()) if each.runs_cuda and each.capability >= capability]
+        cards = [
+            each
+            for each in map(card, card_names())
+            if each.runs_cuda and each.capability >= capability
+        ]
         smaller = [each for each in cards if each.memory_bytes < size * (1 - _SAME_SIZE)]
         larger = [each for each in cards if each.memory_bytes > size * (1 + _SAME_SIZE)]
-        chosen = [("the next smaller card", each) for each in sorted(smaller, key=lambda each: -each.memory_bytes)[:1]]
-        chosen += [("the next larger card", each) for each in sorted(larger, key=lambda each: each.memory_bytes)[:1]]
+        chosen = [
+            ("the next smaller card", each)
+            for each in sorted(smaller, key=lambda each: -each.memory_bytes)[:1]
+        ]
+        chosen += [
+            ("the next larger card", each)
+            for each in sorted(larger, key=lambda each: each.memory_bytes)[:1]
+        ]
         budgets = [OtherBudget(why, each.memory_bytes, each.title) for why, each in chosen]
     else:
-        budgets = [OtherBudget("half of it", max(1, size // 2)), OtherBudget("twice as much", 2 * size)]
-    why, more = ("4 GiB more", _MORE_BYTES) if size >= _MORE_BYTES else ("a quarter more", size // 4)
+        budgets = [
+            OtherBudget("half of it", max(1, size // 2)),
+            OtherBudget("twice as much", 2 * size),
+        ]
+    why, more = (
+        ("4 GiB more", _MORE_BYTES) if size >= _MORE_BYTES else ("a quarter more", size // 4)
+    )
     budgets.append(OtherBudget(why, size + more))
-    by_size = {each.device_bytes: each for each in reversed(budgets)}  # of two of the same size the first stays
+    by_size = {
+        each.device_bytes: each for each in reversed(budgets)
+    }  # of two of the same size the first stays
     return tuple(by_size[nbytes] for nbytes in sorted(by_size))
 
 
@@ -73,10 +98,14 @@ def _device_bytes(options: SearchOptions, hardware: Hardware) -> int:
     has = f"{hardware.name} has {_gib(hardware.memory_bytes)} GiB"
     if hardware.device == "cpu":
         if options.mem is not None and asked > hardware.memory_bytes:
-            raise InputError(f"--mem {options.mem:g} is more than the machine: {has}.", "Give a smaller budget.")
+            raise InputError(
+                f"--mem {options.mem:g} is more than the machine: {has}.", "Give a smaller budget."
+            )
         return asked
     if asked > sold_bytes(hardware):
-        raise InputError(f"--gpu-mem {options.gpu_mem:g} is more than the card: {has}.", "Give a smaller budget.")
+        raise InputError(
+            f"--gpu-mem {options.gpu_mem:g} is more than the card: {has}.", "Give a smaller budget."
+        )
     if hardware.used_bytes:
         free = (hardware.memory_bytes - hardware.used_bytes) // _STEP * _STEP
     if not free:

@@ -17,12 +17,18 @@ from functools import partial
 
 MIN_BLOCK = 512  # kMinBlockSize: every size is a multiple of it
 SMALL_SIZE = 1 << 20  # kSmallSize: the largest allocation of the small pool
-SMALL_SEGMENT = 2 << 20  # kSmallBuffer: a segment of the small pool; with expandable segments its page
-LARGE_SEGMENT = 20 << 20  # kLargeBuffer, now the default of large_segment_size: likewise for the large pool
+SMALL_SEGMENT = (
+    2 << 20
+)  # kSmallBuffer: a segment of the small pool; with expandable segments its page
+LARGE_SEGMENT = (
+    20 << 20
+)  # kLargeBuffer, now the default of large_segment_size: likewise for the large pool
 MIN_LARGE = 10 << 20  # kMinLargeAlloc: from here on a segment holds one allocation
 ROUND_LARGE = 2 << 20  # kRoundLarge: and is a multiple of this
 
-_LARGE_POOL_BASE = LARGE_SEGMENT << 30  # apart from the small pool's addresses, and the start of a page
+_LARGE_POOL_BASE = (
+    LARGE_SEGMENT << 30
+)  # apart from the small pool's addresses, and the start of a page
 
 Event = tuple[int, int]  # (storage id, bytes): more than 0 bytes allocates, 0 frees
 
@@ -101,7 +107,9 @@ class CachingAllocator:
     """The allocator of one device and one stream; `expandable`: by PYTORCH_ALLOC_CONF=expandable_segments:True."""
 
     def __init__(self, *, expandable: bool) -> None:
-        self._small, self._large = (_Pool(small=small, expandable=expandable) for small in (True, False))
+        self._small, self._large = (
+            _Pool(small=small, expandable=expandable) for small in (True, False)
+        )
         self._live: dict[int, tuple[_Pool, int, int]] = {}  # key -> pool, address, size
 
     @property
@@ -134,11 +142,15 @@ class CachingAllocator:
         pool.put(start, size)
 
 
-def reserved_by(events: Iterable[Event], *, expandable: bool, streams: Mapping[int, str] | None = None) -> int:
+def reserved_by(
+    events: Iterable[Event], *, expandable: bool, streams: Mapping[int, str] | None = None
+) -> int:
     """Bytes that a fresh allocator reserves for these events. A free without an allocation does nothing: empty storages
     have no block. `streams`: those of storages that are not made in the usual one; a free block is only given to the
     stream that it was first made for (`get_free_block`)."""
-    allocators: dict[str, CachingAllocator] = defaultdict(partial(CachingAllocator, expandable=expandable))
+    allocators: dict[str, CachingAllocator] = defaultdict(
+        partial(CachingAllocator, expandable=expandable)
+    )
     for storage, nbytes in events:
         allocator = allocators[streams.get(storage, "") if streams else ""]
         if nbytes:

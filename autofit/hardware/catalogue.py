@@ -27,7 +27,9 @@ class Card:
     memory_bytes: int
     sold_gb: int  # the size on the box, in GB
     capability: tuple[int, int]
-    flops_per_second: Mapping[str, float]  # of dense products, by their format (fp32, tf32, bf16, fp16, fp8, int8)
+    flops_per_second: Mapping[
+        str, float
+    ]  # of dense products, by their format (fp32, tf32, bf16, fp16, fp8, int8)
     bandwidth: float  # of the memory
     link: float  # to the host
     links: Links  # to other cards
@@ -43,7 +45,9 @@ class Card:
 @cache
 def _links() -> dict[str, Link]:
     return {
-        name: Link(data["title"], data["gb_s"] * 1e9, data["latency_us"] * 1e-6, data.get("shared", False))
+        name: Link(
+            data["title"], data["gb_s"] * 1e9, data["latency_us"] * 1e-6, data.get("shared", False)
+        )
         for name, data in load_mapping(Path(__file__).with_name("links.yaml")).items()
     }
 
@@ -97,8 +101,16 @@ def card_prices(source: Mapping[str, Any] | str | Path) -> Mapping[str, float]:
     """Dollars an hour for one card, by its name. Raises InputError for an unknown card, and for what is no price."""
     prices = source if isinstance(source, Mapping) else load_mapping(source)
     for name, price in prices.items():
-        fine = isinstance(price, int | float) and not isinstance(price, bool) and 0 <= price <= _MOST_DOLLARS
-        require(fine, f"the price of {card(name).name} must be dollars an hour, from 0 to {_MOST_DOLLARS:,}", price)
+        fine = (
+            isinstance(price, int | float)
+            and not isinstance(price, bool)
+            and 0 <= price <= _MOST_DOLLARS
+        )
+        require(
+            fine,
+            f"the price of {card(name).name} must be dollars an hour, from 0 to {_MOST_DOLLARS:,}",
+            price,
+        )
     return prices
 
 
@@ -113,7 +125,9 @@ def card_to_search_for(name: str) -> Card:
 
 def most_common_card(gib: float) -> Card:
     """The most common card sold with so much memory, or with the next larger size, or with the largest."""
-    common = sorted((each for each in _cards().values() if each.most_common), key=lambda each: each.sold_gb)
+    common = sorted(
+        (each for each in _cards().values() if each.most_common), key=lambda each: each.sold_gb
+    )
     return next((each for each in common if each.sold_gb >= gib), common[-1])
 
 
@@ -121,7 +135,11 @@ def card_like(hardware: Hardware) -> Card | None:
     """The card of the catalogue that the hardware is, or is measured on; None where it is none of them. The driver's
     name identifies it, and among cards of the same name the memory."""
     name = (hardware.measured_on or hardware.name).removeprefix(_MAKER)
-    alike = [each for each in _cards().values() if name in {one.removeprefix(_MAKER) for one in each.drivers_say}]
+    alike = [
+        each
+        for each in _cards().values()
+        if name in {one.removeprefix(_MAKER) for one in each.drivers_say}
+    ]
     return min(alike, key=lambda each: abs(each.memory_bytes - hardware.memory_bytes), default=None)
 
 
@@ -129,7 +147,11 @@ def links_of(hardware: Hardware) -> Links:
     """The links that its devices exchange data by: those that its card usually has, but for the one that was named,
     between nodes where there are several, else within a node; or that was measured there."""
     found = card_like(hardware)
-    links = found.links if found else Links(*map(link, _OF_CPUS if hardware.device == "cpu" else _OF_UNKNOWN))
+    links = (
+        found.links
+        if found
+        else Links(*map(link, _OF_CPUS if hardware.device == "cpu" else _OF_UNKNOWN))
+    )
     if hardware.link is None:
         return Links(hardware.measured_link or links.within, links.between)
     named = link(hardware.link)
@@ -140,7 +162,9 @@ def sold_bytes(hardware: Hardware) -> int:
     """The size that a card is sold as, a little more than it has; of an unknown card the largest it can be."""
     listed = card_like(hardware)
     most = int(hardware.memory_bytes * _SOLD_TO_REAL)
-    if listed and hardware.memory_bytes <= listed.sold_gb * GIB <= most:  # else part of it, or one with more chips
+    if (
+        listed and hardware.memory_bytes <= listed.sold_gb * GIB <= most
+    ):  # else part of it, or one with more chips
         return listed.sold_gb * GIB
     return most
 
@@ -170,8 +194,12 @@ def standing_in_for(present: Hardware, target: Card) -> Hardware:
         return present
     if target.sold_gb * GIB > max(sold_bytes(present), present.memory_bytes):
         has = f"{present.name} has {present.memory_bytes / GIB:.1f} GiB"
-        raise InputError(f"{target.title} has more memory than the card here: {has}.", "Search on a larger card.")
-    memory_bytes = min(target.memory_bytes, present.memory_bytes)  # 24 GB are 22.0 GiB of one and 23.6 of another
+        raise InputError(
+            f"{target.title} has more memory than the card here: {has}.", "Search on a larger card."
+        )
+    memory_bytes = min(
+        target.memory_bytes, present.memory_bytes
+    )  # 24 GB are 22.0 GiB of one and 23.6 of another
     return replace(
         present,
         name=target.title,

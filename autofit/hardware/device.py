@@ -34,13 +34,18 @@ def detect(device: str | None = None) -> Hardware:
     PyTorch calls CUDA as well."""
     if device != "cpu" and torch.version.hip is not None:
         remedy = (
-            "Search for the CPU with --device cpu --mem GIB, or predict for a card with autofit estimate --gpu NAME."
+            "Search for the CPU with --device cpu --mem GIB, or "
+            "predict for a card with autofit estimate --gpu NAME."
         )
-        raise ProbeError("this PyTorch is built for AMD's cards (ROCm), which autofit does not support.", remedy)
+        raise ProbeError(
+            "this PyTorch is built for AMD's cards (ROCm), which autofit does not support.", remedy
+        )
     if device != "cpu" and torch.cuda.is_available():
         return _cuda()
     if device == "cuda":
-        remedy = "Run on a machine with the card, or search for the CPU with --device cpu --mem GIB."
+        remedy = (
+            "Run on a machine with the card, or search for the CPU with --device cpu --mem GIB."
+        )
         raise NoDeviceError("there is no CUDA device here, so nothing can run on a GPU.", remedy)
     return _cpu()
 
@@ -89,10 +94,14 @@ def opening() -> Iterator[None]:
         yield
     except RuntimeError as error:
         if not is_device_out_of_memory(error):
-            raise ProbeError(f"the card cannot be used: {str(error).strip().splitlines()[0]}.") from error
+            raise ProbeError(
+                f"the card cannot be used: {str(error).strip().splitlines()[0]}."
+            ) from error
         used = used_bytes_without_context()
         held = f": {used / GIB:.1f} GiB are in use" if used else ""
-        raise ProbeError(f"the card is full before autofit has taken any of it{held}.", END_OTHERS) from error
+        raise ProbeError(
+            f"the card is full before autofit has taken any of it{held}.", END_OTHERS
+        ) from error
 
 
 def visible_cards() -> tuple[str, ...]:
@@ -122,7 +131,9 @@ def used_bytes_without_context() -> int:
     if not used:
         return 0
     try:
-        properties = torch.cuda.get_device_properties(0)  # after nvidia-smi, because CUDA takes memory of the card
+        properties = torch.cuda.get_device_properties(
+            0
+        )  # after nvidia-smi, because CUDA takes memory of the card
     except RuntimeError:  # the next use of the card raises it again, and says more
         return 0
     return 0 if " MIG " in properties.name else used.get(f"GPU-{properties.uuid}", 0)
@@ -153,7 +164,9 @@ def _limits(groups: Path, mount: Path) -> Iterator[HostMemory]:
             root, files = mount / "memory", _FILES_1
         else:
             continue
-        inside = root / path.lstrip("/")  # absent in some containers, whose limit is then at the root
+        inside = root / path.lstrip(
+            "/"
+        )  # absent in some containers, whose limit is then at the root
         for folder in (inside, *inside.parents):
             if folder.is_relative_to(root) and (limit := _limit(folder, *files)):
                 yield limit
@@ -164,7 +177,9 @@ def _limit(folder: Path, limit: str, used: str, droppable: str) -> HostMemory | 
     total, taken = _read(folder / limit).strip(), _read(folder / used).strip()
     if not (total.isdecimal() and taken.isdecimal()):
         return None
-    counts = dict(line.split(maxsplit=1) for line in _read(folder / "memory.stat").splitlines() if " " in line)
+    counts = dict(
+        line.split(maxsplit=1) for line in _read(folder / "memory.stat").splitlines() if " " in line
+    )
     files = counts.get(droppable, "").strip()
     needed = int(taken) - (int(files) if files.isdecimal() else 0)
     return HostMemory(int(total), max(0, int(total) - max(0, needed)))

@@ -19,13 +19,17 @@ def host_link(name: str) -> float | None:
     if found is None:
         try:
             found = measured("cuda", torch.cuda.synchronize)
-        except RuntimeError:  # the card, or what may be pinned, is full: whoever needs the room will say so
+        except (
+            RuntimeError
+        ):  # the card, or what may be pinned, is full: whoever needs the room will say so
             return None
         write_cache(path, found)
     return found
 
 
-def measured(device: str, finished: Callable[[], object], clock: Callable[[], float] = time.perf_counter) -> float:
+def measured(
+    device: str, finished: Callable[[], object], clock: Callable[[], float] = time.perf_counter
+) -> float:
     """The rate of copies to the device and back, each direction's shortest of some; `finished` waits for a copy."""
     there = torch.empty(_NBYTES, dtype=torch.uint8, device=device)
     here = torch.empty(_NBYTES, dtype=torch.uint8, pin_memory=device == "cuda")

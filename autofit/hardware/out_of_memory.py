@@ -63,7 +63,8 @@ def is_host_out_of_memory(error: BaseException) -> bool:
     if isinstance(error, torch.AcceleratorError):
         return _is_pinned_memory(error)
     return isinstance(error, MemoryError) or (
-        isinstance(error, RuntimeError | OSError) and bool(_OUT_OF_HOST_MEMORY.search(message_of(error)))
+        isinstance(error, RuntimeError | OSError)
+        and bool(_OUT_OF_HOST_MEMORY.search(message_of(error)))
     )
 
 
@@ -81,7 +82,10 @@ def outcome_of_last_words(line: str) -> tuple[Outcome, str] | None:
     if match["error"] != "out of memory":
         return Outcome.FAILED, f"bitsandbytes ended the process: {match['error']}"
     if "pythonInterface" in match["file"]:
-        return Outcome.HOST_OUT_OF_MEMORY, "bitsandbytes could not get the host's memory for paged state"
+        return (
+            Outcome.HOST_OUT_OF_MEMORY,
+            "bitsandbytes could not get the host's memory for paged state",
+        )
     return Outcome.OUT_OF_MEMORY, "bitsandbytes ended the process: out of memory"
 
 

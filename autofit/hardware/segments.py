@@ -13,7 +13,9 @@ import torch
 
 from autofit.core.environment import ALLOCATOR, EXPANDABLE, FIXED, allocator_variable
 
-_set_here: list[str] = []  # the last of this process's changes, because PyTorch 2.11 cannot read its settings
+_set_here: list[
+    str
+] = []  # the last of this process's changes, because PyTorch 2.11 cannot read its settings
 
 
 def settings() -> str:
@@ -68,7 +70,11 @@ def as_in_probes(device: str | None, notify: Callable[[str], Any]) -> Iterator[N
         yield
         return
     variable, backend = allocator_variable(), torch.cuda.get_allocator_backend()
-    reason = f"segments cannot grow ({ALLOCATOR}) in the allocator {backend}" if backend != "native" else None
+    reason = (
+        f"segments cannot grow ({ALLOCATOR}) in the allocator {backend}"
+        if backend != "native"
+        else None
+    )
     if variable:
         reason = f"{variable} was set after torch was loaded, which reads it before"
     if reason:

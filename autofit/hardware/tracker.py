@@ -46,7 +46,9 @@ class StorageTracker(TorchDispatchMode):
         super().__enter__()  # type: ignore[no-untyped-call]
         self._entered += 1
         if self._entered == 1:
-            self._of_fakes = torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None
+            self._of_fakes = (
+                torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None
+            )
             self._resizes.enter_context(self._watching_resizes())
         return self
 
@@ -69,7 +71,9 @@ class StorageTracker(TorchDispatchMode):
         with mock.patch.object(torch.UntypedStorage, "resize_", resize):
             yield
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
         if any(map(wraps_tensors, types)):
             return NotImplemented  # it dispatches again, with its inner tensors
         result = func(*args, **(kwargs or {}))
@@ -84,12 +88,16 @@ class StorageTracker(TorchDispatchMode):
     def see(self, value: Any) -> None:
         """Count the storages of a tensor, or of those in a list or tuple."""
         if isinstance(value, torch.Tensor):
-            if is_traceable_wrapper_subclass(value):  # quantised weights: their bytes are in the inner tensors
+            if is_traceable_wrapper_subclass(
+                value
+            ):  # quantised weights: their bytes are in the inner tensors
                 inner: Any = value
                 self.see([getattr(value, name) for name in inner.__tensor_flatten__()[0]])
             elif value.layout is torch.sparse_coo:  # the gradient of a sparse embedding
                 self.see((value._indices(), value._values()))
-            elif value.layout is torch.strided and not value.is_meta and not self._is_foreign(value):
+            elif (
+                value.layout is torch.strided and not value.is_meta and not self._is_foreign(value)
+            ):
                 self._count(value.untyped_storage())
         elif isinstance(value, list | tuple):
             for item in value:
@@ -139,7 +147,9 @@ class AllocationRecord:
 
     def __init__(self) -> None:
         self.peak = 0
-        self._profile = profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True)
+        self._profile = profile(
+            activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True
+        )
 
     def __enter__(self) -> Self:
         gc.collect()  # what is freed later would be taken from the peak

@@ -15,11 +15,22 @@ from autofit.core.strict_yaml import load_mapping
 from autofit.core.tasks import TASK_NAMES
 from autofit.core.workload import Workload
 from autofit.models.config_json import check_directory, is_hub_id, read_directory, read_hub
-from autofit.models.functions import function_workload, is_function, make_importable, names_transformers
+from autofit.models.functions import (
+    function_workload,
+    is_function,
+    make_importable,
+    names_transformers,
+)
 from autofit.models.huggingface import HuggingFaceModel, huggingface_workload
 from autofit.models.tasks.choice import chosen_task
 
-__all__ = ["HuggingFaceModel", "resolve", "make_importable", "names_transformers", "workload_from_source"]
+__all__ = [
+    "HuggingFaceModel",
+    "resolve",
+    "make_importable",
+    "names_transformers",
+    "workload_from_source",
+]
 __all__ += ["describe_presets", "load_preset", "preset_names"]
 
 
@@ -60,7 +71,10 @@ def preset_model(name: str) -> HuggingFaceModel:
 
 def describe_presets() -> list[dict[str, Any]]:
     """Name, task, parameters and hub id of every preset: what `autofit models --json` prints."""
-    return [{key: getattr(each, key) for key in ("name", "task", "parameters", "hub")} for each in _presets().values()]
+    return [
+        {key: getattr(each, key) for key in ("name", "task", "parameters", "hub")}
+        for each in _presets().values()
+    ]
 
 
 def kind_of(model: str) -> str:
@@ -76,7 +90,11 @@ def kind_of(model: str) -> str:
     if preset:
         return "preset"
     if path is not None:
-        remedy = f"Write {model}:FUNCTION." if path.suffix == ".py" else "Give the directory that holds config.json."
+        remedy = (
+            f"Write {model}:FUNCTION."
+            if path.suffix == ".py"
+            else "Give the directory that holds config.json."
+        )
         raise InputError(f"{model} is a file, not a model.", remedy)
     if is_hub_id(model):
         return "hub"
@@ -129,21 +147,31 @@ def named_by(source: Mapping[str, Any]) -> tuple[str, str]:
     if not source:
         message = "this result is of a model that lived in a Python process, and does not say how to make it again."
         raise InputError(message, "Train it there, with autofit.fit(model, loader, config=...).")
-    kind, keys = source.get("kind"), {"preset": "model", "directory": "path", "hub": "model", "function": "function"}
+    kind, keys = (
+        source.get("kind"),
+        {"preset": "model", "directory": "path", "hub": "model", "function": "function"},
+    )
     if not isinstance(kind, str) or kind not in keys:
         raise unknown("kind of model source", kind, keys)
     named = source.get(keys[kind])
     if not isinstance(named, str):
-        raise InputError(f"the source of the model lacks its {keys[kind]}: {shown(dict(source))}.", "Search again.")
+        raise InputError(
+            f"the source of the model lacks its {keys[kind]}: {shown(dict(source))}.",
+            "Search again.",
+        )
     if kind == "function":
         message = f"this result is of a model that the function {named} makes, and no file has autofit run code."
-        raise InputError(message, "Give the model in Python: autofit.fit(model, loader, config=...).")
+        raise InputError(
+            message, "Give the model in Python: autofit.fit(model, loader, config=...)."
+        )
     if kind == "preset":
         load_preset(named)
     elif kind == "directory":
         check_directory(named)
     elif not is_hub_id(named):
-        message = f"the source of the model is {shown(named)}, which is no name of a model on the hub."
+        message = (
+            f"the source of the model is {shown(named)}, which is no name of a model on the hub."
+        )
         raise InputError(message, "Write it as organisation/name, or search again.")
     return kind, named
 
@@ -151,7 +179,9 @@ def named_by(source: Mapping[str, Any]) -> tuple[str, str]:
 def _read(kind: str, name: str, task: str | None, trusted: bool) -> HuggingFaceModel:
     require(isinstance(trusted, bool), "trust_remote_code must be True or False", trusted)
     if kind != "preset":
-        return (read_directory if kind == "directory" else read_hub)(name, task=task, trust_remote_code=trusted)
+        return (read_directory if kind == "directory" else read_hub)(
+            name, task=task, trust_remote_code=trusted
+        )
     model = preset_model(name)
     if task in (None, model.task):
         return model
@@ -164,5 +194,9 @@ def _existing(model: str) -> Path | None:
     try:
         path = Path(model).expanduser()
         return path if path.exists() else None
-    except (OSError, RuntimeError, ValueError):  # too long for a file name, no such user, a null character
+    except (
+        OSError,
+        RuntimeError,
+        ValueError,
+    ):  # too long for a file name, no such user, a null character
         return None

@@ -19,7 +19,10 @@ from autofit.core.files import expanded, read_text
 from autofit.models.huggingface import HuggingFaceModel
 from autofit.models.tasks.choice import chosen_task, remedy_for
 
-_DEQUANTISED = ("mxfp4", "fp8")  # formats of checkpoints that transformers dequantises as it reads them
+_DEQUANTISED = (
+    "mxfp4",
+    "fp8",
+)  # formats of checkpoints that transformers dequantises as it reads them
 _MOST_BYTES, _MOST_PARTS = 2**24, 2**20  # of a config.json; layers, labels or frames
 _SECONDS = 5.0  # to wait for an answer of a few hundred bytes, unless HF_HUB_ETAG_TIMEOUT is set
 
@@ -54,26 +57,38 @@ def check_directory(path: str | Path) -> Path:
         content = json.loads(read_text(file, most=_MOST_BYTES))
     except (FileNotFoundError, IsADirectoryError) as error:
         message = f"the directory {path} holds no config.json."
-        raise InputError(message, "Give the directory of a Hugging Face model, or the name of a preset.") from error
+        raise InputError(
+            message, "Give the directory of a Hugging Face model, or the name of a preset."
+        ) from error
     except OSError as error:
         raise InputError(f"{file} cannot be read: {error.strerror}.", "Check the file.") from error
     except (ValueError, RecursionError):
         return path
     if not isinstance(content, dict):  # transformers indexes a list before it checks
-        raise InputError(f"{file} should hold a mapping, not {type(content).__name__}.", "Correct it.")
+        raise InputError(
+            f"{file} should hold a mapping, not {type(content).__name__}.", "Correct it."
+        )
     return path
 
 
-def read_directory(path: str | Path, *, task: str | None = None, trust_remote_code: bool = False) -> HuggingFaceModel:
+def read_directory(
+    path: str | Path, *, task: str | None = None, trust_remote_code: bool = False
+) -> HuggingFaceModel:
     """The model that a directory's config.json describes, for the task that is asked for or, without one, that its
     class says. Raises InputError: no config.json, one that cannot be read, a model that is not supported, or code that
     is not trusted."""
     path = check_directory(path)
     source = {"kind": "directory", "path": str(path)}
-    return _read(_Origin(str(path), str(path / "config.json"), path.name, source, True, trust_remote_code, task))
+    return _read(
+        _Origin(
+            str(path), str(path / "config.json"), path.name, source, True, trust_remote_code, task
+        )
+    )
 
 
-def read_hub(model_id: str, *, task: str | None = None, trust_remote_code: bool = False) -> HuggingFaceModel:
+def read_hub(
+    model_id: str, *, task: str | None = None, trust_remote_code: bool = False
+) -> HuggingFaceModel:
     """The model of a hub id; only its config.json is fetched, from the cache where there is no network. Raises
     InputError: the hub does not answer, it cannot be fetched, a model that is not supported, or code not trusted."""
     source = {"kind": "hub", "model": model_id}
@@ -90,9 +105,13 @@ def _read(origin: _Origin) -> HuggingFaceModel:
     raw = _raw_config(origin)
     _check_raw(raw, origin)
     task = chosen_task(raw, origin.task, origin.label)
-    with as_input_error(lambda error: f"{origin.label} describes no valid model: {sentence(error)}.", "Correct it."):
+    with as_input_error(
+        lambda error: f"{origin.label} describes no valid model: {sentence(error)}.", "Correct it."
+    ):
         config = AutoConfig.from_pretrained(
-            origin.path, trust_remote_code=origin.trust_remote_code, local_files_only=not origin.fetched
+            origin.path,
+            trust_remote_code=origin.trust_remote_code,
+            local_files_only=not origin.fetched,
         )
         given = config.to_dict()
         if raw.get("quantization_config"):  # of weights; the structure has none of it
@@ -111,12 +130,22 @@ def _raw_config(origin: _Origin) -> Mapping[str, Any]:
     except Exception as error:
         if origin.local:
             message = f"{origin.label} cannot be read: {sentence(error)}."
-            raise InputError(message, "Correct it, or write it again with save_pretrained.") from error
-        first = str(error).strip().partition("\n")[0].rstrip(".")  # transformers adds advice of several lines
-        message = f"{origin.path} is no directory here, and its config.json cannot be fetched: {first}."
-        raise InputError(message, "Download the model and give its directory, or check the name.") from error
+            raise InputError(
+                message, "Correct it, or write it again with save_pretrained."
+            ) from error
+        first = (
+            str(error).strip().partition("\n")[0].rstrip(".")
+        )  # transformers adds advice of several lines
+        message = (
+            f"{origin.path} is no directory here, and its config.json cannot be fetched: {first}."
+        )
+        raise InputError(
+            message, "Download the model and give its directory, or check the name."
+        ) from error
     if not isinstance(raw, Mapping):  # fetched from the hub
-        raise InputError(f"{origin.label} should hold a mapping, not {type(raw).__name__}.", "Correct it.")
+        raise InputError(
+            f"{origin.label} should hold a mapping, not {type(raw).__name__}.", "Correct it."
+        )
     return raw
 
 
@@ -125,13 +154,22 @@ def _check_raw(raw: Mapping[str, Any], origin: _Origin) -> None:
 
     kind = raw.get("model_type")
     if not isinstance(kind, str):
-        raise InputError(f"{origin.label} has no model_type.", "Add the key, or write it with save_pretrained.")
+        raise InputError(
+            f"{origin.label} has no model_type.", "Add the key, or write it with save_pretrained."
+        )
     stored = raw.get("quantization_config")
-    if stored and (not isinstance(stored, Mapping) or stored.get("quant_method") not in _DEQUANTISED):
+    if stored and (
+        not isinstance(stored, Mapping) or stored.get("quant_method") not in _DEQUANTISED
+    ):
         message = f"{origin.label} is of a checkpoint that is already quantised."
-        raise InputError(message, "Give the model it was made from; autofit quantises it itself where that is faster.")
+        raise InputError(
+            message,
+            "Give the model it was made from; autofit quantises it itself where that is faster.",
+        )
     if not isinstance(code := raw.get("auto_map") or {}, Mapping):
-        raise InputError(f"{origin.label}: auto_map should be a mapping, not {shown(code)}.", "Correct it.")
+        raise InputError(
+            f"{origin.label}: auto_map should be a mapping, not {shown(code)}.", "Correct it."
+        )
     for key, count in _counts(raw):
         if count > _MOST_PARTS:
             raise InputError(f"{origin.label}: {key} cannot be {shown(count)}.", "Correct it.")
@@ -167,7 +205,9 @@ def _check_class(model: HuggingFaceModel, config: Any, origin: _Origin) -> None:
 
 def _check_trust(origin: _Origin) -> None:
     if not origin.trust_remote_code:
-        message = f"{origin.label} needs Python code that comes with the model, which is not run unasked."
+        message = (
+            f"{origin.label} needs Python code that comes with the model, which is not run unasked."
+        )
         raise InputError(message, "Look at that code, then add --trust-remote-code.")
 
 

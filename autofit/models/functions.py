@@ -69,7 +69,9 @@ def names_transformers(reference: str) -> bool:
     packages would find."""
     module, _, _ = reference.rpartition(":")
     with contextlib.suppress(OSError):  # told when it is loaded
-        return not module.endswith(".py") or bool(re.search(rb"transformers|peft", expanded(module).read_bytes()))
+        return not module.endswith(".py") or bool(
+            re.search(rb"transformers|peft", expanded(module).read_bytes())
+        )
     return True
 
 
@@ -101,7 +103,9 @@ def _load_module(name: str) -> ModuleType:
         cause = error.__cause__
         if isinstance(cause, ModuleNotFoundError) and f"{name}.".startswith(f"{cause.name}."):
             message = f"there is no module {cause.name}."
-            raise InputError(message, "Give file.py:function, or run autofit where it can be imported.") from cause
+            raise InputError(
+                message, "Give file.py:function, or run autofit where it can be imported."
+            ) from cause
         raise
 
 
@@ -116,12 +120,22 @@ def make_importable(reference: str) -> None:
 
 
 def _function(module: ModuleType, name: str, label: str) -> Callable[[], object]:
-    own = [key for key, value in vars(module).items() if getattr(value, "__module__", None) == module.__name__]
+    own = [
+        key
+        for key, value in vars(module).items()
+        if getattr(value, "__module__", None) == module.__name__
+    ]
     functions = [key for key in own if callable(getattr(module, key)) and not key.startswith("_")]
     if not functions and not hasattr(module, name):
-        raise InputError(f"{label} has no functions.", "Write one that returns autofit.Workload(model=..., batch=...).")
+        raise InputError(
+            f"{label} has no functions.",
+            "Write one that returns autofit.Workload(model=..., batch=...).",
+        )
     if not name:
-        raise InputError(f"{label}: names no function.", f"Write {label}:NAME, with one of {', '.join(functions)}.")
+        raise InputError(
+            f"{label}: names no function.",
+            f"Write {label}:NAME, with one of {', '.join(functions)}.",
+        )
     if not hasattr(module, name):
         raise unknown(f"{label} function", name, functions)
     function = getattr(module, name)
@@ -133,7 +147,10 @@ def _function(module: ModuleType, name: str, label: str) -> Callable[[], object]
 
 def _blamed_on_user(doing: str) -> AbstractContextManager[None]:
     # SystemExit, too: of a script without `if __name__ == "__main__"`
-    return as_input_error(lambda error: f"{doing} failed{_where(error)}: {describe_error(error)}.", "Correct the code.")
+    return as_input_error(
+        lambda error: f"{doing} failed{_where(error)}: {describe_error(error)}.",
+        "Correct the code.",
+    )
 
 
 def _where(error: BaseException) -> str:
@@ -142,7 +159,11 @@ def _where(error: BaseException) -> str:
         return f" at {error.filename}:{error.lineno}"
     own = str(Path(__file__).parents[1])
     libraries = ("<", own, *(sysconfig.get_path(kind) for kind in ("stdlib", "purelib", "platlib")))
-    frames = [each for each in traceback.extract_tb(error.__traceback__) if not each.filename.startswith(libraries)]
+    frames = [
+        each
+        for each in traceback.extract_tb(error.__traceback__)
+        if not each.filename.startswith(libraries)
+    ]
     return f" at {frames[-1].filename}:{frames[-1].lineno}" if frames else ""
 
 

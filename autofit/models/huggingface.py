@@ -23,7 +23,17 @@ if TYPE_CHECKING:
 
 EFFECTIVE_BATCH_SIZE = 32
 # Not RuntimeError: running out of memory is one, and is no fault of the config.
-_WRONG_CONFIG = (*(ArithmeticError, AssertionError, AttributeError, ImportError, LookupError, TypeError, ValueError),)
+_WRONG_CONFIG = (
+    *(
+        ArithmeticError,
+        AssertionError,
+        AttributeError,
+        ImportError,
+        LookupError,
+        TypeError,
+        ValueError,
+    ),
+)
 
 
 @dataclass(frozen=True)
@@ -47,20 +57,28 @@ class HuggingFaceModel:
         import transformers
 
         config = self.transformers_config()
-        vars(config).pop("quantization_config", None)  # of the checkpoint's weights, not of those made here
+        vars(config).pop(
+            "quantization_config", None
+        )  # of the checkpoint's weights, not of those made here
         auto = getattr(transformers, self.auto_class())
         try:
             # float32 whatever config.json says: what holds the weights is decided by the precision that is searched.
-            model: nn.Module = auto.from_config(config, dtype=torch.float32, trust_remote_code=self.trust_remote_code)
+            model: nn.Module = auto.from_config(
+                config, dtype=torch.float32, trust_remote_code=self.trust_remote_code
+            )
         except _WRONG_CONFIG as error:
             message, remedy = config_fault(error) or (f"{sentence(error)}.", "")
-            raise InputError(f"{self.name} cannot be built from its config: {message}", remedy) from error
+            raise InputError(
+                f"{self.name} cannot be built from its config: {message}", remedy
+            ) from error
         return model
 
     def auto_class(self) -> str:
         """The name of the auto class of transformers that makes the model."""
         task = TASKS[self.task]
-        found = auto_class(task, str(self.config.get("model_type")), self.config.get("architectures") or ())
+        found = auto_class(
+            task, str(self.config.get("model_type")), self.config.get("architectures") or ()
+        )
         return found or task.auto_class
 
     def arguments(self) -> tuple[str, ...]:
@@ -74,7 +92,9 @@ class HuggingFaceModel:
         classes = mapping[type(config)]
         classes = classes if isinstance(classes, tuple) else (classes,)
         names = set(self.config.get("architectures") or ())
-        return forward_arguments(next((each for each in classes if each.__name__ in names), classes[0]))
+        return forward_arguments(
+            next((each for each in classes if each.__name__ in names), classes[0])
+        )
 
     def longest(self) -> int | None:
         """The most tokens that a sample can have; None where the config sets no limit."""
@@ -87,23 +107,36 @@ class HuggingFaceModel:
         if self.trust_remote_code and "auto_map" in self.config:
             # From the cache: it was fetched when the model was resolved, and a probe must not wait for a network.
             origin = self.source.get("path") or self.source["model"]
-            config = AutoConfig.from_pretrained(origin, trust_remote_code=True, local_files_only=True)
+            config = AutoConfig.from_pretrained(
+                origin, trust_remote_code=True, local_files_only=True
+            )
         else:
             # A copy, because transformers completes nested mappings in place.
-            config = CONFIG_MAPPING[self.config["model_type"]].from_dict(copy.deepcopy(dict(self.config)))
+            config = CONFIG_MAPPING[self.config["model_type"]].from_dict(
+                copy.deepcopy(dict(self.config))
+            )
         task = TASKS[self.task]
         text = config.get_text_config()
         text.use_cache = False  # the keys and values that a generation would reuse
         if task.classifies_texts and padding(text) is None:
-            text.pad_token_id = 0  # decoders find the last token of each sample by it, and refuse batches without
-        shifted = task.labels == "other tokens" or self.config["model_type"] == "vision-encoder-decoder"
+            text.pad_token_id = (
+                0  # decoders find the last token of each sample by it, and refuse batches without
+            )
+        shifted = (
+            task.labels == "other tokens" or self.config["model_type"] == "vision-encoder-decoder"
+        )
         if shifted and getattr(config, "decoder_start_token_id", None) is None:
-            config.decoder_start_token_id = padding(config) or 0  # before the labels, which are the decoder's input
+            config.decoder_start_token_id = (
+                padding(config) or 0
+            )  # before the labels, which are the decoder's input
         return config
 
 
 def huggingface_workload(
-    model: HuggingFaceModel, *, sequence_length: int | None = None, effective_batch_size: int | None = None
+    model: HuggingFaceModel,
+    *,
+    sequence_length: int | None = None,
+    effective_batch_size: int | None = None,
 ) -> Workload:
     """The workload of training that model on random data of the largest shape. Raises InputError: a sequence length the
     model cannot have, or a config without what the data is made from."""
@@ -118,16 +151,24 @@ def huggingface_workload(
     notes = []
     if takes_more and task.reads_text:
         seeing = IMAGE_TEXT_TO_TEXT
-        images = f"; --task {seeing.name} trains it on images, too" if auto_class(seeing, kind) else ""
-        notes.append(f"{model.name} takes more than text, and is trained here on text alone{images}.")
+        images = (
+            f"; --task {seeing.name} trains it on images, too" if auto_class(seeing, kind) else ""
+        )
+        notes.append(
+            f"{model.name} takes more than text, and is trained here on text alone{images}."
+        )
     if stored := model.config.get("quantization_config"):
-        what = f"the checkpoint holds {stored['quant_method']} weights, dequantised as they are loaded"
+        what = (
+            f"the checkpoint holds {stored['quant_method']} weights, dequantised as they are loaded"
+        )
         notes.append(f"{what}: figures are of the dequantised.")
     return Workload(
         model=model,
         batch=batch,
         loss=getattr(batch, "loss", None),
-        effective_batch_size=EFFECTIVE_BATCH_SIZE if effective_batch_size is None else effective_batch_size,
+        effective_batch_size=EFFECTIVE_BATCH_SIZE
+        if effective_batch_size is None
+        else effective_batch_size,
         unit=task.unit,
         sequence_length=getattr(batch, "sequence_length", None),
         task=model.task,

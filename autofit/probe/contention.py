@@ -16,7 +16,9 @@ _MICROSECONDS = 1e6
 class Contention:
     """Counts from its creation on."""
 
-    def __init__(self, pressure: Path = _PRESSURE, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, pressure: Path = _PRESSURE, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._pressure, self._clock = pressure, clock
         self._start, self._waited = clock(), self._seconds_waited()
 
@@ -31,7 +33,9 @@ class Contention:
     def _seconds_waited(self) -> float | None:
         """Since the machine was started."""
         try:
-            found = re.search(r"^some .*total=(\d+)", self._pressure.read_text(encoding="ascii"), re.MULTILINE)
+            found = re.search(
+                r"^some .*total=(\d+)", self._pressure.read_text(encoding="ascii"), re.MULTILINE
+            )
         except OSError:
             return None
         return int(found[1]) / _MICROSECONDS if found else None

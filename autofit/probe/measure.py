@@ -35,7 +35,12 @@ from autofit.distributed.group import Failure, failure_of, joined
 from autofit.distributed.measured_link import measured_link
 from autofit.distributed.stand_in import first_of
 from autofit.hardware.device import detect, used_bytes_without_context, visible_cards
-from autofit.hardware.out_of_memory import asked_bytes, is_device_out_of_memory, is_host_out_of_memory, is_out_of_memory
+from autofit.hardware.out_of_memory import (
+    asked_bytes,
+    is_device_out_of_memory,
+    is_host_out_of_memory,
+    is_out_of_memory,
+)
 from autofit.probe.on_cpu import CpuProbe
 from autofit.probe.on_cuda import CudaProbe, open_card, require_free_memory
 from autofit.probe.steps import COMPOSED_MICRO_BATCHES, LossDivergedError, Probe, Request
@@ -56,7 +61,10 @@ def serve(workload: bytes, call: bytes) -> Any:
     remedy = "Define its functions in a module that can be imported, or in the notebook or script itself."
     try:
         with as_input_error(
-            lambda error: f"the workload cannot be opened in a probe process: {describe_error(error)}.", remedy
+            lambda error: (
+                f"the workload cannot be opened in a probe process: {describe_error(error)}."
+            ),
+            remedy,
         ):
             unpickled = pickle.loads(workload)
             function, arguments = pickle.loads(call)
@@ -84,7 +92,9 @@ def detect_idle_card(_: Workload | None, card: str) -> Hardware:
     return detect("cuda")
 
 
-def inspect(workload: Workload, device: str | None, budget_bytes: int | None) -> tuple[Hardware, Traits]:
+def inspect(
+    workload: Workload, device: str | None, budget_bytes: int | None
+) -> tuple[Hardware, Traits]:
     """The hardware, and the workload's traits on it."""
     hardware = detect(device)
     on_cpu = hardware.device == "cpu"
@@ -116,18 +126,28 @@ def measure(workload: Workload, request: Request) -> Measurement:
     found = _measured(workload, own, _alone(request.hardware), rank=0).measurement
     if request.hardware.world == 1:
         return found
-    return dataclasses.replace(found, loss=None, communication_seconds=0.0)  # of weights that nobody has
+    return dataclasses.replace(
+        found, loss=None, communication_seconds=0.0
+    )  # of weights that nobody has
 
 
 def _alone(hardware: Hardware) -> contextlib.AbstractContextManager[None]:
     """What a process runs in by itself: as the first of the ranks where the hardware has several devices."""
     several = hardware.world > 1
-    return first_of(hardware.devices, hardware.nodes, hardware.device) if several else contextlib.nullcontext()
+    return (
+        first_of(hardware.devices, hardware.nodes, hardware.device)
+        if several
+        else contextlib.nullcontext()
+    )
 
 
-def measure_on_rank(workload: Workload, request: Request, place: Place, timeout: float) -> RankAnswer:
+def measure_on_rank(
+    workload: Workload, request: Request, place: Place, timeout: float
+) -> RankAnswer:
     """`measure`, as one of several ranks; `timeout`: seconds that it waits for another."""
-    return _measured(workload, request, joined(place, request.hardware.device, timeout), rank=place.rank)
+    return _measured(
+        workload, request, joined(place, request.hardware.device, timeout), rank=place.rank
+    )
 
 
 def link_of_rank(_: Workload | None, request: Request, place: Place, timeout: float) -> Link:
@@ -138,7 +158,11 @@ def link_of_rank(_: Workload | None, request: Request, place: Place, timeout: fl
 
 
 def _measured(
-    workload: Workload, request: Request, group: contextlib.AbstractContextManager[None], *, rank: int
+    workload: Workload,
+    request: Request,
+    group: contextlib.AbstractContextManager[None],
+    *,
+    rank: int,
 ) -> RankAnswer:
     start = time.monotonic()
     probe = _probe(workload, request)
@@ -197,13 +221,17 @@ def trace_fetched_on_rank(
     workload: Workload, request: Request, place: Place, timeout: float
 ) -> dict[str, tuple[str, bytes]]:
     """`trace_fetched`, as one of several ranks."""
-    return _fetched(lambda directory: trace_on_rank(workload, request, place, timeout, directory=directory))
+    return _fetched(
+        lambda directory: trace_on_rank(workload, request, place, timeout, directory=directory)
+    )
 
 
 def _fetched(trace: Callable[[Path], dict[str, str]]) -> dict[str, tuple[str, bytes]]:
     with tempfile.TemporaryDirectory() as name:
         paths = {what: Path(path) for what, path in trace(Path(name)).items()}
-        return {what: (str(path.relative_to(name)), path.read_bytes()) for what, path in paths.items()}
+        return {
+            what: (str(path.relative_to(name)), path.read_bytes()) for what, path in paths.items()
+        }
 
 
 def _probe(workload: Workload, request: Request) -> Probe:
@@ -216,9 +244,15 @@ def _probe(workload: Workload, request: Request) -> Probe:
 def _root_cause(error: BaseException) -> BaseException:
     """The error that ended the device, if any: every later call fails too, and clean-up code reports that instead."""
     chain, each = {id(error): error}, error
-    while (before := each.__context__) and id(before) not in chain:  # a chain made by hand may be a circle
+    while (before := each.__context__) and id(
+        before
+    ) not in chain:  # a chain made by hand may be a circle
         each = chain[id(before)] = before
-    fatal = [each for each in chain.values() if isinstance(each, torch.AcceleratorError) and not is_out_of_memory(each)]
+    fatal = [
+        each
+        for each in chain.values()
+        if isinstance(each, torch.AcceleratorError) and not is_out_of_memory(each)
+    ]
     return fatal[-1] if fatal else error
 
 
@@ -241,6 +275,8 @@ def _classify(error: BaseException, request: Request) -> tuple[Outcome, str]:
     text = "".join(printable(each, _MOST_KEPT) for each in parts)
     sys.stderr.write(text)
     lines = text.strip().splitlines()
-    if isinstance(error, torch.AcceleratorError):  # its first line says what it is; how to debug PyTorch follows
+    if isinstance(
+        error, torch.AcceleratorError
+    ):  # its first line says what it is; how to debug PyTorch follows
         del lines[len(lines) - len(str(error).strip().splitlines()) + 1 :]
     return Outcome.FAILED, "\n".join(lines[-12:])

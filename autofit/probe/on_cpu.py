@@ -53,7 +53,9 @@ def guard_cpu(budget_bytes: int) -> None:
     """Bound this process's data segment well above the budget: a guard for the machine, not the verdict. Near such a
     limit the outcome of a run was measured not to be repeatable; the verdict is the tracker's."""
     status = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
-    taken = next((int(line.split()[1]) * 1024 for line in status if line.startswith("VmData:")), None)
+    taken = next(
+        (int(line.split()[1]) * 1024 for line in status if line.startswith("VmData:")), None
+    )
     if taken is None:
         raise OSError("/proc/self/status has no VmData")
     limit = taken + int(budget_bytes * _GUARD_SLACK) + GIB

@@ -16,8 +16,12 @@ from autofit.probe.steps import Probe, Request, peak_resident_bytes
 from autofit.setup import Setup
 from autofit.training.step import train_step
 
-_MOST_BESIDE = 2 * GIB  # that kernels and workspaces of a process add to its context; communicators as much again
-_UNEVEN = 256 * MIB  # the size of a context differs between processes, and what a desktop takes changes
+_MOST_BESIDE = (
+    2 * GIB
+)  # that kernels and workspaces of a process add to its context; communicators as much again
+_UNEVEN = (
+    256 * MIB
+)  # the size of a context differs between processes, and what a desktop takes changes
 
 
 def open_card() -> int:
@@ -38,7 +42,9 @@ def require_free_memory(free_bytes: int, budget: Budget, hardware: Hardware) -> 
     cap = budget.cap_bytes(hardware.device, hardware.context_bytes)
     if free_bytes < cap - _UNEVEN:
         free = f"{free_bytes / GIB:.1f} GiB of the card are free where the budget lets tensors take {cap / GIB:.1f}"
-        raise ProbeError(f"others use the card, so an out-of-memory there proves nothing: {free}.", END_OTHERS)
+        raise ProbeError(
+            f"others use the card, so an out-of-memory there proves nothing: {free}.", END_OTHERS
+        )
 
 
 class CudaProbe(Probe):
@@ -66,7 +72,9 @@ class CudaProbe(Probe):
         host where a smaller card's would. Counting pages against the budget would call every such config too large:
         they take all that is free, and fit nonetheless. Refusing them would keep them from the cards that they are made
         for."""
-        above = self.free_bytes - (self.request.budget.device_bytes - self.request.hardware.context_bytes)
+        above = self.free_bytes - (
+            self.request.budget.device_bytes - self.request.hardware.context_bytes
+        )
         if self.pages and above > 0:
             _hold(above)
         return super().prepare()
@@ -113,13 +121,18 @@ class CudaProbe(Probe):
             emptied = f"the allocator had to empty its cache {pluralize(retries, 'time')} in the timed steps"
             return Outcome.OUT_OF_MEMORY, emptied
         if peak_resident_bytes() > self.request.budget.host_bytes:
-            return Outcome.HOST_OUT_OF_MEMORY, f"needs {peak_resident_bytes() / GIB:.2f} GiB of host memory"
+            return (
+                Outcome.HOST_OUT_OF_MEMORY,
+                f"needs {peak_resident_bytes() / GIB:.2f} GiB of host memory",
+            )
         return super().verdict()
 
     def peak(self) -> PeakBytes:
         """Peaks of the allocator, and the context. Nothing asks the device: it is dead after an assert in a kernel."""
         allocated, reserved = torch.cuda.max_memory_allocated(0), torch.cuda.max_memory_reserved(0)
-        peak = PeakBytes(allocated, reserved, device=reserved + self.context, resident=peak_resident_bytes())
+        peak = PeakBytes(
+            allocated, reserved, device=reserved + self.context, resident=peak_resident_bytes()
+        )
         return peak.larger(self.built_peak) if self.built_peak else peak
 
     def check_free_memory(self) -> None:
@@ -127,7 +140,10 @@ class CudaProbe(Probe):
         most = _MOST_BESIDE * (2 if self.request.hardware.world > 1 else 1)
         if not self.pages and (beside := self._beside()) > most:
             lost = f"{beside / GIB:.1f} GiB of the card were taken beside its tensors while it ran"
-            raise ProbeError(f"others use the card, so an out-of-memory there proves nothing: {lost}.", END_OTHERS)
+            raise ProbeError(
+                f"others use the card, so an out-of-memory there proves nothing: {lost}.",
+                END_OTHERS,
+            )
 
     def _retries(self) -> int:
         return int(torch.cuda.memory_stats(0).get("num_alloc_retries", 0))
@@ -139,4 +155,6 @@ def _hold(nbytes: int) -> None:
     since managed memory would give way itself."""
     allocate = getattr(ctypes.CDLL(None), "cudaMalloc", None)
     if allocate is None or allocate(ctypes.byref(ctypes.c_void_p()), ctypes.c_size_t(nbytes)):
-        raise ProbeError(f"{nbytes / GIB:.1f} GiB of the card, the part above the budget, could not be set aside.")
+        raise ProbeError(
+            f"{nbytes / GIB:.1f} GiB of the card, the part above the budget, could not be set aside."
+        )

@@ -33,9 +33,13 @@ class Place:
         if self.card is not None:
             environment["CUDA_VISIBLE_DEVICES"] = self.card
         if self.cores:
-            for name in _THREADS:  # one a core, as PyTorch has it by itself, unless the user wants fewer
+            for (
+                name
+            ) in _THREADS:  # one a core, as PyTorch has it by itself, unless the user wants fewer
                 asked = environment.get(name, "")
-                environment[name] = str(min(self.cores, int(asked)) if asked.isdecimal() else self.cores)
+                environment[name] = str(
+                    min(self.cores, int(asked)) if asked.isdecimal() else self.cores
+                )
 
     @contextlib.contextmanager
     def entered(self) -> Iterator[None]:
@@ -75,8 +79,12 @@ class Placement:
             return None
         if self.cores_of_each is None:
             own = "a card of its own" if self.devices == 1 else f"{self.devices} cards of its own"
-            alone = "" if self.devices == 1 else "; whatever may be the best is measured again alone"
-            return f"{self._at_once()} probes run at a time, each on {own} ({hardware.name}){alone}."
+            alone = (
+                "" if self.devices == 1 else "; whatever may be the best is measured again alone"
+            )
+            return (
+                f"{self._at_once()} probes run at a time, each on {own} ({hardware.name}){alone}."
+            )
         where = f"{self._at_once()} probes run at a time, each on {self._cores()}"
         return f"{where}; whatever may be the best is measured again on all of them, alone."
 
@@ -95,7 +103,10 @@ class Placement:
 
 
 def place_probes(
-    workers: int | None, hardware: Hardware, idle_cards: Callable[[], Sequence[str]], devices: int = 1
+    workers: int | None,
+    hardware: Hardware,
+    idle_cards: Callable[[], Sequence[str]],
+    devices: int = 1,
 ) -> Placement:
     """The placement that a number of workers means on this hardware; an InputError for fewer cards or cores.
 
@@ -114,15 +125,21 @@ def place_probes(
     return Placement(places, devices) if len(places) > devices else Placement()
 
 
-def place_ranks(devices: int | str, hardware: Hardware, idle_cards: Callable[[], Sequence[str]]) -> tuple[Place, ...]:
+def place_ranks(
+    devices: int | str, hardware: Hardware, idle_cards: Callable[[], Sequence[str]]
+) -> tuple[Place, ...]:
     """A place for each of the devices that train together, "all" meaning the cards; none for a device alone, nor where
     there are fewer cards or cores: one stands for all then. Raises InputError for all of a CPU."""
     if devices == 1:
         return ()
     if hardware.device == "cpu" and devices == ALL:
-        raise InputError("--devices all means cards, and the device is the CPU.", "Give a number: --devices 2.")
+        raise InputError(
+            "--devices all means cards, and the device is the CPU.", "Give a number: --devices 2."
+        )
     count = devices if isinstance(devices, int) else None
-    if count and count > (len(idle_cards()) if hardware.device == "cuda" else len(physical_cores())):
+    if count and count > (
+        len(idle_cards()) if hardware.device == "cuda" else len(physical_cores())
+    ):
         return ()
     places = _places(count, hardware, idle_cards)
     return places if len(places) > 1 else ()
@@ -137,15 +154,21 @@ def _places(
         cards = idle_cards()
         if count and count > len(cards):
             found = f"{len(cards)} of the visible cards {'is' if len(cards) == 1 else 'are'} an idle {hardware.name}"
-            raise InputError(f"{what} need a card each like card 0, and {found}.", "Give fewer workers.")
+            raise InputError(
+                f"{what} need a card each like card 0, and {found}.", "Give fewer workers."
+            )
         return tuple(Place(number, card=card) for number, card in enumerate(cards[:count]))
     assert count, "a CPU is divided by a number"
     cores = physical_cores()
     share = len(cores) // count
     if not share:
-        message = f"{what} need a core each, and this process may use {pluralize(len(cores), 'core')}."
+        message = (
+            f"{what} need a core each, and this process may use {pluralize(len(cores), 'core')}."
+        )
         raise InputError(message, "Give fewer workers.")
-    shares = [frozenset().union(*cores[number * share : (number + 1) * share]) for number in range(count)]
+    shares = [
+        frozenset().union(*cores[number * share : (number + 1) * share]) for number in range(count)
+    ]
     return tuple(Place(number, processors=each, cores=share) for number, each in enumerate(shares))
 
 
@@ -157,7 +180,10 @@ def physical_cores(topology: Path = _TOPOLOGY) -> list[frozenset[int]]:
         text = _read(topology / f"cpu{min(core)}" / "topology" / "physical_package_id")
         return int(text) if text.isdecimal() else 0
 
-    return sorted({_siblings(topology, each) & allowed for each in allowed}, key=lambda core: (socket(core), min(core)))
+    return sorted(
+        {_siblings(topology, each) & allowed for each in allowed},
+        key=lambda core: (socket(core), min(core)),
+    )
 
 
 def _siblings(topology: Path, processor: int) -> frozenset[int]:

@@ -74,13 +74,17 @@ def _answering(cards: Callable[[], _Cards]) -> Iterator[None]:
     ):
         yield
     interface = sys.modules.get("torch._dynamo.device_interface")
-    getattr(interface, "caching_worker_device_properties", {}).clear()  # a cache; children ask the card itself
+    getattr(
+        interface, "caching_worker_device_properties", {}
+    ).clear()  # a cache; children ask the card itself
 
 
 def _described_card() -> _Cards:
     if not torch.cuda.is_available():
         return _Cards(count=0)
     properties = torch.cuda.get_device_properties(0)
-    public = {name: getattr(properties, name) for name in dir(properties) if not name.startswith("_")}
+    public = {
+        name: getattr(properties, name) for name in dir(properties) if not name.startswith("_")
+    }
     plain = {name: value for name, value in public.items() if isinstance(value, int | float | str)}
     return _Cards(torch.cuda.device_count(), SimpleNamespace(**plain))

@@ -61,8 +61,12 @@ class Probe(ABC):
     def __init__(self, workload: Workload, request: Request) -> None:
         self.workload = workload
         self.request = request
-        self.usable = request.budget.cap_bytes(request.hardware.device)  # of the device, the context included
-        self.cap = request.budget.cap_bytes(request.hardware.device, request.hardware.context_bytes)  # of tensors
+        self.usable = request.budget.cap_bytes(
+            request.hardware.device
+        )  # of the device, the context included
+        self.cap = request.budget.cap_bytes(
+            request.hardware.device, request.hardware.context_bytes
+        )  # of tensors
         self.setup: Setup | None = None
         self.batch: Any = None
         self.loss: float | None = None
@@ -84,7 +88,9 @@ class Probe(ABC):
         if any(largest(self.over_budget())):
             return
         plan = self.request.plan
-        self.samples, self.hopeless = time_steps(self._stepper(setup), plan, lambda: largest(time.monotonic())[0])
+        self.samples, self.hopeless = time_steps(
+            self._stepper(setup), plan, lambda: largest(time.monotonic())[0]
+        )
 
     def prepare(self) -> Setup:
         """Build and warm up: every step from then on is like any later one."""
@@ -97,13 +103,22 @@ class Probe(ABC):
 
     def _warm_up(self, setup: Setup, start: float) -> Setup:
         # A rank's own part, as a DataLoader reads it.
-        self.batch = self.workload.batch(self.workload.effective_batch_size // setup.ranks.layout.samplers)
+        self.batch = self.workload.batch(
+            self.workload.effective_batch_size // setup.ranks.layout.samplers
+        )
         # Two micro-batches: the second runs with gradients alive, so no later one needs more memory.
         first = part = self.part(setup, 2)
         if self.begins_small() and self.workload.traits and self.workload.traits.splits:
-            first = samples_of(part, 0, min(_FEW_SAMPLES, sample_count(part, self.workload.split)), self.workload.split)
+            first = samples_of(
+                part,
+                0,
+                min(_FEW_SAMPLES, sample_count(part, self.workload.split)),
+                self.workload.split,
+            )
         stepped = tried = 0
-        while stepped < _WARM_STEPS and tried < 50:  # a scaler may skip the first steps until its scale is low enough
+        while (
+            stepped < _WARM_STEPS and tried < 50
+        ):  # a scaler may skip the first steps until its scale is low enough
             loss = accumulate(setup, part if stepped else first)
             self._check(loss)
             stepped += update(setup)
@@ -122,7 +137,10 @@ class Probe(ABC):
 
     def part(self, setup: Setup, micro_batches: int) -> Any:
         """The first few micro-batches of this rank's batch, as a view of it."""
-        samples = min(micro_batches, setup.config.gradient_accumulation_steps or 1) * setup.micro_batch_size
+        samples = (
+            min(micro_batches, setup.config.gradient_accumulation_steps or 1)
+            * setup.micro_batch_size
+        )
         return samples_of(self.batch, 0, samples, self.workload.split)
 
     def _stepper(self, setup: Setup) -> Callable[[], float]:
@@ -149,7 +167,9 @@ class Probe(ABC):
 
     def _compiled(self) -> float:
         """Seconds that torch.compile has taken in this process."""
-        return torch._dynamo.utils.calculate_time_spent()["total_wall_time"] if self.compiles else 0.0
+        return (
+            torch._dynamo.utils.calculate_time_spent()["total_wall_time"] if self.compiles else 0.0
+        )
 
     def _check(self, loss: torch.Tensor) -> None:
         self.loss = float(loss)
@@ -159,7 +179,10 @@ class Probe(ABC):
     def verdict(self) -> tuple[Outcome, str | None]:
         """The outcome of a run that came to its end."""
         if self.over_budget():
-            return Outcome.OUT_OF_MEMORY, f"needs {self.peak().held_bytes / GIB:.2f} GiB of {self.usable / GIB:.2f}"
+            return (
+                Outcome.OUT_OF_MEMORY,
+                f"needs {self.peak().held_bytes / GIB:.2f} GiB of {self.usable / GIB:.2f}",
+            )
         if self.hopeless:
             return Outcome.FITS, "stopped after two steps: far slower than the best"
         return Outcome.FITS, None
@@ -167,11 +190,15 @@ class Probe(ABC):
     def measurement(self, outcome: Outcome, reason: str | None, seconds: float) -> Measurement:
         """Everything measured, as data."""
         workload = self.workload
-        steps = interval_of_median(self.samples) if self.samples and outcome is Outcome.FITS else None
+        steps = (
+            interval_of_median(self.samples) if self.samples and outcome is Outcome.FITS else None
+        )
         per_second = workload.effective_batch_size / steps.median if steps else None
         tokens = workload.sequence_length if workload.unit == "tokens" else None
         slower = slowed_by(self.samples)
-        trend = [f"steps took {slower:.0%} longer at the end of the measurement than at its beginning."]
+        trend = [
+            f"steps took {slower:.0%} longer at the end of the measurement than at its beginning."
+        ]
         return Measurement(
             config=self.request.config,
             outcome=outcome,
@@ -188,7 +215,10 @@ class Probe(ABC):
             steps=len(self.samples),
             composed=self.composed,
             shortage=self.shortage if outcome is Outcome.OUT_OF_MEMORY else None,
-            warnings=(*(self.setup.warnings if self.setup else ()), *(trend if slower > _TREND else ())),
+            warnings=(
+                *(self.setup.warnings if self.setup else ()),
+                *(trend if slower > _TREND else ()),
+            ),
         )
 
     @contextmanager
@@ -201,7 +231,9 @@ class Probe(ABC):
 
     def built(self) -> None:
         """Called when the training run is built."""
-        if self.setup and not self.compiles and (live := self.live()):  # a hook would be compiled, too
+        if (
+            self.setup and not self.compiles and (live := self.live())
+        ):  # a hook would be compiled, too
             self.holders = Holders(self.setup, live)
 
     def live(self) -> Callable[[], int] | None:

@@ -51,17 +51,28 @@ def slowed_by(samples: list[float]) -> float:
     return statistics.median(late) / statistics.median(early) - 1 if min(late) > max(early) else 0.0
 
 
-def time_steps(step: Callable[[], float], plan: Plan, clock: Callable[[], float]) -> tuple[list[float], bool]:
+def time_steps(
+    step: Callable[[], float], plan: Plan, clock: Callable[[], float]
+) -> tuple[list[float], bool]:
     """Call `step`, which returns its seconds, as the plan says; returns (samples, stopped as hopeless)."""
     samples: list[float] = []
     start = clock()
     while len(samples) < plan.max_steps:
         samples.append(step())
-        if plan.best_seconds and len(samples) == 2 and min(samples) > plan.hopeless * plan.best_seconds:
+        if (
+            plan.best_seconds
+            and len(samples) == 2
+            and min(samples) > plan.hopeless * plan.best_seconds
+        ):
             return samples, True
         interval = interval_of_median(samples)
-        tight = len(samples) > 2 and (interval.high - interval.low) / 2 <= plan.tightness * interval.median
+        tight = (
+            len(samples) > 2
+            and (interval.high - interval.low) / 2 <= plan.tightness * interval.median
+        )
         settled = len(samples) != 2 or interval.high <= _DISTURBED * interval.low
-        if len(samples) >= plan.min_steps and (tight or (settled and clock() - start >= plan.max_seconds)):
+        if len(samples) >= plan.min_steps and (
+            tight or (settled and clock() - start >= plan.max_seconds)
+        ):
             break
     return samples, False

@@ -29,7 +29,11 @@ from autofit.core.forks import adopt_orphans, die_with_parent, ending_forks
 from autofit.core.zygote_process import START
 from autofit.probe.preload import preload
 
-_LOOK_SECONDS, _MOST_LOGGED, _KEPT_OF_LOG = 0.5, 2**24, 2**20  # what a model prints may be gigabytes
+_LOOK_SECONDS, _MOST_LOGGED, _KEPT_OF_LOG = (
+    0.5,
+    2**24,
+    2**20,
+)  # what a model prints may be gigabytes
 # Seconds for what a job left running: to clean up (multiprocessing's tracker removes shared memory), and to be gone.
 _PATIENCE, _LONGEST_END = 0.5, 10.0
 
@@ -57,7 +61,9 @@ class Ended:
     """How a child ended."""
 
     payload: bytes  # its answer, a pickle of what the function returned; empty: none
-    code: int | None  # its exit code; -number: killed by that signal; None: its time was up, or the parent's patience
+    code: (
+        int | None
+    )  # its exit code; -number: killed by that signal; None: its time was up, or the parent's patience
     last_line: str = ""  # of its log, which the parent looks up
 
 
@@ -142,7 +148,9 @@ def _end_orphans() -> None:
             time.sleep(0.01)
 
 
-def _collect(reader: int, child: int, deaths: int, connection: Connection, deadline: float, log: Path) -> bytes | None:
+def _collect(
+    reader: int, child: int, deaths: int, connection: Connection, deadline: float, log: Path
+) -> bytes | None:
     """What the child wrote before it ended; None when the time is up, or the parent says so. Raises EOFError where that
     is gone.
 
@@ -165,7 +173,9 @@ def _collect(reader: int, child: int, deaths: int, connection: Connection, deadl
         elif deaths in ready:
             os.read(deaths, 1 << 16)  # first, so that a later death makes it readable again
             if os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT):
-                os.set_blocking(reader, False)  # a process that the child left behind may hold the pipe open
+                os.set_blocking(
+                    reader, False
+                )  # a process that the child left behind may hold the pipe open
                 with contextlib.suppress(BlockingIOError):
                     while part := os.read(reader, 1 << 16):  # written since the pipe was looked at
                         parts += part

@@ -13,7 +13,17 @@ from autofit.core.quoting import markdown_text
 from autofit.core.record import Record
 from autofit.core.result import TIERS, Result
 from autofit.report import formatting as fmt
-from autofit.report.formatting import changes, describe, gib, peak_gib, percent, rate, speed, value, values
+from autofit.report.formatting import (
+    changes,
+    describe,
+    gib,
+    peak_gib,
+    percent,
+    rate,
+    speed,
+    value,
+    values,
+)
 from autofit.report.markdown import table
 from autofit.report.rows import latest_by_config
 
@@ -31,7 +41,10 @@ class Comparison:
 
     def to_markdown(self) -> str:
         """For a pull request."""
-        parts = [f"### {markdown_text(' and '.join(self.names))}", *map(markdown_text, self.sentences)]
+        parts = [
+            f"### {markdown_text(' and '.join(self.names))}",
+            *map(markdown_text, self.sentences),
+        ]
         parts += [table((title, *self.names), rows) for title, rows in self._tables]
         return "\n\n".join(parts) + "\n"
 
@@ -39,20 +52,29 @@ class Comparison:
         """For a console of any width."""
         tables = []
         for title, rows in self._tables:
-            tables.append(fmt.table(*(Column(Text(name), overflow="fold") for name in (title, *self.names))))
+            tables.append(
+                fmt.table(*(Column(Text(name), overflow="fold") for name in (title, *self.names)))
+            )
             for row in rows:
                 tables[-1].add_row(*map(Text, row))
         return Group(*tables, *map(Text, self.sentences))
 
     @property
     def _tables(self) -> list[tuple[str, tuple[Row, ...]]]:
-        return [(title, rows) for title, rows in (("setup", self.setup), ("result", self.outcome)) if rows]
+        return [
+            (title, rows)
+            for title, rows in (("setup", self.setup), ("result", self.outcome))
+            if rows
+        ]
 
 
 def compare(first: Record, second: Record, names: tuple[str, str]) -> Comparison:
     """The differences between two runs."""
     setups = _setup(first), _setup(second)
-    rows = [(name, setups[0].get(name, "-"), setups[1].get(name, "-")) for name in {**setups[0], **setups[1]}]
+    rows = [
+        (name, setups[0].get(name, "-"), setups[1].get(name, "-"))
+        for name in {**setups[0], **setups[1]}
+    ]
     results = first.result, second.result
     setup = tuple(row for row in rows if row[1] != row[2])
     return Comparison(names, setup, tuple(_outcome(*results)), tuple(_sentences(*results, names)))
@@ -87,7 +109,10 @@ def _outcome(first: Result, second: Result) -> list[Row]:
         if one or other:
             rows.append((f"best of {name}", _figures(one, first), _figures(other, second)))
     knobs = first.best and second.best and first.best.config.differences(second.best.config)
-    rows += [(f"best: {knob}", value(mine), value(other)) for knob, (mine, other) in (knobs or {}).items()]
+    rows += [
+        (f"best: {knob}", value(mine), value(other))
+        for knob, (mine, other) in (knobs or {}).items()
+    ]
     rows.append(("probes", str(len(first.trials)), str(len(second.trials))))
     rows.append(("search, seconds", f"{first.search_seconds:.0f}", f"{second.search_seconds:.0f}"))
     return rows
@@ -95,14 +120,20 @@ def _outcome(first: Result, second: Result) -> list[Row]:
 
 def _figures(measurement: Measurement | None, result: Result) -> str:
     if measurement is None:
-        return "nothing fitted" if result.best is None and result.stopped_by != "prediction" else "none measured"
+        return (
+            "nothing fitted"
+            if result.best is None and result.stopped_by != "prediction"
+            else "none measured"
+        )
     peak = peak_gib(measurement)
     return f"{rate(measurement)}{f', {peak} GiB' if peak else ''}"
 
 
 def _sentences(first: Result, second: Result, names: tuple[str, str]) -> list[str]:
     same_work = first.model == second.model and first.workload == second.workload
-    lines = [] if same_work else ["They trained different things, so that their speeds do not compare."]
+    lines = (
+        [] if same_work else ["They trained different things, so that their speeds do not compare."]
+    )
     for name, result in zip(names, (first, second), strict=True):
         if result.stopped_by == "prediction":
             lines.append(f"In {name} nothing was measured: all is predicted.")
@@ -112,7 +143,11 @@ def _sentences(first: Result, second: Result, names: tuple[str, str]) -> list[st
             lines.append(f"Against the best of {names[0]}, that of {names[1]} is {speed(ratio)}.")
         differing = ", ".join(changes(second.best.config, first.best.config))
         same = first.best.config == second.best.config
-        lines.append("Both chose the same config." if same else f"The best of {names[1]} differs in: {differing}.")
+        lines.append(
+            "Both chose the same config."
+            if same
+            else f"The best of {names[1]} differs in: {differing}."
+        )
     elif (first.best or second.best) and "prediction" not in (first.stopped_by, second.stopped_by):
         fits, not_fits = names if first.best else names[::-1]
         lines.append(f"In {fits} something fits, in {not_fits} nothing does.")
@@ -122,14 +157,24 @@ def _sentences(first: Result, second: Result, names: tuple[str, str]) -> list[st
 def _both_measured(first: Result, second: Result, names: tuple[str, str]) -> list[str]:
     """What the machine or the versions alone changed of the speed, by the configs that both measured."""
     mine, others = latest_by_config(first), latest_by_config(second)
-    both = (config for config, one in mine.items() if config in others and one.fits and others[config].fits)
-    ratios = {each: others[each].throughput / mine[each].throughput for each in both if mine[each].throughput}
+    both = (
+        config
+        for config, one in mine.items()
+        if config in others and one.fits and others[config].fits
+    )
+    ratios = {
+        each: others[each].throughput / mine[each].throughput
+        for each in both
+        if mine[each].throughput
+    }
     if not ratios:
         return []
     middle = speed(statistics.median(ratios.values()))
     if len(ratios) == 1:
         (config,) = ratios
-        return [f"One config was measured to fit in both, {describe(config)}: in {names[1]} it is {middle}."]
+        return [
+            f"One config was measured to fit in both, {describe(config)}: in {names[1]} it is {middle}."
+        ]
     spread = f"from {min(ratios.values()):.2f} to {max(ratios.values()):.2f} times the speed"
     how_many = f"{len(ratios)} configs were measured to fit in both"
     return [f"{how_many}: in {names[1]} they are {middle} in the median ({spread})."]

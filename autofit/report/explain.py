@@ -67,7 +67,12 @@ def summary(result: Result) -> list[str]:
         return predicted_notes(result)
     if best is None:
         return [_ended(result), *result.notes]
-    sentences = (_gain(result, best), _runner_up(result, best), _nearest_miss(result), how_it_ended(result))
+    sentences = (
+        _gain(result, best),
+        _runner_up(result, best),
+        _nearest_miss(result),
+        how_it_ended(result),
+    )
     return [sentence for sentence in (*sentences, *result.notes) if sentence]
 
 
@@ -101,10 +106,18 @@ def _gain(result: Result, best: Measurement) -> str:
         return "It was the first that fitted, and stayed the best." if first else ""
     ratio = 1 / relative_speed(first, result)
     # Its own figure shows only where it agrees with the ratio, which compares measurements of one and the same moment.
-    figure = f" ({fmt.rate(first)})" if abs(first.throughput * ratio / best.throughput - 1) <= _NOTICED else ""
+    figure = (
+        f" ({fmt.rate(first)})"
+        if abs(first.throughput * ratio / best.throughput - 1) <= _NOTICED
+        else ""
+    )
     if ratio < 1.005:
         tied = "" if ratio > 0.995 else ", which counts as a tie"
-        how = tied if first.verified or ratio > 1 - _NOTICED else " for a moment, before it was measured longer"
+        how = (
+            tied
+            if first.verified or ratio > 1 - _NOTICED
+            else " for a moment, before it was measured longer"
+        )
         return f"The first config that fitted was {fmt.speed(1 / ratio)}{figure}{how}."
     return f"It is {ratio:.2f} times as fast as the first config that fitted{figure}."
 
@@ -121,7 +134,11 @@ def _runner_up(result: Result, best: Measurement) -> str:
     ]
     ratio = relative_speed(second, result)
     how = fmt.speed(ratio) + (", which counts as a tie" if ratio > 1 else "")
-    return f"The runner-up is {how}; against it the best differs in {fmt.listed(differing)}." if differing else ""
+    return (
+        f"The runner-up is {how}; against it the best differs in {fmt.listed(differing)}."
+        if differing
+        else ""
+    )
 
 
 def _nearest_miss(result: Result) -> str:
@@ -137,10 +154,14 @@ def nothing_fits(result: Result) -> NothingFitsError:
     """The error that says by how much the nearest config missed the budget."""
     budget = f"{result.budget.device_bytes / GIB:.2f} GiB"
     if result.stopped_by == "prediction":
-        return NothingFitsError(f"no config of the space is predicted to fit {budget}.", "Allow more memory.")
+        return NothingFitsError(
+            f"no config of the space is predicted to fit {budget}.", "Allow more memory."
+        )
     miss = result.nearest_miss
     if miss is None or miss.peak_bytes is None:
-        return NothingFitsError(f"no config of the space could be run in {budget}.", "See the run directory's probes/.")
+        return NothingFitsError(
+            f"no config of the space could be run in {budget}.", "See the run directory's probes/."
+        )
     needs = f"the nearest needs {miss.peak_bytes.allocated / GIB:.2f} GiB"
     remedy = "Allow more memory, a wider space, or more trials."
     return NothingFitsError(f"no config that was tried fits {budget}: {needs}.", remedy)
@@ -156,20 +177,29 @@ def nothing_fits_lines(result: Result) -> list[str]:
     """What was tried, the nearest miss, and what would help."""
     budget, predicted = result.budget.device_bytes, result.stopped_by == "prediction"
     how = "Nothing is predicted to fit" if predicted else "Nothing fits"
-    lines = [f"{how}: {result.model} on {fmt.where(result.hardware, result.budget)}.", probe_counts(result)]
+    lines = [
+        f"{how}: {result.model} on {fmt.where(result.hardware, result.budget)}.",
+        probe_counts(result),
+    ]
     miss = result.nearest_miss or next(iter(nearest_misses(result.trials)), None)
     needed = fmt.budget_needed(miss, result.hardware, result.budget) if miss else None
     if miss is not None:
         # Far above the budget a probe is stopped before its peak.
         above = needed if needed and needed > budget else None
-        least_needed = f"a budget of at least {fmt.gib(above)}" if above else f"more than {fmt.gib(budget)}"
+        least_needed = (
+            f"a budget of at least {fmt.gib(above)}" if above else f"more than {fmt.gib(budget)}"
+        )
         lines.append(f"The nearest miss needs {least_needed} GiB: {fmt.describe(miss.config)}.")
         lines += [miss.shortage.words] if miss.shortage else []
     least = least_that_fits(result)
     if least is not None:
         size, point = least
-        smallest = f"The smallest budget in which anything is expected to fit is {fmt.gib(size)} GiB"
-        how = smallest if size > budget else "Not measured, but expected to fit"  # the search ended before it
+        smallest = (
+            f"The smallest budget in which anything is expected to fit is {fmt.gib(size)} GiB"
+        )
+        how = (
+            smallest if size > budget else "Not measured, but expected to fit"
+        )  # the search ended before it
         lines.append(f"{how}: {fmt.describe(point.config)} {fmt.source(point.measured)}.")
     enough = least[0] if least else needed
     helps = _remedies(result, enough if enough and enough > budget else None)
@@ -183,10 +213,16 @@ def probe_counts(result: Result) -> str:
     """How many configs there were, how many were measured with what outcome, and why the others were not."""
     if result.stopped_by == "prediction":
         return prediction_counts(result)
-    measured = {(trial.config, trial.outcome) for trial in result.trials}  # a long search measures its leader again
-    counts = {word: sum(each is outcome for _, each in measured) for outcome, word in fmt.OUTCOMES.items()}
+    measured = {
+        (trial.config, trial.outcome) for trial in result.trials
+    }  # a long search measures its leader again
+    counts = {
+        word: sum(each is outcome for _, each in measured) for outcome, word in fmt.OUTCOMES.items()
+    }
     plural = {"fits": "fit"}
-    outcomes = ", ".join(f"{count} {plural.get(word, word)}" for word, count in counts.items() if count)
+    outcomes = ", ".join(
+        f"{count} {plural.get(word, word)}" for word, count in counts.items() if count
+    )
     skipped = {
         "ruled out by what another one proved": result.skipped.get("dominated", 0),
         "ruled out by prediction": result.skipped.get("predicted", 0),
@@ -209,13 +245,17 @@ def _remedies(result: Result, enough: int | None) -> list[str]:
     if enough:
         # A tenth of a GiB more than the peak, up to the next one; finer below 1 GiB, where a tenth is a lot.
         grain = 10 if enough >= GIB else 100
-        remedies.append(f"{'--mem' if on_cpu else '--gpu-mem'} {math.ceil(enough / GIB * grain) / grain:g}")
+        remedies.append(
+            f"{'--mem' if on_cpu else '--gpu-mem'} {math.ceil(enough / GIB * grain) / grain:g}"
+        )
     length = result.workload.get("sequence_length")
     if length and length > 128:
         remedies.append(f"--seq-len {length // 2}, if the data allows shorter samples")
 
     def untried(knob: str, *values: object) -> bool:
-        return bool(result.trials) and not any(trial.config.get(knob) in values for trial in result.trials)
+        return bool(result.trials) and not any(
+            trial.config.get(knob) in values for trial in result.trials
+        )
 
     if untried("lora_rank", *range(1, 1025)):
         remedies.append("--space lora, which trains a few added weights only")

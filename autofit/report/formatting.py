@@ -84,7 +84,11 @@ def knobs_that_differ(configs: Iterable[Mapping[str, Any]]) -> list[str]:
 
 def throughput(each: Measurement | Estimate | Point | Remedy) -> tuple[float, str]:
     """Units per second and the unit: tokens where they are counted, else samples; 0 where nothing was timed."""
-    return (each.tokens_per_second, "tokens") if each.tokens_per_second else (each.samples_per_second or 0.0, "samples")
+    return (
+        (each.tokens_per_second, "tokens")
+        if each.tokens_per_second
+        else (each.samples_per_second or 0.0, "samples")
+    )
 
 
 def rate(each: Measurement | Estimate | Point | Remedy) -> str:
@@ -156,7 +160,9 @@ def packing_note(workload: Mapping[str, Any], answer: Measurement | Estimate | N
     padded = number(rate * (1 - workload["padding"]))
     if packing:
         padded = "as many" if padded == number(rate) else padded
-        return f"Samples are packed: all {number(rate)} tokens a second count; padded, {padded} would."
+        return (
+            f"Samples are packed: all {number(rate)} tokens a second count; padded, {padded} would."
+        )
     return f"Samples are padded: of {number(rate)} tokens a second {padded} count."
 
 
@@ -184,20 +190,32 @@ def proof(best: Measurement | Estimate) -> str:
     if isinstance(best, Estimate):
         return "predicted, not measured"
     if best.is_of_one_rank:
-        return "rank 0 measured in longer runs, communication predicted" if best.verified else "rank 0 alone measured"
+        return (
+            "rank 0 measured in longer runs, communication predicted"
+            if best.verified
+            else "rank 0 alone measured"
+        )
     return "verified in longer runs" if best.verified else "not verified"
 
 
 def verified(measurement: Measurement) -> str:
     """Whether it was measured again, in a word or two; empty where it was not."""
-    return ("rank 0 measured again" if measurement.is_of_one_rank else "verified") if measurement.verified else ""
+    return (
+        ("rank 0 measured again" if measurement.is_of_one_rank else "verified")
+        if measurement.verified
+        else ""
+    )
 
 
 def step(measurement: Measurement) -> str:
     """A sentence on how long a step takes; empty where none was timed."""
     took, waited = measurement.step_seconds, measurement.communication_seconds
     of_it = "" if waited is None else f"; {waited:.2g} s of it are predicted communication"
-    return f"A step takes {took.median:.3g} s ({took.low:.3g} to {took.high:.3g}){of_it}." if took else ""
+    return (
+        f"A step takes {took.median:.3g} s ({took.low:.3g} to {took.high:.3g}){of_it}."
+        if took
+        else ""
+    )
 
 
 def source(measured: bool) -> str:
@@ -218,9 +236,15 @@ def bound_by(bottleneck: str, config: Mapping[str, Any]) -> str:
 
 def resting_words(resting: Resting) -> str:
     """What a device holds between steps, in a sentence or two."""
-    sizes = {"weights": resting.weights, "adapters": resting.adapters, "gradients": resting.gradients}
+    sizes = {
+        "weights": resting.weights,
+        "adapters": resting.adapters,
+        "gradients": resting.gradients,
+    }
     sizes["optimizer state"] = resting.optimizer
-    held = ", ".join(f"{name} {gib(size)}" for name, size in sizes.items() if size or name != "adapters")
+    held = ", ".join(
+        f"{name} {gib(size)}" for name, size in sizes.items() if size or name != "adapters"
+    )
     trained = pluralize(resting.trained, "parameter")
     if resting.parameters:
         share = f"{100 * resting.trained / resting.parameters:.3g} %"
@@ -242,7 +266,11 @@ def about(seconds: float) -> str:
     """A guessed time: one or two figures."""
     for least, size, name in ((5400, 3600, "h"), (90, 60, "min")):
         if seconds >= least:
-            return f"{seconds / size:.2g} {name}" if seconds < 10 * size else f"{seconds / size:.0f} {name}"
+            return (
+                f"{seconds / size:.2g} {name}"
+                if seconds < 10 * size
+                else f"{seconds / size:.0f} {name}"
+            )
     return f"{max(1, round(seconds, -1) if seconds > 20 else round(seconds)):.0f} s"
 
 

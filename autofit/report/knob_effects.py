@@ -7,14 +7,28 @@ from autofit.core.knobs import DERIVED
 from autofit.core.measurement import Outcome
 from autofit.core.pareto import Alternative
 from autofit.core.result import Result
-from autofit.report.formatting import OUTCOMES, gib, listed, more_or_less, peak_bytes, peak_gib, source, speed, value
+from autofit.report.formatting import (
+    OUTCOMES,
+    gib,
+    listed,
+    more_or_less,
+    peak_bytes,
+    peak_gib,
+    source,
+    speed,
+    value,
+)
 from autofit.report.rows import latest_by_config, relative_speed
 
-_WORTH_A_WORD = 0.01  # a prediction shows beside a measurement, or beside the best, where it is faster by more
+_WORTH_A_WORD = (
+    0.01  # a prediction shows beside a measurement, or beside the best, where it is faster by more
+)
 _NOTHING = 0.005
 _MOST_CHANGES = 4
 
-Change = tuple[Alternative, float]  # and the speed it leaves against the best's, 0 where that is unknown
+Change = tuple[
+    Alternative, float
+]  # and the speed it leaves against the best's, 0 where that is unknown
 
 
 def knob_lines(result: Result) -> list[str]:
@@ -30,7 +44,10 @@ def knob_lines(result: Result) -> list[str]:
         if all(same) and all(abs(speed - 1) < _NOTHING for _, speed in changes):
             idle.append(first.knob)
         else:
-            figures = [f"{value(change.value)}: {_figures(change, speed, result)}" for change, speed in changes[1:]]
+            figures = [
+                f"{value(change.value)}: {_figures(change, speed, result)}"
+                for change, speed in changes[1:]
+            ]
             mine = f"{first.knob} {value(first.value)} instead of {value(result.best.config.get(first.knob))}"
             lines.append("; ".join([f"{mine}: {_figures(*changes[0], result)}", *figures]))
     return [*lines, *([f"nothing, as far as is known: {listed(idle)}"] if idle else [])]
@@ -39,7 +56,10 @@ def knob_lines(result: Result) -> list[str]:
 def changes_by_knob(result: Result) -> list[tuple[str, list[Change]]]:
     """The changes of each single knob."""
     by_knob = itertools.groupby(result.alternatives, key=lambda change: change.knob)
-    return [(knob, [(change, _speed_left(change, result)) for change in changes]) for knob, changes in by_knob]
+    return [
+        (knob, [(change, _speed_left(change, result)) for change in changes])
+        for knob, changes in by_knob
+    ]
 
 
 def single_changes(result: Result) -> tuple[str, ...]:
@@ -49,7 +69,9 @@ def single_changes(result: Result) -> tuple[str, ...]:
         return ()
     lines: list[tuple[float, str]] = []
     for other in latest_by_config(result).values():
-        knobs = [name for name in other.config.differences(result.best.config) if name not in DERIVED]
+        knobs = [
+            name for name in other.config.differences(result.best.config) if name not in DERIVED
+        ]
         if len(knobs) == 1 and other.outcome in (Outcome.FITS, Outcome.OUT_OF_MEMORY):
             ratio = relative_speed(other, result) if other.fits else 0.0
             peak = f", peak {peak_gib(other)} GiB" if peak_gib(other) else ""
@@ -70,7 +92,9 @@ def _worth_showing(changes: Sequence[Change]) -> list[Change]:
     """Of one knob: the best measured; the best predicted where that is better; else the least miss. And the least of
     what would be faster than the best but does not fit."""
     fitting = sorted((pair for pair in changes if pair[0].fits), key=lambda pair: -pair[1])
-    misses = sorted((pair for pair in changes if not pair[0].fits), key=lambda pair: pair[0].peak_bytes or 2**63)
+    misses = sorted(
+        (pair for pair in changes if not pair[0].fits), key=lambda pair: pair[0].peak_bytes or 2**63
+    )
     if not fitting:
         return misses[:1]
     measured = next((pair for pair in fitting if pair[0].measured), fitting[0])

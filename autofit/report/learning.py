@@ -14,6 +14,14 @@ def learning_lines(curves: Sequence[LearningCurve], head: str) -> list[str]:
     for curve in sorted((each for each in curves if each.losses), key=lambda each: each.loss):
         seeds = " and ".join(f"{loss:.4f}" for loss in curve.losses)
         steps = pluralize(max(curve.steps), "step")
-        lines.append(f"Loss {curve.loss:.4f} ({seeds}) after up to {steps}: {describe(curve.config, knobs)}.")
+        lines.append(
+            f"Loss {curve.loss:.4f} ({seeds}) after up to {steps}: {describe(curve.config, knobs)}."
+        )
     failed = (each for each in curves if each.reason)
-    return [*lines, *(f"Not trained to the end: {describe(each.config, knobs)}: {each.reason}" for each in failed)]
+    return [
+        *lines,
+        *(
+            f"Not trained to the end: {describe(each.config, knobs)}: {each.reason}"
+            for each in failed
+        ),
+    ]

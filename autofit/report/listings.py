@@ -33,7 +33,11 @@ from autofit.report.remedies import remedy_lines
 
 _WIDEST_BAR = 40  # characters
 _NOTICED = 0.005  # of memory or time: a smaller change counts as none
-_SIZES = {"micro_batch_size": "micro-batch", "sequence_length": "sequence", "lora_rank": "LoRA rank"}
+_SIZES = {
+    "micro_batch_size": "micro-batch",
+    "sequence_length": "sequence",
+    "lora_rank": "LoRA rank",
+}
 _COSTS = {
     "tokens": ("dollars_per_billion_tokens", "$/1e9 tokens"),
     "samples": ("dollars_per_million_samples", "$/1e6 samples"),
@@ -62,11 +66,16 @@ def estimate_table(data: Mapping[str, Any]) -> RenderableType:
     parts = Table.grid(Column(), Column(justify="right"), Column(), padding=(0, 2))
     most = max(data["breakdown"].values())
     for name, nbytes in data["breakdown"].items():
-        parts.add_row(Text(name), Text(gib(nbytes) if nbytes else "-"), _Bar(nbytes / most if most else 0.0))
+        parts.add_row(
+            Text(name), Text(gib(nbytes) if nbytes else "-"), _Bar(nbytes / most if most else 0.0)
+        )
     tensors = f"{gib(data['allocated_bytes'])} GiB of tensors at the peak"
     tensors += "." if reserved is None else f", {gib(reserved)} reserved for them."
     subject = Text(f"{_subject(data)}, on {data['hardware']['name']} within {gib(budget)} GiB")
-    config, notes = Text(f"Config: {describe(data['config'])}.\n"), (f"Note: {note}" for note in data["notes"])
+    config, notes = (
+        Text(f"Config: {describe(data['config'])}.\n"),
+        (f"Note: {note}" for note in data["notes"]),
+    )
     between = [resting_words(Resting(**data["resting"]))] if data.get("resting") else []
     if data.get("host_bytes"):
         between.insert(0, f"{gib(data['host_bytes'])} GiB in the memory of the host.")
@@ -77,24 +86,41 @@ def estimate_table(data: Mapping[str, Any]) -> RenderableType:
 def experts_line(data: Mapping[str, Any]) -> RenderableType:
     """What adapters on experts, too, would take: the first question about a mixture, before all others are answered."""
     verdict = f"it {FITS[data['fits']]}, {_interval(data)} GiB expected."
-    return Text(f"With lora_targets {data['lora_targets']}, and so adapters on the experts too, {verdict}")
+    return Text(
+        f"With lora_targets {data['lora_targets']}, and so adapters on the experts too, {verdict}"
+    )
 
 
 def around_table(data: Mapping[str, Any], *, rows: int = 16) -> RenderableType:
     """What each single change of a knob would save or cost, and the largest sizes that still fit."""
     alternatives = list(_worth_a_row(data))
     first = Column("from here", overflow="fold")  # the only one that gives way where it is narrow
-    figures = (Column(title, justify="right", no_wrap=True) for title in ("GiB", "memory", "time", "fits"))
+    figures = (
+        Column(title, justify="right", no_wrap=True) for title in ("GiB", "memory", "time", "fits")
+    )
     changed = table(first, *figures)
     for other in alternatives[:rows]:
         memory, time = _changes(other, data)
-        cells = (gib(_middle(other)), _percent(memory), "-" if time is None else _percent(time), other["fits"])
+        cells = (
+            gib(_middle(other)),
+            _percent(memory),
+            "-" if time is None else _percent(time),
+            other["fits"],
+        )
         changed.add_row(*map(Text, (f"{other['knob']} {value(other['value'])}", *cells)))
-    lines = [f"{len(alternatives) - rows} more: --json --alternatives."] if len(alternatives) > rows else []
-    largest = ", ".join(f"{_SIZES[name]} {size or 'none'}" for name, size in data["largest"].items())
+    lines = (
+        [f"{len(alternatives) - rows} more: --json --alternatives."]
+        if len(alternatives) > rows
+        else []
+    )
+    largest = ", ".join(
+        f"{_SIZES[name]} {size or 'none'}" for name, size in data["largest"].items()
+    )
     lines += [f"Largest that fits, all else as it is: {largest}."] if largest else []
     helps = remedy_lines(data.get("remedies") or ())
-    lines += ["What would help, the cheapest first:", *(POINT + line for line in helps)] if helps else []
+    lines += (
+        ["What would help, the cheapest first:", *(POINT + line for line in helps)] if helps else []
+    )
     shown = (Text(), changed) if alternatives else (Text("Nothing is known of other configs."),)
     return Group(*shown, hanging(lines))
 
@@ -105,15 +131,29 @@ def cards_table(data: Mapping[str, Any]) -> RenderableType:
     cost, dollars = _COSTS[unit]
     names, numbers = ({card[key] for card in data["cards"]} for key in ("name", "devices"))
     nodes = max((card["nodes"] for card in data["cards"]), default=1)
-    several, priced = max(numbers, default=1) * nodes > 1, any(card[cost] is not None for card in data["cards"])
+    several, priced = (
+        max(numbers, default=1) * nodes > 1,
+        any(card[cost] is not None for card in data["cards"]),
+    )
     many, price = [">devices"] * several, [f">{dollars}"] * priced
     cards = _named("--gpu", *many, ">GiB", "fits", ">needs GiB", f">{unit}/s", *price)
-    shown = [card for card in data["cards"] if card["fits"] != "no" or 1 in (len(names), len(numbers))]
+    shown = [
+        card for card in data["cards"] if card["fits"] != "no" or 1 in (len(names), len(numbers))
+    ]
     for card in shown:
         many = [f"{nodes} x {card['devices']}" if nodes > 1 else str(card["devices"])] * several
         needs = _interval(card) if card["device_bytes"] else "-"
-        rates = ["-" if card[key] is None else number(card[key]) for key in (f"{unit}_per_second", cost)]
-        cells = (card["name"], *many, f"{card['memory_bytes'] / GIB:.1f}", card["fits"], needs, *rates[: 1 + priced])
+        rates = [
+            "-" if card[key] is None else number(card[key]) for key in (f"{unit}_per_second", cost)
+        ]
+        cells = (
+            card["name"],
+            *many,
+            f"{card['memory_bytes'] / GIB:.1f}",
+            card["fits"],
+            needs,
+            *rates[: 1 + priced],
+        )
         cards.add_row(*map(Text, cells))
     lines = [_subject(data), f"Config: {describe(data['config'])}."]
     for fewer, more in pairwise(data["configs"]):
@@ -121,7 +161,10 @@ def cards_table(data: Mapping[str, Any]) -> RenderableType:
             lines.append(f"From {more['devices']} devices on: {', '.join(changed)}.")
     left_out = len(data["cards"]) - len(shown)
     notes = [f"{left_out} more do not fit; --json lists them."] if left_out else []
-    notes += [f"- {reason}" for reason in dict.fromkeys(card["reason"] for card in data["cards"] if card["reason"])]
+    notes += [
+        f"- {reason}"
+        for reason in dict.fromkeys(card["reason"] for card in data["cards"] if card["reason"])
+    ]
     notes += [f"Note: {note}" for note in data["notes"]]
     return Group(*map(Text, lines), cards, *map(Text, notes))
 
@@ -157,8 +200,13 @@ def _worth_a_row(data: Mapping[str, Any]) -> Iterable[Mapping[str, Any]]:
         knob = other["knob"]
         if knob in _SIZES:
             current = data["config"][knob] or 0
-            sizes = sorted(change["value"] or 0 for change in data["alternatives"] if change["knob"] == knob)
-            smaller, larger = ([size for size in sizes if size < current], [size for size in sizes if size > current])
+            sizes = sorted(
+                change["value"] or 0 for change in data["alternatives"] if change["knob"] == knob
+            )
+            smaller, larger = (
+                [size for size in sizes if size < current],
+                [size for size in sizes if size > current],
+            )
             if other["value"] not in (*smaller[-1:], *larger[:1]):
                 continue
         yield other
@@ -181,7 +229,9 @@ def _percent(change: float) -> str:
 def doctor_table(data: Mapping[str, Any]) -> RenderableType:
     """The device, the budget, the versions, and whether every value of every technique is available here."""
     hardware, store = data["hardware"], data["store"]
-    free, memory = (f"{hardware[key] / GIB:.1f}" for key in ("host_free_bytes", "host_memory_bytes"))
+    free, memory = (
+        f"{hardware[key] / GIB:.1f}" for key in ("host_free_bytes", "host_memory_bytes")
+    )
     rows = {
         "device": f"{hardware['name']} ({hardware['device']})",
         "memory": f"{hardware['memory_bytes'] / GIB:.1f} GiB",
@@ -197,7 +247,10 @@ def doctor_table(data: Mapping[str, Any]) -> RenderableType:
     # Two columns, a line for the name of each and its values below it: more would fold words on eighty columns.
     knobs = Table.grid(Column(max_width=34), Column(), padding=(0, 2, 0, 0))
     for technique in data["techniques"]:
-        knobs.add_row(Text(technique["name"], "bold"), Text("" if technique["values"] else "derived from others"))
+        knobs.add_row(
+            Text(technique["name"], "bold"),
+            Text("" if technique["values"] else "derived from others"),
+        )
         for status, values in _by_status(technique["values"]).items():
             knobs.add_row(Padding(Text(", ".join(values)), (0, 0, 0, 2)), Text(status))
     return Group(facts, Text(), knobs)
@@ -207,10 +260,20 @@ def _calibration(known: Mapping[str, Any]) -> str:
     """By how much measurements on this device differed from predictions."""
     if not known["count"]:
         return "not yet held against measurements of this device"
-    times = f"steps took {known['seconds']:.2f} times as long as predicted" if known["seconds"] else ""
-    memory = f"memory was {known['memory']:.3f} times what was predicted" if known["memory"] != 1.0 else ""
+    times = (
+        f"steps took {known['seconds']:.2f} times as long as predicted" if known["seconds"] else ""
+    )
+    memory = (
+        f"memory was {known['memory']:.3f} times what was predicted"
+        if known["memory"] != 1.0
+        else ""
+    )
     ratios = " and ".join(filter(None, (memory, times))) or "as predicted"
-    old = f", {known['discounted']} of them long ago or on a busy machine" if known["discounted"] else ""
+    old = (
+        f", {known['discounted']} of them long ago or on a busy machine"
+        if known["discounted"]
+        else ""
+    )
     return f"{ratios} (median of {pluralize(known['count'], 'measurement')}{old})"
 
 
@@ -231,7 +294,9 @@ def _by_status(values: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
     for each in values:
         package = each["package"] + (f" {each['version']}" if each["version"] else "")
         searched = "" if each["searched"] else ", but not searched on this device"
-        rows.setdefault(each["reason"] or f"available{searched} ({package})", []).append(value(each["value"]))
+        rows.setdefault(each["reason"] or f"available{searched} ({package})", []).append(
+            value(each["value"])
+        )
     return rows
 
 
@@ -240,8 +305,14 @@ def models_table(rows: Sequence[Mapping[str, Any]]) -> RenderableType:
     models = _named("model", "task", ">size", "weights")
     for row in rows:
         count = row["parameters"]
-        sizes = (f"{count / unit:.3g}{suffix}" for unit, suffix in ((10**9, "B"), (10**6, "M")) if count >= unit)
-        models.add_row(*map(Text, (row["name"], row["task"], next(sizes, f"{count:,}"), row.get("hub") or "")))
+        sizes = (
+            f"{count / unit:.3g}{suffix}"
+            for unit, suffix in ((10**9, "B"), (10**6, "M"))
+            if count >= unit
+        )
+        models.add_row(
+            *map(Text, (row["name"], row["task"], next(sizes, f"{count:,}"), row.get("hub") or ""))
+        )
     return models
 
 
@@ -249,7 +320,9 @@ def spaces_table(rows: Sequence[Mapping[str, Any]], counted_for: str) -> Rendera
     """The search spaces: name, what each allows, and how many configs it holds for the named case."""
     spaces = _named("space", ">configs", "what it allows")
     for row in rows:
-        number = f"{row['configs']:,}" if row["counted"] == "exactly" else f"at most {row['configs']:,}"
+        number = (
+            f"{row['configs']:,}" if row["counted"] == "exactly" else f"at most {row['configs']:,}"
+        )
         spaces.add_row(Text(row["name"]), Text(number), Text(" ".join(row["description"].split())))
     return Group(spaces, Text(f"Counted without what is refused, {counted_for}."))
 
@@ -259,7 +332,10 @@ def tools_table(rows: Sequence[Mapping[str, Any]]) -> RenderableType:
     tools = _named("tool", "what it trains, with whose keys, and how")
     for row in rows:
         tasks = ", ".join(row["tasks"]) or "anything"
-        tools.add_row(Text(row["name"]), Text(f"{tasks}; {row['name']} {', '.join(row['versions'])}\n{row['run']}"))
+        tools.add_row(
+            Text(row["name"]),
+            Text(f"{tasks}; {row['name']} {', '.join(row['versions'])}\n{row['run']}"),
+        )
     return tools
 
 

@@ -33,7 +33,11 @@ class LiveDisplay:
     cell of a notebook the lines change in place, too, and stay at the end; notes are for others to show."""
 
     def __init__(
-        self, shown: Console | Cell, *, quiet: bool = False, seconds: Callable[[], float] = time.monotonic
+        self,
+        shown: Console | Cell,
+        *,
+        quiet: bool = False,
+        seconds: Callable[[], float] = time.monotonic,
     ) -> None:
         self._cell = shown if isinstance(shown, Cell) else None
         self._console = _cell_console() if isinstance(shown, Cell) else shown
@@ -48,7 +52,11 @@ class LiveDisplay:
     def __enter__(self) -> Self:
         # Not in CI, whose logs are read later, whatever they pretend to be. FORCE_COLOR makes rich take a pipe for a
         # terminal, which is right for colours only.
-        watched = self._console.is_interactive and self._console.file.isatty() and not os.environ.get("CI")
+        watched = (
+            self._console.is_interactive
+            and self._console.file.isatty()
+            and not os.environ.get("CI")
+        )
         if not self._quiet and (self._cell or watched):
             if self._cell is None:
                 self._lines = _Lines(self._console, self._panel)
@@ -103,11 +111,16 @@ class LiveDisplay:
         search = self._progress.search
         if isinstance(event, SearchStarted):
             place = where(event.hardware, event.budget)
-            configs, probes = pluralize(event.space_size, "config"), pluralize(event.trials, "probe")
+            configs, probes = (
+                pluralize(event.space_size, "config"),
+                pluralize(event.trials, "probe"),
+            )
             refused = f", {event.refused:,} of them refused beforehand" if event.refused else ""
             measured = f"at most {probes}" if event.trials else "none of them can be measured here"
             return f"{event.model} on {place}: {configs}{refused}; {measured}"
-        if isinstance(event, PhaseStarted):  # before a search, an error about wrong input stands alone
+        if isinstance(
+            event, PhaseStarted
+        ):  # before a search, an error about wrong input stands alone
             return event.doing if search else None
         if not isinstance(event, ProbeFinished):
             return event.text if isinstance(event, Note) else None
@@ -119,7 +132,9 @@ class LiveDisplay:
             of = f" of {gib(search.budget.device_bytes)}" if search else ""
             verdict = f"fits, {rate(measurement)}" + (f", {gib(peak)}{of} GiB" if peak else "")
         else:
-            verdict = why_not(measurement, search.budget) if search else OUTCOMES[measurement.outcome]
+            verdict = (
+                why_not(measurement, search.budget) if search else OUTCOMES[measurement.outcome]
+            )
         mark = " (best so far)" if self._progress.is_new_best(event) else ""
         return f"{label}: {verdict}{mark} - {describe(measurement.config)}"
 
@@ -132,18 +147,28 @@ class _Lines(Live):
     def __init__(self, console: Console, content: Callable[[], RenderableType]) -> None:
         self._content: Callable[[], RenderableType] = content
         self._widths: list[int] = []
-        redirect = sys.stdout.isatty()  # output to a file or a pipe disturbs nothing, and wants what it is sent
-        super().__init__(self, console=console, transient=True, auto_refresh=False, redirect_stdout=redirect)
+        redirect = (
+            sys.stdout.isatty()
+        )  # output to a file or a pipe disturbs nothing, and wants what it is sent
+        super().__init__(
+            self, console=console, transient=True, auto_refresh=False, redirect_stdout=redirect
+        )
         self.start()
         console.show_cursor()
 
     def stop(self) -> None:
-        self._content = str  # rich draws all once more at the end, also what the window has no room for
+        self._content = (
+            str  # rich draws all once more at the end, also what the window has no room for
+        )
         super().stop()
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        narrower = options.update_width(max(1, options.max_width - 1))  # a terminal may break a line that fills it
-        lines = console.render_lines(self._content(), narrower, pad=False)[: max(0, console.height - 2)]
+        narrower = options.update_width(
+            max(1, options.max_width - 1)
+        )  # a terminal may break a line that fills it
+        lines = console.render_lines(self._content(), narrower, pad=False)[
+            : max(0, console.height - 2)
+        ]
         self._widths = [Segment.get_line_length(line) for line in lines]
         for line in lines:
             yield from line
@@ -153,11 +178,20 @@ class _Lines(Live):
     def process_renderables(self, renderables: list[ConsoleRenderable]) -> list[ConsoleRenderable]:
         broken = sum(max(0, -(-width // self.console.width) - 1) for width in self._widths)
         back, *others = super().process_renderables(renderables)
-        return [back, Control(*((ControlType.CURSOR_UP, 1), (ControlType.ERASE_IN_LINE, 2)) * broken), *others]
+        return [
+            back,
+            Control(*((ControlType.CURSOR_UP, 1), (ControlType.ERASE_IN_LINE, 2)) * broken),
+            *others,
+        ]
 
 
 def _cell_console() -> Console:
     """A console that records one drawing of a cell."""
     return Terminal(
-        file=io.StringIO(), record=True, width=100, height=40, force_jupyter=False, color_system="truecolor"
+        file=io.StringIO(),
+        record=True,
+        width=100,
+        height=40,
+        force_jupyter=False,
+        color_system="truecolor",
     )

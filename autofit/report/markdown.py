@@ -10,7 +10,17 @@ from autofit.core.record import Record
 from autofit.core.result import Result
 from autofit.core.strict_yaml import dump
 from autofit.report.explain import how_it_ended, nothing_fits_lines
-from autofit.report.formatting import POINT, describe, gib, number, peak_gib, proof, rate, throughput, where
+from autofit.report.formatting import (
+    POINT,
+    describe,
+    gib,
+    number,
+    peak_gib,
+    proof,
+    rate,
+    throughput,
+    where,
+)
 from autofit.report.knob_effects import knob_lines
 from autofit.report.other_budgets import other_budget_lines
 from autofit.report.predicted import answer_line, predicted_lines, predicted_notes
@@ -62,7 +72,9 @@ def _predicted(result: Result, best: Estimate) -> list[str]:
     words = markdown_text(f"{answer_line(result, best)} {describe(best.config)}.")
     answer = f"**Predicted, not measured:** {words}"
     lines = [
-        f"- {markdown_text(line.removeprefix(POINT))}" if line.startswith(POINT) else markdown_text(line)
+        f"- {markdown_text(line.removeprefix(POINT))}"
+        if line.startswith(POINT)
+        else markdown_text(line)
         for line in (*predicted_lines(result, best), *predicted_notes(result))
     ]
     return [answer, *lines, _details(best.config)]
@@ -76,9 +88,15 @@ def _table_of(rows: Iterable[Row], unit: str) -> str:
     cells = []
     for row in rows:
         one, (figure, _) = row.measurement, throughput(row.measurement)
-        cells.append((describe(one.config), number(figure) if figure else "", peak_gib(one), row.verdict))
+        cells.append(
+            (describe(one.config), number(figure) if figure else "", peak_gib(one), row.verdict)
+        )
     return table(("config", f"{unit}/s", "peak GiB", "verdict"), cells)
 
 
 def _section(title: str, lines: list[str]) -> str:
-    return "\n".join([f"**{title}**", "", *(f"- {markdown_text(line)}" for line in lines)]) if lines else ""
+    return (
+        "\n".join([f"**{title}**", "", *(f"- {markdown_text(line)}" for line in lines)])
+        if lines
+        else ""
+    )

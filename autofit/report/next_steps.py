@@ -25,7 +25,9 @@ def commands(result: Result, directory: Path) -> list[tuple[str, str]]:
     """(title, what to type) to train with the best config of a run directory: a line for a shell, or several of
     Python."""
     path = _as_typed(directory / "result.yaml")
-    data, weights = (shell_path(str(result.source.get(name, name.upper()))) for name in ("data", "weights"))
+    data, weights = (
+        shell_path(str(result.source.get(name, name.upper()))) for name in ("data", "weights")
+    )
     options = f"--data {data} --weights {weights} --output OUT"
     if result.source and result.source.get("kind") != "function":
         steps = [("Train", f"autofit train {shell_path(path)} {options}")]
@@ -51,9 +53,15 @@ def written(result: Result) -> RenderableType | None:
     for name, purpose in _FILES.items():
         path = result.files.get(name)
         if path:
-            purpose = purpose.replace("was measured", "is predicted") if result.predicted_best else purpose
+            purpose = (
+                purpose.replace("was measured", "is predicted")
+                if result.predicted_best
+                else purpose
+            )
             shown = Path(path).name if name != "tensorboard" else "tensorboard"
-            grid.add_row(Text(f"  {shown}{'/' if name in ('exports', 'tensorboard') else ''}"), Text(purpose))
+            grid.add_row(
+                Text(f"  {shown}{'/' if name in ('exports', 'tensorboard') else ''}"), Text(purpose)
+            )
     return Group(Text(f"Written to {_as_typed(directory)}:", overflow="fold"), grid)
 
 

@@ -23,7 +23,9 @@ def other_budget_lines(result: Result) -> list[str]:
         for text, names in by_text.items():
             if text:
                 line = f": {text}" if names == tiers else f", {listed(names)}: {text}"
-                sizes.setdefault(line, []).append(f"{gib(other.device_bytes)} GiB ({other.why}{card})")
+                sizes.setdefault(line, []).append(
+                    f"{gib(other.device_bytes)} GiB ({other.why}{card})"
+                )
     return [f"{listed(budgets)}{line}" for line, budgets in sizes.items()]
 
 
@@ -35,7 +37,11 @@ def on_other_devices(result: Result) -> str:
     lines = ["The same config on other numbers of devices, by prediction:"] if by_count else []
     for count, each in by_count.items():
         many = pluralize(count, "device") + (" of each node" if result.hardware.nodes > 1 else "")
-        speed = f"{each.rate / own.rate:.3g} times the speed, " if own and own.rate and each.rate else ""
+        speed = (
+            f"{each.rate / own.rate:.3g} times the speed, "
+            if own and own.rate and each.rate
+            else ""
+        )
         too_much = "" if each.high <= usable else ", which may not fit"
         lines.append(f"  - {many}: {speed}at most {gib(each.high)} GiB of each{too_much}")
     return "\n".join(lines)
@@ -59,9 +65,15 @@ def _of_tier(name: str, other: OtherBudget, result: Result) -> str:
         usable = result.budget.cap_bytes(result.hardware.device)
         now = fastest_within(result.frontier[name], usable)
         if leader is None:  # nothing of the tier was measured to fit
-            return "" if now else f"{rate(point)} with {describe(point.config)} {source(point.measured)}"
+            return (
+                ""
+                if now
+                else f"{rate(point)} with {describe(point.config)} {source(point.measured)}"
+            )
         ratio, different = _against(point, name, result)
-        gains = ratio > _FASTER and (now is None or point.samples_per_second > now.samples_per_second * _FASTER)
+        gains = ratio > _FASTER and (
+            now is None or point.samples_per_second > now.samples_per_second * _FASTER
+        )
         return f"{speed(ratio)} with {different}" if gains else "no gain is expected"
     if leader is None:
         return ""

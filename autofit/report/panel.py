@@ -15,7 +15,9 @@ from autofit.report import formatting as fmt
 
 _LABEL = 9  # columns of the names at the left
 _BAR = 32
-_WIDE = 70  # columns from which there is room for bars, and for a reason and a few knobs on one line
+_WIDE = (
+    70  # columns from which there is room for bars, and for a reason and a few knobs on one line
+)
 _TALL = 12  # rows from which the title has one
 _LATEST = 5  # finished probes shown
 _SIDE_BY_SIDE = 4  # running probes shown
@@ -33,9 +35,13 @@ class Progress:
         self.running: dict[int, tuple[ProbeStarted, float]] = {}  # by number, with its start time
         self.best: Measurement | None = None
         self.first: Measurement | None = None  # that fitted
-        self.bests: list[float] = []  # the highest throughput of any leader after each probe; 0 before anything fits
+        self.bests: list[
+            float
+        ] = []  # the highest throughput of any leader after each probe; 0 before anything fits
         self.counts: Counter[Outcome] = Counter()
-        self.latest: dict[tuple[int, bool], Measurement] = {}  # by number and whether it verified, newest last
+        self.latest: dict[
+            tuple[int, bool], Measurement
+        ] = {}  # by number and whether it verified, newest last
         self.done = 0
         self.verified = 0
         self.idle_since = now
@@ -89,16 +95,22 @@ class Progress:
             self.counts[measurement.outcome] += 1
             # Numbers go on where a search is resumed, and of probes side by side the last to start may finish first.
             self._highest = max(self._highest, measurement.number)
-            unfinished = sum(number < self._highest and number != measurement.number for number in self.running)
+            unfinished = sum(
+                number < self._highest and number != measurement.number for number in self.running
+            )
             self.done = max(self.done, self._highest + 1 - unfinished)
             leading = self.best.throughput if self.best else 0.0
-            self.bests.append(max([leading, *self.bests[-1:]]))  # the leader may change where the machine drifts
+            self.bests.append(
+                max([leading, *self.bests[-1:]])
+            )  # the leader may change where the machine drifts
             self.first = self.first or (measurement if measurement.fits else None)
         self.running.pop(measurement.number, None)
         self.idle_since = now
 
 
-def panel(progress: Progress, now: float, console: Console, *, ended: bool = False) -> RenderableType:
+def panel(
+    progress: Progress, now: float, console: Console, *, ended: bool = False
+) -> RenderableType:
     """Draw the search as it stands; `ended` leaves out what goes on."""
     search = progress.search
     labels = Column(style="dim", min_width=_LABEL, no_wrap=True, overflow="crop")
@@ -118,7 +130,12 @@ def panel(progress: Progress, now: float, console: Console, *, ended: bool = Fal
             grid.add_row(label, content)
     if search is None or console.height < _TALL:
         return grid
-    return Group(_one_line(f"{search.model} on {fmt.where(search.hardware, search.budget)}", console, "bold"), grid)
+    return Group(
+        _one_line(
+            f"{search.model} on {fmt.where(search.hardware, search.budget)}", console, "bold"
+        ),
+        grid,
+    )
 
 
 def _one_line(text: str | Text, console: Console, style: str = "") -> Text:
@@ -133,9 +150,15 @@ def _now(progress: Progress, now: float, console: Console) -> Text:
     lines = []
     for event, since in running[:_SIDE_BY_SIDE]:
         again = " again, longer" if event.verifying else ""
-        lines += [f"measuring probe {event.number + 1}{again}, {fmt.clock(now - since)}", fmt.describe(event.config)]
+        lines += [
+            f"measuring probe {event.number + 1}{again}, {fmt.clock(now - since)}",
+            fmt.describe(event.config),
+        ]
     if not running:
-        idle = f"choosing {'what to measure again' if progress.verified else 'the next config'}", progress.idle_since
+        idle = (
+            f"choosing {'what to measure again' if progress.verified else 'the next config'}",
+            progress.idle_since,
+        )
         doing, since = progress.phase or idle
         lines.append(f"{doing}, {fmt.clock(now - since)}")
     if len(running) > _SIDE_BY_SIDE:
@@ -182,7 +205,11 @@ def _bars(bars: list[tuple[float, str]], console: Console) -> RenderableType:
         return Text("\n".join(words for _, words in bars))
     grid = Table.grid(padding=(0, 2, 0, 0))
     for share, words in bars:
-        drawn = ProgressBar(1.0, share, width=_BAR, complete_style="cyan", finished_style="cyan") if words else ""
+        drawn = (
+            ProgressBar(1.0, share, width=_BAR, complete_style="cyan", finished_style="cyan")
+            if words
+            else ""
+        )
         grid.add_row(drawn, Text(words))
     return grid
 
@@ -193,7 +220,9 @@ def _memory(progress: Progress, console: Console) -> RenderableType | None:
     peak = fmt.peak_bytes(progress.best) if progress.best else None
     bars = [(peak / budget, f"best {fmt.gib(peak)} of {fmt.gib(budget)} GiB")] if peak else []
     if progress.predicts:
-        largest = max((event.expected_bytes or 0 for event, _ in progress.running.values()), default=0)
+        largest = max(
+            (event.expected_bytes or 0 for event, _ in progress.running.values()), default=0
+        )
         bars.append((largest / budget, f"now {fmt.gib(largest)} GiB expected" if largest else ""))
     return _bars(bars, console) if bars else None
 
@@ -215,7 +244,9 @@ def _curve(bests: list[float], console: Console) -> Text | None:
     columns = min(len(bests), max(1, console.width - _LABEL - 2))
     sampled = [bests[len(bests) * (column + 1) // columns - 1] for column in range(columns)]
     low, span = min(rates), max(rates) - min(rates)
-    return Text("".join(chr(0x2581 + round((rate - low) / span * 7)) if rate else " " for rate in sampled))
+    return Text(
+        "".join(chr(0x2581 + round((rate - low) / span * 7)) if rate else " " for rate in sampled)
+    )
 
 
 def _latest(progress: Progress, console: Console) -> Text | None:
@@ -234,7 +265,9 @@ def _finished(one: Measurement, again: bool, progress: Progress) -> Text:
     if not one.fits:
         in_memory = one.outcome in _MEMORY
         style = "yellow" if in_memory else "red"
-        verdict = fmt.why_not(one, progress.search.budget) if in_memory else fmt.OUTCOMES[one.outcome]
+        verdict = (
+            fmt.why_not(one, progress.search.budget) if in_memory else fmt.OUTCOMES[one.outcome]
+        )
     elif again or best is None or not best.throughput:
         verdict = fmt.rate(one)
     elif one.config == best.config:
@@ -244,4 +277,6 @@ def _finished(one: Measurement, again: bool, progress: Progress) -> Text:
         verdict = f"{fmt.percent(1 - ratio)} slower" if ratio < 0.995 else "as fast as the best"
     other = fmt.instead(one.config, best)
     joint = f"{'' if one.fits else ','} with {other}" if other else ""
-    return Text.assemble(f"probe {one.number + 1}{' again' if again else ''}: ", (verdict, style), (joint, "dim"))
+    return Text.assemble(
+        f"probe {one.number + 1}{' again' if again else ''}: ", (verdict, style), (joint, "dim")
+    )

@@ -7,18 +7,35 @@ from autofit.core.errors import pluralize
 from autofit.core.estimate import Estimate
 from autofit.core.quoting import one_line
 from autofit.core.result import Result
-from autofit.report.formatting import POINT, TIER_TITLES, describe, gib, hanging, interval, rate, where
+from autofit.report.formatting import (
+    POINT,
+    TIER_TITLES,
+    describe,
+    gib,
+    hanging,
+    interval,
+    rate,
+    where,
+)
 from autofit.report.listings import estimate_table
 from autofit.report.next_steps import commands, directory_of, written
 from autofit.report.other_budgets import on_other_devices
 
-_VERDICTS = {"yes": "fits by all that is predicted", "maybe": "may or may not fit", "no": "does not fit"}
+_VERDICTS = {
+    "yes": "fits by all that is predicted",
+    "maybe": "may or may not fit",
+    "no": "does not fit",
+}
 
 
 def predicted_view(result: Result, best: Estimate) -> RenderableType:
     """What is predicted, for a terminal: the answer, its memory, the tiers, and what was written."""
     hardware, budget = result.hardware, result.budget
-    asked = {"model": result.model, "workload": result.workload, "hardware": {"name": hardware.name}}
+    asked = {
+        "model": result.model,
+        "workload": result.workload,
+        "hardware": {"name": hardware.name},
+    }
     sizes = {"budget_bytes": budget.device_bytes, "usable_bytes": budget.cap_bytes(hardware.device)}
     table = estimate_table({**asked, **sizes, **best.to_dict()})
     answer = Text(one_line(f"Predicted, not measured: {answer_line(result, best)}"), "bold")
@@ -26,7 +43,11 @@ def predicted_view(result: Result, best: Estimate) -> RenderableType:
     lines = [answer, Text(), table, Text(), sentences]
     directory, files = directory_of(result), written(result)
     if directory is not None and files is not None:
-        lines += [Text(), files, *(Text(f"{title}: {command}") for title, command in commands(result, directory)[:1])]
+        lines += [
+            Text(),
+            files,
+            *(Text(f"{title}: {command}") for title, command in commands(result, directory)[:1]),
+        ]
     return Group(*lines)
 
 
@@ -50,11 +71,18 @@ def predicted_lines(result: Result, best: Estimate) -> list[str]:
             sure = "" if other.verdict == "yes" else ", which may or may not fit"
             figures = f"{rate(other)} in {interval(other.low, other.high)} GiB{sure}"
             others.append(f"{POINT}{TIER_TITLES[name]}: {figures}: {describe(other.config)}")
-    nothing = (name for name, other in result.predicted_tiers.items() if other is None and result.frontier.get(name))
+    nothing = (
+        name
+        for name, other in result.predicted_tiers.items()
+        if other is None and result.frontier.get(name)
+    )
     none = [TIER_TITLES[name] for name in nothing]
     lines = [f"It {_VERDICTS[best.verdict or 'maybe']}: {left}."]
     lines += ["The best predicted of the other tiers:", *others] if others else []
-    return [*lines, *([f"Nothing is predicted to fit that trains {' or '.join(none)}."] if none else [])]
+    return [
+        *lines,
+        *([f"Nothing is predicted to fit that trains {' or '.join(none)}."] if none else []),
+    ]
 
 
 def predicted_notes(result: Result) -> list[str]:
@@ -73,5 +101,10 @@ def prediction_counts(result: Result) -> str:
 def explain_predicted(result: Result, best: Estimate) -> str:
     """The same as plain sentences."""
     head = f"Nothing was measured. Predicted for {result.model} on {where(result.hardware, result.budget)}:"
-    lines = [f"{head} {describe(best.config)}.", answer_line(result, best), *predicted_lines(result, best), *best.notes]
+    lines = [
+        f"{head} {describe(best.config)}.",
+        answer_line(result, best),
+        *predicted_lines(result, best),
+        *best.notes,
+    ]
     return "\n".join(filter(None, [*lines, on_other_devices(result)]))

@@ -25,17 +25,27 @@ _KINDS = {
 
 def remedy_lines(remedies: Sequence[Remedy | Mapping[str, Any]]) -> list[str]:
     """What to type, why it helps, and what is known of it; the cheapest first."""
-    return [_line(each if isinstance(each, Remedy) else from_plain(Remedy, each)) for each in remedies]
+    return [
+        _line(each if isinstance(each, Remedy) else from_plain(Remedy, each)) for each in remedies
+    ]
 
 
 def measured_remedies(result: Result, config: Mapping[str, Any], most: int = 3) -> list[Remedy]:
     """What a search measured to fit in less memory than this config, of the same tier, the fastest first."""
     latest = latest_by_config(result)
-    own = next((each for each in latest.values() if each.config == config and each.peak_bytes), None)
-    fitting = [each for each in latest.values() if each.fits and each.peak_bytes and tier(each.config) == tier(config)]
+    own = next(
+        (each for each in latest.values() if each.config == config and each.peak_bytes), None
+    )
+    fitting = [
+        each
+        for each in latest.values()
+        if each.fits and each.peak_bytes and tier(each.config) == tier(config)
+    ]
     peak = own.peak_bytes.held_bytes if own and own.peak_bytes else 0
     less = [each for each in fitting if each.peak_bytes and each.peak_bytes.held_bytes < peak]
-    return [_measured(each, config) for each in sorted(less, key=lambda each: -each.throughput)[:most]]
+    return [
+        _measured(each, config) for each in sorted(less, key=lambda each: -each.throughput)[:most]
+    ]
 
 
 def _measured(trial: Measurement, config: Mapping[str, Any]) -> Remedy:
@@ -58,7 +68,9 @@ def _measured(trial: Measurement, config: Mapping[str, Any]) -> Remedy:
 
 def _line(remedy: Remedy) -> str:
     why = _KINDS[remedy.kind]
-    if remedy.kind == "numbers" and any(option.endswith("_offload=cpu") for option in remedy.options):
+    if remedy.kind == "numbers" and any(
+        option.endswith("_offload=cpu") for option in remedy.options
+    ):
         why += ", with a part of them in host memory"
     figures = ", ".join(filter(None, (f"at most {gib(remedy.device_bytes)} GiB", rate(remedy))))
     return f"{' '.join(remedy.options)}: {why}; {figures} {source(remedy.measured)}"

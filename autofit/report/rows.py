@@ -25,17 +25,29 @@ class Row:
 def table_rows(result: Result, *, tolerance: float, rows: int) -> list[Row]:
     """The best, the best of every other tier, the fastest others, and the nearest of those that did not fit."""
     latest, best = latest_by_config(result), result.best
-    leaders = [leader for leader in result.tiers.values() if leader and best and leader.config != best.config]
+    leaders = [
+        leader
+        for leader in result.tiers.values()
+        if leader and best and leader.config != best.config
+    ]
     leading = {leader.config for leader in (*leaders, best) if leader}
     others = [one for one in latest.values() if one.config not in leading]
     # The runner-up was verified with the best, so it is shown whatever else was fast when explored.
     second = result.runner_up.config if result.runner_up else None
-    fitting = sorted((one for one in others if one.fits), key=lambda one: (one.config != second, -one.throughput))
-    misses = sorted((one for one in others if not one.fits), key=_nearness)[: min(_MISSES, max(1, rows // 3))]
+    fitting = sorted(
+        (one for one in others if one.fits), key=lambda one: (one.config != second, -one.throughput)
+    )
+    misses = sorted((one for one in others if not one.fits), key=_nearness)[
+        : min(_MISSES, max(1, rows // 3))
+    ]
     fitted = [*leaders, *fitting[: max(1, rows - len(leaders) - len(misses))]]
     fitted.sort(key=lambda one: -one.throughput)
     return [
-        *([Row(best, ", ".join(filter(None, ("best", verified(best)))), best=True)] if best else []),
+        *(
+            [Row(best, ", ".join(filter(None, ("best", verified(best)))), best=True)]
+            if best
+            else []
+        ),
         *(Row(one, _verdict(one, result, tolerance)) for one in fitted),
         *(Row(one, why_not(one, result.budget)) for one in misses),
     ]
@@ -57,16 +69,24 @@ def explored_at(result: Result, shown: Iterable[Measurement]) -> str:
     """The best's throughput when explored, where the unverified rows shown compare with that and it changed since. Else
     a row could read "10 % slower" beside a figure larger than the best's."""
     explored = result.best_explored
-    if not explored or not result.best or abs(explored.throughput / result.best.throughput - 1) <= _NOTICED:
+    if (
+        not explored
+        or not result.best
+        or abs(explored.throughput / result.best.throughput - 1) <= _NOTICED
+    ):
         return ""
     if all(one.verified or not one.fits for one in shown):
         return ""
-    return f"What is not verified was measured once, briefly, when the best reached {rate(explored)}."
+    return (
+        f"What is not verified was measured once, briefly, when the best reached {rate(explored)}."
+    )
 
 
 def nearest_misses(measurements: Iterable[Measurement]) -> list[Measurement]:
     """Those that ran out of memory, the one that needed least first."""
-    return sorted((one for one in measurements if one.outcome is Outcome.OUT_OF_MEMORY), key=_nearness)
+    return sorted(
+        (one for one in measurements if one.outcome is Outcome.OUT_OF_MEMORY), key=_nearness
+    )
 
 
 def _nearness(measurement: Measurement) -> tuple[bool, int]:
@@ -78,7 +98,9 @@ def _verdict(measurement: Measurement, result: Result, tolerance: float) -> str:
     leader = result.tiers.get(name)
     words = [f"best of {name}"] if leader and leader.config == measurement.config else []
     if result.best is not None:
-        words.append(_why_lost(measurement, result.best, relative_speed(measurement, result), tolerance))
+        words.append(
+            _why_lost(measurement, result.best, relative_speed(measurement, result), tolerance)
+        )
     return ", ".join(filter(None, [*(words or ["fits"]), verified(measurement)]))
 
 
@@ -95,4 +117,8 @@ def _why_lost(measurement: Measurement, best: Measurement, speed: float, toleran
     )
     if mine != others:
         return f"{tied}, learns less faithfully"
-    return f"{tied}, takes more memory" if (peak_bytes(measurement) or 0) > (peak_bytes(best) or 0) else tied
+    return (
+        f"{tied}, takes more memory"
+        if (peak_bytes(measurement) or 0) > (peak_bytes(best) or 0)
+        else tied
+    )

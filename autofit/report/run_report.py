@@ -21,7 +21,14 @@ FORMATS = ("html", "svg", "png", "md")
 _DAMAGED = "Restore it, or let autofit search --resume --out write it again."
 _BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
 _BROWSER_FLAGS = (
-    *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--hide-scrollbars"),
+    *(
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--disable-quic",
+        "--no-first-run",
+        "--hide-scrollbars",
+    ),
     *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
 )
 _SECONDS = 120
@@ -44,7 +51,9 @@ def report(runs: Sequence[Path], form: str | None, output: Path | None) -> Rende
     if form is not None and form not in FORMATS:
         raise unknown("format", form, FORMATS)
     if len(runs) > 2:
-        raise InputError(f"{len(runs)} runs were given.", "Give one to report on, or two to compare.")
+        raise InputError(
+            f"{len(runs)} runs were given.", "Give one to report on, or two to compare."
+        )
     records = [_record(run) for run in runs]
     output = output and expanded(output)
     try:
@@ -67,7 +76,9 @@ def _record(run: Path) -> Record:
     directory = expanded(run)
     if not directory.is_dir():
         what = "is a file, not a run directory" if directory.exists() else "is not there"
-        raise InputError(f"{run} {what}.", "Give the directory of a search, such as autofit-runs/NAME.")
+        raise InputError(
+            f"{run} {what}.", "Give the directory of a search, such as autofit-runs/NAME."
+        )
     if not (directory / RECORD).exists():
         remedy = "Go on with one by autofit search --resume --out, or give another directory."
         raise InputError(f"{run} holds no {RECORD}: no search has ended there.", remedy)
@@ -83,9 +94,13 @@ def _report(record: Record, directory: Path, form: str, output: Path | None) -> 
         return str(page)
     folder, drawn = output or directory / "pictures", pictures(record)
     if not drawn:
-        raise InputError("there is nothing to draw: nothing was measured to fit.", "See --format md.")
+        raise InputError(
+            "there is nothing to draw: nothing was measured to fit.", "See --format md."
+        )
     if folder.exists() and not folder.is_dir():
-        raise InputError(f"{folder} is a file; there are {len(drawn)} pictures.", "Give a directory as --output.")
+        raise InputError(
+            f"{folder} is a file; there are {len(drawn)} pictures.", "Give a directory as --output."
+        )
     folder.mkdir(parents=True, exist_ok=True)
     paths = [folder / f"{name}.{form}" for name in drawn]
     for path, picture in zip(paths, drawn.values(), strict=True):
@@ -97,9 +112,13 @@ def _report(record: Record, directory: Path, form: str, output: Path | None) -> 
     return "\n".join(map(str, paths))
 
 
-def _compare(records: Sequence[Record], runs: Sequence[Path], form: str | None, output: Path | None) -> RenderableType:
+def _compare(
+    records: Sequence[Record], runs: Sequence[Path], form: str | None, output: Path | None
+) -> RenderableType:
     if form not in (None, "md"):
-        raise InputError(f"two runs are compared as a table or as Markdown, not as {form}.", "Use --format md.")
+        raise InputError(
+            f"two runs are compared as a table or as Markdown, not as {form}.", "Use --format md."
+        )
     first, second = runs
     names = (first.name, second.name) if first.name != second.name else (str(first), str(second))
     comparison = compare(records[0], records[1], names)
@@ -123,7 +142,9 @@ def browser() -> str | None:
 def to_png(svg: str, path: Path, size: tuple[int, int]) -> None:
     """Write an SVG document of that size as a PNG. Raises InputError where there is no converter, or it failed."""
     if importlib.util.find_spec("cairosvg"):
-        drawn = importlib.import_module("cairosvg").svg2png(bytestring=svg.encode(), scale=_SHARPNESS)
+        drawn = importlib.import_module("cairosvg").svg2png(
+            bytestring=svg.encode(), scale=_SHARPNESS
+        )
         write_atomically(path, drawn)
         return
     with tempfile.TemporaryDirectory() as folder:
@@ -133,13 +154,18 @@ def to_png(svg: str, path: Path, size: tuple[int, int]) -> None:
             command = [converter, f"--zoom={_SHARPNESS}", f"--output={made}", str(source)]
         elif chromium := browser():
             shot = (f"--screenshot={made}", f"--window-size={size[0]},{size[1]}")
-            profile = (f"--user-data-dir={folder}/profile", f"--force-device-scale-factor={_SHARPNESS}")
+            profile = (
+                f"--user-data-dir={folder}/profile",
+                f"--force-device-scale-factor={_SHARPNESS}",
+            )
             command = [chromium, *_BROWSER_FLAGS, *profile, *shot, source.as_uri()]
         else:
             message = "a PNG needs a converter, and there is none: neither cairosvg nor rsvg-convert nor a Chromium."
             raise InputError(message, "Install one (pip install cairosvg), or use --format svg.")
         try:
-            process = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS, check=False)
+            process = subprocess.run(
+                command, capture_output=True, text=True, timeout=_SECONDS, check=False
+            )
         except subprocess.TimeoutExpired as error:
             message = f"{command[0]} took more than {_SECONDS} s to write {path}."
             raise InputError(message, "Use --format svg.") from error

@@ -29,7 +29,11 @@ def result_table(result: Result, *, tolerance: float = 0.03, rows: int = 6) -> R
     shown = table_rows(result, tolerance=tolerance, rows=rows)
     answer = _answer(result, result.best) if result.best else []
     budgets, hardware = other_budget_lines(result), result.hardware
-    card = [f"Speed measured on {hardware.measured_on}, memory for {hardware.name}."] if hardware.measured_on else []
+    card = (
+        [f"Speed measured on {hardware.measured_on}, memory for {hardware.name}."]
+        if hardware.measured_on
+        else []
+    )
     sentences = [
         [explored_at(result, (row.measurement for row in shown))],
         [how_it_ended(result)],
@@ -38,13 +42,17 @@ def result_table(result: Result, *, tolerance: float = 0.03, rows: int = 6) -> R
     ]
     parts = (*(fmt.hanging(lines) for lines in sentences if any(lines)), written(result))
     first, *others = (part for part in parts if part is not None)
-    return Group(*answer, _Rows(shown, result), first, *(line for part in others for line in (Text(), part)))
+    return Group(
+        *answer, _Rows(shown, result), first, *(line for part in others for line in (Text(), part))
+    )
 
 
 def _answer(result: Result, best: Measurement) -> list[RenderableType]:
     peak, step = fmt.peak_gib(best), fmt.step(best)
     memory = f" in {peak} of {fmt.gib(result.budget.device_bytes)} GiB" if peak else ""
-    of = one_line(f": the best config for {result.model} on {result.hardware.title}, {fmt.proof(best)}.")
+    of = one_line(
+        f": the best config for {result.model} on {result.hardware.title}, {fmt.proof(best)}."
+    )
     # It trains something else than the whole batch would: whoever reads one line alone must know.
     of += "".join(f" {warning}" for warning in best.warnings if warning.startswith(BATCH_NORM))
     config = Padding(Text(fmt.describe(best.config), "bold"), (0, 0, 0, 2), expand=False)
@@ -69,17 +77,27 @@ class _Rows:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         wide = options.max_width >= _WIDE
-        unit = "tokens" if any(row.measurement.tokens_per_second for row in self.rows) else "samples"
+        unit = (
+            "tokens" if any(row.measurement.tokens_per_second for row in self.rows) else "samples"
+        )
         titles = (f"{unit}/s", *(["step s"] if wide else []), "peak GiB")
         figures = (Column(title, justify="right", overflow="fold") for title in titles)
-        table = fmt.table(*figures, Column("against the best, and what it has instead", overflow="fold"))
+        table = fmt.table(
+            *figures, Column("against the best, and what it has instead", overflow="fold")
+        )
         for row in self.rows:
             one = row.measurement
             figure, step = fmt.throughput(one)[0], one.step_seconds
             # Of the step three figures, zeros too, so that the numbers of a column stand below one another.
             seconds = f"{step.median:#.3g}".removesuffix(".") if step else "-"
-            cells = [fmt.number(figure) if figure else "-", *([seconds] if wide else []), fmt.peak_gib(one) or "-"]
-            table.add_row(*map(Text, (*cells, self._verdict(row))), style="bold" if row.best else "")
+            cells = [
+                fmt.number(figure) if figure else "-",
+                *([seconds] if wide else []),
+                fmt.peak_gib(one) or "-",
+            ]
+            table.add_row(
+                *map(Text, (*cells, self._verdict(row))), style="bold" if row.best else ""
+            )
         yield table
 
     def _verdict(self, row: Row) -> str:
@@ -87,7 +105,9 @@ class _Rows:
         if not other:
             return one_line(row.verdict)
         again = fmt.verified(row.measurement)
-        verdict = one_line(row.verdict).removesuffix(f", {again}") + ("" if row.measurement.fits else ",")
+        verdict = one_line(row.verdict).removesuffix(f", {again}") + (
+            "" if row.measurement.fits else ","
+        )
         return f"{verdict} with {other}{again and f'; {again}'}"
 
 

@@ -9,11 +9,15 @@ from rich.segment import Segment
 class Terminal(Console):
     """A Console that leaves out what cannot be printed; colours and cursors are moved by its own segments alone."""
 
-    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+    def render(
+        self, renderable: RenderableType, options: ConsoleOptions | None = None
+    ) -> Iterable[Segment]:
         """The segments of what is shown, without control characters in their texts."""
         for segment in super().render(renderable, options):
             text, style, control = segment
             if control or text.isprintable() or text == "\n":
                 yield segment
             else:
-                yield Segment("".join(sign for sign in text if sign.isprintable() or sign == "\n"), style)
+                yield Segment(
+                    "".join(sign for sign in text if sign.isprintable() or sign == "\n"), style
+                )

@@ -7,4 +7,14 @@ from autofit.core.workload import Workload
 from autofit.setup.state import Setup
 from autofit.setup.technique import Stage, Technique
 
-__all__ = ["Config", "Hardware", "InputError", "RefusedError", "Setup", "Stage", "Technique", "Value", "Workload"]
+__all__ = [
+    "Config",
+    "Hardware",
+    "InputError",
+    "RefusedError",
+    "Setup",
+    "Stage",
+    "Technique",
+    "Value",
+    "Workload",
+]

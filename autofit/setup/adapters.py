@@ -8,7 +8,9 @@ from typing import Any
 
 from torch import nn
 
-IN_PEFT_MODEL = "base_model.model."  # what names begin with in a PeftModel, and in the files that it reads
+IN_PEFT_MODEL = (
+    "base_model.model."  # what names begin with in a PeftModel, and in the files that it reads
+)
 _WITHIN = (".base_layer", ".original_module")  # what names hold of the wrappers around a layer
 
 

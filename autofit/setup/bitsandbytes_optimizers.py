@@ -44,7 +44,9 @@ def paged_stand_in(value: str, setup: Setup) -> Callable[..., Optimizer]:
     plain: Any = getattr(optim, _CLASSES[value].removeprefix("Paged"))
 
     class StandIn(plain):  # type: ignore[misc]
-        def get_state_buffer(self, p: torch.Tensor, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+        def get_state_buffer(
+            self, p: torch.Tensor, dtype: torch.dtype = torch.float32
+        ) -> torch.Tensor:
             buffer = torch.zeros_like(p, dtype=dtype)
             if p.numel() >= _PAGED:
                 setup.tracing.note_host(buffer)
@@ -86,12 +88,17 @@ class _OverShards(Optimizer):
             for part, state in self.state.items():
                 if (found := state["state1"].numel()) != part.numel():
                     message = f"the saved state of {found} elements is not of this rank's part of {part.numel()}"
-                    raise InputError(f"{message}.", "Go on with as many devices as before, or with optimizer adamw.")
+                    raise InputError(
+                        f"{message}.",
+                        "Go on with as many devices as before, or with optimizer adamw.",
+                    )
 
     @contextmanager
     def _in_parts(self) -> Iterator[None]:
         given = [group["params"] for group in self.param_groups]
-        parts = {each: _part(each) for params in given for each in params if isinstance(each, DTensor)}
+        parts = {
+            each: _part(each) for params in given for each in params if isinstance(each, DTensor)
+        }
         self._rename(parts)
         for group, params in zip(self.param_groups, given, strict=True):
             group["params"] = [parts.get(each, each) for each in params]

@@ -31,7 +31,9 @@ class _Buckets:
             limits = [0]
 
         shapes = [torch.empty_like(parameter, device="meta") for parameter in trained]
-        for number, indices in enumerate(dist._compute_bucket_assignment_by_size(shapes, limits)[0]):
+        for number, indices in enumerate(
+            dist._compute_bucket_assignment_by_size(shapes, limits)[0]
+        ):
             parameters = [trained[index] for index in indices]
             sizes = [parameter.numel() for parameter in parameters]
             flat = torch.empty(sum(sizes), dtype=parameters[0].dtype, device=setup.device)
@@ -43,7 +45,14 @@ class _Buckets:
     def sync(self, is_last: bool) -> None:
         self._is_last = is_last
 
-    def _fill(self, number: int, count: int, flat: torch.Tensor, view: torch.Tensor, parameter: nn.Parameter) -> None:
+    def _fill(
+        self,
+        number: int,
+        count: int,
+        flat: torch.Tensor,
+        view: torch.Tensor,
+        parameter: nn.Parameter,
+    ) -> None:
         if not self._is_last:
             return
         assert parameter.grad is not None, "it was just added up"

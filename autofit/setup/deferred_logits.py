@@ -28,14 +28,38 @@ from autofit.setup.state import Setup, evaluation_mode
 
 FEW_TOKENS = 16  # enough to tell one loss from another
 NO_HEAD = "the model is not a causal language model of transformers with a linear output head; use standard."
-SummedLoss = Callable[["Pending", torch.Tensor, int], torch.Tensor]  # (pending logits, classes, ignored class) -> sum
+SummedLoss = Callable[
+    ["Pending", torch.Tensor, int], torch.Tensor
+]  # (pending logits, classes, ignored class) -> sum
 
 # Functions of torch that treat each logit by itself. `to` and indexing are checked further.
-_ELEMENTWISE = {"mul", "div", "true_divide", "add", "sub", "neg", "tanh", "float", "contiguous", "to", "__getitem__"}
-_PROPERTIES: tuple[Any, ...] = (torch.Tensor.shape, torch.Tensor.dtype, torch.Tensor.device, torch.Tensor.ndim)
+_ELEMENTWISE = {
+    "mul",
+    "div",
+    "true_divide",
+    "add",
+    "sub",
+    "neg",
+    "tanh",
+    "float",
+    "contiguous",
+    "to",
+    "__getitem__",
+}
+_PROPERTIES: tuple[Any, ...] = (
+    torch.Tensor.shape,
+    torch.Tensor.dtype,
+    torch.Tensor.device,
+    torch.Tensor.ndim,
+)
 _PROPERTIES += (torch.Tensor.requires_grad,)  # which FSDP asks of all that a layer returns
 _FSDP = "torch.distributed.fsdp"
-_FACTS = {*(each.__get__ for each in _PROPERTIES), torch.Tensor.size, torch.Tensor.dim, torch.Tensor.numel}
+_FACTS = {
+    *(each.__get__ for each in _PROPERTIES),
+    torch.Tensor.size,
+    torch.Tensor.dim,
+    torch.Tensor.numel,
+}
 
 
 @dataclass(frozen=True)
@@ -71,7 +95,12 @@ class Deferral:
         """Whether the head is a linear layer with its own forward, and no hooks but those of FSDP and of ours."""
         head = self.head
         kinds = type(self.head).__mro__
-        others = [hook for hooks in _hooks_of(head) for hook in hooks.values() if not _is_of(hook, _FSDP, "autofit.")]
+        others = [
+            hook
+            for hooks in _hooks_of(head)
+            for hook in hooks.values()
+            if not _is_of(hook, _FSDP, "autofit.")
+        ]
         kind = kinds[2] if issubclass(kinds[0], FSDPModule) else kinds[0]
         return kind is nn.Linear and self.own_forward and not others
 
@@ -135,7 +164,9 @@ class DeferredLogits(torch.Tensor):
     pending: Pending
 
     @staticmethod
-    def __new__(cls, pending: Pending, shape: tuple[int, ...], dtype: torch.dtype) -> DeferredLogits:
+    def __new__(
+        cls, pending: Pending, shape: tuple[int, ...], dtype: torch.dtype
+    ) -> DeferredLogits:
         make: Any = torch.Tensor._make_wrapper_subclass
         logits: DeferredLogits = make(cls, shape, dtype=dtype, device=pending.hidden.device)
         logits.pending = pending
@@ -151,14 +182,18 @@ class DeferredLogits(torch.Tensor):
             # Indices are written for (batch, tokens, vocabulary), and replayed on (tokens, vocabulary).
             others = ((Ellipsis, args[1][-1]),) if func.__name__ == "__getitem__" else args[1:]
             return args[0]._after(Step(func, others, kwargs))
-        args, kwargs = tree_map_only(DeferredLogits, lambda logits: logits.pending.all(), (args, kwargs))
+        args, kwargs = tree_map_only(
+            DeferredLogits, lambda logits: logits.pending.all(), (args, kwargs)
+        )
         return func(*args, **kwargs)
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]  # torch's own annotation lacks the function
         cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        return cls.__torch_function__(func, types, args, kwargs)  # calls that bypass __torch_function__
+        return cls.__torch_function__(
+            func, types, args, kwargs
+        )  # calls that bypass __torch_function__
 
     def _after(self, step: Step) -> DeferredLogits:
         """One more step; its effect on dtype and vocabulary is tried on a tensor of no tokens."""
@@ -168,7 +203,12 @@ class DeferredLogits(torch.Tensor):
 
 
 def _hooks_of(head: nn.Module) -> tuple[dict[int, Any], ...]:
-    return head._forward_hooks, head._forward_pre_hooks, head._backward_hooks, head._backward_pre_hooks
+    return (
+        head._forward_hooks,
+        head._forward_pre_hooks,
+        head._backward_hooks,
+        head._backward_pre_hooks,
+    )
 
 
 def _is_of(hook: Any, *modules: str) -> bool:
@@ -188,14 +228,19 @@ def _is_elementwise(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     if name == "to":
         return all(isinstance(other, torch.dtype) for other in others)
     # A learned scale would need its own gradient, and a tensor of several elements may vary by token.
-    return not any(isinstance(other, torch.Tensor) and (other.dim() or other.requires_grad) for other in others)
+    return not any(
+        isinstance(other, torch.Tensor) and (other.dim() or other.requires_grad) for other in others
+    )
 
 
 def defers_logits(model: nn.Module) -> bool:
     """Whether a model is a causal LM of transformers with a linear head, also inside a PeftModel."""
     base: Any = base_of(model)
     linear = isinstance(getattr(output_head(base), "out_features", None), int)
-    return linear and getattr(getattr(base, "loss_function", None), "__name__", "") == "ForCausalLMLoss"
+    return (
+        linear
+        and getattr(getattr(base, "loss_function", None), "__name__", "") == "ForCausalLMLoss"
+    )
 
 
 def defer_logits(setup: Setup, summed_loss: SummedLoss) -> Deferral:
@@ -242,7 +287,9 @@ def _deferring(deferral: Deferral, inner: Callable[..., Any]) -> Callable[..., A
 
 def _causal_lm_loss(standard: Callable[..., Any], summed_loss: SummedLoss) -> Callable[..., Any]:
     @wraps(standard)
-    def loss(logits: torch.Tensor, labels: Any, vocab_size: int | None = None, **options: Any) -> Any:
+    def loss(
+        logits: torch.Tensor, labels: Any, vocab_size: int | None = None, **options: Any
+    ) -> Any:
         if not isinstance(logits, DeferredLogits) or logits.shape[-1] != vocab_size:
             return standard(logits, labels, vocab_size, **options)
         ignored = options.get("ignore_index", -100)
@@ -274,7 +321,10 @@ def loss_of_few_tokens(setup: Setup, batch: Any) -> float:
         return (tensor[:, :FEW_TOKENS] if cut else tensor).to(setup.device)
 
     on_device = tree_map_only(torch.Tensor, few, dict(batch))
-    if isinstance(on_device.get("labels"), torch.Tensor) and not on_device["labels"].is_floating_point():
+    if (
+        isinstance(on_device.get("labels"), torch.Tensor)
+        and not on_device["labels"].is_floating_point()
+    ):
         on_device["labels"] = on_device["labels"].clamp(min=0)
     with evaluation_mode(model), setup.step_context(), setup.forward_context():
         output = workload.loss(model, on_device) if workload.loss else model(**on_device)

@@ -60,10 +60,15 @@ class Dequantised(nn.Module):
     @classmethod
     def of(cls, weight: ExpertWeight, value: str) -> Any:
         """Parametrize a weight that is still to be stored; returns what holds it, as `original`."""
-        from bitsandbytes.nn.parametrize import _disable_parametrization_cache, _enable_parametrization_cache
+        from bitsandbytes.nn.parametrize import (
+            _disable_parametrization_cache,
+            _enable_parametrization_cache,
+        )
 
         module = weight.module
-        if not parametrize.is_parametrized(module):  # some experts read a weight once for each of them
+        if not parametrize.is_parametrized(
+            module
+        ):  # some experts read a weight once for each of them
             module.register_forward_pre_hook(_enable_parametrization_cache)
             module.register_forward_hook(_disable_parametrization_cache, always_call=True)
         parametrize.register_parametrization(module, weight.name, cls(value), unsafe=True)
@@ -108,7 +113,9 @@ def adapts_parameter(module: nn.Module) -> bool:
 def add_adapters(wrapper: Any) -> None:
     """Make peft's adapter of a parameter work where that is quantised. peft 0.21 leaves its parametrization behind
     beside another one, and with two parameters of a module reads the second one's values before adding its adapter."""
-    if any(name == wrapper.parameter_name for name, _ in quantised_weights(wrapper.get_base_layer())):
+    if any(
+        name == wrapper.parameter_name for name, _ in quantised_weights(wrapper.get_base_layer())
+    ):
         wrapper._activate_lora = functools.partial(_activated, wrapper)
 
 
@@ -154,12 +161,16 @@ class _Adapted(nn.Module):
 
     def __init__(self, wrapper: Any, adapters: list[str]) -> None:
         super().__init__()
-        self.factors = [_factors(wrapper, adapter) for adapter in adapters if adapter in wrapper.lora_A]
+        self.factors = [
+            _factors(wrapper, adapter) for adapter in adapters if adapter in wrapper.lora_A
+        ]
 
     def forward(self, values: torch.Tensor) -> torch.Tensor:
         with torch.autocast(values.device.type, enabled=False):
             for one, other, scale in self.factors:
-                values = torch.baddbmm(values, one.to(values.dtype), other.to(values.dtype), alpha=scale)
+                values = torch.baddbmm(
+                    values, one.to(values.dtype), other.to(values.dtype), alpha=scale
+                )
         return values
 
 
@@ -182,7 +193,9 @@ def plain_experts(module: Any, dtype: torch.dtype) -> nn.Module:
         deltas[experts.parameter_name] = _Adapted(experts, experts.active_adapters)
         experts = experts.base_layer
     plain = {name: stored[0](stored.original) for name, stored in quantised_weights(experts)}
-    if plain:  # not by torch, which would change the class, and with it the model of which this is a copy
+    if (
+        plain
+    ):  # not by torch, which would change the class, and with it the model of which this is a copy
         experts.__class__ = parametrize.type_before_parametrizations(experts)
         del experts.parametrizations
     for name in {**plain, **deltas}:
@@ -198,7 +211,9 @@ def reach(model: nn.Module) -> str | None:
     experts = list(expert_weights(model))
     if not experts:
         return None
-    total = sum(parameter.numel() for name, parameter in model.named_parameters() if "lora_" not in name)
+    total = sum(
+        parameter.numel() for name, parameter in model.named_parameters() if "lora_" not in name
+    )
     adapted = quantised = 0
     bare = {id(weight.parameter): weight.module_name for weight in experts}
     modules: list[Any] = list(model.modules())
@@ -206,7 +221,9 @@ def reach(model: nn.Module) -> str | None:
         quantised += module.weight.numel() if hasattr(module, "stands_for") else 0
         quantised += sum(stored.original.numel() for _, stored in quantised_weights(module))
         if hasattr(module, "lora_A"):
-            weight = module.get_param() if adapts_parameter(module) else module.get_base_layer().weight
+            weight = (
+                module.get_param() if adapts_parameter(module) else module.get_base_layer().weight
+            )
             adapted += weight.numel()
             bare.pop(id(weight), None)
     note = f"adapters reach {_percent(adapted, total)} of this mixture's weights"

@@ -42,13 +42,17 @@ def put_back(model: Any, implementation: str) -> None:
 def _set(model: Any, implementation: str, checked: Callable[..., str]) -> None:
     """Without the check that the package is installed."""
     modeling: Any = importlib.import_module("transformers.modeling_utils")
-    with mock.patch.object(modeling.PreTrainedModel, "_check_and_adjust_attn_implementation", checked):
+    with mock.patch.object(
+        modeling.PreTrainedModel, "_check_and_adjust_attn_implementation", checked
+    ):
         model.set_attn_implementation(implementation)
 
 
 def _checked(model: Any, implementation: str, **_: Any) -> str:
     compatible = getattr(model, "_compatible_flash_implementations", None)
-    if not model._supports_flash_attn or (compatible is not None and implementation not in compatible):
+    if not model._supports_flash_attn or (
+        compatible is not None and implementation not in compatible
+    ):
         raise ValueError(f"{type(model).__name__} does not support it")
     return implementation
 
@@ -69,27 +73,40 @@ def _attention(
     size)."""
     batch, heads, length, size = query.shape
     value_size = value.shape[-1]
-    target = importlib.import_module("transformers.integrations.flash_attention").get_target_dtype(query, module)
+    target = importlib.import_module("transformers.integrations.flash_attention").get_target_dtype(
+        query, module
+    )
     if value_size != size:
         value = functional.pad(value, (0, size - value_size))
     if target is not None:
         query, key, value = (tensor.to(target) for tensor in (query, key, value))
     tokens = length
-    if attention_mask is not None:  # padded batches: the same number of tokens, in samples of one length
+    if (
+        attention_mask is not None
+    ):  # padded batches: the same number of tokens, in samples of one length
         tokens = -(-int(attention_mask.sum()) // batch)
         # Copies, laid out as a projection leaves them.
         query, key, value = (
-            tensor.transpose(1, 2)[:, :tokens].contiguous().transpose(1, 2) for tensor in (query, key, value)
+            tensor.transpose(1, 2)[:, :tokens].contiguous().transpose(1, 2)
+            for tensor in (query, key, value)
         )
     causal = module.is_causal if is_causal is None else is_causal
     grouped = heads != key.shape[1]
     try:
         with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
             out = functional.scaled_dot_product_attention(
-                query, key, value, dropout_p=dropout, is_causal=causal, scale=scaling, enable_gqa=grouped
+                query,
+                key,
+                value,
+                dropout_p=dropout,
+                is_causal=causal,
+                scale=scaling,
+                enable_gqa=grouped,
             )
     except RuntimeError as error:
-        raise RefusedError("flash-attn's kernel does not support this model's attention; use sdpa.") from error
+        raise RefusedError(
+            "flash-attn's kernel does not support this model's attention; use sdpa."
+        ) from error
     out = out.transpose(1, 2)
     if attention_mask is not None:
         out = functional.pad(out, (0, 0, 0, 0, 0, length - tokens))

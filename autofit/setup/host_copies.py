@@ -18,7 +18,9 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from autofit.core.hardware import CUDA_MEMORY_ALLOCATION
 
-Ticket = torch.cuda.Event | None  # what the computation waits for before it relies on a copy; None: already done
+Ticket = (
+    torch.cuda.Event | None
+)  # what the computation waits for before it relies on a copy; None: already done
 
 
 class CopyLane:
@@ -26,7 +28,9 @@ class CopyLane:
     called with every host buffer, which fake tensors do not show."""
 
     def __init__(
-        self, stream: torch.cuda.Stream | None, note_host: Callable[[torch.Tensor], Any] = lambda buffer: None
+        self,
+        stream: torch.cuda.Stream | None,
+        note_host: Callable[[torch.Tensor], Any] = lambda buffer: None,
     ) -> None:
         self._stream = stream
         self._note_host = note_host

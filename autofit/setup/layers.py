@@ -16,7 +16,12 @@ from torch.utils._python_dispatch import _disable_current_modes
 from autofit.core.tasks import task_of
 
 _READ = re.compile(r"self\.(\w+)\.weight\b")
-_MAKING = ("__init__", "_init_weights", "init_weights", "reset_parameters")  # before weights are quantised
+_MAKING = (
+    "__init__",
+    "_init_weights",
+    "init_weights",
+    "reset_parameters",
+)  # before weights are quantised
 _reads: dict[type, set[str]] = {}  # by class
 _multiply: dict[type, bool] = {}  # by class of a forward of its own
 _REPLACE = re.compile(r"[/\\](bitsandbytes|peft|torch)[/\\]")
@@ -25,7 +30,9 @@ _LIBRARIES = ("bitsandbytes.", "torchao.")  # whose layers take the place of pla
 
 def is_linear(module: nn.Module) -> bool:
     """A plain linear layer, or a quantised one."""
-    return is_plain_linear(module) or (isinstance(module, nn.Linear) and type(module).__module__.startswith(_LIBRARIES))
+    return is_plain_linear(module) or (
+        isinstance(module, nn.Linear) and type(module).__module__.startswith(_LIBRARIES)
+    )
 
 
 def is_plain_linear(module: nn.Module) -> bool:
@@ -44,15 +51,21 @@ def _multiplies(layer: nn.Linear) -> bool:
         return False
     if kind.forward is not nn.Linear.forward and kind not in _multiply:
         with _disable_current_modes(), torch.no_grad(), torch.random.fork_rng(devices=[]):
-            generator = torch.Generator().manual_seed(0)  # of both signs, which chance alone does not warrant
+            generator = torch.Generator().manual_seed(
+                0
+            )  # of both signs, which chance alone does not warrant
             tensors = {"weight": torch.randn(2, 3, generator=generator, device="cpu")}
             if layer.bias is not None:
                 tensors["bias"] = torch.randn(2, generator=generator, device="cpu")
             inputs = torch.randn(4, 3, generator=generator, device="cpu")
             _multiply[kind] = False
-            with contextlib.suppress(Exception):  # whatever code raises that was written for its own weight
+            with contextlib.suppress(
+                Exception
+            ):  # whatever code raises that was written for its own weight
                 made = functional_call(layer, tensors, (inputs,))
-                _multiply[kind] = torch.allclose(made, functional.linear(inputs, **tensors), atol=1e-4)
+                _multiply[kind] = torch.allclose(
+                    made, functional.linear(inputs, **tensors), atol=1e-4
+                )
     return _multiply.get(kind, True)
 
 
@@ -90,7 +103,9 @@ def tensors_met(error: BaseException) -> list[torch.Tensor]:
     layers."""
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     code = [each for each in frames if not _REPLACE.search(each.f_code.co_filename)]
-    return [each for frame in code for each in frame.f_locals.values() if isinstance(each, torch.Tensor)]
+    return [
+        each for frame in code for each in frame.f_locals.values() if isinstance(each, torch.Tensor)
+    ]
 
 
 def output_head(model: nn.Module) -> nn.Module | None:
@@ -109,7 +124,9 @@ def output_heads(model: nn.Module) -> list[nn.Module]:
     body = getattr(model, getattr(model, "base_model_prefix", "") or "none", None)
     if task_of(model).classifies and isinstance(body, nn.Module):
         pretrained = set(body.modules())
-        return [module for module in model.modules() if is_linear(module) and module not in pretrained]
+        return [
+            module for module in model.modules() if is_linear(module) and module not in pretrained
+        ]
     head = output_head(model)
     return [] if head is None else [head]
 
@@ -127,6 +144,8 @@ def repeated_blocks(model: nn.Module) -> list[nn.Module]:
         kinds = [type(child) for child in children]
         repeats = len(children) >= 2 and max(kinds.count(kind) for kind in kinds) >= 2
         if repeats and any(True for child in children for _ in child.children()):
-            blocks.extend(dict.fromkeys(children))  # a block with shared weights appears several times
+            blocks.extend(
+                dict.fromkeys(children)
+            )  # a block with shared weights appears several times
             inside.update(inner for child in children for inner in child.modules())
     return blocks

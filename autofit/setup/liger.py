@@ -183,7 +183,9 @@ def fused_cross_entropy(setup: Setup, slices: Slices) -> Callable[..., Tensor]:
     capability = setup.hardware.capability
     in_place = capability is None or capability >= _AMPERE
 
-    def summed(hidden: Tensor, weight: Tensor, classes: Tensor, bias: Tensor | None = None, **_: Any) -> Tensor:
+    def summed(
+        hidden: Tensor, weight: Tensor, classes: Tensor, bias: Tensor | None = None, **_: Any
+    ) -> Tensor:
         return _FusedLoss.apply(hidden, weight, bias, classes, slices, in_place)  # type: ignore[no-any-return, no-untyped-call]
 
     return summed
@@ -194,7 +196,13 @@ class _FusedLoss(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, classes: Tensor, slices: Slices, in_place: bool
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        classes: Tensor,
+        slices: Slices,
+        in_place: bool,
     ) -> Tensor:
         to_hidden = torch.zeros_like(hidden)
         to_weight = torch.zeros_like(weight) if weight.requires_grad else None
@@ -203,7 +211,9 @@ class _FusedLoss(torch.autograd.Function):
         counted = classes != 0  # stands for the classes that are not ignored; alive until the end
         counted.sum()
         for part, logits in _logits(hidden, weight, bias, slices):
-            _kernel(logits, logits, logits, classes[part], losses[part])  # read for the maximum, read, written
+            _kernel(
+                logits, logits, logits, classes[part], losses[part]
+            )  # read for the maximum, read, written
             if _same_dtype(hidden, weight) and logits.dtype == hidden.dtype:
                 torch.mm(logits, weight, out=to_hidden[part])
             else:
@@ -224,7 +234,9 @@ class _FusedLoss(torch.autograd.Function):
         return *ctx.saved_tensors, None, None, None
 
 
-def _logits(hidden: Tensor, weight: Tensor, bias: Tensor | None, slices: Slices) -> Iterator[tuple[slice, Tensor]]:
+def _logits(
+    hidden: Tensor, weight: Tensor, bias: Tensor | None, slices: Slices
+) -> Iterator[tuple[slice, Tensor]]:
     """The logits of each chunk; in shared memory, unless autocast or a bias in another format forbids it."""
     tokens, features = hidden.shape
     shared = None
@@ -243,7 +255,9 @@ def _logits(hidden: Tensor, weight: Tensor, bias: Tensor | None, slices: Slices)
 
 def _same_dtype(hidden: Tensor, weight: Tensor) -> bool:
     device = hidden.device.type
-    autocast = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden.dtype
+    autocast = (
+        torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden.dtype
+    )
     return hidden.dtype == weight.dtype == autocast
 
 
@@ -253,7 +267,9 @@ def _add_product(total: Tensor, left: Tensor, right: Tensor, in_place: bool) -> 
         total.add_(torch.mm(left, right).float())
     elif total.dtype == left.dtype:
         total.addmm_(left, right.to(left.dtype))
-    elif torch.__version__ < "2.13":  # whose fake tensors lack the operator below: one as large, into half of the total
+    elif (
+        torch.__version__ < "2.13"
+    ):  # whose fake tensors lack the operator below: one as large, into half of the total
         half = total.view(left.dtype)[:, : right.shape[1]]
         torch.addmm(half, left, right.to(left.dtype), out=half)
     else:

@@ -26,9 +26,17 @@ class KeepsFormats(Optimizer):
 class MasterWeights(KeepsFormats):
     """AdamW whose moments and weights are in fp32: 12 bytes for each weight, beside the weights themselves."""
 
-    def __init__(self, groups: list[dict[str, Any]], *, lr: float, weight_decay: float = 0.0) -> None:
+    def __init__(
+        self, groups: list[dict[str, Any]], *, lr: float, weight_decay: float = 0.0
+    ) -> None:
         # `fused` also says where a checkpoint's counters belong: beside the weights (torch.optim.Optimizer).
-        options = {"lr": lr, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": weight_decay, "fused": True}
+        options = {
+            "lr": lr,
+            "betas": (0.9, 0.999),
+            "eps": 1e-8,
+            "weight_decay": weight_decay,
+            "fused": True,
+        }
         super().__init__(groups, options)
 
     @torch.no_grad()
@@ -44,7 +52,9 @@ class MasterWeights(KeepsFormats):
         if not state:
             state["step"] = torch.zeros((), device=weight.device)
             state["master"] = weight.to(torch.float32, copy=True)
-            state["exp_avg"], state["exp_avg_sq"] = (torch.zeros_like(state["master"]) for _ in range(2))
+            state["exp_avg"], state["exp_avg_sq"] = (
+                torch.zeros_like(state["master"]) for _ in range(2)
+            )
         assert weight.grad is not None, "step() asks"
         moments = ([state["exp_avg"]], [state["exp_avg_sq"]])
         beta1, beta2 = group["betas"]

@@ -23,7 +23,12 @@ class MuonBesideAdamW(Optimizer):
     4 bytes for each fp32 weight that Muon steps, 8 for the others; what it multiplies is bf16."""
 
     def __init__(
-        self, groups: list[dict[str, Any]], *, lr: float, weight_decay: float = 0.0, matrices: Set[nn.Parameter]
+        self,
+        groups: list[dict[str, Any]],
+        *,
+        lr: float,
+        weight_decay: float = 0.0,
+        matrices: Set[nn.Parameter],
     ) -> None:
         parts = [
             {**group, "params": chosen, "muon": muon}

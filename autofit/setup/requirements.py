@@ -19,7 +19,11 @@ def installed(module: str) -> bool:
 
 def missing(package: str) -> str | None:
     """For a message `... needs {}, or use ...`: the package and how to install it; None where it is installed."""
-    return None if installed(package.replace("-", "_")) else f"{package}, which is not installed; pip install {package}"
+    return (
+        None
+        if installed(package.replace("-", "_"))
+        else f"{package}, which is not installed; pip install {package}"
+    )
 
 
 def too_old(hardware: Hardware, needed: tuple[int, int]) -> str | None:
@@ -50,7 +54,9 @@ def _no_c_compiler() -> str | None:
     if own is not None and shutil.which(own) is None:
         return f"Triton needs a C compiler, and CC names {own}, which does not exist; install it or change CC"
     if own is None and not (shutil.which("gcc") or shutil.which("clang")):
-        return "Triton needs a C compiler, and there is no gcc or clang; install one or name it in CC"
+        return (
+            "Triton needs a C compiler, and there is no gcc or clang; install one or name it in CC"
+        )
     return None
 
 

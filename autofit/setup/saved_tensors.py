@@ -30,7 +30,13 @@ SMALLEST = MIB
 WINDOW = 256 * MIB
 _LOOK_AHEAD = 64  # storages; bounds the search for what comes next
 _PLAIN = (torch.Tensor, nn.Parameter, FakeTensor)
-_CAST_OR_VIEW = ("ToCopyBackward0", "TBackward0", "TransposeBackward0", "PermuteBackward0", "ViewBackward0")
+_CAST_OR_VIEW = (
+    "ToCopyBackward0",
+    "TBackward0",
+    "TransposeBackward0",
+    "PermuteBackward0",
+    "ViewBackward0",
+)
 
 
 class Movable:
@@ -52,35 +58,49 @@ class Movable:
         if tensor.is_conj() or tensor.is_neg() or tensor.device.type == "meta":
             return False
         nbytes = tensor.untyped_storage().nbytes()
-        return nbytes >= self._smallest and nbytes % tensor.itemsize == 0 and not self._is_weight(tensor)
+        return (
+            nbytes >= self._smallest
+            and nbytes % tensor.itemsize == 0
+            and not self._is_weight(tensor)
+        )
 
     def _is_weight(self, tensor: torch.Tensor) -> bool:
         """Whether it is a weight, a view of one, or made of one alone, as autocast's copies in the low format.
         Autocast's cache holds those copies as long as the forward runs, so moving them would free nothing. What fsdp
         gathered of a weight is a parameter, too, whose memory is taken away and filled again behind autograd's back."""
-        if _key(tensor) in self._weights or any(isinstance(each, nn.Parameter) for each in (tensor, tensor._base)):
+        if _key(tensor) in self._weights or any(
+            isinstance(each, nn.Parameter) for each in (tensor, tensor._base)
+        ):
             return True
         node: Any = tensor.grad_fn
         while node is not None and node.name() in _CAST_OR_VIEW:
             node = node.next_functions[0][0]
         variable = getattr(node, "variable", None)
-        return isinstance(variable, nn.Parameter) or (variable is not None and _key(variable) in self._weights)
+        return isinstance(variable, nn.Parameter) or (
+            variable is not None and _key(variable) in self._weights
+        )
 
 
 class SavedTensorsOnHost:
     """Saved-tensor hooks around a forward; unpacking works any time after, in any order, also several times."""
 
-    def __init__(self, model: nn.Module, lane: CopyLane, *, smallest: int = SMALLEST, window: int = WINDOW) -> None:
+    def __init__(
+        self, model: nn.Module, lane: CopyLane, *, smallest: int = SMALLEST, window: int = WINDOW
+    ) -> None:
         self._lane = lane
         self._window = window
         self._movable = Movable(model, smallest)
         self.pool = HostPool(lane)
         self.packed_bytes = 0  # of all storages moved to the host so far
-        self.fetched_bytes = 0  # of those copied back; the last ones in the window never leave the device
+        self.fetched_bytes = (
+            0  # of those copied back; the last ones in the window never leave the device
+        )
         self._count = 0
         self._live: weakref.WeakValueDictionary[int, _Offloaded] = weakref.WeakValueDictionary()
         self._on_device: OrderedDict[int, int] = OrderedDict()  # number -> bytes in the window
-        self._by_storage: dict[int, tuple[Any, weakref.ref[_Offloaded]]] = {}  # address -> storage, its copy
+        self._by_storage: dict[
+            int, tuple[Any, weakref.ref[_Offloaded]]
+        ] = {}  # address -> storage, its copy
 
     def hooks(self) -> saved_tensors_hooks:
         """The context of one micro-batch's forward; its backward may run outside."""
@@ -96,7 +116,10 @@ class SavedTensorsOnHost:
             offloaded = self._offload(tensor.detach())
             key = storage._cdata  # a storage has one Python object as long as it lives
             by_storage = self._by_storage
-            by_storage[key] = (weakref.ref(storage, lambda _: by_storage.pop(key, None)), weakref.ref(offloaded))
+            by_storage[key] = (
+                weakref.ref(storage, lambda _: by_storage.pop(key, None)),
+                weakref.ref(offloaded),
+            )
         offloaded.users += 1
         return offloaded, Layout.of(tensor)
 
@@ -104,7 +127,12 @@ class SavedTensorsOnHost:
         """The storage's copy, if it was saved before and has not been written to since."""
         reference, copy = self._by_storage.get(storage._cdata, (None, None))
         offloaded = copy() if copy else None
-        if offloaded is None or reference is None or reference() is not storage or offloaded.version != version:
+        if (
+            offloaded is None
+            or reference is None
+            or reference() is not storage
+            or offloaded.version != version
+        ):
             return None
         self._renumber(offloaded)  # the backward needs it first for whoever saved it last
         return offloaded
@@ -132,7 +160,9 @@ class SavedTensorsOnHost:
     def _leave_device(self, number: int) -> None:
         self._on_device.pop(number, None)
         if (offloaded := self._live.get(number)) is not None:
-            self._lane.wait(offloaded.ticket)  # or the memory would be reused while it is still being copied
+            self._lane.wait(
+                offloaded.ticket
+            )  # or the memory would be reused while it is still being copied
             offloaded.check()
             offloaded.original = offloaded.device = offloaded.ticket = None
 
@@ -142,13 +172,17 @@ class SavedTensorsOnHost:
         offloaded, layout = packed
         offloaded.check()
         if offloaded.spoiled:
-            raise RuntimeError("a tensor that the backward needs was changed in place after the forward saved it")
+            raise RuntimeError(
+                "a tensor that the backward needs was changed in place after the forward saved it"
+            )
         flat = self._fetch(offloaded)
         self._lane.wait(offloaded.ticket)
         offloaded.ticket = None
         tensor = layout.on(flat)
         offloaded.unpacked += 1
-        if offloaded.unpacked >= offloaded.users:  # every user has its tensor, which keeps the memory alive
+        if (
+            offloaded.unpacked >= offloaded.users
+        ):  # every user has its tensor, which keeps the memory alive
             offloaded.unpacked = 0
             offloaded.served = True
             self._leave_device(offloaded.number)
@@ -157,7 +191,9 @@ class SavedTensorsOnHost:
 
     def _fetch(self, offloaded: _Offloaded) -> torch.Tensor:
         if offloaded.device is None:
-            offloaded.device = torch.empty(offloaded.nbytes, dtype=torch.uint8, device=offloaded.where)
+            offloaded.device = torch.empty(
+                offloaded.nbytes, dtype=torch.uint8, device=offloaded.where
+            )
             offloaded.ticket = self._lane.copy([(offloaded.device, offloaded.host)])
             self.fetched_bytes += offloaded.nbytes
             self._on_device[offloaded.number] = offloaded.nbytes
@@ -186,11 +222,17 @@ class _Offloaded:
     """One storage on the host, and on the device too while the window holds it."""
 
     def __init__(
-        self, owner: SavedTensorsOnHost, original: torch.Tensor, flat: torch.Tensor, buffer: torch.Tensor
+        self,
+        owner: SavedTensorsOnHost,
+        original: torch.Tensor,
+        flat: torch.Tensor,
+        buffer: torch.Tensor,
     ) -> None:
         self.owner = owner
         self.buffer = buffer
-        self.original: torch.Tensor | None = original  # shows whether it changed while the copy may have run
+        self.original: torch.Tensor | None = (
+            original  # shows whether it changed while the copy may have run
+        )
         self.version = original._version
         self.spoiled = False
         self.device: torch.Tensor | None = flat

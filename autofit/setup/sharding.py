@@ -13,7 +13,13 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+from torch.distributed.fsdp import (
+    CPUOffloadPolicy,
+    FSDPModule,
+    MixedPrecisionPolicy,
+    OffloadPolicy,
+    fully_shard,
+)
 from torch.distributed.tensor import DTensor, Replicate
 from torch.nn.modules.batchnorm import _NormBase
 
@@ -30,7 +36,8 @@ _REDUCED = {
 
 _MIXED = "mixed torch.Tensor and DTensor"
 _MISFITS = (
-    f"{_MIXED}|must match the size|same reduction dim|Sharding propagation|_ToTorchTensor|invalid for input of size"
+    f"{_MIXED}|must match the size|same reduction dim|Sharding "
+    f"propagation|_ToTorchTensor|invalid for input of size"
 )
 NEW_ENOUGH = hasattr(FSDPModule, "set_reduce_scatter_unused_params")  # PyTorch 2.13
 
@@ -48,15 +55,21 @@ def sharded(setup: Setup, *, checked: bool = False) -> None:
 
     if config.data_parallel == "fsdp":
         message = "fsdp does not fit this model, whose code computes with weights of layers that it does not call"
-        setup.step_contexts.append(partial(_told_of_code, _MIXED, f"data_parallel: {message}; use ddp."))
+        setup.step_contexts.append(
+            partial(_told_of_code, _MIXED, f"data_parallel: {message}; use ddp.")
+        )
         exchange.sync_gradients = partial(_sync, model, is_deferred=bool(config.lora_rank))
     if _drops_layers(model):
         message = "the model drops whole layers at random (layerdrop), and each device would wait for others of them"
-        raise RefusedError(f"data_parallel: {message}; set it to 0 in the model's config, or use ddp.")
+        raise RefusedError(
+            f"data_parallel: {message}; set it to 0 in the model's config, or use ddp."
+        )
 
     if styles:
         message = f"the code of {type(model).__name__} does not follow the plan that transformers has for it"
-        setup.step_contexts.append(partial(_told_of_code, _MISFITS, f"tensor_parallel: {message}; {WHOLE}."))
+        setup.step_contexts.append(
+            partial(_told_of_code, _MISFITS, f"tensor_parallel: {message}; {WHOLE}.")
+        )
     if styles and not checked:
         norms: dict[nn.Parameter, torch.Tensor] = {}
         exchange.after_backward.append(partial(check_alike, setup, norms))
@@ -66,7 +79,9 @@ def sharded(setup: Setup, *, checked: bool = False) -> None:
     if may_skip(model):
         if styles:
             name = f"the code of {type(model).__name__} may leave out layers"
-            raise RefusedError(f"tensor_parallel: {name}, and was not tried with split ones; {WHOLE}.")
+            raise RefusedError(
+                f"tensor_parallel: {name}, and was not tried with split ones; {WHOLE}."
+            )
         if NEW_ENOUGH:
             setup.weights.on_materialized.append((model, partial(_watch_reached, setup)))
 
@@ -97,14 +112,20 @@ def _divide_when_made(setup: Setup, styles: Styles) -> None:
         if not is_alone or not rest.keys() >= set(parts):
             continue  # tied weights are the root's, an embedding in a block is the block's
 
-        stays = group is head and config.loss != "standard"  # until the loss, which multiplies by its weight
+        stays = (
+            group is head and config.loss != "standard"
+        )  # until the loss, which multiplies by its weight
         own = {**options, "reshard_after_forward": False if stays else config.reshard_after_forward}
-        setup.weights.on_materialized.append((group, partial(_divide, setup, group, parts, styles, own)))
+        setup.weights.on_materialized.append(
+            (group, partial(_divide, setup, group, parts, styles, own))
+        )
         for module in parts:
             rest.pop(module)
 
     options["reshard_after_forward"] = False
-    setup.weights.on_materialized.append((model, partial(_divide, setup, model, list(rest), styles, options)))
+    setup.weights.on_materialized.append(
+        (model, partial(_divide, setup, model, list(rest), styles, options))
+    )
 
 
 @contextmanager
@@ -164,7 +185,9 @@ def _uses(modules: Iterable[nn.Module]) -> Counter[nn.Parameter]:
     return uses
 
 
-def _divide(setup: Setup, group: nn.Module, parts: list[nn.Module], styles: Styles, options: dict[str, Any]) -> None:
+def _divide(
+    setup: Setup, group: nn.Module, parts: list[nn.Module], styles: Styles, options: dict[str, Any]
+) -> None:
     """Divide what the parts of a module hold, and free the whole. Weights without rows stay whole."""
     given = [(module, dict(module._parameters)) for module in parts]
     own = _uses(parts)
@@ -210,9 +233,15 @@ def _watch_reached(setup: Setup) -> None:
             return
         for number, (module, name) in enumerate(slots):
             parameter = module._parameters[name]
-            if number not in watched and parameter is not None and not isinstance(parameter, DTensor):
+            if (
+                number not in watched
+                and parameter is not None
+                and not isinstance(parameter, DTensor)
+            ):
                 watched.add(number)
-                parameter.register_post_accumulate_grad_hook(lambda _, number=number: reached.add(number))
+                parameter.register_post_accumulate_grad_hook(
+                    lambda _, number=number: reached.add(number)
+                )
 
     def counts() -> list[float]:
         found = [float(number in reached) for number in range(len(slots))]
@@ -240,11 +269,17 @@ def replicated(setup: Setup, reached: Set[nn.Parameter]) -> None:
     model: Any = setup.model
     trained = [parameter for _, parameter in setup.trainable()]
     reached_anywhere = setup.ranks.largest(*(float(parameter in reached) for parameter in trained))
-    rest = [parameter for parameter, is_reached in zip(trained, reached_anywhere, strict=True) if not is_reached]
+    rest = [
+        parameter
+        for parameter, is_reached in zip(trained, reached_anywhere, strict=True)
+        if not is_reached
+    ]
     setup.on_close(partial(_take_away, [_Given(module) for module in model.modules()]))
 
     # They hold the same weights already, some of which may rest on the host, where DDP would not find them.
-    replicate(model, gradient_as_bucket_view=True, find_unused_parameters=may_skip(model), init_sync=False)
+    replicate(
+        model, gradient_as_bucket_view=True, find_unused_parameters=may_skip(model), init_sync=False
+    )
     for parameter in rest:
         parameter.requires_grad_(False)
     replicate.state(model).lazy_init()  # takes what is trained at this moment
@@ -280,11 +315,19 @@ def _drops_layers(model: Any) -> bool:
 def _statistics(setup: Setup) -> Iterator[Callable[[], Any]]:
     """Average running statistics, so that the model is one; each rank's norms see only its own samples."""
     ranks = setup.ranks
-    norms = [module for module in setup.model.modules() if isinstance(module, _NormBase) and module.track_running_stats]
+    norms = [
+        module
+        for module in setup.model.modules()
+        if isinstance(module, _NormBase) and module.track_running_stats
+    ]
 
     def average() -> None:
-        buffers = [buffer for norm in norms for buffer in norm.buffers() if buffer.is_floating_point()]
-        flat = ranks.sum_of(torch.cat([buffer.flatten() for buffer in buffers])).div_(ranks.layout.world)
+        buffers = [
+            buffer for norm in norms for buffer in norm.buffers() if buffer.is_floating_point()
+        ]
+        flat = ranks.sum_of(torch.cat([buffer.flatten() for buffer in buffers])).div_(
+            ranks.layout.world
+        )
 
         start = 0
         for buffer in buffers:

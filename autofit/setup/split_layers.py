@@ -12,7 +12,12 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor, Replicate
-from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    ParallelStyle,
+    RowwiseParallel,
+    parallelize_module,
+)
 
 from autofit.core.errors import RefusedError
 from autofit.setup.layers import is_plain_linear, output_head
@@ -23,7 +28,9 @@ Styles = dict[nn.Module, str]  # of transformers, by layer
 _ALIKE = 0.05  # by how much norms of gradients may differ, of each
 _NOISE = 1e-3  # the same, of the largest
 WHOLE = "use tensor_parallel 1"
-_SUMMED = "replicated_with_grad_allreduce"  # norms of single heads, of which each device sees its own
+_SUMMED = (
+    "replicated_with_grad_allreduce"  # norms of single heads, of which each device sees its own
+)
 _EXPERTS = "moe_tp_experts"  # left whole, for fsdp to divide
 _HEAD = "colwise_gather_output"
 _VOCABULARY = "embedding_rowwise"
@@ -31,7 +38,9 @@ _STYLES: dict[str, Callable[[], ParallelStyle]] = {
     "colwise": ColwiseParallel,
     _HEAD: lambda: ColwiseParallel(output_layouts=Replicate()),
     "rowwise": RowwiseParallel,
-    **dict.fromkeys(("rowwise_split_input", _VOCABULARY), lambda: RowwiseParallel(input_layouts=Replicate())),
+    **dict.fromkeys(
+        ("rowwise_split_input", _VOCABULARY), lambda: RowwiseParallel(input_layouts=Replicate())
+    ),
 }
 
 
@@ -45,16 +54,22 @@ def styles_of(setup: Setup) -> Styles:
     for module, style in planned(model):
         is_known = style in _STYLES and isinstance(module, nn.Linear) and is_plain_linear(module)
         if style != _SUMMED and not is_known:
-            raise RefusedError(f"the plan of {name} asks for {style} of a {type(module).__name__}; {WHOLE}.")
+            raise RefusedError(
+                f"the plan of {name} asks for {style} of a {type(module).__name__}; {WHOLE}."
+            )
         if isinstance(module, nn.Linear):
             side = module.in_features if style.startswith("rowwise") else module.out_features
             if side % degree:
-                raise RefusedError(f"a layer of {side} features cannot be split in {degree}; choose a divisor.")
+                raise RefusedError(
+                    f"a layer of {side} features cannot be split in {degree}; choose a divisor."
+                )
         styles[module] = style
     if not styles:
         raise RefusedError(f"transformers has no plan to split the layers of {name}; {WHOLE}.")
     if _drops(model):
-        raise RefusedError(f"each device of a group would drop something else; set dropout to 0, or {WHOLE}.")
+        raise RefusedError(
+            f"each device of a group would drop something else; set dropout to 0, or {WHOLE}."
+        )
     check_heads(model, degree)
     return styles | _styles_of_ends(setup)
 
@@ -64,7 +79,11 @@ def planned(model: nn.Module) -> Iterator[tuple[nn.Module, str]]:
     plan = getattr(model, "_tp_plan", None) or {}
     for path, module in model.named_modules():
         style = plan.get(re.sub(r"\d+", "*", path))
-        if style not in (None, _EXPERTS) and not isinstance(module, nn.Embedding) and module is not output_head(model):
+        if (
+            style not in (None, _EXPERTS)
+            and not isinstance(module, nn.Embedding)
+            and module is not output_head(model)
+        ):
             yield module, style
 
 
@@ -82,7 +101,10 @@ def split_layers(setup: Setup, parts: list[nn.Module], styles: Styles) -> None:
         parallelize_module(module, mesh, _STYLES[style]())
         made: Any = module._parameters["weight"]
         module._parameters["weight"] = weights.setdefault(given, made)  # tied weights stay tied
-        if style in (_HEAD, _VOCABULARY):  # FSDP2 puts a hook on what they return, which would be lost on a view
+        if style in (
+            _HEAD,
+            _VOCABULARY,
+        ):  # FSDP2 puts a hook on what they return, which would be lost on a view
             module.register_forward_hook(lambda module, inputs, output: output.clone())
 
 
@@ -91,7 +113,9 @@ def check_alike(setup: Setup, norms: dict[nn.Parameter, torch.Tensor]) -> None:
     those of what is left of them: a plan that leaves out weights among split layers would train them with parts of
     their gradients. Raises RefusedError."""
     actions = setup.exchange.after_backward
-    setup.exchange.after_backward = [each for each in actions if getattr(each, "func", None) is not check_alike]
+    setup.exchange.after_backward = [
+        each for each in actions if getattr(each, "func", None) is not check_alike
+    ]
     assert setup.ranks.mesh is not None, "one device splits nothing"
     whole = []
     group = setup.ranks.mesh["tensor"].get_group()
@@ -126,14 +150,26 @@ def _styles_of_ends(setup: Setup) -> Styles:
     head = output_head(model)
     embedding = model.get_input_embeddings()
     plain = type(embedding) is nn.Embedding  # others scale what they look up
-    weights = [end.weight for end in (head, embedding) if end is not None and hasattr(end, "weight")]
-    holders = [each for each in model.modules() if any(each._parameters.get("weight") is weight for weight in weights)]
+    weights = [
+        end.weight for end in (head, embedding) if end is not None and hasattr(end, "weight")
+    ]
+    holders = [
+        each
+        for each in model.modules()
+        if any(each._parameters.get("weight") is weight for weight in weights)
+    ]
     if {*holders} - {head, embedding}:  # encoder and decoder share one
         return {}
-    divides = isinstance(head, nn.Linear) and head.out_features % degree == 0 and _HEAD in model._tp_plan.values()
+    divides = (
+        isinstance(head, nn.Linear)
+        and head.out_features % degree == 0
+        and _HEAD in model._tp_plan.values()
+    )
     splits_head = divides and setup.config.loss == "standard"
     if head is not None and head.weight is embedding.weight:
-        together = splits_head and plain and embedding.padding_idx is None  # not to be found in a part of a vocabulary
+        together = (
+            splits_head and plain and embedding.padding_idx is None
+        )  # not to be found in a part of a vocabulary
         return {head: _HEAD, embedding: _VOCABULARY} if together else {}
     ends = {head: splits_head, embedding: plain and embedding.embedding_dim % degree == 0}
     return {end: _HEAD for end, splits in ends.items() if splits}
@@ -141,7 +177,11 @@ def _styles_of_ends(setup: Setup) -> Styles:
 
 def _drops(model: Any) -> bool:
     """Whether anything is dropped but of attention, where each device has heads of its own."""
-    named = [value for name, value in model.config.to_dict().items() if "drop" in name and "att" not in name]
+    named = [
+        value
+        for name, value in model.config.to_dict().items()
+        if "drop" in name and "att" not in name
+    ]
     return any(isinstance(each, nn.Dropout) and each.p for each in model.modules()) or any(
         isinstance(value, float) and value for value in named
     )
@@ -149,9 +189,19 @@ def _drops(model: Any) -> bool:
 
 def heads_of(model: nn.Module) -> list[int]:
     """The numbers of heads, and of key and value heads, of all attention in a transformers model."""
-    configs = {id(config): config for module in model.modules() if (config := getattr(module, "config", None))}
-    given = [getattr(c, n, None) for c in configs.values() for n in ("num_attention_heads", "num_key_value_heads")]
-    counts = {count for each in given for count in (each if isinstance(each, list | tuple) else [each])}
+    configs = {
+        id(config): config
+        for module in model.modules()
+        if (config := getattr(module, "config", None))
+    }
+    given = [
+        getattr(c, n, None)
+        for c in configs.values()
+        for n in ("num_attention_heads", "num_key_value_heads")
+    ]
+    counts = {
+        count for each in given for count in (each if isinstance(each, list | tuple) else [each])
+    }
     return sorted(count for count in counts if isinstance(count, int) and count)
 
 

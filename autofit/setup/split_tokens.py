@@ -58,24 +58,37 @@ def _check(model: Any, degree: int) -> None:
     name = type(model).__name__
     takes = inspect.signature(model.forward).parameters.values()
     kinds = {each.kind for each in takes}
-    kind = model.config._attn_implementation if getattr(model, "_supports_attention_backend", False) else "eager"
+    kind = (
+        model.config._attn_implementation
+        if getattr(model, "_supports_attention_backend", False)
+        else "eager"
+    )
     if kind == "eager":  # a function of the model's own code
         raise RefusedError(f"the attention of {name} cannot be exchanged for another; {_ONE}.")
-    if getattr(model.loss_function, "__name__", "") != "ForCausalLMLoss" or inspect.Parameter.VAR_KEYWORD not in kinds:
-        raise RefusedError(f"{name} computes its loss in a way of its own, which needs all tokens; {_ONE}.")
+    if (
+        getattr(model.loss_function, "__name__", "") != "ForCausalLMLoss"
+        or inspect.Parameter.VAR_KEYWORD not in kinds
+    ):
+        raise RefusedError(
+            f"{name} computes its loss in a way of its own, which needs all tokens; {_ONE}."
+        )
     text = model.config.get_text_config()
     others = set(getattr(text, "layer_types", None) or ()) - _MIXING
     if others or any(isinstance(each, nn.Conv1d) for each in model.modules()):
         raise RefusedError(f"not only attention mixes the tokens of {name}; {_ONE}.")
     if getattr(text, "output_router_logits", False):
-        raise RefusedError(f"the loss of the router needs all tokens; set output_router_logits to false, or {_ONE}.")
+        raise RefusedError(
+            f"the loss of the router needs all tokens; set output_router_logits to false, or {_ONE}."
+        )
     check_heads(model, degree)
 
 
 class _Split:
     """How one rank sees the batches and the attention of a model."""
 
-    def __init__(self, group: dist.ProcessGroup, blocks: int, attention: Any, checked: bool = False) -> None:
+    def __init__(
+        self, group: dist.ProcessGroup, blocks: int, attention: Any, checked: bool = False
+    ) -> None:
         self._group = group
         self._blocks = blocks
         self._attention = attention
@@ -83,7 +96,9 @@ class _Split:
         self._calls = 0
         self._checked = checked
 
-    def cut(self, model: nn.Module, inputs: tuple[Any, ...], batch: dict[str, Any]) -> tuple[tuple[()], dict[str, Any]]:
+    def cut(
+        self, model: nn.Module, inputs: tuple[Any, ...], batch: dict[str, Any]
+    ) -> tuple[tuple[()], dict[str, Any]]:
         """This rank's tokens of a batch. What is padded at the end needs no mask: no token sees one after it."""
         self._calls = 0
         tensors = {name: value for name, value in batch.items() if isinstance(value, torch.Tensor)}
@@ -108,7 +123,9 @@ class _Split:
         own = {
             "input_ids": own_ids,
             "position_ids": torch.arange(start, start + size, device=own_ids.device).unsqueeze(0),
-            "labels": torch.full_like(own_labels, _IGNORED),  # not read where the loss takes shifted ones
+            "labels": torch.full_like(
+                own_labels, _IGNORED
+            ),  # not read where the loss takes shifted ones
             "shift_labels": own_labels.contiguous(),
             "num_items_in_batch": (labels != _IGNORED).sum().clamp(min=1),
         }
@@ -127,7 +144,9 @@ class _Split:
         self._calls += 1
         of_heads = [attention_mask, *(options.get(name) for name in ("s_aux", "position_bias"))]
         if any(each is not None for each in of_heads):
-            raise RefusedError(f"this attention has a mask or sinks of its own, which are not exchanged; {_ONE}.")
+            raise RefusedError(
+                f"this attention has a mask or sinks of its own, which are not exchanged; {_ONE}."
+            )
         if not options.get("is_causal", getattr(module, "is_causal", True)):
             raise RefusedError(f"this attention also looks ahead; {_ONE}.")
         query, key, value = (self._exchanged(each) for each in (query, key, value))
@@ -153,7 +172,9 @@ class _Split:
         name = type(model).__name__.removeprefix("FSDP")
         if self._calls != self._blocks:
             message = f"{self._calls} attentions ran in the {self._blocks} blocks of {name}"
-            raise RefusedError(f"{message}, which mixes tokens in ways that cannot be split; {_ONE}.")
+            raise RefusedError(
+                f"{message}, which mixes tokens in ways that cannot be split; {_ONE}."
+            )
         own = output["loss"]
         total = own.detach().clone()
         dist.all_reduce(total, group=self._group)

@@ -20,7 +20,9 @@ from autofit.distributed import Ranks
 
 Context = Callable[[], AbstractContextManager[Any]]
 Holder = Callable[[torch.Tensor], nn.Parameter]
-Slices = Callable[[int, int, int], Iterator[slice]]  # (tokens, features, vocabulary) -> the tokens of each chunk
+Slices = Callable[
+    [int, int, int], Iterator[slice]
+]  # (tokens, features, vocabulary) -> the tokens of each chunk
 
 
 @dataclass
@@ -47,7 +49,9 @@ class Exchange:
     # Called after the last backward of a step: average over ranks what is not averaged by then.
     after_backward: list[Callable[[], Any]] = field(default_factory=list)
     # Numbers that are added up over ranks together with the loss of a step, and what gets the sums.
-    extra_reductions: list[tuple[Callable[[], list[float]], Callable[[list[float]], Any]]] = field(default_factory=list)
+    extra_reductions: list[tuple[Callable[[], list[float]], Callable[[list[float]], Any]]] = field(
+        default_factory=list
+    )
     # Gives up weights of other ranks that a forward without a backward gathered.
     reshard: Callable[[], Any] = lambda: None
 
@@ -59,7 +63,9 @@ class Progress:
     phase: str = "forward"  # what the last step reached: forward, backward or update
     terms: float = 0.0  # in the loss of the last step, over all ranks
     gradient_norm: torch.Tensor | None = None  # of the last step, before clipping
-    skipped_updates: int = 0  # by the loss scaler, since training began: the schedule waits for them
+    skipped_updates: int = (
+        0  # by the loss scaler, since training began: the schedule waits for them
+    )
     is_whole: bool = True  # whether weights and the optimizer's state are those between two steps
 
 
@@ -96,7 +102,9 @@ class Setup:
     warnings: list[str] = field(default_factory=list)
 
     # What runs in a step.
-    forward_contexts: list[Context] = field(default_factory=list)  # surround the forward of each micro-batch
+    forward_contexts: list[Context] = field(
+        default_factory=list
+    )  # surround the forward of each micro-batch
     # Surround all forwards and backwards of a step, for what must also hold while blocks are recomputed.
     step_contexts: list[Context] = field(default_factory=list)
     exchange: Exchange = field(default_factory=Exchange)

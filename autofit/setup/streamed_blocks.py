@@ -30,7 +30,9 @@ from autofit.core.hardware import MIB
 from autofit.setup.host_copies import CopyLane, Ticket
 from autofit.setup.resting_weights import Block, RestingGradient, RestingWeight, Slot
 
-Updated = Literal["device", "host"]  # where trained weights are updated: in the backward, or on the host after it
+Updated = Literal[
+    "device", "host"
+]  # where trained weights are updated: in the backward, or on the host after it
 
 # Norms and biases are thousands of times smaller than the matrices beside them: moving them frees nothing.
 SMALLEST = MIB // 16
@@ -91,11 +93,16 @@ class BlockStreamer:
     def hold(self, block: Block, slot: Slot, weight: nn.Parameter) -> None:
         """Move a weight to the host, if it is large enough and owns its storage, which is empty from then on."""
         storage = weight.untyped_storage()
-        owns = not is_traceable_wrapper_subclass(weight) and storage.nbytes() == weight.numel() * weight.itemsize
+        owns = (
+            not is_traceable_wrapper_subclass(weight)
+            and storage.nbytes() == weight.numel() * weight.itemsize
+        )
         if owns and storage.nbytes() >= self._smallest and slot not in block.resting:
             block.resting[slot] = RestingWeight(weight, self._lane)
             block.on_device = False
-            if weight.requires_grad:  # before it is updated or added to, in whatever order gradients come
+            if (
+                weight.requires_grad
+            ):  # before it is updated or added to, in whatever order gradients come
                 self._handles.append(weight.register_hook(lambda _: self._need(block)))
                 if self._updated == "host":
                     gradient = block.gradients[slot] = RestingGradient(weight, self._lane)
@@ -127,7 +134,9 @@ class BlockStreamer:
     def _rest(self) -> None:
         """Send all blocks to the host."""
         for block in self.blocks:
-            block.gradients_on_device = bool(block.gradients)  # which may not have come from a backward
+            block.gradients_on_device = bool(
+                block.gradients
+            )  # which may not have come from a backward
         self._settle()
         for block in self.blocks:
             block.on_device = True  # an operator on an empty fake weight may have filled it
@@ -150,7 +159,11 @@ class BlockStreamer:
                 self._empty(block)
                 self._empty_gradients(block)
                 for slot, resting in block.resting.items():
-                    gradient = block.gradients[slot].host_view() if slot in block.gradients else resting.weight.grad
+                    gradient = (
+                        block.gradients[slot].host_view()
+                        if slot in block.gradients
+                        else resting.weight.grad
+                    )
                     resting.weight.grad = None
                     resting.weight.data = resting.host_view()
                     resting.weight.grad = gradient
@@ -175,7 +188,9 @@ class BlockStreamer:
             yield module.register_forward_hook(after)
         for module in block.module.modules():
             if module._parameters:
-                yield module.register_state_dict_post_hook(functools.partial(self._put_host_weights, block))
+                yield module.register_state_dict_post_hook(
+                    functools.partial(self._put_host_weights, block)
+                )
 
     def _need(self, block: Block) -> None:
         """Bring a block's weights to the device, and start on those of its expected successor."""
@@ -221,14 +236,20 @@ class BlockStreamer:
             return self.blocks[index - 1] if index else None
         if index + 1 < len(self.blocks):
             return self.blocks[index + 1]
-        return self.blocks[index - 1] if now == "forward" else self.blocks[0]  # the backward starts here
+        return (
+            self.blocks[index - 1] if now == "forward" else self.blocks[0]
+        )  # the backward starts here
 
     def _bring(self, block: Block) -> None:
         if not block.on_device:
             block.on_device = True
             try:
-                block.ticket = self._lane.copy([weight.filled() for weight in block.resting.values()])
-            except BaseException:  # out of memory half-way: a later run must not take the block for filled
+                block.ticket = self._lane.copy(
+                    [weight.filled() for weight in block.resting.values()]
+                )
+            except (
+                BaseException
+            ):  # out of memory half-way: a later run must not take the block for filled
                 self._empty(block)
                 self._running = None  # nor the block it failed at for present
                 raise
@@ -283,7 +304,9 @@ class BlockStreamer:
             for weight in block.resting.values():
                 weight.storage.resize_(0)
 
-    def _put_host_weights(self, block: Block, module: nn.Module, state: dict[str, Any], prefix: str, _: Any) -> None:
+    def _put_host_weights(
+        self, block: Block, module: nn.Module, state: dict[str, Any], prefix: str, _: Any
+    ) -> None:
         """Fill a state dict from the host, whether or not the weights are on the device."""
         self._settle()
         resting = {weight.storage._cdata: weight for weight in block.resting.values()}
@@ -295,7 +318,12 @@ class BlockStreamer:
 def _own_slots(model: nn.Module, blocks: list[nn.Module], trained: bool) -> list[list[Slot]]:
     """Per block, the slots of weights, frozen or `trained` too, whose memory nothing outside the block shares."""
     inside = {module: number for number, block in enumerate(blocks) for module in block.modules()}
-    shared = {module for number, block in enumerate(blocks) for module in block.modules() if inside[module] != number}
+    shared = {
+        module
+        for number, block in enumerate(blocks)
+        for module in block.modules()
+        if inside[module] != number
+    }
     owners: dict[int, set[int | None]] = {}
     candidates: list[tuple[int, int, Slot]] = []
     for module in model.modules():
@@ -317,7 +345,11 @@ def _own_slots(model: nn.Module, blocks: list[nn.Module], trained: bool) -> list
 
 def _memory(tensor: torch.Tensor) -> int:
     """A key that is equal for tensors that share their memory."""
-    return id(tensor) if is_traceable_wrapper_subclass(tensor) else int(tensor.untyped_storage()._cdata)
+    return (
+        id(tensor)
+        if is_traceable_wrapper_subclass(tensor)
+        else int(tensor.untyped_storage()._cdata)
+    )
 
 
 def _tensors_in(value: Any) -> Iterable[torch.Tensor]:
@@ -326,6 +358,12 @@ def _tensors_in(value: Any) -> Iterable[torch.Tensor]:
         return
     if dataclasses.is_dataclass(value) and not isinstance(value, dict):
         value = [getattr(value, field.name) for field in dataclasses.fields(value)]
-    parts = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
+    parts = (
+        value.values()
+        if isinstance(value, dict)
+        else value
+        if isinstance(value, list | tuple)
+        else ()
+    )
     for part in parts:
         yield from _tensors_in(part)

@@ -39,14 +39,22 @@ class Technique:
     off: ClassVar[Value]  # the value that changes nothing
     values: ClassVar[tuple[Value, ...]] = ()  # every possible value; empty: what `choices` returns
     nullable: ClassVar[bool] = False  # whether null is a value, too
-    numbers: ClassVar[tuple[float, float] | None] = None  # from one to below another; of ints whole ones
+    numbers: ClassVar[tuple[float, float] | None] = (
+        None  # from one to below another; of ints whole ones
+    )
     pattern: ClassVar[str] = ""  # it also takes words of this form, whatever the hardware
     takes: ClassVar[str] = ""  # the accepted values in words, where `values` cannot list them
 
     stage: ClassVar[Stage]
-    cuda_values: ClassVar[tuple[Value, ...]] = ()  # of these, the ones that are not searched on a CPU
-    host_values: ClassVar[tuple[Value, ...]] = ()  # the ones that store something in the host's memory
-    compiled_values: ClassVar[tuple[Value, ...]] = ()  # the ones for which the run calls torch.compile
+    cuda_values: ClassVar[
+        tuple[Value, ...]
+    ] = ()  # of these, the ones that are not searched on a CPU
+    host_values: ClassVar[
+        tuple[Value, ...]
+    ] = ()  # the ones that store something in the host's memory
+    compiled_values: ClassVar[
+        tuple[Value, ...]
+    ] = ()  # the ones for which the run calls torch.compile
     paged_values: ClassVar[tuple[Value, ...]] = ()  # the ones that use CUDA's managed memory
     library: ClassVar[str] = "torch"  # the distribution that implements every value but `off`
     all_exact: ClassVar[bool] = False  # whether every value is the same mathematics as `off`
@@ -61,7 +69,11 @@ class Technique:
 
     def choices(self, hardware: Hardware) -> tuple[Value, ...]:
         """The values worth searching on this hardware."""
-        return tuple(value for value in self.values if hardware.device == "cuda" or value not in self.cuda_values)
+        return tuple(
+            value
+            for value in self.values
+            if hardware.device == "cuda" or value not in self.cuda_values
+        )
 
     def choices_for(self, workload: Workload, hardware: Hardware) -> tuple[Value, ...]:
         """`choices`, for the few knobs whose values depend on the workload."""

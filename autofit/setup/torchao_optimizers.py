@@ -57,14 +57,20 @@ class _LowBit(Optimizer):
         """A moment that passes as fp32. One that passes as bf16 does not within a DTensor, whose operators then differ
         about its format (torchao 0.18)."""
         theirs: Any = super()
-        return theirs._subclass_zeros(weight.new_empty((), dtype=torch.float32).expand_as(weight), signed, block_size)
+        return theirs._subclass_zeros(
+            weight.new_empty((), dtype=torch.float32).expand_as(weight), signed, block_size
+        )
 
     def step(self, closure: Any = None) -> Any:
         rates = [group["lr"] for group in self.param_groups]
         for group, rate in zip(self.param_groups, rates, strict=True):
-            group["lr"] = torch.tensor(rate, dtype=torch.float32)  # as a number, each would be a new graph
+            group["lr"] = torch.tensor(
+                rate, dtype=torch.float32
+            )  # as a number, each would be a new graph
         modes: list[Any] = _get_current_dispatch_mode_stack()
-        watched = any(not getattr(mode, "ignore_compile_internals", lambda: False)() for mode in modes)
+        watched = any(
+            not getattr(mode, "ignore_compile_internals", lambda: False)() for mode in modes
+        )
         try:
             with torch.compiler.set_stance("force_eager") if watched else nullcontext():
                 return super().step(closure)
@@ -112,14 +118,18 @@ class _StandIn(Optimizer):
     """torchao's optimizers on fake tensors: their state, their temporaries, and the bytes they touch; `on_cpu`: with
     what they keep on the host, the numbers of steps and the learning rates."""
 
-    def __init__(self, groups: list[dict[str, Any]], *, lr: float, low: _Format, on_cpu: bool) -> None:
+    def __init__(
+        self, groups: list[dict[str, Any]], *, lr: float, low: _Format, on_cpu: bool
+    ) -> None:
         super().__init__(groups, {"lr": lr})
         self._low = low
         self._on_cpu = on_cpu
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        rates = [torch.tensor(group["lr"]) for group in self.param_groups if self._on_cpu]  # until all are stepped
+        rates = [
+            torch.tensor(group["lr"]) for group in self.param_groups if self._on_cpu
+        ]  # until all are stepped
         for group in self.param_groups:
             for weight in group["params"]:
                 if weight.grad is not None:
@@ -138,7 +148,9 @@ class _StandIn(Optimizer):
                 state[moment] = [plain] if small else self._moment(weight)
         temporaries = []
         if not small:
-            temporaries.append(weight.new_zeros(weight.numel() * low.temporary, dtype=torch.uint8))  # they are written
+            temporaries.append(
+                weight.new_zeros(weight.numel() * low.temporary, dtype=torch.uint8)
+            )  # they are written
             temporaries += [torch.empty_like(state[moment][1]) for moment in _MOMENTS]
         weight.add_(gradient)
         for moment in _MOMENTS:

@@ -20,7 +20,11 @@ _built_in: set[str] = set()
 
 def register(technique: Technique) -> None:
     """Add a technique; it replaces one of the same name. Raises InputError where it lacks a name or a stage."""
-    require(isinstance(technique, Technique), "register takes an object of a subclass of autofit.Technique", technique)
+    require(
+        isinstance(technique, Technique),
+        "register takes an object of a subclass of autofit.Technique",
+        technique,
+    )
     for part in ("name", "stage"):
         if not hasattr(technique, part):
             message = f"the technique {type(technique).__name__} has no {part}."
@@ -67,8 +71,14 @@ def constraints(workload: Workload, hardware: Hardware) -> Constraints:
     derived = [each for each in techniques if type(each).canonicalize is not Technique.canonicalize]
     return Constraints(
         off={each.name: each.off for each in techniques},
-        canonicalize={each.name: functools.partial(_with, each.canonicalize, workload, hardware) for each in derived},
-        refuse={each.name: functools.partial(_with, each.refuse, workload, hardware) for each in techniques},
+        canonicalize={
+            each.name: functools.partial(_with, each.canonicalize, workload, hardware)
+            for each in derived
+        },
+        refuse={
+            each.name: functools.partial(_with, each.refuse, workload, hardware)
+            for each in techniques
+        },
     )
 
 
@@ -87,7 +97,14 @@ def refuse(config: Config, workload: Workload, hardware: Hardware) -> str | None
 def fidelity(config: Config) -> tuple[int, ...]:
     """How faithfully a config learns, as a sort key that breaks ties."""
     full = -1 if config.head_only else 0 if config.lora_rank else 1
-    return (full, *(_registry[name].fidelity(config.get(name)) for name in FIDELITY_ORDER if name in _registry))
+    return (
+        full,
+        *(
+            _registry[name].fidelity(config.get(name))
+            for name in FIDELITY_ORDER
+            if name in _registry
+        ),
+    )
 
 
 def keeps_on_host(config: Config) -> bool:

@@ -9,7 +9,11 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
-from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+from torch.utils.checkpoint import (
+    CheckpointPolicy,
+    checkpoint,
+    create_selective_checkpoint_contexts,
+)
 
 from autofit.core.knobs.activation_checkpointing import BUDGET, KNOB
 from autofit.setup import Config, Hardware, RefusedError, Setup, Stage, Technique, Value, Workload
@@ -27,7 +31,13 @@ _SAVED = {
     *("mm", "addmm", "bmm", "baddbmm", "_scaled_mm", "_grouped_mm", "_int_mm"),
     *("convolution", "_convolution", "cudnn_convolution", "mkldnn_convolution"),
 }
-_SAVED_PARTS = ("scaled_dot_product", "flash_attn", "flash_attention", "efficient_attention", "flex_attention")
+_SAVED_PARTS = (
+    "scaled_dot_product",
+    "flash_attn",
+    "flash_attention",
+    "efficient_attention",
+    "flex_attention",
+)
 
 
 class ActivationCheckpointing(Technique):
@@ -41,7 +51,11 @@ class ActivationCheckpointing(Technique):
 
     record = KNOB
     stage = Stage.BLOCKS
-    cuda_values = ("budget-0.25", "budget-0.5", "budget-0.75")  # for the compiler, which is not searched on a CPU
+    cuda_values = (
+        "budget-0.25",
+        "budget-0.5",
+        "budget-0.75",
+    )  # for the compiler, which is not searched on a CPU
     all_exact = True
 
     def canonicalize(self, config: Config, workload: Workload, hardware: Hardware) -> Value:
@@ -104,7 +118,11 @@ def _random_numbers_refused(device: torch.device) -> Iterator[None]:
 def _checkpoint(setup: Setup, block: nn.Module, *, selective: bool) -> None:
     """Wrap the block's forward."""
     inner = block.forward
-    norms = [module for module in block.modules() if isinstance(module, _NormBase) and module.track_running_stats]
+    norms = [
+        module
+        for module in block.modules()
+        if isinstance(module, _NormBase) and module.track_running_stats
+    ]
     policy = _policy if selective else lambda *_, **__: CheckpointPolicy.PREFER_RECOMPUTE
 
     def contexts() -> Contexts:
@@ -132,7 +150,9 @@ def _policy(_: Any, operator: Any, *args: Any, **kwargs: Any) -> CheckpointPolic
 
 
 @contextmanager
-def _statistics_held(norms: list[_NormBase], recomputing: AbstractContextManager[Any] | None = None) -> Iterator[None]:
+def _statistics_held(
+    norms: list[_NormBase], recomputing: AbstractContextManager[Any] | None = None
+) -> Iterator[None]:
     """Keep a recomputation from updating running statistics: the forward has counted these samples already."""
     before = [(norm, norm.momentum, norm.num_batches_tracked) for norm in norms]
     for norm in norms:

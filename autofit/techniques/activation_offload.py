@@ -29,7 +29,11 @@ class ActivationOffload(Technique):
         return None
 
     def apply(self, setup: Setup, value: Value) -> None:
-        setup.forward_contexts.append(SavedTensorsOnHost(setup.model, CopyLane.of(setup.device)).hooks)
+        setup.forward_contexts.append(
+            SavedTensorsOnHost(setup.model, CopyLane.of(setup.device)).hooks
+        )
 
     def trace(self, setup: Setup, value: Value) -> None:
-        setup.forward_contexts.append(SavedTensorsOnHost(setup.model, CopyLane(None, setup.tracing.note_host)).hooks)
+        setup.forward_contexts.append(
+            SavedTensorsOnHost(setup.model, CopyLane(None, setup.tracing.note_host)).hooks
+        )

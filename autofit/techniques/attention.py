@@ -13,7 +13,17 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from autofit.core.knobs.attention import KNOB
-from autofit.setup import Config, Hardware, RefusedError, Setup, Stage, Technique, Value, Workload, requirements
+from autofit.setup import (
+    Config,
+    Hardware,
+    RefusedError,
+    Setup,
+    Stage,
+    Technique,
+    Value,
+    Workload,
+    requirements,
+)
 from autofit.setup.flash_attn import IMPLEMENTATION, stand_in_for_flash_attn
 
 _AMPERE = (8, 0)  # first compute capability that FlashAttention-2 supports
@@ -41,10 +51,14 @@ class Attention(Technique):
         if config[self.name] != "flash":
             return None
         if hardware.device == "cpu":
-            return "flash needs CUDA; use sdpa, which on a CPU takes PyTorch's flash kernel already."
+            return (
+                "flash needs CUDA; use sdpa, which on a CPU takes PyTorch's flash kernel already."
+            )
         if lacking := requirements.too_old(hardware, _AMPERE):
             return f"flash needs {lacking}; use sdpa."
-        if workload.document_tokens and (config.micro_batch_size != 1 or self.package("flash") == "torch"):
+        if workload.document_tokens and (
+            config.micro_batch_size != 1 or self.package("flash") == "torch"
+        ):
             return (
                 "flash keeps packed samples from seeing one another by flash-attn alone, in micro-batches of one "
                 "sequence; install that and set micro_batch_size 1, or use sdpa."
@@ -78,7 +92,9 @@ class Attention(Technique):
             self.apply(setup, value)
             return
         if planned:
-            setup.tracing.assumptions.append("attention flash is that of flash-attn, which is to be installed there.")
+            setup.tracing.assumptions.append(
+                "attention flash is that of flash-attn, which is to be installed there."
+            )
         try:
             stand_in_for_flash_attn(setup)
         except ValueError as error:

@@ -8,7 +8,17 @@ from typing import Any
 import torch
 
 from autofit.core.knobs.compile import KNOB
-from autofit.setup import Config, Hardware, RefusedError, Setup, Stage, Technique, Value, Workload, requirements
+from autofit.setup import (
+    Config,
+    Hardware,
+    RefusedError,
+    Setup,
+    Stage,
+    Technique,
+    Value,
+    Workload,
+    requirements,
+)
 from autofit.setup.layers import repeated_blocks
 
 BACKEND = "inductor"  # tests that need no generated code use aot_eager: captured and partitioned, run as it was
@@ -41,7 +51,9 @@ class Compile(Technique):
         # All blocks share one cache of compiled code; past its limit torch.compile silently runs plain code.
         config: Any = torch._dynamo.config
         limits = ("recompile_limit", "accumulated_recompile_limit")
-        patch = config.patch({name: max(getattr(config, name), _RECOMPILATIONS * len(blocks)) for name in limits})
+        patch = config.patch(
+            {name: max(getattr(config, name), _RECOMPILATIONS * len(blocks)) for name in limits}
+        )
         patch.__enter__()
         setup.on_close(lambda: patch.__exit__(None, None, None))
         # Compiled code keeps its model alive, and the next run of the same class would find it.

@@ -28,7 +28,9 @@ class DataParallel(Technique):
         if hardware.world > 1:
             return kind_of(config, hardware)
         if config[self.name] in ("ddp", "fsdp"):
-            message = f"data_parallel {config[self.name]} trains on several devices, and there is one"
+            message = (
+                f"data_parallel {config[self.name]} trains on several devices, and there is one"
+            )
             raise InputError(f"{message}.", "Leave it out.")
         return None
 
@@ -49,7 +51,12 @@ class DataParallel(Technique):
             return "updates in the backward come before ddp has averaged the gradients; use fsdp, or leave them out."
         if value == "ddp" and config.optimizer_offload == "cpu":
             return "optimizer_offload copies gradients before ddp has averaged them; use fsdp with fsdp_offload."
-        if value == "fsdp" and workload.traits and workload.traits.batch_norm and "mixed" in config.precision:
+        if (
+            value == "fsdp"
+            and workload.traits
+            and workload.traits.batch_norm
+            and "mixed" in config.precision
+        ):
             return "BatchNorm would get weights in 16 bits beside running statistics in 32; use bf16, fp32, or ddp."
         if value == "fsdp":
             return _refused_by_shards(config)

@@ -21,15 +21,23 @@ class DataParallelReplicate(Degree):
         given, kind = config[self.name], kind_of(config, hardware)
         if hardware.world == 1:
             if given not in (None, 1):
-                raise InputError(f"data_parallel_replicate {given} needs several devices, and there is one.")
+                raise InputError(
+                    f"data_parallel_replicate {given} needs several devices, and there is one."
+                )
             return None
         world = samplers(config, hardware)
         if kind != "fsdp":
             if given not in (None, world):
-                raise InputError(f"with {kind} each of {world} devices is a replica, not {given}.", "Leave it out.")
+                raise InputError(
+                    f"with {kind} each of {world} devices is a replica, not {given}.",
+                    "Leave it out.",
+                )
             return world
         replicate = int(given or 1)
         if world % replicate:
             sizes = ", ".join(str(size) for size in range(1, world + 1) if not world % size)
-            raise InputError(f"data_parallel_replicate {replicate} does not divide {world} devices.", f"Try {sizes}.")
+            raise InputError(
+                f"data_parallel_replicate {replicate} does not divide {world} devices.",
+                f"Try {sizes}.",
+            )
         return replicate

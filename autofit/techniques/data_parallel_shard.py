@@ -23,5 +23,7 @@ class DataParallelShard(Degree):
         given = config[self.name]
         if given not in (None, left):
             message = f"data_parallel_shard {given} x data_parallel_replicate {replicas} is not"
-            raise InputError(f"{message} the number of devices, {devices}.", "Leave it out: it is derived.")
+            raise InputError(
+                f"{message} the number of devices, {devices}.", "Leave it out: it is derived."
+            )
         return left

@@ -53,9 +53,17 @@ class HeadOnly(Technique):
         trained = {each for head in heads for each in head.parameters()}
         if not trained:
             names = ", ".join(_NAMES)
-            raise RefusedError(f"head_only: the model has no output layer named {names}; freeze its weights yourself.")
-        if any(trained & set(each.parameters(recurse=False)) for each in model.modules() if each not in inner):
-            raise RefusedError("head_only: the head's weight is that of the input embedding, too; use lora_rank.")
+            raise RefusedError(
+                f"head_only: the model has no output layer named {names}; freeze its weights yourself."
+            )
+        if any(
+            trained & set(each.parameters(recurse=False))
+            for each in model.modules()
+            if each not in inner
+        ):
+            raise RefusedError(
+                "head_only: the head's weight is that of the input embedding, too; use lora_rank."
+            )
         for parameter in model.parameters():
             setup.on_close(partial(parameter.requires_grad_, parameter.requires_grad))
             parameter.requires_grad_(parameter in trained)

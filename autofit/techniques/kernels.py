@@ -22,7 +22,9 @@ from autofit.setup import Config, Hardware, RefusedError, Setup, Stage, Techniqu
 from autofit.setup.deferred_logits import loss_of_few_tokens
 from autofit.setup.liger import no_kernels_for, stand_in_for_liger, why_not_liger
 
-_TOLERANCE = 1e-3  # relative, of the loss and of each module's output: the kernels round differently
+_TOLERANCE = (
+    1e-3  # relative, of the loss and of each module's output: the kernels round differently
+)
 _LOW_PRECISION_TOLERANCE = 2e-2
 _LOSSES = ("cross_entropy", "fused_linear_cross_entropy")
 _MISSING = object()
@@ -57,7 +59,9 @@ class Kernels(Technique):
         with _compared(changed, tolerance):
             after = loss_of_few_tokens(setup, batch)
         if math.isfinite(before) and not abs(after - before) <= tolerance * abs(before):
-            raise RefusedError(f"with liger's kernels the loss is {after:.6g} instead of {before:.6g}; use none.")
+            raise RefusedError(
+                f"with liger's kernels the loss is {after:.6g} instead of {before:.6g}; use none."
+            )
 
     def trace(self, setup: Setup, value: Value) -> None:
         """Without the comparison, which needs numbers."""
@@ -134,7 +138,11 @@ def _owners(model: nn.Module) -> Iterator[Any]:
         if file.startswith("transformers."):
             names = vars(sys.modules[file])
             yield names
-            yield from [each for each in names.values() if isinstance(each, type) and each.__module__ == file]
+            yield from [
+                each
+                for each in names.values()
+                if isinstance(each, type) and each.__module__ == file
+            ]
 
 
 def _names(owner: Any) -> Mapping[str, Any]:

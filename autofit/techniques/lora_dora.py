@@ -21,6 +21,8 @@ class LoraDora(Technique):
     def refuse(self, config: Config, workload: Workload, hardware: Hardware) -> str | None:
         if config[self.name] and config.quantization != "none":
             return "peft reads weights before quantised ones have values; set lora_dora false, or quantization none."
-        if config[self.name] and (config.data_parallel == "fsdp" or config.tensor_parallel not in (None, 1)):
+        if config[self.name] and (
+            config.data_parallel == "fsdp" or config.tensor_parallel not in (None, 1)
+        ):
             return "DoRA reads whole weights in each forward; set lora_dora false, or use ddp."
         return None

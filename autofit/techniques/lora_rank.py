@@ -14,13 +14,32 @@ from torch import nn
 from autofit.core.errors import describe_error, printable
 from autofit.core.knobs.lora_rank import KNOB
 from autofit.core.tasks import TASKS, task_of
-from autofit.setup import Config, Hardware, RefusedError, Setup, Stage, Technique, Value, Workload, requirements
+from autofit.setup import (
+    Config,
+    Hardware,
+    RefusedError,
+    Setup,
+    Stage,
+    Technique,
+    Value,
+    Workload,
+    requirements,
+)
 from autofit.setup.adapters import has_adapters
-from autofit.setup.experts import adapts_parameter, add_adapters, expert_weights, nest_in_order, reach
+from autofit.setup.experts import (
+    adapts_parameter,
+    add_adapters,
+    expert_weights,
+    nest_in_order,
+    reach,
+)
 from autofit.setup.layers import is_frozen, is_linear, output_heads, tensors_met
 
 # In which attributes PyTorch's encoders note whether they have a fast path.
-_FAST_PATHS = {nn.TransformerEncoderLayer: "activation_relu_or_gelu", nn.TransformerEncoder: "use_nested_tensor"}
+_FAST_PATHS = {
+    nn.TransformerEncoderLayer: "activation_relu_or_gelu",
+    nn.TransformerEncoder: "use_nested_tensor",
+}
 
 _ADAPTED = (
     "the model already has adapters from an earlier training: use lora_rank 0 to train those on, or merge them into the"
@@ -54,7 +73,8 @@ class LoraRank(Technique):
             return "the model has no linear layers to put adapters beside; use lora_rank 0."
         if workload.traits and workload.traits.linears == 1:  # as in convolutional networks
             return (
-                "the model's only linear layer is its head, and an adapter there would learn little; use lora_rank 0."
+                "the model's only linear layer is its head, and an "
+                "adapter there would learn little; use lora_rank 0."
             )
         return None
 
@@ -66,7 +86,9 @@ class LoraRank(Technique):
             raise RefusedError(_ADAPTED)
         layers, experts = adapter_targets(setup.model, str(setup.config.lora_targets))
         if experts and setup.config.lora_dropout:
-            raise RefusedError("the adapters of experts take no dropout; set lora_dropout 0, or name no experts.")
+            raise RefusedError(
+                "the adapters of experts take no dropout; set lora_dropout 0, or name no experts."
+            )
         config = LoraConfig(
             r=value,
             lora_alpha=setup.config.lora_alpha or 2 * value,
@@ -82,15 +104,24 @@ class LoraRank(Technique):
             # In place, not by get_peft_model: the model keeps its class, so losses that use its attributes still work.
             try:
                 inject_adapter_in_model(config, setup.model, low_cpu_mem_usage=on_meta)
-            except (NotImplementedError, ValueError) as error:  # modules that peft rejects, or models: DAB-DETR
+            except (
+                NotImplementedError,
+                ValueError,
+            ) as error:  # modules that peft rejects, or models: DAB-DETR
                 reason = " ".join(str(error).split()).partition(". ")[0]
-                raise RefusedError(f"peft cannot put adapters here: {reason}; use lora_rank 0.") from error
+                raise RefusedError(
+                    f"peft cannot put adapters here: {reason}; use lora_rank 0."
+                ) from error
         # peft detects GPT-2's transposed layers by itself; its warning about them needs no action.
-        setup.warnings.extend(str(each.message) for each in caught if "fan_in_fan_out" not in str(each.message))
+        setup.warnings.extend(
+            str(each.message) for each in caught if "fan_in_fan_out" not in str(each.message)
+        )
         if on_meta and setup.config.lora_dora:
             for module in setup.model.modules():
                 if getattr(module, "lora_magnitude_vector", None):
-                    setup.weights.on_materialized.append((module, functools.partial(_measure_rows, module)))
+                    setup.weights.on_materialized.append(
+                        (module, functools.partial(_measure_rows, module))
+                    )
         _leave_fast_path(setup.model)
         setup.forward_contexts.append(functools.partial(_told_of_code, setup.model))
         nest_in_order(setup.model)
@@ -122,7 +153,9 @@ def _told_of_code(model: nn.Module) -> Iterator[None]:
     try:
         yield
     except (RuntimeError, TypeError, ValueError) as error:
-        adapters = {id(parameter) for name, parameter in model.named_parameters() if "lora_" in name}
+        adapters = {
+            id(parameter) for name, parameter in model.named_parameters() if "lora_" in name
+        }
         if not any(id(each) in adapters for each in tensors_met(error)):
             raise
         message = f"adapters do not fit this model, whose code goes through its parameters ({describe_error(error)})"
@@ -154,7 +187,11 @@ def adapter_targets(model: nn.Module, targets: str) -> tuple[list[str], list[str
     of_kinds, named = set(), set()
     for part in targets.split("+"):
         if part in ("attention", "all-linear"):
-            of_kinds |= {name for name in inner if part == "all-linear" or "attn" in name or "attention" in name}
+            of_kinds |= {
+                name
+                for name in inner
+                if part == "all-linear" or "attn" in name or "attention" in name
+            }
         elif part == "head":
             of_kinds |= set(linears) - set(inner)
         else:
@@ -162,14 +199,20 @@ def adapter_targets(model: nn.Module, targets: str) -> tuple[list[str], list[str
             if not found:
                 known = ", ".join(dict.fromkeys(map(_ending, (*usable, *experts))))
                 given = f"{printable(part)} that takes adapters (lora_targets {printable(targets)})"
-                raise RefusedError(f"the model has no layer named {given}; it has {printable(known)}.")
+                raise RefusedError(
+                    f"the model has no layer named {given}; it has {printable(known)}."
+                )
             named |= set(found)
     of_kinds &= set(usable)
-    trained = {name for name in of_kinds if not is_frozen(linears[name])}  # a reference, or a teacher, stays as it is
+    trained = {
+        name for name in of_kinds if not is_frozen(linears[name])
+    }  # a reference, or a teacher, stays as it is
     chosen = (trained or of_kinds) | named
     layers, adapted = ([name for name in names if name in chosen] for names in (usable, experts))
     if not layers and not adapted:
-        raise RefusedError(f"the model has no linear layers for lora_targets {targets}; use all-linear or lora_rank 0.")
+        raise RefusedError(
+            f"the model has no linear layers for lora_targets {targets}; use all-linear or lora_rank 0."
+        )
     return layers, adapted
 
 
@@ -186,9 +229,13 @@ def _forbidden(kind: str, ending: str) -> bool:
     model_of_one: Any = nn.Module()
     model_of_one.layer = nn.Module()
     model_of_one.config = SimpleNamespace(model_type=kind, to_dict=lambda: {"model_type": kind})
-    setattr(model_of_one.layer, ending, nn.Linear(1, 1, device="meta"))  # without values no random number is drawn
+    setattr(
+        model_of_one.layer, ending, nn.Linear(1, 1, device="meta")
+    )  # without values no random number is drawn
     try:
-        inject_adapter_in_model(LoraConfig(r=1, target_modules=[ending]), model_of_one, low_cpu_mem_usage=True)
+        inject_adapter_in_model(
+            LoraConfig(r=1, target_modules=[ending]), model_of_one, low_cpu_mem_usage=True
+        )
     except ValueError:
         return True
     return False

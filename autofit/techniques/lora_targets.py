@@ -16,13 +16,18 @@ class LoraTargets(Technique):
 
     def choices_for(self, workload: Workload, hardware: Hardware) -> tuple[Value, ...]:
         experts = workload.traits and workload.traits.experts
-        return (*self.values, *(f"{kind}+{experts}" for kind in ("attention", "all-linear") if experts))
+        return (
+            *self.values,
+            *(f"{kind}+{experts}" for kind in ("attention", "all-linear") if experts),
+        )
 
     def canonicalize(self, config: Config, workload: Workload, hardware: Hardware) -> Value:
         if not config.lora_rank:
             return None
         given = config[self.name]
-        parts = sorted(set(str(given or "all-linear").split("+")), key=lambda part: (SETS.get(part, 3), part))
+        parts = sorted(
+            set(str(given or "all-linear").split("+")), key=lambda part: (SETS.get(part, 3), part)
+        )
         if TASKS[workload.task].classifies and "head" in parts and len(parts) > 1:
             parts.remove("head")  # a classifier's new head is trained whole whatever the targets
         return "+".join(parts)

@@ -39,12 +39,31 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from autofit.core.knobs.loss import KNOB
 from autofit.core.knobs.precision import COMPUTES_IN_FP32
 from autofit.core.tasks import TASKS
-from autofit.setup import Config, Hardware, RefusedError, Setup, Stage, Technique, Value, Workload, liger
-from autofit.setup.deferred_logits import NO_HEAD, Deferral, Pending, SummedLoss, defer_logits, loss_of_few_tokens
+from autofit.setup import (
+    Config,
+    Hardware,
+    RefusedError,
+    Setup,
+    Stage,
+    Technique,
+    Value,
+    Workload,
+    liger,
+)
+from autofit.setup.deferred_logits import (
+    NO_HEAD,
+    Deferral,
+    Pending,
+    SummedLoss,
+    defer_logits,
+    loss_of_few_tokens,
+)
 from autofit.setup.state import Slices
 
 _ROWS = 256  # tokens that keep a GPU's matrix units busy while the head's weight is read
-_LEAST_CHUNKS = 8  # so that a chunk's logits, with the copies a loss makes of them, are a small part of all
+_LEAST_CHUNKS = (
+    8  # so that a chunk's logits, with the copies a loss makes of them, are a small part of all
+)
 _TOLERANCE = 1e-3  # relative, of the loss against the model's own
 _LOW_PRECISION_TOLERANCE = 1e-2
 
@@ -69,7 +88,9 @@ class Loss(Technique):
             if reason := liger.why_not_liger("fused", hardware, "chunked"):
                 return reason
             if any(part.endswith("head") for part in str(config.lora_targets).split("+")):
-                return "fused reads the head's weight itself and would skip its adapters; use chunked."
+                return (
+                    "fused reads the head's weight itself and would skip its adapters; use chunked."
+                )
         if workload.loss is not None:
             return "a loss function of your own may need the logits; use standard."
         if not TASKS[workload.task].defers_logits:
@@ -84,11 +105,15 @@ class Loss(Technique):
         deferral = defer_logits(setup, _SUMMED[str(value)])
         after = loss_of_few_tokens(setup, batch)
         if deferral.computed:
-            raise RefusedError("the model's forward uses its logits for more than a causal LM's loss; use standard.")
+            raise RefusedError(
+                "the model's forward uses its logits for more than a causal LM's loss; use standard."
+            )
         low = setup.config.precision not in COMPUTES_IN_FP32
         tolerance = _LOW_PRECISION_TOLERANCE if low else _TOLERANCE
         if math.isfinite(before) and abs(after - before) > tolerance * abs(before):
-            raise RefusedError(f"the {value} loss is {after:.6g} where the model's own is {before:.6g}; use standard.")
+            raise RefusedError(
+                f"the {value} loss is {after:.6g} where the model's own is {before:.6g}; use standard."
+            )
 
     def trace(self, setup: Setup, value: Value) -> None:
         """Without the comparison, which needs numbers; Liger's kernels have a stand-in."""
@@ -113,10 +138,14 @@ Sums = dict[nn.Parameter, torch.Tensor]  # a parameter -> the sum of the chunks'
 ROWS: dict[str, Rows] = {"chunked": chunk_rows, "fused": liger.chunk_rows}
 
 
-def token_slices(tokens: int, features: int, vocabulary: int, *, rows: Rows = chunk_rows) -> Iterator[slice]:
+def token_slices(
+    tokens: int, features: int, vocabulary: int, *, rows: Rows = chunk_rows
+) -> Iterator[slice]:
     """The tokens of each chunk."""
     count = rows(tokens, features, vocabulary)
-    return (slice(start, start + count) for start in range(0, max(tokens, 1), count))  # at least one, maybe empty
+    return (
+        slice(start, start + count) for start in range(0, max(tokens, 1), count)
+    )  # at least one, maybe empty
 
 
 @dataclass(frozen=True)
@@ -135,7 +164,9 @@ class _Chunks:
 
     def loss(self, logits: torch.Tensor, classes: torch.Tensor) -> torch.Tensor:
         """The sum over these tokens, in fp32 as in transformers."""
-        return functional.cross_entropy(logits.float(), classes, ignore_index=self.ignored, reduction="sum")
+        return functional.cross_entropy(
+            logits.float(), classes, ignore_index=self.ignored, reduction="sum"
+        )
 
 
 def chunked_loss(
@@ -144,12 +175,16 @@ def chunked_loss(
     """The sum of the tokens' losses; gradients flow to the hidden states and to the head's parameters."""
     hidden = pending.hidden.reshape(-1, pending.hidden.shape[-1])
     chunks = _Chunks(pending, hidden.detach(), classes, ignored, slices)
-    trained = [parameter for parameter in pending.deferral.head.parameters() if parameter.requires_grad]
+    trained = [
+        parameter for parameter in pending.deferral.head.parameters() if parameter.requires_grad
+    ]
     if torch.is_grad_enabled() and (hidden.requires_grad or trained):
         total: torch.Tensor = _ChunkedLoss.apply(chunks, hidden, *trained)  # type: ignore[no-untyped-call]
         return total
     with torch.no_grad():
-        return torch.stack([chunks.loss(pending.of(chunks.hidden[part]), classes[part]) for part in chunks]).sum()
+        return torch.stack(
+            [chunks.loss(pending.of(chunks.hidden[part]), classes[part]) for part in chunks]
+        ).sum()
 
 
 class _ChunkedLoss(torch.autograd.Function):
@@ -158,7 +193,9 @@ class _ChunkedLoss(torch.autograd.Function):
     mean: those of a mean over thousands of tokens would vanish in fp16."""
 
     @staticmethod
-    def forward(ctx: Any, chunks: _Chunks, hidden: torch.Tensor, *trained: nn.Parameter) -> torch.Tensor:
+    def forward(
+        ctx: Any, chunks: _Chunks, hidden: torch.Tensor, *trained: nn.Parameter
+    ) -> torch.Tensor:
         sums: Sums = {parameter: torch.zeros_like(parameter) for parameter in trained}
         gradient = torch.empty_like(hidden) if ctx.needs_input_grad[1] else None
         add = _add_plain if is_plain(chunks.pending.deferral) else _add_any
@@ -174,8 +211,12 @@ class _ChunkedLoss(torch.autograd.Function):
     def backward(ctx: Any, *upstream: torch.Tensor) -> tuple[Any, ...]:
         gradients, ctx.gradients = ctx.gradients, None
         if gradients is None:
-            raise RuntimeError("the chunked loss was differentiated before, which freed its gradients.")
-        return None, *(gradient if gradient is None else gradient.mul_(upstream[0]) for gradient in gradients)
+            raise RuntimeError(
+                "the chunked loss was differentiated before, which freed its gradients."
+            )
+        return None, *(
+            gradient if gradient is None else gradient.mul_(upstream[0]) for gradient in gradients
+        )
 
 
 def is_plain(deferral: Deferral) -> bool:
@@ -185,7 +226,11 @@ def is_plain(deferral: Deferral) -> bool:
 
 
 def _add_plain(
-    chunks: _Chunks, rows: torch.Tensor, classes: torch.Tensor, sums: Sums, to_rows: torch.Tensor | None
+    chunks: _Chunks,
+    rows: torch.Tensor,
+    classes: torch.Tensor,
+    sums: Sums,
+    to_rows: torch.Tensor | None,
 ) -> torch.Tensor:
     """By hand: autograd would make a whole weight's gradient per chunk before adding it."""
     head: Any = chunks.pending.deferral.head
@@ -209,7 +254,11 @@ def _add_plain(
 
 
 def _add_any(
-    chunks: _Chunks, rows: torch.Tensor, classes: torch.Tensor, sums: Sums, to_rows: torch.Tensor | None
+    chunks: _Chunks,
+    rows: torch.Tensor,
+    classes: torch.Tensor,
+    sums: Sums,
+    to_rows: torch.Tensor | None,
 ) -> torch.Tensor:
     """By autograd, through any head."""
     inputs: list[torch.Tensor] = list(sums)
@@ -228,18 +277,27 @@ def _add_any(
 @contextmanager
 def _own_graph() -> Iterator[None]:
     """A graph for one chunk: with gradients, without the hooks that offload saved tensors."""
-    with torch.enable_grad(), saved_tensors_hooks(lambda tensor: tensor.detach(), lambda tensor: tensor):
+    with (
+        torch.enable_grad(),
+        saved_tensors_hooks(lambda tensor: tensor.detach(), lambda tensor: tensor),
+    ):
         yield
 
 
 def fused_loss(
-    pending: Pending, classes: torch.Tensor, ignored: int, *, kernels: Callable[..., torch.Tensor] | None = None
+    pending: Pending,
+    classes: torch.Tensor,
+    ignored: int,
+    *,
+    kernels: Callable[..., torch.Tensor] | None = None,
 ) -> torch.Tensor:
     """The sum of the tokens' losses by Liger's kernels, which support a scale and a soft-cap between head and loss.
     Raises RefusedError where the model does something else there, or the head is more than a linear layer. `kernels` is
     a stand-in for Liger's function."""
     if kernels is None:
-        kernels = importlib.import_module("liger_kernel.transformers.functional").liger_fused_linear_cross_entropy
+        kernels = importlib.import_module(
+            "liger_kernel.transformers.functional"
+        ).liger_fused_linear_cross_entropy
     head: Any = pending.deferral.head
     if not is_plain(pending.deferral):
         raise RefusedError("fused needs an output head that is a bare linear layer; use chunked.")
@@ -257,14 +315,20 @@ def scale_and_cap(pending: Pending) -> tuple[float, float | None]:
     """The model's scale and soft-cap of its logits: `cap * tanh(scale * logits / cap)`; cap None for no cap. Raises
     RefusedError where the model does something else to them."""
     kinds = {"true_divide": "div"}
-    steps = [(kinds.get(name, name), step.args) for step in pending.steps if (name := step.function.__name__)]
+    steps = [
+        (kinds.get(name, name), step.args)
+        for step in pending.steps
+        if (name := step.function.__name__)
+    ]
     steps = [(name, args) for name, args in steps if name not in ("float", "to", "contiguous")]
     cap, scale = None, 1.0
     if [name for name, _ in steps[-3:]] == ["div", "tanh", "mul"] and steps[-3][1] == steps[-1][1]:
         cap, steps = float(steps[-1][1][0]), steps[:-3]
     for name, args in steps:
         if name not in ("mul", "div"):
-            raise RefusedError(f"fused does not support {name} between the head and the loss; use chunked.")
+            raise RefusedError(
+                f"fused does not support {name} between the head and the loss; use chunked."
+            )
         scale = scale * float(args[0]) if name == "mul" else scale / float(args[0])
     return scale, cap
 

@@ -29,12 +29,16 @@ class MicroBatchSize(Technique):
         return config[self.name] or share_of(config, workload, hardware)
 
     def exact(self, value: Value, workload: Workload) -> bool:
-        return workload.traits is None or not (workload.traits.batch_norm or workload.traits.dropout)
+        return workload.traits is None or not (
+            workload.traits.batch_norm or workload.traits.dropout
+        )
 
     def refuse(self, config: Config, workload: Workload, hardware: Hardware) -> str | None:
         whole = share_of(config, workload, hardware)
         if workload.traits and not workload.traits.splits and config[self.name] != whole:
-            return f"this loss cannot be split into slices; set micro_batch_size to the whole {whole}."
+            return (
+                f"this loss cannot be split into slices; set micro_batch_size to the whole {whole}."
+            )
         return None
 
     def memory_order(self, value: Value) -> int | None:
@@ -43,13 +47,21 @@ class MicroBatchSize(Technique):
     def apply(self, setup: Setup, value: Value) -> None:
         assert isinstance(value, int), "canonicalize() leaves no null"
         setup.micro_batch_size = value
-        norms = [each for each in setup.model.modules() if isinstance(each, nn.modules.batchnorm._BatchNorm)]
-        batch_norms = [norm for norm in norms if norm.training]  # others use the statistics that they have
+        norms = [
+            each
+            for each in setup.model.modules()
+            if isinstance(each, nn.modules.batchnorm._BatchNorm)
+        ]
+        batch_norms = [
+            norm for norm in norms if norm.training
+        ]  # others use the statistics that they have
         for norm in batch_norms:
             setup.on_close(norm.register_forward_pre_hook(_refuse_one_value).remove)
         if batch_norms and value < setup.workload.effective_batch_size:
             whole = f"not over the whole batch of {setup.workload.effective_batch_size}"
-            setup.warnings.append(f"{BATCH_NORM} takes its statistics over micro-batches of {value}, {whole}.")
+            setup.warnings.append(
+                f"{BATCH_NORM} takes its statistics over micro-batches of {value}, {whole}."
+            )
 
 
 def share_of(config: Config, workload: Workload, hardware: Hardware) -> int:
@@ -61,5 +73,9 @@ def _refuse_one_value(module: nn.Module, args: tuple[Any, ...]) -> None:
     """Raise a RefusedError for an input without statistics, where torch would raise a ValueError."""
     shape: tuple[int, ...] = tuple(args[0].shape) if args else ()
     if module.training and len(shape) > 1 and shape[0] * math.prod(shape[2:]) == 1:
-        message = f"BatchNorm cannot train on one value per channel, given an input of shape {shape}"
-        raise RefusedError(f"{message}: use micro-batches of 2 or more, and avoid batches of one sample.")
+        message = (
+            f"BatchNorm cannot train on one value per channel, given an input of shape {shape}"
+        )
+        raise RefusedError(
+            f"{message}: use micro-batches of 2 or more, and avoid batches of one sample."
+        )

@@ -25,7 +25,17 @@ from torch.optim import Optimizer as TorchOptimizer
 from autofit.core.errors import as_input_error, describe_error, multiple_losses_error
 from autofit.core.knobs.optimizer import COMPILED, KEEP_SMALL_UPDATES, KNOB
 from autofit.distributed.kinds import by_kind
-from autofit.setup import Config, Hardware, InputError, Setup, Stage, Technique, Value, Workload, requirements
+from autofit.setup import (
+    Config,
+    Hardware,
+    InputError,
+    Setup,
+    Stage,
+    Technique,
+    Value,
+    Workload,
+    requirements,
+)
 from autofit.setup.bitsandbytes_optimizers import bitsandbytes_optimizer, paged_stand_in
 from autofit.setup.master_weights import MasterWeights
 from autofit.setup.muon import MuonBesideAdamW, matrices_of_blocks
@@ -34,7 +44,10 @@ from autofit.setup.torchao_optimizers import torchao_adamw, torchao_stand_in
 _PAGED = ("paged-adamw", "paged-adamw-8bit")
 _BITSANDBYTES = ("adamw-8bit", "lion-8bit", *_PAGED)
 _LIBRARY = dict.fromkeys(_BITSANDBYTES, "bitsandbytes") | dict.fromkeys(COMPILED, "torchao")
-_ADA = (8, 9)  # first compute capability whose compiler supports float8_e4m3fn; torchao's README names it too
+_ADA = (
+    8,
+    9,
+)  # first compute capability whose compiler supports float8_e4m3fn; torchao's README names it too
 
 
 class Optimizer(Technique):
@@ -61,7 +74,9 @@ class Optimizer(Technique):
 
     def choices(self, hardware: Hardware) -> tuple[Value, ...]:
         before_ada = requirements.too_old(hardware, _ADA)
-        return tuple(value for value in super().choices(hardware) if value != "adamw-fp8" or not before_ada)
+        return tuple(
+            value for value in super().choices(hardware) if value != "adamw-fp8" or not before_ada
+        )
 
     def package(self, value: Value) -> str:
         return _LIBRARY.get(str(value), "torch")
@@ -86,7 +101,11 @@ class Optimizer(Technique):
             return "the model has no repeated blocks whose matrices muon would step; use adamw."
         if value == "adamw-fp8" and (lacking := requirements.too_old(hardware, _ADA)):
             return f"{value} needs {lacking}; use adamw-8bit."
-        if value in COMPILED and hardware.here and (lacking := requirements.no_compiler(hardware.device, "cpu")):
+        if (
+            value in COMPILED
+            and hardware.here
+            and (lacking := requirements.no_compiler(hardware.device, "cpu"))
+        ):
             return f"{value} compiles its step: {lacking}, or use adamw-8bit."
         return None
 
@@ -103,9 +122,13 @@ def _make(setup: Setup, kind: Callable[[], Callable[..., TorchOptimizer]]) -> No
     fails, or returns something else."""
     own, groups = setup.workload.optimizer, parameter_groups(setup)
     if not groups:
-        raise InputError("the model has no trainable parameter.", "Set requires_grad on what should be trained.")
+        raise InputError(
+            "the model has no trainable parameter.", "Set requires_grad on what should be trained."
+        )
     setup.make_optimizer = own or functools.partial(kind(), lr=setup.hyperparameters.lr)
-    failing = as_input_error(lambda error: f"the optimizer function raised {describe_error(error)}.", "Correct it.")
+    failing = as_input_error(
+        lambda error: f"the optimizer function raised {describe_error(error)}.", "Correct it."
+    )
     with failing if own else nullcontext():
         setup.optimizer = setup.make_optimizer(groups)
     if isinstance(setup.optimizer, list | tuple | dict):
@@ -114,7 +137,9 @@ def _make(setup: Setup, kind: Callable[[], Callable[..., TorchOptimizer]]) -> No
         )
     if not isinstance(setup.optimizer, TorchOptimizer):
         given = type(setup.optimizer).__name__
-        raise InputError(f"the optimizer function returned a {given}, not an Optimizer.", "Return the optimizer.")
+        raise InputError(
+            f"the optimizer function returned a {given}, not an Optimizer.", "Return the optimizer."
+        )
     closure = inspect.signature(setup.optimizer.step).parameters.get("closure")
     if closure is not None and closure.default is closure.empty:
         message = f"{type(setup.optimizer).__name__} computes the loss several times a step, which autofit does not do."

@@ -13,7 +13,17 @@ from torch.optim import Optimizer
 
 from autofit.core.knobs.optimizer_in_backward import KNOB
 from autofit.core.layout import samplers
-from autofit.setup import Config, Hardware, InputError, RefusedError, Setup, Stage, Technique, Value, Workload
+from autofit.setup import (
+    Config,
+    Hardware,
+    InputError,
+    RefusedError,
+    Setup,
+    Stage,
+    Technique,
+    Value,
+    Workload,
+)
 from autofit.setup.master_weights import OF_GROUPS
 
 
@@ -40,7 +50,9 @@ class OptimizerInBackward(Technique):
     def apply(self, setup: Setup, value: Value) -> None:
         if setup.hyperparameters.max_grad_norm is not None:
             message = "clipping by max_grad_norm needs all gradients at once, and optimizer_in_backward frees each"
-            raise RefusedError(f"{message}; leave out max_grad_norm, or set optimizer_in_backward to false.")
+            raise RefusedError(
+                f"{message}; leave out max_grad_norm, or set optimizer_in_backward to false."
+            )
         assert setup.optimizer and setup.make_optimizer, "the technique `optimizer` comes before"
         names = {parameter: name for name, parameter in setup.trainable()}
         front = SteppedInBackward(setup.optimizer.param_groups, setup.make_optimizer, names)
@@ -60,7 +72,9 @@ class SteppedInBackward(Optimizer):
         names: dict[nn.Parameter, str],
     ) -> None:
         self._inner: dict[nn.Parameter, Optimizer] = {
-            parameter: make([{"params": [parameter], **{key: group[key] for key in OF_GROUPS if key in group}}])
+            parameter: make(
+                [{"params": [parameter], **{key: group[key] for key in OF_GROUPS if key in group}}]
+            )
             for group in groups
             for parameter in group["params"]
         }
@@ -75,7 +89,9 @@ class SteppedInBackward(Optimizer):
 
     def _expose(self) -> None:
         """Expose the inner optimizers' own groups, so that a learning rate set here is theirs, and their state."""
-        self.param_groups = [group for inner in self._inner.values() for group in inner.param_groups]
+        self.param_groups = [
+            group for inner in self._inner.values() for group in inner.param_groups
+        ]
         self.state.clear()
         for parameter, inner in self._inner.items():
             if parameter in inner.state:
@@ -86,7 +102,10 @@ class SteppedInBackward(Optimizer):
         calls this once per backward, when all uses of a tied weight have added their part."""
         if parameter in self._applied:
             message = f"optimizer_in_backward already applied a gradient of {self._names[parameter]} in this step"
-            raise InputError(f"{message}: there was more than one backward.", "Set optimizer_in_backward to false.")
+            raise InputError(
+                f"{message}: there was more than one backward.",
+                "Set optimizer_in_backward to false.",
+            )
         inner.step()
         parameter.grad = None
         self.state[parameter] = inner.state[parameter]

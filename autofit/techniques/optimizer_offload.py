@@ -81,12 +81,17 @@ def _least_bytes(config: Config, workload: Workload) -> int:
 def _step_on_host(setup: Setup, kind: Callable[..., Any]) -> None:
     groups = setup.optimizer.param_groups
     host_params = setup.host_params()
-    others = [{**group, "params": [each for each in group["params"] if each not in host_params]} for group in groups]
+    others = [
+        {**group, "params": [each for each in group["params"] if each not in host_params]}
+        for group in groups
+    ]
     front: SteppedOnHost | None = None
     if any(group["params"] for group in others):
         clipped = setup.hyperparameters.max_grad_norm is not None
         make = functools.partial(kind, lr=setup.hyperparameters.lr)
-        front = SteppedOnHost([group for group in others if group["params"]], make, gradients_change=clipped)
+        front = SteppedOnHost(
+            [group for group in others if group["params"]], make, gradients_change=clipped
+        )
         setup.on_close(front.remove_hooks)
     if host_params:
         setup.optimizer = SteppedAtRest(groups, setup.host_params, front, setup.tracing.note_host)
@@ -107,13 +112,22 @@ class SteppedAtRest(Optimizer):
         others: "SteppedOnHost | None",
         note_host: Callable[[torch.Tensor], Any],
     ) -> None:
-        given = [{key: group[key] for key in ("params", *OF_GROUPS) if key in group} for group in groups]
+        given = [
+            {key: group[key] for key in ("params", *OF_GROUPS) if key in group} for group in groups
+        ]
         super().__init__([dict(group) for group in given], {"lr": groups[0]["lr"]})
         self._at_rest, self._others, self._note_host = at_rest, others, note_host
         self._weights = at_rest()
-        of_host = [{**g, "params": [self._weights[p] for p in g["params"] if p in self._weights]} for g in given]
-        self._on_host = torch.optim.AdamW([g for g in of_host if g["params"]], lr=groups[0]["lr"], fused=True)
-        self._group_of = {p: number for number, group in enumerate(self.param_groups) for p in group["params"]}
+        of_host = [
+            {**g, "params": [self._weights[p] for p in g["params"] if p in self._weights]}
+            for g in given
+        ]
+        self._on_host = torch.optim.AdamW(
+            [g for g in of_host if g["params"]], lr=groups[0]["lr"], fused=True
+        )
+        self._group_of = {
+            p: number for number, group in enumerate(self.param_groups) for p in group["params"]
+        }
 
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         device = {host: weight for weight, host in self._weights.items()}
@@ -125,7 +139,9 @@ class SteppedAtRest(Optimizer):
         self._at_rest()  # has the gradients come to the host
         self._on_host.step()
         for state in self._on_host.state.values():
-            self._note_host(state["step"])  # made from no other tensor: nothing else shows where it is
+            self._note_host(
+                state["step"]
+            )  # made from no other tensor: nothing else shows where it is
         if self._others:
             self._others.step()
         self._expose_state()
@@ -133,7 +149,9 @@ class SteppedAtRest(Optimizer):
     def _expose_state(self) -> None:
         self.state.clear()
         state = self._on_host.state
-        self.state.update({weight: state[host] for weight, host in self._weights.items() if host in state})
+        self.state.update(
+            {weight: state[host] for weight, host in self._weights.items() if host in state}
+        )
         if self._others:
             self.state.update(self._others.state)
 
@@ -143,7 +161,10 @@ class SteppedAtRest(Optimizer):
 
     def state_dict(self) -> dict[str, Any]:
         """The state dicts of both optimizers."""
-        return {"at_rest": self._on_host.state_dict(), "others": self._others and self._others.state_dict()}
+        return {
+            "at_rest": self._on_host.state_dict(),
+            "others": self._others and self._others.state_dict(),
+        }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self._on_host.load_state_dict(state_dict["at_rest"])
@@ -156,21 +177,34 @@ class SteppedOnHost(Optimizer):
     """Wraps torchao's CPUOffloadOptimizer, which `make` makes: groups, weights and state as the loop expects them.
     `gradients_change`: between backward and step, so that the host's copies are stale by then."""
 
-    def __init__(self, groups: list[dict[str, Any]], make: Callable[..., Any], *, gradients_change: bool) -> None:
-        given = [{key: group[key] for key in ("params", *OF_GROUPS) if key in group} for group in groups]
+    def __init__(
+        self, groups: list[dict[str, Any]], make: Callable[..., Any], *, gradients_change: bool
+    ) -> None:
+        given = [
+            {key: group[key] for key in ("params", *OF_GROUPS) if key in group} for group in groups
+        ]
         super().__init__([dict(group) for group in given], {"lr": groups[0]["lr"]})
         self._gradients_change = gradients_change
         with pinning():
             self._inner = make(given, torch.optim.AdamW, fused=True)
         self._on_host: dict[nn.Parameter, torch.Tensor] = self._inner.param_d2h_map
         on_device = {host: device for device, host in self._on_host.items()}
-        index = {p: number for number, group in enumerate(self.param_groups) for p in group["params"]}
-        self._group_of: dict[torch.Tensor, int] = index | {host: index[device] for host, device in on_device.items()}
+        index = {
+            p: number for number, group in enumerate(self.param_groups) for p in group["params"]
+        }
+        self._group_of: dict[torch.Tensor, int] = index | {
+            host: index[device] for host, device in on_device.items()
+        }
         self._hooks = {device: next(reversed(_hooks_of(device))) for device in self._on_host}
 
     def step(self, closure: Any = None) -> Any:
-        small = () if self._inner.d_opt is None else (self._inner.d_opt,)  # one for all small weights, on the device
-        for optimizer in (*self._inner.optim_dict.values(), *small):  # the others: one per weight on the host
+        small = (
+            () if self._inner.d_opt is None else (self._inner.d_opt,)
+        )  # one for all small weights, on the device
+        for optimizer in (
+            *self._inner.optim_dict.values(),
+            *small,
+        ):  # the others: one per weight on the host
             for group in optimizer.param_groups:
                 own = self.param_groups[self._group_of[group["params"][0]]]
                 group.update(lr=own["lr"], weight_decay=own["weight_decay"])
@@ -237,7 +271,9 @@ class _StandIn:
                 if weight.numel() < _SMALLEST:
                     small.append({**group, "params": [weight]})
                 else:
-                    self.optim_dict[weight] = kind([{**group, "params": [self._on_host(weight)]}], **settings)
+                    self.optim_dict[weight] = kind(
+                        [{**group, "params": [self._on_host(weight)]}], **settings
+                    )
         self.d_opt = kind(small, **settings) if small else None
 
     def _on_host(self, weight: torch.Tensor) -> torch.Tensor:
@@ -260,10 +296,14 @@ class _StandIn:
     def step(self, closure: Any = None) -> None:
         if self.d_opt is not None:
             self.d_opt.step()
-        for weight in (weight for weight in self.optim_dict if weight.grad is not None):  # at first there is no queue
+        for weight in (
+            weight for weight in self.optim_dict if weight.grad is not None
+        ):  # at first there is no queue
             optimizer, host = self.optim_dict[weight], self.param_d2h_map[weight]
             optimizer.step()
-            self._note_host(optimizer.state[host]["step"])  # made from no other tensor: nothing else shows where it is
+            self._note_host(
+                optimizer.state[host]["step"]
+            )  # made from no other tensor: nothing else shows where it is
             weight.copy_(host)
         self.queue.clear()
 

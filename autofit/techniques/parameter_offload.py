@@ -43,7 +43,9 @@ class ParameterOffload(Technique):
     the weights from there."""
 
     record = KNOB
-    stage = Stage.ADAPT  # after LoRA froze weights, before weights exist: building needs no more memory than running
+    stage = (
+        Stage.ADAPT
+    )  # after LoRA froze weights, before weights exist: building needs no more memory than running
     cuda_values = host_values = ("cpu",)
     all_exact = True
 
@@ -51,7 +53,9 @@ class ParameterOffload(Technique):
         if config[self.name] == self.off:
             return None
         if hardware.device == "cpu":
-            return "on a CPU, device and host share one memory, so nothing would be saved; use none."
+            return (
+                "on a CPU, device and host share one memory, so nothing would be saved; use none."
+            )
         if updated_on(config) == "host" and config.optimizer_offload != "cpu":
             return (
                 "trained weights are streamed where the backward or the host updates them; "
@@ -73,15 +77,21 @@ def stream_blocks(setup: Setup, lane: CopyLane, *, smallest: int) -> BlockStream
     few blocks have weights of at least `smallest` bytes, counted in 4 bits."""
     compiled = setup.config.compile != "none"
     where, blocks = updated_on(setup.config), repeated_blocks(setup.model)
-    streamer = BlockStreamer(setup.model, blocks, lane, smallest=smallest, whole=compiled, updated=where)
-    worth = {id(block) for block, slot in streamer.slots() if getattr(*slot).numel() >= 2 * smallest}
+    streamer = BlockStreamer(
+        setup.model, blocks, lane, smallest=smallest, whole=compiled, updated=where
+    )
+    worth = {
+        id(block) for block, slot in streamer.slots() if getattr(*slot).numel() >= 2 * smallest
+    }
     if len(worth) < LEAST_BLOCKS:
         streamer.close()
         raise RefusedError(_TOO_FEW)
     for block, (module, name) in streamer.slots():
         if getattr(module, name).dim() > 1:  # vectors are too small to be streamed
             hold = setup.weights.holders.get((module, name))
-            setup.weights.holders[module, name] = functools.partial(_at_rest, streamer, (block, (module, name)), hold)
+            setup.weights.holders[module, name] = functools.partial(
+                _at_rest, streamer, (block, (module, name)), hold
+            )
     setup.on_close(streamer.close)
     setup.patch(setup, "value_of", streamer.value_of)
     setup.patch(setup, "host_params", streamer.host_params)
@@ -96,7 +106,11 @@ def _at_rest(
     own = module._parameters[name]
     if hold:
         parameter = hold(values)
-    elif own is not None and own.device == values.device and own.untyped_storage() is values.untyped_storage():
+    elif (
+        own is not None
+        and own.device == values.device
+        and own.untyped_storage() is values.untyped_storage()
+    ):
         parameter = own  # of a living model, which others may hold too
     else:
         parameter = nn.Parameter(values, requires_grad=own is not None and own.requires_grad)

@@ -12,7 +12,17 @@ from torch.utils._pytree import tree_map_only
 
 from autofit.core.knobs.optimizer import KEEP_SMALL_UPDATES
 from autofit.core.knobs.precision import KNOB
-from autofit.setup import Config, Hardware, RefusedError, Setup, Stage, Technique, Value, Workload, requirements
+from autofit.setup import (
+    Config,
+    Hardware,
+    RefusedError,
+    Setup,
+    Stage,
+    Technique,
+    Value,
+    Workload,
+    requirements,
+)
 from autofit.setup.layers import output_heads
 
 _FP32_PRODUCTS = {"fp32": "ieee", "tf32": "tf32"}  # how fp32 products are rounded
@@ -51,7 +61,9 @@ class Precision(Technique):
             return ("fp32", "bf16", "bf16-mixed")
         if requirements.too_old(hardware, _AMPERE):
             return ("fp32", "fp16-mixed")
-        return self.values[:-1] if requirements.too_old(hardware, _ADA) else self.values  # without fp8
+        return (
+            self.values[:-1] if requirements.too_old(hardware, _ADA) else self.values
+        )  # without fp8
 
     def choices_for(self, workload: Workload, hardware: Hardware) -> tuple[Value, ...]:
         """Where weights must return in their formats: the values that store them so; else those that lose no digits."""
@@ -60,7 +72,11 @@ class Precision(Technique):
             return values
         pairs = {value: _stored_and_given(value, workload) for value in values}
         same = (value for value in values if all(stored == given for stored, given in pairs[value]))
-        lossless = (value for value in values if all(_contains(stored, given) for stored, given in pairs[value]))
+        lossless = (
+            value
+            for value in values
+            if all(_contains(stored, given) for stored, given in pairs[value])
+        )
         widest = (value for value in values if _formats(value, workload) == (_FP32, _FP32))
         return tuple(same) or tuple(lossless) or tuple(widest)
 
@@ -70,9 +86,22 @@ class Precision(Technique):
     def refuse(self, config: Config, workload: Workload, hardware: Hardware) -> str | None:
         value = str(config[self.name])
         if hardware.device == "cpu":
-            units = {"tf32": "tf32 is a format of GPU matrix units", "fp8": "fp8 products need GPU matrix units"}
-            return f"{units[value]}; use {'fp32' if value == 'tf32' else 'bf16'} on a CPU." if value in units else None
-        needed = _ADA if value == "fp8" else _AMPERE if value in ("tf32", "bf16", "bf16-mixed") else (0, 0)
+            units = {
+                "tf32": "tf32 is a format of GPU matrix units",
+                "fp8": "fp8 products need GPU matrix units",
+            }
+            return (
+                f"{units[value]}; use {'fp32' if value == 'tf32' else 'bf16'} on a CPU."
+                if value in units
+                else None
+            )
+        needed = (
+            _ADA
+            if value == "fp8"
+            else _AMPERE
+            if value in ("tf32", "bf16", "bf16-mixed")
+            else (0, 0)
+        )
         if lacking := requirements.too_old(hardware, needed):
             instead = "fp16-mixed or fp32" if requirements.too_old(hardware, _AMPERE) else "bf16"
             return f"{value} needs {lacking}; use {instead}."
@@ -94,19 +123,33 @@ class Precision(Technique):
             setup.on_close(_Fp32Products.now().set)
             _Fp32Products.to(_FP32_PRODUCTS[str(value)]).set()
         setup.weights.trainable_dtype, setup.weights.frozen_dtype = _formats(value, setup.workload)
-        changed = {str(given)[6:] for stored, given in _stored_and_given(value, setup.workload) if stored != given}
+        changed = {
+            str(given)[6:]
+            for stored, given in _stored_and_given(value, setup.workload)
+            if stored != given
+        }
         if changed:
             names = " and ".join(sorted(changed))
-            setup.warnings.append(f"weights in {names} are trained in another format and rounded back at the end.")
+            setup.warnings.append(
+                f"weights in {names} are trained in another format and rounded back at the end."
+            )
         if value in ("bf16", "fp8"):
             _cast_inputs(setup, torch.bfloat16)
             if not setup.config.lora_rank and setup.config.optimizer not in KEEP_SMALL_UPDATES:
-                keep = f"bf16-mixed keeps them, as do the optimizers {', '.join(KEEP_SMALL_UPDATES)}"
-                setup.warnings.append(f"bf16 weights lose updates smaller than 1/256 of the weight; {keep}.")
+                keep = (
+                    f"bf16-mixed keeps them, as do the optimizers {', '.join(KEEP_SMALL_UPDATES)}"
+                )
+                setup.warnings.append(
+                    f"bf16 weights lose updates smaller than 1/256 of the weight; {keep}."
+                )
             return
         low = _AUTOCAST.get(str(value))
         frozen_low = low if setup.weights.frozen_dtype == low and _some_stay_frozen(setup) else None
-        given = {parameter.dtype for parameter in setup.model.parameters() if parameter.is_floating_point()}
+        given = {
+            parameter.dtype
+            for parameter in setup.model.parameters()
+            if parameter.is_floating_point()
+        }
         if frozen_low:  # a frozen norm in the low format cannot take fp32 features
             _cast_inputs(setup, frozen_low)
         elif given - {_FP32}:  # a model made in another format comes with inputs in it
@@ -124,7 +167,9 @@ class Precision(Technique):
             # Its cache would hold low-precision copies of all weights until the forward is over. Where nothing is
             # recomputed, the backward needs them anyway.
             caches = setup.config.activation_checkpointing == "none"
-            setup.forward_contexts.append(lambda: torch.autocast(device, dtype=low, cache_enabled=caches))
+            setup.forward_contexts.append(
+                lambda: torch.autocast(device, dtype=low, cache_enabled=caches)
+            )
             if value == "fp16-mixed":
                 setup.scaler = torch.amp.grad_scaler.GradScaler(device)
 
@@ -146,7 +191,10 @@ def _stored_and_given(value: Value, workload: Workload) -> list[tuple[torch.dtyp
 
 def _contains(stored: torch.dtype, given: torch.dtype) -> bool:
     """Whether a format has all the digits and the range of another."""
-    return torch.finfo(stored).eps <= torch.finfo(given).eps and torch.finfo(stored).max >= torch.finfo(given).max
+    return (
+        torch.finfo(stored).eps <= torch.finfo(given).eps
+        and torch.finfo(stored).max >= torch.finfo(given).max
+    )
 
 
 def _multiply_in_fp8(setup: Setup) -> None:
@@ -160,10 +208,14 @@ def _multiply_in_fp8(setup: Setup) -> None:
         shape = layer.weight.shape if type(layer) is nn.Linear else (1,)
         return layer not in heads and not any(size % _FP8_MULTIPLE for size in shape)
 
-    layers = [(parent, *child) for parent in setup.model.modules() for child in parent.named_children()]
+    layers = [
+        (parent, *child) for parent in setup.model.modules() for child in parent.named_children()
+    ]
     replaced = [(parent, name, layer) for parent, name, layer in layers if chosen(layer)]
     if not replaced:
-        message = f"no linear layer has both sizes a multiple of {_FP8_MULTIPLE}, as fp8 products need"
+        message = (
+            f"no linear layer has both sizes a multiple of {_FP8_MULTIPLE}, as fp8 products need"
+        )
         raise RefusedError(f"{message}; use bf16.")
     convert_to_float8_training(setup.model, module_filter_fn=chosen)
     for parent, own, layer in replaced:
@@ -212,7 +264,9 @@ class _Fp32Products:
             matmul = torch.get_float32_matmul_precision()
         with suppress(RuntimeError):
             convolution = bool(torch.backends.cudnn.allow_tf32)
-        return cls(matmul, convolution, tuple(str(backend.fp32_precision) for backend in _backends()))
+        return cls(
+            matmul, convolution, tuple(str(backend.fp32_precision) for backend in _backends())
+        )
 
     @classmethod
     def to(cls, precision: str) -> Self:

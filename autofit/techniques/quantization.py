@@ -19,7 +19,17 @@ from torch import nn
 
 from autofit.core.errors import describe_error
 from autofit.core.knobs.quantization import KNOB
-from autofit.setup import Config, Hardware, RefusedError, Setup, Stage, Technique, Value, Workload, requirements
+from autofit.setup import (
+    Config,
+    Hardware,
+    RefusedError,
+    Setup,
+    Stage,
+    Technique,
+    Value,
+    Workload,
+    requirements,
+)
 from autofit.setup.experts import Dequantised, expert_weights
 from autofit.setup.layers import (
     is_frozen,
@@ -30,16 +40,22 @@ from autofit.setup.layers import (
     weights_read_by,
 )
 
-_OUTLIERS = 6.0  # larger activations are multiplied unquantised: LLM.int8()'s threshold, and transformers'
+_OUTLIERS = (
+    6.0  # larger activations are multiplied unquantised: LLM.int8()'s threshold, and transformers'
+)
 # The same of random weights, whose activations are larger than those of trained ones. With 6, nearly all 14336 inputs
 # of an 8B model's MLP held an outlier: a step took 2.5 times as long on an H200, and 1.8 GiB more.
 _OUTLIERS_OF_RANDOM = 65504.0
 _COMPUTE = {"bf16": torch.bfloat16, "bf16-mixed": torch.bfloat16, "fp16-mixed": torch.float16}
 _SMALLEST_NESTED = 64  # elements: one block, whose scale is quantised too
-_WHOLE_NUMBERS = re.compile(r"\b(u?int8|Byte|Char|(un)?signed char)\b")  # as PyTorch's messages name them
+_WHOLE_NUMBERS = re.compile(
+    r"\b(u?int8|Byte|Char|(un)?signed char)\b"
+)  # as PyTorch's messages name them
 _NO_LINEARS = "the model has no frozen linear layer to quantise; use none."
 
-Store = Callable[[Any, torch.Tensor], nn.Parameter]  # (layer, [outputs, inputs]) -> its quantised weight
+Store = Callable[
+    [Any, torch.Tensor], nn.Parameter
+]  # (layer, [outputs, inputs]) -> its quantised weight
 
 
 class Quantization(Technique):
@@ -122,14 +138,18 @@ def _told_of_code(value: str) -> Iterator[None]:
         if not quantised and not _WHOLE_NUMBERS.search(str(error)):
             raise
         message = f"{value} does not fit this model, whose code computes with weights instead of calling layers"
-        raise RefusedError(f"{message} ({describe_error(error)}); use quantization none.") from error
+        raise RefusedError(
+            f"{message} ({describe_error(error)}); use quantization none."
+        ) from error
 
 
 def _quantisable(model: nn.Module) -> list[tuple[nn.Module, str, nn.Module]]:
     """(parent, name, layer) of plain linear layers that share neither weight nor parent, without the output heads and
     those whose weight the parent reads."""
     heads = output_heads(model)
-    weights = Counter(id(parameter) for module in model.modules() for parameter in module._parameters.values())
+    weights = Counter(
+        id(parameter) for module in model.modules() for parameter in module._parameters.values()
+    )
     layers = [(parent, *child) for parent in model.modules() for child in parent.named_children()]
     parents = Counter(layer for _, _, layer in layers)
     return [
@@ -149,7 +169,9 @@ def _quantised_layer(layer: Any, value: Value, compute: torch.dtype, outliers: f
     given, options = layer.weight.detach(), {"bias": layer.bias is not None, "device": "meta"}
     inputs, outputs = given.shape if is_transposed_linear(layer) else reversed(given.shape)
     if value == "int8":
-        quantised: Any = Linear8bitLt(inputs, outputs, has_fp16_weights=False, threshold=outliers, **options)
+        quantised: Any = Linear8bitLt(
+            inputs, outputs, has_fp16_weights=False, threshold=outliers, **options
+        )
         quantised.weight = Int8Params(given, requires_grad=False, has_fp16_weights=False)
     else:
         settings = {"compress_statistics": value == "nf4-dq", "quant_type": "nf4"}
@@ -169,7 +191,9 @@ def _store_nf4(layer: Any, values: torch.Tensor) -> nn.Parameter:
     from bitsandbytes.nn import Params4bit
 
     double = layer.weight.compress_statistics
-    weight = Params4bit(values, requires_grad=False, compress_statistics=double, quant_type="nf4", module=layer)
+    weight = Params4bit(
+        values, requires_grad=False, compress_statistics=double, quant_type="nf4", module=layer
+    )
     return weight._quantize(values.device)  # type: ignore[no-any-return]
 
 
@@ -190,7 +214,10 @@ def _store_fake_nf4(layer: Any, values: torch.Tensor) -> nn.Parameter:
     packed, state = quantize_4bit(values, compress_statistics=double, quant_type="nf4")
     weight: Any = nn.Parameter(packed, requires_grad=False)
     weight.quant_state = layer.quant_state = state
-    weight.constants = layer.constants = [state.absmax, state.code]  # the layer's, which ranks do not divide
+    weight.constants = layer.constants = [
+        state.absmax,
+        state.code,
+    ]  # the layer's, which ranks do not divide
     if state.nested:
         weight.constants += [state.offset, state.state2.absmax, state.state2.code]
     return weight  # type: ignore[no-any-return]
@@ -216,7 +243,11 @@ def _multiply_as_on_cuda(setup: Setup) -> None:
     from bitsandbytes.autograd._functions import MatMul8bitLt, MatmulLtState
 
     def product(
-        inputs: torch.Tensor, weight: torch.Tensor, *, bias: torch.Tensor | None, state: MatmulLtState
+        inputs: torch.Tensor,
+        weight: torch.Tensor,
+        *,
+        bias: torch.Tensor | None,
+        state: MatmulLtState,
     ) -> torch.Tensor:
         return MatMul8bitLt.apply(inputs, weight, None, bias, state)  # type: ignore[no-any-return]
 
@@ -238,8 +269,12 @@ def dequantised(layer: Any, dtype: torch.dtype, delta: torch.Tensor | None = Non
         values += delta
     inputs, outputs, kind = layer.in_features, layer.out_features, layer.stands_for
     with torch.device("meta"):
-        plain: Any = nn.Linear(inputs, outputs) if issubclass(kind, nn.Linear) else kind(outputs, inputs)
+        plain: Any = (
+            nn.Linear(inputs, outputs) if issubclass(kind, nn.Linear) else kind(outputs, inputs)
+        )
     transposed = is_transposed_linear(plain)
-    plain.weight = nn.Parameter((values.t() if transposed else values).to(dtype).contiguous(), requires_grad=False)
+    plain.weight = nn.Parameter(
+        (values.t() if transposed else values).to(dtype).contiguous(), requires_grad=False
+    )
     plain.bias = layer.bias
     return plain.train(layer.training)  # type: ignore[no-any-return]

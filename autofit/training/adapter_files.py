@@ -46,10 +46,18 @@ def adapter_files(model: Any) -> list[AdapterFile]:
 
     files: list[AdapterFile] = []
     for adapter in sorted(model.peft_config, key=lambda name: name != in_use):
-        own = get_peft_model_state_dict(model, state_dict=state, adapter_name=adapter, save_embedding_layers=resized)
-        beside = [name for name in _trained_beside(model) if name not in own] if adapter == in_use else []
+        own = get_peft_model_state_dict(
+            model, state_dict=state, adapter_name=adapter, save_embedding_layers=resized
+        )
+        beside = (
+            [name for name in _trained_beside(model) if name not in own]
+            if adapter == in_use
+            else []
+        )
         own |= {name: state[name] for name in beside}
-        files.append(AdapterFile(adapter, {f"{prefix}{name}": own[name] for name in own}, tuple(beside)))
+        files.append(
+            AdapterFile(adapter, {f"{prefix}{name}": own[name] for name in own}, tuple(beside))
+        )
     return files
 
 
@@ -70,25 +78,38 @@ def write(model: Any, files: Sequence[AdapterFile], task: str, directory: Path) 
         folder = directory / file.adapter if number else directory
         folder.mkdir(parents=True, exist_ok=True)
         tensors = _apart(file.tensors)
-        safetensors.torch.save_file(tensors, folder / "adapter_model.safetensors", metadata={"format": "pt"})
+        safetensors.torch.save_file(
+            tensors, folder / "adapter_model.safetensors", metadata={"format": "pt"}
+        )
 
         config = copy.copy(model.peft_config[file.adapter])
         if file.beside:
             modules = {plain_name(name).rpartition(".")[0] for name in file.beside}
             config.modules_to_save = sorted({*(config.modules_to_save or ()), *modules})
-        config.task_type = config.task_type or TASKS[task].peft_type  # else PeftModel alone reads it
-        config.base_model_name_or_path = config.base_model_name_or_path or getattr(base, "name_or_path", None) or None
+        config.task_type = (
+            config.task_type or TASKS[task].peft_type
+        )  # else PeftModel alone reads it
+        config.base_model_name_or_path = (
+            config.base_model_name_or_path or getattr(base, "name_or_path", None) or None
+        )
         config.inference_mode = True
         origin = None
         if base is not model and config.task_type is None:  # by which AutoPeftModel finds the class
-            origin = {"base_model_class": type(base).__name__, "parent_library": type(base).__module__}
+            origin = {
+                "base_model_class": type(base).__name__,
+                "parent_library": type(base).__module__,
+            }
         config.save_pretrained(folder, auto_mapping_dict=origin)
 
 
 def _trained_beside(model: nn.Module) -> list[str]:
     """The names of trained parameters that belong to no adapter."""
     of_adapters = adapter_parameters(model)
-    return [name for name, each in model.named_parameters() if each.requires_grad and name not in of_adapters]
+    return [
+        name
+        for name, each in model.named_parameters()
+        if each.requires_grad and name not in of_adapters
+    ]
 
 
 def _apart(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:

@@ -87,7 +87,11 @@ def _filling(part: Path, path: Path, *, what: str, needed_bytes: int) -> Iterato
             raise _no_room(path, what, needed_bytes, free)
         part.mkdir()
         yield
-    except (OSError, RuntimeError, SafetensorError) as error:  # the latter two are what libraries make of the first
+    except (
+        OSError,
+        RuntimeError,
+        SafetensorError,
+    ) as error:  # the latter two are what libraries make of the first
         cause: BaseException | None = error
         while cause is not None and not isinstance(cause, OSError | SafetensorError):
             cause = cause.__cause__ or cause.__context__
@@ -168,4 +172,7 @@ def _unwritten(path: Path, what: str, reason: str) -> InputError:
 def _no_room(path: Path, what: str, needed_bytes: int, free_bytes: int) -> InputError:
     sizes = f"it needs {needed_bytes / GIB:.3g} GiB, and {free_bytes / GIB:.3g} GiB is free"
     message = f"there is no room for {what} in {path.parent}: {sizes}."
-    return InputError(message, "Make room there, or choose another output directory; earlier checkpoints are intact.")
+    return InputError(
+        message,
+        "Make room there, or choose another output directory; earlier checkpoints are intact.",
+    )

@@ -57,13 +57,19 @@ def build(
         raise
 
     if setup.ranks.are_several:
-        torch.manual_seed(setup.hyperparameters.seed + setup.ranks.sampler)  # dropout of other samples is another one
+        torch.manual_seed(
+            setup.hyperparameters.seed + setup.ranks.sampler
+        )  # dropout of other samples is another one
     return setup
 
 
 def adapt(setup: Setup, *, traced: bool = False) -> None:
     """Apply the techniques that decide about weights, before there are any; `traced`: for fake tensors."""
-    _apply(setup, [technique for technique in all_techniques() if technique.stage <= Stage.SHARD], traced)
+    _apply(
+        setup,
+        [technique for technique in all_techniques() if technique.stage <= Stage.SHARD],
+        traced,
+    )
 
 
 def finish(setup: Setup, *, traced: bool = False) -> None:

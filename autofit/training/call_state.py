@@ -78,7 +78,9 @@ def _is_number(value: Any) -> bool:
 
 
 def _of_key(holder: dict[str, Any], key: str) -> _Slot:
-    return _Slot(str(key), functools.partial(holder.get, key), functools.partial(holder.__setitem__, key))
+    return _Slot(
+        str(key), functools.partial(holder.get, key), functools.partial(holder.__setitem__, key)
+    )
 
 
 def _of_modules(model: nn.Module) -> list[dict[str, Any]]:
@@ -87,7 +89,9 @@ def _of_modules(model: nn.Module) -> list[dict[str, Any]]:
 
 def _of_buffers(model: nn.Module) -> list[_Slot]:
     named = [(name, buffer) for name, buffer in model.named_buffers() if buffer.numel() == 1]
-    return [_Slot(name, buffer.item, buffer.fill_) for name, buffer in named if not buffer.is_complex()]
+    return [
+        _Slot(name, buffer.item, buffer.fill_) for name, buffer in named if not buffer.is_complex()
+    ]
 
 
 def _plain(loss: Any) -> Any:
@@ -133,7 +137,11 @@ def _holders(loss: Any) -> Iterator[dict[str, Any]]:
         names = _names(function.__code__)
         used = {name: function.__globals__[name] for name in names if name in function.__globals__}
         yield _Globals(function.__globals__, used)
-        found += [*used.values(), *(slot.read() for slot in _of_cells(loss)), *(function.__defaults__ or ())]
+        found += [
+            *used.values(),
+            *(slot.read() for slot in _of_cells(loss)),
+            *(function.__defaults__ or ()),
+        ]
     seen: set[int] = set()
     for value in found:
         if id(value) in seen or isinstance(value, type | ModuleType | FunctionType):

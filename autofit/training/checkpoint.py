@@ -73,7 +73,9 @@ def exists(directory: Path) -> bool:
     return bool(_steps(directory))
 
 
-def save(setup: Setup, directory: Path, next_step: int, *, keep_last: int = 2, data_state: Any = None) -> Path:
+def save(
+    setup: Setup, directory: Path, next_step: int, *, keep_last: int = 2, data_state: Any = None
+) -> Path:
     """Write the state after step `next_step - 1`; then remove all but the last `keep_last` checkpoints. On a GPU, the
     host holds a copy of the trained weights meanwhile. `data_state` is as `json_state.encoded` makes it. Where writing
     fails (InputError), earlier checkpoints stay."""
@@ -116,23 +118,31 @@ def save(setup: Setup, directory: Path, next_step: int, *, keep_last: int = 2, d
         "versions": {"torch": str(torch.__version__)},
     }
     path = directory / FOLDER / f"step-{next_step:08d}"
-    (largest,) = ranks.largest(_storage_bytes((files, parts)) + len(files[_of(_STATE, ranks.rank)]) + MIB)
+    (largest,) = ranks.largest(
+        _storage_bytes((files, parts)) + len(files[_of(_STATE, ranks.rank)]) + MIB
+    )
     what = f"the checkpoint of step {next_step}"
-    with atomic_writes.directory_of_all(ranks, path, what=what, needed_bytes=int(largest) * ranks.layout.world) as part:
+    with atomic_writes.directory_of_all(
+        ranks, path, what=what, needed_bytes=int(largest) * ranks.layout.world
+    ) as part:
         for name, content in files.items():
             if name in (_WEIGHTS, _BUFFERS):
                 safetensors.torch.save_file(content, part / name)
             elif isinstance(content, str):
                 (part / name).write_text(content, encoding="utf-8")
             else:
-                with (part / name).open("wb") as file:  # given a path, torch would hide why the system failed
+                with (part / name).open(
+                    "wb"
+                ) as file:  # given a path, torch would hide why the system failed
                     torch.save(content, file)
         written = [part / name for name in files]
         if parts:
             written += sharded_state.write(parts, part)
         checksums = ranks.joined({file.name: checksum(file) for file in written})
         if ranks.is_first:
-            (part / _LABEL).write_text(_signed(strict_yaml.dump({**label, "crc32": checksums})), encoding="utf-8")
+            (part / _LABEL).write_text(
+                _signed(strict_yaml.dump({**label, "crc32": checksums})), encoding="utf-8"
+            )
     if not ranks.is_first:
         return path
     # Later checkpoints could not be read on the way to this step; left there, they would count as the newest.
@@ -152,13 +162,20 @@ def check_savable(setup: Setup) -> None:
     state = {} if is_adapted else setup.model.state_dict()
     for name, value in (*setup.model.named_buffers(), *state.items()):
         if not isinstance(value, torch.Tensor):
-            raise InputError(f"{name} of the model's state is no tensor, and safetensors holds no other.", remedy)
+            raise InputError(
+                f"{name} of the model's state is no tensor, and safetensors holds no other.", remedy
+            )
         if value.layout is not torch.strided:
             raise InputError(f"{name} is a sparse tensor, which safetensors cannot hold.", remedy)
-    groups = [{key: value for key, value in group.items() if key != "params"} for group in setup.optimizer.param_groups]
+    groups = [
+        {key: value for key, value in group.items() if key != "params"}
+        for group in setup.optimizer.param_groups
+    ]
     file = io.BytesIO()
     message = "the state_dict of the optimizer holds more than plain values and tensors, which is not safe to load."
-    with as_input_error(lambda _: message, "Leave out what is neither, such as objects of classes of your own."):
+    with as_input_error(
+        lambda _: message, "Leave out what is neither, such as objects of classes of your own."
+    ):
         torch.save(groups, file)
         torch.load(io.BytesIO(file.getvalue()), weights_only=True)
 
@@ -189,11 +206,19 @@ def load(setup: Setup, directory: Path) -> Loaded:
             continue
 
         _restore(setup, contents, path)
-        notes = [f"{reason}; training goes on from that of step {label['next_step']}." for reason in damaged]
-        return Loaded(label["next_step"], contents["data"], (*notes, *_changed_settings(setup, label)))
+        notes = [
+            f"{reason}; training goes on from that of step {label['next_step']}."
+            for reason in damaged
+        ]
+        return Loaded(
+            label["next_step"], contents["data"], (*notes, *_changed_settings(setup, label))
+        )
     if damaged:
         raise InputError(f"no checkpoint in {directory} can be read: {damaged[0]}.", _ANEW)
-    raise InputError(f"there is no checkpoint to resume in {directory}.", "Leave out resume, or check the directory.")
+    raise InputError(
+        f"there is no checkpoint to resume in {directory}.",
+        "Leave out resume, or check the directory.",
+    )
 
 
 @contextmanager
@@ -206,7 +231,9 @@ def _damage_noted(ranks: Ranks, step: int, damaged: list[str]) -> Iterator[Calla
     except DamagedError as error:
         damage = error
     if ranks.largest(float(damage is not None))[0]:
-        damaged.append(f"the checkpoint of step {step} is damaged ({damage or 'as another rank sees'})")
+        damaged.append(
+            f"the checkpoint of step {step} is damaged ({damage or 'as another rank sees'})"
+        )
 
 
 def _of(name: str, rank: int) -> str:
@@ -218,12 +245,16 @@ def _frozen_digest(setup: Setup) -> str:
     """A digest of some values of every frozen weight, which checkpoints do not hold. Read from the state dict, which
     includes weights that rest on the host. Quantised weights are left out: their bits depend on the device that rounded
     them."""
-    frozen = {name for name, parameter in setup.model.named_parameters() if not parameter.requires_grad}
+    frozen = {
+        name for name, parameter in setup.model.named_parameters() if not parameter.requires_grad
+    }
     digest = hashlib.sha256()
     for name, tensor in setup.model.state_dict().items():
         if name in frozen and tensor.is_floating_point() and tensor.itemsize > 1 and tensor.numel():
             values = whole(tensor.detach()).reshape(-1)[:: -(-tensor.numel() // _SAMPLES)]
-            digest.update(name.encode() + values.cpu().contiguous().view(torch.uint8).numpy().tobytes())
+            digest.update(
+                name.encode() + values.cpu().contiguous().view(torch.uint8).numpy().tobytes()
+            )
     return digest.hexdigest()[:16]
 
 
@@ -233,7 +264,9 @@ def detached(named: Iterable[tuple[str, torch.Tensor]]) -> dict[str, torch.Tenso
     addresses: set[int] = set()
     for name, tensor in named:
         if tensor.dtype is torch.complex128:
-            raise InputError(f"{name} is of complex128, which safetensors cannot hold.", "Make it complex64.")
+            raise InputError(
+                f"{name} is of complex128, which safetensors cannot hold.", "Make it complex64."
+            )
         plain = tensor.detach().cpu().contiguous()
         storage = plain.untyped_storage()
         if storage.data_ptr() in addresses or storage.nbytes() != plain.numel() * plain.itemsize:
@@ -252,7 +285,10 @@ def _storage_bytes(value: Any) -> int:
 
 def _steps(directory: Path) -> list[tuple[int, Path]]:
     """The checkpoints of an output directory by their steps, the newest first."""
-    entries = ((_STEP.fullmatch(name), path) for name, path in atomic_writes.complete_entries(directory / FOLDER))
+    entries = (
+        (_STEP.fullmatch(name), path)
+        for name, path in atomic_writes.complete_entries(directory / FOLDER)
+    )
     return sorted(((int(match[1]), path) for match, path in entries if match), reverse=True)
 
 
@@ -286,7 +322,9 @@ def _read_contents(path: Path, label: dict[str, Any], ranks: Ranks) -> dict[str,
     one none. Tensors of a library's own class (torchao's) pass `weights_only`: that library, loaded with the optimizer,
     has registered them as safe."""
     contents: dict[str, Any] = {}
-    state, optimizer = (_of(name, ranks.rank % int(label.get("ranks", 1))) for name in (_STATE, _OPTIMIZER))
+    state, optimizer = (
+        _of(name, ranks.rank % int(label.get("ranks", 1))) for name in (_STATE, _OPTIMIZER)
+    )
     read = {_WEIGHTS, _BUFFERS, state, optimizer} & label["crc32"].keys()
     for number, name in enumerate(sorted(label["crc32"].keys() | {_BUFFERS, state})):
         file = path / name
@@ -312,7 +350,9 @@ def _read_contents(path: Path, label: dict[str, Any], ranks: Ranks) -> dict[str,
             contents[_PARTS] = sharded_state.described(path, label["crc32"].keys())
         except Exception as error:  # torch's reader, too
             raise DamagedError(f"its tensors cannot be read ({describe_error(error)})") from error
-        contents[_WEIGHTS] = {name: each for name, each in contents[_PARTS].items() if name not in contents[_BUFFERS]}
+        contents[_WEIGHTS] = {
+            name: each for name, each in contents[_PARTS].items() if name not in contents[_BUFFERS]
+        }
     return contents
 
 
@@ -328,7 +368,9 @@ def _config_differences(setup: Setup, label: dict[str, Any]) -> list[str]:
     differences: list[str] = []
     layout = {name for name, knob in KNOBS.items() if knob.lays_out_state}
     if updated_on(setup.config) == "host" and setup.config.optimizer_offload == "cpu":
-        layout.add("parameter_offload")  # what rests on the host is stepped by an optimizer of its own
+        layout.add(
+            "parameter_offload"
+        )  # what rests on the host is stepped by an optimizer of its own
     for knob in all_techniques():
         mine = setup.config.get(knob.name, knob.off)
         theirs = label["config"].get(knob.name, knob.off)
@@ -339,13 +381,25 @@ def _config_differences(setup: Setup, label: dict[str, Any]) -> list[str]:
     return differences
 
 
-def _weight_differences(setup: Setup, label: dict[str, Any], saved: dict[str, torch.Tensor]) -> list[str]:
+def _weight_differences(
+    setup: Setup, label: dict[str, Any], saved: dict[str, torch.Tensor]
+) -> list[str]:
     mine = {name: list(parameter.shape) for name, parameter in setup.trainable()}
-    theirs = {name: list(tensor.shape) for name, tensor in saved.items() if not sharded_state.is_of_optimizer(name)}
+    theirs = {
+        name: list(tensor.shape)
+        for name, tensor in saved.items()
+        if not sharded_state.is_of_optimizer(name)
+    }
     both = [name for name in mine if name in theirs]
-    differences = [f"weight {n} {mine[n]}, checkpoint has {theirs[n]}" for n in both if mine[n] != theirs[n]]
-    differences += [f"weight {name} is trained, checkpoint has none" for name in mine if name not in theirs]
-    differences += [f"weight {name} is not trained, checkpoint has one" for name in theirs if name not in mine]
+    differences = [
+        f"weight {n} {mine[n]}, checkpoint has {theirs[n]}" for n in both if mine[n] != theirs[n]
+    ]
+    differences += [
+        f"weight {name} is trained, checkpoint has none" for name in mine if name not in theirs
+    ]
+    differences += [
+        f"weight {name} is not trained, checkpoint has one" for name in theirs if name not in mine
+    ]
     if not differences and label.get("frozen_weights") != _frozen_digest(setup):
         differences = ["the frozen weights are not those that it was trained beside"]
     return differences
@@ -355,7 +409,9 @@ def _weight_differences(setup: Setup, label: dict[str, Any], saved: dict[str, to
 def _restore(setup: Setup, contents: dict[str, Any], path: Path) -> None:
     """Load everything into the setup. Weight decay stays as this run sets it, as the learning rate does."""
     buffers_of = setup.model.get_submodule
-    decays = [group.get("weight_decay") for group in setup.optimizer.param_groups]  # not every optimizer has one
+    decays = [
+        group.get("weight_decay") for group in setup.optimizer.param_groups
+    ]  # not every optimizer has one
     if _PARTS in contents:
         sharded_state.restore(setup, contents[_PARTS], contents, path)
     else:
@@ -365,7 +421,10 @@ def _restore(setup: Setup, contents: dict[str, Any], path: Path) -> None:
             sharded_state.divide_optimizer(setup, contents)
         else:
             with as_input_error(
-                lambda error: f"the optimizer does not take its saved state: {describe_error(error)}.", _ANEW
+                lambda error: (
+                    f"the optimizer does not take its saved state: {describe_error(error)}."
+                ),
+                _ANEW,
             ):
                 setup.optimizer.load_state_dict(contents["optimizer"])
     for name, values in contents[_BUFFERS].items():
@@ -381,16 +440,24 @@ def _restore(setup: Setup, contents: dict[str, Any], path: Path) -> None:
             group["weight_decay"] = decay
     if setup.scaler and contents["scaler"]:
         setup.scaler.load_state_dict(contents["scaler"])
-    setup.progress.skipped_updates = contents.get("skipped_updates", 0)  # an earlier autofit wrote none
+    setup.progress.skipped_updates = contents.get(
+        "skipped_updates", 0
+    )  # an earlier autofit wrote none
     random_state.restore(contents["random"], setup.device)
 
 
 def _changed_settings(setup: Setup, label: dict[str, Any]) -> list[str]:
     """A sentence for each hyperparameter that differs from the checkpoint's."""
-    mine = {**asdict(setup.hyperparameters), "effective_batch_size": setup.workload.effective_batch_size}
+    mine = {
+        **asdict(setup.hyperparameters),
+        "effective_batch_size": setup.workload.effective_batch_size,
+    }
     theirs = {**label["hyperparameters"], "effective_batch_size": label.get("effective_batch_size")}
     changed = [name for name in mine if name in theirs and mine[name] != theirs[name]]
-    return [f"{name} is {_word(mine[name])} from here on, before it was {_word(theirs[name])}." for name in changed]
+    return [
+        f"{name} is {_word(mine[name])} from here on, before it was {_word(theirs[name])}."
+        for name in changed
+    ]
 
 
 def _word(value: Any) -> str:

@@ -79,7 +79,9 @@ def check_state(setup: Setup, contents: Mapping[str, Any], label: Mapping[str, A
     """Raise a DamagedError for other than the state of a run."""
     _validated(_State, contents, "state.json")
     if contents.get("ranks", 1) != label.get("ranks", 1):
-        raise DamagedError(f"state.json is of ranks {contents.get('ranks', 1)}, and not {label.get('ranks', 1)}")
+        raise DamagedError(
+            f"state.json is of ranks {contents.get('ranks', 1)}, and not {label.get('ranks', 1)}"
+        )
     _check_position(contents["data"], label["next_step"])
     try:
         random_state.check(contents["random"], setup.device)
@@ -89,12 +91,16 @@ def check_state(setup: Setup, contents: Mapping[str, Any], label: Mapping[str, A
         _check_scaler(contents["scaler"], setup.scaler.state_dict())
 
 
-def check_tensors(setup: Setup, weights: Mapping[str, torch.Tensor], buffers: Mapping[str, torch.Tensor]) -> None:
+def check_tensors(
+    setup: Setup, weights: Mapping[str, torch.Tensor], buffers: Mapping[str, torch.Tensor]
+) -> None:
     """Check the kinds of numbers of weights, whose names and shapes tell whether they are of this model, and buffers.
     Raises DamagedError."""
     for name, weight in setup.trainable():
         if name in weights and not _is_alike(weights[name], weight):
-            raise DamagedError(f"weight {name} is of {weights[name].dtype}, and not of {weight.dtype}")
+            raise DamagedError(
+                f"weight {name} is of {weights[name].dtype}, and not of {weight.dtype}"
+            )
     modules = dict(setup.model.named_modules())
     for name, values in buffers.items():
         parent, _, own_name = name.rpartition(".")
@@ -111,7 +117,10 @@ def check_tensors(setup: Setup, weights: Mapping[str, torch.Tensor], buffers: Ma
 
 
 def check_optimizer(
-    setup: Setup, contents: dict[str, Any], parts: Mapping[str, torch.Tensor] | None, schema: OptimizerSchema
+    setup: Setup,
+    contents: dict[str, Any],
+    parts: Mapping[str, torch.Tensor] | None,
+    schema: OptimizerSchema,
 ) -> None:
     """Check the optimizer's state, and put it as it is to be loaded. `parts`: what several ranks wrote, on meta. Raises
     DamagedError."""
@@ -143,7 +152,10 @@ def _weight_of(name: str, weights: Mapping[str, nn.Parameter]) -> nn.Parameter:
 
 def _is_alike(saved: torch.Tensor, own: torch.Tensor) -> bool:
     """Whether both hold numbers of one kind, as of whatever width."""
-    kinds = [(each.dtype.is_floating_point, each.dtype.is_complex, each.dtype is torch.bool) for each in (saved, own)]
+    kinds = [
+        (each.dtype.is_floating_point, each.dtype.is_complex, each.dtype is torch.bool)
+        for each in (saved, own)
+    ]
     return kinds[0] == kinds[1]
 
 
@@ -170,6 +182,8 @@ def _validated(schema: type[_Schema], data: Any, what: str) -> None:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"])) or "it"
         given = "absent" if first["type"] == "missing" else shown(first["input"])
-        raise DamagedError(f"{what} is not as a training writes it: {printable(where)} is {given}") from error
+        raise DamagedError(
+            f"{what} is not as a training writes it: {printable(where)} is {given}"
+        ) from error
     except (RecursionError, ValueError) as error:
         raise DamagedError(f"{what} is not as a training writes it: {sentence(error)}") from error

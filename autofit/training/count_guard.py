@@ -39,14 +39,21 @@ class CountGuard:
         proof = self._prover.proof(part.batch)
         if proof.count is None:
             message = f"the loss of this batch cannot be split: {proof.reason}"
-            raise InputError(f"{message}.", "Say with count= what it is a mean over, or train without micro-batches.")
+            raise InputError(
+                f"{message}.",
+                "Say with count= what it is a mean over, or train without micro-batches.",
+            )
         rivals = tuple(rival for rival in proof.rivals if rival in traits.rivals)
         chosen = traits.count
         if chosen != proof.count and chosen not in proof.rivals:
             if setup.ranks.are_several:  # the others weigh their slices by the count before
-                message = f"the loss is a mean over {proof.count}, which only a batch in training shows"
+                message = (
+                    f"the loss is a mean over {proof.count}, which only a batch in training shows"
+                )
                 raise InputError(f"{message}.", "Give that as count=, a function of a batch.")
-            self._notify(f"the loss is a mean over {proof.count}: this batch is the first that shows it.")
+            self._notify(
+                f"the loss is a mean over {proof.count}: this batch is the first that shows it."
+            )
             chosen = proof.count
         traits = dataclasses.replace(traits, count=chosen, rivals=rivals)
         setup.workload = dataclasses.replace(setup.workload, traits=traits)
@@ -79,4 +86,7 @@ def _are_proportional(ours: list[float], theirs: list[float]) -> bool:
     their_total = sum(theirs)
     if not our_total or not their_total:
         return our_total == their_total
-    return all(abs(our / our_total - their / their_total) <= _SAME for our, their in zip(ours, theirs, strict=True))
+    return all(
+        abs(our / our_total - their / their_total) <= _SAME
+        for our, their in zip(ours, theirs, strict=True)
+    )

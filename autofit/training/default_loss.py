@@ -10,7 +10,9 @@ from torch import nn
 
 from autofit.core.errors import InputError, message_of, multiple_losses_error, pluralize, shown
 
-_NOT_TAKEN = re.compile(r"(?:unexpected keyword argument|multiple values for (?:keyword )?argument) '(\w+)'")
+_NOT_TAKEN = re.compile(
+    r"(?:unexpected keyword argument|multiple values for (?:keyword )?argument) '(\w+)'"
+)
 _LISTS = re.compile(r"\b(list|tuple|str)\b")  # in errors of code that was given one
 
 
@@ -22,20 +24,34 @@ def default_loss(model: nn.Module, batch: Any) -> Any:
     except (TypeError, AttributeError, ValueError) as error:
         _check_columns(model, kwargs, error)
         raise
-    loss = output["loss"] if isinstance(output, dict) and "loss" in output else getattr(output, "loss", output)
+    loss = (
+        output["loss"]
+        if isinstance(output, dict) and "loss" in output
+        else getattr(output, "loss", output)
+    )
     if isinstance(loss, torch.Tensor) and (loss.numel() == 1 or loss is not output):
         return loss
     name = type(model).__name__
     remedy = _remedy(batch)
-    losses = {key: output[key] for key in output if "loss" in str(key)} if isinstance(output, Mapping) else output
+    losses = (
+        {key: output[key] for key in output if "loss" in str(key)}
+        if isinstance(output, Mapping)
+        else output
+    )
     if is_several(losses):
         raise multiple_losses_error(f"{name} returned {_described(losses)} losses")
     if loss is None and output is not None:
-        raise InputError(f"{name} computed no loss of the batch.", f"Put labels in the batch, or p{remedy[1:]}")
+        raise InputError(
+            f"{name} computed no loss of the batch.", f"Put labels in the batch, or p{remedy[1:]}"
+        )
     first = output[0] if isinstance(output, tuple | list) and output else None
-    if isinstance(first, torch.Tensor) and first.numel() == 1:  # transformers without return_dict, and others
+    if (
+        isinstance(first, torch.Tensor) and first.numel() == 1
+    ):  # transformers without return_dict, and others
         remedy = f"Pass loss=lambda model, batch: model({'**' if kwargs else '*'}batch)[0], if that is one."
-    raise InputError(f"{name} returned {_described(output)}, which is no loss, and none is given.", remedy)
+    raise InputError(
+        f"{name} returned {_described(output)}, which is no loss, and none is given.", remedy
+    )
 
 
 def _check_columns(model: nn.Module, columns: Mapping[str, Any], error: Exception) -> None:
@@ -82,8 +98,14 @@ def is_several(losses: Any) -> bool:
     """Whether they are losses of several optimizers, or of several parts of one."""
     values = list(losses.values()) if isinstance(losses, Mapping) else losses
     trained = torch.is_grad_enabled()  # a metric beside a loss is not
-    numbers = isinstance(values, tuple | list) and all(isinstance(each, torch.Tensor) for each in values)
-    return numbers and len(values) > 1 and all(v.numel() == 1 and (v.requires_grad or not trained) for v in values)
+    numbers = isinstance(values, tuple | list) and all(
+        isinstance(each, torch.Tensor) for each in values
+    )
+    return (
+        numbers
+        and len(values) > 1
+        and all(v.numel() == 1 and (v.requires_grad or not trained) for v in values)
+    )
 
 
 def check_call(model: nn.Module, batch: Any) -> None:
@@ -98,7 +120,9 @@ def check_call(model: nn.Module, batch: Any) -> None:
         if untaken and taken and _binds(signature, **taken):
             raise _untaken(model, untaken)
         forward = f"{type(model).__name__}.forward({', '.join(signature.parameters)})"
-        message = f"a batch is {_described(batch)}, which {forward} does not take, and no loss is given."
+        message = (
+            f"a batch is {_described(batch)}, which {forward} does not take, and no loss is given."
+        )
         raise InputError(message, _remedy(batch))
 
 
@@ -119,7 +143,9 @@ def check_loss_function(loss: Any) -> None:
     elif loss is None or callable(loss):
         return
     else:
-        raise InputError(f"the loss must be a function of (model, batch), not {shown(loss)}.", _remedy(()))
+        raise InputError(
+            f"the loss must be a function of (model, batch), not {shown(loss)}.", _remedy(())
+        )
     message = f"{name} is a function of outputs and targets; a loss is one of (model, batch)."
     raise InputError(message, f"Pass loss=lambda model, batch: {name}(model(batch[0]), batch[1]).")
 
@@ -136,7 +162,9 @@ def _remedy(batch: Any) -> str:
     if isinstance(batch, torch.Tensor):
         example = "F.mse_loss(model(batch), batch)"
     else:
-        inputs, targets = (f'"{next(iter(kwargs))}"', f'"{list(kwargs)[-1]}"') if kwargs else ("0", "1")
+        inputs, targets = (
+            (f'"{next(iter(kwargs))}"', f'"{list(kwargs)[-1]}"') if kwargs else ("0", "1")
+        )
         example = f"F.cross_entropy(model(batch[{inputs}]), batch[{targets}])"
     return f"Pass loss=..., for example loss=lambda model, batch: {example}."
 

@@ -28,7 +28,9 @@ class Epochs(Iterator[Any]):
     batch; None where that is not known.
     """
 
-    def __init__(self, loader: Any, seed: int, *, batch_size: int | None = None, cut: Cut | None = None) -> None:
+    def __init__(
+        self, loader: Any, seed: int, *, batch_size: int | None = None, cut: Cut | None = None
+    ) -> None:
         self._loader = loader
         self._seed = seed
         self._batch_size = batch_size
@@ -132,9 +134,12 @@ class Epochs(Iterator[Any]):
         """Give the loader its own state; a sentence where it refuses."""
         try:
             self._loader.load_state_dict(state["loader"])
-        except Exception as error:  # whatever a loader of somebody's raises: its batches can still be counted
+        except (
+            Exception
+        ) as error:  # whatever a loader of somebody's raises: its batches can still be counted
             return (
-                f"the loader does not take its own state ({describe_error(error)}): it is read again up to its place."
+                f"the loader does not take its own state "
+                f"({describe_error(error)}): it is read again up to its place."
             )
 
         self.passes_begun = state["passes"]
@@ -142,7 +147,9 @@ class Epochs(Iterator[Any]):
         self.batches_done = state["given"]
         if self._is_resized(state) and self._batch_size:
             self.batches_done = self._samples_done // self._batch_size
-        self._pass = batches_of(self._loader)  # without a batch, if the run stopped at the end of an epoch
+        self._pass = batches_of(
+            self._loader
+        )  # without a batch, if the run stopped at the end of an epoch
         return None
 
     def _own_place(self, state: Mapping[str, Any]) -> list[str]:
@@ -215,7 +222,9 @@ class Epochs(Iterator[Any]):
         """Go on within a batch, behind the samples that were trained on; with all of them where it cannot be cut."""
         if isinstance(batch, OwnPart) or self._cut is not None:
             self._rest = [batch]
-            return [f"{pluralize(begun, 'sample')} of a batch of {count} are trained on again: it cannot be cut there."]
+            return [
+                f"{pluralize(begun, 'sample')} of a batch of {count} are trained on again: it cannot be cut there."
+            ]
 
         self._rest = [samples_of(batch, begun, count)]
         self._samples_done += begun
@@ -252,4 +261,6 @@ class Epochs(Iterator[Any]):
 
 def _within(begun: int, count: int) -> str:
     before = f"its first {pluralize(begun, 'sample')} {'was' if begun == 1 else 'were'} trained on before"
-    return f"training goes on within a batch of {count}: {before}, and the next step learns the rest."
+    return (
+        f"training goes on within a batch of {count}: {before}, and the next step learns the rest."
+    )

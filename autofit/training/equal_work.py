@@ -43,12 +43,18 @@ _COORDINATES = 2048  # of each weight's gradient that are compared
 # Relative deviations that rounding may cause: at least, and in proportion to what another order of the samples causes.
 _ROUNDING = {torch.float64: 1e-10, torch.float32: 2e-5}
 _ROUNDING_FACTOR = 10.0
-_MOST_NOISE = {torch.float64: 1e-5, torch.float32: 1e-4}  # of another order; with more a loss is not the same twice
+_MOST_NOISE = {
+    torch.float64: 1e-5,
+    torch.float32: 1e-4,
+}  # of another order; with more a loss is not the same twice
 _GIVEN_COUNT = 1e-6  # a count of the user's may be a sum of fp32 numbers
 _DOUBTFUL = 1e-2  # a deviation in fp32 that may still be rounding, so that fp64 decides
 _SMALLEST = 1e-4  # of the largest gradient: a weight with a smaller one is compared with that
 _SAME_WEIGHT = 1e-3  # of a sample, by two counts that gradients cannot tell apart
-_ALIKE = {torch.float64: 1e-7, torch.float32: 1e-3}  # second by largest singular value of gradients that tell nothing
+_ALIKE = {
+    torch.float64: 1e-7,
+    torch.float32: 1e-3,
+}  # second by largest singular value of gradients that tell nothing
 _MOST_SAMPLES = 32  # on which what few samples showed must hold
 _LEAST_SAMPLES = 8  # of a model that is not cheap, or of large samples
 _TOO_LARGE = 30_000_000  # weights of a model for which more samples would take seconds
@@ -76,7 +82,9 @@ class _AlikeError(_NothingToCompareError):
     """Samples whose gradients do not tell their weights."""
 
     def __init__(self) -> None:
-        super().__init__("the gradients of the samples at hand are too much alike to tell their weights")
+        super().__init__(
+            "the gradients of the samples at hand are too much alike to tell their weights"
+        )
 
 
 def samples_to_try(setup: Setup, batch: Any) -> int:
@@ -121,11 +129,19 @@ def _proof_of(setup: Setup, batch: Any) -> Proof:
     over shows where samples differ in it; last one whose samples are made to differ, if they are all alike.
     """
     trials = [_Trial(shortened(batch)), _Trial(batch)]
-    if setup.device.type == "cpu" and not is_own(setup.workload.split):  # on a card a wrong label ends the process
+    if setup.device.type == "cpu" and not is_own(
+        setup.workload.split
+    ):  # on a card a wrong label ends the process
         short = shortened(batch)
-        is_mean = setup.workload.count is None and setup.workload.reduction != "sum"  # whose `rivals` are watched
+        is_mean = (
+            setup.workload.count is None and setup.workload.reduction != "sum"
+        )  # whose `rivals` are watched
         is_supposed = is_mean and not ignores(batch)
-        trials = [_Trial(altered(short), is_supposed), _Trial(altered(short, ignores_labels=False)), *trials]
+        trials = [
+            _Trial(altered(short), is_supposed),
+            _Trial(altered(short, ignores_labels=False)),
+            *trials,
+        ]
 
     proof, problem = _first_proof(setup, trials)
     if isinstance(problem, _AlikeError):
@@ -133,7 +149,10 @@ def _proof_of(setup: Setup, batch: Any) -> Proof:
     if proof:
         return proof
     own = isinstance(problem, _NothingToCompareError)
-    return Proof(None, reason=str(problem) if own or problem is None else f"it raised {describe_error(problem)}")
+    return Proof(
+        None,
+        reason=str(problem) if own or problem is None else f"it raised {describe_error(problem)}",
+    )
 
 
 @dataclass(frozen=True)
@@ -170,13 +189,19 @@ def _of_both(supposed: Proof | None, proof: Proof) -> Proof:
     if supposed is None or proof.count is None:
         return proof
     accepted = (proof.count, *proof.rivals)
-    common = [count for count in (supposed.count, *supposed.rivals) if count is not None and count in accepted]
+    common = [
+        count
+        for count in (supposed.count, *supposed.rivals)
+        if count is not None and count in accepted
+    ]
     return Proof(common[0], tuple(common[1:]), deviation=proof.deviation) if common else proof
 
 
 def _attempt(setup: Setup, batch: Any, dtype: torch.dtype) -> tuple[Proof | None, Exception | None]:
     """The proof of one batch in one format, or what prevented it."""
-    return _first_of_variations(setup, dtype, lambda each: _compare(setup, _as_format(batch, dtype), dtype, each))
+    return _first_of_variations(
+        setup, dtype, lambda each: _compare(setup, _as_format(batch, dtype), dtype, each)
+    )
 
 
 def _first_of_variations(
@@ -208,7 +233,9 @@ def _conditions(model: nn.Module, dtype: torch.dtype) -> Iterator[None]:
         stack.enter_context(mock.patch.object(autocast, "__exit__", lambda *_: None))
         stack.enter_context(sdpa_kernel(SDPBackend.MATH))
         stack.enter_context(SmoothRelu())  # type: ignore[no-untyped-call]
-        model._apply(lambda tensor: _tensor_as(tensor, dtype))  # Module.to makes real numbers of complex ones
+        model._apply(
+            lambda tensor: _tensor_as(tensor, dtype)
+        )  # Module.to makes real numbers of complex ones
         _draw_weights(model)
         for module in model.modules():
             if isinstance(module, _BatchNorm):
@@ -228,7 +255,9 @@ def _draw_weights(model: nn.Module) -> None:
         if weight.dim() >= 2:
             wanted = (weight.numel() // weight.shape[0]) ** -0.5
             spread = float(weight.reshape(-1)[:_COORDINATES].std(correction=0))
-            if abs(spread / DRAWN_DEVIATION - 1) < 0.2:  # as probes draw them: to draw 100M again takes half a second
+            if (
+                abs(spread / DRAWN_DEVIATION - 1) < 0.2
+            ):  # as probes draw them: to draw 100M again takes half a second
                 weight.mul_(wanted / DRAWN_DEVIATION)
             else:
                 weight.normal_(0.0, wanted, generator=generator)
@@ -264,10 +293,14 @@ def _compare(setup: Setup, batch: Any, dtype: torch.dtype, varied: VariedOutcome
     except Exception as error:
         if is_out_of_memory(error):
             raise
-        raise _NothingToCompareError(f"the loss of a single sample raised {describe_error(error)}") from error
+        raise _NothingToCompareError(
+            f"the loss of a single sample raised {describe_error(error)}"
+        ) from error
 
     if not random_state.is_at(host, torchs=False):
-        reason = "it draws random numbers by Python or numpy, which single samples cannot be given again"
+        reason = (
+            "it draws random numbers by Python or numpy, which single samples cannot be given again"
+        )
         return Proof(None, reason=reason, deviation=1.0)
 
     def again(order: Sequence[int]) -> float:
@@ -298,7 +331,11 @@ def _compare(setup: Setup, batch: Any, dtype: torch.dtype, varied: VariedOutcome
 def _held(setup: Setup, proof: Proof, more: Any) -> Proof:
     """The proof, as far as it holds for more samples in slices of several. More than there is memory for show nothing.
     In fp32, unless what this shows may be rounding."""
-    if proof.count is None or more is None or sample_count(more, setup.workload.split) <= TRIAL_SAMPLES:
+    if (
+        proof.count is None
+        or more is None
+        or sample_count(more, setup.workload.split) <= TRIAL_SAMPLES
+    ):
         return proof
     try:
         held = _held_in(setup, proof, more, torch.float32)
@@ -312,10 +349,14 @@ def _held(setup: Setup, proof: Proof, more: Any) -> Proof:
 
 
 def _held_in(setup: Setup, proof: Proof, more: Any, dtype: torch.dtype) -> Proof:
-    evidence, problem = _first_of_variations(setup, dtype, lambda each: _sliced(setup, _as_format(more, dtype), each))
+    evidence, problem = _first_of_variations(
+        setup, dtype, lambda each: _sliced(setup, _as_format(more, dtype), each)
+    )
     if evidence is None:
         assert problem is not None
-        return Proof(None, reason=f"of more samples it raised {describe_error(problem)}", deviation=1.0)
+        return Proof(
+            None, reason=f"of more samples it raised {describe_error(problem)}", deviation=1.0
+        )
     return _held_by(evidence, proof)
 
 
@@ -337,11 +378,15 @@ def _sliced(setup: Setup, batch: Any, varied: VariedOutcomes | None) -> "_Eviden
 def _held_by(evidence: "_Evidence", proof: Proof) -> Proof:
     assert proof.count is not None, "only a proof is held against more"
     candidates = (proof.count, *proof.rivals)
-    holding = [count for count in candidates if evidence.deviation(evidence.weights_by(count)) <= _HOLDS]
+    holding = [
+        count for count in candidates if evidence.deviation(evidence.weights_by(count)) <= _HOLDS
+    ]
     if not holding:
         deviation = evidence.deviation(evidence.weights_by(proof.count))
         samples = sample_count(evidence.batch, evidence.workload.split)
-        reason = f"what shows on few samples does not hold for {samples}: slices are {deviation:.2g} off"
+        reason = (
+            f"what shows on few samples does not hold for {samples}: slices are {deviation:.2g} off"
+        )
         return Proof(None, reason=reason, deviation=deviation)
     chosen, *rivals = holding
     return Proof(chosen, tuple(rivals), deviation=proof.deviation)
@@ -372,8 +417,12 @@ class _Evidence:
     def weights_by(self, count: Count | None) -> torch.Tensor | None:
         """The weights by what the workload says of its loss, else by this count."""
         workload = self.workload
-        is_sum = workload.reduction == "sum" or (workload.count is None and count is not None and count.kind == "sum")
-        number_of = workload.count or partial(counts.counted, count or counts.SAMPLES, split=workload.split)
+        is_sum = workload.reduction == "sum" or (
+            workload.count is None and count is not None and count.kind == "sum"
+        )
+        number_of = workload.count or partial(
+            counts.counted, count or counts.SAMPLES, split=workload.split
+        )
         return self.weights(number_of, is_sum=is_sum)
 
     def weights(self, number_of: Callable[[Any], float], *, is_sum: bool) -> torch.Tensor | None:
@@ -422,7 +471,9 @@ def _judge(evidence: _Evidence, tolerance: float, alike: float) -> Proof:
             return Proof(counts.SAMPLES, deviation=deviation)
         given = "a sum" if workload.reduction == "sum" else "a mean over count="
         shown = ", ".join(f"{weight:.4g}" for weight in found.tolist())
-        return Proof(None, reason=f"it is not {given}: the weights of its samples are {shown}", deviation=1.0)
+        return Proof(
+            None, reason=f"it is not {given}: the weights of its samples are {shown}", deviation=1.0
+        )
 
     accepted: list[tuple[Count, torch.Tensor]] = []
     for count in counts.candidates(evidence.batch):
@@ -433,7 +484,9 @@ def _judge(evidence: _Evidence, tolerance: float, alike: float) -> Proof:
         shown = ", ".join(f"{weight:.4g}" for weight in found.tolist())
         reason = f"it weights samples by {shown}, and nothing in the batch counts so"
         return Proof(None, reason=reason, deviation=1.0)
-    if not all(torch.allclose(weights, accepted[0][1], atol=_SAME_WEIGHT) for _, weights in accepted):
+    if not all(
+        torch.allclose(weights, accepted[0][1], atol=_SAME_WEIGHT) for _, weights in accepted
+    ):
         raise _AlikeError
 
     default = counts.by_task(workload, evidence.batch)
@@ -449,7 +502,9 @@ class _Gradients:
         self._setup = setup
         self._varied = varied
         trained = [weight for _, weight in setup.trainable()]
-        self._weights = [weight for weight in trained if weight.is_floating_point() or weight.is_complex()]
+        self._weights = [
+            weight for weight in trained if weight.is_floating_point() or weight.is_complex()
+        ]
         self._coordinates: dict[int, torch.Tensor] = {}  # by the number of the weight
         self._sizes: list[float] = []
 
@@ -463,7 +518,9 @@ class _Gradients:
         with self._varied or nullcontext(), torch.enable_grad(), setup.step_context():
             loss, count = strategy_of(setup).forward(on_device)
             if not bool(loss.detach().isfinite()):
-                raise _NothingToCompareError(f"the loss is {float(loss.detach())} with random weights")
+                raise _NothingToCompareError(
+                    f"the loss is {float(loss.detach())} with random weights"
+                )
             found = self._backward(loss)
 
         parts = []
@@ -481,7 +538,9 @@ class _Gradients:
             if not largest:
                 raise _NothingToCompareError("the loss has no gradient with random weights")
             self._sizes = [max(size, _SMALLEST * largest) for size in sizes]
-        return torch.cat([part / size for part, size in zip(parts, self._sizes, strict=True)]), count
+        return torch.cat(
+            [part / size for part, size in zip(parts, self._sizes, strict=True)]
+        ), count
 
     def of_slices(
         self, slices: Sequence[Any], sizes: Sequence[int], draws: RecordedDraws
@@ -513,12 +572,16 @@ class _Gradients:
         def take(number: int, weight: torch.Tensor) -> None:
             assert weight.grad is not None
             gradient = weight.grad.detach().to_dense()
-            gradient = torch.view_as_real(gradient.resolve_conj()) if gradient.is_complex() else gradient
+            gradient = (
+                torch.view_as_real(gradient.resolve_conj()) if gradient.is_complex() else gradient
+            )
             weight.grad = None
             if number not in self._coordinates:
                 self._coordinates[number] = _coordinates(gradient)
             taken = gradient.reshape(-1)[self._coordinates[number]].to("cpu", torch.float64)
-            found[number] = found[number] + taken if number in found else taken  # reentrant checkpointing comes twice
+            found[number] = (
+                found[number] + taken if number in found else taken
+            )  # reentrant checkpointing comes twice
 
         with ExitStack() as stack:
             for number, weight in enumerate(self._weights):
@@ -543,7 +606,9 @@ def _coordinates(gradient: torch.Tensor) -> torch.Tensor:
     everywhere = torch.arange(half, device=gradient.device) * (gradient.numel() // half)
     count = min(len(rows), max(TRIAL_SAMPLES, half // rows.shape[1]))
     strongest = rows.abs().sum(dim=1).topk(count).indices
-    columns = torch.linspace(0, rows.shape[1] - 1, min(rows.shape[1], half // count), device=gradient.device).long()
+    columns = torch.linspace(
+        0, rows.shape[1] - 1, min(rows.shape[1], half // count), device=gradient.device
+    ).long()
     of_rows = strongest.unsqueeze(1) * rows.shape[1] + columns
     chosen: torch.Tensor = torch.cat([everywhere, of_rows.reshape(-1)]).unique()
     return chosen

@@ -23,7 +23,9 @@ def evaluate(setup: Setup, batches: Iterable[Any]) -> float:
     """The mean loss over `batches`. Raises InputError where no batch has a valid label."""
     total, weight = _sums(setup, batches)
     if not weight:
-        raise InputError("there is nothing to evaluate on: no batch with a valid label.", "Check eval_loader.")
+        raise InputError(
+            "there is nothing to evaluate on: no batch with a valid label.", "Check eval_loader."
+        )
     return total / weight
 
 
@@ -33,11 +35,15 @@ def check_evaluation(setup: Setup, loader: Any) -> None:
     with put_back(loader):
         first = next(batches_of(loader, name="eval_loader"), None)
     if first is None:
-        raise InputError("eval_loader is empty: it gave no batch.", "Check the data set, or leave it out.")
+        raise InputError(
+            "eval_loader is empty: it gave no batch.", "Check the data set, or leave it out."
+        )
 
     sample = samples_of(first, 0, 1, setup.workload.split)
     with blamed_on("the loss on eval_loader's first sample"):
-        if not setup.ranks.are_several:  # before its terms are counted, which says less of a wrong batch
+        if (
+            not setup.ranks.are_several
+        ):  # before its terms are counted, which says less of a wrong batch
             with evaluation_mode(setup.model):
                 loss_value(setup, sample)
         _sums(setup, [sample])
@@ -59,7 +65,9 @@ def _sums(setup: Setup, batches: Iterable[Any]) -> tuple[float, float]:
 
             while ranks.largest(samples - start)[0] > 0:
                 if start < samples:
-                    piece = samples_of(part.batch, start, min(start + size, samples), workload.split)
+                    piece = samples_of(
+                        part.batch, start, min(start + size, samples), workload.split
+                    )
                     count = loss_count(workload, piece)
                 else:  # a forward that only the other ranks need
                     piece = samples_of(part.batch, 0, 1, workload.split)

@@ -73,13 +73,26 @@ class Holders:
 
         named = [*setup.model.parameters(), *setup.model.buffers()]
         count("weights", [(owners.get(each), each) for each in named])
-        count("gradients", [(owners.get(each), each.grad) for each in named if each.grad is not None])
-        count("optimizer", [(owners.get(each), leaf) for each, of_one in state.items() for leaf in tree_iter(of_one)])
+        count(
+            "gradients", [(owners.get(each), each.grad) for each in named if each.grad is not None]
+        )
+        count(
+            "optimizer",
+            [
+                (owners.get(each), leaf)
+                for each, of_one in state.items()
+                for leaf in tree_iter(of_one)
+            ],
+        )
         if self._live:
             held["others"] = max(0, self._live() - sum(held.values()))
             if phase == "forward":  # a backward gives them up, one after the other
-                largest.update({_holder("activations", number): size for number, size in self._kept.items()})
-        return Shortage(phase, asked, held, dict(item for item in largest.most_common(_MOST) if item[1] > 0))
+                largest.update(
+                    {_holder("activations", number): size for number, size in self._kept.items()}
+                )
+        return Shortage(
+            phase, asked, held, dict(item for item in largest.most_common(_MOST) if item[1] > 0)
+        )
 
     def _owners(self) -> dict[Any, int]:
         return {
@@ -102,9 +115,9 @@ class Holders:
 def shortage_of(setup: Setup, error: BaseException) -> Shortage:
     """What is held where a training runs out of memory."""
     on_cuda = setup.device.type == "cuda"
-    return Holders(setup, (lambda: torch.cuda.memory_allocated(setup.device)) if on_cuda else None).shortage(
-        asked_bytes(error)
-    )
+    return Holders(
+        setup, (lambda: torch.cuda.memory_allocated(setup.device)) if on_cuda else None
+    ).shortage(asked_bytes(error))
 
 
 def _holder(kind: str, block: int | None) -> str:

@@ -46,12 +46,17 @@ from autofit.training.packed_samples import note_of_mixed_samples
 from autofit.training.step import loss_value
 
 _SPLITTABLE_SOURCES = ("preset", "directory", "hub")  # transformers models with their own loss
-_BYTES_OF_TRIAL = 8  # of each weight: itself in fp32, and as much for activations and the gradients of a few
+_BYTES_OF_TRIAL = (
+    8  # of each weight: itself in fp32, and as much for activations and the gradients of a few
+)
 _MOST_PARAMETERS = 200_000_000  # of a model that is tried whole, since that takes seconds
 _LOOKED_AT = 32  # samples among which those that differ most are found
 _CORRECT_IT = "Correct it there."
 _INSTALLED = tuple(sysconfig.get_path(kind) for kind in ("stdlib", "purelib", "platlib"))
-_LIBRARIES = (str(Path(torch.__file__).parent), str(Path(autofit.__file__).parent))  # where the user fixes no errors
+_LIBRARIES = (
+    str(Path(torch.__file__).parent),
+    str(Path(autofit.__file__).parent),
+)  # where the user fixes no errors
 
 
 def inspect_workload(workload: Workload, hardware: Hardware, budget_bytes: int | None) -> Traits:
@@ -99,7 +104,8 @@ def _known_loss(model: nn.Module) -> _KnownLoss:
     configs = [config, getattr(config, "text_config", None)]
     if any(getattr(each, "output_router_logits", False) for each in configs):
         note = (
-            "the loss of the model's routers couples the samples of a batch, so the micro-batch stays the whole of it."
+            "the loss of the model's routers couples the samples "
+            "of a batch, so the micro-batch stays the whole of it."
         )
         return _KnownLoss(False, (note,))
     return _KnownLoss(True)
@@ -120,7 +126,9 @@ def _structure(workload: Workload, model: nn.Module) -> Traits:
     kept = bool(stays_in_eval(model))
     modules = [module for module in model.modules() if module.training or not kept]
     if not any(parameter.requires_grad for parameter in model.parameters()):
-        raise InputError("the model has no trainable parameter.", "Set requires_grad on what should be trained.")
+        raise InputError(
+            "the model has no trainable parameter.", "Set requires_grad on what should be trained."
+        )
     digest = None
     with (
         suppress(InputError),
@@ -131,11 +139,15 @@ def _structure(workload: Workload, model: nn.Module) -> Traits:
         parameters=sum(parameter.numel() for parameter in model.parameters()),
         blocks=len(repeated_blocks(model)),
         linears=len(linears),
-        experts=next((weight.module_name.rpartition(".")[2] for weight in expert_weights(model)), None),
+        experts=next(
+            (weight.module_name.rpartition(".")[2] for weight in expert_weights(model)), None
+        ),
         attention=any("attn" in name or "attention" in name for name in linears),
         sdpa=bool(getattr(model, "_supports_sdpa", False)),
         batch_norm=any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in modules),
-        dropout=any(isinstance(module, nn.modules.dropout._DropoutNd) and module.p > 0 for module in modules),
+        dropout=any(
+            isinstance(module, nn.modules.dropout._DropoutNd) and module.p > 0 for module in modules
+        ),
         heads=math.gcd(*heads_of(model)),
         plan=any(True for _ in planned(model)),
         head=defers_logits(model),
@@ -163,7 +175,9 @@ def _with_loss_traits(traits: Traits, workload: Workload, hardware: Hardware) ->
         mixed = note_of_mixed_samples(setup, batch)
         trial = getattr(workload.batch, "differing", None)
         if trial is None:
-            trial = _few_of(workload, few_samples(workload, min(_LOOKED_AT, workload.effective_batch_size)))
+            trial = _few_of(
+                workload, few_samples(workload, min(_LOOKED_AT, workload.effective_batch_size))
+            )
         more = min(samples_to_try(setup, trial), workload.effective_batch_size)
         proof = prove(setup, trial, shortened(few_samples(workload, more)))
     finally:
@@ -189,7 +203,9 @@ class Prover:
             with blamed_on("copying the model's structure"):
                 structure = meta_copy(model)
         except InputError as error:
-            return cls(dataclasses.replace(workload, model=functools.partial(_raise, error)), hardware)
+            return cls(
+                dataclasses.replace(workload, model=functools.partial(_raise, error)), hardware
+            )
         return cls(dataclasses.replace(workload, model=lambda: copy.deepcopy(structure)), hardware)
 
     def traits(self) -> Traits:
@@ -197,12 +213,19 @@ class Prover:
         hardware = self.hardware
         on_cpu = hardware.device == "cpu"
         free = hardware.host_free_bytes if on_cpu else hardware.memory_bytes - hardware.used_bytes
-        with random_state.preserved(torch.device(hardware.device)), CallState.preserved(self.workload.loss):
+        with (
+            random_state.preserved(torch.device(hardware.device)),
+            CallState.preserved(self.workload.loss),
+        ):
             return inspect_workload(self.workload, hardware, free)
 
     def on_host(self) -> Self:
         """The same on the host, where a card has no memory left."""
-        return self if self.hardware.device == "cpu" else dataclasses.replace(self, hardware=detect("cpu"))
+        return (
+            self
+            if self.hardware.device == "cpu"
+            else dataclasses.replace(self, hardware=detect("cpu"))
+        )
 
     def proof(self, batch: Any) -> Proof:
         """What the gradients of a batch show; of its samples those that differ most."""
@@ -242,7 +265,11 @@ def _with_proof(traits: Traits, workload: Workload, proof: Proof) -> Traits:
         return traits
     notes = traits.notes
     if workload.loss is not None:
-        what = "is a sum over samples" if proof.count.kind == "sum" else f"is a mean over {proof.count}"
+        what = (
+            "is a sum over samples"
+            if proof.count.kind == "sum"
+            else f"is a mean over {proof.count}"
+        )
         notes = (*notes, f"the loss {what}, as gradients of a few samples show.")
     return dataclasses.replace(traits, count=proof.count, rivals=proof.rivals, notes=notes)
 
@@ -275,7 +302,11 @@ class _FusedAttentionWatch(TorchDispatchMode):
         self.ran = False
 
     def __torch_dispatch__(
-        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
     ) -> Any:
         self.ran = self.ran or "scaled_dot_product" in str(func)
         return func(*args, **(kwargs or {}))

@@ -22,8 +22,12 @@ def encoded(value: Any) -> Any:
     if kind in (torch.Tensor, torch.nn.Parameter) and value.layout is torch.strided:
         data = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
         return {"tensor": [str(value.dtype).removeprefix("torch."), list(value.shape), _text(data)]}
-    if isinstance(value, np.ndarray | np.generic) and not (value.dtype.hasobject or value.dtype.names):
-        shape = list(value.shape) if isinstance(value, np.ndarray) else None  # a number of numpy's own
+    if isinstance(value, np.ndarray | np.generic) and not (
+        value.dtype.hasobject or value.dtype.names
+    ):
+        shape = (
+            list(value.shape) if isinstance(value, np.ndarray) else None
+        )  # a number of numpy's own
         return {"array": [value.dtype.str, shape, _text(value.tobytes())]}
     if isinstance(value, dict):
         if len(value) != 1 and all(type(key) is str for key in value):

@@ -97,7 +97,9 @@ def train(
         start = time.perf_counter()
         batch = next(iterator, None)
         if batch is None:
-            raise InputError(f"the data ended after {step} of {steps} steps.", "Give fewer steps, or more data.")
+            raise InputError(
+                f"the data ended after {step} of {steps} steps.", "Give fewer steps, or more data."
+            )
 
         updates = step - setup.progress.skipped_updates
         lr = setup.hyperparameters.lr * learning_rate_factor(setup.hyperparameters, steps, updates)
@@ -204,7 +206,9 @@ class _Stepper:
         change = None if setup.ranks.are_several else self._recovery.reduce()
         if change is None:
             message = f"{failure}, and nothing is left that would need less and learn the same"
-            raise OutOfMemoryError(f"{message} (micro-batch {setup.micro_batch_size}).", SEARCH_AGAIN)
+            raise OutOfMemoryError(
+                f"{message} (micro-batch {setup.micro_batch_size}).", SEARCH_AGAIN
+            )
 
         self._notify(f"{failure}: the step is done again, from here on with {change}.")
         if self._seconds:
@@ -218,5 +222,7 @@ class _Stepper:
             now = median(self._seconds[1:])  # the first one includes the failed attempt
             cost = now / self._seconds_before - 1
             direction = "more" if cost > 0 else "less"
-            self._notify(f"a step takes {now:.3g} s since then, {abs(cost):.0%} {direction} than before.")
+            self._notify(
+                f"a step takes {now:.3g} s since then, {abs(cost):.0%} {direction} than before."
+            )
             self._seconds_before = None

@@ -15,7 +15,9 @@ def loss_and_count(setup: Setup, batch: Any) -> tuple[torch.Tensor, float | None
     (sum, count). Raises InputError for what is no trainable number."""
     own_loss = setup.workload.loss
     with ending_forks():
-        loss = default_loss(setup.model, batch) if own_loss is None else own_loss(setup.model, batch)
+        loss = (
+            default_loss(setup.model, batch) if own_loss is None else own_loss(setup.model, batch)
+        )
 
     count: float | None = None
     if own_loss is not None and _is_sum_and_count(loss):
@@ -24,8 +26,12 @@ def loss_and_count(setup: Setup, batch: Any) -> tuple[torch.Tensor, float | None
 
     _check_number(loss)
     if torch.is_grad_enabled() and not loss.requires_grad:
-        if setup.config.lora_rank:  # code of its own for the backward (Reformer's) may want inputs to be trained
-            raise RefusedError("no adapter takes part in the loss, by the model's own code; use lora_rank 0.")
+        if (
+            setup.config.lora_rank
+        ):  # code of its own for the backward (Reformer's) may want inputs to be trained
+            raise RefusedError(
+                "no adapter takes part in the loss, by the model's own code; use lora_rank 0."
+            )
         message = "the loss needs no gradient: no trainable weight takes part in it."
         raise InputError(message, "Check requires_grad.")
     return loss.reshape(()), count

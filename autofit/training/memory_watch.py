@@ -17,7 +17,10 @@ import torch
 
 from autofit.core.hardware import GIB, MIB
 
-WINDOWS = (7, 56)  # steps whose lowest reading is one floor: fast leaks, and slow ones in noisy readings
+WINDOWS = (
+    7,
+    56,
+)  # steps whose lowest reading is one floor: fast leaks, and slow ones in noisy readings
 _FLOORS = 6  # in a row, each above the one before, and the last above all of the first window
 _EVEN = 0.5  # the least rise between two of them, as a share of the largest: what fills up, or jumps, is no leak
 _LEAST_RISE = 32 * 1024  # bytes a step
@@ -78,7 +81,11 @@ class MemoryWatch:
         return memory
 
     def _look(self, name: str, step: int, nbytes: int | None) -> None:
-        found = [rise for floors in self._floors[name] if nbytes is not None and (rise := floors.add(step, nbytes))]
+        found = [
+            rise
+            for floors in self._floors[name]
+            if nbytes is not None and (rise := floors.add(step, nbytes))
+        ]
         if not found:
             return
         first, risen, steps = found[0]
@@ -94,7 +101,9 @@ class MemoryWatch:
 
     def _warn_of_leak(self, what: str) -> None:
         kept = "a loss or an output that is kept without .item() or .detach(), or a cache of the loader"
-        self._notify(f"{what}: something keeps what each step makes, often {kept} (docs/out-of-memory.md).")
+        self._notify(
+            f"{what}: something keeps what each step makes, often {kept} (docs/out-of-memory.md)."
+        )
 
     def _look_for_gaps(self, reserved: int, peak: int) -> None:
         if reserved > peak * _FRAGMENTED and reserved - peak > _LOST:
@@ -105,7 +114,10 @@ class MemoryWatch:
             )
 
 
-_KINDS = {"allocated_bytes": "the memory of tensors", "resident_bytes": "the memory of this process"}
+_KINDS = {
+    "allocated_bytes": "the memory of tensors",
+    "resident_bytes": "the memory of this process",
+}
 
 
 class _Floors:
@@ -113,8 +125,12 @@ class _Floors:
 
     def __init__(self, window: int) -> None:
         self._window = window
-        self._readings: list[tuple[int, int]] = []  # (bytes, step) of the window that is not full yet
-        self._ends: deque[tuple[tuple[int, int], tuple[int, int]]] = deque(maxlen=_FLOORS)  # lowest and highest
+        self._readings: list[
+            tuple[int, int]
+        ] = []  # (bytes, step) of the window that is not full yet
+        self._ends: deque[tuple[tuple[int, int], tuple[int, int]]] = deque(
+            maxlen=_FLOORS
+        )  # lowest and highest
 
     def add(self, step: int, nbytes: int) -> tuple[int, int, int] | None:
         """(the step of the first floor, bytes risen since, in so many steps) once all floors rise evenly."""
@@ -128,7 +144,10 @@ class _Floors:
         floors = [lowest for (lowest, _), _ in self._ends]
         rises = [after - before for before, after in pairwise(floors)]
         _, (noisiest, _) = self._ends[0]
-        if min(rises) < max(_LEAST_RISE * self._window, _EVEN * max(rises)) or floors[-1] < noisiest:
+        if (
+            min(rises) < max(_LEAST_RISE * self._window, _EVEN * max(rises))
+            or floors[-1] < noisiest
+        ):
             return None
         ((_, first), _) = self._ends[0]
         ((_, last), _) = self._ends[-1]

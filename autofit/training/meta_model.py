@@ -35,9 +35,19 @@ def parameters_on_meta() -> Iterator[None]:
     def register(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
         if type(parameter) is nn.Parameter and parameter.device.type != "meta":
             if parameter not in on_meta:
-                on_meta[parameter] = nn.Parameter(parameter.detach().to("meta"), requires_grad=parameter.requires_grad)
-                if not parameter.requires_grad and parameter.numel() <= _FEW and bool(parameter.isfinite().all()):
-                    on_meta[parameter].constant = parameter.detach().clone()  # as D-FINE's scale, which it divides by
+                on_meta[parameter] = nn.Parameter(
+                    parameter.detach().to("meta"), requires_grad=parameter.requires_grad
+                )
+                if (
+                    not parameter.requires_grad
+                    and parameter.numel() <= _FEW
+                    and bool(parameter.isfinite().all())
+                ):
+                    on_meta[
+                        parameter
+                    ].constant = (
+                        parameter.detach().clone()
+                    )  # as D-FINE's scale, which it divides by
             parameter = on_meta[parameter]
         original(module, name, parameter)
 
@@ -72,7 +82,11 @@ def meta_copy(model: nn.Module) -> nn.Module:
 def materialize(setup: Setup, *, values: bool = True) -> None:
     """Move every parameter and buffer to the device in its final dtype; meta ones get random values, if `values`, and
     those of other ranks become the first one's. Then does what `setup.weights.on_materialized` asks for each module."""
-    generator = torch.Generator(device=setup.device).manual_seed(setup.hyperparameters.seed) if values else None
+    generator = (
+        torch.Generator(device=setup.device).manual_seed(setup.hyperparameters.seed)
+        if values
+        else None
+    )
     done: WeakValueDictionary[nn.Parameter, nn.Parameter] = WeakValueDictionary()
 
     modules = list(setup.model.modules())
@@ -123,13 +137,19 @@ def _materialize_one(
         module._buffers[name] = placed
 
 
-def _placed(parameter: nn.Parameter, name: str, setup: Setup, generator: torch.Generator | None) -> nn.Parameter:
-    wanted = setup.weights.trainable_dtype if parameter.requires_grad else setup.weights.frozen_dtype
+def _placed(
+    parameter: nn.Parameter, name: str, setup: Setup, generator: torch.Generator | None
+) -> nn.Parameter:
+    wanted = (
+        setup.weights.trainable_dtype if parameter.requires_grad else setup.weights.frozen_dtype
+    )
     dtype = wanted if wanted is not None and parameter.is_floating_point() else parameter.dtype
 
     if parameter.device.type == "meta":
         # By its layout, not `empty_like`: PyTorch 2.11 has no fake tensors for a library's own class (Int8Params).
-        tensor = torch.empty_strided(parameter.size(), parameter.stride(), dtype=dtype, device=setup.device)
+        tensor = torch.empty_strided(
+            parameter.size(), parameter.stride(), dtype=dtype, device=setup.device
+        )
         if generator is not None:
             _fill(tensor, name, generator)
             if hasattr(parameter, "constant"):

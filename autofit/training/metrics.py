@@ -48,10 +48,14 @@ class MetricsFile(Recorder):
         self._open(first_step)
 
     def _open(self, first_step: int) -> None:
-        if self._path.exists() and not self._path.is_file():  # somebody's folder must not keep a run from going on
+        if (
+            self._path.exists() and not self._path.is_file()
+        ):  # somebody's folder must not keep a run from going on
             self._path.rename(self._path.with_name(f"{self._path.name}.{time.time_ns()}.aside"))
         if self._path.exists():
-            write_atomically(self._path, "".join(line for line, step in _lines(self._path) if step <= first_step))
+            write_atomically(
+                self._path, "".join(line for line, step in _lines(self._path) if step <= first_step)
+            )
         self._file: IO[str] = self._path.open("a", encoding="utf-8")
 
     def back_to(self, first_step: int) -> None:
@@ -69,7 +73,9 @@ class MetricsFile(Recorder):
         self._file.close()
 
     def _write(self, row: dict[str, Any]) -> None:
-        self._file.write(json.dumps({name: value for name, value in row.items() if value is not None}) + "\n")
+        self._file.write(
+            json.dumps({name: value for name, value in row.items() if value is not None}) + "\n"
+        )
         self._file.flush()
 
 
@@ -118,7 +124,9 @@ class Bar(Recorder):
 
     def __init__(self, total: int, *, first_step: int = 0) -> None:
         options = {"total": total, "initial": first_step, "desc": "training", "unit": "step"}
-        self._bar: Any = _CellBar(**options) if in_notebook() else tqdm(**options, dynamic_ncols=True)
+        self._bar: Any = (
+            _CellBar(**options) if in_notebook() else tqdm(**options, dynamic_ncols=True)
+        )
         self._waiting = self._elapsed = 0.0
 
     def __call__(self, report: StepReport) -> None:
@@ -149,7 +157,11 @@ class Bar(Recorder):
 
 def _sizes(memory: StepMemory) -> dict[str, str]:
     if memory.allocated_bytes is None:
-        return {} if memory.resident_bytes is None else {"resident": f"{memory.resident_bytes / GIB:.2f}G"}
+        return (
+            {}
+            if memory.resident_bytes is None
+            else {"resident": f"{memory.resident_bytes / GIB:.2f}G"}
+        )
     sizes = memory.allocated_bytes, memory.peak_bytes, memory.reserved_bytes
     return {"now/peak/reserved": "/".join(f"{(size or 0) / GIB:.1f}" for size in sizes) + "G"}
 

@@ -16,7 +16,10 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import Checkpoi
 from autofit.setup import Setup
 from autofit.setup.state import modes_of, set_modes
 
-_OWN_CHECKPOINTING = ("gradient_checkpointing", "grad_checkpointing")  # of transformers and diffusers; of timm
+_OWN_CHECKPOINTING = (
+    "gradient_checkpointing",
+    "grad_checkpointing",
+)  # of transformers and diffusers; of timm
 _NAMED = 3  # modules that a sentence names
 
 
@@ -38,7 +41,9 @@ def stays_in_eval(model: nn.Module) -> list[str]:
 
     names: list[str] = []
     for name, module in model.named_modules():
-        is_inside = bool(names) and name.startswith(f"{names[-1]}.")  # what is inside follows at once
+        is_inside = bool(names) and name.startswith(
+            f"{names[-1]}."
+        )  # what is inside follows at once
         if not module.training and not is_inside:
             names.append(name)
     return names
@@ -85,7 +90,11 @@ def _configs(model: nn.Module) -> Iterator[Any]:
     seen: set[int] = set()
     while waiting:
         config = waiting.pop()
-        if id(config) in seen or not hasattr(config, "model_type") or not hasattr(config, "__dict__"):
+        if (
+            id(config) in seen
+            or not hasattr(config, "model_type")
+            or not hasattr(config, "__dict__")
+        ):
             continue
         seen.add(id(config))
         yield config
@@ -95,7 +104,9 @@ def _configs(model: nn.Module) -> Iterator[Any]:
 def _unless_trained(plain: Callable[..., Any]) -> Callable[..., Any]:
     """Keys and values that a cache would get in training are handed on, and kept nowhere."""
 
-    def update(cache: Any, keys: torch.Tensor, values: torch.Tensor, layer: int, *args: Any, **options: Any) -> Any:
+    def update(
+        cache: Any, keys: torch.Tensor, values: torch.Tensor, layer: int, *args: Any, **options: Any
+    ) -> Any:
         if torch.is_grad_enabled() and not cache.get_seq_length(layer):
             return keys, values
         return plain(cache, keys, values, layer, *args, **options)

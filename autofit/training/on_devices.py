@@ -66,20 +66,33 @@ def run_on_devices(
         _write(named, given_weights)
 
         options = {"steps": steps, "epochs": epochs, "eval_loader": eval_loader}
-        job = _Job(_without_weights(session), given_weights, trained, config, device, loader, options)
+        job = _Job(
+            _without_weights(session), given_weights, trained, config, device, loader, options
+        )
 
         while True:
             try:
-                answer = on_ranks(_train, job, count=devices, device=device, timeout=timeout, said=session.listener)
+                answer = on_ranks(
+                    _train,
+                    job,
+                    count=devices,
+                    device=device,
+                    timeout=timeout,
+                    said=session.listener,
+                )
                 break
             except OutOfMemoryError as error:
                 if not error.knobs:
                     raise
 
-                session.listener(f"{error.message[:-1]}: all start again, with {_told(error.knobs)}.")
+                session.listener(
+                    f"{error.message[:-1]}: all start again, with {_told(error.knobs)}."
+                )
                 directory = session.policy.directory
                 is_resumed = directory is not None and checkpoint.exists(directory)
-                again = dataclasses.replace(job.session, policy=dataclasses.replace(session.policy, resume=is_resumed))
+                again = dataclasses.replace(
+                    job.session, policy=dataclasses.replace(session.policy, resume=is_resumed)
+                )
                 job = dataclasses.replace(job, session=again, config={**job.config, **error.knobs})
 
         _take_back(session, config, device, trained)
@@ -132,8 +145,17 @@ def _take_back(session: Session, config: Mapping[str, Any], device: str, path: P
     kept = {each.name for each in all_techniques() if each.stage <= Stage.ADAPT}
     with restored(model, dtypes=session.workload.keeps is not None):
         hardware = detect(home if config.get("quantization", "none") == "none" else device)
-        plain = canonicalize({knob: config[knob] for knob in config if knob in kept}, session.workload, hardware)
-        setup = Setup(session.workload, plain, hardware, torch.device(hardware.device), model, session.hyperparameters)
+        plain = canonicalize(
+            {knob: config[knob] for knob in config if knob in kept}, session.workload, hardware
+        )
+        setup = Setup(
+            session.workload,
+            plain,
+            hardware,
+            torch.device(hardware.device),
+            model,
+            session.hyperparameters,
+        )
         adapt(setup)
         materialize(setup)
 
@@ -148,7 +170,9 @@ def _plain(model: nn.Module) -> dict[str, torch.Tensor]:
     for name, parameter in model.named_parameters():
         if type(parameter) is not nn.Parameter or parameter.layout is not torch.strided:
             message = f"{name} of the model is a {type(parameter).__name__}, which cannot be given to several processes"
-            raise InputError(f"{message}.", "Load plain weights: the knob quantization quantises them.")
+            raise InputError(
+                f"{message}.", "Load plain weights: the knob quantization quantises them."
+            )
     return checkpoint.detached(model.named_parameters())
 
 
@@ -163,7 +187,10 @@ def _write(tensors: Mapping[str, torch.Tensor], path: Path) -> None:
     """Fill such a file; libraries that rename one of their own cannot."""
     remedy = f"Make room in {_SHARED}, or in the directory of temporary files (TMPDIR)."
     says = "the weights cannot be given to other processes"
-    with as_input_error(lambda error: f"{says}: {describe_error(error)}.", remedy), path.open("wb") as file:
+    with (
+        as_input_error(lambda error: f"{says}: {describe_error(error)}.", remedy),
+        path.open("wb") as file,
+    ):
         torch.save(dict(tensors), file)
 
 

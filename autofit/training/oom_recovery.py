@@ -51,7 +51,9 @@ class Recovery:
         exception's handler has returned: its frames hold tensors."""
         setup = self._setup
         phase = setup.progress.phase
-        is_torn = phase == "update" or (phase == "backward" and setup.stepped_in_backward is not None)
+        is_torn = phase == "update" or (
+            phase == "backward" and setup.stepped_in_backward is not None
+        )
         if is_torn and not setup.stepped_in_backward and self._versions == self._weight_versions():
             setup.optimizer.state.clear()  # it was being made, for the first time
             is_torn = False
@@ -97,14 +99,18 @@ class Recovery:
 
         size = largest_divisor(whole, half)
         setup.micro_batch_size = size
-        return setup.config.replace(micro_batch_size=size, gradient_accumulation_steps=whole // size)
+        return setup.config.replace(
+            micro_batch_size=size, gradient_accumulation_steps=whole // size
+        )
 
     def _full_checkpointing(self) -> Config | None:
         setup = self._setup
         before = setup.config
         config = before.replace(activation_checkpointing="full")
         # Nothing may be wrapped later around what these wrap.
-        is_wrapped = {before.compile, before.activation_offload, before.parameter_offload} != {"none"}
+        is_wrapped = {before.compile, before.activation_offload, before.parameter_offload} != {
+            "none"
+        }
         if config == before or is_wrapped or refuse(config, setup.workload, setup.hardware):
             return None
 
@@ -117,6 +123,9 @@ class Recovery:
 
 def _difference(before: Config, after: Config) -> str:
     if before.micro_batch_size != after.micro_batch_size:
-        old, new = (f"{each.micro_batch_size}x{each.gradient_accumulation_steps}" for each in (before, after))
+        old, new = (
+            f"{each.micro_batch_size}x{each.gradient_accumulation_steps}"
+            for each in (before, after)
+        )
         return f"micro-batch {old} -> {new}"
     return f"activation_checkpointing {before.activation_checkpointing} -> {after.activation_checkpointing}"

@@ -19,7 +19,13 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from autofit.core.errors import shown
 
-_OF_A_RUN = ("params", "lr", "lr_ratio", "weight_decay", "initial_lr")  # of a group: what changes no form
+_OF_A_RUN = (
+    "params",
+    "lr",
+    "lr_ratio",
+    "weight_decay",
+    "initial_lr",
+)  # of a group: what changes no form
 
 
 class StateError(Exception):
@@ -42,7 +48,9 @@ class Form:
         inner: dict[str, Form] = {}
         if is_traceable_wrapper_subclass(tensor):
             wrapped = ((name, getattr(tensor, name)) for name in tensor.__tensor_flatten__()[0])
-            inner = {name: cls.of(value) for name, value in wrapped if isinstance(value, torch.Tensor)}
+            inner = {
+                name: cls.of(value) for name, value in wrapped if isinstance(value, torch.Tensor)
+            }
         kind = type(tensor) if inner else torch.Tensor
         return cls(kind, tensor.shape, tensor.dtype, tensor.stride(), inner)
 
@@ -73,7 +81,9 @@ class Form:
             return saved.contiguous()
         if saved.stride() == self.stride:
             return saved
-        return torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device=saved.device).copy_(saved)
+        return torch.empty_strided(
+            self.shape, self.stride, dtype=self.dtype, device=saved.device
+        ).copy_(saved)
 
 
 class OptimizerSchema:
@@ -94,12 +104,16 @@ class OptimizerSchema:
         """The state to load. Raises StateError for one that is not of this optimizer."""
         return self._fitted_parts(_parts_of(self._optimizer), saved, "the state")
 
-    def check_entry(self, weight: nn.Parameter, given: Mapping[str, Any], name: str, *, on_meta: bool = False) -> None:
+    def check_entry(
+        self, weight: nn.Parameter, given: Mapping[str, Any], name: str, *, on_meta: bool = False
+    ) -> None:
         """Raise a StateError unless entries are those of a weight; `on_meta`: where only their shapes are known."""
         for optimizer in _flat(_parts_of(self._optimizer)):
             for group in optimizer.param_groups:
                 if any(each is weight for each in group["params"]):
-                    self._fitted_entry(self._forms(optimizer, group, weight), given, name, on_meta=on_meta)
+                    self._fitted_entry(
+                        self._forms(optimizer, group, weight), given, name, on_meta=on_meta
+                    )
 
     def _fitted_parts(self, parts: Any, saved: Any, name: str) -> Any:
         """The same for optimizers in containers."""
@@ -110,10 +124,16 @@ class OptimizerSchema:
         if isinstance(parts, dict):
             if saved.keys() != parts.keys():
                 raise StateError(f"{name} holds {shown(sorted(map(str, saved)))}")
-            return {key: self._fitted_parts(part, saved[key], f"{key} of {name}") for key, part in parts.items()}
+            return {
+                key: self._fitted_parts(part, saved[key], f"{key} of {name}")
+                for key, part in parts.items()
+            }
         if isinstance(parts, list):
             pairs = zip(parts, saved, strict=True)
-            return [self._fitted_parts(part, given, f"{n} of {name}") for n, (part, given) in enumerate(pairs)]
+            return [
+                self._fitted_parts(part, given, f"{n} of {name}")
+                for n, (part, given) in enumerate(pairs)
+            ]
         return saved
 
     def _fitted_optimizer(self, optimizer: Optimizer, saved: Any, name: str) -> Any:
@@ -146,10 +166,14 @@ class OptimizerSchema:
                 raise StateError(f"{name} has a weight {shown(number)}")
         return {**saved, "state": state, "param_groups": groups}
 
-    def _fitted_groups(self, own: list[dict[str, Any]], saved: Any, name: str) -> list[dict[str, Any]]:
+    def _fitted_groups(
+        self, own: list[dict[str, Any]], saved: Any, name: str
+    ) -> list[dict[str, Any]]:
         """The settings of the groups: this run's own, but for a user's class, which may hold state there."""
         are_groups = isinstance(saved, list) and all(isinstance(group, dict) for group in saved)
-        if not are_groups or [group.get("params") for group in saved] != [group["params"] for group in own]:
+        if not are_groups or [group.get("params") for group in saved] != [
+            group["params"] for group in own
+        ]:
             raise StateError(f"{name} is of other groups of weights")
         if not self._is_own:
             return own
@@ -173,7 +197,9 @@ class OptimizerSchema:
         for key in entry.keys() & forms.keys():
             form = forms[key]
             what = f"{key} of {name}"
-            if isinstance(form, dict) and isinstance(entry[key], dict):  # bitsandbytes nests what it quantises
+            if isinstance(form, dict) and isinstance(
+                entry[key], dict
+            ):  # bitsandbytes nests what it quantises
                 fitted[key] = self._fitted_entry(form, entry[key], what, on_meta=on_meta)
             elif not isinstance(form, Form):
                 _check_kind(entry[key], form, what)
@@ -183,7 +209,9 @@ class OptimizerSchema:
                 fitted[key] = form.fitted(entry[key], what)
         return fitted
 
-    def _forms(self, optimizer: Optimizer, group: Mapping[str, Any], weight: nn.Parameter) -> dict[str, Any]:
+    def _forms(
+        self, optimizer: Optimizer, group: Mapping[str, Any], weight: nn.Parameter
+    ) -> dict[str, Any]:
         """The forms of the entries of a weight."""
         settings = {key: value for key, value in group.items() if key not in _OF_A_RUN}
         place = str(weight.device), str(getattr(weight, "placements", None))
@@ -192,7 +220,9 @@ class OptimizerSchema:
             self._known[key] = self._measured(optimizer, group, weight)
         return self._known[key]
 
-    def _measured(self, optimizer: Optimizer, group: Mapping[str, Any], weight: nn.Parameter) -> dict[str, Any]:
+    def _measured(
+        self, optimizer: Optimizer, group: Mapping[str, Any], weight: nn.Parameter
+    ) -> dict[str, Any]:
         """What a copy of the optimizer holds of a stand-in for a weight after a step."""
         stand_in = nn.Parameter(torch.zeros_like(weight))  # the weight itself may rest elsewhere
         stand_in.grad = torch.zeros_like(stand_in)
@@ -201,25 +231,38 @@ class OptimizerSchema:
         vars(trial).update(vars(optimizer))
         trial.state = defaultdict(dict)
         trial.param_groups = [{**settings, "params": [stand_in]}]
-        trial.is_paged = False  # of bitsandbytes: pages of CUDA's managed memory are never given back
+        trial.is_paged = (
+            False  # of bitsandbytes: pages of CUDA's managed memory are never given back
+        )
         try:
-            with torch.no_grad(), torch.compiler.set_stance("force_eager"):  # to compile a step takes 40 s
+            with (
+                torch.no_grad(),
+                torch.compiler.set_stance("force_eager"),
+            ):  # to compile a step takes 40 s
                 type(optimizer).step(trial)
             held = trial.state_dict()["state"].get(0, {})
         except Exception:
             if not self._is_own:
                 raise
             held = {}  # a user's class that steps its own weights alone: PyTorch's operators check what it does
-        forms = {key: _form_of(value) for key, value in held.items()} if isinstance(held, dict) else {}
+        forms = (
+            {key: _form_of(value) for key, value in held.items()} if isinstance(held, dict) else {}
+        )
         if self._is_own:  # what is not of the weight's shape may change it as training goes on
-            return {key: form for key, form in forms.items() if isinstance(form, Form) and form.shape == weight.shape}
+            return {
+                key: form
+                for key, form in forms.items()
+                if isinstance(form, Form) and form.shape == weight.shape
+            }
         return forms
 
 
 def _form_of(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         return Form.of(value)
-    return {key: _form_of(each) for key, each in value.items()} if isinstance(value, dict) else value
+    return (
+        {key: _form_of(each) for key, each in value.items()} if isinstance(value, dict) else value
+    )
 
 
 def _parts_of(optimizer: Optimizer) -> Any:
@@ -240,8 +283,12 @@ def _check_kind(given: Any, like: Any, name: str) -> None:
     """Raise a StateError for a plain value of another kind, or a number that is none."""
     if like is None:
         return
-    is_number = [isinstance(each, int | float) and not isinstance(each, bool) for each in (given, like)]
-    is_fine = is_number[0] and math.isfinite(given) if is_number[1] else isinstance(given, type(like))
+    is_number = [
+        isinstance(each, int | float) and not isinstance(each, bool) for each in (given, like)
+    ]
+    is_fine = (
+        is_number[0] and math.isfinite(given) if is_number[1] else isinstance(given, type(like))
+    )
     if isinstance(like, tuple | list) and is_fine:
         is_fine = len(given) == len(like)
         for each, own in zip(given, like, strict=False):

@@ -50,12 +50,19 @@ def own_loader(loader: Any, ranks: Ranks) -> Any:
     """A loader of `OwnPart`s where that saves reading; else the loader itself. Loaders that save their position are
     left as they are: each rank's would be another one."""
     parts = ranks.layout.samplers
-    if parts == 1 or type(loader) is not DataLoader or callable(getattr(loader, "state_dict", None)):
+    if (
+        parts == 1
+        or type(loader) is not DataLoader
+        or callable(getattr(loader, "state_dict", None))
+    ):
         return loader
 
     if not isinstance(loader.dataset, IterableDataset):
         # A sampler of somebody else's may draw as it goes, from numbers that ranks no longer have in common.
-        is_plain = type(loader.batch_sampler) is BatchSampler and type(loader.sampler).__module__ == Sampler.__module__
+        is_plain = (
+            type(loader.batch_sampler) is BatchSampler
+            and type(loader.sampler).__module__ == Sampler.__module__
+        )
         return OwnIndices(loader, ranks) if is_plain else loader
 
     is_theirs = type(loader.dataset).__module__.startswith("datasets.")
@@ -67,7 +74,9 @@ class OwnIndices:
     """The same batches of indices as the loader's, of which only this rank's are read."""
 
     def __init__(self, loader: DataLoader[Any], ranks: Ranks) -> None:
-        is_kept = loader.collate_fn is default_collate  # another one may leave samples out, or pack them into fewer
+        is_kept = (
+            loader.collate_fn is default_collate
+        )  # another one may leave samples out, or pack them into fewer
         self._part = _Part(loader.batch_sampler, ranks, is_kept)
         self._loader = _with(loader, batch_sampler=self._part)
         self.dataset = loader.dataset
@@ -151,7 +160,15 @@ class _OwnStream:
 def _with(loader: DataLoader[Any], **changes: Any) -> DataLoader[Any]:
     """A DataLoader like this one."""
     names = (
-        *("dataset", "num_workers", "collate_fn", "pin_memory", "timeout", "worker_init_fn", "generator"),
+        *(
+            "dataset",
+            "num_workers",
+            "collate_fn",
+            "pin_memory",
+            "timeout",
+            "worker_init_fn",
+            "generator",
+        ),
         *("multiprocessing_context", "prefetch_factor", "persistent_workers"),
     )
     given = {name: getattr(loader, name) for name in names} | changes

@@ -27,7 +27,11 @@ _Generator = torch.Generator | np.random.Generator | np.random.RandomState | ran
 
 def capture(device: torch.device) -> dict[str, Any]:
     """The state of every generator."""
-    return {**capture_torch(device), "python": random.getstate(), "numpy": np.random.get_state(legacy=False)}
+    return {
+        **capture_torch(device),
+        "python": random.getstate(),
+        "numpy": np.random.get_state(legacy=False),
+    }
 
 
 def capture_torch(device: torch.device) -> dict[str, Any]:
@@ -58,10 +62,21 @@ def check(state: Any, device: torch.device) -> None:
             return
         random.Random().setstate(state["python"])
         inner = state["numpy"]["state"]
-        if not is_whole(inner["pos"], 0) or inner["pos"] > _NUMPY_NUMBERS or inner["key"].shape != (_NUMPY_NUMBERS,):
+        if (
+            not is_whole(inner["pos"], 0)
+            or inner["pos"] > _NUMPY_NUMBERS
+            or inner["key"].shape != (_NUMPY_NUMBERS,)
+        ):
             raise ValueError("no position")
         np.random.RandomState().set_state(state["numpy"])
-    except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+    except (
+        ArithmeticError,
+        AttributeError,
+        LookupError,
+        RuntimeError,
+        TypeError,
+        ValueError,
+    ) as error:
         raise ValueError(f"no random state: {sentence(error)}") from error
 
 
@@ -70,7 +85,10 @@ def is_at(state: dict[str, Any], *, torchs: bool = True) -> bool:
     now = capture(torch.device("cpu"))
     numpy_now = now["numpy"]
     numpy_before = state["numpy"]
-    if now["python"] != state["python"] or numpy_now["state"]["pos"] != numpy_before["state"]["pos"]:
+    if (
+        now["python"] != state["python"]
+        or numpy_now["state"]["pos"] != numpy_before["state"]["pos"]
+    ):
         return False
     if not np.array_equal(numpy_now["state"]["key"], numpy_before["state"]["key"]):
         return False

@@ -45,11 +45,19 @@ class RecordedDraws(TorchDispatchMode):
         self._passes += 1
 
     def __torch_dispatch__(
-        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
     ) -> Any:
         output = func(*args, **(kwargs or {}))
         name = func._schema.name  # type: ignore[attr-defined]
-        if isinstance(output, torch.Tensor) and output.is_floating_point() and output.dtype != torch.float64:
+        if (
+            isinstance(output, torch.Tensor)
+            and output.is_floating_point()
+            and output.dtype != torch.float64
+        ):
             self.saw_single_precision = True
         is_tagged = torch.Tag.nondeterministic_seeded in func.tags  # type: ignore[attr-defined]
         if not is_tagged and name not in _UNTAGGED:
@@ -81,7 +89,9 @@ class RecordedDraws(TorchDispatchMode):
             return drawn
 
         if number >= len(self._values):
-            raise UnprovableDrawError("single samples draw more random numbers than a batch of them")
+            raise UnprovableDrawError(
+                "single samples draw more random numbers than a batch of them"
+            )
 
         recorded = self._values[number]
         dim = self._sample_dim(number, recorded.shape, drawn.shape)
@@ -90,7 +100,9 @@ class RecordedDraws(TorchDispatchMode):
 
         rows = recorded.shape[dim] // self._samples
         indices = [sample * rows + row for sample in self._chosen for row in range(rows)]
-        return recorded.index_select(dim, torch.tensor(indices, device=recorded.device)).view_as(drawn)
+        return recorded.index_select(dim, torch.tensor(indices, device=recorded.device)).view_as(
+            drawn
+        )
 
     def _sample_dim(self, number: int, whole: torch.Size, part: torch.Size) -> int | None:
         """The dimension along which the samples of a draw lie; None where it has none."""
@@ -100,12 +112,18 @@ class RecordedDraws(TorchDispatchMode):
         if whole == part:
             return None
 
-        differing = [dim for dim in range(len(whole)) if len(whole) == len(part) and whole[dim] != part[dim]]
+        differing = [
+            dim for dim in range(len(whole)) if len(whole) == len(part) and whole[dim] != part[dim]
+        ]
         if len(differing) != 1:
-            raise UnprovableDrawError(f"a draw of shape {tuple(whole)} has the shape {tuple(part)} for single samples")
+            raise UnprovableDrawError(
+                f"a draw of shape {tuple(whole)} has the shape {tuple(part)} for single samples"
+            )
         dim = differing[0]
         if whole[dim] * len(self._chosen) != part[dim] * self._samples:
-            raise UnprovableDrawError(f"a draw of shape {tuple(whole)} is not divided evenly among samples")
+            raise UnprovableDrawError(
+                f"a draw of shape {tuple(whole)} is not divided evenly among samples"
+            )
         self._dims[number] = dim
         return dim
 

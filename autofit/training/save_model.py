@@ -37,16 +37,22 @@ def save_model(setup: Setup, directory: Path) -> None:
     files = adapter_files.adapter_files(setup.model) if is_adapted else []
     state: dict[str, Any] = {} if is_adapted else setup.model.state_dict()
     saved = [*state.values(), *(tensor for file in files for tensor in file.tensors.values())]
-    needed = sum(each.numel() * each.itemsize for each in saved if isinstance(each, torch.Tensor)) + MIB
+    needed = (
+        sum(each.numel() * each.itemsize for each in saved if isinstance(each, torch.Tensor)) + MIB
+    )
     files = [file._replace(tensors=gathered(file.tensors, setup.ranks)) for file in files]
     state = gathered(state, setup.ranks)
     if not setup.ranks.is_first:
         return
-    with atomic_writes.atomic_files(directory, what="the trained model", needed_bytes=needed) as part:
+    with atomic_writes.atomic_files(
+        directory, what="the trained model", needed_bytes=needed
+    ) as part:
         if is_adapted:
             adapter_files.write(setup.model, files, setup.workload.task, part)
         elif callable(save_pretrained := getattr(setup.model, "save_pretrained", None)):
-            save_pretrained(part, state_dict=state) if setup.ranks.are_several else save_pretrained(part)
+            save_pretrained(part, state_dict=state) if setup.ranks.are_several else save_pretrained(
+                part
+            )
         elif setup.ranks.are_several:
             safetensors.torch.save_file(_each_once(state), part / "model.safetensors")
         else:
@@ -96,15 +102,24 @@ def merged(model: nn.Module) -> nn.Module:
     _untie_adapted(plain)
 
     # The compute dtype is that of the embeddings, norms and heads beside quantised layers.
-    frozen = (p.dtype for p in plain.parameters() if not p.requires_grad and p.is_floating_point() and p.itemsize > 1)
+    frozen = (
+        p.dtype
+        for p in plain.parameters()
+        if not p.requires_grad and p.is_floating_point() and p.itemsize > 1
+    )
     dtype = next(frozen, None)
     for parent, name, child in list(_replaced_layers(plain)):
         setattr(parent, name, _merged_layer(child, dtype or torch.get_default_dtype()))
     for parameter in plain.parameters() if dtype else ():
         if parameter.requires_grad and parameter.is_floating_point():
-            parameter.data = parameter.data.to(dtype)  # a head that was trained in fp32 beside weights in bf16
+            parameter.data = parameter.data.to(
+                dtype
+            )  # a head that was trained in fp32 beside weights in bf16
 
-    for note in ("peft_config", "_hf_peft_config_loaded"):  # by which transformers would save adapters alone
+    for note in (
+        "peft_config",
+        "_hf_peft_config_loaded",
+    ):  # by which transformers would save adapters alone
         plain.__dict__.pop(note, None)
     _note_untied(plain)
     return plain
@@ -115,15 +130,24 @@ def _check_mergeable(model: Any) -> None:
     remedy = "Use the model as it is: output_dir/model holds what PeftModel.from_pretrained reads."
     config: Any = getattr(model, "active_peft_config", None)
     if getattr(config, "is_prompt_learning", False):
-        raise InputError(f"{config.peft_type.value} learns prompts, which are no part of any weight.", remedy)
+        raise InputError(
+            f"{config.peft_type.value} learns prompts, which are no part of any weight.", remedy
+        )
     if getattr(config, "is_adaption_prompt", False):
-        raise InputError(f"{config.peft_type.value} learns more than can be added to weights.", remedy)
+        raise InputError(
+            f"{config.peft_type.value} learns more than can be added to weights.", remedy
+        )
 
 
 def _replaced_layers(model: nn.Module) -> Iterator[tuple[nn.Module, str, Any]]:
     """(parent, name, layer) of every layer with adapters, trained copies or quantised weights."""
     for name, child in model.named_children():
-        if is_adapter(child) or is_copy(child) or is_quantised(child) or any(quantised_weights(child)):
+        if (
+            is_adapter(child)
+            or is_copy(child)
+            or is_quantised(child)
+            or any(quantised_weights(child))
+        ):
             yield model, name, child
         else:
             yield from _replaced_layers(child)
@@ -156,7 +180,9 @@ def _merged_layer(layer: Any, dtype: torch.dtype) -> nn.Module:
 def _untie_adapted(model: nn.Module) -> None:
     """Give every adapted layer its own weight, so that its adapter is not added to layers that share it. Rows of tokens
     that are trained (`trainable_token_indices`) are set, not added, in all layers that share them."""
-    uses = Counter(id(parameter) for module in model.modules() for parameter in module._parameters.values())
+    uses = Counter(
+        id(parameter) for module in model.modules() for parameter in module._parameters.values()
+    )
     for module in filter(is_adapter, model.modules()):
         if adapts_parameter(module) or hasattr(module, "trainable_tokens_delta"):
             continue

@@ -78,18 +78,29 @@ class CheckpointPolicy:
             return {}
         held = load_mapping(path)
         try:
-            require(held.keys() == set(FALLBACK_KNOBS), "its knobs must be those that a run may change", list(held))
-            require(is_whole(held["micro_batch_size"], 1), "its micro_batch_size must be a number", held)
+            require(
+                held.keys() == set(FALLBACK_KNOBS),
+                "its knobs must be those that a run may change",
+                list(held),
+            )
+            require(
+                is_whole(held["micro_batch_size"], 1), "its micro_batch_size must be a number", held
+            )
             check(held, hardware)
         except InputError as error:
-            raise InputError(f"{path} is not as a training writes it: {error.message}", "Delete it.") from error
+            raise InputError(
+                f"{path} is not as a training writes it: {error.message}", "Delete it."
+            ) from error
         return held
 
     def save_batch_split(self, config: Mapping[str, Any]) -> None:
         """Save what `Recovery` may change, so that a resumed run does not run out of memory again."""
         if self.directory:
             self.directory.mkdir(parents=True, exist_ok=True)
-            write_atomically(self.directory / BATCH_SPLIT_FILE, dump({knob: config[knob] for knob in FALLBACK_KNOBS}))
+            write_atomically(
+                self.directory / BATCH_SPLIT_FILE,
+                dump({knob: config[knob] for knob in FALLBACK_KNOBS}),
+            )
 
 
 @dataclass(frozen=True)
@@ -131,14 +142,22 @@ class Session:
             if batch_split:  # perhaps of another number of devices
                 part = part_of(config, hardware.world, self.workload.effective_batch_size)
                 micro = largest_divisor(
-                    part, min(batch_split["micro_batch_size"], config.get("micro_batch_size") or part)
+                    part,
+                    min(batch_split["micro_batch_size"], config.get("micro_batch_size") or part),
                 )
-                batch_split |= {"micro_batch_size": micro, "gradient_accumulation_steps": part // micro}
-                self.listener(f"memory ran out in this run before, so it goes on with {_describe(batch_split)}.")
+                batch_split |= {
+                    "micro_batch_size": micro,
+                    "gradient_accumulation_steps": part // micro,
+                }
+                self.listener(
+                    f"memory ran out in this run before, so it goes on with {_describe(batch_split)}."
+                )
             config = {**config, **batch_split}
             prover = Prover.of(self.workload, self.model, hardware)
             workload = self._proven(prover, config, is_evaluated=eval_loader is not None)
-            setup = build(workload, config, hardware, model=self.model, hyperparameters=self.hyperparameters)
+            setup = build(
+                workload, config, hardware, model=self.model, hyperparameters=self.hyperparameters
+            )
             for note in (*hardware.notes, *setup.warnings, *_untrained_rows(self.model)):
                 self.listener(note)
             try:
@@ -147,7 +166,9 @@ class Session:
                 with random_state.preserved(setup.device):
                     try_loss(setup)
                     batch = few_samples(self.workload, 2)
-                    if not isinstance(batch, Rows):  # else a file's, packed for what is known to keep them apart
+                    if not isinstance(
+                        batch, Rows
+                    ):  # else a file's, packed for what is known to keep them apart
                         mixed = note_of_mixed_samples(setup, batch)
                         if mixed:
                             self.listener(mixed)
@@ -185,7 +206,9 @@ def _untrained_rows(model: nn.Module) -> list[str]:
     rows = new_token_rows(model)
     if not rows:
         return []
-    note = f"the token embedding has {pluralize(rows, 'row')} more than the model it was loaded from"
+    note = (
+        f"the token embedding has {pluralize(rows, 'row')} more than the model it was loaded from"
+    )
     remedy = "wrap the model with peft and trainable_token_indices, beside lora_rank 0, or train all weights"
     return [f"{note}, and is frozen: they stay as they were made. To train them, {remedy}."]
 
@@ -199,13 +222,17 @@ def _shortage_told() -> Iterator[None]:
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise
-        raise OutOfMemoryError(f"memory ran out outside of a step: {sentence(error)}.", SEARCH_AGAIN) from error
+        raise OutOfMemoryError(
+            f"memory ran out outside of a step: {sentence(error)}.", SEARCH_AGAIN
+        ) from error
 
 
 class _Training:
     """A session from its build to its last step."""
 
-    def __init__(self, session: Session, setup: Setup, loader: Any, eval_loader: Any, prover: Prover) -> None:
+    def __init__(
+        self, session: Session, setup: Setup, loader: Any, eval_loader: Any, prover: Prover
+    ) -> None:
         self._session = session
         self._setup = setup
         self._ranks = setup.ranks
@@ -227,9 +254,13 @@ class _Training:
         self._saved = 0  # the last step that a checkpoint has
         self._is_counted = False  # the position in the data, because a checkpoint cannot hold it
         self._interrupts = Interrupts(self._note_interrupt)
-        (has_callbacks,) = self._ranks.largest(float(bool(session.callbacks)))  # perhaps given to the first rank alone
+        (has_callbacks,) = self._ranks.largest(
+            float(bool(session.callbacks))
+        )  # perhaps given to the first rank alone
         self._has_callbacks = bool(has_callbacks)
-        self._agreed: int | None = None  # a signal that came to any of several ranks before a step's loss was known
+        self._agreed: int | None = (
+            None  # a signal that came to any of several ranks before a step's loss was known
+        )
         if self._directory and self._ranks.are_several:
             setup.exchange.extra_reductions.append((self._signals, self._agree))
 
@@ -237,21 +268,31 @@ class _Training:
         """The data before the first step."""
         workload = self._setup.workload
         seed = self._session.hyperparameters.seed
-        return Epochs(self._loader, seed, batch_size=workload.effective_batch_size, cut=workload.split)
+        return Epochs(
+            self._loader, seed, batch_size=workload.effective_batch_size, cut=workload.split
+        )
 
     def run(self, steps: int, epochs: int | None) -> tuple[list[StepReport], list[float]]:
         """Train up to that many steps in all, or to the end of so many epochs, from wherever the run stands."""
-        is_resumed = self._policy.resume and self._directory is not None and checkpoint.exists(self._directory)
+        is_resumed = (
+            self._policy.resume
+            and self._directory is not None
+            and checkpoint.exists(self._directory)
+        )
         first = 0
         if is_resumed:
             first = self._resume()
             steps = self._last_step(first, steps, epochs)
         if first > steps:
             done = pluralize(first, "step")
-            self._notify(f"the run has done {done} already, more than the {steps} it was to go on to.")
+            self._notify(
+                f"the run has done {done} already, more than the {steps} it was to go on to."
+            )
         with ExitStack() as stack:
             if self._directory and self._ranks.is_first:
-                self._recorders.append(MetricsFile(self._directory / METRICS_FILE, first_step=first))
+                self._recorders.append(
+                    MetricsFile(self._directory / METRICS_FILE, first_step=first)
+                )
                 if requirements.installed("tensorboard"):
                     self._recorders.append(TensorBoard(self._directory / "tensorboard"))
             if self._session.progress and self._ranks.is_first:
@@ -266,7 +307,9 @@ class _Training:
         self._note_slow_loader()
         if self._directory:
             save_model(self._setup, self._directory / "model")
-            if self._ranks.is_first:  # a run that was killed left half a checkpoint, and this one perhaps wrote none
+            if (
+                self._ranks.is_first
+            ):  # a run that was killed left half a checkpoint, and this one perhaps wrote none
                 clean_up(self._directory / checkpoint.FOLDER)
         return self._history, list(self._evaluations.values())
 
@@ -314,16 +357,25 @@ class _Training:
         callback did not let end is not told of in the metrics either, so it is made again."""
         directory = self._directory
         done = self._done
-        if directory is None or self._ranks.are_several or not self._setup.progress.is_whole or done == self._saved:
+        if (
+            directory is None
+            or self._ranks.are_several
+            or not self._setup.progress.is_whole
+            or done == self._saved
+        ):
             return
         if self._is_ended_by_callback:
             return
         try:
             self._save(directory, done)
         except Exception as another:
-            self._notify(f"{describe_error(error)}: no checkpoint could be saved after it ({describe_error(another)}).")
+            self._notify(
+                f"{describe_error(error)}: no checkpoint could be saved after it ({describe_error(another)})."
+            )
             return
-        self._notify(f"{describe_error(error)}: the state after {pluralize(done, 'step')} is kept in {directory}.")
+        self._notify(
+            f"{describe_error(error)}: the state after {pluralize(done, 'step')} is kept in {directory}."
+        )
 
     def _after_step(self, report: StepReport, steps: int) -> Stop | None:
         """Call the callbacks, save and evaluate; STOP where a callback ends training."""
@@ -336,7 +388,9 @@ class _Training:
         self._history.append(report)
 
         if report.skipped == "no label" and not self._is_unlabelled_said:
-            self._notify(f"the batch of step {report.step} has no label that counts: nothing is learnt from it.")
+            self._notify(
+                f"the batch of step {report.step} has no label that counts: nothing is learnt from it."
+            )
             self._is_unlabelled_said = True
 
         if self._setup.config != self._config:
@@ -347,12 +401,16 @@ class _Training:
         if self._directory and (stopping or done % self._policy.checkpoint_every == 0 or is_last):
             self._save(self._directory, done)
         if stopping:
-            self._notify(f"stopped: the state after {pluralize(done, 'step')} is kept in {self._directory}.")
+            self._notify(
+                f"stopped: the state after {pluralize(done, 'step')} is kept in {self._directory}."
+            )
             self._interrupts.act()
 
         ends_pass = self._epochs.batches_done == self._epoch_length
         if self._eval_loader is not None and (is_last or ends_pass):
-            with random_state.preserved(self._setup.device):  # a resumed run does not draw them again
+            with random_state.preserved(
+                self._setup.device
+            ):  # a resumed run does not draw them again
                 loss = evaluate(self._setup, batches_of(self._eval_loader))
             self._evaluations[report.step] = loss
             for recorder in self._recorders:
@@ -393,7 +451,9 @@ class _Training:
         return [float(self._interrupts.received == each) for each in SIGNALS]
 
     def _agree(self, anywhere: list[float]) -> None:
-        self._agreed = next((each for each, came in zip(SIGNALS, anywhere, strict=True) if came), None)
+        self._agreed = next(
+            (each for each, came in zip(SIGNALS, anywhere, strict=True) if came), None
+        )
 
     def _note_interrupt(self, number: int) -> None:
         name = signal.Signals(number).name
@@ -411,7 +471,9 @@ class _Training:
                     " a resumed run reads again what comes before its step."
                 )
             self._is_counted = True
-        checkpoint.save(self._setup, directory, next_step, keep_last=self._policy.keep_last, data_state=state)
+        checkpoint.save(
+            self._setup, directory, next_step, keep_last=self._policy.keep_last, data_state=state
+        )
 
     def _resume(self) -> int:
         """Restore the last checkpoint, also in the middle of an epoch; returns the next step."""
@@ -419,7 +481,9 @@ class _Training:
         loaded = checkpoint.load(self._setup, self._directory)
         self._epochs = self._at_the_start()
         notes = list(loaded.notes)
-        if loaded.data_state is None or "samples" not in loaded.data_state:  # as an earlier autofit saved it
+        if (
+            loaded.data_state is None or "samples" not in loaded.data_state
+        ):  # as an earlier autofit saved it
             self._epochs.skip_batches(loaded.next_step, self._setup.device)
         else:
             notes += self._epochs.skip(loaded.data_state, self._setup.device)
@@ -434,20 +498,26 @@ class _Training:
             return steps
         total = first + self._epochs.batches_left(steps // epochs, epochs)
         if total != steps:
-            self._notify(f"for {pluralize(epochs, 'epoch')} in all the run ends after {pluralize(total, 'step')}.")
+            self._notify(
+                f"for {pluralize(epochs, 'epoch')} in all the run ends after {pluralize(total, 'step')}."
+            )
         return total
 
     def _back_to_checkpoint(self, torn: OutOfMemoryError) -> int:
         failure = torn.message[:-1]
         if self._session.restart and self._directory:
-            self._notify(f"{failure}: training goes on in a fresh process, from the last checkpoint.")
+            self._notify(
+                f"{failure}: training goes on in a fresh process, from the last checkpoint."
+            )
             self._session.restart()
         if self._directory is None or not checkpoint.exists(self._directory):
             remedy = "Load the weights again, and train with an output_dir and a smaller config."
             raise OutOfMemoryError(f"{failure}, and there is no checkpoint to go back to.", remedy)
         first = self._resume()
         self._history = [report for report in self._history if report.step <= first]
-        self._evaluations = {step: loss for step, loss in self._evaluations.items() if step <= first}
+        self._evaluations = {
+            step: loss for step, loss in self._evaluations.items() if step <= first
+        }
         for recorder in self._recorders:
             recorder.back_to(first)
         checkpointed = f"training goes on from the checkpoint after {pluralize(first, 'step')}"
@@ -473,7 +543,9 @@ class _Training:
                 " was held back for them."
             )
         if unlabelled > 1:  # the first one was told of
-            self._notify(f"the batches of {unlabelled} {of_all} had no label that counts: nothing was learnt.")
+            self._notify(
+                f"the batches of {unlabelled} {of_all} had no label that counts: nothing was learnt."
+            )
 
     def _note_slow_loader(self) -> None:
         waiting = sum(report.data_seconds for report in self._history)

@@ -20,7 +20,11 @@ class SmoothRelu(TorchDispatchMode):
     """Makes every ReLU a softplus, forwards and backwards."""
 
     def __torch_dispatch__(
-        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
     ) -> Any:
         if func is _RELU:
             return softplus(args[0])

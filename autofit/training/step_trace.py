@@ -21,11 +21,15 @@ from autofit.training.loop import StepReport
 TRACE = "step_trace.json.gz"
 OPERATORS = "step_operators.txt"
 SNAPSHOT = "memory_snapshot.pickle"
-_TENSORBOARD = "tensorboard/step.pt.trace.json.gz"  # the name that its plugin torch-tb-profiler looks for
+_TENSORBOARD = (
+    "tensorboard/step.pt.trace.json.gz"  # the name that its plugin torch-tb-profiler looks for
+)
 _MOST_OPERATORS = 200  # rows of the table
 _MOST_OF_NAME = 80  # characters of an operator's name
 WARM_STEPS = 2  # the first makes the optimizer's state; the second has found its kernels
-_SILENT = "6"  # above all levels of libkineto, which else reports on stderr when it starts and stops
+_SILENT = (
+    "6"  # above all levels of libkineto, which else reports on stderr when it starts and stops
+)
 _MAX_EVENTS = 200_000  # of the allocator: an 8B model's step has some ten thousand
 
 
@@ -62,7 +66,10 @@ class StepTrace:
         assert profiler is not None, "begin() comes first"
         self._write(TRACE, lambda path: profiler.export_chrome_trace(str(path)))
         order = "self_device_time_total" if self._cuda else "self_cpu_time_total"
-        shown: dict[str, Any] = {"row_limit": _MOST_OPERATORS, "max_name_column_width": _MOST_OF_NAME}
+        shown: dict[str, Any] = {
+            "row_limit": _MOST_OPERATORS,
+            "max_name_column_width": _MOST_OF_NAME,
+        }
         table = profiler.key_averages().table(sort_by=order, **shown)
         self._write(OPERATORS, lambda path: path.write_text(table, encoding="utf-8"))
         self._write(_TENSORBOARD, lambda path: shutil.copyfile(self._directory / TRACE, path))
@@ -72,7 +79,11 @@ class StepTrace:
     @property
     def message(self) -> str:
         """A sentence on what was written, and what opens it."""
-        viewers = {"trace": "ui.perfetto.dev", "operators": "reading", "memory_snapshot": "pytorch.org/memory_viz"}
+        viewers = {
+            "trace": "ui.perfetto.dev",
+            "operators": "reading",
+            "memory_snapshot": "pytorch.org/memory_viz",
+        }
         viewers["tensorboard"] = "TensorBoard's plugin torch-tb-profiler"
         written = [f"{path} (for {viewers[name]})" for name, path in self.files.items()]
         return f"one step was recorded: {', '.join(written)}."
@@ -80,7 +91,12 @@ class StepTrace:
     @property
     def files(self) -> dict[str, Path]:
         """The files written: `trace`, `operators`, `tensorboard`, on CUDA also `memory_snapshot`."""
-        named = {"trace": TRACE, "operators": OPERATORS, "tensorboard": _TENSORBOARD, "memory_snapshot": SNAPSHOT}
+        named = {
+            "trace": TRACE,
+            "operators": OPERATORS,
+            "tensorboard": _TENSORBOARD,
+            "memory_snapshot": SNAPSHOT,
+        }
         paths = {name: self._directory / path for name, path in named.items()}
         return {name: path for name, path in paths.items() if path.exists()}
 

@@ -34,7 +34,9 @@ class SingleDevice:
         device. They equal those of the unsplit batch. Where the backward applies gradients, none are applied of a loss
         that is not finite, which is returned."""
         setup = self.setup
-        setup.progress.phase = "forward"  # already while data moves: the last step ended in "update"
+        setup.progress.phase = (
+            "forward"  # already while data moves: the last step ended in "update"
+        )
         batch_loss = torch.zeros((), device=setup.device)
 
         with setup.step_context():
@@ -45,7 +47,9 @@ class SingleDevice:
                     return self._reduce(loss.detach())
 
                 batch_loss += loss.detach().to(batch_loss.dtype)
-                del loss  # with its graph: bitsandbytes' int8 layers hold their inputs as long as it lives
+                del (
+                    loss
+                )  # with its graph: bitsandbytes' int8 layers hold their inputs as long as it lives
         return self._reduce(batch_loss)
 
     def forward(self, micro_batch: Any) -> tuple[torch.Tensor, float | None]:
@@ -53,7 +57,9 @@ class SingleDevice:
         gives it. To be called in a step context."""
         setup = self.setup
         setup.progress.phase = "forward"
-        on_device = map_tensors(micro_batch, lambda tensor: tensor.to(setup.device, non_blocking=True))
+        on_device = map_tensors(
+            micro_batch, lambda tensor: tensor.to(setup.device, non_blocking=True)
+        )
         with setup.forward_context():
             return loss_and_count(setup, on_device)
 
@@ -73,7 +79,11 @@ class SingleDevice:
     def _counted_slices(self, part: OwnPart) -> tuple[list[tuple[Any, float]], float]:
         """This device's micro-batches, each with the number of terms in its loss, and the terms in all of them."""
         setup = self.setup
-        slices = counted_slices(setup.workload, part.batch, setup.micro_batch_size) if part.counts else []
+        slices = (
+            counted_slices(setup.workload, part.batch, setup.micro_batch_size)
+            if part.counts
+            else []
+        )
         return slices, sum(count for _, count in slices)
 
     def _begin(self, part: OwnPart, terms: float, forwards: int) -> None:
@@ -85,7 +95,9 @@ class SingleDevice:
         if setup.stepped_in_backward and forwards > 1:
             samples = sample_count(part.batch, setup.workload.split)
             message = f"a batch of {samples} samples is more than one micro-batch of {setup.micro_batch_size}"
-            raise InputError(f"{message}, and each backward takes a step.", "Set optimizer_in_backward to false.")
+            raise InputError(
+                f"{message}, and each backward takes a step.", "Set optimizer_in_backward to false."
+            )
 
     def _backward(self, loss: torch.Tensor) -> bool:
         """Add the gradients of a loss to the weights'. False, and nothing done, where they would be applied at once
@@ -138,7 +150,10 @@ class DataParallel(SingleDevice):
 
             if count:
                 weight = weight_of(workload, count, setup.progress.terms)
-                yield loss, weight * setup.ranks.layout.samplers  # over which gradients are averaged
+                yield (
+                    loss,
+                    weight * setup.ranks.layout.samplers,
+                )  # over which gradients are averaged
             else:
                 yield loss.nan_to_num() * 0.0, 1.0
             del loss
@@ -147,7 +162,9 @@ class DataParallel(SingleDevice):
             early.clear()
             setup.exchange.reshard()
 
-    def _agree(self, part: OwnPart, own_terms: float, micro_batches: int, first: Any) -> tuple[int, list[torch.Tensor]]:
+    def _agree(
+        self, part: OwnPart, own_terms: float, micro_batches: int, first: Any
+    ) -> tuple[int, list[torch.Tensor]]:
         """How many forwards each rank makes. Also the loss of the first one, where that ran while ranks exchanged what
         they have: on two CPU ranks, to ask costs a step of 250 ms about 1.5 %."""
         setup = self.setup

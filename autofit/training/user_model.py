@@ -30,19 +30,29 @@ def moved_to_host(model: nn.Module, *, device_type: str = "cuda") -> Iterator[No
         yield
     finally:
         try:
-            _move((t, device) for t, device, address in homes if (t.device, t.data_ptr()) != (device, address))
+            _move(
+                (t, device)
+                for t, device, address in homes
+                if (t.device, t.data_ptr()) != (device, address)
+            )
         except Exception as error:
             if not is_out_of_memory(error):
                 raise
             message = "the model was set aside while a search ran, and its memory on the card was taken meanwhile."
-            raise OutOfMemoryError(message, "It is in the host's memory now: free the card, and try again.") from error
+            raise OutOfMemoryError(
+                message, "It is in the host's memory now: free the card, and try again."
+            ) from error
 
 
 def _dense(model: nn.Module) -> list[torch.Tensor]:
     parameters = list(model.parameters())
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
     tensors = [*parameters, *gradients, *model.buffers()]
-    return [t for t in tensors if t.layout == torch.strided and not is_traceable_wrapper_subclass(t.data)]
+    return [
+        t
+        for t in tensors
+        if t.layout == torch.strided and not is_traceable_wrapper_subclass(t.data)
+    ]
 
 
 @torch.inference_mode(mode=False)
@@ -57,7 +67,12 @@ def _move(targets: Iterable[tuple[torch.Tensor, torch.device]]) -> None:
         if key not in copies:
             copies[key] = torch.UntypedStorage(storage.nbytes(), device=device).copy_(storage)
         copy = torch.empty(0, dtype=tensor.dtype, device=device)
-        moved.append((tensor, copy.set_(copies[key], tensor.storage_offset(), tensor.size(), tensor.stride())))
+        moved.append(
+            (
+                tensor,
+                copy.set_(copies[key], tensor.storage_offset(), tensor.size(), tensor.stride()),
+            )
+        )
     for tensor, copy in moved:
         tensor.data = copy
 
@@ -68,7 +83,9 @@ def dtypes_to_restore(model: nn.Module, settings: Mapping[str, Any]) -> Dtypes |
 
     def choices(knob: str, off: Any) -> list[Any]:
         given = settings.get(knob, off)
-        return list(given) if isinstance(given, Sequence) and not isinstance(given, str) else [given]
+        return (
+            list(given) if isinstance(given, Sequence) and not isinstance(given, str) else [given]
+        )
 
     def dtypes(weights: list[nn.Parameter]) -> tuple[str, ...]:
         return tuple(sorted({str(weight.dtype).removeprefix("torch.") for weight in weights}))
@@ -90,9 +107,16 @@ def dtypes_to_restore(model: nn.Module, settings: Mapping[str, Any]) -> Dtypes |
 def restored(model: nn.Module, *, dtypes: bool) -> Iterator[None]:
     """Restore train or eval mode of every module on exit and, with `dtypes`, the dtypes of weights and buffers."""
     modes = modes_of(model)
-    parameters = [(parameter, parameter.dtype) for parameter in model.parameters()] if dtypes else []
+    parameters = (
+        [(parameter, parameter.dtype) for parameter in model.parameters()] if dtypes else []
+    )
     holders = model.modules() if dtypes else ()
-    buffers = [(each, name, b.dtype) for each in holders for name, b in each._buffers.items() if b is not None]
+    buffers = [
+        (each, name, b.dtype)
+        for each in holders
+        for name, b in each._buffers.items()
+        if b is not None
+    ]
     try:
         yield
     finally:

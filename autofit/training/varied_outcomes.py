@@ -19,7 +19,17 @@ from autofit.data.batch import tensors
 
 _WEIGHTS = 1  # what a tensor was computed from, as bits
 _DATA = 2
-_IS_LARGER = ("gt", "ge", "ne", "greater", "greater_equal", "not_equal", "__gt__", "__ge__", "__ne__")
+_IS_LARGER = (
+    "gt",
+    "ge",
+    "ne",
+    "greater",
+    "greater_equal",
+    "not_equal",
+    "__gt__",
+    "__ge__",
+    "__ne__",
+)
 _IS_SMALLER = ("lt", "le", "eq", "less", "less_equal", "__lt__", "__le__", "__eq__")
 _ARE_ZERO = ("nonzero", "argwhere", "count_nonzero", "bool")
 _DISTANCES = ("l1_loss", "smooth_l1_loss", "huber_loss")
@@ -39,7 +49,9 @@ class VariedOutcomes(TorchFunctionMode):
         super().__init__()
         self._scalars = scalars
         self._passes = 0
-        self._limits: list[float | None] = []  # of the comparisons of the first pass, in their order
+        self._limits: list[
+            float | None
+        ] = []  # of the comparisons of the first pass, in their order
         self._number = 0
         self._origins: Any = WeakTensorKeyDictionary()
 
@@ -51,7 +63,11 @@ class VariedOutcomes(TorchFunctionMode):
             self._origins[tensor] = _DATA
 
     def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
     ) -> Any:
         kwargs = kwargs or {}
         name = getattr(func, "__name__", "")
@@ -75,16 +91,37 @@ class VariedOutcomes(TorchFunctionMode):
         return known
 
     def _call(
-        self, func: Callable[..., Any], name: str, args: tuple[Any, ...], kwargs: dict[str, Any], origin: int
+        self,
+        func: Callable[..., Any],
+        name: str,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        origin: int,
     ) -> Any:
-        if name in _LOOKUPS and len(args) > 1 and self._is_table(args[0]) and _holds_indices(args[-1]):
+        if (
+            name in _LOOKUPS
+            and len(args) > 1
+            and self._is_table(args[0])
+            and _holds_indices(args[-1])
+        ):
             return func(_spread(args[0]), *args[1:], **kwargs)
         if origin and name in (*_IS_LARGER, *_IS_SMALLER) and len(args) == 2 and _is_float(args[0]):
             outcome = self._is_larger(args[0] - args[1])
-            return func(*args, **kwargs) if outcome is None else outcome if name in _IS_LARGER else ~outcome
+            return (
+                func(*args, **kwargs)
+                if outcome is None
+                else outcome
+                if name in _IS_LARGER
+                else ~outcome
+            )
         if not origin & _WEIGHTS:
             return func(*args, **kwargs)
-        if name in _ARE_CHOICES and len(args) == 2 and isinstance(args[0], torch.Tensor) and not _is_float(args[0]):
+        if (
+            name in _ARE_CHOICES
+            and len(args) == 2
+            and isinstance(args[0], torch.Tensor)
+            and not _is_float(args[0])
+        ):
             return self._chosen(func(*args, **kwargs))
 
         if name in _OF_CLASSES and self._is_table(kwargs.get("weight")):
@@ -93,7 +130,11 @@ class VariedOutcomes(TorchFunctionMode):
             return func(*args[:2], _spread(args[2]), *args[3:], **kwargs)
         if name in _OF_MARGINS and "margin" in kwargs:
             return func(*args, **{**kwargs, "margin": _FAR})
-        if name in _ARE_ZERO and _is_float(args[0]) and (outcome := self._is_larger(args[0])) is not None:
+        if (
+            name in _ARE_ZERO
+            and _is_float(args[0])
+            and (outcome := self._is_larger(args[0])) is not None
+        ):
             return func(outcome, *args[1:], **kwargs)
         if name == "sign" and (outcome := self._is_larger(args[0])) is not None:
             return func(outcome.to(args[0].dtype))
@@ -179,7 +220,12 @@ def _rounded(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tor
         return _distance(x)
     if is_single and name in _DISTANCES:
         return _distance(x - args[1])
-    if name in ("max", "maximum", "min", "minimum") and is_single and len(args) == 2 and _is_float(args[1]):
+    if (
+        name in ("max", "maximum", "min", "minimum")
+        and is_single
+        and len(args) == 2
+        and _is_float(args[1])
+    ):
         other = args[1]
         return _at_least(x, other) if name.startswith("max") else _at_most(x, other)
 

@@ -18,7 +18,17 @@ from autofit.core.errors import InputError, as_input_error, is_whole, require, s
 from autofit.core.tasks import task_of
 from autofit.core.tasks.custom import CUSTOM
 from autofit.core.workload import Rows, Workload, reduction_of
-from autofit.data.batch import Cut, by_rows, has_rows, is_own, labels_of, map_tensors, repeat_to, sample_count, tensors
+from autofit.data.batch import (
+    Cut,
+    by_rows,
+    has_rows,
+    is_own,
+    labels_of,
+    map_tensors,
+    repeat_to,
+    sample_count,
+    tensors,
+)
 from autofit.data.layouts import layout_of, positions_in_rows
 from autofit.data.samples import FileLoader
 from autofit.data.trial_batches import TRIAL_SAMPLES, most_different, variety
@@ -82,7 +92,9 @@ class _AsAsked:
 
 def with_known_rows(workload: Workload) -> Workload:
     """A workload of the user's own whose batches keep to one layout, also those of a single row."""
-    is_named = workload.source.get("kind", "function") != "function"  # whose batches are marked as they are made
+    is_named = (
+        workload.source.get("kind", "function") != "function"
+    )  # whose batches are marked as they are made
     if workload.split is not None or is_named:
         return workload
     return dataclasses.replace(workload, batch=_AsAsked(workload.batch))
@@ -109,8 +121,18 @@ def training_workload(
     batches to find the largest shape; the model is not touched."""
     _check_model(model)
     check_loss_function(loss)
-    require(split is None or callable(split), "split must be a function of (batch, size)", split, "Leave it out.")
-    require(count is None or callable(count), "count must be a function of a batch", count, "Leave it out.")
+    require(
+        split is None or callable(split),
+        "split must be a function of (batch, size)",
+        split,
+        "Leave it out.",
+    )
+    require(
+        count is None or callable(count),
+        "count must be a function of a batch",
+        count,
+        "Leave it out.",
+    )
     peek = peek or Peek()
     with put_back(loader):
         look = _look(loader, peek, split)
@@ -120,7 +142,9 @@ def training_workload(
         check_call(model, largest)
     one = repeat_to(largest, 1, split)
     ids = one.get("input_ids") if isinstance(one, Mapping) or hasattr(one, "keys") else None
-    sequence_length = int(ids.shape[1]) if isinstance(ids, torch.Tensor) and ids.dim() == 2 else None
+    sequence_length = (
+        int(ids.shape[1]) if isinstance(ids, torch.Tensor) and ids.dim() == 2 else None
+    )
     task = task_of(model)
     if task.predicts_next_token and labels_of(largest) is None:  # it has none to shift
         task = CUSTOM
@@ -158,14 +182,19 @@ def _unread(loader: Any, peek: Peek, look: "_Look") -> tuple[str, ...]:
 
 def _check_model(model: Any) -> None:
     if not isinstance(model, nn.Module):
-        message = f"the model must be an nn.Module or the name of one, not a {type(model).__name__}."
+        message = (
+            f"the model must be an nn.Module or the name of one, not a {type(model).__name__}."
+        )
         raise InputError(message, "Pass the model itself, or an autofit.Workload.")
     if any(isinstance(module, torch.jit.ScriptModule) for module in model.modules()):
         message = "the model has scripted modules (torch.jit), whose weights cannot be replaced."
         raise InputError(message, "Give the module that they were made of.")
     devices = sorted({str(parameter.device) for parameter in model.parameters()})
     if "meta" in devices:
-        raise InputError("the model has weights on the meta device: there is nothing to train.", "Load them first.")
+        raise InputError(
+            "the model has weights on the meta device: there is nothing to train.",
+            "Load them first.",
+        )
     if any(is_lazy(parameter) for parameter in model.parameters()):
         message = "the model has lazy modules, whose weights have no shape yet."
         raise InputError(message, "Call it on a batch once, before it is given away.")
@@ -218,21 +247,35 @@ def _look(loader: Any, peek: Peek, cut: Cut | None) -> _Look:
         structure = structure or _structure(batch)
         _check_structure(batch, structure, f"batch {number} of the loader")
         samples = max(samples, sample_count(batch, cut))
-        if not is_own(cut) and sample_count(batch, cut) > 1 and (found := variety(batch)) > most_variety:
+        if (
+            not is_own(cut)
+            and sample_count(batch, cut) > 1
+            and (found := variety(batch)) > most_variety
+        ):
             most_variety = found
-            varied = map_tensors(most_different(batch, TRIAL_SAMPLES), lambda tensor: _on_host(tensor).clone())
-        mask = batch.get("attention_mask") if isinstance(batch, Mapping) or hasattr(batch, "keys") else None
+            varied = map_tensors(
+                most_different(batch, TRIAL_SAMPLES), lambda tensor: _on_host(tensor).clone()
+            )
+        mask = (
+            batch.get("attention_mask")
+            if isinstance(batch, Mapping) or hasattr(batch, "keys")
+            else None
+        )
         if isinstance(mask, torch.Tensor) and mask.dim() == 2:
             held = held + mask.numel()
             seen = seen + int((mask != 0).sum())
         layout = None if has_rows(batch, cut) else layout_of(batch)
-        shapes.add((layout and tuple(layout.sizes), *(tensor.shape[1:] for tensor in tensors(batch))))
+        shapes.add(
+            (layout and tuple(layout.sizes), *(tensor.shape[1:] for tensor in tensors(batch)))
+        )
         # Per sample: the last batch may hold few samples that are the longest.
         if largest is None or _elements_per_sample(batch, cut) > _elements_per_sample(largest, cut):
             largest = batch
     if largest is None:
         raise InputError("the loader is empty: it gave no batch.", "Check the data set.")
-    if not isinstance(loader, DataLoader) and batches_of(loader) is batches:  # a DataLoader would start workers
+    if (
+        not isinstance(loader, DataLoader) and batches_of(loader) is batches
+    ):  # a DataLoader would start workers
         raise _read_once(f"the loader gives the same {type(batches).__name__} again")
     if peek.worst_case is not None:
         _check_structure(peek.worst_case, structure, "worst_case")
@@ -246,7 +289,9 @@ def _look(loader: Any, peek: Peek, cut: Cut | None) -> _Look:
 def _collated(batches: Iterator[Any]) -> Iterator[Any]:
     """The batches of a loader; an InputError where torch's own collate_fn cannot stack its samples."""
     with as_input_error(
-        lambda error: f"the loader cannot stack its samples: {sentence(error)}.", _PAD, but=_is_no_stacking
+        lambda error: f"the loader cannot stack its samples: {sentence(error)}.",
+        _PAD,
+        but=_is_no_stacking,
     ):
         yield from batches
 
@@ -317,7 +362,11 @@ def batches_of(loader: Any, *, name: str = "loader") -> Iterator[Any]:
     iterator is refused, because its first batches would be lost to the search."""
     if callable(loader) and not isinstance(loader, Iterable):
         made = loader()
-        require(hasattr(made, "__iter__"), f"the {name} must be a function that returns an iterator of batches", made)
+        require(
+            hasattr(made, "__iter__"),
+            f"the {name} must be a function that returns an iterator of batches",
+            made,
+        )
         return iter(made)
     if not isinstance(loader, Iterable):
         message = f"the {name} must be an iterable of batches, not a {type(loader).__name__}."
@@ -346,13 +395,18 @@ def put_back(loader: Any) -> Iterator[None]:
 
 def _read_once(what: str) -> InputError:
     message = f"{what}, which can be read only once: one look would use it up."
-    return InputError(message, "Pass a function that returns it, or a DataLoader, or a list of batches.")
+    return InputError(
+        message, "Pass a function that returns it, or a DataLoader, or a list of batches."
+    )
 
 
 def empty_pass() -> InputError:
     """The error for a pass that gives no batch although an earlier look did."""
     message = "a pass over the loader gave no batch: it is empty, or can be read only once."
-    return InputError(message, "Pass a DataLoader, a list of batches, or a function that returns a fresh iterator.")
+    return InputError(
+        message,
+        "Pass a DataLoader, a list of batches, or a function that returns a fresh iterator.",
+    )
 
 
 def is_stateful(loader: Any) -> bool:
@@ -362,12 +416,16 @@ def is_stateful(loader: Any) -> bool:
 
 def samples_in_pass(loader: Any) -> int | None:
     """The number of samples in the data set of a loader, where it is known without reading one."""
-    return length_of(loader.samples if isinstance(loader, FileLoader) else getattr(loader, "dataset", None))
+    return length_of(
+        loader.samples if isinstance(loader, FileLoader) else getattr(loader, "dataset", None)
+    )
 
 
 def length_of(loader: Any) -> int | None:
     """The number of batches in a pass, where it is known without reading one."""
     try:
         return len(loader)
-    except TypeError:  # also of a DataLoader over an IterableDataset, which only looks as if it had a length
+    except (
+        TypeError
+    ):  # also of a DataLoader over an IterableDataset, which only looks as if it had a length
         return None

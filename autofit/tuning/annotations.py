@@ -91,7 +91,9 @@ class Annotator:
         adapted = result.config is not None and result.config.lora_rank
         if not adapted or not isinstance(self.workload.model, HuggingFaceModel):
             return None
-        found: LayerNames | None = self._ask(_layer_names, result.config, log="layers.log", seconds=FOLLOW_SECONDS)
+        found: LayerNames | None = self._ask(
+            _layer_names, result.config, log="layers.log", seconds=FOLLOW_SECONDS
+        )
         return found
 
     def _in_time(self, seconds: float) -> float:
@@ -138,7 +140,9 @@ def bottleneck_note(result: Result, lines: Mapping[str, Timeline]) -> str | None
     return f"By what is predicted, the best config is {bound_by(line.bottleneck, line.config)}."
 
 
-def _on_devices(workload: Workload, hardware: Hardware, budget: Budget, config: Config) -> tuple[OnDevices, ...]:
+def _on_devices(
+    workload: Workload, hardware: Hardware, budget: Budget, config: Config
+) -> tuple[OnDevices, ...]:
     found = []
     for devices in sorted({1, 2, 4, 8, hardware.devices, 2 * hardware.devices}):
         fewer = hardware.of_several(devices, hardware.nodes, hardware.link)

@@ -22,7 +22,15 @@ from autofit.report.html import report_page
 from autofit.report.knob_effects import single_changes
 from autofit.search.predictions import Predictions
 
-_KEPT = {"seed", "tolerance", "trials", "time_limit", "workers", "space", "set"}  # of the options, in the record
+_KEPT = {
+    "seed",
+    "tolerance",
+    "trials",
+    "time_limit",
+    "workers",
+    "space",
+    "set",
+}  # of the options, in the record
 
 
 def make_record(
@@ -49,7 +57,12 @@ def make_record(
 
 
 def write_run(
-    record: Record, workload: Workload, directory: RunDirectory, *, notify: Notify, layers: LayerNames | None = None
+    record: Record,
+    workload: Workload,
+    directory: RunDirectory,
+    *,
+    notify: Notify,
+    layers: LayerNames | None = None,
 ) -> Result:
     """Write the files of a search into its run directory.
 
@@ -79,7 +92,9 @@ def write_run(
     try:
         write_atomically(directory.report, report_page(complete, directory.path))
     except Exception as error:  # hours of measurements are not lost for a picture
-        notify(f"the report could not be drawn ({type(error).__name__}: {error}); `autofit report` tries again.")
+        notify(
+            f"the report could not be drawn ({type(error).__name__}: {error}); `autofit report` tries again."
+        )
         return without_report
     return result
 

@@ -67,7 +67,9 @@ def fitted_here(
                 here = hardware.of_several(devices)
                 asked = knobs, here, _budget(options, here)
                 try:
-                    seen.append(executor.run(_estimate, copy, *asked, log="estimate.log", timeout=_SECONDS))
+                    seen.append(
+                        executor.run(_estimate, copy, *asked, log="estimate.log", timeout=_SECONDS)
+                    )
                 except RefusedError:
                     if not seen:
                         raise
@@ -76,18 +78,26 @@ def fitted_here(
 
             found = fitted_where(config, world, effective, fits)
     except AutofitError as error:
-        notify(f"whether this config fits {pluralize(size, 'device')} could not be predicted: {error.message[:-1]}")
+        notify(
+            f"whether this config fits {pluralize(size, 'device')} could not be predicted: {error.message[:-1]}"
+        )
         return plain
     if found != plain:
         first, asked = seen[0], _told(*plain, effective)
         assert first.budget, "it was predicted for one"
         usable = gib(first.budget.cap_bytes(hardware.device))
-        instead = f"it trains on {_told(*found, effective)}" if found else "nothing smaller fits, so it trains as it is"
+        instead = (
+            f"it trains on {_told(*found, effective)}"
+            if found
+            else "nothing smaller fits, so it trains as it is"
+        )
         notify(f"on {asked} at least {gib(first.low)} of {usable} GiB would be needed: {instead}")
     return found or plain
 
 
-def _estimate(workload: Workload, knobs: Mapping[str, Value], hardware: Hardware, budget: Budget) -> Estimate:
+def _estimate(
+    workload: Workload, knobs: Mapping[str, Value], hardware: Hardware, budget: Budget
+) -> Estimate:
     traced = trace(workload, knobs, hardware)
     calibration = calibration_for(hardware, traced.config)
     found = estimate_of(traced, workload, hardware, rates=None, calibration=calibration)
@@ -98,7 +108,9 @@ def _budget(options: SearchOptions, hardware: Hardware) -> Budget:
     """What was asked for, and no more than is free."""
     free = budget_for(SearchOptions(device=hardware.device, margin=options.margin), hardware)
     asked = options.mem if hardware.device == "cpu" else options.gpu_mem
-    device_bytes = free.device_bytes if asked is None else min(free.device_bytes, gib_to_bytes(asked))
+    device_bytes = (
+        free.device_bytes if asked is None else min(free.device_bytes, gib_to_bytes(asked))
+    )
     return dataclasses.replace(free, device_bytes=device_bytes)
 
 

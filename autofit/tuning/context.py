@@ -23,7 +23,9 @@ from autofit.search.journal import begun_with
 from autofit.search.space import Space
 from autofit.tuning.space import space_for
 
-_NO_FINGERPRINT = "this model's code has no stable fingerprint, so earlier measurements of it are not looked up."
+_NO_FINGERPRINT = (
+    "this model's code has no stable fingerprint, so earlier measurements of it are not looked up."
+)
 
 
 class Judging(Protocol):
@@ -50,7 +52,9 @@ class Context:
     requested_bytes: int | None  # of the device; None: the default budget
     budget: Budget
     placement: Placement  # where probes explore; finalists run one at a time on all of the machine
-    ranks: tuple[Place, ...]  # where the devices are that train one config together; none: one device
+    ranks: tuple[
+        Place, ...
+    ]  # where the devices are that train one config together; none: one device
     space: Space
     budget_notes: tuple[str, ...]  # where the budget differs from what the user may expect
 
@@ -79,12 +83,16 @@ class Context:
         """What tensors will probably be able to take, beside what a card holds besides."""
         if self.context_bytes is None:
             return self.cap_bytes
-        return max(0.0, beside_tensors((), self.context_bytes).left(self.cap_bytes + self.context_bytes))
+        return max(
+            0.0, beside_tensors((), self.context_bytes).left(self.cap_bytes + self.context_bytes)
+        )
 
     @property
     def exact_memory(self) -> bool:
         """Whether the tracked peak alone decides what fits, and is the same on every run."""
-        return self.hardware.device == "cpu" and self.hardware.world == 1  # what ranks exchange comes and goes
+        return (
+            self.hardware.device == "cpu" and self.hardware.world == 1
+        )  # what ranks exchange comes and goes
 
     def linked_by(self, link: Link | None) -> Self:
         """The same with the link that was measured between the devices."""
@@ -163,7 +171,9 @@ class Context:
         return identity
 
 
-def context_of(workload: Workload, options: SearchOptions, executor: Executor, journal: Path) -> Context:
+def context_of(
+    workload: Workload, options: SearchOptions, executor: Executor, journal: Path
+) -> Context:
     """What the executor finds of machine and workload; an InputError for wrong options, a ProbeError for the device."""
     # First, since a wrong name needs no look.
     if options.link is not None:
@@ -188,7 +198,9 @@ def context_of(workload: Workload, options: SearchOptions, executor: Executor, j
 
     if executor.own_ranks is None:
         usable_bytes = budget.cap_bytes(measured_on.device)
-        idle_cards = functools.cache(functools.partial(executor.idle_cards_like, measured_on, usable_bytes))
+        idle_cards = functools.cache(
+            functools.partial(executor.idle_cards_like, measured_on, usable_bytes)
+        )
         ranks = place_ranks(options.devices, measured_on, idle_cards)
         devices = len(ranks) or devices
         if options.nodes > 1:
@@ -201,7 +213,9 @@ def context_of(workload: Workload, options: SearchOptions, executor: Executor, j
     measured_on = measured_on.of_several(devices, options.nodes, options.link)
     hardware = hardware.of_several(devices, options.nodes, options.link)
 
-    _check_host_memory(executor, placement, ranks, budget, hardware, options, given=requested is not None)
+    _check_host_memory(
+        executor, placement, ranks, budget, hardware, options, given=requested is not None
+    )
     return Context(
         options=options,
         workload=workload,
@@ -243,9 +257,13 @@ def check_memory(count: int, what: str, budget: Budget, free_bytes: int, *, give
         return
     remedy = f"Give at most --mem {_gib(free_bytes // count)}, or fewer {what}."
     if not given:
-        raise InputError(f"{count} {what} share the memory, so the budget of each must be given.", remedy)
+        raise InputError(
+            f"{count} {what} share the memory, so the budget of each must be given.", remedy
+        )
     wanted = f"{count} {what} with a budget of {_gib(budget.device_bytes)} GiB each"
-    raise InputError(f"{wanted} may take more than the {_gib(free_bytes)} GiB that can be used here.", remedy)
+    raise InputError(
+        f"{wanted} may take more than the {_gib(free_bytes)} GiB that can be used here.", remedy
+    )
 
 
 def _gib(size: int) -> str:

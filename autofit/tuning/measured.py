@@ -12,7 +12,14 @@ from autofit.core.config import Config
 from autofit.core.environment import versions
 from autofit.core.errors import InputError, ProbeError
 from autofit.core.estimate import Timeline
-from autofit.core.events import Listener, Note, PhaseStarted, ProbeFinished, ProbeStarted, SearchStarted
+from autofit.core.events import (
+    Listener,
+    Note,
+    PhaseStarted,
+    ProbeFinished,
+    ProbeStarted,
+    SearchStarted,
+)
 from autofit.core.hardware import Hardware
 from autofit.core.layout import divided_by
 from autofit.core.measurement import Measurement, Outcome
@@ -54,7 +61,10 @@ from autofit.tuning.warm_start import WarmStart, subject_of
 # Of a time limit: when exploring ends, how much longer what then runs may take, and when no finalist is begun any more
 # that would take longer; the rest is for the report.
 EXPLORE_SHARE, OVERRUN_SHARE, VERIFY_SHARE = 0.7, 0.1, 0.9
-PREDICT_SECONDS, PREDICT_SHARE = 300.0, 0.5  # for predicting a space, at most and of a time limit; else it is skipped
+PREDICT_SECONDS, PREDICT_SHARE = (
+    300.0,
+    0.5,
+)  # for predicting a space, at most and of a time limit; else it is skipped
 TRACE_SHARE = 0.6  # of that for tracing; the rest is for putting together what could be traced
 _WHY_UNKNOWN = "their steps could not be followed, or not in the time for that"
 # Probes differ by more than steps of one do. Eight configs of tiny-llama, each measured in five processes on 2 busy
@@ -63,7 +73,10 @@ EXPLORE_PLAN = Plan(min_steps=2, max_seconds=0.75)
 VERIFY_PLAN = Plan(min_steps=4, max_steps=50, max_seconds=1.5, compose=False)
 # Of a search that should be fast, as batch-size finders are: few probes, until no other may be so much faster.
 FAST_PROBES, FAST_TOLERANCE = 2, 0.1
-FAST_EXPLORE_PLAN, FAST_PLAN = Plan(min_steps=2, max_seconds=0.5), Plan(max_seconds=1.0, compose=False)
+FAST_EXPLORE_PLAN, FAST_PLAN = (
+    Plan(min_steps=2, max_seconds=0.5),
+    Plan(max_seconds=1.0, compose=False),
+)
 _FAST_MEASURING = 0.5  # seconds for timing operators before configs are predicted
 _FAST = (
     "A quick search (--fast) looks at usual values, and measures few: one, if it takes about as long as predicted, and "
@@ -79,7 +92,11 @@ NOTABLE_DRIFT = 0.05  # a smaller one lies within the difference of two probes o
 
 @contextlib.contextmanager
 def measured_search(
-    workload: Workload, options: SearchOptions, directory: RunDirectory, listener: Listener, start: float
+    workload: Workload,
+    options: SearchOptions,
+    directory: RunDirectory,
+    listener: Listener,
+    start: float,
 ) -> Iterator["MeasuredSearch"]:
     """Look at the model and the device, and give the search with its executor, which ends here.
 
@@ -98,17 +115,23 @@ def measured_search(
 
         if context.ranks and executor.own_ranks is None:
             stack.close()  # one that serves no more needs no memory
-            executor = stack.enter_context(GangExecutor(context.ranks, directory.probes, options.probe_timeout))
+            executor = stack.enter_context(
+                GangExecutor(context.ranks, directory.probes, options.probe_timeout)
+            )
             executor.end_by(until)
 
-        link_is_measured = options.link is None and context.hardware == context.measured_on  # none else is meant
+        link_is_measured = (
+            options.link is None and context.hardware == context.measured_on
+        )  # none else is meant
         if context.ranks and link_is_measured:
             context = context.linked_by(executor.link(context.hardware, context.budget))
 
         yield MeasuredSearch(context, executor, directory, listener, start)
 
 
-def _executor(options: SearchOptions, directory: RunDirectory, listener: Listener, until: float) -> Executor:
+def _executor(
+    options: SearchOptions, directory: RunDirectory, listener: Listener, until: float
+) -> Executor:
     """What looks at the model; on a cluster, what measures as well."""
     if options.executor == "local":
         return LocalExecutor(directory.probes, options.probe_timeout)
@@ -127,7 +150,12 @@ class MeasuredSearch:
     """
 
     def __init__(
-        self, context: Context, executor: Executor, directory: RunDirectory, listener: Listener, start: float
+        self,
+        context: Context,
+        executor: Executor,
+        directory: RunDirectory,
+        listener: Listener,
+        start: float,
     ) -> None:
         self.context = context
         self.workload = context.workload
@@ -147,7 +175,9 @@ class MeasuredSearch:
         self._communication = Communication(context.workload, context.hardware, executor)
 
         self._explored = self._warm_start_on(context.placement.hardware(context.measured_on))
-        self._verified = self._warm_start_on(context.measured_on) if context.fewer_cores else self._explored
+        self._verified = (
+            self._warm_start_on(context.measured_on) if context.fewer_cores else self._explored
+        )
 
         for note in context.notes():
             self.notify(note)
@@ -197,16 +227,22 @@ class MeasuredSearch:
             problem = SearchProblem(
                 probe=self._probe,
                 constraints=techniques.constraints(context.workload, context.hardware),
-                memory_order=lambda knob, value: techniques.technique_named(knob).memory_order(value),
+                memory_order=lambda knob, value: techniques.technique_named(knob).memory_order(
+                    value
+                ),
                 on_finished=self._finished,
                 on_started=self._started,
                 predict=self._predict,
                 prior_measurements=self._explored.prior_measurements(resumed=options.resume),
                 on_probe=self._on_probe,
-                concurrency=functools.partial(Threaded, room=self._explorer.room, give_up=self._explorer.give_up),
+                concurrency=functools.partial(
+                    Threaded, room=self._explorer.room, give_up=self._explorer.give_up
+                ),
             )
             space = self._narrowed_space()
-            self._outcome = search(space, problem, limits=self._limits(), journal=journal, seed=options.seed)
+            self._outcome = search(
+                space, problem, limits=self._limits(), journal=journal, seed=options.seed
+            )
 
         if self._outcome.stopped_by != "interrupt":
             self._check()
@@ -335,7 +371,9 @@ class MeasuredSearch:
     def timelines(self, result: Result, annotator: Annotator) -> Mapping[str, Timeline]:
         """By tier the memory of its best config through a step."""
         if result.best:
-            self._listener(PhaseStarted("following a training step of the best configs, for the report"))
+            self._listener(
+                PhaseStarted("following a training step of the best configs, for the report")
+            )
         return annotator.timelines(result)
 
     def learn(self) -> None:
@@ -424,7 +462,9 @@ class MeasuredSearch:
 
         unknown = sum(map(math.isnan, nbytes))
         if unknown:
-            self.notify(f"{unknown:,} of {len(nbytes):,} configs are not predicted: {_WHY_UNKNOWN}.")
+            self.notify(
+                f"{unknown:,} of {len(nbytes):,} configs are not predicted: {_WHY_UNKNOWN}."
+            )
         if unknown < len(nbytes):
             self.predictions = Predictions.of(configs, nbytes, seconds)
         return self.predictions
@@ -486,13 +526,19 @@ class MeasuredSearch:
             first = {knob: values[0] for knob, values in self.context.space.knobs.items()}
             reason = techniques.refuse(techniques.canonicalize(first, *about), *about)
             if reason:
-                raise InputError(f"every config of this search is refused, the first one because of {reason}")
+                raise InputError(
+                    f"every config of this search is refused, the first one because of {reason}"
+                )
 
         if not outcome.measurements and outcome.stopped_by == "time":
             message = f"no probe ended within the time limit of {self.options.time_limit:g} s."
-            raise ProbeError(message, "Give a longer --time-limit, or see probes/ in the run directory.")
+            raise ProbeError(
+                message, "Give a longer --time-limit, or see probes/ in the run directory."
+            )
 
-        if outcome.measurements and all(trial.outcome is Outcome.FAILED for trial in outcome.measurements):
+        if outcome.measurements and all(
+            trial.outcome is Outcome.FAILED for trial in outcome.measurements
+        ):
             reason = outcome.measurements[0].reason or "no reason given"
             message = f"every probe failed: {reason.strip().splitlines()[-1]}"
             raise ProbeError(message, "See probes/ in the run directory.")

@@ -17,12 +17,18 @@ from autofit.core.files import cache_file
 from autofit.core.measurement import Measurement
 
 SCHEMA = 2
-MOST_OF_ONE, MOST, DAYS = 200, 10_000, 180  # the newest to keep: of a subject, in all (some 15 MB); and for how long
+MOST_OF_ONE, MOST, DAYS = (
+    200,
+    10_000,
+    180,
+)  # the newest to keep: of a subject, in all (some 15 MB); and for how long
 _WAIT_SECONDS = 10.0  # for other writers; a transaction takes milliseconds
 _CLEARING = "autofit doctor --clear-store begins a new one."
 _CHECK = "Check the directory, or search without it: --no-store."
 # What the system or other processes are to blame for: locked for too long, no room, no permission.
-_NOT_DAMAGED = tuple(f"SQLITE_{what}" for what in ("BUSY", "LOCKED", "FULL", "IOERR", "READONLY", "CANTOPEN", "PERM"))
+_NOT_DAMAGED = tuple(
+    f"SQLITE_{what}" for what in ("BUSY", "LOCKED", "FULL", "IOERR", "READONLY", "CANTOPEN", "PERM")
+)
 _TABLES = """
 CREATE TABLE measurements (
     id INTEGER PRIMARY KEY, key TEXT NOT NULL, workload TEXT NOT NULL, run TEXT NOT NULL, session TEXT NOT NULL,
@@ -84,7 +90,10 @@ class Store:
             file.execute("INSERT INTO measurements VALUES (NULL, ?, ?, ?, ?, ?, ?, ?, ?)", row)
             for those, most in (("key = :key", MOST_OF_ONE), ("true", MOST)):
                 oldest = f"SELECT id FROM measurements WHERE {those} ORDER BY id DESC LIMIT 1 OFFSET {most}"
-                file.execute(f"DELETE FROM measurements WHERE {those} AND id <= ({oldest})", {"key": subject.key})
+                file.execute(
+                    f"DELETE FROM measurements WHERE {those} AND id <= ({oldest})",
+                    {"key": subject.key},
+                )
             file.execute("DELETE FROM measurements WHERE measured_at < ?", (now - DAYS * 86400,))
 
     def count(self) -> Count:
@@ -143,7 +152,9 @@ class Store:
 
     @contextlib.contextmanager
     def _connected(self) -> Iterator[sqlite3.Connection]:
-        with contextlib.closing(sqlite3.connect(self.path, timeout=_WAIT_SECONDS, isolation_level=None)) as file:
+        with contextlib.closing(
+            sqlite3.connect(self.path, timeout=_WAIT_SECONDS, isolation_level=None)
+        ) as file:
             # It need not survive a power cut whole, and waiting for the disk twice a measurement is not worth that.
             file.execute("PRAGMA synchronous = NORMAL")  # a damaged file says so here
             yield file
@@ -165,7 +176,9 @@ class Store:
             raise
         except OSError as error:
             raise StoreError(f"{store} cannot be written: {error.strerror}.", _CHECK) from error
-        except Exception as error:  # of SQLite, or of reading what it gives: flipped bits may look like anything
+        except (
+            Exception
+        ) as error:  # of SQLite, or of reading what it gives: flipped bits may look like anything
             if getattr(error, "sqlite_errorname", "").startswith(_NOT_DAMAGED):
                 raise StoreError(f"{store} cannot be used: {error}.", _CHECK) from error
             remedy = self._set_aside() if mend else f"The next search sets it aside; {_CLEARING}"

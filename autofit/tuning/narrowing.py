@@ -92,7 +92,9 @@ def narrowed(
     changed = rows_of([knobs for row in firsts for knobs in _changed(row.config, space.knobs)])
     others_of_space = {knob: values for knob, values in space.knobs.items() if knob not in _FREE}
     for behind in _BEHIND:
-        kept = layouts | worth_searching(others_of_space, [*firsts, *rows, *changed], cap_bytes, behind)
+        kept = layouts | worth_searching(
+            others_of_space, [*firsts, *rows, *changed], cap_bytes, behind
+        )
         if Enumeration({**space.knobs, **kept}, constraints).count().configs <= MAX_CONFIGS:
             break
 
@@ -110,7 +112,9 @@ def narrowed(
 
 def _listed(knobs: Mapping[str, Sequence[Value]]) -> str:
     """Knobs with their values, without those that have none."""
-    return "; ".join(f"{knob} {', '.join(map(str, values))}" for knob, values in knobs.items() if values)
+    return "; ".join(
+        f"{knob} {', '.join(map(str, values))}" for knob, values in knobs.items() if values
+    )
 
 
 def without_micro_batches(space: Space, workload: Workload) -> Space | None:

@@ -71,11 +71,17 @@ class Search(Protocol):
         """Improve later predictions by what was measured."""
 
 
-OpenSearch = Callable[[Workload, SearchOptions, RunDirectory, Listener, float], AbstractContextManager[Search]]
+OpenSearch = Callable[
+    [Workload, SearchOptions, RunDirectory, Listener, float], AbstractContextManager[Search]
+]
 
 
 def search_or_predict(
-    workload: Workload, options: SearchOptions, listener: Listener | None = None, *, judge: Judging | None = None
+    workload: Workload,
+    options: SearchOptions,
+    listener: Listener | None = None,
+    *,
+    judge: Judging | None = None,
 ) -> Result:
     """Search; for a card where no CUDA device is here, predict what the search would find.
 
@@ -94,7 +100,11 @@ def search_or_predict(
 
 
 def run_search(
-    workload: Workload, options: SearchOptions, listener: Listener | None = None, *, judge: Judging | None = None
+    workload: Workload,
+    options: SearchOptions,
+    listener: Listener | None = None,
+    *,
+    judge: Judging | None = None,
 ) -> Result:
     """Search for the fastest config that fits the budget, verify it, and write the run directory.
 
@@ -115,8 +125,12 @@ def predict_search(
         InputError: an option is wrong; UntraceableError: the model cannot be followed without its weights;
         ProbeError: the prediction took longer than the time limit.
     """
-    without_resuming = options.model_copy(update={"resume": False})  # measurements are not gone on with by predictions
-    return _run(functools.partial(predicted_search, reason=reason), workload, without_resuming, listener)
+    without_resuming = options.model_copy(
+        update={"resume": False}
+    )  # measurements are not gone on with by predictions
+    return _run(
+        functools.partial(predicted_search, reason=reason), workload, without_resuming, listener
+    )
 
 
 def _run(
@@ -147,7 +161,9 @@ def _run(
         directory.restored()
         listener(PhaseStarted("writing the result and the report"))
         record = make_record(annotated.result, options, search.predictions, annotated.timelines)
-        return write_run(record, search.workload, directory, notify=directory.notify, layers=annotated.layers)
+        return write_run(
+            record, search.workload, directory, notify=directory.notify, layers=annotated.layers
+        )
 
 
 def _judged(judge: Judging, result: Result, executor: Executor, listener: Listener) -> Result:
@@ -163,14 +179,20 @@ def _judged(judge: Judging, result: Result, executor: Executor, listener: Listen
 
 
 def _annotated(
-    result: Result, search: Search, options: SearchOptions, directory: RunDirectory, listener: Listener
+    result: Result,
+    search: Search,
+    options: SearchOptions,
+    directory: RunDirectory,
+    listener: Listener,
 ) -> Annotated:
     """The result with all that it is told with; after Ctrl-C nobody waits for more than files need."""
     annotator = Annotator(search.workload, options, search.executor)
 
     if options.memory_snapshot and result.best and not result.was_interrupted:
         listener(PhaseStarted("tracing one training step of the best config"))
-        result = with_trace(result, search.workload, search.executor, directory=directory.path, listener=listener)
+        result = with_trace(
+            result, search.workload, search.executor, directory=directory.path, listener=listener
+        )
 
     timelines: Mapping[str, Timeline] = {}
     if search.follows and not result.was_interrupted:
@@ -186,7 +208,9 @@ def _annotated(
     return Annotated(result, timelines, annotator.layers(result))
 
 
-def _run_directory(workload: Workload, options: SearchOptions) -> AbstractContextManager[RunDirectory]:
+def _run_directory(
+    workload: Workload, options: SearchOptions
+) -> AbstractContextManager[RunDirectory]:
     """What enters the run directory: the one that the user gave, or a free one named by model and time."""
     if options.out:
         return RunDirectory(options.out, resume=options.resume)

@@ -76,7 +76,9 @@ def predicted_search(
         InputError: an option is wrong; UntraceableError: the model cannot be followed without its weights.
     """
     if options.gpu is not None:
-        card_to_search_for(options.gpu)  # refuses a card that no search can be for, before anything else is said
+        card_to_search_for(
+            options.gpu
+        )  # refuses a card that no search can be for, before anything else is said
     listener(Note(no_gpu_note(reason)))
     listener(PhaseStarted("looking at the model"))
 
@@ -142,13 +144,23 @@ class PredictedSearch:
         legal = enumeration.count().configs
         self._size = enumeration.count(refused=True).configs
         self._refused = self._size - legal
-        about = self.workload.name, hardware, self._budget, self._size, 0, options.time_limit, self._refused
+        about = (
+            self.workload.name,
+            hardware,
+            self._budget,
+            self._size,
+            0,
+            options.time_limit,
+            self._refused,
+        )
         self._listener(SearchStarted(*about))
         if self._of_layouts:
             self._note(self._of_layouts)
         if len(configs) < legal:
             drawn = pluralize(len(configs), "config")
-            self._note(f"The space is too large to predict all of it: {drawn} of it, drawn at random, are.")
+            self._note(
+                f"The space is too large to predict all of it: {drawn} of it, drawn at random, are."
+            )
 
         self._listener(PhaseStarted(f"predicting {pluralize(len(configs), 'config')}"))
         nbytes, seconds = self._predicted(configs)
@@ -176,7 +188,9 @@ class PredictedSearch:
     def _predicted(self, configs: Sequence[Config]) -> tuple[list[float], list[float]]:
         """Bytes and seconds of each config, predicted on as many cores as there are."""
         predict = functools.partial(predict_all, host_bytes=self._budget.host_bytes, processes=None)
-        found: tuple[list[float], list[float]] = self._run(predict, self._hardware, configs, log="estimate.log")
+        found: tuple[list[float], list[float]] = self._run(
+            predict, self._hardware, configs, log="estimate.log"
+        )
         return found
 
     def verify(self) -> None:
@@ -230,13 +244,19 @@ class PredictedSearch:
         candidates = {}
         for name in TIERS:
             of_tier = [figures for figures in self._figures if tier(figures.config) == name]
-            candidates[name] = Candidates(of_tier, self._cap, self._ranking, growth, host_known=host_known)
+            candidates[name] = Candidates(
+                of_tier, self._cap, self._ranking, growth, host_known=host_known
+            )
 
         self._listener(PhaseStarted("following a training step of the best configs"))
         best: dict[str, Estimate | None] = dict.fromkeys(TIERS)
         for _ in range(_ROUNDS):
-            undecided = [name for name, estimate in best.items() if not estimate or estimate.verdict != "yes"]
-            self._follow({name: candidates[name].preferred() for name in undecided}, candidates, best)
+            undecided = [
+                name for name, estimate in best.items() if not estimate or estimate.verdict != "yes"
+            ]
+            self._follow(
+                {name: candidates[name].preferred() for name in undecided}, candidates, best
+            )
 
         without = [name for name, estimate in best.items() if not estimate]
         self._follow({name: candidates[name].smallest() for name in without}, candidates, best)
@@ -324,9 +344,15 @@ class Candidates:
 
         On an unknown host, configs that keep part of the training there come last.
         """
-        left = [figures for figures in self._left() if figures.nbytes * self._growth_of(figures) <= self._cap]
+        left = [
+            figures
+            for figures in self._left()
+            if figures.nbytes * self._growth_of(figures) <= self._cap
+        ]
         if not self._host_known:
-            on_device = [figures for figures in left if not techniques.keeps_on_host(figures.config)]
+            on_device = [
+                figures for figures in left if not techniques.keeps_on_host(figures.config)
+            ]
             left = on_device or left
         index = self._ranking.preferred(left)
         return None if index is None else left[index].config
@@ -359,7 +385,9 @@ def _is_compiled(config: Config) -> bool:
     return config.compile != "none"
 
 
-def _follow_all(workload: Workload, hardware: Hardware, budget: Budget, configs: list[Config]) -> list[Followed | None]:
+def _follow_all(
+    workload: Workload, hardware: Hardware, budget: Budget, configs: list[Config]
+) -> list[Followed | None]:
     """The estimate of each config and the memory through its step; None where it cannot be traced."""
 
     def follow(config: Config) -> Followed | None:

@@ -31,7 +31,10 @@ from autofit.tuning.target import estimate_on
 # code, or what is on its way to the host and back, widen it, most of all gradients, and where all logits leave gaps
 # behind in the allocator's memory (benchmarks.what_helps).
 _ABOVE, _WIDER, _OF_GRADIENTS, _OF_LOGITS = {"cpu": 1.02, "cuda": 1.15}, 1.1, 1.05, 1.16
-_CONTEXT, _COMMUNICATORS = 500 * MIB, 640 * MIB  # of CUDA, where the card does not tell; of NCCL, not measured
+_CONTEXT, _COMMUNICATORS = (
+    500 * MIB,
+    640 * MIB,
+)  # of CUDA, where the card does not tell; of NCCL, not measured
 _MEASURING = 0.2  # seconds, for timing operators on a CPU: only the order of speeds matters here
 _DEVICES, _SHORTEST = (2, 4, 8), 128
 _OF_THE_SAME = ("time", "host")  # kinds that change neither the numbers nor the data
@@ -42,7 +45,9 @@ _FASTER, _SMALLER = 0.97, 0.7
 Levers = dict[str, tuple[Value, ...]]  # the values to try of each knob
 
 
-def what_helps(workload: Workload, hardware: Hardware, budget: Budget, config: Config) -> tuple[Remedy, ...]:
+def what_helps(
+    workload: Workload, hardware: Hardware, budget: Budget, config: Config
+) -> tuple[Remedy, ...]:
     """The remedies for a config that does not fit; none where the model cannot be traced."""
     try:
         return _Search(workload, hardware, budget, config).remedies()
@@ -79,7 +84,9 @@ class _Search:
         kinds = []
         if has_room:
             kinds = [(kind, self._product(levers)) for kind, levers in self._levers()]
-        configs = list(dict.fromkeys([self.config, *(config for _, members in kinds for config in members)]))
+        configs = list(
+            dict.fromkeys([self.config, *(config for _, members in kinds for config in members)])
+        )
         predicted = self._predicted(self.workload, self.hardware, configs)
         found = {row.config: row for row in predicted}
 
@@ -131,7 +138,9 @@ class _Search:
             optimizer_in_backward=(True,),
             data_parallel=("fsdp",),
         )
-        offloads = self._also(activation_offload=("cpu",), optimizer_offload=("cpu",), parameter_offload=("cpu",))
+        offloads = self._also(
+            activation_offload=("cpu",), optimizer_offload=("cpu",), parameter_offload=("cpu",)
+        )
         host = {**time, **offloads}
         numbers = {name: values[-1:] for name, values in self._also(precision=("bf16",)).items()}
         fewer_bits = {**time, **numbers, **self._also(optimizer=("adamw-8bit",))}
@@ -172,7 +181,9 @@ class _Search:
     def _made(self, changes: Mapping[str, Value], hardware: Hardware) -> Iterator[Config]:
         """The config with these changes, unless it is impossible."""
         knobs = {
-            name: value for name, value in self.config.items() if not knob_named(name).follows and value is not None
+            name: value
+            for name, value in self.config.items()
+            if not knob_named(name).follows and value is not None
         }
         try:
             config = techniques.canonicalize({**knobs, **changes}, self.workload, hardware)
@@ -181,10 +192,14 @@ class _Search:
         if techniques.refuse(config, self.workload, hardware) is None:
             yield config
 
-    def _predicted(self, workload: Workload, hardware: Hardware, configs: Sequence[Config]) -> list[_Found]:
+    def _predicted(
+        self, workload: Workload, hardware: Hardware, configs: Sequence[Config]
+    ) -> list[_Found]:
         """The most memory that configs may need, and the seconds of a step."""
         host_bytes = self.budget.host_bytes
-        sizes, seconds = predict_all(workload, hardware, configs, measuring=_MEASURING, host_bytes=host_bytes)
+        sizes, seconds = predict_all(
+            workload, hardware, configs, measuring=_MEASURING, host_bytes=host_bytes
+        )
         context = _context_of(hardware)
         return [
             _Found(config, size * self._above(config, hardware) + context, taken)
@@ -212,7 +227,9 @@ class _Search:
         configs = list(dict.fromkeys([self.config, config]))
         length = (self.workload.sequence_length or 0) // 2
         while isinstance(model, HuggingFaceModel) and length >= _SHORTEST:
-            shorter = huggingface_workload(model, sequence_length=length, effective_batch_size=batch)
+            shorter = huggingface_workload(
+                model, sequence_length=length, effective_batch_size=batch
+            )
             shorter = dataclasses.replace(shorter, traits=self.workload.traits)
             for found in self._predicted(shorter, self.hardware, configs):
                 if found.nbytes <= self._usable:
@@ -245,7 +262,9 @@ class _Search:
                 (roughly,) = self._predicted(self.workload, hardware, [several])
                 if roughly.nbytes <= self._usable and (found := self._followed(several, hardware)):
                     settings = self._settings(several, hardware)
-                    yield self._remedy("devices", found, ("--devices", str(devices), *settings), devices=devices)
+                    yield self._remedy(
+                        "devices", found, ("--devices", str(devices), *settings), devices=devices
+                    )
                     return
 
     def _followed(self, config: Config, hardware: Hardware) -> _Found | None:

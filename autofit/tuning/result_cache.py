@@ -17,7 +17,13 @@ import psutil
 from autofit.core.environment import versions
 from autofit.core.errors import InputError
 from autofit.core.events import Notify
-from autofit.core.files import cache_file, cached_names, read_text, write_atomically, write_cache_text
+from autofit.core.files import (
+    cache_file,
+    cached_names,
+    read_text,
+    write_atomically,
+    write_cache_text,
+)
 from autofit.core.hardware import GIB
 from autofit.core.options import SearchOptions
 from autofit.core.record import RECORD, Record
@@ -28,7 +34,14 @@ from autofit.training.fingerprint import LAYOUT, cache_key, facts_of
 from autofit.tuning.artifacts import write_run
 from autofit.tuning.measurement_store import Store
 
-_NO_INFLUENCE = {"out", "resume", "probe_timeout", "store", "workers", "memory_snapshot"}  # on what is found
+_NO_INFLUENCE = {
+    "out",
+    "resume",
+    "probe_timeout",
+    "store",
+    "workers",
+    "memory_snapshot",
+}  # on what is found
 
 
 def key_of(workload: Workload, options: SearchOptions) -> str:

@@ -31,7 +31,11 @@ def knob_choices(workload: Workload, hardware: Hardware) -> KnobChoices:
 def check_asked(options: SearchOptions) -> None:
     """Raise the InputErrors of `space_for` that depend on no hardware, before a search looks for any."""
     every = techniques.all_techniques()
-    plain = (each for each in every if type(each).accepts is Technique.accepts and (each.values or each.numbers))
+    plain = (
+        each
+        for each in every
+        if type(each).accepts is Technique.accepts and (each.values or each.numbers)
+    )
     knobs = {each.name: each.knob(ANY) for each in plain}
     space.check_asked(options.space, options.set, tuple(each.name for each in every), knobs)
 

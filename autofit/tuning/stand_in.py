@@ -28,7 +28,9 @@ class Communication:
     """Adds to what the first rank computes what it waits for, by a step of it that is followed on fake tensors."""
 
     def __init__(self, workload: Workload, hardware: Hardware, executor: Executor) -> None:
-        self._exchanges = functools.cache(functools.partial(_followed, executor, workload, hardware))
+        self._exchanges = functools.cache(
+            functools.partial(_followed, executor, workload, hardware)
+        )
 
     def added_to(self, measurement: Measurement) -> Measurement:
         """The measurement at the speed of all ranks together; unchanged where no step was timed."""
@@ -40,10 +42,18 @@ class Communication:
         return measurement.waiting(exchanges.waiting(measurement.step_seconds.median))
 
 
-def _followed(executor: Executor, workload: Workload, hardware: Hardware, config: Config) -> Exchanges | None:
+def _followed(
+    executor: Executor, workload: Workload, hardware: Hardware, config: Config
+) -> Exchanges | None:
     try:
         found: Exchanges = executor.run(
-            exchanges_of, workload, hardware, config, log="exchanges.log", timeout=_SECONDS, task="following a step"
+            exchanges_of,
+            workload,
+            hardware,
+            config,
+            log="exchanges.log",
+            timeout=_SECONDS,
+            task="following a step",
         )
     except AutofitError:
         return None

@@ -24,7 +24,10 @@ from autofit.training.inspect import inspect_workload
 def target_hardware(options: SearchOptions) -> tuple[Hardware, tuple[str, ...]]:
     """The hardware to predict for, and what is assumed of it; an InputError for CUDA without card, size or device."""
     if options.devices == ALL:
-        raise InputError("--devices all means the cards of this machine; a prediction is for any.", "Give a number.")
+        raise InputError(
+            "--devices all means the cards of this machine; a prediction is for any.",
+            "Give a number.",
+        )
     if options.link is not None:
         link(options.link)
     hardware, notes = _one_device(options)
@@ -42,7 +45,10 @@ def _one_device(options: SearchOptions) -> tuple[Hardware, tuple[str, ...]]:
     elif options.wanted_device != "cuda":
         hardware = detect("cpu")
     elif options.gpu_mem is None:
-        raise InputError("there is no CUDA device here.", "Name a card (--gpu rtx-4090) or a size (--gpu-mem 24).")
+        raise InputError(
+            "there is no CUDA device here.",
+            "Name a card (--gpu rtx-4090) or a size (--gpu-mem 24).",
+        )
     else:
         assumed = most_common_card(options.gpu_mem)
         hardware = hardware_of(assumed)

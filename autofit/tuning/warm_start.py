@@ -109,7 +109,9 @@ class WarmStart:
 
         if measurements:
             configs = pluralize(len({prior.config for prior in measurements}), "config")
-            self._notify(f"earlier searches measured {configs}: they tell where to start (--no-store leaves them out)")
+            self._notify(
+                f"earlier searches measured {configs}: they tell where to start (--no-store leaves them out)"
+            )
         return tuple(measurements)
 
     def _is_known(self, config: Config) -> bool:

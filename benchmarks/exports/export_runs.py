@@ -85,8 +85,18 @@ class Stage:
         """A result.yaml with that config, which a search might have written."""
         packages = {name: _version(name) for name in _PACKAGES}
         layout = Layout.of(config)
-        data = {"autofit": 1, "model": "tiny-llama", "workload": self.workload, "source": self.source}
-        data |= {"hardware": _HARDWARE, "versions": packages, "config": dict(config), "measured": {}}
+        data = {
+            "autofit": 1,
+            "model": "tiny-llama",
+            "workload": self.workload,
+            "source": self.source,
+        }
+        data |= {
+            "hardware": _HARDWARE,
+            "versions": packages,
+            "config": dict(config),
+            "measured": {},
+        }
         data |= {"devices": layout.world} if layout.world > 1 else {}
         path = folder / "result.yaml"
         path.write_text(yaml.safe_dump(data, sort_keys=False))
@@ -98,7 +108,9 @@ def staged(folder: Path) -> Stage:
     stage = Stage(folder)
     torch.manual_seed(0)
     config = transformers.AutoConfig.for_model(**load_preset("tiny-llama").config)
-    transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).save_pretrained(stage.weights)
+    transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).save_pretrained(
+        stage.weights
+    )
     tokenizer = _tokenizer()
     tokenizer.save_pretrained(stage.weights)
     text = " ".join(TEXT.read_text(encoding="utf-8").split()).encode("ascii", "ignore").decode()
@@ -115,10 +127,21 @@ def staged(folder: Path) -> Stage:
 
 def _tokenizer() -> Any:
     """Each byte is a token."""
-    alphabet = {letter: number for number, letter in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
-    made = Tokenizer(models.BPE(vocab={**alphabet, "<end>": len(alphabet), "<pad>": len(alphabet) + 1}, merges=[]))
-    made.pre_tokenizer, made.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
-    return transformers.PreTrainedTokenizerFast(tokenizer_object=made, eos_token="<end>", pad_token="<pad>")
+    alphabet = {
+        letter: number for number, letter in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))
+    }
+    made = Tokenizer(
+        models.BPE(
+            vocab={**alphabet, "<end>": len(alphabet), "<pad>": len(alphabet) + 1}, merges=[]
+        )
+    )
+    made.pre_tokenizer, made.decoder = (
+        pre_tokenizers.ByteLevel(add_prefix_space=False),
+        decoders.ByteLevel(),
+    )
+    return transformers.PreTrainedTokenizerFast(
+        tokenizer_object=made, eos_token="<end>", pad_token="<pad>"
+    )
 
 
 def canonical(stage: Stage, knobs: Mapping[str, Any]) -> Config:
@@ -131,7 +154,12 @@ def canonical(stage: Stage, knobs: Mapping[str, Any]) -> Config:
 def ours(stage: Stage, config: Config, folder: Path) -> Taken:
     """Three steps of autofit's own."""
     case = folder / "case.json"
-    shared = {"source": stage.source, "workload": stage.workload, "data": str(stage.tokens), "steps": STEPS}
+    shared = {
+        "source": stage.source,
+        "workload": stage.workload,
+        "data": str(stage.tokens),
+        "steps": STEPS,
+    }
     case.write_text(json.dumps(shared | {"config": dict(config)}))
     return taken([sys.executable, *torchrun(config), str(SCRIPTS / "ours.py"), str(case)], folder)
 
@@ -139,7 +167,11 @@ def ours(stage: Stage, config: Config, folder: Path) -> Taken:
 def torchrun(config: Config) -> list[str]:
     """What starts a process for each device, if there are several."""
     world = Layout.of(config).world
-    return ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(world)] if world > 1 else []
+    return (
+        ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(world)]
+        if world > 1
+        else []
+    )
 
 
 def taken(command: list[str], folder: Path, given: Mapping[str, str] | None = None) -> Taken:
@@ -148,14 +180,33 @@ def taken(command: list[str], folder: Path, given: Mapping[str, str] | None = No
     watched = folder / "steps"
     watched.mkdir()
     path = os.pathsep.join((str(Path(__file__).with_name("watch")), str(ROOT)))
-    quiet = {"HF_HUB_OFFLINE": "1", "WANDB_MODE": "disabled", "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
-    environment = {**os.environ, **quiet, **(given or {}), "PYTHONPATH": path, "WATCHED_STEPS": str(watched)}
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=_SECONDS)
+    quiet = {
+        "HF_HUB_OFFLINE": "1",
+        "WANDB_MODE": "disabled",
+        "CUDA_VISIBLE_DEVICES": "",
+        "OMP_NUM_THREADS": "1",
+    }
+    environment = {
+        **os.environ,
+        **quiet,
+        **(given or {}),
+        "PYTHONPATH": path,
+        "WATCHED_STEPS": str(watched),
+    }
+    done = subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=_SECONDS
+    )
     (folder / "said.txt").write_text(done.stdout + done.stderr)
-    ranks = [[json.loads(line) for line in file.read_text().splitlines()] for file in watched.iterdir()]
+    ranks = [
+        [json.loads(line) for line in file.read_text().splitlines()] for file in watched.iterdir()
+    ]
     if done.returncode or not ranks or any(len(steps) != STEPS for steps in ranks):
-        raise RuntimeError(f"{' '.join(command)}: {done.returncode}, {list(map(len, ranks))} steps\n{_last(done)}")
-    losses = tuple(sum(each["loss"] for each in step) / len(ranks) for step in zip(*ranks, strict=True))
+        raise RuntimeError(
+            f"{' '.join(command)}: {done.returncode}, {list(map(len, ranks))} steps\n{_last(done)}"
+        )
+    losses = tuple(
+        sum(each["loss"] for each in step) / len(ranks) for step in zip(*ranks, strict=True)
+    )
     last = [steps[-1] for steps in ranks]
     peak, state = (max(each[name] for each in last) for name in ("peak_bytes", "state_bytes"))
     return Taken(losses, peak, state, last[0]["optimizer"])

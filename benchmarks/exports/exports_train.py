@@ -26,7 +26,12 @@ RESULTS = Path(__file__).parents[1] / "results" / "exports_train.json"
 # As much as may be off unannounced. A loss that is not trained at all is off by 10 %; older transformers, which
 # LLaMA-Factory asks for, divide it by one label a sample too many: 0.8 % here.
 MEMORY, LOSS = 0.05, 0.01
-_LEARNS_OTHERWISE = ("precision", "optimizer", "quantization", "lora")  # beginnings of knobs that change losses
+_LEARNS_OTHERWISE = (
+    "precision",
+    "optimizer",
+    "quantization",
+    "lora",
+)  # beginnings of knobs that change losses
 _MORE, _LESS = "It may no longer fit.", "less memory"
 _RUNS = ("ours", "theirs")
 
@@ -70,7 +75,11 @@ class Row:
         if self.theirs is None:
             return {}
         shares = {"loss": self.loss, "memory": self.memory, "state": self.state}
-        return {name: share for name, share in shares.items() if abs(share) > (LOSS if name == "loss" else MEMORY)}
+        return {
+            name: share
+            for name, share in shares.items()
+            if abs(share) > (LOSS if name == "loss" else MEMORY)
+        }
 
     @property
     def wrong(self) -> str | None:
@@ -80,7 +89,11 @@ class Row:
         assert self.theirs
         if not self.theirs.losses[-1] < self.theirs.losses[0]:
             return f"its loss does not fall: {self.theirs.losses}"
-        unannounced = (f"{name} {share:+.1%}" for name, share in self.differences.items() if not self._says(name))
+        unannounced = (
+            f"{name} {share:+.1%}"
+            for name, share in self.differences.items()
+            if not self._says(name)
+        )
         return ", ".join(unannounced) or None
 
     def _says(self, what: str) -> bool:
@@ -91,7 +104,11 @@ class Row:
 
 
 def rows(
-    tool: str, python: str, folder: Path, cases: Sequence[str] = (), known: dict[str, Taken] | None = None
+    tool: str,
+    python: str,
+    folder: Path,
+    cases: Sequence[str] = (),
+    known: dict[str, Taken] | None = None,
 ) -> Iterator[Row]:
     """Each of the tool's cases, run by an interpreter that has the tool. A failure is a row, but one of our own run, of
     which `known` keeps what it took for other tools."""
@@ -114,7 +131,9 @@ def rows(
         except RuntimeError as error:
             failed = str(error)
         said = tuple(each.message for each in export.departures)
-        yield Row(tool, export.version, case, Layout.of(config).world, said, known[case], theirs, failed)
+        yield Row(
+            tool, export.version, case, Layout.of(config).world, said, known[case], theirs, failed
+        )
 
 
 def read(path: Path) -> list[Row]:
@@ -125,13 +144,18 @@ def read(path: Path) -> list[Row]:
 
 
 def _row(data: dict[str, Any]) -> Row:
-    runs = {name: data[name] and Taken(**{**data[name], "losses": tuple(data[name]["losses"])}) for name in _RUNS}
+    runs = {
+        name: data[name] and Taken(**{**data[name], "losses": tuple(data[name]["losses"])})
+        for name in _RUNS
+    }
     return Row(**{**data, **runs, "announced": tuple(data["announced"])})
 
 
 def write(path: Path, rows: Sequence[Row]) -> None:
     """Row by row, so that two files can be compared."""
-    lines = ",\n".join(json.dumps(asdict(row)) for row in sorted(rows, key=lambda row: (row.tool, row.case)))
+    lines = ",\n".join(
+        json.dumps(asdict(row)) for row in sorted(rows, key=lambda row: (row.tool, row.case))
+    )
     path.write_text(f'{{"rows": [\n{lines}\n]}}\n', encoding="utf-8")
 
 
@@ -140,7 +164,9 @@ def told(row: Row) -> str:
     if row.theirs is None:
         return f"{row.tool} {row.case}: WRONG, {row.wrong}"
     share = f"memory {row.memory:+.2%}, state {row.state:+.2%}, loss {row.loss:+.3%}"
-    verdict = f"WRONG, {row.wrong}" if row.wrong else "announced" if row.differences else "as measured"
+    verdict = (
+        f"WRONG, {row.wrong}" if row.wrong else "announced" if row.differences else "as measured"
+    )
     return f"{row.tool} {row.case}: {share}: {verdict}"
 
 
@@ -152,11 +178,15 @@ def table(rows: Sequence[Row]) -> list[str]:
         trained = [row for row in rows if row.tool == tool and row.theirs]
         if not trained:
             continue
-        exact, others = ([row for row in trained if bool(row.differences) is off] for off in (False, True))
+        exact, others = (
+            [row for row in trained if bool(row.differences) is off] for off in (False, True)
+        )
         most = f"{max(abs(row.memory) for row in exact):.1%}" if exact else "-"
         told = ", ".join(f"{row.case} {row.memory:+.0%}" for row in others)
         if not exact:
-            told = "all, {:+.0%} to {:+.0%}".format(*(end(row.memory for row in others) for end in (min, max)))
+            told = "all, {:+.0%} to {:+.0%}".format(
+                *(end(row.memory for row in others) for end in (min, max))
+            )
         several = sum(row.devices > 1 for row in trained)
         lines.append(
             f"| {tool} | {trained[0].version} | {len(trained)}, {several} of them on 2 ranks | {most} | {told or '-'} |"
@@ -167,9 +197,15 @@ def table(rows: Sequence[Row]) -> list[str]:
 def main(arguments: list[str] | None = None) -> int:
     """Run, print, and write what is new beside what is known; 1 where an export is wrong."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--tool", action="append", choices=list(RUNS), help="one of them; all without")
-    parser.add_argument("--case", action="append", choices=list(CASES), default=[], help="one of the tool's cases")
-    parser.add_argument("--python", default=sys.executable, help="the interpreter that has the tool")
+    parser.add_argument(
+        "--tool", action="append", choices=list(RUNS), help="one of them; all without"
+    )
+    parser.add_argument(
+        "--case", action="append", choices=list(CASES), default=[], help="one of the tool's cases"
+    )
+    parser.add_argument(
+        "--python", default=sys.executable, help="the interpreter that has the tool"
+    )
     parser.add_argument("--out", type=Path, default=RESULTS)
     given = parser.parse_args(arguments)
     found = {(row.tool, row.case): row for row in read(given.out)}

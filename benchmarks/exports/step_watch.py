@@ -46,7 +46,9 @@ class StepWatch:
 
     def note_step(self, optimizer: Optimizer, *_: Any) -> None:
         """A line: the peak is of what came after the step before."""
-        values = [state[name] for state in optimizer.state.values() for name in state if name != _COPY]
+        values = [
+            state[name] for state in optimizer.state.values() for name in state if name != _COPY
+        ]
         if _compiles(optimizer):
             self.tracker.__enter__()
             self.tracker.see(values)
@@ -75,7 +77,9 @@ def nbytes(tensors: Iterable[torch.Tensor]) -> int:
         tensor: Any = rest.pop()
         if is_traceable_wrapper_subclass(tensor):
             inner = (getattr(tensor, name) for name in tensor.__tensor_flatten__()[0])
-            rest += [each for each in inner if isinstance(each, torch.Tensor)]  # a DTensor has its mesh there, too
+            rest += [
+                each for each in inner if isinstance(each, torch.Tensor)
+            ]  # a DTensor has its mesh there, too
         else:
             storage = tensor.untyped_storage()
             sizes[storage._cdata] = storage.nbytes()

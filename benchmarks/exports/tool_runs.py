@@ -15,7 +15,9 @@ from autofit.core.config import Config
 from autofit.core.layout import Layout
 from benchmarks.export_runs import SCRIPTS, STEPS, Stage, torchrun
 
-Command = Callable[[Stage, Config, Path], list[str]]  # (..., the folder of the exported files) -> what python runs
+Command = Callable[
+    [Stage, Config, Path], list[str]
+]  # (..., the folder of the exported files) -> what python runs
 _TRAINER = {"max_steps": STEPS, "logging_steps": 1, "save_strategy": "no", "report_to": "none"}
 _LAUNCH = ["-m", "accelerate.commands.launch", "--config_file"]
 
@@ -51,18 +53,28 @@ def _trl(stage: Stage, config: Config, folder: Path) -> list[str]:
 def _llamafactory(stage: Stage, config: Config, folder: Path) -> list[str]:
     described = {"samples": {"file_name": str(stage.lines), "columns": {"prompt": "text"}}}
     (folder / "dataset_info.json").write_text(json.dumps(described))
-    (folder / "torchaudio.py").write_text('__version__ = "0"\n')  # it is imported where no sound is, too
+    (folder / "torchaudio.py").write_text(
+        '__version__ = "0"\n'
+    )  # it is imported where no sound is, too
     own = {"stage": "pt", "dataset": "samples", "dataset_dir": str(folder)}
     _added(folder / "llamafactory.yaml", _TRAINER | own)
     if Layout.of(config).world > 1:
-        return [*_LAUNCH, "llamafactory_accelerate.yaml", "-m", "llamafactory.launcher", "llamafactory.yaml"]
+        return [
+            *_LAUNCH,
+            "llamafactory_accelerate.yaml",
+            "-m",
+            "llamafactory.launcher",
+            "llamafactory.yaml",
+        ]
     return ["-m", "llamafactory.cli", "train", "llamafactory.yaml"]
 
 
 def _unsloth(stage: Stage, config: Config, folder: Path) -> list[str]:
     script, lines = folder / "train_unsloth.py", folder / "lines.txt"
     given = ", ".join(f"{name}={value!r}" for name, value in _TRAINER.items())
-    script.write_text(script.read_text().replace('output_dir="output"', f'output_dir="output", {given}'))
+    script.write_text(
+        script.read_text().replace('output_dir="output"', f'output_dir="output", {given}')
+    )
     texts = [json.loads(line)["text"] for line in stage.lines.read_text().splitlines()]
     lines.write_text("".join(f"{text}\n" for text in texts))
     return [str(script), str(lines)]
@@ -109,9 +121,21 @@ CASES: dict[str, dict[str, Any]] = {
     "int8": LORA | NARROW | {"quantization": "int8"},
     **{
         name: {"optimizer": name}
-        for name in (*("adamw-foreach", "adamw-8bit", "adamw-4bit", "adamw-fp8", "lion-8bit", "adafactor", "sgd"),)
+        for name in (
+            *(
+                "adamw-foreach",
+                "adamw-8bit",
+                "adamw-4bit",
+                "adamw-fp8",
+                "lion-8bit",
+                "adafactor",
+                "sgd",
+            ),
+        )
     },
-    **{name: NARROW | {"optimizer": name} for name in ("adamw-sr", "adamw-master", "adamw-8bit-sr")},
+    **{
+        name: NARROW | {"optimizer": name} for name in ("adamw-sr", "adamw-master", "adamw-8bit-sr")
+    },
     "ddp": DDP,
     "ddp-accumulated": DDP | SPLIT | MIXED,
     "ddp-lora": DDP | LORA,
@@ -132,14 +156,25 @@ class ToolRun:
 
 _SIZES = ("fp32", "bf16-mixed", "accumulated")
 _FORMATS = (*_SIZES, "bf16", "accumulated-bf16")
-_DEEPSPEED = ("adamw-foreach", "adafactor", "sgd", "adamw-master", "ddp", "fsdp", "fsdp-bf16", "fsdp-kept")
+_DEEPSPEED = (
+    "adamw-foreach",
+    "adafactor",
+    "sgd",
+    "adamw-master",
+    "ddp",
+    "fsdp",
+    "fsdp-bf16",
+    "fsdp-kept",
+)
 _TRL = ("checkpointed", "selective", "chunked", "lora", "lora-bf16", "nf4", "adamw-8bit", "ddp")
 _UNSLOTH = ("fp32", "accumulated", "checkpointed", "lora")
 _LLAMAFACTORY = ("checkpointed", "adafactor", "ddp")
 RUNS = {
     "transformers": ToolRun(_transformers, tuple(CASES)),
     "trl": ToolRun(_trl, (*_SIZES, "bf16", *_TRL)),
-    "llamafactory": ToolRun(_llamafactory, (*_SIZES, *_LLAMAFACTORY), {"DISABLE_VERSION_CHECK": "1"}),
+    "llamafactory": ToolRun(
+        _llamafactory, (*_SIZES, *_LLAMAFACTORY), {"DISABLE_VERSION_CHECK": "1"}
+    ),
     "unsloth": ToolRun(_unsloth, _UNSLOTH),
     "accelerate": ToolRun(_accelerate, (*_SIZES, "ddp", "fsdp"), {"ACCELERATE_USE_CPU": "true"}),
     "lightning": ToolRun(_lightning, (*_FORMATS, "ddp", "fsdp")),

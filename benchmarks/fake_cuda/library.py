@@ -33,7 +33,12 @@ def header_folders(roots: Iterable[str | Path]) -> list[Path]:
     Raises:
         FakeCudaError: one of the headers is in none of them.
     """
-    folders = [folder for root in roots for each in _HEADER_FOLDERS if (folder := Path(root) / each).is_dir()]
+    folders = [
+        folder
+        for root in roots
+        for each in _HEADER_FOLDERS
+        if (folder := Path(root) / each).is_dir()
+    ]
     for header in _HEADERS:
         if not any((folder / header).is_file() for folder in folders):
             raise FakeCudaError(
@@ -62,15 +67,28 @@ def build() -> Path:
     """
     sources = [*sorted(HERE.glob("*.cpp")), HERE / "fake.h"]
     # The interpreter and the place of board.py are written into nvidia-smi.
-    about = [torch.__version__, torch.__file__, sys.executable, str(HERE), *_COMPILE, Path(__file__).read_text()]
-    place = cache_file("fake-cuda", digest("\n".join([*about, *(source.read_text() for source in sources)])))
+    about = [
+        torch.__version__,
+        torch.__file__,
+        sys.executable,
+        str(HERE),
+        *_COMPILE,
+        Path(__file__).read_text(),
+    ]
+    place = cache_file(
+        "fake-cuda", digest("\n".join([*about, *(source.read_text() for source in sources)]))
+    )
     if re.search(r"[\s:;]", str(place)):
-        raise FakeCudaError(f"{place} cannot be written into LD_PRELOAD: set XDG_CACHE_HOME to another folder.")
+        raise FakeCudaError(
+            f"{place} cannot be written into LD_PRELOAD: set XDG_CACHE_HOME to another folder."
+        )
     if place.is_dir():
         return place
     for command, package in (("g++", "g++"), ("nm", "binutils")):
         if shutil.which(command) is None:
-            raise FakeCudaError(f"{command} is not installed; it comes with the system's package {package}.")
+            raise FakeCudaError(
+                f"{command} is not installed; it comes with the system's package {package}."
+            )
     folders = header_folders(sys.path)
     place.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=place.parent) as temporary:
@@ -90,7 +108,9 @@ def _make(made: Path, place: Path, sources: Sequence[Path], folders: Sequence[Pa
     (made / "bin").mkdir()
     libraries = sorted((Path(torch.__file__).parent / "lib").glob("libtorch_cuda*.so"))
     rest = made / "cublas_stubs.cpp"
-    rest.write_text(stubs(cublas_functions(_output(["nm", "-D", "--undefined-only", *map(str, libraries)]))))
+    rest.write_text(
+        stubs(cublas_functions(_output(["nm", "-D", "--undefined-only", *map(str, libraries)])))
+    )
     library = made / LIBRARY
     includes = [f"-I{folder}" for folder in folders]
     code = [*(str(source) for source in sources if source.suffix == ".cpp"), str(rest)]
@@ -99,9 +119,24 @@ def _make(made: Path, place: Path, sources: Sequence[Path], folders: Sequence[Pa
     _output(["g++", *_COMPILE, named, *includes, *code, "-o", str(library), "-ldl"])
     for stand_in in STAND_INS:
         link = ["-Wl,--no-as-needed", f"-Wl,-soname,{stand_in}", str(library)]
-        _output(["g++", "-shared", "-x", "c++", "/dev/null", "-x", "none", *link, "-o", str(made / "lib" / stand_in)])
+        _output(
+            [
+                "g++",
+                "-shared",
+                "-x",
+                "c++",
+                "/dev/null",
+                "-x",
+                "none",
+                *link,
+                "-o",
+                str(made / "lib" / stand_in),
+            ]
+        )
     smi = made / "bin" / "nvidia-smi"
-    smi.write_text(f'#!/bin/sh\nLD_PRELOAD= exec "{sys.executable}" -I -S "{HERE / "board.py"}" "$@"\n')
+    smi.write_text(
+        f'#!/bin/sh\nLD_PRELOAD= exec "{sys.executable}" -I -S "{HERE / "board.py"}" "$@"\n'
+    )
     smi.chmod(0o755)
 
 

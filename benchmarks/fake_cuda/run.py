@@ -50,10 +50,17 @@ def parsed(arguments: Sequence[str]) -> tuple[Card, list[str]]:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument("--name", default=Card.name, help="what the card is called (default: %(default)s)")
-    parser.add_argument("--gib", type=_gib, default=Card.gib, help="its memory in GiB (default: %(default)g)")
     parser.add_argument(
-        "--context-mib", type=_mib, default=Card.context_mib, help="what each process takes (default: %(default)s)"
+        "--name", default=Card.name, help="what the card is called (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--gib", type=_gib, default=Card.gib, help="its memory in GiB (default: %(default)g)"
+    )
+    parser.add_argument(
+        "--context-mib",
+        type=_mib,
+        default=Card.context_mib,
+        help="what each process takes (default: %(default)s)",
     )
     arguments = list(arguments)
     end = arguments.index("--") if "--" in arguments else len(arguments)
@@ -86,9 +93,13 @@ def refuse_where_useless() -> None:
     """
     here = f"PyTorch {torch.__version__} is built"
     if torch.version.cuda is None:
-        raise FakeCudaError(f"{here} without CUDA; on Linux, `pip install torch` from PyPI is built with it.")
+        raise FakeCudaError(
+            f"{here} without CUDA; on Linux, `pip install torch` from PyPI is built with it."
+        )
     if torch.cuda.is_available():
-        raise FakeCudaError(f"There is a card already, {torch.cuda.get_device_name(0)}: run the command without this.")
+        raise FakeCudaError(
+            f"There is a card already, {torch.cuda.get_device_name(0)}: run the command without this."
+        )
     if not torch.version.cuda.startswith("13."):
         raise FakeCudaError(f"{here} for CUDA {torch.version.cuda}; this stands in for CUDA 13.")
 

@@ -40,7 +40,9 @@ def falsify(file: Path, rng: random.Random) -> None:
     _sign_again(file)
 
 
-def _rewrite(file: Path, read: Callable[[str], Any], write: Callable[[Any], str], rng: random.Random) -> None:
+def _rewrite(
+    file: Path, read: Callable[[str], Any], write: Callable[[Any], str], rng: random.Random
+) -> None:
     text = file.read_text(encoding="utf-8")
     body = text[: text.rfind(_OWN_SUM)] if _OWN_SUM in text else text
     file.write_text(write(_with_other_leaf(read(body), rng)), encoding="utf-8")
@@ -76,7 +78,9 @@ def _sign_again(file: Path) -> None:
     label.write_text(_signed(text), encoding="utf-8")
 
 
-def _with_other_tensor(tensors: dict[str, torch.Tensor], rng: random.Random) -> dict[str, torch.Tensor]:
+def _with_other_tensor(
+    tensors: dict[str, torch.Tensor], rng: random.Random
+) -> dict[str, torch.Tensor]:
     if not tensors:
         return {"extra": torch.zeros(3)}
     name = rng.choice(sorted(tensors))
@@ -108,4 +112,6 @@ def _other(value: Any, rng: random.Random) -> Any:
             return torch.ones(shape, dtype=dtype)
         return torch.ones((*shape, 2), dtype=dtype)
     others = [each for each in _OTHERS if type(each) is not type(value)]
-    return torch.zeros(3, dtype=torch.int64) if isinstance(value, torch.Tensor) else rng.choice(others)
+    return (
+        torch.zeros(3, dtype=torch.int64) if isinstance(value, torch.Tensor) else rng.choice(others)
+    )

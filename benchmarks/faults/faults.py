@@ -20,7 +20,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP, "segfault": signal.SIGSEGV, "end": signal.SIGTERM}
+SIGNALS = {
+    "kill": signal.SIGKILL,
+    "stop": signal.SIGSTOP,
+    "segfault": signal.SIGSEGV,
+    "end": signal.SIGTERM,
+}
 SIGNALS["hang up"] = signal.SIGHUP
 IN_PROCESS = (*SIGNALS, "interrupt", "hang", "host memory", "device memory")
 AROUND = ("disk full", "clock back", "deleted", "flipped")  # strikes what all processes share
@@ -103,7 +108,9 @@ def there() -> bool:
 def flip(path: Path, draw: int) -> None:
     """Damage a file: bits, its first bytes, a span of zeros, its end, or a span that comes twice."""
     rng, data = random.Random(draw), bytearray(path.read_bytes())
-    kind = rng.choice(("bits", "bits", "bits", "first", "zeros", "end", "twice")) if data else "bits"
+    kind = (
+        rng.choice(("bits", "bits", "bits", "first", "zeros", "end", "twice")) if data else "bits"
+    )
     at = rng.randrange(len(data)) if data else 0
     if kind == "first":  # by which readers tell what a file is
         data[rng.randrange(min(16, len(data)))] ^= 1 << rng.randrange(8)
@@ -145,7 +152,9 @@ def _strike(armed: _Armed) -> None:
     elif fault.kind == "host memory":
         raise MemoryError("not a byte is left")
     elif fault.kind == "device memory":
-        raise sys.modules["torch"].OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+        raise sys.modules["torch"].OutOfMemoryError(
+            "CUDA out of memory. Tried to allocate 2.00 GiB."
+        )
     elif armed.strike:
         armed.strike()
 

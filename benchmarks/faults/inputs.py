@@ -24,9 +24,38 @@ _MOST_BYTES = 2**34
 _REACHED = 77  # the exit code of what found nothing wrong
 _CPU = ["--device", "cpu", "--mem", "1"]
 COMMANDS: dict[str, list[str]] = {
-    "search": ["--model", "llama", *_CPU, "--seq-len", "16", "--effective-batch", "4", "--space", "drawn", "--json"],
-    "estimate": ["--model", "llama", *_CPU, "--seq-len", "16", "--config", "drawn", "--no-alternatives"],
-    "train": ["result.yaml", "--data", "drawn.jsonl", "--from-scratch", "--steps", "2", "--output", "out"],
+    "search": [
+        "--model",
+        "llama",
+        *_CPU,
+        "--seq-len",
+        "16",
+        "--effective-batch",
+        "4",
+        "--space",
+        "drawn",
+        "--json",
+    ],
+    "estimate": [
+        "--model",
+        "llama",
+        *_CPU,
+        "--seq-len",
+        "16",
+        "--config",
+        "drawn",
+        "--no-alternatives",
+    ],
+    "train": [
+        "result.yaml",
+        "--data",
+        "drawn.jsonl",
+        "--from-scratch",
+        "--steps",
+        "2",
+        "--output",
+        "out",
+    ],
     "export": ["drawn", "--to", "trl", "--output", "exported"],
     "report": ["run", "--format", "md"],
     "doctor": ["--device", "cpu"],
@@ -35,7 +64,12 @@ COMMANDS: dict[str, list[str]] = {
 }
 _MODEL = {"llama/config.json": LLAMA}
 FILES: dict[str, dict[str, Any]] = {  # read by the unchanged ones
-    "command search": {"drawn": {"description": "two", "knobs": {"precision": ["fp32"], "micro_batch_size": [2, 4]}}},
+    "command search": {
+        "drawn": {
+            "description": "two",
+            "knobs": {"precision": ["fp32"], "micro_batch_size": [2, 4]},
+        }
+    },
     "command estimate": {**_MODEL, "drawn": RESULT["config"]},
     "command train": {**_MODEL, "result.yaml": RESULT, "drawn.jsonl": {"text": "a b c d e f g h"}},
     "command export": {"drawn": RESULT},
@@ -46,7 +80,12 @@ FILES: dict[str, dict[str, Any]] = {  # read by the unchanged ones
 CALLS: dict[str, dict[str, Any]] = {
     "search": {"model": "llama", "seq_len": 16, "effective_batch": 4, "device": "cpu", "mem": 1},
     "fit": {"model": None, "loader": [], "device": "cpu", "mem": 1, "steps": 1},
-    "estimate": {"model": "llama", "config": {"precision": "fp32"}, "seq_len": 16, "effective_batch": 4},
+    "estimate": {
+        "model": "llama",
+        "config": {"precision": "fp32"},
+        "seq_len": 16,
+        "effective_batch": 4,
+    },
     "export": {"result": "result.yaml", "to": "trl"},
     "explain": {"result": "result.yaml"},
     "training_arguments": {"result": "result.yaml", "output_dir": "out"},
@@ -54,10 +93,56 @@ CALLS: dict[str, dict[str, Any]] = {
     "Config": {},
 }
 NAMES = [f"command {name}" for name in COMMANDS] + [f"call {name}" for name in CALLS]
-_WORDS = ["", "0", "-1", "1e400", "nan", "inf", "1,2", "=", "a=b", "precision=bf16,x", "lora_rank=8", "all", "list"]
-_WORDS += ["ray", "cuda", "cpu", "drawn", "run", "llama", "mine.py:make", "mine.py:", "no.module:f", "llama-3.1-8b"]
-_WORDS += ["rtx-4090", "html", "trl", "deepspeed", "1.5", "99999999999999999999", "10m", "\x1b[31m", "out", "no/such"]
-_WORDS += ["x" * 5000, "x y " * 2000, 'we"ird.yaml', "it's.yaml", "a\nb", "n" * 250, "=cmd", "$(true)", "a;b"]
+_WORDS = [
+    "",
+    "0",
+    "-1",
+    "1e400",
+    "nan",
+    "inf",
+    "1,2",
+    "=",
+    "a=b",
+    "precision=bf16,x",
+    "lora_rank=8",
+    "all",
+    "list",
+]
+_WORDS += [
+    "ray",
+    "cuda",
+    "cpu",
+    "drawn",
+    "run",
+    "llama",
+    "mine.py:make",
+    "mine.py:",
+    "no.module:f",
+    "llama-3.1-8b",
+]
+_WORDS += [
+    "rtx-4090",
+    "html",
+    "trl",
+    "deepspeed",
+    "1.5",
+    "99999999999999999999",
+    "10m",
+    "\x1b[31m",
+    "out",
+    "no/such",
+]
+_WORDS += [
+    "x" * 5000,
+    "x y " * 2000,
+    'we"ird.yaml',
+    "it's.yaml",
+    "a\nb",
+    "n" * 250,
+    "=cmd",
+    "$(true)",
+    "a;b",
+]
 _WORDS += [
     "x\u2028import os\u2028#",
     "x\x85y",
@@ -70,11 +155,27 @@ _WORDS += [
     "\u202egpj.exe",
 ]
 _text = st.text(max_size=20) | st.sampled_from(_WORDS)
-_words = _text.filter(lambda word: not word.startswith(("/", "~", "-")) and ".." not in word and "\0" not in word)
-_scalars = st.none() | st.booleans() | st.integers() | st.floats() | _text | st.sampled_from([10**400, "fp32", "bf16"])
-_keys = st.sampled_from([*RESULT, *RESULT["config"], *RESULT["workload"], "kind", "path", "space", "values"]) | _text
+_words = _text.filter(
+    lambda word: not word.startswith(("/", "~", "-")) and ".." not in word and "\0" not in word
+)
+_scalars = (
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | _text
+    | st.sampled_from([10**400, "fp32", "bf16"])
+)
+_keys = (
+    st.sampled_from(
+        [*RESULT, *RESULT["config"], *RESULT["workload"], "kind", "path", "space", "values"]
+    )
+    | _text
+)
 _data = st.recursive(
-    _scalars, lambda of: st.lists(of, max_size=3) | st.dictionaries(_keys, of, max_size=4), max_leaves=8
+    _scalars,
+    lambda of: st.lists(of, max_size=3) | st.dictionaries(_keys, of, max_size=4),
+    max_leaves=8,
 )
 
 
@@ -85,7 +186,20 @@ class _Mute:
         raise RuntimeError("no repr")
 
 
-_objects = [Path("drawn"), Path("no/such"), b"x", object, len, _Mute(), {1: 2}, (), {1}, range(3), 1j, KeyError("x")]
+_objects = [
+    Path("drawn"),
+    Path("no/such"),
+    b"x",
+    object,
+    len,
+    _Mute(),
+    {1: 2},
+    (),
+    {1},
+    range(3),
+    1j,
+    KeyError("x"),
+]
 _values = _data | st.sampled_from(_objects)
 
 
@@ -93,14 +207,21 @@ _values = _data | st.sampled_from(_objects)
 def _files(draw: Any, name: str, canary: Path) -> dict[str, bytes]:
     """Files that it reads, some of them: right data with a change, data of any shape, hostile text, or bytes."""
     known = FILES.get(name, {"drawn": RESULT})
-    return {path: draw(_content(known[path], canary)) for path in draw(st.sets(st.sampled_from([*known]), max_size=2))}
+    return {
+        path: draw(_content(known[path], canary))
+        for path in draw(st.sets(st.sampled_from([*known]), max_size=2))
+    }
 
 
 @st.composite
 def _content(draw: Any, right: Any, canary: Path) -> bytes:
     kind = draw(st.integers(0, 8))
     if kind == 8:
-        return draw(st.sampled_from([_merging(), _aliases(), b"a: 1:" + b"00:" * 3000 + b"00\n", b"[" * 5000]))
+        return draw(
+            st.sampled_from(
+                [_merging(), _aliases(), b"a: 1:" + b"00:" * 3000 + b"00\n", b"[" * 5000]
+            )
+        )
     if kind == 0:
         return bytes(draw(st.binary(max_size=60)))
     if kind == 1:
@@ -120,13 +241,19 @@ def _content(draw: Any, right: Any, canary: Path) -> bytes:
 
 def _merging() -> bytes:
     """Merge keys of merge keys: each line doubles what the one before it holds."""
-    lines = ["a0: &a0 {x: 1}", *(f"a{n}: &a{n} {{<<: [*a{n - 1}, *a{n - 1}], y{n}: 1}}" for n in range(1, 26))]
+    lines = [
+        "a0: &a0 {x: 1}",
+        *(f"a{n}: &a{n} {{<<: [*a{n - 1}, *a{n - 1}], y{n}: 1}}" for n in range(1, 26)),
+    ]
     return "\n".join(lines).encode()
 
 
 def _aliases() -> bytes:
     """Lists of lists, ten of the one before in each."""
-    lines = ["a0: &a0 [x]", *(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]" for n in range(1, 10))]
+    lines = [
+        "a0: &a0 [x]",
+        *(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]" for n in range(1, 10)),
+    ]
     return "\n".join(lines).encode()
 
 
@@ -143,7 +270,9 @@ def _dumped(data: Any, as_json: bool) -> bytes:
 def _commands(draw: Any, name: str) -> list[str]:
     """A command line that is changed in at most two places."""
     command = typer.main.get_command(importlib.import_module("autofit.cli").app).commands[name]  # type: ignore[attr-defined]
-    options = [(each.opts[-1], each.is_flag) for each in command.params if each.opts[0].startswith("-")]
+    options = [
+        (each.opts[-1], each.is_flag) for each in command.params if each.opts[0].startswith("-")
+    ]
     words = list(COMMANDS[name])
     for _ in range(draw(st.sampled_from([0, 0, 1, 1, 2]))):
         how = draw(st.integers(0, 3))
@@ -165,7 +294,9 @@ def _arguments(draw: Any, name: str) -> dict[str, Any]:
     """Arguments of a call, at most two of them changed."""
     function = getattr(importlib.import_module("autofit"), name)
     plain = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    names = [each.name for each in inspect.signature(function).parameters.values() if each.kind in plain]
+    names = [
+        each.name for each in inspect.signature(function).parameters.values() if each.kind in plain
+    ]
     changed = draw(st.dictionaries(st.sampled_from(names), _values, max_size=2))
     return CALLS[name] | changed
 
@@ -214,7 +345,9 @@ def prepare(tries: Tries, name: str) -> Path:
     work = tries.fresh()
     (work / "mine.py").write_text(WORKLOAD)
     (work / "llama").mkdir()
-    for path, right in ({"llama/config.json": LLAMA, "result.yaml": RESULT} | FILES.get(name, {})).items():
+    for path, right in (
+        {"llama/config.json": LLAMA, "result.yaml": RESULT} | FILES.get(name, {})
+    ).items():
         (work / path).write_text(json.dumps(right))
     return work
 
@@ -242,7 +375,9 @@ def _call(tries: Tries, name: str, arguments: dict[str, Any]) -> list[str]:
 def _raised(ended: Ended) -> list[str]:
     if ended.code != 0:
         return [f"it raises {(ended.err.strip().splitlines() or ['nothing'])[-1][:200]}"]
-    kind, message = json.loads(ended.out.splitlines()[-1]) if ended.out.startswith("[") else ("", "fine")
+    kind, message = (
+        json.loads(ended.out.splitlines()[-1]) if ended.out.startswith("[") else ("", "fine")
+    )
     if not message.strip() or len(message) > 1500:
         return [f"{kind} of {len(message)} characters"]
     return []

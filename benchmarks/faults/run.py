@@ -27,16 +27,26 @@ _BATCHES = {"faults": 5, "inputs": 25}  # tries that are kept together
 
 def main(arguments: list[str] | None = None) -> int:
     """Draw, try, and keep the table; 1 where anything was found."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--seeds", type=int, nargs="+", default=[0], metavar="N")
     parser.add_argument("--inputs", type=int, default=700, metavar="N", help="of each seed")
     parser.add_argument("--faults", type=int, default=100, metavar="N", help="of each seed")
     parser.add_argument("--minutes", type=float, default=60.0, metavar="N", help="in all")
-    parser.add_argument("--only", nargs="+", metavar="NAME", help="such as search, ranks, command, call")
-    parser.add_argument("--again", nargs=2, metavar=("NAME", "FAULT"), help="one fault, as a finding tells it")
-    parser.add_argument("--out", type=Path, metavar="DIR", help="keep the table there, and go on with it")
+    parser.add_argument(
+        "--only", nargs="+", metavar="NAME", help="such as search, ranks, command, call"
+    )
+    parser.add_argument(
+        "--again", nargs=2, metavar=("NAME", "FAULT"), help="one fault, as a finding tells it"
+    )
+    parser.add_argument(
+        "--out", type=Path, metavar="DIR", help="keep the table there, and go on with it"
+    )
     given = parser.parse_args(arguments)
-    os.environ["OMP_NUM_THREADS"] = "1"  # before torch is imported: only one without other threads may be forked
+    os.environ["OMP_NUM_THREADS"] = (
+        "1"  # before torch is imported: only one without other threads may be forked
+    )
     scratch = Path(tempfile.mkdtemp(prefix="autofit-faults-"))
     if (child := os.fork()) == 0:  # its mounts end with it
         code = 2
@@ -62,14 +72,19 @@ def _run(given: argparse.Namespace, scratch: Path) -> int:
     if given.out:
         given.out.mkdir(parents=True, exist_ok=True)
     tries = Tries(Sandbox(scratch, (given.out or scratch).resolve()))
-    chosen = {given.again[0]} if given.again else set(given.only or [each.name for each in SCENARIOS])
+    chosen = (
+        {given.again[0]} if given.again else set(given.only or [each.name for each in SCENARIOS])
+    )
     scenarios = {each.name: each(tries) for each in SCENARIOS if each.name in chosen}
     if given.again:
         broken = scenarios[given.again[0]].broken_by(Fault.read(given.again[1]))
         print(*broken or ["nothing"], sep="\n")
         return bool(broken)
     store = Store((given.out or scratch) / "faults.jsonl")
-    for part, known, wanted in (("faults", [*scenarios], given.faults), ("inputs", NAMES, given.inputs)):
+    for part, known, wanted in (
+        ("faults", [*scenarios], given.faults),
+        ("inputs", NAMES, given.inputs),
+    ):
         names = [name for name in known if not given.only or set(given.only) & set(name.split())]
         end = (until + time.monotonic()) / 2 if part == "faults" and given.inputs else until
         for batch, name, seed in _batches(names, given.seeds, wanted, _BATCHES[part]):
@@ -82,7 +97,14 @@ def _run(given: argparse.Namespace, scratch: Path) -> int:
             else:
                 tried, found = broken_by(tries, key, name, _BATCHES[part])
             seconds = round(time.monotonic() - start, 1)
-            row = {"part": part, "name": name, "seed": seed, "tried": tried, "found": found, "seconds": seconds}
+            row = {
+                "part": part,
+                "name": name,
+                "seed": seed,
+                "tried": tried,
+                "found": found,
+                "seconds": seconds,
+            }
             store.add(_STAGE, key, row)
             print(f"{key}: {tried} tried in {seconds:.0f} s", flush=True)
             for what, how in found.items():
@@ -94,7 +116,9 @@ def _run(given: argparse.Namespace, scratch: Path) -> int:
     return int(any(row["found"] for row in rows))
 
 
-def _batches(names: list[str], seeds: list[int], wanted: int, size: int) -> list[tuple[int, str, int]]:
+def _batches(
+    names: list[str], seeds: list[int], wanted: int, size: int
+) -> list[tuple[int, str, int]]:
     """Batches of all names and seeds by turns, so that a run that is cut short has tried of everything."""
     number = -(-wanted // (size * max(1, len(names))))
     return [(batch, name, seed) for batch in range(number) for name in names for seed in seeds]
@@ -106,7 +130,10 @@ def _faults(scenario: Any, key: str) -> tuple[int, dict[str, str]]:
     for _ in range(_BATCHES["faults"]):
         fault = scenario.draw(rng)
         if broken := scenario.broken_by(fault):
-            sooner = [replace(fault, delay=0.0, event=int(fault.event * share)) for share in (1.0, 0.3, 0.7)]
+            sooner = [
+                replace(fault, delay=0.0, event=int(fault.event * share))
+                for share in (1.0, 0.3, 0.7)
+            ]
             for each in [each for each in sooner if each != fault]:
                 if again := scenario.broken_by(each):
                     fault, broken = each, again
@@ -124,9 +151,14 @@ def table(rows: list[dict[str, Any]]) -> str:
         for name in [*dict.fromkeys(row["name"] for row in own), f"**all {part}**"]:
             those = [row for row in own if name in (row["name"], f"**all {part}**")]
             seeds = ", ".join(map(str, sorted({row["seed"] for row in those})))
-            tried, found = sum(row["tried"] for row in those), sum(len(row["found"]) for row in those)
+            tried, found = (
+                sum(row["tried"] for row in those),
+                sum(len(row["found"]) for row in those),
+            )
             minutes = sum(row["seconds"] for row in those) / 60
             lines.append(f"| {name} | {seeds} | {tried:,} | {found} | {minutes:.1f} |")
-    found = [f"- {row['name']}, {how}: {what}" for row in rows for what, how in row["found"].items()]
+    found = [
+        f"- {row['name']}, {how}: {what}" for row in rows for what, how in row["found"].items()
+    ]
     told = ", ".join(f"{name} {version}" for name, version in versions().items() if version)
     return "\n".join([*lines, "", *(found or ["Nothing was found."]), "", f"With {told}.", ""])

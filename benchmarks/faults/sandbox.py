@@ -62,7 +62,9 @@ class Sandbox:
         """What tries left there; without a private one, what bears the number of one of their processes."""
         found = self.shared_memory() - self._shared
         if not self.private:
-            found = {name for name in found if {str(each) for each in processes} & set(name.split("_"))}
+            found = {
+                name for name in found if {str(each) for each in processes} & set(name.split("_"))
+            }
         for name in found:
             path = Path("/dev/shm", name)
             shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
@@ -83,7 +85,9 @@ def _unshared() -> bool:
 
 
 def _mounted(scratch: Path, writable: Path) -> bool:
-    script = _MOUNTS.format(scratch=scratch, writable=writable, disk=_DISK_MIB, nodes=" ".join(_NODES))
+    script = _MOUNTS.format(
+        scratch=scratch, writable=writable, disk=_DISK_MIB, nodes=" ".join(_NODES)
+    )
     done = subprocess.run(["sh", "-euc", script], capture_output=True, text=True, check=False)
     if done.returncode:
         print(f"no sandbox, only a scratch folder: {done.stderr.strip()}")

@@ -51,8 +51,18 @@ def loss(model, batch):
 def make():
     return Workload(model=Net, batch=batch, loss=loss, effective_batch_size=8)
 """
-LLAMA = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "vocab_size": 256, "hidden_size": 32}
-LLAMA |= {"intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 2}
+LLAMA = {
+    "model_type": "llama",
+    "architectures": ["LlamaForCausalLM"],
+    "vocab_size": 256,
+    "hidden_size": 32,
+}
+LLAMA |= {
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+}
 LLAMA |= {"max_position_embeddings": 64, "tie_word_embeddings": False}
 RESULT: dict[str, Any] = {
     "autofit": 1,
@@ -66,7 +76,9 @@ _TOGETHER = {"data_parallel": "fsdp", "data_parallel_shard": 2, "gradient_accumu
 _SETTINGS = ("precision=fp32", "optimizer=adamw", "attention=sdpa")
 _ROUNDING = 1e-7  # a smaller micro-batch adds up in another order
 _LINE = re.compile(rb'(\{"op_code":.*),"crc":"([0-9a-f]{8})"\}')
-_KNOWN = re.compile(r"\.lock|journal\.log(\.damaged(-\d+)?)?|probes|exports|(result|report)\.\w+|train\.py")
+_KNOWN = re.compile(
+    r"\.lock|journal\.log(\.damaged(-\d+)?)?|probes|exports|(result|report)\.\w+|train\.py"
+)
 
 
 class Scenario(ABC):
@@ -92,7 +104,9 @@ class Scenario(ABC):
         """The command without a fault."""
         ended = self.begin(None)
         assert ended.code == 0 and not ended.broken, f"{self.name}: {ended}"
-        assert all(map(ended.events.__getitem__, self.depths)), f"{self.name}: not all of it can be struck: {ended}"
+        assert all(map(ended.events.__getitem__, self.depths)), (
+            f"{self.name}: not all of it can be struck: {ended}"
+        )
         self.weights = self.made()
         return ended
 
@@ -120,15 +134,22 @@ class Scenario(ABC):
         """A fault of this scenario."""
         kind, depth = rng.choice([each for each in self.possible() if self.whole.events[each[1]]])
         delay = rng.choice((0.0, 0.0, rng.uniform(0, 0.3)))
-        return Fault(kind, depth, rng.randrange(self.whole.events[depth]), delay, rng.randrange(2**31))
+        return Fault(
+            kind, depth, rng.randrange(self.whole.events[depth]), delay, rng.randrange(2**31)
+        )
 
     def possible(self) -> list[tuple[str, int]]:
         """What may strike how deep; a kind as often as any other."""
         deep = dict.fromkeys(IN_PROCESS, self.depths) | dict.fromkeys((*AROUND, "interrupt"), (0,))
-        deep |= {"hang": self.depths[1:], "device memory": (self.computing,)}  # a command waits for the others
+        deep |= {
+            "hang": self.depths[1:],
+            "device memory": (self.computing,),
+        }  # a command waits for the others
         deep |= {} if self.tries.sandbox.private else {"disk full": ()}
         most = max(map(len, deep.values()))
-        return [(kind, depth) for kind, each in deep.items() if each for depth in (each * most)[:most]]
+        return [
+            (kind, depth) for kind, each in deep.items() if each for depth in (each * most)[:most]
+        ]
 
     def strike(self, fault: Fault) -> None:
         """What strikes all processes of the try."""
@@ -138,7 +159,12 @@ class Scenario(ABC):
         elif fault.kind == "clock back":
             faults.clock_back()
         elif fault.kind == "deleted":
-            faults.delete(folder / rng.choice(("work/run", "work/run", "cache", "tmp", "work/run/probes", "work/out")))
+            faults.delete(
+                folder
+                / rng.choice(
+                    ("work/run", "work/run", "cache", "tmp", "work/run/probes", "work/out")
+                )
+            )
         elif files := [each for each in self.damageable(folder) if each.stat().st_size]:
             faults.flip(rng.choice(files), fault.draw)
 
@@ -197,10 +223,16 @@ class Search(Scenario):
         trials = json.loads(went_on.out)["trials"]
         broken = [f"lost: {each}" for each in self.held - {_key(trial) for trial in trials}]
         told = len(re.findall(r"^probe \d+ of", struck.err, re.MULTILINE))
-        if fault.kind != "flipped" and not (fault.kind == "deleted" and struck.code != 0) and len(self.held) < told:
+        if (
+            fault.kind != "flipped"
+            and not (fault.kind == "deleted" and struck.code != 0)
+            and len(self.held) < told
+        ):
             broken.append(f"lost: {told} probes were told of, {len(self.held)} were kept")
         names = [each.name for each in (self.tries.folder / "work" / "run").glob("*")]
-        return broken + [f"left in the run directory: {name}" for name in names if not _KNOWN.fullmatch(name)]
+        return broken + [
+            f"left in the run directory: {name}" for name in names if not _KNOWN.fullmatch(name)
+        ]
 
 
 class Gang(Search):
@@ -241,11 +273,23 @@ class Training(Scenario):
     def prepare(self, work: Path) -> None:
         (work / "llama").mkdir()
         (work / "llama" / "config.json").write_text(json.dumps(LLAMA))
-        (work / "result.yaml").write_text(yaml.safe_dump({**RESULT, "config": {**RESULT["config"], **self.config}}))
+        (work / "result.yaml").write_text(
+            yaml.safe_dump({**RESULT, "config": {**RESULT["config"], **self.config}})
+        )
         (work / "corpus.txt").write_text("a b c d e f g h i j k l m n o p\n" * 60)
 
     def arguments(self, *, again: bool) -> list[str]:
-        words = ["train", "result.yaml", "--data", "corpus.txt", "--from-scratch", "--steps", "8", "--output", "out"]
+        words = [
+            "train",
+            "result.yaml",
+            "--data",
+            "corpus.txt",
+            "--from-scratch",
+            "--steps",
+            "8",
+            "--output",
+            "out",
+        ]
         kept = list((self.tries.folder / "work" / "out" / "checkpoints").glob("step-*"))
         resume = ["--resume"] if again and kept else []
         return [*words, "--checkpoint-every", "2", "--keep-last", "3", *self.more, *resume]
@@ -259,13 +303,17 @@ class Training(Scenario):
         if went_on.code != 0:
             return []
         out = self.tries.folder / "work" / "out"
-        broken = [f"left: {each.relative_to(out)}" for each in out.rglob(".*") if each.name != ".lock"]
+        broken = [
+            f"left: {each.relative_to(out)}" for each in out.rglob(".*") if each.name != ".lock"
+        ]
         return broken + self.differ(_ROUNDING if fault.kind.endswith("memory") else 0.0)
 
     def differ(self, most: float = 0.0) -> list[str]:
         """Whether the weights are others than those of the whole one by more than `most`."""
         made = self.made()
-        off = [np.abs(made[name] - each).max() for name, each in self.weights.items() if name in made]
+        off = [
+            np.abs(made[name] - each).max() for name, each in self.weights.items() if name in made
+        ]
         is_same = made.keys() == self.weights.keys() and max(off) <= most
         return [] if is_same else [f"the weights are others, by {max(off, default=-1)}"]
 
@@ -287,7 +335,9 @@ def hostile(canary: Path, rng: random.Random) -> bytes:
     command = f"touch {canary}"
     payload = pickle.dumps(_Runs(command), protocol=2)
     tagged = f'autofit: 1\nmodel: !!python/object/apply:os.system ["{command}"]\nworkload: {{}}\nconfig: {{}}\n'
-    return rng.choice((payload, tagged.encode(), f'{{"digest": "x", "data": "$({command})"}}'.encode()))
+    return rng.choice(
+        (payload, tagged.encode(), f'{{"digest": "x", "data": "$({command})"}}'.encode())
+    )
 
 
 class _Runs:
@@ -326,7 +376,9 @@ class Files(Training):
         _ = self.whole
         work, rng = self.tries.fresh(self.start), random.Random(fault.draw)
         readers = self._readers(work)
-        folder, command = rng.choice([(folder, each) for folder, commands in readers for each in commands])
+        folder, command = rng.choice(
+            [(folder, each) for folder, commands in readers for each in commands]
+        )
         file = rng.choice([each for each in sorted((folder, *folder.rglob("*"))) if each.is_file()])
         how = rng.random()
         if how < 0.2:
@@ -337,23 +389,42 @@ class Files(Training):
             faults.flip(file, fault.draw)
         ended = self.tries.command(command)
         self.tried += 1
-        broken = [f"{command[0]} with {file.relative_to(self.tries.folder)}: {each}" for each in ended.broken]
+        broken = [
+            f"{command[0]} with {file.relative_to(self.tries.folder)}: {each}"
+            for each in ended.broken
+        ]
         if ended.code not in (0, 2) or (ended.code and folder.name == "cache"):
-            broken.append(f"{command[0]} with {file.name}: exit code {ended.code}: {ended.err[-200:]}")
+            broken.append(
+                f"{command[0]} with {file.name}: exit code {ended.code}: {ended.err[-200:]}"
+            )
         if command == self._training and ended.code == 0 and folder.name != "result.yaml":
-            broken += [f"{each} with {file.relative_to(self.tries.folder)}" for each in self.differ()]
+            broken += [
+                f"{each} with {file.relative_to(self.tries.folder)}" for each in self.differ()
+            ]
         return broken
 
     def _readers(self, work: Path) -> list[tuple[Path, list[list[str]]]]:
         """What is read, by which commands."""
         run, result = str(work / "run"), "run/result.yaml"
         resumed, anew = searching(work / "run", "--resume"), searching(work / "run2")
-        estimate = ["estimate", "--model", "mine.py:make", "--device", "cpu", "--mem", "1", "--json"]
+        estimate = [
+            "estimate",
+            "--model",
+            "mine.py:make",
+            "--device",
+            "cpu",
+            "--mem",
+            "1",
+            "--json",
+        ]
         export = ["export", "result.yaml", "--to", "trl"]
         return [
             (work / "run", [resumed, resumed, ["report", run], ["report", run, "--format", "md"]]),
             (work / "run" / "journal.log", [resumed, resumed]),
-            (work / result, [[*estimate, "--config", result], ["export", result, "--to", "accelerate"]]),
+            (
+                work / result,
+                [[*estimate, "--config", result], ["export", result, "--to", "accelerate"]],
+            ),
             (work / "result.yaml", [self._training, export]),
             (work / "out" / "checkpoints", [self._training] * 4),
             (work / "out", [self._training]),

@@ -37,8 +37,17 @@ _GONE = 8.0  # and its processes to be gone
 _PROBE, _RANK = 8.0, 8.0  # what a probe may take, and one rank may wait for another
 _ROOMS = "api.doctor api.search api.train api.what_if cli export.from_result probe.measure report.run_report"
 _HEAVY = tuple(f"autofit.{room}" for room in _ROOMS.split(" "))
-_HEAVY += ("optuna.storages", "peft", "torch._dynamo", "torch.distributed.checkpoint", "transformers.modeling_utils")
-_NOISE = re.compile(r"^(Traceback \(most recent|Exception ignored|Fatal Python|.*leaked|.*\w+Warning: )", re.MULTILINE)
+_HEAVY += (
+    "optuna.storages",
+    "peft",
+    "torch._dynamo",
+    "torch.distributed.checkpoint",
+    "transformers.modeling_utils",
+)
+_NOISE = re.compile(
+    r"^(Traceback \(most recent|Exception ignored|Fatal Python|.*leaked|.*\w+Warning: )",
+    re.MULTILINE,
+)
 _CODES = (0, 2, 3, 4, 130)
 _MOST_TOLD = 4200  # characters of a sentence and its remedy
 
@@ -61,8 +70,15 @@ class Tries:
     def __init__(self, sandbox: Sandbox, names: Sequence[str] = _HEAVY) -> None:
         self.sandbox, self.canary = sandbox, sandbox.disk / "canary"
         self.folder = sandbox.disk / "try"
-        self.printed = sandbox.scratch / "out", sandbox.scratch / "err"  # not on the disk that runs full
-        os.environ |= {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "HF_DATASETS_CACHE": f"{self.folder}/cache/data"}
+        self.printed = (
+            sandbox.scratch / "out",
+            sandbox.scratch / "err",
+        )  # not on the disk that runs full
+        os.environ |= {
+            "HF_HUB_OFFLINE": "1",
+            "OMP_NUM_THREADS": "1",
+            "HF_DATASETS_CACHE": f"{self.folder}/cache/data",
+        }
         for name in names:
             importlib.import_module(name)
         adopt_orphans()
@@ -97,7 +113,9 @@ class Tries:
             ended.broken += _spoken(ended, as_json="--json" in arguments)
         return ended
 
-    def call(self, function: Callable[[], Any], fault: Fault | None = None, strike: Any = None) -> Ended:
+    def call(
+        self, function: Callable[[], Any], fault: Fault | None = None, strike: Any = None
+    ) -> Ended:
         """Run a function, and check that nothing read was run, and nothing is left behind."""
         start, before = time.monotonic(), self._temporary()
         child = os.fork()
@@ -124,7 +142,9 @@ class Tries:
             os.killpg(child, signal.SIGKILL)
             ended.broken.append(f"it went on for more than {LIMIT:.0f} s")
         ended.broken += self._left(child)
-        if code not in (None, -9, -11) and (names := sorted(self._temporary() - before)):  # who is killed leaves them
+        if code not in (None, -9, -11) and (
+            names := sorted(self._temporary() - before)
+        ):  # who is killed leaves them
             ended.broken.append(f"temporary files are left: {', '.join(names)}")
         if self.canary.exists():
             self.canary.unlink()
@@ -136,13 +156,20 @@ class Tries:
         """In the forked process: as Python runs a program from its start to its end."""
         os.setsid()
         for number, path in enumerate(("/dev/null", *self.printed)):
-            file = os.open(path, os.O_RDONLY if number == 0 else os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+            file = os.open(
+                path, os.O_RDONLY if number == 0 else os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600
+            )
             os.dup2(file, number)
             os.close(file)
-        sys.stdin, sys.stdout, sys.stderr = (io.TextIOWrapper(io.FileIO(n, "rww"[n], closefd=False)) for n in range(3))
+        sys.stdin, sys.stdout, sys.stderr = (
+            io.TextIOWrapper(io.FileIO(n, "rww"[n], closefd=False)) for n in range(3)
+        )
         sys.__stdout__, sys.__stderr__ = sys.stdout, sys.stderr  # type: ignore[misc]
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        os.environ |= {"XDG_CACHE_HOME": str(self.folder / "cache"), "HOME": str(self.folder / "work")}
+        os.environ |= {
+            "XDG_CACHE_HOME": str(self.folder / "cache"),
+            "HOME": str(self.folder / "work"),
+        }
         os.environ |= {"TMPDIR": str(self.folder / "tmp"), "COLUMNS": "200"}
         if fault and fault.draw % 4 == 1:  # without a home
             os.environ["XDG_CACHE_HOME"] = "/sys/none"
@@ -172,8 +199,14 @@ class Tries:
         while found := psutil.Process().children(recursive=True):
             seen |= {each.pid for each in found}
             if time.monotonic() > end:
-                living = [f"{each.pid} {each.status()}" for each in found if each.status() != psutil.STATUS_ZOMBIE]
-                broken = broken or [f"processes are left: {', '.join(living)}"] if living else broken
+                living = [
+                    f"{each.pid} {each.status()}"
+                    for each in found
+                    if each.status() != psutil.STATUS_ZOMBIE
+                ]
+                broken = (
+                    broken or [f"processes are left: {', '.join(living)}"] if living else broken
+                )
                 for each in found:
                     each.kill()
             _reap()
@@ -189,7 +222,9 @@ class Tries:
 class _Forked:
     """`subprocess.Popen([python, "-P", "-c", code, ...])` that runs the code in a fork of this process."""
 
-    def __init__(self, arguments: Sequence[str], *, pass_fds: Sequence[int], env: Any, **given: Any) -> None:
+    def __init__(
+        self, arguments: Sequence[str], *, pass_fds: Sequence[int], env: Any, **given: Any
+    ) -> None:
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
         self.returncode: int | None = None
@@ -198,7 +233,9 @@ class _Forked:
             self._become(arguments, pass_fds, env, given)
 
     @staticmethod
-    def _become(arguments: Sequence[str], pass_fds: Sequence[int], env: Any, given: Any) -> NoReturn:
+    def _become(
+        arguments: Sequence[str], pass_fds: Sequence[int], env: Any, given: Any
+    ) -> NoReturn:
         code = 1
         faults.pause()
         try:
@@ -253,13 +290,22 @@ class _Forked:
 
 def _hurry() -> None:
     """Fork what would be started, time few steps, and wait seconds where autofit waits minutes."""
-    names = ("core.zygote_process", "distributed.launcher", "probe.executors.local", "probe.executors.gang")
+    names = (
+        "core.zygote_process",
+        "distributed.launcher",
+        "probe.executors.local",
+        "probe.executors.gang",
+    )
     process, launcher, local, gangs = (importlib.import_module(f"autofit.{name}") for name in names)
-    measured, devices = map(importlib.import_module, ("autofit.tuning.measured", "autofit.training.on_devices"))
+    measured, devices = map(
+        importlib.import_module, ("autofit.tuning.measured", "autofit.training.on_devices")
+    )
     kept = {name: getattr(subprocess, name) for name in ("DEVNULL", "TimeoutExpired")}
     for module in (process, launcher):
         module.subprocess = SimpleNamespace(Popen=_Forked, **kept)  # type: ignore[attr-defined]
-    measured.PREDICT_SECONDS = importlib.import_module("autofit.probe.executors").LOOK_SECONDS = _PROBE  # type: ignore[attr-defined]
+    measured.PREDICT_SECONDS = importlib.import_module("autofit.probe.executors").LOOK_SECONDS = (
+        _PROBE  # type: ignore[attr-defined]
+    )
     importlib.import_module("autofit.tuning.annotations").FOLLOW_SECONDS = _PROBE  # type: ignore[attr-defined]
     for name in ("EXPLORE_PLAN", "VERIFY_PLAN"):
         setattr(measured, name, dataclasses.replace(getattr(measured, name), max_seconds=0.05))

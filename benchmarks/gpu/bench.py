@@ -83,7 +83,9 @@ class Bench:
     def executor(self) -> LocalExecutor:
         """The one that measures, started when it is first asked for."""
         if self._executor is None:
-            self._executor = LocalExecutor(self.logs, REHEARSAL_SECONDS if self.smoke else PROBE_SECONDS)
+            self._executor = LocalExecutor(
+                self.logs, REHEARSAL_SECONDS if self.smoke else PROBE_SECONDS
+            )
         return self._executor
 
     def drop_executor(self) -> None:
@@ -111,12 +113,16 @@ class Bench:
         key = (preset, effective_batch_size)
         if key not in self._workloads:
             length = self.grid.sequence_length
-            plain = resolve(preset, sequence_length=length, effective_batch_size=effective_batch_size)
+            plain = resolve(
+                preset, sequence_length=length, effective_batch_size=effective_batch_size
+            )
             self._workloads[key] = replace(plain, traits=self._traits(preset, plain))
         return self._workloads[key]
 
     def _traits(self, preset: str, workload: Workload) -> Traits:
-        return stored_traits(self.store, preset) or looked_at(self.store, self.executor, preset, workload, self.device)
+        return stored_traits(self.store, preset) or looked_at(
+            self.store, self.executor, preset, workload, self.device
+        )
 
 
 def stored_traits(store: Store, preset: str) -> Traits | None:
@@ -125,7 +131,9 @@ def stored_traits(store: Store, preset: str) -> Traits | None:
     return None if known is None else Traits(**{**known, "notes": tuple(known["notes"])})
 
 
-def looked_at(store: Store, executor: LocalExecutor, preset: str, workload: Workload, device: str) -> Traits:
+def looked_at(
+    store: Store, executor: LocalExecutor, preset: str, workload: Workload, device: str
+) -> Traits:
     """Look at a preset's structure, and store what that tells."""
     traits = executor.look(workload, device, _LEAST_BUDGET)[1]
     store.add("traits", preset, asdict(traits))
@@ -146,7 +154,9 @@ class Ended:
         return "\n".join((self.stderr.strip() or self.stdout.strip()).splitlines()[-12:])
 
 
-def python(arguments: Sequence[str], seconds: float, environment: Mapping[str, str] | None = None) -> Ended | None:
+def python(
+    arguments: Sequence[str], seconds: float, environment: Mapping[str, str] | None = None
+) -> Ended | None:
     """Run this Python with arguments, and end all that it started; None when the time was up."""
     path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     with subprocess.Popen(

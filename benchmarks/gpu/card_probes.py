@@ -21,7 +21,9 @@ _PROBE_SECONDS = 90.0  # a case may ask for less
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure what of the list is not stored yet, as long as there is time."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("out", type=Path)
     parser.add_argument("list", type=Path)
     parser.add_argument("seconds", type=float)
@@ -33,7 +35,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     with LocalExecutor(given.out / "logs", _PROBE_SECONDS) as executor:
         hardware = executor.detect(given.device)
         store.add("about", "", described(hardware))
-        measure_list(store, executor, hardware, read_list(given.list), left=lambda: end - time.monotonic())
+        measure_list(
+            store, executor, hardware, read_list(given.list), left=lambda: end - time.monotonic()
+        )
 
 
 if __name__ == "__main__":

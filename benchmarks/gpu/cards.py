@@ -28,7 +28,9 @@ def queried(what: str) -> str | None:
         return None
     query = [command, "--id=0", f"--query-gpu={what}", "--format=csv,noheader"]
     try:
-        answer = subprocess.run(query, capture_output=True, text=True, timeout=_QUERY_SECONDS, check=False)
+        answer = subprocess.run(
+            query, capture_output=True, text=True, timeout=_QUERY_SECONDS, check=False
+        )
     except (OSError, subprocess.TimeoutExpired):  # of interest, but not more
         return None
     return answer.stdout.strip() if answer.returncode == 0 else None
@@ -59,7 +61,10 @@ def take(path: Path, results: Path) -> Path:
     taken = Store(path)
     about = taken.get("about")
     if about is None:
-        raise InputError(f"{path} does not say which card it is of.", "Give the items.jsonl of a benchmark or a list.")
+        raise InputError(
+            f"{path} does not say which card it is of.",
+            "Give the items.jsonl of a benchmark or a list.",
+        )
     directory = results / slug(about["hardware"]["name"])
     store = Store(directory / "items.jsonl")
     for stage in taken.stages():

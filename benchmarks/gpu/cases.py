@@ -13,7 +13,10 @@ from pathlib import Path
 from typing import Any
 
 TINY = Path(__file__).with_name("tiny-decoder")  # what is rehearsed with
-FIRST, REHEARSAL = Path(__file__).with_name("first.json"), Path(__file__).with_name("rehearsal.json")
+FIRST, REHEARSAL = (
+    Path(__file__).with_name("first.json"),
+    Path(__file__).with_name("rehearsal.json"),
+)
 FULL, LORA, QLORA = "full", "lora", "qlora"
 _ADAPTERS = {"lora_rank": 16, "lora_targets": "all-linear"}
 _ALL = (FULL, LORA, QLORA)
@@ -78,7 +81,11 @@ class Grid:
 def _mixed(grid: Grid) -> Iterator[Case]:
     models, techniques, levers = list(grid.models), list(grid.techniques), list(grid.levers)
     pairs = _pairs(models, techniques)
-    step = next(each for each in range(len(pairs), len(pairs) + len(levers) + 1) if math.gcd(each, len(levers)) == 1)
+    step = next(
+        each
+        for each in range(len(pairs), len(pairs) + len(levers) + 1)
+        if math.gcd(each, len(levers)) == 1
+    )
     for turn in range(len(levers)):
         for place, (model, technique) in enumerate(pairs):
             lever = levers[(place + turn * step) % len(levers)]
@@ -90,7 +97,10 @@ def _pairs(models: Sequence[str], techniques: Sequence[str]) -> list[tuple[str, 
     """All pairs, both taking turns."""
     count = len(models) * len(techniques)
     turns = [
-        (models[n % len(models)], techniques[(n + n // math.lcm(len(models), len(techniques))) % len(techniques)])
+        (
+            models[n % len(models)],
+            techniques[(n + n // math.lcm(len(models), len(techniques))) % len(techniques)],
+        )
         for n in range(count)
     ]
     assert len(set(turns)) == count, "every pair has its turn"
@@ -106,7 +116,10 @@ LEVERS = (
     Lever("activation offload", {"activation_offload": "cpu"}),
     Lever("checkpointing selective", {"activation_checkpointing": "selective"}),
     Lever("bf16-mixed", {"precision": "bf16-mixed"}),
-    Lever("micro-batch 8, checkpointing full", {"micro_batch_size": 8, "activation_checkpointing": "full"}),
+    Lever(
+        "micro-batch 8, checkpointing full",
+        {"micro_batch_size": 8, "activation_checkpointing": "full"},
+    ),
     Lever("compile", {"compile": "default"}),
     Lever("optimizer offload", {"optimizer_offload": "cpu"}, (FULL,)),
     Lever("nf4-dq", {"quantization": "nf4-dq"}, (QLORA,)),
@@ -129,7 +142,12 @@ LEVERS = (
     Lever("rank 64", {"lora_rank": 64}, (LORA, QLORA)),
 )
 CARD = Grid(
-    models={"0.5B": "qwen2.5-0.5b", "8B": "llama-3.1-8b", "1.5B": "qwen2.5-1.5b", "3B": "llama-3.2-3b"},
+    models={
+        "0.5B": "qwen2.5-0.5b",
+        "8B": "llama-3.1-8b",
+        "1.5B": "qwen2.5-1.5b",
+        "3B": "llama-3.2-3b",
+    },
     techniques={
         FULL: {"precision": "bf16", "micro_batch_size": 2},
         LORA: {"precision": "bf16", "micro_batch_size": 2, **_ADAPTERS},

@@ -33,7 +33,8 @@ def run(bench: Bench) -> None:
         if ended.code < 0:
             _blame(bench.store, f"its process died: signal {-ended.code}", call)
         elif ended.code in _ENDED or (
-            ended.code != SPOILT and any("failed" in row for row in bench.store.rows(STAGE).values())
+            ended.code != SPOILT
+            and any("failed" in row for row in bench.store.rows(STAGE).values())
         ):
             return
         elif ended.code != SPOILT:
@@ -41,8 +42,21 @@ def run(bench: Bench) -> None:
 
 
 def _options() -> list[str]:
-    options = ["-q", "-m", "gpu", "-p", "no:cacheprovider", "-p", "benchmarks.gpu.recorder", "-o", "addopts="]
-    options += ["-W", "ignore::pytest.PytestConfigWarning"]  # a machine may lack the plugins that the options are of
+    options = [
+        "-q",
+        "-m",
+        "gpu",
+        "-p",
+        "no:cacheprovider",
+        "-p",
+        "benchmarks.gpu.recorder",
+        "-o",
+        "addopts=",
+    ]
+    options += [
+        "-W",
+        "ignore::pytest.PytestConfigWarning",
+    ]  # a machine may lack the plugins that the options are of
     if importlib.util.find_spec("pytest_timeout") is not None:
         options += ["-o", f"timeout={TEST_SECONDS}"]
     return options
@@ -52,7 +66,9 @@ def _blame(store: Store, reason: str, call: str) -> None:
     """The test that was running has failed."""
     for key, row in store.rows(STAGE).items():
         if row["outcome"] == BEGUN:
-            store.add(STAGE, key, {"outcome": FAILED, "reason": reason, "failed": reason, "call": call})
+            store.add(
+                STAGE, key, {"outcome": FAILED, "reason": reason, "failed": reason, "call": call}
+            )
 
 
 def marked_files(tests: Path) -> list[str]:
@@ -67,10 +83,14 @@ def summarize(store: Store) -> Summary:
     count = Counter(row["outcome"] for row in rows.values())
     figures = {name: count[name] for name in (PASSED, FAILED, SKIPPED, BEGUN) if count[name]}
     failed = [[key, row["reason"]] for key, row in rows.items() if row["outcome"] == FAILED]
-    hung = [f"{key} did not end in its time." for key, row in rows.items() if row["outcome"] == BEGUN]
+    hung = [
+        f"{key} did not end in its time." for key, row in rows.items() if row["outcome"] == BEGUN
+    ]
     skipped = Counter(row["reason"] for row in rows.values() if row["outcome"] == SKIPPED)
     notes = [*hung, *(f"{number} skipped: {reason}" for reason, number in skipped.items())]
-    return Summary(figures, [Table("Tests that fail", ("test", "reason"), failed)] if failed else [], notes)
+    return Summary(
+        figures, [Table("Tests that fail", ("test", "reason"), failed)] if failed else [], notes
+    )
 
 
 CORRECT = Stage("correct", share=0.4, least_seconds=60.0, run=run, summarize=summarize)

@@ -30,7 +30,13 @@ class Errors:
         if not signed:
             return None
         sizes = sorted(map(abs, signed))
-        return cls(len(sizes), statistics.median(sizes), percentile(sizes, 0.9), sizes[-1], statistics.median(signed))
+        return cls(
+            len(sizes),
+            statistics.median(sizes),
+            percentile(sizes, 0.9),
+            sizes[-1],
+            statistics.median(signed),
+        )
 
 
 def percentile(ordered: Sequence[float], share: float) -> float:
@@ -66,7 +72,10 @@ class Intervals:
         if not seen:
             return None
         widths = [(high - low) / held for low, high, held in seen]
-        above, below = sum(held > high for _, high, held in seen), sum(held < low for low, _, held in seen)
+        above, below = (
+            sum(held > high for _, high, held in seen),
+            sum(held < low for low, _, held in seen),
+        )
         hit = 1 - (above + below) / len(seen)
         return cls(len(seen), hit, statistics.median(widths), max(widths), above, below)
 
@@ -99,7 +108,11 @@ def step_pairs(rows: Iterable[Row]) -> list[tuple[float, float]]:
 def rank_correlation(pairs: Sequence[tuple[float, float]]) -> float | None:
     """Spearman's; None where there is nothing to rank."""
     predicted, seen = [a for a, _ in pairs], [b for _, b in pairs]
-    return spearman(predicted, seen) if len(pairs) > 2 and min(len(set(predicted)), len(set(seen))) > 1 else None
+    return (
+        spearman(predicted, seen)
+        if len(pairs) > 2 and min(len(set(predicted)), len(set(seen))) > 1
+        else None
+    )
 
 
 def utilisation(row: Mapping[str, Any]) -> float | None:

@@ -10,7 +10,14 @@ from benchmarks.gpu.figures import Errors, memory_pairs, step_pairs
 from benchmarks.gpu.stage import Table
 from benchmarks.gpu.store import Row
 
-_HEAD = ("kind", "configs", "step time: predicted / measured", "least", "most", "allocated: worst error")
+_HEAD = (
+    "kind",
+    "configs",
+    "step time: predicted / measured",
+    "least",
+    "most",
+    "allocated: worst error",
+)
 
 
 def kind_of(config: Mapping[str, Any]) -> str:
@@ -56,6 +63,8 @@ def kinds_table(rows: Iterable[Row]) -> Table | None:
         found = ratios(of_kind)
         memory = Errors.of(memory_pairs(of_kind)["allocated"])
         if found and memory:
-            times = [f"{each:.2f}" for each in (statistics.geometric_mean(found), min(found), max(found))]
+            times = [
+                f"{each:.2f}" for each in (statistics.geometric_mean(found), min(found), max(found))
+            ]
             lines.append([kind, str(len(of_kind)), *times, f"{memory.worst:.3%}"])
     return Table("Predictions by kind", _HEAD, lines) if lines else None

@@ -34,7 +34,12 @@ def rows_of(store: Store) -> list[dict[str, Any]]:
     measured = [(case, row) for case, row in cases if row is not None and has_both(row)]
     plain = {(case.model, case.technique): row for case, row in measured if case.lever == PLAIN}
     return [
-        {"model": case.model, "technique": case.technique, "lever": case.lever, "knobs": dict(case.knobs)}
+        {
+            "model": case.model,
+            "technique": case.technique,
+            "lever": case.lever,
+            "knobs": dict(case.knobs),
+        }
         | _against(row, plain[case.model, case.technique])
         for case, row in measured
         if (case.model, case.technique) in plain
@@ -43,14 +48,19 @@ def rows_of(store: Store) -> list[dict[str, Any]]:
 
 def _against(row: Row, plain: Row) -> dict[str, Any]:
     peak, before = row["measurement"]["peak_bytes"], plain["measurement"]["peak_bytes"]
-    step, former = row["measurement"]["step_seconds"]["median"], plain["measurement"]["step_seconds"]["median"]
+    step, former = (
+        row["measurement"]["step_seconds"]["median"],
+        plain["measurement"]["step_seconds"]["median"],
+    )
     predicted, foreseen = row["estimate"], plain["estimate"]
     times = (predicted["step_seconds"], foreseen["step_seconds"])
     return {
         "peak_bytes": peak["allocated"],
         "saved_bytes": before["allocated"] - peak["allocated"],
         "predicted_saved_bytes": foreseen["allocated_bytes"] - predicted["allocated_bytes"],
-        "device_saved_bytes": before["device"] - peak["device"] if peak["device"] and before["device"] else None,
+        "device_saved_bytes": before["device"] - peak["device"]
+        if peak["device"] and before["device"]
+        else None,
         "step_seconds": step,
         "slower": step / former - 1,
         "predicted_slower": times[0] / times[1] - 1 if all(times) else None,

@@ -71,11 +71,22 @@ def read_list(path: Path) -> list[Listed]:
 
 def run(bench: Bench) -> None:
     """Measure what is missing of the list of this machine."""
-    measure_list(bench.store, bench.executor, bench.hardware, read_list(bench.grid.listed), left=lambda: bench.left)
+    measure_list(
+        bench.store,
+        bench.executor,
+        bench.hardware,
+        read_list(bench.grid.listed),
+        left=lambda: bench.left,
+    )
 
 
 def measure_list(
-    store: Store, executor: LocalExecutor, hardware: Hardware, cases: Sequence[Listed], *, left: Callable[[], float]
+    store: Store,
+    executor: LocalExecutor,
+    hardware: Hardware,
+    cases: Sequence[Listed],
+    *,
+    left: Callable[[], float],
 ) -> None:
     """Measure the cases that are not stored yet, one after the other while `left()` seconds suffice."""
     for number, case in enumerate(cases):
@@ -95,17 +106,26 @@ def measure_list(
 
 
 def _measured(
-    store: Store, executor: LocalExecutor, hardware: Hardware, case: Listed, number: int, seconds: float
+    store: Store,
+    executor: LocalExecutor,
+    hardware: Hardware,
+    case: Listed,
+    number: int,
+    seconds: float,
 ) -> Row:
     plain = case.workload()
-    known = stored_traits(store, case.model) or looked_at(store, executor, case.model, plain, hardware.device)
+    known = stored_traits(store, case.model) or looked_at(
+        store, executor, case.model, plain, hardware.device
+    )
     workload = replace(plain, traits=known)
     config = techniques.canonicalize(case.knobs, workload, hardware)
     if reason := techniques.refuse(config, workload, hardware):
         return {"left_out": reason}
     if case.profile:
         log = f"{number:04d}.log"
-        return {"profiled": executor.run(profiled, workload, config, hardware, log=log, timeout=seconds)}
+        return {
+            "profiled": executor.run(profiled, workload, config, hardware, log=log, timeout=seconds)
+        }
 
     request = Request(config, hardware, case.budget(hardware), replace(_PLAN, seconds=seconds))
     return {"measurement": executor.measure(workload, request, number=number).to_trial()}
@@ -186,9 +206,15 @@ def estimate_again(store: Store) -> None:
         hardware = replace(from_plain(Hardware, first["hardware"]), here=False)
         workload = replace(_case_of(first).workload(), traits=stored_traits(store, first["model"]))
         configs = [techniques.canonicalize(row["knobs"], workload, hardware) for _, row in group]
-        for (key, row), nbytes, seconds in zip(group, *predict_all(workload, hardware, configs), strict=True):
+        for (key, row), nbytes, seconds in zip(
+            group, *predict_all(workload, hardware, configs), strict=True
+        ):
             known = not math.isnan(seconds)
-            estimate = {"allocated_bytes": int(nbytes), "reserved_bytes": None, "step_seconds": seconds}
+            estimate = {
+                "allocated_bytes": int(nbytes),
+                "reserved_bytes": None,
+                "step_seconds": seconds,
+            }
             store.add(STAGE, key, {**row, "estimate": estimate if known else None})
 
 
@@ -200,14 +226,24 @@ def summarize(store: Store) -> Summary:
     """What each case came to, and how predictions compare, kind by kind."""
     rows = store.rows(STAGE)
     lines = [_line(row) for row in rows.values()]
-    head = ("config", "tells", "tokens/s", "step, s", "predicted, s", "allocated, GiB", "predicted, GiB")
+    head = (
+        "config",
+        "tells",
+        "tokens/s",
+        "step, s",
+        "predicted, s",
+        "allocated, GiB",
+        "predicted, GiB",
+    )
     tables = [Table("Configs of a list", head, lines)] if lines else []
     found: dict[str, Any] = {"configs": len(lines)} if lines else {}
     if errors := figures.Errors.of(figures.step_pairs(rows.values())):
         found |= {"step time median": errors.median, "step time worst": errors.worst}
     if kinds := kinds_table([*rows.values(), *store.rows(MEASURED).values()]):
         tables.append(kinds)
-    return Summary(found, tables, [f"{key}: {row['failed']}" for key, row in rows.items() if row.get("failed")])
+    return Summary(
+        found, tables, [f"{key}: {row['failed']}" for key, row in rows.items() if row.get("failed")]
+    )
 
 
 def _line(row: Row) -> list[str | None]:

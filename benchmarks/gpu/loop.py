@@ -53,7 +53,9 @@ def run(bench: Bench) -> None:
             TRAIN_PY: lambda: _script(bench, found["files"], workload),
             FIT: lambda: apart(bench, fitted, workload, config, bench.device, log="fit.log"),
         }
-    overhead = {OVERHEAD: lambda: apart(bench, hand_against_loop, None, bench.smoke, log="overhead.log")}
+    overhead = {
+        OVERHEAD: lambda: apart(bench, hand_against_loop, None, bench.smoke, log="overhead.log")
+    }
     for key, action in {**runs, **overhead}.items():
         if bench.store.get(STAGE, key) is None:
             bench.need(1.0 if bench.smoke else _LEAST)
@@ -77,10 +79,14 @@ def _searched(bench: Bench) -> tuple[search.Search, Row]:
     return search.SMALL, small
 
 
-def apart(bench: Bench, function: Callable[..., Row], workload: Workload | None, *arguments: Any, log: str) -> Row:
+def apart(
+    bench: Bench, function: Callable[..., Row], workload: Workload | None, *arguments: Any, log: str
+) -> Row:
     """What a function makes in a child, or why it did not."""
     try:
-        row: Row = bench.executor.run(function, workload, *arguments, log=log, timeout=bench.at_most(_CHILD))
+        row: Row = bench.executor.run(
+            function, workload, *arguments, log=log, timeout=bench.at_most(_CHILD)
+        )
     except AutofitError as error:
         bench.need(1.0)  # or the stage's time is up, and it is run the next time
         return {"failed": sentence(error)}
@@ -98,7 +104,10 @@ def _script(bench: Bench, files: Mapping[str, str], workload: Workload) -> Row:
         return {"failed": "the search wrote no train.py for this config; its notes say why"}
     path, data = bench.work / "train.py", bench.work / "text.txt"
     path.write_text(files["train.py"])
-    text, wanted = DATA.read_text(encoding="utf-8"), workload.effective_batch_size * (workload.sequence_length or 1)
+    text, wanted = (
+        DATA.read_text(encoding="utf-8"),
+        workload.effective_batch_size * (workload.sequence_length or 1),
+    )
     data.write_text(text * (2 + wanted // len(text)), encoding="utf-8")
     options = ["--data", str(data), "--steps", str(_STEPS), "--log-every", "1"]
     return apart(bench, scripted, None, str(path), options, bench.device, log="train.py.log")
@@ -146,7 +155,16 @@ def fitted(workload: Workload, config: Config, device: str) -> Row:
 
     tracker = StorageTracker()
     with tracker if device == "cpu" else contextlib.nullcontext():
-        autofit.fit(model, loader, lr=LR, steps=_STEPS, config=config, device=device, callbacks=(note,), progress=False)
+        autofit.fit(
+            model,
+            loader,
+            lr=LR,
+            steps=_STEPS,
+            config=config,
+            device=device,
+            callbacks=(note,),
+            progress=False,
+        )
     tokens = workload.effective_batch_size * (workload.sequence_length or 1)
     peak = tracker.peak if device == "cpu" else torch.cuda.max_memory_allocated()
     return {"tokens_per_second": tokens / statistics.median(seconds[2:]), "peak_bytes": peak}
@@ -165,16 +183,29 @@ def summarize(store: Store) -> Summary:
         if key != PROBE and share is not None:
             figures |= {f"{key} off by": abs(1 - share), f"{key} peak of the probe's": of_peak}
         shown = (f"{share:.1%}" if share else None, f"{its_peak / 2**30:.3f}" if its_peak else None)
-        lines.append([key, f"{its_speed:,.0f}" if its_speed else None, *shown, f"{of_peak:.1%}" if of_peak else None])
+        lines.append(
+            [
+                key,
+                f"{its_speed:,.0f}" if its_speed else None,
+                *shown,
+                f"{of_peak:.1%}" if of_peak else None,
+            ]
+        )
     head = ("run", "tokens/s", "of the probe", "peak allocated, GiB", "of the probe")
     of_small = f": {search.SMALL.model}" if SMALL in rows else ""
     tables = [Table(f"Training against the probe{of_small}", head, lines)] if lines else []
     overhead = rows.get(OVERHEAD, {}).get("rows", [])
     if overhead:
-        figures["overheads reached"] = f"{sum(each['reached'] for each in overhead)} of {len(overhead)}"
+        figures["overheads reached"] = (
+            f"{sum(each['reached'] for each in overhead)} of {len(overhead)}"
+        )
         head = ("step", "by hand, ms", "by the loop, ms", "difference, ms", "reached")
-        tables.append(Table("The loop against one by hand", head, [_overhead_line(each) for each in overhead]))
-    return Summary(figures, tables, [f"{key}: {row['failed']}" for key, row in rows.items() if "failed" in row])
+        tables.append(
+            Table("The loop against one by hand", head, [_overhead_line(each) for each in overhead])
+        )
+    return Summary(
+        figures, tables, [f"{key}: {row['failed']}" for key, row in rows.items() if "failed" in row]
+    )
 
 
 def _speed_and_peak(row: Row) -> tuple[float | None, float | None]:
@@ -186,7 +217,9 @@ def _speed_and_peak(row: Row) -> tuple[float | None, float | None]:
 
 
 def _overhead_line(row: Mapping[str, Any]) -> list[str | None]:
-    each = Overhead(**{name: row[name] for name in ("name", "by_hand", "by_loop", "difference", "ranks")})
+    each = Overhead(
+        **{name: row[name] for name in ("name", "by_hand", "by_loop", "difference", "ranks")}
+    )
     times = [f"{value * 1e3:.3f}" for value in (each.by_hand, each.by_loop, each.difference)]
     return [each.name, *times, "yes" if each.reached else "no"]
 

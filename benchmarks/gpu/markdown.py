@@ -12,14 +12,24 @@ _REACHED = {True: "yes", False: "**no**", None: "not measured"}
 
 
 def document(
-    about: Mapping[str, Any], verdicts: Sequence[Verdict], stages: Sequence[tuple[Mapping[str, Any], Summary]]
+    about: Mapping[str, Any],
+    verdicts: Sequence[Verdict],
+    stages: Sequence[tuple[Mapping[str, Any], Summary]],
 ) -> str:
     """All of it; each stage is (its row in the store, what it tells)."""
-    parts = [_head(about), table(_numbers(verdicts, judged=not about["smoke"])), table(_stages(stages))]
+    parts = [
+        _head(about),
+        table(_numbers(verdicts, judged=not about["smoke"])),
+        table(_stages(stages)),
+    ]
     for row, told in stages:
         parts += [table(each) for each in told.tables]
         if told.notes:
-            parts.append("\n".join([f"Notes of {row['stage']}:", "", *(f"- {_line(note)}" for note in told.notes)]))
+            parts.append(
+                "\n".join(
+                    [f"Notes of {row['stage']}:", "", *(f"- {_line(note)}" for note in told.notes)]
+                )
+            )
     return "\n\n".join(parts) + "\n"
 
 
@@ -27,18 +37,25 @@ def _head(about: Mapping[str, Any]) -> str:
     hardware, versions = about["hardware"], about["versions"]
     packages = ", ".join(f"{name} {version}" for name, version in versions.items())
     lines = [
-        "# autofit on one card, measured" if not about["smoke"] else "# Rehearsal on a CPU with tiny models",
+        "# autofit on one card, measured"
+        if not about["smoke"]
+        else "# Rehearsal on a CPU with tiny models",
         "",
         f"{hardware['name']}, {hardware['memory_bytes'] / 2**30:.1f} GiB, {hardware['cores']} cores; {about['begun']}.",
         f"{packages}; driver {about['driver'] or 'none'}.",
     ]
     if about["smoke"]:
-        lines.append("These figures say only that every stage runs; none of them says anything about autofit.")
+        lines.append(
+            "These figures say only that every stage runs; none of them says anything about autofit."
+        )
     return "\n".join(lines)
 
 
 def _numbers(verdicts: Iterable[Verdict], *, judged: bool) -> Table:
-    rows = [(each.text, each.wanted, each.seen, _REACHED[each.reached] if judged else None) for each in verdicts]
+    rows = [
+        (each.text, each.wanted, each.seen, _REACHED[each.reached] if judged else None)
+        for each in verdicts
+    ]
     return Table("Numbers to reach", ("number", "wanted", "seen", "reached"), rows)
 
 

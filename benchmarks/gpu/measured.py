@@ -76,7 +76,9 @@ def counted(rows: Mapping[str, Row]) -> int:
 def has_both(row: Row) -> bool:
     """Whether a row holds an estimate and the memory of a run that fitted."""
     measurement = row.get("measurement")
-    return bool(row.get("estimate") and measurement and measurement["outcome"] == Outcome.FITS.value)
+    return bool(
+        row.get("estimate") and measurement and measurement["outcome"] == Outcome.FITS.value
+    )
 
 
 class Estimators:
@@ -106,7 +108,8 @@ class Estimators:
             jobs.append((workload, dict(case.knobs), self._hardware_of(case)))
         if len(jobs) > 1:
             self._more += [
-                LocalExecutor(bench.logs, ESTIMATE_SECONDS) for _ in range(self._count - 1 - len(self._more))
+                LocalExecutor(bench.logs, ESTIMATE_SECONDS)
+                for _ in range(self._count - 1 - len(self._more))
             ]
         executors = [bench.executor, *self._more]
         free: queue.Queue[LocalExecutor] = queue.Queue()
@@ -114,7 +117,10 @@ class Estimators:
             free.put(each)
         pool = ThreadPoolExecutor(len(executors))
         try:
-            futures = {pool.submit(self._one, free, *job): case for job, case in zip(jobs, cases, strict=True)}
+            futures = {
+                pool.submit(self._one, free, *job): case
+                for job, case in zip(jobs, cases, strict=True)
+            }
             for future in as_completed(futures):
                 self._keep(futures[future], future)
         except BaseException:
@@ -129,11 +135,17 @@ class Estimators:
         if not self._again:
             return self._bench.hardware
         row = self._bench.store.get(STAGE, case.key) or {}
-        hardware = from_plain(Hardware, row["hardware"]) if "hardware" in row else self._bench.hardware
+        hardware = (
+            from_plain(Hardware, row["hardware"]) if "hardware" in row else self._bench.hardware
+        )
         return replace(hardware, here=False)
 
     def _one(
-        self, free: queue.Queue[LocalExecutor], workload: Workload, knobs: Mapping[str, Any], hardware: Hardware
+        self,
+        free: queue.Queue[LocalExecutor],
+        workload: Workload,
+        knobs: Mapping[str, Any],
+        hardware: Hardware,
     ) -> Row:
         executor = free.get()
         try:
@@ -147,19 +159,30 @@ class Estimators:
         self._bench.store.add(STAGE, case.key, {**kept, **_entries(future.result)})
 
 
-def _foreseen(executor: LocalExecutor, workload: Workload, knobs: Mapping[str, Any], hardware: Hardware) -> Row:
-    row: Row = executor.run(foresee, workload, knobs, hardware, log="estimate.log", timeout=ESTIMATE_SECONDS)
+def _foreseen(
+    executor: LocalExecutor, workload: Workload, knobs: Mapping[str, Any], hardware: Hardware
+) -> Row:
+    row: Row = executor.run(
+        foresee, workload, knobs, hardware, log="estimate.log", timeout=ESTIMATE_SECONDS
+    )
     return row
 
 
 def _about(case: Case) -> Row:
-    return {"model": case.model, "technique": case.technique, "lever": case.lever, "knobs": dict(case.knobs)}
+    return {
+        "model": case.model,
+        "technique": case.technique,
+        "lever": case.lever,
+        "knobs": dict(case.knobs),
+    }
 
 
 def foresee(workload: Workload, knobs: Mapping[str, Any], hardware: Hardware) -> Row:
     """The estimate of a config by the catalogue alone: nothing that was measured on this device has a part in it."""
     traced = trace(workload, knobs, hardware)
-    return estimate_of(traced, workload, hardware, rates=rates_for(hardware), calibration=None).to_dict()
+    return estimate_of(
+        traced, workload, hardware, rates=rates_for(hardware), calibration=None
+    ).to_dict()
 
 
 def estimated(bench: Bench, workload: Workload, knobs: Mapping[str, Any]) -> Row:
@@ -194,7 +217,9 @@ def measured(bench: Bench, workload: Workload, config: Config, budget: Budget, p
         plan = replace(plan, max_steps=plan.min_steps)
     number = len(list(bench.logs.glob("[0-9]*.log")))
     try:
-        seen = bench.executor.measure(workload, Request(config, bench.hardware, budget, plan), number=number)
+        seen = bench.executor.measure(
+            workload, Request(config, bench.hardware, budget, plan), number=number
+        )
     except (InputError, ProbeError) as error:
         bench.drop_executor()
         seen = Measurement(config, Outcome.FAILED, number, reason=sentence(error))

@@ -35,11 +35,17 @@ def summarize(store: Store) -> Summary:
     """Errors, intervals, and what could not be measured."""
     rows = store.rows(STAGE)
     groups = figures.by_lever(rows.values())
-    table = Table("Memory: predicted against measured", _HEAD, [_line(name, each) for name, each in groups.items()])
+    table = Table(
+        "Memory: predicted against measured",
+        _HEAD,
+        [_line(name, each) for name, each in groups.items()],
+    )
     both = groups["all"]
     ran_out = [row for row in rows.values() if _outcome(row) == Outcome.OUT_OF_MEMORY.value]
     return Summary(
-        _figures(both) | {"ran out of memory": len(ran_out)}, [table] if both else [], list(_notes(rows.values()))
+        _figures(both) | {"ran out of memory": len(ran_out)},
+        [table] if both else [],
+        list(_notes(rows.values())),
     )
 
 
@@ -48,7 +54,11 @@ def _figures(rows: list[Row]) -> dict[str, float]:
     found: dict[str, float] = {"configs": len(rows)}
     for name in ("allocated", "reserved"):
         if errors := Errors.of(pairs[name]):
-            found |= {f"{name} median": errors.median, f"{name} p90": errors.p90, f"{name} worst": errors.worst}
+            found |= {
+                f"{name} median": errors.median,
+                f"{name} p90": errors.p90,
+                f"{name} worst": errors.worst,
+            }
     if intervals := Intervals.of(rows):
         found |= {
             "interval hit": intervals.hit,
@@ -67,7 +77,11 @@ def _line(name: str, rows: list[Row]) -> list[str | None]:
     return [
         name,
         str(len(rows)),
-        *([f"{each:.2%}" for each in (allocated.median, allocated.p90, allocated.worst)] if allocated else [None] * 3),
+        *(
+            [f"{each:.2%}" for each in (allocated.median, allocated.p90, allocated.worst)]
+            if allocated
+            else [None] * 3
+        ),
         f"{allocated.bias:+.2%}" if allocated else None,
         *([f"{reserved.median:.2%}", f"{reserved.worst:.2%}"] if reserved else [None] * 2),
         *([f"{intervals.hit:.0%}", f"{intervals.width_median:.1%}"] if intervals else [None] * 2),
@@ -90,7 +104,11 @@ def _reason(row: Row) -> str | None:
         if name in row:
             return str(row[name])
     outcome = _outcome(row)
-    return None if outcome in (None, Outcome.FITS.value) else f"{outcome}: {row['measurement']['reason']}"
+    return (
+        None
+        if outcome in (None, Outcome.FITS.value)
+        else f"{outcome}: {row['measurement']['reason']}"
+    )
 
 
 def _outcome(row: Row) -> str | None:

@@ -26,7 +26,11 @@ from benchmarks.peers import micro_batch, missing
 
 STAGE = "peers"
 PEERS = ("trainer", "accelerate", "torch defaults", "torch, checkpointing", "lightning")
-REHEARSED = ("trainer", "torch defaults", "lightning")  # a loop of its own; none; one that few have installed
+REHEARSED = (
+    "trainer",
+    "torch defaults",
+    "lightning",
+)  # a loop of its own; none; one that few have installed
 RANK = 16
 OURS = {"lora": "autofit, LoRA", "qlora": "autofit, QLoRA"}
 LIKE_PEERS = "autofit, LoRA, by a quick search"
@@ -47,9 +51,13 @@ def run(bench: Bench) -> None:
         answer = tiers.get(name)
         if answer and bench.store.get(STAGE, key) is None:
             bench.need(1.0 if bench.smoke else _LEAST)
-            knobs = {knob: value for knob, value in answer["config"].items() if knob != "lora_alpha"}
+            knobs = {
+                knob: value for knob, value in answer["config"].items() if knob != "lora_alpha"
+            }
             config = techniques.canonicalize({**knobs, "lora_rank": RANK}, workload, bench.hardware)
-            bench.store.add(STAGE, key, measured(bench, workload, config, search.budget_of(gib), _PLAN))
+            bench.store.add(
+                STAGE, key, measured(bench, workload, config, search.budget_of(gib), _PLAN)
+            )
     nbytes = search.budget_of(gib).cap_bytes(bench.device, bench.hardware.context_bytes)
     for tool in REHEARSED if bench.smoke else PEERS:
         _peer(bench, workload, tool, nbytes)
@@ -63,7 +71,11 @@ def _like_peers(bench: Bench) -> dict[str, Any] | None:
     if found is None:
         bench.need(1.0 if bench.smoke else _QUICK_SECONDS)
         what = search.searched(bench)
-        alike = {"quantization": ("none",), "lora_rank": (str(RANK),), "lora_targets": ("all-linear",)}
+        alike = {
+            "quantization": ("none",),
+            "lora_rank": (str(RANK),),
+            "lora_targets": ("all-linear",),
+        }
         found = search.quick(bench, replace(what, settings={**what.settings, **alike}))
         bench.store.add(STAGE, LIKE_PEERS, found)
     best: dict[str, Any] | None = found.get("answer", {}).get("best")
@@ -102,7 +114,15 @@ def timed(*arguments: Any) -> Row:
     return usual.timed(*arguments)
 
 
-def _asked(bench: Bench, function: Any, workload: Workload, tool: str, nbytes: int, *more: Any, seconds: float) -> Row:
+def _asked(
+    bench: Bench,
+    function: Any,
+    workload: Workload,
+    tool: str,
+    nbytes: int,
+    *more: Any,
+    seconds: float,
+) -> Row:
     arguments = (tool, nbytes, bench.device, *more)
     try:
         row: Row = bench.executor.run(
@@ -141,14 +161,20 @@ def summarize(store: Store) -> Summary:
         "tokens/s",
         "autofit's LoRA over it",
     )
-    lines = [_line(key, row, speeds) for key, row in rows.items() if "left_out" not in row and key != LIKE_PEERS]
+    lines = [
+        _line(key, row, speeds)
+        for key, row in rows.items()
+        if "left_out" not in row and key != LIKE_PEERS
+    ]
     notes = [row["left_out"] for row in rows.values() if "left_out" in row]
     notes += [
         f"{key}: {row.get('failed') or row['reason']}"
         for key, row in rows.items()
         if row.get("failed") or row.get("reason")
     ]
-    return Summary(figures, [Table("Peers under the same cap", head, lines)] if lines else [], notes)
+    return Summary(
+        figures, [Table("Peers under the same cap", head, lines)] if lines else [], notes
+    )
 
 
 def _speed(row: Row) -> float | None:
@@ -162,7 +188,11 @@ def _line(key: str, row: Row, speeds: Mapping[str, float]) -> list[str | None]:
     if "measurement" in row:
         return [f"{key}: {describe(row['measurement']['config'])}", *[None] * 5, told, None]
     about = [row.get(name) for name in ("batch_size", "micro_batch_size")]
-    spent = [len(row["tried"]), row["out_of_memory"], f"{row['seconds']:.0f}"] if "tried" in row else [None] * 3
+    spent = (
+        [len(row["tried"]), row["out_of_memory"], f"{row['seconds']:.0f}"]
+        if "tried" in row
+        else [None] * 3
+    )
     cells = [None if each is None else str(each) for each in (*about, *spent)]
     return [key, *cells, told, f"x {ours / speed:.2f}" if ours and speed else None]
 

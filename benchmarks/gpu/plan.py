@@ -24,20 +24,32 @@ class Step:
 
 def before_the_list() -> list[Step]:
     """What first.sh begins with."""
-    installing = Step(_INSTALLING, "first.sh: start, install wheels, compile bytecode", "which versions there are")
+    installing = Step(
+        _INSTALLING, "first.sh: start, install wheels, compile bytecode", "which versions there are"
+    )
     tells = "how good the search is, and where its time goes"
-    return [installing, Step(_SEARCH, "first.sh: search of the 8B model within 24 GiB, 180 s and finals", tells)]
+    return [
+        installing,
+        Step(_SEARCH, "first.sh: search of the 8B model within 24 GiB, 180 s and finals", tells),
+    ]
 
 
 def of_the_list() -> list[Step]:
     """The configs that first.sh measures, what tells most first."""
-    return [Step(expected_seconds(case), f"first.sh: {case.name}", case.tells) for case in read_list(FIRST)]
+    return [
+        Step(expected_seconds(case), f"first.sh: {case.name}", case.tells)
+        for case in read_list(FIRST)
+    ]
 
 
 def after_the_list() -> list[Step]:
     """What second.sh does, for which time is kept."""
     tells = "whether training is as fast as its probe, in the same memory"
-    return [Step(_TRAINING, "second.sh: quick search of a 1.5B model, its train.py, autofit train", tells)]
+    return [
+        Step(
+            _TRAINING, "second.sh: quick search of a 1.5B model, its train.py, autofit train", tells
+        )
+    ]
 
 
 def expected_seconds(case: Listed) -> float:

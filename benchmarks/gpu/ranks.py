@@ -68,7 +68,9 @@ def stand_in(workload: Workload, knobs: Mapping[str, Any], world: int, device: s
 
 def real(workload: Workload, knobs: Mapping[str, Any], world: int, device: str) -> Row:
     """In a child: so many ranks, each with a card of its own."""
-    row: Row = on_ranks(trained, workload, knobs, device, count=world, device=device, timeout=_TIMEOUT)
+    row: Row = on_ranks(
+        trained, workload, knobs, device, count=world, device=device, timeout=_TIMEOUT
+    )
     return row
 
 
@@ -102,16 +104,28 @@ def summarize(store: Store) -> Summary:
     errors: list[float] = []
     for name in CASES:
         alone, beside = rows.get(f"{name}: one of 2", {}), rows.get(f"{name}: two", {})
-        for key, row in ((key, rows.get(f"{name}: {key}", {})) for key in ("one of 2", "one of 8", "two")):
+        for key, row in (
+            (key, rows.get(f"{name}: {key}", {})) for key in ("one of 2", "one of 8", "two")
+        ):
             if "allocated" in row:
                 reserved = row["reserved"] and f"{row['reserved'] / 2**30:.3f}"
-                lines.append([name, key, f"{row['allocated'] / 2**30:.3f}", reserved, f"{row['step_seconds']:.3f}"])
+                lines.append(
+                    [
+                        name,
+                        key,
+                        f"{row['allocated'] / 2**30:.3f}",
+                        reserved,
+                        f"{row['step_seconds']:.3f}",
+                    ]
+                )
         if "allocated" in alone and "allocated" in beside:
             errors.append(abs(alone["allocated"] / beside["allocated"] - 1))
     head = ("config", "ranks", "allocated, GiB", "reserved, GiB", "s a step")
     tables = [Table("One of several devices", head, lines)] if lines else []
     figures = {"stand-in off by at most": max(errors)} if errors else {}
-    return Summary(figures, tables, [f"{key}: {row['failed']}" for key, row in rows.items() if "failed" in row])
+    return Summary(
+        figures, tables, [f"{key}: {row['failed']}" for key, row in rows.items() if "failed" in row]
+    )
 
 
 RANKS = Stage(STAGE, share=0.5, least_seconds=60.0, run=run, summarize=summarize)

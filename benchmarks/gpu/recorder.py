@@ -41,7 +41,9 @@ def pytest_collection_modifyitems(config: Any, items: list[Any]) -> None:
 
 
 def _done(row: dict[str, Any] | None) -> bool:
-    return row is not None and (row["outcome"] in (PASSED, SKIPPED) or row.get("call") == os.environ.get(CALL, ""))
+    return row is not None and (
+        row["outcome"] in (PASSED, SKIPPED) or row.get("call") == os.environ.get(CALL, "")
+    )
 
 
 def pytest_runtest_logstart(nodeid: str) -> None:
@@ -66,7 +68,9 @@ def pytest_collectreport(report: Any) -> None:
 def _keep(report: Any, **more: Any) -> None:
     reason = _reason(report)
     failed = {"failed": reason, "call": os.environ.get(CALL, "")} if report.failed else {}
-    _kept().add(STAGE, report.nodeid, {"outcome": report.outcome, "reason": reason, **failed, **more})
+    _kept().add(
+        STAGE, report.nodeid, {"outcome": report.outcome, "reason": reason, **failed, **more}
+    )
 
 
 def _reason(report: Any) -> str | None:

@@ -43,7 +43,11 @@ NOISE = 0.04  # of a probe on a card, as a share of its step
 _PROBES = 25  # at most in a replay
 _SEQUENCE = 2048
 _BUILD, _STEPS = 3.0, 2.0  # seconds of a probe of what stays on the card
-_STREAMED, _COMPILING, _LOW_BIT = 9.0, 37.0, 8.0  # more: to pin weights, to compile, to compile torchao's optimizers
+_STREAMED, _COMPILING, _LOW_BIT = (
+    9.0,
+    37.0,
+    8.0,
+)  # more: to pin weights, to compile, to compile torchao's optimizers
 _LOW_BIT_OPTIMIZERS = ("adamw-4bit", "adamw-8bit-sr", "adamw-fp8", "adamw-sr")
 AT, AT_SECONDS = (1, 2, 5, 10), (60, 120, 180)  # probes, and seconds of them
 
@@ -90,15 +94,21 @@ def problem_of(directory: Path) -> tuple[Problem, Hardware]:
     about = store.rows("about")[""]
     hardware = replace(from_plain(Hardware, about["hardware"]), here=False)
     traits = stored_traits(store, CARD.model)
-    plain = resolve(CARD.model, sequence_length=_SEQUENCE, effective_batch_size=CARD.effective_batch_size)
+    plain = resolve(
+        CARD.model, sequence_length=_SEQUENCE, effective_batch_size=CARD.effective_batch_size
+    )
     workload = replace(plain, traits=traits)
 
     rows: list[Row] = [*store.rows(MEASURED).values(), *store.rows(LISTED).values()]
-    ratios = {kind: ratio for kind, of_kind in by_kind(rows).items() if (ratio := mean_ratio(of_kind))}
+    ratios = {
+        kind: ratio for kind, of_kind in by_kind(rows).items() if (ratio := mean_ratio(of_kind))
+    }
     return _problem(workload, hardware, CARD.budgets[0], ratios), hardware
 
 
-def _problem(workload: Workload, hardware: Hardware, gib: float, ratios: Mapping[str, float]) -> Problem:
+def _problem(
+    workload: Workload, hardware: Hardware, gib: float, ratios: Mapping[str, float]
+) -> Problem:
     settings = {knob: tuple(values) for knob, values in CARD.settings.items()}
     options = SearchOptions(space=CARD.space, set=settings, device=hardware.device, gpu_mem=gib)
     space = space_for(options, workload, hardware)
@@ -107,7 +117,9 @@ def _problem(workload: Workload, hardware: Hardware, gib: float, ratios: Mapping
 
     nbytes, seconds = predict_all(workload, hardware, configs, processes=None, host_bytes=UNLIMITED)
     known = [place for place, each in enumerate(seconds) if not math.isnan(each)]
-    expected = Predictions.of(*([each[place] for place in known] for each in (configs, nbytes, seconds)))
+    expected = Predictions.of(
+        *([each[place] for place in known] for each in (configs, nbytes, seconds))
+    )
     cap = budget_of(gib).cap_bytes(hardware.device, hardware.context_bytes)
     samples = workload.effective_batch_size
     return Problem(space, constraints, expected, SyntheticTruth(expected, ratios), cap, samples)
@@ -120,7 +132,9 @@ def told(directories: Sequence[Path], seeds: int) -> str:
         problem, hardware = problem_of(directory)
         best, most = _best(problem)
         tokens = _SEQUENCE * most
-        lines.append(f"{hardware.name}: {CARD.model} within {CARD.budgets[0]:g} GiB, {len(problem.rows):,} configs")
+        lines.append(
+            f"{hardware.name}: {CARD.model} within {CARD.budgets[0]:g} GiB, {len(problem.rows):,} configs"
+        )
         lines.append(
             f"the best of them: {tokens:,.0f} tokens/s, {kind_of(best)}, micro-batch {best['micro_batch_size']}"
         )

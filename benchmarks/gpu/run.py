@@ -43,7 +43,10 @@ from benchmarks.gpu.wanted import verdicts
 
 RESULTS = Path(__file__).resolve().parents[1] / "results"
 # In the order of what nothing but a card can tell: how good the search is comes first.
-STAGES = {each.name: each for each in (SEARCH, LISTED, LOOP, PEERS_STAGE, MEMORY, SPEED, CORRECT, RANKS, LEVERS)}
+STAGES = {
+    each.name: each
+    for each in (SEARCH, LISTED, LOOP, PEERS_STAGE, MEMORY, SPEED, CORRECT, RANKS, LEVERS)
+}
 DONE, FAILED, LEFT_OUT, TIME_UP, NO_TIME, STOPPED = (
     "done",
     "failed",
@@ -113,7 +116,9 @@ def _stored(results: Path, card: str | None) -> list[Path]:
 def _measure(given: argparse.Namespace, directory: Path) -> int:
     store = Store(directory / "items.jsonl")
     bench = Bench(store, directory / "work", given.smoke)
-    names = given.stage or [name for name in STAGES if (store.get(_ROWS, name) or {}).get("outcome") != DONE]
+    names = given.stage or [
+        name for name in STAGES if (store.get(_ROWS, name) or {}).get("outcome") != DONE
+    ]
     if given.fresh or given.retry:
         names = given.stage or list(STAGES)
         _forget(bench, names, only_failed=not given.fresh)
@@ -137,19 +142,37 @@ def _measure(given: argparse.Namespace, directory: Path) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu", description=__doc__)
     parser.add_argument("--minutes", type=float, default=9.0, help="for all stages together (9)")
-    parser.add_argument("--stage", nargs="+", choices=list(STAGES), metavar="NAME", help=f"of {', '.join(STAGES)}")
-    parser.add_argument("--out", type=Path, default=RESULTS, help="directory for results, logs and run directories")
+    parser.add_argument(
+        "--stage", nargs="+", choices=list(STAGES), metavar="NAME", help=f"of {', '.join(STAGES)}"
+    )
+    parser.add_argument(
+        "--out", type=Path, default=RESULTS, help="directory for results, logs and run directories"
+    )
     parser.add_argument("--smoke", action="store_true", help="on the CPU, with tiny models")
-    parser.add_argument("--fresh", action="store_true", help="forget what is stored of these stages")
+    parser.add_argument(
+        "--fresh", action="store_true", help="forget what is stored of these stages"
+    )
     parser.add_argument("--retry", action="store_true", help="forget what failed in these stages")
     parser.add_argument(
-        "--estimate-again", action="store_true", help="make the stored estimates anew; needs no card, measures nothing"
+        "--estimate-again",
+        action="store_true",
+        help="make the stored estimates anew; needs no card, measures nothing",
     )
-    parser.add_argument("--tell", action="store_true", help="only write the results of what is stored")
-    parser.add_argument("--take", type=Path, metavar="FILE", help="add the items.jsonl that a lent machine left")
-    parser.add_argument("--card", help="by its name: whose results (default: the card that is here, or all)")
-    parser.add_argument("--plan", type=float, metavar="MINUTES", help="only tell what would be done in so much time")
-    parser.add_argument("--replay", action="store_true", help="only replay the search against what cards have shown")
+    parser.add_argument(
+        "--tell", action="store_true", help="only write the results of what is stored"
+    )
+    parser.add_argument(
+        "--take", type=Path, metavar="FILE", help="add the items.jsonl that a lent machine left"
+    )
+    parser.add_argument(
+        "--card", help="by its name: whose results (default: the card that is here, or all)"
+    )
+    parser.add_argument(
+        "--plan", type=float, metavar="MINUTES", help="only tell what would be done in so much time"
+    )
+    parser.add_argument(
+        "--replay", action="store_true", help="only replay the search against what cards have shown"
+    )
     parser.add_argument("--seeds", type=int, default=3, help="of a replay (3)")
     return parser
 
@@ -174,7 +197,9 @@ def _stop(*_: object) -> None:
 def _forget(bench: Bench, names: Sequence[str], *, only_failed: bool) -> None:
     """Drop rows of stages; those of memory and levers stand together."""
     of_stages = {measured.STAGE if name in ("memory", "levers") else name for name in names}
-    bench.store.forget(of_stages, (lambda row: "failed" in row) if only_failed else (lambda row: True))
+    bench.store.forget(
+        of_stages, (lambda row: "failed" in row) if only_failed else (lambda row: True)
+    )
     bench.store.forget([_ROWS], lambda row: row["stage"] in names)
     if SEARCH.name in names and not only_failed:
         for run in bench.work.glob("search-*"):
@@ -209,14 +234,21 @@ def _describe(bench: Bench) -> None:
     here = {"device": hardware.name, "torch": versions()["torch"]}
     there = {"device": known["hardware"]["name"], "torch": known["versions"]["torch"]}
     if here != there:
-        differing = ", ".join(f"{name} {there[name]}, not {here[name]}" for name in here if here[name] != there[name])
-        raise ProbeError(f"{bench.store.path} holds figures of another machine: {differing}.", "Choose another --out.")
+        differing = ", ".join(
+            f"{name} {there[name]}, not {here[name]}" for name in here if here[name] != there[name]
+        )
+        raise ProbeError(
+            f"{bench.store.path} holds figures of another machine: {differing}.",
+            "Choose another --out.",
+        )
 
 
 def _stage(later: Sequence[Stage], bench: Bench, deadline: float) -> str:
     """Run the first of some stages within its share of the time that is left; store and return what became of it."""
     stage = later[0]
-    seconds = seconds_for(later, deadline - time.monotonic(), least=_SMOKE_LEAST if bench.smoke else None)
+    seconds = seconds_for(
+        later, deadline - time.monotonic(), least=_SMOKE_LEAST if bench.smoke else None
+    )
     start = time.monotonic()
     former = bench.store.get(_ROWS, stage.name)
     if not seconds:

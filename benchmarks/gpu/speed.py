@@ -31,7 +31,12 @@ _FASTEST = 3  # of each kind
 _PLAN = Plan(min_steps=3, max_steps=10, max_seconds=5.0, compose=False)
 _LEAST = 25.0
 _BATCH = 32  # samples
-_SMOKE = {"optimizer": "adamw", "attention": "sdpa", "loss": "standard", "activation_checkpointing": "none"}
+_SMOKE = {
+    "optimizer": "adamw",
+    "attention": "sdpa",
+    "loss": "standard",
+    "activation_checkpointing": "none",
+}
 
 
 def run(bench: Bench) -> None:
@@ -57,7 +62,9 @@ def run(bench: Bench) -> None:
         if bench.store.get(STAGE, config.key) is None:
             bench.need(1.0 if bench.smoke else _LEAST)
             row = {"config": dict(config), **estimated(bench, workload, config)}
-            bench.store.add(STAGE, config.key, {**row, **measured(bench, workload, config, budget, _PLAN)})
+            bench.store.add(
+                STAGE, config.key, {**row, **measured(bench, workload, config, budget, _PLAN)}
+            )
 
 
 def fastest(
@@ -68,33 +75,60 @@ def fastest(
     options = SearchOptions(space="full", set=dict(knobs), device=hardware.device)
     configs = legal_configs(options, workload, hardware)
     nbytes, seconds = predict_all(workload, hardware, configs, measuring=measuring, processes=None)
-    cap = Budget(hardware.memory_bytes, UNLIMITED).cap_bytes(hardware.device, hardware.context_bytes)
+    cap = Budget(hardware.memory_bytes, UNLIMITED).cap_bytes(
+        hardware.device, hardware.context_bytes
+    )
     fitting = sorted((time, place) for place, time in enumerate(seconds) if nbytes[place] <= cap)
     ranked = [configs[place] for _, place in fitting]
     plain = [config for config in ranked if config["compile"] == "none"][:count]
     compiled = [config for config in ranked if config["compile"] != "none"][:count]
-    return [config for config in chain.from_iterable(zip_longest(plain, compiled)) if config is not None]
+    return [
+        config for config in chain.from_iterable(zip_longest(plain, compiled)) if config is not None
+    ]
 
 
 def summarize(store: Store) -> Summary:
     """The errors and ranks of all step times, by model; the utilisation of what is fastest."""
     groups = figures.by_lever(store.rows(MEASURED).values())
     models = {row["model"] for row in groups["all"]}
-    rows = [_line(name, each) for name, each in groups.items() if name in ("all", "full", "lora", "qlora", *models)]
+    rows = [
+        _line(name, each)
+        for name, each in groups.items()
+        if name in ("all", "full", "lora", "qlora", *models)
+    ]
     tried = {key: row for key, row in store.rows(STAGE).items() if key != CANDIDATES}
     found: dict[str, float | None] = {"configs": len(figures.step_pairs(groups["all"]))}
     if errors := figures.Errors.of(figures.step_pairs(groups["all"])):
         correlation = figures.rank_correlation(figures.step_pairs(groups["all"]))
-        found |= {"step time median": errors.median, "step time worst": errors.worst, "rank correlation": correlation}
-    shares = {key: share for key, row in tried.items() if (share := figures.utilisation(row)) is not None}
+        found |= {
+            "step time median": errors.median,
+            "step time worst": errors.worst,
+            "rank correlation": correlation,
+        }
+    shares = {
+        key: share for key, row in tried.items() if (share := figures.utilisation(row)) is not None
+    }
     if shares:
         found["utilisation"] = max(shares.values())
-    head = ("group", "configs", "step time: median error", "90 %", "worst", "bias", "ranks", "best utilisation")
-    tables = [Table("Speed: predicted against measured step time", head, rows)] if groups["all"] else []
+    head = (
+        "group",
+        "configs",
+        "step time: median error",
+        "90 %",
+        "worst",
+        "bias",
+        "ranks",
+        "best utilisation",
+    )
+    tables = (
+        [Table("Speed: predicted against measured step time", head, rows)] if groups["all"] else []
+    )
     if tried:
         best = sorted(tried, key=lambda key: shares.get(key, 0.0), reverse=True)
         head = ("config", "tokens/s", "utilisation", "predicted", "reason")
-        tables.append(Table("Full fine-tune in bf16 with room", head, [_tried(tried[key]) for key in best]))
+        tables.append(
+            Table("Full fine-tune in bf16 with room", head, [_tried(tried[key]) for key in best])
+        )
     notes = [row["failed"].strip().splitlines()[-1] for row in tried.values() if row.get("failed")]
     return Summary(found, tables, notes)
 
@@ -106,7 +140,11 @@ def _line(name: str, rows: list[Row]) -> list[str | None]:
     return [
         name,
         str(len(pairs)),
-        *([f"{each:.1%}" for each in (errors.median, errors.p90, errors.worst)] if errors else [None] * 3),
+        *(
+            [f"{each:.1%}" for each in (errors.median, errors.p90, errors.worst)]
+            if errors
+            else [None] * 3
+        ),
         f"{errors.bias:+.1%}" if errors else None,
         None if correlation is None else f"{correlation:.3f}",
         f"{max(shares):.1%}" if shares else None,
@@ -115,7 +153,11 @@ def _line(name: str, rows: list[Row]) -> list[str | None]:
 
 def _tried(row: Row) -> list[str | None]:
     measurement, estimate = row["measurement"], row.get("estimate") or {}
-    speed, share, predicted = measurement["tokens_per_second"], figures.utilisation(row), estimate.get("utilisation")
+    speed, share, predicted = (
+        measurement["tokens_per_second"],
+        figures.utilisation(row),
+        estimate.get("utilisation"),
+    )
     return [
         describe(row["config"]),
         None if speed is None else f"{speed:,.0f}",

@@ -44,8 +44,12 @@ class UsualModel:
             config = self.factory.transformers_config()
             model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
         if self.checkpointing:
-            model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-        lora = LoraConfig(r=RANK, lora_alpha=2 * RANK, target_modules="all-linear", task_type="CAUSAL_LM")
+            model.gradient_checkpointing_enable(
+                gradient_checkpointing_kwargs={"use_reentrant": False}
+            )
+        lora = LoraConfig(
+            r=RANK, lora_alpha=2 * RANK, target_modules="all-linear", task_type="CAUSAL_LM"
+        )
         adapted: nn.Module = get_peft_model(model, lora)
         return adapted
 
@@ -90,14 +94,24 @@ def timed(workload: Workload, tool: str, nbytes: int, device: str, micro: int) -
     seconds = run(prepared, micro, _ROUNDS + 1)[1:]
     tokens = workload.effective_batch_size * (workload.sequence_length or 1)
     peak = torch.cuda.max_memory_allocated() if device == "cuda" else None
-    return {"seconds": seconds, "tokens_per_second": tokens / statistics.median(seconds), "peak_bytes": peak}
+    return {
+        "seconds": seconds,
+        "tokens_per_second": tokens / statistics.median(seconds),
+        "peak_bytes": peak,
+    }
 
 
-def _steps(workload: Workload, micro: int, count: int, micro_batches: int | None = None) -> list[float]:
+def _steps(
+    workload: Workload, micro: int, count: int, micro_batches: int | None = None
+) -> list[float]:
     """Seconds of each of so many steps of a plain loop; `micro_batches`: not of all that the effective batch has."""
     model = workload.model().train()
-    optimizer = torch.optim.AdamW([each for each in model.parameters() if each.requires_grad], lr=LR)
-    accumulation = min(workload.effective_batch_size // micro, micro_batches or workload.effective_batch_size)
+    optimizer = torch.optim.AdamW(
+        [each for each in model.parameters() if each.requires_grad], lr=LR
+    )
+    accumulation = min(
+        workload.effective_batch_size // micro, micro_batches or workload.effective_batch_size
+    )
     batches = iter(DataLoader(Rows(workload), batch_size=micro))
     seconds = []
     for _ in range(count):
@@ -115,9 +129,19 @@ def _steps(workload: Workload, micro: int, count: int, micro_batches: int | None
 
 
 def _trainer(workload: Workload, folder: str, **arguments: Any) -> Trainer:
-    quiet = {"report_to": "none", "save_strategy": "no", "logging_strategy": "no", "disable_tqdm": True}
+    quiet = {
+        "report_to": "none",
+        "save_strategy": "no",
+        "logging_strategy": "no",
+        "disable_tqdm": True,
+    }
     given = TrainingArguments(
-        output_dir=folder, bf16=True, learning_rate=LR, use_cpu=not torch.cuda.is_available(), **quiet, **arguments
+        output_dir=folder,
+        bf16=True,
+        learning_rate=LR,
+        use_cpu=not torch.cuda.is_available(),
+        **quiet,
+        **arguments,
     )
     return Trainer(model=workload.model(), args=given, train_dataset=Rows(workload))
 
@@ -133,7 +157,11 @@ def _trainer_finds(workload: Workload, _: Machine, tried: list[int]) -> Run:
         with tempfile.TemporaryDirectory() as folder:
             size = workload.effective_batch_size
             trainer = _trainer(
-                workload, folder, auto_find_batch_size=True, per_device_train_batch_size=size, max_steps=2
+                workload,
+                folder,
+                auto_find_batch_size=True,
+                per_device_train_batch_size=size,
+                max_steps=2,
             )
             trainer.add_callback(Tried())
             trainer.train()
@@ -174,7 +202,9 @@ def _by_hand(workload: Workload, _: Machine, tried: list[int]) -> Run:
                 if not is_out_of_memory(error):
                     raise
                 break
-            speeds[micro] = micro * min(_TUNED_MICRO_BATCHES, workload.effective_batch_size // micro) / seconds
+            speeds[micro] = (
+                micro * min(_TUNED_MICRO_BATCHES, workload.effective_batch_size // micro) / seconds
+            )
         if not speeds:
             raise RuntimeError("memory runs out with one sample")
         return max(speeds, key=lambda micro: speeds[micro])

@@ -28,10 +28,15 @@ class Wanted:
     def verdict(self, figures: Figures) -> Verdict:
         """What was seen of it."""
         seen = figures.get(self.stage, {}).get(self.figure)
-        reached = None if seen is None else seen >= self.limit if self.at_least else seen <= self.limit
+        reached = (
+            None if seen is None else seen >= self.limit if self.at_least else seen <= self.limit
+        )
         side = "at least" if self.at_least else "at most"
         return Verdict(
-            self.text, f"{side} {self.shown(self.limit)}", None if seen is None else self.shown(seen), reached
+            self.text,
+            f"{side} {self.shown(self.limit)}",
+            None if seen is None else self.shown(seen),
+            reached,
         )
 
 
@@ -48,11 +53,27 @@ class Verdict:
 WANTED = (
     Wanted("memory: median error of allocated", "memory", "allocated median", 0.02),
     Wanted("memory: worst error of allocated", "memory", "allocated worst", 0.08),
-    Wanted("memory: device total inside its interval", "memory", "interval hit", 0.95, at_least=True),
+    Wanted(
+        "memory: device total inside its interval", "memory", "interval hit", 0.95, at_least=True
+    ),
     Wanted("memory: width of the widest interval", "memory", "interval width worst", 0.10),
-    Wanted("search at 24 GiB: slower than the fastest measured afterwards", "search", "regret", 0.02),
-    Wanted("search at 24 GiB: time", "search", "search seconds", 300.0, shown=lambda value: f"{value:.0f} s"),
-    Wanted("search at 24 GiB: out-of-memory probes", "search", "out of memory", 2, shown=lambda value: f"{value:.0f}"),
+    Wanted(
+        "search at 24 GiB: slower than the fastest measured afterwards", "search", "regret", 0.02
+    ),
+    Wanted(
+        "search at 24 GiB: time",
+        "search",
+        "search seconds",
+        300.0,
+        shown=lambda value: f"{value:.0f} s",
+    ),
+    Wanted(
+        "search at 24 GiB: out-of-memory probes",
+        "search",
+        "out of memory",
+        2,
+        shown=lambda value: f"{value:.0f}",
+    ),
     Wanted(
         "throughput over the best micro-batch-only peer, 8B LoRA",
         "peers",
@@ -61,7 +82,9 @@ WANTED = (
         at_least=True,
         shown=lambda value: f"x {value:.2f}",
     ),
-    Wanted("model FLOPs utilisation, 1.5B full in bf16", "speed", "utilisation", 0.45, at_least=True),
+    Wanted(
+        "model FLOPs utilisation, 1.5B full in bf16", "speed", "utilisation", 0.45, at_least=True
+    ),
     Wanted("train.py against the probe, either way", "loop", "train.py off by", 0.02),
 )
 

@@ -23,7 +23,15 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_map
 
 # Operators with kernels of their own: their inputs and outputs are memory. All others fuse.
-_KERNELS = ("mm", "addmm", "bmm", "baddbmm", "dequantize_4bit", "convolution", "embedding_dense_backward")
+_KERNELS = (
+    "mm",
+    "addmm",
+    "bmm",
+    "baddbmm",
+    "dequantize_4bit",
+    "convolution",
+    "embedding_dense_backward",
+)
 
 
 class Compiled:
@@ -35,11 +43,18 @@ class Compiled:
     def __call__(self, module: nn.Module, *arguments: torch.Tensor) -> Any:
         held = dict(module.named_parameters())
         tensors = (*held.values(), *arguments)
-        key = (type(module), *((tuple(each.shape), each.dtype, each.requires_grad) for each in tensors))
+        key = (
+            type(module),
+            *((tuple(each.shape), each.dtype, each.requires_grad) for each in tensors),
+        )
         if key not in self._captured:
             self._captured[key] = _captured(module, list(held))
             # A capture is no part of the run: neither those who watch it nor checkpointing may see its tensors.
-            with _disable_current_modes(), _fake_mode_of(arguments), saved_tensors_hooks(_same, _same):
+            with (
+                _disable_current_modes(),
+                _fake_mode_of(arguments),
+                saved_tensors_hooks(_same, _same),
+            ):
                 self._captured[key](list(held.values()), *arguments)
         return self._captured[key](list(held.values()), *arguments)
 
@@ -49,7 +64,9 @@ def _same(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _fake_mode_of(arguments: tuple[torch.Tensor, ...]) -> Any:
-    return next((each.fake_mode for each in arguments if isinstance(each, FakeTensor)), nullcontext())
+    return next(
+        (each.fake_mode for each in arguments if isinstance(each, FakeTensor)), nullcontext()
+    )
 
 
 def _captured(module: nn.Module, names: list[str]) -> Callable[..., Any]:
@@ -80,7 +97,9 @@ class _Played:
         self._own = {node for node in self._nodes if _has_kernel(node)}
         results = self._nodes[-1].all_input_nodes
         self._memory = {
-            node for node in self._nodes if node in results or any(user in self._own for user in node.users)
+            node
+            for node in self._nodes
+            if node in results or any(user in self._own for user in node.users)
         }
         self._last = {used: node for node in self._nodes for used in node.all_input_nodes}
 
@@ -93,12 +112,17 @@ class _Played:
             for used in node.all_input_nodes:
                 if self._last[used] is node:
                     del known[used]
-        return tree_map(lambda each: known[each] if isinstance(each, Node) else each, self._nodes[-1].args[0])
+        return tree_map(
+            lambda each: known[each] if isinstance(each, Node) else each, self._nodes[-1].args[0]
+        )
 
     def _result(self, node: Node, known: dict[Node, Any]) -> Any:
         """A tensor with memory, or None for what only exists inside a kernel."""
         inputs = [known[each] for each in node.all_input_nodes]
-        view = getattr(node.target, "is_view", False) or getattr(node.target, "__name__", "") == "getitem"
+        view = (
+            getattr(node.target, "is_view", False)
+            or getattr(node.target, "__name__", "") == "getitem"
+        )
         if (node in self._own or view) and all(each is not None for each in inputs):
             look = lambda each: known[each] if isinstance(each, Node) else each  # noqa: E731
             return node.target(*tree_map(look, node.args), **tree_map(look, node.kwargs))  # type: ignore[operator]

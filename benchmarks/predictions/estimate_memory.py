@@ -51,7 +51,10 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "attention": ("sdpa", "eager"),
     "loss": ("standard", "chunked"),
 }
-BESIDE = {"lora_targets": {"lora_rank": 8}, "quantization": {"lora_rank": 8}}  # what a value needs to mean something
+BESIDE = {
+    "lora_targets": {"lora_rank": 8},
+    "quantization": {"lora_rank": 8},
+}  # what a value needs to mean something
 COMPILED: tuple[dict[str, Any], ...] = (
     {"compile": "default"},
     {"compile": "default", "precision": "bf16-mixed", "micro_batch_size": 2},
@@ -95,7 +98,9 @@ def configs_of(model: str, *, count: int, seed: int) -> list[str]:
     """The configs of a model that are not refused, each once however it is written; those that compile come last."""
     hardware = detect("cpu")
     workload = MODELS[model].workload(model)
-    workload = replace(workload, traits=inspect_workload(workload, hardware, hardware.host_free_bytes))
+    workload = replace(
+        workload, traits=inspect_workload(workload, hardware, hardware.host_free_bytes)
+    )
     plain: list[dict[str, Any]] = []
     taken = set()
     for knobs in _candidates(seed):
@@ -105,7 +110,11 @@ def configs_of(model: str, *, count: int, seed: int) -> list[str]:
             plain.append(knobs)
         if len(plain) == count:
             break
-    compiled = [each for each in COMPILED if not refuse(canonicalize(each, workload, hardware), workload, hardware)]
+    compiled = [
+        each
+        for each in COMPILED
+        if not refuse(canonicalize(each, workload, hardware), workload, hardware)
+    ]
     return [written(each) for each in (*plain, *compiled)]
 
 
@@ -123,15 +132,21 @@ def _candidates(seed: int) -> Iterable[dict[str, Any]]:
 def predict(model: str, config: str) -> int:
     """The peak by the trace."""
     hardware = detect("cpu")
-    return peak_of(trace(MODELS[model].workload(model), json.loads(config), hardware), hardware).nbytes
+    return peak_of(
+        trace(MODELS[model].workload(model), json.loads(config), hardware), hardware
+    ).nbytes
 
 
 def measure(model: str, config: str) -> tuple[int, int]:
     """(the peak that a probe reports, the peak by the allocator's events) of two real steps of two micro-batches."""
-    return peaks(MODELS[model].workload(model), json.loads(config), detect("cpu"), compiled=compiles(config))
+    return peaks(
+        MODELS[model].workload(model), json.loads(config), detect("cpu"), compiled=compiles(config)
+    )
 
 
-def peaks(workload: Workload, knobs: dict[str, Any], hardware: Hardware, *, compiled: bool = False) -> tuple[int, int]:
+def peaks(
+    workload: Workload, knobs: dict[str, Any], hardware: Hardware, *, compiled: bool = False
+) -> tuple[int, int]:
     """Build, and do what a probe does to see the peak; a tracker would prevent compilation."""
     record, tracker = AllocationRecord(), StorageTracker()
     with record, nullcontext() if compiled else tracker:
@@ -156,7 +171,9 @@ def listed(_: None, model: str, count: int, seed: int) -> list[str]:
     return configs_of(model, count=count, seed=seed)
 
 
-def tried(_: None, function: Callable[[str, str], Any], model: str, config: str) -> tuple[Any, str | None]:
+def tried(
+    _: None, function: Callable[[str, str], Any], model: str, config: str
+) -> tuple[Any, str | None]:
     """In a child: figures, or why there are none. Whatever a run ends with is a result of the benchmark."""
     try:
         return function(model, config), None
@@ -167,7 +184,9 @@ def tried(_: None, function: Callable[[str, str], Any], model: str, config: str)
         return None, f"{function.__name__}: {type(error).__name__}: {first[:200]}"
 
 
-def _figures(executor: LocalExecutor, function: Callable[[str, str], Any], row: Row) -> tuple[Any, str | None]:
+def _figures(
+    executor: LocalExecutor, function: Callable[[str, str], Any], row: Row
+) -> tuple[Any, str | None]:
     try:
         return executor.run(  # type: ignore[no-any-return]
             tried, None, function, row.model, row.config, log="run.log", timeout=_RUN_SECONDS
@@ -208,7 +227,13 @@ def summary_of(rows: Iterable[Row]) -> Summary | None:
     scratch = [row.scratch or 0.0 for row in complete]
     if not errors:
         return None
-    return Summary(len(errors), statistics.median(errors), max(errors), statistics.median(scratch), max(scratch))
+    return Summary(
+        len(errors),
+        statistics.median(errors),
+        max(errors),
+        statistics.median(scratch),
+        max(scratch),
+    )
 
 
 def summaries(rows: list[Row]) -> dict[str, Summary]:
@@ -218,7 +243,9 @@ def summaries(rows: list[Row]) -> dict[str, Summary]:
     groups |= {model: [row for row in plain if row.model == model] for model in MODELS}
     for knob, (_, *values) in VALUES.items():
         for value in values:
-            groups[f"{knob}={value}"] = [row for row in plain if json.loads(row.config).get(knob) == value]
+            groups[f"{knob}={value}"] = [
+                row for row in plain if json.loads(row.config).get(knob) == value
+            ]
     found = {name: summary_of(group) for name, group in groups.items()}
     return {name: each for name, each in found.items() if each}
 
@@ -255,10 +282,16 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
     parser.add_argument("--only", default="", help="only configs that hold this text")
-    parser.add_argument("--eager", action="store_true", help="leave out what compiles, which takes minutes")
+    parser.add_argument(
+        "--eager", action="store_true", help="leave out what compiles, which takes minutes"
+    )
     parser.add_argument("--fresh", action="store_true", help="measure and predict all anew")
-    parser.add_argument("--again", action="store_true", help="predict anew what was measured before")
-    parser.add_argument("--configs", type=int, default=CONFIGS, help="of each model, without those that compile")
+    parser.add_argument(
+        "--again", action="store_true", help="predict anew what was measured before"
+    )
+    parser.add_argument(
+        "--configs", type=int, default=CONFIGS, help="of each model, without those that compile"
+    )
     parser.add_argument("--seed", type=int, default=0, help="which combinations")
     parser.add_argument("--out", type=Path, default=RESULTS)
     given = parser.parse_args(arguments)
@@ -281,6 +314,8 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    from benchmarks.estimate_memory import main as run  # child processes import what they call by its module's name
+    from benchmarks.estimate_memory import (
+        main as run,
+    )  # child processes import what they call by its module's name
 
     raise SystemExit(run())

@@ -37,7 +37,10 @@ from benchmarks.gpu.cases import TINY
 SINGLE = {  # what one prediction is timed for, and the seconds it may take
     "full": ({"precision": "bf16", "micro_batch_size": 1, "activation_checkpointing": "full"}, 3.0),
     "lora": ({"precision": "bf16", "micro_batch_size": 1, "lora_rank": 16}, 6.0),
-    "qlora": ({"precision": "bf16", "micro_batch_size": 1, "lora_rank": 16, "quantization": "nf4"}, 6.0),
+    "qlora": (
+        {"precision": "bf16", "micro_batch_size": 1, "lora_rank": 16, "quantization": "nf4"},
+        6.0,
+    ),
 }
 _ROUNDS = 3  # predictions of which the median is taken
 COLD, WARM, DEEP, RESIDENT, CORRELATION = 60.0, 2.0, 10.0, 1.5 * GIB, 0.98
@@ -70,7 +73,9 @@ def _figures(options: argparse.Namespace) -> dict[str, Any]:
     workload = resolve(options.model, effective_batch_size=32)
     deep = resolve(options.deep, effective_batch_size=32)
     figures: dict[str, Any] = {"model": options.model, "deep": options.deep, "gpu": hardware.name}
-    figures["single"] = {name: seconds_of(workload, hardware, knobs, rounds) for name, (knobs, _) in SINGLE.items()}
+    figures["single"] = {
+        name: seconds_of(workload, hardware, knobs, rounds) for name, (knobs, _) in SINGLE.items()
+    }
     figures["deep_seconds"] = seconds_of(deep, hardware, SINGLE["full"][0], rounds)
     figures |= ranking(workload, hardware, space=options.space, samples=options.samples)
     figures["resident_gib"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / GIB
@@ -80,20 +85,35 @@ def _figures(options: argparse.Namespace) -> dict[str, Any]:
 def hardware_of(name: str) -> Hardware:
     """A card of the catalogue in a machine with plenty of host memory."""
     known = card(name)
-    return Hardware("cuda", known.title, known.memory_bytes, 512 * GIB, 512 * GIB, 16, capability=known.capability)
+    return Hardware(
+        "cuda",
+        known.title,
+        known.memory_bytes,
+        512 * GIB,
+        512 * GIB,
+        16,
+        capability=known.capability,
+    )
 
 
-def seconds_of(workload: Workload, hardware: Hardware, knobs: Mapping[str, Any], rounds: int) -> float:
+def seconds_of(
+    workload: Workload, hardware: Hardware, knobs: Mapping[str, Any], rounds: int
+) -> float:
     """The median of some predictions, after one that imports what it needs."""
     predict(workload, knobs, hardware, rates=rates_for(hardware))
-    return float(np.median([_seconds(lambda: predict(workload, knobs, hardware)) for _ in range(rounds)]))
+    return float(
+        np.median([_seconds(lambda: predict(workload, knobs, hardware)) for _ in range(rounds)])
+    )
 
 
 def ranking(workload: Workload, hardware: Hardware, *, space: str, samples: int) -> dict[str, Any]:
     """Seconds for the whole space, cold and from the cache, and Spearman's correlation with full estimates."""
     configs = legal_configs(workload, hardware, space)
     found: list[Any] = []
-    cold, busy = _seconds(lambda: found.append(predict_all(workload, hardware, configs))), time.process_time()
+    cold, busy = (
+        _seconds(lambda: found.append(predict_all(workload, hardware, configs))),
+        time.process_time(),
+    )
     warm = _seconds(lambda: found.append(predict_all(workload, hardware, configs)))
     assert np.array_equal(found[0][0], found[1][0], equal_nan=True)
     nbytes, seconds = found[0]
@@ -123,7 +143,11 @@ def ranking(workload: Workload, hardware: Hardware, *, space: str, samples: int)
 
 def legal_configs(workload: Workload, hardware: Hardware, space: str) -> list[Config]:
     """The configs of a space that a search would choose from."""
-    return list(load_space(space, knob_choices(workload, hardware)).configs(techniques.constraints(workload, hardware)))
+    return list(
+        load_space(space, knob_choices(workload, hardware)).configs(
+            techniques.constraints(workload, hardware)
+        )
+    )
 
 
 def spearman(left: Sequence[float], right: Sequence[float]) -> float:
@@ -152,13 +176,25 @@ def report(figures: Mapping[str, Any]) -> str:
         (f"one config of {figures['deep']}", f"{figures['deep_seconds']:.1f} s", f"{DEEP:.0f} s"),
         (f"{figures['configs']:,} configs", f"{figures['cold_seconds']:.1f} s", f"{COLD:.0f} s"),
         ("the same from the cache", f"{figures['warm_seconds']:.2f} s", f"{WARM:.0f} s"),
-        (f"ranks of bytes, {figures['compared']} configs", f"{figures['bytes_spearman']:.4f}", f"{CORRELATION}"),
+        (
+            f"ranks of bytes, {figures['compared']} configs",
+            f"{figures['bytes_spearman']:.4f}",
+            f"{CORRELATION}",
+        ),
         ("ranks of seconds", f"{figures['seconds_spearman']:.4f}", f"{CORRELATION}"),
         ("resident memory", f"{figures['resident_gib']:.2f} GiB", f"{RESIDENT / GIB:.1f} GiB"),
     ]
-    lines = [f"{figures['model']} on {figures['gpu']}", *(f"  {a:44} {b:>10}  (wanted: {c})" for a, b, c in rows)]
+    lines = [
+        f"{figures['model']} on {figures['gpu']}",
+        *(f"  {a:44} {b:>10}  (wanted: {c})" for a, b, c in rows),
+    ]
     worst = f"{figures['bytes_error_worst']:.1%}"
-    return "\n".join([*lines, f"  bytes differ by {figures['bytes_error_median']:.2%} in the median, {worst} at most"])
+    return "\n".join(
+        [
+            *lines,
+            f"  bytes differ by {figures['bytes_error_median']:.2%} in the median, {worst} at most",
+        ]
+    )
 
 
 if __name__ == "__main__":

@@ -37,7 +37,9 @@ class Case:
             return _convolutions(name, self)
         model = HuggingFaceModel(name, self.task, self.config, {"kind": "directory", "path": name})
         return huggingface_workload(
-            model, sequence_length=self.sequence_length, effective_batch_size=self.effective_batch_size
+            model,
+            sequence_length=self.sequence_length,
+            effective_batch_size=self.effective_batch_size,
         )
 
 
@@ -74,7 +76,9 @@ class Residual(nn.Module):
         self.conv2 = nn.Conv2d(outputs, outputs, 3, padding=1, bias=False)
         self.norm2 = nn.BatchNorm2d(outputs)
         changes = stride != 1 or inputs != outputs
-        self.shortcut = nn.Conv2d(inputs, outputs, 1, stride=stride, bias=False) if changes else nn.Identity()
+        self.shortcut = (
+            nn.Conv2d(inputs, outputs, 1, stride=stride, bias=False) if changes else nn.Identity()
+        )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         inner = functional.relu(self.norm1(self.conv1(x)))
@@ -84,7 +88,9 @@ class Residual(nn.Module):
 class ConvNet(nn.Module):
     """A stem with a stride and a maximum pool, residual stages that halve the image, a hidden layer, a classifier."""
 
-    def __init__(self, widths: tuple[int, ...], depth: int, kernel: int = 7, hidden: int = 512) -> None:
+    def __init__(
+        self, widths: tuple[int, ...], depth: int, kernel: int = 7, hidden: int = 512
+    ) -> None:
         super().__init__()
         self.stem = nn.Conv2d(3, widths[0], kernel, stride=2, padding=kernel // 2)
         self.norm = nn.BatchNorm2d(widths[0])
@@ -135,7 +141,9 @@ MODELS: dict[str, Case] = {
             "n_layer": 6,
             "n_head": 4,
             "n_positions": 256,
-            **dict.fromkeys(("bos_token_id", "eos_token_id")),  # those it has by default are beyond this vocabulary
+            **dict.fromkeys(
+                ("bos_token_id", "eos_token_id")
+            ),  # those it has by default are beyond this vocabulary
         },
         8,
         128,

@@ -26,7 +26,9 @@ WANTED = 0.9
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Rank every table, print, and write the figures where asked."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("tables", nargs="*", type=Path, default=sorted(TABLES.rglob("*.json")))
     parser.add_argument("--out", type=Path)
     given = parser.parse_args(arguments)

@@ -73,7 +73,9 @@ _LLAMA = {
     "num_key_value_heads": 2,
 }
 
-Exchanged = list[tuple[str, int, int, int]]  # (kind, ranks of the group, bytes, how often) in a step of a micro-batch
+Exchanged = list[
+    tuple[str, int, int, int]
+]  # (kind, ranks of the group, bytes, how often) in a step of a micro-batch
 
 
 @dataclass(frozen=True)
@@ -107,9 +109,16 @@ def hardware(ranks: int) -> Hardware:
 def predict(ranks: int, config: dict[str, Any]) -> tuple[int, Exchanged]:
     """(the peak, the collectives) by a trace."""
     traced = trace(workload(), config, hardware(ranks))
-    forward, micro_batches = traced.start("forward"), int(traced.config["gradient_accumulation_steps"] or 1)
+    forward, micro_batches = (
+        traced.start("forward"),
+        int(traced.config["gradient_accumulation_steps"] or 1),
+    )
     of_step = [each for each in traced.collectives if each.event >= forward]
-    counted = counts((each.kind, each.ranks, each.nbytes) for each in of_step) if micro_batches == 1 else []
+    counted = (
+        counts((each.kind, each.ranks, each.nbytes) for each in of_step)
+        if micro_batches == 1
+        else []
+    )
     return peak_of(traced, hardware(ranks)).nbytes, counted
 
 
@@ -120,7 +129,9 @@ class _Watch(StorageTracker):
         super().__init__()
         self.exchanged: list[tuple[str, int, int]] = []
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
         result = super().__torch_dispatch__(func, types, args, kwargs)
         found = None if result is NotImplemented else collective_of(func, args, result)
         if found:
@@ -145,7 +156,9 @@ def measured(ranks: int, config: dict[str, Any]) -> tuple[str, list[int], Exchan
             accumulate(setup, batch)
             update(setup)
     setup.close()
-    exchanged = counts(watch.exchanged) if setup.config["gradient_accumulation_steps"] in (1, None) else []
+    exchanged = (
+        counts(watch.exchanged) if setup.config["gradient_accumulation_steps"] in (1, None) else []
+    )
     peaks = [int(each) for each in setup.ranks.everywhere(float(watch.peak))[0]]
     return json.dumps(config), peaks, exchanged
 
@@ -173,27 +186,41 @@ def main(arguments: list[str] | None = None) -> int:
     rows = []
     for ranks in (2, 4):
         chosen = [config for world, config in CONFIGS if world == ranks]
-        for config, runs in zip(chosen, on_ranks(measure, ranks, count=ranks, device="cpu"), strict=True):
+        for config, runs in zip(
+            chosen, on_ranks(measure, ranks, count=ranks, device="cpu"), strict=True
+        ):
             peaks = tuple(min(each) for each in zip(*(peaks for _, peaks, _ in runs), strict=True))
             predicted, collectives = predict(ranks, config)
             row = Row(ranks, config, predicted, peaks, collectives, runs[0][2])
             rows.append(row)
-            same = "same collectives" if row.predicted_collectives == row.measured_collectives else "OTHER COLLECTIVES"
-            print(f"{ranks} ranks {row.predicted:10,} predicted {row.error:+8,}  {same}  {json.dumps(config)}")
+            same = (
+                "same collectives"
+                if row.predicted_collectives == row.measured_collectives
+                else "OTHER COLLECTIVES"
+            )
+            print(
+                f"{ranks} ranks {row.predicted:10,} predicted {row.error:+8,}  {same}  {json.dumps(config)}"
+            )
     scales = []
     for model in LARGE:
         for ranks in (8, 64, 1024):
             seconds, traced = large(model, ranks)
             target = hardware_of(card("h100")).of_several(8, max(1, ranks // 8))
             peak = peak_of(traced, target)
-            scales.append({"model": model, "ranks": ranks, "seconds": seconds, "gib": peak.nbytes / GIB})
-            print(f"{model} on {ranks:5} ranks: {peak.nbytes / GIB:6.2f} GiB each, predicted in {seconds:.1f} s")
+            scales.append(
+                {"model": model, "ranks": ranks, "seconds": seconds, "gib": peak.nbytes / GIB}
+            )
+            print(
+                f"{model} on {ranks:5} ranks: {peak.nbytes / GIB:6.2f} GiB each, predicted in {seconds:.1f} s"
+            )
     figures = {"rows": [asdict(row) | {"error": row.error} for row in rows], "scales": scales}
     given.out.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
     return 0
 
 
 if __name__ == "__main__":
-    from benchmarks.ranks_memory import main as run  # ranks import what they call by its module's name
+    from benchmarks.ranks_memory import (
+        main as run,
+    )  # ranks import what they call by its module's name
 
     raise SystemExit(run())

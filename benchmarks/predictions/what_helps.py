@@ -34,7 +34,12 @@ from autofit.tuning.target import estimate_on, structure_traits
 
 MODELS = ("gpt2", "gpt2", "bert-base", "vit-base", "qwen2.5-0.5b", "llama-3.2-1b", "llama-3.2-1b")
 LARGE = ("tinyllama-1.1b", "qwen3-0.6b", "llama-3.2-3b", "llama-3.1-8b")
-_LENGTHS = {"gpt2": (512, 1024), "bert-base": (256, 512), "vit-base": (None,), "tiny-llama": (2048,)}
+_LENGTHS = {
+    "gpt2": (512, 1024),
+    "bert-base": (256, 512),
+    "vit-base": (None,),
+    "tiny-llama": (2048,),
+}
 WANTED = 0.95  # of the cases: all that is named fits
 _LARGE_SHARE = 0.1
 _KNOBS: dict[str, tuple[Any, ...]] = {
@@ -63,7 +68,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for number in range(len(rows), 1 if options.smoke else options.cases):
         rows.append(case(random.Random(f"{options.seed}/{number}"), models))
         if options.out:
-            options.out.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+            options.out.write_text(
+                "".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8"
+            )
     print(report(rows))
 
 
@@ -88,7 +95,9 @@ def case(draw: random.Random, models: Sequence[str] | None = None) -> dict[str, 
     }
 
 
-def _drawn(draw: random.Random, models: Sequence[str]) -> tuple[Workload, Hardware, Budget, Config] | None:
+def _drawn(
+    draw: random.Random, models: Sequence[str]
+) -> tuple[Workload, Hardware, Budget, Config] | None:
     """A workload and a config that is possible, on a card that is too small for it; None where there is none."""
     name, batch = draw.choice(models), draw.choice((8, 16, 32))
     length = draw.choice(_LENGTHS.get(name, (512, 1024, 2048)))
@@ -109,7 +118,9 @@ def _drawn(draw: random.Random, models: Sequence[str]) -> tuple[Workload, Hardwa
     return None if needed <= budget.cap_bytes("cuda") else (workload, hardware, budget, config)
 
 
-def followed(workload: Workload, hardware: Hardware, budget: Budget, remedy: Remedy) -> dict[str, Any]:
+def followed(
+    workload: Workload, hardware: Hardware, budget: Budget, remedy: Remedy
+) -> dict[str, Any]:
     """What was named, and what its own estimate, of a whole step, says of it."""
     words = dict(zip(remedy.options[::2], remedy.options[1::2], strict=True))
     if length := words.get("--seq-len"):
@@ -136,7 +147,13 @@ def report(rows: Sequence[Mapping[str, Any]]) -> str:
     every = [each for row in rows for each in row["remedies"]]
     right = [all(each["verdict"] == "yes" for each in row["remedies"]) for row in rows]
     share = f"{sum(right)} of {len(rows)} cases: all that is named fits (wanted: {WANTED:.0%})"
-    return "\n".join([share, *_by_kind(every), f"{sum(not row['remedies'] for row in rows)} cases without a remedy"])
+    return "\n".join(
+        [
+            share,
+            *_by_kind(every),
+            f"{sum(not row['remedies'] for row in rows)} cases without a remedy",
+        ]
+    )
 
 
 def _by_kind(remedies: Sequence[Mapping[str, Any]]) -> Iterator[str]:

@@ -29,7 +29,9 @@ def linears(shape: Shape, quantisation: str) -> Linear:
 class _AdaptedLinear(nn.Module):
     """A linear layer with an adapter beside it, which sees the input through a dropout."""
 
-    def __init__(self, make: Linear, sizes: tuple[int, int], bias: bool, adapters: Adapters) -> None:
+    def __init__(
+        self, make: Linear, sizes: tuple[int, int], bias: bool, adapters: Adapters
+    ) -> None:
         super().__init__()
         self.linear = make(*sizes, bias=bias)
         self.lora_a = nn.Parameter(torch.zeros(adapters.rank, sizes[0]))
@@ -84,20 +86,34 @@ class _Attention(nn.Module):
         self.shape = shape
         adapted = adapters.on & {"query", "key", "value"}
         width = (shape.heads + 2 * shape.groups) * shape.head
-        self.qkv = _AdaptedQkv(make, shape, adapters) if adapted else make(shape.hidden, width, bias=shape.bias)
-        self.projection = _linear(make, (shape.hidden, shape.hidden), shape.bias, adapters, "projection")
+        self.qkv = (
+            _AdaptedQkv(make, shape, adapters)
+            if adapted
+            else make(shape.hidden, width, bias=shape.bias)
+        )
+        self.projection = _linear(
+            make, (shape.hidden, shape.hidden), shape.bias, adapters, "projection"
+        )
 
     def forward(self, x: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor) -> torch.Tensor:
         samples, length, _ = x.shape
         shape, each = self.shape, self.shape.heads // self.shape.groups
-        qkv = self.qkv(x).view(samples, length, shape.groups, each + 2, shape.head).permute(0, 2, 3, 1, 4)
+        qkv = (
+            self.qkv(x)
+            .view(samples, length, shape.groups, each + 2, shape.head)
+            .permute(0, 2, 3, 1, 4)
+        )
         q, k, v = qkv.split((each, 1, 1), dim=2)
         if each > 1:
             k, v = (part.expand(samples, shape.groups, each, length, shape.head) for part in (k, v))
         q, k, v = (part.reshape(samples, -1, length, shape.head) for part in (q, k, v))
         q, k = (_rotated(part, cosines, sines) for part in (q, k))
-        y = functional.scaled_dot_product_attention(q, k, v, dropout_p=0.0, scale=shape.head**-0.5, is_causal=True)
-        out: torch.Tensor = self.projection(y.transpose(1, 2).reshape(samples, length, shape.hidden))
+        y = functional.scaled_dot_product_attention(
+            q, k, v, dropout_p=0.0, scale=shape.head**-0.5, is_causal=True
+        )
+        out: torch.Tensor = self.projection(
+            y.transpose(1, 2).reshape(samples, length, shape.hidden)
+        )
         return out
 
 
@@ -128,8 +144,14 @@ class _Mlp(nn.Module):
         return out
 
 
-def _linear(make: Linear, sizes: tuple[int, int], bias: bool, adapters: Adapters, name: str) -> nn.Module:
-    return _AdaptedLinear(make, sizes, bias, adapters) if name in adapters.on else make(*sizes, bias=bias)
+def _linear(
+    make: Linear, sizes: tuple[int, int], bias: bool, adapters: Adapters, name: str
+) -> nn.Module:
+    return (
+        _AdaptedLinear(make, sizes, bias, adapters)
+        if name in adapters.on
+        else make(*sizes, bias=bias)
+    )
 
 
 class _Block(nn.Module):
@@ -162,10 +184,14 @@ class FusedDecoder(nn.Module):
     `logits` are what the published training loop holds on to until the next micro-batch has its own.
     """
 
-    def __init__(self, shape: Shape, adapters: Adapters, quantisation: str, length: int, *, follows: bool) -> None:
+    def __init__(
+        self, shape: Shape, adapters: Adapters, quantisation: str, length: int, *, follows: bool
+    ) -> None:
         super().__init__()
         make = linears(shape, quantisation)
-        self.head = _linear(make, (shape.hidden, shape.vocabulary), shape.head_bias, adapters, "head")
+        self.head = _linear(
+            make, (shape.hidden, shape.vocabulary), shape.head_bias, adapters, "head"
+        )
         self.embedding = nn.Embedding(shape.vocabulary, shape.hidden)
         self.blocks = nn.ModuleList(_Block(make, shape, adapters) for _ in range(shape.layers))
         self.norm = _norm(shape)
@@ -176,7 +202,9 @@ class FusedDecoder(nn.Module):
         self.logits: Any = None
         self.follows = follows
         for name, parameter in self.named_parameters():
-            parameter.requires_grad_(not self.adapted or "lora_" in name) if parameter.is_floating_point() else None
+            parameter.requires_grad_(
+                not self.adapted or "lora_" in name
+            ) if parameter.is_floating_point() else None
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor | list[torch.Tensor]:
         x = self.embedding(tokens)
@@ -207,7 +235,9 @@ def _loss(model: Any, batch: Any) -> torch.Tensor:
         logits = [chunk.float() for chunk in logits]
         model.logits = logits
         logits[-1] = logits[-1][..., :-1, :]
-        return _mean([each.reshape(-1, each.size(-1)) for each in logits], targets.split(CHUNK, dim=1))
+        return _mean(
+            [each.reshape(-1, each.size(-1)) for each in logits], targets.split(CHUNK, dim=1)
+        )
     model.logits = logits = logits.float()
     flat = logits[..., :-1, :].reshape(-1, logits.size(-1))
     return _mean(flat.split(CHUNK), targets.reshape(-1).split(CHUNK))
@@ -215,5 +245,8 @@ def _loss(model: Any, batch: Any) -> torch.Tensor:
 
 def _mean(logits: Any, targets: Any) -> torch.Tensor:
     pairs = zip(logits, targets, strict=True)
-    losses = [functional.cross_entropy(each, target.reshape(-1), reduction="none") for each, target in pairs]
+    losses = [
+        functional.cross_entropy(each, target.reshape(-1), reduction="none")
+        for each, target in pairs
+    ]
     return torch.cat(losses).mean()

@@ -15,7 +15,10 @@ from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.nn import functional
 
-BLOCK, NESTED = 64, 256  # weights that share a scale, and scales that share one: QLoRA, arXiv 2305.14314
+BLOCK, NESTED = (
+    64,
+    256,
+)  # weights that share a scale, and scales that share one: QLoRA, arXiv 2305.14314
 
 
 @dataclass(frozen=True)
@@ -71,7 +74,10 @@ class _FourBitProduct(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, layer: FourBitLinear) -> torch.Tensor:
-        ctx.layer, ctx.kept = layer, x  # not by save_for_backward, so that it lives as long as the graph does
+        ctx.layer, ctx.kept = (
+            layer,
+            x,
+        )  # not by save_for_backward, so that it lives as long as the graph does
         return functional.linear(x, layer.dequantised().to(x.dtype), layer.bias)
 
     @staticmethod
@@ -97,7 +103,11 @@ class FourBitLinear(nn.Module):
         self.bias = nn.Parameter(torch.zeros(outputs), requires_grad=False) if bias else None
 
     def dequantised(self) -> torch.Tensor:
-        scales = self.scales.float() + 1.0 if self.outer_scales.numel() else self.scales.view(torch.float32)
+        scales = (
+            self.scales.float() + 1.0
+            if self.outer_scales.numel()
+            else self.scales.view(torch.float32)
+        )
         weight: torch.Tensor = torch.ops.bitsandbytes.dequantize_4bit.default(
             self.packed.view(-1, 1), scales, BLOCK, "nf4", self._shape, torch.float16
         )
@@ -154,14 +164,21 @@ class _Nf4Product(torch.autograd.Function):
     """A product with a weight in torchao's NF4: the weight is dequantised again in the backward, the input not kept."""
 
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, packed: torch.Tensor, scales: torch.Tensor, sizes: Any) -> torch.Tensor:
+    def forward(
+        ctx: Any, x: torch.Tensor, packed: torch.Tensor, scales: torch.Tensor, sizes: Any
+    ) -> torch.Tensor:
         ctx.save_for_backward(packed, scales)
         ctx.sizes = sizes
         return functional.linear(x, _nf4_weight(packed, scales, sizes))
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
-        return torch.matmul(gradients[0], _nf4_weight(*ctx.saved_tensors, ctx.sizes)), None, None, None
+        return (
+            torch.matmul(gradients[0], _nf4_weight(*ctx.saved_tensors, ctx.sizes)),
+            None,
+            None,
+            None,
+        )
 
 
 def _nf4_weight(packed: torch.Tensor, scales: torch.Tensor, sizes: Any) -> torch.Tensor:

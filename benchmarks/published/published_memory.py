@@ -33,7 +33,12 @@ from benchmarks.published_runs import DATA, QUANTISATIONS, card_of, rows
 from benchmarks.published_split import SplitDecoder, split_loss
 
 UNITS = {"GB": 10**9, "GiB": GIB}
-OPTIMIZERS = ("torch AdamW", "torch AdamW fused", "bnb PagedAdamW", "bnb PagedAdamW (32-bit states)")
+OPTIMIZERS = (
+    "torch AdamW",
+    "torch AdamW fused",
+    "bnb PagedAdamW",
+    "bnb PagedAdamW (32-bit states)",
+)
 GROUPED = ("method", "quant", "checkpointing", "act_offload", "opt_in_bwd", "compile")
 _NAMES = {"llama-2-7b": "Llama-2-7B"}
 _FUSED_NAMES = {"q": "query", "k": "key", "v": "value"}
@@ -67,7 +72,10 @@ class StateOnHost(torch.optim.Optimizer):
         for group in self.param_groups:
             for parameter in group["params"]:
                 if parameter.numel() < 100_000 and not self.state[parameter]:
-                    moments = {name: torch.zeros_like(parameter, dtype=torch.float32) for name in ("state1", "state2")}
+                    moments = {
+                        name: torch.zeros_like(parameter, dtype=torch.float32)
+                        for name in ("state1", "state2")
+                    }
                     self.state[parameter].update(moments)
 
 
@@ -80,7 +88,9 @@ def shape_of(model: str) -> Shape:
 def hardware_of(row: dict[str, str]) -> Hardware:
     """The catalogue's card that a row was measured on."""
     found = card(str(card_of(row)))
-    return Hardware("cuda", found.title, found.memory_bytes, 64 * GIB, 64 * GIB, 8, found.capability)
+    return Hardware(
+        "cuda", found.title, found.memory_bytes, 64 * GIB, 64 * GIB, 8, found.capability
+    )
 
 
 def on_meta(make: Any) -> nn.Module:
@@ -97,14 +107,20 @@ def _batch(count: int, *, length: int, vocabulary: int) -> dict[str, torch.Tenso
 def fused_run(row: dict[str, str]) -> tuple[Workload, Config]:
     """A run of litgpt: adapters and quantised layers are parts of its own model, so no lever of autofit makes them."""
     shape, length = shape_of(row["model"]), int(row["seq_len"])
-    names = row["lora_targets"].partition(" ")[0].replace("+", ",").split(",") if row["lora_r"] else []
-    adapters = Adapters(int(row["lora_r"] or 0), 0.05, frozenset(_FUSED_NAMES.get(name, name) for name in names))
+    names = (
+        row["lora_targets"].partition(" ")[0].replace("+", ",").split(",") if row["lora_r"] else []
+    )
+    adapters = Adapters(
+        int(row["lora_r"] or 0), 0.05, frozenset(_FUSED_NAMES.get(name, name) for name in names)
+    )
     quantisation = QUANTISATIONS[row["quant"]]
     # The tables' runs begin with the longest sample; those of the config hub may meet two of the longest in a row.
     follows = row["id"].startswith("litgpt-hub")
     micro, accumulated = int(row["micro_batch"]), int(row["grad_accum"])
     workload = Workload(
-        model=partial(on_meta, partial(FusedDecoder, shape, adapters, quantisation, length, follows=follows)),
+        model=partial(
+            on_meta, partial(FusedDecoder, shape, adapters, quantisation, length, follows=follows)
+        ),
         batch=partial(_batch, length=length, vocabulary=shape.vocabulary),
         loss=fused_loss,
         effective_batch_size=micro * accumulated,
@@ -119,9 +135,14 @@ def fused_run(row: dict[str, str]) -> tuple[Workload, Config]:
 def split_run(row: dict[str, str]) -> tuple[Workload, Config]:
     """A run of torchtune: checkpointing and the optimizer are levers of autofit, the rest its own model."""
     shape, length, micro = shape_of(row["model"]), int(row["seq_len"]), int(row["micro_batch"])
-    names = [name.partition("(")[0] for name in row["lora_targets"].split(",")] if row["lora_r"] else []
+    names = (
+        [name.partition("(")[0] for name in row["lora_targets"].split(",")] if row["lora_r"] else []
+    )
     adapters = Adapters(int(row["lora_r"] or 0), on=frozenset(names))
-    flags = {"compiled": row["compile"] == "yes", "chunked": row["fused_loss"].startswith("CEWithChunked")}
+    flags = {
+        "compiled": row["compile"] == "yes",
+        "chunked": row["fused_loss"].startswith("CEWithChunked"),
+    }
     flags["offloaded"] = row["act_offload"] == "yes"
     quantised = row["quant"] != "none"
     workload = Workload(
@@ -197,11 +218,23 @@ def table(outcomes: list[Outcome]) -> str:
     lines.append("|---|---|---|---|---:|---:|---:|---|")
     for each in outcomes:
         row, unit = each.row, UNITS[each.row["mem_unit"]]
-        trained = " ".join(filter(None, (row["method"], row["lora_r"], row["quant"].replace("none", ""))))
+        trained = " ".join(
+            filter(None, (row["method"], row["lora_r"], row["quant"].replace("none", "")))
+        )
         predicted = "-" if each.predicted is None else f"{each.predicted / unit:.2f}"
         error = "-" if each.error is None else f"{each.error:+.2%}"
-        cells = (row["id"], row["model"], trained, f"{row['micro_batch']} x {row['seq_len']}", predicted)
-        lines.append("| " + " | ".join((*cells, f"{row['mem_value']} {row['mem_unit']}", error, each.note)) + " |")
+        cells = (
+            row["id"],
+            row["model"],
+            trained,
+            f"{row['micro_batch']} x {row['seq_len']}",
+            predicted,
+        )
+        lines.append(
+            "| "
+            + " | ".join((*cells, f"{row['mem_value']} {row['mem_unit']}", error, each.note))
+            + " |"
+        )
     return "\n".join(lines)
 
 
@@ -225,7 +258,9 @@ def signs(outcomes: list[Outcome]) -> dict[str, dict[str, float]]:
     groups: dict[str, list[float]] = {}
     for each in outcomes:
         for name in GROUPED if each.error is not None else ():
-            value = "yes" if name == "quant" and each.row[name] != "none" else each.row[name] or "no"
+            value = (
+                "yes" if name == "quant" and each.row[name] != "none" else each.row[name] or "no"
+            )
             groups.setdefault(f"{name} {value}", []).append(each.error or 0.0)
     return {name: _sign(errors) for name, errors in sorted(groups.items()) if len(errors) >= 8}
 
@@ -233,23 +268,37 @@ def signs(outcomes: list[Outcome]) -> dict[str, dict[str, float]]:
 def _sign(errors: list[float]) -> dict[str, float]:
     high, count = sum(error > 0 for error in errors), len(errors)
     tail = sum(math.comb(count, k) for k in range(min(high, count - high) + 1)) / 2**count
-    return {"rows": count, "too_high": high, "chance": min(1.0, 2 * tail), "median": statistics.median(errors)}
+    return {
+        "rows": count,
+        "too_high": high,
+        "chance": min(1.0, 2 * tail),
+        "median": statistics.median(errors),
+    }
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Predict every row and print the table and what it comes to."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.published_memory", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.published_memory", description=__doc__
+    )
     parser.add_argument("--only", default="", help="rows whose id begins so")
     parser.add_argument("--out", type=Path, help="file for the figures, as JSON")
     given = parser.parse_args(arguments)
-    outcomes = [outcome_of(row) for row in rows("published_memory") if row["id"].startswith(given.only)]
+    outcomes = [
+        outcome_of(row) for row in rows("published_memory") if row["id"].startswith(given.only)
+    ]
     figures = summary(outcomes)
     print(table(outcomes))
     print(f"\n{figures['predicted']} of {figures['rows']} rows predicted: ", end="")
-    print(f"median error {figures['median_error']:.2%}, worst {figures['worst_error']:.2%}, ", end="")
+    print(
+        f"median error {figures['median_error']:.2%}, worst {figures['worst_error']:.2%}, ", end=""
+    )
     print(f"{figures['within_10_percent']:.0%} within 10 %.")
     for name, sign in figures["signs"].items():
-        print(f"{name}: {sign['too_high']} of {sign['rows']} too high (chance {sign['chance']:.2g}), ", end="")
+        print(
+            f"{name}: {sign['too_high']} of {sign['rows']} too high (chance {sign['chance']:.2g}), ",
+            end="",
+        )
         print(f"median {sign['median']:+.2%}")
     if given.out:
         given.out.write_text(json.dumps(figures, indent=1) + "\n")

@@ -21,13 +21,18 @@ class _Block(nn.Module):
         self.heads = heads
         self.norm_1, self.norm_2 = (nn.LayerNorm(width, bias=False) for _ in range(2))
         self.qkv, self.out = (nn.Linear(width, size * width, bias=False) for size in (3, 1))
-        self.up, self.down = nn.Linear(width, 4 * width, bias=False), nn.Linear(4 * width, width, bias=False)
+        self.up, self.down = (
+            nn.Linear(width, 4 * width, bias=False),
+            nn.Linear(4 * width, width, bias=False),
+        )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         samples, length, width = x.shape
         qkv = self.qkv(self.norm_1(x)).view(samples, length, 3, self.heads, width // self.heads)
         with sdpa_kernel(SDPBackend.FLASH_ATTENTION):  # flash-attn's, before cuDNN had its own
-            attended = functional.scaled_dot_product_attention(*qkv.permute(2, 0, 3, 1, 4), is_causal=True)
+            attended = functional.scaled_dot_product_attention(
+                *qkv.permute(2, 0, 3, 1, 4), is_causal=True
+            )
         x = x + self.out(attended.transpose(1, 2).reshape(x.shape))
         out: torch.Tensor = x + self.down(functional.gelu(self.up(self.norm_2(x))))
         return out
@@ -38,12 +43,17 @@ class Mpt(nn.Module):
 
     def __init__(self, layers: int, width: int, heads: int, length: int) -> None:
         super().__init__()
-        self.embedding, self.positions = nn.Embedding(VOCABULARY, width), nn.Embedding(length, width)
+        self.embedding, self.positions = (
+            nn.Embedding(VOCABULARY, width),
+            nn.Embedding(length, width),
+        )
         self.blocks = nn.ModuleList(_Block(width, heads) for _ in range(layers))
         self.norm = nn.LayerNorm(width, bias=False)
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        x = self.embedding(tokens) + self.positions(torch.arange(tokens.shape[1], device=tokens.device))
+        x = self.embedding(tokens) + self.positions(
+            torch.arange(tokens.shape[1], device=tokens.device)
+        )
         for block in self.blocks:
             x = block(x)
         return functional.linear(self.norm(x), self.embedding.weight)

@@ -44,45 +44,70 @@ _traits: dict[str, Traits | None] = {}
 def outcome_of(row: dict[str, str]) -> Outcome:
     """Predict one row."""
     workload, config, hardware = run_of(row)
-    return Outcome(row, work_of(row, workload), measured(row), seconds_of(row, workload, config, hardware))
+    return Outcome(
+        row, work_of(row, workload), measured(row), seconds_of(row, workload, config, hardware)
+    )
 
 
-def seconds_of(row: dict[str, str], workload: Workload, config: Config, hardware: Hardware) -> float:
+def seconds_of(
+    row: dict[str, str], workload: Workload, config: Config, hardware: Hardware
+) -> float:
     """The predicted seconds of a step, from few blocks of the model."""
     if row["model"] not in _traits:
         _traits[row["model"]] = workload_of(workload, hardware.of_several(1)).traits
     workload = replace(workload, traits=_traits[row["model"]])
     knobs = canonicalize(config, workload, hardware)
-    traced = trace(workload, knobs, hardware, model=Skeleton.cut_short(workload, hardware, Cut.of(knobs)))
+    traced = trace(
+        workload, knobs, hardware, model=Skeleton.cut_short(workload, hardware, Cut.of(knobs))
+    )
     shapes: Counter[tuple[torch.Size, torch.dtype, bool]] = Counter()
     for shape, dtype, block in traced.shapes:
         shapes[shape, dtype, block is not None] += traced.depth.times(block) if traced.depth else 1
     rates = rates_of(card(str(card_of(row))))
-    update = cost_of_update(workload, hardware, knobs, shapes).seconds(Speed.of_update(rates, hardware, knobs))
-    return update + step_seconds(traced, Speed.of(rates, hardware, knobs), hardware, links_of(hardware))
+    update = cost_of_update(workload, hardware, knobs, shapes).seconds(
+        Speed.of_update(rates, hardware, knobs)
+    )
+    return update + step_seconds(
+        traced, Speed.of(rates, hardware, knobs), hardware, links_of(hardware)
+    )
 
 
 def memory_of(row: dict[str, str]) -> float:
     """The predicted bytes of a rank, as they were published: allocated, or reserved by the allocator as it is without
     PYTORCH_CUDA_ALLOC_CONF, of which no publisher says a word."""
-    workload, config, hardware = titan_run(row) if row["id"].startswith("torchtitan") else trainer_run(row)
+    workload, config, hardware = (
+        titan_run(row) if row["id"].startswith("torchtitan") else trainer_run(row)
+    )
     workload = replace(workload, traits=workload_of(workload, hardware.of_several(1)).traits)
     with one_root():
         traced = trace(workload, canonicalize(config, workload, hardware), hardware)
     allocated = peak_of(traced, hardware).nbytes + workspace_bytes(hardware)
-    return max(allocated, reserved_for(traced, hardware, expandable=False) * (row["mem_kind"] == "reserved"))
+    return max(
+        allocated,
+        reserved_for(traced, hardware, expandable=False) * (row["mem_kind"] == "reserved"),
+    )
 
 
 def memory_table(chosen: list[dict[str, str]]) -> str:
     """Predicted and published memory of the rows that tell it, and what the errors come to."""
-    lines = ["| row | model | config | of | GiB | published | error |", "|---|---|---|---|---:|---:|---:|"]
+    lines = [
+        "| row | model | config | of | GiB | published | error |",
+        "|---|---|---|---|---:|---:|---:|",
+    ]
     errors: dict[str, list[float]] = {}
     for row in chosen:
         predicted, published = memory_of(row) / GIB, float(row["mem_value"])
         error = predicted / published - 1
         for group in (row["source"].partition("@")[0], "all"):
             errors.setdefault(group, []).append(error)
-        cells = (row["id"], row["model"], told(row), row["mem_kind"], f"{predicted:.2f}", f"{published:.2f}")
+        cells = (
+            row["id"],
+            row["model"],
+            told(row),
+            row["mem_kind"],
+            f"{predicted:.2f}",
+            f"{published:.2f}",
+        )
         lines.append("| " + " | ".join((*cells, f"{error:+.1%}")) + " |")
     for group, found in sorted(errors.items(), key=lambda each: len(each[1])):
         sizes = [abs(error) for error in found]
@@ -94,9 +119,13 @@ def memory_table(chosen: list[dict[str, str]]) -> str:
 
 def main(arguments: list[str] | None = None) -> int:
     """Predict every judged row and print the tables and what they come to."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.published_ranks", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.published_ranks", description=__doc__
+    )
     parser.add_argument("--only", default="", help="rows whose id begins so")
-    parser.add_argument("--memory", action="store_true", help="hold memory against what was published, too")
+    parser.add_argument(
+        "--memory", action="store_true", help="hold memory against what was published, too"
+    )
     parser.add_argument("--out", type=Path, help="file for the figures, as JSON")
     given = parser.parse_args(arguments)
     chosen = [row for row in rows("published_multi_gpu") if row["id"].startswith(given.only)]

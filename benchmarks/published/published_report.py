@@ -75,7 +75,10 @@ def pairs_named(outcomes: Sequence[Outcome]) -> tuple[int, int]:
 def figures(outcomes: Sequence[Outcome], factor: float) -> dict[str, Any]:
     """What the outcomes come to."""
     ratios = [each.ratio for each in outcomes]
-    speeds = [[each.work / each.measured for each in outcomes], [each.work / each.predicted for each in outcomes]]
+    speeds = [
+        [each.work / each.measured for each in outcomes],
+        [each.work / each.predicted for each in outcomes],
+    ]
     pairs, right = pairs_named(outcomes)
     return {
         "rows": len(outcomes),
@@ -91,13 +94,20 @@ def figures(outcomes: Sequence[Outcome], factor: float) -> dict[str, Any]:
 
 def told(row: dict[str, str]) -> str:
     """What a row trains, and how, in a few words."""
-    parts = (row["method"], row["quant"].replace("none", ""), f"{row['micro_batch']} x {row['seq_len'] or '?'}")
+    parts = (
+        row["method"],
+        row["quant"].replace("none", ""),
+        f"{row['micro_batch']} x {row['seq_len'] or '?'}",
+    )
     return ", ".join(filter(None, (*parts, "compiled" if row["compile"] == "yes" else "")))
 
 
 def rows_table(outcomes: Sequence[Outcome]) -> str:
     """Every row, in tokens (or samples) a second of one card."""
-    lines = ["| row | model | config | measured | predicted | ratio | note |", "|---|---|---|---:|---:|---:|---|"]
+    lines = [
+        "| row | model | config | measured | predicted | ratio | note |",
+        "|---|---|---|---:|---:|---:|---|",
+    ]
     for each in outcomes:
         row = each.row
         cells = (
@@ -116,25 +126,45 @@ def groups_table(outcomes: Sequence[Outcome], factor: float, key: Callable[[Outc
     groups: dict[str, list[Outcome]] = defaultdict(list)
     for each in outcomes:
         groups[key(each)].append(each)
-    heads = ("group", "rows", "median factor", "bias", "worst", f"within {factor:g}", "rank correlation", "pairs named")
+    heads = (
+        "group",
+        "rows",
+        "median factor",
+        "bias",
+        "worst",
+        f"within {factor:g}",
+        "rank correlation",
+        "pairs named",
+    )
     lines = ["| " + " | ".join(heads) + " |", "|---|" + "---:|" * (len(heads) - 1)]
     for name, members in [*sorted(groups.items()), ("all", list(outcomes))]:
         found = figures(members, factor)
-        correlation = "-" if found["rank_correlation"] is None else f"{found['rank_correlation']:.2f}"
+        correlation = (
+            "-" if found["rank_correlation"] is None else f"{found['rank_correlation']:.2f}"
+        )
         named = f"{found['pairs_right']} of {found['pairs']}" if found["pairs"] else "-"
-        cells = [f"{found['rows']}", f"{found['median_factor']:.2f}", f"{found['bias']:.2f}", f"{found['worst']:.2f}"]
+        cells = [
+            f"{found['rows']}",
+            f"{found['median_factor']:.2f}",
+            f"{found['bias']:.2f}",
+            f"{found['worst']:.2f}",
+        ]
         cells += [f"{found[f'within_{factor:g}']:.0%}", correlation, named]
         lines.append("| " + " | ".join((name, *cells)) + " |")
     return "\n".join(lines)
 
 
-def left_out(rows: Sequence[dict[str, str]], why_not: Callable[[dict[str, str]], str | None]) -> str:
+def left_out(
+    rows: Sequence[dict[str, str]], why_not: Callable[[dict[str, str]], str | None]
+) -> str:
     """The rows without a prediction, by reason."""
     reasons: dict[str, list[str]] = defaultdict(list)
     for row in rows:
         if reason := why_not(row):
             reasons[reason].append(row["id"])
-    lines = [f"- {reason}: {len(ids)} ({ids[0]} to {ids[-1]})" for reason, ids in sorted(reasons.items())]
+    lines = [
+        f"- {reason}: {len(ids)} ({ids[0]} to {ids[-1]})" for reason, ids in sorted(reasons.items())
+    ]
     return "Not judged:\n" + "\n".join(lines)
 
 

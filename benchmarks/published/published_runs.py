@@ -68,10 +68,18 @@ _OPTIMIZERS = {
     "torchao AdamWFp8": "adamw-fp8",
     "torchao AdamW4bit": "adamw-4bit",
 }
-_CHECKPOINTING = {"no": "none", "not stated (script default no)": "none", "yes": "full", "yes (reentrant)": "full"}
+_CHECKPOINTING = {
+    "no": "none",
+    "not stated (script default no)": "none",
+    "yes": "full",
+    "yes (reentrant)": "full",
+}
 _CHECKPOINTING |= {"full": "full", "selective (op SAC)": "selective", "selective op": "selective"}
 _MLP = ("gate_proj", "up_proj", "down_proj")
-_MODULES = {**{f"{each}": (f"{each}_proj",) for each in ("q", "k", "v", "o", "up", "down", "gate")}, "mlp": _MLP}
+_MODULES = {
+    **{f"{each}": (f"{each}_proj",) for each in ("q", "k", "v", "o", "up", "down", "gate")},
+    "mlp": _MLP,
+}
 # Word problems of Orca-Math are some 300 tokens long, and a batch of eight is padded to some 500: an assumption.
 _SAMPLE, _PADDED = 300, 500
 _WITHOUT_LIGER = ("gpt_bigcode", "vit")
@@ -177,7 +185,9 @@ def _knobs(row: dict[str, str], world: int) -> dict[str, Any]:
         precision = "fp8"
     else:
         # accelerate makes fp32 masters of what FSDP trains under autocast.
-        masters = row["param_dtype"].startswith("fp32") or ((rank or world > 1) and row["autocast"] != "none")
+        masters = row["param_dtype"].startswith("fp32") or (
+            (rank or world > 1) and row["autocast"] != "none"
+        )
         precision = "bf16-mixed" if masters else "bf16"
     loss = "chunked" if row["fused_loss"].startswith("CEWithChunked") else "standard"
     return {

@@ -13,7 +13,16 @@ from pathlib import Path
 from autofit import estimate
 from autofit.core.workload import Workload
 from benchmarks.published_report import Outcome, tell
-from benchmarks.published_runs import card_of, context_of, inexpressible, length_of, measured, rows, run_of, samples_of
+from benchmarks.published_runs import (
+    card_of,
+    context_of,
+    inexpressible,
+    length_of,
+    measured,
+    rows,
+    run_of,
+    samples_of,
+)
 
 FACTOR = 1.35  # that 80 % of the rows are to be within
 
@@ -33,12 +42,17 @@ def work_of(row: dict[str, str], workload: Workload) -> float:
 
 def main(arguments: list[str] | None = None) -> int:
     """Predict every judged row and print the tables and what they come to."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.published_speed", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.published_speed", description=__doc__
+    )
     parser.add_argument("--only", default="", help="rows whose id begins so")
     parser.add_argument("--out", type=Path, help="file for the figures, as JSON")
     given = parser.parse_args(arguments)
     chosen = [row for row in rows("published_speed") if row["id"].startswith(given.only)]
-    groups = {"By publisher and card": lambda each: each.group, "By card": lambda each: str(card_of(each.row))}
+    groups = {
+        "By publisher and card": lambda each: each.group,
+        "By card": lambda each: str(card_of(each.row)),
+    }
     tell(chosen, outcome_of, inexpressible, factor=FACTOR, groups=groups, out=given.out)
     return 0
 

@@ -50,7 +50,9 @@ class _Projections(nn.Module):
         self.k = _linear((shape.hidden, narrow), "k", adapters, quantised)
         self.v = _linear((shape.hidden, narrow), "v", adapters, quantised)
 
-    def forward(self, x: torch.Tensor, table: torch.Tensor, positions: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    def forward(
+        self, x: torch.Tensor, table: torch.Tensor, positions: torch.Tensor
+    ) -> tuple[torch.Tensor, ...]:
         shape, (samples, length, _) = self.shape, x.shape
         q = _rotated(self.q(x).view(samples, length, shape.heads, shape.head), table, positions)
         k = _rotated(self.k(x).view(samples, length, shape.groups, shape.head), table, positions)
@@ -109,7 +111,9 @@ class _Layer(nn.Module):
         self.feed_forward = _FeedForward(shape, adapters, quantised)
         self.run = run
 
-    def forward(self, x: torch.Tensor, table: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+    def forward(
+        self, x: torch.Tensor, table: torch.Tensor, positions: torch.Tensor
+    ) -> torch.Tensor:
         q, k, v = self.run(self.projections, self.run(self.norm, x), table, positions)
         attended = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
         out: torch.Tensor = self.run(self.feed_forward, x, self.run(self.output, attended))
@@ -135,25 +139,38 @@ class SplitDecoder(nn.Module):
     """
 
     def __init__(
-        self, shape: Shape, adapters: Adapters, quantised: bool, *, compiled: bool, chunked: bool, offloaded: bool
+        self,
+        shape: Shape,
+        adapters: Adapters,
+        quantised: bool,
+        *,
+        compiled: bool,
+        chunked: bool,
+        offloaded: bool,
     ) -> None:
         super().__init__()
         self.offloaded = offloaded
         self.run: Run = Compiled() if compiled else _plainly
         self.embedding = nn.Embedding(shape.vocabulary, shape.hidden)
-        self.layers = nn.ModuleList(_Layer(shape, adapters, quantised, self.run) for _ in range(shape.layers))
+        self.layers = nn.ModuleList(
+            _Layer(shape, adapters, quantised, self.run) for _ in range(shape.layers)
+        )
         self.norm = RmsNorm(shape.hidden)
         self.head = nn.Linear(shape.hidden, shape.vocabulary, bias=False)
         if shape.tied:
             self.head.weight = self.embedding.weight
-        self.register_buffer("table", torch.zeros(shape.positions, shape.head // 2, 2, device="cpu"))
+        self.register_buffer(
+            "table", torch.zeros(shape.positions, shape.head // 2, 2, device="cpu")
+        )
         self.chunks = CHUNKS if chunked else 0
         self.loss = _CrossEntropy()
         for name, parameter in self.named_parameters():
             if parameter.is_floating_point():
                 parameter.requires_grad_(not adapters.rank or "lora_" in name)
 
-    def forward(self, tokens: torch.Tensor, positions: torch.Tensor) -> torch.Tensor | list[torch.Tensor]:
+    def forward(
+        self, tokens: torch.Tensor, positions: torch.Tensor
+    ) -> torch.Tensor | list[torch.Tensor]:
         with OffloadedActivations(self) if self.offloaded else nullcontext():
             x = self.embedding(tokens)
             for layer in self.layers:

@@ -15,7 +15,11 @@ import torch
 from torch import nn
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+from torch.utils.checkpoint import (
+    CheckpointPolicy,
+    checkpoint,
+    create_selective_checkpoint_contexts,
+)
 
 from autofit.core.config import Config
 from autofit.core.hardware import Hardware
@@ -58,17 +62,28 @@ class _Block(nn.Module):
         self.down = nn.Linear(shape.inner, shape.hidden, bias=False)
 
     def forward(self, x: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
-        contexts: Callable[[], Any] = lambda: create_selective_checkpoint_contexts(_Products(self.saved))  # noqa: E731
+        contexts: Callable[[], Any] = lambda: create_selective_checkpoint_contexts(  # noqa: E731
+            _Products(self.saved)
+        )
         chosen = {"context_fn": contexts} if self.saved else {}
-        out: torch.Tensor = checkpoint(self._run, x, table, use_reentrant=False, preserve_rng_state=False, **chosen)
+        out: torch.Tensor = checkpoint(
+            self._run, x, table, use_reentrant=False, preserve_rng_state=False, **chosen
+        )
         return out
 
     def _run(self, x: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
         normed = self.norm_1(x)
-        q, k, v = (part(normed).view(*x.shape[:2], -1, self.shape.head) for part in (self.q, self.k, self.v))
+        q, k, v = (
+            part(normed).view(*x.shape[:2], -1, self.shape.head)
+            for part in (self.q, self.k, self.v)
+        )
         q, k = _rotated(q, table), _rotated(k, table)
-        k, v = (part.repeat_interleave(self.shape.heads // self.shape.groups, dim=2) for part in (k, v))
-        with sdpa_kernel(SDPBackend.FLASH_ATTENTION):  # PyTorch's choice on Hopper at the end of 2024
+        k, v = (
+            part.repeat_interleave(self.shape.heads // self.shape.groups, dim=2) for part in (k, v)
+        )
+        with sdpa_kernel(
+            SDPBackend.FLASH_ATTENTION
+        ):  # PyTorch's choice on Hopper at the end of 2024
             parts = (part.transpose(1, 2) for part in (q, k, v))
             attended = functional.scaled_dot_product_attention(*parts, is_causal=True)
         x = x + self.out(attended.transpose(1, 2).reshape(x.shape))
@@ -126,5 +141,10 @@ def titan_run(row: dict[str, str]) -> tuple[Workload, Config, Hardware]:
         unit="tokens",
         sequence_length=length,
     )
-    config = Config(precision="bf16-mixed", micro_batch_size=micro, optimizer=given["optimizer"], data_parallel="fsdp")
+    config = Config(
+        precision="bf16-mixed",
+        micro_batch_size=micro,
+        optimizer=given["optimizer"],
+        data_parallel="fsdp",
+    )
     return workload, config, hardware

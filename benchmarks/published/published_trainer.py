@@ -105,7 +105,9 @@ def _with_cache(make: Callable[[], nn.Module]) -> nn.Module:
 
     def hook(*_: Any) -> None:  # once adapters are there
         if not hooked:
-            products = (module for name, module in model.named_modules() if name.endswith("attn.c_attn"))
+            products = (
+                module for name, module in model.named_modules() if name.endswith("attn.c_attn")
+            )
             hooked.extend(product.register_forward_hook(keep) for product in products)
 
     model.register_forward_pre_hook(hook)

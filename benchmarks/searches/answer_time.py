@@ -31,14 +31,19 @@ _PROBE, _FINAL = re.compile(r"probe \d+ of \d+: "), re.compile(r"verifying probe
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Search, print a line for each phase, and write the figures where asked."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--out", type=Path)
     parser.add_argument("search", nargs="*", help="what to search for; default: the README's demo")
     given = parser.parse_args(arguments)
     asked = given.search or demo(README.read_text(encoding="utf-8"))
     rounds = [seconds_of(asked) for _ in range(given.rounds)]
-    found = {phase: statistics.median(each[phase] for each in rounds) for phase in (*PHASES, "probes", "finals")}
+    found = {
+        phase: statistics.median(each[phase] for each in rounds)
+        for phase in (*PHASES, "probes", "finals")
+    }
     print(report(found))
     if given.out:
         figures = {"search": asked, "median": found, "rounds": rounds}
@@ -58,7 +63,9 @@ def seconds_of(arguments: Sequence[str]) -> dict[str, float]:
         command = [sys.executable, "-m", "autofit", "search", *arguments, "--out", f"{folder}/run"]
         start = time.monotonic()
         environment = {**os.environ, "XDG_CACHE_HOME": folder}
-        with subprocess.Popen(command, stdout=PIPE, stderr=STDOUT, text=True, env=environment) as search:
+        with subprocess.Popen(
+            command, stdout=PIPE, stderr=STDOUT, text=True, env=environment
+        ) as search:
             assert search.stdout
             lines = [(time.monotonic() - start, line) for line in search.stdout]
         ended = time.monotonic() - start
@@ -78,7 +85,12 @@ def phases(lines: Iterable[tuple[float, str]]) -> dict[str, float]:
             verified += [seconds] if rounds[final[1]] == ROUNDS else []
         elif _PROBE.match(line):
             probes.append(seconds)
-    ends = {"first probe": probes[0], "last probe": probes[-1], "first verified": verified[0], "last final": finals[-1]}
+    ends = {
+        "first probe": probes[0],
+        "last probe": probes[-1],
+        "first verified": verified[0],
+        "last final": finals[-1],
+    }
     return ends | {"probes": len(probes), "finals": len(finals)}
 
 

@@ -23,7 +23,9 @@ _FIRST = 2  # probes of each that warm up
 
 def main() -> None:
     """Print the median seconds of both, and their ratio."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--probes", type=int, default=8, help="of each")
     parser.add_argument("--seconds", type=float, default=2.0, help="of timed steps in each")
     given = parser.parse_args()
@@ -50,7 +52,9 @@ def main() -> None:
     for name, seconds_of in took.items():
         median, low, high = statistics.median(seconds_of), min(seconds_of), max(seconds_of)
         print(f"{name:<12} {median:6.3f} s   ({low:.3f} to {high:.3f})")
-    print(f"ratio        {statistics.median(took['through Ray']) / statistics.median(took['here']):6.3f}")
+    print(
+        f"ratio        {statistics.median(took['through Ray']) / statistics.median(took['here']):6.3f}"
+    )
 
 
 def _measured(executor: Executor, workload: Workload, request: Request, number: int) -> float:

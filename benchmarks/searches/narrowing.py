@@ -46,7 +46,9 @@ Figures = Mapping[Config, tuple[float, float]]  # bytes and seconds
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Predict the whole space once, narrow it within each budget, and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--model", default="llama-3.1-8b")
     parser.add_argument("--gpu", default="h100")
     parser.add_argument("--devices", type=int, default=8)
@@ -55,9 +57,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
     given = parser.parse_args(arguments)
     rows = compared(given.model, given.gpu, given.devices, given.gpu_mem)
     for row in rows:
-        print("{gpu_mem:g} GiB, {tier}: {slower:.2%} slower, {asked} of {configs} configs predicted".format(**row))
+        print(
+            "{gpu_mem:g} GiB, {tier}: {slower:.2%} slower, {asked} of {configs} configs predicted".format(
+                **row
+            )
+        )
     if given.out:
-        given.out.write_text(json.dumps({**vars(given), "out": None, "rows": rows}, indent=1) + "\n", encoding="utf-8")
+        given.out.write_text(
+            json.dumps({**vars(given), "out": None, "rows": rows}, indent=1) + "\n",
+            encoding="utf-8",
+        )
 
 
 def compared(model: str, gpu: str, devices: int, budgets: Sequence[float]) -> list[dict[str, Any]]:
@@ -76,7 +85,9 @@ def compared(model: str, gpu: str, devices: int, budgets: Sequence[float]) -> li
     for budget in budgets:
         asked: set[Config] = set()
 
-        def predict(some: Sequence[Config], asked: set[Config] = asked) -> tuple[list[float], list[float]]:
+        def predict(
+            some: Sequence[Config], asked: set[Config] = asked
+        ) -> tuple[list[float], list[float]]:
             asked.update(some)
             return [figures[each][0] for each in some], [figures[each][1] for each in some]
 
@@ -86,7 +97,9 @@ def compared(model: str, gpu: str, devices: int, budgets: Sequence[float]) -> li
         found = Enumeration(left.knobs, constraints).configs()
         whole, narrow = _best(configs, figures, budget * GIB), _best(found, figures, budget * GIB)
         of = {"gpu_mem": budget, "configs": len(configs), "asked": len(asked | set(found))}
-        rows += [of | {"tier": name, "slower": narrow[name] / best - 1} for name, best in whole.items()]
+        rows += [
+            of | {"tier": name, "slower": narrow[name] / best - 1} for name, best in whole.items()
+        ]
     return rows
 
 

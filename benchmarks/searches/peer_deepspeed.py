@@ -60,14 +60,39 @@ def settings(effective_batch_size: int) -> dict[str, Any]:
 def _launch(directory: Path, name: str, nbytes: int) -> str:
     """Run it to its end, or to the end of its time; returns what it printed."""
     script = str(Path(__file__).resolve())
-    command = [sys.executable, script, _MACHINE, str(nbytes), "--autotuning", "tune", "--num_gpus", "1", script]
-    command += ["--workload", name, "--bytes", str(nbytes), "--deepspeed", "--deepspeed_config", "ds.json"]
-    path = os.pathsep.join([str(directory), str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+    command = [
+        sys.executable,
+        script,
+        _MACHINE,
+        str(nbytes),
+        "--autotuning",
+        "tune",
+        "--num_gpus",
+        "1",
+        script,
+    ]
+    command += [
+        "--workload",
+        name,
+        "--bytes",
+        str(nbytes),
+        "--deepspeed",
+        "--deepspeed_config",
+        "ds.json",
+    ]
+    path = os.pathsep.join(
+        [str(directory), str(Path(sys.executable).parent), os.environ.get("PATH", "")]
+    )
     # A line with the word `error` in it makes an experiment a failure, and torch's warnings speak of future errors.
     environment = {**os.environ, "PATH": path, "PYTHONPATH": _import_path(), "TORCH_LOGS": "-all"}
     with (directory / "log").open("wb") as log:
         process = subprocess.Popen(
-            command, cwd=directory, env=environment, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
+            command,
+            cwd=directory,
+            env=environment,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
         )
         try:
             process.wait(timeout=SECONDS)
@@ -86,12 +111,21 @@ def found(results: Path, said: str, seconds: float) -> Found:
     described = [json.loads(path.read_text()) for path in results.glob("*/exp.json")]
     experiments = sorted(described, key=lambda each: each["exp_id"])
     sizes = [int(match[1]) for each in experiments if (match := _EXPERIMENT.search(each["name"]))]
-    refused = sum("can't allocate memory" in path.read_text() for path in results.glob("*_tmbspg*/stderr.log"))
+    refused = sum(
+        "can't allocate memory" in path.read_text() for path in results.glob("*_tmbspg*/stderr.log")
+    )
     optimal = results / "ds_config_optimal.json"
-    size = json.loads(optimal.read_text())["train_micro_batch_size_per_gpu"] if optimal.exists() else None
+    size = (
+        json.loads(optimal.read_text())["train_micro_batch_size_per_gpu"]
+        if optimal.exists()
+        else None
+    )
     reason = None if size else _reason(said, seconds)
     if size and not any(results.glob(f"*_tmbspg{size}/metrics.json")):
-        size, reason = None, f"it calls micro-batch {size} optimal, of which no experiment ended well"
+        size, reason = (
+            None,
+            f"it calls micro-batch {size} optimal, of which no experiment ended well",
+        )
     return Found(size, tuple(sizes), refused, seconds, reason)
 
 
@@ -126,8 +160,12 @@ def train(arguments: Sequence[str]) -> None:
     machine = SmallMachine(given.bytes)
     with machine:
         model = workload.model()
-        engine = deepspeed.initialize(args=given, model=model, model_parameters=model.parameters())[0]
-        batches = iter(DataLoader(Rows(workload), batch_size=engine.train_micro_batch_size_per_gpu()))
+        engine = deepspeed.initialize(args=given, model=model, model_parameters=model.parameters())[
+            0
+        ]
+        batches = iter(
+            DataLoader(Rows(workload), batch_size=engine.train_micro_batch_size_per_gpu())
+        )
 
         def step() -> None:
             for _ in range(engine.gradient_accumulation_steps()):

@@ -28,7 +28,12 @@ from autofit.hardware.tracker import BudgetExceededError, StorageTracker
 LR = 1e-4
 LENGTH = 65_536  # of the data: more than any of the tools could want in one batch
 _STEPS = 2  # of the optimizer: its state exists only after the first
-_QUIET = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False}
+_QUIET = {
+    "logger": False,
+    "enable_checkpointing": False,
+    "enable_progress_bar": False,
+    "enable_model_summary": False,
+}
 _REFUSAL = (
     "[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory: "
     "you tried to allocate {} bytes. Error code 12 (Cannot allocate memory)"
@@ -122,7 +127,9 @@ class Rows(Dataset[Any]):
         return LENGTH
 
     def __getitem__(self, place: int) -> Any:
-        return map_tensors(self.batch, lambda tensor: tensor[place % self.samples] if tensor.dim() else tensor)
+        return map_tensors(
+            self.batch, lambda tensor: tensor[place % self.samples] if tensor.dim() else tensor
+        )
 
 
 def loss_of(workload: Workload, model: nn.Module, batch: Any) -> torch.Tensor:
@@ -132,18 +139,27 @@ def loss_of(workload: Workload, model: nn.Module, batch: Any) -> torch.Tensor:
 
 
 def settle_for(
-    workload: Workload, name: str, nbytes: int, device: str = "cpu", tools: Mapping[str, Tool] | None = None
+    workload: Workload,
+    name: str,
+    nbytes: int,
+    device: str = "cpu",
+    tools: Mapping[str, Tool] | None = None,
 ) -> Found:
     """Let the tool of that name choose within so many bytes of tensors; to be called in a process of its own."""
     tried: list[int] = []
     machine = machine_of(nbytes, device)
-    run = (tools or TOOLS)[name](workload, machine, tried)  # what it imports is not part of its time
+    run = (tools or TOOLS)[name](
+        workload, machine, tried
+    )  # what it imports is not part of its time
     size, reason = None, None
     start = time.monotonic()
     with machine:
         try:
             size = run()
-        except (RuntimeError, ValueError) as error:  # each tool has its own way to say that nothing fits
+        except (
+            RuntimeError,
+            ValueError,
+        ) as error:  # each tool has its own way to say that nothing fits
             reason = f"{type(error).__name__}: {error}"
     return Found(size, tuple(tried), machine.refusals, time.monotonic() - start, reason)
 
@@ -201,7 +217,11 @@ def _lightning(workload: Workload, machine: Machine, tried: list[int], *, mode: 
     def run() -> int:
         with tempfile.TemporaryDirectory() as folder:
             trainer = Trainer(
-                accelerator=machine.accelerator, devices=1, default_root_dir=folder, plugins=[Files()], **_QUIET
+                accelerator=machine.accelerator,
+                devices=1,
+                default_root_dir=folder,
+                plugins=[Files()],
+                **_QUIET,
             )
             size: int = Tuner(trainer).scale_batch_size(Module(), mode=mode)
         return size
@@ -215,4 +235,7 @@ TOOLS: dict[str, Tool] = {
     "lightning": partial(_lightning, mode="power"),
     "lightning-binsearch": partial(_lightning, mode="binsearch"),
 }
-PACKAGES = {"lightning": "lightning", "lightning-binsearch": "lightning"}  # that autofit does not bring along
+PACKAGES = {
+    "lightning": "lightning",
+    "lightning-binsearch": "lightning",
+}  # that autofit does not bring along

@@ -53,7 +53,10 @@ FAST = "fast"  # the space `full` by a quick search
 SPACES = ("full", "exact", FAST)
 DEEPSPEED = "deepspeed"
 TOOLS = (*peer_tools.TOOLS, DEEPSPEED)
-PACKAGES = {**{tool: (name,) for tool, name in peer_tools.PACKAGES.items()}, DEEPSPEED: peer_deepspeed.PACKAGES}
+PACKAGES = {
+    **{tool: (name,) for tool, name in peer_tools.PACKAGES.items()},
+    DEEPSPEED: peer_deepspeed.PACKAGES,
+}
 BUDGETS = {
     "tight": "half of the recorded table's configs fit",
     "medium": "halfway between what plain training takes with a quarter and with half of the batch",
@@ -61,7 +64,9 @@ BUDGETS = {
 }
 AMPLE = 1.25
 TOOL_SECONDS = 600.0
-PLAN = Plan(min_steps=5, max_steps=50, max_seconds=5.0, compose=False)  # whole steps, as a search verifies
+PLAN = Plan(
+    min_steps=5, max_steps=50, max_seconds=5.0, compose=False
+)  # whole steps, as a search verifies
 
 
 @dataclass
@@ -100,11 +105,19 @@ class Problem:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Ask, measure, print and write down."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--workload", nargs="*", choices=WORKLOADS, default=WORKLOADS, metavar="NAME")
-    parser.add_argument("--budget", nargs="*", choices=list(BUDGETS), default=list(BUDGETS), metavar="NAME")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--workload", nargs="*", choices=WORKLOADS, default=WORKLOADS, metavar="NAME"
+    )
+    parser.add_argument(
+        "--budget", nargs="*", choices=list(BUDGETS), default=list(BUDGETS), metavar="NAME"
+    )
     parser.add_argument("--tool", nargs="*", choices=TOOLS, default=TOOLS, metavar="NAME")
-    parser.add_argument("--search", nargs="*", choices=SPACES, default=SPACES, metavar="NAME", help="of autofit")
+    parser.add_argument(
+        "--search", nargs="*", choices=SPACES, default=SPACES, metavar="NAME", help="of autofit"
+    )
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--json", action="store_true", help="print the figures as they are written")
     parser.add_argument("--out", type=Path, default=RESULTS)
@@ -155,9 +168,14 @@ def problems(executor: LocalExecutor, name: str, budgets: Sequence[str]) -> list
     hardware, traits = executor.look(workload, "cpu", None)
     looked = dataclasses.replace(workload, traits=traits)
     table = Table.read(TABLES / f"{name}.json")
-    peaks = {row.config: row.peak_bytes for row in table.rows if row.step_seconds and row.peak_bytes}
+    peaks = {
+        row.config: row.peak_bytes for row in table.rows if row.step_seconds and row.peak_bytes
+    }
     batch = workload.effective_batch_size
-    plain = {size: peaks[plain_config(looked, hardware, size)] for size in (batch // 4, batch // 2, batch)}
+    plain = {
+        size: peaks[plain_config(looked, hardware, size)]
+        for size in (batch // 4, batch // 2, batch)
+    }
     nbytes = budget_bytes(list(peaks.values()), plain)
     return [Problem(name, budget, nbytes[budget], looked, hardware) for budget in budgets]
 
@@ -177,11 +195,19 @@ def micro_batch(batch_size: int, effective_batch_size: int) -> int:
 def budget_bytes(peaks: Sequence[int], plain: Mapping[int, int]) -> dict[str, int]:
     """The bytes of every budget, from the peaks of all configs and of plain training by micro-batch."""
     quarter, half, whole = (plain[size] for size in sorted(plain))
-    return {"tight": int(statistics.median(peaks)), "medium": (quarter + half) // 2, "ample": int(AMPLE * whole)}
+    return {
+        "tight": int(statistics.median(peaks)),
+        "medium": (quarter + half) // 2,
+        "ample": int(AMPLE * whole),
+    }
 
 
 def measured(
-    executor: LocalExecutor, problem: Problem, tools: Sequence[str], rounds: int, searches: Sequence[str] = SPACES
+    executor: LocalExecutor,
+    problem: Problem,
+    tools: Sequence[str],
+    rounds: int,
+    searches: Sequence[str] = SPACES,
 ) -> dict[str, Any]:
     """Every tool's answer to a problem, and how fast it runs."""
     load = [os.getloadavg()[0]]
@@ -190,7 +216,9 @@ def measured(
     budget = Budget(device_bytes=problem.nbytes, host_bytes=problem.hardware.host_free_bytes)
 
     def measure(config: Config) -> Measurement:
-        return executor.measure(problem.workload, Request(config, problem.hardware, budget, PLAN), number=0)
+        return executor.measure(
+            problem.workload, Request(config, problem.hardware, budget, PLAN), number=0
+        )
 
     time_in_turn(answers, measure, rounds)
     return {
@@ -206,10 +234,15 @@ def measured(
 
 def found_by_autofit(problem: Problem, space: str) -> Answer:
     """The answer of a search with default options, which finds nothing in any cache."""
-    with tempfile.TemporaryDirectory() as folder, mock.patch.dict(os.environ, XDG_CACHE_HOME=folder):
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        mock.patch.dict(os.environ, XDG_CACHE_HOME=folder),
+    ):
         out = Path(folder) / "run"
         how: dict[str, Any] = {"space": "full", "fast": True} if space == FAST else {"space": space}
-        result = autofit.search(problem.workload, device="cpu", mem=problem.nbytes / GIB, out=out, **how)
+        result = autofit.search(
+            problem.workload, device="cpu", mem=problem.nbytes / GIB, out=out, **how
+        )
     refused = sum(trial.outcome is Outcome.OUT_OF_MEMORY for trial in result.trials)
     reason = None if result.best else "nothing fits"
     config = result.best.config if result.best else None
@@ -224,15 +257,21 @@ def found_by_peer(executor: LocalExecutor, problem: Problem, tool: str) -> Answe
             found = peer_deepspeed.autotune(problem.name, workload.effective_batch_size, nbytes)
         else:
             settle = peer_tools.settle_for
-            found = executor.run(settle, workload, tool, nbytes, log=f"{tool}.log", timeout=TOOL_SECONDS)
+            found = executor.run(
+                settle, workload, tool, nbytes, log=f"{tool}.log", timeout=TOOL_SECONDS
+            )
     except ProbeError as error:
         found = Found(None, (), 0, time.perf_counter() - begun, str(error))
     size = found.batch_size
     config = plain_config(workload, problem.hardware, size) if size else None
-    return Answer(tool, config, len(found.tried), found.out_of_memory, found.seconds, found.reason, size)
+    return Answer(
+        tool, config, len(found.tried), found.out_of_memory, found.seconds, found.reason, size
+    )
 
 
-def time_in_turn(answers: Sequence[Answer], measure: Callable[[Config], Measurement], rounds: int) -> None:
+def time_in_turn(
+    answers: Sequence[Answer], measure: Callable[[Config], Measurement], rounds: int
+) -> None:
     """Probe all that is to run, one after the other, the first one last in the next round; the same config once."""
     configs = list(dict.fromkeys(answer.config for answer in answers if answer.config))
     for _ in range(rounds):
@@ -243,7 +282,10 @@ def time_in_turn(answers: Sequence[Answer], measure: Callable[[Config], Measurem
                 if seen and seen.fits:
                     answer.rates.append(seen.throughput)
                 elif seen:
-                    answer.config, answer.reason = None, f"at the effective batch it ends: {OUTCOMES[seen.outcome]}"
+                    answer.config, answer.reason = (
+                        None,
+                        f"at the effective batch it ends: {OUTCOMES[seen.outcome]}",
+                    )
         configs = configs[1:] + configs[:1]
 
 
@@ -287,7 +329,11 @@ def _line(answer: Mapping[str, Any], found: Mapping[str, Any]) -> str:
         said = f"says {answer['batch_size']}, but" if answer["batch_size"] else "fits nothing:"
         return f"  {name:20s} {spent} | {said} {answer['reason']}"
     rate = f"{number(statistics.median(answer['rates']))} samples/s"
-    compared = [f"{space} {_words(of[answer['tool']])}" for space, of in found.items() if answer["tool"] in of]
+    compared = [
+        f"{space} {_words(of[answer['tool']])}"
+        for space, of in found.items()
+        if answer["tool"] in of
+    ]
     against = f" | {', '.join(compared)}" if compared else ""
     return f"  {name:20s} {spent} | {rate:>14s}: {describe(answer['config'])}{against}"
 
@@ -302,12 +348,22 @@ def summary(rows: Sequence[Mapping[str, Any]]) -> str:
     """autofit over the fastest of the others, problem by problem."""
     lines = ["throughput of autofit over that of the fastest of the others"]
     for row in rows:
-        rates = {each["tool"]: statistics.median(each["rates"]) for each in row["answers"] if each["config"]}
+        rates = {
+            each["tool"]: statistics.median(each["rates"])
+            for each in row["answers"]
+            if each["config"]
+        }
         others = [tool for tool in rates if tool not in SPACES]
         best = max(others, key=lambda tool: rates[tool], default=None)
-        told = [f"{space} {_words(of[best])}" for space, of in row["ratios"].items()] if best else []
-        ending = f"{', '.join(told)} ({best})" if best else "none of the others finds anything that fits"
-        lines.append(f"  {row['workload']:11s} {row['budget']:7s} {row['budget_gib']:.3f} GiB  {ending}")
+        told = (
+            [f"{space} {_words(of[best])}" for space, of in row["ratios"].items()] if best else []
+        )
+        ending = (
+            f"{', '.join(told)} ({best})" if best else "none of the others finds anything that fits"
+        )
+        lines.append(
+            f"  {row['workload']:11s} {row['budget']:7s} {row['budget_gib']:.3f} GiB  {ending}"
+        )
     return "\n".join(lines)
 
 

@@ -42,7 +42,9 @@ NOISE, OFF_BY = 0.01, 0.1  # of a probe, and of a prediction
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--model", default="llama-3.1-8b")
     parser.add_argument("--gpu", default="h100")
     parser.add_argument("--devices", type=int, default=1)
@@ -78,8 +80,13 @@ def overhead(given: argparse.Namespace) -> dict[str, Any]:
         predict=expect,
     )
     limits = Limits(trials=given.trials, memory_bytes=answers.budget)
-    with tempfile.TemporaryDirectory() as folder, mock.patch.object(study, "_MOST_SCORED", given.configs):
-        found = search(space, problem, limits=limits, journal=Journal(Path(folder) / "journal.log", {}))
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        mock.patch.object(study, "_MOST_SCORED", given.configs),
+    ):
+        found = search(
+            space, problem, limits=limits, journal=Journal(Path(folder) / "journal.log", {})
+        )
     seconds = answers.between
     return {
         "model": given.model,
@@ -118,7 +125,13 @@ class _Answers:
         steps = StepSeconds(seconds, seconds, seconds)
         rate = 32 / seconds
         return Measurement(
-            config, Outcome.FITS, number, step_seconds=steps, samples_per_second=rate, peak_bytes=size, seconds=30.0
+            config,
+            Outcome.FITS,
+            number,
+            step_seconds=steps,
+            samples_per_second=rate,
+            peak_bytes=size,
+            seconds=30.0,
         )
 
 

@@ -60,9 +60,13 @@ class Row:
         """Note one more measurement; whoever fitted once and then did not is told by the latest outcome."""
         self.outcome, self.reason = seen.outcome, seen.reason
         if seen.peak_bytes:
-            self.peak_bytes = max(self.peak_bytes or 0, seen.peak_bytes.reserved or seen.peak_bytes.allocated)
+            self.peak_bytes = max(
+                self.peak_bytes or 0, seen.peak_bytes.reserved or seen.peak_bytes.allocated
+            )
         times = {name: getattr(seen, name) for name in _TIMES}
-        self.probes.append({"step_seconds": seen.step_seconds and asdict(seen.step_seconds), **times})
+        self.probes.append(
+            {"step_seconds": seen.step_seconds and asdict(seen.step_seconds), **times}
+        )
 
     @property
     def medians(self) -> list[float]:
@@ -75,13 +79,19 @@ class Row:
         return statistics.median(self.medians) if self.medians else None
 
     def to_dict(self) -> dict[str, Any]:
-        return {**vars(self), "config": dict(self.config), "outcome": self.outcome and self.outcome.value}
+        return {
+            **vars(self),
+            "config": dict(self.config),
+            "outcome": self.outcome and self.outcome.value,
+        }
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Row:
         """A row of a table, which may be older than some knobs: those were off."""
         outcome = data["outcome"]
-        config = Config({each.name: data["config"].get(each.name, each.off) for each in all_techniques()})
+        config = Config(
+            {each.name: data["config"].get(each.name, each.off) for each in all_techniques()}
+        )
         return cls(**{**data, "config": config, "outcome": Outcome(outcome) if outcome else None})
 
 
@@ -102,15 +112,25 @@ class Table:
         """One row to a line, so that differences can be read."""
         rows = ",\n".join(json.dumps(row.to_dict()) for row in self.rows)
         write_atomically(
-            path, f'{{"about": {json.dumps({**self.about, **self.noise()}, indent=1)},\n"rows": [\n{rows}\n]}}\n'
+            path,
+            f'{{"about": {json.dumps({**self.about, **self.noise()}, indent=1)},\n"rows": [\n{rows}\n]}}\n',
         )
 
     def noise(self) -> dict[str, Any]:
         """How far the probes of one config differ, as a share of their median: no claim is finer than that."""
-        spreads = [(max(row.medians) - min(row.medians)) / median for row in self.rows if (median := row.step_seconds)]
+        spreads = [
+            (max(row.medians) - min(row.medians)) / median
+            for row in self.rows
+            if (median := row.step_seconds)
+        ]
         if not spreads:
             return {}
-        return {"noise": {"median": round(statistics.median(spreads), 4), "worst": round(max(spreads), 4)}}
+        return {
+            "noise": {
+                "median": round(statistics.median(spreads), 4),
+                "worst": round(max(spreads), 4),
+            }
+        }
 
     @property
     def hardware(self) -> Hardware:
@@ -126,15 +146,25 @@ def workload_named(name: str) -> Workload:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure what is still missing in the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", required=True, help=f"{', '.join(MODELS)}, or any that autofit search takes")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--model", required=True, help=f"{', '.join(MODELS)}, or any that autofit search takes"
+    )
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--devices", type=int, default=1, help="that train each config together")
-    parser.add_argument("--mem", type=float, help="GiB; default: what is free, so that the replay can choose a budget")
+    parser.add_argument(
+        "--mem",
+        type=float,
+        help="GiB; default: what is free, so that the replay can choose a budget",
+    )
     parser.add_argument("--space", required=True)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--most", type=int, help="configs, drawn at random from a larger space")
-    parser.add_argument("--rates", action="store_true", help="measure the machine's rates and operators anew, too")
+    parser.add_argument(
+        "--rates", action="store_true", help="measure the machine's rates and operators anew, too"
+    )
     parser.add_argument("--out", type=Path, required=True)
     given = parser.parse_args(arguments)
     memory = {"gpu_mem" if given.device == "cuda" else "mem": given.mem}
@@ -144,16 +174,29 @@ def main(arguments: Sequence[str] | None = None) -> None:
         workload = workload_named(given.model)
         hardware, traits = executor.look(workload, given.device, None)
         workload = dataclasses.replace(workload, traits=traits)
-        if places := place_ranks(given.devices, hardware, lambda: executor.idle_cards_like(hardware, 0)):
+        if places := place_ranks(
+            given.devices, hardware, lambda: executor.idle_cards_like(hardware, 0)
+        ):
             logs = stack.enter_context(tempfile.TemporaryDirectory())
             executor = stack.enter_context(GangExecutor(places, Path(logs), options.probe_timeout))
         table = _begun(given, options, workload, hardware.of_several(given.devices), executor)
-        record(table, given.out, executor, workload, budget_for(options, table.hardware), repeats=given.repeats)
+        record(
+            table,
+            given.out,
+            executor,
+            workload,
+            budget_for(options, table.hardware),
+            repeats=given.repeats,
+        )
     print(summary(table))
 
 
 def _begun(
-    given: argparse.Namespace, options: SearchOptions, workload: Workload, hardware: Hardware, executor: Executor
+    given: argparse.Namespace,
+    options: SearchOptions,
+    workload: Workload,
+    hardware: Hardware,
+    executor: Executor,
 ) -> Table:
     """The table as it stands, or a new one without measurements."""
 
@@ -161,7 +204,9 @@ def _begun(
         asked = workload, hardware, configs
         if hardware.world == 1:
             return _rates(*asked)
-        return executor.run(_rates, *asked, log="rates.log", timeout=_RATES_SECONDS)  # on the cores of one rank
+        return executor.run(
+            _rates, *asked, log="rates.log", timeout=_RATES_SECONDS
+        )  # on the cores of one rank
 
     about = {
         "model": given.model,
@@ -178,7 +223,9 @@ def _begun(
         return Table({**about, "rates": rates()}, [Row(config) for config in configs])
     table = Table.read(given.out)
     same = ("model", "space", "effective_batch_size", "sequence_length")
-    if any(table.about[name] != about[name] for name in same) or {row.config for row in table.rows} != set(configs):
+    if any(table.about[name] != about[name] for name in same) or {
+        row.config for row in table.rows
+    } != set(configs):
         raise SystemExit(f"{given.out} holds another table: choose another --out.")
     if given.rates:
         table.about["rates"] = rates()
@@ -193,13 +240,29 @@ def _rates(workload: Workload, hardware: Hardware, configs: Sequence[Config]) ->
     return asdict(estimator.rates)
 
 
-def record(table: Table, path: Path, executor: Executor, workload: Workload, budget: Budget, *, repeats: int) -> None:
+def record(
+    table: Table,
+    path: Path,
+    executor: Executor,
+    workload: Workload,
+    budget: Budget,
+    *,
+    repeats: int,
+) -> None:
     """Measure every config once, then each that fits again, until each was measured `repeats` times."""
     for turn in range(repeats):
-        waiting = [row for row in table.rows if len(row.probes) <= turn and row.outcome in (None, Outcome.FITS)]
+        waiting = [
+            row
+            for row in table.rows
+            if len(row.probes) <= turn and row.outcome in (None, Outcome.FITS)
+        ]
         random.Random(turn).shuffle(waiting)
         for number, row in enumerate(waiting):
-            row.add(executor.measure(workload, Request(row.config, table.hardware, budget, PLAN), number=number))
+            row.add(
+                executor.measure(
+                    workload, Request(row.config, table.hardware, budget, PLAN), number=number
+                )
+            )
             table.write(path)
 
 
@@ -209,9 +272,13 @@ def summary(table: Table) -> str:
     counts = ", ".join(f"{outcomes.count(name)} {name}" for name in sorted(set(outcomes)))
     lines = [f"{table.about['model']}: {len(table.rows)} configs: {counts}"]
     times = sorted(row.step_seconds for row in table.rows if row.step_seconds)
-    peaks = sorted(row.peak_bytes for row in table.rows if row.outcome is Outcome.FITS and row.peak_bytes)
+    peaks = sorted(
+        row.peak_bytes for row in table.rows if row.outcome is Outcome.FITS and row.peak_bytes
+    )
     if times and peaks:
-        lines.append(f"  steps of {times[0]:.3g} to {times[-1]:.3g} s, noise {table.noise()['noise']}")
+        lines.append(
+            f"  steps of {times[0]:.3g} to {times[-1]:.3g} s, noise {table.noise()['noise']}"
+        )
         lines.append(
             f"  peaks of {peaks[0] / GIB:.3f} to {peaks[-1] / GIB:.3f} GiB, {peaks[len(peaks) // 2] / GIB:.3f} median"
         )

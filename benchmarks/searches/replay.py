@@ -49,14 +49,25 @@ AT = (1, 2, 5, 10, 15, 25, 40)  # probes
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Replay, and print what it came to."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("tables", nargs="*", type=Path, default=sorted(TABLES.rglob("*.json")))
     parser.add_argument("--sampler", nargs="*", choices=list(SAMPLERS), metavar="NAME")
-    parser.add_argument("--budget", nargs="*", type=float, help="GiB; default: where 30, 50 and 70 %% of configs fit")
+    parser.add_argument(
+        "--budget",
+        nargs="*",
+        type=float,
+        help="GiB; default: where 30, 50 and 70 %% of configs fit",
+    )
     parser.add_argument("--probes", type=int, default=40)
     parser.add_argument("--seeds", type=int, default=100)
-    parser.add_argument("--known", type=int, default=0, help="measurements that autofit has of an earlier search")
-    parser.add_argument("--workers", nargs="*", type=int, default=[1], help="probes of autofit's at a time")
+    parser.add_argument(
+        "--known", type=int, default=0, help="measurements that autofit has of an earlier search"
+    )
+    parser.add_argument(
+        "--workers", nargs="*", type=int, default=[1], help="probes of autofit's at a time"
+    )
     parser.add_argument("--blind", action="store_true", help="autofit has no predictions")
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args(arguments)
@@ -72,10 +83,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
             for name, workers in itertools.product(samplers, given.workers):
                 so = {"known": given.known, "workers": workers, "blind": given.blind}
                 replays = [
-                    replay_samplers.replay(name, problem, seed, given.probes, **so) for seed in range(given.seeds)
+                    replay_samplers.replay(name, problem, seed, given.probes, **so)
+                    for seed in range(given.seeds)
                 ]
                 figures = summary(problem, replays)
-                of = {"table": path.stem, "devices": known.table.hardware.world, "budget_gib": budget / GIB}
+                of = {
+                    "table": path.stem,
+                    "devices": known.table.hardware.world,
+                    "budget_gib": budget / GIB,
+                }
                 found.append({**of, "sampler": name if alone else f"{name} x{workers}", **figures})
                 if not given.json:
                     print(line(found[-1]), flush=True)
@@ -94,18 +110,35 @@ class RecordedTruth:
     @classmethod
     def of(cls, table: Table) -> RecordedTruth:
         """With predictions by the estimator as it stands."""
-        workload, hardware = _inspected(workload_named(table.about["model"]), table.hardware), table.hardware
-        options = SearchOptions(space=str(Path(__file__).parents[2] / table.about["space"]), device=hardware.device)
-        space, constraints = space_for(options, workload, hardware), techniques.constraints(workload, hardware)
+        workload, hardware = (
+            _inspected(workload_named(table.about["model"]), table.hardware),
+            table.hardware,
+        )
+        options = SearchOptions(
+            space=str(Path(__file__).parents[2] / table.about["space"]), device=hardware.device
+        )
+        space, constraints = (
+            space_for(options, workload, hardware),
+            techniques.constraints(workload, hardware),
+        )
         configs = [row.config for row in table.rows]
         if set(space.configs(constraints)) != set(configs):
-            raise SystemExit(f"the table of {table.about['model']} is not of its space as it is now: record it again.")
+            raise SystemExit(
+                f"the table of {table.about['model']} is not of its space as it is now: record it again."
+            )
         rough = SpaceEstimator(workload, hardware, Rates(**table.about["rates"]), configs).predict()
-        return cls(table, space, constraints, Predictions.of(configs, rough.allocated.tolist(), rough.seconds.tolist()))
+        return cls(
+            table,
+            space,
+            constraints,
+            Predictions.of(configs, rough.allocated.tolist(), rough.seconds.tolist()),
+        )
 
     def budgets(self) -> list[int]:
         """Bytes between the peaks of neighbours, at which these shares of the configs fit."""
-        peaks = sorted(row.peak_bytes for row in self.table.rows if row.step_seconds and row.peak_bytes)
+        peaks = sorted(
+            row.peak_bytes for row in self.table.rows if row.step_seconds and row.peak_bytes
+        )
         places = [round(share * len(peaks)) for share in SHARES]
         return [(peaks[place - 1] + peaks[place]) // 2 for place in places]
 
@@ -113,7 +146,14 @@ class RecordedTruth:
         """The search for the fastest config within a budget of bytes."""
         about = self.table.about
         rows = {row.config: row for row in self.table.rows}
-        return Problem(self.space, self.constraints, self.expected, rows, budget, int(about["effective_batch_size"]))
+        return Problem(
+            self.space,
+            self.constraints,
+            self.expected,
+            rows,
+            budget,
+            int(about["effective_batch_size"]),
+        )
 
 
 def _inspected(workload: Workload, hardware: Hardware) -> Workload:
@@ -143,7 +183,9 @@ def summary(problem: Problem, replays: Sequence[Replay]) -> dict[str, Any]:
 
 def regrets_of(problem: Problem, replay: Replay) -> list[float]:
     """1 - throughput of what would be returned / of the best that fits, after each probe; 1 while nothing fits."""
-    return [1 - problem.throughput(best) / problem.best if best else 1.0 for best in _returned(replay)]
+    return [
+        1 - problem.throughput(best) / problem.best if best else 1.0 for best in _returned(replay)
+    ]
 
 
 def _returned(replay: Replay) -> Iterator[Config | None]:
@@ -177,9 +219,15 @@ def _bound_held(problem: Problem, replays: Sequence[Replay]) -> float | None:
         best = replay.leaders[-1] if replay.leaders else None
         if best and replay.bound is not None:
             measured = {seen.config for seen in replay.seen}
-            left = [each for each, row in problem.rows.items() if each not in measured and problem.fits(row)]
+            left = [
+                each
+                for each, row in problem.rows.items()
+                if each not in measured and problem.fits(row)
+            ]
             most = max(map(problem.throughput, left), default=0.0)
-            held.append(most / problem.throughput(best) - 1 <= max(replay.bound, 0.0))  # it says no more than that
+            held.append(
+                most / problem.throughput(best) - 1 <= max(replay.bound, 0.0)
+            )  # it says no more than that
     return statistics.mean(held) if held else None
 
 
@@ -190,7 +238,11 @@ def _out_of_memory(replay: Replay) -> float:
 def line(figures: Mapping[str, Any]) -> str:
     """One table, budget and sampler."""
     regrets = " ".join(f"{100 * figures['mean_regret'][str(at)]:5.1f}" for at in AT)
-    held = "" if figures["bound_held"] is None else f" | bound held in {100 * figures['bound_held']:3.0f} %"
+    held = (
+        ""
+        if figures["bound_held"] is None
+        else f" | bound held in {100 * figures['bound_held']:3.0f} %"
+    )
     return (
         f"{figures['table']:11s} {figures['budget_gib']:6.3f} GiB {figures['sampler']:12s} mean regret % {regrets}"
         f" | 95th of 15: {100 * figures['regret_95']['15']:5.1f} | within 2 %: {100 * figures['close']:4.0f} %,"
@@ -207,7 +259,9 @@ def report(found: Sequence[Mapping[str, Any]]) -> str:
         by_devices.setdefault(each["devices"], {}).setdefault(each["sampler"], []).append(each)
     lines = []
     for devices, by_name in sorted(by_devices.items()):
-        problems = len({(each["table"], each["budget_gib"]) for of_one in by_name.values() for each in of_one})
+        problems = len(
+            {(each["table"], each["budget_gib"]) for of_one in by_name.values() for each in of_one}
+        )
         what = f"means over {problems} problems of {pluralize(devices, 'device')}"
         lines.append(f"{what}; regret after {', '.join(map(str, AT))} probes")
         lines += [line({**_mean(of_one), "sampler": name}) for name, of_one in by_name.items()]
@@ -218,7 +272,15 @@ def _mean(found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     def over(values: Iterable[float]) -> float:
         return statistics.fmean(values)
 
-    numbers = ("close", "probes_until_close", "seconds_until_close", "probes", "seconds", "out_of_memory", "budget_gib")
+    numbers = (
+        "close",
+        "probes_until_close",
+        "seconds_until_close",
+        "probes",
+        "seconds",
+        "out_of_memory",
+        "budget_gib",
+    )
     bounds = [each["bound_held"] for each in found if each["bound_held"] is not None]
     mean: dict[str, Any] = {name: over(each[name] for each in found) for name in numbers}
     for name in ("mean_regret", "regret_95"):

@@ -21,7 +21,9 @@ from benchmarks.replay_samplers import Problem, answers
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Replay, and print a line for each problem and the mean over all."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("tables", nargs="*", type=Path, default=sorted(TABLES.glob("*.json")))
     parser.add_argument("--seeds", type=int, default=20)
     given = parser.parse_args(arguments)
@@ -38,8 +40,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def regrets(problem: Problem, seeds: int) -> dict[int, float]:
     """By the number of probes, the mean regret of what is handed out; 1 while nothing fits."""
     rows = [answers(problem, seed, AT) for seed in range(seeds)]
-    lost = [[1 - problem.throughput(each) / problem.best if each else 1.0 for each in row] for row in rows]
-    return {at: statistics.fmean(of_one) for at, of_one in zip(AT, zip(*lost, strict=True), strict=True)}
+    lost = [
+        [1 - problem.throughput(each) / problem.best if each else 1.0 for each in row]
+        for row in rows
+    ]
+    return {
+        at: statistics.fmean(of_one) for at, of_one in zip(AT, zip(*lost, strict=True), strict=True)
+    }
 
 
 def worse(means: Mapping[int, float]) -> float:

@@ -44,7 +44,9 @@ Row = dict[str, Any]
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Replay, and print what it came to."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("tables", nargs="*", type=Path, default=sorted(TABLES.glob("*.json")))
     parser.add_argument("--seeds", type=int, default=20)
     parser.add_argument("--json", action="store_true")
@@ -82,10 +84,14 @@ def judged(problem: Problem, hardware: Hardware, seed: int) -> Iterator[Row]:
         predictions=problem.expected,
         budget=Budget(problem.budget, hardware.host_memory_bytes),
         hardware=hardware,
-        workload=Workload(model=dict, batch=lambda count: count, effective_batch_size=problem.samples),
+        workload=Workload(
+            model=dict, batch=lambda count: count, effective_batch_size=problem.samples
+        ),
     )
     assert evidence.best, "these budgets hold some"
-    around = pareto_report(evidence, others=other_budgets(evidence.budget, hardware), tolerance=_TOLERANCE)
+    around = pareto_report(
+        evidence, others=other_budgets(evidence.budget, hardware), tolerance=_TOLERANCE
+    )
     yield from _of_budgets(around, evidence, problem)
     yield from _of_knobs(around, evidence, problem)
 
@@ -96,14 +102,18 @@ def _of_budgets(around: ParetoReport, evidence: Evidence, problem: Problem) -> I
             within = [
                 problem.throughput(config)
                 for config, row in problem.rows.items()
-                if tier(config) == name and row.step_seconds and (row.peak_bytes or 0) <= other.device_bytes
+                if tier(config) == name
+                and row.step_seconds
+                and (row.peak_bytes or 0) <= other.device_bytes
             ]
             point = fastest_within(around.frontier[name], other.device_bytes)
             if point and within:
                 yield {
                     "of": f"{other.why}, {'measured' if point.measured else 'predicted'}",
                     "fits": (problem.rows[point.config].peak_bytes or 0) <= other.device_bytes,
-                    "speed_off": _speed_off(point.config, point.samples_per_second, evidence, problem),
+                    "speed_off": _speed_off(
+                        point.config, point.samples_per_second, evidence, problem
+                    ),
                     "regret": 1 - problem.throughput(point.config) / max(within),
                 }
             elif point or within:
@@ -138,7 +148,10 @@ def summary(rows: Sequence[Row]) -> dict[str, Row]:
         for key in ("speed_off", "regret", "peak_off"):
             figures = [row[key] for row in of_one if key in row]
             if figures:
-                told |= {key: float(np.median(figures)), f"{key}_95": float(np.percentile(figures, 95))}
+                told |= {
+                    key: float(np.median(figures)),
+                    f"{key}_95": float(np.percentile(figures, 95)),
+                }
         found[name] = told
     return found
 

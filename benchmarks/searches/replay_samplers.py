@@ -68,7 +68,9 @@ class Problem:
         begun = drawn["build_seconds"] + drawn["warmup_seconds"]
         if not self.fits(row):
             outcome = Outcome.OUT_OF_MEMORY if row.step_seconds else row.outcome or Outcome.FAILED
-            return Measurement(config, outcome, number, peak_bytes=PeakBytes(row.peak_bytes or 0), seconds=begun)
+            return Measurement(
+                config, outcome, number, peak_bytes=PeakBytes(row.peak_bytes or 0), seconds=begun
+            )
         steps = StepSeconds(**drawn["step_seconds"])
         return Measurement(
             config,
@@ -153,7 +155,14 @@ class SimulatedProbes:
 
 
 def replay(
-    name: str, problem: Problem, seed: int, probes: int, *, known: int = 0, workers: int = 1, blind: bool = False
+    name: str,
+    problem: Problem,
+    seed: int,
+    probes: int,
+    *,
+    known: int = 0,
+    workers: int = 1,
+    blind: bool = False,
 ) -> Replay:
     """A search by the sampler of that name; autofit's with so many workers, so many measurements of an earlier search,
     and without predictions if `blind`."""
@@ -168,8 +177,14 @@ def _of_an_earlier_day(problem: Problem, seed: int, count: int) -> tuple[PriorMe
     """What a search of autofit's would have left in the store that measured so many, when the machine was slower."""
     run = Replay(problem, random.Random(f"before {seed}"), count)
     _autofit(run, seed, tolerance=None)
-    seen = [each.taking(each.step_seconds.median * _SLOWER) if each.step_seconds else each for each in run.seen]
-    known = [prior_measurement(each, 1, then=problem.budget, now=problem.budget, exact=True) for each in seen]
+    seen = [
+        each.taking(each.step_seconds.median * _SLOWER) if each.step_seconds else each
+        for each in run.seen
+    ]
+    known = [
+        prior_measurement(each, 1, then=problem.budget, now=problem.budget, exact=True)
+        for each in seen
+    ]
     return tuple(each for each in known if each is not None)
 
 
@@ -227,25 +242,36 @@ def _by_estimate(run: Replay, seed: int) -> None:
     configs = list(problem.rows)
     nbytes, speed = problem.expected.log_bytes(configs), problem.expected.log_throughput(configs)
     too_large = [problem.expected.nbytes[config] > problem.budget for config in configs]
-    order = sorted(range(len(configs)), key=lambda at: (too_large[at], nbytes[at] if too_large[at] else -speed[at]))
+    order = sorted(
+        range(len(configs)),
+        key=lambda at: (too_large[at], nbytes[at] if too_large[at] else -speed[at]),
+    )
     for at in order[: run.most]:
         run.probe(configs[at])
 
 
-def _optuna(make: Callable[[int], BaseSampler], *, filtered: bool = False) -> Callable[[Replay, int], None]:
+def _optuna(
+    make: Callable[[int], BaseSampler], *, filtered: bool = False
+) -> Callable[[Replay, int], None]:
     """A search by a sampler of Optuna's; `filtered`: what the estimator excludes costs no probe."""
 
     def run_it(run: Replay, seed: int) -> None:
         problem = run.problem
-        space = {knob: CategoricalDistribution(values) for knob, values in problem.space.knobs.items()}
+        space = {
+            knob: CategoricalDistribution(values) for knob, values in problem.space.knobs.items()
+        }
         optuna.logging.set_verbosity(optuna.logging.ERROR)
         study = optuna.create_study(direction="maximize", sampler=make(seed))
         for _ in range(_ASKED * run.most):
             trial = study.ask(space)
             config = _config(problem, trial.params)
-            excluded = filtered and config and problem.expected.surely_exceeds(config, problem.budget)
+            excluded = (
+                filtered and config and problem.expected.surely_exceeds(config, problem.budget)
+            )
             seen = run.probe(config) if config and not excluded else None
-            trial.set_constraint("memory", -1.0 if seen and seen.fits else _overshoot(problem, config, seen))
+            trial.set_constraint(
+                "memory", -1.0 if seen and seen.fits else _overshoot(problem, config, seen)
+            )
             study.tell(trial, seen.throughput if seen else 0.0)
             if run.is_over:
                 return
@@ -278,11 +304,18 @@ def _at_defaults(run: Replay) -> dict[int, Config]:
     last = {knob: values[-1] for knob, values in problem.space.knobs.items()} | _DEFAULTS
     sizes = problem.space.knobs["micro_batch_size"]
     known = {knob: value for knob, value in last.items() if knob in problem.space.knobs}
-    found = {int(size): _config(problem, {**known, "micro_batch_size": size}) for size in sizes if size}
+    found = {
+        int(size): _config(problem, {**known, "micro_batch_size": size}) for size in sizes if size
+    }
     return {size: config for size, config in found.items() if config}
 
 
-_DEFAULTS = {"precision": "fp32", "lora_rank": 0, "optimizer": "adamw", "optimizer_in_backward": False}
+_DEFAULTS = {
+    "precision": "fp32",
+    "lora_rank": 0,
+    "optimizer": "adamw",
+    "optimizer_in_backward": False,
+}
 
 
 def _doubling(run: Replay, seed: int) -> None:

@@ -36,15 +36,22 @@ _FINDER = (
     "name, tool, nbytes = sys.argv[1:]; settle_for(MODELS[name].workload(name), tool, int(nbytes))"
 )
 _FUNCTION = (
-    "from benchmarks.memory_models import MODELS\n\n\ndef workload():\n    return MODELS[{name!r}].workload({name!r})\n"
+    "from benchmarks.memory_models import MODELS\n\n\ndef "
+    "workload():\n    return MODELS[{name!r}].workload({name!r})\n"
 )
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the commands by turns, print a line for each problem and write the figures down."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--workload", nargs="*", choices=WORKLOADS, default=WORKLOADS, metavar="NAME")
-    parser.add_argument("--budget", nargs="*", choices=list(BUDGETS), default=list(BUDGETS), metavar="NAME")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--workload", nargs="*", choices=WORKLOADS, default=WORKLOADS, metavar="NAME"
+    )
+    parser.add_argument(
+        "--budget", nargs="*", choices=list(BUDGETS), default=list(BUDGETS), metavar="NAME"
+    )
     tools = list(peer_tools.TOOLS)
     parser.add_argument("--tool", nargs="*", choices=tools, default=tools, metavar="NAME")
     parser.add_argument("--rounds", type=int, default=3)
@@ -58,7 +65,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for problem in asked:
         commands = {AUTOFIT: autofit_command(problem.name, problem.nbytes)}
         commands |= {
-            tool: finder_command(problem.name, tool, problem.nbytes) for tool in given.tool if not missing(tool)
+            tool: finder_command(problem.name, tool, problem.nbytes)
+            for tool in given.tool
+            if not missing(tool)
         }
         seconds = by_turns(commands, given.rounds)
         rows.append({"workload": problem.name, "budget": problem.budget, "seconds": seconds})
@@ -72,9 +81,23 @@ def autofit_command(name: str, nbytes: int) -> list[str]:
     case = MODELS[name]
     model = ["--model", f"{name}.py:workload"]
     if case.task != "convolutions":
-        sizes = {"--task": case.task, "--seq-len": case.sequence_length, "--effective-batch": case.effective_batch_size}
+        sizes = {
+            "--task": case.task,
+            "--seq-len": case.sequence_length,
+            "--effective-batch": case.effective_batch_size,
+        }
         model = ["--model", f"./{name}", *(str(word) for pair in sizes.items() for word in pair)]
-    where = ["--device", "cpu", "--mem", repr(nbytes / GIB), "--space", "full", "--fast", "--out", "run"]
+    where = [
+        "--device",
+        "cpu",
+        "--mem",
+        repr(nbytes / GIB),
+        "--space",
+        "full",
+        "--fast",
+        "--out",
+        "run",
+    ]
     return [sys.executable, "-m", "autofit", "search", *model, *where]
 
 
@@ -98,12 +121,21 @@ def seconds_of(command: Sequence[str], folder: Path) -> float:
     for name, case in MODELS.items():
         _write(folder, name, case)
     path = os.pathsep.join(filter(None, (str(_ROOT), os.environ.get("PYTHONPATH"))))
-    environment = {**os.environ, "XDG_CACHE_HOME": str(folder / "cache"), "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
+    environment = {
+        **os.environ,
+        "XDG_CACHE_HOME": str(folder / "cache"),
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": path,
+    }
     start = time.monotonic()
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, check=False
+    )
     taken = time.monotonic() - start
     if done.returncode and "autofit" in command:
-        raise SystemExit(f"{' '.join(command)}: exit code {done.returncode}\n{done.stdout}{done.stderr}")
+        raise SystemExit(
+            f"{' '.join(command)}: exit code {done.returncode}\n{done.stdout}{done.stderr}"
+        )
     return taken
 
 

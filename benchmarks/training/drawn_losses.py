@@ -33,7 +33,9 @@ class Case:
 class GPT(nn.Module):
     """A language model of two blocks; its head may begin with zeros, or be the embedding."""
 
-    def __init__(self, *, vocabulary: int = 64, width: int = 32, head: str = "own", dropout: float = 0.0) -> None:
+    def __init__(
+        self, *, vocabulary: int = 64, width: int = 32, head: str = "own", dropout: float = 0.0
+    ) -> None:
         super().__init__()
         self.tokens = nn.Embedding(vocabulary, width)
         layer = nn.TransformerEncoderLayer(width, 2, 2 * width, dropout, batch_first=True)
@@ -58,7 +60,9 @@ class GPT(nn.Module):
 class MLP(nn.Module):
     """Two layers; with a norm over the batch where `norm` says so."""
 
-    def __init__(self, inputs: int = 12, outputs: int = 10, *, norm: bool = False, dropout: float = 0.0) -> None:
+    def __init__(
+        self, inputs: int = 12, outputs: int = 10, *, norm: bool = False, dropout: float = 0.0
+    ) -> None:
         super().__init__()
         middle = nn.BatchNorm1d(24) if norm else nn.LayerNorm(24)
         self.layers = nn.Sequential(
@@ -80,7 +84,9 @@ class Convolutions(nn.Module):
         return self.layers(x)
 
 
-def texts(size: int, *, length: int = 20, pad: int = 0, uneven: bool = True) -> Callable[[int], Batch]:
+def texts(
+    size: int, *, length: int = 20, pad: int = 0, uneven: bool = True
+) -> Callable[[int], Batch]:
     """Padded texts with labels that are the next tokens, a mask, and a weight and a number for each sample."""
 
     def batch(seed: int) -> Batch:
@@ -107,7 +113,11 @@ def numbers(size: int, *, inputs: int = 12, classes: int = 10) -> Callable[[int]
         generator = torch.Generator().manual_seed(seed)
         x = torch.randn(size, inputs, generator=generator)
         target = torch.randn(size, inputs, generator=generator)
-        return {"x": x, "target": target, "y": torch.randint(0, classes, (size,), generator=generator)}
+        return {
+            "x": x,
+            "target": target,
+            "y": torch.randint(0, classes, (size,), generator=generator),
+        }
 
     return batch
 
@@ -202,11 +212,15 @@ def _masked(draw: random.Random) -> Case:
 
 def _of_sample_means(draw: random.Random) -> Case:
     def loss(model: nn.Module, batch: Batch) -> torch.Tensor:
-        each = F.cross_entropy(model(batch["ids"]).transpose(1, 2), batch["labels"], reduction="none")
+        each = F.cross_entropy(
+            model(batch["ids"]).transpose(1, 2), batch["labels"], reduction="none"
+        )
         valid = batch["labels"] != IGNORED
         return (each.sum(1) / valid.sum(1).clamp(min=1)).mean()
 
-    return Case("a mean over samples of means over tokens", GPT, texts(draw.choice([4, 8])), loss, _samples)
+    return Case(
+        "a mean over samples of means over tokens", GPT, texts(draw.choice([4, 8])), loss, _samples
+    )
 
 
 def _classes(draw: random.Random) -> Case:
@@ -215,7 +229,9 @@ def _classes(draw: random.Random) -> Case:
     def loss(model: nn.Module, batch: Batch) -> torch.Tensor:
         return F.cross_entropy(model(batch["x"]), batch["y"], label_smoothing=smoothing)
 
-    return Case(f"classes, smoothing {smoothing}", MLP, numbers(draw.choice([4, 8])), loss, _samples)
+    return Case(
+        f"classes, smoothing {smoothing}", MLP, numbers(draw.choice([4, 8])), loss, _samples
+    )
 
 
 def _elements(draw: random.Random) -> Case:
@@ -224,7 +240,9 @@ def _elements(draw: random.Random) -> Case:
     def loss(model: nn.Module, batch: Batch) -> torch.Tensor:
         return kind(model(batch["x"]), batch["target"])
 
-    return Case(f"{kind.__name__} over elements", lambda: MLP(outputs=12), numbers(8), loss, _samples)
+    return Case(
+        f"{kind.__name__} over elements", lambda: MLP(outputs=12), numbers(8), loss, _samples
+    )
 
 
 def _diffusion(draw: random.Random) -> Case:
@@ -236,7 +254,13 @@ def _diffusion(draw: random.Random) -> Case:
         time = torch.rand(len(x), 1, dtype=x.dtype)
         return F.mse_loss(model(time.sqrt() * x + (1 - time).sqrt() * noise), noise)
 
-    return Case(f"denoising, dropout {dropout}", lambda: MLP(outputs=12, dropout=dropout), numbers(8), loss, _samples)
+    return Case(
+        f"denoising, dropout {dropout}",
+        lambda: MLP(outputs=12, dropout=dropout),
+        numbers(8),
+        loss,
+        _samples,
+    )
 
 
 def _noisy_tokens(draw: random.Random) -> Case:
@@ -312,7 +336,9 @@ def _lists(draw: random.Random) -> Case:
     def loss(model: nn.Module, batch: Batch) -> torch.Tensor:
         outputs = model(batch["x"])
         pairs = zip(outputs, batch["labels"], strict=True)
-        errors = [(output - targets.to(output.dtype)).pow(2).mean(1).sum() for output, targets in pairs]
+        errors = [
+            (output - targets.to(output.dtype)).pow(2).mean(1).sum() for output, targets in pairs
+        ]
         return torch.stack(errors).sum() / sum(len(targets) for targets in batch["labels"])
 
     def terms(batch: Batch) -> float:
@@ -322,8 +348,26 @@ def _lists(draw: random.Random) -> Case:
 
 
 SPLITTING: tuple[Callable[[random.Random], Case], ...] = (
-    *(_token_mean, _shifted, _padding_ignored, _masked, _of_sample_means, _classes, _elements, _diffusion),
-    *(_noisy_tokens, _sum_and_count, _total, _two_terms_of_one_count, _regularised, _pixels, _weighted_samples, _lists),
+    *(
+        _token_mean,
+        _shifted,
+        _padding_ignored,
+        _masked,
+        _of_sample_means,
+        _classes,
+        _elements,
+        _diffusion,
+    ),
+    *(
+        _noisy_tokens,
+        _sum_and_count,
+        _total,
+        _two_terms_of_one_count,
+        _regularised,
+        _pixels,
+        _weighted_samples,
+        _lists,
+    ),
 )
 
 
@@ -337,7 +381,10 @@ class Queue(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         own = F.normalize(self.encoder(x), dim=1)
-        logits = torch.cat([(own * own.detach().roll(1, 1)).sum(1, keepdim=True), own @ self.queue.to(x.dtype).T], 1)
+        logits = torch.cat(
+            [(own * own.detach().roll(1, 1)).sum(1, keepdim=True), own @ self.queue.to(x.dtype).T],
+            1,
+        )
         self.queue = torch.cat([own.detach(), self.queue.to(x.dtype)])[:16]
         return F.cross_entropy(logits / 0.2, torch.zeros(len(x), dtype=torch.long))
 
@@ -375,7 +422,9 @@ class Moving(MLP):
         return outputs / self.size
 
 
-def _coupling(name: str, model: Callable[[], nn.Module], loss: Callable[..., Any], of_texts: bool = False) -> Case:
+def _coupling(
+    name: str, model: Callable[[], nn.Module], loss: Callable[..., Any], of_texts: bool = False
+) -> Case:
     return Case(name, model, texts(8) if of_texts else numbers(8), loss, splits=False)
 
 
@@ -405,7 +454,9 @@ def _masked_and_tokens(model: nn.Module, batch: Batch) -> torch.Tensor:
 
 def _class_weighted(model: nn.Module, batch: Batch) -> torch.Tensor:
     outputs = model(batch["x"])
-    return F.cross_entropy(outputs, batch["y"], weight=torch.linspace(0.1, 3.0, 10, dtype=outputs.dtype))
+    return F.cross_entropy(
+        outputs, batch["y"], weight=torch.linspace(0.1, 3.0, 10, dtype=outputs.dtype)
+    )
 
 
 def _balanced(model: nn.Module, batch: Batch) -> torch.Tensor:
@@ -425,7 +476,10 @@ def _dice(model: nn.Module, batch: Batch) -> torch.Tensor:
 
 def _variance(model: nn.Module, batch: Batch) -> torch.Tensor:
     outputs = model(batch["x"])
-    return F.mse_loss(outputs, batch["target"]) + F.relu(1 - outputs.var(dim=0, unbiased=False).add(1e-4).sqrt()).mean()
+    return (
+        F.mse_loss(outputs, batch["target"])
+        + F.relu(1 - outputs.var(dim=0, unbiased=False).add(1e-4).sqrt()).mean()
+    )
 
 
 def _largest(model: nn.Module, batch: Batch) -> torch.Tensor:
@@ -457,7 +511,9 @@ def _one_time(model: nn.Module, batch: Batch) -> torch.Tensor:
 def _mixed_up(model: nn.Module, batch: Batch) -> torch.Tensor:
     order = torch.randperm(len(batch["x"]))
     outputs = model(0.7 * batch["x"] + 0.3 * batch["x"][order])
-    return 0.7 * F.cross_entropy(outputs, batch["y"]) + 0.3 * F.cross_entropy(outputs, batch["y"][order])
+    return 0.7 * F.cross_entropy(outputs, batch["y"]) + 0.3 * F.cross_entropy(
+        outputs, batch["y"][order]
+    )
 
 
 def _python_noise(model: nn.Module, batch: Batch) -> torch.Tensor:

@@ -69,7 +69,9 @@ def find(case: Case, hardware: Hardware) -> Found:
     start = time.perf_counter()
     traits = Prover.of(workload, workload.model(), hardware).traits()
     seconds = time.perf_counter() - start
-    return Found(traits, traits.splits and _is_named(case, replace(workload, traits=traits)), seconds)
+    return Found(
+        traits, traits.splits and _is_named(case, replace(workload, traits=traits)), seconds
+    )
 
 
 def _is_named(case: Case, workload: Workload) -> bool:
@@ -95,7 +97,9 @@ def _format(dtype: torch.dtype) -> Iterator[None]:
         torch.set_default_dtype(torch.float32)
 
 
-def deviation(case: Case, traits: Traits, hardware: Hardware, dtype: torch.dtype, micro: int) -> float:
+def deviation(
+    case: Case, traits: Traits, hardware: Hardware, dtype: torch.dtype, micro: int
+) -> float:
     """How far the gradient of micro-batches is from that of the whole batch in fp64, on this process's ranks."""
     batch = {**case.batch(case.seed + _UNSEEN)}
     samples = sample_count(batch)
@@ -105,16 +109,28 @@ def deviation(case: Case, traits: Traits, hardware: Hardware, dtype: torch.dtype
     ranks = torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1
     config = {"micro_batch_size": micro, **({"data_parallel": "ddp"} if ranks > 1 else {})}
     with _format(dtype):
-        setup = build(_workload(case, traits, _replayed(case, draws)), config, hardware.of_several(ranks))
+        setup = build(
+            _workload(case, traits, _replayed(case, draws)), config, hardware.of_several(ranks)
+        )
         _same_weights(setup, dtype)
         own, counts = own_samples(batch, setup.ranks.sampler, ranks)
-        part = OwnPart(map_tensors(own, lambda tensor: _cast(tensor, dtype)), counts, samples, -(-samples // ranks))
+        part = OwnPart(
+            map_tensors(own, lambda tensor: _cast(tensor, dtype)),
+            counts,
+            samples,
+            -(-samples // ranks),
+        )
         with draws:
             accumulate(setup, part)
         names = dict(setup.trainable())
-        found = {name: weight.grad.double() for name, weight in names.items() if weight.grad is not None}
+        found = {
+            name: weight.grad.double() for name, weight in names.items() if weight.grad is not None
+        }
         setup.close()
-    difference = sum(float((found.get(name, torch.zeros(())) - given).pow(2).sum()) for name, given in oracle.items())
+    difference = sum(
+        float((found.get(name, torch.zeros(())) - given).pow(2).sum())
+        for name, given in oracle.items()
+    )
     size = sum(float(given.pow(2).sum()) for given in oracle.values())
     return (difference / size) ** 0.5
 
@@ -129,11 +145,15 @@ def _whole_gradient(
         torch.manual_seed(_UNSEEN)  # on every rank the same draws
         draws = RecordedDraws(sample_count(batch))
         with draws:
-            loss, _ = loss_and_count(setup, map_tensors(batch, lambda tensor: _cast(tensor, torch.float64)))
+            loss, _ = loss_and_count(
+                setup, map_tensors(batch, lambda tensor: _cast(tensor, torch.float64))
+            )
         names = dict(setup.trainable())
         gradients = torch.autograd.grad(loss, list(names.values()), allow_unused=True)
         setup.close()
-    return {name: each for name, each in zip(names, gradients, strict=True) if each is not None}, draws
+    return {
+        name: each for name, each in zip(names, gradients, strict=True) if each is not None
+    }, draws
 
 
 def _workload(case: Case, traits: Traits, loss: Callable[..., Any]) -> Workload:
@@ -170,14 +190,19 @@ def deviations(
 ) -> list[dict[torch.dtype, float]]:
     """The deviations of all cases in both formats."""
     torch.set_num_threads(1)
-    return [{dtype: deviation(case, traits, hardware, dtype, micro) for dtype in BOUNDS} for case, traits in cases]
+    return [
+        {dtype: deviation(case, traits, hardware, dtype, micro) for dtype in BOUNDS}
+        for case, traits in cases
+    ]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print what was found of every case; 0 where all is as it must be."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--splitting", type=int, default=40, help="losses that split, at least one of each kind")
+    parser.add_argument(
+        "--splitting", type=int, default=40, help="losses that split, at least one of each kind"
+    )
     options = parser.parse_args(arguments)
     hardware = detect("cpu")
     cases = drawn(options.seed, options.splitting)
@@ -187,25 +212,40 @@ def main(arguments: Sequence[str] | None = None) -> int:
         is_split = each.traits.splits and not each.traits.batch_norm
         is_right = each.is_named if case.splits else not is_split
         verdict = str(each.traits.count) if is_split else "not split"
-        print(f"{'ok' if is_right else 'WRONG':5} {case.name:45} {verdict:45} {each.seconds:.2f} s", flush=True)
+        print(
+            f"{'ok' if is_right else 'WRONG':5} {case.name:45} {verdict:45} {each.seconds:.2f} s",
+            flush=True,
+        )
 
-    proven = [(case, each.traits) for case, each in zip(cases, found, strict=True) if case.splits and each.is_named]
+    proven = [
+        (case, each.traits)
+        for case, each in zip(cases, found, strict=True)
+        if case.splits and each.is_named
+    ]
     alone = deviations(None, proven, hardware, 1)
     beside = on_ranks(deviations, proven, hardware, 2, count=2, device="cpu")
     worst = {dtype: max(each[dtype] for each in (*alone, *beside)) for dtype in BOUNDS}
 
     wanted = sum(case.splits for case in cases)
-    wrongly = [case.name for case, each in zip(cases, found, strict=True) if _is_wrongly_split(case, each)]
+    wrongly = [
+        case.name for case, each in zip(cases, found, strict=True) if _is_wrongly_split(case, each)
+    ]
     print(f"{len(proven)} of {wanted} losses that split are split, with the right count")
-    print(f"{len(wrongly)} of {len(cases) - wanted} that couple samples are split: {', '.join(wrongly) or 'none'}")
-    print(f"gradients of micro-batches, on 1 and 2 ranks: within {worst[torch.float32]:.1e} of the whole batch's in")
+    print(
+        f"{len(wrongly)} of {len(cases) - wanted} that couple samples are split: {', '.join(wrongly) or 'none'}"
+    )
+    print(
+        f"gradients of micro-batches, on 1 and 2 ranks: within {worst[torch.float32]:.1e} of the whole batch's in"
+    )
     print(f"fp32, and {worst[torch.float64]:.1e} in fp64")
     fine = all(worst[dtype] <= bound for dtype, bound in BOUNDS.items())
     return int(not (fine and not wrongly and len(proven) >= wanted - (40 - LEAST_SPLIT)))
 
 
 def _is_wrongly_split(case: Case, found: Found) -> bool:
-    return found.traits.splits and not found.traits.batch_norm and not (case.splits and found.is_named)
+    return (
+        found.traits.splits and not found.traits.batch_norm and not (case.splits and found.is_named)
+    )
 
 
 if __name__ == "__main__":

@@ -64,18 +64,30 @@ def tables(optimizers: Sequence[str]) -> dict[str, list[Case]]:
     """The rows of each table, the one that others are compared with first."""
     of_bf16 = ("adamw", "adamw-master", "adamw-sr", "adamw-8bit-sr")
     return {
-        "optimizers, fp32 weights": [Case(each, {"optimizer": each}) for each in optimizers if each not in of_bf16[1:]],
+        "optimizers, fp32 weights": [
+            Case(each, {"optimizer": each}) for each in optimizers if each not in of_bf16[1:]
+        ],
         "optimizers, bf16 weights": [
             Case("adamw, bf16-mixed", {"precision": "bf16-mixed"}),
-            *(Case(each, {"optimizer": each, "precision": "bf16"}) for each in of_bf16 if each in optimizers),
+            *(
+                Case(each, {"optimizer": each, "precision": "bf16"})
+                for each in of_bf16
+                if each in optimizers
+            ),
         ],
-        "losses": [*(Case(each, {"loss": each}) for each in ("standard", "chunked", "fused")), Case(LINEAR, {}, True)],
+        "losses": [
+            *(Case(each, {"loss": each}) for each in ("standard", "chunked", "fused")),
+            Case(LINEAR, {}, True),
+        ],
         "adapters": [
             Case("lora", LORA),
             Case("lora_rslora", {**LORA, "lora_rslora": True, "lora_alpha": 16.0}),
             Case("lora_plus 16", {**LORA, "lora_plus": 16.0}),
             Case("lora_dora", {**LORA, "lora_dora": True}),
-            *(Case(f"quantization {each}", {**LORA, "quantization": each}) for each in ("int8", "nf4", "nf4-dq")),
+            *(
+                Case(f"quantization {each}", {**LORA, "quantization": each})
+                for each in ("int8", "nf4", "nf4-dq")
+            ),
             Case("head_only", {"head_only": True}),
             Case("all weights", {}),
         ],
@@ -84,12 +96,19 @@ def tables(optimizers: Sequence[str]) -> dict[str, list[Case]]:
 
 def workload_of(*, vocabulary: int, width: int, length: int) -> Workload:
     """A Llama of two blocks that predicts the bytes of a book."""
-    sizes = {"hidden_size": width, "intermediate_size": 4 * width, "num_hidden_layers": 2, "num_attention_heads": 4}
+    sizes = {
+        "hidden_size": width,
+        "intermediate_size": 4 * width,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+    }
     config = LlamaConfig(vocab_size=vocabulary, num_key_value_heads=4, **sizes)
     text = DATA.read_bytes()
 
     def batch(samples: int, first: int = 0) -> dict[str, torch.Tensor]:
-        ids = torch.tensor(list(text[first * length : (first + samples) * length])).view(samples, length)
+        ids = torch.tensor(list(text[first * length : (first + samples) * length])).view(
+            samples, length
+        )
         return {"input_ids": ids, "labels": ids.clone()}
 
     return Workload(
@@ -105,14 +124,22 @@ def workload_of(*, vocabulary: int, width: int, length: int) -> Workload:
 def over_hidden_states(model: Any, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
     """The mean loss by PyTorch's own function."""
     hidden = model.model(input_ids=batch["input_ids"]).last_hidden_state[:, :-1].flatten(0, 1)
-    return functional.linear_cross_entropy(hidden, model.lm_head.weight, batch["labels"][:, 1:].flatten())
+    return functional.linear_cross_entropy(
+        hidden, model.lm_head.weight, batch["labels"][:, 1:].flatten()
+    )
 
 
 def setup_of(case: Case, workload: Workload) -> Setup:
     """A run of real weights, the same for all."""
     torch.manual_seed(0)
     given = replace(workload, loss=over_hidden_states) if case.linear else workload
-    return build(given, case.knobs, detect("cpu"), model=workload.model(), hyperparameters=Hyperparameters(lr=LR))
+    return build(
+        given,
+        case.knobs,
+        detect("cpu"),
+        model=workload.model(),
+        hyperparameters=Hyperparameters(lr=LR),
+    )
 
 
 def peak_bytes(case: Case, workload: Workload) -> int:
@@ -136,7 +163,9 @@ def rows_of(cases: Sequence[Case], workload: Workload, *, steps: int) -> list[Ro
             row.needs = str(refused)
             continue
         row.peak_bytes = peak_bytes(case, workload)
-        row.predicted_bytes = None if case.linear else predict(workload, case.knobs, detect("cpu")).allocated_bytes
+        row.predicted_bytes = (
+            None if case.linear else predict(workload, case.knobs, detect("cpu")).allocated_bytes
+        )
     for step in range(steps):
         batch = workload.batch(SAMPLES, step * SAMPLES)
         for number, setup in setups.items():
@@ -145,7 +174,9 @@ def rows_of(cases: Sequence[Case], workload: Workload, *, steps: int) -> list[Ro
             rows[number].seconds.append(time.process_time() - start)
     for number, row in enumerate(rows):
         if number in setups:
-            pairs = zip(row.seconds[2:], rows[0].seconds[2:], strict=True)  # the first ones make state, and compile
+            pairs = zip(
+                row.seconds[2:], rows[0].seconds[2:], strict=True
+            )  # the first ones make state, and compile
             row.ratio = statistics.median(own / first for own, first in pairs)
             setups[number].close()
     return rows
@@ -155,13 +186,22 @@ def report(found: Mapping[str, Sequence[Row]]) -> str:
     """The tables, in Markdown."""
     lines = []
     for title, rows in found.items():
-        lines += [f"**{title}**", "", "| | peak, bytes | predicted | CPU seconds | loss |", "|---|---:|---:|---:|---:|"]
+        lines += [
+            f"**{title}**",
+            "",
+            "| | peak, bytes | predicted | CPU seconds | loss |",
+            "|---|---:|---:|---:|---:|",
+        ]
         for row in rows:
             if row.needs:
                 lines.append(f"| {row.name} | {row.needs} ||||")
                 continue
-            predicted = "" if row.predicted_bytes is None else f"{row.predicted_bytes - row.peak_bytes:+,}"
-            lines.append(f"| {row.name} | {row.peak_bytes:,} | {predicted} | x {row.ratio:.2f} | {row.loss:.3f} |")
+            predicted = (
+                "" if row.predicted_bytes is None else f"{row.predicted_bytes - row.peak_bytes:+,}"
+            )
+            lines.append(
+                f"| {row.name} | {row.peak_bytes:,} | {predicted} | x {row.ratio:.2f} | {row.loss:.3f} |"
+            )
         lines.append("")
     return "\n".join(lines)
 
@@ -169,21 +209,34 @@ def report(found: Mapping[str, Sequence[Row]]) -> str:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure, print, and write the figures where asked."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--smoke", action="store_true", help="a small model, nothing compiled, in seconds")
+    parser.add_argument(
+        "--smoke", action="store_true", help="a small model, nothing compiled, in seconds"
+    )
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--out", type=Path)
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)  # whose CPU seconds are of the work, not of waiting
     optimizers = [str(each) for each in technique_named("optimizer").values]
     if options.smoke:
-        optimizers = [each for each in optimizers if not technique_named("optimizer").compiles(each)]
-    sizes = {"vocabulary": 256, "width": 32, "length": 16} if options.smoke else {"vocabulary": 16384, "width": 256}
+        optimizers = [
+            each for each in optimizers if not technique_named("optimizer").compiles(each)
+        ]
+    sizes = (
+        {"vocabulary": 256, "width": 32, "length": 16}
+        if options.smoke
+        else {"vocabulary": 16384, "width": 256}
+    )
     workload = workload_of(**{"length": 128, **sizes})
     steps = 3 if options.smoke else options.steps
-    found = {title: rows_of(cases, workload, steps=steps) for title, cases in tables(optimizers).items()}
+    found = {
+        title: rows_of(cases, workload, steps=steps) for title, cases in tables(optimizers).items()
+    }
     print(report(found))
     if options.out:
-        plain = {title: [asdict(replace(row, seconds=[])) for row in rows] for title, rows in found.items()}
+        plain = {
+            title: [asdict(replace(row, seconds=[])) for row in rows]
+            for title, rows in found.items()
+        }
         options.out.write_text(json.dumps(plain, indent=1) + "\n", encoding="utf-8")
 
 

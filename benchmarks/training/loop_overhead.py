@@ -75,7 +75,9 @@ class Overhead:
     def reached(self) -> bool:
         """At most 1 % of a step of 50 ms or more, 2 % on several ranks, at most 0.3 ms of a shorter one."""
         share = ALLOWED_SHARE if self.ranks == 1 else ALLOWED_SHARE_OF_RANKS
-        return self.difference <= (share * self.by_hand if self.by_hand >= LONG_STEP else ALLOWED_SECONDS)
+        return self.difference <= (
+            share * self.by_hand if self.by_hand >= LONG_STEP else ALLOWED_SECONDS
+        )
 
 
 class Block(nn.Module):
@@ -114,7 +116,13 @@ def batch_of(samples: int, width: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def overhead(
-    name: str, network: Callable[[], Network], batch: Any, *, micro: int, rounds: int, device_type: str | None = None
+    name: str,
+    network: Callable[[], Network],
+    batch: Any,
+    *,
+    micro: int,
+    rounds: int,
+    device_type: str | None = None,
 ) -> Overhead:
     """Alternate chunks of steps of the two loops; on each rank, where several train."""
     device = detect(device_type).of_several(*devices_of_group())
@@ -151,7 +159,9 @@ def overhead(
 def divided(model: Network) -> Network:
     """The model under FSDP2, where several ranks train."""
     if dist.is_initialized():
-        mesh = init_device_mesh(kind_of_ranks(), (dist.get_world_size(),))  # by default on a card, where there is one
+        mesh = init_device_mesh(
+            kind_of_ranks(), (dist.get_world_size(),)
+        )  # by default on a card, where there is one
         for block in model.blocks:
             fully_shard(block, mesh=mesh)
         fully_shard(model, mesh=mesh, reshard_after_forward=False)
@@ -168,14 +178,18 @@ def of_ranks(_: object, width: int, samples: int, rounds: int, device_type: str)
     torch.manual_seed(0)
     batch, micro = batch_of(samples, width), samples // dist.get_world_size()
     name = f"a long step of {dist.get_world_size()} ranks (FSDP2)"
-    return overhead(name, lambda: Network(width, 4), batch, micro=micro, rounds=rounds, device_type=device_type)
+    return overhead(
+        name, lambda: Network(width, 4), batch, micro=micro, rounds=rounds, device_type=device_type
+    )
 
 
 def by_hand(model: nn.Module, batch: Any, *, micro: int, device: torch.device) -> Iterator[float]:
     """The shortest loop with the same config: the loss is read once a step, as everybody logs it."""
     matrices = [p for p in model.parameters() if p.dim() >= 2]
     vectors = [p for p in model.parameters() if p.dim() < 2]
-    optimizer = torch.optim.AdamW([{"params": matrices}, {"params": vectors}], lr=LR, weight_decay=0.0, fused=True)
+    optimizer = torch.optim.AdamW(
+        [{"params": matrices}, {"params": vectors}], lr=LR, weight_decay=0.0, fused=True
+    )
     samples = len(batch[0])
     while True:
         total = torch.zeros((), device=device)
@@ -185,7 +199,9 @@ def by_hand(model: nn.Module, batch: Any, *, micro: int, device: torch.device) -
             loss.backward()
             total += loss.detach()
         if dist.is_initialized():
-            dist.all_reduce(total, op=dist.ReduceOp.AVG if device.type == "cuda" else dist.ReduceOp.SUM)
+            dist.all_reduce(
+                total, op=dist.ReduceOp.AVG if device.type == "cuda" else dist.ReduceOp.SUM
+            )
         optimizer.step()
         optimizer.zero_grad()
         yield float(total)
@@ -205,24 +221,38 @@ def reached(*, smoke: bool) -> list[Reached]:
     shape = {"seq_len": 32 if smoke else 128, "effective_batch": 4 if smoke else 16}
     with tempfile.TemporaryDirectory() as name, LocalExecutor() as executor:
         folder = Path(name)
-        model, fixed, trials = (str(TINY), SMALL, 2) if smoke else ("tiny-llama", {"optimizer": "adamw"}, 4)
+        model, fixed, trials = (
+            (str(TINY), SMALL, 2) if smoke else ("tiny-llama", {"optimizer": "adamw"}, 4)
+        )
         found = _search(model, folder / "found", shape, fixed, trials=trials)
         train_py, result = (str(folder / "found" / file) for file in ("train.py", "result.yaml"))
         speeds: dict[str, list[float]] = {"train.py": [], "autofit train": []}
         for number in range(1 if smoke else 3):
-            fixed = {knob: value for knob, value in found.config.items() if knob != "gradient_accumulation_steps"}
-            again = found if smoke else _search(model, folder / f"probe-{number}", shape, fixed, trials=1)
+            fixed = {
+                knob: value
+                for knob, value in found.config.items()
+                if knob != "gradient_accumulation_steps"
+            }
+            again = (
+                found
+                if smoke
+                else _search(model, folder / f"probe-{number}", shape, fixed, trials=1)
+            )
             probed = again.tokens_per_second
             assert probed, "tokens are what it counts"
             steps = 5 if smoke else 20
             options = ["--data", str(DATA), "--steps", str(steps), "--log-every", "1"]
-            speeds["train.py"].append(_run(executor, script, train_py, options).tokens_per_second / probed)
+            speeds["train.py"].append(
+                _run(executor, script, train_py, options).tokens_per_second / probed
+            )
             speeds["autofit train"].append(_train_speed(executor, folder, number, steps) / probed)
         assert found.peak_bytes, "what fits has a peak"
         short = ["--data", str(DATA), "--steps", "2"]
         peaks = {
             "train.py": _run(executor, script, train_py, short, "cpu").peak_bytes,
-            "autofit train": _run(executor, command, ["train", result, "--from-scratch", *short], "cpu").peak_bytes,
+            "autofit train": _run(
+                executor, command, ["train", result, "--from-scratch", *short], "cpu"
+            ).peak_bytes,
         }
     return [
         Reached(way, statistics.median(ratios), (peaks[way] or 0) / found.peak_bytes.allocated)
@@ -230,7 +260,9 @@ def reached(*, smoke: bool) -> list[Reached]:
     ]
 
 
-def _search(model: str, out: Path, shape: dict[str, int], fixed: dict[str, Any], *, trials: int) -> Measurement:
+def _search(
+    model: str, out: Path, shape: dict[str, int], fixed: dict[str, Any], *, trials: int
+) -> Measurement:
     about: dict[str, Any] = {"device": "cpu", "mem": 4, "space": "full", "store": False, **shape}
     result = autofit.search(model, trials=trials, out=out, set=fixed, **about)
     if result.best is None:
@@ -241,9 +273,15 @@ def _search(model: str, out: Path, shape: dict[str, int], fixed: dict[str, Any],
 def _train_speed(executor: LocalExecutor, folder: Path, number: int, steps: int) -> float:
     out = folder / f"trained-{number}"
     options = ["--data", str(DATA), "--steps", str(steps), "--output", str(out), "--quiet"]
-    _run(executor, command, ["train", str(folder / "found" / "result.yaml"), "--from-scratch", *options])
+    _run(
+        executor,
+        command,
+        ["train", str(folder / "found" / "result.yaml"), "--from-scratch", *options],
+    )
     rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
-    length = yaml.safe_load((folder / "found" / "result.yaml").read_text())["workload"]["sequence_length"]
+    length = yaml.safe_load((folder / "found" / "result.yaml").read_text())["workload"][
+        "sequence_length"
+    ]
     return statistics.median(row["samples"] * length / row["seconds"] for row in rows[2:])
 
 
@@ -264,7 +302,9 @@ def cut_gradients(micro_batches: tuple[int, ...] = (1, 3, 4)) -> float:
         setup = build(workload, {}, detect("cpu"), model=workload.model())
         setup.micro_batch_size = micro
         accumulate(setup, batch)
-        gradients[micro] = torch.cat([p.grad.flatten() for _, p in setup.trainable() if p.grad is not None])
+        gradients[micro] = torch.cat(
+            [p.grad.flatten() for _, p in setup.trainable() if p.grad is not None]
+        )
     whole = gradients.pop(8)
     return max(float((each - whole).norm() / whole.norm()) for each in gradients.values())
 
@@ -277,8 +317,16 @@ def overheads(*, smoke: bool) -> list[Overhead]:
     wide, kind = 32 if smoke else 512, kind_of_ranks()
     return [
         overhead("a small step", lambda: Network(32, 2), small, micro=16, rounds=4 * rounds),
-        overhead("a small step of 4 micro-batches", lambda: Network(32, 2), small, micro=4, rounds=2 * rounds),
-        overhead("a long step", lambda: Network(wide, 4), large, micro=len(large[0]), rounds=rounds),
+        overhead(
+            "a small step of 4 micro-batches",
+            lambda: Network(32, 2),
+            small,
+            micro=4,
+            rounds=2 * rounds,
+        ),
+        overhead(
+            "a long step", lambda: Network(wide, 4), large, micro=len(large[0]), rounds=rounds
+        ),
         overhead(
             "a long step of 4 micro-batches",
             lambda: Network(wide, 4),
@@ -286,14 +334,18 @@ def overheads(*, smoke: bool) -> list[Overhead]:
             micro=len(large[0]) // 4,
             rounds=rounds,
         ),
-        on_ranks(of_ranks, wide, 2 * len(large[0]), rounds, kind, count=2, device=kind),  # as much for each as above
+        on_ranks(
+            of_ranks, wide, 2 * len(large[0]), rounds, kind, count=2, device=kind
+        ),  # as much for each as above
     ]
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Run, print, and write the figures."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--smoke", action="store_true", help="tiny shapes and few rounds: only whether it runs")
+    parser.add_argument(
+        "--smoke", action="store_true", help="tiny shapes and few rounds: only whether it runs"
+    )
     parser.add_argument("--out", type=Path, help="a JSON file for the figures")
     given = parser.parse_args(arguments)
     smoke = given.smoke
@@ -306,10 +358,14 @@ def main(arguments: list[str] | None = None) -> int:
             f"{row.difference * 1e3:+.3f} ms ({share:+.2%}): {verdict}"
         )
     difference = cut_gradients()
-    print(f"gradients of a batch cut into micro-batches: {difference:.1e} relative to the unsplit one")
+    print(
+        f"gradients of a batch cut into micro-batches: {difference:.1e} relative to the unsplit one"
+    )
     found = reached(smoke=smoke)
     for each in found:
-        print(f"{each.name} reaches {each.speed:.1%} of the probe's tokens a second, {each.peak:.1%} of its peak")
+        print(
+            f"{each.name} reaches {each.speed:.1%} of the probe's tokens a second, {each.peak:.1%} of its peak"
+        )
     if given.out:
         figures = {
             "overhead": [asdict(row) for row in rows],

@@ -31,7 +31,9 @@ class Ran:
     @property
     def tokens_per_second(self) -> float:
         """The median that a train.py printed, its first two steps left out."""
-        return statistics.median(float(rate.replace(",", "")) for rate in _RATE.findall(self.stdout)[2:])
+        return statistics.median(
+            float(rate.replace(",", "")) for rate in _RATE.findall(self.stdout)[2:]
+        )
 
 
 def script(_: None, path: str, arguments: Sequence[str], counted: str | None = None) -> Ran:

@@ -35,16 +35,37 @@ TASKS = {
 }
 # Families that get a row for a task that is not the first they have.
 ALSO = {
-    "token-classification": {"bert": "BertForTokenClassification", "deberta-v2": "DebertaV2ForTokenClassification"},
-    "question-answering": {"bert": "BertForQuestionAnswering", "distilbert": "DistilBertForQuestionAnswering"},
-    "sequence-classification": {"llama": "LlamaForSequenceClassification", "bert": "BertForSequenceClassification"},
+    "token-classification": {
+        "bert": "BertForTokenClassification",
+        "deberta-v2": "DebertaV2ForTokenClassification",
+    },
+    "question-answering": {
+        "bert": "BertForQuestionAnswering",
+        "distilbert": "DistilBertForQuestionAnswering",
+    },
+    "sequence-classification": {
+        "llama": "LlamaForSequenceClassification",
+        "bert": "BertForSequenceClassification",
+    },
     "audio-classification": {"wav2vec2": "Wav2Vec2ForSequenceClassification"},
     "embeddings": {"bert": "BertModel", "mpnet": "MPNetModel", "qwen3": "Qwen3Model"},
 }
 # One of each task goes through the real command line, too.
 BY_COMMAND = (
-    *("llama/causal-lm", "bert/masked-lm", "t5/seq2seq", "whisper/speech-seq2seq", "hubert/ctc", "bert/embeddings"),
-    *("llava/image-text-to-text", "yolos/object-detection", "segformer/semantic-segmentation", "lstm/custom"),
+    *(
+        "llama/causal-lm",
+        "bert/masked-lm",
+        "t5/seq2seq",
+        "whisper/speech-seq2seq",
+        "hubert/ctc",
+        "bert/embeddings",
+    ),
+    *(
+        "llava/image-text-to-text",
+        "yolos/object-detection",
+        "segformer/semantic-segmentation",
+        "lstm/custom",
+    ),
     *("vit/image-classification", "wav2vec2/audio-classification", "llama/sequence-classification"),
     *("bert/token-classification", "bert/question-answering", "vivit/video-classification"),
 )
@@ -100,29 +121,48 @@ def of_transformers() -> list[Family]:
 
     found: dict[str, Family] = {}
     for mapping, task in TASKS.items():
-        for name, architecture in getattr(modeling_auto, f"MODEL_FOR_{mapping}_MAPPING_NAMES").items():
+        for name, architecture in getattr(
+            modeling_auto, f"MODEL_FOR_{mapping}_MAPPING_NAMES"
+        ).items():
             architecture = architecture if isinstance(architecture, str) else architecture[0]
             found.setdefault(name, Family("transformers", name, task, architecture))
-    others = [Family("transformers", name, task, which[name]) for task, which in ALSO.items() for name in which]
+    others = [
+        Family("transformers", name, task, which[name])
+        for task, which in ALSO.items()
+        for name in which
+    ]
     return [*found.values(), *others]
 
 
 def _interleaved(found: list[Family]) -> list[Family]:
     """One of each task after the other: a run that is ended early has seen all tasks."""
-    of_task = {task: [each for each in found if each.task == task] for task in dict.fromkeys(e.task for e in found)}
+    of_task = {
+        task: [each for each in found if each.task == task]
+        for task in dict.fromkeys(e.task for e in found)
+    }
     return [each for row in zip_longest(*of_task.values()) for each in row if each is not None]
 
 
 def _of_plain() -> list[Family]:
     """Every workload of the files of plain networks."""
     files = sorted((ROOT / "plain").glob("*.py"))
-    return [Family(f"plain/{file.stem}", name, "custom") for file in files for name in _workloads(file)]
+    return [
+        Family(f"plain/{file.stem}", name, "custom") for file in files for name in _workloads(file)
+    ]
 
 
 def _workloads(file: Path) -> list[str]:
     """The public functions of a file that return a workload."""
-    functions = (node for node in ast.parse(file.read_text(encoding="utf-8")).body if isinstance(node, ast.FunctionDef))
-    workloads = (each for each in functions if each.returns and ast.unparse(each.returns) == "autofit.Workload")
+    functions = (
+        node
+        for node in ast.parse(file.read_text(encoding="utf-8")).body
+        if isinstance(node, ast.FunctionDef)
+    )
+    workloads = (
+        each
+        for each in functions
+        if each.returns and ast.unparse(each.returns) == "autofit.Workload"
+    )
     return [each.name for each in workloads if not each.name.startswith("_")]
 
 
@@ -148,7 +188,9 @@ def written(family: Family, folder: Path) -> tuple[str, dict[str, Any]]:
         if not untrainable:
             config = tiny_config(family.name)
             config.architectures = [family.architecture]
-            for key in ("decoder_start_token_id", "pad_token_id") if "seq2seq" in family.task else ():
+            for key in (
+                ("decoder_start_token_id", "pad_token_id") if "seq2seq" in family.task else ()
+            ):
                 if getattr(config, key, None) is None:
                     setattr(config, key, 0)  # checkpoints say it, and default configs do not
             with torch.device("meta"):
@@ -171,7 +213,9 @@ def _untrainable(family: Family, model_class: Any) -> str:
     """Why no config of a family makes a model that transformers trains, or ""."""
     from transformers import CONFIG_MAPPING
 
-    if family.task != "embeddings" and not _TARGETS & {*inspect.signature(model_class.forward).parameters}:
+    if family.task != "embeddings" and not _TARGETS & {
+        *inspect.signature(model_class.forward).parameters
+    }:
         return "transformers has no loss for it: its forward takes no labels"
     if _UNTRAINED in inspect.getsource(inspect.unwrap(model_class.forward)):
         return "transformers has no loss for it: its forward refuses labels"

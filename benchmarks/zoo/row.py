@@ -79,7 +79,9 @@ class Row:
     parameters: int = 0
     looked_at: Answer = field(default_factory=lambda: Answer("works"))
     search: Answer | None = None
-    command: Answer | None = None  # the same search by the real command line, of one family of each task
+    command: Answer | None = (
+        None  # the same search by the real command line, of one family of each task
+    )
     settings: dict[str, Figures] = field(default_factory=dict)
     levers: dict[str, Answer] = field(default_factory=dict)
     seconds: float = 0.0
@@ -97,10 +99,15 @@ def tried(model: str, executor: Executor, *, options: Mapping[str, Any]) -> Row:
     return row
 
 
-def searched(model: str, executor: Executor, *, options: Mapping[str, Any], command: bool) -> dict[str, Any]:
+def searched(
+    model: str, executor: Executor, *, options: Mapping[str, Any], command: bool
+) -> dict[str, Any]:
     """How a search of what `--model` names goes; `command`: by the real command line, too."""
     search = asdict(answer_of(lambda: _searched(model, executor, options)))
-    return {"search": search, "command": asdict(answer_of(lambda: _commanded(model, options))) if command else None}
+    return {
+        "search": search,
+        "command": asdict(answer_of(lambda: _commanded(model, options))) if command else None,
+    }
 
 
 def answer_of(action: Callable[[], Any]) -> Answer:
@@ -114,7 +121,9 @@ def answer_of(action: Callable[[], Any]) -> Answer:
     return Answer("works")
 
 
-def _looked_at(model: str, executor: Executor, options: Mapping[str, Any]) -> tuple[Workload, Hardware]:
+def _looked_at(
+    model: str, executor: Executor, options: Mapping[str, Any]
+) -> tuple[Workload, Hardware]:
     workload = resolve(model, **options)
     hardware, traits = executor.look(workload, "cpu", int(MEMORY_GIB * GIB))
     return dataclasses.replace(workload, traits=traits), hardware
@@ -124,13 +133,17 @@ def _settings(row: Row, workload: Workload, hardware: Hardware, executor: Execut
     settings = {name: _possible(knobs, workload, hardware) for name, knobs in SETTINGS.items()}
 
     def figures() -> None:
-        found = executor.run(seen, workload, hardware, settings, log="seen.log", timeout=120, task="predicting")
+        found = executor.run(
+            seen, workload, hardware, settings, log="seen.log", timeout=120, task="predicting"
+        )
         row.settings.update(found)
 
     died = answer_of(figures)
     for name, knobs in settings.items():
         if name not in row.settings:  # each of the probes in a process of its own, as in a search
-            row.settings[name] = Figures(None, *_probed(workload, hardware, knobs, executor.measure), died)
+            row.settings[name] = Figures(
+                None, *_probed(workload, hardware, knobs, executor.measure), died
+            )
     for lever, knobs in LEVERS.items():
         held = (name for name in settings if knobs.items() <= settings[name].items())
         if any(row.settings[name].probe.outcome == "works" for name in held):
@@ -142,21 +155,36 @@ def _settings(row: Row, workload: Workload, hardware: Hardware, executor: Execut
 def _possible(knobs: Mapping[str, Any], workload: Workload, hardware: Hardware) -> dict[str, Any]:
     """A setting without checkpointing where only that is refused: what is left still has an error to be known."""
     plain = {knob: value for knob, value in knobs.items() if knob != "activation_checkpointing"}
-    refused = [refuse(canonicalize(each, workload, hardware), workload, hardware) for each in (knobs, plain)]
+    refused = [
+        refuse(canonicalize(each, workload, hardware), workload, hardware)
+        for each in (knobs, plain)
+    ]
     return plain if refused[0] and not refused[1] else dict(knobs)
 
 
-def seen(workload: Workload, hardware: Hardware, settings: Mapping[str, Mapping[str, Any]]) -> dict[str, Figures]:
+def seen(
+    workload: Workload, hardware: Hardware, settings: Mapping[str, Mapping[str, Any]]
+) -> dict[str, Figures]:
     """In a child: what is predicted of some configs, and what probes of them see, one after the other."""
-    predicted = {name: predicted_peak(workload, hardware, knobs) for name, knobs in settings.items()}
-    probed = {name: _probed(workload, hardware, knobs, _measured_here) for name, knobs in settings.items()}
-    return {name: Figures(predicted[name][0], *probed[name], predicted[name][1]) for name in settings}
+    predicted = {
+        name: predicted_peak(workload, hardware, knobs) for name, knobs in settings.items()
+    }
+    probed = {
+        name: _probed(workload, hardware, knobs, _measured_here) for name, knobs in settings.items()
+    }
+    return {
+        name: Figures(predicted[name][0], *probed[name], predicted[name][1]) for name in settings
+    }
 
 
-def predicted_peak(workload: Workload, hardware: Hardware, knobs: Mapping[str, Any]) -> tuple[int | None, Answer]:
+def predicted_peak(
+    workload: Workload, hardware: Hardware, knobs: Mapping[str, Any]
+) -> tuple[int | None, Answer]:
     """The peak of a config, and how predicting it went."""
     peaks: list[int] = []
-    answer = answer_of(lambda: peaks.append(peak_of(trace(workload, knobs, hardware), hardware).nbytes))
+    answer = answer_of(
+        lambda: peaks.append(peak_of(trace(workload, knobs, hardware), hardware).nbytes)
+    )
     return (peaks[0] if peaks else None), answer
 
 
@@ -165,12 +193,17 @@ def _measured_here(workload: Workload, request: Request, *, number: int) -> Meas
 
 
 def _probed(
-    workload: Workload, hardware: Hardware, knobs: Mapping[str, Any], measured: Callable[..., Measurement]
+    workload: Workload,
+    hardware: Hardware,
+    knobs: Mapping[str, Any],
+    measured: Callable[..., Measurement],
 ) -> tuple[int | None, Answer]:
     """The peak that a probe judges by, as in a search."""
     try:
         config = canonicalize(knobs, workload, hardware)
-        request = Request(config, hardware, Budget(int(MEMORY_GIB * GIB), hardware.host_free_bytes), _BRIEF)
+        request = Request(
+            config, hardware, Budget(int(MEMORY_GIB * GIB), hardware.host_free_bytes), _BRIEF
+        )
         measurement = measured(workload, request, number=0)
     except AutofitError as error:
         return None, Answer("refused", str(error))
@@ -178,29 +211,55 @@ def _probed(
         return measurement.peak_bytes.allocated, Answer("works")
     outcome = "refused" if measurement.outcome is Outcome.REFUSED else "fails"
     reason = measurement.reason or "no reason given"
-    return None, Answer(outcome, reason if outcome == "refused" else f"{measurement.outcome.value}: {reason}")
+    return None, Answer(
+        outcome, reason if outcome == "refused" else f"{measurement.outcome.value}: {reason}"
+    )
 
 
 def _searched(model: str, executor: Executor, options: Mapping[str, Any]) -> None:
     sizes = _as_of_search(options)
     with tempfile.TemporaryDirectory() as folder, _in_one_zygote(executor):
         out = Path(folder) / "run"
-        given = {"device": "cpu", "mem": MEMORY_GIB, "trials": TRIALS, "space": str(SPACE), "store": False, "out": out}
+        given = {
+            "device": "cpu",
+            "mem": MEMORY_GIB,
+            "trials": TRIALS,
+            "space": str(SPACE),
+            "store": False,
+            "out": out,
+        }
         result = search(model, **sizes, **given)
         reasons = [each.reason for each in result.trials if each.reason]
         assert result.best is not None, f"nothing was found: {reasons}"
-        assert (out / "result.yaml").exists() and (out / "report.html").exists(), "files are missing"
+        assert (out / "result.yaml").exists() and (out / "report.html").exists(), (
+            "files are missing"
+        )
 
 
 def _commanded(model: str, options: Mapping[str, Any]) -> None:
-    words = [sys.executable, "-m", "autofit", "search", "--model", model, "--device", "cpu", "--mem", f"{MEMORY_GIB:g}"]
+    words = [
+        sys.executable,
+        "-m",
+        "autofit",
+        "search",
+        "--model",
+        model,
+        "--device",
+        "cpu",
+        "--mem",
+        f"{MEMORY_GIB:g}",
+    ]
     words += ["--space", str(SPACE), "--trials", str(TRIALS), "--no-store", "--json", "--quiet"]
     for name, value in _as_of_search(options).items():
         words += [f"--{name.replace('_', '-')}", str(value)]
     with tempfile.TemporaryDirectory() as folder:
         words += ["--out", str(Path(folder) / "run")]
-        ended = subprocess.run(words, capture_output=True, text=True, timeout=_COMMAND_SECONDS, check=False)
-    assert ended.returncode == 0, f"exit code {ended.returncode}: {ended.stdout[-500:]}{ended.stderr[-500:]}"
+        ended = subprocess.run(
+            words, capture_output=True, text=True, timeout=_COMMAND_SECONDS, check=False
+        )
+    assert ended.returncode == 0, (
+        f"exit code {ended.returncode}: {ended.stdout[-500:]}{ended.stderr[-500:]}"
+    )
     assert json.loads(ended.stdout)["best"], ended.stdout[-500:]
 
 
@@ -214,7 +273,9 @@ def _as_of_search(options: Mapping[str, Any]) -> dict[str, Any]:
 def _in_one_zygote(executor: Executor) -> Iterator[None]:
     """Searches start no zygote of their own, which takes seconds, time few steps, and follow none for the report: not
     speed is asked here."""
-    brief: dict[str, Any] = dict.fromkeys(("EXPLORE_PLAN", "VERIFY_PLAN"), Plan(min_steps=1, max_steps=2))
+    brief: dict[str, Any] = dict.fromkeys(
+        ("EXPLORE_PLAN", "VERIFY_PLAN"), Plan(min_steps=1, max_steps=2)
+    )
     brief["predict_all"] = functools.partial(predict_all, measuring=0.02)
     brief["LocalExecutor"] = lambda *_: contextlib.nullcontext(executor)
     with (

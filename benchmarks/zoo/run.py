@@ -30,7 +30,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", nargs="+", metavar="NAME", help="families, tasks or libraries")
     parser.add_argument("--fresh", action="store_true", help="measure again what is known")
-    parser.add_argument("--again", action="store_true", help="measure again what did not work, or not well")
+    parser.add_argument(
+        "--again", action="store_true", help="measure again what did not work, or not well"
+    )
     parser.add_argument("--no-search", action="store_true", help="leave searches to a later run")
     parser.add_argument("--row-seconds", type=float, default=ROW_SECONDS)
     parser.add_argument("--out", type=Path, default=RESULTS, help="a folder")

@@ -20,16 +20,28 @@ _WIDTHS = r"(.*_)?(hidden_sizes|embed_dims?|dims|widths|conv_dim|tdnn_dim)"
 # The first pattern that matches a whole key says how large its value may be; what is smaller by default stays.
 _MOST: tuple[tuple[str, int], ...] = (
     (r".*vocab.*(size|base).*", VOCABULARY),
-    (r"num_feat_extract_layers|.*(shared|nextn|window|resolution|feature)_?\w*layers|num_channels", 10**9),
+    (
+        r"num_feat_extract_layers|.*(shared|nextn|window|resolution|feature)_?\w*layers|num_channels",
+        10**9,
+    ),
     (r".*(num_kv_shared_layers|num_nextn_predict_layers|mtp_num_hidden_layers)", 0),
     (r"first_k_dense_replace|num_dense_layers|moe_layer_start_index", 1),
     (r"(.*_)?(layers|n_layers?|depth|num_blocks|num_block|resampler_depth|num_res_blocks)", 2),
     (r".*(key_value_heads|kv_heads?|n_head_kv|num_kv_heads|query_groups)", 2),
     (r"num_experts_per_tok|top_k|moe_top_?k|moe_k|num_selected_experts|topk", 2),
-    (r".*(num_experts|num_local_experts|n_routed_experts|num_moe_experts|num_experts_per_layer)", 4),
+    (
+        r".*(num_experts|num_local_experts|n_routed_experts|num_moe_experts|num_experts_per_layer)",
+        4,
+    ),
     (r".*(n_shared_experts|num_shared_experts)", 1),
-    (r"(.*_)?(attention_heads|num_heads|n_heads?|mamba_n_heads|attn_heads)|.*num_(key|value)_heads", 4),
-    (r"(.*_)?(head_dim|head_size|d_kv|dim_head|d_head|kv_channels|query_pre_attn_scalar|kv_lora_rank|q_lora_rank)", 16),
+    (
+        r"(.*_)?(attention_heads|num_heads|n_heads?|mamba_n_heads|attn_heads)|.*num_(key|value)_heads",
+        4,
+    ),
+    (
+        r"(.*_)?(head_dim|head_size|d_kv|dim_head|d_head|kv_channels|query_pre_attn_scalar|kv_lora_rank|q_lora_rank)",
+        16,
+    ),
     (r"qk_head_dim", 32),
     (r"rotary_dim", 16),
     (r"n_group|topk_group|num_expert_group", 1),
@@ -43,7 +55,10 @@ _MOST: tuple[tuple[str, int], ...] = (
         r"dim|embedding_dim|d_embed|width|projector_hidden_act|conv_dim|emb_dim|output_dim|out_dim|input_size|state_size)",
         64,
     ),
-    (r".*(position_embeddings|n_positions|max_seq_len\w*|max_\w*positions|max_length|num_positions|n_ctx)", 512),
+    (
+        r".*(position_embeddings|n_positions|max_seq_len\w*|max_\w*positions|max_length|num_positions|n_ctx)",
+        512,
+    ),
     (r".*(num_queries|num_query_tokens|num_latents|n_latents|query_num)", 8),
     (r".*(chunk_size|sliding_window\w*|attention_window)", 32),
 )
@@ -68,7 +83,11 @@ def tiny_config(model_type: str) -> Any:
 
 def merged(sizes: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     """A nested mapping with another one on top."""
-    nested = {key: merged(sizes.get(key) or {}, value) for key, value in over.items() if isinstance(value, Mapping)}
+    nested = {
+        key: merged(sizes.get(key) or {}, value)
+        for key, value in over.items()
+        if isinstance(value, Mapping)
+    }
     return {**sizes, **over, **nested}
 
 
@@ -81,7 +100,9 @@ def _shrunk(config: Any) -> dict[str, Any]:
     for key, value in given.items():
         part = vars(config).get(key)
         if isinstance(part, PreTrainedConfig):
-            stages = getattr(part, "out_features", None) if hasattr(part, "depths") else None  # of a backbone
+            stages = (
+                getattr(part, "out_features", None) if hasattr(part, "depths") else None
+            )  # of a backbone
             named = {"model_type": part.model_type, **({"out_features": stages} if stages else {})}
             sizes[key] = named | merged(_shrunk(part), overrides().get(part.model_type, {}))
         elif isinstance(value, dict) and "mrope_section" in value:
@@ -90,11 +111,20 @@ def _shrunk(config: Any) -> dict[str, Any]:
             small = _small(key, value)
             if small != value:
                 sizes[key] = small
-    heads = next((given[key] for key in ("num_attention_heads", "n_head") if isinstance(given.get(key), int)), None)
+    heads = next(
+        (
+            given[key]
+            for key in ("num_attention_heads", "n_head")
+            if isinstance(given.get(key), int)
+        ),
+        None,
+    )
     if "num_key_value_heads" in sizes and given["num_key_value_heads"] == heads:
         sizes["num_key_value_heads"] = min(heads, HEADS)
     heads = given.get("num_heads")
-    if isinstance(heads, list | tuple) and isinstance(given.get("embed_dim"), int):  # of the first stage
+    if isinstance(heads, list | tuple) and isinstance(
+        given.get("embed_dim"), int
+    ):  # of the first stage
         sizes["embed_dim"] = 8 * heads[0]
     image, patch = given.get("image_size"), given.get("patch_size")
     if isinstance(image, int):
@@ -103,7 +133,11 @@ def _shrunk(config: Any) -> dict[str, Any]:
 
 
 def _small(key: str, value: Any) -> Any:
-    if isinstance(value, list | tuple) and len(value) > 1 and all(type(each) is int for each in value):
+    if (
+        isinstance(value, list | tuple)
+        and len(value) > 1
+        and all(type(each) is int for each in value)
+    ):
         return _small_list(key, list(value))
     if type(value) is not int:
         return value

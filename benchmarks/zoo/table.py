@@ -29,12 +29,19 @@ Row = Mapping[str, Any]
 def is_sentence(message: str) -> bool:
     """Whether a refusal is one line that says what is wrong and what to do instead, and no traceback."""
     short = len(message.split()) <= _MOST_WORDS and "\n" not in message.strip()
-    return short and "Traceback" not in message and message.strip().endswith(".") and bool(_REMEDY.search(message))
+    return (
+        short
+        and "Traceback" not in message
+        and message.strip().endswith(".")
+        and bool(_REMEDY.search(message))
+    )
 
 
 def refused_well(answer: Row) -> bool:
     """Whether a lever works, or is refused as it should be."""
-    return answer["outcome"] == "works" or (answer["outcome"] == "refused" and is_sentence(answer["message"]))
+    return answer["outcome"] == "works" or (
+        answer["outcome"] == "refused" and is_sentence(answer["message"])
+    )
 
 
 def problems(row: Row) -> list[str]:
@@ -47,7 +54,11 @@ def problems(row: Row) -> list[str]:
         return [f"model: {_last(row['looked_at']['message'])}"]
     found = []
     full = row["settings"]["full"]
-    for name, answer in (("estimate", full["prediction"]), ("probe", full["probe"]), ("search", row["search"])):
+    for name, answer in (
+        ("estimate", full["prediction"]),
+        ("probe", full["probe"]),
+        ("search", row["search"]),
+    ):
         if answer and answer["outcome"] != "works":
             found.append(f"{name}: {_last(answer['message'])}")
     if row.get("command") and row["command"]["outcome"] != "works":
@@ -56,7 +67,10 @@ def problems(row: Row) -> list[str]:
         if not refused_well(answer):
             found.append(f"{name}: {_last(answer['message'])}")
     for name, figures in row["settings"].items():
-        if figures["probe"]["outcome"] == "works" != figures["prediction"]["outcome"] and name != "full":
+        if (
+            figures["probe"]["outcome"] == "works" != figures["prediction"]["outcome"]
+            and name != "full"
+        ):
             found.append(f"estimate of {name}: {_last(figures['prediction']['message'])}")
     return list(dict.fromkeys(found))
 
@@ -94,25 +108,43 @@ class Summary:
 
 def document(rows: Mapping[str, Row], notes: Sequence[str]) -> str:
     """All of it."""
-    left_out = [(key.split("/")[-2], row["left_out"][:150]) for key, row in rows.items() if "left_out" in row]
+    left_out = [
+        (key.split("/")[-2], row["left_out"][:150])
+        for key, row in rows.items()
+        if "left_out" in row
+    ]
     rows = {key: row for key, row in rows.items() if "left_out" not in row}
     parts = ["# Families, each from end to end", *notes]
     parts += [table(_numbers(rows)), table(_causes(rows)), table(_rows(rows))]
     if left_out:
-        parts.append(table(Table("Left out: transformers cannot build or train it here", ("family", "why"), left_out)))
+        parts.append(
+            table(
+                Table(
+                    "Left out: transformers cannot build or train it here",
+                    ("family", "why"),
+                    left_out,
+                )
+            )
+        )
     return "\n\n".join(parts) + "\n"
 
 
 def _numbers(rows: Mapping[str, Row]) -> Table:
     working = sum(not problems(row) for row in rows.values())
     searched = sum(bool(row.get("search")) for row in rows.values())
-    share = f"{working} of {len(rows)}: {working / max(1, len(rows)):.1%} ({searched} of them searched)"
-    lines: list[tuple[str | None, ...]] = [("families that work from end to end", share, None, None, None)]
+    share = (
+        f"{working} of {len(rows)}: {working / max(1, len(rows)):.1%} ({searched} of them searched)"
+    )
+    lines: list[tuple[str | None, ...]] = [
+        ("families that work from end to end", share, None, None, None)
+    ]
     for setting, title in SETTINGS.items():
         if found := Summary.of(errors(rows.values(), setting)):
             figures = (f"{found.median:.4%}", f"{found.most:.3%}", f"{found.lowest:.2%}")
             lines.append((f"error of predicted memory, {title}", f"{found.rows} rows", *figures))
-    return Table(f"What they come to (wanted: {WANTED})", ("", "", "median", "95 % within", "lowest"), lines)
+    return Table(
+        f"What they come to (wanted: {WANTED})", ("", "", "median", "95 % within", "lowest"), lines
+    )
 
 
 def _causes(rows: Mapping[str, Row]) -> Table:
@@ -133,7 +165,17 @@ def _cause(problem: str) -> str:
 
 
 def _rows(rows: Mapping[str, Row]) -> Table:
-    head = ("family", "task", "parameters", "estimate", "search", *LEVERS.values(), *SETTINGS.values(), "message", "s")
+    head = (
+        "family",
+        "task",
+        "parameters",
+        "estimate",
+        "search",
+        *LEVERS.values(),
+        *SETTINGS.values(),
+        "message",
+        "s",
+    )
     return Table("Families", head, [_line(key, row) for key, row in sorted(rows.items())])
 
 
@@ -147,20 +189,29 @@ def _line(key: str, row: Row) -> tuple[str | None, ...]:
     levers = [row["levers"][lever] for lever in LEVERS]
     full = row["settings"]["full"]["prediction"]
     marks = [_mark(full), _mark(row["search"]), *map(_mark, levers)]
-    refusals = [each["message"] for each in levers if each["outcome"] == "refused" and is_sentence(each["message"])]
+    refusals = [
+        each["message"]
+        for each in levers
+        if each["outcome"] == "refused" and is_sentence(each["message"])
+    ]
     return (
         name,
         task,
         f"{row['parameters']:,}",
         *marks,
-        *(f"{found[setting]:+.3%}" if setting in (found := errors_of(row)) else None for setting in SETTINGS),
+        *(
+            f"{found[setting]:+.3%}" if setting in (found := errors_of(row)) else None
+            for setting in SETTINGS
+        ),
         " ".join(dict.fromkeys((*messages, *refusals))) or None,
         f"{row['seconds']:.0f}",
     )
 
 
 def _mark(answer: Row | None) -> str | None:
-    return answer and {"works": "yes", "refused": "refused", "fails": "**fails**"}[answer["outcome"]]
+    return (
+        answer and {"works": "yes", "refused": "refused", "fails": "**fails**"}[answer["outcome"]]
+    )
 
 
 def _last(text: str) -> str:

@@ -72,7 +72,9 @@ class Worker:
 def serve(connection: Connection) -> None:
     """In the worker: measure the families that are sent until none comes."""
     os.environ["HF_HUB_OFFLINE"] = "1"  # before anything imports transformers
-    os.environ["OMP_NUM_THREADS"] = "1"  # before torch: on tensors this small, threads only wait for each other
+    os.environ["OMP_NUM_THREADS"] = (
+        "1"  # before torch: on tensors this small, threads only wait for each other
+    )
     from autofit.core.environment import set_defaults
 
     set_defaults()

@@ -26,7 +26,10 @@ NARROW: dict[str, Any] = {
 def batches(count: int = 3, size: int = 8) -> list[Batch]:
     generator = torch.Generator().manual_seed(count)
     return [
-        (torch.randn(size, 48, generator=generator), torch.randint(10, (size,), generator=generator))
+        (
+            torch.randn(size, 48, generator=generator),
+            torch.randint(10, (size,), generator=generator),
+        )
         for _ in range(count)
     ]
 
@@ -46,10 +49,14 @@ def weights(model: nn.Module) -> dict[str, torch.Tensor]:
     return {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
 
 
-def assert_same(one: Mapping[str, torch.Tensor], other: Mapping[str, torch.Tensor], **tolerance: float) -> None:
+def assert_same(
+    one: Mapping[str, torch.Tensor], other: Mapping[str, torch.Tensor], **tolerance: float
+) -> None:
     assert one.keys() == other.keys()
     for name in one:
-        torch.testing.assert_close(one[name], other[name], **(tolerance or {"rtol": 0, "atol": 0}), msg=name)
+        torch.testing.assert_close(
+            one[name], other[name], **(tolerance or {"rtol": 0, "atol": 0}), msg=name
+        )
 
 
 def contrastive(model: nn.Module, batch: Batch) -> torch.Tensor:
@@ -63,7 +70,9 @@ class Noisy(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.body = nn.Sequential(nn.Linear(48, 16), nn.BatchNorm1d(16), nn.Dropout(0.5), nn.Linear(16, 10))
+        self.body = nn.Sequential(
+            nn.Linear(48, 16), nn.BatchNorm1d(16), nn.Dropout(0.5), nn.Linear(16, 10)
+        )
 
     def forward(self, features: torch.Tensor) -> torch.Tensor:
         return self.body(features)

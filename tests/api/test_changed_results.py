@@ -47,8 +47,19 @@ WHOLE: dict[str, Any] = {
     "model": "tiny-llama",
     "workload": {"task": "causal-lm", "sequence_length": 64, "effective_batch_size": 4},
     "source": {"kind": "preset", "model": "tiny-llama"},
-    "hardware": {"device": "cpu", "name": "a CPU", "memory_gib": 23.5, "budget_gib": 2.0, "margin": 0.05},
-    "versions": {"autofit": "0.1.0", "torch": "2.13.0+cpu", "transformers": "5.23.0", "peft": "0.21.2"},
+    "hardware": {
+        "device": "cpu",
+        "name": "a CPU",
+        "memory_gib": 23.5,
+        "budget_gib": 2.0,
+        "margin": 0.05,
+    },
+    "versions": {
+        "autofit": "0.1.0",
+        "torch": "2.13.0+cpu",
+        "transformers": "5.23.0",
+        "peft": "0.21.2",
+    },
     "config": KNOBS,
     "measured": MEASURED,
     "tiers": {"full": None, "lora": {"config": KNOBS, "measured": MEASURED}, "qlora": None},
@@ -59,7 +70,11 @@ PREDICTED = {
     "step_seconds": 0.1,
     "tokens_per_second": 2.0,
 }
-ELSEWHERE = {"name": "a card", "allocator": "expandable_segments:False", "measured_on": "another card"}
+ELSEWHERE = {
+    "name": "a card",
+    "allocator": "expandable_segments:False",
+    "measured_on": "another card",
+}
 FOR_A_CARD = {
     **WHOLE,
     "hardware": {**WHOLE["hardware"], **ELSEWHERE},
@@ -120,7 +135,10 @@ def test_what_nobody_changed_is_read(file: Path, kind: str, reader: str) -> None
 
 
 @settings(max_examples=100)
-@given(changed=st.sampled_from(list(RESULTS)).flatmap(lambda kind: mutations(RESULTS[kind])), data=st.data())
+@given(
+    changed=st.sampled_from(list(RESULTS)).flatmap(lambda kind: mutations(RESULTS[kind])),
+    data=st.data(),
+)
 def test_what_was_changed_is_read_or_refused(file: Path, changed: Any, data: st.DataObject) -> None:
     file.write_text(yaml.safe_dump(changed))
     reader = data.draw(st.sampled_from(["train", "training_arguments", "estimate", *TOOLS]))
@@ -142,7 +160,11 @@ def test_what_was_changed_is_read_or_refused(file: Path, changed: Any, data: st.
         ("workload", [], "workload must be a mapping"),
         ("workload", {"sequence_length": "64"}, r"workload\.sequence_length is '64'"),
         ("model", 7, "model is 7"),
-        ("predicted", {"device_bytes": {"low": 10**400, "high": 1}}, r"predicted\.device_bytes\.low is 1000"),
+        (
+            "predicted",
+            {"device_bytes": {"low": 10**400, "high": 1}},
+            r"predicted\.device_bytes\.low is 1000",
+        ),
     ],
 )
 def test_what_is_wrong_is_named(file: Path, part: str, value: Any, said: str) -> None:
@@ -151,9 +173,13 @@ def test_what_is_wrong_is_named(file: Path, part: str, value: Any, said: str) ->
         SavedResult.load(file)
 
 
-@pytest.mark.parametrize("value", ["x" * 3000, ["x"] * 1000, {"x" * 3000: 1}], ids=["text", "list", "mapping"])
+@pytest.mark.parametrize(
+    "value", ["x" * 3000, ["x"] * 1000, {"x" * 3000: 1}], ids=["text", "list", "mapping"]
+)
 @pytest.mark.parametrize("part", WHOLE)
-def test_what_is_wrong_is_told_in_few_words_however_long_it_is(file: Path, part: str, value: Any) -> None:
+def test_what_is_wrong_is_told_in_few_words_however_long_it_is(
+    file: Path, part: str, value: Any
+) -> None:
     whole = WHOLE[part] if isinstance(WHOLE[part], dict) else {}
     for changed in (value, *({**whole, name: value} for name in whole)):
         file.write_text(json.dumps({**WHOLE, part: changed}))  # which is YAML too
@@ -165,7 +191,9 @@ def test_what_is_wrong_is_told_in_few_words_however_long_it_is(file: Path, part:
 
 @pytest.mark.parametrize("part", ["hardware", "versions", "measured", "tiers", "source"])
 @pytest.mark.parametrize("value", [None, "left out"])
-def test_parts_that_no_reader_needs_may_be_missing(file: Path, part: str, value: str | None) -> None:
+def test_parts_that_no_reader_needs_may_be_missing(
+    file: Path, part: str, value: str | None
+) -> None:
     left = {name: each for name, each in WHOLE.items() if name != part}
     file.write_text(yaml.safe_dump(left if value else {**WHOLE, part: None}))
     read(file, "axolotl" if part != "source" else "estimate")

@@ -22,14 +22,24 @@ pytestmark = pytest.mark.usefixtures("shared_zygote")
 def test_what_there_is() -> None:
     found = examine("cpu")
     assert json.loads(json.dumps(found)) == found
-    assert found.keys() == {"schema", "hardware", "budget_gib", "versions", "calibration", "store", "techniques"}
+    assert found.keys() == {
+        "schema",
+        "hardware",
+        "budget_gib",
+        "versions",
+        "calibration",
+        "store",
+        "techniques",
+    }
     hardware = found["hardware"]
     assert hardware["device"] == "cpu"
     assert 0.5 < found["budget_gib"] / (hardware["host_free_bytes"] / GIB) < 0.81
     assert found["versions"]["torch"] == importlib.metadata.version("torch")
 
 
-def test_what_is_stored_is_counted_and_can_be_cleared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_stored_is_counted_and_can_be_cleared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     store = Store()
     nothing = {"path": str(store.path), "measurements": 0, "models": 0}
@@ -59,7 +69,9 @@ def values_of(found: dict[str, Any], name: str) -> dict[Any, dict[str, Any]]:
 
 def test_every_technique_and_every_value_is_told_of() -> None:
     found = examine("cpu")
-    assert [row["name"] for row in found["techniques"]] == [each.name for each in techniques.all_techniques()]
+    assert [row["name"] for row in found["techniques"]] == [
+        each.name for each in techniques.all_techniques()
+    ]
     for technique in techniques.all_techniques():
         values = values_of(found, technique.name)
         assert set(technique.values) <= set(values) or technique.off is None

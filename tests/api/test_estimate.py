@@ -30,7 +30,9 @@ PLAIN = {"precision": "bf16", "micro_batch_size": 2, "activation_checkpointing":
 def known_speed(monkeypatch: pytest.MonkeyPatch) -> None:
     """The CPU's speed is taken as known: measuring it takes seconds."""
     rates = target.rates_for
-    monkeypatch.setattr(target, "rates_for", lambda here: UNKNOWN if here.device == "cpu" else rates(here))
+    monkeypatch.setattr(
+        target, "rates_for", lambda here: UNKNOWN if here.device == "cpu" else rates(here)
+    )
 
 
 def test_what_is_predicted_sums_up_and_is_held_against_the_card() -> None:
@@ -48,13 +50,17 @@ def test_what_is_predicted_sums_up_and_is_held_against_the_card() -> None:
 
 
 def test_absent_knobs_are_off_and_what_is_set_comes_on_top() -> None:
-    found = autofit.estimate(tiny.llama_workload(), {"optimizer": "sgd"}, gpu="h100", set={"micro_batch_size": 1})
+    found = autofit.estimate(
+        tiny.llama_workload(), {"optimizer": "sgd"}, gpu="h100", set={"micro_batch_size": 1}
+    )
     assert (found.config["optimizer"], found.config["precision"]) == ("sgd", "fp32")
     assert (found.config["micro_batch_size"], found.config["gradient_accumulation_steps"]) == (1, 4)
 
 
 @pytest.mark.parametrize("form", ["mapping", "knobs", "result"])
-def test_a_config_may_be_a_mapping_or_a_file_of_its_own_or_a_result(form: str, tmp_path: Path) -> None:
+def test_a_config_may_be_a_mapping_or_a_file_of_its_own_or_a_result(
+    form: str, tmp_path: Path
+) -> None:
     config: Any = {**PLAIN, "gradient_accumulation_steps": 2}
     if form != "mapping":
         result = {"autofit": 1, "model": "llama", "workload": {}, "config": config}
@@ -62,13 +68,22 @@ def test_a_config_may_be_a_mapping_or_a_file_of_its_own_or_a_result(form: str, t
         config = tmp_path / "it.yaml"
     found = autofit.estimate(tiny.llama_workload(), config, gpu="h100", set={"micro_batch_size": 1})
     assert found.config["activation_checkpointing"] == "full"
-    assert found.config["gradient_accumulation_steps"] == 4  # follows from the micro-batch that was set
+    assert (
+        found.config["gradient_accumulation_steps"] == 4
+    )  # follows from the micro-batch that was set
 
 
 @pytest.mark.parametrize(("gpu", "precision"), [("h100", "bf16"), ("t4", "fp16-mixed")])
-def test_without_a_config_a_language_model_starts_where_the_card_can(gpu: str, precision: str) -> None:
+def test_without_a_config_a_language_model_starts_where_the_card_can(
+    gpu: str, precision: str
+) -> None:
     found = autofit.estimate(tiny.llama_workload(), gpu=gpu)
-    expected = {"precision": precision, "micro_batch_size": 1, "activation_checkpointing": "full", "lora_rank": 0}
+    expected = {
+        "precision": precision,
+        "micro_batch_size": 1,
+        "activation_checkpointing": "full",
+        "lora_rank": 0,
+    }
     assert {knob: found.config[knob] for knob in expected} == expected
     assert "no config was given" in found.notes[0]
 
@@ -80,8 +95,12 @@ def test_without_a_config_other_models_start_plain() -> None:
 
 
 def test_what_was_set_is_told_from_what_is_assumed() -> None:
-    found = autofit.estimate(tiny.llama_workload(), gpu="h100", set={"precision": "fp32", "lora_rank": 4})
-    assert found.notes[0].startswith("only lora_rank, precision of the config was given: the other knobs are where")
+    found = autofit.estimate(
+        tiny.llama_workload(), gpu="h100", set={"precision": "fp32", "lora_rank": 4}
+    )
+    assert found.notes[0].startswith(
+        "only lora_rank, precision of the config was given: the other knobs are where"
+    )
 
 
 def test_the_verdict_follows_the_budget() -> None:
@@ -100,7 +119,10 @@ def test_the_verdict_follows_the_budget() -> None:
 def test_a_card_that_is_only_a_size_is_the_most_common_one_of_it() -> None:
     found = autofit.estimate(tiny.llama_workload(), PLAIN, gpu_mem=24)
     named = autofit.estimate(tiny.llama_workload(), PLAIN, gpu="rtx-4090")
-    assert (found.allocated_bytes, found.step_seconds) == (named.allocated_bytes, named.step_seconds)
+    assert (found.allocated_bytes, found.step_seconds) == (
+        named.allocated_bytes,
+        named.step_seconds,
+    )
     card_of_24 = "NVIDIA GeForce RTX 4090, the most common one of 24 GB"
     assert found.notes[0] == f"No card was named: {card_of_24}, is assumed; --gpu names another."
     assert found.budget.device_bytes == named.budget.device_bytes
@@ -112,7 +134,9 @@ def test_a_size_that_few_cards_have_is_granted() -> None:
     assert found.verdict == "yes"
     assert found.budget.device_bytes == 512 * GIB
     assert found.step_seconds
-    assert found.notes[0].startswith("No card was named: few cards have 512 GiB, so one as fast as ")
+    assert found.notes[0].startswith(
+        "No card was named: few cards have 512 GiB, so one as fast as "
+    )
 
 
 @NO_CUDA
@@ -136,7 +160,10 @@ def test_a_smaller_card_and_a_model_of_another_kind() -> None:
         ({"gpu": "h100", "gpu_mem": 24}, "two budgets"),
         ({"device": "cuda"}, r"there is no CUDA device here\. Name a card"),
         ({"gpu": "h100", "set": {"precision": ["bf16", "fp32"]}}, "precision is set to 2 values"),
-        ({"gpu": "h100", "set": {"precison": "bf16"}}, r"unknown knob 'precison'\. Did you mean 'precision'\?"),
+        (
+            {"gpu": "h100", "set": {"precison": "bf16"}},
+            r"unknown knob 'precison'\. Did you mean 'precision'\?",
+        ),
         ({"gpu": "h100", "trials": 3}, "unknown option 'trials'"),
         ({"gpu": "h100", "seq_len": 8}, "belong to a model given by name"),
         ({"gpu": "h100", "config": 3}, "config must be an .*, not 3"),
@@ -179,9 +206,15 @@ class Peeking(Counting):
 
 
 @pytest.mark.parametrize(("model", "operation"), [(Counting, "aten._unique2"), (Peeking, "numpy")])
-def test_a_model_that_needs_numbers_is_told_with_the_operation(model: type[nn.Module], operation: str) -> None:
-    workload = Workload(model=model, batch=lambda n: {"x": torch.ones(n, 4)}, effective_batch_size=4, name="it")
-    with pytest.raises(UntraceableError, match=f"step of this model cannot be followed.*{operation}"):
+def test_a_model_that_needs_numbers_is_told_with_the_operation(
+    model: type[nn.Module], operation: str
+) -> None:
+    workload = Workload(
+        model=model, batch=lambda n: {"x": torch.ones(n, 4)}, effective_batch_size=4, name="it"
+    )
+    with pytest.raises(
+        UntraceableError, match=f"step of this model cannot be followed.*{operation}"
+    ):
         autofit.estimate(workload, {}, gpu="h100")
 
 

@@ -86,7 +86,9 @@ def test_exact_knobs_give_the_same_weights(knobs: dict[str, Any]) -> None:
 
 
 def test_a_ragged_last_batch_is_trained_on_too() -> None:
-    loader = DataLoader(TensorDataset(*(torch.cat(parts) for parts in zip(*batches(3), strict=True))), batch_size=9)
+    loader = DataLoader(
+        TensorDataset(*(torch.cat(parts) for parts in zip(*batches(3), strict=True))), batch_size=9
+    )
     trained = fitted(loader=loader, config={"micro_batch_size": 3})
     assert [report.samples for report in trained.history] == [9, 9, 6]
 
@@ -116,9 +118,14 @@ def test_batch_norm_is_warned_of() -> None:
     loader = [(torch.randn(4, 3, 8, 8, generator=generator), torch.tensor([0, 1, 2, 3]))]
     for micro_batch, warned in ((2, 1), (4, 0)):
         events: list[Event] = []
-        fitted(tiny.ConvNet(), loader, config={"micro_batch_size": micro_batch}, listener=events.append)
+        fitted(
+            tiny.ConvNet(), loader, config={"micro_batch_size": micro_batch}, listener=events.append
+        )
         notes = [event.text for event in events if isinstance(event, Note)]
-        assert sum("BatchNorm takes its statistics over micro-batches of 2" in note for note in notes) == warned
+        assert (
+            sum("BatchNorm takes its statistics over micro-batches of 2" in note for note in notes)
+            == warned
+        )
 
 
 def test_a_loss_that_couples_samples_is_not_split() -> None:
@@ -177,7 +184,14 @@ def test_a_learning_rate_that_nobody_gave_is_told() -> None:
     def told(**given: float) -> list[str]:
         events: list[Event] = []
         trained = fit(
-            mlp(), batches(), loss=tiny.classify, config={}, device="cpu", steps=1, listener=events.append, **given
+            mlp(),
+            batches(),
+            loss=tiny.classify,
+            config={},
+            device="cpu",
+            steps=1,
+            listener=events.append,
+            **given,
         )
         assert [report.lr for report in trained.history] == [1e-4]
         return [event.text for event in events if isinstance(event, Note)]
@@ -188,11 +202,16 @@ def test_a_learning_rate_that_nobody_gave_is_told() -> None:
 
 def test_schedules() -> None:
     def rates(**given: Any) -> list[float]:
-        return [report.lr for report in fitted(steps=5, lr=1.0, config={"optimizer": "sgd"}, **given).history]
+        return [
+            report.lr
+            for report in fitted(steps=5, lr=1.0, config={"optimizer": "sgd"}, **given).history
+        ]
 
     assert rates() == [1.0] * 5
     assert rates(schedule="linear") == pytest.approx([1.0, 0.8, 0.6, 0.4, 0.2])
-    assert rates(schedule="cosine", warmup_steps=1) == pytest.approx([0.5, 1.0, 0.853553, 0.5, 0.146447], abs=1e-5)
+    assert rates(schedule="cosine", warmup_steps=1) == pytest.approx(
+        [0.5, 1.0, 0.853553, 0.5, 0.146447], abs=1e-5
+    )
 
 
 @pytest.mark.parametrize(
@@ -202,8 +221,14 @@ def test_schedules() -> None:
         ({"schedule": "exponential"}, "schedule must be one of constant, cosine, linear"),
         ({"max_grad_norm": -1}, "max_grad_norm must be positive"),
         ({"config": {"precison": "bf16"}}, r"unknown knob 'precison'\. Did you mean 'precision'\?"),
-        ({"config": {"precision": "bf17"}}, r"unknown value for precision 'bf17'\. Did you mean 'bf16'\?"),
-        ({"config": {"micro_batch_size": 3}}, r"micro_batch_size 3 does not divide the effective batch of 8"),
+        (
+            {"config": {"precision": "bf17"}},
+            r"unknown value for precision 'bf17'\. Did you mean 'bf16'\?",
+        ),
+        (
+            {"config": {"micro_batch_size": 3}},
+            r"micro_batch_size 3 does not divide the effective batch of 8",
+        ),
         ({"learning_rate": 1}, r"unknown option 'learning_rate'"),
         ({"devise": "cpu"}, r"unknown option 'devise'\. Did you mean 'device'\?"),
         ({"resume": True}, "to resume, the directory must be named"),
@@ -211,7 +236,10 @@ def test_schedules() -> None:
         ({"loader": iter(batches())}, "can be read only once"),
         ({"loader": 5}, "the loader must be an iterable of batches, not a int"),
         ({"model": "gpt2"}, "the model must be an nn.Module or the name of one, not a str"),
-        ({"loss": lambda model, batch: model(batch[0])}, r"the loss must be one number in a tensor, not a tensor of"),
+        (
+            {"loss": lambda model, batch: model(batch[0])},
+            r"the loss must be one number in a tensor, not a tensor of",
+        ),
         ({"loss": lambda model, batch: torch.ones(())}, "the loss needs no gradient"),
     ],
     ids=lambda value: None if isinstance(value, str) else str(next(iter(value))),
@@ -258,13 +286,17 @@ def test_every_pass_of_a_shuffling_loader_has_an_order_of_its_own() -> None:
 
 def test_a_model_comes_back_in_the_format_it_came_in(monkeypatch: pytest.MonkeyPatch) -> None:
     found = SavedResult("noisy", {}, {}, {"device": "cpu"}, Config({"precision": "fp32"}), {})
-    monkeypatch.setattr(importlib.import_module("autofit.api.fit"), "_result", lambda *_, **__: found)
+    monkeypatch.setattr(
+        importlib.import_module("autofit.api.fit"), "_result", lambda *_, **__: found
+    )
     model = noisy().double()  # which no config trains in
     before = weights(model)
     loader = [(features.double(), classes) for features, classes in batches()]
     fitted(model, loader, config=None)
     after = weights(model)
-    assert {name: each.dtype for name, each in after.items()} == {name: each.dtype for name, each in before.items()}
+    assert {name: each.dtype for name, each in after.items()} == {
+        name: each.dtype for name, each in before.items()
+    }
     assert not torch.equal(before["body.0.weight"], after["body.0.weight"])
 
 
@@ -308,17 +340,29 @@ def test_an_iterable_dataset_is_counted_by_reading_it() -> None:
     ("options", "message"),
     [
         ({"config": [1]}, "config must be an autofit.Config or a mapping of knobs, not "),
-        ({"callbacks": print}, "callbacks must be a tuple of functions, not <built-in function print>"),
+        (
+            {"callbacks": print},
+            "callbacks must be a tuple of functions, not <built-in function print>",
+        ),
         ({"checkpoint_every": 0}, "checkpoint_every must be a whole number from 1, not 0"),
         ({"keep_last": 1.5}, r"keep_last must be a whole number from 1, not 1\.5"),
         ({"callbacks": [3]}, r"callbacks must be a tuple of functions, not \[3\]"),
         ({"callbacks": 3}, "callbacks must be a tuple of functions, not 3"),
         ({"seed": None}, "seed cannot be None"),
         ({"seed": 2**70}, "seed must be a whole number of at most 63 bits"),
-        ({"model": mlp().requires_grad_(False)}, r"the model has no trainable parameter\. Set requires_grad"),
-        ({"eval_loader": iter(batches())}, "the eval_loader is a list_iterator, which can be read only once"),
+        (
+            {"model": mlp().requires_grad_(False)},
+            r"the model has no trainable parameter\. Set requires_grad",
+        ),
+        (
+            {"eval_loader": iter(batches())},
+            "the eval_loader is a list_iterator, which can be read only once",
+        ),
         ({"eval_loader": []}, "eval_loader is empty: it gave no batch"),
-        ({"eval_loader": [torch.ones(2, 48)]}, "the loss on eval_loader's first sample raised ValueError: not enough"),
+        (
+            {"eval_loader": [torch.ones(2, 48)]},
+            "the loss on eval_loader's first sample raised ValueError: not enough",
+        ),
         ({"output_dir": Path(__file__) / "x"}, "test_fit.py is a file, not a directory"),
     ],
 )
@@ -333,13 +377,18 @@ def test_an_optimizer_is_a_name_or_a_function() -> None:
 
     assert one(optimizer="sgd") == one(config={"optimizer": "sgd"}) != one()
     assert one(optimizer=torch.optim.NAdam) != one()
-    assert one(optimizer=lambda groups: torch.optim.AdamW(groups, weight_decay=0.0)) == pytest.approx(one(), rel=1e-5)
+    assert one(
+        optimizer=lambda groups: torch.optim.AdamW(groups, weight_decay=0.0)
+    ) == pytest.approx(one(), rel=1e-5)
 
 
 @pytest.mark.parametrize(
     ("optimizer", "words"),
     [
-        (torch.optim.SGD(mlp().parameters(), lr=1), "the name of one or a function that makes one, not a SGD"),
+        (
+            torch.optim.SGD(mlp().parameters(), lr=1),
+            "the name of one or a function that makes one, not a SGD",
+        ),
         (5, "the name of one or a function that makes one, not a int"),
         ("adam", r"unknown value for optimizer 'adam'\. Did you mean 'adamw'"),
     ],
@@ -389,6 +438,8 @@ def test_gradients_that_are_switched_off_around_it(mode: Callable[[], Any]) -> N
 
 
 def test_a_callback_ends_training_cleanly() -> None:
-    trained = fitted(steps=20, callbacks=[lambda report: autofit.STOP if report.step == 3 else None])
+    trained = fitted(
+        steps=20, callbacks=[lambda report: autofit.STOP if report.step == 3 else None]
+    )
     assert len(trained.history) == 3
     assert trained.model.training

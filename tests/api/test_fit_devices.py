@@ -31,11 +31,15 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, dict[str, Any]]
     """The numbers of processes that would have been started, and the configs."""
     found: list[tuple[int, dict[str, Any]]] = []
 
-    def run(_: Session, config: Any, *__: Any, devices: int, **___: Any) -> tuple[list[Any], list[float]]:
+    def run(
+        _: Session, config: Any, *__: Any, devices: int, **___: Any
+    ) -> tuple[list[Any], list[float]]:
         found.append((devices, dict(config)))
         return [], []
 
-    def predicted(config: Any, world: int, workload: Any, *_: Any, **__: Any) -> tuple[int, dict[str, Any]]:
+    def predicted(
+        config: Any, world: int, workload: Any, *_: Any, **__: Any
+    ) -> tuple[int, dict[str, Any]]:
         return world, fitted_to(config, world, workload.effective_batch_size)
 
     monkeypatch.setattr("autofit.api.fit.run_on_devices", run)
@@ -60,7 +64,9 @@ def test_a_process_that_ends_after_training_does_not_put_the_model_together(
     restart: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sessions: list[Session] = []
-    monkeypatch.setattr(Session, "run", lambda session, *_, **__: sessions.append(session) or ([], []))
+    monkeypatch.setattr(
+        Session, "run", lambda session, *_, **__: sessions.append(session) or ([], [])
+    )
     monkeypatch.setattr("autofit.api.fit.joined", lambda *_: contextlib.nullcontext())
     for name, value in {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "host"}.items():
         monkeypatch.setenv(name, value)
@@ -73,18 +79,24 @@ def test_one_device_needs_no_process_of_its_own(launched: list[Any]) -> None:
     assert not launched
 
 
-def test_devices_that_the_batch_does_not_go_round_are_left_idle(launched: list[Any], caplog: Any) -> None:
+def test_devices_that_the_batch_does_not_go_round_are_left_idle(
+    launched: list[Any], caplog: Any
+) -> None:
     fitted(config=FSDP, devices=3)
     assert launched == [(2, FSDP)]
     assert "8 samples do not divide among 3 devices: 2 of them train." in caplog.text
 
 
-def test_without_a_config_a_search_is_for_as_many(launched: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_config_a_search_is_for_as_many(
+    launched: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     asked: list[Any] = []
 
     def result(_: Session, options: SearchOptions, *__: Any, **___: Any) -> Any:
         asked.append(options.devices)
-        return SimpleNamespace(config=FSDP | {"data_parallel_shard": options.devices}, hardware={"device": "cpu"})
+        return SimpleNamespace(
+            config=FSDP | {"data_parallel_shard": options.devices}, hardware={"device": "cpu"}
+        )
 
     monkeypatch.setattr("autofit.api.fit._result", result)
     fitted(devices=2)

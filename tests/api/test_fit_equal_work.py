@@ -46,7 +46,9 @@ def of_tokens(model: nn.Module, batch: Any) -> torch.Tensor:
     return functional.cross_entropy(logits, batch["labels"].flatten(), ignore_index=-100)
 
 
-def trained(micro: int, *, loss: Callable[..., Any] = of_tokens, zero_head: bool = True, **options: Any) -> Any:
+def trained(
+    micro: int, *, loss: Callable[..., Any] = of_tokens, zero_head: bool = True, **options: Any
+) -> Any:
     torch.manual_seed(0)
     precision = options.pop("precision", "fp32")
     return autofit.fit(
@@ -72,7 +74,10 @@ def test_micro_batches_have_the_losses_of_the_whole_batch(zero_head: bool) -> No
 
 def test_mixed_precision_takes_over_the_verdict() -> None:
     """bf16 rounds by 1/256: the norm of the gradient of micro-batches is within that of the whole batch's."""
-    norms = [trained(micro, precision="bf16-mixed", max_grad_norm=1e9).history[0].gradient_norm for micro in (8, 2)]
+    norms = [
+        trained(micro, precision="bf16-mixed", max_grad_norm=1e9).history[0].gradient_norm
+        for micro in (8, 2)
+    ]
     assert norms[1] == pytest.approx(norms[0], rel=4e-3)
 
 
@@ -80,7 +85,9 @@ def test_a_loss_that_does_not_split_is_refused_with_the_remedy() -> None:
     def coupled(model: nn.Module, batch: Any) -> torch.Tensor:
         return of_tokens(model, batch).sqrt()
 
-    with pytest.raises(autofit.InputError, match=r"cannot be split.*count=.*Set micro_batch_size to 8"):
+    with pytest.raises(
+        autofit.InputError, match=r"cannot be split.*count=.*Set micro_batch_size to 8"
+    ):
         trained(2, loss=coupled)
     assert len(trained(8, loss=coupled).history) == 4
 
@@ -112,7 +119,10 @@ def test_a_count_may_be_given(caplog: pytest.LogCaptureFixture) -> None:
 def test_evaluation_is_the_mean_of_the_set_whatever_its_batches() -> None:
     """All tokens count alike, in batches of any size."""
     held_out = [padded(7), padded(8)]
-    halves = [{name: tensor[start : start + 2] for name, tensor in held_out[0].items()} for start in (0, 2, 4, 6)]
+    halves = [
+        {name: tensor[start : start + 2] for name, tensor in held_out[0].items()}
+        for start in (0, 2, 4, 6)
+    ]
     whole = trained(8, zero_head=False, steps=1, eval_loader=held_out).evaluations
     cut = trained(2, zero_head=False, steps=1, eval_loader=[*halves, held_out[1]]).evaluations
     assert cut == pytest.approx(whole, abs=1e-5)

@@ -17,10 +17,23 @@ from autofit.core.errors import InputError
 from autofit.core.events import Event, Note
 from autofit.training.loop import StepReport
 from tests import tiny
-from tests.api.fitting import Batch, StoppedError, assert_same, batches, fitted, mlp, noisy, shuffled, stop_at, weights
+from tests.api.fitting import (
+    Batch,
+    StoppedError,
+    assert_same,
+    batches,
+    fitted,
+    mlp,
+    noisy,
+    shuffled,
+    stop_at,
+    weights,
+)
 
 
-def test_without_a_directory_nothing_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_directory_nothing_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     fitted()
     assert not list(tmp_path.iterdir())
@@ -29,7 +42,10 @@ def test_without_a_directory_nothing_is_written(tmp_path: Path, monkeypatch: pyt
 def test_the_output_directory(tmp_path: Path) -> None:
     trained = fitted(output_dir=tmp_path / "out")
     assert {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()} == {
-        *(f"out/checkpoints/step-00000003/{name}" for name in ("checkpoint.yaml", "state.json", "optimizer.pt")),
+        *(
+            f"out/checkpoints/step-00000003/{name}"
+            for name in ("checkpoint.yaml", "state.json", "optimizer.pt")
+        ),
         *(f"out/checkpoints/step-00000003/{name}.safetensors" for name in ("weights", "buffers")),
         "out/.lock",
         "out/metrics.jsonl",
@@ -117,7 +133,9 @@ def test_a_place_that_cannot_be_written_down_is_counted_instead(tmp_path: Path) 
     whole = fitted(noisy(), Odd(), epochs=3)
     with pytest.raises(StoppedError):
         fitted(noisy(), Odd(), callbacks=(stop_at(4),), listener=events.append, **how)
-    told = [event.text for event in events if isinstance(event, Note) and "state_dict" in event.text]
+    told = [
+        event.text for event in events if isinstance(event, Note) and "state_dict" in event.text
+    ]
     assert len(told) == 1
     assert "the state_dict of the loader holds a PosixPath, which no checkpoint does" in told[0]
     resumed = fitted(noisy(), Odd(), resume=True, **how)
@@ -125,7 +143,9 @@ def test_a_place_that_cannot_be_written_down_is_counted_instead(tmp_path: Path) 
 
 
 @pytest.mark.parametrize(("size", "steps"), [(3, 3 + 7 + 11), (8, 3 + 3 + 4), (12, 3 + 2 + 3)])
-def test_a_run_goes_on_at_its_sample_with_another_batch_size(tmp_path: Path, size: int, steps: int) -> None:
+def test_a_run_goes_on_at_its_sample_with_another_batch_size(
+    tmp_path: Path, size: int, steps: int
+) -> None:
     """32 samples in batches of 4, of which 3 were trained on; two epochs stay two epochs."""
     seen: list[int] = []
     said: list[Any] = []
@@ -139,7 +159,13 @@ def test_a_run_goes_on_at_its_sample_with_another_batch_size(tmp_path: Path, siz
     def run(batch_size: int, **options: Any) -> Any:
         torch.manual_seed(0)
         data = DataLoader(TensorDataset(torch.arange(32.0).view(-1, 1)), batch_size=batch_size)
-        given = {"config": {"optimizer": "sgd"}, "lr": 1e-6, "epochs": 2, "output_dir": tmp_path, **options}
+        given = {
+            "config": {"optimizer": "sgd"},
+            "lr": 1e-6,
+            "epochs": 2,
+            "output_dir": tmp_path,
+            **options,
+        }
         models.append(nn.Linear(1, 1))
         return fitted(models[-1], data, loss=loss, **given)
 
@@ -219,8 +245,12 @@ def test_a_signal_saves_a_checkpoint_before_it_acts(tmp_path: Path, number: sign
         if number != signal.SIGINT:
             patch.setattr("autofit.core.interrupts.signal.raise_signal", stop_instead(ended))
         with pytest.raises(KeyboardInterrupt):
-            fitted(output_dir=tmp_path, checkpoint_every=1000, callbacks=(send,), listener=said.append)
-        assert signal.getsignal(number) == (signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+            fitted(
+                output_dir=tmp_path, checkpoint_every=1000, callbacks=(send,), listener=said.append
+            )
+        assert signal.getsignal(number) == (
+            signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
+        )
     assert ended == ([] if number == signal.SIGINT else [number])
     assert any("stopped: the state after 2 steps is kept in" in each.text for each in said)
     resumed = fitted(output_dir=tmp_path, resume=True)
@@ -240,7 +270,9 @@ def stop_instead(ended: list[int]) -> Any:
 def signals_by_default() -> Iterator[None]:
     """Whatever runs the tests may have handlers of its own."""
     defaults = dict.fromkeys((signal.SIGTERM, signal.SIGHUP), signal.SIG_DFL)
-    before: dict[int, Any] = {number: signal.signal(number, handler) for number, handler in defaults.items()}
+    before: dict[int, Any] = {
+        number: signal.signal(number, handler) for number, handler in defaults.items()
+    }
     before[signal.SIGINT] = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     for number, handler in before.items():
@@ -295,14 +327,26 @@ def sparse() -> nn.Module:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"optimizer": WithThing}, "the state_dict of the optimizer holds more than plain values and tensors"),
-        ({"model": Counting()}, "_extra_state of the model's state is no tensor, and safetensors holds no other"),
+        (
+            {"optimizer": WithThing},
+            "the state_dict of the optimizer holds more than plain values and tensors",
+        ),
+        (
+            {"model": Counting()},
+            "_extra_state of the model's state is no tensor, and safetensors holds no other",
+        ),
         ({"model": sparse()}, "graph is a sparse tensor, which safetensors cannot hold"),
     ],
 )
-def test_what_could_not_be_kept_is_told_before_training(tmp_path: Path, options: dict[str, Any], message: str) -> None:
+def test_what_could_not_be_kept_is_told_before_training(
+    tmp_path: Path, options: dict[str, Any], message: str
+) -> None:
     with pytest.raises(InputError, match=message):
-        fitted(output_dir=tmp_path, callbacks=(lambda report: pytest.fail("training began"),), **options)
+        fitted(
+            output_dir=tmp_path,
+            callbacks=(lambda report: pytest.fail("training began"),),
+            **options,
+        )
     assert fitted(**options).history
 
 
@@ -312,4 +356,6 @@ def test_an_optimizer_without_weight_decay_is_resumed(tmp_path: Path) -> None:
 
     expected = fitted(optimizer=rprop, steps=4).history
     fitted(optimizer=rprop, steps=2, output_dir=tmp_path)
-    assert fitted(optimizer=rprop, steps=4, output_dir=tmp_path, resume=True).history == expected[2:]
+    assert (
+        fitted(optimizer=rprop, steps=4, output_dir=tmp_path, resume=True).history == expected[2:]
+    )

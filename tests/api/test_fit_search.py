@@ -44,7 +44,9 @@ def test_the_default_space_keeps_the_format_of_the_weights(monkeypatch: pytest.M
     assert asked(monkeypatch, mlp(), set={"lora_rank": 8}) == (((), ("float32",)), "full")
 
 
-def test_a_search_for_clipped_training_leaves_out_steps_in_the_backward(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_search_for_clipped_training_leaves_out_steps_in_the_backward(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """They would be refused when training begins: clipping by the global norm needs all gradients at once."""
     asked = []
 
@@ -98,7 +100,9 @@ def test_search_then_train_then_resume(tmp_path: Path, monkeypatch: pytest.Monke
 @pytest.mark.usefixtures("shared_zygote")
 def test_nothing_fits(tmp_path: Path) -> None:
     how = {"config": None, "mem": 1e-5, "trials": 1, "set": NARROW | {"micro_batch_size": 8}}
-    with pytest.raises(NothingFitsError, match=r"no config that was tried fits 0\.00 GiB: the nearest needs") as caught:
+    with pytest.raises(
+        NothingFitsError, match=r"no config that was tried fits 0\.00 GiB: the nearest needs"
+    ) as caught:
         fitted(output_dir=tmp_path, **how)
     assert caught.value.exit_code == 3
 
@@ -128,11 +132,15 @@ def test_the_same_search_is_not_done_twice_and_a_resumed_run_needs_no_cache(
     monkeypatch.setattr(tune, "LocalExecutor", None)  # no search any more
     again = fitted(mlp(), listener=events.append, output_dir=tmp_path / "out", **how)
     run = tmp_path / "out" / "search"
-    assert again.result == replace(as_written(first.result), run_directory=str(run), files=again.result.files)
+    assert again.result == replace(
+        as_written(first.result), run_directory=str(run), files=again.result.files
+    )
     assert autofit.explain(again.result) == autofit.explain(first.result)
     here = {str(path.relative_to(run)) for path in run.rglob("*") if "probes" not in path.parts}
     there = Path(first.result.run_directory)
-    assert here == {str(path.relative_to(there)) for path in there.rglob("*") if "probes" not in path.parts}
+    assert here == {
+        str(path.relative_to(there)) for path in there.rglob("*") if "probes" not in path.parts
+    }
     assert (run / "journal.log").read_text() == (there / "journal.log").read_text()
     assert Record.load(run / "result.json").result == again.result
     (note,) = [event.text for event in events if isinstance(event, Note)]
@@ -151,17 +159,24 @@ def test_the_same_search_is_not_done_twice_and_a_resumed_run_needs_no_cache(
 
 
 @pytest.mark.usefixtures("shared_zygote")
-def test_what_an_older_autofit_cached_is_searched_for_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_an_older_autofit_cached_is_searched_for_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     how: dict[str, Any] = {"config": None, "mem": 1, "trials": 1, "set": NARROW, "steps": 1}
     fitted(mlp(), **how)
     (cached,) = cache_file("results", "").glob("*.json")
-    cached.rename(cached.with_name(f"{'0' * 32}.json"))  # named by a digest alone, as by autofit before layout 2
+    cached.rename(
+        cached.with_name(f"{'0' * 32}.json")
+    )  # named by a digest alone, as by autofit before layout 2
     cache_file("", "layout").unlink()
     events: list[Event] = []
     assert isinstance(fitted(mlp(), listener=events.append, **how).result, Result)
     notes = [event.text for event in events if isinstance(event, Note)]
-    assert len([note for note in notes if "results of searches cached by an older autofit in" in note]) == 1
+    assert (
+        len([note for note in notes if "results of searches cached by an older autofit in" in note])
+        == 1
+    )
 
 
 @pytest.mark.usefixtures("shared_zygote")
@@ -179,5 +194,14 @@ def test_that_longer_samples_may_come_is_said_by_a_search_and_by_a_cached_one(
         how = {"config": None, "mem": 1, "trials": 1, "set": NARROW, "steps": 1, "peek": 2}
         fitted(mlp(), loader, loss=mean, listener=events.append, **how)
         notes = [event.text for event in events if isinstance(event, Note)]
-        assert len([note for note in notes if note.startswith("no more than 2 batches of the loader were read")]) == 1
+        assert (
+            len(
+                [
+                    note
+                    for note in notes
+                    if note.startswith("no more than 2 batches of the loader were read")
+                ]
+            )
+            == 1
+        )
     assert any("was done before" in note for note in notes)

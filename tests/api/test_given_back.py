@@ -28,7 +28,10 @@ def model() -> nn.Module:
 
 def snapshot(model: Any) -> dict[str, Any]:
     """All that hangs on a model beside the values of its weights."""
-    forwards = {name: getattr(each.forward, "__func__", each.forward) for name, each in model.named_modules()}
+    forwards = {
+        name: getattr(each.forward, "__func__", each.forward)
+        for name, each in model.named_modules()
+    }
     parameters = {
         name: (each.requires_grad, each.dtype, each.grad is None, len(each._backward_hooks or ()))
         for name, each in model.named_parameters()
@@ -38,7 +41,10 @@ def snapshot(model: Any) -> dict[str, Any]:
         "generation": copy.deepcopy(model.generation_config.to_dict()),
         "attention": model.config._attn_implementation,
         "modes": {name: each.training for name, each in model.named_modules()},
-        "checkpointing": {name: getattr(each, "gradient_checkpointing", None) for name, each in model.named_modules()},
+        "checkpointing": {
+            name: getattr(each, "gradient_checkpointing", None)
+            for name, each in model.named_modules()
+        },
         "hooks": hooks_of(model),
         "attributes": own_attributes(model),
         "classes": [type(each) for each in model.modules()],
@@ -78,7 +84,13 @@ def test_and_when_training_ends_early() -> None:
     own = model()
     before = snapshot(own)
     with pytest.raises(StoppedError):
-        fitted(own, loader(), loss=None, config={"activation_checkpointing": "full"}, callbacks=(stop_at(0),))
+        fitted(
+            own,
+            loader(),
+            loss=None,
+            config={"activation_checkpointing": "full"},
+            callbacks=(stop_at(0),),
+        )
     after = snapshot(own)
     assert after == before
 
@@ -100,7 +112,22 @@ def test_a_search_does_not_touch_it(tmp_path: Any) -> None:
     own = model()
     before = snapshot(own)
     weights = {name: each.clone() for name, each in own.state_dict().items()}
-    knobs = {**NARROW, "micro_batch_size": (2, 4), "activation_checkpointing": "full", "attention": "eager"}
-    search(own, loader(), device="cpu", mem=1, trials=1, fast=True, set=knobs, out=tmp_path / "run", store=False)
+    knobs = {
+        **NARROW,
+        "micro_batch_size": (2, 4),
+        "activation_checkpointing": "full",
+        "attention": "eager",
+    }
+    search(
+        own,
+        loader(),
+        device="cpu",
+        mem=1,
+        trials=1,
+        fast=True,
+        set=knobs,
+        out=tmp_path / "run",
+        store=False,
+    )
     assert snapshot(own) == before
     assert all(torch.equal(each, weights[name]) for name, each in own.state_dict().items())

@@ -29,7 +29,9 @@ class Trainer:
     def __init__(self, **losses: float | BaseException) -> None:
         self.losses, self.asked = losses, list[tuple[Config, int]]()
 
-    def run(self, function: Any, workload: None, saved: SavedResult, judge: Judge, seed: int, **_: Any) -> Any:
+    def run(
+        self, function: Any, workload: None, saved: SavedResult, judge: Judge, seed: int, **_: Any
+    ) -> Any:
         self.asked.append((saved.config, seed))
         found = self.losses[str(saved.config["precision"]).replace("-", "_")]
         if isinstance(found, BaseException):
@@ -48,12 +50,18 @@ def judged(trainer: Trainer, **options: Any) -> tuple[Result, Result]:
 def test_each_finalist_is_trained_with_two_seeds_and_the_best_stays() -> None:
     before, after = judged(Trainer(bf16=1.0, bf16_mixed=2.0))
     assert after.best == before.best
-    assert {curve.config["precision"]: curve.losses for curve in after.learning if not curve.config["lora_rank"]} == {
+    assert {
+        curve.config["precision"]: curve.losses
+        for curve in after.learning
+        if not curve.config["lora_rank"]
+    } == {
         "bf16": (1.0, 1.1),
         "bf16-mixed": (2.0, 2.1),
     }
     told = " ".join(after.notes)
-    assert told.index("Loss 1.0500 (1.0000 and 1.1000) after up to 10 steps") < told.index("Loss 2.0500")
+    assert told.index("Loss 1.0500 (1.0000 and 1.1000) after up to 10 steps") < told.index(
+        "Loss 2.0500"
+    )
     assert after.to_json()["learning"][0]["steps"] == [10, 10]
     assert "learning" not in before.to_json()
 
@@ -87,7 +95,10 @@ def test_a_finalist_learns_from_the_file_until_its_seconds_are_over(
     described = {**tiny.LLAMA, "vocab_size": 256, "architectures": ["LlamaForCausalLM"]}
     (tmp_path / "config.json").write_text(json.dumps(described))
     work = {"task": "causal-lm", "sequence_length": 32, "effective_batch_size": 8}
-    source, config = {"kind": "directory", "path": str(tmp_path)}, Config({"precision": "bf16-mixed"})
+    source, config = (
+        {"kind": "directory", "path": str(tmp_path)},
+        Config({"precision": "bf16-mixed"}),
+    )
     saved = SavedResult("model", work, source, {"device": "cpu"}, config, {})
     seconds, losses = _learn(None, saved, Judge(DATA, seconds=0.1, lr=1e-2), 0)
     assert len(seconds) == len(losses) > 2

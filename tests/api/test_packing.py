@@ -52,7 +52,9 @@ def test_samples_of_many_lengths_are_packed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("rows", [EVEN, ROWS[1:]])
-def test_samples_of_one_length_or_too_few_to_tell_are_padded(tmp_path: Path, rows: list[Any]) -> None:
+def test_samples_of_one_length_or_too_few_to_tell_are_padded(
+    tmp_path: Path, rows: list[Any]
+) -> None:
     found = of_data(tmp_path, rows)
     assert found.packing is False
     assert found.notes[-1].endswith("samples are padded.")
@@ -94,7 +96,9 @@ def test_what_cannot_keep_samples_apart_is_refused(tmp_path: Path) -> None:
 
 
 def test_data_are_for_named_language_models(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="named language models, and the task is sequence-classification"):
+    with pytest.raises(
+        InputError, match="named language models, and the task is sequence-classification"
+    ):
         of_data(tmp_path, ROWS, architecture="LlamaForSequenceClassification")
     with pytest.raises(InputError, match="data and weights are for a model given by name"):
         search(tiny.mlp_workload(), data=tmp_path / "data.jsonl")

@@ -70,17 +70,25 @@ def test_a_contrastive_loss_is_searched_unsplit(tmp_path: Path) -> None:
     (started,) = (event for event in events if isinstance(event, SearchStarted))
     assert (started.space_size, started.refused) == (result.space_size, result.skipped["refused"])
     assert {trial.config["micro_batch_size"] for trial in result.trials} == {8}
-    assert any(isinstance(event, Note) and "the loss cannot be split" in event.text for event in events)
+    assert any(
+        isinstance(event, Note) and "the loss cannot be split" in event.text for event in events
+    )
 
 
-@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")  # peft asks for it
+@pytest.mark.filterwarnings(
+    "ignore:`is_gradient_checkpointing` is deprecated:FutureWarning"
+)  # peft asks for it
 @pytest.mark.usefixtures("shared_zygote")
 def test_adapters_on_adapters_are_refused_before_the_first_probe(tmp_path: Path) -> None:
     from peft import LoraConfig, get_peft_model
 
-    model = get_peft_model(tiny.llama()(), LoraConfig(r=2, target_modules=["q_proj"], task_type="CAUSAL_LM"))
+    model = get_peft_model(
+        tiny.llama()(), LoraConfig(r=2, target_modules=["q_proj"], task_type="CAUSAL_LM")
+    )
     events: list[Event] = []
-    with pytest.raises(InputError, match="the model already has adapters from an earlier training: use lora_rank 0"):
+    with pytest.raises(
+        InputError, match="the model already has adapters from an earlier training: use lora_rank 0"
+    ):
         search(
             model,
             [tiny.llama_workload().batch(4)],
@@ -95,7 +103,9 @@ def test_adapters_on_adapters_are_refused_before_the_first_probe(tmp_path: Path)
 
 @pytest.mark.usefixtures("shared_zygote")
 def test_a_workload_of_ones_own(tmp_path: Path) -> None:
-    result = autofit.search(tiny.mlp_workload(), device="cpu", mem=1, trials=1, set=NARROW, out=tmp_path / "r")
+    result = autofit.search(
+        tiny.mlp_workload(), device="cpu", mem=1, trials=1, set=NARROW, out=tmp_path / "r"
+    )
     assert result.trials[0].outcome is Outcome.FITS
     assert "samples/s" in autofit.explain(result)
 
@@ -107,14 +117,23 @@ def test_a_workload_of_ones_own(tmp_path: Path) -> None:
             lambda: search(tiny.mlp_workload(), batches()),
             "a split and a count belong to a living model",
         ),
-        (lambda: search("gpt2", loss=tiny.classify), "a split and a count belong to a living model"),
-        (lambda: search(tiny.mlp_workload(), seq_len=8), "seq_len and effective_batch belong to a model given by name"),
+        (
+            lambda: search("gpt2", loss=tiny.classify),
+            "a split and a count belong to a living model",
+        ),
+        (
+            lambda: search(tiny.mlp_workload(), seq_len=8),
+            "seq_len and effective_batch belong to a model given by name",
+        ),
         (lambda: search(mlp(), batches(), effective_batch=8), "seq_len and effective_batch belong"),
         (lambda: search("gpt3"), r"unknown model 'gpt3'\. Did you mean 'gpt2'"),
         (lambda: search("gpt2", trails=3), r"unknown option 'trails'\. Did you mean 'trials'"),
         (lambda: search("gpt2", mem=0), "the memory must be more than 0 GiB"),
         (lambda: search(mlp(), []), "the loader is empty"),
-        (lambda: search(object(), batches()), "must be an nn.Module or the name of one, not a object"),
+        (
+            lambda: search(object(), batches()),
+            "must be an nn.Module or the name of one, not a object",
+        ),
     ],
 )
 def test_bad_input_to_a_search(call: Callable[[], Any], words: str) -> None:

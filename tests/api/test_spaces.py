@@ -33,7 +33,10 @@ def test_the_case_is_the_one_it_says() -> None:
 
 def test_they_hold_no_degenerate_values() -> None:
     workload, hardware = reference_case()
-    spaces = {each.name: load_space(each.name, knob_choices(workload, hardware)).knobs for each in list_spaces()}
+    spaces = {
+        each.name: load_space(each.name, knob_choices(workload, hardware)).knobs
+        for each in list_spaces()
+    }
     for knobs in spaces.values():
         assert all("adamw" in str(optimizer) for optimizer in knobs["optimizer"])
         assert all(rank == 0 or rank >= 8 for rank in knobs["lora_rank"])

@@ -50,11 +50,15 @@ VIT = {
 class Case:
     """A model's directory and a result that names it."""
 
-    def __init__(self, folder: Path, architecture: str, config: dict[str, Any], *, length: int | None = 32) -> None:
+    def __init__(
+        self, folder: Path, architecture: str, config: dict[str, Any], *, length: int | None = 32
+    ) -> None:
         self.folder = folder
         self.model = folder / "model"
         self.model.mkdir()
-        (self.model / "config.json").write_text(json.dumps({**config, "architectures": [architecture]}))
+        (self.model / "config.json").write_text(
+            json.dumps({**config, "architectures": [architecture]})
+        )
         self.result = folder / "result.yaml"
         task = task_of_class(architecture).name
         self.content: dict[str, Any] = {
@@ -95,7 +99,9 @@ def words_tokenizer(**special: str) -> PreTrainedTokenizerFast:
     words = {"[UNK]": 0, "[END]": 1, "the": 2, "rabbit": 3, "hole": 4}
     plain = Tokenizer(models.WordLevel(words, unk_token="[UNK]"))
     plain.pre_tokenizer = pre_tokenizers.Whitespace()
-    return PreTrainedTokenizerFast(tokenizer_object=plain, unk_token="[UNK]", eos_token="[END]", **special)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=plain, unk_token="[UNK]", eos_token="[END]", **special
+    )
 
 
 def mean(values: list[float]) -> float:
@@ -105,7 +111,10 @@ def mean(values: list[float]) -> float:
 @pytest.fixture(scope="module")
 def two_passes(tmp_path_factory: pytest.TempPathFactory) -> tuple[Trained, Path, list[Event]]:
     """Two passes over a text from scratch: what was trained, where it was saved, and the events."""
-    case, events = Case(tmp_path_factory.mktemp("trained"), "LlamaForCausalLM", BYTES), list[Event]()
+    case, events = (
+        Case(tmp_path_factory.mktemp("trained"), "LlamaForCausalLM", BYTES),
+        list[Event](),
+    )
     trained = case.train(DATA / "alice.txt", epochs=2, output=case.folder / "out", events=events)
     return trained, case.folder / "out" / "model", events
 
@@ -116,8 +125,12 @@ def test_a_text_from_scratch(two_passes: tuple[Trained, Path, list[Event]]) -> N
     assert len(seen) == 2 * -(-len((DATA / "alice.txt").read_bytes()) // 32 // 8)
     assert seen[0] == pytest.approx(5.5, abs=0.3)  # ln 256
     assert mean(seen[len(seen) // 2 - 5 : len(seen) // 2]) < 0.75 * seen[0]
-    assert json.loads((weights / "config.json").read_text())["architectures"] == ["LlamaForCausalLM"]
-    assert notes(events) == ["no tokenizer beside the weights: the bytes of the text are its token ids."]
+    assert json.loads((weights / "config.json").read_text())["architectures"] == [
+        "LlamaForCausalLM"
+    ]
+    assert notes(events) == [
+        "no tokenizer beside the weights: the bytes of the text are its token ids."
+    ]
 
 
 def test_that_nothing_was_measured_is_told_before_all_else(causal: Case) -> None:
@@ -133,14 +146,18 @@ def test_that_nothing_was_measured_is_told_before_all_else(causal: Case) -> None
 
 
 def test_the_seed_decides_weights_and_order(causal: Case) -> None:
-    first, again, other = (losses(causal.train(DATA / "alice.txt", steps=3, seed=seed)) for seed in (0, 0, 1))
+    first, again, other = (
+        losses(causal.train(DATA / "alice.txt", steps=3, seed=seed)) for seed in (0, 0, 1)
+    )
     assert first == again != other
 
 
 def test_labelled_lines(tmp_path: Path) -> None:
     case = Case(tmp_path, "LlamaForSequenceClassification", BYTES | {"pad_token_id": 0})
     seen = losses(case.train(DATA / "reviews.jsonl", epochs=6))
-    assert mean(seen[-5:]) < 0.7 * mean(seen[:5])  # a pass is five steps; from the seventh on, rounding decides
+    assert mean(seen[-5:]) < 0.7 * mean(
+        seen[:5]
+    )  # a pass is five steps; from the seventh on, rounding decides
 
 
 def test_masked_bytes(tmp_path: Path) -> None:
@@ -158,7 +175,9 @@ def test_images(tmp_path: Path) -> None:
     assert mean(seen[-3:]) < 0.5 * seen[0]
 
 
-def test_training_goes_on_from_saved_weights(causal: Case, two_passes: tuple[Trained, Path, list[Event]]) -> None:
+def test_training_goes_on_from_saved_weights(
+    causal: Case, two_passes: tuple[Trained, Path, list[Event]]
+) -> None:
     trained, weights, _ = two_passes
     further = causal.train(DATA / "alice.txt", steps=2, weights=weights)
     assert losses(further)[0] == pytest.approx(mean(losses(trained)[-5:]), abs=0.2)
@@ -168,7 +187,9 @@ def test_warnings_of_the_build_reach_the_listener(causal: Case) -> None:
     causal.content["config"] = {"precision": "bf16"}
     events: list[Event] = []
     causal.train(DATA / "alice.txt", steps=1, events=events)
-    assert any(isinstance(event, Note) and "bf16 weights lose updates" in event.text for event in events)
+    assert any(
+        isinstance(event, Note) and "bf16 weights lose updates" in event.text for event in events
+    )
 
 
 def test_the_tokenizer_beside_the_weights_is_used(causal: Case) -> None:
@@ -178,7 +199,9 @@ def test_the_tokenizer_beside_the_weights_is_used(causal: Case) -> None:
     (causal.folder / "a.txt").write_text("the rabbit hole " * 100)
     trained = causal.train(causal.folder / "a.txt", weights=weights, epochs=40)
     assert len(trained.history) == 40 * -(-(301 // 32) // 8)
-    assert losses(trained)[-1] < 0.5  # four ids in turn are easily learnt, twelve bytes would not be yet
+    assert (
+        losses(trained)[-1] < 0.5
+    )  # four ids in turn are easily learnt, twelve bytes would not be yet
 
 
 def test_going_on_with_a_stopped_run(causal: Case) -> None:
@@ -201,7 +224,9 @@ def test_completions_are_learnt_and_prompts_are_not(causal: Case) -> None:
 def test_all_tokens_are_learnt_when_asked(causal: Case) -> None:
     rows = [{"prompt": f"{letter}?", "completion": "yes"} for letter in "abcdefghijklmnop"]
     data = jsonl(causal.folder / "a.jsonl", *rows)
-    alone, all_tokens = (losses(causal.train(data, learn=learn, steps=1))[0] for learn in ("assistant", "all"))
+    alone, all_tokens = (
+        losses(causal.train(data, learn=learn, steps=1))[0] for learn in ("assistant", "all")
+    )
     assert alone != all_tokens
 
 
@@ -268,18 +293,24 @@ def test_weights_of_a_hub_id_come_from_its_cache(
 
 
 def test_a_hub_id_that_cannot_be_had(causal: Case) -> None:
-    with pytest.raises(InputError, match=r"the weights in nobody/nothing cannot be loaded: .*Give a dir") as caught:
+    with pytest.raises(
+        InputError, match=r"the weights in nobody/nothing cannot be loaded: .*Give a dir"
+    ) as caught:
         causal.train(DATA / "alice.txt", weights="nobody/nothing")
     assert "\n" not in str(caught.value)
 
 
-def test_evaluation_on_a_second_file(causal: Case, two_passes: tuple[Trained, Path, list[Event]]) -> None:
+def test_evaluation_on_a_second_file(
+    causal: Case, two_passes: tuple[Trained, Path, list[Event]]
+) -> None:
     half = (DATA / "alice.txt").read_text()[:2000]
     (causal.folder / "eval.txt").write_text(half)
     trained = causal.train(DATA / "alice.txt", epochs=2, eval_data=causal.folder / "eval.txt")
     first, second = trained.evaluations
     assert second < first < 5.0
-    assert losses(trained) == losses(two_passes[0])  # evaluation draws nothing that training would have drawn
+    assert losses(trained) == losses(
+        two_passes[0]
+    )  # evaluation draws nothing that training would have drawn
 
 
 def test_what_fit_takes_is_passed_on(causal: Case) -> None:
@@ -307,11 +338,16 @@ def test_the_names_of_classes_are_kept_in_the_model(classifier: Case) -> None:
     data = csv_of(classifier.folder / "a.csv", "x,good", "yy,bad", "zzz,good")
     other = csv_of(classifier.folder / "b.csv", "x,good")
     trained = classifier.train(data, eval_data=other, epochs=30, output=classifier.folder / "out")
-    assert trained.evaluations[-1] < 0.3  # numbered as in the training data, where good is not the first
+    assert (
+        trained.evaluations[-1] < 0.3
+    )  # numbered as in the training data, where good is not the first
     saved = AutoModelForSequenceClassification.from_pretrained(classifier.folder / "out" / "model")
     assert saved.config.id2label == {0: "bad", 1: "good"}
     assert saved.config.label2id == {"bad": 0, "good": 1}
-    with pytest.raises(InputError, match=r"b\.csv, line 3: label 'fair' is not among the classes, which are bad, good"):
+    with pytest.raises(
+        InputError,
+        match=r"b\.csv, line 3: label 'fair' is not among the classes, which are bad, good",
+    ):
         classifier.train(data, eval_data=csv_of(other, "x,good", "y,fair"))
 
 
@@ -323,7 +359,9 @@ def test_a_model_that_names_its_classes_numbers_them(tmp_path: Path) -> None:
 
 
 def test_a_class_beyond_the_models_is_named_by_its_line(classifier: Case) -> None:
-    with pytest.raises(InputError, match=r"a\.csv, line 3: label 2, but the model has classes 0 to 1"):
+    with pytest.raises(
+        InputError, match=r"a\.csv, line 3: label 2, but the model has classes 0 to 1"
+    ):
         classifier.train(csv_of(classifier.folder / "a.csv", "x,0", "y,2"))
 
 
@@ -337,7 +375,9 @@ def test_the_padding_of_the_tokenizer_is_that_of_the_model(tmp_path: Path) -> No
 
 
 def test_a_model_of_one_class_learns_values(tmp_path: Path) -> None:
-    case = Case(tmp_path, "LlamaForSequenceClassification", BYTES | {"pad_token_id": 0, "num_labels": 1})
+    case = Case(
+        tmp_path, "LlamaForSequenceClassification", BYTES | {"pad_token_id": 0, "num_labels": 1}
+    )
     case.content["config"] = {"precision": "fp32"}
     seen = losses(case.train(csv_of(tmp_path / "a.csv", "a,0.5", "b,-1.5"), epochs=40))
     assert seen[-1] < 0.1 * seen[0]
@@ -356,13 +396,19 @@ def test_a_folder_of_images_is_normalised_as_the_weights_were_trained(tmp_path: 
     for number, name in enumerate(("cat", "cow", "dog")):
         (tmp_path / "images" / name).mkdir(parents=True)
         image.new("RGB", (9, 5), (100 * number,) * 3).save(tmp_path / "images" / name / "a.png")
-    torch.save({"pixel_values": torch.zeros(1, 3, 8, 8), "labels": torch.tensor([0])}, tmp_path / "a.pt")
+    torch.save(
+        {"pixel_values": torch.zeros(1, 3, 8, 8), "labels": torch.tensor([0])}, tmp_path / "a.pt"
+    )
     case.train(tmp_path / "a.pt", output=tmp_path / "out")
     weights = tmp_path / "out" / "model"
     seen = losses(case.train(tmp_path / "images", weights=weights, epochs=40))
     assert seen[-1] < 0.5 * seen[0]
-    (weights / "preprocessor_config.json").write_text(json.dumps({"image_mean": [1, 1, 1], "image_std": [2, 2, 2]}))
-    other = losses(case.train(tmp_path / "images", weights=weights, steps=1, output=tmp_path / "other"))
+    (weights / "preprocessor_config.json").write_text(
+        json.dumps({"image_mean": [1, 1, 1], "image_std": [2, 2, 2]})
+    )
+    other = losses(
+        case.train(tmp_path / "images", weights=weights, steps=1, output=tmp_path / "other")
+    )
     assert other[0] != seen[0]
     left = json.loads((tmp_path / "other" / "model" / "preprocessor_config.json").read_text())
     assert left["image_mean"] == [1, 1, 1]
@@ -383,16 +429,24 @@ def with_source(source: Any) -> Callable[[Case], None]:
         (lambda case: shutil.rmtree(case.model), r"the directory .*model is not there"),
         (lambda case: case.content.pop("config"), "is not a result of autofit: it lacks config"),
         (lambda case: case.content.update(autofit=9), "has schema 9; this autofit reads schema 1"),
-        (lambda case: case.content["config"].update(precison=1), r"unknown knob 'precison'\. Did you mean 'precision'"),
+        (
+            lambda case: case.content["config"].update(precison=1),
+            r"unknown knob 'precison'\. Did you mean 'precision'",
+        ),
         (
             lambda case: case.content["workload"].update(effective_batch_size=6),
             "does not divide the effective batch of 6",
         ),
-        (lambda case: case.content["hardware"].update(device="tpu"), "the device must be cpu or cuda, not 'tpu'"),
+        (
+            lambda case: case.content["hardware"].update(device="tpu"),
+            "the device must be cpu or cuda, not 'tpu'",
+        ),
     ],
     ids=["living", "kind", "gone", "no config", "schema", "knob", "batch", "device"],
 )
-def test_results_that_cannot_be_trained(causal: Case, change: Callable[[Case], None], words: str) -> None:
+def test_results_that_cannot_be_trained(
+    causal: Case, change: Callable[[Case], None], words: str
+) -> None:
     change(causal)
     with pytest.raises(InputError, match=words):
         causal.train(DATA / "alice.txt", steps=1)
@@ -406,16 +460,22 @@ def test_a_result_for_a_device_that_is_not_here(causal: Case) -> None:
 
 
 def test_a_function_that_a_result_names_is_not_run(causal: Case) -> None:
-    (causal.folder / "mine.py").write_text(f"open({str(causal.folder / 'ran')!r}, 'w')\ndef make(): ...\n")
+    (causal.folder / "mine.py").write_text(
+        f"open({str(causal.folder / 'ran')!r}, 'w')\ndef make(): ...\n"
+    )
     causal.content["source"] = {"kind": "function", "function": f"{causal.folder / 'mine.py'}:make"}
-    with pytest.raises(InputError, match=r"no file has autofit run code\. Give the model in Python"):
+    with pytest.raises(
+        InputError, match=r"no file has autofit run code\. Give the model in Python"
+    ):
         causal.train(DATA / "alice.txt")
     assert not (causal.folder / "ran").exists()
 
 
 def test_a_vocabulary_too_small_for_the_data(tmp_path: Path) -> None:
     case = Case(tmp_path, "LlamaForCausalLM", tiny.LLAMA)
-    with pytest.raises(InputError, match=r"the data has token ids up to \d+, but model knows 64 tokens"):
+    with pytest.raises(
+        InputError, match=r"the data has token ids up to \d+, but model knows 64 tokens"
+    ):
         case.train(DATA / "alice.txt")
 
 
@@ -438,7 +498,9 @@ def test_weights_that_cannot_be_loaded(causal: Case, content: bytes | None) -> N
     weights.mkdir()
     if content is not None:
         (weights / "model.safetensors").write_bytes(content)
-    with pytest.raises(InputError, match=r"the weights in .*weights cannot be loaded: .*Give a directory") as caught:
+    with pytest.raises(
+        InputError, match=r"the weights in .*weights cannot be loaded: .*Give a directory"
+    ) as caught:
         causal.train(DATA / "alice.txt", weights=weights)
     assert "\n" not in str(caught.value)
 
@@ -450,9 +512,15 @@ def test_weights_that_lack_some_of_the_model_are_refused_by_their_names(causal: 
     given = load_file(weights / "model.safetensors")
     del given["model.layers.0.mlp.up_proj.weight"]
     save_file(given, weights / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(InputError, match=r"lack model\.layers\.0\.mlp\.up_proj\.weight\. Check .* --allow-missing"):
+    with pytest.raises(
+        InputError, match=r"lack model\.layers\.0\.mlp\.up_proj\.weight\. Check .* --allow-missing"
+    ):
         causal.train(DATA / "alice.txt", steps=1, weights=weights)
-    save_file({"lm_head.weight": given["model.norm.weight"]}, weights / "model.safetensors", metadata={"format": "pt"})
+    save_file(
+        {"lm_head.weight": given["model.norm.weight"]},
+        weights / "model.safetensors",
+        metadata={"format": "pt"},
+    )
     with pytest.raises(InputError):  # of another shape
         causal.train(DATA / "alice.txt", steps=1, weights=weights, allow_missing=True)
 
@@ -461,27 +529,40 @@ def test_a_new_head_on_old_weights_is_asked_for(causal: Case, tmp_path: Path) ->
     causal.train(DATA / "alice.txt", steps=1, output=causal.folder / "out")
     weights = causal.folder / "out" / "model"
     (tmp_path / "classes").mkdir()
-    case = Case(tmp_path / "classes", "LlamaForSequenceClassification", BYTES | {"pad_token_id": 0, "num_labels": 2})
+    case = Case(
+        tmp_path / "classes",
+        "LlamaForSequenceClassification",
+        BYTES | {"pad_token_id": 0, "num_labels": 2},
+    )
     rows = csv_of(tmp_path / "a.csv", "a,0", "b,1")
     with pytest.raises(InputError, match=r"lack score\.weight\."):
         case.train(rows, weights=weights, steps=1)
     events: list[Event] = []
     case.train(rows, weights=weights, steps=1, allow_missing=True, events=events)
-    assert any("lack score.weight: that starts from random numbers" in note for note in notes(events))
+    assert any(
+        "lack score.weight: that starts from random numbers" in note for note in notes(events)
+    )
 
 
 def test_an_adapter_is_no_model(causal: Case) -> None:
     causal.content["config"] = {"precision": "fp32", "lora_rank": 8, "lora_targets": "all-linear"}
     causal.train(DATA / "alice.txt", steps=1, output=causal.folder / "out")
-    with pytest.raises(InputError, match=r"out/model holds a LoRA adapter, not the weights of a model\. Merge it"):
+    with pytest.raises(
+        InputError, match=r"out/model holds a LoRA adapter, not the weights of a model\. Merge it"
+    ):
         causal.train(DATA / "alice.txt", steps=1, weights=causal.folder / "out" / "model")
 
 
 def test_weights_that_are_quantised_already(causal: Case) -> None:
     weights = causal.folder / "weights"
     weights.mkdir()
-    (weights / "config.json").write_text(json.dumps({"quantization_config": {"quant_method": "bitsandbytes"}}))
-    with pytest.raises(InputError, match=r"quantised already \(bitsandbytes\), .* plain ones\. Give the unquantised"):
+    (weights / "config.json").write_text(
+        json.dumps({"quantization_config": {"quant_method": "bitsandbytes"}})
+    )
+    with pytest.raises(
+        InputError,
+        match=r"quantised already \(bitsandbytes\), .* plain ones\. Give the unquantised",
+    ):
         causal.train(DATA / "alice.txt", weights=weights)
 
 
@@ -499,7 +580,9 @@ def test_the_code_of_a_tokenizer_is_not_run_unasked(causal: Case) -> None:
     code = {"tokenizer_class": "Own", "auto_map": {"AutoTokenizer": ["own.Own", None]}}
     (weights / "tokenizer_config.json").write_text(json.dumps(code))
     (weights / "own.py").write_text(f"open({str(weights / 'ran')!r}, 'w')")
-    with pytest.raises(InputError, match=r"the tokenizer in .*weights cannot be loaded: .* contains custom code"):
+    with pytest.raises(
+        InputError, match=r"the tokenizer in .*weights cannot be loaded: .* contains custom code"
+    ):
         causal.train(DATA / "alice.txt", weights=weights)
     assert not (weights / "ran").exists()
 
@@ -517,7 +600,9 @@ def test_what_its_search_measured_to_need_less_is_named_where_memory_runs_out(
     with pytest.raises(OutOfMemoryError, match=r"test\. Search again\.$"):
         causal.train(DATA / "alice.txt")
     causal.result.with_name("result.json").write_text(Record(found).to_text())
-    with pytest.raises(OutOfMemoryError, match=r"Its search measured less memory with --set precision=bf16: .* GiB"):
+    with pytest.raises(
+        OutOfMemoryError, match=r"Its search measured less memory with --set precision=bf16: .* GiB"
+    ):
         causal.train(DATA / "alice.txt")
 
 
@@ -527,7 +612,15 @@ def test_a_torn_update_goes_on_in_a_fresh_process(tmp_path: Path, executor: Loca
     case = Case(tmp_path, "LlamaForCausalLM", BYTES)
     case.train(DATA / "alice.txt", steps=1)  # writes the result
     out = tmp_path / "out"
-    command = ["train", str(case.result), "--data", str(DATA / "alice.txt"), "--from-scratch", "--lr", "3e-3"]
+    command = [
+        "train",
+        str(case.result),
+        "--data",
+        str(DATA / "alice.txt"),
+        "--from-scratch",
+        "--lr",
+        "3e-3",
+    ]
     command += ["--steps", "8", "--output", str(out), "--checkpoint-every", "4"]
 
     def train_torn(_: None) -> None:
@@ -543,10 +636,15 @@ def test_a_torn_update_goes_on_in_a_fresh_process(tmp_path: Path, executor: Loca
         torch.optim.AdamW.step = torn
         command_line(command)
 
-    with pytest.raises(ProbeError, match="exit code 0"):  # of the fresh process, which answers nobody
+    with pytest.raises(
+        ProbeError, match="exit code 0"
+    ):  # of the fresh process, which answers nobody
         executor.run(train_torn, None, log="torn.log", timeout=120.0)
     said = (executor.logs / "torn.log").read_text()
-    assert "left weights half updated: training goes on in a fresh process, from the last checkpoint" in said
+    assert (
+        "left weights half updated: training goes on in a fresh process, from the last checkpoint"
+        in said
+    )
     assert "memory ran out in this run before, so it goes on with micro_batch_size 2" in said
     assert said.splitlines()[-1].startswith("4 steps, loss")  # of this process
     rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
@@ -560,7 +658,9 @@ def test_weights_in_mxfp4_are_trained_on_dequantised(tmp_path: Path) -> None:
     """Two values of 4 bits to a byte, in blocks of 32 that share an exponent."""
     mixture = tiny.mixture_workload("gpt_oss", vocab_size=256)
     case = Case(
-        tmp_path, "GptOssForCausalLM", {**mixture.model.config, "quantization_config": {"quant_method": "mxfp4"}}
+        tmp_path,
+        "GptOssForCausalLM",
+        {**mixture.model.config, "quantization_config": {"quant_method": "mxfp4"}},
     )
     given, expected = {}, {}
     for name, values in mixture.model().state_dict().items():
@@ -570,7 +670,9 @@ def test_weights_in_mxfp4_are_trained_on_dequantised(tmp_path: Path) -> None:
             given[f"{name}_blocks"] = blocks = torch.randint(
                 0, 256, (experts, outputs, inputs // 32, 16), dtype=torch.uint8
             )
-            given[f"{name}_scales"] = torch.full((experts, outputs, inputs // 32), 127 - 6, dtype=torch.uint8)
+            given[f"{name}_scales"] = torch.full(
+                (experts, outputs, inputs // 32), 127 - 6, dtype=torch.uint8
+            )
             halves = torch.stack((blocks & 15, blocks >> 4), dim=-1).flatten(-3)
             table = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
             expected[name] = (torch.cat((table, -table))[halves.long()] * 2.0**-6).mT

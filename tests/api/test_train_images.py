@@ -51,8 +51,17 @@ CONFIGS: dict[str, dict[str, Any]] = {
         **QWEN_TOKENS,
         "architectures": ["Qwen3VLForConditionalGeneration"],
         "model_type": "qwen3_vl",
-        "text_config": {**TEXT, "model_type": "qwen3_vl_text", "head_dim": 16, "rope_parameters": MROPE},
-        "vision_config": {**QWEN_VISION, "deepstack_visual_indexes": [0], "num_position_embeddings": 16},
+        "text_config": {
+            **TEXT,
+            "model_type": "qwen3_vl_text",
+            "head_dim": 16,
+            "rope_parameters": MROPE,
+        },
+        "vision_config": {
+            **QWEN_VISION,
+            "deepstack_visual_indexes": [0],
+            "num_position_embeddings": 16,
+        },
     },
     "gemma3": {
         "architectures": ["Gemma3ForConditionalGeneration"],
@@ -73,7 +82,10 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "image_token_id": 259,
     },
 }
-SAVE = {**dict.fromkeys(("qwen2_5_vl", "qwen3_vl"), pictures.save_qwen), "gemma3": pictures.save_gemma}
+SAVE = {
+    **dict.fromkeys(("qwen2_5_vl", "qwen3_vl"), pictures.save_qwen),
+    "gemma3": pictures.save_gemma,
+}
 
 
 def model(folder: Path, kind: str = "qwen2_5_vl") -> Run:
@@ -92,7 +104,11 @@ def colours(run: Run) -> Path:
 
 
 @pytest.mark.parametrize(
-    "kind", [*(kind for kind in CONFIGS if kind != "smolvlm"), pytest.param("smolvlm", marks=pictures.needs_smol)]
+    "kind",
+    [
+        *(kind for kind in CONFIGS if kind != "smolvlm"),
+        pytest.param("smolvlm", marks=pictures.needs_smol),
+    ],
 )
 def test_two_real_steps(tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(processing_smolvlm, "num2words", str)  # a package that only its videos need
@@ -113,7 +129,13 @@ def test_two_real_steps(tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPat
 def test_the_processor_is_left_beside_the_trained_model(tmp_path: Path) -> None:
     run = model(tmp_path)
     run.train(colours(run), steps=1, output=tmp_path / "out")
-    names = {"config.json", "model.safetensors", "tokenizer.json", "preprocessor_config.json", "chat_template.jinja"}
+    names = {
+        "config.json",
+        "model.safetensors",
+        "tokenizer.json",
+        "preprocessor_config.json",
+        "chat_template.jinja",
+    }
     assert names <= {file.name for file in (tmp_path / "out" / "model").iterdir()}
     assert run.losses(colours(run), steps=1, weights=tmp_path / "out" / "model")
 
@@ -121,7 +143,9 @@ def test_the_processor_is_left_beside_the_trained_model(tmp_path: Path) -> None:
 def test_a_model_without_a_processor(tmp_path: Path) -> None:
     run = model(tmp_path)
     (run.model / "preprocessor_config.json").unlink()
-    with pytest.raises(InputError, match="its own processor makes of a file, and none is there") as error:
+    with pytest.raises(
+        InputError, match="its own processor makes of a file, and none is there"
+    ) as error:
         run.train(colours(run), steps=1)
     assert "preprocessor_config.json" in error.value.remedy
 

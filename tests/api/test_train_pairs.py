@@ -24,10 +24,16 @@ BART = {
     "vocab_size": 40,
     "max_position_embeddings": 16,
     **dict.fromkeys(("d_model", "encoder_ffn_dim", "decoder_ffn_dim"), 32),
-    **dict.fromkeys(("encoder_layers", "decoder_layers", "encoder_attention_heads", "decoder_attention_heads"), 2),
+    **dict.fromkeys(
+        ("encoder_layers", "decoder_layers", "encoder_attention_heads", "decoder_attention_heads"),
+        2,
+    ),
     **dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id"), 1),
 }
-PAIRS = [{"text": letter * length, "summary": letter} for length, letter in enumerate("abcdefgh", start=1)]
+PAIRS = [
+    {"text": letter * length, "summary": letter}
+    for length, letter in enumerate("abcdefgh", start=1)
+]
 
 
 @pytest.mark.parametrize("config", [T5, BART], ids=["t5", "bart"])
@@ -59,7 +65,12 @@ def test_what_was_trained_is_loaded_and_evaluated(tmp_path: Path) -> None:
     assert model.generate(**inputs, max_new_tokens=2).shape[0] == 1
 
 
-BERT = {"model_type": "bert", "num_hidden_layers": 2, "num_attention_heads": 2, "max_position_embeddings": 16}
+BERT = {
+    "model_type": "bert",
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "max_position_embeddings": 16,
+}
 BERT |= {"vocab_size": 40, **dict.fromkeys(("hidden_size", "intermediate_size"), 32)}
 
 
@@ -67,18 +78,27 @@ def test_embeddings(tmp_path: Path) -> None:
     run = Run(tmp_path, "embeddings", {**BERT, "architectures": ["BertModel"]}, length=16)
     run.content["config"] = {}
     letters(framed=True).save_pretrained(run.model)
-    rows = [{"anchor": letter * length, "positive": letter} for length, letter in enumerate("abcdefgh", start=1)]
+    rows = [
+        {"anchor": letter * length, "positive": letter}
+        for length, letter in enumerate("abcdefgh", start=1)
+    ]
     data = run.data(*rows)
     trained = run.train(data, epochs=15, lr=1e-3, eval_data=data)
     assert trained.history[-1].loss < 0.5 * trained.history[0].loss
     assert trained.evaluations[-1] < trained.evaluations[0]
     run.content["config"] = {"micro_batch_size": 2}
-    with pytest.raises(InputError, match="the loss cannot be split"):  # each pair is told from all others of its batch
+    with pytest.raises(
+        InputError, match="the loss cannot be split"
+    ):  # each pair is told from all others of its batch
         run.train(data, steps=1)
 
 
 def test_tags_of_words(tmp_path: Path) -> None:
-    config = {**BERT, "architectures": ["BertForTokenClassification"], "id2label": {"0": "x", "1": "y"}}
+    config = {
+        **BERT,
+        "architectures": ["BertForTokenClassification"],
+        "id2label": {"0": "x", "1": "y"},
+    }
     run = Run(tmp_path, "token-classification", config, length=16)
     letters(framed=True).save_pretrained(run.model)
     rows = [{"tokens": ["ab", letter], "tags": ["O", "B"]} for letter in "cdefghij"]

@@ -43,18 +43,35 @@ WAV2VEC2 = {
     "num_conv_pos_embeddings": 16,
     "num_conv_pos_embedding_groups": 2,
     "classifier_proj_size": 32,
-    **dict.fromkeys(("mask_time_prob", "hidden_dropout", "attention_dropout", "activation_dropout", "layerdrop"), 0.0),
+    **dict.fromkeys(
+        (
+            "mask_time_prob",
+            "hidden_dropout",
+            "attention_dropout",
+            "activation_dropout",
+            "layerdrop",
+        ),
+        0.0,
+    ),
     **dict.fromkeys(("feat_proj_dropout", "final_dropout"), 0.0),
 }
 CTC = {**WAV2VEC2, "architectures": ["Wav2Vec2ForCTC"]}
-CLASSES = {"id2label": {"0": "low", "1": "high"}, "architectures": ["Wav2Vec2ForSequenceClassification"]}
+CLASSES = {
+    "id2label": {"0": "low", "1": "high"},
+    "architectures": ["Wav2Vec2ForSequenceClassification"],
+}
 
 
 def tones(run: Run, **fields: Any) -> Path:
     """Four tones of their own lengths, and what is said in each."""
     rows = []
     for number, text in enumerate(("ab", "cd", "abc", "d")):
-        sounds.tone(run.folder / f"{number}.wav", 200 * (number + 1), seconds=0.1 + 0.05 * number, rate=8_000)
+        sounds.tone(
+            run.folder / f"{number}.wav",
+            200 * (number + 1),
+            seconds=0.1 + 0.05 * number,
+            rate=8_000,
+        )
         rows.append({"audio": f"{number}.wav", **(fields or {"text": text})})
     return run.data(*rows)
 
@@ -68,7 +85,9 @@ def whisper(folder: Path) -> Run:
 
 def wav2vec2(folder: Path) -> Run:
     run = Run(folder, "ctc", CTC, length=None)
-    (folder / "vocab.json").write_text(json.dumps({token: number for number, token in enumerate(LETTERS)}))
+    (folder / "vocab.json").write_text(
+        json.dumps({token: number for number, token in enumerate(LETTERS)})
+    )
     names = {"unk_token": "[UNK]", "pad_token": "[PAD]", "word_delimiter_token": "z"}
     Wav2Vec2CTCTokenizer(str(folder / "vocab.json"), **names).save_pretrained(run.model)
     Wav2Vec2FeatureExtractor().save_pretrained(run.model)
@@ -86,7 +105,9 @@ def test_two_real_steps(tmp_path: Path, make: Any) -> None:
     assert split[1] < split[0]
 
     sounds.tone(tmp_path / "0.wav", 3000)
-    assert run.losses(data, steps=1, lr=1e-3)[0] != whole[0]  # what is heard matters, or it is the same to the bit
+    assert (
+        run.losses(data, steps=1, lr=1e-3)[0] != whole[0]
+    )  # what is heard matters, or it is the same to the bit
 
 
 def test_classes_of_sound(tmp_path: Path) -> None:
@@ -94,7 +115,9 @@ def test_classes_of_sound(tmp_path: Path) -> None:
     Wav2Vec2FeatureExtractor().save_pretrained(run.model)
     trained = run.train(tones(run, label="low"), epochs=15, output=tmp_path / "out")
     assert trained.history[-1].loss < 0.5 * trained.history[0].loss
-    assert run.losses(tones(run, label="high"), steps=1, weights=tmp_path / "out" / "model")[0] > 0.7
+    assert (
+        run.losses(tones(run, label="high"), steps=1, weights=tmp_path / "out" / "model")[0] > 0.7
+    )
 
 
 def test_a_processor_that_was_saved_whole(tmp_path: Path) -> None:
@@ -104,7 +127,10 @@ def test_a_processor_that_was_saved_whole(tmp_path: Path) -> None:
     (run.model / "preprocessor_config.json").unlink()
     processor.save_pretrained(run.model)
     assert run.losses(tones(run), steps=1, output=tmp_path / "out")
-    assert AutoProcessor.from_pretrained(tmp_path / "out" / "model").feature_extractor.sampling_rate == 16_000
+    assert (
+        AutoProcessor.from_pretrained(tmp_path / "out" / "model").feature_extractor.sampling_rate
+        == 16_000
+    )
 
 
 def test_a_model_without_a_feature_extractor(tmp_path: Path) -> None:

@@ -43,7 +43,9 @@ AUTO_CLASSES = {
 def make(name: str) -> nn.Module:
     auto_class, config = AUTO_CLASSES[name]
     torch.manual_seed(0)
-    return auto_class.from_config(CONFIG_MAPPING[config["model_type"]].from_dict(copy.deepcopy(dict(config))))
+    return auto_class.from_config(
+        CONFIG_MAPPING[config["model_type"]].from_dict(copy.deepcopy(dict(config)))
+    )
 
 
 def samples(name: str) -> list[dict[str, torch.Tensor]]:
@@ -68,9 +70,13 @@ def collate(rows: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
     return {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
 
 
-def trained_by_trainer(setup: TrainerSetup, model: nn.Module, rows: list[Any]) -> tuple[Any, list[float]]:
+def trained_by_trainer(
+    setup: TrainerSetup, model: nn.Module, rows: list[Any]
+) -> tuple[Any, list[float]]:
     torch.manual_seed(0)  # of adapters, as in fit
-    trainer = Trainer(setup.prepare(model), setup.arguments, train_dataset=rows, data_collator=collate)
+    trainer = Trainer(
+        setup.prepare(model), setup.arguments, train_dataset=rows, data_collator=collate
+    )
     trainer.remove_callback(PrinterCallback)
     trainer.train()
     return trainer, [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
@@ -82,7 +88,9 @@ def curves(tmp_path: Path) -> Callable[..., tuple[list[float], list[float]]]:
 
     def run(name: str, **knobs: Any) -> tuple[list[float], list[float]]:
         config, rows = {**SIZES, **knobs}, samples(name)
-        mine = autofit.fit(make(name), [collate(rows)], config=config, device="cpu", lr=1e-2, steps=STEPS)
+        mine = autofit.fit(
+            make(name), [collate(rows)], config=config, device="cpu", lr=1e-2, steps=STEPS
+        )
         model = make(name)
         setup = autofit.training_arguments(config, model=model, output_dir=tmp_path, **OVERRIDES)
         return [report.loss for report in mine.history], trained_by_trainer(setup, model, rows)[1]
@@ -101,7 +109,9 @@ OVERRIDES = {
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt2", "bert-classifier", "llama-classifier", "vit"])
-def test_trainer_weighs_micro_batches_as_autofit_does(name: str, curves: Callable[..., Any]) -> None:
+def test_trainer_weighs_micro_batches_as_autofit_does(
+    name: str, curves: Callable[..., Any]
+) -> None:
     mine, theirs = curves(name)
     assert len(mine) == STEPS
     assert theirs == pytest.approx(mine, rel=2e-6)
@@ -127,7 +137,10 @@ def test_adapters_learn_the_same(name: str, curves: Callable[..., Any]) -> None:
         ({"precision": "bf16"}, 2e-6),
         ({"precision": "bf16-mixed"}, 2e-6),
         ({"precision": "bf16", "lora_rank": 4, "lora_targets": "attention"}, 2e-6),
-        ({"precision": "bf16-mixed", "lora_rank": 4, "lora_targets": "all-linear+head"}, 5e-4),  # norms round apart
+        (
+            {"precision": "bf16-mixed", "lora_rank": 4, "lora_targets": "all-linear+head"},
+            5e-4,
+        ),  # norms round apart
         ({"optimizer": "adamw-8bit"}, 1e-4),  # Trainer keeps embeddings' state in 32 bits
         ({"optimizer": "adafactor"}, 1e-4),  # transformers has one of its own, of another eps
         ({"optimizer": "sgd"}, 2e-6),
@@ -137,7 +150,9 @@ def test_adapters_learn_the_same(name: str, curves: Callable[..., Any]) -> None:
         ({"loss": "chunked"}, 2e-6),
     ],
 )
-def test_knobs_learn_the_same(knobs: dict[str, Any], tolerance: float, curves: Callable[..., Any]) -> None:
+def test_knobs_learn_the_same(
+    knobs: dict[str, Any], tolerance: float, curves: Callable[..., Any]
+) -> None:
     mine, theirs = curves("llama", **knobs)
     assert theirs == pytest.approx(mine, rel=tolerance)
 
@@ -148,8 +163,12 @@ def test_checkpointing_takes_effect(tmp_path: Path) -> None:
     assert [layer.gradient_checkpointing for layer in trainer.model.model.layers] == [True, False]
 
 
-def training_arguments(tmp_path: Path, model: nn.Module | None = None, **knobs: Any) -> TrainerSetup:
-    return autofit.training_arguments({**SIZES, **knobs}, model=model, output_dir=tmp_path, **OVERRIDES)
+def training_arguments(
+    tmp_path: Path, model: nn.Module | None = None, **knobs: Any
+) -> TrainerSetup:
+    return autofit.training_arguments(
+        {**SIZES, **knobs}, model=model, output_dir=tmp_path, **OVERRIDES
+    )
 
 
 @pytest.mark.parametrize("quantization", ["int8", "nf4-dq"])
@@ -163,8 +182,12 @@ def test_quantised_weights_are_loaded_and_trained_beside(quantization: str, tmp_
     assert len(losses) == STEPS
     kinds = {type(module).__name__ for module in trainer.model.modules()}
     assert ("Linear8bitLt" if quantization == "int8" else "Linear4bit") in kinds
-    assert {each.dtype for each in trainer.model.parameters() if each.requires_grad} == {torch.bfloat16}
-    with pytest.raises(autofit.InputError, match="quantises frozen weights, and those of the model are not"):
+    assert {each.dtype for each in trainer.model.parameters() if each.requires_grad} == {
+        torch.bfloat16
+    }
+    with pytest.raises(
+        autofit.InputError, match="quantises frozen weights, and those of the model are not"
+    ):
         setup.prepare(make("llama"))
 
 
@@ -172,9 +195,13 @@ def test_experts_are_adapted_but_not_quantised(tmp_path: Path) -> None:
     model = tiny.mixture_workload().model()
     knobs = {"lora_rank": 4, "lora_targets": "experts+q_proj", "precision": "bf16"}
     quantised = training_arguments(tmp_path, model, **knobs, quantization="nf4")
-    assert quantised.notes == ("from_pretrained leaves the experts unquantised, which may no longer fit.",)
+    assert quantised.notes == (
+        "from_pretrained leaves the experts unquantised, which may no longer fit.",
+    )
     adapted = training_arguments(tmp_path, model, **knobs).prepare(model)
-    trained = {name.split(".")[6] for name, each in adapted.named_parameters() if each.requires_grad}
+    trained = {
+        name.split(".")[6] for name, each in adapted.named_parameters() if each.requires_grad
+    }
     assert trained == {"q_proj", "experts"}
 
 
@@ -200,7 +227,9 @@ def test_a_loss_that_ignores_the_count_is_noticed(tmp_path: Path) -> None:
 def result(best: bool = True, source: dict[str, str] | None = None, **knobs: Any) -> Result:
     """A search of tiny-llama that found one config, or none."""
     config = autofit.Config({**SIZES, **knobs})
-    found = Measurement(config, Outcome.FITS, step_seconds=StepSeconds(1, 1, 1), peak_bytes=PeakBytes(1))
+    found = Measurement(
+        config, Outcome.FITS, step_seconds=StepSeconds(1, 1, 1), peak_bytes=PeakBytes(1)
+    )
     return Result(
         model="tiny-llama",
         workload={"task": "causal-lm", "sequence_length": None, "effective_batch_size": 8},
@@ -261,20 +290,28 @@ def test_what_is_overridden_goes_first_and_is_said(tmp_path: Path) -> None:
         ({"micro_batch_size": 2}, {}, "gradient_accumulation_steps must be a whole number"),
         ({**SIZES, "optimiser": "sgd"}, {}, "unknown knob 'optimiser'. Did you mean 'optimizer'"),
         ({**SIZES, "lora_rank": 4}, {}, "Give the model as model="),
-        (SIZES, {"learning_rte": 1.0}, "unknown training argument 'learning_rte'. Did you mean 'learning_rate'"),
+        (
+            SIZES,
+            {"learning_rte": 1.0},
+            "unknown training argument 'learning_rte'. Did you mean 'learning_rate'",
+        ),
         (SIZES, {"optim": "adamx"}, "transformers refuses these training arguments"),
         (SIZES, {"model": nn.Linear(2, 2)}, "models of transformers, and this one is a torch"),
         (result(gradient_accumulation_steps=2), {}, "is not the effective batch of 8"),
     ],
 )
-def test_bad_input_is_one_sentence(given: Any, overrides: dict[str, Any], message: str, tmp_path: Path) -> None:
+def test_bad_input_is_one_sentence(
+    given: Any, overrides: dict[str, Any], message: str, tmp_path: Path
+) -> None:
     with pytest.raises(autofit.AutofitError, match=message):
         autofit.training_arguments(given, output_dir=tmp_path, **overrides)
 
 
 def test_a_function_that_a_result_names_is_not_run(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\ndef make(): ...\n")
-    mine = result(lora_rank=8, source={"kind": "function", "function": f"{tmp_path / 'mine.py'}:make"})
+    mine = result(
+        lora_rank=8, source={"kind": "function", "function": f"{tmp_path / 'mine.py'}:make"}
+    )
     with pytest.raises(autofit.InputError, match="Give the model as model="):
         autofit.training_arguments(mine, output_dir=tmp_path)
     assert not (tmp_path / "ran").exists()
@@ -290,9 +327,18 @@ def test_a_config_for_a_gpu_is_refused_without_one(tmp_path: Path) -> None:
 
 
 def test_several_devices_are_told_and_where_they_are_missing_it_is_said(tmp_path: Path) -> None:
-    knobs = {"micro_batch_size": 2, "gradient_accumulation_steps": 1, "data_parallel": "fsdp", "data_parallel_shard": 4}
-    setup = autofit.training_arguments({**knobs, "reshard_after_forward": False}, output_dir=tmp_path)
+    knobs = {
+        "micro_batch_size": 2,
+        "gradient_accumulation_steps": 1,
+        "data_parallel": "fsdp",
+        "data_parallel_shard": 4,
+    }
+    setup = autofit.training_arguments(
+        {**knobs, "reshard_after_forward": False}, output_dir=tmp_path
+    )
     assert setup.arguments.fsdp is True
     assert setup.arguments.fsdp_config["reshard_after_forward"] is False
     note = setup.notes[-1]
-    assert note.startswith("this config is for 4 devices, and Trainer finds 1 here; start your script with torchrun")
+    assert note.startswith(
+        "this config is for 4 devices, and Trainer finds 1 here; start your script with torchrun"
+    )

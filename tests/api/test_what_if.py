@@ -37,7 +37,9 @@ def asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
         return _known[key]
 
     monkeypatch.setattr(what_if, "predict_all", remembered)
-    monkeypatch.setattr(what_if, "what_helps", lambda *given: (Remedy("memory", ("--gpu-mem", "2"), given[-1], 2),))
+    monkeypatch.setattr(
+        what_if, "what_helps", lambda *given: (Remedy("memory", ("--gpu-mem", "2"), given[-1], 2),)
+    )
 
 
 @pytest.fixture(scope="module")
@@ -53,9 +55,13 @@ def within(prediction: Prediction, nbytes: int) -> Prediction:
     return dataclasses.replace(prediction, budget=budget, estimate=estimate)
 
 
-def alternating(_: object, __: object, configs: Sequence[Config]) -> tuple[list[float], list[float]]:
+def alternating(
+    _: object, __: object, configs: Sequence[Config]
+) -> tuple[list[float], list[float]]:
     """One byte, then three, in one second and then two: predictions that take no time."""
-    return [1.0 + 2 * (index % 2) for index in range(len(configs))], [1.0 + index % 2 for index in range(len(configs))]
+    return [1.0 + 2 * (index % 2) for index in range(len(configs))], [
+        1.0 + index % 2 for index in range(len(configs))
+    ]
 
 
 def test_what_would_help_is_asked_of_what_does_not_surely_fit(
@@ -76,7 +82,11 @@ def by_knob(found: list[what_if.Change]) -> dict[tuple[str, object], Estimate]:
 def test_changes_are_those_of_full_estimates(prediction: Prediction) -> None:
     here = prediction.estimate
     found = by_knob(what_if.changes(prediction))
-    for knob, value in (("activation_checkpointing", "none"), ("optimizer", "sgd"), ("micro_batch_size", 4)):
+    for knob, value in (
+        ("activation_checkpointing", "none"),
+        ("optimizer", "sgd"),
+        ("micro_batch_size", 4),
+    ):
         full = estimate(tiny.llama_workload(), PLAIN, gpu="rtx-4090", set={knob: value})
         told = found[knob, value]
         assert told.config == full.config
@@ -93,9 +103,13 @@ def test_of_a_mixture_adapters_on_experts_are_told(monkeypatch: pytest.MonkeyPat
     told = what_if.with_experts(found)
     assert told is not None
     assert told["lora_targets"] == "attention+experts"
-    assert told["device_bytes"]["high"] > found.estimate.high + found.estimate.allocated_bytes  # thrice the tensors
+    assert (
+        told["device_bytes"]["high"] > found.estimate.high + found.estimate.allocated_bytes
+    )  # thrice the tensors
     assert told["fits"] == "yes"
-    assert what_if.with_experts(predict(found.workload, PLAIN, gpu="rtx-4090")) is None  # without adapters
+    assert (
+        what_if.with_experts(predict(found.workload, PLAIN, gpu="rtx-4090")) is None
+    )  # without adapters
     all_of_it = PLAIN | adapted | {"lora_targets": "attention+experts"}
     assert what_if.with_experts(predict(found.workload, all_of_it, gpu="rtx-4090")) is None
 
@@ -103,7 +117,10 @@ def test_of_a_mixture_adapters_on_experts_are_told(monkeypatch: pytest.MonkeyPat
 def test_changes_are_single_and_legal_and_leave_the_config_out(prediction: Prediction) -> None:
     here = prediction.estimate.config
     for change in what_if.changes(prediction):
-        differing = set(change.estimate.config.differences(here)) - {"gradient_accumulation_steps", "lora_targets"}
+        differing = set(change.estimate.config.differences(here)) - {
+            "gradient_accumulation_steps",
+            "lora_targets",
+        }
         assert differing == {change.knob}
         assert not str(change.value).startswith("budget-")  # which only a compiler can keep
 
@@ -112,7 +129,9 @@ def test_the_faster_ones_come_first_and_what_does_not_fit_last(
     prediction: Prediction, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = what_if.changes(prediction)
-    assert [each.estimate.step_seconds for each in whole] == sorted(each.estimate.step_seconds for each in whole)
+    assert [each.estimate.step_seconds for each in whole] == sorted(
+        each.estimate.step_seconds for each in whole
+    )
     # Of a model this small, libraries take more than activations, which differ between configs.
     monkeypatch.setattr(what_if, "predict_all", alternating)
     tight = what_if.changes(within(prediction, prediction.estimate.high))
@@ -163,7 +182,9 @@ def test_a_model_without_lengths_has_no_longest_sequence(monkeypatch: pytest.Mon
     assert found["alternatives"]
 
 
-@pytest.mark.parametrize(("most_that_fits", "most"), [(1000, 4096), (5, 4096), (37, 4096), (4096, 4096), (9999, 100)])
+@pytest.mark.parametrize(
+    ("most_that_fits", "most"), [(1000, 4096), (5, 4096), (37, 4096), (4096, 4096), (9999, 100)]
+)
 def test_the_largest_is_found_to_an_eighth(most_that_fits: int, most: int) -> None:
     asked: list[int] = []
 
@@ -202,7 +223,9 @@ def test_old_cards_are_predicted_as_themselves() -> None:
     rows = {row["name"]: row for row in what_if.fitting_cards(workload, config)["cards"]}
     for name in ("t4", "a100-40gb"):
         alone = estimate(workload, config, gpu=name)
-        assert rows[name]["device_bytes"] == {"low": alone.low, "high": alone.high}, card(name).title
+        assert rows[name]["device_bytes"] == {"low": alone.low, "high": alone.high}, card(
+            name
+        ).title
 
 
 def test_several_of_a_card_are_predicted_as_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -231,8 +254,13 @@ def test_several_of_a_card_are_predicted_as_themselves(monkeypatch: pytest.Monke
 
 def test_a_config_is_fitted_to_each_number_of_devices() -> None:
     config = PLAIN | {"data_parallel": "fsdp"}
-    answer = what_if.fitting_cards(tiny.llama_workload(), config, gpu="a100-40gb", devices=("1", "4"))
-    told = [(each["config"]["data_parallel"], each["config"]["micro_batch_size"]) for each in answer["configs"]]
+    answer = what_if.fitting_cards(
+        tiny.llama_workload(), config, gpu="a100-40gb", devices=("1", "4")
+    )
+    told = [
+        (each["config"]["data_parallel"], each["config"]["micro_batch_size"])
+        for each in answer["configs"]
+    ]
     assert told == [(None, 2), ("fsdp", 1)]
     with pytest.raises(InputError, match="3 devices"):
         what_if.fitting_cards(tiny.llama_workload(), config, gpu="h100", devices=3)
@@ -245,20 +273,29 @@ def test_what_training_costs() -> None:
     assert answer["cards"][0]["dollars_per_billion_tokens"] == 0
     second = answer["cards"][1]
     assert second["name"] == "h100"
-    assert second["dollars_per_billion_tokens"] == pytest.approx(0.001 / second["tokens_per_second"] * 1e9)
+    assert second["dollars_per_billion_tokens"] == pytest.approx(
+        0.001 / second["tokens_per_second"] * 1e9
+    )
     assert second["dollars_per_million_samples"] is None
     costs = {row["name"]: row["dollars_per_billion_tokens"] for row in answer["cards"]}
     assert costs["l40s"] is costs["t4"] is None  # without a price, and without a speed
-    (row,) = what_if.fitting_cards(tiny.mlp_workload(), gpu="h100", devices=2, nodes=2, prices=prices)["cards"]
+    (row,) = what_if.fitting_cards(
+        tiny.mlp_workload(), gpu="h100", devices=2, nodes=2, prices=prices
+    )["cards"]
     assert row["dollars_per_billion_tokens"] is None
-    assert row["dollars_per_million_samples"] == pytest.approx(4 * 0.001 / row["samples_per_second"] * 1e6)
+    assert row["dollars_per_million_samples"] == pytest.approx(
+        4 * 0.001 / row["samples_per_second"] * 1e6
+    )
 
 
 @pytest.mark.parametrize(
     ("asked", "message"),
     [
         ({"prices": {"h101": 1.0}}, "unknown GPU 'h101'"),
-        ({"prices": {"h100": -1}}, "the price of h100 must be dollars an hour, from 0 to 1,000,000, not -1"),
+        (
+            {"prices": {"h100": -1}},
+            "the price of h100 must be dollars an hour, from 0 to 1,000,000, not -1",
+        ),
         ({"prices": {"h100": math.nan}}, "the price of h100"),
         ({"prices": {"h100": True}}, "the price of h100"),
         ({"devices": ()}, "devices must be one number or several"),

@@ -131,7 +131,12 @@ OF_WORKLOAD = {
     "source": "{} {1:2} foo",
     "notes": "",
 }
-SIZES = {"task": "None", "seq_len": "3 None", "effective_batch": "3 None", "trust_remote_code": "True"}
+SIZES = {
+    "task": "None",
+    "seq_len": "3 None",
+    "effective_batch": "3 None",
+    "trust_remote_code": "True",
+}
 TAKEN: dict[str, dict[str, str]] = {
     "search": {
         "model": "",
@@ -155,7 +160,13 @@ TAKEN: dict[str, dict[str, str]] = {
         "gpu_mem": OPTIONS["gpu_mem"],
         "set": "{} foo",  # a knob that the model's own code may register
     },
-    "export": {"result": "", "to": "", "output": "x path None", "strict": "", "tool_version": "None"},
+    "export": {
+        "result": "",
+        "to": "",
+        "output": "x path None",
+        "strict": "",
+        "tool_version": "None",
+    },
     "training_arguments": {
         "result": "",
         "output_dir": "x path",
@@ -208,14 +219,23 @@ def call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., objec
 
     monkeypatch.chdir(tmp_path)
     (tmp_path / "result.yaml").write_text(RESULT)
-    fit, estimate = importlib.import_module("autofit.api.fit"), importlib.import_module("autofit.api.estimate")
+    fit, estimate = (
+        importlib.import_module("autofit.api.fit"),
+        importlib.import_module("autofit.api.estimate"),
+    )
     for room in ("tuning.measured", "tuning.predicted", "tuning.target", "probe"):
         monkeypatch.setattr(f"autofit.{room}.LocalExecutor", reached)
     monkeypatch.setattr(fit.Session, "run", reached)
     monkeypatch.setattr(fit, "run_on_devices", reached)
     monkeypatch.setattr(estimate, "structure_traits", reached)
     model, batch = nn.Linear(4, 2), (torch.zeros(4, 4), torch.zeros(4))
-    of_fit = {"model": model, "loader": [batch, batch], "loss": lambda m, b: m(b[0]).sum(), "lr": 0.1, "config": {}}
+    of_fit = {
+        "model": model,
+        "loader": [batch, batch],
+        "loss": lambda m, b: m(b[0]).sum(),
+        "lr": 0.1,
+        "config": {},
+    }
     given: dict[str, dict[str, Any]] = {
         "search": {"model": "tiny-llama", "device": "cpu"},
         "fit": of_fit,
@@ -234,10 +254,14 @@ def call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., objec
 
 
 @pytest.mark.filterwarnings("ignore")  # of Trainer's arguments
-@pytest.mark.parametrize(("name", "parameter"), [(name, each) for name, all_ in TAKEN.items() for each in all_])
+@pytest.mark.parametrize(
+    ("name", "parameter"), [(name, each) for name, all_ in TAKEN.items() for each in all_]
+)
 def test_wrong_values(call: Callable[..., object], name: str, parameter: str) -> None:
     fine = {FOLDED.get(word, word) for word in TAKEN[name][parameter].split()}
-    beside: dict[str, object] = {"device": None} if name == "search" and parameter in ("gpu", "gpu_mem") else {}
+    beside: dict[str, object] = (
+        {"device": None} if name == "search" and parameter in ("gpu", "gpu_mem") else {}
+    )
     if name == "fit" and parameter in ("space", "set", "optimizer"):
         beside = {"config": None}
     for word, value in JUNK.items():
@@ -256,10 +280,23 @@ def test_wrong_values(call: Callable[..., object], name: str, parameter: str) ->
 def test_every_parameter_is_tried() -> None:
     for name, parameters in TAKEN.items():
         function = getattr(autofit, name)
-        known = set(inspect.signature(function).parameters) - {"self", "options", "overrides", "knobs"}
+        known = set(inspect.signature(function).parameters) - {
+            "self",
+            "options",
+            "overrides",
+            "knobs",
+        }
         assert known <= parameters.keys(), name
     assert TAKEN["search"].keys() >= SearchOptions.model_fields.keys() - {"set"}
-    assert {"search", "fit", "estimate", "export", "explain", "training_arguments", "register"} <= TAKEN.keys()
+    assert {
+        "search",
+        "fit",
+        "estimate",
+        "export",
+        "explain",
+        "training_arguments",
+        "register",
+    } <= TAKEN.keys()
 
 
 def test_what_if_takes_a_prediction() -> None:

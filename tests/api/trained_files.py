@@ -13,7 +13,9 @@ from autofit.api.train import train
 class Run:
     """A tiny model in a directory, from whose random weights a result trains; effective batch 4 in slices of 2."""
 
-    def __init__(self, folder: Path, task: str, config: dict[str, Any], *, length: int | None = 64) -> None:
+    def __init__(
+        self, folder: Path, task: str, config: dict[str, Any], *, length: int | None = 64
+    ) -> None:
         self.folder, self.model = folder, folder / "model"
         self.model.mkdir()
         (self.model / "config.json").write_text(json.dumps(config))

@@ -62,24 +62,38 @@ def packages(root: Path, **headers: str) -> Path:
 
 
 def test_options_describe_the_card_and_all_after_the_dashes_is_the_command() -> None:
-    assert run.parsed(["--", "program", "--gib", "1", "--", "x"]) == (run.Card(), ["program", "--gib", "1", "--", "x"])
-    card, command = run.parsed(["--name", "Card", "--gib", "23.5", "--context-mib", "300", "--", "program"])
+    assert run.parsed(["--", "program", "--gib", "1", "--", "x"]) == (
+        run.Card(),
+        ["program", "--gib", "1", "--", "x"],
+    )
+    card, command = run.parsed(
+        ["--name", "Card", "--gib", "23.5", "--context-mib", "300", "--", "program"]
+    )
     assert (card, command) == (run.Card("Card", 23.5, 300), ["program"])
 
 
 @pytest.mark.parametrize(
     "arguments",
-    [[], ["program"], ["--"], *([option, value, "--", "x"] for option, value in [("--gib", "0"), ("--gib", "nan")])],
+    [
+        [],
+        ["program"],
+        ["--"],
+        *([option, value, "--", "x"] for option, value in [("--gib", "0"), ("--gib", "nan")]),
+    ],
     ids=" ".join,
 )
-def test_no_command_and_no_size_are_refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_command_and_no_size_are_refused(
+    arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit) as end:
         run.main(arguments)
     assert end.value.code == 2
     assert "error:" in capsys.readouterr().err
 
 
-def test_a_build_without_cuda_is_refused(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_build_without_cuda_is_refused(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr(torch.version, "cuda", None)
     assert run.main(["--", "echo", "it ran"]) == 2
     out, err = capfd.readouterr()
@@ -120,7 +134,9 @@ def test_a_missing_tool_is_named(
     assert f"{missing} is not installed" in capsys.readouterr().err
 
 
-def test_a_path_that_the_loader_would_split_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_path_that_the_loader_would_split_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "with space"))
     with pytest.raises(FakeCudaError, match="XDG_CACHE_HOME"):
         library.build()
@@ -155,14 +171,29 @@ def test_cublas_functions_are_read_from_nm_and_made_to_succeed() -> None:
 
 
 def test_a_compiler_that_fails_is_told_of_by_its_error(tmp_path: Path) -> None:
-    with pytest.raises(FakeCudaError, match=r"sh could not build the fake CUDA: x\.cpp: error: no such thing"):
-        library._output(["sh", "-c", "echo note >&2; echo 'x.cpp: error: no such thing' >&2; echo end >&2; exit 1"])
+    with pytest.raises(
+        FakeCudaError, match=r"sh could not build the fake CUDA: x\.cpp: error: no such thing"
+    ):
+        library._output(
+            [
+                "sh",
+                "-c",
+                "echo note >&2; echo 'x.cpp: error: no such thing' >&2; echo end >&2; exit 1",
+            ]
+        )
 
 
 def test_the_environment_adds_to_paths_and_describes_the_card() -> None:
-    outer = {"PATH": "/usr/bin", "LD_PRELOAD": "/lib/other.so", "CUDA_VISIBLE_DEVICES": "", "KEPT": "as it is"}
+    outer = {
+        "PATH": "/usr/bin",
+        "LD_PRELOAD": "/lib/other.so",
+        "CUDA_VISIBLE_DEVICES": "",
+        "KEPT": "as it is",
+    }
     outer["XDG_CACHE_HOME"] = "/cache"
-    inner = run.environment(outer, run.Card("Card", 23.5, 300), Path("/place/built"), Path("/fresh/board"))
+    inner = run.environment(
+        outer, run.Card("Card", 23.5, 300), Path("/place/built"), Path("/fresh/board")
+    )
     assert inner == {
         "KEPT": "as it is",
         "XDG_CACHE_HOME": "/place/cache",
@@ -177,12 +208,15 @@ def test_the_environment_adds_to_paths_and_describes_the_card() -> None:
         "FAKE_CUDA_BOARD": "/fresh/board",
     }
     assert outer["CUDA_VISIBLE_DEVICES"] == ""
-    inner = run.environment({"HF_HOME": "/models"}, run.Card(), Path("/place/built"), Path("/fresh/board"))
+    inner = run.environment(
+        {"HF_HOME": "/models"}, run.Card(), Path("/place/built"), Path("/fresh/board")
+    )
     assert inner["HF_HOME"] == "/models"
 
 
 @pytest.mark.parametrize(
-    ("code", "answer"), [("raise SystemExit(3)", 3), ("import os; os.kill(os.getpid(), 9)", 128 + signal.SIGKILL)]
+    ("code", "answer"),
+    [("raise SystemExit(3)", 3), ("import os; os.kill(os.getpid(), 9)", 128 + signal.SIGKILL)],
 )
 def test_the_commands_exit_code_is_the_answer(code: str, answer: int) -> None:
     former = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
@@ -212,17 +246,25 @@ def test_nvidia_smi_adds_up_what_living_processes_hold(tmp_path: Path) -> None:
     def answer(*asked: str) -> str:
         command = [sys.executable, "-I", "-S", board.__file__, *asked]
         environment = {**os.environ, "FAKE_CUDA_BOARD": str(path)}
-        return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
+        return subprocess.run(
+            command, env=environment, capture_output=True, text=True, check=True
+        ).stdout
 
     assert answer() == "720\n"
-    assert answer("--query-gpu=uuid,memory.used") == "GPU-00000000-0000-0000-0000-000000000000, 720\n"
+    assert (
+        answer("--query-gpu=uuid,memory.used") == "GPU-00000000-0000-0000-0000-000000000000, 720\n"
+    )
 
 
 def test_every_python_that_starts_there_turns_off_attention_by_cudnn() -> None:
     code = "import torch; print(torch.backends.cuda.cudnn_sdp_enabled(), torch.backends.cuda.flash_sdp_enabled())"
     environment = {**os.environ, "PYTHONPATH": str(library.HERE / "startup")}
     done = subprocess.run(
-        [sys.executable, "-P", "-c", code], env=environment, capture_output=True, text=True, check=True
+        [sys.executable, "-P", "-c", code],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
     )
     assert done.stdout == "False True\n"
 
@@ -231,7 +273,16 @@ def test_every_python_that_starts_there_turns_off_attention_by_cudnn() -> None:
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a card")
 def test_a_step_runs_and_memory_is_counted_as_on_a_card() -> None:
     options = ["--name", "Some Card", "--gib", "40", "--context-mib", "300"]
-    command = [sys.executable, "-m", "benchmarks.fake_cuda", *options, "--", sys.executable, "-c", PROGRAM]
+    command = [
+        sys.executable,
+        "-m",
+        "benchmarks.fake_cuda",
+        *options,
+        "--",
+        sys.executable,
+        "-c",
+        PROGRAM,
+    ]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)

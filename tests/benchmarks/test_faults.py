@@ -72,8 +72,15 @@ def test_what_is_broken_is_seen(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     found, code, broken, kept, full, places = json.loads(done.stdout.splitlines()[-1])
     assert found.pop("nothing") == []
-    words = {"a process": "processes are left", "shared memory": "left in /dev/shm: twin_", "run": "was run"}
-    words |= {"a temporary file": "temporary files are left", "too long": "it went on for more than"}
+    words = {
+        "a process": "processes are left",
+        "shared memory": "left in /dev/shm: twin_",
+        "run": "was run",
+    }
+    words |= {
+        "a temporary file": "temporary files are left",
+        "too long": "it went on for more than",
+    }
     assert found.keys() == words.keys()
     assert not [name for name, word in words.items() if word not in " ".join(found[name])], found
     assert (code, broken, kept) == (-9, [], ["file0", "file1", "file2"])

@@ -92,6 +92,9 @@ def assert_error(printed: Output, *words: str, as_json: bool = True) -> None:
         answer = printed.json
         assert answer.keys() == {"schema", "error"}
         assert answer["error"].keys() == {"message", "remedy"}
-        assert f"autofit: {answer['error']['message']} {answer['error']['remedy']}".strip() == printed.err.strip()
+        assert (
+            f"autofit: {answer['error']['message']} {answer['error']['remedy']}".strip()
+            == printed.err.strip()
+        )
     else:
         assert printed.out == ""

@@ -22,7 +22,12 @@ def call(*arguments: object) -> Output:
     out, err = io.StringIO(), io.StringIO()
     # The zygote that tests share is there already.
     patched = mock.patch("autofit.cli.search.started_early", contextlib.nullcontext)
-    with patched, contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), pytest.raises(SystemExit) as end:
+    with (
+        patched,
+        contextlib.redirect_stdout(out),
+        contextlib.redirect_stderr(err),
+        pytest.raises(SystemExit) as end,
+    ):
         main([str(argument) for argument in arguments])
     assert isinstance(end.value.code, int)
     return Output(end.value.code, out.getvalue(), err.getvalue())
@@ -59,7 +64,9 @@ def search_of_three(
     folder = tmp_path_factory.mktemp("searched")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(new_cache()))
-        patch.setattr("autofit.tuning.measured.LocalExecutor", lambda *_: contextlib.nullcontext(executor))
+        patch.setattr(
+            "autofit.tuning.measured.LocalExecutor", lambda *_: contextlib.nullcontext(executor)
+        )
         furnish(folder, patch)
         return call(*PLAIN, "--trials", "3", "--json"), folder
 

@@ -17,7 +17,10 @@ from autofit.cli import main
 from autofit.cli.output import heavy
 
 LIGHT = ("autofit.report", "autofit.search.space")
-ROOMS = [f"autofit.cli.{name}" for name in ("completion", "doctor", "estimate", "export", "report", "search", "train")]
+ROOMS = [
+    f"autofit.cli.{name}"
+    for name in ("completion", "doctor", "estimate", "export", "report", "search", "train")
+]
 
 
 class ReachedError(BaseException):

@@ -53,9 +53,17 @@ def test_the_shell_is_answered_without_torch(typed: str, offered: list[str]) -> 
         "except SystemExit:\n"
         "    assert 'torch' not in sys.modules\n"
     )
-    asked = {"_AUTOFIT_COMPLETE": "complete_bash", "COMP_WORDS": typed, "COMP_CWORD": str(typed.count(" "))}
+    asked = {
+        "_AUTOFIT_COMPLETE": "complete_bash",
+        "COMP_WORDS": typed,
+        "COMP_CWORD": str(typed.count(" ")),
+    }
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, env={**os.environ, **asked}, check=False
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        env={**os.environ, **asked},
+        check=False,
     )
     assert done.stderr == ""
     assert done.stdout.split() == offered

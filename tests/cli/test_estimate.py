@@ -16,12 +16,25 @@ ESTIMATE = ("estimate", "--model", "llama", "--seq-len", "16", "--effective-batc
 
 @pytest.mark.usefixtures("here")
 def test_the_json_of_an_estimate(run: Run) -> None:
-    printed = run(*ESTIMATE, "--gpu", "rtx-4090", "--set", "micro_batch_size=2", "--set", "precision=bf16", "--json")
+    printed = run(
+        *ESTIMATE,
+        "--gpu",
+        "rtx-4090",
+        "--set",
+        "micro_batch_size=2",
+        "--set",
+        "precision=bf16",
+        "--json",
+    )
     assert printed.code == 0
     answer = printed.json
     assert answer["schema"] == 1
     assert answer["config"]["micro_batch_size"] == 2
-    assert {key: shape(answer[key]) for key in answer if key not in ("config", "workload", "hardware", "notes")} == {
+    assert {
+        key: shape(answer[key])
+        for key in answer
+        if key not in ("config", "workload", "hardware", "notes")
+    } == {
         "schema": int,
         "model": str,
         "budget_bytes": int,
@@ -42,7 +55,10 @@ def test_the_json_of_an_estimate(run: Run) -> None:
         "largest": None,
         "remedies": None,
     }
-    assert sum(answer["breakdown"].values()) == answer["allocated_bytes"] + answer["breakdown"]["context"]
+    assert (
+        sum(answer["breakdown"].values())
+        == answer["allocated_bytes"] + answer["breakdown"]["context"]
+    )
     assert answer["fits"] == "yes"
     assert answer["bottleneck"] in ("compute", "memory", "transfer")
 
@@ -54,20 +70,33 @@ def test_an_estimate_for_several_devices(run: Run) -> None:
     degrees = ("data_parallel", "data_parallel_replicate", "data_parallel_shard")
     assert [answer["config"][name] for name in degrees] == ["fsdp", 2, 4]
     assert set(answer["breakdown"]) == set(PARTS)
-    assert sum(answer["breakdown"].values()) == answer["allocated_bytes"] + answer["breakdown"]["context"]
+    assert (
+        sum(answer["breakdown"].values())
+        == answer["allocated_bytes"] + answer["breakdown"]["context"]
+    )
     assert answer["tokens_per_second"] > 0
 
 
 @pytest.mark.usefixtures("here")
 def test_an_estimate_and_what_lies_around_it(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    def growing(_: object, __: object, configs: Sequence[object]) -> tuple[list[float], list[float]]:
+    def growing(
+        _: object, __: object, configs: Sequence[object]
+    ) -> tuple[list[float], list[float]]:
         return [1.0 + 0.1 * place for place in range(len(configs))], [1.0] * len(configs)
 
-    monkeypatch.setattr("autofit.api.what_if.predict_all", growing)  # which takes seconds, and is tested in its place
+    monkeypatch.setattr(
+        "autofit.api.what_if.predict_all", growing
+    )  # which takes seconds, and is tested in its place
     asked = (*ESTIMATE, "--gpu", "h100", "--set", "optimizer=sgd", "--set", "precision=fp32")
     answer = run(*asked, "--json", "--alternatives").json
     knobs = {each["knob"] for each in answer["alternatives"]}
-    assert {"precision", "optimizer", "micro_batch_size", "activation_checkpointing", "lora_rank"} <= knobs
+    assert {
+        "precision",
+        "optimizer",
+        "micro_batch_size",
+        "activation_checkpointing",
+        "lora_rank",
+    } <= knobs
     assert answer["largest"]["micro_batch_size"] == 4
     printed = run(*asked)
     assert printed.code == 0
@@ -87,7 +116,10 @@ def test_the_config_of_a_result_is_estimated_for_every_card(here: Path, run: Run
     (here / "mine.yaml").write_text(json.dumps(config))
     answer = run(*ESTIMATE, "--config", "mine.yaml", "--gpu", "list", "--json").json
     assert answer["schema"] == 1
-    assert {card["name"]: card["fits"] for card in answer["cards"]}.items() >= {"t4": "no", "h100": "yes"}.items()
+    assert {card["name"]: card["fits"] for card in answer["cards"]}.items() >= {
+        "t4": "no",
+        "h100": "yes",
+    }.items()
     printed = run(*ESTIMATE, "--config", "mine.yaml", "--gpu", "list")
     assert printed.code == 0
     assert any(line.split()[:1] == ["h100"] and "yes" in line for line in printed.out.splitlines())
@@ -114,7 +146,10 @@ def test_what_several_of_a_card_cost(here: Path, run: Run) -> None:
     ("prices", "message"),
     [
         ("h101: 1", "unknown GPU 'h101'"),
-        ('{"h100": "cheap"}', "the price of h100 must be dollars an hour, from 0 to 1,000,000, not 'cheap'"),
+        (
+            '{"h100": "cheap"}',
+            "the price of h100 must be dollars an hour, from 0 to 1,000,000, not 'cheap'",
+        ),
         ("h100: -1", "the price of h100 must be"),
         ("h100: 1\nh100: 2", "given twice"),
         ("- h100", "mapping"),

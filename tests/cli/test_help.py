@@ -18,7 +18,9 @@ def shown(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_every_command_shows_an_example_of_itself(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_command_shows_an_example_of_itself(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     text = shown(capsys, command, "-h")
     assert shown(capsys, command, "--help") == text
     assert re.search(rf"^ Examples?: *\n autofit {command}\b", text, re.MULTILINE)
@@ -34,8 +36,17 @@ def test_the_commands_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_options_stand_in_groups(capsys: pytest.CaptureFixture[str]) -> None:
     text = shown(capsys, "search", "--help")
-    assert re.findall(r"╭─ (.*?) ─", text) == ["Options", "Model", "Budget", "Search space", "Search", "Output"]
-    assert text.split("─ Options ─")[1].split("╰")[0].count("--") == 1, "only --help stands in no group"
+    assert re.findall(r"╭─ (.*?) ─", text) == [
+        "Options",
+        "Model",
+        "Budget",
+        "Search space",
+        "Search",
+        "Output",
+    ]
+    assert text.split("─ Options ─")[1].split("╰")[0].count("--") == 1, (
+        "only --help stands in no group"
+    )
 
 
 def test_the_knobs_of_set_are_listed(capsys: pytest.CaptureFixture[str]) -> None:

@@ -28,4 +28,7 @@ def test_the_report_of_a_search(here: Path, searched: Output, run: Run) -> None:
     assert Path("drawn/memory-timeline-full.svg") in map(Path, pictures)
     nowhere = run("report", "nowhere")
     assert nowhere.code == 2
-    assert nowhere.err == "autofit: nowhere is not there. Give the directory of a search, such as autofit-runs/NAME.\n"
+    assert (
+        nowhere.err
+        == "autofit: nowhere is not there. Give the directory of a search, such as autofit-runs/NAME.\n"
+    )

@@ -22,8 +22,26 @@ def test_the_json_of_a_search(searched: Output) -> None:
     assert searched.code == 0
     answer = searched.json
     assert answer.keys() == {
-        *("schema", "best", "tiers", "trials", "skipped", "stopped_by", "nearest_miss", "space_size", "search_seconds"),
-        *("predicted", "frontier", "alternatives", "other_budgets", "on_devices", "remedies", "notes"),
+        *(
+            "schema",
+            "best",
+            "tiers",
+            "trials",
+            "skipped",
+            "stopped_by",
+            "nearest_miss",
+            "space_size",
+            "search_seconds",
+        ),
+        *(
+            "predicted",
+            "frontier",
+            "alternatives",
+            "other_budgets",
+            "on_devices",
+            "remedies",
+            "notes",
+        ),
         *("versions", "files"),
     }
     assert answer["schema"] == 1
@@ -55,7 +73,16 @@ MEASURED = {
     "verified": True,
 }
 TRIAL = {
-    *("number", "config", "outcome", "tokens_per_second", "samples_per_second", "step_seconds", "peak_bytes", "reason"),
+    *(
+        "number",
+        "config",
+        "outcome",
+        "tokens_per_second",
+        "samples_per_second",
+        "step_seconds",
+        "peak_bytes",
+        "reason",
+    ),
     *("seconds", "build_seconds", "warmup_seconds", "compile_seconds"),
     *("loss", "steps", "composed", "verified", "communication_seconds", "warnings", "shortage"),
 }
@@ -95,7 +122,9 @@ def test_a_step_of_the_best_is_recorded_and_the_answer_is_markdown(here: Path, r
 
 @pytest.mark.usefixtures("shared_zygote", "here")
 def test_a_function_of_ones_own(run: Run) -> None:
-    answer = run("search", "--model", "mine.py:good", *CPU, "--trials", "1", "--out", "run", "--json").json
+    answer = run(
+        "search", "--model", "mine.py:good", *CPU, "--trials", "1", "--out", "run", "--json"
+    ).json
     assert answer["best"]["measured"]["tokens_per_second"] is None
     assert answer["best"]["measured"]["samples_per_second"] > 0
     assert answer["files"]["script"] is None
@@ -114,7 +143,16 @@ def test_nothing_fits(run: Run) -> None:
     assert (plain.code, plain.out) == (3, "")
 
 
-FEW = ("--set", "precision=bf16,fp32", "--set", "micro_batch_size=1", "--space", "exact", "--seq-len", "64")
+FEW = (
+    "--set",
+    "precision=bf16,fp32",
+    "--set",
+    "micro_batch_size=1",
+    "--space",
+    "exact",
+    "--seq-len",
+    "64",
+)
 FEW += (
     "--set",
     "compile=none",
@@ -145,15 +183,22 @@ def test_without_the_card_the_best_config_is_predicted(run: Run) -> None:
     assert printed.json["error"]["message"].startswith("There is no GPU on this machine")
     assert printed.json["best"] is None
     assert printed.json["predicted"]["estimate"]["fits"] == "yes"
-    assert SavedResult.load(Path(printed.json["files"]["result"])).config == printed.json["predicted"]["config"]
-    assert printed.err.splitlines()[0] == printed.json["error"]["message"]  # before all else, and once
+    assert (
+        SavedResult.load(Path(printed.json["files"]["result"])).config
+        == printed.json["predicted"]["config"]
+    )
+    assert (
+        printed.err.splitlines()[0] == printed.json["error"]["message"]
+    )  # before all else, and once
     assert printed.err.count(printed.json["error"]["message"]) == 1
 
 
 @NO_CUDA
 @pytest.mark.usefixtures("shared_zygote")
 def test_a_prediction_is_shown_exported_and_reported_as_one(here: Path, run: Run) -> None:
-    printed = run("search", "--model", "llama", "--gpu", "rtx-4090", *FEW, "--out", "run", "--quiet")
+    printed = run(
+        "search", "--model", "llama", "--gpu", "rtx-4090", *FEW, "--out", "run", "--quiet"
+    )
     assert printed.code == 4
     assert printed.err == ""
     assert printed.out.startswith("Predicted, not measured: about ")
@@ -199,7 +244,9 @@ class Interrupted:
 
 
 @pytest.mark.usefixtures("here")
-def test_an_interrupt_shows_what_was_found(executor: Any, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupt_shows_what_was_found(
+    executor: Any, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("autofit.tuning.measured.LocalExecutor", lambda *_: Interrupted(executor))
     printed = run(*PLAIN, "--json")
     assert printed.code == 130
@@ -212,8 +259,24 @@ def test_an_interrupt_shows_what_was_found(executor: Any, run: Run, monkeypatch:
 @pytest.mark.usefixtures("shared_zygote", "here")
 def test_a_search_starts_from_what_another_measured_until_that_is_cleared(run: Run) -> None:
     notice = r"earlier searches measured \d configs?: they tell where to start \(--no-store leaves them out\)"
-    search = ("search", "--model", "mine.py:good", "--mem", "1", "--set", "micro_batch_size=2,4", "--json")
-    search += ("--set", "precision=fp32", "--set", "optimizer=adamw", "--set", "optimizer_in_backward=false")
+    search = (
+        "search",
+        "--model",
+        "mine.py:good",
+        "--mem",
+        "1",
+        "--set",
+        "micro_batch_size=2,4",
+        "--json",
+    )
+    search += (
+        "--set",
+        "precision=fp32",
+        "--set",
+        "optimizer=adamw",
+        "--set",
+        "optimizer_in_backward=false",
+    )
     assert "earlier searches" not in run(*search, "--no-store", "--out", "unknown").err
     first = run(*search, "--out", "first")
     assert "earlier searches" not in first.err  # the one before stored nothing
@@ -257,12 +320,18 @@ EARLY = [  # found before anything is started
     (("--time-limit", "0s"), ["the time limit must be more than 0 s"]),
     (("--seq-len", "0"), ["the sequence length must be from 1 to 2,147,483,648, not 0"]),
     (("--seq-len", "65"), ["takes sequences of at most 64 tokens, not 65"]),
-    (("--effective-batch", "0"), ["the effective batch size must be a positive whole number, not 0"]),
+    (
+        ("--effective-batch", "0"),
+        ["the effective batch size must be a positive whole number, not 0"],
+    ),
     (("--set", "precision"), ["--set 'precision' is not knob=value"]),
     (("--set", "precision="), ["is not knob=value"]),
     (("--set", "seed=1", "--set", "seed=2"), ["--set seed is given twice"]),
     (("--set", "precision=[bf16"), ["--set precision=[bf16 cannot be read as YAML"]),
-    (("--set", "precision=!!python/object/apply:os.getcwd []"), ["cannot be read as YAML", "python/object/apply"]),
+    (
+        ("--set", "precision=!!python/object/apply:os.getcwd []"),
+        ["cannot be read as YAML", "python/object/apply"],
+    ),
     (("--trails", "3"), ["No such option: --trails"]),
     (("--unheard", "3"), ["No such option: --unheard. See --help."]),
     (("--resume",), ["to resume, the run directory must be named", "--out DIR"]),
@@ -296,10 +365,16 @@ LATE = [  # found by a look at the model in a process of its own
         ("--effective-batch", "6", "--set", "micro_batch_size=4"),
         ["micro_batch_size 4 does not divide the effective batch of 6", "1, 2, 3, 6"],
     ),
-    (("--model", "mine.py:broken_factory"), ["the model factory raised KeyError: 'hidden_size'", "mine.py:"]),
+    (
+        ("--model", "mine.py:broken_factory"),
+        ["the model factory raised KeyError: 'hidden_size'", "mine.py:"],
+    ),
     (("--model", "mine.py:no_model"), ["returned a dict, not an nn.Module"]),
     (("--model", "mine.py:frozen"), ["the model has no trainable parameter"]),
-    (("--model", "mine.py:vector"), ["the loss must be one number in a tensor, not a tensor of shape (2,)"]),
+    (
+        ("--model", "mine.py:vector"),
+        ["the loss must be one number in a tensor, not a tensor of shape (2,)"],
+    ),
     (("--model", "mine.py:number"), ["the loss must be one number in a tensor, not float"]),
     (("--model", "mine.py:constant"), ["the loss needs no gradient"]),
     (("--model", "mine.py:short_batch"), ["was asked for 4 samples and gave 1"]),
@@ -311,8 +386,12 @@ LATE = [  # found by a look at the model in a process of its own
 @pytest.mark.parametrize(
     ("arguments", "words"), LATE, ids=lambda value: " ".join(value) if type(value) is tuple else ""
 )
-def test_bad_input_found_by_a_look(here: Path, run: Run, arguments: tuple[str, ...], words: list[str]) -> None:
-    common = ("search", *CPU, "--out", "run") if "--model" in arguments else (*LLAMA, "--out", "run")
+def test_bad_input_found_by_a_look(
+    here: Path, run: Run, arguments: tuple[str, ...], words: list[str]
+) -> None:
+    common = (
+        ("search", *CPU, "--out", "run") if "--model" in arguments else (*LLAMA, "--out", "run")
+    )
     assert_error(run(*common, *arguments, "--json"), *words)
     with RunDirectory(here / "run"):  # can be used again
         pass
@@ -339,7 +418,10 @@ with RunDirectory(Path(sys.argv[1])) as held:
 
 def test_a_run_directory_in_use(here: Path, run: Run) -> None:
     other = subprocess.Popen(
-        [sys.executable, "-c", HOLD, here / "run"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", HOLD, here / "run"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
     )
     with other:
         assert other.stdin
@@ -366,7 +448,9 @@ def test_a_run_directory_half_written(here: Path, run: Run) -> None:
     assert len(printed.json["trials"]) == 3
     journal.write_text("{broken\n" + whole)
     printed = run(*PLAIN, "--trials", "3", "--resume", "--json")
-    assert "journal.log was damaged: 1 record of it cannot be read, 3 measurements can" in printed.err
+    assert (
+        "journal.log was damaged: 1 record of it cannot be read, 3 measurements can" in printed.err
+    )
     assert [trial["number"] for trial in printed.json["trials"]] == [0, 1, 2]
     journal.write_text("")
     assert len(run(*PLAIN, "--trials", "1", "--resume", "--json").json["trials"]) == 1

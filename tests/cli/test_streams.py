@@ -84,7 +84,9 @@ def codes_of(folder: Path, redirected: str, **environment: str) -> tuple[list[st
 
 
 @pytest.mark.parametrize(
-    ("redirected", "reason"), [(">/dev/full", "No space left on device"), (">&-", "it is closed")], ids=str
+    ("redirected", "reason"),
+    [(">/dev/full", "No space left on device"), (">&-", "it is closed")],
+    ids=str,
 )
 def test_stdout_that_takes_nothing_is_told(tmp_path: Path, redirected: str, reason: str) -> None:
     codes, err = codes_of(tmp_path, redirected)
@@ -92,7 +94,9 @@ def test_stdout_that_takes_nothing_is_told(tmp_path: Path, redirected: str, reas
     told = f"autofit: the answer cannot be printed: {reason}. Give stdout somewhere to go."
     lines = [line for line in err.splitlines() if line != told]
     assert err.count(told) == len(CODES)
-    told = "told while it runs"  # and what says that, or is an error that could not be printed as JSON
+    told = (
+        "told while it runs"  # and what says that, or is an error that could not be printed as JSON
+    )
     assert all(line.startswith(("autofit: ", told, "step 1: ")) for line in lines), lines
 
 
@@ -103,10 +107,15 @@ def test_stderr_that_takes_nothing_changes_no_exit_code(tmp_path: Path, redirect
 
 @pytest.mark.parametrize(
     "environment",
-    [{"LC_ALL": "C", "PYTHONIOENCODING": "ascii"}, {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}],
+    [
+        {"LC_ALL": "C", "PYTHONIOENCODING": "ascii"},
+        {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"},
+    ],
     ids=["ascii", "C"],
 )
-def test_any_character_is_printed_in_any_encoding(tmp_path: Path, environment: dict[str, str]) -> None:
+def test_any_character_is_printed_in_any_encoding(
+    tmp_path: Path, environment: dict[str, str]
+) -> None:
     codes, err = codes_of(tmp_path, "", **environment)
     assert codes == CODES
     assert "Traceback" not in err

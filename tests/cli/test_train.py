@@ -21,7 +21,16 @@ def test_the_result_of_a_search_is_trained(run: Run) -> None:
     first, last = map(float, trained.out.strip().removeprefix("40 steps, loss ").split(" -> "))
     assert last < 0.75 * first
     assert "step 40: loss" in trained.err
-    further = ("--weights", "out/model", "--steps", "1", "--eval-data", DATA / "alice.txt", "--padding", "--quiet")
+    further = (
+        "--weights",
+        "out/model",
+        "--steps",
+        "1",
+        "--eval-data",
+        DATA / "alice.txt",
+        "--padding",
+        "--quiet",
+    )
     evaluated = run(*TRAIN, *further, "--schedule", "cosine", "--warmup-steps", "1")
     assert ", evaluation loss " in evaluated.out
     assert "step 1" not in evaluated.err
@@ -32,10 +41,14 @@ def test_the_result_of_a_search_is_trained(run: Run) -> None:
 
 @pytest.mark.usefixtures("searched")
 def test_a_step_of_a_training_is_recorded(here: Path, run: Run) -> None:
-    recorded = run(*TRAIN, "--from-scratch", "--memory-snapshot", "--steps", "3", "--output", "out").err
+    recorded = run(
+        *TRAIN, "--from-scratch", "--memory-snapshot", "--steps", "3", "--output", "out"
+    ).err
     assert "one step was recorded: out/step_trace.json.gz (for ui.perfetto.dev), " in recorded
     assert (here / "out" / "step_trace.json.gz").exists()
-    short = run(*TRAIN, "--from-scratch", "--memory-snapshot", "--steps", "2", "--output", "short").err
+    short = run(
+        *TRAIN, "--from-scratch", "--memory-snapshot", "--steps", "2", "--output", "short"
+    ).err
     assert "no step was recorded: fewer than three were trained." in short
 
 
@@ -44,7 +57,10 @@ def test_a_step_of_a_training_is_recorded(here: Path, run: Run) -> None:
     [
         ((), "interrupted; with --output it could be resumed\n"),
         (("--output", "o"), "interrupted; go on with --resume --output o\n"),
-        (("--output", "none"), "interrupted; nothing was trained yet\n"),  # where --resume would be refused
+        (
+            ("--output", "none"),
+            "interrupted; nothing was trained yet\n",
+        ),  # where --resume would be refused
     ],
 )
 def test_an_interrupted_training_tells_how_to_go_on(
@@ -67,7 +83,9 @@ def test_a_training_that_is_started_again_runs_nothing_that_lies_in_the_current_
 
     def out_of_memory(*_: Any, restart: Callable[[], None], **__: Any) -> None:
         with pytest.MonkeyPatch.context() as patched:
-            patched.setattr(os, "execve", lambda _, command, environment: started.append((command, environment)))
+            patched.setattr(
+                os, "execve", lambda _, command, environment: started.append((command, environment))
+            )
             restart()
         raise KeyboardInterrupt
 
@@ -81,7 +99,12 @@ def test_a_training_that_is_started_again_runs_nothing_that_lies_in_the_current_
         (here / f"{name}.py").write_text("open('imported', 'w')\nraise SystemExit(3)\n")
     beginning = command[: command.index("train")]
     done = subprocess.run(
-        [*beginning, "--help"], env=environment, cwd=here, capture_output=True, text=True, check=False
+        [*beginning, "--help"],
+        env=environment,
+        cwd=here,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     assert not (here / "imported").exists()
@@ -97,11 +120,19 @@ def test_a_training_that_is_started_again_runs_nothing_that_lies_in_the_current_
         (("other.yaml", "--from-scratch", "--weights", "llama"), ["say what to start from"]),
         (("other.yaml", "--weights", "none"), ["the directory none is not there"]),
         (("other.yaml", "--from-scratch", "--steps", "x"), ["'--steps'"]),
-        (("other.yaml", "--from-scratch", "--learn", "some"), ["learn must be one of assistant, all, not 'some'"]),
-        (("other.yaml", "--from-scratch", "--memory-snapshot"), ["has nowhere to write to", "Give --output DIR"]),
+        (
+            ("other.yaml", "--from-scratch", "--learn", "some"),
+            ["learn must be one of assistant, all, not 'some'"],
+        ),
+        (
+            ("other.yaml", "--from-scratch", "--memory-snapshot"),
+            ["has nowhere to write to", "Give --output DIR"],
+        ),
     ],
 )
-def test_bad_input_to_train(here: Path, run: Run, arguments: tuple[str, ...], words: list[str]) -> None:
+def test_bad_input_to_train(
+    here: Path, run: Run, arguments: tuple[str, ...], words: list[str]
+) -> None:
     (here / "broken.yaml").write_text("config: [")
     (here / "other.yaml").write_text("some: file")
     assert_error(run("train", *arguments, "--data", DATA / "alice.txt"), *words, as_json=False)

@@ -16,7 +16,10 @@ def test_the_cap_on_a_gpu_leaves_the_margin_and_the_context_out() -> None:
 
 
 def test_the_cap_on_the_cpu_is_the_budget() -> None:
-    assert Budget(device_bytes=GIB, host_bytes=GIB, margin=0.5).cap_bytes("cpu", context_bytes=5) == GIB
+    assert (
+        Budget(device_bytes=GIB, host_bytes=GIB, margin=0.5).cap_bytes("cpu", context_bytes=5)
+        == GIB
+    )
 
 
 @given(device=st.integers(1, 2**50), margin=st.floats(0, 0.99), context=st.integers(0, 2**30))
@@ -43,7 +46,9 @@ def test_a_margin_is_a_fraction(margin: float) -> None:
         Budget(device_bytes=1, host_bytes=1, margin=margin)
 
 
-@pytest.mark.parametrize(("given_size", "expected"), [(1, GIB), ("0.5", GIB // 2), (24.0, 24 * GIB), ("1e1", 10 * GIB)])
+@pytest.mark.parametrize(
+    ("given_size", "expected"), [(1, GIB), ("0.5", GIB // 2), (24.0, 24 * GIB), ("1e1", 10 * GIB)]
+)
 def test_sizes_in_gib(given_size: float | str, expected: int) -> None:
     assert gib_to_bytes(given_size) == expected
 
@@ -63,6 +68,7 @@ def test_sizes_must_be_numbers(size: object) -> None:
 @pytest.mark.parametrize("size", [True, 1e300, 10**400])
 def test_sizes_that_no_machine_has_are_one_sentence(size: float) -> None:
     with pytest.raises(
-        InputError, match=r"must be (a number of|at most 1,073,741,824) GiB, not .{1,210}\. For example 24"
+        InputError,
+        match=r"must be (a number of|at most 1,073,741,824) GiB, not .{1,210}\. For example 24",
     ):
         gib_to_bytes(size)

@@ -15,7 +15,9 @@ from autofit.core.knobs import KNOBS
 from autofit.core.strict_yaml import dump, parse
 
 names = st.text(st.characters(categories=["Ll"]), min_size=1, max_size=8)
-values = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=8)
+values = (
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=8)
+)
 items = st.dictionaries(names, values, max_size=6)
 
 
@@ -39,7 +41,9 @@ def test_equal_ones_hash_and_digest_alike_and_others_do_not(first: dict, second:
         assert one.key != other.key
 
 
-@pytest.mark.parametrize(("one", "other"), [(1, True), (0, False), (2, 2.0), (None, 0), ("1", 1), ("", None)])
+@pytest.mark.parametrize(
+    ("one", "other"), [(1, True), (0, False), (2, 2.0), (None, 0), ("1", 1), ("", None)]
+)
 def test_values_of_different_types_are_different(one: object, other: object) -> None:
     assert Config(a=one) != Config(a=other)
     assert Config(a=one) != {"a": other}
@@ -53,7 +57,11 @@ def test_a_journey_through_pickle_and_yaml_changes_nothing(knobs: dict) -> None:
     assert hash(pickle.loads(pickle.dumps(config))) == hash(config)
 
 
-@given(st.dictionaries(names, st.none() | st.booleans() | st.integers() | st.text("abc-+.0123456789", max_size=8)))
+@given(
+    st.dictionaries(
+        names, st.none() | st.booleans() | st.integers() | st.text("abc-+.0123456789", max_size=8)
+    )
+)
 def test_a_journey_through_yaml_changes_nothing(knobs: dict) -> None:
     config = Config(knobs)
     assert Config(parse(dump(dict(config)), "the test")) == config
@@ -63,9 +71,12 @@ def test_the_digest_is_the_same_in_another_process() -> None:
     """Python's own hash of text is not."""
     config = Config(precision="bf16", lora_rank=8, lora_targets=None)
     program = (
-        "from autofit.core.config import Config; print(Config(lora_rank=8, lora_targets=None, precision='bf16').key)"
+        "from autofit.core.config import Config; print(Config(lora_rank=8, "
+        "lora_targets=None, precision='bf16').key)"
     )
-    output = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    output = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
     assert output.stdout.strip() == config.key
 
 
@@ -97,7 +108,11 @@ def test_the_mapping_it_was_made_of_stays_the_callers() -> None:
 
 
 def test_differences_name_both_values() -> None:
-    assert Config(a=1, b=2, c=3).differences(Config(a=1, b=5, d=6)) == {"b": (2, 5), "c": (3, None), "d": (None, 6)}
+    assert Config(a=1, b=2, c=3).differences(Config(a=1, b=5, d=6)) == {
+        "b": (2, 5),
+        "c": (3, None),
+        "d": (None, 6),
+    }
     assert Config(a=1).differences(Config(a=1)) == {}
 
 
@@ -124,7 +139,9 @@ def test_knobs_are_attributes_too_and_off_where_a_config_lacks_them() -> None:
 
 def test_every_knob_that_ships_is_an_attribute_and_type_checkers_know_only_knobs() -> None:
     off = Config()
-    assert {name: getattr(off, name) for name in KNOBS} == {name: knob.off for name, knob in KNOBS.items()}
+    assert {name: getattr(off, name) for name in KNOBS} == {
+        name: knob.off for name, knob in KNOBS.items()
+    }
     assert Config.__annotations__.keys() <= KNOBS.keys()
 
 

@@ -37,7 +37,12 @@ GPT2 = {name: value for name, value in tiny.GPT2.items() if name != "model_type"
 BERT = {name: value for name, value in tiny.BERT.items() if name != "model_type"}
 VIT = {name: value for name, value in tiny.VIT.items() if name != "model_type"}
 T5 = {"vocab_size": 64, "d_model": 32, "d_kv": 16, "d_ff": 64, "num_layers": 1, "num_heads": 2}
-LAYERS = {"encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": 2, "decoder_attention_heads": 2}
+LAYERS = {
+    "encoder_layers": 1,
+    "decoder_layers": 1,
+    "encoder_attention_heads": 2,
+    "decoder_attention_heads": 2,
+}
 BART = {"vocab_size": 64, "d_model": 32, "encoder_ffn_dim": 32, "decoder_ffn_dim": 32, **LAYERS}
 
 
@@ -51,7 +56,10 @@ def classes(n: int) -> dict[str, torch.Tensor]:
 
 
 def images(n: int, channels: int, size: int) -> dict[str, torch.Tensor]:
-    return {"pixel_values": torch.zeros(n, channels, size, size), "labels": torch.zeros(n, dtype=torch.long)}
+    return {
+        "pixel_values": torch.zeros(n, channels, size, size),
+        "labels": torch.zeros(n, dtype=torch.long),
+    }
 
 
 OF_THE_BATCH: dict[str, tuple[Callable[[], nn.Module], Callable[[int], Any], str]] = {
@@ -166,7 +174,9 @@ def make_with_a_padding_token_outside() -> nn.Module:
 
 def test_nor_by_a_function_of_the_users() -> None:
     workload = Workload(make_with_a_padding_token_outside, texts)
-    with pytest.raises(InputError, match=r"^pad_token_id of the model's config \(LlamaConfig\) is 64"):
+    with pytest.raises(
+        InputError, match=r"^pad_token_id of the model's config \(LlamaConfig\) is 64"
+    ):
         inspect_workload(workload, tiny.CPU, None)
 
 
@@ -189,7 +199,9 @@ def test_another_mistake_is_not_taken_for_one_of_the_config() -> None:
     with pytest.raises(ZeroDivisionError) as without:
         1 / 0  # noqa: B018
     assert config_fault(without.value) is None
-    with pytest.raises(InputError, match=r"the loss raised IndexError.*test_config_faults\.py.* Correct it there\."):
+    with pytest.raises(
+        InputError, match=r"the loss raised IndexError.*test_config_faults\.py.* Correct it there\."
+    ):
         inspect_workload(Workload(Broken, texts), tiny.CPU, tiny.CPU.memory_bytes)
 
 
@@ -200,4 +212,6 @@ def test_a_line_of_a_library_is_not_to_be_corrected() -> None:
     workload = Workload(lambda: LlamaForCausalLM(LlamaConfig(**LLAMA)), wrong)
     with pytest.raises(InputError) as caught:
         inspect_workload(workload, tiny.CPU, tiny.CPU.memory_bytes)
-    assert caught.value.remedy == "That line is a library's: check the batch and the model's config."
+    assert (
+        caught.value.remedy == "That line is a library's: check the batch and the model's config."
+    )

@@ -37,15 +37,21 @@ def eager(knobs: dict[str, Value]) -> Config:
     """The definition: canonicalize all, until nothing changes."""
     config = Config({**RULES.off, **knobs})
     while True:
-        settled = config.replace(**{knob: canonicalize(config) for knob, canonicalize in RULES.canonicalize.items()})
+        settled = config.replace(
+            **{knob: canonicalize(config) for knob, canonicalize in RULES.canonicalize.items()}
+        )
         if settled == config:
             return config
         config = settled
 
 
 @pytest.mark.parametrize("rank", [0, 4])
-@pytest.mark.parametrize("given", [{}, {"targets": "some"}, {"targets": None}, {"micro": 2}, {"heads": 7, "steps": 5}])
-def test_the_canonical_config_is_where_settling_comes_to_rest(rank: int, given: dict[str, Value]) -> None:
+@pytest.mark.parametrize(
+    "given", [{}, {"targets": "some"}, {"targets": None}, {"micro": 2}, {"heads": 7, "steps": 5}]
+)
+def test_the_canonical_config_is_where_settling_comes_to_rest(
+    rank: int, given: dict[str, Value]
+) -> None:
     config = RULES.canonical({"rank": rank, **given})
     assert config == eager({"rank": rank, **given})
     assert RULES.canonical(config) == config

@@ -5,7 +5,14 @@ import logging
 import pytest
 
 import autofit
-from autofit.core.environment import ALLOCATOR, SETTINGS, allocator_variable, quiet_imports, set_defaults, versions
+from autofit.core.environment import (
+    ALLOCATOR,
+    SETTINGS,
+    allocator_variable,
+    quiet_imports,
+    set_defaults,
+    versions,
+)
 
 
 def test_only_what_is_not_set_is_set() -> None:
@@ -23,7 +30,9 @@ def test_the_allocator_is_the_users_by_whichever_name_it_was_set(name: str) -> N
     assert allocator_variable({}) is None
 
 
-def test_what_other_packages_could_not_load_is_not_the_users_to_mend(caplog: pytest.LogCaptureFixture) -> None:
+def test_what_other_packages_could_not_load_is_not_the_users_to_mend(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     quiet_imports()
     logging.getLogger("torchao").warning("Failed to load _C_mxfp8.so")
     logging.getLogger("torchao").warning("something else")

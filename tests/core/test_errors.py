@@ -30,7 +30,9 @@ class Wordless(BaseException):
 
 
 def test_exit_codes() -> None:
-    codes = {kind: kind.exit_code for kind in (InputError, RefusedError, NothingFitsError, ProbeError)}
+    codes = {
+        kind: kind.exit_code for kind in (InputError, RefusedError, NothingFitsError, ProbeError)
+    }
     assert codes == {InputError: 2, RefusedError: 2, NothingFitsError: 3, ProbeError: 4}
     assert all(issubclass(kind, AutofitError) for kind in codes)
     assert issubclass(RefusedError, InputError)
@@ -38,7 +40,11 @@ def test_exit_codes() -> None:
 
 def test_message_and_remedy() -> None:
     error = InputError("the cup is empty.", "Fill it.")
-    assert (str(error), error.message, error.remedy) == ("the cup is empty. Fill it.", "the cup is empty.", "Fill it.")
+    assert (str(error), error.message, error.remedy) == (
+        "the cup is empty. Fill it.",
+        "the cup is empty.",
+        "Fill it.",
+    )
     assert str(InputError("the cup is empty.")) == "the cup is empty."
 
 
@@ -49,7 +55,12 @@ def test_a_journey_from_a_probe_process_keeps_both(kind: type[AutofitError]) -> 
 
 
 @pytest.mark.parametrize(
-    "error", [UntraceableError("no."), DivergedError(2.0, 3), OutOfMemoryError("no.", "Do this.", torn=True)]
+    "error",
+    [
+        UntraceableError("no."),
+        DivergedError(2.0, 3),
+        OutOfMemoryError("no.", "Do this.", torn=True),
+    ],
 )
 def test_so_do_those_that_are_made_of_something_else(error: AutofitError) -> None:
     back = pickle.loads(pickle.dumps(error))
@@ -67,7 +78,9 @@ def test_or_all_when_none_is_near() -> None:
     assert str(unknown("rank", 7, [8])) == "unknown rank '7'. Known: 8."
 
 
-@pytest.mark.parametrize(("number", "text"), [(0, "0 probes"), (1, "1 probe"), (2, "2 probes"), (1024, "1,024 probes")])
+@pytest.mark.parametrize(
+    ("number", "text"), [(0, "0 probes"), (1, "1 probe"), (2, "2 probes"), (1024, "1,024 probes")]
+)
 def test_numbers_and_nouns(number: int, text: str) -> None:
     assert pluralize(number, "probe") == text
 
@@ -95,7 +108,9 @@ def test_a_text_keeps_its_lines() -> None:
     assert printable("abc", 2) == "ab..."
 
 
-@pytest.mark.parametrize("error", [ValueError("no"), SystemExit("no"), GeneratorExit("no"), Wordless()])
+@pytest.mark.parametrize(
+    "error", [ValueError("no"), SystemExit("no"), GeneratorExit("no"), Wordless()]
+)
 def test_whatever_is_raised_is_reported(error: BaseException) -> None:
     with (
         pytest.raises(InputError) as caught,
@@ -108,5 +123,8 @@ def test_whatever_is_raised_is_reported(error: BaseException) -> None:
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), RefusedError("no."), MemoryError()])
 def test_but_for_ctrl_c_and_autofits_own_and_others_as_asked(error: BaseException) -> None:
-    with pytest.raises(type(error)), as_input_error(describe_error, but=lambda raised: isinstance(raised, MemoryError)):
+    with (
+        pytest.raises(type(error)),
+        as_input_error(describe_error, but=lambda raised: isinstance(raised, MemoryError)),
+    ):
         raise error

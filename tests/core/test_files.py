@@ -31,7 +31,9 @@ from autofit.core.files import (
 from tests.processes import as_ordinary_user
 
 
-def test_files_lie_where_the_user_wants_caches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_lie_where_the_user_wants_caches(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert cache_file("rates", "a.json") == tmp_path / "autofit" / "rates" / "a.json"
     monkeypatch.setenv("XDG_CACHE_HOME", "")  # which the specification treats as unset
@@ -78,7 +80,9 @@ def test_other_texts_have_other_names() -> None:
     assert len(digest("one")) == 32
 
 
-def test_the_error_of_a_full_disk_names_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_of_a_full_disk_names_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
@@ -90,7 +94,9 @@ def test_the_error_of_a_full_disk_names_the_file(tmp_path: Path, monkeypatch: py
 
 
 @pytest.mark.parametrize("name", [".", "", "/", "folder"])
-def test_a_directory_is_no_file_to_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_a_directory_is_no_file_to_write(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "folder").mkdir()
     with pytest.raises(IsADirectoryError):
@@ -105,7 +111,9 @@ def test_a_file_is_written_whole(tmp_path: Path) -> None:
     assert [entry.name for entry in tmp_path.iterdir()] == ["x"]
 
 
-def test_a_write_that_fails_leaves_the_former_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_write_that_fails_leaves_the_former_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def full(_: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
@@ -245,7 +253,10 @@ def test_what_can_be_written(tmp_path: Path) -> None:
     ):
         with pytest.raises(InputError, match=reason):
             check_writable(path, folder=folder, remedy="Choose another.")
-    for directory, resume, reason in ((None, True, "must be named"), (tmp_path / "none", True, "no run to resume")):
+    for directory, resume, reason in (
+        (None, True, "must be named"),
+        (tmp_path / "none", True, "no run to resume"),
+    ):
         with pytest.raises(InputError, match=reason):
             check_output(directory, resume)
     check_output(None, resume=False)
@@ -263,7 +274,9 @@ def test_permissions() -> None:
     def test(folder: Path) -> None:
         file = folder / "file"
         file.touch(0)
-        with pytest.raises(InputError, match=r"the data .*file cannot be read: Permission denied\."):
+        with pytest.raises(
+            InputError, match=r"the data .*file cannot be read: Permission denied\."
+        ):
             check_readable(file, "the data")
         with pytest.raises(InputError, match=r"file cannot be written: Permission denied\."):
             check_writable(file, folder=False, remedy="")
@@ -343,8 +356,12 @@ def test_no_lock_is_made_through_a_link(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["model", "checkpoints", "tensorboard"])
-def test_a_file_where_a_training_will_make_a_folder_is_told_before_it(tmp_path: Path, name: str) -> None:
+def test_a_file_where_a_training_will_make_a_folder_is_told_before_it(
+    tmp_path: Path, name: str
+) -> None:
     check_output(tmp_path, resume=False)
     (tmp_path / name).touch()
-    with pytest.raises(InputError, match=rf"{name} is a file, not a directory\. Choose an output directory"):
+    with pytest.raises(
+        InputError, match=rf"{name} is a file, not a directory\. Choose an output directory"
+    ):
         check_output(tmp_path, resume=False)

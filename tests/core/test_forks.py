@@ -54,7 +54,9 @@ print(os.WEXITSTATUS(os.wait()[1]))
 
 
 def said(script: str) -> list[str]:
-    return subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout.split("\n")
+    return subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    ).stdout.split("\n")
 
 
 def test_a_child_is_killed_with_its_parent(tmp_path: Path) -> None:

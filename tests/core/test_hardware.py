@@ -36,9 +36,13 @@ def test_segments_that_do_not_grow_are_noted() -> None:
     card = replace(tiny.CPU, device="cuda")
     fixed = replace(card, allocator="expandable_segments:False")
     assert [each.expandable_segments for each in (card, fixed)] == [True, False]
-    assert replace(card, allocator="max_split_size_mb:64,expandable_segments:True").expandable_segments
+    assert replace(
+        card, allocator="max_split_size_mb:64,expandable_segments:True"
+    ).expandable_segments
     assert not replace(card, allocator="max_split_size_mb:64").expandable_segments
     assert not card.notes
     (note,) = fixed.notes
-    assert note.startswith("segments of device memory do not grow here (expandable_segments:False), which takes")
+    assert note.startswith(
+        "segments of device memory do not grow here (expandable_segments:False), which takes"
+    )
     assert not tiny.CPU.notes

@@ -52,7 +52,23 @@ def test_a_config_is_checked_knob_by_knob() -> None:
 
 
 def test_what_a_record_and_its_technique_take_is_the_same() -> None:
-    values = (None, True, False, 0, 1, 1.0, 0.5, -1, 1024, 1025, 2**20, 10**400, float("nan"), float("inf"), "x")
+    values = (
+        None,
+        True,
+        False,
+        0,
+        1,
+        1.0,
+        0.5,
+        -1,
+        1024,
+        1025,
+        2**20,
+        10**400,
+        float("nan"),
+        float("inf"),
+        "x",
+    )
     for technique in all_techniques():
         knob = KNOBS[technique.name]
         for value in (*values, *knob.values):
@@ -80,14 +96,28 @@ def test_a_knob_takes_its_values_and_numbers_by_their_types() -> None:
 @pytest.mark.parametrize(
     ("knob", "value", "message"),
     [
-        (Knob("rank", 0, takes="a whole number"), -1, "rank cannot be -1. It takes a whole number."),
-        (Knob("rank", 0, takes="a whole number"), "x", "rank cannot be 'x'. It takes a whole number."),
-        (Knob("words", "a", ("apple", "pear")), "appel", "unknown value for words 'appel'. Did you mean 'apple'?"),
+        (
+            Knob("rank", 0, takes="a whole number"),
+            -1,
+            "rank cannot be -1. It takes a whole number.",
+        ),
+        (
+            Knob("rank", 0, takes="a whole number"),
+            "x",
+            "rank cannot be 'x'. It takes a whole number.",
+        ),
+        (
+            Knob("words", "a", ("apple", "pear")),
+            "appel",
+            "unknown value for words 'appel'. Did you mean 'apple'?",
+        ),
         (Knob("words", "a", ("apple", None)), 3, "words cannot be 3. Choose from: apple, null."),
         (Knob("own", "a"), None, "own cannot be null."),
     ],
 )
-def test_a_wrong_value_is_told_with_what_is_allowed(knob: Knob, value: object, message: str) -> None:
+def test_a_wrong_value_is_told_with_what_is_allowed(
+    knob: Knob, value: object, message: str
+) -> None:
     with pytest.raises(InputError) as caught:
         knob.check(value)
     assert str(caught.value) == message

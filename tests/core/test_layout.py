@@ -52,15 +52,27 @@ def test_a_config_of_one_device_stays_as_it_is() -> None:
 
 
 def test_split_layers_alone_are_shards_too_on_another_number_of_devices() -> None:
-    alone = {"data_parallel": "none", "data_parallel_replicate": 1, "tensor_parallel": 4, "micro_batch_size": 8}
+    alone = {
+        "data_parallel": "none",
+        "data_parallel_replicate": 1,
+        "tensor_parallel": 4,
+        "micro_batch_size": 8,
+    }
     assert fitted_to(alone, 4, 8) == alone
     kept = {"data_parallel": "fsdp", "data_parallel_replicate": 1, "tensor_parallel": 4}
     assert fitted_to(alone, 8, 8) == kept | {"micro_batch_size": 4}
     assert fitted_to(alone, 1, 8) == {"micro_batch_size": 8}
-    assert fitted_to({"tensor_parallel": 2}, 4, 8) == {"tensor_parallel": 2}, "what is not said follows from it"
+    assert fitted_to({"tensor_parallel": 2}, 4, 8) == {"tensor_parallel": 2}, (
+        "what is not said follows from it"
+    )
 
 
-PAIR = {"data_parallel": "fsdp", "data_parallel_replicate": 1, "data_parallel_shard": 2, "micro_batch_size": 6}
+PAIR = {
+    "data_parallel": "fsdp",
+    "data_parallel_replicate": 1,
+    "data_parallel_shard": 2,
+    "micro_batch_size": 6,
+}
 
 
 @pytest.mark.parametrize(
@@ -96,7 +108,12 @@ def test_fewer_devices_where_no_micro_batch_fits_on_more() -> None:
     found = fitted_where({**PAIR, "data_parallel": "ddp"}, 4, 12, lambda devices, _: devices < 3)
     assert found == (2, {**PAIR, "data_parallel": "ddp"})
     kept = {"micro_batch_size": 6}
-    alone = {"data_parallel_replicate": 1, "data_parallel_shard": 1, "tensor_parallel": 2, "micro_batch_size": 6}
+    alone = {
+        "data_parallel_replicate": 1,
+        "data_parallel_shard": 1,
+        "tensor_parallel": 2,
+        "micro_batch_size": 6,
+    }
     assert fitted_where(PAIR, 4, 12, lambda devices, _: devices == 1) == (1, kept)
     assert fitted_where(alone, 4, 6, lambda *_: True) == (
         4,

@@ -9,7 +9,9 @@ ONE, OTHER = Config({"precision": "fp32"}), Config({"precision": "bf16"})
 
 
 def test_first_steps_count_as_long_as_others_and_points_are_few() -> None:
-    curve = LearningCurve(ONE).with_run([40.0, 9.0, *[1.0] * 198], [float(200 - step) for step in range(200)])
+    curve = LearningCurve(ONE).with_run(
+        [40.0, 9.0, *[1.0] * 198], [float(200 - step) for step in range(200)]
+    )
     (run,), (steps,) = curve.runs, curve.steps
     assert (steps, len(run)) == (200, 50)
     assert run[-1] == (200.0, 2.5)  # seconds of 200 steps; the mean of 4, 3, 2 and 1

@@ -14,15 +14,16 @@ positive = st.floats(0.001, 1e6)
 sizes = st.integers(0, 2**45)
 measurements = st.builds(
     Measurement,
-    config=st.dictionaries(st.text("abc", min_size=1), st.none() | st.booleans() | st.integers() | st.text()).map(
-        Config
-    ),
+    config=st.dictionaries(
+        st.text("abc", min_size=1), st.none() | st.booleans() | st.integers() | st.text()
+    ).map(Config),
     outcome=st.sampled_from(Outcome),
     number=st.integers(0, 1000),
     step_seconds=st.none() | st.builds(StepSeconds, positive, positive, positive),
     samples_per_second=st.none() | positive,
     tokens_per_second=st.none() | positive,
-    peak_bytes=st.none() | st.builds(PeakBytes, sizes, st.none() | sizes, st.none() | sizes, st.none() | sizes),
+    peak_bytes=st.none()
+    | st.builds(PeakBytes, sizes, st.none() | sizes, st.none() | sizes, st.none() | sizes),
     loss=st.none() | positive,
     reason=st.none() | st.text(),
     seconds=positive,
@@ -52,18 +53,39 @@ def test_a_trial_has_the_keys_of_the_contract() -> None:
         step_seconds=StepSeconds(1.0, 0.9, 1.1),
         peak_bytes=PeakBytes(allocated=5),
     ).to_trial()
-    keys = {"number", "config", "outcome", "tokens_per_second", "samples_per_second", "step_seconds", "peak_bytes"}
+    keys = {
+        "number",
+        "config",
+        "outcome",
+        "tokens_per_second",
+        "samples_per_second",
+        "step_seconds",
+        "peak_bytes",
+    }
     assert keys | {"reason", "seconds"} <= set(trial)
     assert trial["config"] == {"precision": "bf16"}
     assert type(trial["config"]) is dict
     assert trial["outcome"] == "fits"
     assert trial["step_seconds"] == {"median": 1.0, "low": 0.9, "high": 1.1}
-    assert trial["peak_bytes"] == {"allocated": 5, "reserved": None, "device": None, "resident": None}
+    assert trial["peak_bytes"] == {
+        "allocated": 5,
+        "reserved": None,
+        "device": None,
+        "resident": None,
+    }
 
 
 def test_the_words_of_the_outcomes() -> None:
     assert {outcome.value for outcome in Outcome} == {
-        *("fits", "out_of_memory", "host_out_of_memory", "refused", "diverged", "timed_out", "failed")
+        *(
+            "fits",
+            "out_of_memory",
+            "host_out_of_memory",
+            "refused",
+            "diverged",
+            "timed_out",
+            "failed",
+        )
     }
 
 
@@ -96,7 +118,13 @@ def test_only_fits_fits_and_nothing_timed_is_no_throughput(outcome: Outcome) -> 
 
 
 @pytest.mark.parametrize(
-    ("peak", "held"), [(PeakBytes(3), 3), (PeakBytes(3, 4), 4), (PeakBytes(3, 4, 5), 5), (PeakBytes(3, resident=9), 3)]
+    ("peak", "held"),
+    [
+        (PeakBytes(3), 3),
+        (PeakBytes(3, 4), 4),
+        (PeakBytes(3, 4, 5), 5),
+        (PeakBytes(3, resident=9), 3),
+    ],
 )
 def test_what_is_held_against_the_budget(peak: PeakBytes, held: int) -> None:
     assert peak.held_bytes == held

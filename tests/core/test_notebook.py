@@ -10,9 +10,12 @@ from autofit.core.notebook import Cell, as_html, in_notebook
 
 
 @pytest.mark.parametrize(
-    ("shell", "expected"), [(None, False), (SimpleNamespace(), False), (SimpleNamespace(kernel=1), True)]
+    ("shell", "expected"),
+    [(None, False), (SimpleNamespace(), False), (SimpleNamespace(kernel=1), True)],
 )
-def test_only_a_kernel_is_a_notebook(monkeypatch: pytest.MonkeyPatch, shell: Any, expected: bool) -> None:
+def test_only_a_kernel_is_a_notebook(
+    monkeypatch: pytest.MonkeyPatch, shell: Any, expected: bool
+) -> None:
     ipython = ModuleType("IPython")
     ipython.get_ipython = lambda: shell
     monkeypatch.setitem(sys.modules, "IPython", ipython)

@@ -14,7 +14,12 @@ from autofit.core.options import parse_settings, search_options, seconds_of
 def test_the_defaults() -> None:
     options = search_options()
     assert options.workers is None
-    assert (options.trials, options.time_limit, options.tolerance, options.margin) == (40, None, 0.03, 0.05)
+    assert (options.trials, options.time_limit, options.tolerance, options.margin) == (
+        40,
+        None,
+        0.03,
+        0.05,
+    )
     assert options.wanted_device is None
     assert dict(options.set) == {}
     assert options.store
@@ -32,7 +37,9 @@ def test_the_defaults() -> None:
         ({"host_mem": 4}, None),
     ],
 )
-def test_the_device_is_said_or_implied_by_the_budget(given_options: dict, device: str | None) -> None:
+def test_the_device_is_said_or_implied_by_the_budget(
+    given_options: dict, device: str | None
+) -> None:
     assert search_options(**given_options).wanted_device == device
 
 
@@ -67,11 +74,20 @@ def test_every_pair_of_words_about_the_device_agrees_or_is_refused() -> None:
     [
         ({"gpu_memm": 24}, "unknown option 'gpu_memm'. Did you mean 'gpu_mem'?"),
         ({"device": "tpu"}, "the device must be cpu or cuda, not 'tpu'."),
-        ({"gpu_mem": "lots"}, "the GPU memory must be a number of GiB, not 'lots'. For example 24."),
+        (
+            {"gpu_mem": "lots"},
+            "the GPU memory must be a number of GiB, not 'lots'. For example 24.",
+        ),
         ({"mem": 0}, "the memory must be more than 0 GiB, not 0. For example 24."),
         ({"host_mem": -1}, "the host memory must be more than 0 GiB, not -1. For example 24."),
-        ({"margin": 1}, "the margin must be a fraction from 0 to below 1, not 1.0. For example 0.05."),
-        ({"margin": float("nan")}, "the margin must be a fraction from 0 to below 1, not nan. For example 0.05."),
+        (
+            {"margin": 1},
+            "the margin must be a fraction from 0 to below 1, not 1.0. For example 0.05.",
+        ),
+        (
+            {"margin": float("nan")},
+            "the margin must be a fraction from 0 to below 1, not nan. For example 0.05.",
+        ),
         ({"tolerance": -0.1}, "the tolerance must be a fraction from 0 to below 1, not -0.1."),
         ({"trials": 0}, "the number of trials must be at least 1, not 0."),
         ({"workers": 0}, "the number of workers must be at least 1, not 0."),
@@ -79,7 +95,10 @@ def test_every_pair_of_words_about_the_device_agrees_or_is_refused() -> None:
         ({"nodes": 0}, "nodes must be a whole number from 1 to 1024, not 0."),
         ({"time_limit": 0}, "the time limit must be more than 0 s, not 0.0. For example 10m."),
         ({"time_limit": "0s"}, "the time limit must be more than 0 s, not 0.0. For example 10m."),
-        ({"time_limit": float("nan")}, "the time limit must be more than 0 s, not nan. For example 10m."),
+        (
+            {"time_limit": float("nan")},
+            "the time limit must be more than 0 s, not nan. For example 10m.",
+        ),
         ({"time_limit": "soon"}, "a time cannot be 'soon'. For example 90s, 10m or 1h."),
         ({"resume": True}, "to resume, the run directory must be named. Add --out DIR."),
     ],
@@ -90,7 +109,9 @@ def test_what_makes_no_sense(given_options: dict, message: str) -> None:
     assert str(caught.value) == message
 
 
-@pytest.mark.parametrize("given_options", [{"trials": "many"}, {"set": 5}, {"out": 7}, {"seed": 1.5}])
+@pytest.mark.parametrize(
+    "given_options", [{"trials": "many"}, {"set": 5}, {"out": 7}, {"seed": 1.5}]
+)
 def test_wrong_types_name_the_option(given_options: dict) -> None:
     (name,) = given_options
     with pytest.raises(InputError, match=f"{name} cannot be "):
@@ -98,8 +119,15 @@ def test_wrong_types_name_the_option(given_options: dict) -> None:
 
 
 def test_one_value_fixes_a_knob_and_several_narrow_it() -> None:
-    options = search_options(set={"precision": "bf16", "lora_rank": [8, 16], "optimizer_in_backward": True, "x": None})
-    assert options.set == {"precision": ("bf16",), "lora_rank": (8, 16), "optimizer_in_backward": (True,), "x": (None,)}
+    options = search_options(
+        set={"precision": "bf16", "lora_rank": [8, 16], "optimizer_in_backward": True, "x": None}
+    )
+    assert options.set == {
+        "precision": ("bf16",),
+        "lora_rank": (8, 16),
+        "optimizer_in_backward": (True,),
+        "x": (None,),
+    }
     assert type(options.set["optimizer_in_backward"][0]) is bool
     assert type(options.set["lora_rank"][0]) is int
 
@@ -110,7 +138,8 @@ def test_paths_and_numbers_as_text_are_taken() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "seconds"), [("90", 90), ("90s", 90), ("10m", 600), ("1.5h", 5400), (" 2 m ", 120), ("0.5", 0.5)]
+    ("text", "seconds"),
+    [("90", 90), ("90s", 90), ("10m", 600), ("1.5h", 5400), (" 2 m ", 120), ("0.5", 0.5)],
 )
 def test_times(text: str, seconds: float) -> None:
     assert seconds_of(text) == seconds
@@ -129,7 +158,13 @@ def test_no_times(text: str) -> None:
 
 def test_settings_are_values_of_yaml() -> None:
     assert parse_settings(
-        ["precision=bf16,fp32", "lora_rank = 8, 16", "compile=true", "rate=1.5", "lora_targets=null"]
+        [
+            "precision=bf16,fp32",
+            "lora_rank = 8, 16",
+            "compile=true",
+            "rate=1.5",
+            "lora_targets=null",
+        ]
     ) == {
         "precision": ("bf16", "fp32"),
         "lora_rank": (8, 16),

@@ -7,7 +7,15 @@ from hypothesis import strategies as st
 
 from autofit.core.config import Config
 from autofit.core.measurement import Outcome
-from autofit.core.pareto import MOST_POINTS, Alternative, OtherBudget, Point, fastest_within, frontier, thinned
+from autofit.core.pareto import (
+    MOST_POINTS,
+    Alternative,
+    OtherBudget,
+    Point,
+    fastest_within,
+    frontier,
+    thinned,
+)
 from autofit.core.plain import to_plain
 
 
@@ -16,27 +24,39 @@ def point(peak: int, rate: float, measured: bool = True, **knobs: object) -> Poi
 
 
 # Few different values, so that ties are common.
-POINTS = st.lists(st.builds(point, st.integers(1, 12), st.integers(1, 12).map(float), st.booleans()), max_size=40)
+POINTS = st.lists(
+    st.builds(point, st.integers(1, 12), st.integers(1, 12).map(float), st.booleans()), max_size=40
+)
 TOLERANCES = st.sampled_from([0.0, 0.03, 0.5])
 
 
 def dominates(one: Point, other: Point) -> bool:
     """As little memory and as much throughput, and more of one."""
-    figures = (one.peak_bytes, -one.samples_per_second), (other.peak_bytes, -other.samples_per_second)
-    return all(mine <= theirs for mine, theirs in zip(*figures, strict=True)) and figures[0] != figures[1]
+    figures = (
+        (one.peak_bytes, -one.samples_per_second),
+        (other.peak_bytes, -other.samples_per_second),
+    )
+    return (
+        all(mine <= theirs for mine, theirs in zip(*figures, strict=True))
+        and figures[0] != figures[1]
+    )
 
 
 @given(POINTS, TOLERANCES)
 def test_from_point_to_point_there_is_more_of_both(points: list[Point], tolerance: float) -> None:
     found = frontier(points, tolerance=tolerance)
     assert [each.peak_bytes for each in found] == sorted({each.peak_bytes for each in found})
-    assert [each.samples_per_second for each in found] == sorted({each.samples_per_second for each in found})
+    assert [each.samples_per_second for each in found] == sorted(
+        {each.samples_per_second for each in found}
+    )
     assert not any(dominates(one, other) for one in found for other in found)
     assert set(found) <= set(points)
 
 
 @given(POINTS, TOLERANCES)
-def test_what_was_measured_is_on_it_or_no_better_than_something_on_it(points: list[Point], tolerance: float) -> None:
+def test_what_was_measured_is_on_it_or_no_better_than_something_on_it(
+    points: list[Point], tolerance: float
+) -> None:
     found = frontier(points, tolerance=tolerance)
     for each in points:
         if each.measured:
@@ -48,7 +68,9 @@ def _as_good(one: Point, other: Point) -> bool:
 
 
 @given(POINTS)
-def test_a_guess_is_left_out_only_where_something_is_as_good_but_for_the_tolerance(points: list[Point]) -> None:
+def test_a_guess_is_left_out_only_where_something_is_as_good_but_for_the_tolerance(
+    points: list[Point],
+) -> None:
     tolerance = 0.1
     found = frontier(points, tolerance=tolerance)
     facts = [each for each in points if each.measured]
@@ -71,7 +93,9 @@ def test_the_fastest_within_a_size(points: list[Point], limit: int) -> None:
 
 
 @given(st.integers(0, 60), st.integers(2, 30), st.sets(st.integers(0, 59)))
-def test_thinning_keeps_the_ends_and_the_given_points(count: int, most: int, indices: set[int]) -> None:
+def test_thinning_keeps_the_ends_and_the_given_points(
+    count: int, most: int, indices: set[int]
+) -> None:
     points = [point(size, float(size**2 + 1), measured=size % 3 == 0) for size in range(count)]
     keep = [points[index] for index in indices if index < count]
     left = thinned(points, keep, most)
@@ -82,7 +106,13 @@ def test_thinning_keeps_the_ends_and_the_given_points(count: int, most: int, ind
 
 
 def test_thinning_drops_guesses_first_and_what_gains_the_least() -> None:
-    points = [point(1, 10.0), point(2, 10.1), point(3, 20.0, False), point(4, 20.1, False), point(5, 40.0)]
+    points = [
+        point(1, 10.0),
+        point(2, 10.1),
+        point(3, 20.0, False),
+        point(4, 20.1, False),
+        point(5, 40.0),
+    ]
     assert [each.peak_bytes for each in thinned(points, most=4)] == [1, 2, 3, 5]
     assert [each.peak_bytes for each in thinned(points, most=3)] == [1, 2, 5]
     assert [each.peak_bytes for each in thinned(points, most=2)] == [1, 5]
@@ -111,7 +141,9 @@ def test_as_data() -> None:
         "tokens_per_second": 128.0,
         "measured": True,
     }
-    other = Alternative("precision", Config(precision="fp32"), Outcome.FITS, 7, 1.5, None, measured=False)
+    other = Alternative(
+        "precision", Config(precision="fp32"), Outcome.FITS, 7, 1.5, None, measured=False
+    )
     assert other.to_dict() == {
         "knob": "precision",
         "value": "fp32",
@@ -126,4 +158,8 @@ def test_as_data() -> None:
 
 
 def test_another_budget_is_data() -> None:
-    assert to_plain(OtherBudget("twice as much", 2)) == {"why": "twice as much", "device_bytes": 2, "card": None}
+    assert to_plain(OtherBudget("twice as much", 2)) == {
+        "why": "twice as much",
+        "device_bytes": 2,
+        "card": None,
+    }

@@ -70,7 +70,19 @@ def test_yaml_holds_that_text_whoever_reads_it(text: str) -> None:
 
 def test_a_word_of_a_shell_is_that_text() -> None:
     texts = [each for each in HOSTILE if "\0" not in each and each != "\ud800"]
-    texts += ["a b", "-x", "--a --b", 'it\'s "so"', "$(touch x)", "`x`", "~", "*", "a\nb\x1b[2J\u2028", "\udcff", ""]
+    texts += [
+        "a b",
+        "-x",
+        "--a --b",
+        'it\'s "so"',
+        "$(touch x)",
+        "`x`",
+        "~",
+        "*",
+        "a\nb\x1b[2J\u2028",
+        "\udcff",
+        "",
+    ]
     words = [quoting.shell_word(text) for text in texts]
     assert all(word.isprintable() for word in words)
     script = f"printf '%s\\0' {' '.join(words)}"
@@ -84,7 +96,9 @@ def test_a_printable_word_of_a_shell_needs_no_bash(text: str) -> None:
     assert shlex.split(quoting.shell_word(text)) == [text]
 
 
-@pytest.mark.parametrize(("path", "word"), [("-x/a.yaml", "./-x/a.yaml"), ("a b", "'a b'"), ("x", "x")])
+@pytest.mark.parametrize(
+    ("path", "word"), [("-x/a.yaml", "./-x/a.yaml"), ("a b", "'a b'"), ("x", "x")]
+)
 def test_a_path_is_no_option(path: str, word: str) -> None:
     assert quoting.shell_path(path) == word
 

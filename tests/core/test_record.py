@@ -17,8 +17,12 @@ from autofit.core.pareto import Alternative, OtherBudget, Point
 from autofit.core.record import Predicted, Record
 from autofit.core.result import OnDevices, Result
 
-CONFIG = Config(precision="bf16", micro_batch_size=2, lora_rank=0, lora_targets=None, optimizer_in_backward=True)
-CARD = Hardware("cuda", "a card", 24 * GIB, 64 * GIB, 60 * GIB, 8, capability=(8, 9), context_bytes=GIB // 2)
+CONFIG = Config(
+    precision="bf16", micro_batch_size=2, lora_rank=0, lora_targets=None, optimizer_in_backward=True
+)
+CARD = Hardware(
+    "cuda", "a card", 24 * GIB, 64 * GIB, 60 * GIB, 8, capability=(8, 9), context_bytes=GIB // 2
+)
 FITS = Measurement(
     CONFIG,
     Outcome.FITS,
@@ -28,7 +32,12 @@ FITS = Measurement(
     peak_bytes=PeakBytes(10 * GIB, 11 * GIB, 12 * GIB),
     warnings=("careful",),
 )
-MISS = Measurement(CONFIG.replace(precision="fp32"), Outcome.OUT_OF_MEMORY, number=1, peak_bytes=PeakBytes(25 * GIB))
+MISS = Measurement(
+    CONFIG.replace(precision="fp32"),
+    Outcome.OUT_OF_MEMORY,
+    number=1,
+    peak_bytes=PeakBytes(25 * GIB),
+)
 BEST = dataclasses.replace(FITS, verified=True)
 LINE = Timeline(
     CONFIG,
@@ -60,10 +69,15 @@ RESULT = Result(
     notes=("a note",),
     bound=0.02,
     frontier={"full": (Point(CONFIG, 12 * GIB, 8.0, 512.0, True),), "lora": (), "qlora": ()},
-    alternatives=(Alternative("precision", MISS.config, Outcome.OUT_OF_MEMORY, None, None, None, True),),
+    alternatives=(
+        Alternative("precision", MISS.config, Outcome.OUT_OF_MEMORY, None, None, None, True),
+    ),
     other_budgets=(OtherBudget("the next larger card", 48 * GIB, "A6000"),),
     predicted=True,
-    learning=(LearningCurve(CONFIG).with_run((9.0, 9.0, 1.0), (3.0, 2.0, 1.5)), LearningCurve(CONFIG, reason="no")),
+    learning=(
+        LearningCurve(CONFIG).with_run((9.0, 9.0, 1.0), (3.0, 2.0, 1.5)),
+        LearningCurve(CONFIG, reason="no"),
+    ),
     on_devices=(OnDevices(1, 12 * GIB, None), OnDevices(2, 7 * GIB, 900.0)),
 )
 RECORD = Record(
@@ -96,10 +110,17 @@ def test_without_a_best_and_predictions_too(tmp_path: Path) -> None:
 
 
 def test_what_was_only_predicted_too(tmp_path: Path) -> None:
-    found = Estimate(CONFIG, 5, 6, 4, 8, {"context": 1}, 0.5, 2.0, notes=("a", "b"), budget=RESULT.budget)
-    nothing = dataclasses.replace(RESULT, best=None, tiers=dict.fromkeys(RESULT.tiers), trials=(), finalists=())
+    found = Estimate(
+        CONFIG, 5, 6, 4, 8, {"context": 1}, 0.5, 2.0, notes=("a", "b"), budget=RESULT.budget
+    )
+    nothing = dataclasses.replace(
+        RESULT, best=None, tiers=dict.fromkeys(RESULT.tiers), trials=(), finalists=()
+    )
     tiers = {"full": found, "lora": None, "qlora": None}
-    record = Record(dataclasses.replace(nothing, predicted_best=found, predicted_tiers=tiers), timelines={"full": LINE})
+    record = Record(
+        dataclasses.replace(nothing, predicted_best=found, predicted_tiers=tiers),
+        timelines={"full": LINE},
+    )
     assert Record.load(saved(record, tmp_path)) == record
 
 

@@ -39,7 +39,9 @@ BEST = Measurement(
     peak_bytes=PeakBytes(20 * GIB, 21 * GIB, 22 * GIB),
     verified=True,
 )
-MISS = Measurement(Config(precision="fp32"), Outcome.OUT_OF_MEMORY, number=8, peak_bytes=PeakBytes(30 * GIB))
+MISS = Measurement(
+    Config(precision="fp32"), Outcome.OUT_OF_MEMORY, number=8, peak_bytes=PeakBytes(30 * GIB)
+)
 
 
 def result(**changes: object) -> Result:
@@ -158,8 +160,26 @@ def test_figures_of_a_prediction_that_are_no_numbers_are_refused(tmp_path: Path)
 def test_the_json_has_the_keys_of_the_contract() -> None:
     data = json.loads(json.dumps(result(nearest_miss=MISS).to_json()))
     assert list(data) == [
-        *("schema", "best", "predicted", "tiers", "trials", "skipped", "stopped_by", "nearest_miss", "frontier"),
-        *("alternatives", "other_budgets", "on_devices", "remedies", "space_size", "search_seconds", "notes"),
+        *(
+            "schema",
+            "best",
+            "predicted",
+            "tiers",
+            "trials",
+            "skipped",
+            "stopped_by",
+            "nearest_miss",
+            "frontier",
+        ),
+        *(
+            "alternatives",
+            "other_budgets",
+            "on_devices",
+            "remedies",
+            "space_size",
+            "search_seconds",
+            "notes",
+        ),
         *("versions", "files"),
     ]
     assert data["best"] == {"config": dict(BEST.config), "measured": BEST.to_measured()}
@@ -167,7 +187,12 @@ def test_the_json_has_the_keys_of_the_contract() -> None:
     assert [trial["number"] for trial in data["trials"]] == [7, 8]
     assert data["nearest_miss"]["outcome"] == "out_of_memory"
     assert data["search_seconds"] == 12.346
-    assert data["files"] == {"result": "x/result.yaml", "script": None, "exports": None, "report": None}
+    assert data["files"] == {
+        "result": "x/result.yaml",
+        "script": None,
+        "exports": None,
+        "report": None,
+    }
 
 
 def point(gib: float, rate: float, measured: bool = False) -> Point:
@@ -179,7 +204,13 @@ def test_what_a_budget_would_run() -> None:
     points = (point(10, 1.0), point(22.8, 2.0, measured=True), point(30, 3.0))
     whole = result(frontier={"full": (), "lora": points})
     found = {gib: whole.fastest_within(gib * GIB) for gib in (10, 11, 23, 24, 32)}
-    assert [each["lora"] and each["lora"].samples_per_second for each in found.values()] == [None, 1.0, 1.0, 2.0, 3.0]
+    assert [each["lora"] and each["lora"].samples_per_second for each in found.values()] == [
+        None,
+        1.0,
+        1.0,
+        2.0,
+        3.0,
+    ]
     assert [each["full"] for each in found.values()] == [None] * 5
     assert list(found[10]) == list(TIERS[:-1])
     asked = result(frontier={"full": (), "head": points})
@@ -188,10 +219,16 @@ def test_what_a_budget_would_run() -> None:
 
 def test_the_json_says_what_other_budgets_would_run() -> None:
     points = (point(10, 1.0), point(20, 2.0, measured=True))
-    other = Alternative("precision", Config(precision="fp32"), Outcome.OUT_OF_MEMORY, 30 * GIB, 1.0, None, False)
+    other = Alternative(
+        "precision", Config(precision="fp32"), Outcome.OUT_OF_MEMORY, 30 * GIB, 1.0, None, False
+    )
     smaller = OtherBudget("the next smaller card", 16 * GIB, "A card")
     data = json.loads(
-        json.dumps(result(frontier={"lora": points}, alternatives=(other,), other_budgets=(smaller,)).to_json())
+        json.dumps(
+            result(
+                frontier={"lora": points}, alternatives=(other,), other_budgets=(smaller,)
+            ).to_json()
+        )
     )
     assert data["frontier"] == {"full": [], "lora": to_plain(points), "qlora": []}
     assert [each["measured"] for each in data["frontier"]["lora"]] == [False, True]
@@ -230,13 +267,28 @@ def test_tiers(knobs: dict, name: str) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("a: 1", "is not a result of autofit: it lacks autofit, model, workload, config. Give a result.yaml."),
+        (
+            "a: 1",
+            "is not a result of autofit: it lacks autofit, model, workload, config. Give a result.yaml.",
+        ),
         ("{autofit: 1, model: m, workload: {}}", "it lacks config"),
-        ("{autofit: 2, model: m, workload: {}, config: {}}", "has schema 2; this autofit reads schema 1"),
+        (
+            "{autofit: 2, model: m, workload: {}, config: {}}",
+            "has schema 2; this autofit reads schema 1",
+        ),
         ("{autofit: 1, model: m, workload: [], config: {}}", "workload must be a mapping"),
-        ("{autofit: 1, model: m, workload: {}, config: {}, hardware: [1]}", "hardware must be a mapping"),
-        ("{autofit: 1, model: m, workload: {}, config: {}, source: text}", "source must be a mapping"),
-        ("{autofit: 1, model: m, workload: {}, config: {}, measured: {tokens_per_second: fast}}", "_second is 'fast'"),
+        (
+            "{autofit: 1, model: m, workload: {}, config: {}, hardware: [1]}",
+            "hardware must be a mapping",
+        ),
+        (
+            "{autofit: 1, model: m, workload: {}, config: {}, source: text}",
+            "source must be a mapping",
+        ),
+        (
+            "{autofit: 1, model: m, workload: {}, config: {}, measured: {tokens_per_second: fast}}",
+            "_second is 'fast'",
+        ),
         (
             "{autofit: 1, model: m, workload: {}, config: {}, measured: {step_seconds: 3}}",
             r"measured\.step_seconds is 3",
@@ -251,7 +303,9 @@ def test_files_that_are_no_result(tmp_path: Path, text: str, message: str) -> No
 
 
 def test_the_parts_that_may_be_missing(tmp_path: Path) -> None:
-    loaded = SavedResult.load(saved(tmp_path, "{autofit: 1, model: m, workload: {}, config: {precision: bf16}}"))
+    loaded = SavedResult.load(
+        saved(tmp_path, "{autofit: 1, model: m, workload: {}, config: {precision: bf16}}")
+    )
     assert (loaded.source, loaded.hardware, loaded.measured) == ({}, {}, {})
     assert loaded.config == Config(precision="bf16")
 
@@ -259,7 +313,10 @@ def test_the_parts_that_may_be_missing(tmp_path: Path) -> None:
 def test_what_the_allocator_was_set_to_is_recorded() -> None:
     assert "allocator" not in result().to_yaml()
     fixed = result(hardware=dataclasses.replace(HARDWARE, allocator="expandable_segments:False"))
-    assert parse(fixed.to_yaml(), "result.yaml")["hardware"]["allocator"] == "expandable_segments:False"
+    assert (
+        parse(fixed.to_yaml(), "result.yaml")["hardware"]["allocator"]
+        == "expandable_segments:False"
+    )
 
 
 TRIALS = (
@@ -270,16 +327,29 @@ TRIALS = (
         tokens_per_second=100.0,
         peak_bytes=PeakBytes(5, None, None),
     ),
-    Measurement(Config(precision="fp32", extra=None), Outcome.OUT_OF_MEMORY, number=1, reason="too much, by\nfar"),
+    Measurement(
+        Config(precision="fp32", extra=None),
+        Outcome.OUT_OF_MEMORY,
+        number=1,
+        reason="too much, by\nfar",
+    ),
 )
 
 
 def test_trials_as_csv_hold_every_knob_and_figure() -> None:
     first, second = csv.DictReader(io.StringIO(result(trials=TRIALS).trials_csv()))
     assert (first["precision"], first["lora_rank"], first["extra"]) == ("bf16", "8", "")
-    assert (first["step_seconds"], first["step_seconds_high"], first["allocated_bytes"]) == ("1.0", "1.1", "5")
+    assert (first["step_seconds"], first["step_seconds_high"], first["allocated_bytes"]) == (
+        "1.0",
+        "1.1",
+        "5",
+    )
     assert first["tokens_per_second"] == "100.0"
-    assert (second["outcome"], second["step_seconds"], second["device_bytes"]) == ("out_of_memory", "", "")
+    assert (second["outcome"], second["step_seconds"], second["device_bytes"]) == (
+        "out_of_memory",
+        "",
+        "",
+    )
     assert (second["reason"], second["lora_rank"]) == ("too much, by\nfar", "")
     assert result(trials=()).trials_csv() == "number\n"
 

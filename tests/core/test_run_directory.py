@@ -34,7 +34,9 @@ with RunDirectory(Path(sys.argv[1]), resume=len(sys.argv) > 2):
 def held_elsewhere(path: Path, *resume: str) -> Iterator[subprocess.Popen]:
     """Another process that holds the directory."""
     command = [sys.executable, "-c", HOLDER, str(path), *resume]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
         assert process.stdout.readline() == "held\n"
         try:
             yield process
@@ -53,7 +55,9 @@ def test_a_new_one_is_made_with_all_its_parents(tmp_path: Path) -> None:
         assert run.probes.is_dir()
         names = [run.result.name, run.script.name, run.report.name, run.journal.name]
         assert names == ["result.yaml", "train.py", "report.html", "journal.log"]
-        assert {each.parent for each in (run.result, run.script, run.report, run.journal)} == {tmp_path / "a" / "b"}
+        assert {each.parent for each in (run.result, run.script, run.report, run.journal)} == {
+            tmp_path / "a" / "b"
+        }
 
 
 def test_a_relative_one_stays_where_it_is_when_the_process_moves(
@@ -66,7 +70,10 @@ def test_a_relative_one_stays_where_it_is_when_the_process_moves(
 
 def test_a_process_at_a_time(tmp_path: Path) -> None:
     path = tmp_path / "run"
-    with held_elsewhere(path), pytest.raises(InputError, match="is in use by another autofit process"):
+    with (
+        held_elsewhere(path),
+        pytest.raises(InputError, match="is in use by another autofit process"),
+    ):
         RunDirectory(path).__enter__()
 
 
@@ -79,15 +86,25 @@ def test_also_when_resuming(tmp_path: Path) -> None:
 def test_where_another_has_it_the_next_free_one_is_taken(tmp_path: Path) -> None:
     """As two searches of one model do that are started in the same second."""
     path = tmp_path / "runs" / "model"
-    with held_elsewhere(path), free_run_directory(path) as second, free_run_directory(path) as third:
+    with (
+        held_elsewhere(path),
+        free_run_directory(path) as second,
+        free_run_directory(path) as third,
+    ):
         assert (second.path.name, third.path.name) == ("model-2", "model-3")
         second.journal.touch()
     with free_run_directory(path) as first, free_run_directory(path) as fourth:
-        assert (first.path.name, fourth.path.name) == ("model", "model-3")  # the second holds a search
+        assert (first.path.name, fourth.path.name) == (
+            "model",
+            "model-3",
+        )  # the second holds a search
     with pytest.raises(ZeroDivisionError), free_run_directory(tmp_path / "new"):
         1 / 0  # noqa: B018
     assert not (tmp_path / "new").exists()
-    with pytest.raises(InputError, match="is a file, not a directory"), free_run_directory(Path(__file__)):
+    with (
+        pytest.raises(InputError, match="is a file, not a directory"),
+        free_run_directory(Path(__file__)),
+    ):
         pass
 
 
@@ -141,7 +158,11 @@ def killed_at(moment: int, path: Path) -> int:
         asked = itertools.count()
 
         def strike(event: str, given: tuple[object, ...]) -> None:
-            if event in ("open", "os.mkdir") and str(given[0]).startswith(str(path)) and next(asked) == moment:
+            if (
+                event in ("open", "os.mkdir")
+                and str(given[0]).startswith(str(path))
+                and next(asked) == moment
+            ):
                 os.kill(os.getpid(), signal.SIGKILL)
 
         sys.addaudithook(strike)
@@ -150,7 +171,9 @@ def killed_at(moment: int, path: Path) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
 
 
-def test_a_run_that_is_killed_while_it_makes_its_directory_is_not_in_the_way_of_another(tmp_path: Path) -> None:
+def test_a_run_that_is_killed_while_it_makes_its_directory_is_not_in_the_way_of_another(
+    tmp_path: Path,
+) -> None:
     ends = [killed_at(moment, tmp_path / str(moment)) for moment in range(6)]
     assert ends[:3] == [-signal.SIGKILL] * 3  # the directory, its lock, its probes
     assert ends[-1] == 0
@@ -175,8 +198,13 @@ def test_a_file_in_its_place_or_on_its_way(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("make", [os.mkfifo, Path.mkdir, lambda path: path.symlink_to("/dev/zero")])
-def test_a_journal_or_a_lock_that_is_no_file_is_not_opened(tmp_path: Path, make: Callable[[Path], None]) -> None:
-    for name, message in (("journal.log", "journal.log is no regular file"), (".lock", "run cannot be written")):
+def test_a_journal_or_a_lock_that_is_no_file_is_not_opened(
+    tmp_path: Path, make: Callable[[Path], None]
+) -> None:
+    for name, message in (
+        ("journal.log", "journal.log is no regular file"),
+        (".lock", "run cannot be written"),
+    ):
         run = tmp_path / name / "run"
         run.mkdir(parents=True)
         make(run / name)
@@ -198,7 +226,9 @@ MEASURED = b'{"op_code":8,"user_attr":{"measurement":{}}}\n'
 
 
 @pytest.mark.parametrize("there", [".", "runs", "runs/new"])
-def test_a_search_that_measured_nothing_leaves_what_was_there_before(tmp_path: Path, there: str) -> None:
+def test_a_search_that_measured_nothing_leaves_what_was_there_before(
+    tmp_path: Path, there: str
+) -> None:
     (tmp_path / there).mkdir(parents=True, exist_ok=True)
     before = list(tmp_path.rglob("*"))
     for _ in range(2):  # the same --out again
@@ -211,7 +241,10 @@ def test_also_where_it_could_not_begin(tmp_path: Path, monkeypatch: pytest.Monke
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
     monkeypatch.setattr(run_directory, "locked", locked)
-    with pytest.raises(InputError, match="cannot be written: No locks available"), RunDirectory(tmp_path / "a" / "b"):
+    with (
+        pytest.raises(InputError, match="cannot be written: No locks available"),
+        RunDirectory(tmp_path / "a" / "b"),
+    ):
         pass
     assert not list(tmp_path.iterdir())
 
@@ -269,7 +302,9 @@ def test_where_another_search_has_taken_its_place_the_journal_is_told_elsewhere(
         shutil.rmtree(path)
         with held_elsewhere(path):
             for _ in range(2):  # as every later record does, until the search has ended
-                with pytest.raises(InputError, match=r"run was deleted during the search .* is in use") as caught:
+                with pytest.raises(
+                    InputError, match=r"run was deleted during the search .* is in use"
+                ) as caught:
                     run.restored()
                 run.lines.append(MEASURED)
         assert list(path.iterdir()) == [path / ".lock", path / "probes"]
@@ -285,15 +320,24 @@ def test_where_another_search_has_taken_its_place_the_journal_is_told_elsewhere(
         assert run.journal.read_bytes() == MEASURED * 3
 
 
-def test_a_file_that_cannot_be_written_is_an_error_that_says_how_to_continue(tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_written_is_an_error_that_says_how_to_continue(
+    tmp_path: Path,
+) -> None:
     path = with_a_search(tmp_path / "run")
     (path / "result.yaml").mkdir()
     message = (
-        r"run/result\.yaml cannot be written: Is a directory\. All measurements are safe: .* --resume --out .*run\."
+        r"run/result\.yaml cannot be written: Is a directory\. "
+        r"All measurements are safe: .* --resume --out .*run\."
     )
     with pytest.raises(InputError, match=message), RunDirectory(path, resume=True) as run:
         write_atomically(run.result, "text")
-    with pytest.raises(InputError, match=r"Choose another --out"), RunDirectory(tmp_path / "new") as run:
+    with (
+        pytest.raises(InputError, match=r"Choose another --out"),
+        RunDirectory(tmp_path / "new") as run,
+    ):
         write_atomically(run.path / "gone" / "x", "text")
-    with pytest.raises(FileNotFoundError), RunDirectory(tmp_path / "new") as run:  # not of this directory
+    with (
+        pytest.raises(FileNotFoundError),
+        RunDirectory(tmp_path / "new") as run,
+    ):  # not of this directory
         (tmp_path / "elsewhere").read_text()

@@ -45,7 +45,10 @@ def merging(depth: int, width: int, first: str = "{x: 1, y: 2}") -> str:
         (f"a: {merging(40, 2)}", "merge too much"),
         (f"a: !!set {merging(12, 9).removeprefix('&m11 ')}", "merge too much"),
         (f"a: !!omap [b: {merging(12, 9)}]", "merge too much"),
-        (f"b: &b {{{WIDE}}}\n" + "".join(f"{n}: {{<<: *b}}\n" for n in range(500)), "merge too much"),
+        (
+            f"b: &b {{{WIDE}}}\n" + "".join(f"{n}: {{<<: *b}}\n" for n in range(500)),
+            "merge too much",
+        ),
         ("a: &a\n  <<: *a\n  x: 1", "merge too much"),
         (f"a: 1{':11' * 100_000}", r"a number has 300,001 characters \(line 1\)"),
         (f"a: -1{':11' * 100_000}.5", "a number has"),
@@ -95,7 +98,9 @@ def test_what_merges_nothing_may_be_as_large_as_any(monkeypatch: pytest.MonkeyPa
         ("a: !!timestamp x", "cannot be read"),
         ("[" * 1500, "cannot be read"),
         (
-            "\n".join(f"x{n}: &x{n} [{', '.join([f'*x{n - 1}'] * 9 if n else 'ha')}]" for n in range(12)),
+            "\n".join(
+                f"x{n}: &x{n} [{', '.join([f'*x{n - 1}'] * 9 if n else 'ha')}]" for n in range(12)
+            ),
             "hold too much",
         ),
         ("x: &x [*x]", "recursive"),

@@ -16,14 +16,35 @@ GOOD = {"model": tiny.MLP, "batch": lambda n: n}
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"model": tiny.MLP()}, None),  # a module can be called, so only calling it shows that it makes no model
-        ({"model": "llama"}, "Workload.model must be a function, not str. Write model=lambda ...: ..."),
-        ({"batch": [1]}, "Workload.batch must be a function, not list. Write batch=lambda ...: ..."),
-        ({"effective_batch_size": 0}, "the effective batch size must be a positive whole number, not 0."),
-        ({"effective_batch_size": 2.0}, "the effective batch size must be a positive whole number, not 2.0."),
-        ({"effective_batch_size": "4"}, "the effective batch size must be a positive whole number, not '4'."),
+        (
+            {"model": tiny.MLP()},
+            None,
+        ),  # a module can be called, so only calling it shows that it makes no model
+        (
+            {"model": "llama"},
+            "Workload.model must be a function, not str. Write model=lambda ...: ...",
+        ),
+        (
+            {"batch": [1]},
+            "Workload.batch must be a function, not list. Write batch=lambda ...: ...",
+        ),
+        (
+            {"effective_batch_size": 0},
+            "the effective batch size must be a positive whole number, not 0.",
+        ),
+        (
+            {"effective_batch_size": 2.0},
+            "the effective batch size must be a positive whole number, not 2.0.",
+        ),
+        (
+            {"effective_batch_size": "4"},
+            "the effective batch size must be a positive whole number, not '4'.",
+        ),
         ({"unit": "words"}, "unit must be 'samples' or 'tokens', not 'words'."),
-        ({"unit": "tokens"}, "unit='tokens' needs sequence_length. Give the number of tokens of one sample."),
+        (
+            {"unit": "tokens"},
+            "unit='tokens' needs sequence_length. Give the number of tokens of one sample.",
+        ),
         ({"task": "chess"}, "task must be one of causal-lm, speech-seq2seq, seq2seq, "),
         ({"reduction": "max"}, "reduction must be 'mean' or 'sum', not 'max'."),
     ],
@@ -38,7 +59,9 @@ def test_wrong_parts_of_a_workload(given: dict, message: str | None) -> None:
 
 
 def test_the_summary_is_what_result_yaml_says() -> None:
-    summary = Workload(**GOOD, task="causal-lm", sequence_length=16, effective_batch_size=8).summary()
+    summary = Workload(
+        **GOOD, task="causal-lm", sequence_length=16, effective_batch_size=8
+    ).summary()
     assert summary == {"task": "causal-lm", "sequence_length": 16, "effective_batch_size": 8}
 
 

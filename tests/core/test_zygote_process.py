@@ -45,9 +45,16 @@ with it.started_early():
 
 
 def test_what_libraries_set_as_they_are_imported_is_no_reason_against_it() -> None:
-    environment = {name: value for name, value in os.environ.items() if name != "TORCHINDUCTOR_CACHE_DIR"}
+    environment = {
+        name: value for name, value in os.environ.items() if name != "TORCHINDUCTOR_CACHE_DIR"
+    }
     environment["PYTHONPATH"] = os.pathsep.join(sys.path)
     done = subprocess.run(
-        [sys.executable, "-c", IMPORTS], env=environment, capture_output=True, text=True, check=False, timeout=120
+        [sys.executable, "-c", IMPORTS],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
     )
     assert done.returncode == 0, done.stderr

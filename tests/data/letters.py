@@ -14,13 +14,17 @@ LETTERS = [*SPECIAL.values(), "[CLS]", "[SEP]", *"abcdefghijklmnopqrstuvwxyz"]  
 
 def letters(*, framed: bool = False, **changes: Any) -> PreTrainedTokenizerFast:
     """A tokenizer of lower-case letters, a as 6; `framed`: [CLS] (4) and [SEP] (5) around each text, as BERT has."""
-    plain = Tokenizer(models.WordLevel({token: number for number, token in enumerate(LETTERS)}, unk_token="[UNK]"))
+    plain = Tokenizer(
+        models.WordLevel({token: number for number, token in enumerate(LETTERS)}, unk_token="[UNK]")
+    )
     plain.pre_tokenizer = pre_tokenizers.Split("", "isolated")
     if framed:
         plain.post_processor = processors.TemplateProcessing(
             "[CLS] $A [SEP]", "[CLS] $A [SEP] $B:1 [SEP]:1", [("[CLS]", 4), ("[SEP]", 5)]
         )
-    return PreTrainedTokenizerFast(tokenizer_object=plain, **{**SPECIAL, **(FRAME if framed else {}), **changes})
+    return PreTrainedTokenizerFast(
+        tokenizer_object=plain, **{**SPECIAL, **(FRAME if framed else {}), **changes}
+    )
 
 
 def lines(folder: Path, *rows: Any) -> Path:

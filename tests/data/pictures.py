@@ -38,7 +38,10 @@ def bytes_and(special: tuple[str, ...], **options: Any) -> PreTrainedTokenizerFa
     """A tokenizer of bytes (256 ids), and of special tokens behind them."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     plain = Tokenizer(models.BPE({letter: number for number, letter in enumerate(alphabet)}, []))
-    plain.pre_tokenizer, plain.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    plain.pre_tokenizer, plain.decoder = (
+        pre_tokenizers.ByteLevel(add_prefix_space=False),
+        decoders.ByteLevel(),
+    )
     plain.add_special_tokens(list(special))
     return PreTrainedTokenizerFast(tokenizer_object=plain, **options)
 
@@ -54,7 +57,11 @@ def save_qwen(folder: Path) -> None:
 
 def save_gemma(folder: Path) -> None:
     """Leave a processor of Gemma 3's in a folder: an image takes 4 tokens between two."""
-    marks = {"boi_token": "<start_of_image>", "eoi_token": "<end_of_image>", "image_token": "<image_soft_token>"}
+    marks = {
+        "boi_token": "<start_of_image>",
+        "eoi_token": "<end_of_image>",
+        "image_token": "<image_soft_token>",
+    }
     special = ("<pad>", "<bos>", "<eos>", "<start_of_turn>", "<end_of_turn>", *marks.values())
     named = {"bos_token": "<bos>", "eos_token": "<eos>", "pad_token": "<pad>"}
     tokenizer = bytes_and(special, **named, extra_special_tokens=marks)
@@ -67,13 +74,23 @@ def save_gemma(folder: Path) -> None:
         "{% if add_generation_prompt %}<start_of_turn>model\n{% endif %}"
     )
     images = Gemma3ImageProcessorPil(size={"height": 56, "width": 56})
-    Gemma3Processor(images, tokenizer, chat_template=template, image_seq_length=4).save_pretrained(folder)
+    Gemma3Processor(images, tokenizer, chat_template=template, image_seq_length=4).save_pretrained(
+        folder
+    )
 
 
 def save_smol(folder: Path) -> None:
     """Leave a processor of SmolVLM's in a folder: an image takes 4 tokens, and 4 more for each part it is split in."""
-    special = ("<|im_start|>", "<end_of_utterance>", "<fake_token_around_image>", "<image>", "<global-img>")
-    tokenizer = bytes_and(special, bos_token="<|im_start|>", eos_token="<end_of_utterance>", pad_token="<|im_start|>")
+    special = (
+        "<|im_start|>",
+        "<end_of_utterance>",
+        "<fake_token_around_image>",
+        "<image>",
+        "<global-img>",
+    )
+    tokenizer = bytes_and(
+        special, bos_token="<|im_start|>", eos_token="<end_of_utterance>", pad_token="<|im_start|>"
+    )
     tokenizer.chat_template = smol.DEFAULT_CHAT_TEMPLATE
     tokenizer.save_pretrained(folder)
     sizes = {"size": {"longest_edge": 112}, "max_image_size": {"longest_edge": 56}}

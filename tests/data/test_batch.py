@@ -45,7 +45,12 @@ KINDS = {
     "named tuple": lambda x, y: Pair(x, y),
     "dataclass": lambda x, y: Sample(x, "kept"),
     "BatchEncoding": lambda x, y: BatchEncoding({"x": x, "y": y}),
-    "nested": lambda x, y: {"inputs": [x, Pair(y, None)], "deep": {"er": Sample(x, "kept")}, "word": "kept", "n": 3},
+    "nested": lambda x, y: {
+        "inputs": [x, Pair(y, None)],
+        "deep": {"er": Sample(x, "kept")},
+        "word": "kept",
+        "n": 3,
+    },
 }
 every_kind = pytest.mark.parametrize("kind", KINDS)
 
@@ -84,7 +89,9 @@ def test_slices_are_views(kind: str) -> None:
 
 @every_kind
 @given(have=st.integers(1, 6), samples=st.integers(1, 20))
-def test_repeating_gives_exactly_as_many_and_only_samples_of_the_batch(kind: str, have: int, samples: int) -> None:
+def test_repeating_gives_exactly_as_many_and_only_samples_of_the_batch(
+    kind: str, have: int, samples: int
+) -> None:
     batch = batch_of(kind, have)
     repeated = repeat_to(batch, samples)
     assert sample_count(repeated) == samples
@@ -95,7 +102,12 @@ def test_repeating_gives_exactly_as_many_and_only_samples_of_the_batch(kind: str
 def test_what_is_no_tensor_is_passed_through() -> None:
     batch = batch_of("nested", 4)
     cut = samples_of(batch, 1, 3)
-    assert (cut["word"], cut["n"], cut["inputs"][1].y, cut["deep"]["er"].note) == ("kept", 3, None, "kept")
+    assert (cut["word"], cut["n"], cut["inputs"][1].y, cut["deep"]["er"].note) == (
+        "kept",
+        3,
+        None,
+        "kept",
+    )
     assert torch.equal(cut["inputs"][1].x, torch.tensor([1, 2]))
     assert cut["deep"]["er"].size == 7
 
@@ -112,7 +124,9 @@ def test_a_mapping_that_cannot_be_made_from_a_dict_becomes_one() -> None:
     mapped = map_tensors(defaultdict(list, x=torch.ones(2)), lambda tensor: tensor * 2)
     assert mapped == {"x": mapped["x"]}
     assert torch.equal(mapped["x"], torch.full((2,), 2.0))
-    assert torch.equal(map_tensors(MappingProxyType({"x": torch.ones(2)}), torch.neg)["x"], -torch.ones(2))
+    assert torch.equal(
+        map_tensors(MappingProxyType({"x": torch.ones(2)}), torch.neg)["x"], -torch.ones(2)
+    )
 
 
 def test_numbers_in_tensors_belong_to_every_slice() -> None:
@@ -122,7 +136,9 @@ def test_numbers_in_tensors_belong_to_every_slice() -> None:
 
 
 def test_tensors_that_disagree() -> None:
-    message = r"the tensors of a batch differ in size along dim 0: \[3, 4\]\. Put the samples along dim 0"
+    message = (
+        r"the tensors of a batch differ in size along dim 0: \[3, 4\]\. Put the samples along dim 0"
+    )
     with pytest.raises(InputError, match=message):
         sample_count({"x": torch.ones(3), "y": torch.ones(4)})
 
@@ -174,7 +190,8 @@ def test_a_count_of_the_users_own_comes_first() -> None:
 
 
 @given(
-    st.lists(st.lists(st.sampled_from([-100, 1]), min_size=6, max_size=6), min_size=1, max_size=8), st.integers(1, 8)
+    st.lists(st.lists(st.sampled_from([-100, 1]), min_size=6, max_size=6), min_size=1, max_size=8),
+    st.integers(1, 8),
 )
 def test_the_counts_of_the_slices_add_up(rows: list[list[int]], size: int) -> None:
     batch = {"labels": torch.tensor(rows)}

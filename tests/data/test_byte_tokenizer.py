@@ -24,7 +24,11 @@ def loaded(tmp_path_factory: pytest.TempPathFactory) -> Any:
 @given(st.text())
 def test_every_text_is_its_bytes(text: str) -> None:
     ids = list(text.encode())
-    assert TOKENIZER(text)["input_ids"] == TOKENIZER(text, add_special_tokens=False)["input_ids"] == ids
+    assert (
+        TOKENIZER(text)["input_ids"]
+        == TOKENIZER(text, add_special_tokens=False)["input_ids"]
+        == ids
+    )
     assert byte_ids(text).tolist() == ids
     assert TOKENIZER.decode(ids) == text
 

@@ -21,7 +21,11 @@ def assistant(content: str | None, **more: Any) -> dict[str, Any]:
 
 
 def call(**arguments: Any) -> dict[str, Any]:
-    return {"type": "function", "id": "abc456789", "function": {"name": "weather", "arguments": arguments}}
+    return {
+        "type": "function",
+        "id": "abc456789",
+        "function": {"name": "weather", "arguments": arguments},
+    }
 
 
 def result(content: str) -> dict[str, Any]:
@@ -31,14 +35,27 @@ def result(content: str) -> dict[str, Any]:
 CONVERSATIONS: dict[str, Messages] = {
     "one": [user("hi"), assistant("hello")],
     "more": [user("hi"), assistant("hello"), user("and"), assistant("bye")],
-    "a system": [{"role": "system", "content": "be nice"}, user("hi"), assistant("hello"), user("a"), assistant("b")],
+    "a system": [
+        {"role": "system", "content": "be nice"},
+        user("hi"),
+        assistant("hello"),
+        user("a"),
+        assistant("b"),
+    ],
     "alike": [user("hi"), assistant("hi"), user("hi"), assistant("hi")],
-    "roles": [user("user"), assistant("assistant"), user("assistant"), assistant("user\nassistant\n")],
+    "roles": [
+        user("user"),
+        assistant("assistant"),
+        user("assistant"),
+        assistant("user\nassistant\n"),
+    ],
     "blanks": [user("  hi \n"), assistant("\n hello  \n\n"), user("\n"), assistant("bye ")],
     "an empty answer": [user("hi"), assistant(""), user("x"), assistant("y")],
     "empty ones": [user(""), assistant("a"), user(""), assistant("")],
     "special": [
-        user("<|im_end|>\n<|im_start|>assistant\nno<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n"),
+        user(
+            "<|im_end|>\n<|im_start|>assistant\nno<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n"
+        ),
         assistant("a <|im_end|>\n<|im_start|>user\nno<|im_end|>"),
         user("<end_of_turn>\n<start_of_turn>model\n [/INST]"),
         assistant("<|eot_id|> yes<end_of_turn>\n</s>"),
@@ -49,7 +66,12 @@ CONVERSATIONS: dict[str, Messages] = {
         user("b"),
         assistant("<think>\nwell\n</think>\n\nnew"),
     ],
-    "reasoning": [user("a"), assistant("old", reasoning_content="hm"), user("b"), assistant("new", thinking="well\n")],
+    "reasoning": [
+        user("a"),
+        assistant("old", reasoning_content="hm"),
+        user("b"),
+        assistant("new", thinking="well\n"),
+    ],
     "a question at the end": [user("hi"), assistant("hello"), user("more")],
     "tools": [
         user("weather?"),
@@ -66,10 +88,20 @@ CONVERSATIONS: dict[str, Messages] = {
         result("warm"),
         assistant("So so."),
     ],
-    "a call alone": [user("weather?"), assistant(None, tool_calls=[call(n=1)]), result("cold"), assistant("")],
+    "a call alone": [
+        user("weather?"),
+        assistant(None, tool_calls=[call(n=1)]),
+        result("cold"),
+        assistant(""),
+    ],
 }
 
-TOOLS = [{"type": "function", "function": {"name": "weather", "description": "of a city", "parameters": {}}}]
+TOOLS = [
+    {
+        "type": "function",
+        "function": {"name": "weather", "description": "of a city", "parameters": {}},
+    }
+]
 WITH_TOOLS = ("tools", "two calls", "a call alone")
 
 # What TRL's marks hold beyond what the model writes: the end of the header, which the generation prompt writes.
@@ -97,9 +129,36 @@ OTHERWISE = {
 }
 
 PAIRS = (
-    *("cohere", "cohere2", "deepseek_r1_distill", "deepseekv3", "diffusion_gemma", "gemma", "gemma3", "gptoss"),
-    *("lfm2", "lfm2_v2", "llama3", "muse_glimmer", "nemotron_3_nano", "nemotron_3_ultra", "phi3", "phi3_5"),
-    *("qwen2_5", "qwen2_5_vl", "qwen3", "qwen3_5_think", "qwen3_6", "qwen3_8", "qwen3_instruct_2507", "qwen3_vl"),
+    *(
+        "cohere",
+        "cohere2",
+        "deepseek_r1_distill",
+        "deepseekv3",
+        "diffusion_gemma",
+        "gemma",
+        "gemma3",
+        "gptoss",
+    ),
+    *(
+        "lfm2",
+        "lfm2_v2",
+        "llama3",
+        "muse_glimmer",
+        "nemotron_3_nano",
+        "nemotron_3_ultra",
+        "phi3",
+        "phi3_5",
+    ),
+    *(
+        "qwen2_5",
+        "qwen2_5_vl",
+        "qwen3",
+        "qwen3_5_think",
+        "qwen3_6",
+        "qwen3_8",
+        "qwen3_instruct_2507",
+        "qwen3_vl",
+    ),
 )
 
 
@@ -124,7 +183,9 @@ def test_turns_are_where_trl_marks_them(name: str) -> None:
         text, turns = own.render_with_turns(messages, tools)
         if about in OTHERWISE.get(name, ()):
             continue
-        assert learnt(text, turns) == learnt(text, truth(text, text_of_trl, marks, HEADERS.get(name, ""))), about
+        assert learnt(text, turns) == learnt(
+            text, truth(text, text_of_trl, marks, HEADERS.get(name, ""))
+        ), about
         compared += 1
     assert compared >= 11
 
@@ -133,7 +194,9 @@ def learnt(text: str, spans: list[tuple[int, int]]) -> list[tuple[int, str]]:
     return [(start, text[start:end]) for start, end in spans]
 
 
-def truth(text: str, text_of_trl: str, marks: list[tuple[int, int]], header: str) -> list[tuple[int, int]]:
+def truth(
+    text: str, text_of_trl: str, marks: list[tuple[int, int]], header: str
+) -> list[tuple[int, int]]:
     """TRL's marks in a model's own rendering, which leaves out old reasoning where TRL's keeps it."""
     spans: list[tuple[int, int]] = []
     place, done = 0, 0
@@ -163,11 +226,15 @@ def test_turns_of_chatml() -> None:
     template = ChatTemplate(tokenizer_for(CHATML))
     assert turns(template, "blanks") == ["\n hello  \n\n<|im_end|>\n", "bye <|im_end|>\n"]
     assert turns(template, "an empty answer") == ["<|im_end|>\n", "y<|im_end|>\n"]
-    assert turns(template, "special")[0] == "a <|im_end|>\n<|im_start|>user\nno<|im_end|><|im_end|>\n"
+    assert (
+        turns(template, "special")[0] == "a <|im_end|>\n<|im_start|>user\nno<|im_end|><|im_end|>\n"
+    )
 
 
 def turns(template: ChatTemplate, about: str) -> list[str]:
-    text, spans = template.render_with_turns(CONVERSATIONS[about], TOOLS if about in WITH_TOOLS else None)
+    text, spans = template.render_with_turns(
+        CONVERSATIONS[about], TOOLS if about in WITH_TOOLS else None
+    )
     return [text[start:end] for start, end in spans]
 
 
@@ -188,7 +255,10 @@ def test_turns_of_mistral_that_calls_tools() -> None:
 
 
 def test_the_last_turn_ends_as_the_template_ends_it() -> None:
-    assert turns(ChatTemplate(tokenizer_for(of_trl("phi3"))), "more") == ["hello<|end|>\n", "bye<|end|>\n</s>"]
+    assert turns(ChatTemplate(tokenizer_for(of_trl("phi3"))), "more") == [
+        "hello<|end|>\n",
+        "bye<|end|>\n</s>",
+    ]
     assert turns(ChatTemplate(tokenizer_for(of_trl("gptoss"))), "more") == [
         "<|channel|>final<|message|>hello<|end|>",
         "<|channel|>final<|message|>bye<|return|>",
@@ -200,13 +270,19 @@ def test_the_last_turn_ends_as_the_template_ends_it() -> None:
     [
         ("{{ messages }}", "does not write each"),
         ("{{ messages[0].content }}", "does not write each"),
-        ("{% for m in messages %}{{ m.content }}|{{ m.content }}{% endfor %}", "does not write each"),
+        (
+            "{% for m in messages %}{{ m.content }}|{{ m.content }}{% endfor %}",
+            "does not write each",
+        ),
         ("{{ raise_exception('no') }}", "does not write each"),
         (
             "{% if messages | length == 4 %}{{ messages | map(attribute='content') | join }}{% endif %}",
             "does not write",
         ),
-        (CHATML.replace("'<|im_end|>'", "('.' if loop.last else ',')"), "closes a turn in another way"),
+        (
+            CHATML.replace("'<|im_end|>'", "('.' if loop.last else ',')"),
+            "closes a turn in another way",
+        ),
     ],
 )
 def test_a_template_that_shows_no_turns_is_refused(template: str, why: str) -> None:
@@ -215,7 +291,9 @@ def test_a_template_that_shows_no_turns_is_refused(template: str, why: str) -> N
 
 
 def test_a_template_that_looks_at_contents_is_refused_where_that_matters() -> None:
-    looks = CHATML.replace("message['content'] +", "(message['content'] | length ~ message['content']) +")
+    looks = CHATML.replace(
+        "message['content'] +", "(message['content'] | length ~ message['content']) +"
+    )
     template = ChatTemplate(tokenizer_for(looks))
     with pytest.raises(UnlocatedError, match="writes something else"):
         turns(template, "one")
@@ -263,13 +341,21 @@ def test_a_turn_is_left_out(name: str) -> None:
     ],
 )
 def test_which_messages_are_not_to_be_learnt(keys: dict[str, Any], expected: set[int]) -> None:
-    assert unlearnt([{**user("a"), "weight": 1, "train": False}, assistant("b", **keys)], "a.jsonl, line 1") == expected
+    assert (
+        unlearnt(
+            [{**user("a"), "weight": 1, "train": False}, assistant("b", **keys)], "a.jsonl, line 1"
+        )
+        == expected
+    )
 
 
 @pytest.mark.parametrize(
     ("message", "told"),
     [
-        (assistant("b", weight=0.5), "line 1: a message has the weight 0.5, and only 0 and 1 can be followed"),
+        (
+            assistant("b", weight=0.5),
+            "line 1: a message has the weight 0.5, and only 0 and 1 can be followed",
+        ),
         (assistant("b", train="no"), "a message has the train 'no'"),
         ({**user("b"), "train": True}, "a message of user is to be learnt, as its train says"),
     ],

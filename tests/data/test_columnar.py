@@ -32,7 +32,11 @@ def sources(folder: Path, columns: dict[str, Any]) -> list[Any]:
 def test_wanted_columns_and_images(tmp_path: Path) -> None:
     for source in sources(tmp_path, COLUMNS):
         located = list(source.rows)
-        assert [location.rpartition(", ")[2] for location, _ in located] == ["row 1", "row 2", "row 3"]
+        assert [location.rpartition(", ")[2] for location, _ in located] == [
+            "row 1",
+            "row 2",
+            "row 3",
+        ]
         rows = [row for _, row in located]
         assert [row["text"] for row in rows] == ["a", "b", "c"]
         assert rows[0].keys() == {"text", "image"}

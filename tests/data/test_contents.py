@@ -17,7 +17,11 @@ from autofit.data.contents import decompressed, head_of, inner_name, text_of
 def text(path: Path) -> str:
     head = head_of(path)
     content = decompressed(path, head)
-    return text_of(path, head if content is None else content, path.read_bytes() if content is None else content)
+    return text_of(
+        path,
+        head if content is None else content,
+        path.read_bytes() if content is None else content,
+    )
 
 
 @pytest.mark.parametrize("content", ["a", "ä\n" * 10_000, "one\ntwo"])
@@ -35,7 +39,13 @@ def test_names_without_the_suffix_of_a_compression() -> None:
 
 
 @pytest.mark.parametrize(
-    "compress", [gzip.compress, bz2.compress, lzma.compress, lambda each: pyarrow.compress(each, "zstd", asbytes=True)]
+    "compress",
+    [
+        gzip.compress,
+        bz2.compress,
+        lzma.compress,
+        lambda each: pyarrow.compress(each, "zstd", asbytes=True),
+    ],
 )
 def test_compressed_files(tmp_path: Path, compress: Callable[[bytes], bytes]) -> None:
     path = tmp_path / "a"
@@ -43,7 +53,9 @@ def test_compressed_files(tmp_path: Path, compress: Callable[[bytes], bytes]) ->
     path.write_bytes(whole)
     assert text(path) == "some text" * 100
     path.write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(InputError, match=r"the data file .*/a cannot be decompressed: .*Fetch or compress it again"):
+    with pytest.raises(
+        InputError, match=r"the data file .*/a cannot be decompressed: .*Fetch or compress it again"
+    ):
         text(path)
 
 
@@ -61,15 +73,24 @@ def test_compressed_files(tmp_path: Path, compress: Callable[[bytes], bytes]) ->
         (b"a\0b", "is no text: it holds bytes of zero"),
     ],
 )
-def test_other_formats_are_named_and_what_can_be_read(tmp_path: Path, content: bytes, words: str) -> None:
+def test_other_formats_are_named_and_what_can_be_read(
+    tmp_path: Path, content: bytes, words: str
+) -> None:
     (tmp_path / "a.txt").write_bytes(content)
-    with pytest.raises(InputError, match=rf"a\.txt {words}.* Give text, JSON, JSON lines, CSV, TSV, Parquet or Arrow"):
+    with pytest.raises(
+        InputError,
+        match=rf"a\.txt {words}.* Give text, JSON, JSON lines, CSV, TSV, Parquet or Arrow",
+    ):
         text(tmp_path / "a.txt")
 
 
 def test_a_pointer_of_git_lfs_is_not_the_data(tmp_path: Path) -> None:
-    (tmp_path / "a.jsonl").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n")
-    with pytest.raises(InputError, match=r"is a pointer of Git LFS, not the data itself\. Fetch it"):
+    (tmp_path / "a.jsonl").write_text(
+        "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n"
+    )
+    with pytest.raises(
+        InputError, match=r"is a pointer of Git LFS, not the data itself\. Fetch it"
+    ):
         text(tmp_path / "a.jsonl")
 
 

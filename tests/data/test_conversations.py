@@ -34,7 +34,15 @@ def chats(found: Rows) -> list[Any]:
         ({"messages": TURNS}, TURNS),
         ({"conversations": SHAREGPT}, TURNS),
         ({"conversations": TURNS}, TURNS),
-        ({"conversations": [{"from": "user", "value": "Hi"}, {"from": "assistant", "value": "Yes"}]}, TURNS),
+        (
+            {
+                "conversations": [
+                    {"from": "user", "value": "Hi"},
+                    {"from": "assistant", "value": "Yes"},
+                ]
+            },
+            TURNS,
+        ),
         (
             {"id": "1", "system": "Be brief.", "conversations": SHAREGPT},
             [{"role": "system", "content": "Be brief."}, *TURNS],
@@ -43,7 +51,13 @@ def chats(found: Rows) -> list[Any]:
         ({"prompt": [ASKED], "completion": [SAID]}, [{**ASKED, "weight": 0}, SAID]),
         ({"instruction": "Hi", "output": "Yes", "history": []}, TURNS),
         (
-            {"instruction": "a", "input": "b", "output": "c", "history": [["Hi", "Yes"]], "system": "s"},
+            {
+                "instruction": "a",
+                "input": "b",
+                "output": "c",
+                "history": [["Hi", "Yes"]],
+                "system": "s",
+            },
             [
                 {"role": "system", "content": "s"},
                 *TURNS,
@@ -59,7 +73,9 @@ def test_chats(tmp_path: Path, row: Any, expected: Any) -> None:
 
 def test_what_a_turn_has_beside_is_kept(tmp_path: Path) -> None:
     turn = {"from": "gpt", "value": "Yes", "weight": 0}
-    assert chats(rows(tmp_path, {"conversations": [SHAREGPT[0], turn]})) == [[ASKED, {**SAID, "weight": 0}]]
+    assert chats(rows(tmp_path, {"conversations": [SHAREGPT[0], turn]})) == [
+        [ASKED, {**SAID, "weight": 0}]
+    ]
     message = {**SAID, "weight": 1, "reasoning_content": "Hm.", "name": None}
     expected = {**SAID, "weight": 1, "reasoning_content": "Hm."}
     assert chats(rows(tmp_path, {"messages": [ASKED, message]})) == [[ASKED, expected]]
@@ -81,7 +97,9 @@ def test_alpaca_has_the_prompt_of_its_own_training(tmp_path: Path) -> None:
         "### Instruction:\nSing.\n\n### Response:",
     ]
     assert found.columns["completion"] == ["3", "La."]
-    assert found.notes == ("rows of instructions are read with Alpaca's prompt; of each, what completes it is learnt.",)
+    assert found.notes == (
+        "rows of instructions are read with Alpaca's prompt; of each, what completes it is learnt.",
+    )
     dolly = rows(tmp_path, {"instruction": "Add {them}.", "context": "1, 2", "response": "3"})
     assert dolly.columns["prompt"] == found.columns["prompt"][:1]
 
@@ -110,7 +128,9 @@ def test_the_more_specific_form_wins_and_what_is_left_out_is_said(tmp_path: Path
     assert found.notes == ("read of each row: prompt, completion; left out: text.",)
     found = rows(tmp_path, {**pair, "messages": TURNS}, {"messages": TURNS, "question": "q"})
     assert found.form == MESSAGES
-    assert found.notes == ("read of each row: messages; left out: text, prompt, completion, question.",)
+    assert found.notes == (
+        "read of each row: messages; left out: text, prompt, completion, question.",
+    )
     found = rows(tmp_path, {"text": "all", "question": "a", "answer": "b", "context": "c"})
     assert found.columns == {"text": ["all"]}
     found = rows(tmp_path, {"text": "all", "instruction": "a", "output": "b", "choices": ["c"]})
@@ -120,8 +140,19 @@ def test_the_more_specific_form_wins_and_what_is_left_out_is_said(tmp_path: Path
 
 def test_tools_are_kept_for_the_template(tmp_path: Path) -> None:
     chat = {"messages": TURNS}
-    found = rows(tmp_path, {**chat, "tools": TOOLS}, {**chat, "tools": json.dumps(TOOLS)}, chat, {**chat, "tools": " "})
-    assert [json.loads(tools) if tools else tools for tools in found.columns["tools"]] == [TOOLS, TOOLS, "", ""]
+    found = rows(
+        tmp_path,
+        {**chat, "tools": TOOLS},
+        {**chat, "tools": json.dumps(TOOLS)},
+        chat,
+        {**chat, "tools": " "},
+    )
+    assert [json.loads(tools) if tools else tools for tools in found.columns["tools"]] == [
+        TOOLS,
+        TOOLS,
+        "",
+        "",
+    ]
     assert found.notes == ()
 
 
@@ -134,7 +165,10 @@ def test_what_a_data_set_fills_in_is_no_part_of_tools_and_their_calls(tmp_path: 
 
     given = [
         {
-            "messages": [ASKED, {"role": "assistant", "content": None, "tool_calls": [call(a=1), call(b="2")]}],
+            "messages": [
+                ASKED,
+                {"role": "assistant", "content": None, "tool_calls": [call(a=1), call(b="2")]},
+            ],
             "tools": [tool(a="x"), tool(b="y")],
         }
     ]
@@ -148,7 +182,9 @@ def test_what_a_data_set_fills_in_is_no_part_of_tools_and_their_calls(tmp_path: 
 
 def test_content_in_parts_is_joined(tmp_path: Path) -> None:
     parts = [{"type": "text", "text": "H"}, {"type": "text", "text": "i"}]
-    assert chats(rows(tmp_path, {"messages": [{"role": "user", "content": parts}, SAID]})) == [TURNS]
+    assert chats(rows(tmp_path, {"messages": [{"role": "user", "content": parts}, SAID]})) == [
+        TURNS
+    ]
 
 
 # What cannot be read
@@ -159,30 +195,70 @@ def test_content_in_parts_is_joined(tmp_path: Path) -> None:
     [
         ({"conversations": "Hi"}, "line 1: conversations must be a list of at least one turn"),
         ({"conversations": ["Hi"]}, "line 1: every turn must be an object, not str"),
-        ({"conversations": [{"from": "function_call", "value": "f"}]}, "a turn is from 'function_call', which is no"),
-        ({"conversations": [{"from": 1, "value": "f"}]}, "a turn is from 1, which is no known role"),
+        (
+            {"conversations": [{"from": "function_call", "value": "f"}]},
+            "a turn is from 'function_call', which is no",
+        ),
+        (
+            {"conversations": [{"from": 1, "value": "f"}]},
+            "a turn is from 1, which is no known role",
+        ),
         ({"conversations": [{"from": "gpt"}]}, "the message of assistant has no content"),
         ({"conversations": [{"value": "a"}]}, "every message must be an object with a role"),
-        ({"prompt": [ASKED], "completion": "Yes"}, "completion must be a list of messages beside one that is, not str"),
-        ({"prompt": "Hi", "completion": [SAID]}, "prompt must be a list of messages beside one that is, not str"),
+        (
+            {"prompt": [ASKED], "completion": "Yes"},
+            "completion must be a list of messages beside one that is, not str",
+        ),
+        (
+            {"prompt": "Hi", "completion": [SAID]},
+            "prompt must be a list of messages beside one that is, not str",
+        ),
         ({"prompt": [], "completion": [SAID]}, "prompt must be a list of messages"),
         ({"instruction": "a", "output": "b", "history": "c"}, "history must be a list, not str"),
-        ({"instruction": "a", "output": "b", "history": [["c"]]}, "every turn of history must be a list of two texts"),
+        (
+            {"instruction": "a", "output": "b", "history": [["c"]]},
+            "every turn of history must be a list of two texts",
+        ),
         ({"instruction": 1, "output": "b"}, "instruction must be text, not int"),
         ({"instruction": "a", "output": 1}, "completion must be text, not int"),
-        ({"question": "a", "answer": "b", "context": "c"}, "line 1 has context beside question and answer"),
-        ({"prompt": "a", "response": "b", "system": "c"}, "line 1 has system beside prompt and response"),
-        ({"prompt": "a", "chosen": "b", "rejected": "c"}, r"line 1 holds a preference \(chosen and rejected\)"),
-        ({"system": "a", "messages": [{"role": "system", "content": "b"}, ASKED]}, "another message of the system"),
+        (
+            {"question": "a", "answer": "b", "context": "c"},
+            "line 1 has context beside question and answer",
+        ),
+        (
+            {"prompt": "a", "response": "b", "system": "c"},
+            "line 1 has system beside prompt and response",
+        ),
+        (
+            {"prompt": "a", "chosen": "b", "rejected": "c"},
+            r"line 1 holds a preference \(chosen and rejected\)",
+        ),
+        (
+            {"system": "a", "messages": [{"role": "system", "content": "b"}, ASKED]},
+            "another message of the system",
+        ),
         ({"messages": TURNS, "tools": "none"}, "tools is text that is not JSON"),
         ({"messages": TURNS, "tools": ["f"]}, "tools must be a list of objects"),
-        ({"messages": [{"role": "user", "content": {"a": 1}}]}, "the content of user must be text, not dict"),
-        ({"messages": [{"role": "user", "content": ["a"]}]}, "the content of user has a part of type 'str', not text"),
         (
-            {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "a"}}]}]},
+            {"messages": [{"role": "user", "content": {"a": 1}}]},
+            "the content of user must be text, not dict",
+        ),
+        (
+            {"messages": [{"role": "user", "content": ["a"]}]},
+            "the content of user has a part of type 'str', not text",
+        ),
+        (
+            {
+                "messages": [
+                    {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "a"}}]}
+                ]
+            },
             "the content of user has a part of type 'image_url', not text. Leave it out, or train a model that takes",
         ),
-        ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "a part of type text without text"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "text"}]}]},
+            "a part of type text without text",
+        ),
     ],
 )
 def test_rows_that_cannot_be_read(tmp_path: Path, row: Any, words: str) -> None:
@@ -192,7 +268,10 @@ def test_rows_that_cannot_be_read(tmp_path: Path, row: Any, words: str) -> None:
 
 def test_a_history_that_only_later_rows_have_is_not_dropped(tmp_path: Path) -> None:
     row = {"instruction": "a", "output": "b"}
-    with pytest.raises(InputError, match="line 2 has history beside instruction and output, which would not be read"):
+    with pytest.raises(
+        InputError,
+        match="line 2 has history beside instruction and output, which would not be read",
+    ):
         rows(tmp_path, row, {**row, "history": [["c", "d"]]})
 
 

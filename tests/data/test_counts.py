@@ -8,7 +8,12 @@ from autofit.data.counts import candidates, counted, paths
 
 LABELS = torch.tensor([[1, 2, -100, -100], [3, 0, 4, -100]])
 MASK = torch.tensor([[1, 1, 0, 0], [1, 1, 1, 0]])
-BATCH = {"ids": LABELS.clamp(min=0), "labels": LABELS, "mask": MASK, "weights": torch.tensor([0.5, 0.25])}
+BATCH = {
+    "ids": LABELS.clamp(min=0),
+    "labels": LABELS,
+    "mask": MASK,
+    "weights": torch.tensor([0.5, 0.25]),
+}
 BOXES = {"x": torch.ones(2, 3), "labels": [torch.ones(2, 4), torch.ones(5, 4)]}
 
 
@@ -21,7 +26,11 @@ BOXES = {"x": torch.ones(2, 3), "labels": [torch.ones(2, 4), torch.ones(5, 4)]}
         (Count("unequal", ("labels",), columns="next"), 3, "batch['labels'][:, 1:] != -100"),
         (Count("unequal", ("labels",), columns="earlier"), 5, "batch['labels'][:, :-1] != -100"),
         (Count("unequal", ("mask",), 0), 5, "batch['mask'] != 0"),
-        (Count("unequal", ("ids",), 0, mask=("mask",)), 4, "batch['ids'] != 0 where batch['mask'] != 0"),
+        (
+            Count("unequal", ("ids",), 0, mask=("mask",)),
+            4,
+            "batch['ids'] != 0 where batch['mask'] != 0",
+        ),
         (Count("total", ("weights",)), 0.75, "the sum of batch['weights']"),
         (Count("elements", ("ids",)), 8, "elements of batch['ids']"),
     ],

@@ -19,7 +19,9 @@ DATA = Path(__file__).parents[2] / "examples" / "data"
 TASKS = ("causal-lm", "masked-lm", "sequence-classification", "seq2seq", "image-classification")
 
 
-def loader(path: Path, *, task: str = "causal-lm", length: int | None = 64, **options: Any) -> FileLoader:
+def loader(
+    path: Path, *, task: str = "causal-lm", length: int | None = 64, **options: Any
+) -> FileLoader:
     workload = Workload(
         model=torch.nn.Identity,
         batch=lambda n: {"pixel_values": torch.zeros(n, 1, 2, 2)},
@@ -32,7 +34,11 @@ def loader(path: Path, *, task: str = "causal-lm", length: int | None = 64, **op
 
 @pytest.mark.parametrize(
     ("name", "task"),
-    [("alice.txt", "causal-lm"), ("alice.txt", "masked-lm"), ("reviews.jsonl", "sequence-classification")],
+    [
+        ("alice.txt", "causal-lm"),
+        ("alice.txt", "masked-lm"),
+        ("reviews.jsonl", "sequence-classification"),
+    ],
 )
 def test_the_shipped_examples_are_read(name: str, task: str) -> None:
     found = loader(DATA / name, task=task)
@@ -42,7 +48,9 @@ def test_the_shipped_examples_are_read(name: str, task: str) -> None:
 
 
 def test_images_of_the_shape_that_the_model_takes(tmp_path: Path) -> None:
-    torch.save({"pixel_values": torch.ones(4, 1, 2, 2), "labels": torch.arange(4)}, tmp_path / "a.pt")
+    torch.save(
+        {"pixel_values": torch.ones(4, 1, 2, 2), "labels": torch.arange(4)}, tmp_path / "a.pt"
+    )
     (batch,) = loader(tmp_path / "a.pt", task="image-classification")
     assert sorted(batch["labels"].tolist()) == [0, 1, 2, 3]
 
@@ -57,7 +65,8 @@ def test_a_path_that_is_not_there(tmp_path: Path, task: str) -> None:
 def test_a_directory_of_something_else(tmp_path: Path, task: str) -> None:
     (tmp_path / "a.bin").write_bytes(b"\x00")
     with pytest.raises(
-        InputError, match=r"a\.bin is no text: it holds bytes of zero|no directories with images|Pillow"
+        InputError,
+        match=r"a\.bin is no text: it holds bytes of zero|no directories with images|Pillow",
     ):
         loader(tmp_path, task=task)
 
@@ -65,7 +74,9 @@ def test_a_directory_of_something_else(tmp_path: Path, task: str) -> None:
 @pytest.mark.parametrize("packing", [True, False])
 @pytest.mark.parametrize("task", ["sequence-classification", "seq2seq", "image-classification"])
 def test_packing_is_for_language_models(task: str, packing: bool) -> None:
-    with pytest.raises(InputError, match=f"packing and padding are for language models, and the task is {task}"):
+    with pytest.raises(
+        InputError, match=f"packing and padding are for language models, and the task is {task}"
+    ):
         loader(DATA / "reviews.jsonl", task=task, packing=packing)
 
 
@@ -87,12 +98,16 @@ def test_what_a_forward_asks_for_beside_tokens_is_zero() -> None:
         sequence_length=64,
         effective_batch_size=4,
     )
-    batch = next(iter(file_loader(workload, DATA / "alice.txt", tokenizer=None, options=DataOptions())))
+    batch = next(
+        iter(file_loader(workload, DATA / "alice.txt", tokenizer=None, options=DataOptions()))
+    )
     assert torch.equal(batch["token_type_ids"], torch.zeros(4, 64, dtype=torch.long))
 
 
 def test_a_task_without_files_is_trained_in_python() -> None:
-    with pytest.raises(InputError, match=r"autofit train reads no files for object-detection\. Train it in Python"):
+    with pytest.raises(
+        InputError, match=r"autofit train reads no files for object-detection\. Train it in Python"
+    ):
         loader(DATA / "alice.txt", task="object-detection")
 
 
@@ -110,4 +125,6 @@ def test_files_that_are_no_images_are_noted(tmp_path: Path) -> None:
     image.new("L", (2, 2)).save(tmp_path / "a" / "a.png")
     (tmp_path / "a" / "b.txt").write_text("no image")
     found = loader(tmp_path, task="image-classification")
-    assert found.notes == (f"left out, no image: 1 file, the first of them {tmp_path / 'a' / 'b.txt'}.",)
+    assert found.notes == (
+        f"left out, no image: 1 file, the first of them {tmp_path / 'a' / 'b.txt'}.",
+    )

@@ -107,10 +107,14 @@ def parsed(rows: Rows) -> dict[str, list[Any]]:
     """The columns, chats and tools out of their JSON, where Arrow orders keys otherwise."""
     if rows.form != MESSAGES:
         return dict(rows.columns)
-    return {name: [json.loads(cell or "[]") for cell in column] for name, column in rows.columns.items()}
+    return {
+        name: [json.loads(cell or "[]") for cell in column] for name, column in rows.columns.items()
+    }
 
 
-def check_alike(rows: Table, forms: tuple[Form, ...], kinds: dict[str, Callable[[Table], bytes]]) -> None:
+def check_alike(
+    rows: Table, forms: tuple[Form, ...], kinds: dict[str, Callable[[Table], bytes]]
+) -> None:
     """The rows are the same from each kind of file, each with its number."""
     with tempfile.TemporaryDirectory() as folder:
         expected = read(Path(folder), "a.jsonl", json_lines(rows), *forms)
@@ -122,17 +126,27 @@ def check_alike(rows: Table, forms: tuple[Form, ...], kinds: dict[str, Callable[
 
 
 # What no text field may hold: half of a surrogate pair; and CSV's line breaks become \n.
-TEXTS = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\r\0"), min_size=1, max_size=12)
+TEXTS = st.text(
+    st.characters(exclude_categories=["Cs"], exclude_characters="\r\0"), min_size=1, max_size=12
+)
 
 
 @settings(max_examples=20, deadline=None)
-@given(st.lists(st.fixed_dictionaries({"prompt": TEXTS, "completion": TEXTS}), min_size=1, max_size=5))
+@given(
+    st.lists(st.fixed_dictionaries({"prompt": TEXTS, "completion": TEXTS}), min_size=1, max_size=5)
+)
 def test_flat_rows_are_the_same_from_every_kind_of_file(rows: Table) -> None:
     check_alike(rows, CAUSAL, NESTED | FLAT)
 
 
 @settings(max_examples=20, deadline=None)
-@given(st.lists(st.fixed_dictionaries({"text": TEXTS, "label": st.integers(-5, 10**17)}), min_size=1, max_size=5))
+@given(
+    st.lists(
+        st.fixed_dictionaries({"text": TEXTS, "label": st.integers(-5, 10**17)}),
+        min_size=1,
+        max_size=5,
+    )
+)
 def test_so_are_numbers_as_labels(rows: Table) -> None:
     check_alike(rows, (LABELLED,), NESTED | FLAT)
 
@@ -145,7 +159,10 @@ CALL = {"type": "function", "function": {"name": "f", "parameters": {"type": "ob
 @given(
     st.lists(
         st.fixed_dictionaries(
-            {"messages": st.lists(TURNS, min_size=1, max_size=3), "tools": st.sampled_from([[], [CALL]])}
+            {
+                "messages": st.lists(TURNS, min_size=1, max_size=3),
+                "tools": st.sampled_from([[], [CALL]]),
+            }
         ),
         min_size=1,
         max_size=4,
@@ -198,7 +215,9 @@ def test_rows_in_a_file_that_is_named_as_text_are_read_as_rows(
 
 
 def test_json_lines_that_hold_nothing_to_learn_are_not_learnt_as_text(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"line 1 lacks text .*put it into rows with a field named text"):
+    with pytest.raises(
+        InputError, match=r"line 1 lacks text .*put it into rows with a field named text"
+    ):
         read(tmp_path, "a.txt", '{"a": 1}\n{"a": 2}')
 
 
@@ -217,7 +236,9 @@ def test_files_of_a_directory_make_one_data_set_in_the_order_of_their_names(tmp_
     written(tmp_path, "Thumbs.db", b"\0")
     found = read_rows(tmp_path, CAUSAL)
     assert found.columns == {"text": ["1", "2", "10"]}
-    assert [location.rpartition("/")[2] for location in found.locations][1] == "part-02.jsonl, line 1"
+    assert [location.rpartition("/")[2] for location in found.locations][
+        1
+    ] == "part-02.jsonl, line 1"
     assert found.notes == ()
 
 

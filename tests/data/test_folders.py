@@ -41,9 +41,13 @@ def test_what_is_about_the_data_and_directories_are_left_out_and_told(tmp_path: 
 
 
 def test_of_several_splits_that_of_train(tmp_path: Path) -> None:
-    files, notes = found(tmp_path, "train-1.jsonl", "x_train_0.jsonl", "test.jsonl", "validation.jsonl")
+    files, notes = found(
+        tmp_path, "train-1.jsonl", "x_train_0.jsonl", "test.jsonl", "validation.jsonl"
+    )
     assert files == ["train-1.jsonl", "x_train_0.jsonl"]
-    assert notes == [f"read of {tmp_path}: the files of train; left out: 2 files of test, validation."]
+    assert notes == [
+        f"read of {tmp_path}: the files of train; left out: 2 files of test, validation."
+    ]
 
 
 def test_one_split_is_all_there_is_and_other_names_are_none(tmp_path: Path) -> None:
@@ -52,17 +56,27 @@ def test_one_split_is_all_there_is_and_other_names_are_none(tmp_path: Path) -> N
 
 
 def test_folders_that_make_no_data_set(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"holds no files of data\. Give a file, or a directory of files of one kind"):
+    with pytest.raises(
+        InputError,
+        match=r"holds no files of data\. Give a file, or a directory of files of one kind",
+    ):
         found(tmp_path)
-    with pytest.raises(InputError, match=r"holds no files of data\. Give a file, or one of its directories: inner\."):
+    with pytest.raises(
+        InputError,
+        match=r"holds no files of data\. Give a file, or one of its directories: inner\.",
+    ):
         found(tmp_path, "inner/a.csv")
     with pytest.raises(InputError, match=r"no files named train, but test, val\."):
         found(tmp_path, "test.csv", "val.csv")
-    with pytest.raises(InputError, match=r"files of different kinds: a\.txt \(text\) and test\.csv \(CSV\)"):
+    with pytest.raises(
+        InputError, match=r"files of different kinds: a\.txt \(text\) and test\.csv \(CSV\)"
+    ):
         found(tmp_path, "a.txt")
 
 
-@pytest.mark.parametrize(("name", "kind"), [("a.NDJSON.xz", "JSON"), ("a.tsv", "TSV"), ("a", "text"), ("a.gz", "text")])
+@pytest.mark.parametrize(
+    ("name", "kind"), [("a.NDJSON.xz", "JSON"), ("a.tsv", "TSV"), ("a", "text"), ("a.gz", "text")]
+)
 def test_what_names_say(name: str, kind: str) -> None:
     assert kind_of(Path(name)) == kind
 

@@ -17,7 +17,9 @@ SHAPE = (3, 4, 6)
 Paint = Callable[..., None]
 
 
-def tensors(path: Path, shape: tuple[int, ...] = (1, 2, 2), classes: int = 2) -> dict[str, torch.Tensor]:
+def tensors(
+    path: Path, shape: tuple[int, ...] = (1, 2, 2), classes: int = 2
+) -> dict[str, torch.Tensor]:
     return dict(read_tensors(path, shape, LabelRule(classes)).tensors)
 
 
@@ -62,9 +64,18 @@ ONES = torch.ones(2, 1, 2, 2)
             {"pixel_values": torch.ones(2, 3, 4, 4), "labels": torch.ones(2)},
             "pixel_values are 2 x 3 x 4 x 4, but the model takes N x 1 x 2 x 2",
         ),
-        ({"pixel_values": torch.ones(0, 1, 2, 2), "labels": torch.ones(0)}, "pixel_values are 0 x 1"),
-        ({"pixel_values": ONES, "labels": torch.ones(3).long()}, r"2 images have labels of shape \(3,\)"),
-        ({"pixel_values": ONES, "labels": torch.tensor([0, 2])}, "label 2: label 2, but the model has classes 0 to 1"),
+        (
+            {"pixel_values": torch.ones(0, 1, 2, 2), "labels": torch.ones(0)},
+            "pixel_values are 0 x 1",
+        ),
+        (
+            {"pixel_values": ONES, "labels": torch.ones(3).long()},
+            r"2 images have labels of shape \(3,\)",
+        ),
+        (
+            {"pixel_values": ONES, "labels": torch.tensor([0, 2])},
+            "label 2: label 2, but the model has classes 0 to 1",
+        ),
         ({"pixel_values": ONES, "labels": torch.ones(2)}, "label 1: a label must be .* not float"),
     ],
 )
@@ -77,9 +88,13 @@ def test_tensors_that_do_not_suit_the_model(tmp_path: Path, content: Any, words:
 # A folder of files
 
 
-def test_without_pillow_a_folder_is_refused_with_the_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_pillow_a_folder_is_refused_with_the_remedy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(sys.modules, "PIL", None)
-    with pytest.raises(InputError, match=r"which Pillow reads, and it is not installed\. Install it"):
+    with pytest.raises(
+        InputError, match=r"which Pillow reads, and it is not installed\. Install it"
+    ):
         read_folder(tmp_path, SHAPE, DataOptions())
 
 
@@ -122,7 +137,9 @@ def test_one_mean_is_for_all_channels_or_one_for_each(tmp_path: Path, paint: Pai
 
 
 @pytest.mark.parametrize(("channels", "value"), [(1, 102 / 255), (4, 1.0)])
-def test_images_have_the_channels_of_the_model(tmp_path: Path, paint: Paint, channels: int, value: float) -> None:
+def test_images_have_the_channels_of_the_model(
+    tmp_path: Path, paint: Paint, channels: int, value: float
+) -> None:
     paint("a/a.png", (102, 102, 102))
     options = DataOptions(normalisation=Normalisation((0.0,), (1.0,)))
     pictures, _, _ = read_folder(tmp_path, (channels, 4, 6), options)
@@ -155,14 +172,18 @@ def test_files_that_are_no_images_are_left_out_and_counted(tmp_path: Path, paint
     pictures, labels, notes = read_folder(tmp_path, SHAPE, DataOptions())
     assert len(pictures) == 2
     assert labels.names == {"a": 0}
-    assert notes == (f"left out, no image: 3 files, the first of them {tmp_path / 'a' / 'model.h5'}.",)
+    assert notes == (
+        f"left out, no image: 3 files, the first of them {tmp_path / 'a' / 'model.h5'}.",
+    )
 
 
 @pytest.mark.usefixtures("paint")
 def test_an_image_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / "b.png").write_bytes(b"no image")
-    with pytest.raises(InputError, match=r"the image .*a/b\.png cannot be read: UnidentifiedImageError\. Repair or"):
+    with pytest.raises(
+        InputError, match=r"the image .*a/b\.png cannot be read: UnidentifiedImageError\. Repair or"
+    ):
         read_folder(tmp_path, SHAPE, DataOptions())
 
 

@@ -43,17 +43,47 @@ def test_a_model_of_one_class_measures() -> None:
         (("a", 1), LabelRule(), "line 2: label 1 beside 'a', which mixes names and numbers"),
         ((1, "a"), LabelRule(), "line 2: label 'a' beside 1, which mixes"),
         ((2**63,), LabelRule(), "line 1: label 9223372036854775808, but classes count from 0"),
-        ((10**4200, 1), LabelRule(2), r"line 1: label 1[0]*\.\.\., but the model has classes 0 to 1"),
-        ((1, 10**400), LabelRule(1), "line 2: the model has one class, so a label must be a number, not 10"),
-        ((float("nan"),), LabelRule(1), "line 1: the model has one class, so a label must be a number, not nan"),
-        (("x" * 10**6, "a"), LabelRule(1, {"a": 0}, strict=True), "a number, not 'xx.*x\\.\\.\\.[.] Set"),
+        (
+            (10**4200, 1),
+            LabelRule(2),
+            r"line 1: label 1[0]*\.\.\., but the model has classes 0 to 1",
+        ),
+        (
+            (1, 10**400),
+            LabelRule(1),
+            "line 2: the model has one class, so a label must be a number, not 10",
+        ),
+        (
+            (float("nan"),),
+            LabelRule(1),
+            "line 1: the model has one class, so a label must be a number, not nan",
+        ),
+        (
+            ("x" * 10**6, "a"),
+            LabelRule(1, {"a": 0}, strict=True),
+            "a number, not 'xx.*x\\.\\.\\.[.] Set",
+        ),
         ((1.5,), LabelRule(2), "line 1: a label must be a name or a whole number, not float"),
         (([1],), LabelRule(), "line 1: a label must be a name or a whole number, not list"),
-        ((0.5, "a"), LabelRule(1), "line 2: the model has one class, so a label must be a number, not 'a'"),
-        (("a", "c"), LabelRule(2, {"a": 0, "b": 1}, strict=True), "line 2: label 'c' is not among the classes.* a, b"),
-        (("a",), LabelRule(2, strict=True), "'a' is not among the classes, which are given by number"),
+        (
+            (0.5, "a"),
+            LabelRule(1),
+            "line 2: the model has one class, so a label must be a number, not 'a'",
+        ),
+        (
+            ("a", "c"),
+            LabelRule(2, {"a": 0, "b": 1}, strict=True),
+            "line 2: label 'c' is not among the classes.* a, b",
+        ),
+        (
+            ("a",),
+            LabelRule(2, strict=True),
+            "'a' is not among the classes, which are given by number",
+        ),
     ],
 )
-def test_what_is_no_class_of_the_model(values: tuple[Any, ...], rule: LabelRule, words: str) -> None:
+def test_what_is_no_class_of_the_model(
+    values: tuple[Any, ...], rule: LabelRule, words: str
+) -> None:
     with pytest.raises(InputError, match=words):
         numbered(*values, rule=rule)

@@ -42,7 +42,9 @@ def test_patches_go_with_the_tokens_of_their_images(types: str | None) -> None:
     assert [len(part["image_grid_thw"]) for part in parts] == [1, 0, 2]
     assert [len(part["input_ids"]) for part in parts] == [1, 1, 1]
     address = batch["pixel_values"].untyped_storage().data_ptr()
-    assert {part["pixel_values"].untyped_storage().data_ptr() for part in parts} == {address}, "views"
+    assert {part["pixel_values"].untyped_storage().data_ptr() for part in parts} == {address}, (
+        "views"
+    )
 
 
 def test_whole_images_go_with_their_tokens_too() -> None:
@@ -67,11 +69,16 @@ def test_the_largest_sample_is_repeated() -> None:
     repeated = repeat_to(batch, 5)
     assert sample_count(repeated) == 5
     assert repeated["pixel_values"][:, 0].tolist() == list(range(32)) * 5
-    assert torch.equal(repeat_to(batch, 2)["pixel_values"], batch["pixel_values"]), "as many as there are: themselves"
+    assert torch.equal(repeat_to(batch, 2)["pixel_values"], batch["pixel_values"]), (
+        "as many as there are: themselves"
+    )
 
 
 def test_positions_in_time_height_and_width_have_samples_along_dim_1() -> None:
-    batch = {"input_ids": texts(0, 0), "position_ids": torch.arange(2 * 16).reshape(1, 2, 16).expand(3, 2, 16)}
+    batch = {
+        "input_ids": texts(0, 0),
+        "position_ids": torch.arange(2 * 16).reshape(1, 2, 16).expand(3, 2, 16),
+    }
     assert samples_of(batch, 1, 2)["position_ids"][0, 0, 0] == 16
 
 
@@ -83,7 +90,10 @@ def test_images_that_fit_no_tokens_are_refused_with_the_remedy() -> None:
 
 
 def boxes(*counts: int) -> list[dict[str, torch.Tensor]]:
-    return [{"class_labels": torch.full((n,), i), "boxes": torch.ones(n, 4)} for i, n in enumerate(counts)]
+    return [
+        {"class_labels": torch.full((n,), i), "boxes": torch.ones(n, 4)}
+        for i, n in enumerate(counts)
+    ]
 
 
 DETECTION: dict[str, Any] = {
@@ -91,8 +101,14 @@ DETECTION: dict[str, Any] = {
     "as many boxes as images": {"pixel_values": torch.zeros(3, 1, 2, 2), "labels": boxes(3, 3, 3)},
     "images and targets": ([torch.zeros(3, 4 + i, 4) for i in range(3)], boxes(1, 2, 3)),
     "samples": [{"image_id": torch.tensor(i), **each} for i, each in enumerate(boxes(1, 2, 2))],
-    "under a name of one's own": {"x": torch.zeros(3, 1, 2, 2), "y": [{"boxes": torch.ones(2, 4)} for _ in range(3)]},
-    "masks": {"pixel_values": torch.zeros(3, 1, 2, 2), "mask_labels": [torch.ones(n, 2, 2) for n in (3, 3, 3)]},
+    "under a name of one's own": {
+        "x": torch.zeros(3, 1, 2, 2),
+        "y": [{"boxes": torch.ones(2, 4)} for _ in range(3)],
+    },
+    "masks": {
+        "pixel_values": torch.zeros(3, 1, 2, 2),
+        "mask_labels": [torch.ones(n, 2, 2) for n in (3, 3, 3)],
+    },
 }
 
 
@@ -102,7 +118,9 @@ def test_lists_hold_one_for_each_image(name: str) -> None:
     assert sample_count(batch) == 3
     parts = list(split(batch, 2))
     assert [sample_count(part) for part in parts] == [2, 1]
-    assert sum(tensor.numel() for part in parts for tensor in tensors(part)) == sum(t.numel() for t in tensors(batch))
+    assert sum(tensor.numel() for part in parts for tensor in tensors(part)) == sum(
+        t.numel() for t in tensors(batch)
+    )
     assert sample_count(repeat_to(batch, 7)) == 7
     assert type(parts[0]) is type(batch)
 
@@ -117,12 +135,17 @@ def test_labels_stay_beside_their_image() -> None:
 def test_lists_of_tensors_with_the_samples_along_dim_0_stay_as_they_were() -> None:
     assert sample_count([torch.ones(4, 2), torch.ones(4)]) == 4
     assert sample_count([{"x": torch.ones(4, 2)}, {"y": torch.ones(4)}]) == 4
-    assert sample_count([{"x": torch.ones(4, 2)}, {"x": torch.ones(4, 2)}]) == 4, "two views of a sample"
+    assert sample_count([{"x": torch.ones(4, 2)}, {"x": torch.ones(4, 2)}]) == 4, (
+        "two views of a sample"
+    )
 
 
 @pytest.mark.parametrize("bounds", [True, False])
 def test_sequences_packed_in_a_row_are_samples(bounds: bool) -> None:
-    batch = {"input_ids": torch.arange(9).unsqueeze(0), "position_ids": torch.tensor([[0, 1, 2, 0, 1, 0, 1, 2, 3]])}
+    batch = {
+        "input_ids": torch.arange(9).unsqueeze(0),
+        "position_ids": torch.tensor([[0, 1, 2, 0, 1, 0, 1, 2, 3]]),
+    }
     if bounds:
         batch["cu_seqlens"] = torch.tensor([0, 3, 5, 9], dtype=torch.int32)
     first, second = split(batch, 2)
@@ -140,16 +163,29 @@ def graphs() -> dict[str, torch.Tensor]:
     edges = torch.tensor([[0, 1, 2, 3], [1, 2, 0, 4]])
     owners, classes = torch.tensor([0, 0, 0, 1, 1]), torch.tensor([7, 8])
     features = torch.arange(5.0).unsqueeze(1)
-    return {"x": features, "edge_index": edges, "edge_attr": torch.arange(4.0), "batch": owners, "y": classes}
+    return {
+        "x": features,
+        "edge_index": edges,
+        "edge_attr": torch.arange(4.0),
+        "batch": owners,
+        "y": classes,
+    }
 
 
 def test_graphs_keep_their_nodes_and_edges() -> None:
     first, second = split(graphs(), 1)
     assert first["edge_index"].tolist() == [[0, 1, 2], [1, 2, 0]]
     assert second["edge_index"].tolist() == [[0], [1]], "numbered from its own first node"
-    assert (second["x"][:, 0].tolist(), second["edge_attr"].tolist(), second["y"].tolist()) == ([3, 4], [3], [8])
+    assert (second["x"][:, 0].tolist(), second["edge_attr"].tolist(), second["y"].tolist()) == (
+        [3, 4],
+        [3],
+        [8],
+    )
     three = repeat_to(graphs(), 3)
-    assert three["edge_index"].tolist() == [[0, 1, 2, 3, 4, 5, 6, 7, 8], [1, 2, 0, 4, 5, 3, 7, 8, 6]]
+    assert three["edge_index"].tolist() == [
+        [0, 1, 2, 3, 4, 5, 6, 7, 8],
+        [1, 2, 0, 4, 5, 3, 7, 8, 6],
+    ]
     assert three["batch"].tolist() == [0, 0, 0, 1, 1, 1, 2, 2, 2]
     assert three["y"].tolist() == [7, 7, 7]
 

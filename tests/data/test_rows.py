@@ -42,13 +42,23 @@ def test_or_a_text_in_each_line(tmp_path: Path) -> None:
 
 def test_json_lines(tmp_path: Path) -> None:
     assert columns(lines(tmp_path, {"text": "a", "other": 1}, {"text": ""})) == {"text": ["a", ""]}
-    assert columns(lines(tmp_path, {"prompt": "a", "completion": "b"})) == {"prompt": ["a"], "completion": ["b"]}
-    assert [json.loads(each) for each in columns(lines(tmp_path, {"messages": TURNS}))["messages"]] == [TURNS]
-    assert columns(lines(tmp_path, {"text": "a", "label": True}), LABELLED) == {"text": ["a"], "label": [True]}
+    assert columns(lines(tmp_path, {"prompt": "a", "completion": "b"})) == {
+        "prompt": ["a"],
+        "completion": ["b"],
+    }
+    assert [
+        json.loads(each) for each in columns(lines(tmp_path, {"messages": TURNS}))["messages"]
+    ] == [TURNS]
+    assert columns(lines(tmp_path, {"text": "a", "label": True}), LABELLED) == {
+        "text": ["a"],
+        "label": [True],
+    }
 
 
 def test_blank_lines_and_line_separators_inside_text_are_no_rows(tmp_path: Path) -> None:
-    (tmp_path / "a.jsonl").write_text('{"text": "ab\u2028cd"}\n\n  \n{"text": "e"}', encoding="utf-8")
+    (tmp_path / "a.jsonl").write_text(
+        '{"text": "ab\u2028cd"}\n\n  \n{"text": "e"}', encoding="utf-8"
+    )
     assert columns(tmp_path / "a.jsonl") == {"text": ["ab\u2028cd", "e"]}
 
 
@@ -73,12 +83,16 @@ def test_a_number_of_thousands_of_digits_is_a_name(tmp_path: Path) -> None:
 
 
 def test_numbers_as_labels_of_csv(tmp_path: Path) -> None:
-    (tmp_path / "a.csv").write_text("text,label\n" + "".join(f"a,{label}\n" for label in ("3", "-1", "1.5", "1_0")))
+    (tmp_path / "a.csv").write_text(
+        "text,label\n" + "".join(f"a,{label}\n" for label in ("3", "-1", "1.5", "1_0"))
+    )
     assert columns(tmp_path / "a.csv", LABELLED)["label"] == [3, -1, 1.5, "1_0"]
 
 
 def test_a_data_set_on_disk(tmp_path: Path) -> None:
-    data = datasets.Dataset.from_list([{"text": "a", "n": 1}, {"text": "b", "n": 2}]).with_format("numpy")
+    data = datasets.Dataset.from_list([{"text": "a", "n": 1}, {"text": "b", "n": 2}]).with_format(
+        "numpy"
+    )
     data.save_to_disk(str(tmp_path / "one"))
     assert columns(tmp_path / "one") == {"text": ["a", "b"]}
     datasets.DatasetDict(train=data, test=data.select([0])).save_to_disk(str(tmp_path / "two"))
@@ -86,19 +100,30 @@ def test_a_data_set_on_disk(tmp_path: Path) -> None:
 
 
 def test_keys_that_a_data_set_fills_up_are_left_out_of_messages(tmp_path: Path) -> None:
-    rows = [{"messages": [{"role": "user", "content": "a", "name": "Eve"}, {"role": "assistant", "content": "b"}]}]
+    rows = [
+        {
+            "messages": [
+                {"role": "user", "content": "a", "name": "Eve"},
+                {"role": "assistant", "content": "b"},
+            ]
+        }
+    ]
     datasets.Dataset.from_list(rows).save_to_disk(str(tmp_path))
     (found,) = columns(tmp_path)["messages"]
     assert json.loads(found) == rows[0]["messages"]
 
 
 def test_a_list_in_a_json_file(tmp_path: Path) -> None:
-    (tmp_path / "a.json").write_text('[\n {"text": "a",\n "label": 1},\n {"text": "b", "label": 0}\n]')
+    (tmp_path / "a.json").write_text(
+        '[\n {"text": "a",\n "label": 1},\n {"text": "b", "label": 0}\n]'
+    )
     rows = read_rows(tmp_path / "a.json", (LABELLED,))
     assert dict(rows.columns) == {"text": ["a", "b"], "label": [1, 0]}
     assert rows.locations[1].endswith("a.json, row 2")
     (tmp_path / "a.json").write_text('[{"text": "a", "label": 1}, 7]')
-    with pytest.raises(InputError, match=r"a\.json, row 2 lacks text and label\. Every row needs them"):
+    with pytest.raises(
+        InputError, match=r"a\.json, row 2 lacks text and label\. Every row needs them"
+    ):
         read_rows(tmp_path / "a.json", (LABELLED,))
     (tmp_path / "a.json").write_text('[{"text": "a"')
     with pytest.raises(InputError, match=r"a\.json is not JSON"):
@@ -160,7 +185,10 @@ def test_lines_that_cannot_be_read(tmp_path: Path, text: str, words: str) -> Non
     ("text", "words"),
     [
         ("text,label\n", "is empty"),
-        ("text,class\na,b\n", r"line 2 lacks label\. The first line must name the columns; it names text, class"),
+        (
+            "text,class\na,b\n",
+            r"line 2 lacks label\. The first line must name the columns; it names text, class",
+        ),
         ("text,label\na,b\nc\n", "line 3 lacks label"),
         ("text,label\na,\n", "line 2 lacks label"),
         ('text,label\n"a"b,c\n', "line 2 is not CSV"),
@@ -190,7 +218,9 @@ def test_text_that_is_not_utf_8(tmp_path: Path) -> None:
 
 
 def test_directories_that_hold_no_data_set(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"the directory .* is none that Dataset\.save_to_disk wrote, and holds no"):
+    with pytest.raises(
+        InputError, match=r"the directory .* is none that Dataset\.save_to_disk wrote, and holds no"
+    ):
         columns(tmp_path)
     (tmp_path / "state.json").write_text("{")
     with pytest.raises(InputError, match="cannot be loaded") as caught:
@@ -211,5 +241,7 @@ def test_data_sets_without_what_is_needed(tmp_path: Path) -> None:
 
 
 def test_a_pair_without_its_second_text(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="line 2 lacks target or completion or summary or highlights"):
+    with pytest.raises(
+        InputError, match="line 2 lacks target or completion or summary or highlights"
+    ):
         read_rows(lines(tmp_path, {"text": "a", "summary": "b"}, {"text": "a"}), (PAIR,))

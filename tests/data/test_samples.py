@@ -16,7 +16,10 @@ SPANS = torch.tensor([[0, 3], [3, 4], [4, 6], [6, 6]])
 
 def test_stacked_samples() -> None:
     samples = Stacked(
-        {"input_ids": torch.tensor([[1, 2], [3, 4], [5, 9]]), "labels": torch.tensor([[NO, 1], [1, NO], [NO, NO]])}
+        {
+            "input_ids": torch.tensor([[1, 2], [3, 4], [5, 9]]),
+            "labels": torch.tensor([[NO, 1], [1, NO], [NO, NO]]),
+        }
     )
     assert len(samples) == 3
     assert samples.batch(torch.tensor([2, 0]))["input_ids"].tolist() == [[5, 9], [1, 2]]
@@ -55,7 +58,9 @@ def test_labels_of_whole_samples_are_not_padded() -> None:
         ([NO, NO, NO, 4, NO, NO], [False, False, False, False], [False, True, False, False]),
     ],
 )
-def test_samples_that_have_something_to_learn(labels: list[int], shifted: list[bool], plain: list[bool]) -> None:
+def test_samples_that_have_something_to_learn(
+    labels: list[int], shifted: list[bool], plain: list[bool]
+) -> None:
     samples = Ragged({"input_ids": IDS, "labels": torch.tensor(labels)}, SPANS, 0)
     assert samples.has_labels(shifted=True).tolist() == shifted
     assert samples.has_labels(shifted=False).tolist() == plain
@@ -67,7 +72,9 @@ def test_pictures_are_normalised_by_channel() -> None:
     samples = Pictures(pixels, torch.tensor([4, 5]), (2, 1, 2), mean, deviation)
     batch = samples.batch(torch.tensor([0]))
     assert batch["labels"].tolist() == [4]
-    assert torch.allclose(batch["pixel_values"], torch.tensor([[[[0.0, 1.0]], [[0.0, 0.4]]]]), atol=1e-6)
+    assert torch.allclose(
+        batch["pixel_values"], torch.tensor([[[[0.0, 1.0]], [[0.0, 0.4]]]]), atol=1e-6
+    )
     assert len(samples.batch(torch.tensor([1, 0]))["pixel_values"]) == len(samples) == 2
 
 
@@ -82,8 +89,12 @@ def passes(loader: FileLoader) -> list[torch.Tensor]:
     return [batch["rows"] for batch in loader]
 
 
-@pytest.mark.parametrize(("count", "size", "batches"), [(8, 4, 2), (9, 4, 3), (3, 4, 1), (1, 4, 1), (3, 8, 1)])
-def test_every_batch_is_whole_and_every_sample_is_in_one(count: int, size: int, batches: int) -> None:
+@pytest.mark.parametrize(
+    ("count", "size", "batches"), [(8, 4, 2), (9, 4, 3), (3, 4, 1), (1, 4, 1), (3, 8, 1)]
+)
+def test_every_batch_is_whole_and_every_sample_is_in_one(
+    count: int, size: int, batches: int
+) -> None:
     loader = loader_of(count, size)
     seen = passes(loader)
     assert len(loader) == len(seen) == batches
@@ -176,7 +187,9 @@ def test_a_pass_goes_on_at_the_same_sample_with_another_batch_size(
 def test_a_place_before_the_first_pass_is_none() -> None:
     loader = FileLoader(Counted(), 2)
     loader.load_state_dict(loader.state_dict())
-    orders = {tuple(int(index) for batch in loader for index in batch["input_ids"]) for _ in range(3)}
+    orders = {
+        tuple(int(index) for batch in loader for index in batch["input_ids"]) for _ in range(3)
+    }
     assert len(orders) == 3
 
 
@@ -188,7 +201,9 @@ def test_batches_that_are_made_ahead_are_the_same() -> None:
 
 
 def hidden_words(mask_id: int | None = 4) -> FileLoader:
-    return FileLoader(Stacked({"input_ids": torch.arange(10, 110).view(1, 100)}), 1, mask_id=mask_id)
+    return FileLoader(
+        Stacked({"input_ids": torch.arange(10, 110).view(1, 100)}), 1, mask_id=mask_id
+    )
 
 
 def test_masks_change_from_pass_to_pass_but_not_in_evaluation() -> None:
@@ -219,14 +234,18 @@ def test_masking_is_as_bert_was_trained() -> None:
     assert chosen.float().mean() == pytest.approx(0.15, abs=0.005)
     hidden, kept = (shown == 4)[chosen].float().mean(), (shown == ids)[chosen].float().mean()
     assert hidden == pytest.approx(0.8, abs=0.01)
-    assert kept == pytest.approx(0.101, abs=0.01)  # one in a hundred of the replaced ones is the same by chance
+    assert kept == pytest.approx(
+        0.101, abs=0.01
+    )  # one in a hundred of the replaced ones is the same by chance
 
 
 def test_neither_padding_nor_the_frame_is_guessed_or_put_elsewhere() -> None:
     frame, padding, words = 1, 0, torch.arange(10, 30)
     ids = torch.cat([torch.tensor([frame]), words.repeat(50), torch.tensor([frame]), words[:5]])
     labels = ids.masked_fill(ids == frame, IGNORED_LABEL)
-    samples = Ragged({"input_ids": ids, "labels": labels}, torch.tensor([[0, 1002], [1002, 1007]]), padding)
+    samples = Ragged(
+        {"input_ids": ids, "labels": labels}, torch.tensor([[0, 1002], [1002, 1007]]), padding
+    )
     torch.manual_seed(0)
     (batch,) = FileLoader(samples, 2, mask_id=4)
     own = batch["labels"] != IGNORED_LABEL

@@ -28,10 +28,18 @@ def loader(
     path: Path, *, task: str = "ctc", extractor: Any = WAVES, measured: int = 160_000, **given: Any
 ) -> FileLoader:
     synthetic = RandomSound("input_values", (measured,))
-    workload = Workload(model=torch.nn.Identity, batch=synthetic, task=task, sequence_length=6, effective_batch_size=2)
+    workload = Workload(
+        model=torch.nn.Identity,
+        batch=synthetic,
+        task=task,
+        sequence_length=6,
+        effective_batch_size=2,
+    )
     arguments = frozenset({"input_values", "input_features"})
     processing = Processing(extractor, arguments, **given)
-    return file_loader(workload, path, tokenizer=letters(), options=DataOptions(), processing=processing)
+    return file_loader(
+        workload, path, tokenizer=letters(), options=DataOptions(), processing=processing
+    )
 
 
 def whole(path: Path, **given: Any) -> dict[str, torch.Tensor]:
@@ -46,7 +54,9 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize(("audio", "said"), [("audio", "text"), ("file_name", "transcription"), ("audio", "sentence")])
+@pytest.mark.parametrize(
+    ("audio", "said"), [("audio", "text"), ("file_name", "transcription"), ("audio", "sentence")]
+)
 def test_what_is_said(folder: Path, audio: str, said: str) -> None:
     batch = whole(lines(folder, {audio: "low.wav", said: "abc"}, {audio: "high.wav", said: "d"}))
     assert batch["labels"].tolist() == [[6, 7, 8], [9, -100, -100]]
@@ -66,9 +76,9 @@ def test_classes(folder: Path) -> None:
 def test_a_saved_data_set_of_sound(folder: Path) -> None:
     data = datasets.Dataset.from_dict({"audio": [str(folder / "low.wav")], "text": ["abc"]})
     data = data.cast_column("audio", datasets.Audio(decode=False))
-    data.map(lambda row: {"audio": {"bytes": Path(row["audio"]["path"]).read_bytes(), "path": None}}).cast_column(
-        "audio", datasets.Audio()
-    ).save_to_disk(str(folder / "saved"))
+    data.map(
+        lambda row: {"audio": {"bytes": Path(row["audio"]["path"]).read_bytes(), "path": None}}
+    ).cast_column("audio", datasets.Audio()).save_to_disk(str(folder / "saved"))
     batch = whole(folder / "saved")
     assert batch["input_values"].shape == (1, 3200)
     assert batch["labels"].tolist() == [[6, 7, 8]]
@@ -95,7 +105,9 @@ def test_transcripts_without_the_token_that_the_model_begins_with(folder: Path) 
 
 
 def test_what_is_lost_is_told(folder: Path) -> None:
-    path = lines(folder, {"audio": "low.wav", "text": "abcdefgh"}, {"audio": "low.wav", "text": "?a"})
+    path = lines(
+        folder, {"audio": "low.wav", "text": "abcdefgh"}, {"audio": "low.wav", "text": "?a"}
+    )
     found = loader(path, task="speech-seq2seq")
     assert found.notes == (
         "with characters that the tokenizer does not know: 1 of 2 samples.",
@@ -106,10 +118,14 @@ def test_what_is_lost_is_told(folder: Path) -> None:
 
 def test_sound_too_short_for_what_is_said_is_left_out(folder: Path) -> None:
     path = lines(folder, {"audio": "low.wav", "text": "abb"}, {"audio": "high.wav", "text": "abb"})
-    found = loader(path, samples_a_label=900)  # three outputs in 0.2 s, and a blank between equal labels
+    found = loader(
+        path, samples_a_label=900
+    )  # three outputs in 0.2 s, and a blank between equal labels
     assert found.notes == ("left out, too short for what is said in them: 1 of 2 samples.",)
     assert found.samples.batch(torch.arange(1))["input_values"].shape == (1, 4800)
-    with pytest.raises(InputError, match="no sound is long enough for what is said in it, in 2 samples"):
+    with pytest.raises(
+        InputError, match="no sound is long enough for what is said in it, in 2 samples"
+    ):
         loader(path, samples_a_label=4000)
 
 
@@ -125,9 +141,15 @@ def test_sound_longer_than_what_was_measured_is_told(folder: Path) -> None:
     [
         ({"text": "a"}, "line 1 lacks audio or file_name"),
         ({"audio": "none.wav", "text": "a"}, r"line 1: the sound .*none\.wav is not there"),
-        ({"audio": "a.jsonl", "text": "a"}, r"line 1: the sound .*a\.jsonl cannot be read: LibsndfileError"),
+        (
+            {"audio": "a.jsonl", "text": "a"},
+            r"line 1: the sound .*a\.jsonl cannot be read: LibsndfileError",
+        ),
         ({"audio": "empty.wav", "text": "a"}, r"line 1: .*empty\.wav holds no sound"),
-        ({"audio": {"array": [0.0]}, "text": "a"}, "line 1: the sound must be named by its file, not {'array'"),
+        (
+            {"audio": {"array": [0.0]}, "text": "a"},
+            "line 1: the sound must be named by its file, not {'array'",
+        ),
     ],
 )
 def test_wrong_rows(folder: Path, row: Any, words: str) -> None:
@@ -136,9 +158,13 @@ def test_wrong_rows(folder: Path, row: Any, words: str) -> None:
         loader(lines(folder, row))
 
 
-def test_without_the_packages_that_read_sound(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_packages_that_read_sound(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     find: Callable[..., Any] = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "soxr" else find(name))
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name: None if name == "soxr" else find(name)
+    )
     with pytest.raises(InputError, match="soxr reads, and it is not installed") as error:
         loader(lines(folder, {"audio": "low.wav", "text": "a"}))
     assert "pip install soundfile soxr" in error.value.remedy

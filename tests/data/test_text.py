@@ -26,11 +26,17 @@ CHAT = {"messages": [{"role": "user", "content": "ab"}, {"role": "assistant", "c
 
 def workload(task: str = "causal-lm", length: int = 8) -> Workload:
     return Workload(
-        model=torch.nn.Identity, batch=lambda n: None, task=task, sequence_length=length, effective_batch_size=4
+        model=torch.nn.Identity,
+        batch=lambda n: None,
+        task=task,
+        sequence_length=length,
+        effective_batch_size=4,
     )
 
 
-def loader(path: Path, *, tokenizer: Any = None, packing: bool | None = None, **given: Any) -> FileLoader:
+def loader(
+    path: Path, *, tokenizer: Any = None, packing: bool | None = None, **given: Any
+) -> FileLoader:
     options = DataOptions(packing=packing, labels=LabelRule(2))
     return text_loader(workload(**given), path, tokenizer or byte_tokenizer(), options)
 
@@ -61,9 +67,14 @@ def test_a_text_too_short_for_one_sequence_is_repeated(tmp_path: Path) -> None:
 
 def test_texts_of_json_lines_end_with_the_tokenizers_end(tmp_path: Path) -> None:
     path = lines(tmp_path, {"text": "abc", "other": 1}, {"text": "de"}, {"text": "f"})
-    assert samples(path, tokenizer=letters())["input_ids"].tolist() == [[6, 7, 8, END, 9, 10, END, 11]]
+    assert samples(path, tokenizer=letters())["input_ids"].tolist() == [
+        [6, 7, 8, END, 9, 10, END, 11]
+    ]
     without = letters(eos_token=None)
-    assert samples(path, tokenizer=without, length=3)["input_ids"].tolist() == [[6, 7, 8], [9, 10, 11]]
+    assert samples(path, tokenizer=without, length=3)["input_ids"].tolist() == [
+        [6, 7, 8],
+        [9, 10, 11],
+    ]
 
 
 def test_packed_completions_keep_what_is_learnt(tmp_path: Path) -> None:
@@ -83,15 +94,30 @@ def test_packed_sequences_without_anything_to_learn_are_left_out(tmp_path: Path)
 
 
 def test_completions_are_padded_unless_told_otherwise(tmp_path: Path) -> None:
-    path = lines(tmp_path, PAIR, {"prompt": "a", "completion": ""}, {"prompt": "abcd", "completion": "ef"})
+    path = lines(
+        tmp_path, PAIR, {"prompt": "a", "completion": ""}, {"prompt": "abcd", "completion": "ef"}
+    )
     found = samples(path, tokenizer=letters())
-    assert found["input_ids"].tolist() == [[6, 7, 8, 1, 3, 3, 3], [6, 1, 3, 3, 3, 3, 3], [6, 7, 8, 9, 10, 11, 1]]
-    assert found["labels"].tolist() == [[NO, NO, 8, 1, *[NO] * 3], [NO, 1, *[NO] * 5], [*[NO] * 4, 10, 11, 1]]
+    assert found["input_ids"].tolist() == [
+        [6, 7, 8, 1, 3, 3, 3],
+        [6, 1, 3, 3, 3, 3, 3],
+        [6, 7, 8, 9, 10, 11, 1],
+    ]
+    assert found["labels"].tolist() == [
+        [NO, NO, 8, 1, *[NO] * 3],
+        [NO, 1, *[NO] * 5],
+        [*[NO] * 4, 10, 11, 1],
+    ]
     assert found["attention_mask"].sum(dim=1).tolist() == [4, 2, 7]
 
 
 def test_what_is_cut_and_what_is_left_out_is_said(tmp_path: Path) -> None:
-    path = lines(tmp_path, {"prompt": "a" * 8, "completion": "b"}, {"prompt": "a", "completion": "b" * 8}, PAIR)
+    path = lines(
+        tmp_path,
+        {"prompt": "a" * 8, "completion": "b"},
+        {"prompt": "a", "completion": "b" * 8},
+        PAIR,
+    )
     found = loader(path)
     assert len(found.samples) == 2
     assert found.samples.batch(torch.arange(2))["input_ids"].shape == (2, 8)
@@ -115,8 +141,12 @@ def test_lines_of_a_text_are_padded_when_asked(tmp_path: Path) -> None:
     assert found["labels"].tolist() == [[97, 98, NO], [97, 98, 99]]
 
 
-@pytest.mark.parametrize(("texts", "told"), [("ab ab abcdefg abcdefg ab", True), ("abc abc abcd ab ab", False)])
-def test_how_much_of_padded_batches_is_padding_is_said(tmp_path: Path, texts: str, told: bool) -> None:
+@pytest.mark.parametrize(
+    ("texts", "told"), [("ab ab abcdefg abcdefg ab", True), ("abc abc abcd ab ab", False)]
+)
+def test_how_much_of_padded_batches_is_padding_is_said(
+    tmp_path: Path, texts: str, told: bool
+) -> None:
     path = lines(tmp_path, *({"text": text} for text in texts.split()))
     assert any("is padding" in note for note in loader(path, packing=False).notes) is told
     assert loader(path, packing=True).notes == (NO_END,)
@@ -124,7 +154,9 @@ def test_how_much_of_padded_batches_is_padding_is_said(tmp_path: Path, texts: st
 
 @pytest.mark.parametrize("packing", [True, False])
 def test_how_long_samples_are_is_known_packed_or_not(tmp_path: Path, packing: bool) -> None:
-    found = loader(lines(tmp_path, *({"text": "a" * n} for n in (1, 2, 4, 20))), packing=packing).lengths
+    found = loader(
+        lines(tmp_path, *({"text": "a" * n} for n in (1, 2, 4, 20))), packing=packing
+    ).lengths
     assert found
     few = (1, 2) if packing else (2,)  # a single token predicts nothing
     lengths = [*few, 4, 8]
@@ -135,7 +167,9 @@ def test_how_long_samples_are_is_known_packed_or_not(tmp_path: Path, packing: bo
 # Chats
 
 
-def test_messages_without_a_template_are_written_in_a_simple_one_which_is_kept(tmp_path: Path) -> None:
+def test_messages_without_a_template_are_written_in_a_simple_one_which_is_kept(
+    tmp_path: Path,
+) -> None:
     tokenizer = byte_tokenizer()
     found = loader(lines(tmp_path, CHAT), tokenizer=tokenizer, length=64)
     assert found.notes == (
@@ -153,7 +187,9 @@ CONTENTS = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
 
 def test_turns_that_end_with_nothing_are_said(tmp_path: Path) -> None:
     found = loader(lines(tmp_path, CHAT), tokenizer=letters(chat_template=CONTENTS))
-    assert found.notes == ("the chat template writes nothing after a turn, so where one ends is not learnt.",)
+    assert found.notes == (
+        "the chat template writes nothing after a turn, so where one ends is not learnt.",
+    )
     (batch,) = found.in_order()
     assert batch["labels"].tolist() == [[NO, NO, 8]]
     ended = CONTENTS.replace("['content']", "['content'] + eos_token")
@@ -161,7 +197,9 @@ def test_turns_that_end_with_nothing_are_said(tmp_path: Path) -> None:
 
 
 def test_a_template_that_does_not_show_turns_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"turns cannot be told from the rest of the chat template: .*--learn all"):
+    with pytest.raises(
+        InputError, match=r"turns cannot be told from the rest of the chat template: .*--learn all"
+    ):
         loader(lines(tmp_path, CHAT), tokenizer=letters(chat_template=CONTENTS + CONTENTS))
     path = lines(tmp_path, CHAT)
     tokenizer = letters(chat_template=CONTENTS + CONTENTS)
@@ -171,10 +209,14 @@ def test_a_template_that_does_not_show_turns_is_refused(tmp_path: Path) -> None:
     assert batch["labels"].tolist() == [[6, 7, 8, 6, 7, 8]]
 
 
-def test_tools_that_a_template_leaves_out_are_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tools_that_a_template_leaves_out_are_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     messages = json.dumps(CHAT["messages"])
     columns = {"messages": [messages, messages], "tools": ["", json.dumps([{"type": "function"}])]}
-    monkeypatch.setattr(text, "read_rows", lambda *given, **options: Rows(MESSAGES, columns, ["1", "2"]))
+    monkeypatch.setattr(
+        text, "read_rows", lambda *given, **options: Rows(MESSAGES, columns, ["1", "2"])
+    )
     ended = CONTENTS.replace("['content']", "['content'] + eos_token")
     told = loader(tmp_path, tokenizer=letters(chat_template=ended)).notes
     assert told == ("the chat template leaves out the tools, which 1 of 2 rows have.",)
@@ -246,7 +288,10 @@ def test_labelled_bytes(tmp_path: Path) -> None:
     ("row", "words"),
     [
         ({"text": ""}, r"the data in .*a\.jsonl holds no text"),
-        ({"prompt": "a" * 9, "completion": "b"}, r"no sample of .*a\.jsonl has a label to learn within 8 tokens"),
+        (
+            {"prompt": "a" * 9, "completion": "b"},
+            r"no sample of .*a\.jsonl has a label to learn within 8 tokens",
+        ),
     ],
 )
 def test_nothing_to_learn(tmp_path: Path, row: dict[str, str], words: str) -> None:
@@ -266,7 +311,9 @@ def test_pairs_are_padded_apart(tmp_path: Path) -> None:
 
 
 def test_both_texts_of_a_pair_are_cut_within_their_frames(tmp_path: Path) -> None:
-    path = lines(tmp_path, {"source": "abcdefghij", "target": "a"}, {"source": "a", "target": "abcdefghij"})
+    path = lines(
+        tmp_path, {"source": "abcdefghij", "target": "a"}, {"source": "a", "target": "abcdefghij"}
+    )
     found = loader(path, task="seq2seq", tokenizer=letters(framed=True))
     assert found.notes == ("cut to 8 tokens: 2 of 2 samples.",)
     batch = found.samples.batch(torch.tensor([1]))
@@ -275,7 +322,11 @@ def test_both_texts_of_a_pair_are_cut_within_their_frames(tmp_path: Path) -> Non
 
 
 def test_a_pair_without_a_token_to_write_is_left_out(tmp_path: Path) -> None:
-    rows = {"source": "ab", "target": "c"}, {"source": "ab", "target": ""}, {"source": "", "target": "d"}
+    rows = (
+        {"source": "ab", "target": "c"},
+        {"source": "ab", "target": ""},
+        {"source": "", "target": "d"},
+    )
     found = loader(lines(tmp_path, *rows), task="seq2seq", tokenizer=letters())
     assert found.notes == ("left out, without a label to learn within 8 tokens: 1 of 3 samples.",)
     assert found.samples.batch(torch.arange(2))["labels"].tolist() == [[8], [9]]
@@ -286,7 +337,9 @@ def test_a_pair_without_a_token_to_write_is_left_out(tmp_path: Path) -> None:
 
 def test_the_first_token_of_each_word_has_its_tag(tmp_path: Path) -> None:
     rows = {"tokens": ["ab", "c"], "ner_tags": ["LOC", "O"]}, {"tokens": ["d"], "ner_tags": ["O"]}
-    found = loader(lines(tmp_path, *rows), task="token-classification", tokenizer=letters(framed=True))
+    found = loader(
+        lines(tmp_path, *rows), task="token-classification", tokenizer=letters(framed=True)
+    )
     assert found.label_names == {"LOC": 0, "O": 1}
     batch = found.samples.batch(torch.arange(2))
     assert batch["input_ids"].tolist() == [[4, 6, 7, 8, 5], [4, 9, 5, 3, 3]]
@@ -294,9 +347,15 @@ def test_the_first_token_of_each_word_has_its_tag(tmp_path: Path) -> None:
 
 
 def test_words_beyond_the_length_are_cut(tmp_path: Path) -> None:
-    found = loader(lines(tmp_path, {"tokens": [*"abcdefgh"], "tags": [0] * 8}), task="token-classification")
+    found = loader(
+        lines(tmp_path, {"tokens": [*"abcdefgh"], "tags": [0] * 8}), task="token-classification"
+    )
     assert found.notes == ()
-    path = lines(tmp_path, {"tokens": [*"abcdefghi"], "tags": [0] * 9}, {"tokens": [*"abcde"], "tags": [1] * 5})
+    path = lines(
+        tmp_path,
+        {"tokens": [*"abcdefghi"], "tags": [0] * 9},
+        {"tokens": [*"abcde"], "tags": [1] * 5},
+    )
     assert loader(path, task="token-classification").notes == ("cut to 8 tokens: 1 of 2 samples.",)
 
 
@@ -304,7 +363,10 @@ def test_words_beyond_the_length_are_cut(tmp_path: Path) -> None:
     ("row", "words"),
     [
         ({"tokens": ["a", "b"], "tags": [0]}, "line 1: 2 words have 1 tags"),
-        ({"tokens": "ab", "tags": [0]}, "line 1: tokens must be a list with an entry for each word, not str"),
+        (
+            {"tokens": "ab", "tags": [0]},
+            "line 1: tokens must be a list with an entry for each word, not str",
+        ),
         ({"tokens": [1], "tags": [0]}, "line 1: a word of tokens must be text, not int"),
         ({"tokens": ["a"], "tags": [2]}, "line 1: label 2, but the model has classes 0 to 1"),
         ({"tokens": ["a"]}, "line 1 lacks tags or ner_tags or pos_tags or labels"),
@@ -320,7 +382,10 @@ def test_twins_stand_side_by_side(tmp_path: Path) -> None:
     found = loader(lines(tmp_path, *rows), task="embeddings", tokenizer=letters(framed=True))
     assert len(found) == 1
     batch = found.samples.batch(torch.tensor([1, 0]))
-    assert batch["input_ids"].tolist() == [[[4, 9, 5, 3, 3], [4, 10, 11, 12, 5]], [[4, 6, 7, 5, 3], [4, 8, 5, 3, 3]]]
+    assert batch["input_ids"].tolist() == [
+        [[4, 9, 5, 3, 3], [4, 10, 11, 12, 5]],
+        [[4, 6, 7, 5, 3], [4, 8, 5, 3, 3]],
+    ]
     assert batch["attention_mask"].sum(-1).tolist() == [[3, 5], [4, 3]]
 
 
@@ -329,10 +394,16 @@ def test_twins_stand_side_by_side(tmp_path: Path) -> None:
 
 def test_the_tokens_of_an_answer(tmp_path: Path) -> None:
     rows = [
-        {"question": "ab", "context": "cde", "answers": {"text": ["de", "c"], "answer_start": [1, 0]}},
+        {
+            "question": "ab",
+            "context": "cde",
+            "answers": {"text": ["de", "c"], "answer_start": [1, 0]},
+        },
         {"question": "a", "context": "c", "answers": {"text": [], "answer_start": []}},
     ]
-    tokenizer = letters(framed=True, model_input_names=["input_ids", "token_type_ids", "attention_mask"])
+    tokenizer = letters(
+        framed=True, model_input_names=["input_ids", "token_type_ids", "attention_mask"]
+    )
     found = loader(lines(tmp_path, *rows), task="question-answering", tokenizer=tokenizer)
     batch = found.samples.batch(torch.arange(2))
     assert batch["input_ids"].tolist() == [[4, 6, 7, 5, 8, 9, 10, 5], [4, 6, 5, 8, 5, 3, 3, 3]]
@@ -344,7 +415,9 @@ def test_the_tokens_of_an_answer(tmp_path: Path) -> None:
 def test_answers_that_are_cut_off_are_left_out(tmp_path: Path) -> None:
     answers = [{"text": ["h"], "answer_start": [5]}, {"text": ["d"], "answer_start": [1]}]
     rows = [{"question": "ab", "context": "cdefgh", "answers": each} for each in answers]
-    found = loader(lines(tmp_path, *rows), task="question-answering", tokenizer=letters(framed=True))
+    found = loader(
+        lines(tmp_path, *rows), task="question-answering", tokenizer=letters(framed=True)
+    )
     assert found.notes == (
         "cut to 8 tokens: 2 of 2 samples.",
         "left out, without a label to learn within 8 tokens: 1 of 2 samples.",
@@ -355,12 +428,21 @@ def test_answers_that_are_cut_off_are_left_out(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("answers", "words"),
     [
-        ({"text": ["d"], "answer_start": [0]}, "line 1: the answer 'd' is not at character 0 of the context"),
+        (
+            {"text": ["d"], "answer_start": [0]},
+            "line 1: the answer 'd' is not at character 0 of the context",
+        ),
         ({"text": ["d"]}, "line 1: answers must be texts, and as many characters"),
         ("d", "line 1: answers must be texts, and as many characters"),
-        ({"text": ["d"], "answer_start": [-1]}, "line 1: answers must be texts, and as many characters"),
+        (
+            {"text": ["d"], "answer_start": [-1]},
+            "line 1: answers must be texts, and as many characters",
+        ),
     ],
 )
 def test_wrong_answers(tmp_path: Path, answers: Any, words: str) -> None:
     with pytest.raises(InputError, match=words):
-        loader(lines(tmp_path, {"question": "a", "context": "cd", "answers": answers}), task="question-answering")
+        loader(
+            lines(tmp_path, {"question": "a", "context": "cd", "answers": answers}),
+            task="question-answering",
+        )

@@ -16,7 +16,10 @@ NAMES = frozenset({"text", "prompt", "completion", "messages", "tokens", "tags"}
 
 def fits(row: Mapping[str, Any]) -> bool:
     fields = {name for name in row if row[name] is not None}
-    return any(form <= fields for form in ({"text"}, {"prompt", "completion"}, {"messages"}, {"tokens", "tags"}))
+    return any(
+        form <= fields
+        for form in ({"text"}, {"prompt", "completion"}, {"messages"}, {"tokens", "tags"})
+    )
 
 
 WANTED = Wanted(NAMES, fits, text=True, by_line=False)
@@ -26,7 +29,9 @@ WORDS = {"tokens": ["In", "Oslo"], "tags": ["O", "B"]}
 
 
 def rows(name: str, text: str, notes: list[str] | None = None) -> list[Any]:
-    return [row for _, row in json_source(Path(name), text, WANTED, [] if notes is None else notes).rows]
+    return [
+        row for _, row in json_source(Path(name), text, WANTED, [] if notes is None else notes).rows
+    ]
 
 
 @pytest.mark.parametrize("name", ["a.json", "a.jsonl", "a.json.gz"])
@@ -43,13 +48,21 @@ def rows(name: str, text: str, notes: list[str] | None = None) -> list[Any]:
         (A, [A]),
         (CHAT, [CHAT]),
         (WORDS, [WORDS]),
-        ({"prompt": ["a", "b"], "completion": ["c"]}, [{"prompt": ["a", "b"], "completion": ["c"]}]),
-        ({"text": {"0": "a"}, "completion": {"1": "b"}}, [{"text": {"0": "a"}, "completion": {"1": "b"}}]),
+        (
+            {"prompt": ["a", "b"], "completion": ["c"]},
+            [{"prompt": ["a", "b"], "completion": ["c"]}],
+        ),
+        (
+            {"text": {"0": "a"}, "completion": {"1": "b"}},
+            [{"text": {"0": "a"}, "completion": {"1": "b"}}],
+        ),
         ({"other": 1}, [{"other": 1}]),
     ],
 )
 @pytest.mark.parametrize("indent", [None, 1])
-def test_what_a_json_document_holds(name: str, document: Any, expected: list[Any], indent: int | None) -> None:
+def test_what_a_json_document_holds(
+    name: str, document: Any, expected: list[Any], indent: int | None
+) -> None:
     assert rows(name, json.dumps(document, indent=indent)) == expected
 
 
@@ -57,7 +70,9 @@ def test_of_several_lists_that_of_train() -> None:
     notes: list[str] = []
     assert rows("a.json", json.dumps({"test": [B, B], "train": [A]}), notes) == [A]
     assert notes == ["a.json holds several lists of rows: train is read; left out: test."]
-    with pytest.raises(InputError, match=r"several lists of rows \(one, two\), and none is named train"):
+    with pytest.raises(
+        InputError, match=r"several lists of rows \(one, two\), and none is named train"
+    ):
         rows("a.json", json.dumps({"one": [A], "two": [B]}))
 
 
@@ -105,7 +120,10 @@ def test_one_column_keeps_the_other_delimiters_in_it(usual: str) -> None:
 
 
 def test_a_row_with_more_fields_than_columns_is_not_cut() -> None:
-    with pytest.raises(InputError, match=r"a\.csv, line 3 has more fields than the 2 .* holds ',' in quotation marks"):
+    with pytest.raises(
+        InputError,
+        match=r"a\.csv, line 3 has more fields than the 2 .* holds ',' in quotation marks",
+    ):
         table("prompt,completion\na,b\na, and b,c\n")
 
 
@@ -135,5 +153,7 @@ def test_tables_in_a_file_of_another_name(text: str, delimiter: str | None) -> N
 
 def test_a_quotation_mark_that_is_text_swallows_no_lines() -> None:
     assert [row for _, row in table('id\ttext\n1\t"a\nb"\n', "\t")] == [{"id": "1", "text": "a\nb"}]
-    with pytest.raises(InputError, match=r"line 3 ends a field in quotation marks that holds tabs and lines"):
+    with pytest.raises(
+        InputError, match=r"line 3 ends a field in quotation marks that holds tabs and lines"
+    ):
         table('id\ttext\n1\t"a\n2\tb"\n', "\t")

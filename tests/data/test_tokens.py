@@ -27,7 +27,9 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "autofit"
 
 
-def encoded(form: tuple[str, ...], *rows: tuple[str, ...], tokenizer: Any, **options: Any) -> list[tuple[Any, ...]]:
+def encoded(
+    form: tuple[str, ...], *rows: tuple[str, ...], tokenizer: Any, **options: Any
+) -> list[tuple[Any, ...]]:
     """Ids, labels and cut of each row."""
     columns = {name: [row[place] for row in rows] for place, name in enumerate(form)}
     places = [f"a.jsonl, line {number}" for number in range(1, len(rows) + 1)]
@@ -37,7 +39,10 @@ def encoded(form: tuple[str, ...], *rows: tuple[str, ...], tokenizer: Any, **opt
 
 
 def test_packed_texts_end_with_the_end_of_text() -> None:
-    assert encoded(TEXT, ("ab",), ("",), tokenizer=letters()) == [([6, 7, END], [], False), ([END], [], False)]
+    assert encoded(TEXT, ("ab",), ("",), tokenizer=letters()) == [
+        ([6, 7, END], [], False),
+        ([END], [], False),
+    ]
     assert encoded(TEXT, ("ab",), tokenizer=letters(framed=True)) == [([6, 7, END], [], False)]
     assert encoded(TEXT, ("ä",), tokenizer=byte_tokenizer()) == [([0xC3, 0xA4], [], False)]
 
@@ -76,12 +81,22 @@ def test_a_text_keeps_the_start_and_the_end_that_it_has() -> None:
 
 
 def test_a_completion_is_tokenised_as_it_follows_its_prompt() -> None:
-    vocabulary = {"\u2581": 0, "a": 1, "b": 2, "ab": 3, "</s>": 4}  # a space, and one before each text, as in Llama 2
+    vocabulary = {
+        "\u2581": 0,
+        "a": 1,
+        "b": 2,
+        "ab": 3,
+        "</s>": 4,
+    }  # a space, and one before each text, as in Llama 2
     made = Tokenizer(models.BPE(vocabulary, [("a", "b")]))
     made.pre_tokenizer = pre_tokenizers.Metaspace()
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=made, eos_token="</s>")
     rows = encoded(COMPLETION, ("a", "a"), ("a", " ab"), ("a", "b"), tokenizer=tokenizer)
-    assert [[label for label in labels if label != NO] for _, labels, _ in rows] == [[1, 4], [0, 3, 4], [0, 2, 4]]
+    assert [[label for label in labels if label != NO] for _, labels, _ in rows] == [
+        [1, 4],
+        [0, 3, 4],
+        [0, 2, 4],
+    ]
     assert [ids for ids, _, _ in rows] == [[0, 1, 1, 4], [0, 1, 0, 3, 4], [0, 1, 0, 2, 4]]
 
 
@@ -104,7 +119,9 @@ def test_the_frame_of_a_masked_text_is_not_guessed() -> None:
 
 def chat(*contents: str) -> tuple[str]:
     roles = ("user", "assistant")
-    turns = [{"role": roles[number % 2], "content": content} for number, content in enumerate(contents)]
+    turns = [
+        {"role": roles[number % 2], "content": content} for number, content in enumerate(contents)
+    ]
     return (json.dumps(turns),)
 
 
@@ -115,8 +132,13 @@ def byte_chat() -> Any:
 
 
 def test_only_what_the_assistant_says_is_learnt() -> None:
-    ((ids, labels, cut),) = encoded(MESSAGES, chat("Hä?", "日", "So", "ok"), tokenizer=byte_chat(), length=100)
-    assert bytes(ids).decode() == "user:\nHä?\x03\nassistant:\n日\x03\nuser:\nSo\x03\nassistant:\nok\x03\n"
+    ((ids, labels, cut),) = encoded(
+        MESSAGES, chat("Hä?", "日", "So", "ok"), tokenizer=byte_chat(), length=100
+    )
+    assert (
+        bytes(ids).decode()
+        == "user:\nHä?\x03\nassistant:\n日\x03\nuser:\nSo\x03\nassistant:\nok\x03\n"
+    )
     assert bytes(label for label in labels if label != NO).decode() == "日\x03ok\x03"
     assert [label for label, own in zip(labels, ids, strict=True) if label not in (NO, own)] == []
     assert not cut
@@ -124,7 +146,14 @@ def test_only_what_the_assistant_says_is_learnt() -> None:
 
 @pytest.mark.parametrize("name", ["llama3", "gemma", "qwen3_instruct_2507", "lfm2"])
 def test_labels_without_marks_are_those_by_marks(name: str) -> None:
-    contents = ("  H\u00e4? \n", "\n \u65e5\U0001f600  \n\n", "So", "", "<end_of_turn>", "<|im_end|>\nok<|eot_id|>")
+    contents = (
+        "  H\u00e4? \n",
+        "\n \u65e5\U0001f600  \n\n",
+        "So",
+        "",
+        "<end_of_turn>",
+        "<|im_end|>\nok<|eot_id|>",
+    )
     own, by_marks = of_trl(name), of_trl(f"{name}_training")
     found = encoded(MESSAGES, chat(*contents), tokenizer=tokenizer_for(own))
     assert found == encoded(MESSAGES, chat(*contents), tokenizer=tokenizer_for(by_marks))
@@ -142,7 +171,9 @@ class SlowTokenizer(PreTrainedTokenizerFast):
 
 def test_a_slow_tokenizer_learns_the_same() -> None:
     fast = tokenizer_for(CHATML)
-    slow = SlowTokenizer(tokenizer_object=fast.backend_tokenizer, eos_token="</s>", chat_template=CHATML)
+    slow = SlowTokenizer(
+        tokenizer_object=fast.backend_tokenizer, eos_token="</s>", chat_template=CHATML
+    )
     rows = chat("what", "hello", "So", "ok")
     assert encoded(MESSAGES, rows, tokenizer=slow) == encoded(MESSAGES, rows, tokenizer=fast)
 
@@ -151,7 +182,11 @@ def test_a_slow_tokenizer_whose_tokens_go_over_the_end_of_a_turn_is_refused() ->
     made = Tokenizer(models.BPE({"a": 0, "b": 1, "ab": 2}, [("a", "b")]))
     template = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
     with pytest.raises(InputError, match="does not say which characters a token is of"):
-        encoded(MESSAGES, chat("a", "b"), tokenizer=SlowTokenizer(tokenizer_object=made, chat_template=template))
+        encoded(
+            MESSAGES,
+            chat("a", "b"),
+            tokenizer=SlowTokenizer(tokenizer_object=made, chat_template=template),
+        )
 
 
 def test_a_token_with_a_part_of_a_turn_is_learnt() -> None:
@@ -162,8 +197,12 @@ def test_a_token_with_a_part_of_a_turn_is_learnt() -> None:
 
 
 def test_all_tokens_of_chats_are_learnt_when_asked() -> None:
-    tokenizer = letters(chat_template="{% for message in messages %}{{ message['content'] }}{% endfor %}")
-    assert encoded(MESSAGES, chat("ab", "c"), tokenizer=tokenizer) == [([6, 7, 8], [NO, NO, 8], False)]
+    tokenizer = letters(
+        chat_template="{% for message in messages %}{{ message['content'] }}{% endfor %}"
+    )
+    assert encoded(MESSAGES, chat("ab", "c"), tokenizer=tokenizer) == [
+        ([6, 7, 8], [NO, NO, 8], False)
+    ]
     rows = encoded(MESSAGES, chat("ab", "c"), tokenizer=tokenizer, length=2, learn="all")
     assert rows == [([6, 7], [6, 7], True)]
 
@@ -171,7 +210,9 @@ def test_all_tokens_of_chats_are_learnt_when_asked() -> None:
 def test_a_turn_that_is_not_to_be_learnt() -> None:
     turns = json.loads(chat("a", "b", "c", "d")[0])
     turns[1]["weight"] = 0
-    tokenizer = letters(chat_template="{% for message in messages %}{{ message['content'] }}{% endfor %}")
+    tokenizer = letters(
+        chat_template="{% for message in messages %}{{ message['content'] }}{% endfor %}"
+    )
     assert encoded(MESSAGES, (json.dumps(turns),), tokenizer=tokenizer) == [
         ([6, 7, 8, 9], [NO, NO, NO, 9], False),
     ]
@@ -191,13 +232,17 @@ def test_tools_of_a_row_reach_the_template() -> None:
 
 def test_a_row_whose_turns_cannot_be_found() -> None:
     counting = "{% for message in messages %}{{ message['content'] | length }}{{ message['content'] }}{% endfor %}"
-    with pytest.raises(InputError, match=r"line 1: the assistant's turns cannot be told .*--learn all"):
+    with pytest.raises(
+        InputError, match=r"line 1: the assistant's turns cannot be told .*--learn all"
+    ):
         encoded(MESSAGES, chat("a", "b"), tokenizer=letters(chat_template=counting))
 
 
 def test_messages_that_the_template_refuses() -> None:
     tokenizer = letters(chat_template="{{ raise_exception('roles must\n alternate.') }}")
-    with pytest.raises(InputError, match=r"line 2: .*does not take these messages: roles must alternate\. Correct"):
+    with pytest.raises(
+        InputError, match=r"line 2: .*does not take these messages: roles must alternate\. Correct"
+    ):
         encoded(MESSAGES, chat("a"), chat("b"), tokenizer=_refusing_b(tokenizer))
 
 
@@ -211,7 +256,9 @@ def _refusing_b(tokenizer: Any) -> Any:
 # The cache
 
 
-def test_what_was_tokenised_is_not_tokenised_again(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_was_tokenised_is_not_tokenised_again(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     first = encoded(TEXT, ("ab",), tokenizer=letters(), length=4)
     (file,) = cache.glob("*.arrow")
     with monkeypatch.context() as patch:
@@ -262,7 +309,9 @@ def test_a_cache_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize("shown", [True, False])
-def test_the_progress_bar_is_shown_when_asked(shown: bool, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_progress_bar_is_shown_when_asked(
+    shown: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
     encode(Rows(TEXT, {"text": ["ab"]}, ["a"]), Encoding(letters(), None), progress=shown)
     assert ("Tokenising: 100%" in capsys.readouterr().err) is shown
     assert not datasets.are_progress_bars_disabled()

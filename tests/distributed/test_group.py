@@ -9,8 +9,14 @@ from autofit.distributed.group import is_of_a_peer
     ("message", "of_a_peer"),
     [
         ("[/pytorch/pair.cc:534] Connection closed by peer [127.0.0.1]:21", True),
-        ("Application timeout caused pair closure", True),  # of one exchange, while another one timed out
-        ("[/pytorch/unbound_buffer.cc:78] Timed out waiting 5000ms for recv operation to complete", True),
+        (
+            "Application timeout caused pair closure",
+            True,
+        ),  # of one exchange, while another one timed out
+        (
+            "[/pytorch/unbound_buffer.cc:78] Timed out waiting 5000ms for recv operation to complete",
+            True,
+        ),
         ("NCCL communicator was aborted on rank 0.", True),
         ("CUDA out of memory. Tried to allocate 2.00 GiB", False),
     ],

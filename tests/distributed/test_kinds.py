@@ -13,15 +13,23 @@ def test_plain_parameters_are_of_one_kind_and_clipped_as_by_pytorch() -> None:
     assert by_kind(parameters) == [parameters]
     for parameter in parameters:
         parameter.grad = torch.full((3,), 4.0)
-    assert torch.allclose(clip([*parameters, nn.Parameter(torch.ones(1))], 1.0), torch.tensor(96.0).sqrt())
-    assert torch.allclose(torch.stack([p.grad for p in parameters if p.grad is not None]).norm(), torch.tensor(1.0))
+    assert torch.allclose(
+        clip([*parameters, nn.Parameter(torch.ones(1))], 1.0), torch.tensor(96.0).sqrt()
+    )
+    assert torch.allclose(
+        torch.stack([p.grad for p in parameters if p.grad is not None]).norm(), torch.tensor(1.0)
+    )
 
 
 def clipped() -> tuple[int, float, list[float]]:
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("shard", "tensor"))
     divided = [
         nn.Parameter(distribute_tensor(torch.ones(5, 4), each, placements))
-        for each, placements in ((mesh, [Shard(0), Shard(1)]), (mesh["shard"], [Shard(0)]), (mesh, [Replicate()] * 2))
+        for each, placements in (
+            (mesh, [Shard(0), Shard(1)]),
+            (mesh["shard"], [Shard(0)]),
+            (mesh, [Replicate()] * 2),
+        )
     ]
     parameters = [*divided, nn.Parameter(torch.ones(5, 4))]
     for parameter in parameters:

@@ -106,7 +106,9 @@ def waiting(say: Callable[[Any], None], log: Path) -> None:
     time.sleep(60)
 
 
-@pytest.mark.skipif(signal.getsignal(signal.SIGINT) is signal.SIG_IGN, reason="whoever started this ignores SIGINT")
+@pytest.mark.skipif(
+    signal.getsignal(signal.SIGINT) is signal.SIG_IGN, reason="whoever started this ignores SIGINT"
+)
 def test_an_interrupt_reaches_all_and_leaves_nothing(tmp_path: Path) -> None:
     def interrupt(_: object) -> None:
         threading.Timer(0.1, os.kill, [os.getpid(), signal.SIGINT]).start()
@@ -116,7 +118,9 @@ def test_an_interrupt_reaches_all_and_leaves_nothing(tmp_path: Path) -> None:
     assert not [file.name for file in tmp_path.iterdir() if psutil.pid_exists(int(file.name))]
 
 
-@pytest.mark.skipif(signal.getsignal(signal.SIGINT) is signal.SIG_IGN, reason="whoever started this ignores SIGINT")
+@pytest.mark.skipif(
+    signal.getsignal(signal.SIGINT) is signal.SIG_IGN, reason="whoever started this ignores SIGINT"
+)
 @pytest.mark.parametrize("moment", ["__enter__", "cleanup"])
 def test_an_interrupt_before_or_after_leaves_nothing(
     moment: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -157,9 +161,14 @@ def test_ranks_end_with_their_caller(sent: signal.Signals, tmp_path: Path) -> No
         f"on_ranks({given}, count=2, device='cpu', said=lambda _: name_files_and_die({int(sent)}))"
     )
     root, environment = Path(__file__).parents[2], {**os.environ, "TMPDIR": str(temporary)}
-    done = subprocess.run([sys.executable, "-c", code], cwd=root, env=environment, check=False, stdout=subprocess.PIPE)
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=root, env=environment, check=False, stdout=subprocess.PIPE
+    )
     assert done.returncode == -sent
-    assert sorted({name for name in done.stdout.decode().split() if not name.startswith("torch")}) == NAMES
+    assert (
+        sorted({name for name in done.stdout.decode().split() if not name.startswith("torch")})
+        == NAMES
+    )
     deadline = time.monotonic() + 10
     while left := [file.name for file in log.iterdir() if psutil.pid_exists(int(file.name))]:
         assert time.monotonic() < deadline, left
@@ -175,7 +184,9 @@ def test_a_caller_that_is_killed_while_its_agent_starts_leaves_nothing(
     ours, theirs = multiprocessing.Pipe()
     ours.close()
     (tmp_path / "folder").mkdir()
-    monkeypatch.setattr(sys, "argv", ["-c", str(theirs.fileno()), "0", str(tmp_path / "folder"), "2", "cpu", "60"])
+    monkeypatch.setattr(
+        sys, "argv", ["-c", str(theirs.fileno()), "0", str(tmp_path / "folder"), "2", "cpu", "60"]
+    )
     monkeypatch.setattr(launcher, "Connection", lambda _: theirs)
     before = signal.getsignal(signal.SIGINT)
     launcher.main()

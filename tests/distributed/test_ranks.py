@@ -37,7 +37,12 @@ def alike() -> tuple[object, ...]:
     ranks = Ranks.of(Layout(context=2, tensor=2), torch.device("cpu"))
     assert ranks.mesh is not None
     assert ranks.context is not None
-    return ranks.sampler, ranks.sums(3), ranks.mesh.shape, torch.distributed.get_process_group_ranks(ranks.context)
+    return (
+        ranks.sampler,
+        ranks.sums(3),
+        ranks.mesh.shape,
+        torch.distributed.get_process_group_ranks(ranks.context),
+    )
 
 
 def test_ranks_that_see_the_same_samples_count_them_once() -> None:

@@ -19,7 +19,11 @@ TWO = tiny.CPU.of_several(2)
 KINDS: dict[str, dict[str, Any]] = {
     "ddp": {"data_parallel": "ddp"},
     "fsdp": {"data_parallel": "fsdp"},
-    "fsdp, mixed": {"data_parallel": "fsdp", "precision": "fp16-mixed", "activation_checkpointing": "full"},
+    "fsdp, mixed": {
+        "data_parallel": "fsdp",
+        "precision": "fp16-mixed",
+        "activation_checkpointing": "full",
+    },
     "split layers": {"tensor_parallel": 2},
     "split tokens": {"context_parallel": 2},
 }
@@ -30,7 +34,9 @@ def trained(knobs: dict[str, Any], hardware: Hardware) -> tuple[int, list[float]
     workload = tiny.llama_workload(4)
     tracker = StorageTracker()
     with tracker:
-        setup = build(workload, {"micro_batch_size": 2 if "data_parallel" in knobs else 4, **knobs}, hardware)
+        setup = build(
+            workload, {"micro_batch_size": 2 if "data_parallel" in knobs else 4, **knobs}, hardware
+        )
         batch = workload.batch(4 // setup.ranks.layout.samplers)
         losses = [float(train_step(setup, batch)) for _ in range(2)]
     setup.close()
@@ -40,7 +46,9 @@ def trained(knobs: dict[str, Any], hardware: Hardware) -> tuple[int, list[float]
 def both() -> dict[str, tuple[int, int, list[float]]]:
     """On each of two ranks: by kind the peak among both, the smallest of some runs, since gloo keeps inputs until a
     thread of its own is done; the peak alone; and the losses alone."""
-    together = {name: min(trained(knobs, TWO)[0] for _ in range(2)) for name, knobs in KINDS.items()}
+    together = {
+        name: min(trained(knobs, TWO)[0] for _ in range(2)) for name, knobs in KINDS.items()
+    }
     dist.destroy_process_group()
     with first_of(2, 1, "cpu"):
         alone = {name: trained(knobs, TWO) for name, knobs in KINDS.items()}
@@ -63,7 +71,9 @@ def exchanged() -> list[Any]:
         dist.distributed_c10d._get_default_group()._allgather_base(gathered, own).wait()
         dist.distributed_c10d._get_default_group()._reduce_scatter_base(scattered, gathered).wait()
         work = dist.all_reduce(own, async_op=True)
-        changed = all_to_all_single_autograd(gathered.clone().requires_grad_(), None, None, dist.group.WORLD)
+        changed = all_to_all_single_autograd(
+            gathered.clone().requires_grad_(), None, None, dist.group.WORLD
+        )
         numbers: list[Any] = [None] * 4
         dist.all_gather_object(numbers, dist.get_rank())
         of_work = work.get_future().value()[0].tolist()  # DistributedDataParallel asks

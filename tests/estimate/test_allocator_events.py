@@ -12,18 +12,26 @@ from autofit.hardware.caching_allocator import reserved_by, round_size
 from tests.estimate.traced import AMPERE, traced
 from tests.tiny import llama_workload
 
-WORKLOAD = replace(llama_workload(8, 64, num_hidden_layers=3, hidden_size=64, vocab_size=64), traits=None)
+WORKLOAD = replace(
+    llama_workload(8, 64, num_hidden_layers=3, hidden_size=64, vocab_size=64), traits=None
+)
 CONFIGS: dict[str, dict[str, Any]] = {
     "at once": {"micro_batch_size": 8},
     "accumulated": {"micro_batch_size": 2},
     "in the backward": {"micro_batch_size": 8, "optimizer_in_backward": True},
-    "checkpointed lora": {"micro_batch_size": 4, "lora_rank": 8, "activation_checkpointing": "full"},
+    "checkpointed lora": {
+        "micro_batch_size": 4,
+        "lora_rank": 8,
+        "activation_checkpointing": "full",
+    },
     "offloaded": {"micro_batch_size": 4, "optimizer_offload": "cpu", "activation_offload": "cpu"},
 }
 
 
 @pytest.mark.parametrize("knobs", CONFIGS.values(), ids=CONFIGS)
-def test_every_free_is_of_what_lives_and_the_peak_is_that_of_the_trace(knobs: dict[str, Any]) -> None:
+def test_every_free_is_of_what_lives_and_the_peak_is_that_of_the_trace(
+    knobs: dict[str, Any],
+) -> None:
     found = traced(WORKLOAD, AMPERE, **knobs)
     alive: dict[int, int] = {}
     highest = 0
@@ -34,7 +42,11 @@ def test_every_free_is_of_what_lives_and_the_peak_is_that_of_the_trace(knobs: di
         else:
             alive.pop(storage, None)
     lasting = {storage for storage in alive if storage >= 0}
-    once = {storage for storage, label in found.labels.items() if label in ("parameters", "inputs", "optimizer")}
+    once = {
+        storage
+        for storage, label in found.labels.items()
+        if label in ("parameters", "inputs", "optimizer")
+    }
     assert lasting <= once | {event.storage for event in found.events[: found.marks[1].events]}
     peak = peak_of(found, AMPERE).nbytes + workspace_bytes(AMPERE)
     assert highest == pytest.approx(peak, rel=0.02)
@@ -58,7 +70,9 @@ def test_gradients_of_a_first_micro_batch_stay_until_the_update() -> None:
     def kept(found: Any) -> int:
         """Storages of the size of a gradient that outlive a micro-batch in the first of the two steps."""
         events = [each for each in TwoSteps(found, AMPERE).events() if each[0] >= 0]
-        state = next(i for i, (storage, _) in enumerate(events) if found.labels.get(storage) == "optimizer")
+        state = next(
+            i for i, (storage, _) in enumerate(events) if found.labels.get(storage) == "optimizer"
+        )
         alive = {storage for storage, nbytes in events[:state] if nbytes}
         alive -= {storage for storage, nbytes in events[:state] if not nbytes}
         return len([storage for storage in alive if storage not in found.labels])
@@ -76,7 +90,9 @@ def test_what_is_gathered_and_reduced_has_streams_of_its_own() -> None:
             made[stream] += event.nbytes
     weights = sum(shape.numel() * dtype.itemsize for shape, dtype, _ in found.shapes)
     assert made["reduce"] == pytest.approx(weights, rel=0.01), "gradients of this rank's half"
-    assert 2 * weights <= made["gather"] <= 4.1 * weights, "all weights in the forward, and most in the backward"
+    assert 2 * weights <= made["gather"] <= 4.1 * weights, (
+        "all weights in the forward, and most in the backward"
+    )
     together = reserved_by(TwoSteps(found, hardware).events(), expandable=True)
     assert reserved_for(found, hardware, expandable=True) > together
     alone = traced(WORKLOAD, AMPERE, micro_batch_size=8)

@@ -9,7 +9,14 @@ from hypothesis import strategies as st
 from autofit.core.config import Config
 from autofit.core.files import write_cache
 from autofit.core.measurement import Measurement, Outcome, PeakBytes, StepSeconds
-from autofit.estimate.calibration import MOST_STORED, Calibration, Comparison, calibration_for, compare, learn
+from autofit.estimate.calibration import (
+    MOST_STORED,
+    Calibration,
+    Comparison,
+    calibration_for,
+    compare,
+    learn,
+)
 from tests.tiny import CPU
 
 DAY = 24 * 3600.0
@@ -18,7 +25,9 @@ shares = st.floats(0, 1)
 ratios = st.floats(0.1, 10)
 
 
-def seen(ratio: float, *, days_ago: float = 0.0, waiting: float = 0.0, noise: float = 0.0) -> Comparison:
+def seen(
+    ratio: float, *, days_ago: float = 0.0, waiting: float = 0.0, noise: float = 0.0
+) -> Comparison:
     return Comparison(100, 110, 1.0, ratio, NOW - days_ago * DAY, waiting, noise)
 
 
@@ -42,14 +51,25 @@ def test_several_devices_are_told_apart_by_what_they_exchange() -> None:
     learn(two, [seen(2.0)], replicas)
     learn(two, [seen(4.0)], shards)
     learn(CPU, [seen(8.0)], Config({}))
-    known = [calibration_for(hardware, config) for hardware in (two, four) for config in (replicas, shards)]
-    assert [(each.seconds, each.count) for each in known] == [(2.0, 1), (4.0, 1), (None, 0), (None, 0)]
+    known = [
+        calibration_for(hardware, config)
+        for hardware in (two, four)
+        for config in (replicas, shards)
+    ]
+    assert [(each.seconds, each.count) for each in known] == [
+        (2.0, 1),
+        (4.0, 1),
+        (None, 0),
+        (None, 0),
+    ]
     assert calibration_for(CPU).seconds == 8.0
     assert calibration_for(four, replicas.replace(data_parallel_shard=2)) == Calibration()
 
 
 def test_the_spread_counts_from_a_few_measurements_on() -> None:
-    few, enough = (Calibration.of([Comparison(100, 100 + each) for each in range(count)]) for count in (4, 9))
+    few, enough = (
+        Calibration.of([Comparison(100, 100 + each) for each in range(count)]) for count in (4, 9)
+    )
     assert few.spread is None
     assert enough.spread == pytest.approx((100 / 104, 108 / 104))
 
@@ -69,7 +89,12 @@ def test_older_busier_and_less_steady_never_counts_more(
 
 
 @given(
-    st.lists(st.tuples(ratios, st.floats(0, 40)), min_size=4, max_size=30, unique_by=lambda each: int(each[1])),
+    st.lists(
+        st.tuples(ratios, st.floats(0, 40)),
+        min_size=4,
+        max_size=30,
+        unique_by=lambda each: int(each[1]),
+    ),
     st.lists(ratios, max_size=150),
     st.floats(0.6, 1),
 )
@@ -78,7 +103,9 @@ def test_no_busy_day_moves_what_quiet_ones_have_shown(
 ) -> None:
     """However many are measured in it, the median stays among those of the quiet days, and predictions."""
     before = [seen(ratio, days_ago=2 + age) for ratio, age in quiet]
-    found = Calibration.of([*before, *(seen(ratio, waiting=waiting) for ratio in busy)], NOW).seconds
+    found = Calibration.of(
+        [*before, *(seen(ratio, waiting=waiting) for ratio in busy)], NOW
+    ).seconds
     assert found is not None
     known = [1.0, *(ratio for ratio, _ in quiet)]
     assert min(known) <= found <= max(known)
@@ -88,7 +115,9 @@ def test_what_a_busy_day_alone_shows_is_not_believed() -> None:
     found = Calibration.of([seen(3.18, waiting=0.9) for _ in range(50)], NOW)
     assert (found.seconds, found.discounted) == (1.0, 50)
     steady = [seen(1.2, days_ago=each) for each in range(3)]
-    assert Calibration.of([*steady, *(seen(3.18, waiting=0.9) for _ in range(50))], NOW).seconds == 1.2
+    assert (
+        Calibration.of([*steady, *(seen(3.18, waiting=0.9) for _ in range(50))], NOW).seconds == 1.2
+    )
 
 
 def test_what_is_long_ago_is_believed_less() -> None:
@@ -115,14 +144,21 @@ def file_in(cache: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    "told", [{}, {"when": NOW, "waiting": 0.0, "noise": 0.0, "temperature": 300}], ids=["earlier", "later"]
+    "told",
+    [{}, {"when": NOW, "waiting": 0.0, "noise": 0.0, "temperature": 300}],
+    ids=["earlier", "later"],
 )
 def test_files_of_other_versions_are_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, told: dict[str, Any]
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     learn(CPU, [seen(1.0)])
-    data = {"predicted_bytes": 100, "measured_bytes": 120, "predicted_seconds": 1.0, "measured_seconds": 3.18}
+    data = {
+        "predicted_bytes": 100,
+        "measured_bytes": 120,
+        "predicted_seconds": 1.0,
+        "measured_seconds": 3.18,
+    }
     write_cache(file_in(tmp_path), [data | told] * 4)
     known = calibration_for(CPU)
     assert (known.memory, known.count, known.discounted) == (1.2, 4, 0 if told else 4)
@@ -139,7 +175,9 @@ def test_a_broken_file_is_as_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         assert calibration_for(CPU).count == 0
 
 
-def test_a_cache_that_cannot_be_written_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cache_that_cannot_be_written_is_no_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "file").write_text("", encoding="utf-8")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     learn(CPU, [Comparison(1, 1)])
@@ -147,7 +185,12 @@ def test_a_cache_that_cannot_be_written_is_no_error(tmp_path: Path, monkeypatch:
 
 
 def test_measurements_are_compared_with_what_was_predicted_of_their_configs() -> None:
-    timed = Measurement(Config(a=1), Outcome.FITS, step_seconds=StepSeconds(2.0, 1.9, 2.2), peak_bytes=PeakBytes(110))
+    timed = Measurement(
+        Config(a=1),
+        Outcome.FITS,
+        step_seconds=StepSeconds(2.0, 1.9, 2.2),
+        peak_bytes=PeakBytes(110),
+    )
     unknown = replace(timed, config=Config(a=2))
     failed = Measurement(Config(a=1), Outcome.FAILED)
     nbytes, seconds = {Config(a=1): 100.0, Config(a=2): float("nan")}, {Config(a=1): 1.0}

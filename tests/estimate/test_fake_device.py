@@ -31,7 +31,9 @@ class Called(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def kernel(hardware: Hardware, *, dtype: torch.dtype = torch.bfloat16, size: int = 64, **given: Any) -> str:
+def kernel(
+    hardware: Hardware, *, dtype: torch.dtype = torch.bfloat16, size: int = 64, **given: Any
+) -> str:
     lengths, heads = given.pop("lengths", (16, 16)), given.pop("heads", (4, 4))
     with fake_device(hardware), Called() as called:
         query = torch.empty(2, heads[0], lengths[0], size, dtype=dtype, requires_grad=True)
@@ -42,7 +44,10 @@ def kernel(hardware: Hardware, *, dtype: torch.dtype = torch.bfloat16, size: int
             given["attn_mask"] = torch.ones(lengths, dtype=torch.bool)
         out = functional.scaled_dot_product_attention(query, key, value, **given)
     assert out.shape == (2, heads[0], lengths[0], size)
-    return next((name for name in KERNELS if any(f"product_{name}" in each for each in called.names)), "math")
+    return next(
+        (name for name in KERNELS if any(f"product_{name}" in each for each in called.names)),
+        "math",
+    )
 
 
 @pytest.mark.parametrize(
@@ -84,7 +89,9 @@ def test_dropout_keeps_a_byte_for_each_element_on_cuda_and_a_factor_on_a_cpu() -
         saved = []
         with (
             fake_device(hardware),
-            torch.autograd.graph.saved_tensors_hooks(lambda each: saved.append(each.dtype), lambda each: each),
+            torch.autograd.graph.saved_tensors_hooks(
+                lambda each: saved.append(each.dtype), lambda each: each
+            ),
         ):
             functional.dropout(torch.empty(8, 8, dtype=torch.bfloat16, requires_grad=True), 0.1)
         return set(saved)

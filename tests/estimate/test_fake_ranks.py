@@ -25,7 +25,10 @@ from autofit.training.step import accumulate, update
 from tests.ranks import on_ranks
 from tests.tiny import CPU, llama_workload
 
-BATCH, STEPS = 8, 5  # the first one makes the optimizer's state, and DDP rebuilds its buckets before the second
+BATCH, STEPS = (
+    8,
+    5,
+)  # the first one makes the optimizer's state, and DDP rebuilds its buckets before the second
 CLOSE = 64  # bytes: scalars that a run holds
 FSDP, DDP, LORA = {"data_parallel": "fsdp"}, {"data_parallel": "ddp"}, {"lora_rank": 4}
 QLORA = LORA | {"quantization": "nf4-dq", "activation_checkpointing": "full"}
@@ -33,12 +36,18 @@ CONFIGS: dict[str, tuple[int, dict[str, Any]]] = {
     "fsdp": (2, FSDP | {"micro_batch_size": 4}),
     "zero-2": (2, FSDP | {"micro_batch_size": 2, "reshard_after_forward": False}),
     "mixed": (2, FSDP | {"micro_batch_size": 2, "precision": "bf16-mixed"}),
-    "adapters": (2, FSDP | LORA | {"micro_batch_size": 2}),  # whose gradients wait for the last micro-batch
+    "adapters": (
+        2,
+        FSDP | LORA | {"micro_batch_size": 2},
+    ),  # whose gradients wait for the last micro-batch
     "in-backward": (2, FSDP | {"micro_batch_size": 4, "optimizer_in_backward": True}),
     "context": (2, FSDP | {"micro_batch_size": 8, "context_parallel": 2}),
     "ddp": (2, DDP | {"micro_batch_size": 4}),
     "ddp-adapters": (2, DDP | LORA | {"micro_batch_size": 2}),
-    "tensor": (2, {"micro_batch_size": 8, "tensor_parallel": 2, "activation_checkpointing": "full"}),
+    "tensor": (
+        2,
+        {"micro_batch_size": 8, "tensor_parallel": 2, "activation_checkpointing": "full"},
+    ),
     "hsdp": (4, FSDP | {"micro_batch_size": 1, "data_parallel_replicate": 2}),
     "tensor-fsdp": (4, FSDP | {"micro_batch_size": 4, "tensor_parallel": 2}),
 }
@@ -58,7 +67,9 @@ class Watch(StorageTracker):
         super().__init__()
         self.exchanged: Exchanged = Counter()
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
         result = super().__torch_dispatch__(func, types, args, kwargs)
         if result is not NotImplemented and (found := collective_of(func, args, result)):
             self.exchanged[found.kind, found.nbytes, found.ranks, found.stride] += 1
@@ -88,7 +99,9 @@ def of_each(names: list[str], world: int) -> dict[str, tuple[int, Exchanged]]:
 
 @functools.cache
 def on_all(world: int) -> list[dict[str, tuple[int, Exchanged]]]:
-    return on_ranks(world, of_each, [name for name, (ranks, _) in CONFIGS.items() if ranks == world], world)
+    return on_ranks(
+        world, of_each, [name for name, (ranks, _) in CONFIGS.items() if ranks == world], world
+    )
 
 
 @pytest.mark.parametrize("name", CONFIGS)
@@ -103,7 +116,10 @@ def test_a_trace_has_the_bytes_and_the_collectives_of_a_rank(name: str) -> None:
     step = [each for each in traced.collectives if each.event >= forward]
     assert step
     if micro_batches == 1:  # else a trace has one of them
-        assert Counter((each.kind, each.nbytes, each.ranks, each.stride) for each in step) == on_all(world)[0][name][1]
+        assert (
+            Counter((each.kind, each.nbytes, each.ranks, each.stride) for each in step)
+            == on_all(world)[0][name][1]
+        )
 
 
 def test_a_thousand_ranks_hold_a_thousandth() -> None:
@@ -133,7 +149,9 @@ def refused() -> str:
 
 
 def test_a_real_rank_predicts_no_others() -> None:
-    assert {"cannot predict a step of other ranks" in each for each in on_ranks(2, refused)} == {True}
+    assert {"cannot predict a step of other ranks" in each for each in on_ranks(2, refused)} == {
+        True
+    }
 
 
 def test_the_collectives_of_a_group_say_how_far_its_ranks_are_apart() -> None:
@@ -149,6 +167,11 @@ def test_other_tensors_are_not_exchanged() -> None:
 
 
 def test_one_of_two_ranks_trains_half_of_what_one_device_does() -> None:
-    alone, sharded = (trace(workload(), knobs, hardware) for knobs, hardware in (({}, CPU), (FSDP, CPU.of_several(2))))
-    assert [shape for shape, *_ in sharded.shapes] == [(rows // 2, *rest) for (rows, *rest), *_ in alone.shapes]
+    alone, sharded = (
+        trace(workload(), knobs, hardware)
+        for knobs, hardware in (({}, CPU), (FSDP, CPU.of_several(2)))
+    )
+    assert [shape for shape, *_ in sharded.shapes] == [
+        (rows // 2, *rest) for (rows, *rest), *_ in alone.shapes
+    ]
     assert len(sharded.trained) == len(alone.trained) > 0

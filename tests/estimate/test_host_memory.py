@@ -39,7 +39,9 @@ def test_without_offload_nothing_is_on_the_host() -> None:
 def test_streamed_weights_are_on_the_device_two_blocks_at_a_time() -> None:
     kept, streamed = (_traced(lora_rank=4, parameter_offload=value) for value in ("none", "cpu"))
     assert labelled(streamed, "host") == host_bytes_of(streamed) == BLOCKS * _BLOCK
-    saved = peak_of(kept, AMPERE).parts["parameters"] - peak_of(streamed, AMPERE).parts["parameters"]
+    saved = (
+        peak_of(kept, AMPERE).parts["parameters"] - peak_of(streamed, AMPERE).parts["parameters"]
+    )
     assert saved == (BLOCKS - 2) * _BLOCK
     assert _transferred(streamed, "forward") == BLOCKS * _BLOCK
     # The backward finds the last two there, but the one that it turns round at has been asked to make room.
@@ -67,19 +69,26 @@ def test_saved_activations_leave_the_device() -> None:
 def test_an_offloaded_optimizer_leaves_weights_and_gradients_on_the_device() -> None:
     pytest.importorskip("torchao")
     kept, moved = (_traced(optimizer_offload=value) for value in ("none", "cpu"))
-    trained = sum(event.nbytes for event in kept.events if kept.labels.get(event.storage) == "gradients")
+    trained = sum(
+        event.nbytes for event in kept.events if kept.labels.get(event.storage) == "gradients"
+    )
     small = 2 * (2 * BLOCKS + 1) * HIDDEN  # norms stay: bytes of each of their tensors
     assert labelled(moved, "parameters") == labelled(kept, "parameters")
     # Weight, gradient and two moments, and a counter for each of the matrices (and of the two tables).
     assert labelled(moved, "host") == 4 * (trained - small) + 4 * (7 * BLOCKS + 2)
     assert labelled(moved, "optimizer") == 2 * small + 4 * (2 * BLOCKS + 1)
     assert _transferred(moved, "backward") == _transferred(moved, "update") == trained - small
-    assert not any(cost.kind == "host" for phase in ("forward", "backward") for cost in moved.costs_of(phase))
+    assert not any(
+        cost.kind == "host" for phase in ("forward", "backward") for cost in moved.costs_of(phase)
+    )
 
 
 def test_gradients_of_streamed_weights_are_copied_out_and_in_again_to_be_added_to() -> None:
     pytest.importorskip("torchao")
-    both, tables = {"optimizer_offload": "cpu", "parameter_offload": "cpu"}, 2 * 2 * VOCABULARY * HIDDEN
+    both, tables = (
+        {"optimizer_offload": "cpu", "parameter_offload": "cpu"},
+        2 * 2 * VOCABULARY * HIDDEN,
+    )
     once, again = (_traced(**both, micro_batch_size=size) for size in (4, 2))
     weights, counters = BLOCKS * _BLOCK, 4 * (7 * BLOCKS + 2)
     for trace in (once, again):  # weight, gradient and two moments
@@ -96,7 +105,11 @@ def test_gradients_of_streamed_weights_are_copied_out_and_in_again_to_be_added_t
 
 def test_the_state_on_the_host_is_there_before_the_traced_update() -> None:
     pytest.importorskip("torchao")
-    names = {cost.name for cost in _traced(optimizer_offload="cpu").costs_of("update") if cost.kind == "host"}
+    names = {
+        cost.name
+        for cost in _traced(optimizer_offload="cpu").costs_of("update")
+        if cost.kind == "host"
+    }
     assert names == {"aten::_fused_adamw_"}  # and nothing that makes state
 
 
@@ -106,8 +119,13 @@ def test_an_update_on_the_host_is_waited_for_and_copies_beside_the_backward_are_
     # Arithmetic that hides every copy of a backward, and no launching that copies would hide.
     slow = replace(UNKNOWN, matmul={"bfloat16": 1e9, "float32": 1e9}, launch_seconds=1e-9)
     rates = {link: replace(slow, link=link) for link in (1e9, 1e12)}
-    seconds = {link: estimate_of(moved, workload, AMPERE, rates=rates[link], calibration=None) for link in rates}
-    waited = sum(cost.nbytes for cost in moved.costs_of("update") if cost.kind in ("transfer", "host"))
+    seconds = {
+        link: estimate_of(moved, workload, AMPERE, rates=rates[link], calibration=None)
+        for link in rates
+    }
+    waited = sum(
+        cost.nbytes for cost in moved.costs_of("update") if cost.kind in ("transfer", "host")
+    )
     assert seconds[1e9].host_bytes == host_bytes_of(moved) > 0
     longer = seconds[1e9].step_seconds - seconds[1e12].step_seconds
     assert longer == pytest.approx(waited / 1e9, rel=0.03)
@@ -116,9 +134,15 @@ def test_an_update_on_the_host_is_waited_for_and_copies_beside_the_backward_are_
 def test_paged_state_is_none_of_the_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     manager = pytest.importorskip("bitsandbytes").optim.GlobalOptimManager.get_instance()
     # What an earlier Trainer of this process asked for its own embeddings is none of this prediction's business.
-    monkeypatch.setattr(manager, "index2config", {(0, number): {"optim_bits": 32} for number in range(99)})
-    plain, paged, wide = (_traced(optimizer=value) for value in ("adamw-8bit", "paged-adamw-8bit", "paged-adamw"))
-    large = BLOCKS * 3 * HIDDEN * 512  # those of at least 100,000 elements: one byte for either moment
+    monkeypatch.setattr(
+        manager, "index2config", {(0, number): {"optim_bits": 32} for number in range(99)}
+    )
+    plain, paged, wide = (
+        _traced(optimizer=value) for value in ("adamw-8bit", "paged-adamw-8bit", "paged-adamw")
+    )
+    large = (
+        BLOCKS * 3 * HIDDEN * 512
+    )  # those of at least 100,000 elements: one byte for either moment
     assert labelled(paged, "host") == 2 * large
     assert labelled(wide, "host") == 8 * large
     assert labelled(paged, "optimizer") == labelled(plain, "optimizer") - 2 * large

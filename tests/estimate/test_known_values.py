@@ -28,11 +28,22 @@ def test_models_of_images_and_texts_are_predicted_to_the_byte(name: str) -> None
 
 def _detr() -> nn.Module:
     backbone = transformers.ResNetConfig(
-        embedding_size=8, hidden_sizes=[8, 16], depths=[1, 1], layer_type="basic", out_features=["stage2"]
+        embedding_size=8,
+        hidden_sizes=[8, 16],
+        depths=[1, 1],
+        layer_type="basic",
+        out_features=["stage2"],
     )
-    sizes = {f"{part}_{name}": size for part in ("encoder", "decoder") for name, size in _SIZES.items()}
+    sizes = {
+        f"{part}_{name}": size for part in ("encoder", "decoder") for name, size in _SIZES.items()
+    }
     config = transformers.DetrConfig(
-        use_timm_backbone=False, backbone_config=backbone, d_model=32, num_queries=10, num_labels=5, **sizes
+        use_timm_backbone=False,
+        backbone_config=backbone,
+        d_model=32,
+        num_queries=10,
+        num_labels=5,
+        **sizes,
     )
     return transformers.DetrForObjectDetection(config)
 
@@ -56,7 +67,9 @@ def test_every_micro_batch_of_them_is_predicted_from_one_trace(name: str) -> Non
     """Qwen's code works on each window of each image by itself: on as many as there are samples."""
     workload = vision_language(name, effective_batch_size=4)
     knobs: list[dict[str, Any]] = [{"micro_batch_size": 1}, {"activation_checkpointing": "full"}]
-    nbytes, _ = predict_all(workload, CPU, [canonicalize(each, workload, CPU) for each in knobs], measuring=0)
+    nbytes, _ = predict_all(
+        workload, CPU, [canonicalize(each, workload, CPU) for each in knobs], measuring=0
+    )
     assert nbytes == pytest.approx([tracked(workload, each) for each in knobs], rel=0.005)
 
 
@@ -194,13 +207,17 @@ def test_what_scores_choose_is_taken_to_be_spread_evenly(function: Any) -> None:
     assert peak(prediction) == pytest.approx(tracked(workload, {}), rel=0.1)
     configs = [canonicalize({"micro_batch_size": size}, workload, CPU) for size in (1, 2)]
     nbytes, _ = predict_all(workload, CPU, configs, measuring=0)
-    assert nbytes == pytest.approx([peak(traced(workload, micro_batch_size=size)) for size in (1, 2)], rel=0.02)
+    assert nbytes == pytest.approx(
+        [peak(traced(workload, micro_batch_size=size)) for size in (1, 2)], rel=0.02
+    )
 
 
 def test_all_rows_are_taken_to_be_chosen_where_values_choose_them() -> None:
     workload = _workload(lambda out, mask: out[out > 0])
     prediction = traced(workload)
-    assert prediction.assumptions == ("where values choose rows, all were taken to be chosen, the most there can be.",)
+    assert prediction.assumptions == (
+        "where values choose rows, all were taken to be chosen, the most there can be.",
+    )
     assert peak(prediction) >= tracked(workload, {})
 
 
@@ -209,7 +226,10 @@ class Drops(nn.Module):
 
     def __init__(self, probability: float) -> None:
         super().__init__()
-        self.layers, self.probability = nn.ModuleList(nn.Linear(8, 8) for _ in range(4)), probability
+        self.layers, self.probability = (
+            nn.ModuleList(nn.Linear(8, 8) for _ in range(4)),
+            probability,
+        )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         for layer in self.layers:
@@ -233,7 +253,9 @@ class PassesMessages(nn.Module):
         super().__init__()
         self.enter, self.head = nn.Linear(16, 32), nn.Linear(32, 4)
 
-    def forward(self, x: torch.Tensor, edge_index: torch.Tensor, batch: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    def forward(
+        self, x: torch.Tensor, edge_index: torch.Tensor, batch: torch.Tensor, y: torch.Tensor
+    ) -> torch.Tensor:
         h = self.enter(x)
         h = torch.zeros_like(h).index_add(0, edge_index[1], h[edge_index[0]]).relu()
         graphs = torch.zeros(int(batch.max()) + 1, 32).index_add(0, batch, h)
@@ -243,7 +265,10 @@ class PassesMessages(nn.Module):
 def _graphs(samples: int) -> dict[str, torch.Tensor]:
     ring = torch.stack([torch.arange(20), (torch.arange(20) + 1) % 20])
     edges = torch.cat([ring + 20 * graph for graph in range(samples)], 1)
-    owners, classes = torch.arange(samples).repeat_interleave(20), torch.zeros(samples, dtype=torch.long)
+    owners, classes = (
+        torch.arange(samples).repeat_interleave(20),
+        torch.zeros(samples, dtype=torch.long),
+    )
     return {"x": torch.ones(20 * samples, 16), "edge_index": edges, "batch": owners, "y": classes}
 
 

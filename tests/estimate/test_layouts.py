@@ -32,18 +32,31 @@ FSDP = {"data_parallel": "fsdp"}
 
 def workload(**changes: Any) -> Workload:
     # Embedding and head are larger than a block, and gathered by themselves.
-    sizes = {"num_hidden_layers": 5, "num_attention_heads": 4, "num_key_value_heads": 4, "vocab_size": 640}
+    sizes = {
+        "num_hidden_layers": 5,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 4,
+        "vocab_size": 640,
+    }
     return dataclasses.replace(llama_workload(**sizes, **changes), effective_batch_size=64)
 
 
 @given(st.sampled_from([2, 4, 8, 64, 1024]), st.data())
-def test_every_layout_is_traced_by_legal_ones_whose_shares_are_one(world: int, draw: st.DataObject) -> None:
+def test_every_layout_is_traced_by_legal_ones_whose_shares_are_one(
+    world: int, draw: st.DataObject
+) -> None:
     divisors = [size for size in range(1, world + 1) if world % size == 0]
     tensor = draw.draw(st.sampled_from(divisors))
-    context = draw.draw(st.sampled_from([size for size in divisors if world % (size * tensor) == 0]))
+    context = draw.draw(
+        st.sampled_from([size for size in divisors if world % (size * tensor) == 0])
+    )
     samplers = world // tensor // context
     replicate = draw.draw(st.sampled_from([size for size in divisors if samplers % size == 0]))
-    degrees = {"tensor_parallel": tensor, "context_parallel": context, "data_parallel_replicate": replicate}
+    degrees = {
+        "tensor_parallel": tensor,
+        "context_parallel": context,
+        "data_parallel_replicate": replicate,
+    }
     hardware = AMPERE.of_several(world)
     given = dataclasses.replace(workload(), effective_batch_size=world)
     config = canonicalize(FSDP | degrees, given, hardware)
@@ -61,7 +74,9 @@ def test_every_layout_is_traced_by_legal_ones_whose_shares_are_one(world: int, d
 
 def test_few_numbers_of_shards_are_traced_as_they_are() -> None:
     eight = AMPERE.of_several(8)
-    two, four = (canonicalize(FSDP | {"data_parallel_replicate": size}, workload(), eight) for size in (2, 4))
+    two, four = (
+        canonicalize(FSDP | {"data_parallel_replicate": size}, workload(), eight) for size in (2, 4)
+    )
     split = canonicalize(FSDP | {"tensor_parallel": 4}, workload(), eight)
     whole = canonicalize(FSDP, workload(), eight)
     assert have_few_shards([two, four, split])
@@ -78,8 +93,10 @@ def test_one_device_is_traced_as_it_is() -> None:
 
 CASES: dict[str, dict[str, Any]] = {
     "fsdp": FSDP | {"micro_batch_size": 2, "precision": "bf16"},
-    "kept": FSDP | {"micro_batch_size": 4, "reshard_after_forward": False, "precision": "bf16-mixed"},
-    "between": FSDP | {"micro_batch_size": 2, "data_parallel_replicate": 2, "activation_checkpointing": "full"},
+    "kept": FSDP
+    | {"micro_batch_size": 4, "reshard_after_forward": False, "precision": "bf16-mixed"},
+    "between": FSDP
+    | {"micro_batch_size": 2, "data_parallel_replicate": 2, "activation_checkpointing": "full"},
     "ddp": {"data_parallel": "ddp", "micro_batch_size": 2},
     "chunked": FSDP | {"micro_batch_size": 2, "loss": "chunked"},
     "tensor": FSDP | {"tensor_parallel": 2, "micro_batch_size": 4},
@@ -91,7 +108,11 @@ CASES |= {
     name: FSDP | {"micro_batch_size": 2, "lora_rank": 16, "data_parallel_replicate": 2} | knobs
     for name, knobs in {
         "adapters": {"precision": "bf16-mixed"},
-        "qlora": {"precision": "bf16", "quantization": "nf4-dq", "activation_checkpointing": "full"},
+        "qlora": {
+            "precision": "bf16",
+            "quantization": "nf4-dq",
+            "activation_checkpointing": "full",
+        },
     }.items()
 }
 
@@ -105,7 +126,9 @@ def test_a_space_is_predicted_as_its_configs_one_by_one(eight: Hardware) -> None
     given = workload()
     configs = [canonicalize(knobs, given, eight) for knobs in CASES.values()]
     predicted = SpaceEstimator(given, eight, RATES, configs).predict()
-    for name, config, nbytes, seconds in zip(CASES, configs, predicted.allocated, predicted.seconds, strict=True):
+    for name, config, nbytes, seconds in zip(
+        CASES, configs, predicted.allocated, predicted.seconds, strict=True
+    ):
         traced = trace(given, config, eight)
         # Of the rank's few rows of an adapter each of eight ranks has a whole number, each of four may have another.
         close = 0.01 if config["lora_rank"] else 0.002
@@ -116,12 +139,15 @@ def test_a_space_is_predicted_as_its_configs_one_by_one(eight: Hardware) -> None
         assert seconds > least * step_seconds(traced, speed, eight, links_of(eight)), name
 
 
-@pytest.mark.parametrize("knobs", [{}, {"fsdp_offload": "cpu"}, {"lora_rank": 16, "precision": "bf16-mixed"}])
+@pytest.mark.parametrize(
+    "knobs", [{}, {"fsdp_offload": "cpu"}, {"lora_rank": 16, "precision": "bf16-mixed"}]
+)
 def test_on_cards_too(knobs: dict[str, Any]) -> None:
     """What is on the host, the device does not hold; and what exchanges are beside is the same."""
     two, size = AMPERE.of_several(2), 8
     given = replace(
-        llama_workload(7, hidden_size=256, intermediate_size=1024, vocab_size=8192), effective_batch_size=64
+        llama_workload(7, hidden_size=256, intermediate_size=1024, vocab_size=8192),
+        effective_batch_size=64,
     )
     config = canonicalize(FSDP | {"micro_batch_size": size} | knobs, given, two)
     estimate = predict(given, config, two, rates=RATES)

@@ -18,20 +18,33 @@ from autofit.techniques.precision import Precision
 from tests.estimate.traced import AMPERE, HOPPER, peak, traced, tracked
 from tests.tiny import CPU, llama_workload
 
-SHAPES = [(64, 128), (4096,), (63, 65), (64, 65), (8, 16), (65536,)]  # in whole blocks of 128 and 256, and not
+SHAPES = [
+    (64, 128),
+    (4096,),
+    (63, 65),
+    (64, 65),
+    (8, 16),
+    (65536,),
+]  # in whole blocks of 128 and 256, and not
 
 
 def _nbytes(tensors: list[torch.Tensor]) -> list[int]:
-    return [plain.untyped_storage().nbytes() for tensor in tensors for plain in plain_tensors(tensor)]
+    return [
+        plain.untyped_storage().nbytes() for tensor in tensors for plain in plain_tensors(tensor)
+    ]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("value", ["adamw-4bit", "adamw-fp8", "adamw-sr", "adamw-8bit-sr"])
-def test_low_bit_state_is_laid_out_as_torchao_lays_it_out(value: str, shape: tuple[int, ...], dtype: Any) -> None:
+def test_low_bit_state_is_laid_out_as_torchao_lays_it_out(
+    value: str, shape: tuple[int, ...], dtype: Any
+) -> None:
     pytest.importorskip("torchao")
     weights = nn.ParameterList([torch.zeros(shape, dtype=dtype)])
-    setup = Setup(llama_workload(), Config({}), CPU, torch.device("cpu"), weights, Hyperparameters())
+    setup = Setup(
+        llama_workload(), Config({}), CPU, torch.device("cpu"), weights, Hyperparameters()
+    )
     technique_named("optimizer").trace(setup, value)
     assert setup.optimizer is not None
     weights[0].grad = torch.zeros_like(weights[0])
@@ -49,7 +62,9 @@ def test_low_bit_state_is_laid_out_as_torchao_lays_it_out(value: str, shape: tup
 
 def test_what_torchao_keeps_on_the_host_takes_nothing_of_a_card() -> None:
     weights = nn.ParameterList([torch.zeros(64, 128)])
-    setup = Setup(llama_workload(), Config({}), HOPPER, torch.device("cpu"), weights, Hyperparameters())
+    setup = Setup(
+        llama_workload(), Config({}), HOPPER, torch.device("cpu"), weights, Hyperparameters()
+    )
     technique_named("optimizer").trace(setup, "adamw-4bit")
     assert setup.optimizer is not None
     weights[0].grad = torch.zeros_like(weights[0])
@@ -62,7 +77,9 @@ def test_sgd_steps_all_weights_at_once_where_cuda_would() -> None:
     weights = nn.ParameterList([torch.zeros(64, 64), torch.zeros(64, 64)])
     groups = {}
     for hardware in (CPU, AMPERE):
-        setup = Setup(llama_workload(), Config({}), hardware, torch.device("cpu"), weights, Hyperparameters())
+        setup = Setup(
+            llama_workload(), Config({}), hardware, torch.device("cpu"), weights, Hyperparameters()
+        )
         technique_named("optimizer").trace(setup, "sgd")
         assert setup.optimizer is not None
         groups[hardware.device] = setup.optimizer.param_groups[0]["foreach"]

@@ -21,9 +21,12 @@ _WIDE = {"hidden_size": 64, "intermediate_size": 256}  # blocks of 64 weights in
 
 
 @pytest.mark.parametrize(
-    ("value", "precision"), [("int8", "fp32"), ("nf4", "bf16"), ("int8", "bf16-mixed"), ("nf4-dq", "fp32")]
+    ("value", "precision"),
+    [("int8", "fp32"), ("nf4", "bf16"), ("int8", "bf16-mixed"), ("nf4-dq", "fp32")],
 )
-def test_a_traced_step_of_quantised_layers_takes_what_a_probe_reports(value: str, precision: str) -> None:
+def test_a_traced_step_of_quantised_layers_takes_what_a_probe_reports(
+    value: str, precision: str
+) -> None:
     workload = llama_workload(**_WIDE)
     knobs = {**LORA, "quantization": value, "precision": precision}
     # bitsandbytes' table of codes for scales of scales belongs to no trace.
@@ -40,7 +43,9 @@ def _bytes_of_linears(**knobs: Any) -> int:
     """Of the weights of a model on a GPU, those that its quantised layers hold."""
     workload = llama_workload(**_WIDE)
     plain = labelled(traced(workload, AMPERE, precision="bf16", **LORA), "parameters")
-    return labelled(traced(workload, AMPERE, precision="bf16", **LORA, **knobs), "parameters") - plain
+    return (
+        labelled(traced(workload, AMPERE, precision="bf16", **LORA, **knobs), "parameters") - plain
+    )
 
 
 def test_a_weight_takes_the_bytes_of_its_format() -> None:
@@ -48,10 +53,16 @@ def test_a_weight_takes_the_bytes_of_its_format() -> None:
     elements = squares * 64 * 64 + wide * 64 * 256
     blocks, layers = elements // 64, squares + wide
     rows = squares * 64 + 2 * (256 + 256 + 64)
-    assert _bytes_of_linears(quantization="nf4") == elements // 2 + 4 * blocks + layers * 4 * 16 - 2 * elements
+    assert (
+        _bytes_of_linears(quantization="nf4")
+        == elements // 2 + 4 * blocks + layers * 4 * 16 - 2 * elements
+    )
     nested = squares * 1 + wide * 1  # at most 256 scales each: one scale of them
     tables = layers * (4 * 16 + 4 * 256 + 4)
-    assert _bytes_of_linears(quantization="nf4-dq") == elements // 2 + blocks + 4 * nested + tables - 2 * elements
+    assert (
+        _bytes_of_linears(quantization="nf4-dq")
+        == elements // 2 + blocks + 4 * nested + tables - 2 * elements
+    )
     assert _bytes_of_linears(quantization="int8") == elements + 4 * rows - 2 * elements
 
 
@@ -60,13 +71,20 @@ def test_checkpointing_on_a_gpu_does_not_free_what_int8_layers_hold() -> None:
     knobs = {**LORA, "activation_checkpointing": "full", "precision": "bf16"}
     workload = llama_workload(32, 64)
     int8, nf4 = (traced(workload, AMPERE, quantization=value, **knobs) for value in ("int8", "nf4"))
-    inputs = 32 * 64 * 2 * 2 * (3 * 32 + 128)  # of two blocks: into attention, out of it, and into the two of the MLP
-    assert peak(int8) - labelled(int8, "parameters") > peak(nf4) - labelled(nf4, "parameters") + inputs // 2
+    inputs = (
+        32 * 64 * 2 * 2 * (3 * 32 + 128)
+    )  # of two blocks: into attention, out of it, and into the two of the MLP
+    assert (
+        peak(int8) - labelled(int8, "parameters")
+        > peak(nf4) - labelled(nf4, "parameters") + inputs // 2
+    )
 
 
 def _quantised(double: bool) -> tuple[torch.Tensor, Any]:
     weight = torch.randn(96, 64)
-    packed, state = bitsandbytes.functional.quantize_4bit(weight, compress_statistics=double, quant_type="nf4")
+    packed, state = bitsandbytes.functional.quantize_4bit(
+        weight, compress_statistics=double, quant_type="nf4"
+    )
     return packed, state
 
 
@@ -92,7 +110,9 @@ def test_int8_products_on_a_gpu_give_what_the_library_gives() -> None:
     theirs = torch.ops.bitsandbytes.int8_vectorwise_quant(inputs.half(), 6.0)
     results = [(each.shape, each.dtype) for each in (rows, scales, outliers)]
     assert results == [(each.shape, each.dtype) for each in theirs]
-    weight, weight_scales, _ = torch.ops.bitsandbytes.int8_vectorwise_quant(torch.randn(8, 16).half())
+    weight, weight_scales, _ = torch.ops.bitsandbytes.int8_vectorwise_quant(
+        torch.randn(8, 16).half()
+    )
     given = (inputs, theirs[0], weight, theirs[1], weight_scales, theirs[2], torch.ones(8))
     ours, none = kernels["bitsandbytes::int8_mixed_scaled_mm"](*given)
     output, _ = torch.ops.bitsandbytes.int8_mixed_scaled_mm(*given)
@@ -111,13 +131,17 @@ class _Recurrent(nn.Module):
 @pytest.mark.parametrize(("kind", "steps"), [("LSTM", 20), ("LSTM", 200), ("GRU", 20), ("RNN", 20)])
 def test_a_recurrent_layer_takes_what_a_probe_reports(kind: str, steps: int) -> None:
     """oneDNN's LSTM keeps a workspace that PyTorch's fake tensors know nothing of."""
-    workload = Workload(lambda: _Recurrent(kind), lambda n: {"x": torch.ones(n, steps, 8)}, effective_batch_size=4)
+    workload = Workload(
+        lambda: _Recurrent(kind), lambda n: {"x": torch.ones(n, steps, 8)}, effective_batch_size=4
+    )
     assert peak(traced(workload)) == pytest.approx(tracked(workload, {}), rel=1e-3)
 
 
 def test_how_fast_a_recurrent_layer_is_can_be_measured() -> None:
     """Its backward crashes on a workspace with made-up values."""
-    workload = Workload(lambda: _Recurrent("LSTM"), lambda n: {"x": torch.ones(n, 64, 8)}, effective_batch_size=64)
+    workload = Workload(
+        lambda: _Recurrent("LSTM"), lambda n: {"x": torch.ones(n, 64, 8)}, effective_batch_size=64
+    )
     recorded = traced(workload)
     lines = recorded.calls.measured(UNKNOWN)
     assert not [name for name in lines if "mkldnn_rnn_layer_backward" in name]
@@ -133,7 +157,9 @@ def test_a_recurrent_layer_of_a_card_keeps_what_its_steps_keep_and_that_is_said(
 
     card, state = of(51), 4 * 12 * 4  # bytes of one layer's state
     assert torch.backends.mkldnn.is_available() == torch._C._get_mkldnn_enabled()
-    assert peak(card) - peak(of(1)) > 50 * 2 * 6 * state  # in each step of two layers four gates, a cell, an output
+    assert (
+        peak(card) - peak(of(1)) > 50 * 2 * 6 * state
+    )  # in each step of two layers four gates, a cell, an output
     assert card.assumptions == (
         "recurrent layers were traced step by step: cuDNN's kernels are faster, and keep what only cuDNN knows.",
     )
@@ -145,14 +171,26 @@ def test_grouped_products_have_the_shape_and_layout_of_pytorchs(dtype: torch.dty
     ends = torch.tensor([8, 24], dtype=torch.int32)
     rows, weights = torch.randn(24, 16, dtype=dtype), torch.randn(2, 16, 8, dtype=dtype)
     kernel = library_kernels(CPU)["aten::_grouped_mm"]
-    for given in (rows, weights, ends), (rows.t(), torch.randn(24, 8, dtype=dtype), ends), (weights.mT, weights):
+    for given in (
+        (rows, weights, ends),
+        (rows.t(), torch.randn(24, 8, dtype=dtype), ends),
+        (weights.mT, weights),
+    ):
         ours, theirs = kernel(*given), torch.ops.aten._grouped_mm(*given)
-        assert (ours.shape, ours.stride(), ours.dtype) == (theirs.shape, theirs.stride(), theirs.dtype)
+        assert (ours.shape, ours.stride(), ours.dtype) == (
+            theirs.shape,
+            theirs.stride(),
+            theirs.dtype,
+        )
 
 
 @pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
-@pytest.mark.parametrize("loss", ["mse_loss", "smooth_l1_loss", "soft_margin_loss", "binary_cross_entropy"])
-def test_a_loss_that_keeps_the_losses_of_its_elements_takes_what_a_probe_reports(loss: str, reduction: str) -> None:
+@pytest.mark.parametrize(
+    "loss", ["mse_loss", "smooth_l1_loss", "soft_margin_loss", "binary_cross_entropy"]
+)
+def test_a_loss_that_keeps_the_losses_of_its_elements_takes_what_a_probe_reports(
+    loss: str, reduction: str
+) -> None:
     class Regression(nn.Module):
         def __init__(self) -> None:
             super().__init__()

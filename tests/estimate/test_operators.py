@@ -16,7 +16,11 @@ from tests.tiny import CPU, llama_workload
 
 # As fast as nothing is, so that every factor is far above 1 and small calls count too.
 RATES = replace(UNKNOWN, source="a test", launch_seconds=0.0)
-EXP, BERNOULLI, ADD = torch.ops.aten.exp.default, torch.ops.aten.bernoulli.p, torch.ops.aten.add.Tensor
+EXP, BERNOULLI, ADD = (
+    torch.ops.aten.exp.default,
+    torch.ops.aten.bernoulli.p,
+    torch.ops.aten.add.Tensor,
+)
 
 
 def _noted(*calls: tuple[object, torch.Size, dict[str, object]]) -> Calls:
@@ -45,14 +49,20 @@ def test_operators_that_look_alike_differ_in_what_they_really_take() -> None:
     assert factors["aten::bernoulli float32"][1] > 2 * factors["aten::add float32"][1]
 
 
-def test_every_size_is_called_but_none_that_needs_much_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_size_is_called_but_none_that_needs_much_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     seen: list[torch.Size] = []
     monkeypatch.setattr(operators, "_seconds", lambda call: seen.append(call.args[0].shape) or 1.0)
     small, large, huge = torch.Size((8,)), torch.Size((1024, 1024)), torch.Size((4096, 4096))
-    found = _noted((EXP, small, {}), (EXP, small, {}), (EXP, large, {}), (EXP, huge, {})).measured(RATES)
+    found = _noted((EXP, small, {}), (EXP, small, {}), (EXP, large, {}), (EXP, huge, {})).measured(
+        RATES
+    )
     assert seen[:2] == [large, small]
     assert set(seen) == {large, small}
-    assert found["aten::exp float32"] == found["aten::exp float32 4194304+4194304"]  # of what moves most
+    assert (
+        found["aten::exp float32"] == found["aten::exp float32 4194304+4194304"]
+    )  # of what moves most
     assert _noted((EXP, huge, {})).measured(RATES) == {}
 
 
@@ -67,9 +77,13 @@ def test_a_call_that_made_up_values_forbid_has_no_factor() -> None:
     assert noted.measured(RATES) == {}
 
 
-def test_what_does_not_grow_with_the_samples_is_told_from_what_does(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_does_not_grow_with_the_samples_is_told_from_what_does(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     # 1 ms, and 1 ns for each of the elements: 13 samples of 1000.
-    monkeypatch.setattr(operators, "_seconds", lambda call: 1e-3 + 1e-9 * call.args[0].shape.numel())
+    monkeypatch.setattr(
+        operators, "_seconds", lambda call: 1e-3 + 1e-9 * call.args[0].shape.numel()
+    )
     noted, given = Calls(Symbols(13, 11, 17)), torch.empty(13, 1000)
     cost = cost_of(EXP, (given,), {}, [given], given)
     assert cost is not None
@@ -79,7 +93,9 @@ def test_what_does_not_grow_with_the_samples_is_told_from_what_does(monkeypatch:
     assert factor * 8 / RATES.bandwidth == pytest.approx(1e-9)  # an element is read and written
 
 
-@pytest.mark.parametrize(("paces", "passes"), [([1.0] * 4, 2), ([9.0, 9.0, 9.0, 9.0, 1.0, 1.0], 3), ([9.0] * 8, 4)])
+@pytest.mark.parametrize(
+    ("paces", "passes"), [([1.0] * 4, 2), ([9.0, 9.0, 9.0, 9.0, 1.0, 1.0], 3), ([9.0] * 8, 4)]
+)
 def test_the_shortest_of_passes_counts_and_they_go_on_until_the_machine_is_undisturbed(
     monkeypatch: pytest.MonkeyPatch, paces: list[float], passes: int
 ) -> None:
@@ -106,14 +122,22 @@ def test_expanded_tensors_are_made_too() -> None:
 def test_what_matters_most_is_measured_first_and_time_is_short() -> None:
     shape = torch.Size((64, 64))
     noted = _noted((EXP, shape, {}), (ADD, shape, {"other": 1.0}), (ADD, shape, {"other": 2.0}))
-    assert list(noted.measured(RATES, 0.0)) == ["aten::add float32 16384+16384", "aten::add float32", "aten::add"]
+    assert list(noted.measured(RATES, 0.0)) == [
+        "aten::add float32 16384+16384",
+        "aten::add float32",
+        "aten::add",
+    ]
 
 
 def test_the_largest_call_of_every_operator_is_measured_before_any_other() -> None:
     large, larger, small = torch.Size((64, 64)), torch.Size((128, 64)), torch.Size((32, 32))
     noted = _noted((ADD, large, {"other": 1.0}), (ADD, larger, {"other": 1.0}), (EXP, small, {}))
     told = [key for key in noted.measured(RATES, 60.0) if "+" in key]
-    assert told == ["aten::add float32 32768+32768", "aten::exp float32 4096+4096", "aten::add float32 16384+16384"]
+    assert told == [
+        "aten::add float32 32768+32768",
+        "aten::exp float32 4096+4096",
+        "aten::add float32 16384+16384",
+    ]
 
 
 def test_a_space_is_ranked_by_what_operators_take_here_and_says_so() -> None:

@@ -13,13 +13,18 @@ from autofit.techniques import canonicalize
 from tests.estimate.traced import AMPERE
 from tests.tiny import CPU, llama_workload
 
-SHAPES = {(torch.Size((64, 64)), torch.float32, True): 3, (torch.Size((128, 64)), torch.float32, False): 2}
+SHAPES = {
+    (torch.Size((64, 64)), torch.float32, True): 3,
+    (torch.Size((128, 64)), torch.float32, False): 2,
+}
 ELEMENTS = 3 * 64 * 64 + 2 * 128 * 64
 
 
 def _cost(optimizer: str, hardware: Any = CPU) -> Any:
     workload = llama_workload()
-    return cost_of_update(workload, hardware, canonicalize({"optimizer": optimizer}, workload, hardware), SHAPES)
+    return cost_of_update(
+        workload, hardware, canonicalize({"optimizer": optimizer}, workload, hardware), SHAPES
+    )
 
 
 def test_adamw_keeps_two_moments_and_sgd_none() -> None:
@@ -56,7 +61,9 @@ def test_on_cuda_state_is_counted_in_blocks() -> None:
 
 def test_shapes_of_adapters_follow_the_rank() -> None:
     sizes = {(17, 64): 2, (64, 64): 1, (4 * 17, 64): 3}  # the last of four experts
-    shapes = Counter({(torch.Size(size), torch.float32, True): count for size, count in sizes.items()})
+    shapes = Counter(
+        {(torch.Size(size), torch.float32, True): count for size, count in sizes.items()}
+    )
     scaled = scaled_shapes(shapes, 17, 8)
     assert scaled[torch.Size((8, 64)), torch.float32, True] == 2
     assert scaled[torch.Size((4 * 8, 64)), torch.float32, True] == 3
@@ -72,4 +79,6 @@ def test_each_weight_takes_what_a_call_takes_whatever_its_size() -> None:
     cost = Cost("memory", "float32", 0, (1000,), "aten::step")
     three = OptimizerCost(0, 0, 0, 0, 0, ((cost, 3),), launches=3)
     rates = replace(UNKNOWN, bandwidth=1e3, launch_seconds=0.1, operators={cost.call: (5.0, 2.0)})
-    assert three.seconds(Speed(rates, asynchronous=False)) == pytest.approx(3 * (5.0 + 2.0 * 1.0) + 0.3)
+    assert three.seconds(Speed(rates, asynchronous=False)) == pytest.approx(
+        3 * (5.0 + 2.0 * 1.0) + 0.3
+    )

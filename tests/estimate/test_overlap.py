@@ -24,10 +24,14 @@ def test_without_collectives_it_takes_as_long_as_it_computes() -> None:
     assert micro_batch(*of_equals(Unit(1.0), Unit(2.0), 3)) == pytest.approx(9.0)
 
 
-def test_only_the_first_gathering_and_the_last_reduction_are_waited_for_where_blocks_compute_longer() -> None:
+def test_only_the_first_gathering_and_the_last_reduction_are_waited_for_where_blocks_compute_longer() -> (
+    None
+):
     forward, backward = Unit(1.0, gather=0.5), Unit(2.0, gather=0.5, reduce=0.25)
     # the last group is gathered again before its backward can begin, too
-    assert micro_batch(*of_equals(forward, backward, 4)) == pytest.approx(0.5 + 4 * 1.0 + 0.5 + 4 * 2.0 + 0.25)
+    assert micro_batch(*of_equals(forward, backward, 4)) == pytest.approx(
+        0.5 + 4 * 1.0 + 0.5 + 4 * 2.0 + 0.25
+    )
 
 
 def test_a_slow_link_is_what_is_waited_for() -> None:
@@ -60,7 +64,9 @@ def test_many_rounds_are_told_from_the_first_ones(
     first: Sequence[Unit], forward: Sequence[Unit], backward: Sequence[Unit], times: int
 ) -> None:
     at_once = micro_batch([(first, 1), (forward, times)], [(backward, times), (first, 1)])
-    one_by_one = micro_batch([(first, 1), *[(forward, 1)] * times], [*[(backward, 1)] * times, (first, 1)])
+    one_by_one = micro_batch(
+        [(first, 1), *[(forward, 1)] * times], [*[(backward, 1)] * times, (first, 1)]
+    )
     assert at_once == pytest.approx(one_by_one)
 
 
@@ -69,8 +75,13 @@ def test_many_sizes_are_told_at_once() -> None:
         return of_equals(Unit(size, gather=0.5), Unit(2 * size, gather=0.5, reduce=1.0), 3)  # type: ignore[operator]
 
     sizes = np.array([0.1, 1.0, 10.0])
-    assert micro_batch(*of(sizes)).tolist() == pytest.approx([micro_batch(*of(size)) for size in sizes.tolist()])
+    assert micro_batch(*of(sizes)).tolist() == pytest.approx(
+        [micro_batch(*of(size)) for size in sizes.tolist()]
+    )
 
 
 def test_on_cpus_one_waits_for_the_other() -> None:
-    assert one_after_another(*of_equals(Unit(1.0, gather=0.5), Unit(2.0, gather=0.5, reduce=1.0), 3)) == 15.0
+    assert (
+        one_after_another(*of_equals(Unit(1.0, gather=0.5), Unit(2.0, gather=0.5, reduce=1.0), 3))
+        == 15.0
+    )

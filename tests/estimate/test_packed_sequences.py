@@ -24,7 +24,9 @@ class Tagger(nn.Module):
 
     def forward(self, x: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
         x = x if self.options["batch_first"] else x.transpose(0, 1)
-        packed = pack_padded_sequence(x * 2, lengths.cpu(), enforce_sorted=not self.sort, **self.options)
+        packed = pack_padded_sequence(
+            x * 2, lengths.cpu(), enforce_sorted=not self.sort, **self.options
+        )
         states, _ = self.rnn(packed)
         padded, known = pad_packed_sequence(states, total_length=7, **self.options)
         assert self.sort or known.tolist() == lengths.tolist()
@@ -34,10 +36,15 @@ class Tagger(nn.Module):
 
 @pytest.mark.parametrize(("batch_first", "sort"), [(True, True), (False, False)])
 @pytest.mark.parametrize("layer", [nn.GRU, nn.LSTM, nn.RNN])
-def test_packed_sequences_are_predicted(layer: Callable[..., nn.Module], batch_first: bool, sort: bool) -> None:
+def test_packed_sequences_are_predicted(
+    layer: Callable[..., nn.Module], batch_first: bool, sort: bool
+) -> None:
     def batch(samples: int) -> dict[str, torch.Tensor]:
         lengths = torch.tensor([6, 6, 3, 1, 5, 2][:samples])
-        return {"x": torch.ones(samples, 6, 8), "lengths": lengths if sort else lengths.sort(descending=True)[0]}
+        return {
+            "x": torch.ones(samples, 6, 8),
+            "lengths": lengths if sort else lengths.sort(descending=True)[0],
+        }
 
     workload = Workload(lambda: Tagger(layer, batch_first, sort), batch, effective_batch_size=6)
     assert peak(traced(workload)) == pytest.approx(tracked(workload, {}), rel=0.005)

@@ -10,13 +10,17 @@ from autofit.estimate.figures import cache_key_of
 from tests import tiny
 
 CARD = dataclasses.replace(tiny.CPU, device="cuda", name="NVIDIA H200", capability=(9, 0))
-RATES: Any = SimpleNamespace(matmul={}, bandwidth=1.0, link=1.0, launch_seconds=0.0, pass_seconds=0.0)
+RATES: Any = SimpleNamespace(
+    matmul={}, bandwidth=1.0, link=1.0, launch_seconds=0.0, pass_seconds=0.0
+)
 
 
 def key(hardware: Hardware = CARD, **model: Any) -> str | None:
     nothing = dict.fromkeys(("loss", "count", "split", "optimizer"))
     described = SimpleNamespace(**{"config": {}, **model})
-    workload: Any = SimpleNamespace(model=described, source={"kind": "preset"}, summary=dict, **nothing)
+    workload: Any = SimpleNamespace(
+        model=described, source={"kind": "preset"}, summary=dict, **nothing
+    )
     return cache_key_of(workload, hardware, RATES, [Config(attention="flash")])
 
 

@@ -52,7 +52,9 @@ def test_one_process_is_this_one() -> None:
 
 
 @pytest.mark.parametrize("processes", [2, None])
-def test_answers_of_forked_processes_come_in_order(executor: LocalExecutor, processes: int | None) -> None:
+def test_answers_of_forked_processes_come_in_order(
+    executor: LocalExecutor, processes: int | None
+) -> None:
     found, here = in_child(executor, functools.partial(numbered, processes=processes))
     assert [square for square, _ in found] == [value * value for value in range(21)]
     assert here not in {process for _, process in found}
@@ -100,7 +102,9 @@ def killed_while_it_spreads(_: Workload, folder: Path) -> None:
     wait_until_gone(seen)
 
 
-def test_who_is_killed_while_others_trace_for_it_leaves_none_behind(executor: LocalExecutor, tmp_path: Path) -> None:
+def test_who_is_killed_while_others_trace_for_it_leaves_none_behind(
+    executor: LocalExecutor, tmp_path: Path
+) -> None:
     in_child(executor, functools.partial(killed_while_it_spreads, folder=tmp_path))
 
 
@@ -116,7 +120,9 @@ def disturbed(_: Workload) -> list[int]:
         return each(range(6))
 
 
-def test_threads_and_forks_of_a_model_neither_delay_nor_disturb_the_answers(executor: LocalExecutor) -> None:
+def test_threads_and_forks_of_a_model_neither_delay_nor_disturb_the_answers(
+    executor: LocalExecutor,
+) -> None:
     assert in_child(executor, disturbed) == list(range(6))
 
 
@@ -132,16 +138,27 @@ def predicted(
 
 
 def test_a_space_traced_on_all_cores_is_predicted_as_on_one(executor: LocalExecutor) -> None:
-    alone = in_child(executor, functools.partial(predicted, changes=CHANGES, rates=UNKNOWN, processes=1))
-    assert in_child(executor, functools.partial(predicted, changes=CHANGES, rates=UNKNOWN, processes=2)) == alone
+    alone = in_child(
+        executor, functools.partial(predicted, changes=CHANGES, rates=UNKNOWN, processes=1)
+    )
+    assert (
+        in_child(
+            executor, functools.partial(predicted, changes=CHANGES, rates=UNKNOWN, processes=2)
+        )
+        == alone
+    )
     assert all(seconds > 0 for seconds in alone[1])
 
 
 def test_operators_that_were_called_elsewhere_are_measured_here(executor: LocalExecutor) -> None:
     # So slow that every call is worth measuring.
-    here = replace(UNKNOWN, source="measured on this machine", bandwidth=1e7, matmul={"float32": 1e8})
+    here = replace(
+        UNKNOWN, source="measured on this machine", bandwidth=1e7, matmul={"float32": 1e8}
+    )
     alone, spread = (
-        in_child(executor, functools.partial(predicted, changes=CHANGES[-2:], rates=here, processes=each))[2]
+        in_child(
+            executor, functools.partial(predicted, changes=CHANGES[-2:], rates=here, processes=each)
+        )[2]
         for each in (1, 2)
     )
     assert {"aten::mm float32", "aten::add float32"} <= alone

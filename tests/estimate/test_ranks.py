@@ -18,7 +18,9 @@ from tests.estimate.traced import AMPERE
 from tests.tiny import llama_workload
 
 # So slow a card that this small model keeps it longer than the host.
-RATES = replace(rates_of(card("a100-80gb")), matmul={"bfloat16": 1e9, "float32": 1e9}, bandwidth=1e8)
+RATES = replace(
+    rates_of(card("a100-80gb")), matmul={"bfloat16": 1e9, "float32": 1e9}, bandwidth=1e8
+)
 FREE = Links(Link("within", 1e18, 0.0), Link("between", 1e18, 0.0))
 SLOW = Links(Link("within", 1e4, 0.0), Link("between", 1e3, 0.0))
 FSDP = {"data_parallel": "fsdp", "precision": "bf16"}
@@ -38,14 +40,20 @@ def exchanged(found: Trace) -> float:
     """Seconds of what FSDP2 exchanges in the traced micro-batch over the slow link."""
     kinds = ("all_gather", "reduce_scatter")
     forward = found.start("forward")
-    beside = [each for each in found.collectives if each.event >= forward and not each.waits and each.kind in kinds]
+    beside = [
+        each
+        for each in found.collectives
+        if each.event >= forward and not each.waits and each.kind in kinds
+    ]
     return sum(each.nbytes / 2 / 1e4 for each in beside)
 
 
 def test_over_a_free_link_a_step_is_what_is_computed() -> None:
     found, hardware = traced(2, micro_batch_size=4)
     speed = Speed.of(RATES, hardware, found.config)
-    computed = sum(sum(found.waits(found.spans(name), speed).values()) for name in ("forward", "backward"))
+    computed = sum(
+        sum(found.waits(found.spans(name), speed).values()) for name in ("forward", "backward")
+    )
     assert step_seconds(found, speed, hardware, FREE) == pytest.approx(computed, rel=0.01)
 
 
@@ -57,12 +65,17 @@ def test_over_a_slow_link_a_step_is_what_is_exchanged() -> None:
 def test_each_micro_batch_exchanges_shards_but_adapters_wait_for_the_last() -> None:
     once, four_times = (seconds(SLOW, micro_batch_size=size) for size in (4, 1))
     assert four_times == pytest.approx(4 * once, rel=0.05)
-    reduced = seconds(SLOW, micro_batch_size=4, lora_rank=8), seconds(SLOW, micro_batch_size=1, lora_rank=8)
+    reduced = (
+        seconds(SLOW, micro_batch_size=4, lora_rank=8),
+        seconds(SLOW, micro_batch_size=1, lora_rank=8),
+    )
     assert reduced[1] < 4 * reduced[0]
 
 
 def test_ddp_exchanges_once_a_step() -> None:
-    once, four_times = (seconds(SLOW, micro_batch_size=size, data_parallel="ddp") for size in (4, 1))
+    once, four_times = (
+        seconds(SLOW, micro_batch_size=size, data_parallel="ddp") for size in (4, 1)
+    )
     assert four_times == pytest.approx(once, rel=0.1)
 
 
@@ -71,9 +84,13 @@ def test_split_layers_wait_for_what_they_exchange() -> None:
     waited = [each for each in found.collectives if each.waits]
     speed = Speed.of(RATES, hardware, found.config)
     free, slow = (step_seconds(found, speed, hardware, links) for links in (FREE, SLOW))
-    of_step = [each for each in waited if found.start("forward") <= each.event < found.start("update")]
+    of_step = [
+        each for each in waited if found.start("forward") <= each.event < found.start("update")
+    ]
     moved = {"all_reduce": 1.0, "all_gather": 0.5}  # of two ranks' bytes, how many pass the link
-    assert slow - free == pytest.approx(sum(moved[each.kind] * each.nbytes for each in of_step) / 1e4, rel=0.05)
+    assert slow - free == pytest.approx(
+        sum(moved[each.kind] * each.nbytes for each in of_step) / 1e4, rel=0.05
+    )
 
 
 def test_groups_fill_nodes_first() -> None:
@@ -87,13 +104,28 @@ def test_groups_fill_nodes_first() -> None:
 def test_every_degree_has_a_group() -> None:
     """As many as `Layout.groups` says."""
     one: dict[str, Any] = {"data_parallel": None}
-    for devices, knobs in ((1, one), (2, {}), (4, {"tensor_parallel": 2}), (4, {"data_parallel": "ddp"})):
+    for devices, knobs in (
+        (1, one),
+        (2, {}),
+        (4, {"tensor_parallel": 2}),
+        (4, {"data_parallel": "ddp"}),
+    ):
         found, _ = traced(devices, **knobs)
-        assert len({(each.ranks, each.stride) for each in found.collectives}) == Layout.of(found.config).groups
+        assert (
+            len({(each.ranks, each.stride) for each in found.collectives})
+            == Layout.of(found.config).groups
+        )
 
 
 def test_split_tokens_go_with_the_stand_in_for_flash_attn() -> None:
     """It is not installed here, and closing the trace asked for it."""
-    workload, hardware = replace(llama_workload(8), traits=None), replace(AMPERE, here=False).of_several(2)
-    found = trace(workload, FSDP | {"context_parallel": 2, "attention": "flash", "micro_batch_size": 4}, hardware)
+    workload, hardware = (
+        replace(llama_workload(8), traits=None),
+        replace(AMPERE, here=False).of_several(2),
+    )
+    found = trace(
+        workload,
+        FSDP | {"context_parallel": 2, "attention": "flash", "micro_batch_size": 4},
+        hardware,
+    )
     assert "all_to_all" in {each.kind for each in found.collectives}

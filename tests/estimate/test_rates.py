@@ -40,7 +40,9 @@ def test_no_card_reaches_more_than_its_sheet(name: str) -> None:
     found = rates.rates_of(card(name))
     assert found.peak is not None
     assert found.matmul.keys() == found.peak.keys()
-    assert all(0.4 * found.peak[kind] < rate <= found.peak[kind] for kind, rate in found.matmul.items())
+    assert all(
+        0.4 * found.peak[kind] < rate <= found.peak[kind] for kind, rate in found.matmul.items()
+    )
     assert 0.5 * card(name).bandwidth < found.bandwidth < card(name).bandwidth
     assert found.source == f"catalogue: {card(name).title}"
 
@@ -48,17 +50,25 @@ def test_no_card_reaches_more_than_its_sheet(name: str) -> None:
 def test_a_gpu_is_known_by_its_title_and_another_is_not() -> None:
     known = hardware_of(card("l4"))
     assert rates.rates_for(known) == rates.rates_of(card("l4"))
-    assert rates.rates_for(replace(known, name="another", measured_on="NVIDIA H200")) == rates.rates_of(card("h200"))
+    assert rates.rates_for(
+        replace(known, name="another", measured_on="NVIDIA H200")
+    ) == rates.rates_of(card("h200"))
     assert rates.rates_for(replace(known, name="another")) is None
 
 
 def test_the_host_of_a_card_launches_and_dispatches_as_fast_as_it_was_measured_to() -> None:
     known = hardware_of(card("h200"))
-    slow, fast = (rates.rates_for(replace(known, dispatch_seconds=seconds)) for seconds in (6e-6, 2e-6))
+    slow, fast = (
+        rates.rates_for(replace(known, dispatch_seconds=seconds)) for seconds in (6e-6, 2e-6)
+    )
     assert slow and fast
     assert slow.launch_seconds == pytest.approx(25e-6, rel=0.02)
-    assert (slow.launch_seconds, slow.pass_seconds) == pytest.approx((3 * fast.launch_seconds, 3 * fast.pass_seconds))
-    assert replace(slow, launch_seconds=0, pass_seconds=0) == replace(fast, launch_seconds=0, pass_seconds=0)
+    assert (slow.launch_seconds, slow.pass_seconds) == pytest.approx(
+        (3 * fast.launch_seconds, 3 * fast.pass_seconds)
+    )
+    assert replace(slow, launch_seconds=0, pass_seconds=0) == replace(
+        fast, launch_seconds=0, pass_seconds=0
+    )
 
 
 def test_copies_are_as_fast_as_they_were_measured_to_be() -> None:
@@ -69,7 +79,9 @@ def test_copies_are_as_fast_as_they_were_measured_to_be() -> None:
     assert replace(measured, link=rates.rates_of(card("h200")).link) == rates.rates_for(known)
 
 
-def test_a_card_is_known_by_what_its_driver_says_and_an_unknown_one_multiplies_fp8_no_slower_than_bf16() -> None:
+def test_a_card_is_known_by_what_its_driver_says_and_an_unknown_one_multiplies_fp8_no_slower_than_bf16() -> (
+    None
+):
     here = replace(hardware_of(card("h100")), name="NVIDIA H100 80GB HBM3")
     assert rates.rates_for(here) == rates.rates_of(card("h100"))
     known = rates.UNKNOWN.matmul
@@ -93,7 +105,9 @@ def test_a_rate_is_the_work_of_a_task_by_its_shortest_time(monkeypatch: pytest.M
     assert found.measured_here
 
 
-def test_what_only_the_first_call_of_a_task_takes_is_no_rate(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_only_the_first_call_of_a_task_takes_is_no_rate(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(rates, "SIZE", 8)
     monkeypatch.setattr(rates, "_COPIED", 4096)
     now, met = [0.0], set[str]()
@@ -117,7 +131,9 @@ def test_tasks_take_turns_until_the_time_is_up(monkeypatch: pytest.MonkeyPatch) 
     for name in ("chain", "_passed"):
         monkeypatch.setattr(rates, name, lambda small, name=name: seen.append(name) or small)
     rates.measure(seconds=0.0, clock=ticking(0.25))
-    assert seen == ["chain", "chain", "_passed"] * 2  # each task once to be warm, and once however slow
+    assert (
+        seen == ["chain", "chain", "_passed"] * 2
+    )  # each task once to be warm, and once however slow
     rates.measure(seconds=20.0, clock=ticking(0.25))
     assert seen == seen[:3] * (len(seen) // 3)
     assert len(seen) > 15
@@ -129,7 +145,9 @@ def test_what_disturbs_some_rounds_changes_no_rate(monkeypatch: pytest.MonkeyPat
     readings = itertools.count()
     times = [0.0]
 
-    def clock() -> float:  # each reading a quarter of a second later; for a while in the middle, four of them
+    def clock() -> (
+        float
+    ):  # each reading a quarter of a second later; for a while in the middle, four of them
         times.append(times[-1] + (1.0 if 20 < next(readings) < 40 else 0.25))
         return times[-1]
 
@@ -158,7 +176,9 @@ def test_a_cpu_is_measured_once(measured: list[int]) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"matmul": {}'])
-def test_a_kept_file_that_cannot_be_read_is_measured_again(text: str, measured: list[int], tmp_path: Path) -> None:
+def test_a_kept_file_that_cannot_be_read_is_measured_again(
+    text: str, measured: list[int], tmp_path: Path
+) -> None:
     rates.rates_for(tiny.CPU)
     (kept,) = (tmp_path / "autofit" / "rates").iterdir()
     kept.write_text(text)

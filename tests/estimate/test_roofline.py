@@ -37,7 +37,11 @@ def test_a_card_multiplies_all_formats_of_eight_bits_at_their_rate() -> None:
     rates = rates_of(card("h200"))
     speed = Speed(rates, asynchronous=True)
     for dtype in ("float8_e4m3fn", "float8_e5m2"):
-        assert speed.flops_per_second("matmul", dtype) == rates.matmul["float8"] > 1.5 * rates.matmul["bfloat16"]
+        assert (
+            speed.flops_per_second("matmul", dtype)
+            == rates.matmul["float8"]
+            > 1.5 * rates.matmul["bfloat16"]
+        )
     assert Speed(RATES, asynchronous=False).flops_per_second("matmul", "float8_e4m3fn") == 1e12
     assert speed.flops_per_second("memory", "float8_e4m3fn") == rates.matmul["float32"]
 
@@ -51,14 +55,20 @@ def test_a_gpu_hides_launching_behind_work() -> None:
 def test_a_card_launches_ahead_as_far_as_its_work_reaches() -> None:
     small, large = Cost("memory", "float32", 0, (8,)), replace(PASS, sizes=(10**6,))
     assert _seconds(*[small] * 4, asynchronous=True)["launch"] == pytest.approx(4e-5, rel=1e-3)
-    assert _seconds(large, *[small] * 4, asynchronous=True)["launch"] == pytest.approx(4e-5, rel=1e-3)
-    assert _seconds(large, *[small] * 4, asynchronous=True)["memory"] == pytest.approx(1e-5, rel=1e-3)
+    assert _seconds(large, *[small] * 4, asynchronous=True)["launch"] == pytest.approx(
+        4e-5, rel=1e-3
+    )
+    assert _seconds(large, *[small] * 4, asynchronous=True)["memory"] == pytest.approx(
+        1e-5, rel=1e-3
+    )
 
 
 def test_unpacking_weights_of_4_bits_takes_the_host_of_a_card_longer_than_other_operators() -> None:
     unpacking = Cost("memory", "uint8", 0, (8,), "bitsandbytes::dequantize_4bit")
     assert _seconds(unpacking, asynchronous=True)["launch"] == pytest.approx(5e-5, rel=1e-3)
-    assert _seconds(unpacking)["launch"] == pytest.approx(1e-5)  # on a CPU it is measured as a whole
+    assert _seconds(unpacking)["launch"] == pytest.approx(
+        1e-5
+    )  # on a CPU it is measured as a whole
 
 
 def test_a_card_waits_at_each_product_in_int8_whatever_is_launched_meanwhile() -> None:
@@ -68,15 +78,24 @@ def test_a_card_waits_at_each_product_in_int8_whatever_is_launched_meanwhile() -
     waits = _seconds(product, *others, asynchronous=True)
     assert waits["compute"] == pytest.approx(alone, rel=1e-3)
     assert waits["launch"] == 0.0  # 50 operators are launched in the 1.9 ms
-    assert sum(_seconds(product, product, asynchronous=True).values()) == pytest.approx(2 * alone, rel=1e-3)
-    assert _seconds(product)["compute"] == pytest.approx(1e-3, rel=1e-3)  # on a CPU it is measured as a whole
+    assert sum(_seconds(product, product, asynchronous=True).values()) == pytest.approx(
+        2 * alone, rel=1e-3
+    )
+    assert _seconds(product)["compute"] == pytest.approx(
+        1e-3, rel=1e-3
+    )  # on a CPU it is measured as a whole
 
 
 def test_copies_beside_the_computation_hide_nothing_but_are_launched_with_it() -> None:
     """An update waits for its copies, and the host launches on meanwhile."""
     small, copy = Cost("memory", "float32", 0, (8,)), replace(COPY, sizes=(10**6,))
-    costs, speed = [*[small] * 50, copy], Speed(RATES, asynchronous=True)  # 500 us of launches, a copy of 100 us
-    waiting, beside = (waits_of(costs, speed, overlapping=overlapping) for overlapping in (False, True))
+    costs, speed = (
+        [*[small] * 50, copy],
+        Speed(RATES, asynchronous=True),
+    )  # 500 us of launches, a copy of 100 us
+    waiting, beside = (
+        waits_of(costs, speed, overlapping=overlapping) for overlapping in (False, True)
+    )
     assert waiting["transfer"] == beside["transfer"] == pytest.approx(1e-4)
     assert sum(waiting.values()) == pytest.approx(51e-5)
     assert beside["transfer"] + beside["launch"] == pytest.approx((50 + 5) * 1e-5)
@@ -102,10 +121,17 @@ def test_attention_is_slower_than_large_products_and_most_of_all_backwards() -> 
 
     def seconds(name: str) -> float:
         cost = Cost("attention", "bfloat16", 10**12, (8,), f"aten::_scaled_dot_product_{name}")
-        return float(Work.of([cost], GRID, SYMBOLS).seconds(Speed(rates, asynchronous=True))["compute"][0])
+        return float(
+            Work.of([cost], GRID, SYMBOLS).seconds(Speed(rates, asynchronous=True))["compute"][0]
+        )
 
     products = 10**12 / rates.matmul["bfloat16"]
-    assert products < seconds("cudnn_attention") < seconds("flash_attention") < seconds("flash_attention_backward")
+    assert (
+        products
+        < seconds("cudnn_attention")
+        < seconds("flash_attention")
+        < seconds("flash_attention_backward")
+    )
 
 
 def test_only_cards_compile_an_optimizers_step_to_save_traffic() -> None:
@@ -141,7 +167,9 @@ def test_an_operator_of_another_number_format_stands_for_one_that_was_not_measur
 
 
 def test_passing_a_mode_of_python_costs_the_host() -> None:
-    told = Work.of([PASS, PASS], GRID, SYMBOLS, dispatched=5).seconds(Speed(RATES, asynchronous=False), passes=2)
+    told = Work.of([PASS, PASS], GRID, SYMBOLS, dispatched=5).seconds(
+        Speed(RATES, asynchronous=False), passes=2
+    )
     assert float(told["launch"][0]) == pytest.approx(2 * 1e-5 + 5 * 2 * RATES.pass_seconds)
     assert passes_of(Config(activation_checkpointing="selective"), "forward") == 2
     assert not passes_of(Config(activation_checkpointing="selective"), "backward")

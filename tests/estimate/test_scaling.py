@@ -9,7 +9,13 @@ from autofit.estimate.scaling import Grid, Symbols
 SYMBOLS = Symbols.for_sizes([4096, 14336, 128256, 2048])
 
 
-@given(st.integers(1, 4096), st.integers(0, 2), st.integers(0, 2), st.integers(1, 64), st.integers(1, 256))
+@given(
+    st.integers(1, 4096),
+    st.integers(0, 2),
+    st.integers(0, 2),
+    st.integers(1, 64),
+    st.integers(1, 256),
+)
 def test_an_amount_grows_with_what_its_traced_value_is_divided_by(
     plain: int, samples: int, rank: int, micro: int, wanted: int
 ) -> None:
@@ -38,7 +44,9 @@ def test_tokens_of_a_chunk_scale_where_there_are_chunks(plain: int, rows: int) -
     assert grid.amounts([traced], SYMBOLS).tolist() == [[traced, traced]]
     chunked = grid.with_chunks([(7 * rows, rows), (14 * rows, 2 * rows)])
     assert chunked.chunks.tolist() == [7, 7]
-    assert chunked.amounts([traced], SYMBOLS).tolist() == [[2**plain * rows, 2 ** (plain + 1) * rows]]
+    assert chunked.amounts([traced], SYMBOLS).tolist() == [
+        [2**plain * rows, 2 ** (plain + 1) * rows]
+    ]
 
 
 def test_primes_that_divide_a_size_are_not_chosen() -> None:

@@ -26,7 +26,10 @@ def test_every_block_is_counted_once() -> None:
 
 
 def test_alternating_blocks_are_kept_in_pairs() -> None:
-    even, odd = shorten(_model(12), Cut(alternating=True)), shorten(_model(13), Cut(alternating=True))
+    even, odd = (
+        shorten(_model(12), Cut(alternating=True)),
+        shorten(_model(13), Cut(alternating=True)),
+    )
     assert even is not None and odd is not None
     assert even.period == odd.period == 2
     assert (
@@ -46,6 +49,8 @@ def test_blocks_of_other_kinds_among_them_are_repeated_as_they_come() -> None:
 def test_too_few_blocks_or_unlike_ones_are_left_alone() -> None:
     assert shorten(_model(3), Cut()) is None
     assert shorten(nn.Linear(2, 2), Cut()) is None
-    unlike = nn.Sequential(*(nn.Sequential(nn.Linear(size, size + 1), nn.ReLU()) for size in range(2, 12)))
+    unlike = nn.Sequential(
+        *(nn.Sequential(nn.Linear(size, size + 1), nn.ReLU()) for size in range(2, 12))
+    )
     assert shorten(unlike, Cut()) is None
     assert len(unlike) == 10

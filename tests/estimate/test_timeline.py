@@ -14,7 +14,9 @@ from autofit.techniques import canonicalize
 from tests import tiny
 
 WORKLOAD = tiny.llama_workload(8)
-CARD = dataclasses.replace(tiny.CPU, device="cuda", name="a card", capability=(8, 0), context_bytes=GIB // 2)
+CARD = dataclasses.replace(
+    tiny.CPU, device="cuda", name="a card", capability=(8, 0), context_bytes=GIB // 2
+)
 CONFIGS = [
     {"precision": "fp32", "micro_batch_size": 8},
     {"precision": "bf16-mixed", "micro_batch_size": 2, "activation_checkpointing": "full"},
@@ -24,7 +26,9 @@ CONFIGS = [
 
 @pytest.mark.parametrize("knobs", CONFIGS, ids=str)
 @pytest.mark.parametrize("most", [20, 400])
-def test_the_peak_is_that_of_the_estimate_however_few_moments_there_are(knobs: dict[str, object], most: int) -> None:
+def test_the_peak_is_that_of_the_estimate_however_few_moments_there_are(
+    knobs: dict[str, object], most: int
+) -> None:
     traced = trace(WORKLOAD, knobs, tiny.CPU)
     line = timeline_of(traced, tiny.CPU, most=most)
     peak = peak_of(traced, tiny.CPU)
@@ -55,7 +59,10 @@ def test_what_lives_is_told_by_kind() -> None:
 
 def test_checkpointing_shows() -> None:
     plain, checkpointed = (
-        timeline_of(trace(WORKLOAD, {"micro_batch_size": 8, "activation_checkpointing": each}, tiny.CPU), tiny.CPU)
+        timeline_of(
+            trace(WORKLOAD, {"micro_batch_size": 8, "activation_checkpointing": each}, tiny.CPU),
+            tiny.CPU,
+        )
         for each in ("none", "full")
     )
     activations = KINDS.index("activations")
@@ -68,7 +75,9 @@ def test_when_things_happen_is_in_time_where_the_speed_is_known() -> None:
     timed, counted = timeline_of(traced, tiny.CPU, rates=UNKNOWN), timeline_of(traced, tiny.CPU)
     assert timed.timed
     assert not counted.timed
-    assert dict(timed.phases)["backward"] == pytest.approx(1 / 3, abs=0.1)  # a backward is two forwards
+    assert dict(timed.phases)["backward"] == pytest.approx(
+        1 / 3, abs=0.1
+    )  # a backward is two forwards
     assert timed.moments == counted.moments
 
 

@@ -25,12 +25,19 @@ STEPS: list[dict[str, Any]] = [
     {"precision": "bf16-mixed", "activation_checkpointing": "alternate", "loss": "chunked"},
     {"precision": "bf16-mixed", "lora_rank": 4, "attention": "eager", "optimizer": "sgd"},
     {"activation_checkpointing": "selective", "optimizer": "adafactor"},
-    {"lora_rank": 4, "quantization": "nf4", "precision": "bf16", "activation_checkpointing": "full"},
+    {
+        "lora_rank": 4,
+        "quantization": "nf4",
+        "precision": "bf16",
+        "activation_checkpointing": "full",
+    },
     {"optimizer_in_backward": True, "attention": "eager"},
 ]
 
 
-@pytest.mark.parametrize("knobs", STEPS, ids=lambda knobs: "-".join(map(str, knobs.values())) or "plain")
+@pytest.mark.parametrize(
+    "knobs", STEPS, ids=lambda knobs: "-".join(map(str, knobs.values())) or "plain"
+)
 def test_the_traced_peak_is_that_of_a_probe(knobs: dict[str, Any]) -> None:
     workload = llama_workload(effective_batch_size=2)
     assert peak(traced(workload, **knobs)) == tracked(workload, knobs)
@@ -93,13 +100,22 @@ def test_gradients_that_are_views_keep_what_they_are_views_of(samples: int) -> N
         effective_batch_size=4,
     )
     knobs = {"precision": "fp32", "micro_batch_size": samples, "optimizer": "sgd"}
-    assert peak(traced(workload, **knobs)) == pytest.approx(tracked(workload, knobs), abs=64)  # some numbers
+    assert peak(traced(workload, **knobs)) == pytest.approx(
+        tracked(workload, knobs), abs=64
+    )  # some numbers
 
 
 def test_a_step_is_marked_phase_by_phase_and_block_by_block() -> None:
     marks = traced(llama_workload(num_hidden_layers=3)).marks
     blocks = [(mark.phase, mark.block) for mark in marks if mark.block is not None]
-    assert blocks == [("forward", 0), ("forward", 1), ("forward", 2), ("backward", 2), ("backward", 1), ("backward", 0)]
+    assert blocks == [
+        ("forward", 0),
+        ("forward", 1),
+        ("forward", 2),
+        ("backward", 2),
+        ("backward", 1),
+        ("backward", 0),
+    ]
     assert list(dict.fromkeys(mark.phase for mark in marks)) == [
         *("build", "state", "forward", "backward", "update", "end")
     ]
@@ -116,9 +132,17 @@ def test_the_world_is_put_back() -> None:
     from torch.nn import functional
     from transformers import masking_utils
 
-    before = functional.scaled_dot_product_attention, masking_utils.is_tracing, nn.Module.register_parameter
+    before = (
+        functional.scaled_dot_product_attention,
+        masking_utils.is_tracing,
+        nn.Module.register_parameter,
+    )
     traced(llama_workload(), AMPERE, precision="bf16")
-    assert before == (functional.scaled_dot_product_attention, masking_utils.is_tracing, nn.Module.register_parameter)
+    assert before == (
+        functional.scaled_dot_product_attention,
+        masking_utils.is_tracing,
+        nn.Module.register_parameter,
+    )
     assert type(torch.ones(1)) is torch.Tensor
 
 
@@ -168,7 +192,8 @@ class Selects(nn.Module):
 def test_a_forward_that_reads_a_number_cannot_be_traced_and_says_which_operator() -> None:
     workload = Workload(Reads, lambda n: torch.ones(n, 4), effective_batch_size=2)
     with pytest.raises(
-        UntraceableError, match=r"reads a number that depends on its weights \(at .*test_trace\.py:\d+\)"
+        UntraceableError,
+        match=r"reads a number that depends on its weights \(at .*test_trace\.py:\d+\)",
     ):
         traced(workload)
     with pytest.raises(UntraceableError, match="unique"):
@@ -176,7 +201,9 @@ def test_a_forward_that_reads_a_number_cannot_be_traced_and_says_which_operator(
 
 
 @pytest.mark.parametrize(
-    "error", [SystemExit(3), GeneratorExit("no"), ValueError("x" * 10**6)], ids=["exit", "end", "much"]
+    "error",
+    [SystemExit(3), GeneratorExit("no"), ValueError("x" * 10**6)],
+    ids=["exit", "end", "much"],
 )
 def test_whatever_else_a_forward_raises_is_told_in_few_words(error: BaseException) -> None:
     def loss(model: nn.Module, batch: Any) -> torch.Tensor:
@@ -189,7 +216,9 @@ def test_whatever_else_a_forward_raises_is_told_in_few_words(error: BaseExceptio
 
 def test_a_forward_may_read_what_its_inputs_say() -> None:
     workload = Workload(
-        Counts, lambda n: {"x": torch.ones(n, 4), "lengths": torch.tensor([3] * n)}, effective_batch_size=2
+        Counts,
+        lambda n: {"x": torch.ones(n, 4), "lengths": torch.tensor([3] * n)},
+        effective_batch_size=2,
     )
     assert peak(traced(workload)) > 0
 
@@ -201,7 +230,9 @@ def test_a_factory_that_insists_on_real_weights_is_traced_too() -> None:
             layer.weight.copy_(torch.from_numpy(layer.weight.detach().cpu().numpy()))
         return layer
 
-    workload = Workload(real, lambda n: torch.ones(n, 8), lambda model, x: model(x).mean(), effective_batch_size=2)
+    workload = Workload(
+        real, lambda n: torch.ones(n, 8), lambda model, x: model(x).mean(), effective_batch_size=2
+    )
     assert labelled(traced(workload), "parameters") == 4 * (64 + 8)
 
 
@@ -236,7 +267,9 @@ class MakesTable(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.layer = nn.Linear(16, 16)
-        self.register_buffer("mask", torch.ones(64, 64).tril().expand(4, 64, 64).clone()[0, :16, :16].clone())
+        self.register_buffer(
+            "mask", torch.ones(64, 64).tril().expand(4, 64, 64).clone()[0, :16, :16].clone()
+        )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return (self.layer(x) @ self.mask).mean()
@@ -269,7 +302,10 @@ def test_buffers_are_there_while_weights_are_quantised() -> None:
     prediction = traced(workload, **knobs)
     with StorageTracker() as tracker:
         build(workload, knobs, CPU).close()
-    assert peak(replace(prediction, events=prediction.events[: prediction.start("state")])) == tracker.peak
+    assert (
+        peak(replace(prediction, events=prediction.events[: prediction.start("state")]))
+        == tracker.peak
+    )
 
 
 class Branches(nn.Module):
@@ -277,15 +313,23 @@ class Branches(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.used, self.unused, self.reference = nn.Linear(16, 16), nn.Linear(16, 64), nn.Linear(16, 16)
+        self.used, self.unused, self.reference = (
+            nn.Linear(16, 16),
+            nn.Linear(16, 64),
+            nn.Linear(16, 16),
+        )
         self.reference.requires_grad_(False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return (self.used(x) - self.reference(x)).square().mean()
 
 
-@pytest.mark.parametrize("knobs", [{}, {"micro_batch_size": 1}, {"optimizer_in_backward": True}, {"optimizer": "sgd"}])
-def test_weights_that_no_backward_reaches_have_neither_gradients_nor_state(knobs: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    "knobs", [{}, {"micro_batch_size": 1}, {"optimizer_in_backward": True}, {"optimizer": "sgd"}]
+)
+def test_weights_that_no_backward_reaches_have_neither_gradients_nor_state(
+    knobs: dict[str, Any],
+) -> None:
     workload = Workload(Branches, lambda n: torch.ones(n, 16), effective_batch_size=2)
     traces = traced(workload, **knobs)
     assert peak(traces) == pytest.approx(tracked(workload, knobs), rel=0.001)
@@ -296,7 +340,9 @@ def test_weights_that_no_backward_reaches_have_neither_gradients_nor_state(knobs
 
 
 def test_the_record_is_gone_through_once_for_all_weights_that_no_backward_reaches() -> None:
-    with mock.patch.object(Recorder, "resize", autospec=True, side_effect=Recorder.resize) as resized:
+    with mock.patch.object(
+        Recorder, "resize", autospec=True, side_effect=Recorder.resize
+    ) as resized:
         traced(Workload(Branches, lambda n: torch.ones(n, 16), effective_batch_size=2))
     (_, sizes), *others = (call.args for call in resized.call_args_list)
     assert len(sizes) >= 4 and not others  # a weight and a bias, each with its state

@@ -22,10 +22,14 @@ from tests.estimate.traced import AMPERE, traced
 from tests.tiny import CPU, llama_workload
 
 # Large enough that a block's activations outweigh what is rounded and what the head needs.
-WORKLOAD = replace(llama_workload(8, 64, num_hidden_layers=6, hidden_size=64, vocab_size=64), traits=None)
+WORKLOAD = replace(
+    llama_workload(8, 64, num_hidden_layers=6, hidden_size=64, vocab_size=64), traits=None
+)
 
 
-def _configs(hardware: Any, changes: list[dict[str, Any]], workload: Workload = WORKLOAD) -> Iterator[Config]:
+def _configs(
+    hardware: Any, changes: list[dict[str, Any]], workload: Workload = WORKLOAD
+) -> Iterator[Config]:
     for knobs in changes:
         config = canonicalize(knobs, workload, hardware)
         assert refuse(config, workload, hardware) is None
@@ -43,7 +47,13 @@ CHANGES: list[dict[str, Any]] = [
     {"attention": "eager", "micro_batch_size": 4, "optimizer": "sgd"},
     {"lora_rank": 8, "lora_targets": "all-linear", "micro_batch_size": 4},
     {"lora_rank": 32, "lora_targets": "all-linear", "micro_batch_size": 8, "precision": "bf16"},
-    {"lora_rank": 8, "lora_targets": "all-linear", "quantization": "nf4", "micro_batch_size": 4, "precision": "bf16"},
+    {
+        "lora_rank": 8,
+        "lora_targets": "all-linear",
+        "quantization": "nf4",
+        "micro_batch_size": 4,
+        "precision": "bf16",
+    },
     {"optimizer": "adamw-foreach", "micro_batch_size": 4},
 ]
 
@@ -51,14 +61,21 @@ CHANGES: list[dict[str, Any]] = [
 @pytest.fixture(scope="module")
 def near() -> dict[str, SpacePredictions]:
     """Predictions on each device. On the card's, after all changes: checkpointed blocks."""
-    asked = {"cpu": (CPU, CHANGES[:7]), "cuda": (AMPERE, [*CHANGES, {"activation_checkpointing": "full"}])}
+    asked = {
+        "cpu": (CPU, CHANGES[:7]),
+        "cuda": (AMPERE, [*CHANGES, {"activation_checkpointing": "full"}]),
+    }
     return {
-        name: SpaceEstimator(WORKLOAD, hardware, UNKNOWN, list(_configs(hardware, changes))).predict()
+        name: SpaceEstimator(
+            WORKLOAD, hardware, UNKNOWN, list(_configs(hardware, changes))
+        ).predict()
         for name, (hardware, changes) in asked.items()
     }
 
 
-@pytest.mark.parametrize(("hardware", "part"), [(CPU, slice(7)), (AMPERE, slice(3, 12))], ids=["cpu", "cuda"])
+@pytest.mark.parametrize(
+    ("hardware", "part"), [(CPU, slice(7)), (AMPERE, slice(3, 12))], ids=["cpu", "cuda"]
+)
 def test_combined_segments_give_what_a_full_trace_gives(
     near: dict[str, SpacePredictions], hardware: Any, part: slice
 ) -> None:
@@ -80,7 +97,9 @@ def test_streamed_weights_leave_the_device_and_their_constants_stay() -> None:
     lora = {"lora_rank": 8, "lora_targets": "all-linear", "precision": "bf16"}
     formats = ("none", "nf4", "nf4-dq", "int8")
     changes = [
-        {**lora, "quantization": value, "parameter_offload": where} for value in formats for where in ("none", "cpu")
+        {**lora, "quantization": value, "parameter_offload": where}
+        for value in formats
+        for where in ("none", "cpu")
     ]
     configs = list(_configs(AMPERE, changes, workload))
     predicted = SpaceEstimator(workload, AMPERE, UNKNOWN, configs).predict().allocated
@@ -98,7 +117,9 @@ def test_trained_weights_that_are_streamed_leave_three_blocks_on_the_device() ->
         for optimizer in ("sgd", "adamw", "adamw-8bit")
         for where in ("none", "cpu")
     ]
-    nbytes = np.array([each.allocated_bytes for each in _predicted_both_ways(workload, changes)], float)
+    nbytes = np.array(
+        [each.allocated_bytes for each in _predicted_both_ways(workload, changes)], float
+    )
     block = 2 * (4 * 512 * 512 + 3 * 512 * 1024)
     assert nbytes[::2] - nbytes[1::2] == pytest.approx(np.full(3, 5.0 * block), rel=0.02)
 
@@ -108,7 +129,9 @@ def _predicted_both_ways(workload: Workload, changes: list[dict[str, Any]]) -> l
     configs = list(_configs(AMPERE, changes, workload))
     figures = SpaceEstimator(workload, AMPERE, UNKNOWN, configs).predict()
     full = [predict(workload, config, AMPERE, rates=UNKNOWN) for config in configs]
-    nbytes, seconds, on_host = np.array([[e.allocated_bytes, e.step_seconds, e.host_bytes] for e in full], float).T
+    nbytes, seconds, on_host = np.array(
+        [[e.allocated_bytes, e.step_seconds, e.host_bytes] for e in full], float
+    ).T
     assert figures.allocated == pytest.approx(nbytes - workspace_bytes(AMPERE), rel=0.002)
     assert figures.seconds == pytest.approx(seconds, rel=0.06)
     assert figures.on_host == pytest.approx(on_host, rel=0.002)
@@ -117,7 +140,10 @@ def _predicted_both_ways(workload: Workload, changes: list[dict[str, Any]]) -> l
 
 def test_what_the_host_holds_of_other_offloads_is_known_of_a_space_too() -> None:
     pytest.importorskip("bitsandbytes")
-    workload = replace(llama_workload(64, 64, num_hidden_layers=5, hidden_size=256, intermediate_size=512), traits=None)
+    workload = replace(
+        llama_workload(64, 64, num_hidden_layers=5, hidden_size=256, intermediate_size=512),
+        traits=None,
+    )
     lora = {"precision": "bf16", "lora_rank": 8, "lora_targets": "all-linear"}
     changes = [
         {"precision": "bf16"},
@@ -140,11 +166,16 @@ def test_what_the_host_holds_of_other_offloads_is_known_of_a_space_too() -> None
 
 
 def test_what_a_small_host_cannot_hold_needs_more_than_any_device_has() -> None:
-    workload = replace(llama_workload(1, 16, num_hidden_layers=5, hidden_size=256, intermediate_size=512), traits=None)
+    workload = replace(
+        llama_workload(1, 16, num_hidden_layers=5, hidden_size=256, intermediate_size=512),
+        traits=None,
+    )
     lora = {"precision": "bf16", "lora_rank": 8, "lora_targets": "all-linear"}
     configs = list(_configs(AMPERE, [lora, {**lora, "parameter_offload": "cpu"}], workload))
     held = predict(workload, configs[1], AMPERE).host_bytes
-    roomy, tight = (predict_all(workload, AMPERE, configs, host_bytes=limit) for limit in (held, held - 1))
+    roomy, tight = (
+        predict_all(workload, AMPERE, configs, host_bytes=limit) for limit in (held, held - 1)
+    )
     assert roomy == predict_all(workload, AMPERE, configs)
     assert tight == ([roomy[0][0], HOST_TOO_SMALL], roomy[1])
 
@@ -157,7 +188,10 @@ def test_weights_that_the_host_updates_leave_it_with_two_blocks_and_three_of_gra
         {"precision": "bf16", "activation_checkpointing": again, "micro_batch_size": size, **where}
         for again in ("full", "none")
         for size in (4, 1)
-        for where in ({"optimizer_offload": "cpu"}, {"optimizer_offload": "cpu", "parameter_offload": "cpu"})
+        for where in (
+            {"optimizer_offload": "cpu"},
+            {"optimizer_offload": "cpu", "parameter_offload": "cpu"},
+        )
     ]
     full = _predicted_both_ways(workload, changes)
     block = 2 * (4 * 512 * 512 + 3 * 512 * 1024)
@@ -172,18 +206,40 @@ def test_weights_that_the_host_updates_leave_it_with_two_blocks_and_three_of_gra
 def _long(blocks: int) -> Workload:
     sizes = {"hidden_size": 256, "vocab_size": 2048, "max_position_embeddings": 4096}
     # What is known of compiled transformers holds of it.
-    traits = Traits(10**7, blocks, linears=43, attention=True, sdpa=True, batch_norm=False, dropout=False, head=True)
+    traits = Traits(
+        10**7,
+        blocks,
+        linears=43,
+        attention=True,
+        sdpa=True,
+        batch_norm=False,
+        dropout=False,
+        head=True,
+    )
     return replace(llama_workload(32, 4096, num_hidden_layers=blocks, **sizes), traits=traits)
 
 
 # A block's activations are many times what waits for its copy on the device, and the logits' chunks are of all kinds.
 # Of four blocks one is left out of a trace; of six two, where every second one is checkpointed.
 LONG, LONGER = _long(4), _long(6)
-LORA: dict[str, Any] = {"lora_rank": 8, "lora_targets": "all-linear", "precision": "bf16", "activation_offload": "cpu"}
+LORA: dict[str, Any] = {
+    "lora_rank": 8,
+    "lora_targets": "all-linear",
+    "precision": "bf16",
+    "activation_offload": "cpu",
+}
 FAR: dict[str, dict[str, Any]] = {
     "offloaded": {"micro_batch_size": 8, "activation_offload": "cpu"},
-    "offloaded, mixed": {"micro_batch_size": 8, "activation_offload": "cpu", "precision": "bf16-mixed"},
-    "offloaded, full": {"micro_batch_size": 32, "activation_offload": "cpu", "activation_checkpointing": "full"},
+    "offloaded, mixed": {
+        "micro_batch_size": 8,
+        "activation_offload": "cpu",
+        "precision": "bf16-mixed",
+    },
+    "offloaded, full": {
+        "micro_batch_size": 32,
+        "activation_offload": "cpu",
+        "activation_checkpointing": "full",
+    },
     "offloaded, selective": {
         "micro_batch_size": 8,
         "activation_offload": "cpu",
@@ -199,11 +255,30 @@ FAR: dict[str, dict[str, Any]] = {
     "offloaded, chunked": {**LORA, "micro_batch_size": 4, "loss": "chunked"},
     "optimizer": {"micro_batch_size": 4, "optimizer_offload": "cpu"},
     "1 sample, chunked": {"micro_batch_size": 1, "loss": "chunked"},
-    "2 samples, chunked": {**LORA, "activation_offload": "none", "micro_batch_size": 2, "loss": "chunked"},
-    "32 samples, chunked": {"micro_batch_size": 32, "loss": "chunked", "activation_checkpointing": "full"},
+    "2 samples, chunked": {
+        **LORA,
+        "activation_offload": "none",
+        "micro_batch_size": 2,
+        "loss": "chunked",
+    },
+    "32 samples, chunked": {
+        "micro_batch_size": 32,
+        "loss": "chunked",
+        "activation_checkpointing": "full",
+    },
     "1 sample, fused": {"micro_batch_size": 1, "loss": "fused"},
-    "8 samples, fused": {"micro_batch_size": 8, "loss": "fused", "precision": "bf16", "attention": "flash"},
-    "8 samples, liger": {"micro_batch_size": 8, "kernels": "liger", "precision": "bf16", "loss": "fused"},
+    "8 samples, fused": {
+        "micro_batch_size": 8,
+        "loss": "fused",
+        "precision": "bf16",
+        "attention": "flash",
+    },
+    "8 samples, liger": {
+        "micro_batch_size": 8,
+        "kernels": "liger",
+        "precision": "bf16",
+        "loss": "fused",
+    },
     "liger, full": {
         **LORA,
         "activation_offload": "none",
@@ -212,7 +287,9 @@ FAR: dict[str, dict[str, Any]] = {
         "kernels": "liger",
     },
 }
-ELSEWHERE = replace(AMPERE, here=False)  # whether a compiler or a library is installed here says nothing of there
+ELSEWHERE = replace(
+    AMPERE, here=False
+)  # whether a compiler or a library is installed here says nothing of there
 KINDS = ("none", "alternate", "full")
 COMPILED: dict[str, dict[str, Any]] = {
     f"{kind}, {way}": {"activation_checkpointing": kind, "compile": way, "micro_batch_size": 4}
@@ -231,7 +308,12 @@ def far() -> dict[str, tuple[float, float]]:
     """(bytes, seconds) of each of those configs, predicted at once."""
     figures: dict[str, tuple[float, float]] = {}
     for workload in (LONG, LONGER):
-        configs = {name: config for name in (*FAR, *COMPILED) for of, config in [long_of(name)] if of is workload}
+        configs = {
+            name: config
+            for name in (*FAR, *COMPILED)
+            for of, config in [long_of(name)]
+            if of is workload
+        }
         rough = SpaceEstimator(workload, ELSEWHERE, UNKNOWN, list(configs.values())).predict()
         figures |= dict(zip(configs, zip(rough.allocated, rough.seconds, strict=True), strict=True))
     return figures
@@ -250,7 +332,10 @@ def test_bytes_and_seconds_of_offloading_and_of_chunks_are_those_of_a_full_trace
 
 def test_chunks_of_a_model_of_few_blocks() -> None:
     workload = replace(llama_workload(8, 64, vocab_size=512), traits=None)
-    configs = [canonicalize({"loss": "chunked", "micro_batch_size": size}, workload, CPU) for size in (1, 8)]
+    configs = [
+        canonicalize({"loss": "chunked", "micro_batch_size": size}, workload, CPU)
+        for size in (1, 8)
+    ]
     rough = SpaceEstimator(workload, CPU, UNKNOWN, configs).predict()
     full = [peak_of(traced(workload, CPU, **config), CPU).nbytes for config in configs]
     assert rough.allocated == pytest.approx(np.array(full, float), rel=0.06)
@@ -261,7 +346,8 @@ def test_flash_is_refused_where_a_mask_is_needed_and_as_fast_as_sdpa_where_none_
     for changes, fits in ((masked, False), ({}, True)):
         workload = replace(llama_workload(8, 64, num_hidden_layers=7, **changes), traits=None)
         configs = [
-            canonicalize({"attention": each, "precision": "bf16"}, workload, AMPERE) for each in ("sdpa", "flash")
+            canonicalize({"attention": each, "precision": "bf16"}, workload, AMPERE)
+            for each in ("sdpa", "flash")
         ]
         rough = SpaceEstimator(workload, AMPERE, UNKNOWN, configs).predict()
         assert np.isfinite(rough.allocated).tolist() == [True, fits]
@@ -272,7 +358,9 @@ def test_a_budget_of_recomputation_lies_between_its_ends_as_they_are_uncompiled(
     far: dict[str, tuple[float, float]],
 ) -> None:
     assert long_of("budget-0.5, default")[1]["activation_checkpointing"] == "budget-0.5"
-    least, within, most = (far[name][0] for name in ("full, none", "budget-0.5, default", "none, none"))
+    least, within, most = (
+        far[name][0] for name in ("full, none", "budget-0.5, default", "none, none")
+    )
     assert within == pytest.approx((least + most) / 2, rel=1e-6)
 
 
@@ -289,7 +377,9 @@ def test_compiled_transformers_keep_as_little_as_one_estimate_alone_says(
 def test_predictions_are_kept_on_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     configs = list(_configs(CPU, CHANGES[:2]))
     first = predict_all(WORKLOAD, CPU, configs)
-    monkeypatch.setattr(sys.modules[SpaceEstimator.__module__], "trace", None)  # nothing can be traced from here on
+    monkeypatch.setattr(
+        sys.modules[SpaceEstimator.__module__], "trace", None
+    )  # nothing can be traced from here on
     assert predict_all(WORKLOAD, CPU, configs) == first
     with pytest.raises(TypeError):
         predict_all(WORKLOAD, CPU, configs[:1])
@@ -301,14 +391,18 @@ def test_when_the_time_for_tracing_is_over_the_rest_stays_unknown_and_nothing_is
     configs, traces = list(_configs(AMPERE, CHANGES)), itertools.count()
     rushed = SpaceEstimator(WORKLOAD, AMPERE, UNKNOWN, configs, within=8.5)
     start = time.monotonic()
-    monkeypatch.setattr(time, "monotonic", lambda: start + next(traces))  # each trace takes a second
+    monkeypatch.setattr(
+        time, "monotonic", lambda: start + next(traces)
+    )  # each trace takes a second
     predictions = rushed.predict()
     known = np.isfinite(predictions.allocated)
     assert not rushed.complete
     assert 0 < known.sum() < len(configs)
     assert known[0]  # what most configs need is traced first
     for figure in ("allocated", "seconds"):
-        found, full = (getattr(each, figure)[: len(configs)][known] for each in (predictions, near["cuda"]))
+        found, full = (
+            getattr(each, figure)[: len(configs)][known] for each in (predictions, near["cuda"])
+        )
         assert np.array_equal(found, full)
     assert all(np.isnan(predict_all(WORKLOAD, AMPERE, configs, within=-1)[0]))
     assert all(np.isfinite(predict_all(WORKLOAD, AMPERE, configs)[0]))

@@ -69,6 +69,8 @@ def _two_steps(workload: Workload, knobs: Mapping[str, Any]) -> None:
 @functools.cache
 def transformer() -> Workload:
     """Attention enough for what is known of compiled transformers to hold."""
-    plain = llama_workload(4, 256, num_hidden_layers=3, hidden_size=64, vocab_size=64, max_position_embeddings=256)
+    plain = llama_workload(
+        4, 256, num_hidden_layers=3, hidden_size=64, vocab_size=64, max_position_embeddings=256
+    )
     plain = replace(plain, traits=None)
     return replace(plain, traits=inspect_workload(plain, CPU, 2**33))

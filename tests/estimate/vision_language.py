@@ -23,30 +23,61 @@ _TEXT = {
     "bos_token_id": 1,
     "eos_token_id": 2,
 }
-_TOKENS = {"image_token_id": _IMAGE, "video_token_id": 6, "vision_start_token_id": 7, "vision_end_token_id": 8}
+_TOKENS = {
+    "image_token_id": _IMAGE,
+    "video_token_id": 6,
+    "vision_start_token_id": 7,
+    "vision_end_token_id": 8,
+}
 
 
 def _text_of_qwen(**more: Any) -> dict[str, Any]:
     sections = [2, 3, 3] if not more else [4, 2, 2]
-    return _TEXT | {"rope_parameters": {"rope_type": "default", "mrope_section": sections, "rope_theta": 1e4}} | more
+    return (
+        _TEXT
+        | {
+            "rope_parameters": {
+                "rope_type": "default",
+                "mrope_section": sections,
+                "rope_theta": 1e4,
+            }
+        }
+        | more
+    )
 
 
 def _qwen25() -> nn.Module:
     vision = {"depth": 2, "num_heads": 2, "out_hidden_size": 32, "patch_size": 4, "window_size": 16}
     vision |= {"spatial_merge_size": 2, "fullatt_block_indexes": [1], **_VISION}
-    config = transformers.Qwen2_5_VLConfig(vision_config=vision, text_config=_text_of_qwen(), **_TOKENS)
+    config = transformers.Qwen2_5_VLConfig(
+        vision_config=vision, text_config=_text_of_qwen(), **_TOKENS
+    )
     return transformers.Qwen2_5_VLForConditionalGeneration(config)
 
 
 def _qwen3() -> nn.Module:
-    vision = {"depth": 2, "num_heads": 2, "out_hidden_size": 32, "patch_size": 4, "num_position_embeddings": 16}
+    vision = {
+        "depth": 2,
+        "num_heads": 2,
+        "out_hidden_size": 32,
+        "patch_size": 4,
+        "num_position_embeddings": 16,
+    }
     vision |= {"spatial_merge_size": 2, "deepstack_visual_indexes": [0], **_VISION}
-    config = transformers.Qwen3VLConfig(vision_config=vision, text_config=_text_of_qwen(head_dim=16), **_TOKENS)
+    config = transformers.Qwen3VLConfig(
+        vision_config=vision, text_config=_text_of_qwen(head_dim=16), **_TOKENS
+    )
     return transformers.Qwen3VLForConditionalGeneration(config)
 
 
 def _gemma3() -> nn.Module:
-    vision = {"num_hidden_layers": 2, "num_attention_heads": 2, "image_size": 16, "patch_size": 4, **_VISION}
+    vision = {
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "image_size": 16,
+        "patch_size": 4,
+        **_VISION,
+    }
     text = _TEXT | {"head_dim": 16, "sliding_window": 8}
     config = transformers.Gemma3Config(
         vision_config=vision | {"vision_use_head": False}, text_config=text, mm_tokens_per_image=4
@@ -56,16 +87,28 @@ def _gemma3() -> nn.Module:
 
 
 def _smolvlm() -> nn.Module:
-    vision = {"num_hidden_layers": 2, "num_attention_heads": 2, "image_size": 16, "patch_size": 4, **_VISION}
+    vision = {
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "image_size": 16,
+        "patch_size": 4,
+        **_VISION,
+    }
     text = _TEXT | {"model_type": "llama"}
     config = transformers.SmolVLMConfig(
-        vision_config=vision, text_config=text, image_token_id=_IMAGE, scale_factor=2, pad_token_id=0
+        vision_config=vision,
+        text_config=text,
+        image_token_id=_IMAGE,
+        scale_factor=2,
+        pad_token_id=0,
     )
     return transformers.SmolVLMForConditionalGeneration(config)
 
 
 def _texts(samples: int, image_tokens: int) -> dict[str, torch.Tensor]:
-    ids = torch.randint(10, 100, (samples, _LENGTH), generator=torch.Generator().manual_seed(samples))
+    ids = torch.randint(
+        10, 100, (samples, _LENGTH), generator=torch.Generator().manual_seed(samples)
+    )
     ids[:, 2 : 2 + image_tokens] = _IMAGE
     labels = ids.masked_fill(ids == _IMAGE, -100)
     return {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": labels}

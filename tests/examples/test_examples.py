@@ -99,7 +99,9 @@ def test_its_budget_rules_something_out(example: Example) -> None:
         "loss": "standard",
     }
     loader = module.make_loader()
-    result = autofit.search(module.make_model(), loader, device="cpu", mem=module.MEMORY_GIB, set=plain)
+    result = autofit.search(
+        module.make_model(), loader, device="cpu", mem=module.MEMORY_GIB, set=plain
+    )
     assert result.best is None
     assert [trial.outcome.value for trial in result.trials] == ["out_of_memory"]
 
@@ -120,12 +122,16 @@ def test_the_model_that_comes_back_is_the_one_that_was_given(example: Example) -
     before = weight.detach().clone()
     loader = torch.utils.data.DataLoader(module.make_data(64), batch_size=32)
     config = {"micro_batch_size": 8, "activation_checkpointing": "full"}
-    trained = autofit.fit(model, loader, loss=module.loss, config=config, device="cpu", lr=1e-3, epochs=2)
+    trained = autofit.fit(
+        model, loader, loss=module.loss, config=config, device="cpu", lr=1e-3, epochs=2
+    )
     assert trained.model is model
     assert model.leave.weight is weight
     assert not torch.equal(weight, before)
     assert len(trained.history) == 4
-    assert all("forward" not in block.__dict__ for block in model.blocks)  # given back without wrappers
+    assert all(
+        "forward" not in block.__dict__ for block in model.blocks
+    )  # given back without wrappers
 
 
 @pytest.mark.usefixtures("unpredicted")
@@ -134,23 +140,34 @@ def test_a_convolutional_network_is_warned_of_what_micro_batches_do_to_batch_nor
 ) -> None:
     result, trained = example("convnet").main(steps=25, trials=2)
     assert result.best.config["micro_batch_size"] < 64  # the whole batch does not fit
-    assert "warning: BatchNorm takes its statistics over micro-batches of" in capsys.readouterr().out
+    assert (
+        "warning: BatchNorm takes its statistics over micro-batches of" in capsys.readouterr().out
+    )
     first, last = losses(trained)
     assert last < 0.7 * first
 
 
 @pytest.mark.usefixtures("shared_zygote")
-def test_an_encoder_with_real_weights_learns_to_judge_within_a_budget_that_only_lora_fits(example: Example) -> None:
+def test_an_encoder_with_real_weights_learns_to_judge_within_a_budget_that_only_lora_fits(
+    example: Example,
+) -> None:
     trained, accuracies = example("encoder").main(epochs=6, trials=1)
     before, after = accuracies["known"]
     assert before < 0.8
     assert after > 0.9
-    learned = {name for name, parameter in trained.model.named_parameters() if parameter.requires_grad}
-    assert {"classifier.weight", "classifier.bias"} < learned  # the head is new: low-rank updates are not enough for it
+    learned = {
+        name for name, parameter in trained.model.named_parameters() if parameter.requires_grad
+    }
+    assert {
+        "classifier.weight",
+        "classifier.bias",
+    } < learned  # the head is new: low-rank updates are not enough for it
     assert all("lora_" in name or name.startswith("classifier") for name in learned)
 
 
-def test_a_prediction_is_made_for_cards_that_are_not_here(example: Example, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_prediction_is_made_for_cards_that_are_not_here(
+    example: Example, capsys: pytest.CaptureFixture[str]
+) -> None:
     found = example("estimate").main()
     assert list(found) == ["rtx-3060", "rtx-4090", "h100"]
     speeds = [estimate.tokens_per_second for estimate in found.values()]
@@ -166,16 +183,26 @@ def test_a_prediction_is_made_for_cards_that_are_not_here(example: Example, caps
     [
         ({}, 17, 1e-5),  # more than one pass
         ({"lora_rank": 8, "micro_batch_size": 8, "gradient_accumulation_steps": 2}, 17, 1e-5),
-        ({"lora_rank": 8, "precision": "bf16-mixed"}, 5, 1e-3),  # slow on a CPU without products of bf16
+        (
+            {"lora_rank": 8, "precision": "bf16-mixed"},
+            5,
+            1e-3,
+        ),  # slow on a CPU without products of bf16
     ],
 )
 def test_the_neighbours_losses_are_autofits(
-    example: Example, knobs: dict[str, Any], steps: int, tolerance: float, monkeypatch: pytest.MonkeyPatch
+    example: Example,
+    knobs: dict[str, Any],
+    steps: int,
+    tolerance: float,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     config = {**example("hf_trainer").CONFIG, **knobs}
     mine, of_trainer = example("hf_trainer").main(config, steps)
     accelerate = example("with_accelerate")
-    monkeypatch.setattr(accelerate, "losses_of_autofit", lambda *_: mine)  # of the same config, model and data
+    monkeypatch.setattr(
+        accelerate, "losses_of_autofit", lambda *_: mine
+    )  # of the same config, model and data
     _, of_accelerate = accelerate.main(config, steps)
     assert len(mine) == steps
     assert of_trainer == pytest.approx(mine, rel=tolerance)
@@ -183,7 +210,9 @@ def test_the_neighbours_losses_are_autofits(
     assert steps < 17 or mine[-1] < 0.98 * mine[0]
 
 
-def test_a_technique_of_ones_own_takes_effect_and_leaves_the_mathematics_alone(example: Example) -> None:
+def test_a_technique_of_ones_own_takes_effect_and_leaves_the_mathematics_alone(
+    example: Example,
+) -> None:
     workload = example("own_technique").workload()
     seen = {}
     for value in ("contiguous", "channels_last"):
@@ -201,18 +230,35 @@ def test_a_technique_of_ones_own_takes_effect_and_leaves_the_mathematics_alone(e
 
 
 @pytest.mark.usefixtures("unpredicted")
-def test_it_is_searched_when_its_file_is_run(example: Example, capsys: pytest.CaptureFixture[str]) -> None:
+def test_it_is_searched_when_its_file_is_run(
+    example: Example, capsys: pytest.CaptureFixture[str]
+) -> None:
     runpy.run_path(str(EXAMPLES / "own_technique.py"), run_name="__main__")
     rows = [line.split() for line in capsys.readouterr().out.splitlines() if "samples/s  " in line]
     assert sorted((row[2], row[4]) for row in rows) == [
-        (memory_format, size) for memory_format in ("channels_last", "contiguous") for size in ("16", "32")
+        (memory_format, size)
+        for memory_format in ("channels_last", "contiguous")
+        for size in ("16", "32")
     ]
 
 
 @pytest.mark.usefixtures("unpredicted")
 def test_and_from_the_command_line(example: Example, capsys: pytest.CaptureFixture[str]) -> None:
-    settings = ("memory_format=channels_last", "micro_batch_size=32", "optimizer=adamw", "precision=fp32")
-    arguments = ["search", "--model", f"{EXAMPLES / 'own_technique.py'}:workload", "--device", "cpu", "--mem", "1"]
+    settings = (
+        "memory_format=channels_last",
+        "micro_batch_size=32",
+        "optimizer=adamw",
+        "precision=fp32",
+    )
+    arguments = [
+        "search",
+        "--model",
+        f"{EXAMPLES / 'own_technique.py'}:workload",
+        "--device",
+        "cpu",
+        "--mem",
+        "1",
+    ]
     for setting in settings:
         arguments += ["--set", setting]
     with pytest.raises(SystemExit) as end:
@@ -226,8 +272,12 @@ def test_and_from_the_command_line(example: Example, capsys: pytest.CaptureFixtu
 def test_several_devices_train_and_one_goes_on(example: Example, tmp_path: Path) -> None:
     example("classifier")
     trained = example("several_gpus").main(steps=24, output=tmp_path / "run")
-    steps = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
-    assert [each["step"] for each in steps] == list(range(1, 25)), "twelve of two devices, then twelve of one"
+    steps = [
+        json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    ]
+    assert [each["step"] for each in steps] == list(range(1, 25)), (
+        "twelve of two devices, then twelve of one"
+    )
     assert sum(each["loss"] for each in steps[-4:]) < 0.8 * sum(each["loss"] for each in steps[:4])
     assert [report.step for report in trained.history] == list(range(13, 25))
 
@@ -239,4 +289,6 @@ def test_the_docs_name_every_knob_and_its_values() -> None:
     by_knob = {row.split("`")[1]: row for row in rows}
     assert by_knob.keys() == {technique.name for technique in techniques.all_techniques()}
     for technique in techniques.all_techniques():
-        assert all(f"`{formatting.value(each)}`" in by_knob[technique.name] for each in technique.values)
+        assert all(
+            f"`{formatting.value(each)}`" in by_knob[technique.name] for each in technique.values
+        )

@@ -56,15 +56,22 @@ def run(client: BlockingKernelClient, code: str) -> list[dict[str, Any]]:
         content = message["content"] | {"type": message["msg_type"]}
         if content["type"] == "error":
             pytest.fail("\n".join(content["traceback"]))
-        if content.get("execution_state") == "idle" and message["parent_header"]["msg_type"] == "execute_request":
+        if (
+            content.get("execution_state") == "idle"
+            and message["parent_header"]["msg_type"] == "execute_request"
+        ):
             return sent
         sent.append(content)
 
 
 def test_a_search_and_a_training_in_a_notebook(kernel: BlockingKernelClient) -> None:
     sent = run(kernel, BRIEF)
-    shown = [each["data"] for each in sent if each["type"] in ("display_data", "update_display_data")]
-    assert sum(each["type"] == "display_data" for each in sent) == 2  # of the search and of the training, then updated
+    shown = [
+        each["data"] for each in sent if each["type"] in ("display_data", "update_display_data")
+    ]
+    assert (
+        sum(each["type"] == "display_data" for each in sent) == 2
+    )  # of the search and of the training, then updated
     assert len(shown) > 6
     assert all(re.match(r"<pre.*>", each["text/html"]) for each in shown)
     assert any("measuring probe 1" in each["text/plain"] for each in shown)
@@ -72,11 +79,18 @@ def test_a_search_and_a_training_in_a_notebook(kernel: BlockingKernelClient) -> 
     assert "20/20" in shown[-1]["text/plain"]
     streams = "".join(each["text"] for each in sent if each["type"] == "stream")
     assert "accuracy on unseen points" in streams
-    assert not [each for each in sent if "\x1b" in str(each) or "\\x1b" in str(each)]  # no colours of a terminal
+    assert not [
+        each for each in sent if "\x1b" in str(each) or "\\x1b" in str(each)
+    ]  # no colours of a terminal
     # Notes; and what tqdm says to others, who use its own bar in notebooks, where the package of its widgets lacks.
     told = "".join(each["text"] for each in sent if each.get("name") == "stderr")
-    assert re.fullmatch(r"(.*TqdmWarning.*\n.*\n)?the loss is a mean over .*\nprediction skipped: .*\n", told)
-    for name, words in (("trained", "20 (5,120 samples)"), ("trained.result", "verified in longer runs")):
+    assert re.fullmatch(
+        r"(.*TqdmWarning.*\n.*\n)?the loss is a mean over .*\nprediction skipped: .*\n", told
+    )
+    for name, words in (
+        ("trained", "20 (5,120 samples)"),
+        ("trained.result", "verified in longer runs"),
+    ):
         (answer,) = (each["data"] for each in run(kernel, name) if each["type"] == "execute_result")
         assert words in answer["text/html"]
         assert "data:image/svg+xml;base64," in answer["text/html"]

@@ -56,7 +56,10 @@ def losses_alone(script: Path, *arguments: str | Path) -> list[float]:
 
 
 def _losses_in(printed: str) -> list[float]:
-    return [float(loss) for loss in re.findall(r"^step \d+: loss ([^\s,]+)", printed, flags=re.MULTILINE)]
+    return [
+        float(loss)
+        for loss in re.findall(r"^step \d+: loss ([^\s,]+)", printed, flags=re.MULTILINE)
+    ]
 
 
 def model_of(script: ModuleType, weights: Path | None = None) -> Any:
@@ -66,7 +69,9 @@ def model_of(script: ModuleType, weights: Path | None = None) -> Any:
 
 def parameters(model: Any) -> Counter[tuple[Any, ...]]:
     """Shape, dtype and whether it is trained; not the untouched copy that peft keeps of a trained head."""
-    named = [(name, each) for name, each in model.named_parameters() if ".original_module." not in name]
+    named = [
+        (name, each) for name, each in model.named_parameters() if ".original_module." not in name
+    ]
     return Counter((tuple(each.shape), each.dtype, each.requires_grad) for _, each in named)
 
 
@@ -74,17 +79,23 @@ def saved_weights(task: str, architecture: dict[str, Any], path: Path) -> Path:
     """Random float32 weights, as a directory that a script and autofit can both start from."""
     torch.manual_seed(0)
     config = transformers.AutoConfig.for_model(**architecture)
-    getattr(transformers, TASKS[task].auto_class).from_config(config, dtype=torch.float32).save_pretrained(path)
+    getattr(transformers, TASKS[task].auto_class).from_config(
+        config, dtype=torch.float32
+    ).save_pretrained(path)
     return path
 
 
-def setup_for(task: str, architecture: dict[str, Any], knobs: dict[str, Any], weights: Path) -> Setup:
+def setup_for(
+    task: str, architecture: dict[str, Any], knobs: dict[str, Any], weights: Path
+) -> Setup:
     """autofit's own training of the same weights."""
     length = None if task == "image-classification" else 64
     workload = huggingface_workload(
         HuggingFaceModel("tiny", task, architecture), sequence_length=length, effective_batch_size=8
     )
-    model = getattr(transformers, TASKS[task].auto_class).from_pretrained(weights, dtype=torch.float32)
+    model = getattr(transformers, TASKS[task].auto_class).from_pretrained(
+        weights, dtype=torch.float32
+    )
     model.config.use_cache = False
     return build(workload, knobs, CPU, model=model, hyperparameters=Hyperparameters(lr=1e-3))
 
@@ -95,10 +106,18 @@ def take_over(model: Any, setup: Setup) -> None:
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if parameter.requires_grad:
-                parameter.copy_(ours[name.replace("base_model.model.", "").replace(".modules_to_save.default", "")])
+                parameter.copy_(
+                    ours[
+                        name.replace("base_model.model.", "").replace(
+                            ".modules_to_save.default", ""
+                        )
+                    ]
+                )
 
 
-def losses_of(script: ModuleType, model: Any, batch: Any, *, scaled: bool = False, steps: int = 3) -> list[float]:
+def losses_of(
+    script: ModuleType, model: Any, batch: Any, *, scaled: bool = False, steps: int = 3
+) -> list[float]:
     """The losses of some steps of the script."""
     scaler = [torch.amp.GradScaler("cpu")] if scaled else []
     if hasattr(script, "step_in_backward"):

@@ -20,26 +20,49 @@ MEASURED = {
     "peak_gib": {"allocated": 20.1, "reserved": 21.0, "device": 21.6},
     "verified": True,
 }
-VERSIONS = {"autofit": "0.1.0", "python": "3.12.3", "torch": "2.13.0", "transformers": "5.23.0", "optuna": "5.0.0"}
+VERSIONS = {
+    "autofit": "0.1.0",
+    "python": "3.12.3",
+    "torch": "2.13.0",
+    "transformers": "5.23.0",
+    "optuna": "5.0.0",
+}
 LORA = {"precision": "bf16", "lora_rank": 16, "lora_targets": "all-linear"}
 
 # On four cards of two machines, with the batch sizes of each; a whole effective batch is 8.
 UNSPLIT = {"tensor_parallel": 1, "context_parallel": 1, "gradient_accumulation_steps": 1}
 DDP = {"data_parallel": "ddp", "data_parallel_replicate": 4, "data_parallel_shard": 1, **UNSPLIT}
-FSDP: dict[str, Any] = {"data_parallel": "fsdp", "data_parallel_replicate": 1, "data_parallel_shard": 4}
+FSDP: dict[str, Any] = {
+    "data_parallel": "fsdp",
+    "data_parallel_replicate": 1,
+    "data_parallel_shard": 4,
+}
 FSDP |= {"reshard_after_forward": True, "fsdp_offload": "none", **UNSPLIT}
 ZERO_2 = {**FSDP, "reshard_after_forward": False}
 HSDP = {**FSDP, "data_parallel_replicate": 2, "data_parallel_shard": 2}
 TWO_SHARDS = {**FSDP, "data_parallel_shard": 2, "gradient_accumulation_steps": 2}
 TENSOR = {**TWO_SHARDS, "tensor_parallel": 2}
 CONTEXT = {**TWO_SHARDS, "context_parallel": 2}
-NODES = {"hardware": {"device": "cuda", "name": "NVIDIA H200", "budget_gib": 24.0, "devices": 2, "nodes": 2}}
+NODES = {
+    "hardware": {
+        "device": "cuda",
+        "name": "NVIDIA H200",
+        "budget_gib": 24.0,
+        "devices": 2,
+        "nodes": 2,
+    }
+}
 
 # What every tool's own parser is to accept.
 CASES: dict[str, dict[str, Any]] = {
     "full": {"precision": "bf16", "activation_checkpointing": "full"},
     "lora": LORA,
-    "qlora": {**LORA, "quantization": "nf4", "optimizer": "adamw-8bit", "activation_checkpointing": "full"},
+    "qlora": {
+        **LORA,
+        "quantization": "nf4",
+        "optimizer": "adamw-8bit",
+        "activation_checkpointing": "full",
+    },
     "compiled": {"precision": "bf16-mixed", "compile": "default", "loss": "chunked"},
     "ddp": {"precision": "bf16-mixed", **DDP},
     "fsdp": {**LORA, "activation_checkpointing": "full", **FSDP, "fsdp_offload": "cpu"},
@@ -50,7 +73,10 @@ CASES: dict[str, dict[str, Any]] = {
 
 
 def source(
-    device: str = "cuda", task: str = "causal-lm", others: dict[str, Any] | None = None, **knobs: Any
+    device: str = "cuda",
+    task: str = "causal-lm",
+    others: dict[str, Any] | None = None,
+    **knobs: Any,
 ) -> ExportSource:
     """A config to export; `others` are fields of ExportSource."""
     config = Config({**OFF, **SIZES, **knobs})

@@ -23,10 +23,18 @@ from tests import tiny
 
 OFF = {technique.name: technique.off for technique in all_techniques()}
 SIZES = {"micro_batch_size": 4, "gradient_accumulation_steps": 4}
-HARDWARE = {"device": "cpu", "name": "a test's CPU", "memory_gib": 8.0, "budget_gib": 2.0, "margin": 0.05}
+HARDWARE = {
+    "device": "cpu",
+    "name": "a test's CPU",
+    "memory_gib": 8.0,
+    "budget_gib": 2.0,
+    "margin": 0.05,
+}
 
 
-def saved(path: Path, source: dict[str, Any] | None = None, task: str = "causal-lm", **knobs: Any) -> Path:
+def saved(
+    path: Path, source: dict[str, Any] | None = None, task: str = "causal-lm", **knobs: Any
+) -> Path:
     """A result.yaml of the smallest preset."""
     data = {
         "autofit": 1,
@@ -36,7 +44,10 @@ def saved(path: Path, source: dict[str, Any] | None = None, task: str = "causal-
         "hardware": HARDWARE,
         "versions": {"autofit": "0.1.0", "torch": "2.13.0"},
         "config": {**OFF, **SIZES, **knobs},
-        "measured": {"tokens_per_second": 1000.0, "step_seconds": {"median": 2.0, "low": 1.9, "high": 2.1}},
+        "measured": {
+            "tokens_per_second": 1000.0,
+            "step_seconds": {"median": 2.0, "low": 1.9, "high": 2.1},
+        },
     }
     file = path / "result.yaml"
     file.write_text(yaml.safe_dump(data))
@@ -45,14 +56,25 @@ def saved(path: Path, source: dict[str, Any] | None = None, task: str = "causal-
 
 def test_layers_get_adapters_by_the_names_that_the_model_has(tmp_path: Path) -> None:
     made = autofit.export(saved(tmp_path, lora_rank=8, lora_targets="attention"), to="trl")
-    assert made.keys["lora_targets"]["lora_target_modules"] == ["q_proj", "k_proj", "v_proj", "o_proj"]
+    assert made.keys["lora_targets"]["lora_target_modules"] == [
+        "q_proj",
+        "k_proj",
+        "v_proj",
+        "o_proj",
+    ]
     made = autofit.export(saved(tmp_path, lora_rank=8, lora_targets="all-linear+head"), to="trl")
     assert "lm_head" not in made.keys["lora_targets"]["lora_target_modules"]
     assert any(each.knob == "lora_targets" for each in made.departures)
 
 
 def test_short_names_stand_for_all_wanted_layers_and_no_others() -> None:
-    names = ["a.0.attention.query", "a.0.attention.output.dense", "a.0.output.dense", "a.1.attention.query", "query"]
+    names = [
+        "a.0.attention.query",
+        "a.0.attention.output.dense",
+        "a.0.output.dense",
+        "a.1.attention.query",
+        "query",
+    ]
     wanted = ["a.0.attention.query", "a.1.attention.query", "a.0.attention.output.dense"]
     assert short_names(wanted, names) == ("attention.query", "attention.output.dense")
     assert short_names([], names) == ()
@@ -66,7 +88,9 @@ def test_short_names_stand_for_all_wanted_layers_and_no_others() -> None:
 def test_weights_are_those_of_the_source(tmp_path: Path) -> None:
     def weights(source: dict[str, Any]) -> Any:
         file = saved(tmp_path, source)
-        return yaml.safe_load(autofit.export(file, to="trl").files["trl.yaml"])["model_name_or_path"]
+        return yaml.safe_load(autofit.export(file, to="trl").files["trl.yaml"])[
+            "model_name_or_path"
+        ]
 
     assert weights({"kind": "preset", "model": "llama-3.1-8b"}) == "meta-llama/Llama-3.1-8B"
     assert weights({"kind": "preset", "model": "tiny-llama"}) == "path/to/weights"
@@ -88,7 +112,15 @@ def test_files_are_written_by_the_name_that_is_asked_for(tmp_path: Path) -> None
         autofit.export(file, to="trl", output=file / "x.yaml")
 
 
-WEIRD = ('we"ird.yaml', "a\\b\nc'.yaml", "-x.yaml", "$(id).yaml", "\u2028import os\u2028#", "n" * 250, "\u6a21" * 83)
+WEIRD = (
+    'we"ird.yaml',
+    "a\\b\nc'.yaml",
+    "-x.yaml",
+    "$(id).yaml",
+    "\u2028import os\u2028#",
+    "n" * 250,
+    "\u6a21" * 83,
+)
 
 
 @pytest.mark.parametrize("name", WEIRD)
@@ -97,18 +129,28 @@ def test_a_file_may_have_any_name(tmp_path: Path, name: str) -> None:
     autofit.export(file, to="transformers", output=tmp_path / name)
     assert yaml.safe_load((tmp_path / name).read_text())["output_dir"] == "output"
     calls = ast.walk(ast.parse((tmp_path / "train_transformers.py").read_text()))
-    named = [each.args[0] for each in calls if isinstance(each, ast.Call) and "with_name" in ast.dump(each.func)]
+    named = [
+        each.args[0]
+        for each in calls
+        if isinstance(each, ast.Call) and "with_name" in ast.dump(each.func)
+    ]
     assert [ast.literal_eval(each) for each in named] == [name]
 
     lines = autofit.export(file, to="trl", output=tmp_path / name).text.split("\n")
-    command = next(line for line in lines if line.startswith("#   trl sft"))[1:].partition(" (with")[0]
-    read = subprocess.run(["bash", "-c", f"printf '%s\\0' {command}"], capture_output=True, check=True).stdout
+    command = next(line for line in lines if line.startswith("#   trl sft"))[1:].partition(
+        " (with"
+    )[0]
+    read = subprocess.run(
+        ["bash", "-c", f"printf '%s\\0' {command}"], capture_output=True, check=True
+    ).stdout
     assert read.decode().split("\0")[3] == (f"./{name}" if name.startswith("-") else name)
 
 
 def test_a_name_within_the_text_of_others_is_left_alone(tmp_path: Path) -> None:
     file = saved(tmp_path)
-    file.write_text(file.read_text().replace("model: tiny-llama\nsource", "model: trl.yaml\nsource"))
+    file.write_text(
+        file.read_text().replace("model: tiny-llama\nsource", "model: trl.yaml\nsource")
+    )
     text = autofit.export(file, to="trl", output=tmp_path / "mine.yaml").text
     assert "Training trl.yaml with" in text
     assert "--config mine.yaml" in text
@@ -116,12 +158,18 @@ def test_a_name_within_the_text_of_others_is_left_alone(tmp_path: Path) -> None:
 
 def test_no_file_of_an_export_takes_the_name_of_another(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="another file of this export"):
-        autofit.export(saved(tmp_path), to="transformers", output=tmp_path / "train_transformers.py")
+        autofit.export(
+            saved(tmp_path), to="transformers", output=tmp_path / "train_transformers.py"
+        )
 
 
-def test_a_directory_is_refused_and_a_home_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_directory_is_refused_and_a_home_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     file = saved(tmp_path)
-    with pytest.raises(InputError, match=r"\. cannot be written: Is a directory\. Choose another --output"):
+    with pytest.raises(
+        InputError, match=r"\. cannot be written: Is a directory\. Choose another --output"
+    ):
         autofit.export(file, to="trl", output=".")
     monkeypatch.setenv("HOME", str(tmp_path))
     autofit.export(file, to="trl", output="~/x.yaml")
@@ -136,7 +184,9 @@ def test_a_directory_is_refused_and_a_home_is_found(tmp_path: Path, monkeypatch:
         ({"lora_rank": "eight"}, "lora_rank cannot be 'eight'"),
     ],
 )
-def test_values_that_no_knob_takes_are_refused(tmp_path: Path, knobs: dict[str, Any], message: str) -> None:
+def test_values_that_no_knob_takes_are_refused(
+    tmp_path: Path, knobs: dict[str, Any], message: str
+) -> None:
     with pytest.raises(InputError, match=message):
         autofit.export(saved(tmp_path, **knobs), to="trl")
 
@@ -149,14 +199,20 @@ def test_a_knob_of_ones_own_is_told_of_where_it_is_not_registered(tmp_path: Path
 def test_strict_refuses_what_departs(tmp_path: Path) -> None:
     file = saved(tmp_path)
     assert autofit.export(file, to="transformers", strict=True).departures == ()
-    with pytest.raises(InputError, match=r"TRL cannot run all of this config as measured: loss standard: "):
+    with pytest.raises(
+        InputError, match=r"TRL cannot run all of this config as measured: loss standard: "
+    ):
         autofit.export(file, to="trl", strict=True)
 
 
 def test_older_tools_are_told_by_their_own_keys(tmp_path: Path) -> None:
     file = saved(tmp_path, activation_checkpointing="alternate", activation_offload="cpu")
     now = yaml.safe_load(autofit.export(file, to="transformers").files["training_arguments.yaml"])
-    assert now["activation_checkpointing_kwargs"] == {"use_reentrant": False, "every_n_layers": 2, "offload": True}
+    assert now["activation_checkpointing_kwargs"] == {
+        "use_reentrant": False,
+        "every_n_layers": 2,
+        "offload": True,
+    }
     made = autofit.export(file, to="transformers", tool_version="5.16.2")
     before = yaml.safe_load(made.files["training_arguments.yaml"])
     assert before["gradient_checkpointing_kwargs"] == {"use_reentrant": False, "every_n_layers": 2}
@@ -216,7 +272,9 @@ def test_the_command_prints_the_file_and_tells_departures_apart(
     assert output.exists()
 
 
-def test_the_command_as_json_and_its_exits(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_as_json_and_its_exits(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     file = str(saved(tmp_path, loss="fused"))
     code, out, _ = run(capsys, file, "--to", "trl", "--json")
     data = json.loads(out)
@@ -229,7 +287,9 @@ def test_the_command_as_json_and_its_exits(tmp_path: Path, capsys: pytest.Captur
     assert run(capsys, "--to", "trl")[0] == 2
 
 
-def test_the_list_of_tools(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_list_of_tools(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("COLUMNS", "120")
     code, out, _ = run(capsys, "--to", "list")
     assert code == 0
@@ -246,7 +306,12 @@ def test_a_result_is_exported_for_every_tool_that_can_train_it(tmp_path: Path) -
     export_all(result, tiny.llama(), tmp_path, notify=messages.append)
     assert not messages
     names = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()}
-    assert {"trl.yaml", "accelerate.yaml", "peft/adapter_config.json", "train_transformers.py"} <= names
+    assert {
+        "trl.yaml",
+        "accelerate.yaml",
+        "peft/adapter_config.json",
+        "train_transformers.py",
+    } <= names
     assert not {"torchtune.yaml", "torchtitan_config.py"} & names  # which know only models by name
     adapters = json.loads((tmp_path / "peft" / "adapter_config.json").read_text())
     assert set(adapters["target_modules"]) == {
@@ -255,7 +320,12 @@ def test_a_result_is_exported_for_every_tool_that_can_train_it(tmp_path: Path) -
 
 
 def test_a_tool_that_refuses_a_result_is_reported(tmp_path: Path) -> None:
-    knobs = {**OFF, "micro_batch_size": 2, "gradient_accumulation_steps": 1, "precision": "fp16-mixed"}
+    knobs = {
+        **OFF,
+        "micro_batch_size": 2,
+        "gradient_accumulation_steps": 1,
+        "precision": "fp16-mixed",
+    }
     messages: list[str] = []
     result = result_of(Measurement(Config(knobs), Outcome.FITS))
     export_all(result, tiny.llama(), tmp_path, notify=messages.append)

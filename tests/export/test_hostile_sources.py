@@ -30,7 +30,12 @@ def leaves() -> ExportSource:
     """A source with something in every field; what is text is one word each."""
     others = {
         "model": "word-model",
-        "hardware": {"device": "cuda", "name": "word-name", "measured_on": "word-card", "allocator": "word-allocator"},
+        "hardware": {
+            "device": "cuda",
+            "name": "word-name",
+            "measured_on": "word-card",
+            "allocator": "word-allocator",
+        },
         "versions": {"autofit": "word-0", "word-package": "word-1", "transformers": "5.23.0"},
         "data": "word-data",
         "form": "messages",
@@ -48,8 +53,12 @@ def leaves() -> ExportSource:
 def with_words(tool: Tool, case: dict[str, Any], text: str, task: str) -> ExportSource:
     """That source with the text behind every word, and a knob of one's own called so."""
     words = functools.partial(_hostile, text=text)
-    fields = {field.name: getattr(leaves(), field.name) for field in dataclasses.fields(ExportSource)}
-    changed = {name: value if name in FIXED else replaced(value, words) for name, value in fields.items()}
+    fields = {
+        field.name: getattr(leaves(), field.name) for field in dataclasses.fields(ExportSource)
+    }
+    changed = {
+        name: value if name in FIXED else replaced(value, words) for name, value in fields.items()
+    }
     config = Config({**OFF, **SIZES, **case, words("word-knob"): words("word-value")})
     data = f"{changed['data']}.jsonl"  # which tells tools what reads it
     changed |= {"weights": "meta-llama/Llama-3.1-8B"} if tool.name in OF_THEIR_OWN else {}
@@ -81,7 +90,9 @@ def _kind(tool: Tool, name: str) -> str:
 @example(text=EVERYTHING, case="qlora", file=EVERYTHING, which=0)
 @example(text=EVERYTHING, case="fsdp", file=EVERYTHING, which=1)
 @example(text=EVERYTHING, case="compiled", file=EVERYTHING, which=2)
-def test_of_every_tools_files_only_strings_change(text: str, case: str, file: str, which: int) -> None:
+def test_of_every_tools_files_only_strings_change(
+    text: str, case: str, file: str, which: int
+) -> None:
     words = functools.partial(_hostile, text=text)
     file = _hostile("word-file", file.replace("/", "").replace("\0", ""))
     for tool in all_tools():
@@ -94,11 +105,15 @@ def test_of_every_tools_files_only_strings_change(text: str, case: str, file: st
         assert list(made) == [file if name == "word-file" else name for name in expected]
         for (name, written), known in zip(made.items(), expected.values(), strict=True):
             read = parsed(_kind(tool, name), written)
-            assert read == replaced(known, functools.partial(_behind_words, text=text, file=file)), name
+            assert read == replaced(
+                known, functools.partial(_behind_words, text=text, file=file)
+            ), name
             assert "word-" not in "".join(strings(known)) or "word-" in "".join(strings(read))
 
 
-WORD = re.compile("word-(?:file|model|weights|data|target|other|head|output|expert|adapted|knob|value|task)")
+WORD = re.compile(
+    "word-(?:file|model|weights|data|target|other|head|output|expert|adapted|knob|value|task)"
+)
 
 
 def _behind_words(told: str, text: str, file: str) -> str:
@@ -109,19 +124,39 @@ def _behind_words(told: str, text: str, file: str) -> str:
 def script(text: str, case: dict[str, Any], predicted: bool) -> str:
     """A train.py with the text behind every word that it takes."""
     word = functools.partial(_hostile, text=text)
-    model_config = {"model_type": "word-llama", "vocab_size": 9, "word-deep": {"word-key": ["word-value", 1, None]}}
+    model_config = {
+        "model_type": "word-llama",
+        "vocab_size": 9,
+        "word-deep": {"word-key": ["word-value", 1, None]},
+    }
     given = {
         "model": "word-model",
         "source": {"kind": "hub", "model": "word-model"},
-        "model_config": {**model_config, "pad_token": "word-pad", "id2label": {"0": "word-label", "1": "word-class"}},
+        "model_config": {
+            **model_config,
+            "pad_token": "word-pad",
+            "id2label": {"0": "word-label", "1": "word-class"},
+        },
         "measured": None if predicted else MEASURED,
         "predicted": {"tokens_per_second": 10.0} if predicted else None,
-        "versions": {"autofit": "word-0", "word-package": "word-1", "torch": "word-2", "transformers": "word-3"},
+        "versions": {
+            "autofit": "word-0",
+            "word-package": "word-1",
+            "torch": "word-2",
+            "transformers": "word-3",
+        },
         "hardware": {**leaves().hardware, "device": "cuda"},
         "changes": ("word-change",),
     }
-    workload = {"task": "causal-lm", "data": "word-data", "sequence_length": 16, "effective_batch_size": 8}
-    written = train_script(**replaced(given, word), workload=replaced(workload, word), config=Config({**OFF, **case}))
+    workload = {
+        "task": "causal-lm",
+        "data": "word-data",
+        "sequence_length": 16,
+        "effective_batch_size": 8,
+    }
+    written = train_script(
+        **replaced(given, word), workload=replaced(workload, word), config=Config({**OFF, **case})
+    )
     assert written is not None
     return written
 
@@ -131,9 +166,14 @@ def script(text: str, case: dict[str, Any], predicted: bool) -> str:
 @example(text=EVERYTHING, predicted=False, lora=True)
 @example(text=EVERYTHING, predicted=True, lora=False)
 def test_of_train_py_only_strings_change(text: str, predicted: bool, lora: bool) -> None:
-    case = {**SIZES, **({"lora_rank": 8, "lora_targets": f"word-target{text}".replace("+", "")} if lora else {})}
+    case = {
+        **SIZES,
+        **({"lora_rank": 8, "lora_targets": f"word-target{text}".replace("+", "")} if lora else {}),
+    }
     plain_case = {**case, "lora_targets": "word-target"} if lora else case
-    known, read = (parsed("train.py", script(*each, predicted)) for each in (("", plain_case), (text, case)))
+    known, read = (
+        parsed("train.py", script(*each, predicted)) for each in (("", plain_case), (text, case))
+    )
 
     def behind(told: str) -> str:
         if told == "word-target":

@@ -34,13 +34,23 @@ pytestmark = pytest.mark.filterwarnings("ignore")
         ("causal-lm", {**LORA, "lora_plus": 16.0}),
         ("sequence-classification", {**HALF, "head_only": True, **SPLIT}),
         ("masked-lm", {**SPLIT, "optimizer": "sgd", "activation_checkpointing": "full"}),
-        ("sequence-classification", {**LORA, "precision": "bf16", "lora_targets": "all-linear+head"}),
+        (
+            "sequence-classification",
+            {**LORA, "precision": "bf16", "lora_targets": "all-linear+head"},
+        ),
         ("image-classification", {"precision": "bf16", **SPLIT}),
-        ("image-classification", {**HALF, **LORA, "lora_targets": "attention", "optimizer": "adamw-8bit"}),
+        (
+            "image-classification",
+            {**HALF, **LORA, "lora_targets": "attention", "optimizer": "adamw-8bit"},
+        ),
     ],
 )
 def test_the_script_takes_the_same_steps_as_autofit(
-    emit: Callable[..., str], architectures: dict[str, Any], tmp_path: Path, task: str, knobs: dict[str, Any]
+    emit: Callable[..., str],
+    architectures: dict[str, Any],
+    tmp_path: Path,
+    task: str,
+    knobs: dict[str, Any],
 ) -> None:
     weights = saved_weights(task, architectures[task], tmp_path)
     setup = setup_for(task, architectures[task], knobs, weights)
@@ -48,7 +58,10 @@ def test_the_script_takes_the_same_steps_as_autofit(
 
 
 def test_uneven_padding_weighs_every_label_alike(emit: Callable[..., str]) -> None:
-    whole, split = module_of(emit()), module_of(emit(micro_batch_size=2, gradient_accumulation_steps=4))
+    whole, split = (
+        module_of(emit()),
+        module_of(emit(micro_batch_size=2, gradient_accumulation_steps=4)),
+    )
     ids = torch.randint(256, (8, 64), generator=torch.Generator().manual_seed(0))
     labels = ids.clone()
     for row in range(8):
@@ -60,13 +73,17 @@ def test_uneven_padding_weighs_every_label_alike(emit: Callable[..., str]) -> No
         model = script.build_model(None)
         optimizer = script.build_optimizer(model, 1e-3)
         optimizer.step = optimizer.zero_grad = lambda: None  # keeps the gradients to look at
-        losses.append(script.train_step(model, optimizer, {"input_ids": ids, "labels": labels}).item())
+        losses.append(
+            script.train_step(model, optimizer, {"input_ids": ids, "labels": labels}).item()
+        )
         gradients.append(torch.cat([parameter.grad.flatten() for parameter in model.parameters()]))
     assert losses[0] == pytest.approx(losses[1], abs=LOSS)
     torch.testing.assert_close(gradients[0], gradients[1], rtol=1e-4, atol=1e-7)
 
 
-def test_every_value_of_every_technique_is_known_or_refused_by_name(architectures: dict[str, Any]) -> None:
+def test_every_value_of_every_technique_is_known_or_refused_by_name(
+    architectures: dict[str, Any],
+) -> None:
     """A technique without a row here must not be dropped: its `off` has to be one that `is_off` knows."""
     for technique in all_techniques():
         if technique.name not in KNOBS:
@@ -75,7 +92,12 @@ def test_every_value_of_every_technique_is_known_or_refused_by_name(architecture
         for value in technique.values if technique.name in KNOBS else ():
             if is_off(value):  # is not asked
                 continue
-            knobs = {"lora_rank": 8, "lora_targets": "all-linear", "compile": "default", technique.name: value}
+            knobs = {
+                "lora_rank": 8,
+                "lora_targets": "all-linear",
+                "compile": "default",
+                technique.name: value,
+            }
             case = Case(Config(knobs), CAUSAL_LM, "cuda", 8, 64, architectures["causal-lm"])
             assert KNOBS[technique.name](case) is not None, (technique.name, value)
 

@@ -12,7 +12,14 @@ from torch.utils.checkpoint import CheckpointPolicy
 from torch.utils.flop_counter import FlopCounterMode
 
 from tests.export.architectures import ARCHITECTURES
-from tests.export.emitted import check_same_steps, losses_of, model_of, module_of, saved_weights, setup_for
+from tests.export.emitted import (
+    check_same_steps,
+    losses_of,
+    model_of,
+    module_of,
+    saved_weights,
+    setup_for,
+)
 from tests.tolerances import LOSS
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -26,19 +33,34 @@ Emit = Callable[..., str]
     ("task", "kind", "knobs"),
     [
         ("causal-lm", None, {"activation_checkpointing": "selective"}),
-        ("causal-lm", "gpt2", {"activation_checkpointing": "selective", **LORA, "quantization": "nf4"}),
+        (
+            "causal-lm",
+            "gpt2",
+            {"activation_checkpointing": "selective", **LORA, "quantization": "nf4"},
+        ),
         ("causal-lm", None, {"activation_checkpointing": "alternate", **LORA}),
         ("masked-lm", None, {"activation_checkpointing": "alternate", "precision": "bf16-mixed"}),
-        ("image-classification", None, {"activation_checkpointing": "selective", "micro_batch_size": 4}),
+        (
+            "image-classification",
+            None,
+            {"activation_checkpointing": "selective", "micro_batch_size": 4},
+        ),
     ],
 )
 def test_checkpointed_blocks_train_as_autofit_trains_them(
-    emit: Emit, architectures: dict[str, Any], tmp_path: Path, task: str, kind: str | None, knobs: dict[str, Any]
+    emit: Emit,
+    architectures: dict[str, Any],
+    tmp_path: Path,
+    task: str,
+    kind: str | None,
+    knobs: dict[str, Any],
 ) -> None:
     architecture = architectures[kind or task]
     weights = saved_weights(task, architecture, tmp_path)
     setup = setup_for(task, architecture, knobs, weights)
-    check_same_steps(module_of(emit(task, {"model_config": architecture}, **dict(setup.config))), setup, weights)
+    check_same_steps(
+        module_of(emit(task, {"model_config": architecture}, **dict(setup.config))), setup, weights
+    )
 
 
 def kept_bytes(script: Any, model: Any) -> int:
@@ -86,10 +108,21 @@ def test_selective_computes_no_product_again(emit: Emit) -> None:
 def test_selective_keeps_products_convolutions_and_attention_alone(emit: Emit) -> None:
     keep = module_of(emit(activation_checkpointing="selective")).keep_products
     aten = torch.ops.aten
-    kept = (aten.mm, aten.addmm, aten.bmm, aten.convolution, aten._scaled_dot_product_flash_attention_for_cpu)
+    kept = (
+        aten.mm,
+        aten.addmm,
+        aten.bmm,
+        aten.convolution,
+        aten._scaled_dot_product_flash_attention_for_cpu,
+    )
     for operator in (*kept, aten._scaled_mm, aten._scaled_dot_product_efficient_attention):
         assert keep(None, operator.default) is CheckpointPolicy.MUST_SAVE, operator
-    for operator in (aten.mul.Tensor, aten.lgamma.default, aten.native_layer_norm.default, int8_product()):
+    for operator in (
+        aten.mul.Tensor,
+        aten.lgamma.default,
+        aten.native_layer_norm.default,
+        int8_product(),
+    ):
         assert keep(None, operator) is CheckpointPolicy.PREFER_RECOMPUTE, operator
 
 
@@ -110,7 +143,10 @@ def captured_only(monkeypatch: pytest.MonkeyPatch) -> Any:
         return plain(function, backend="aot_eager")
 
     monkeypatch.setattr(torch, "compile", compiled)
-    before = (torch._dynamo.config.recompile_limit, torch._dynamo.config.accumulated_recompile_limit)
+    before = (
+        torch._dynamo.config.recompile_limit,
+        torch._dynamo.config.accumulated_recompile_limit,
+    )
     yield modes
     torch._dynamo.config.recompile_limit, torch._dynamo.config.accumulated_recompile_limit = before
     torch._functorch.config.activation_memory_budget = 1.0
@@ -121,14 +157,28 @@ def captured_only(monkeypatch: pytest.MonkeyPatch) -> Any:
     ("kind", "knobs"),
     [
         ("causal-lm", {"compile": "default"}),
-        ("causal-lm", {"compile": "max-autotune-no-cudagraphs", "activation_checkpointing": "selective", **LORA}),
-        ("causal-lm", {"compile": "default", "activation_checkpointing": "alternate", "loss": "chunked"}),
+        (
+            "causal-lm",
+            {
+                "compile": "max-autotune-no-cudagraphs",
+                "activation_checkpointing": "selective",
+                **LORA,
+            },
+        ),
+        (
+            "causal-lm",
+            {"compile": "default", "activation_checkpointing": "alternate", "loss": "chunked"},
+        ),
         ("gpt2", {"compile": "default", "activation_checkpointing": "full"}),
         ("causal-lm", {"compile": "default", **LORA, "quantization": "nf4", "precision": "bf16"}),
     ],
 )
 def test_compiled_blocks_compute_the_same(
-    emit: Emit, architectures: dict[str, Any], captured_only: list[Any], kind: str, knobs: dict[str, Any]
+    emit: Emit,
+    architectures: dict[str, Any],
+    captured_only: list[Any],
+    kind: str,
+    knobs: dict[str, Any],
 ) -> None:
     others = {"model_config": architectures[kind]}
     ids = torch.randint(256, (8, 64), generator=torch.Generator().manual_seed(0))
@@ -153,8 +203,12 @@ def test_the_compilers_budget_is_set_before_it_runs(emit: Emit) -> None:
 
 @pytest.mark.slow
 def test_a_compiled_script_trains(emit: Emit) -> None:
-    one = {"model_config": {**ARCHITECTURES["causal-lm"], "num_hidden_layers": 1}}  # each is compiled
-    script = module_of(emit("causal-lm", one, compile="default", activation_checkpointing="budget-0.5"))
+    one = {
+        "model_config": {**ARCHITECTURES["causal-lm"], "num_hidden_layers": 1}
+    }  # each is compiled
+    script = module_of(
+        emit("causal-lm", one, compile="default", activation_checkpointing="budget-0.5")
+    )
     torch._functorch.config.activation_memory_budget = 0.5
     ids = torch.randint(256, (8, 64), generator=torch.Generator().manual_seed(0))
     try:
@@ -166,7 +220,9 @@ def test_a_compiled_script_trains(emit: Emit) -> None:
 
 
 @pytest.mark.parametrize(("knobs", "patched"), [({}, "model=model,"), (LORA, "model=model,")])
-def test_kernels_are_ligers_without_its_losses(emit: Emit, knobs: dict[str, Any], patched: str) -> None:
+def test_kernels_are_ligers_without_its_losses(
+    emit: Emit, knobs: dict[str, Any], patched: str
+) -> None:
     text = emit(others=CUDA, kernels="liger", **knobs)
     compile(text, "emitted", "exec")
     assert "import _apply_liger_kernel_to_instance as liger" in text
@@ -182,8 +238,12 @@ def test_flash_is_pytorchs_own_around_forward_and_backward(emit: Emit) -> None:
     text = emit(others=CUDA, attention="flash", precision="bf16-mixed", **split)
     compile(text, "emitted", "exec")
     assert "from torch.nn.attention import SDPBackend, sdpa_kernel" in text
-    inside = text[text.index("        with sdpa_kernel(SDPBackend.FLASH_ATTENTION):  # attention: flash") :]
-    assert inside.index("            with torch.autocast") < inside.index("            loss.backward()")
+    inside = text[
+        text.index("        with sdpa_kernel(SDPBackend.FLASH_ATTENTION):  # attention: flash") :
+    ]
+    assert inside.index("            with torch.autocast") < inside.index(
+        "            loss.backward()"
+    )
     assert inside.index("            loss.backward()") < inside.index("        batch_loss +=")
 
 
@@ -199,7 +259,9 @@ def test_flash_takes_pytorchs_kernel_on_a_cpu_too(emit: Emit) -> None:
 
 
 def test_flash_is_flash_attn_where_that_was_there(emit: Emit) -> None:
-    text = emit(others={**CUDA, "versions": {"flash-attn": "2.8.3"}}, attention="flash", precision="bf16")
+    text = emit(
+        others={**CUDA, "versions": {"flash-attn": "2.8.3"}}, attention="flash", precision="bf16"
+    )
     assert 'set_attn_implementation("flash_attention_2")' in text
     assert "sdpa_kernel" not in text
     assert "transformers and flash-attn" in " ".join(text.split())

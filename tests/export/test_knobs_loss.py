@@ -81,7 +81,9 @@ def test_loss_and_gradients_are_the_models_own(
     emit: Emit, architectures: dict[str, Any], kind: str, knobs: dict[str, Any]
 ) -> None:
     architecture = small(kind, architectures)
-    full = transformers.AutoConfig.for_model(**architecture).to_dict()  # with what config.json leaves to defaults
+    full = transformers.AutoConfig.for_model(
+        **architecture
+    ).to_dict()  # with what config.json leaves to defaults
     script = module_of(emit("causal-lm", {"model_config": full}, **CHUNKED, **knobs))
     script.CHUNK_TOKENS = 24  # 192 tokens: none is left over; 7 rows of chunks
     model = model_of(script).eval()
@@ -94,7 +96,13 @@ def test_loss_and_gradients_are_the_models_own(
         value = compute()
         value.backward()
         losses.append(value.item())
-        gradients.append({name: each.grad.clone() for name, each in model.named_parameters() if each.requires_grad})
+        gradients.append(
+            {
+                name: each.grad.clone()
+                for name, each in model.named_parameters()
+                if each.requires_grad
+            }
+        )
         model.zero_grad()
     assert losses[1] == pytest.approx(losses[0], rel=1e-5)
     for name, gradient in gradients[0].items():
@@ -108,21 +116,33 @@ def test_the_logits_of_all_tokens_never_exist(emit: Emit, architectures: dict[st
     ids = torch.randint(4096, (8, 64))
     with torch.profiler.profile(profile_memory=True, record_shapes=True) as profile:
         script.causal_loss(model, {"input_ids": ids, "labels": ids}).backward()
-    shapes = {tuple(shape) for each in profile.events() for shape in each.input_shapes if len(shape) == 2}
+    shapes = {
+        tuple(shape) for each in profile.events() for shape in each.input_shapes if len(shape) == 2
+    }
     assert (64, 4096) in shapes  # a chunk's
     assert not {shape for shape in shapes if shape[-1] == 4096 and shape[0] > 64}
 
 
 @pytest.mark.parametrize(
     ("tokens", "features", "vocabulary"),
-    [(512, 64, 256), (8192, 4096, 128_256), (16_384, 2048, 32_000), (64, 64, 50_257), (4096, 8192, 4096)],
+    [
+        (512, 64, 256),
+        (8192, 4096, 128_256),
+        (16_384, 2048, 32_000),
+        (64, 64, 50_257),
+        (4096, 8192, 4096),
+    ],
 )
-def test_chunks_are_as_large_as_those_that_were_measured(tokens: int, features: int, vocabulary: int) -> None:
+def test_chunks_are_as_large_as_those_that_were_measured(
+    tokens: int, features: int, vocabulary: int
+) -> None:
     model = {"model_type": "llama", "hidden_size": features, "vocab_size": vocabulary}
     case = Case(Config(CHUNKED), CAUSAL_LM, "cuda", tokens // 32, 32, model)
     fragments = loss(case)
     assert fragments
-    assert fragments.constants[0].startswith(f"CHUNK_TOKENS = {chunk_rows(tokens, features, vocabulary)} ")
+    assert fragments.constants[0].startswith(
+        f"CHUNK_TOKENS = {chunk_rows(tokens, features, vocabulary)} "
+    )
 
 
 @pytest.mark.parametrize(
@@ -135,7 +155,9 @@ def test_chunks_are_as_large_as_those_that_were_measured(tokens: int, features: 
         ("cohere", {}, ["hidden * 4.0,"]),
     ],
 )
-def test_fused_is_ligers_kernel(emit: Emit, kind: str, knobs: dict[str, Any], expected: list[str]) -> None:
+def test_fused_is_ligers_kernel(
+    emit: Emit, kind: str, knobs: dict[str, Any], expected: list[str]
+) -> None:
     text = emit("causal-lm", {**CUDA, "model_config": small(kind, {})}, loss="fused", **knobs)
     compile(text, "emitted", "exec")
     called = text[text.index("def causal_loss") : text.index("def build_model")]

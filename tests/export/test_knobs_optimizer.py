@@ -9,7 +9,14 @@ from typing import Any
 import pytest
 import torch
 
-from tests.export.emitted import check_same_steps, losses_of, model_of, module_of, saved_weights, setup_for
+from tests.export.emitted import (
+    check_same_steps,
+    losses_of,
+    model_of,
+    module_of,
+    saved_weights,
+    setup_for,
+)
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -25,13 +32,35 @@ Emit = Callable[..., str]
         ("causal-lm", None, {"optimizer": "adamw-master", "precision": "bf16"}),
         ("causal-lm", None, {"optimizer": "muon"}),
         ("masked-lm", None, {"optimizer": "muon", "optimizer_in_backward": True}),
-        ("causal-lm", "gpt2", {"optimizer_in_backward": True, "loss": "chunked", "optimizer": "adamw-8bit"}),
-        ("causal-lm", None, {"optimizer_in_backward": True, "quantization": "nf4", "optimizer": "adafactor", **LORA}),
-        ("masked-lm", None, {"optimizer_in_backward": True, "optimizer": "adamw-master", "precision": "bf16"}),
+        (
+            "causal-lm",
+            "gpt2",
+            {"optimizer_in_backward": True, "loss": "chunked", "optimizer": "adamw-8bit"},
+        ),
+        (
+            "causal-lm",
+            None,
+            {
+                "optimizer_in_backward": True,
+                "quantization": "nf4",
+                "optimizer": "adafactor",
+                **LORA,
+            },
+        ),
+        (
+            "masked-lm",
+            None,
+            {"optimizer_in_backward": True, "optimizer": "adamw-master", "precision": "bf16"},
+        ),
     ],
 )
 def test_other_optimizers_take_the_same_steps_as_autofit(
-    emit: Emit, architectures: dict[str, Any], tmp_path: Path, task: str, kind: str | None, knobs: dict[str, Any]
+    emit: Emit,
+    architectures: dict[str, Any],
+    tmp_path: Path,
+    task: str,
+    kind: str | None,
+    knobs: dict[str, Any],
 ) -> None:
     architecture = architectures[kind or task]
     weights = saved_weights(task, architecture, tmp_path)
@@ -51,7 +80,9 @@ def test_stepping_in_the_backward_leaves_no_gradient_and_decays_matrices_only(em
     zero.backward()
     for name, parameter in model.named_parameters():
         assert parameter.grad is None
-        torch.testing.assert_close(parameter.detach(), before[name] * (0.95 if parameter.dim() >= 2 else 1.0))
+        torch.testing.assert_close(
+            parameter.detach(), before[name] * (0.95 if parameter.dim() >= 2 else 1.0)
+        )
 
 
 @pytest.mark.parametrize(
@@ -71,9 +102,13 @@ def test_optimizers_of_libraries_are_made_for_the_groups(
     emit: Emit, optimizer: str, made: str, in_backward: bool
 ) -> None:
     """Their steps are compiled, or need a GPU."""
-    script = module_of(text := emit(others=CUDA, optimizer=optimizer, optimizer_in_backward=in_backward))
+    script = module_of(
+        text := emit(others=CUDA, optimizer=optimizer, optimizer_in_backward=in_backward)
+    )
     assert made in text
-    measured_with = [f"{name} {version(name).partition('+')[0]}" for name in ("torch", "transformers")]
+    measured_with = [
+        f"{name} {version(name).partition('+')[0]}" for name in ("torch", "transformers")
+    ]
     needed = f"It needs {', '.join(measured_with)} and {made.split()[1].partition('.')[0]}"
     assert needed in " ".join(text.split())
     if not in_backward:
@@ -94,7 +129,12 @@ def test_torchaos_optimizers_train_on_a_cpu(
     2 s each, and is tested beside the knob."""
     monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="aot_eager"))
     square = dict.fromkeys(("vocab_size", "hidden_size", "intermediate_size"), 64)
-    architecture = {**architectures["causal-lm"], **square, "num_attention_heads": 2, "num_key_value_heads": 2}
+    architecture = {
+        **architectures["causal-lm"],
+        **square,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 2,
+    }
     script = module_of(emit("causal-lm", {"model_config": architecture}, optimizer=optimizer))
     ids = torch.randint(64, (8, 64), generator=torch.Generator().manual_seed(0))
     losses = losses_of(script, model_of(script), {"input_ids": ids, "labels": ids})
@@ -102,7 +142,9 @@ def test_torchaos_optimizers_train_on_a_cpu(
 
 
 def test_offloaded_state_is_that_of_a_fused_adamw_on_the_host(emit: Emit) -> None:
-    text = emit(others=CUDA, optimizer_offload="cpu", micro_batch_size=2, gradient_accumulation_steps=4)
+    text = emit(
+        others=CUDA, optimizer_offload="cpu", micro_batch_size=2, gradient_accumulation_steps=4
+    )
     compile(text, "emitted", "exec")
     assert "return CPUOffloadOptimizer([matrices, others], AdamW, lr=lr, fused=True)" in text
     assert "from torchao.optim import CPUOffloadOptimizer" in text

@@ -26,11 +26,18 @@ from tests.tolerances import LOSS, LOSS_OF_8_BITS, LOSS_OF_16_BITS, assert_train
 Emit = Callable[..., str]
 ALICE = Path(__file__).parents[2] / "examples" / "data" / "alice.txt"
 DDP = {"data_parallel": "ddp", "data_parallel_replicate": 2, "data_parallel_shard": 1}
-FSDP: dict[str, Any] = {"data_parallel": "fsdp", "data_parallel_replicate": 1, "data_parallel_shard": 2}
+FSDP: dict[str, Any] = {
+    "data_parallel": "fsdp",
+    "data_parallel_replicate": 1,
+    "data_parallel_shard": 2,
+}
 FSDP |= {"reshard_after_forward": True, "fsdp_offload": "none"}
 ZERO_2 = FSDP | {"reshard_after_forward": False}
 HSDP = FSDP | {"data_parallel_replicate": 2}
-SPLIT = {"micro_batch_size": 2, "gradient_accumulation_steps": 2}  # of the 4 samples of each of 2 ranks
+SPLIT = {
+    "micro_batch_size": 2,
+    "gradient_accumulation_steps": 2,
+}  # of the 4 samples of each of 2 ranks
 WHOLE = {"micro_batch_size": 4}
 LORA = {"lora_rank": 8, "lora_targets": "all-linear"}
 NF4 = {"quantization": "nf4"} if NEW_ENOUGH else {}
@@ -56,7 +63,9 @@ def run(script: str, *arguments: str) -> str:
 def losses_on_ranks(count: int, script: str, *arguments: str | Path) -> list[float]:
     first, *others = on_ranks(count, run, script, *map(str, arguments))
     assert not any(others), "one process tells"
-    return [float(loss) for loss in re.findall(r"^step \d+: loss ([^\s,]+)", first, flags=re.MULTILINE)]
+    return [
+        float(loss) for loss in re.findall(r"^step \d+: loss ([^\s,]+)", first, flags=re.MULTILINE)
+    ]
 
 
 def one_device(knobs: dict[str, Any]) -> dict[str, Any]:
@@ -73,7 +82,11 @@ def one_device(knobs: dict[str, Any]) -> dict[str, Any]:
         ("causal-lm", {**FSDP, **SPLIT, "activation_checkpointing": "full"}, 2),
         ("causal-lm", {**FSDP, **SPLIT, **LORA, **NF4, "loss": "chunked"}, 2),
         ("causal-lm", {**ZERO_2, **WHOLE, "precision": "bf16-mixed", "fsdp_offload": "cpu"}, 2),
-        ("causal-lm", {**HSDP, "micro_batch_size": 1, "gradient_accumulation_steps": 2, "loss": "chunked"}, 4),
+        (
+            "causal-lm",
+            {**HSDP, "micro_batch_size": 1, "gradient_accumulation_steps": 2, "loss": "chunked"},
+            4,
+        ),
         ("causal-lm", {**FSDP, **SPLIT, "precision": "fp16-mixed"}, 2),
         ("causal-lm", {**FSDP, **SPLIT, "optimizer": "adamw-8bit"}, 2),
         ("gpt2", {**FSDP, **WHOLE, "optimizer_in_backward": True}, 2),
@@ -81,12 +94,26 @@ def one_device(knobs: dict[str, Any]) -> dict[str, Any]:
     ],
 )
 def test_losses_and_weights_are_those_of_one_device(
-    emit: Emit, architectures: dict[str, Any], tmp_path: Path, kind: str, knobs: dict[str, Any], world: int
+    emit: Emit,
+    architectures: dict[str, Any],
+    tmp_path: Path,
+    kind: str,
+    knobs: dict[str, Any],
+    world: int,
 ) -> None:
     task = "masked-lm" if kind == "masked-lm" else "causal-lm"
     weights = saved_weights(task, architectures[kind], tmp_path / "weights")
     others = {"model_config": architectures[kind]}
-    given: tuple[str | Path, ...] = ("--data", ALICE, "--weights", weights, "--steps", "3", "--lr", str(LR))
+    given: tuple[str | Path, ...] = (
+        "--data",
+        ALICE,
+        "--weights",
+        weights,
+        "--steps",
+        "3",
+        "--lr",
+        str(LR),
+    )
     given += ("--log-every", "1", "--output")
     expected = losses_printed(emit(task, others, **one_device(knobs)), *given, tmp_path / "alone")
     found = losses_on_ranks(world, emit(task, others, **knobs), *given, tmp_path / "ranks")
@@ -99,19 +126,27 @@ def test_losses_and_weights_are_those_of_one_device(
     assert found == pytest.approx(expected, abs=tolerance)
 
     (file,) = tmp_path.glob("alone/*.safetensors")
-    alone, ranks = (safetensors.torch.load_file(tmp_path / each / file.name) for each in ("alone", "ranks"))
+    alone, ranks = (
+        safetensors.torch.load_file(tmp_path / each / file.name) for each in ("alone", "ranks")
+    )
     assert alone.keys() <= ranks.keys()  # tied weights may be there by both names
     if tolerance == LOSS:
         assert_trained_alike(ranks, alone, lr=LR)
     else:
-        most = LR if "optimizer" in knobs else 2 * 3 * LR  # three steps there, or three the other way
+        most = (
+            LR if "optimizer" in knobs else 2 * 3 * LR
+        )  # three steps there, or three the other way
         for name, weight in alone.items():
             torch.testing.assert_close(ranks[name], weight, rtol=0, atol=most)
 
 
 def on_cards(emit: Emit, knobs: dict[str, Any], **facts: Any) -> str:
     hardware = {"device": "cuda", "name": "NVIDIA H200", "budget_gib": 141.0, **facts}
-    text = emit("causal-lm", {"hardware": hardware, "model_config": load_preset("llama-3.1-8b").config}, **knobs)
+    text = emit(
+        "causal-lm",
+        {"hardware": hardware, "model_config": load_preset("llama-3.1-8b").config},
+        **knobs,
+    )
     compile(text, "train.py", "exec")
     return text
 
@@ -127,7 +162,10 @@ def test_the_command_starts_a_process_for_each_device(emit: Emit) -> None:
 
 def test_each_process_has_a_card_of_its_own(emit: Emit) -> None:
     text = on_cards(emit, FSDP | SPLIT)
-    assert 'torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))\n    dist.init_process_group("nccl")' in text
+    assert (
+        'torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))\n    dist.init_process_group("nccl")'
+        in text
+    )
 
 
 def test_another_number_of_processes_is_refused(emit: Emit) -> None:
@@ -137,10 +175,18 @@ def test_another_number_of_processes_is_refused(emit: Emit) -> None:
 
 def test_what_a_knob_of_several_devices_sets_stands_in_the_script(emit: Emit) -> None:
     assert "fully_shard(part, reshard_after_forward=False)" in on_cards(emit, ZERO_2 | SPLIT)
-    assert "fully_shard(part, reshard_after_forward=part is not model)" in on_cards(emit, FSDP | SPLIT)
-    some = HSDP | {"data_parallel_replicate": 1, "data_parallel_shard": 4, "reshard_after_forward": 2}
+    assert "fully_shard(part, reshard_after_forward=part is not model)" in on_cards(
+        emit, FSDP | SPLIT
+    )
+    some = HSDP | {
+        "data_parallel_replicate": 1,
+        "data_parallel_shard": 4,
+        "reshard_after_forward": 2,
+    }
     assert "=2 if part is not model else False)" in on_cards(emit, some | {"micro_batch_size": 2})
-    assert "offload_policy=CPUOffloadPolicy()" in on_cards(emit, FSDP | SPLIT | {"fsdp_offload": "cpu"})
+    assert "offload_policy=CPUOffloadPolicy()" in on_cards(
+        emit, FSDP | SPLIT | {"fsdp_offload": "cpu"}
+    )
     mixed = on_cards(emit, FSDP | SPLIT | {"precision": "bf16-mixed"})
     assert "MixedPrecisionPolicy(torch.bfloat16, torch.float32, cast_forward_inputs=False)" in mixed
     text = on_cards(emit, HSDP | {"micro_batch_size": 1, "gradient_accumulation_steps": 2})
@@ -151,32 +197,63 @@ def test_what_a_knob_of_several_devices_sets_stands_in_the_script(emit: Emit) ->
 def test_what_it_cannot_do_is_refused_and_batch_sizes_are_of_each_device(emit: Emit) -> None:
     with pytest.raises(InputError, match="cannot express optimizer adamw-8bit"):
         emit(**FSDP, **WHOLE, optimizer="adamw-8bit", optimizer_in_backward=True)
-    with pytest.raises(InputError, match="micro_batch_size 2 x gradient_accumulation_steps 4 on each of 2 devices is"):
+    with pytest.raises(
+        InputError,
+        match="micro_batch_size 2 x gradient_accumulation_steps 4 on each of 2 devices is",
+    ):
         emit(**FSDP, micro_batch_size=2, gradient_accumulation_steps=4)
 
 
 @pytest.mark.parametrize("parallel", [DDP, FSDP, HSDP], ids=["ddp", "fsdp", "hsdp"])
 @pytest.mark.parametrize("name", ["full", "lora", "qlora", "compiled"])
-def test_a_script_is_clean_and_short(emit: Emit, tmp_path: Path, parallel: dict[str, Any], name: str) -> None:
+def test_a_script_is_clean_and_short(
+    emit: Emit, tmp_path: Path, parallel: dict[str, Any], name: str
+) -> None:
     knobs: dict[str, dict[str, Any]] = {
         "full": {"precision": "bf16-mixed", "activation_checkpointing": "full", "loss": "chunked"},
-        "lora": {**LORA, "precision": "bf16", "activation_checkpointing": "selective", "attention": "flash"},
-        "qlora": {**LORA, "precision": "bf16", "quantization": "nf4", "activation_checkpointing": "alternate"},
-        "compiled": {"precision": "bf16-mixed", "compile": "default", "loss": "fused", "kernels": "liger"},
+        "lora": {
+            **LORA,
+            "precision": "bf16",
+            "activation_checkpointing": "selective",
+            "attention": "flash",
+        },
+        "qlora": {
+            **LORA,
+            "precision": "bf16",
+            "quantization": "nf4",
+            "activation_checkpointing": "alternate",
+        },
+        "compiled": {
+            "precision": "bf16-mixed",
+            "compile": "default",
+            "loss": "fused",
+            "kernels": "liger",
+        },
     }
-    text = on_cards(emit, {**parallel, "micro_batch_size": 1, **knobs[name], "gradient_accumulation_steps": None})
+    text = on_cards(
+        emit,
+        {**parallel, "micro_batch_size": 1, **knobs[name], "gradient_accumulation_steps": None},
+    )
     assert len(text.splitlines()) <= 200
     (tmp_path / "train.py").write_text(text)
     ruff = [sys.executable, "-m", "ruff", "check", "--isolated", "--no-cache", "--select", "E,F"]
-    checked = subprocess.run([*ruff, "--line-length", str(WIDTH), str(tmp_path)], capture_output=True, text=True)
+    checked = subprocess.run(
+        [*ruff, "--line-length", str(WIDTH), str(tmp_path)], capture_output=True, text=True
+    )
     assert checked.returncode == 0, checked.stdout
 
 
-def test_experts_that_no_token_reaches_hold_nothing_up(emit: Emit, architectures: dict[str, Any]) -> None:
-    mixture: dict[str, Any] = {"model_config": {**architectures["causal-lm"], "num_local_experts": 4}}
+def test_experts_that_no_token_reaches_hold_nothing_up(
+    emit: Emit, architectures: dict[str, Any]
+) -> None:
+    mixture: dict[str, Any] = {
+        "model_config": {**architectures["causal-lm"], "num_local_experts": 4}
+    }
     assert "find_unused_parameters=True" in emit("causal-lm", mixture, **DDP, **SPLIT)
     assert "find_unused_parameters" not in emit("causal-lm", **DDP, **SPLIT)
     newest = mixture | {"versions": {"torch": "2.13.0"}}
-    assert "model.set_reduce_scatter_unused_params(True)" in emit("causal-lm", newest, **FSDP, **SPLIT)
+    assert "model.set_reduce_scatter_unused_params(True)" in emit(
+        "causal-lm", newest, **FSDP, **SPLIT
+    )
     with pytest.raises(InputError, match="cannot express data_parallel fsdp"):
         emit("causal-lm", mixture | {"versions": {"torch": "2.12.1"}}, **FSDP, **SPLIT)

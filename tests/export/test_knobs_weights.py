@@ -27,14 +27,22 @@ Emit = Callable[..., str]
 
 def quantised(model: Any) -> list[str]:
     """Names of the layers that hold their weight in 8 or 4 bits."""
-    names = [name for name, each in model.named_parameters() if each.dtype in (torch.uint8, torch.int8)]
-    return sorted(name.replace("base_model.model.", "").replace(".base_layer", "") for name in names)
+    names = [
+        name for name, each in model.named_parameters() if each.dtype in (torch.uint8, torch.int8)
+    ]
+    return sorted(
+        name.replace("base_model.model.", "").replace(".base_layer", "") for name in names
+    )
 
 
 @pytest.mark.parametrize(
     ("task", "kind", "knobs"),
     [
-        ("causal-lm", None, {"quantization": "nf4-dq", "lora_targets": "all-linear+head", "loss": "chunked"}),
+        (
+            "causal-lm",
+            None,
+            {"quantization": "nf4-dq", "lora_targets": "all-linear+head", "loss": "chunked"},
+        ),
         ("causal-lm", None, {"quantization": "int8", "precision": "bf16"}),
         ("causal-lm", "gpt2", {"quantization": "nf4"}),
         ("causal-lm", "gpt2", {"quantization": "int8", "lora_targets": "attention"}),
@@ -44,7 +52,12 @@ def quantised(model: Any) -> list[str]:
     ],
 )
 def test_quantised_weights_train_as_autofit_trains_them(
-    emit: Emit, architectures: dict[str, Any], tmp_path: Path, task: str, kind: str | None, knobs: dict[str, Any]
+    emit: Emit,
+    architectures: dict[str, Any],
+    tmp_path: Path,
+    task: str,
+    kind: str | None,
+    knobs: dict[str, Any],
 ) -> None:
     architecture = architectures[kind or task]
     weights = saved_weights(task, architecture, tmp_path)
@@ -58,7 +71,9 @@ def test_quantised_weights_train_as_autofit_trains_them(
 
 
 @pytest.mark.parametrize("kind", ["causal-lm", "gpt2"])
-def test_random_weights_are_quantised_too(emit: Emit, architectures: dict[str, Any], kind: str) -> None:
+def test_random_weights_are_quantised_too(
+    emit: Emit, architectures: dict[str, Any], kind: str
+) -> None:
     knobs = {**LORA, "quantization": "nf4-dq", "precision": "bf16"}
     model = model_of(module_of(emit("causal-lm", {"model_config": architectures[kind]}, **knobs)))
     names = quantised(model)
@@ -72,7 +87,9 @@ def test_random_weights_are_quantised_too(emit: Emit, architectures: dict[str, A
     assert all(each.dtype == torch.bfloat16 for each in held.values() if each.is_floating_point())
 
 
-def test_nf4_trains_from_random_weights_and_goes_on_from_what_it_saved(emit: Emit, tmp_path: Path) -> None:
+def test_nf4_trains_from_random_weights_and_goes_on_from_what_it_saved(
+    emit: Emit, tmp_path: Path
+) -> None:
     script, saved = emit(**LORA, quantization="nf4-dq", precision="bf16"), tmp_path / "saved"
     common = ("--data", DATA / "alice.txt", "--lr", "2e-2")
     losses = losses_printed(script, *common, "--steps", "20", "--output", saved)
@@ -115,7 +132,8 @@ def test_tf32_is_switched_on_before_anything_runs(emit: Emit) -> None:
 
 
 @pytest.mark.parametrize(  # the four layers of attention in each of two blocks; BERT has a pooler as well
-    ("task", "head", "count"), [("causal-lm", "lm_head", 8), ("sequence-classification", "classifier", 9)]
+    ("task", "head", "count"),
+    [("causal-lm", "lm_head", 8), ("sequence-classification", "classifier", 9)],
 )
 def test_fp8_exchanges_the_layers_that_autofit_exchanges(
     emit: Emit, architectures: dict[str, Any], task: str, head: str, count: int
@@ -126,13 +144,17 @@ def test_fp8_exchanges_the_layers_that_autofit_exchanges(
     script = module_of(text.replace('DEVICE = "cuda"', 'DEVICE = "cpu"'))
     script.NUM_LABELS = 16
     model = model_of(script)
-    names = [name for name, module in model.named_modules() if type(module).__name__ == "Float8Linear"]
+    names = [
+        name for name, module in model.named_modules() if type(module).__name__ == "Float8Linear"
+    ]
     assert len(names) == count
     assert not any(head in name for name in names)
     assert all(name.endswith("base_layer") for name in names)
     dtypes = {each.dtype for each in model.parameters()}
     assert dtypes == {torch.bfloat16}
-    filled = [module for module in model.modules() if "in_sixteens" in repr(vars(module).get("forward"))]
+    filled = [
+        module for module in model.modules() if "in_sixteens" in repr(vars(module).get("forward"))
+    ]
     assert len(filled) == (count if task == "sequence-classification" else 0)
 
 
@@ -156,7 +178,12 @@ def test_fp8_products_get_their_rows_by_sixteen(emit: Emit, rows: tuple[int, int
     ("task", "knobs", "others", "expected"),
     [
         ("image-classification", {}, CUDA, ["torch.backends.cudnn.allow_tf32 = False"]),
-        ("image-classification", {"precision": "tf32"}, CUDA, ['torch.set_float32_matmul_precision("high")']),
+        (
+            "image-classification",
+            {"precision": "tf32"},
+            CUDA,
+            ['torch.set_float32_matmul_precision("high")'],
+        ),
         ("image-classification", {}, {}, []),
         ("causal-lm", {}, CUDA, []),
     ],
@@ -164,5 +191,8 @@ def test_fp8_products_get_their_rows_by_sixteen(emit: Emit, rows: tuple[int, int
 def test_fp32_products_are_rounded_as_measured(
     emit: Emit, task: str, knobs: dict[str, Any], others: dict[str, Any], expected: list[str]
 ) -> None:
-    lines = [line.partition("  # precision")[0].strip() for line in emit(task, others, **knobs).splitlines()]
+    lines = [
+        line.partition("  # precision")[0].strip()
+        for line in emit(task, others, **knobs).splitlines()
+    ]
     assert [line for line in lines if line.startswith(("torch.backends", "torch.set_"))] == expected

@@ -20,16 +20,32 @@ DATA = Path(__file__).parents[2] / "examples" / "data"
 LENGTH, BATCH, SAMPLES, STEPS = 16, 8, 21, 4  # three steps a pass; the last is filled up
 SPLIT = {"micro_batch_size": 2, "gradient_accumulation_steps": 4}
 LORA = {"lora_rank": 8, "lora_targets": "all-linear"}
-DRAWS: dict[str, dict[str, Any]] = {  # with what makes each of them draw random numbers while it trains
+DRAWS: dict[
+    str, dict[str, Any]
+] = {  # with what makes each of them draw random numbers while it trains
     "llama": {**ARCHITECTURES["causal-lm"], "attention_dropout": 0.1},
-    "gpt2": {**ARCHITECTURES["gpt2"], **dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.1)},
-    "masked-lm": {**ARCHITECTURES["masked-lm"], "hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.1},
+    "gpt2": {
+        **ARCHITECTURES["gpt2"],
+        **dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.1),
+    },
+    "masked-lm": {
+        **ARCHITECTURES["masked-lm"],
+        "hidden_dropout_prob": 0.1,
+        "attention_probs_dropout_prob": 0.1,
+    },
     "image-classification": {**ARCHITECTURES["image-classification"], "hidden_dropout_prob": 0.1},
 }
 DRAWS["answers"] = DRAWS["llama"]
 DRAWS["sequence-classification"] = DRAWS["masked-lm"]
-DRAWS["roberta"] = {**DRAWS["masked-lm"], "model_type": "roberta", "pad_token_id": 0}  # a head of two layers
-DRAWS["decoder"] = {**DRAWS["llama"], "num_labels": 2}  # finds the last token of each text by the padding
+DRAWS["roberta"] = {
+    **DRAWS["masked-lm"],
+    "model_type": "roberta",
+    "pad_token_id": 0,
+}  # a head of two layers
+DRAWS["decoder"] = {
+    **DRAWS["llama"],
+    "num_labels": 2,
+}  # finds the last token of each text by the padding
 DRAWS["resnet"] = {  # with running statistics
     "model_type": "resnet",
     "embedding_size": 8,
@@ -49,7 +65,12 @@ CLASSES = {
     "resnet": "ResNetForImageClassification",
     "roberta": "RobertaForSequenceClassification",
 }
-TASKS = {"llama": "causal-lm", "answers": "causal-lm", "gpt2": "causal-lm", "resnet": "image-classification"}
+TASKS = {
+    "llama": "causal-lm",
+    "answers": "causal-lm",
+    "gpt2": "causal-lm",
+    "resnet": "image-classification",
+}
 TASKS |= dict.fromkeys(("decoder", "roberta"), "sequence-classification")
 CONFIGS: dict[str, dict[str, Any]] = {
     "fp32": {},
@@ -63,7 +84,12 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "lora-attention": {**LORA, "lora_targets": "attention", "lora_alpha": 4},
     "lora-head": {**LORA, "lora_targets": "all-linear+head"},
     "nf4": {**LORA, "quantization": "nf4"},
-    "nf4-bf16": {**LORA, "quantization": "nf4-dq", "precision": "bf16", "activation_checkpointing": "full"},
+    "nf4-bf16": {
+        **LORA,
+        "quantization": "nf4-dq",
+        "precision": "bf16",
+        "activation_checkpointing": "full",
+    },
     "nf4-bf16-mixed": {**LORA, "quantization": "nf4", "precision": "bf16-mixed"},
     "int8": {**LORA, "quantization": "int8"},
     "full": {"activation_checkpointing": "full"},
@@ -75,7 +101,11 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "adafactor": {"optimizer": "adafactor"},
     "sgd": {"optimizer": "sgd"},
     "in-backward": {"optimizer_in_backward": True},
-    "in-backward-8bit": {"optimizer_in_backward": True, "optimizer": "adamw-8bit", "precision": "bf16-mixed"},
+    "in-backward-8bit": {
+        "optimizer_in_backward": True,
+        "optimizer": "adamw-8bit",
+        "precision": "bf16-mixed",
+    },
 }
 CHUNKED: dict[str, dict[str, Any]] = {  # which only causal language models can be
     "chunked": {"loss": "chunked"},
@@ -88,17 +118,47 @@ CHUNKED: dict[str, dict[str, Any]] = {  # which only causal language models can 
 OTHER_TASKS = {  # where the data, the head or the dtype of the inputs take part
     "masked-lm": ("fp32", "split", "bf16", "lora-bf16", "lora-bf16-mixed", "lora-head", "nf4-bf16"),
     "sequence-classification": (
-        *("fp32", "split", "bf16", "lora-bf16", "lora-bf16-mixed", "lora-attention", "lora-head", "nf4", "nf4-bf16"),
+        *(
+            "fp32",
+            "split",
+            "bf16",
+            "lora-bf16",
+            "lora-bf16-mixed",
+            "lora-attention",
+            "lora-head",
+            "nf4",
+            "nf4-bf16",
+        ),
     ),
     "image-classification": (
-        *("fp32", "split", "bf16", "bf16-mixed", "lora-bf16", "lora-bf16-mixed", "lora-attention", "lora-head"),
+        *(
+            "fp32",
+            "split",
+            "bf16",
+            "bf16-mixed",
+            "lora-bf16",
+            "lora-bf16-mixed",
+            "lora-attention",
+            "lora-head",
+        ),
         "nf4-bf16",
     ),
 }
 CONFIGS |= CHUNKED
 CASES = [
     *(("llama", name) for name in CONFIGS),
-    *(("gpt2", name) for name in ("bf16", "lora", "nf4", "lora-attention", "alternate", "chunked", "chunked-bf16")),
+    *(
+        ("gpt2", name)
+        for name in (
+            "bf16",
+            "lora",
+            "nf4",
+            "lora-attention",
+            "alternate",
+            "chunked",
+            "chunked-bf16",
+        )
+    ),
     *((kind, name) for kind, names in OTHER_TASKS.items() for name in names),
     *(("decoder", name) for name in ("fp32", "lora-bf16", "full")),
     *(("roberta", name) for name in ("fp32", "lora-bf16", "lora-head", "nf4")),
@@ -109,18 +169,24 @@ CASES = [
 def data_for(kind: str, folder: Path) -> Path:
     """As many samples as do not divide by the batch."""
     if kind == "answers":
-        rows = [{"prompt": "a" * (n % 9), "completion": "bc" * (n % 7)} for n in range(1, SAMPLES + 1)]
+        rows = [
+            {"prompt": "a" * (n % 9), "completion": "bc" * (n % 7)} for n in range(1, SAMPLES + 1)
+        ]
         (folder / "rows.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
         return folder / "rows.jsonl"
     if kind in ("image-classification", "resnet"):
         generator = torch.Generator().manual_seed(0)
         images = torch.randn(SAMPLES, 3, 32, 32, generator=generator)
-        torch.save({"pixel_values": images, "labels": torch.arange(SAMPLES) % 5}, folder / "images.pt")
+        torch.save(
+            {"pixel_values": images, "labels": torch.arange(SAMPLES) % 5}, folder / "images.pt"
+        )
         return folder / "images.pt"
     if kind in ("sequence-classification", "decoder", "roberta"):
         return DATA / "reviews.jsonl"
     path = folder / "text.txt"
-    path.write_text((DATA / "alice.txt").read_text(encoding="utf-8")[: LENGTH * SAMPLES], encoding="utf-8")
+    path.write_text(
+        (DATA / "alice.txt").read_text(encoding="utf-8")[: LENGTH * SAMPLES], encoding="utf-8"
+    )
     return path
 
 
@@ -155,17 +221,37 @@ def workload_of(kind: str) -> dict[str, Any]:
 def losses_of_script(emit: Callable[..., str]) -> Callable[..., list[float]]:
     """What a script prints: nine digits, which tell any two float32 apart."""
 
-    def losses(kind: str, knobs: dict[str, Any], data: Path, *more: str, **of_data: Any) -> list[float]:
+    def losses(
+        kind: str, knobs: dict[str, Any], data: Path, *more: str, **of_data: Any
+    ) -> list[float]:
         workload = {**workload_of(kind), **of_data}
-        script = emit(workload["task"], {"workload": workload, "model_config": DRAWS[kind]}, **knobs)
-        arguments = ["--data", str(data), "--steps", str(STEPS), "--log-every", "1", "--lr", "1e-3", "--seed", "3"]
+        script = emit(
+            workload["task"], {"workload": workload, "model_config": DRAWS[kind]}, **knobs
+        )
+        arguments = [
+            "--data",
+            str(data),
+            "--steps",
+            str(STEPS),
+            "--log-every",
+            "1",
+            "--lr",
+            "1e-3",
+            "--seed",
+            "3",
+        ]
         return losses_printed(script, *arguments, *more)
 
     return losses
 
 
 def check(
-    kind: str, name: str, losses_of_script: Callable[..., list[float]], folder: Path, *more: str, **of_data: Any
+    kind: str,
+    name: str,
+    losses_of_script: Callable[..., list[float]],
+    folder: Path,
+    *more: str,
+    **of_data: Any,
 ) -> None:
     config = {"micro_batch_size": BATCH, "gradient_accumulation_steps": 1, **CONFIGS[name]}
     ours = losses_of_autofit(kind, config, folder, Path(more[1]) if more else None, **of_data)
@@ -210,6 +296,10 @@ def test_losses_from_given_weights_are_those_of_autofit_train(
     ],
 )
 def test_samples_are_packed_or_padded_as_autofit_train_does(
-    losses_of_script: Callable[..., list[float]], tmp_path: Path, kind: str, name: str, of_data: dict[str, Any]
+    losses_of_script: Callable[..., list[float]],
+    tmp_path: Path,
+    kind: str,
+    name: str,
+    of_data: dict[str, Any],
 ) -> None:
     check(kind, name, losses_of_script, tmp_path, **of_data)

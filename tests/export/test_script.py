@@ -28,7 +28,16 @@ pytestmark = pytest.mark.filterwarnings("ignore")  # transformers and peft warn 
 DATA = Path(__file__).parents[2] / "examples" / "data"
 PRECISIONS = ("fp32", "tf32", "bf16", "bf16-mixed", "fp16-mixed", "fp8")
 OPTIMIZERS = (
-    *("adamw", "adamw-foreach", "adamw-8bit", "adamw-4bit", "adamw-fp8", "paged-adamw-8bit", "adafactor", "sgd"),
+    *(
+        "adamw",
+        "adamw-foreach",
+        "adamw-8bit",
+        "adamw-4bit",
+        "adamw-fp8",
+        "paged-adamw-8bit",
+        "adafactor",
+        "sgd",
+    ),
 )
 CHECKPOINTING = ("none", "full", "selective", "alternate", "budget-0.5")
 TARGETS = (None, "attention", "all-linear", "all-linear+head")
@@ -70,11 +79,15 @@ def scripts(emit: Emit) -> dict[str, str]:
         if precision == "fp8":
             config["quantization"] = "none"
         hardware = {"hardware": {"device": device, "name": "x", "budget_gib": 8.0}}
-        emitted["-".join(map(str, (task, device, *config.values())))] = emit(task, hardware, **config)
+        emitted["-".join(map(str, (task, device, *config.values())))] = emit(
+            task, hardware, **config
+        )
     return emitted
 
 
-def test_every_script_is_one_that_ruff_has_nothing_against(scripts: dict[str, str], tmp_path: Path) -> None:
+def test_every_script_is_one_that_ruff_has_nothing_against(
+    scripts: dict[str, str], tmp_path: Path
+) -> None:
     assert len(scripts) == len(PRECISIONS) * len(OPTIMIZERS) * len(TARGETS)
     for name, text in scripts.items():
         compile(text, name, "exec")
@@ -88,12 +101,24 @@ def test_every_script_is_one_that_ruff_has_nothing_against(scripts: dict[str, st
 def test_scripts_stand_alone_and_import_only_what_they_need(scripts: dict[str, str]) -> None:
     for name, text in scripts.items():
         nodes = list(ast.walk(ast.parse(text)))
-        imported = {alias.name.split(".")[0] for node in nodes if isinstance(node, ast.Import) for alias in node.names}
-        imported |= {str(node.module).split(".")[0] for node in nodes if isinstance(node, ast.ImportFrom)}
+        imported = {
+            alias.name.split(".")[0]
+            for node in nodes
+            if isinstance(node, ast.Import)
+            for alias in node.names
+        }
+        imported |= {
+            str(node.module).split(".")[0] for node in nodes if isinstance(node, ast.ImportFrom)
+        }
         assert "autofit" not in imported
         assert ("peft" in imported) == ("-16-" in name)
         assert ("bitsandbytes" in imported) == ("adamw-8bit" in name)
-        of_torchao = ("convert_to_float8", "optimizer: adamw-4bit", "optimizer: adamw-fp8", "optimizer_offload: cpu")
+        of_torchao = (
+            "convert_to_float8",
+            "optimizer: adamw-4bit",
+            "optimizer: adamw-fp8",
+            "optimizer_offload: cpu",
+        )
         assert ("torchao" in imported) == any(each in text for each in of_torchao)
         assert ("liger_kernel" in imported) == ("-liger-" in name or "-fused-" in name)
         assert ("PYTORCH_ALLOC_CONF" in text) == ("-cuda-" in name)
@@ -112,18 +137,42 @@ BESIDE = {  # what a value cannot be without
     "lora_dropout": LORA,
     "activation_checkpointing": {"compile": "default"},
 }
-QLORA = {**LORA, **SPLIT, "quantization": "nf4", "precision": "bf16", "activation_checkpointing": "full"}
+QLORA = {
+    **LORA,
+    **SPLIT,
+    "quantization": "nf4",
+    "precision": "bf16",
+    "activation_checkpointing": "full",
+}
 LIKELY: dict[str, dict[str, Any]] = {
     "qlora": {**QLORA, "optimizer": "adamw-8bit"},
-    "lora": {**LORA, **SPLIT, "precision": "bf16", "activation_checkpointing": "selective", "attention": "flash"},
+    "lora": {
+        **LORA,
+        **SPLIT,
+        "precision": "bf16",
+        "activation_checkpointing": "selective",
+        "attention": "flash",
+    },
     "compiled lora": {**LORA, **SPLIT, "precision": "bf16-mixed", "compile": "default"},
-    "full": {**SPLIT, "precision": "bf16-mixed", "activation_checkpointing": "full", "optimizer": "adamw-8bit"},
+    "full": {
+        **SPLIT,
+        "precision": "bf16-mixed",
+        "activation_checkpointing": "full",
+        "optimizer": "adamw-8bit",
+    },
 }
 
 
 def lines_of(emit: Emit, task: str, device: str, knobs: dict[str, Any]) -> int:
-    hardware = {"device": device, "name": "NVIDIA H200", "measured_on": "NVIDIA RTX 4090", "budget_gib": 23.99}
-    return len(emit(task, {"model_config": LARGE[task], "hardware": hardware}, **knobs).splitlines())
+    hardware = {
+        "device": device,
+        "name": "NVIDIA H200",
+        "measured_on": "NVIDIA RTX 4090",
+        "budget_gib": 23.99,
+    }
+    return len(
+        emit(task, {"model_config": LARGE[task], "hardware": hardware}, **knobs).splitlines()
+    )
 
 
 @pytest.mark.parametrize("task", TASKS)
@@ -174,11 +223,15 @@ def test_a_script_that_a_search_did_end_with_has_less_than_200_lines(emit: Emit,
 
 @pytest.mark.parametrize("name", LIKELY)
 @pytest.mark.parametrize("task", TASKS)
-def test_a_script_that_a_search_may_end_with_has_less_than_200_lines(emit: Emit, task: str, name: str) -> None:
+def test_a_script_that_a_search_may_end_with_has_less_than_200_lines(
+    emit: Emit, task: str, name: str
+) -> None:
     assert lines_of(emit, task, "cuda", LIKELY[name]) < 200
 
 
-def test_even_with_everything_at_once_a_script_has_less_than_200_lines(scripts: dict[str, str]) -> None:
+def test_even_with_everything_at_once_a_script_has_less_than_200_lines(
+    scripts: dict[str, str],
+) -> None:
     counts = {name: len(text.splitlines()) for name, text in scripts.items()}
     assert max(counts.values()) <= 199, max(counts, key=lambda name: counts[name])
 
@@ -193,8 +246,19 @@ def test_every_line_fits_its_width_and_configuration_is_one_block(scripts: dict[
 
 
 def test_a_knob_is_named_where_its_lines_are(emit: Emit) -> None:
-    text = emit(others={"hardware": {"device": "cuda", "name": "x"}}, **QLORA, optimizer="sgd", loss="chunked")
-    text += emit(kernels="liger", attention="eager", compile="default", optimizer_in_backward=True, precision="tf32")
+    text = emit(
+        others={"hardware": {"device": "cuda", "name": "x"}},
+        **QLORA,
+        optimizer="sgd",
+        loss="chunked",
+    )
+    text += emit(
+        kernels="liger",
+        attention="eager",
+        compile="default",
+        optimizer_in_backward=True,
+        precision="tf32",
+    )
     for comment in (
         "MICRO_BATCH_SIZE = 2  # samples at once; gradient_accumulation_steps: 4",
         "nf4 (quantization)",
@@ -246,10 +310,19 @@ def test_the_allocator_is_set_as_it_was_measured_unless_the_user_has_set_it(emit
 
     condition, setting = early()
     assert condition.startswith('if "PYTORCH_CUDA_ALLOC_CONF" not in os.environ:')
-    assert setting.strip().startswith('os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")')
-    assert '"PYTORCH_ALLOC_CONF", "expandable_segments:False")' in early(allocator="expandable_segments:False")[1]
+    assert setting.strip().startswith(
+        'os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")'
+    )
+    assert (
+        '"PYTORCH_ALLOC_CONF", "expandable_segments:False")'
+        in early(allocator="expandable_segments:False")[1]
+    )
     assert early(allocator='"); boom(')[1].count("boom") == 1
-    compile(emit(others={"hardware": {"device": "cuda", "name": "x", "allocator": '"); boom('}}), "train.py", "exec")
+    compile(
+        emit(others={"hardware": {"device": "cuda", "name": "x", "allocator": '"); boom('}}),
+        "train.py",
+        "exec",
+    )
 
 
 def test_only_a_model_of_transformers_has_a_script_with_its_own_class(emit: Emit) -> None:
@@ -264,8 +337,14 @@ def test_only_a_model_of_transformers_has_a_script_with_its_own_class(emit: Emit
         "hardware": Hardware("cpu", "x", GIB, GIB, GIB, 2),
     }
     assert train_script(**arguments) is not None
-    sees = {"model_type": "qwen2_5_vl", "architectures": ["Qwen2_5_VLForConditionalGeneration"], "text_config": {}}
-    assert "AutoModelForImageTextToText.from_config" in str(train_script(**{**arguments, "model_config": sees}))
+    sees = {
+        "model_type": "qwen2_5_vl",
+        "architectures": ["Qwen2_5_VLForConditionalGeneration"],
+        "text_config": {},
+    }
+    assert "AutoModelForImageTextToText.from_config" in str(
+        train_script(**{**arguments, "model_config": sees})
+    )
     assert train_script(**{**arguments, "source": {"kind": "function"}}) is None
     assert train_script(**{**arguments, "model_config": None}) is None
     custom = {"task": "custom", "sequence_length": None, "effective_batch_size": 8}
@@ -291,7 +370,9 @@ def test_only_a_model_of_transformers_has_a_script_with_its_own_class(emit: Emit
         {"lora_rank": 8, "lora_targets": "attention+q_proj"},
     ],
 )
-def test_what_the_script_cannot_express_is_refused_by_name(emit: Emit, knobs: dict[str, Any]) -> None:
+def test_what_the_script_cannot_express_is_refused_by_name(
+    emit: Emit, knobs: dict[str, Any]
+) -> None:
     with pytest.raises(InputError, match=f"cannot express {next(iter(knobs))} .*autofit train"):
         emit(**knobs)
 
@@ -325,7 +406,12 @@ def test_text_from_outside_cannot_break_the_script(emit: Emit) -> None:
     facts = {"device": "cpu", "name": hostile}
     architecture = {"model_type": "llama", hostile: hostile}
     text = emit(
-        others={"model": hostile, "hardware": facts, "versions": {"torch": hostile}, "model_config": architecture}
+        others={
+            "model": hostile,
+            "hardware": facts,
+            "versions": {"torch": hostile},
+            "model_config": architecture,
+        }
     )
     tree = ast.parse(text)
     assert "abort" not in {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
@@ -351,9 +437,12 @@ def test_lora_under_autocast_with_checkpointing_learns(emit: Emit) -> None:
 
 
 @pytest.mark.parametrize(
-    ("task", "knobs", "fall"), [("causal-lm", {"optimizer": "adamw-8bit"}, 1.5), ("masked-lm", SPLIT, 1.0)]
+    ("task", "knobs", "fall"),
+    [("causal-lm", {"optimizer": "adamw-8bit"}, 1.5), ("masked-lm", SPLIT, 1.0)],
 )
-def test_other_state_and_another_task_learn(emit: Emit, task: str, knobs: dict[str, Any], fall: float) -> None:
+def test_other_state_and_another_task_learn(
+    emit: Emit, task: str, knobs: dict[str, Any], fall: float
+) -> None:
     alice = ("--data", DATA / "alice.txt", "--lr", "1e-3", "--steps", "30")
     losses = losses_printed(emit(task, **knobs), *alice)
     assert losses[-1] < losses[0] - fall
@@ -379,6 +468,11 @@ def test_experts_that_are_named_or_quantised_are_refused(emit: Emit) -> None:
 
 
 def test_a_checkpoint_that_is_quantised_already_is_refused(emit: Emit) -> None:
-    stored = {**ARCHITECTURES["causal-lm"], "quantization_config": {"quant_method": "mxfp4", "dequantize": True}}
-    with pytest.raises(InputError, match=r"cannot be written for a checkpoint that is quantised already"):
+    stored = {
+        **ARCHITECTURES["causal-lm"],
+        "quantization_config": {"quant_method": "mxfp4", "dequantize": True},
+    }
+    with pytest.raises(
+        InputError, match=r"cannot be written for a checkpoint that is quantised already"
+    ):
         emit("causal-lm", {"model_config": stored})

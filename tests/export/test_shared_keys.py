@@ -3,7 +3,14 @@
 import pytest
 import torch
 
-from autofit.export.shared_keys import arguments, lora_alpha, missing, optimizer_class, trainer_case, whole_alpha
+from autofit.export.shared_keys import (
+    arguments,
+    lora_alpha,
+    missing,
+    optimizer_class,
+    trainer_case,
+    whole_alpha,
+)
 from autofit.export.tool import Request, ToolKeys
 from tests.export.sources import source
 
@@ -27,7 +34,10 @@ def test_a_knob_that_a_tool_has_nothing_for_is_a_deviation_when_it_is_on() -> No
     share = missing("Tool", "kernels", may_not_fit=False)["kernels"]
     assert not share(request()).deviations
     (deviation,) = share(request(kernels="liger")).deviations
-    assert str(deviation) == "kernels liger: Tool has none of Liger's, and keeps more for the backward."
+    assert (
+        str(deviation)
+        == "kernels liger: Tool has none of Liger's, and keeps more for the backward."
+    )
     assert not deviation.may_not_fit
 
 
@@ -45,7 +55,9 @@ def test_a_step_of_adafactor_is_as_long_as_that_of_adamw() -> None:
     """Not a thousandth of it, as with torch's own eps."""
     keys = optimizer_class(request(optimizer="adafactor"), "class", "options").keys
     weight = torch.nn.Parameter(torch.zeros(2, 2))
-    options = {name.removeprefix("options."): value for name, value in keys.items() if name != "class"}
+    options = {
+        name.removeprefix("options."): value for name, value in keys.items() if name != "class"
+    }
     optimizer = torch.optim.Adafactor([weight], **options)
     weight.grad = torch.ones(2, 2)
     optimizer.step()

@@ -65,9 +65,17 @@ def test_a_text_shorter_than_a_sequence_is_repeated(causal: ModuleType, tmp_path
 
 ROWS = {
     "texts": [{"text": "<s>hello</s>"}, {"text": "hello"}, {"text": ""}],
-    "completions": [{"prompt": "what", "completion": " hello"}, {"prompt": "", "completion": "hi</s>"}],
+    "completions": [
+        {"prompt": "what", "completion": " hello"},
+        {"prompt": "", "completion": "hi</s>"},
+    ],
     "chats": [
-        {"messages": [{"role": "user", "content": "what "}, {"role": "assistant", "content": "h\u00e4"}]},
+        {
+            "messages": [
+                {"role": "user", "content": "what "},
+                {"role": "assistant", "content": "h\u00e4"},
+            ]
+        },
         {
             "messages": [
                 {"role": "user", "content": "a"},
@@ -82,8 +90,15 @@ ROWS = {
 
 @pytest.mark.parametrize("form", ROWS)
 @pytest.mark.parametrize("template", [CHATML, MISTRAL, of_trl("llama3"), of_trl("gemma_training")])
-def test_rows_are_read_as_autofit_train_reads_them(emit: Emit, tmp_path: Path, form: str, template: str) -> None:
-    workload = {"task": "causal-lm", "sequence_length": 64, "effective_batch_size": 8, "packing": False}
+def test_rows_are_read_as_autofit_train_reads_them(
+    emit: Emit, tmp_path: Path, form: str, template: str
+) -> None:
+    workload = {
+        "task": "causal-lm",
+        "sequence_length": 64,
+        "effective_batch_size": 8,
+        "packing": False,
+    }
     script = module_of(emit(others={"workload": workload}))
     path = tmp_path / "rows.jsonl"
     path.write_text("\n".join(map(json.dumps, ROWS[form])))
@@ -95,8 +110,15 @@ def test_rows_are_read_as_autofit_train_reads_them(emit: Emit, tmp_path: Path, f
 
 @pytest.mark.parametrize("packing", [None, True, False])
 @pytest.mark.parametrize("suffix", [".json", ".csv", ".parquet"])
-def test_a_table_is_not_learnt_as_text(emit: Emit, tmp_path: Path, packing: bool | None, suffix: str) -> None:
-    workload = {"task": "causal-lm", "sequence_length": 64, "effective_batch_size": 8, "packing": packing}
+def test_a_table_is_not_learnt_as_text(
+    emit: Emit, tmp_path: Path, packing: bool | None, suffix: str
+) -> None:
+    workload = {
+        "task": "causal-lm",
+        "sequence_length": 64,
+        "effective_batch_size": 8,
+        "packing": packing,
+    }
     (tmp_path / f"rows{suffix}").write_text('[{"text": "a"}]')
     with pytest.raises(ValueError, match="is not read here"):
         module_of(emit(others={"workload": workload})).load_data(tmp_path / f"rows{suffix}", None)
@@ -107,7 +129,12 @@ def test_a_script_reads_the_file_that_its_search_knew(
 ) -> None:
     path = tmp_path / "a.jsonl"
     path.write_text('{"prompt": "a", "completion": "b"}\n')
-    workload = {"task": "causal-lm", "sequence_length": 64, "effective_batch_size": 8, "packing": False}
+    workload = {
+        "task": "causal-lm",
+        "sequence_length": 64,
+        "effective_batch_size": 8,
+        "packing": False,
+    }
     script = emit(others={"workload": {**workload, "data": str(path), "form": "prompt+completion"}})
     monkeypatch.setattr(sys, "argv", ["train.py", "--steps", "1"])
     module_of(script, "__main__")
@@ -118,17 +145,28 @@ def test_a_script_reads_the_file_that_its_search_knew(
 
 
 def test_a_chat_that_is_not_written_turn_by_turn_is_for_autofit_train(emit: Emit) -> None:
-    workload = {"task": "causal-lm", "sequence_length": 64, "effective_batch_size": 8, "packing": True}
+    workload = {
+        "task": "causal-lm",
+        "sequence_length": 64,
+        "effective_batch_size": 8,
+        "packing": True,
+    }
     script = module_of(emit(others={"workload": workload}))
     turns = [{"role": role, "content": "a"} for role in ("user", "assistant", "user", "assistant")]
     with pytest.raises(ValueError, match="does not write one turn after the other"):
-        script.read_chat(turns, None, tokenizer_for(of_trl("qwen3")))  # takes back the reasoning of old turns
+        script.read_chat(
+            turns, None, tokenizer_for(of_trl("qwen3"))
+        )  # takes back the reasoning of old turns
 
 
-def test_documents_of_jsonl_end_in_the_tokenizers_end_token(causal: ModuleType, tmp_path: Path) -> None:
+def test_documents_of_jsonl_end_in_the_tokenizers_end_token(
+    causal: ModuleType, tmp_path: Path
+) -> None:
     path = tmp_path / "text.jsonl"
     separator = "\u2028"  # ends a line for str.splitlines, not for JSON
-    rows = [json.dumps({"text": text}, ensure_ascii=False) for text in (f"a bb{separator}ccc", "dd")]
+    rows = [
+        json.dumps({"text": text}, ensure_ascii=False) for text in (f"a bb{separator}ccc", "dd")
+    ]
     path.write_text("\n".join(rows) + "\n", encoding="utf-8")
     ids = causal.load_data(path, Words())["input_ids"]
     assert ids[0, :6].tolist() == [1, 2, 3, 9, 2, 9]
@@ -155,7 +193,12 @@ def stopped(script: str, monkeypatch: pytest.MonkeyPatch, *arguments: str | Path
     ],
 )
 def test_what_the_script_cannot_read_is_for_autofit_train(
-    emit: Emit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, content: str | None, reason: str
+    emit: Emit,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    content: str | None,
+    reason: str,
 ) -> None:
     path = tmp_path / name
     if content == "/":
@@ -178,19 +221,30 @@ def test_rows_without_labels_are_for_autofit_train(
     assert "no .jsonl with text and label: " in said
 
 
-def test_a_tokenizer_of_another_model_is_noticed(emit: Emit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tokenizer_of_another_model_is_noticed(
+    emit: Emit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "text.txt").write_text("some text")
-    said = stopped(emit().replace("vocab_size=256", "vocab_size=110"), monkeypatch, "--data", tmp_path / "text.txt")
+    said = stopped(
+        emit().replace("vocab_size=256", "vocab_size=110"),
+        monkeypatch,
+        "--data",
+        tmp_path / "text.txt",
+    )
     assert said == "the data has tokens that the model does not know: check --tokenizer"
 
 
 def test_a_byte_order_mark_is_no_text(causal: ModuleType, tmp_path: Path) -> None:
     for name, content in (("text.txt", "hello"), ("text.jsonl", '{"text": "hello"}')):
         (tmp_path / name).write_text(f"\ufeff{content}", encoding="utf-8")
-        assert bytes(causal.load_data(tmp_path / name, None)["input_ids"][0, :5].tolist()) == b"hello"
+        assert (
+            bytes(causal.load_data(tmp_path / name, None)["input_ids"][0, :5].tolist()) == b"hello"
+        )
 
 
-def test_labels_are_numbered_as_autofit_train_numbers_them(classifier: ModuleType, tmp_path: Path) -> None:
+def test_labels_are_numbered_as_autofit_train_numbers_them(
+    classifier: ModuleType, tmp_path: Path
+) -> None:
     path = tmp_path / "rows.jsonl"
     for labels in ([10, 2, 0], ["b", "a", "b"], [True, False]):
         path.write_text("\n".join(json.dumps({"text": "a", "label": label}) for label in labels))
@@ -201,12 +255,16 @@ def test_labels_are_numbered_as_autofit_train_numbers_them(classifier: ModuleTyp
         )
 
 
-def test_more_classes_than_measured_are_noticed(emit: Emit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_classes_than_measured_are_noticed(
+    emit: Emit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     rows = [json.dumps({"text": "a", "label": name}) for name in ("x", "y", "z")]
     (tmp_path / "rows.jsonl").write_text("\n".join(rows))
     said = stopped(emit("sequence-classification"), monkeypatch, "--data", tmp_path / "rows.jsonl")
     assert said == "the data has more classes than the model: change NUM_LABELS"
-    three = module_of(emit("sequence-classification").replace("\nNUM_LABELS = 2 ", "\nNUM_LABELS = 3 "))
+    three = module_of(
+        emit("sequence-classification").replace("\nNUM_LABELS = 2 ", "\nNUM_LABELS = 3 ")
+    )
     assert three.build_model(None).config.num_labels == 3
 
 
@@ -243,7 +301,9 @@ def test_masking_hides_fifteen_percent(emit: Callable[..., str]) -> None:
     assert (batch["input_ids"][predicted] == 1).float().mean().item() == pytest.approx(0.8, abs=0.1)
 
 
-def test_labels_that_are_names_are_numbered_in_order(classifier: ModuleType, tmp_path: Path) -> None:
+def test_labels_that_are_names_are_numbered_in_order(
+    classifier: ModuleType, tmp_path: Path
+) -> None:
     path = tmp_path / "rows.jsonl"
     rows = [{"text": "one two three", "label": "good"}, {"text": "x", "label": "bad"}]
     path.write_text("\n".join(map(json.dumps, rows)))
@@ -256,7 +316,9 @@ def test_labels_that_are_names_are_numbered_in_order(classifier: ModuleType, tmp
 def test_images_are_read_without_running_code(emit: Callable[..., str], tmp_path: Path) -> None:
     script = module_of(emit("image-classification"))
     path = tmp_path / "images.pt"
-    torch.save({"pixel_values": torch.zeros(4, 3, 32, 32), "labels": torch.tensor([0, 1, 2, 3])}, path)
+    torch.save(
+        {"pixel_values": torch.zeros(4, 3, 32, 32), "labels": torch.tensor([0, 1, 2, 3])}, path
+    )
     data = script.load_data(path)
     assert data["pixel_values"].shape == (4, 3, 32, 32)
     assert data["labels"].dtype == torch.long

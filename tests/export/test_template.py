@@ -11,8 +11,16 @@ from hypothesis import strategies as st
 
 from autofit.export.template import WIDTH, fill, import_from, literal, template, yaml_file
 
-SCALARS = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text()
-DATA = st.recursive(SCALARS, lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner), max_leaves=20)
+SCALARS = (
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text()
+)
+DATA = st.recursive(
+    SCALARS, lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner), max_leaves=20
+)
 
 
 def test_a_slot_on_its_own_line_takes_any_number_of_lines_at_its_indent() -> None:
@@ -54,7 +62,10 @@ def test_literal_writes_numbers_that_have_no_literal() -> None:
 
 
 def test_lines_end_at_line_feeds_alone() -> None:
-    assert fill("f:\n    $body\n", {"body": "a\x0cb\u2028c\x85\nd"}) == "f:\n    a\x0cb\u2028c\n    d\n"
+    assert (
+        fill("f:\n    $body\n", {"body": "a\x0cb\u2028c\x85\nd"})
+        == "f:\n    a\x0cb\u2028c\n    d\n"
+    )
 
 
 def test_a_template_is_found_beside_the_module() -> None:

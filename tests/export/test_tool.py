@@ -15,7 +15,13 @@ from tests.export.sources import CASES, LORA, OFF, configs, source
 
 TOOLS = [tool.name for tool in all_tools()]
 # Their null is worked out from other knobs, and may be what is given.
-FREE = ("lora_targets", "lora_alpha", "lora_dropout", "micro_batch_size", "gradient_accumulation_steps")
+FREE = (
+    "lora_targets",
+    "lora_alpha",
+    "lora_dropout",
+    "micro_batch_size",
+    "gradient_accumulation_steps",
+)
 
 
 def exported(name: str, case: str) -> Export:
@@ -29,7 +35,9 @@ def exported(name: str, case: str) -> Export:
 def said(made: Export) -> str:
     """The text of an export's files on one line; that of JSON is its first key."""
     texts = [
-        " ".join(json.loads(text).get("_comment", ())) if file.endswith(".json") else text.replace("#", "")
+        " ".join(json.loads(text).get("_comment", ()))
+        if file.endswith(".json")
+        else text.replace("#", "")
         for file, text in made.files.items()
     ]
     return " ".join(" ".join(texts).split())
@@ -77,7 +85,11 @@ def test_a_technique_of_ones_own_is_a_deviation(name: str) -> None:
 def test_the_header_says_what_was_measured_where_and_with_what(name: str, case: str) -> None:
     made = exported(name, case)
     text = said(made)
-    where = "4 x NVIDIA H200, within 24 GiB each" if "data_parallel" in CASES[case] else "NVIDIA H200, within 24 GiB"
+    where = (
+        "4 x NVIDIA H200, within 24 GiB each"
+        if "data_parallel" in CASES[case]
+        else "NVIDIA H200, within 24 GiB"
+    )
     assert f"Measured on {where} and verified in longer runs: 5,120 tokens per second" in text
     assert f"{tool_named(name).title} {tool_named(name).versions[-1]}" in text
     assert "torch 2.13.0" in text
@@ -110,13 +122,19 @@ def test_no_yaml_holds_a_number_that_its_parser_reads_as_text(name: str) -> None
     made = exported(name, "qlora")
     for file, text in made.files.items():
         if file.endswith(".yaml"):
-            assert not [value for value in _leaves(yaml.safe_load(text)) if isinstance(value, str) and "e-" in value]
+            assert not [
+                value
+                for value in _leaves(yaml.safe_load(text))
+                if isinstance(value, str) and "e-" in value
+            ]
 
 
 def _leaves(value: Any) -> list[Any]:
     if isinstance(value, dict):
         return [leaf for each in value.values() for leaf in _leaves(each)]
-    return [leaf for each in value for leaf in _leaves(each)] if isinstance(value, list) else [value]
+    return (
+        [leaf for each in value for leaf in _leaves(each)] if isinstance(value, list) else [value]
+    )
 
 
 def test_a_knob_that_a_tool_forgets_is_a_deviation() -> None:
@@ -133,7 +151,9 @@ def test_a_knob_that_a_tool_forgets_is_a_deviation() -> None:
         "gradient_accumulation_steps",
     }
     made = write(forgetful, source(compile="default"))
-    assert {"compile", "micro_batch_size", "gradient_accumulation_steps"} == {each.knob for each in made.departures}
+    assert {"compile", "micro_batch_size", "gradient_accumulation_steps"} == {
+        each.knob for each in made.departures
+    }
     said = next(each for each in made.departures if each.knob == "compile")
     assert str(said) == "compile default: Forgetful has nothing for it, and runs without it."
     assert said.message.endswith("It may no longer fit.")
@@ -188,7 +208,10 @@ def test_convolutions_that_pytorch_rounds_are_a_deviation(name: str) -> None:
         return {each.message for each in made.departures if "convolutions" in each.message}
 
     (message,) = departures("cuda", "image-classification")
-    assert "precision fp32: PyTorch rounds convolutions to TF32 unless the script sets torch.backends.cudnn" in message
+    assert (
+        "precision fp32: PyTorch rounds convolutions to TF32 unless the script sets torch.backends.cudnn"
+        in message
+    )
     assert departures("cuda", "custom")
     assert not departures("cpu", "custom")
     assert not departures("cuda", "causal-lm")
@@ -196,13 +219,25 @@ def test_convolutions_that_pytorch_rounds_are_a_deviation(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", TOOLS)
-def test_a_tool_whose_autocast_keeps_copies_of_checkpointed_weights_may_need_more_memory(name: str) -> None:
+def test_a_tool_whose_autocast_keeps_copies_of_checkpointed_weights_may_need_more_memory(
+    name: str,
+) -> None:
     def told(**knobs: Any) -> bool:
-        given_ = source(**{"precision": "bf16-mixed", "lora_rank": 0, "activation_checkpointing": "full", **knobs})
+        given_ = source(
+            **{
+                "precision": "bf16-mixed",
+                "lora_rank": 0,
+                "activation_checkpointing": "full",
+                **knobs,
+            }
+        )
         if tool_named(name).why_not(given_):
             return False
         departures = write(tool_named(name), given_).departures
-        return any("keeps a copy of every weight in bf16" in each.message and each.may_not_fit for each in departures)
+        return any(
+            "keeps a copy of every weight in bf16" in each.message and each.may_not_fit
+            for each in departures
+        )
 
     assert told() == (name not in ("axolotl", "lightning", "torchtune", "peft"))
     assert not told(activation_checkpointing="none")
@@ -210,8 +245,17 @@ def test_a_tool_whose_autocast_keeps_copies_of_checkpointed_weights_may_need_mor
     assert not told(lora_rank=16, lora_targets="all-linear")
 
 
-MIXTURE = {"experts": ("gate_up_proj", "down_proj"), "adapted_experts": ("down_proj",), "targets": ("q_proj",)}
-NAMED = {"precision": "bf16", "lora_rank": 16, "lora_targets": "down_proj+q_proj", "quantization": "nf4"}
+MIXTURE = {
+    "experts": ("gate_up_proj", "down_proj"),
+    "adapted_experts": ("down_proj",),
+    "targets": ("q_proj",),
+}
+NAMED = {
+    "precision": "bf16",
+    "lora_rank": 16,
+    "lora_targets": "down_proj+q_proj",
+    "quantization": "nf4",
+}
 
 
 @pytest.mark.parametrize("name", TOOLS)
@@ -222,15 +266,24 @@ def test_experts_are_adapted_and_quantised_or_departed_from(name: str) -> None:
     made = write(tool_named(name), given_)
     departures = {each.knob for each in made.departures}
     adapts = name in ("axolotl", "peft", "transformers", "trl")
-    assert ("target_parameters" in made.text) == adapts == ("lora_targets" not in departures), made.departures
-    assert ("quantize_moe_experts" in made.text) == ("quantization" not in departures) == (name == "axolotl")
+    assert ("target_parameters" in made.text) == adapts == ("lora_targets" not in departures), (
+        made.departures
+    )
+    assert (
+        ("quantize_moe_experts" in made.text)
+        == ("quantization" not in departures)
+        == (name == "axolotl")
+    )
 
 
 @pytest.mark.parametrize("name", ["litgpt", "torchtitan", "torchtune"])
 def test_tools_without_names_of_layers_say_so(name: str) -> None:
     given_ = source(**{**LORA, "lora_targets": "q_proj+v_proj"})
     departed = [each.message for each in write(tool_named(name), given_).departures]
-    assert any("lora_targets q_proj+v_proj" in each and "takes no names of layers" in each for each in departed)
+    assert any(
+        "lora_targets q_proj+v_proj" in each and "takes no names of layers" in each
+        for each in departed
+    )
 
 
 @pytest.mark.parametrize("name", TOOLS)
@@ -240,13 +293,18 @@ def test_packing_has_a_key_or_is_told_where_the_tool_does_otherwise(name: str) -
         made = write(tool, source(**LORA, others={"packing": packing}))
         told = [each for each in made.departures if each.knob == "packing"]
         always_apart = packing is True and tool.apart is True
-        assert bool(told) == (always_apart or (None not in (tool.packs, packing) and tool.packs != packing))
+        assert bool(told) == (
+            always_apart or (None not in (tool.packs, packing) and tool.packs != packing)
+        )
         key = tool.packing.rpartition(".")[2]
         assert not key or re.search(f"{key}(: |=){bool(packing)}", made.text, re.IGNORECASE)
         apart = write(tool, source(**LORA, others={"packing": packing, "apart": True}))
         sees = "lets packed samples see" in " ".join(map(str, apart.departures))
         assert sees == (packing is True and tool.apart is False)
-        assert ("packed one after the other" in said(made), "padded to the longest" in said(made)) == (
+        assert (
+            "packed one after the other" in said(made),
+            "padded to the longest" in said(made),
+        ) == (
             packing is True,
             packing is False,
         )

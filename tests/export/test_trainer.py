@@ -15,7 +15,9 @@ OFF = {technique.name: technique.off for technique in all_techniques()}
 SIZES = {"micro_batch_size": 2, "gradient_accumulation_steps": 4}
 
 
-def told(device: str = "cpu", *, case: dict[str, Any] | None = None, **knobs: Any) -> TrainerKeywords:
+def told(
+    device: str = "cpu", *, case: dict[str, Any] | None = None, **knobs: Any
+) -> TrainerKeywords:
     return trainer_keywords(TrainerCase(Config({**OFF, **SIZES, **knobs}), device, **(case or {})))
 
 
@@ -57,20 +59,28 @@ def test_precision_is_that_of_the_designs_table(
     keywords = told("cuda", precision=precision, lora_rank=rank)
     assert keywords.model == {"dtype": dtype}
     assert keywords.trained_dtype == trained
-    assert {name: keywords.arguments[name] for name in ("bf16", "fp16", "tf32") if name in keywords.arguments} == (
-        arguments
-    )
+    assert {
+        name: keywords.arguments[name]
+        for name in ("bf16", "fp16", "tf32")
+        if name in keywords.arguments
+    } == (arguments)
     assert keywords.arguments["use_cpu"] is False
 
 
 def test_adapters_have_an_alpha_of_twice_the_rank_unless_it_is_set() -> None:
     assert told(lora_rank=8).lora == {"r": 8, "lora_alpha": 16, "lora_dropout": 0.0}
-    assert told(lora_rank=8, lora_alpha=4, lora_dropout=0.1).lora == {"r": 8, "lora_alpha": 4, "lora_dropout": 0.1}
+    assert told(lora_rank=8, lora_alpha=4, lora_dropout=0.1).lora == {
+        "r": 8,
+        "lora_alpha": 4,
+        "lora_dropout": 0.1,
+    }
 
 
 def test_frozen_weights_are_quantised_as_measured() -> None:
     assert told(quantization="int8", lora_rank=8).quantization == {"load_in_8bit": True}
-    keywords = told(quantization="nf4-dq", lora_rank=8, precision="bf16", case={"task": SEQUENCE_CLASSIFICATION})
+    keywords = told(
+        quantization="nf4-dq", lora_rank=8, precision="bf16", case={"task": SEQUENCE_CLASSIFICATION}
+    )
     assert keywords.quantization == {
         "load_in_4bit": True,
         "bnb_4bit_quant_type": "nf4",
@@ -99,12 +109,18 @@ def test_checkpointing_and_offloading_go_together() -> None:
 def test_ligers_kernels_and_its_loss_are_switched_on_apart() -> None:
     kernels = told("cuda", kernels="liger").arguments
     assert kernels["use_liger_kernel"]
-    assert kernels["liger_kernel_config"] == {"cross_entropy": False, "fused_linear_cross_entropy": False}
+    assert kernels["liger_kernel_config"] == {
+        "cross_entropy": False,
+        "fused_linear_cross_entropy": False,
+    }
     loss = told("cuda", loss="fused").arguments
     assert loss["liger_kernel_config"]["fused_linear_cross_entropy"]
     assert loss["liger_kernel_config"]["rms_norm"] is False
     both = told("cuda", kernels="liger", loss="fused").arguments
-    assert both["liger_kernel_config"] == {"cross_entropy": False, "fused_linear_cross_entropy": True}
+    assert both["liger_kernel_config"] == {
+        "cross_entropy": False,
+        "fused_linear_cross_entropy": True,
+    }
 
 
 def test_stochastic_rounding_is_an_argument_of_torchaos_optimizer() -> None:
@@ -112,16 +128,19 @@ def test_stochastic_rounding_is_an_argument_of_torchaos_optimizer() -> None:
     wanted = {"optim": "adamw_torch_8bit", "optim_args": "bf16_stochastic_round=True"}
     assert wanted.items() <= found.arguments.items()
     assert not found.notes
-    for value in ("adamw-sr", "adamw-master"):  # with states in 32 bits, or beside copies of the weights
+    for value in (
+        "adamw-sr",
+        "adamw-master",
+    ):  # with states in 32 bits, or beside copies of the weights
         (note,) = told("cuda", precision="bf16", optimizer=value).notes
         assert note.endswith("takes its place, in less memory than measured.")
     assert told("cuda", optimizer="lion-8bit").arguments["adam_beta2"] == 0.99
 
 
 def test_flash_attention_is_named_where_its_package_is() -> None:
-    assert told("cuda", attention="flash", case={"flash_attn": True}).model["attn_implementation"] == (
-        "flash_attention_2"
-    )
+    assert told("cuda", attention="flash", case={"flash_attn": True}).model[
+        "attn_implementation"
+    ] == ("flash_attention_2")
     without = told("cuda", attention="flash")
     assert without.model["attn_implementation"] == "sdpa"
     assert without.notes
@@ -183,7 +202,9 @@ def test_masked_language_models_are_noted_for_their_uneven_micro_batches() -> No
 def test_bad_input_is_one_sentence() -> None:
     with pytest.raises(InputError, match="micro_batch_size must be a whole number here, not None"):
         told(micro_batch_size=None)
-    with pytest.raises(InputError, match="2 x gradient_accumulation_steps 4 is not the effective batch of 16"):
+    with pytest.raises(
+        InputError, match="2 x gradient_accumulation_steps 4 is not the effective batch of 16"
+    ):
         told(case={"effective_batch_size": 16})
     with pytest.raises(InputError, match="fp16-mixed on a GPU only"):
         told(precision="fp16-mixed")

@@ -31,9 +31,13 @@ def recorded(action: Callable[[], None]) -> int:
     return record.peak
 
 
-@pytest.mark.parametrize("workload", [tiny.transformer_workload(), tiny.llama_workload()], ids=["plain", "llama"])
 @pytest.mark.parametrize(
-    "knobs", [{}, {"optimizer": "sgd", "micro_batch_size": 2}, {"activation_checkpointing": "full"}], ids=str
+    "workload", [tiny.transformer_workload(), tiny.llama_workload()], ids=["plain", "llama"]
+)
+@pytest.mark.parametrize(
+    "knobs",
+    [{}, {"optimizer": "sgd", "micro_batch_size": 2}, {"activation_checkpointing": "full"}],
+    ids=str,
 )
 def test_it_is_the_storage_trackers_peak(workload: Workload, knobs: dict[str, object]) -> None:
     with StorageTracker() as tracker:
@@ -48,7 +52,9 @@ def test_it_sees_compiled_code(monkeypatch: pytest.MonkeyPatch) -> None:
     plain = recorded(lambda: two_steps(workload))
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
-    assert recorded(lambda: two_steps(workload, compile="default")) == pytest.approx(plain, rel=0.05)
+    assert recorded(lambda: two_steps(workload, compile="default")) == pytest.approx(
+        plain, rel=0.05
+    )
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
 
 
@@ -85,7 +91,9 @@ def test_it_sees_what_inductor_makes() -> None:
     assert 4 * weights < recorded(lambda: two_steps(workload, compile="default")) < 1.05 * plain
 
 
-def test_garbage_of_an_earlier_record_takes_nothing_from_the_peak(request: pytest.FixtureRequest) -> None:
+def test_garbage_of_an_earlier_record_takes_nothing_from_the_peak(
+    request: pytest.FixtureRequest,
+) -> None:
     gc.disable()
     request.addfinalizer(gc.enable)
     with AllocationRecord():

@@ -32,12 +32,16 @@ RTX_4090 = card_of("NVIDIA GeForce RTX 4090", 23.52)
 def test_by_default_most_of_what_a_cpu_has_free_and_the_whole_card() -> None:
     on_cpu = dataclasses.replace(tiny.CPU, host_free_bytes=5 * GIB)
     assert budget_for(search_options(), on_cpu) == Budget(4 * GIB, 4 * GIB)
-    assert budget_for(search_options(margin=0.1), RTX_4090) == Budget(RTX_4090.memory_bytes, int(8 * GIB * 0.8), 0.1)
+    assert budget_for(search_options(margin=0.1), RTX_4090) == Budget(
+        RTX_4090.memory_bytes, int(8 * GIB * 0.8), 0.1
+    )
     assert granted(tiny.CPU)[1] == granted(RTX_4090)[1] == []
 
 
 def test_what_is_given() -> None:
-    assert budget_for(search_options(mem=1.5, host_mem=2), tiny.CPU) == Budget(int(1.5 * GIB), 2 * GIB)
+    assert budget_for(search_options(mem=1.5, host_mem=2), tiny.CPU) == Budget(
+        int(1.5 * GIB), 2 * GIB
+    )
     assert granted(RTX_4090, gpu_mem=16) == (16, [])
 
 
@@ -62,22 +66,45 @@ def test_the_size_a_card_is_sold_as_means_the_card(name: str, gib: float, asked:
 @pytest.mark.parametrize(
     ("given", "hardware", "words"),
     [
-        ({"mem": 9}, tiny.CPU, r"--mem 9 is more than the machine: a CPU has 8\.0 GiB\. Give a smaller budget\."),
-        ({"gpu_mem": 24.5}, RTX_4090, r"--gpu-mem 24\.5 is more than the card: NVIDIA .* 4090 has 23\.5 GiB\."),
-        ({"gpu_mem": 26}, card_of("another", 23.5), r"--gpu-mem 26 is more than the card: another has 23\.5 GiB\."),
-        ({"host_mem": 9}, tiny.CPU, r"--host-mem 9 is more than the host: this machine has 8\.0 GiB\. Give less\."),
+        (
+            {"mem": 9},
+            tiny.CPU,
+            r"--mem 9 is more than the machine: a CPU has 8\.0 GiB\. Give a smaller budget\.",
+        ),
+        (
+            {"gpu_mem": 24.5},
+            RTX_4090,
+            r"--gpu-mem 24\.5 is more than the card: NVIDIA .* 4090 has 23\.5 GiB\.",
+        ),
+        (
+            {"gpu_mem": 26},
+            card_of("another", 23.5),
+            r"--gpu-mem 26 is more than the card: another has 23\.5 GiB\.",
+        ),
+        (
+            {"host_mem": 9},
+            tiny.CPU,
+            r"--host-mem 9 is more than the host: this machine has 8\.0 GiB\. Give less\.",
+        ),
     ],
     ids=["cpu", "card", "unknown card", "host"],
 )
-def test_a_budget_larger_than_the_machine(given: dict[str, Any], hardware: Hardware, words: str) -> None:
+def test_a_budget_larger_than_the_machine(
+    given: dict[str, Any], hardware: Hardware, words: str
+) -> None:
     with pytest.raises(InputError, match=words):
         budget_for(search_options(**given), hardware)
 
 
-def test_the_host_of_a_card_that_is_elsewhere_has_what_is_said_or_four_times_the_cards_memory() -> None:
+def test_the_host_of_a_card_that_is_elsewhere_has_what_is_said_or_four_times_the_cards_memory() -> (
+    None
+):
     elsewhere = hardware_of(card("rtx-4090"))
     assert budget_for(search_options(), elsewhere).host_bytes == 4 * elsewhere.memory_bytes
-    assert budget_for(search_options(), elsewhere.of_several(2)).host_bytes == 8 * elsewhere.memory_bytes
+    assert (
+        budget_for(search_options(), elsewhere.of_several(2)).host_bytes
+        == 8 * elsewhere.memory_bytes
+    )
     assert budget_for(search_options(host_mem=999), elsewhere).host_bytes == 999 * GIB
 
 
@@ -85,7 +112,9 @@ def test_the_host_of_a_card_that_is_elsewhere_has_what_is_said_or_four_times_the
 def test_what_others_hold_cannot_be_had(asked: float | None) -> None:
     budget, notes = granted(card_of("NVIDIA GeForce RTX 4090", 23.52, used_gib=3.1), gpu_mem=asked)
     assert budget == 20.25  # of 20.42: a little more or less held is no other budget
-    assert notes[-1] == "3.1 of the card's 23.5 GiB are in use: the budget is what is free, 20.25 GiB."
+    assert (
+        notes[-1] == "3.1 of the card's 23.5 GiB are in use: the budget is what is free, 20.25 GiB."
+    )
     assert len(notes) == (2 if asked == 24 else 1)
 
 
@@ -104,7 +133,10 @@ def test_a_search_goes_on_with_what_it_was_started_with(used_gib: float) -> None
 
 
 def test_a_card_without_free_memory() -> None:
-    with pytest.raises(ProbeError, match=r"^23\.4 of the card's 23\.5 GiB are in use, so that a search has no room\."):
+    with pytest.raises(
+        ProbeError,
+        match=r"^23\.4 of the card's 23\.5 GiB are in use, so that a search has no room\.",
+    ):
         granted(card_of("NVIDIA GeForce RTX 4090", 23.52, used_gib=23.4), gpu_mem=16)
 
 
@@ -154,7 +186,9 @@ def test_a_card_that_lacks_number_formats_is_left_out() -> None:
         assert not older & {each.card for each in found}
 
 
-@pytest.mark.parametrize(("gib", "missing"), [(8, "the next smaller card"), (184, "the next larger card")])
+@pytest.mark.parametrize(
+    ("gib", "missing"), [(8, "the next smaller card"), (184, "the next larger card")]
+)
 def test_beyond_the_catalogue_there_is_no_card(gib: float, missing: str) -> None:
     hardware = dataclasses.replace(hardware_of(card("rtx-4090")), capability=None)
     found = compared(gib, hardware)

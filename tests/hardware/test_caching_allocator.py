@@ -23,13 +23,29 @@ EXPANDABLE = pytest.mark.parametrize("expandable", [False, True])
 
 # Sizes at which a rule changes, and any in between.
 SIZES = st.one_of(
-    st.sampled_from([1, 512, 513, MIB, MIB + 1, 2 * MIB, 10 * MIB - 1, 10 * MIB, 11 * MIB, 20 * MIB, 20 * MIB + 1]),
+    st.sampled_from(
+        [
+            1,
+            512,
+            513,
+            MIB,
+            MIB + 1,
+            2 * MIB,
+            10 * MIB - 1,
+            10 * MIB,
+            11 * MIB,
+            20 * MIB,
+            20 * MIB + 1,
+        ]
+    ),
     st.integers(1, 4096),
     st.integers(1, 50 * MIB),
 )
 # An allocation and its bytes, or a free and which of the live blocks.
 ACTIONS = st.lists(
-    st.one_of(st.tuples(st.just("allocate"), SIZES), st.tuples(st.just("free"), st.integers(0, 50))),
+    st.one_of(
+        st.tuples(st.just("allocate"), SIZES), st.tuples(st.just("free"), st.integers(0, 50))
+    ),
     min_size=20,  # shorter lists rarely fill a segment; the cases by hand are short
     max_size=80,
 )
@@ -43,7 +59,9 @@ def allocated(expandable: bool, *mib: int) -> tuple[CachingAllocator, int]:
     return allocator, addresses[0]
 
 
-def drive(allocator: CachingAllocator, actions: Sequence[Action], first_key: int = 0) -> dict[int, tuple[int, int]]:
+def drive(
+    allocator: CachingAllocator, actions: Sequence[Action], first_key: int = 0
+) -> dict[int, tuple[int, int]]:
     """Run the actions and check after each one what always holds; key -> (address, bytes) of what lives at the end."""
     live: dict[int, tuple[int, int]] = {}
     for key, (action, number) in enumerate(actions, first_key):
@@ -59,7 +77,9 @@ def drive(allocator: CachingAllocator, actions: Sequence[Action], first_key: int
 
 def check(allocator: CachingAllocator, live: dict[int, tuple[int, int]]) -> None:
     ranges = sorted((address, address + round_size(nbytes)) for address, nbytes in live.values())
-    assert all(end <= start for (_, end), (start, _) in itertools.pairwise(ranges)), "blocks overlap"
+    assert all(end <= start for (_, end), (start, _) in itertools.pairwise(ranges)), (
+        "blocks overlap"
+    )
     assert all(address % 512 == 0 for address, _ in ranges)
     assert sum(end - start for start, end in ranges) <= allocator.reserved
 
@@ -83,9 +103,19 @@ def test_sizes_of_blocks_and_segments(nbytes: int, block: int, segment: int, pag
 
 
 @pytest.mark.parametrize(("kib", "segments"), [(5000, 2), (4000, 1)])
-def test_a_large_block_is_handed_out_whole_when_at_most_1_mib_would_remain(kib: int, segments: int) -> None:
+def test_a_large_block_is_handed_out_whole_when_at_most_1_mib_would_remain(
+    kib: int, segments: int
+) -> None:
     """Of 6000 KiB 1000 stay in use: they do not become one block with the 5000 behind them and the rest of 4480."""
-    blocks = [(1, 5000), (2, 6000), (3, 5000), (2, 0), (4, kib), (3, 0), (5, 5000 + 4480 + 6000 - kib - 512)]
+    blocks = [
+        (1, 5000),
+        (2, 6000),
+        (3, 5000),
+        (2, 0),
+        (4, kib),
+        (3, 0),
+        (5, 5000 + 4480 + 6000 - kib - 512),
+    ]
     events = [(key, size << 10) for key, size in blocks]
     assert reserved_by(events, expandable=False) == segments * 20 * MIB
     assert reserved_by(events, expandable=True) == 20 * MIB
@@ -126,7 +156,11 @@ def test_equal_blocks_are_taken_from_the_lowest_address_on(expandable: bool) -> 
     addresses = [allocator.allocate(key, 2 * MIB) for key in range(10)]
     for key in (6, 2, 4):
         allocator.free(key)
-    assert [allocator.allocate(key, 2 * MIB) for key in (10, 11, 12)] == [addresses[2], addresses[4], addresses[6]]
+    assert [allocator.allocate(key, 2 * MIB) for key in (10, 11, 12)] == [
+        addresses[2],
+        addresses[4],
+        addresses[6],
+    ]
 
 
 @EXPANDABLE
@@ -167,8 +201,13 @@ def test_the_end_that_can_grow_is_taken_where_nothing_else_fits(expandable: bool
 
 @EXPANDABLE
 def test_a_storage_that_is_resized_holds_both_blocks_for_a_moment(expandable: bool) -> None:
-    assert reserved_by([(1, 14 * MIB), (1, 16 * MIB)], expandable=expandable) == (40 if expandable else 30) * MIB
-    assert reserved_by([(1, 4 * MIB), (1, 6 * MIB), (2, 14 * MIB)], expandable=True) == 40 * MIB, "6 live behind free 4"
+    assert (
+        reserved_by([(1, 14 * MIB), (1, 16 * MIB)], expandable=expandable)
+        == (40 if expandable else 30) * MIB
+    )
+    assert reserved_by([(1, 4 * MIB), (1, 6 * MIB), (2, 14 * MIB)], expandable=True) == 40 * MIB, (
+        "6 live behind free 4"
+    )
 
 
 @EXPANDABLE
@@ -198,7 +237,9 @@ def test_all_of_it_is_whole_again_once_all_is_free(actions: list[Action], expand
     for key in live:
         allocator.free(key)
     reserved = allocator.reserved
-    blocks = [size for nbytes in grown for size in ([MIB, MIB] if nbytes == SMALL_SEGMENT else [nbytes])]
+    blocks = [
+        size for nbytes in grown for size in ([MIB, MIB] if nbytes == SMALL_SEGMENT else [nbytes])
+    ]
     for key, nbytes in enumerate(sorted(blocks, reverse=True)):
         allocator.allocate(key, nbytes)
     assert allocator.reserved == reserved
@@ -235,7 +276,9 @@ def test_expandable_segments_reserve_exactly_the_pages_below_the_highest_address
             high[page] = max(high.get(page, 0), start + round_size(nbytes))
         elif key - 1 in allocator:
             allocator.free(key - 1)
-        assert allocator.reserved == sum(-(-(high[page] - low[page]) // page) * page for page in low)
+        assert allocator.reserved == sum(
+            -(-(high[page] - low[page]) // page) * page for page in low
+        )
 
 
 @EXPANDABLE
@@ -243,8 +286,12 @@ def test_sixty_thousand_events_take_a_moment(expandable: bool) -> None:
     """0.05 s on one core; the bound only catches work that grows with the square of the events."""
     sizes = (4096, 512, 32 * MIB, 8 * MIB, 16 * MIB, 2 * MIB + 512, 112 * MIB, 100_000)
     survivors = range(0, 20_000, 2)
-    events: list[Event] = [event for key in range(20_000) for event in _made(key, sizes[key * 7 % 8], key % 2 == 0)]
-    events += [event for key in reversed(survivors) for event in ((key + 20_000, sizes[key % 5]), (key, 0))]
+    events: list[Event] = [
+        event for key in range(20_000) for event in _made(key, sizes[key * 7 % 8], key % 2 == 0)
+    ]
+    events += [
+        event for key in reversed(survivors) for event in ((key + 20_000, sizes[key % 5]), (key, 0))
+    ]
     events += [(key + 20_000, 0) for key in survivors]
     assert len(events) == 60_000
     begin = time.process_time()

@@ -52,7 +52,9 @@ def test_the_rates_of_a_card_agree_with_its_architecture(name: str) -> None:
         assert 1.7 < rates["bf16"] / rates["tf32"] < 2.1
     if ada:
         geforce_blackwell = found.capability[0] == 12 and "GeForce" in found.title
-        assert rates["fp8"] / rates["bf16"] == pytest.approx(4 if geforce_blackwell else 2, rel=0.03)
+        assert rates["fp8"] / rates["bf16"] == pytest.approx(
+            4 if geforce_blackwell else 2, rel=0.03
+        )
     assert 1.5 < rates["fp16"] / rates["fp32"] < 35  # 35: no figure with sparsity
     assert 2e11 < found.bandwidth < 1e13
     assert 1e10 < found.link < found.bandwidth
@@ -168,7 +170,9 @@ def test_cards_are_known_by_what_their_drivers_say(says: str, gib: float, name: 
     assert found.name == name
 
 
-@pytest.mark.parametrize("says", ["NVIDIA H100 80GB HBM3 MIG 1g.10gb", "NVIDIA GeForce RTX 4090 Laptop GPU"])
+@pytest.mark.parametrize(
+    "says", ["NVIDIA H100 80GB HBM3 MIG 1g.10gb", "NVIDIA GeForce RTX 4090 Laptop GPU"]
+)
 def test_what_has_only_part_of_a_card_is_none_of_the_catalogue(says: str) -> None:
     assert card_like(present(says, 10)) is None
 
@@ -191,7 +195,10 @@ def test_the_size_a_card_is_sold_as(says: str, gib: float, sold: float) -> None:
 def test_the_links_of_a_card_are_those_it_usually_has_but_for_the_one_that_is_named() -> None:
     h100 = hardware_of(card("h100"))
     usual = links_of(h100.of_several(8, 2))
-    assert (usual.within.title, usual.between.title) == ("NVLink 4", "InfiniBand NDR (400 Gb/s a card)")
+    assert (usual.within.title, usual.between.title) == (
+        "NVLink 4",
+        "InfiniBand NDR (400 Gb/s a card)",
+    )
     named = links_of(h100.of_several(8, 2, "tcp-25"))
     assert (named.within, named.between) == (usual.within, link("tcp-25"))
     assert links_of(h100.of_several(2, 1, "pcie5")).within == link("pcie5")
@@ -225,13 +232,16 @@ def test_another_card_of_the_size_has_what_both_have() -> None:
 
 def test_a_larger_card_cannot_be_stood_in_for() -> None:
     with pytest.raises(
-        InputError, match=r"NVIDIA L40S has more memory than the card here: NVIDIA A10G has 22\.0 GiB\."
+        InputError,
+        match=r"NVIDIA L40S has more memory than the card here: NVIDIA A10G has 22\.0 GiB\.",
     ):
         standing_in_for(present("NVIDIA A10G", 22.0), card("l40s"))
 
 
 @pytest.mark.parametrize(("used", "left"), [(100, 0), (130, 13.7)])
-def test_what_others_hold_of_the_card_present_may_be_too_much_for_the_other(used: float, left: float) -> None:
+def test_what_others_hold_of_the_card_present_may_be_too_much_for_the_other(
+    used: float, left: float
+) -> None:
     hardware = standing_in_for(present("NVIDIA H200", 139.8, used), card("rtx-4090"))
     assert hardware.used_bytes / GIB == pytest.approx(left, abs=0.01)
 

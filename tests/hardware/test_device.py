@@ -38,7 +38,9 @@ def test_without_cuda_it_is_the_cpu_unless_cuda_was_asked_for() -> None:
     assert "--device cpu --mem" in caught.value.remedy
 
 
-def test_a_cpu_without_a_name_is_called_by_its_architecture(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cpu_without_a_name_is_called_by_its_architecture(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def unreadable(*_: object, **__: object) -> str:
         raise OSError
 
@@ -70,14 +72,19 @@ def smi(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     ("answer", "expected"),
     [
         (f"GPU-{CARD}, 512\n", 512 * MIB),
-        (f"GPU-{OTHER}, 9\nGPU-{CARD}, 512\n", 512 * MIB),  # by the bus, where CUDA numbers by speed
+        (
+            f"GPU-{OTHER}, 9\nGPU-{CARD}, 512\n",
+            512 * MIB,
+        ),  # by the bus, where CUDA numbers by speed
         (f"GPU-{OTHER}, 9\n", 0),
         (f"GPU-{CARD}, [N/A]\n", 0),  # where memory is the host's as well
         ("No devices were found\n", 0),
         ("", 0),
     ],
 )
-def test_what_others_hold_is_asked_of_the_driver(smi: Callable[..., None], answer: str, expected: int) -> None:
+def test_what_others_hold_is_asked_of_the_driver(
+    smi: Callable[..., None], answer: str, expected: int
+) -> None:
     smi(answer)
     assert device.used_bytes_without_context() == expected
 
@@ -93,7 +100,9 @@ def test_what_is_held_of_a_whole_card_is_not_held_of_an_instance(smi: Callable[.
 
 
 @pytest.mark.parametrize("error", [OSError(), subprocess.TimeoutExpired("nvidia-smi", 30)])
-def test_a_driver_that_does_not_answer_is_no_failure(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+def test_a_driver_that_does_not_answer_is_no_failure(
+    monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
     def fail(*_: object, **__: object) -> None:
         raise error
 
@@ -111,7 +120,9 @@ def test_memory_in_use_is_that_of_others_without_the_context(
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch, "ones", lambda *_, **__: torch.zeros(1))
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (total - held * MIB - reserved - context, total))
+    monkeypatch.setattr(
+        torch.cuda, "mem_get_info", lambda _: (total - held * MIB - reserved - context, total)
+    )
     taken = iter([0, reserved])  # nothing, until the card is opened
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _: next(taken))
     monkeypatch.setattr(device, "host_link", lambda name: 25e9)
@@ -124,8 +135,14 @@ def test_memory_in_use_is_that_of_others_without_the_context(
 @pytest.mark.parametrize(
     ("raised", "message"),
     [
-        (torch.OutOfMemoryError("CUDA out of memory."), "the card is full before autofit has taken any of it."),
-        (RuntimeError("CUDA error: busy\nFor debugging"), "the card cannot be used: CUDA error: busy."),
+        (
+            torch.OutOfMemoryError("CUDA out of memory."),
+            "the card is full before autofit has taken any of it.",
+        ),
+        (
+            RuntimeError("CUDA error: busy\nFor debugging"),
+            "the card cannot be used: CUDA error: busy.",
+        ),
     ],
     ids=["full", "busy"],
 )
@@ -145,9 +162,13 @@ def test_a_card_that_cannot_be_used_is_an_error(
 
 
 @pytest.mark.parametrize("asked", ["cuda", None])
-def test_a_card_of_amds_is_not_supported(monkeypatch: pytest.MonkeyPatch, asked: str | None) -> None:
+def test_a_card_of_amds_is_not_supported(
+    monkeypatch: pytest.MonkeyPatch, asked: str | None
+) -> None:
     monkeypatch.setattr(torch.version, "hip", "7.0")
-    with pytest.raises(ProbeError, match=r"AMD's cards \(ROCm\), which autofit does not support") as caught:
+    with pytest.raises(
+        ProbeError, match=r"AMD's cards \(ROCm\), which autofit does not support"
+    ) as caught:
         device.detect(asked)
     assert "--device cpu" in caught.value.remedy
     assert device.detect("cpu").device == "cpu"

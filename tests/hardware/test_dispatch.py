@@ -21,11 +21,18 @@ def test_it_is_the_shortest_time_of_an_operator_among_many(monkeypatch: pytest.M
     assert dispatch._measured() == 4.0 / 200  # a hundred additions and their gradients
 
 
-def test_it_is_measured_once_for_each_processor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_is_measured_once_for_each_processor(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     times = iter([1e-6, 2e-6, 3e-6])
     monkeypatch.setattr(dispatch, "_measured", lambda: next(times))
-    assert [dispatch.dispatch_seconds(name) for name in ("one", "one", "another", "one")] == [1e-6, 1e-6, 2e-6, 1e-6]
+    assert [dispatch.dispatch_seconds(name) for name in ("one", "one", "another", "one")] == [
+        1e-6,
+        1e-6,
+        2e-6,
+        1e-6,
+    ]
 
 
 def test_a_chain_is_of_as_many_operators_as_it_says() -> None:

@@ -43,12 +43,18 @@ def test_the_build_is_read_from_the_installed_torch() -> None:
 
 def test_a_no_is_pytorchs_own_and_found_without_importing_it() -> None:
     code = (
-        "from autofit.hardware.driver import why_no_gpu; why = why_no_gpu(); import sys; print('torch' in sys.modules)"
+        "from autofit.hardware.driver import why_no_gpu; why = "
+        "why_no_gpu(); import sys; print('torch' in sys.modules)"
     )
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "False\n"
+    assert (
+        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout
+        == "False\n"
+    )
     if why_no_gpu() is not None:
         assert not torch.cuda.is_available()
 
 
 def test_the_sentence() -> None:
-    assert no_gpu_note("there is no GPU on this machine").startswith("There is no GPU on this machine, so nothing can")
+    assert no_gpu_note("there is no GPU on this machine").startswith(
+        "There is no GPU on this machine, so nothing can"
+    )

@@ -14,7 +14,9 @@ NO_LIMIT = 9223372036854771712  # as version 1 writes it
 
 @pytest.fixture(autouse=True)
 def machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(total=64 * GIB, available=40 * GIB))
+    monkeypatch.setattr(
+        psutil, "virtual_memory", lambda: SimpleNamespace(total=64 * GIB, available=40 * GIB)
+    )
 
 
 def found(folder: Path, groups: str) -> tuple[float, float]:
@@ -38,7 +40,9 @@ def group_1(folder: Path, limit: int, used: int, files: int) -> None:
     (folder / "memory.stat").write_text(f"inactive_file 1\ntotal_inactive_file {files}\n")
 
 
-def test_a_container_has_its_limit_less_what_it_uses_but_for_files_the_kernel_drops(tmp_path: Path) -> None:
+def test_a_container_has_its_limit_less_what_it_uses_but_for_files_the_kernel_drops(
+    tmp_path: Path,
+) -> None:
     group_2(tmp_path, 16 * GIB, used=6 * GIB, files=2 * GIB)
     assert found(tmp_path, "0::/\n") == (16, 12)
 
@@ -60,7 +64,9 @@ def test_the_narrowest_of_nested_groups_counts(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("limit", ["max", NO_LIMIT, 128 * GIB])
-def test_no_limit_or_a_larger_one_leaves_what_the_machine_has(tmp_path: Path, limit: object) -> None:
+def test_no_limit_or_a_larger_one_leaves_what_the_machine_has(
+    tmp_path: Path, limit: object
+) -> None:
     group_2(tmp_path, limit, used=GIB)
     assert found(tmp_path, "0::/\n") == (64, 40)
 

@@ -9,7 +9,9 @@ from autofit.hardware import host_link
 
 
 def test_it_is_the_shortest_copy_of_each_direction() -> None:
-    now = itertools.accumulate([0.0, 0.5, 0.0, 0.2, *[0.0, 0.9] * 6, 0.0, 0.8, 0.0, 0.3, *[0.0, 0.9] * 6])
+    now = itertools.accumulate(
+        [0.0, 0.5, 0.0, 0.2, *[0.0, 0.9] * 6, 0.0, 0.8, 0.0, 0.3, *[0.0, 0.9] * 6]
+    )
     rate = host_link.measured("cpu", lambda: None, lambda: next(now))
     assert rate == pytest.approx(2 * 2**26 / (0.2 + 0.3))
 
@@ -28,4 +30,9 @@ def test_it_is_measured_once_for_each_card_and_not_where_there_is_no_room(
         return answer
 
     monkeypatch.setattr(host_link, "measured", measured)
-    assert [host_link.host_link(name) for name in ("one", "one", "another", "one")] == [None, 1e9, 2e9, 1e9]
+    assert [host_link.host_link(name) for name in ("one", "one", "another", "one")] == [
+        None,
+        1e9,
+        2e9,
+        1e9,
+    ]

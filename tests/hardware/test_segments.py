@@ -50,7 +50,9 @@ def test_a_training_lets_segments_grow_and_gives_the_setting_back(card: list[str
     assert not card, "nothing was on the card"
 
 
-def test_what_is_free_on_a_card_in_use_is_given_up_before(card: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_free_on_a_card_in_use_is_given_up_before(
+    card: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     assert inside("cuda") == (EXPANDABLE, [])
     assert card == ["emptied"]
@@ -71,15 +73,22 @@ def test_a_cpu_is_left_alone(card: list[str], monkeypatch: pytest.MonkeyPatch) -
     assert inside() == ("", [])
 
 
-def test_where_segments_cannot_be_let_grow_that_is_said(card: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_segments_cannot_be_let_grow_that_is_said(
+    card: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(torch.cuda, "get_allocator_backend", lambda: "cudaMallocAsync")
     settings, (note,) = inside()
     assert settings == ""
-    assert "PYTORCH_ALLOC_CONF) in the allocator cudaMallocAsync, so training may need some percent more" in note
+    assert (
+        "PYTORCH_ALLOC_CONF) in the allocator cudaMallocAsync, so training may need some percent more"
+        in note
+    )
     monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", EXPANDABLE)
     settings, (note,) = inside()
     assert settings == ""
-    assert note.startswith("PYTORCH_CUDA_ALLOC_CONF was set after torch was loaded, which reads it before, so")
+    assert note.startswith(
+        "PYTORCH_CUDA_ALLOC_CONF was set after torch was loaded, which reads it before, so"
+    )
 
 
 class Driver:
@@ -100,7 +109,9 @@ def opened(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> str:
     return segments.open_card()
 
 
-def test_a_driver_that_cannot_grow_segments_is_asked_for_fixed_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_driver_that_cannot_grow_segments_is_asked_for_fixed_ones(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     segments.change(f"max_split_size_mb:64,{EXPANDABLE}")
     driver = Driver(RuntimeError("CUDA driver error: unknown error"), only=EXPANDABLE)
     assert opened(driver, monkeypatch) == f"max_split_size_mb:64,{FIXED}"
@@ -128,7 +139,9 @@ def test_other_failures_are_not_the_segments_fault(
     assert segments.settings() == settings
 
 
-@pytest.mark.parametrize(("reserved", "streams"), [(0, 0), (2 << 20, 1)], ids=["nothing", "segments"])
+@pytest.mark.parametrize(
+    ("reserved", "streams"), [(0, 0), (2 << 20, 1)], ids=["nothing", "segments"]
+)
 def test_a_stream_of_its_own_is_for_a_card_with_segments_not_for_one_that_was_asked_for_its_name(
     reserved: int, streams: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -163,7 +176,9 @@ def test_segments_of_a_card_in_use_grow_from_then_on() -> None:
 def test_a_card_in_use_is_asked_for_a_new_segment(monkeypatch: pytest.MonkeyPatch) -> None:
     room = torch.ones(1, device="cuda")  # and much room beside it
     asked = []
-    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: asked.append(len(torch.cuda.memory_snapshot())))
+    monkeypatch.setattr(
+        torch.cuda, "empty_cache", lambda: asked.append(len(torch.cuda.memory_snapshot()))
+    )
     held = len(torch.cuda.memory_snapshot())
     segments.change(EXPANDABLE)
     assert segments.open_card() == EXPANDABLE

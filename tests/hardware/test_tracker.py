@@ -45,9 +45,13 @@ def tracked(function: Callable[[], object]) -> StorageTracker:
 
 def profiled_peak(function: Callable[[], None]) -> int:
     """The peak by the allocator's own events."""
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as profiler:
+    with profile(
+        activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True
+    ) as profiler:
         function()
-    events = [event for event in profiler.profiler.kineto_results.events() if event.name() == "[memory]"]
+    events = [
+        event for event in profiler.profiler.kineto_results.events() if event.name() == "[memory]"
+    ]
     live = peak = 0
     for event in sorted(events, key=lambda event: event.start_ns()):
         live += event.nbytes()
@@ -66,7 +70,11 @@ def test_only_memory_inside_kernels_is_missed() -> None:
     """Convolutions on the CPU reorder their inputs in memory of their own."""
     workload = WORKLOADS["convolutions"]
     seen = tracked(lambda: two_steps(workload)).peak
-    assert 0.8 * profiled_peak(lambda: two_steps(workload)) < seen <= profiled_peak(lambda: two_steps(workload))
+    assert (
+        0.8 * profiled_peak(lambda: two_steps(workload))
+        < seen
+        <= profiled_peak(lambda: two_steps(workload))
+    )
 
 
 @pytest.mark.parametrize("workload", WORKLOADS.values(), ids=WORKLOADS)
@@ -86,7 +94,13 @@ def test_everything_that_was_made_inside_is_gone_at_the_end() -> None:
 def test_views_share_the_storage_of_what_they_look_at() -> None:
     with StorageTracker() as tracker:
         base = torch.zeros(MIB // 4)
-        views = [base.view(2, -1), base[10:20], base.t(), base.detach(), base.unsqueeze(0).expand(8, -1)]
+        views = [
+            base.view(2, -1),
+            base[10:20],
+            base.t(),
+            base.detach(),
+            base.unsqueeze(0).expand(8, -1),
+        ]
         assert tracker.live == tracker.peak == MIB
         del base
         assert tracker.live == MIB
@@ -187,11 +201,15 @@ class Pair(torch.Tensor):
         return ["codes", "scales"], None
 
     @staticmethod
-    def __tensor_unflatten__(inner: dict[str, torch.Tensor], context: None, size: object, stride: object) -> "Pair":
+    def __tensor_unflatten__(
+        inner: dict[str, torch.Tensor], context: None, size: object, stride: object
+    ) -> "Pair":
         return Pair(inner["codes"], inner["scales"])
 
     @classmethod
-    def __torch_dispatch__(cls, func: object, types: object, args: tuple = (), kwargs: object = None) -> object:
+    def __torch_dispatch__(
+        cls, func: object, types: object, args: tuple = (), kwargs: object = None
+    ) -> object:
         if func is torch.ops.aten.detach.default:
             return Pair(args[0].codes, args[0].scales)
         return NotImplemented

@@ -72,7 +72,10 @@ class NovelForCausalLM(PreTrainedModel):
 REMOTE_CONFIG = {
     "model_type": "novel",
     "architectures": ["NovelForCausalLM"],
-    "auto_map": {"AutoConfig": "novel.NovelConfig", "AutoModelForCausalLM": "novel.NovelForCausalLM"},
+    "auto_map": {
+        "AutoConfig": "novel.NovelConfig",
+        "AutoModelForCausalLM": "novel.NovelForCausalLM",
+    },
     "vocab_size": 30,
 }
 
@@ -87,7 +90,9 @@ def directory(tmp_path: Path) -> Path:
 @pytest.fixture(autouse=True)
 def no_network(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules"))
+    monkeypatch.setattr(
+        "transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules")
+    )
 
 
 def write(directory: Path, config: Any) -> Path:
@@ -115,7 +120,9 @@ def test_a_directory_becomes_a_workload_that_trains(directory: Path) -> None:
     made(**workload.batch(2)).loss.backward()
 
 
-def test_the_model_is_remembered_by_its_whole_path(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_model_is_remembered_by_its_whole_path(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     write(directory, LLAMA)
     monkeypatch.chdir(directory)
     model = read_directory(Path())
@@ -136,7 +143,9 @@ def test_the_model_is_remembered_by_its_whole_path(directory: Path, monkeypatch:
 def test_the_task_follows_from_the_architecture(
     directory: Path, architecture: str, config: dict[str, Any], task: str
 ) -> None:
-    assert read_directory(write(directory, {**config, "architectures": [architecture]})).task == task
+    assert (
+        read_directory(write(directory, {**config, "architectures": [architecture]})).task == task
+    )
 
 
 def test_the_labels_of_a_classifier_are_counted(directory: Path) -> None:
@@ -186,7 +195,10 @@ def test_a_directory_without_a_config(directory: Path) -> None:
         f"the directory {directory} holds no config.json. "
         "Give the directory of a Hugging Face model, or the name of a preset."
     )
-    assert refusal(directory / "gone") == f"the directory {directory / 'gone'} is not there. Check the path."
+    assert (
+        refusal(directory / "gone")
+        == f"the directory {directory / 'gone'} is not there. Check the path."
+    )
 
 
 def test_code_of_the_model_is_not_run_unasked(directory: Path) -> None:
@@ -209,7 +221,10 @@ def test_code_of_the_model_is_run_when_allowed(directory: Path) -> None:
 def test_code_of_the_model_that_fails_is_one_sentence(directory: Path) -> None:
     (directory / "novel.py").write_text("raise RuntimeError('first line\\nsecond line')")
     message = refusal(write(directory, REMOTE_CONFIG), trust_remote_code=True)
-    assert message == f"{directory / 'config.json'} describes no valid model: first line second line. Correct it."
+    assert (
+        message
+        == f"{directory / 'config.json'} describes no valid model: first line second line. Correct it."
+    )
 
 
 def test_a_known_config_with_a_model_class_of_its_own_needs_permission(directory: Path) -> None:
@@ -230,7 +245,9 @@ def test_a_hub_id_without_network_says_what_to_do() -> None:
 
 def test_a_hub_id_is_read_from_the_cache(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = write(directory, LLAMA) / "config.json"
-    monkeypatch.setattr("transformers.configuration_utils.cached_file", lambda *_, **__: str(config))
+    monkeypatch.setattr(
+        "transformers.configuration_utils.cached_file", lambda *_, **__: str(config)
+    )
     model = read_hub("somebody/some-llama")
     assert (model.name, model.task) == ("some-llama", "causal-lm")
     assert model.source == {"kind": "hub", "model": "somebody/some-llama"}
@@ -238,7 +255,14 @@ def test_a_hub_id_is_read_from_the_cache(directory: Path, monkeypatch: pytest.Mo
 
 @pytest.mark.parametrize(
     ("text", "expected"),
-    [("a/b", True), ("org-1/Model_2.5", True), ("a", False), ("a/b/c", False), ("/a/b", False), ("./a", False)],
+    [
+        ("a/b", True),
+        ("org-1/Model_2.5", True),
+        ("a", False),
+        ("a/b/c", False),
+        ("/a/b", False),
+        ("./a", False),
+    ],
 )
 def test_hub_ids(text: str, expected: bool) -> None:
     assert is_hub_id(text) is expected
@@ -250,11 +274,20 @@ MIXTURE = {"architectures": ["GptOssForCausalLM"], **mixture_workload("gpt_oss")
 def test_a_checkpoint_that_is_dequantised_as_it_is_read_is_meant_as_such(directory: Path) -> None:
     plain = huggingface_workload(read_directory(write(directory, MIXTURE)))
     stored = {"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]}
-    workload = huggingface_workload(read_directory(write(directory, {**MIXTURE, "quantization_config": stored})))
-    shapes, theirs = ([(n, p.shape) for n, p in each.model().named_parameters()] for each in (workload, plain))
+    workload = huggingface_workload(
+        read_directory(write(directory, {**MIXTURE, "quantization_config": stored}))
+    )
+    shapes, theirs = (
+        [(n, p.shape) for n, p in each.model().named_parameters()] for each in (workload, plain)
+    )
     assert shapes == theirs
-    assert not hasattr(workload.model().config, "quantization_config")  # or what is trained would be saved as if it had
-    assert workload.model.transformers_config().quantization_config == {**stored, "dequantize": True}
+    assert not hasattr(
+        workload.model().config, "quantization_config"
+    )  # or what is trained would be saved as if it had
+    assert workload.model.transformers_config().quantization_config == {
+        **stored,
+        "dequantize": True,
+    }
     notes, none = (inspect_workload(each, CPU, None).notes for each in (workload, plain))
     assert none == ()
     assert notes == (

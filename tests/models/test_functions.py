@@ -91,11 +91,17 @@ def test_the_effective_batch_can_be_replaced_and_its_own_length_repeated(good: P
 
 def test_it_reaches_a_process_that_cannot_import_the_file(good: Path, tmp_path: Path) -> None:
     payload = tmp_path / "workloads.pickle"
-    payload.write_bytes(cloudpickle.dumps([function_workload(f"{good}:{name}") for name in ("make", "named")]))
+    payload.write_bytes(
+        cloudpickle.dumps([function_workload(f"{good}:{name}") for name in ("make", "named")])
+    )
     good.unlink()
     repository = Path(__file__).parents[2]
     done = subprocess.run(
-        [sys.executable, "-c", ELSEWHERE, payload], cwd=repository, capture_output=True, text=True, timeout=120
+        [sys.executable, "-c", ELSEWHERE, payload],
+        cwd=repository,
+        capture_output=True,
+        text=True,
+        timeout=120,
     )
     assert (done.returncode, done.stdout) == (0, "0\n0\n"), done.stderr
 
@@ -103,7 +109,9 @@ def test_it_reaches_a_process_that_cannot_import_the_file(good: Path, tmp_path: 
 def test_files_beside_it_can_be_imported_also_later(tmp_path: Path) -> None:
     write(tmp_path / "parts" / "early_part.py", "def early(n): return {'n': n}")
     write(tmp_path / "parts" / "late_part.py", "def late(): return 'late'")
-    body = "from early_part import early\nfrom autofit.core.workload import Workload\ndef model():\n"
+    body = (
+        "from early_part import early\nfrom autofit.core.workload import Workload\ndef model():\n"
+    )
     body += "    import late_part\n    return late_part.late()\ndef make(): return Workload(model=model, batch=early)"
     write(tmp_path / "parts" / "flow.py", body)
     workload = function_workload("parts/flow.py:make")
@@ -139,7 +147,9 @@ def test_a_module_of_the_current_directory_makes_a_workload(tmp_path: Path) -> N
                            "Give file.py:function, or run autofit where it can be imported."),
     ],
 )  # fmt: skip
-def test_references_that_lead_nowhere(good: Path, tmp_path: Path, reference: str, message: str) -> None:
+def test_references_that_lead_nowhere(
+    good: Path, tmp_path: Path, reference: str, message: str
+) -> None:
     assert refusal(reference) == message.replace("{path}", str(tmp_path))
 
 
@@ -174,7 +184,9 @@ def test_code_that_fails(tmp_path: Path, text: str, message: str) -> None:
 
 def test_a_module_that_fails_inside_is_not_taken_for_one_that_is_missing(tmp_path: Path) -> None:
     file = write(tmp_path / "half_there.py", "import no_such_thing")
-    assert refusal("half_there:make").startswith(f"importing half_there failed at {file}:1: ModuleNotFoundError")
+    assert refusal("half_there:make").startswith(
+        f"importing half_there failed at {file}:1: ModuleNotFoundError"
+    )
 
 
 def test_autofits_own_errors_pass_as_they_are(tmp_path: Path) -> None:
@@ -229,7 +241,11 @@ def test_references_are_recognised(text: str, expected: bool) -> None:
 
 @pytest.mark.parametrize(
     ("text", "expected"),
-    [(GOOD, False), ("from transformers import AutoModel\n" + GOOD, True), (f"{GOOD}\n    import peft\n", True)],
+    [
+        (GOOD, False),
+        ("from transformers import AutoModel\n" + GOOD, True),
+        (f"{GOOD}\n    import peft\n", True),
+    ],
     ids=["plain", "transformers", "peft"],
 )
 def test_a_file_that_names_transformers_is_told_from_one_of_plain_pytorch(

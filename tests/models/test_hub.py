@@ -32,13 +32,20 @@ def listening() -> Iterator[socket.socket]:
 
 def refusal(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.setattr(constants, "ENDPOINT", endpoint)
-    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", endpoint + "/{repo_id}/resolve/{revision}/{filename}")
+    monkeypatch.setattr(
+        constants,
+        "HUGGINGFACE_CO_URL_TEMPLATE",
+        endpoint + "/{repo_id}/resolve/{revision}/{filename}",
+    )
     start = time.monotonic()
     with pytest.raises(InputError) as caught:
         answers_for("some-org/some-model")
     assert time.monotonic() - start < 20  # of a machine under load; by itself it is half a second
     assert "\n" not in str(caught.value)
-    assert caught.value.remedy == "Check the network, or give a directory with that file; no weights are needed."
+    assert (
+        caught.value.remedy
+        == "Check the network, or give a directory with that file; no weights are needed."
+    )
     return caught.value.message
 
 
@@ -47,7 +54,9 @@ def test_nobody_listens(monkeypatch: pytest.MonkeyPatch) -> None:
     with listening() as server:
         endpoint = f"http://127.0.0.1:{server.getsockname()[1]}"
     message = refusal(endpoint, monkeypatch)
-    assert message.startswith(f"{endpoint} cannot be reached for the config.json of some-org/some-model (")
+    assert message.startswith(
+        f"{endpoint} cannot be reached for the config.json of some-org/some-model ("
+    )
     assert "refused" in message
 
 
@@ -59,9 +68,17 @@ def test_nobody_answers(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("hub")
-def test_what_was_fetched_before_needs_no_answer(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", "http://127.0.0.1:9/{repo_id}/{revision}/{filename}")
-    monkeypatch.setattr(huggingface_hub, "try_to_load_from_cache", lambda *_: str(tmp_path / "config.json"))
+def test_what_was_fetched_before_needs_no_answer(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(
+        constants,
+        "HUGGINGFACE_CO_URL_TEMPLATE",
+        "http://127.0.0.1:9/{repo_id}/{revision}/{filename}",
+    )
+    monkeypatch.setattr(
+        huggingface_hub, "try_to_load_from_cache", lambda *_: str(tmp_path / "config.json")
+    )
     assert not answers_for("some-org/some-model")
 
 

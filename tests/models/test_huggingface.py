@@ -30,7 +30,9 @@ SMALL = {
     "num_labels": 7,
 }
 # One preset of every model type, cut down; what only one family has (tied weights, windows, scaled RoPE) is kept.
-FAMILIES = {load_preset(name).config["model_type"]: name for name in preset_names()} | {"tied llama": "llama-3.2-1b"}
+FAMILIES = {load_preset(name).config["model_type"]: name for name in preset_names()} | {
+    "tied llama": "llama-3.2-1b"
+}
 
 
 def small(name: str, task: str | None = None, **changes: Any) -> HuggingFaceModel:
@@ -45,7 +47,9 @@ def trains(workload: Workload, n: int = 3) -> torch.nn.Module:
     assert loss.dim() == 0
     assert loss.isfinite()
     loss.backward()
-    assert any(parameter.grad is not None and parameter.grad.any() for parameter in model.parameters())
+    assert any(
+        parameter.grad is not None and parameter.grad.any() for parameter in model.parameters()
+    )
     return model
 
 
@@ -75,24 +79,46 @@ def test_the_skeleton_has_no_weights_but_real_buffers_and_the_same_ties(name: st
 @pytest.mark.parametrize("name", ["tiny-llama", "gpt2", "bert-base"])
 @pytest.mark.parametrize(
     "changes",
-    [{"num_labels": 4}, {"num_labels": 1}, {"num_labels": 4, "problem_type": "multi_label_classification"}],
+    [
+        {"num_labels": 4},
+        {"num_labels": 1},
+        {"num_labels": 4, "problem_type": "multi_label_classification"},
+    ],
     ids=["classes", "regression", "multi-label"],
 )
 def test_sequence_classification_takes_a_step(name: str, changes: dict[str, Any]) -> None:
     """Decoders too, which transformers lets classify batches only with a padding token."""
-    trains(huggingface_workload(small(name, "sequence-classification", **changes), sequence_length=8))
+    trains(
+        huggingface_workload(small(name, "sequence-classification", **changes), sequence_length=8)
+    )
 
 
 def test_roberta_has_fewer_positions_than_embeddings() -> None:
-    config = {"model_type": "roberta", "max_position_embeddings": 34, "pad_token_id": 1, "vocab_size": 99}
-    config |= {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = {
+        "model_type": "roberta",
+        "max_position_embeddings": 34,
+        "pad_token_id": 1,
+        "vocab_size": 99,
+    }
+    config |= {
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+    }
     workload = huggingface_workload(HuggingFaceModel("roberta", "masked-lm", config))
     assert workload.sequence_length == 32
     trains(workload)
 
 
 def test_a_convolutional_network_without_an_image_size_takes_a_step() -> None:
-    config = {"model_type": "resnet", "embedding_size": 4, "hidden_sizes": [8, 8], "depths": [1, 1], "num_labels": 3}
+    config = {
+        "model_type": "resnet",
+        "embedding_size": 4,
+        "hidden_sizes": [8, 8],
+        "depths": [1, 1],
+        "num_labels": 3,
+    }
     workload = huggingface_workload(HuggingFaceModel("resnet", "image-classification", config))
     assert workload.batch(2)["pixel_values"].shape == (2, 3, 224, 224)
     trains(workload)
@@ -106,8 +132,17 @@ def test_oblong_images() -> None:
 
 
 def test_the_images_of_a_model_that_takes_text_too() -> None:
-    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
-    config = {"model_type": "siglip", "vision_config": {**sizes, "image_size": 16, "patch_size": 8}, "num_labels": 2}
+    sizes = {
+        "hidden_size": 16,
+        "intermediate_size": 32,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+    }
+    config = {
+        "model_type": "siglip",
+        "vision_config": {**sizes, "image_size": 16, "patch_size": 8},
+        "num_labels": 2,
+    }
     workload = huggingface_workload(HuggingFaceModel("siglip", "image-classification", config))
     assert workload.batch(2)["pixel_values"].shape == (2, 3, 16, 16)
     trains(workload)
@@ -129,11 +164,17 @@ def test_a_language_workload_counts_tokens() -> None:
 
 def test_an_image_workload_counts_samples() -> None:
     workload = huggingface_workload(preset_model("vit-base"), effective_batch_size=64)
-    assert (workload.unit, workload.sequence_length, workload.effective_batch_size) == ("samples", None, 64)
+    assert (workload.unit, workload.sequence_length, workload.effective_batch_size) == (
+        "samples",
+        None,
+        64,
+    )
     assert workload.batch(2)["pixel_values"].shape == (2, 3, 224, 224)
 
 
-@pytest.mark.parametrize(("name", "length"), [("gpt2", 1024), ("bert-base", 512), ("llama-2-7b", 2048)])
+@pytest.mark.parametrize(
+    ("name", "length"), [("gpt2", 1024), ("bert-base", 512), ("llama-2-7b", 2048)]
+)
 def test_default_sequence_length_is_2048_or_the_shorter_maximum(name: str, length: int) -> None:
     assert huggingface_workload(preset_model(name)).sequence_length == length
 
@@ -149,9 +190,21 @@ def test_a_model_without_a_limit_takes_any_length() -> None:
     ("name", "length", "message"),
     [
         ("gpt2", 1025, "gpt2 takes sequences of at most 1024 tokens, not 1025. Give 1024 or less."),
-        ("gpt2", 1, "the sequence length must be a whole number of at least 2, not 1. For example 2048."),
-        ("bert-base", 0, "the sequence length must be a whole number of at least 1, not 0. For example 2048."),
-        ("gpt2", True, "the sequence length must be a whole number of at least 2, not True. For example 2048."),
+        (
+            "gpt2",
+            1,
+            "the sequence length must be a whole number of at least 2, not 1. For example 2048.",
+        ),
+        (
+            "bert-base",
+            0,
+            "the sequence length must be a whole number of at least 1, not 0. For example 2048.",
+        ),
+        (
+            "gpt2",
+            True,
+            "the sequence length must be a whole number of at least 2, not True. For example 2048.",
+        ),
         (
             "vit-base",
             16,
@@ -166,9 +219,12 @@ def test_sequence_lengths_that_cannot_be(name: str, length: int, message: str) -
 
 
 def test_a_model_that_cannot_be_built_is_one_sentence() -> None:
-    broken = dataclasses.replace(small("gpt2"), name="broken", config={"model_type": "gpt2", "n_embd": 30, "n_head": 4})
+    broken = dataclasses.replace(
+        small("gpt2"), name="broken", config={"model_type": "gpt2", "n_embd": 30, "n_head": 4}
+    )
     with pytest.raises(
-        InputError, match=r"^broken cannot be built from its config: n_embd .* is 30, which n_head 4 does"
+        InputError,
+        match=r"^broken cannot be built from its config: n_embd .* is 30, which n_head 4 does",
     ):
         broken()
 
@@ -187,11 +243,16 @@ def test_running_out_of_memory_is_not_blamed_on_the_config(monkeypatch: pytest.M
 def test_a_config_without_a_vocabulary_is_refused() -> None:
     with pytest.raises(InputError) as caught:
         huggingface_workload(small("tiny-llama", vocab_size=0))
-    assert str(caught.value) == "the config of tiny-llama needs a positive vocab_size, not 0. Correct config.json."
+    assert (
+        str(caught.value)
+        == "the config of tiny-llama needs a positive vocab_size, not 0. Correct config.json."
+    )
 
 
 def test_the_longest_sample_is_what_the_positions_allow() -> None:
     assert small("gpt2").longest() == 64
     roberta = {"model_type": "roberta", "max_position_embeddings": 64, "pad_token_id": 1}
-    assert HuggingFaceModel("r", "masked-lm", roberta).longest() == 62  # numbered from behind the padding token
+    assert (
+        HuggingFaceModel("r", "masked-lm", roberta).longest() == 62
+    )  # numbered from behind the padding token
     assert small(FAMILIES["vit"]).longest() is None

@@ -62,7 +62,10 @@ def test_every_key_of_a_config_is_one_transformers_knows(name: str) -> None:
     for key, value in preset.config.items():
         if key != "rope_parameters":
             assert getattr(config, key) == value
-    assert preset.config.get("rope_parameters", {}).items() <= (getattr(config, "rope_parameters", None) or {}).items()
+    assert (
+        preset.config.get("rope_parameters", {}).items()
+        <= (getattr(config, "rope_parameters", None) or {}).items()
+    )
 
 
 def test_building_leaves_a_preset_untouched() -> None:
@@ -84,4 +87,9 @@ def test_unknown_name_gives_the_nearest() -> None:
 def test_description_is_json_with_one_row_for_each_preset() -> None:
     rows = json.loads(json.dumps(describe_presets()))
     assert [row["name"] for row in rows] == list(preset_names())
-    assert rows[0] == {"name": "tiny-llama", "task": "causal-lm", "parameters": 6917376, "hub": None}
+    assert rows[0] == {
+        "name": "tiny-llama",
+        "task": "causal-lm",
+        "parameters": 6917376,
+        "hub": None,
+    }

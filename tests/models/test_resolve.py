@@ -94,10 +94,16 @@ def facts(workload: Workload) -> tuple[object, ...]:
         ("", f"unknown model ''. Known: {', '.join(sorted(preset_names()))}."),
         ("llama:7b", "unknown model 'llama:7b'. Did you mean 'llama-2-7b'?"),
         ("flow.py", "flow.py is a file, not a model. Write flow.py:FUNCTION."),
-        ("model/config.json", "model/config.json is a file, not a model. Give the directory that holds config.json."),
+        (
+            "model/config.json",
+            "model/config.json is a file, not a model. Give the directory that holds config.json.",
+        ),
         ("./gone", "the directory ./gone is not there. Check the path."),
         ("/no/such/place", "the directory /no/such/place is not there. Check the path."),
-        ("~nobody-of-that-name/model", "the directory ~nobody-of-that-name/model is not there. Check the path."),
+        (
+            "~nobody-of-that-name/model",
+            "the directory ~nobody-of-that-name/model is not there. Check the path.",
+        ),
         ("x" * 5000, f"unknown model '{'x' * 199}.... Known: {', '.join(sorted(preset_names()))}."),
     ],
 )
@@ -106,7 +112,9 @@ def test_names_that_mean_nothing(model: str, message: str) -> None:
 
 
 def test_a_hub_id_that_cannot_be_fetched_says_so() -> None:
-    assert refusal("nobody/nothing").startswith("nobody/nothing is no directory here, and its config.json cannot be")
+    assert refusal("nobody/nothing").startswith(
+        "nobody/nothing is no directory here, and its config.json cannot be"
+    )
 
 
 def test_a_folder_without_a_config_is_named() -> None:
@@ -157,5 +165,7 @@ def test_listing_models_is_light() -> None:
     code = "import sys, autofit.models as m; m.describe_presets()\n"
     code += "print({'torch', 'transformers', 'optuna'} & set(sys.modules))"
     repository = Path(__file__).parents[2]
-    done = subprocess.run([sys.executable, "-c", code], cwd=repository, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=repository, capture_output=True, text=True, timeout=60
+    )
     assert (done.returncode, done.stdout) == (0, "set()\n"), done.stderr

@@ -16,35 +16,89 @@ from autofit.models.huggingface import huggingface_workload
 from tests.models.test_config_json import BERT, LLAMA
 from tests.processes import as_ordinary_user
 
-VIT = {"model_type": "vit", "architectures": ["ViTForImageClassification"], "image_size": 32, "num_hidden_layers": 1}
+VIT = {
+    "model_type": "vit",
+    "architectures": ["ViTForImageClassification"],
+    "image_size": 32,
+    "num_hidden_layers": 1,
+}
 BASES = [
     LLAMA,
     {**BERT, "architectures": ["BertForSequenceClassification"]},
     {**BERT, "model_type": "roberta", "architectures": ["RobertaForMaskedLM"]},
     {"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"]},
-    {"model_type": "gemma3", "architectures": ["Gemma3ForCausalLM"], "text_config": {"vocab_size": 99}},
-    {"model_type": "siglip", "architectures": ["SiglipForImageClassification"], "vision_config": {"image_size": 32}},
+    {
+        "model_type": "gemma3",
+        "architectures": ["Gemma3ForCausalLM"],
+        "text_config": {"vocab_size": 99},
+    },
+    {
+        "model_type": "siglip",
+        "architectures": ["SiglipForImageClassification"],
+        "vision_config": {"image_size": 32},
+    },
     {"model_type": "resnet", "architectures": ["ResNetForImageClassification"]},
     VIT,
 ]
-KEYS = ["architectures", "auto_map", "dtype", "hidden_size", "id2label", "image_size", "label2id", "layer_types"]
-KEYS += ["max_position_embeddings", "max_seq_len", "model_type", "num_attention_heads", "num_channels", "num_labels"]
-KEYS += ["num_hidden_layers", "pad_token_id", "problem_type", "quantization_config", "rope_scaling", "text_config"]
-KEYS += ["tie_word_embeddings", "torch_dtype", "vision_config", "vocab_size", "use_cache", "transformers_version"]
+KEYS = [
+    "architectures",
+    "auto_map",
+    "dtype",
+    "hidden_size",
+    "id2label",
+    "image_size",
+    "label2id",
+    "layer_types",
+]
+KEYS += [
+    "max_position_embeddings",
+    "max_seq_len",
+    "model_type",
+    "num_attention_heads",
+    "num_channels",
+    "num_labels",
+]
+KEYS += [
+    "num_hidden_layers",
+    "pad_token_id",
+    "problem_type",
+    "quantization_config",
+    "rope_scaling",
+    "text_config",
+]
+KEYS += [
+    "tie_word_embeddings",
+    "torch_dtype",
+    "vision_config",
+    "vocab_size",
+    "use_cache",
+    "transformers_version",
+]
 NUMBERS = st.sampled_from([0, -1, 7, 1.5, 1e30, 10**30, 2**40, float("nan"), float("inf")])
 PLAIN = st.none() | st.booleans() | NUMBERS | st.sampled_from(["", "x", "\ud800", "a\0b"])
-JUNK = PLAIN | st.lists(PLAIN, max_size=3) | st.dictionaries(st.sampled_from(["0", "a", "vocab_size"]), PLAIN)
+JUNK = (
+    PLAIN
+    | st.lists(PLAIN, max_size=3)
+    | st.dictionaries(st.sampled_from(["0", "a", "vocab_size"]), PLAIN)
+)
 
 
 def read(directory: Path, config: Any) -> Workload:
-    (directory / "config.json").write_text(config if isinstance(config, str) else json.dumps(config))
+    (directory / "config.json").write_text(
+        config if isinstance(config, str) else json.dumps(config)
+    )
     return huggingface_workload(read_directory(directory))
 
 
 @pytest.mark.filterwarnings("ignore")  # of transformers, on what it finds strange
 @settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(base=st.sampled_from(BASES), changes=st.dictionaries(st.sampled_from(KEYS), JUNK, min_size=1, max_size=2))
-def test_other_values_of_any_key(tmp_path: Path, base: dict[str, Any], changes: dict[str, Any]) -> None:
+@given(
+    base=st.sampled_from(BASES),
+    changes=st.dictionaries(st.sampled_from(KEYS), JUNK, min_size=1, max_size=2),
+)
+def test_other_values_of_any_key(
+    tmp_path: Path, base: dict[str, Any], changes: dict[str, Any]
+) -> None:
     try:
         workload = read(tmp_path, {**base, **changes})
     except InputError as error:
@@ -57,8 +111,14 @@ def test_other_values_of_any_key(tmp_path: Path, base: dict[str, Any], changes: 
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        ({**LLAMA, "model_type": "x", "auto_map": 3}, "auto_map should be a mapping, not 3. Correct it."),
-        ({**LLAMA, "auto_map": ["AutoConfig"]}, "auto_map should be a mapping, not ['AutoConfig']."),
+        (
+            {**LLAMA, "model_type": "x", "auto_map": 3},
+            "auto_map should be a mapping, not 3. Correct it.",
+        ),
+        (
+            {**LLAMA, "auto_map": ["AutoConfig"]},
+            "auto_map should be a mapping, not ['AutoConfig'].",
+        ),
         ({**LLAMA, "architectures": 7}, "does not say in `architectures` what the model is for."),
         ({**LLAMA, "architectures": [7]}, "does not say in `architectures` what the model is for."),
         ({**LLAMA, "model_type": []}, "has no model_type."),
@@ -68,10 +128,16 @@ def test_other_values_of_any_key(tmp_path: Path, base: dict[str, Any], changes: 
         ({**LLAMA, "vocab_size": None}, "expected int, got NoneType (value: None)"),
         ({**LLAMA, "text_config": 3}, "describes no valid model: "),
         ({**LLAMA, "num_labels": 10**12}, "num_labels cannot be 1000000000000. Correct it."),
-        ({**LLAMA, "text_config": {"num_hidden_layers": 10**9}}, "num_hidden_layers cannot be 1000000000."),
+        (
+            {**LLAMA, "text_config": {"num_hidden_layers": 10**9}},
+            "num_hidden_layers cannot be 1000000000.",
+        ),
         ({**BASES[3], "hidden_size": None}, "describes no valid model: "),
         ({**BASES[3], "dtype": 1.5}, "describes no valid model: "),
-        ({**VIT, "image_size": [1, 2, 3]}, "the config of {name} cannot have image_size [1, 2, 3]."),
+        (
+            {**VIT, "image_size": [1, 2, 3]},
+            "the config of {name} cannot have image_size [1, 2, 3].",
+        ),
         ({**VIT, "image_size": -1}, "the config of {name} cannot have image_size -1."),
         ("[" * 100_000, "cannot be read: "),
         ('{"model_type": "llama", "vocab_size": ' + "9" * 5000 + "}", "cannot be read: "),
@@ -89,7 +155,9 @@ def test_what_is_no_file_is_not_read(tmp_path: Path) -> None:
     file = tmp_path / "config.json"
     for make in (lambda: os.mkfifo(file), lambda: file.symlink_to("/dev/zero")):
         make()
-        with pytest.raises(InputError, match=r"config\.json cannot be read: it is no regular file\."):
+        with pytest.raises(
+            InputError, match=r"config\.json cannot be read: it is no regular file\."
+        ):
             check_directory(tmp_path)
         file.unlink()
     file.mkdir()

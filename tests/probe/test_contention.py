@@ -11,7 +11,9 @@ from autofit.probe.contention import Contention
 def told(file: Path, seconds: float) -> None:
     """As the kernel tells it; `full` is of cgroups alone."""
     line = f"avg10=0.00 avg60=0.00 avg300=0.00 total={int(seconds * 1e6)}\n"
-    file.write_text(f"some {line}full {line.replace(str(int(seconds * 1e6)), '0')}", encoding="ascii")
+    file.write_text(
+        f"some {line}full {line.replace(str(int(seconds * 1e6)), '0')}", encoding="ascii"
+    )
 
 
 def clock(*times: float) -> Callable[[], float]:

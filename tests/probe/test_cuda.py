@@ -44,11 +44,15 @@ def wide(seconds: float = 0.0) -> Workload:
     )
 
 
-def measure(executor: LocalExecutor, workload: Workload, gib: float, *, micro_batch: int = 64) -> Measurement:
+def measure(
+    executor: LocalExecutor, workload: Workload, gib: float, *, micro_batch: int = 64
+) -> Measurement:
     hardware = executor.detect("cuda")
     config = canonicalize({"micro_batch_size": micro_batch}, workload, hardware)
     budget = Budget(int(gib * GIB), hardware.host_free_bytes)
-    return executor.measure(workload, Request(config, hardware, budget, Plan(max_seconds=1.0)), number=0)
+    return executor.measure(
+        workload, Request(config, hardware, budget, Plan(max_seconds=1.0)), number=0
+    )
 
 
 def holding(gib: float, seconds: float = 0.0) -> Workload:
@@ -88,7 +92,9 @@ def with_this_path() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": os.pathsep.join(path)}
 
 
-def test_an_out_of_memory_is_caught_in_the_child_and_the_next_probe_is_unharmed(executor: LocalExecutor) -> None:
+def test_an_out_of_memory_is_caught_in_the_child_and_the_next_probe_is_unharmed(
+    executor: LocalExecutor,
+) -> None:
     assert measure(executor, wide(), 4).outcome is Outcome.OUT_OF_MEMORY
     assert measure(executor, wide(), 4, micro_batch=4).outcome is Outcome.FITS
 
@@ -106,7 +112,8 @@ def test_the_cap_holds_on_a_larger_card(executor: LocalExecutor) -> None:
 
 
 @pytest.mark.parametrize(
-    ("gib", "outcome"), [(21.5, Outcome.FITS), (23.5, Outcome.OUT_OF_MEMORY), (25, Outcome.OUT_OF_MEMORY)]
+    ("gib", "outcome"),
+    [(21.5, Outcome.FITS), (23.5, Outcome.OUT_OF_MEMORY), (25, Outcome.OUT_OF_MEMORY)],
 )
 def test_what_a_card_of_24_gib_would_refuse_fails_on_a_larger_one(
     executor: LocalExecutor, gib: float, outcome: Outcome
@@ -119,7 +126,9 @@ def test_what_a_card_of_24_gib_would_refuse_fails_on_a_larger_one(
     assert measure(executor, holding(gib), 30, micro_batch=4).outcome is Outcome.FITS
 
 
-def test_an_assert_in_a_kernel_is_told_and_the_next_probe_is_unharmed(executor: LocalExecutor) -> None:
+def test_an_assert_in_a_kernel_is_told_and_the_next_probe_is_unharmed(
+    executor: LocalExecutor,
+) -> None:
     plain = holding(0.1)
 
     def loss(model: nn.Module, batch: dict[str, torch.Tensor]) -> torch.Tensor:
@@ -148,7 +157,9 @@ sys.stdin.read()
 def filled(left_mib: int) -> Iterator[None]:
     """Another process holds the card but for so much."""
     command = [sys.executable, "-c", _FILLS.format(left=left_mib)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:  # ends when its input does
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as other:  # ends when its input does
         assert other.stdout
         assert other.stdout.readline() == b"holds\n"
         yield
@@ -159,18 +170,30 @@ def test_a_card_that_others_have_filled_is_no_measurement(executor: LocalExecuto
     budget = Budget(8 * GIB, hardware.host_free_bytes)
     workload = holding(6.0)
     config = canonicalize({"micro_batch_size": 4}, workload, hardware)
-    with filled(64), pytest.raises(ProbeError, match="the card is full before autofit has taken any of it"):
-        executor.measure(workload, Request(config, hardware, budget, Plan(max_seconds=1.0)), number=0)
-    with filled(64), pytest.raises(ProbeError, match="the card is full before autofit has taken any of it"):
+    with (
+        filled(64),
+        pytest.raises(ProbeError, match="the card is full before autofit has taken any of it"),
+    ):
+        executor.measure(
+            workload, Request(config, hardware, budget, Plan(max_seconds=1.0)), number=0
+        )
+    with (
+        filled(64),
+        pytest.raises(ProbeError, match="the card is full before autofit has taken any of it"),
+    ):
         executor.detect("cuda")
     with filled(4096), pytest.raises(ProbeError, match="others use the card"):
-        executor.measure(workload, Request(config, hardware, budget, Plan(max_seconds=1.0)), number=0)
+        executor.measure(
+            workload, Request(config, hardware, budget, Plan(max_seconds=1.0)), number=0
+        )
     with filled(4096):
         assert measure(executor, holding(0.1), 8, micro_batch=4).outcome is Outcome.FITS
     assert measure(executor, workload, 8, micro_batch=4).outcome is Outcome.FITS
 
 
-@pytest.mark.parametrize(("optimizer", "small"), [("paged-adamw-8bit", True), ("adamw-8bit", False)])
+@pytest.mark.parametrize(
+    ("optimizer", "small"), [("paged-adamw-8bit", True), ("adamw-8bit", False)]
+)
 def test_the_card_is_as_small_as_the_budget_where_state_moves_to_the_host(
     executor: LocalExecutor, optimizer: str, small: bool
 ) -> None:
@@ -192,14 +215,18 @@ def test_the_card_is_as_small_as_the_budget_where_state_moves_to_the_host(
         pytest.skip("needs a card of more than 16 GiB")
     config = canonicalize({"optimizer": optimizer}, wide, hardware)
     budget = Budget(8 * GIB, hardware.host_free_bytes)
-    seen = executor.measure(wide, Request(config, hardware, budget, Plan(max_seconds=1.0)), number=0)
+    seen = executor.measure(
+        wide, Request(config, hardware, budget, Plan(max_seconds=1.0)), number=0
+    )
     assert seen.fits, seen.reason
     assert seen.peak_bytes
     assert seen.peak_bytes.device
     assert seen.peak_bytes.device < 2 * GIB
 
 
-def test_state_that_finds_no_room_below_the_budget_moves_to_the_host(executor: LocalExecutor) -> None:
+def test_state_that_finds_no_room_below_the_budget_moves_to_the_host(
+    executor: LocalExecutor,
+) -> None:
     """Of 3 GiB, 1 GiB are weights in bf16, 1 GiB gradients and 1 GiB state, beside the context and activations."""
     workload = Workload(
         model=lambda: nn.Sequential(*(nn.Linear(8192, 8192, bias=False) for _ in range(8))),
@@ -228,7 +255,9 @@ def test_the_peak_of_a_compiled_step_is_without_what_the_compiler_tried_kernels_
     peaks = []
     for compiled in ("none", mode):
         config = canonicalize({"micro_batch_size": 8, "compile": compiled}, wide(), hardware)
-        seen = executor.measure(wide(), Request(config, hardware, budget, Plan(max_seconds=1.0)), number=len(peaks))
+        seen = executor.measure(
+            wide(), Request(config, hardware, budget, Plan(max_seconds=1.0)), number=len(peaks)
+        )
         assert seen.fits, seen.reason
         assert seen.peak_bytes
         peaks.append(seen.peak_bytes.allocated)
@@ -265,7 +294,9 @@ print(peak_resident_bytes() - before)
 def test_what_is_offloaded_counts_in_the_hosts_memory(taken: str) -> None:
     """The host's budget goes by the resident set; whether the driver's pages are in it, only a card shows."""
     command = [sys.executable, "-c", _TAKES_256_MIB.format(taken=taken)]
-    seen = subprocess.run(command, capture_output=True, text=True, check=True, env=with_this_path()).stdout
+    seen = subprocess.run(
+        command, capture_output=True, text=True, check=True, env=with_this_path()
+    ).stdout
     assert int(seen) > 0.9 * 256 * MIB
 
 
@@ -282,7 +313,9 @@ print(torch.cuda.is_initialized())
 def test_the_parent_never_opens_the_device() -> None:
     """In a process of its own: other tests have opened it in this one."""
     command = [sys.executable, "-c", _MEASURES]
-    seen = subprocess.run(command, capture_output=True, text=True, check=True, env=with_this_path()).stdout
+    seen = subprocess.run(
+        command, capture_output=True, text=True, check=True, env=with_this_path()
+    ).stdout
     assert seen == "False\n"
 
 
@@ -294,17 +327,23 @@ def test_a_hanging_child_is_killed_and_leaves_no_memory_behind() -> None:
     assert used_bytes() - before < 64 * MIB
 
 
-def test_a_killed_child_leaves_no_memory_behind_and_the_next_probe_is_unharmed(executor: LocalExecutor) -> None:
+def test_a_killed_child_leaves_no_memory_behind_and_the_next_probe_is_unharmed(
+    executor: LocalExecutor,
+) -> None:
     before = used_bytes()
     assert measure(executor, holding(0.1), 8, micro_batch=4).outcome is Outcome.FITS
     seen: list[Measurement] = []
-    hanging = threading.Thread(target=lambda: seen.append(measure(executor, holding(3, 600.0), 8, micro_batch=4)))
+    hanging = threading.Thread(
+        target=lambda: seen.append(measure(executor, holding(3, 600.0), 8, micro_batch=4))
+    )
     hanging.start()
     assert until(lambda: used_bytes() - before > 3 * GIB)
     for child in psutil.Process(executor._process.pid).children():
         child.kill()
     hanging.join(timeout=60)
-    assert [each.outcome for each in seen] == [Outcome.HOST_OUT_OF_MEMORY]  # what a kill by the system means
+    assert [each.outcome for each in seen] == [
+        Outcome.HOST_OUT_OF_MEMORY
+    ]  # what a kill by the system means
     assert until(lambda: used_bytes() - before < 64 * MIB)
     assert measure(executor, holding(0.1), 8, micro_batch=4).outcome is Outcome.FITS
 

@@ -15,7 +15,9 @@ from autofit.probe.steps import Request
 from tests import tiny
 
 
-@pytest.mark.parametrize(("compiled", "watch"), [("default", AllocationRecord), ("none", StorageTracker)])
+@pytest.mark.parametrize(
+    ("compiled", "watch"), [("default", AllocationRecord), ("none", StorageTracker)]
+)
 def test_what_compiles_is_watched_through_the_allocator(
     monkeypatch: pytest.MonkeyPatch, compiled: str, watch: type[Any]
 ) -> None:
@@ -37,7 +39,9 @@ def test_the_guard_stands_above_the_budget(monkeypatch: pytest.MonkeyPatch) -> N
     assert hard == resource.getrlimit(resource.RLIMIT_DATA)[1]
 
 
-def test_the_guard_never_asks_for_more_than_the_system_grants(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_guard_never_asks_for_more_than_the_system_grants(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     asked: list[tuple[int, int]] = []
     monkeypatch.setattr(resource, "getrlimit", lambda kind: (5 * MIB, 7 * MIB))
     monkeypatch.setattr(resource, "setrlimit", lambda kind, limits: asked.append(limits))
@@ -45,7 +49,11 @@ def test_the_guard_never_asks_for_more_than_the_system_grants(monkeypatch: pytes
     assert asked == [(7 * MIB, 7 * MIB)]
 
 
-def test_a_system_that_does_not_tell_the_size_of_a_process_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Path, "read_text", lambda path, encoding: "Name:\tpython\nVmRSS:\t1024 kB\n")
+def test_a_system_that_does_not_tell_the_size_of_a_process_is_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(
+        Path, "read_text", lambda path, encoding: "Name:\tpython\nVmRSS:\t1024 kB\n"
+    )
     with pytest.raises(OSError, match="/proc/self/status has no VmData"):
         on_cpu.guard_cpu(2 * GIB)

@@ -22,9 +22,13 @@ from autofit.probe.measure import measure
 from tests import tiny
 
 CONTEXT = 512 * MIB
-CARD = dataclasses.replace(tiny.CPU, device="cuda", name="a card", memory_bytes=80 * GIB, context_bytes=CONTEXT)
+CARD = dataclasses.replace(
+    tiny.CPU, device="cuda", name="a card", memory_bytes=80 * GIB, context_bytes=CONTEXT
+)
 BUDGET = Budget(10 * GIB, 64 * GIB, margin=0.1)  # 9 GiB may be used, 8.5 by tensors
-NOTHING = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 MiB. GPU 0 has a total capacity of ...")
+NOTHING = torch.OutOfMemoryError(
+    "CUDA out of memory. Tried to allocate 2.00 MiB. GPU 0 has a total capacity of ..."
+)
 
 
 def ended(code: int, text: str) -> torch.AcceleratorError:
@@ -60,7 +64,10 @@ class Card:
     def get_info(self, *_: Any) -> tuple[int, int]:
         if self.broken:
             raise self.broken
-        return CARD.memory_bytes - CONTEXT - self.others - self.beside - self.reserved, CARD.memory_bytes
+        return (
+            CARD.memory_bytes - CONTEXT - self.others - self.beside - self.reserved,
+            CARD.memory_bytes,
+        )
 
     def allow(self, fraction: float, device: int) -> None:
         self.cap = round(fraction * CARD.memory_bytes)
@@ -94,7 +101,9 @@ def card(monkeypatch: pytest.MonkeyPatch) -> Card:
         monkeypatch.setattr(torch.cuda, name, answer)
     monkeypatch.setattr(on_cuda, "_compute", card.open)
     build = steps.build
-    monkeypatch.setattr(steps, "build", lambda workload, config, hardware: build(workload, config, tiny.CPU))
+    monkeypatch.setattr(
+        steps, "build", lambda workload, config, hardware: build(workload, config, tiny.CPU)
+    )
     return card
 
 
@@ -137,10 +146,22 @@ def test_the_cap_is_what_the_budget_leaves_beside_the_context(card: Card) -> Non
 @pytest.mark.parametrize(
     ("raised", "used", "told"),
     [
-        (NOTHING, 79 * GIB, "the card is full before autofit has taken any of it: 79.0 GiB are in use."),
+        (
+            NOTHING,
+            79 * GIB,
+            "the card is full before autofit has taken any of it: 79.0 GiB are in use.",
+        ),
         (ended(2, "out of memory"), 0, "the card is full before autofit has taken any of it."),
-        (RuntimeError("CUDA driver error: out of memory"), 0, "the card is full before autofit has taken any of it."),
-        (ended(46, "devices are busy"), 0, "the card cannot be used: CUDA error: devices are busy."),
+        (
+            RuntimeError("CUDA driver error: out of memory"),
+            0,
+            "the card is full before autofit has taken any of it.",
+        ),
+        (
+            ended(46, "devices are busy"),
+            0,
+            "the card cannot be used: CUDA error: devices are busy.",
+        ),
     ],
     ids=["by the allocator", "by the runtime", "by the driver", "busy"],
 )
@@ -166,7 +187,9 @@ def test_what_runs_out_on_a_card_that_others_use_is_no_measurement(card: Card) -
     def full(_: int) -> None:
         raise NOTHING
 
-    with pytest.raises(ProbeError, match=r"others use the card.* 6\.5 GiB .* are free .* 8\.5\. End the other"):
+    with pytest.raises(
+        ProbeError, match=r"others use the card.* 6\.5 GiB .* are free .* 8\.5\. End the other"
+    ):
         measured(full)
 
 
@@ -177,7 +200,10 @@ def test_nor_is_what_runs_out_once_others_have_come(card: Card) -> None:
         card.others = 3 * GIB
         card.take(6 * GIB)
 
-    with pytest.raises(ProbeError, match=r"others use the card.* 3\.0 GiB of the card were taken beside its tensors"):
+    with pytest.raises(
+        ProbeError,
+        match=r"others use the card.* 3\.0 GiB of the card were taken beside its tensors",
+    ):
         measured(comes)
 
 
@@ -185,7 +211,8 @@ def test_communicators_of_several_cards_are_not_others(card: Card) -> None:
     workload = doing(lambda _: None)
     of_one = request(workload)
     alone, among = (
-        on_cuda.CudaProbe(workload, dataclasses.replace(of_one, hardware=CARD.of_several(count))) for count in (1, 2)
+        on_cuda.CudaProbe(workload, dataclasses.replace(of_one, hardware=CARD.of_several(count)))
+        for count in (1, 2)
     )
     card.beside = 3 * GIB
     among.check_free_memory()
@@ -202,15 +229,22 @@ def test_after_an_assert_in_a_kernel_nothing_is_asked_of_the_device(card: Card) 
 
     seen = measured(ends)
     assert seen.outcome is Outcome.FAILED
-    assert (seen.reason or "").splitlines()[-1].endswith("AcceleratorError: CUDA error: device-side assert triggered")
+    assert (
+        (seen.reason or "")
+        .splitlines()[-1]
+        .endswith("AcceleratorError: CUDA error: device-side assert triggered")
+    )
     assert seen.peak_bytes
     assert seen.peak_bytes.device == GIB + CONTEXT
 
 
 @pytest.mark.parametrize(
-    "later", [ended(710, "of a later call"), RuntimeError("CUDA error: CUBLAS_STATUS_NOT_INITIALIZED")]
+    "later",
+    [ended(710, "of a later call"), RuntimeError("CUDA error: CUBLAS_STATUS_NOT_INITIALIZED")],
 )
-def test_the_error_that_ended_the_device_is_told_and_not_those_that_followed(card: Card, later: Exception) -> None:
+def test_the_error_that_ended_the_device_is_told_and_not_those_that_followed(
+    card: Card, later: Exception
+) -> None:
     def ends(_: int) -> None:
         try:
             raise ended(700, "an illegal memory access was encountered")

@@ -16,7 +16,9 @@ from autofit.probe import placement as place_module
 from tests import tiny
 
 HERE = sorted(os.sched_getaffinity(0))
-CARD = dataclasses.replace(tiny.CPU, device="cuda", name="NVIDIA H200", memory_bytes=140 * GIB, capability=(9, 0))
+CARD = dataclasses.replace(
+    tiny.CPU, device="cuda", name="NVIDIA H200", memory_bytes=140 * GIB, capability=(9, 0)
+)
 
 
 def machine(folder: Path, siblings: Mapping[int, str], sockets: Mapping[int, int]) -> Path:
@@ -66,7 +68,9 @@ def test_workers_get_as_many_cores_each_and_none_shares_one(
 
 def test_more_workers_than_cores_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(place_module, "physical_cores", lambda: [frozenset({0}), frozenset({1})])
-    with pytest.raises(InputError, match="3 workers need a core each, and this process may use 2 cores") as caught:
+    with pytest.raises(
+        InputError, match="3 workers need a core each, and this process may use 2 cores"
+    ) as caught:
         place_probes(3, tiny.CPU, list)
     assert caught.value.exit_code == 2
     monkeypatch.setattr(place_module, "physical_cores", lambda: [frozenset({0})])
@@ -83,7 +87,8 @@ def test_a_card_is_the_only_one_that_is_visible() -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "threads"), [({}, "4"), ({"OMP_NUM_THREADS": "2"}, "2"), ({"OMP_NUM_THREADS": "16"}, "4")]
+    ("asked", "threads"),
+    [({}, "4"), ({"OMP_NUM_THREADS": "2"}, "2"), ({"OMP_NUM_THREADS": "16"}, "4")],
 )
 def test_a_worker_has_a_thread_for_each_of_its_cores_unless_the_user_wants_fewer(
     asked: dict[str, str], threads: str
@@ -105,7 +110,12 @@ def test_the_whole_machine_is_left_as_it_is() -> None:
 def test_what_is_started_there_is_bound_from_the_start_and_nobody_else_is() -> None:
     code = "import os; print(sorted(os.sched_getaffinity(0)))"
     place = Place(0, processors=frozenset({HERE[-1]}), cores=1)
-    with place.entered(), subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as started:
+    with (
+        place.entered(),
+        subprocess.Popen(
+            [sys.executable, "-c", code], stdout=subprocess.PIPE, text=True
+        ) as started,
+    ):
         out, _ = started.communicate(timeout=60)
     assert out.strip() == str([HERE[-1]])
     assert sorted(os.sched_getaffinity(0)) == HERE
@@ -122,7 +132,9 @@ def test_on_cards_there_is_one_place_on_each_idle_card_by_default() -> None:
     assert [place.card for place in place_probes(None, CARD, cards).places] == ["a", "b", "c"]
     assert [place.card for place in place_probes(2, CARD, cards).places] == ["a", "b"]
     assert place_probes(1, CARD, cards).places == ()
-    with pytest.raises(InputError, match="4 workers need a card each like card 0, and 3 of the visible cards are"):
+    with pytest.raises(
+        InputError, match="4 workers need a card each like card 0, and 3 of the visible cards are"
+    ):
         place_probes(4, CARD, cards)
 
 
@@ -134,11 +146,22 @@ def test_gangs_share_the_cards_that_are_there(monkeypatch: pytest.MonkeyPatch) -
         " alone."
     )
     assert place_probes(None, CARD, lambda: ["a", "b", "c"], 2).places == ()  # one gang
-    assert place_probes(1, CARD, lambda: list("abcd"), 2).places == place_probes(None, tiny.CPU, list, 2).places == ()
-    with pytest.raises(InputError, match="3 workers of 2 devices need a card each like card 0, and 5 of the visible"):
+    assert (
+        place_probes(1, CARD, lambda: list("abcd"), 2).places
+        == place_probes(None, tiny.CPU, list, 2).places
+        == ()
+    )
+    with pytest.raises(
+        InputError,
+        match="3 workers of 2 devices need a card each like card 0, and 5 of the visible",
+    ):
         place_probes(3, CARD, lambda: list("abcde"), 2)
-    monkeypatch.setattr(place_module, "physical_cores", lambda: [frozenset({each}) for each in range(8)])
-    assert "2 probes run at a time, each on 4 of 8 cores" in str(place_probes(2, tiny.CPU, list, 2).describe(tiny.CPU))
+    monkeypatch.setattr(
+        place_module, "physical_cores", lambda: [frozenset({each}) for each in range(8)]
+    )
+    assert "2 probes run at a time, each on 4 of 8 cores" in str(
+        place_probes(2, tiny.CPU, list, 2).describe(tiny.CPU)
+    )
 
 
 def test_on_the_only_card_of_its_kind_probes_run_one_at_a_time() -> None:
@@ -147,7 +170,9 @@ def test_on_the_only_card_of_its_kind_probes_run_one_at_a_time() -> None:
         place_probes(2, CARD, lambda: ["a"])
 
 
-def test_each_device_of_a_training_has_a_card_or_a_share_of_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_device_of_a_training_has_a_card_or_a_share_of_the_cores(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def cards() -> list[str]:
         return ["a", "b", "c"]
 
@@ -155,8 +180,13 @@ def test_each_device_of_a_training_has_a_card_or_a_share_of_the_cores(monkeypatc
     assert [place.card for place in place_ranks(2, CARD, cards)] == ["a", "b"]
     assert [place.card for place in place_ranks("all", CARD, cards)] == ["a", "b", "c"]
     assert place_ranks(4, CARD, cards) == ()  # one stands for all
-    monkeypatch.setattr(place_module, "physical_cores", lambda: [frozenset({each}) for each in range(4)])
-    assert [place.processors for place in place_ranks(2, tiny.CPU, list)] == [frozenset({0, 1}), frozenset({2, 3})]
+    monkeypatch.setattr(
+        place_module, "physical_cores", lambda: [frozenset({each}) for each in range(4)]
+    )
+    assert [place.processors for place in place_ranks(2, tiny.CPU, list)] == [
+        frozenset({0, 1}),
+        frozenset({2, 3}),
+    ]
     assert place_ranks(5, tiny.CPU, list) == ()
     with pytest.raises(InputError, match="--devices all means cards, and the device is the CPU"):
         place_ranks("all", tiny.CPU, list)

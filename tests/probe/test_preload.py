@@ -90,9 +90,13 @@ def test_without_a_card_that_is_told_too(cases: subprocess.Popen[str]) -> None:
     assert run(cases, "none", "asking") == [True, False, [0, None, 0], True]
 
 
-def test_a_card_that_no_child_can_open_is_noticed_though_nobody_asks(cases: subprocess.Popen[str]) -> None:
+def test_a_card_that_no_child_can_open_is_noticed_though_nobody_asks(
+    cases: subprocess.Popen[str],
+) -> None:
     assert run(cases, "broken", "json") == [False, False, None, True]
 
 
-def test_an_import_that_fails_on_a_card_that_no_child_can_open_is_noticed_too(cases: subprocess.Popen[str]) -> None:
+def test_an_import_that_fails_on_a_card_that_no_child_can_open_is_noticed_too(
+    cases: subprocess.Popen[str],
+) -> None:
     assert run(cases, "broken", "asking")[:2] == [False, True]

@@ -30,7 +30,9 @@ THREE = Plan(min_steps=3, max_steps=3)
 WHOLE = Plan(min_steps=3, max_steps=3, compose=False)
 
 
-def request(workload: Workload, *, plan: Plan = THREE, budget: int = GIB, **knobs: Any) -> steps.Request:
+def request(
+    workload: Workload, *, plan: Plan = THREE, budget: int = GIB, **knobs: Any
+) -> steps.Request:
     config = techniques.canonicalize(knobs, workload, tiny.CPU)
     return steps.Request(config, tiny.CPU, Budget(budget, GIB), plan)
 
@@ -44,7 +46,10 @@ def counting(workload: Workload, file: Path) -> Workload:
         return tiny.classify(model, batch)
 
     return Workload(
-        model=workload.model, batch=workload.batch, loss=loss, effective_batch_size=workload.effective_batch_size
+        model=workload.model,
+        batch=workload.batch,
+        loss=loss,
+        effective_batch_size=workload.effective_batch_size,
     )
 
 
@@ -70,7 +75,9 @@ def test_forwards_of_a_probe(
     assert (tmp_path / "samples").read_text().split() == [str(micro_batch)] * forwards
 
 
-def test_the_first_step_is_taken_on_few_samples_of_a_loss_that_splits(executor: LocalExecutor, tmp_path: Path) -> None:
+def test_the_first_step_is_taken_on_few_samples_of_a_loss_that_splits(
+    executor: LocalExecutor, tmp_path: Path
+) -> None:
     workload = counting(tiny.mlp_workload(16), tmp_path / "samples")
     whole = executor.measure(workload, request(workload, plan=THREE, micro_batch_size=8), number=0)
     (tmp_path / "samples").unlink()
@@ -93,11 +100,15 @@ def test_the_first_step_is_taken_on_few_samples_of_a_loss_that_splits(executor: 
     ],
     ids=["all weights at once", "8-bit state", "in backward", "quantised", "mixed"],
 )
-def test_a_first_step_on_few_samples_changes_no_peak(executor: LocalExecutor, knobs: dict[str, Any]) -> None:
+def test_a_first_step_on_few_samples_changes_no_peak(
+    executor: LocalExecutor, knobs: dict[str, Any]
+) -> None:
     workload = tiny.llama_workload(8)
     asked = request(workload, **{"micro_batch_size": 4, **knobs})
     inspected = dataclasses.replace(workload, traits=inspect_workload(workload, tiny.CPU, GIB))
-    whole, seen = (executor.measure(each, asked, number=0).peak_bytes for each in (workload, inspected))
+    whole, seen = (
+        executor.measure(each, asked, number=0).peak_bytes for each in (workload, inspected)
+    )
     assert whole and seen
     assert seen.allocated == whole.allocated
 
@@ -151,7 +162,9 @@ def test_a_composed_step_is_four_micro_batches_scaled_up_and_one_update(
     assert calls == {"accumulate": 2 + 3, "update": 2 + 3}
 
 
-def test_a_whole_step_is_the_loops_own(monkeypatch: pytest.MonkeyPatch, calls: Counter[str]) -> None:
+def test_a_whole_step_is_the_loops_own(
+    monkeypatch: pytest.MonkeyPatch, calls: Counter[str]
+) -> None:
     timed_as(monkeypatch, 0.5)
     workload = tiny.mlp_workload(16)
     seen = measure(workload, request(workload, micro_batch_size=1, plan=WHOLE))
@@ -172,7 +185,9 @@ def test_over_budget_nothing_is_timed(calls: Counter[str]) -> None:
     assert calls == {"accumulate": 2, "update": 2}
 
 
-def test_no_step_needs_more_memory_than_the_two_micro_batches_of_the_warm_up(unguarded: None) -> None:
+def test_no_step_needs_more_memory_than_the_two_micro_batches_of_the_warm_up(
+    unguarded: None,
+) -> None:
     """Else the peak would depend on how many micro-batches are tried."""
     workload = tiny.mlp_workload(8)
     setup = steps.build(workload, request(workload, micro_batch_size=1).config, tiny.CPU)
@@ -188,7 +203,9 @@ def test_no_step_needs_more_memory_than_the_two_micro_batches_of_the_warm_up(ung
     assert peaks[0] == peaks[1]
 
 
-def test_hopelessly_slow_ones_stop_after_two_steps(monkeypatch: pytest.MonkeyPatch, calls: Counter[str]) -> None:
+def test_hopelessly_slow_ones_stop_after_two_steps(
+    monkeypatch: pytest.MonkeyPatch, calls: Counter[str]
+) -> None:
     timed_as(monkeypatch, 0.5)
     workload = tiny.mlp_workload()
     seen = measure(workload, request(workload, plan=Plan(best_seconds=0.2)))
@@ -248,7 +265,9 @@ def test_compiling_is_measured_apart(monkeypatch: pytest.MonkeyPatch, unguarded:
     torch._dynamo.utils.counters.clear()
     seen = measure(workload, request(workload, compile="default"))
     assert seen.fits, seen.reason
-    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1  # nothing kept it from compiling
+    assert (
+        torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
+    )  # nothing kept it from compiling
     assert 0 < seen.compile_seconds < seen.warmup_seconds
     assert plain.compile_seconds == 0
     assert seen.peak_bytes and plain.peak_bytes
@@ -269,7 +288,9 @@ def test_a_compiled_run_over_budget_is_told_so_after_its_warm_up(
     assert calls == {"accumulate": 2, "update": 2}
 
 
-def test_seconds_that_a_step_spends_compiling_are_not_its_own(monkeypatch: pytest.MonkeyPatch, unguarded: None) -> None:
+def test_seconds_that_a_step_spends_compiling_are_not_its_own(
+    monkeypatch: pytest.MonkeyPatch, unguarded: None
+) -> None:
     workload = tiny.mlp_workload()
     probe = on_cpu.CpuProbe(workload, request(workload, compile="default"))
     spent = iter((10.0, 13.0))

@@ -34,7 +34,9 @@ def test_interval_is_the_narrowest_symmetric_one_that_covers_95_percent(count: i
 
 
 @given(st.lists(st.floats(1e-6, 1e3), min_size=1, max_size=40), st.randoms())
-def test_interval_holds_the_median_whatever_the_order(samples: list[float], shuffler: object) -> None:
+def test_interval_holds_the_median_whatever_the_order(
+    samples: list[float], shuffler: object
+) -> None:
     seen = interval_of_median(samples)
     assert min(samples) <= seen.low <= seen.median <= seen.high <= max(samples)
     mixed = list(samples)
@@ -77,7 +79,10 @@ def test_goes_on_while_steps_disagree() -> None:
 
 @pytest.mark.parametrize(
     ("plan", "steps"),
-    [(Plan(max_steps=5, max_seconds=math.inf, tightness=-1), 5), (Plan(max_seconds=9.5, tightness=-1), 10)],
+    [
+        (Plan(max_steps=5, max_seconds=math.inf, tightness=-1), 5),
+        (Plan(max_seconds=9.5, tightness=-1), 10),
+    ],
     ids=["most steps", "most seconds"],
 )
 def test_never_passes_its_limits(plan: Plan, steps: int) -> None:
@@ -95,7 +100,9 @@ def test_gives_up_after_two_steps_that_are_hopelessly_slow() -> None:
     assert timed(Plan(best_seconds=0.4), 1.0, 0.9) == ([1.0, 0.9], True)
 
 
-@pytest.mark.parametrize("steps", [(1.0, 0.7), (0.7, 1.0)], ids=["second is not hopeless", "first is not hopeless"])
+@pytest.mark.parametrize(
+    "steps", [(1.0, 0.7), (0.7, 1.0)], ids=["second is not hopeless", "first is not hopeless"]
+)
 def test_one_slow_step_proves_nothing(steps: tuple[float, float]) -> None:
     samples, hopeless = timed(Plan(best_seconds=0.4, max_steps=4), *steps)
     assert len(samples) > 2
@@ -116,7 +123,9 @@ def test_a_step_that_raises_is_not_hidden() -> None:
 
 
 def test_steps_that_only_become_slower_are_noticed() -> None:
-    assert slowed_by([1.0, 1.01, 1.02, 1.04, 1.05, 1.06, 1.10, 1.11, 1.12]) == pytest.approx(1.11 / 1.01 - 1)
+    assert slowed_by([1.0, 1.01, 1.02, 1.04, 1.05, 1.06, 1.10, 1.11, 1.12]) == pytest.approx(
+        1.11 / 1.01 - 1
+    )
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,9 @@ from tests import tiny
 BUDGET = Budget(GIB, GIB)
 
 
-def test_a_step_of_many_micro_batches_is_cut_to_four_and_an_update(executor: LocalExecutor, tmp_path: Path) -> None:
+def test_a_step_of_many_micro_batches_is_cut_to_four_and_an_update(
+    executor: LocalExecutor, tmp_path: Path
+) -> None:
     workload = tiny.llama_workload(8)
     config = canonicalize({"micro_batch_size": 1}, workload, tiny.CPU)
     files = executor.trace(workload, config, tiny.CPU, BUDGET, directory=tmp_path)
@@ -31,7 +33,12 @@ def test_a_step_of_many_micro_batches_is_cut_to_four_and_an_update(executor: Loc
 
 def test_a_step_that_cannot_be_run_is_told(executor: LocalExecutor, tmp_path: Path) -> None:
     plain = tiny.mlp_workload()
-    workload = Workload(model=plain.model, batch=plain.batch, loss=lambda model, batch: 1 / 0, effective_batch_size=4)
+    workload = Workload(
+        model=plain.model,
+        batch=plain.batch,
+        loss=lambda model, batch: 1 / 0,
+        effective_batch_size=4,
+    )
     config = canonicalize({}, workload, tiny.CPU)
     with pytest.raises(ProbeError, match="ended its process"):
         executor.trace(workload, config, tiny.CPU, BUDGET, directory=tmp_path)

@@ -61,7 +61,9 @@ with bare(lambda: LocalExecutor(folder)) as executor:
 def shared_memory_of(processes: list[int]) -> list[str]:
     """What the processes left in shared memory: torch puts its maker's number in each name."""
     names = [path.name for path in Path("/dev/shm").iterdir()]
-    return [name for name in names if {str(process) for process in processes} & set(name.split("_"))]
+    return [
+        name for name in names if {str(process) for process in processes} & set(name.split("_"))
+    ]
 
 
 @pytest.mark.parametrize("all_of_them", [False, True], ids=["parent", "parent and zygote"])
@@ -69,7 +71,9 @@ def test_a_parent_that_is_killed_takes_all_along(tmp_path: Path, all_of_them: bo
     """Or the parent and the zygote at once, as a system that stops a job does."""
     (tmp_path / "script.py").write_text(SCRIPT)
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    parent = subprocess.Popen([sys.executable, str(tmp_path / "script.py"), str(tmp_path)], env=environment)
+    parent = subprocess.Popen(
+        [sys.executable, str(tmp_path / "script.py"), str(tmp_path)], env=environment
+    )
     child, grandchild = number_in(tmp_path / "child"), number_in(tmp_path / "grandchild")
     family = descendants(parent.pid)
     assert {child, grandchild} < set(family)
@@ -87,7 +91,9 @@ def test_a_zygote_that_is_killed_takes_its_child_along_and_the_parent_is_told(
 ) -> None:
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
-    (elsewhere / "types.py").write_text("raise SystemExit('what lies in the current directory was imported')")
+    (elsewhere / "types.py").write_text(
+        "raise SystemExit('what lies in the current directory was imported')"
+    )
     monkeypatch.chdir(elsewhere)
 
     def loss(model: nn.Module, batch: Any) -> torch.Tensor:
@@ -108,8 +114,12 @@ def test_a_zygote_that_is_killed_takes_its_child_along_and_the_parent_is_told(
     with LocalExecutor(tmp_path) as executor:
         killer = threading.Thread(target=kill_in_mid_probe, args=(executor._process.pid,))
         killer.start()
-        with pytest.raises(ProbeError, match="the process that starts probes ended: killed by SIGKILL") as caught:
-            executor.measure(workload, Request(config, tiny.CPU, Budget(GIB, GIB), Plan()), number=0)
+        with pytest.raises(
+            ProbeError, match="the process that starts probes ended: killed by SIGKILL"
+        ) as caught:
+            executor.measure(
+                workload, Request(config, tiny.CPU, Budget(GIB, GIB), Plan()), number=0
+            )
         killer.join()
         assert caught.value.remedy == ""
         wait_until_gone(killed)
@@ -164,8 +174,16 @@ parent.recv_bytes()
     ("end", "message", "remedy"),
     [
         ("print('noise'); os._exit(0)", "ended: exit code 0.", ""),
-        ("print('noise', flush=True); os.kill(os.getpid(), signal.SIGSEGV)", "ended: killed by SIGSEGV.", ""),
-        ("raise SystemExit('its last words')", "ended: exit code 1.", "The last line of its log: its last words"),
+        (
+            "print('noise', flush=True); os.kill(os.getpid(), signal.SIGSEGV)",
+            "ended: killed by SIGSEGV.",
+            "",
+        ),
+        (
+            "raise SystemExit('its last words')",
+            "ended: exit code 1.",
+            "The last line of its log: its last words",
+        ),
         ("sys.exit(3)", "ended: exit code 3.", ""),
         ("time.sleep(600)", "does not answer.", ""),
     ],
@@ -181,7 +199,10 @@ def test_of_a_zygote_that_ends_nothing_is_told_but_its_own_words(
     with LocalExecutor(tmp_path) as executor:
         with pytest.raises(ProbeError) as caught:
             executor.run(tiny.mlp_workload, None, log="it.log", timeout=2.0)
-        assert (caught.value.message, caught.value.remedy) == (f"the process that starts probes {message}", remedy)
+        assert (caught.value.message, caught.value.remedy) == (
+            f"the process that starts probes {message}",
+            remedy,
+        )
         with pytest.raises(ProbeError):  # and no answer that comes late is the next caller's
             executor.run(tiny.mlp_workload, None, log="it.log", timeout=2.0)
 
@@ -201,14 +222,23 @@ def test_what_one_started_early_left_out_it_imports_for_a_model_that_needs_it(
     monkeypatch: pytest.MonkeyPatch, used: bool
 ) -> None:
     monkeypatch.setattr(local, "TRANSFORMERS", ("wave", "fileinput"))
-    others = {name: module for name, module in sys.modules.items() if name != "transformers.modeling_utils"}
-    monkeypatch.setattr(sys, "modules", others | ({"transformers.modeling_utils": sys} if used else {}))
+    others = {
+        name: module
+        for name, module in sys.modules.items()
+        if name != "transformers.modeling_utils"
+    }
+    monkeypatch.setattr(
+        sys, "modules", others | ({"transformers.modeling_utils": sys} if used else {})
+    )
     with started_early(("fileinput",)):
         (early,) = zygote_process._early
         with LocalExecutor() as executor:
             assert executor._process is early.process
             imported = executor.run(
-                lambda _: {"fileinput", "wave"} & set(__import__("sys").modules), None, log="it.log", timeout=60.0
+                lambda _: {"fileinput", "wave"} & set(__import__("sys").modules),
+                None,
+                log="it.log",
+                timeout=60.0,
             )
     assert imported == ({"fileinput", "wave"} if used else {"fileinput"})
 
@@ -228,7 +258,9 @@ def test_one_started_early_serves_nobody_whose_own_code_set_a_variable_meanwhile
     early.close()
 
 
-def test_a_zygote_that_cannot_start_is_a_probe_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_zygote_that_cannot_start_is_a_probe_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "torch.py").write_text("raise ImportError('this torch is broken')")
     monkeypatch.syspath_prepend(tmp_path)
     with LocalExecutor() as executor, pytest.raises(ProbeError, match="did not start") as caught:
@@ -236,7 +268,9 @@ def test_a_zygote_that_cannot_start_is_a_probe_error(tmp_path: Path, monkeypatch
     assert "this torch is broken" in caught.value.remedy
 
 
-def test_an_answer_that_arrives_while_its_child_is_found_dead_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_answer_that_arrives_while_its_child_is_found_dead_is_kept(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """The byte of an earlier SIGCHLD wakes the zygote, and the child answers and ends before it is looked for."""
     (reader, writer), (told, teller), (parent, other) = os.pipe(), os.pipe(), os.pipe()
     monkeypatch.setattr(os, "waitid", lambda *_: os.write(writer, b"the answer"))

@@ -11,7 +11,14 @@ from rich.console import Console, RenderableType
 from autofit.core.budget import Budget
 from autofit.core.config import Config
 from autofit.core.estimate import Timeline
-from autofit.core.events import Event, Note, PhaseStarted, ProbeFinished, ProbeStarted, SearchStarted
+from autofit.core.events import (
+    Event,
+    Note,
+    PhaseStarted,
+    ProbeFinished,
+    ProbeStarted,
+    SearchStarted,
+)
 from autofit.core.hardware import GIB, Hardware
 from autofit.core.measurement import Measurement, Outcome, PeakBytes, StepSeconds
 from autofit.core.pareto import Alternative, OtherBudget, Point
@@ -37,7 +44,10 @@ def measurement(
     rate: float = 0.0, gib: float = 1.0, *, others: dict[str, Any] | None = None, **knobs: Any
 ) -> Measurement:
     """One that fits at `rate` samples a second; one out of memory where the rate is 0."""
-    seen: dict[str, Any] = {"outcome": Outcome.OUT_OF_MEMORY, "reason": f"needs {gib:.2f} GiB of 2.00"}
+    seen: dict[str, Any] = {
+        "outcome": Outcome.OUT_OF_MEMORY,
+        "reason": f"needs {gib:.2f} GiB of 2.00",
+    }
     if rate:
         step = 8 / rate
         seen = {
@@ -47,7 +57,12 @@ def measurement(
             "tokens_per_second": rate * 64,
         }
     return Measurement(
-        **{"config": OFF.replace(**knobs), "peak_bytes": PeakBytes(int(gib * GIB)), **seen, **(others or {})}
+        **{
+            "config": OFF.replace(**knobs),
+            "peak_bytes": PeakBytes(int(gib * GIB)),
+            **seen,
+            **(others or {}),
+        }
     )
 
 
@@ -56,11 +71,15 @@ def point_on_frontier(rate: float, gib: float, *, seen: bool = False, **knobs: A
     return Point(OFF.replace(**knobs), int(gib * GIB), rate, rate * 64, seen)
 
 
-def single_change(knob: str, value: Any, rate: float, gib: float | None, *, seen: bool = False) -> Alternative:
+def single_change(
+    knob: str, value: Any, rate: float, gib: float | None, *, seen: bool = False
+) -> Alternative:
     """The best config but for a knob; one that does not fit is larger than 2 GiB, or nobody knows how large."""
     config = OFF.replace(precision="bf16-mixed", **SMALL).replace(**{knob: value})
     outcome = Outcome.OUT_OF_MEMORY if gib is None or gib > 2 else Outcome.FITS
-    return Alternative(knob, config, outcome, None if gib is None else int(gib * GIB), rate, rate * 64, seen)
+    return Alternative(
+        knob, config, outcome, None if gib is None else int(gib * GIB), rate, rate * 64, seen
+    )
 
 
 def search_result(**changes: Any) -> Result:
@@ -77,7 +96,8 @@ def search_result(**changes: Any) -> Result:
         lora,
         measurement(0, 3.1, optimizer="adamw-foreach"),
         measurement(
-            others={"outcome": Outcome.REFUSED, "peak_bytes": None, "reason": "no [eager] here"}, attention="eager"
+            others={"outcome": Outcome.REFUSED, "peak_bytes": None, "reason": "no [eager] here"},
+            attention="eager",
         ),
     )
     made: dict[str, Any] = {
@@ -102,19 +122,38 @@ def search_result(**changes: Any) -> Result:
 
 def step_timeline(gib: float = 1.5, **knobs: Any) -> Timeline:
     """A step that rises to so many GiB and falls again."""
-    shares = ((3, 2, 0, 1, 0, 0, 0), (3, 2, 0, 6, 0, 0, 1), (3, 2, 3, 4, 0, 0, 8), (3, 2, 3, 1, 0, 0, 1))
+    shares = (
+        (3, 2, 0, 1, 0, 0, 0),
+        (3, 2, 0, 6, 0, 0, 1),
+        (3, 2, 3, 4, 0, 0, 8),
+        (3, 2, 3, 1, 0, 0, 1),
+    )
     moments = tuple(tuple(int(gib * GIB * share / 20) for share in moment) for moment in shares)
     phases = (("forward", 0.0), ("backward", 0.33), ("update", 0.95))
-    return Timeline(OFF.replace(**knobs), moments, (0.0, 0.3, 0.6, 1.0), phases, True, int(gib * GIB), "backward", 4)
+    return Timeline(
+        OFF.replace(**knobs),
+        moments,
+        (0.0, 0.3, 0.6, 1.0),
+        phases,
+        True,
+        int(gib * GIB),
+        "backward",
+        4,
+    )
 
 
 def search_record(**changes: Any) -> Record:
     """That search with all that a report needs."""
     best = {"precision": "bf16-mixed", **SMALL}
     frontier = {
-        "full": (point_on_frontier(98, 1.4, seen=True, precision="bf16", **SMALL), point_on_frontier(130, 2.9, **best)),
+        "full": (
+            point_on_frontier(98, 1.4, seen=True, precision="bf16", **SMALL),
+            point_on_frontier(130, 2.9, **best),
+        ),
         "lora": (
-            point_on_frontier(60, 0.9, seen=True, precision="bf16-mixed", lora_rank=16, lora_targets="all-linear"),
+            point_on_frontier(
+                60, 0.9, seen=True, precision="bf16-mixed", lora_rank=16, lora_targets="all-linear"
+            ),
         ),
         "qlora": (),
     }
@@ -132,7 +171,10 @@ def search_record(**changes: Any) -> Record:
         bound=0.04,
         other_budgets=(OtherBudget("twice as much", 4 * GIB),),
         versions={"autofit": "0.1.0", "torch": "2.13.0"},
-        trials=tuple(dataclasses.replace(each, number=place) for place, each in enumerate(search_result().trials)),
+        trials=tuple(
+            dataclasses.replace(each, number=place)
+            for place, each in enumerate(search_result().trials)
+        ),
     )
     found = dataclasses.replace(found, **changes)
     seen = [each for each in found.tiers.values() if each is not None]

@@ -33,7 +33,9 @@ class Screen:
     def narrow(self, columns: int) -> None:
         """The window is made narrower, and its rows are broken."""
         self._rows = [
-            row[start : start + columns] for row in self._rows for start in range(0, max(1, len(row)), columns)
+            row[start : start + columns]
+            for row in self._rows
+            for start in range(0, max(1, len(row)), columns)
         ]
         self._columns, self._row = columns, len(self._rows) - 1
 

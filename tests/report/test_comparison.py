@@ -13,7 +13,11 @@ NAMES = ("old", "new")
 
 
 def faster(measurement: Measurement | None, ratio: float = 1.25) -> Any:
-    if measurement is None or not measurement.samples_per_second or not measurement.tokens_per_second:
+    if (
+        measurement is None
+        or not measurement.samples_per_second
+        or not measurement.tokens_per_second
+    ):
         return measurement
     return dataclasses.replace(
         measurement,
@@ -43,7 +47,9 @@ def test_another_version_on_the_same_machine(record: Records) -> None:
     )
 
 
-def test_another_budget_and_another_answer(record: Records, measured: Callable[..., Measurement]) -> None:
+def test_another_budget_and_another_answer(
+    record: Records, measured: Callable[..., Measurement]
+) -> None:
     old = record()
     small = dataclasses.replace(old.result.budget, device_bytes=2**30)
     best = measured(60, 0.9, precision="bf16-mixed", lora_rank=16, lora_targets="all-linear")
@@ -77,7 +83,9 @@ def test_where_nothing_was_measured_it_is_not_said_that_nothing_fits(record: Rec
 
 def test_other_work_is_not_compared(record: Records) -> None:
     found = compare(record(), record(model="another"), NAMES)
-    assert found.sentences[0] == "They trained different things, so that their speeds do not compare."
+    assert (
+        found.sentences[0] == "They trained different things, so that their speeds do not compare."
+    )
     assert not any("faster" in each or "as fast" in each for each in found.sentences)
 
 

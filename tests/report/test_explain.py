@@ -29,16 +29,26 @@ def test_every_part_of_the_story_is_told(result: Results) -> None:
 
 
 def test_other_numbers_of_devices_are_told_against_its_own(result: Results) -> None:
-    one, two, four = OnDevices(1, 9 * GIB, None), OnDevices(2, GIB, 100.0), OnDevices(4, GIB // 2, 190.0)
+    one, two, four = (
+        OnDevices(1, 9 * GIB, None),
+        OnDevices(2, GIB, 100.0),
+        OnDevices(4, GIB // 2, 190.0),
+    )
     text = explain(result(hardware=result().hardware.of_several(2), on_devices=(one, two, four)))
     assert "by prediction:\n  - 1 device: at most 9.00 GiB of each, which may not fit\n" in text
     assert "  - 4 devices: 1.9 times the speed, at most 0.50 GiB of each" in text
     assert "numbers of devices" not in explain(result())
 
 
-def test_what_was_not_verified_is_not_called_so(result: Results, measured: Callable[..., Measurement]) -> None:
+def test_what_was_not_verified_is_not_called_so(
+    result: Results, measured: Callable[..., Measurement]
+) -> None:
     only = measured(10)
-    text = explain(result(best=only, trials=(only,), tiers={"full": only}, runner_up=None, stopped_by="interrupt"))
+    text = explain(
+        result(
+            best=only, trials=(only,), tiers={"full": only}, runner_up=None, stopped_by="interrupt"
+        )
+    )
     assert "it was not verified" in text
     assert "It was the first that fitted" in text
     assert "The search was interrupted" in text
@@ -48,9 +58,13 @@ def test_what_was_not_verified_is_not_called_so(result: Results, measured: Calla
 def test_figures_of_a_machine_that_drifted_are_not_set_beside_each_other(
     result: Results, measured: Callable[..., Measurement]
 ) -> None:
-    slowly = measured(70, 1.5, others={"verified": True}, precision="bf16-mixed", micro_batch_size=2)
+    slowly = measured(
+        70, 1.5, others={"verified": True}, precision="bf16-mixed", micro_batch_size=2
+    )
     first, explored = measured(80, 1.9), replace(slowly, verified=False, samples_per_second=100.0)
-    text = explain(result(best=slowly, trials=(first, explored), tiers={"full": slowly}, runner_up=None))
+    text = explain(
+        result(best=slowly, trials=(first, explored), tiers={"full": slowly}, runner_up=None)
+    )
     assert "It is 1.25 times as fast as the first config that fitted." in text
 
 
@@ -68,7 +82,14 @@ def test_a_first_one_as_fast_is_told_without_figures_of_another_moment(
 ) -> None:
     best = measured(70, 1.5, others={"verified": True}, precision="bf16-mixed", micro_batch_size=2)
     explored = replace(best, verified=False, samples_per_second=at_best)
-    text = explain(result(best=best, trials=(measured(reached, 1.9), explored), tiers={"full": best}, runner_up=None))
+    text = explain(
+        result(
+            best=best,
+            trials=(measured(reached, 1.9), explored),
+            tiers={"full": best},
+            runner_up=None,
+        )
+    )
     assert said in text
 
 
@@ -82,7 +103,11 @@ def test_where_nothing_fits_the_explanation_is_what_would_help(
 
 @pytest.mark.parametrize(
     ("bound", "said"),
-    [(0.021, "more than 2 % faster (at 95 %)"), (-0.2, "is expected to be faster (at 95 %)"), (None, "")],
+    [
+        (0.021, "more than 2 % faster (at 95 %)"),
+        (-0.2, "is expected to be faster (at 95 %)"),
+        (None, ""),
+    ],
 )
 def test_it_says_what_may_have_been_missed(result: Results, bound: float | None, said: str) -> None:
     text = explain(result(bound=bound))

@@ -40,7 +40,11 @@ BUDGET = Budget(2 * GIB, 6 * GIB)
 
 def test_a_config_is_described_by_what_is_on() -> None:
     config = Config(
-        precision="bf16", micro_batch_size=2, gradient_accumulation_steps=4, lora_rank=8, lora_targets="attention"
+        precision="bf16",
+        micro_batch_size=2,
+        gradient_accumulation_steps=4,
+        lora_rank=8,
+        lora_targets="attention",
     )
     assert describe(config) == "bf16, micro-batch 2x4, LoRA 8 attention"
     assert describe(config.replace(lora_rank=0, lora_targets=None)) == "bf16, micro-batch 2x4"
@@ -63,7 +67,8 @@ def test_knobs_that_differ() -> None:
 
 
 @pytest.mark.parametrize(
-    ("figure", "text"), [(5120.3, "5,120"), (123.4, "123"), (12.345, "12.3"), (0.01234, "0.0123"), (0.0, "0")]
+    ("figure", "text"),
+    [(5120.3, "5,120"), (123.4, "123"), (12.345, "12.3"), (0.01234, "0.0123"), (0.0, "0")],
 )
 def test_numbers_keep_three_figures(figure: float, text: str) -> None:
     assert number(figure) == text
@@ -105,7 +110,10 @@ def test_the_budget_needed_includes_the_margin_on_cuda_only(measured: Measured) 
         ({}, "out of memory: needs 2.40 GiB of 2.00"),
         ({"peak_bytes": None}, "out of memory: needs 2.40 GiB of 2.00 by the reason"),
         ({"peak_bytes": None, "reason": None}, "out of memory"),
-        ({"outcome": Outcome.FAILED, "reason": "Traceback\n  ...\nValueError: [x]\n"}, "failed: ValueError: [x]"),
+        (
+            {"outcome": Outcome.FAILED, "reason": "Traceback\n  ...\nValueError: [x]\n"},
+            "failed: ValueError: [x]",
+        ),
         ({"outcome": Outcome.TIMED_OUT, "reason": ""}, "timed out"),
     ],
 )
@@ -118,7 +126,9 @@ def test_a_machine_that_drifted_is_told_in_per_cent() -> None:
     assert "changed by 12 % during" in drift_note(0.12)
 
 
-@pytest.mark.parametrize(("factor", "words"), [(6.04, "6.0 times as long as"), (0.2, "5.0 times shorter than")])
+@pytest.mark.parametrize(
+    ("factor", "words"), [(6.04, "6.0 times as long as"), (0.2, "5.0 times shorter than")]
+)
 def test_how_far_off_predicted_speeds_were(factor: float, words: str) -> None:
     assert f"Steps take {words} predicted" in misled_note(factor)
 
@@ -133,7 +143,9 @@ def test_changes_are_told_in_few_words_also_what_is_off() -> None:
         lora_targets="attention",
     )
     assert changes(best, best) == []
-    assert changes(best.replace(micro_batch_size=2, gradient_accumulation_steps=4), best) == ["micro-batch 2x4"]
+    assert changes(best.replace(micro_batch_size=2, gradient_accumulation_steps=4), best) == [
+        "micro-batch 2x4"
+    ]
     assert changes(best.replace(loss="standard", lora_targets="all-linear"), best) == [
         "standard loss",
         "LoRA 8 all-linear",
@@ -143,7 +155,13 @@ def test_changes_are_told_in_few_words_also_what_is_off() -> None:
 
 @pytest.mark.parametrize(
     ("ratio", "told"),
-    [(0.88, "12 % slower"), (1.14, "14 % faster"), (0.996, "as fast"), (1.004, "as fast"), (2, "100 % faster")],
+    [
+        (0.88, "12 % slower"),
+        (1.14, "14 % faster"),
+        (0.996, "as fast"),
+        (1.004, "as fast"),
+        (2, "100 % faster"),
+    ],
 )
 def test_speeds_against_another(ratio: float, told: str) -> None:
     assert speed(ratio) == told
@@ -162,9 +180,16 @@ def test_figures_say_where_they_come_from() -> None:
 def test_what_a_config_has_instead_is_told_of_it_alone_or_of_the_whole(measured: Measured) -> None:
     best = measured(100, precision="bf16")
     assert instead(best.config, best) == ""
-    assert instead(best.config.replace(optimizer="sgd", loss="chunked"), best) == "sgd, chunked loss"
+    assert (
+        instead(best.config.replace(optimizer="sgd", loss="chunked"), best) == "sgd, chunked loss"
+    )
     whole = "fp32, micro-batch 8x1, LoRA 8 all-linear, sgd, eager attention"
-    others = {"precision": "fp32", "optimizer": "sgd", "attention": "eager", "activation_checkpointing": "none"}
+    others = {
+        "precision": "fp32",
+        "optimizer": "sgd",
+        "attention": "eager",
+        "activation_checkpointing": "none",
+    }
     other = best.config.replace(**others, lora_rank=8, lora_targets="all-linear")
     assert instead(other.replace(activation_checkpointing="full"), best).count(",") == 5
     assert instead(other, None) == whole
@@ -175,22 +200,39 @@ def test_a_reason_is_printable(measured: Measured) -> None:
     assert why_not(measured(0, others=reason), BUDGET) == "failed: ValueError: no"
 
 
-@pytest.mark.parametrize(("seconds", "text"), [(0.4, "0:00"), (59.9, "0:59"), (61, "1:01"), (3661, "1:01:01")])
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0.4, "0:00"), (59.9, "0:59"), (61, "1:01"), (3661, "1:01:01")]
+)
 def test_times_that_run(seconds: float, text: str) -> None:
     assert clock(seconds) == text
 
 
 @pytest.mark.parametrize(
     ("seconds", "text"),
-    [(0.2, "1 s"), (7.4, "7 s"), (53, "50 s"), (100, "1.7 min"), (1234, "21 min"), (9000, "2.5 h"), (90_000, "25 h")],
+    [
+        (0.2, "1 s"),
+        (7.4, "7 s"),
+        (53, "50 s"),
+        (100, "1.7 min"),
+        (1234, "21 min"),
+        (9000, "2.5 h"),
+        (90_000, "25 h"),
+    ],
 )
 def test_guesses_of_times_have_few_figures(seconds: float, text: str) -> None:
     assert about(seconds) == text
 
 
 def test_a_long_point_stays_right_of_its_dash(shown: Callable[..., str]) -> None:
-    lines = shown(hanging(["A title:", POINT + "one two three four", POINT + "[five]\x1b[31m"]), 14).splitlines()
-    assert [line.rstrip() for line in lines] == ["A title:", "  - one two", "    three four", "  - [five]"]
+    lines = shown(
+        hanging(["A title:", POINT + "one two three four", POINT + "[five]\x1b[31m"]), 14
+    ).splitlines()
+    assert [line.rstrip() for line in lines] == [
+        "A title:",
+        "  - one two",
+        "    three four",
+        "  - [five]",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -202,6 +244,8 @@ def test_a_long_point_stays_right_of_its_dash(shown: Callable[..., str]) -> None
         (None, 0.0, None),
     ],
 )
-def test_how_many_tokens_of_the_users_data_count(packing: bool | None, padding: float, told: str | None) -> None:
+def test_how_many_tokens_of_the_users_data_count(
+    packing: bool | None, padding: float, told: str | None
+) -> None:
     measured = Measurement(Config(), Outcome.FITS, tokens_per_second=1000.0)
     assert packing_note({"packing": packing, "padding": padding}, measured) == told

@@ -38,11 +38,20 @@ Records = Callable[..., Record]
 def leaves(request: pytest.FixtureRequest, record: Records) -> dict[str, Any]:
     """A result.json with a word in every place that takes any."""
     found = record().result
-    changes: dict[str, Any] = {"notes": ("a note", "1. another"), "source": {"data": "a file", "weights": "a model"}}
+    changes: dict[str, Any] = {
+        "notes": ("a note", "1. another"),
+        "source": {"data": "a file", "weights": "a model"},
+    }
     changes["learning"] = (LearningCurve(found.trials[0].config, reason="no curve"),)
     if request.param == "nothing fits":
         missed = tuple(each for each in found.trials if not each.fits)
-        changes |= {"best": None, "tiers": {}, "runner_up": None, "alternatives": (), "trials": missed}
+        changes |= {
+            "best": None,
+            "tiers": {},
+            "runner_up": None,
+            "alternatives": (),
+            "trials": missed,
+        }
     data = json.loads(record(**changes).to_text())
 
     numbers = itertools.count()
@@ -119,7 +128,9 @@ def test_of_markdown_only_words_change(leaves: dict[str, Any], folder: Path, tex
     changed = read({**leaves, "model": "word-model-"}, text, folder), told
     plain = read({**leaves, "model": "word-model-"}, "", folder), known
     compared = compare(*changed, names).to_markdown()
-    assert parsed("a.md", compared) == parsed("a.md", compare(*plain, ("word-a", "word-b")).to_markdown())
+    assert parsed("a.md", compared) == parsed(
+        "a.md", compare(*plain, ("word-a", "word-b")).to_markdown()
+    )
     assert all(line.isprintable() for line in f"{markdown(told)}{compared}".split("\n"))
 
 
@@ -133,7 +144,9 @@ def shown(renderable: RenderableType) -> str:
 @MANY
 @given(text=TEXTS)
 @example(text=EVERYTHING)
-def test_a_terminal_gets_no_control_character(leaves: dict[str, Any], folder: Path, text: str) -> None:
+def test_a_terminal_gets_no_control_character(
+    leaves: dict[str, Any], folder: Path, text: str
+) -> None:
     told = read(leaves, text, folder)
     changed = read({**leaves, "model": "word-model-"}, text, folder)
     answer = result_table(told.result) if told.result.best else nothing_fits_view(told.result)
@@ -146,10 +159,16 @@ def test_a_terminal_gets_no_control_character(leaves: dict[str, Any], folder: Pa
 @MANY
 @given(text=TEXTS)
 @example(text=EVERYTHING)
-def test_of_a_notebooks_cell_only_words_change(leaves: dict[str, Any], folder: Path, text: str) -> None:
+def test_of_a_notebooks_cell_only_words_change(
+    leaves: dict[str, Any], folder: Path, text: str
+) -> None:
     known, cell = (result_html(read(leaves, each, folder).result) for each in ("", text))
-    images = [re.findall(r'src="data:image/svg\+xml;base64,([^"]*)"', each) for each in (known, cell)]
+    images = [
+        re.findall(r'src="data:image/svg\+xml;base64,([^"]*)"', each) for each in (known, cell)
+    ]
     for one, other in zip(*images, strict=True):
-        assert elements(base64.b64decode(other).decode()) <= elements(base64.b64decode(one).decode())
+        assert elements(base64.b64decode(other).decode()) <= elements(
+            base64.b64decode(one).decode()
+        )
     tags = [Page(re.sub(r'src="data:[^"]*"', "", each)).tags for each in (known, cell)]
     assert tags[1] <= tags[0]

@@ -19,14 +19,22 @@ Change = Callable[..., Alternative]
 def lines(result: Results, *changes: Alternative) -> list[str]:
     """With the trials that measured ones are of, explored when the best reached 102."""
     seen = [
-        replace(result().trials[2], config=each.config, samples_per_second=each.samples_per_second * 1.02)
+        replace(
+            result().trials[2],
+            config=each.config,
+            samples_per_second=each.samples_per_second * 1.02,
+        )
         for each in changes
         if each.measured and each.fits
     ]
-    return knob_lines(result(alternatives=changes, runner_up=None, trials=(*result().trials, *seen)))
+    return knob_lines(
+        result(alternatives=changes, runner_up=None, trials=(*result().trials, *seen))
+    )
 
 
-def test_what_buys_the_most_comes_first_and_figures_say_where_they_come_from(result: Results, change: Change) -> None:
+def test_what_buys_the_most_comes_first_and_figures_say_where_they_come_from(
+    result: Results, change: Change
+) -> None:
     assert lines(
         result,
         change("precision", "bf16", 98, 1.4, seen=True),
@@ -51,7 +59,8 @@ def test_of_one_knob_the_best_that_is_left_counts(result: Results, change: Chang
 
 
 @pytest.mark.parametrize(
-    ("guess", "told"), [(89, ""), (90.5, ""), (95, "; adamw-foreach: 5 % slower, the same memory (predicted)")]
+    ("guess", "told"),
+    [(89, ""), (90.5, ""), (95, "; adamw-foreach: 5 % slower, the same memory (predicted)")],
 )
 def test_what_was_measured_is_told_before_a_better_guess(
     result: Results, change: Change, guess: float, told: str
@@ -61,13 +70,18 @@ def test_what_was_measured_is_told_before_a_better_guess(
         change("optimizer", "adamw-foreach", guess, 1.5),
         change("optimizer", "adamw-8bit", 90, 1.2, seen=True),
     )
-    assert line == f"optimizer adamw-8bit instead of adamw: 10 % slower, 0.30 GiB less (measured){told}"
+    assert (
+        line
+        == f"optimizer adamw-8bit instead of adamw: 10 % slower, 0.30 GiB less (measured){told}"
+    )
 
 
-def test_where_no_change_fits_the_least_that_is_needed_is_told(result: Results, change: Change) -> None:
-    assert lines(result, change("precision", "fp32", 50, 2.4), change("precision", "tf32", 60, 2.2)) == [
-        "precision tf32 instead of bf16-mixed: would need 2.20 GiB (predicted)"
-    ]
+def test_where_no_change_fits_the_least_that_is_needed_is_told(
+    result: Results, change: Change
+) -> None:
+    assert lines(
+        result, change("precision", "fp32", 50, 2.4), change("precision", "tf32", 60, 2.2)
+    ) == ["precision tf32 instead of bf16-mixed: would need 2.20 GiB (predicted)"]
     assert lines(result, change("precision", "fp32", 0, 2.4, seen=True)) == [
         "precision fp32 instead of bf16-mixed: does not fit, took 2.40 GiB (measured)"
     ]
@@ -88,13 +102,18 @@ def test_what_only_memory_forbids_is_told_beside_what_fits(result: Results, chan
         "fp8: 12 % faster, but would need 2.60 GiB (predicted)"
     ]
     (line,) = lines(result, change("precision", "fp8", 112, 2.6))
-    assert line == "precision fp8 instead of bf16-mixed: 12 % faster, but would need 2.60 GiB (predicted)"
+    assert (
+        line
+        == "precision fp8 instead of bf16-mixed: 12 % faster, but would need 2.60 GiB (predicted)"
+    )
 
 
 def test_on_a_gpu_the_margin_is_part_of_what_is_needed(result: Results, change: Change) -> None:
     made = result(alternatives=(change("precision", "fp32", 50, 3.8),))
     on_gpu = replace(made, hardware=replace(made.hardware, device="cuda"))
-    assert knob_lines(on_gpu) == ["precision fp32 instead of bf16-mixed: would need 4.00 GiB (predicted)"]
+    assert knob_lines(on_gpu) == [
+        "precision fp32 instead of bf16-mixed: would need 4.00 GiB (predicted)"
+    ]
 
 
 def test_what_went_wrong_otherwise_is_said(result: Results, change: Change) -> None:
@@ -118,22 +137,32 @@ def test_what_buys_nothing_shares_a_line(result: Results, change: Change) -> Non
 
 def test_without_a_best_or_alternatives_nothing_is_told(result: Results, change: Change) -> None:
     assert lines(result) == []
-    nothing = result(best=None, tiers={}, runner_up=None, alternatives=(change("precision", "fp32", 50, 2.4),))
+    nothing = result(
+        best=None, tiers={}, runner_up=None, alternatives=(change("precision", "fp32", 50, 2.4),)
+    )
     assert knob_lines(nothing) == []
 
 
 def test_only_what_differs_in_one_knob_is_told_the_fastest_first(result: Results) -> None:
-    assert single_changes(result()) == (
-        "optimizer adamw-foreach: 0.99 x the speed, peak 1.70 GiB",  # explored, against the explored best
-        "precision bf16: 0.98 x the speed, peak 1.40 GiB",  # verified, against the verified best
-        "precision fp32: 0.49 x the speed, peak 1.90 GiB",
+    assert (
+        single_changes(result())
+        == (
+            "optimizer adamw-foreach: 0.99 x the speed, peak 1.70 GiB",  # explored, against the explored best
+            "precision bf16: 0.98 x the speed, peak 1.40 GiB",  # verified, against the verified best
+            "precision fp32: 0.49 x the speed, peak 1.90 GiB",
+        )
     )
 
 
 def test_what_did_not_fit_is_said_so(result: Results, measured: Callable[..., object]) -> None:
     finished = result()
-    whole = measured(0, 2.4, precision="bf16-mixed")  # the micro-batch alone, and what follows from it
-    assert single_changes(result(trials=(*finished.trials, whole)))[-1] == "micro_batch_size 8: out of memory"
+    whole = measured(
+        0, 2.4, precision="bf16-mixed"
+    )  # the micro-batch alone, and what follows from it
+    assert (
+        single_changes(result(trials=(*finished.trials, whole)))[-1]
+        == "micro_batch_size 8: out of memory"
+    )
 
 
 def test_four_are_enough(result: Results, measured: Callable[..., object]) -> None:

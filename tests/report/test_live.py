@@ -16,7 +16,14 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from autofit.core.events import Event, Note, PhaseStarted, ProbeFinished, ProbeStarted, SearchStarted
+from autofit.core.events import (
+    Event,
+    Note,
+    PhaseStarted,
+    ProbeFinished,
+    ProbeStarted,
+    SearchStarted,
+)
 from autofit.core.notebook import Cell
 from autofit.report.live import LiveDisplay
 from tests.report.conftest import BUDGET, HARDWARE, measurement
@@ -42,7 +49,15 @@ class _Terminal(StringIO):
 @pytest.fixture(autouse=True)
 def _plain_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a terminal or CI has set around the tests has no part in them."""
-    for name in ("CI", "NO_COLOR", "FORCE_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE", "COLUMNS", "LINES"):
+    for name in (
+        "CI",
+        "NO_COLOR",
+        "FORCE_COLOR",
+        "TTY_COMPATIBLE",
+        "TTY_INTERACTIVE",
+        "COLUMNS",
+        "LINES",
+    ):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("TERM", "xterm-256color")
 
@@ -65,7 +80,9 @@ def search(console: Console, arguments: Sequence[str] = ()) -> None:
         best = None
         for number in range(9):
             rate = (0, 50, 100)[number % 3]
-            one = measurement(rate, 1.5 if rate else 2.4, precision=f"bf{number}", others={"number": number})
+            one = measurement(
+                rate, 1.5 if rate else 2.4, precision=f"bf{number}", others={"number": number}
+            )
             best = one if rate == 100 else best
             listener(ProbeStarted(number, one.config, expected_bytes=2**30))
             sys.stderr.write(f"library {number}\n")
@@ -117,11 +134,15 @@ def test_before_the_search_has_started_there_is_something_to_see() -> None:
 
 def test_what_is_refused_beforehand_is_told_apart_and_one_is_one(events: list[Event]) -> None:
     (started,) = (each for each in events if isinstance(each, SearchStarted))
-    told = played([dataclasses.replace(started, space_size=28800, refused=14112, trials=1)], terminal=False)
+    told = played(
+        [dataclasses.replace(started, space_size=28800, refused=14112, trials=1)], terminal=False
+    )
     assert told.endswith(": 28,800 configs, 14,112 of them refused beforehand; at most 1 probe\n")
 
 
-def test_without_a_terminal_every_phase_of_the_search_and_every_probe_is_one_line(events: list[Event]) -> None:
+def test_without_a_terminal_every_phase_of_the_search_and_every_probe_is_one_line(
+    events: list[Event],
+) -> None:
     config = "micro-batch 8x1, adamw, sdpa attention"
     assert played(events, terminal=False).splitlines() == [
         "tiny-llama on a test's CPU within 2.00 GiB: 23 configs; at most 4 probes",
@@ -159,7 +180,9 @@ def test_where_lines_cannot_change_or_nobody_watches_they_stay_plain(
     assert played(events, terminal=True) == played(events, terminal=False)
 
 
-def test_a_pipe_that_is_to_have_colours_is_no_terminal(events: list[Event], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pipe_that_is_to_have_colours_is_no_terminal(
+    events: list[Event], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("FORCE_COLOR", "1")
     console = Console(file=StringIO(), width=80)
     assert console.is_terminal
@@ -187,7 +210,9 @@ def test_on_a_terminal_all_is_gone_at_the_end_but_what_was_printed(columns: int)
 @pytest.mark.parametrize("rows", [1, 2, 4, 12, 24])
 def test_on_a_terminal_no_more_rows_are_taken_than_it_has(rows: int) -> None:
     written = on_a_terminal(rows=rows)
-    lines = [max((part.count("\x1b[1A") for part in re.split(r"[^\x1b\[\dAK\r]", written)), default=0)]
+    lines = [
+        max((part.count("\x1b[1A") for part in re.split(r"[^\x1b\[\dAK\r]", written)), default=0)
+    ]
     assert max(lines) < rows or rows == 1, "the cursor would stop at the first row"
 
 
@@ -197,7 +222,9 @@ def test_a_real_terminal_is_never_cleared_and_its_cursor_stays() -> None:
     screen.write(written)
     assert screen.text.splitlines() == [*LEFT, "the answer"]
     assert not re.search(r"\x1b\[[0-9]*J|\x1b\[H|\x1b\[\?1049h", written)
-    assert written.index("\x1b[?25h") - written.index("\x1b[?25l") == len("\x1b[?25l")  # a killed search leaves it
+    assert written.index("\x1b[?25h") - written.index("\x1b[?25l") == len(
+        "\x1b[?25l"
+    )  # a killed search leaves it
     assert COLOURS.search(written)
 
 
@@ -222,7 +249,9 @@ class _Watched:
 
     def __init__(self) -> None:
         self.screen, self.now = Screen(60), 0.0
-        self.console = Console(file=_Terminal(), force_terminal=True, width=60, height=20, color_system=None)
+        self.console = Console(
+            file=_Terminal(), force_terminal=True, width=60, height=20, color_system=None
+        )
         self.display = LiveDisplay(self.console, seconds=lambda: self.now)
         self._read = 0
 
@@ -251,12 +280,16 @@ def test_time_passes_without_events(watched: _Watched) -> None:
     assert watched.shown() == []
 
 
-def test_what_others_print_comes_above_and_output_goes_where_it_went_before(watched: _Watched) -> None:
+def test_what_others_print_comes_above_and_output_goes_where_it_went_before(
+    watched: _Watched,
+) -> None:
     before = sys.stdout, sys.stderr
     with watched.display:
         watched.console.print("a note")
         sys.stderr.write("a warning\n")
-        assert sys.stdout is before[0]  # under pytest no terminal: nothing of it can disturb the lines
+        assert (
+            sys.stdout is before[0]
+        )  # under pytest no terminal: nothing of it can disturb the lines
         assert watched.tick() == ["a note", "a warning", "now       loading PyTorch, 0:01"]
     assert watched.shown() == ["a note", "a warning"]
     assert (sys.stdout, sys.stderr) == before
@@ -288,5 +321,8 @@ def test_a_notebook_has_the_lines_as_html_and_the_last_stay(
     assert "tiny-llama on a test's CPU within 2.00 GiB" in after
     assert "6,400 tokens/s (probe 3)" in after
     assert shown[-1][1].startswith("<pre")
-    assert '<span style="font-weight: bold">tiny-llama on a test&#x27;s CPU within 2.00 GiB</span>' in shown[-1][1]
+    assert (
+        '<span style="font-weight: bold">tiny-llama on a test&#x27;s CPU within 2.00 GiB</span>'
+        in shown[-1][1]
+    )
     assert not any("a note about" in text or "\x1b" in text + html for text, html in shown)

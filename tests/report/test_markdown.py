@@ -30,7 +30,9 @@ def test_the_table_is_one(record: Records) -> None:
 
 
 def test_nothing_in_it_is_markup(record: Records) -> None:
-    trials = tuple(dataclasses.replace(each, reason="a | b\n<b>c</b>") for each in record().result.trials)
+    trials = tuple(
+        dataclasses.replace(each, reason="a | b\n<b>c</b>") for each in record().result.trials
+    )
     told = markdown(record(model="<img src=x> *a*_b_|", trials=trials, notes=("see `this`",)))
     assert "\\<img src=x\\> \\*a\\*\\_b\\_\\|" in told
     assert "see \\`this\\`" in told

@@ -31,10 +31,16 @@ def here(point: Points) -> Point:
 
 
 def test_what_more_memory_brings(result: Results, point: Points, here: Point) -> None:
-    more = point(114, 3.0, precision="bf16-mixed", micro_batch_size=4, gradient_accumulation_steps=2)
-    assert told(result, MORE, here, more) == ["4.00 GiB (twice as much): 14 % faster with micro-batch 4x2 (predicted)"]
+    more = point(
+        114, 3.0, precision="bf16-mixed", micro_batch_size=4, gradient_accumulation_steps=2
+    )
+    assert told(result, MORE, here, more) == [
+        "4.00 GiB (twice as much): 14 % faster with micro-batch 4x2 (predicted)"
+    ]
     card = OtherBudget("the next larger card", 4 * GIB, "NVIDIA L4")
-    assert told(result, card, here, more)[0].startswith("4.00 GiB (the next larger card, such as NVIDIA L4): 14 % ")
+    assert told(result, card, here, more)[0].startswith(
+        "4.00 GiB (the next larger card, such as NVIDIA L4): 14 % "
+    )
 
 
 def test_more_memory_may_bring_nothing(result: Results, point: Points, here: Point) -> None:
@@ -45,12 +51,17 @@ def test_more_memory_may_bring_nothing(result: Results, point: Points, here: Poi
     assert told(result, MORE, here, point(90, 5.0)) == nothing
 
 
-def test_budgets_of_which_the_same_is_told_share_a_line(result: Results, point: Points, here: Point) -> None:
+def test_budgets_of_which_the_same_is_told_share_a_line(
+    result: Results, point: Points, here: Point
+) -> None:
     more = point(114, 2.4, precision="bf16", **SMALL)
     others = (LESS, OtherBudget("a quarter more", int(2.5 * GIB)), MORE)
     (less, more_memory) = told(result, MORE, here, more, other_budgets=others)
     assert less == "1.00 GiB (half of it): nothing is expected to fit"
-    assert more_memory == "2.50 GiB (a quarter more) and 4.00 GiB (twice as much): 14 % faster with bf16 (predicted)"
+    assert (
+        more_memory
+        == "2.50 GiB (a quarter more) and 4.00 GiB (twice as much): 14 % faster with bf16 (predicted)"
+    )
 
 
 def test_what_tied_with_the_best_is_not_called_faster_for_less_memory(
@@ -60,7 +71,9 @@ def test_what_tied_with_the_best_is_not_called_faster_for_less_memory(
     assert told(result, LESS, tied) == ["1.00 GiB (half of it): no slower with bf16 (predicted)"]
 
 
-def test_of_what_was_not_predicted_nothing_is_told(result: Results, point: Points, here: Point) -> None:
+def test_of_what_was_not_predicted_nothing_is_told(
+    result: Results, point: Points, here: Point
+) -> None:
     less = point(50 / 1.02, 0.9, seen=True, **SMALL)  # explored at 50 when the best reached 102
     assert told(result, MORE, here, predicted=False) == []
     assert told(result, LESS, here, predicted=False) == []
@@ -71,19 +84,36 @@ def test_of_what_was_not_predicted_nothing_is_told(result: Results, point: Point
 
 def test_what_less_memory_would_run(result: Results, point: Points, here: Point) -> None:
     less = point(70, 0.9, precision="bf16-mixed", activation_checkpointing="full", **SMALL)
-    assert told(result, LESS, less, here) == ["1.00 GiB (half of it): 30 % slower with checkpointing full (predicted)"]
+    assert told(result, LESS, less, here) == [
+        "1.00 GiB (half of it): 30 % slower with checkpointing full (predicted)"
+    ]
     assert told(result, LESS, here) == ["1.00 GiB (half of it): nothing is expected to fit"]
     enough = OtherBudget("a little less", int(1.6 * GIB))
-    assert told(result, enough, here) == ["1.60 GiB (a little less): what is the best here fits there, too"]
+    assert told(result, enough, here) == [
+        "1.60 GiB (a little less): what is the best here fits there, too"
+    ]
 
 
-def test_many_changes_are_told_as_a_whole_config(result: Results, point: Points, here: Point) -> None:
-    far = point(114, 3.0, precision="bf16", optimizer="adamw-8bit", attention="eager", activation_checkpointing="full")
+def test_many_changes_are_told_as_a_whole_config(
+    result: Results, point: Points, here: Point
+) -> None:
+    far = point(
+        114,
+        3.0,
+        precision="bf16",
+        optimizer="adamw-8bit",
+        attention="eager",
+        activation_checkpointing="full",
+    )
     (line,) = told(result, MORE, here, far)
-    assert line.endswith("with bf16, micro-batch 8x1, checkpointing full, adamw-8bit, eager attention (predicted)")
+    assert line.endswith(
+        "with bf16, micro-batch 8x1, checkpointing full, adamw-8bit, eager attention (predicted)"
+    )
 
 
-def test_tiers_are_told_apart_and_compared_with_their_own_best(result: Results, point: Points, here: Point) -> None:
+def test_tiers_are_told_apart_and_compared_with_their_own_best(
+    result: Results, point: Points, here: Point
+) -> None:
     adapters = {"precision": "bf16-mixed", "lora_rank": 16, "lora_targets": "all-linear"}
     # Explored at 60 beside a best explored at 102 that runs at 100 when verified.
     leader = point(60 / 1.02, 0.9, seen=True, **adapters)
@@ -93,7 +123,9 @@ def test_tiers_are_told_apart_and_compared_with_their_own_best(result: Results, 
         "4.00 GiB (twice as much), full: 20 % faster with fp32 (predicted)",
         "4.00 GiB (twice as much), lora: 50 % faster with bf16 (predicted)",
     ]
-    assert told(result, MORE, here, lora=(leader,)) == ["4.00 GiB (twice as much): no gain is expected"]
+    assert told(result, MORE, here, lora=(leader,)) == [
+        "4.00 GiB (twice as much): no gain is expected"
+    ]
     assert told(result, LESS, here, lora=(leader,)) == [
         "1.00 GiB (half of it), full: nothing is expected to fit",
         "1.00 GiB (half of it), lora: what is the best here fits there, too",

@@ -22,14 +22,23 @@ class _Ascii(StringIO):
 
 def drawn(progress: Progress, now: float, columns: int, rows: int, *, ascii: bool = False) -> str:
     """The panel at some time, as a window shows it."""
-    console = Console(file=_Ascii() if ascii else StringIO(), width=columns, height=rows, color_system=None)
+    console = Console(
+        file=_Ascii() if ascii else StringIO(), width=columns, height=rows, color_system=None
+    )
     console.print(panel(progress, now, console))
     lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
     assert all(cell_len(line) <= columns for line in lines)
     return "\n".join(line.rstrip() for line in lines)
 
 
-def lines(events: Sequence[Event], columns: int = 80, rows: int = 24, *, now: float = 75.0, ascii: bool = False) -> str:
+def lines(
+    events: Sequence[Event],
+    columns: int = 80,
+    rows: int = 24,
+    *,
+    now: float = 75.0,
+    ascii: bool = False,
+) -> str:
     """The panel at some time after the last event; the search began at 0."""
     progress = Progress(0.0)
     for event in events:
@@ -38,7 +47,10 @@ def lines(events: Sequence[Event], columns: int = 80, rows: int = 24, *, now: fl
 
 
 def without_limit(events: Sequence[Event]) -> list[Event]:
-    return [dataclasses.replace(each, time_limit=None) if isinstance(each, SearchStarted) else each for each in events]
+    return [
+        dataclasses.replace(each, time_limit=None) if isinstance(each, SearchStarted) else each
+        for each in events
+    ]
 
 
 def test_a_search_on_eighty_columns(events: list[Event]) -> None:
@@ -125,7 +137,9 @@ def test_probes_side_by_side_each_have_a_line_of_their_config(events: list[Event
     assert isinstance(started, ProbeStarted)
     several = [dataclasses.replace(started, number=number) for number in range(6)]
     shown = lines([*events[:2], *several], rows=40)
-    assert [f"measuring probe {number}, " in shown for number in range(1, 7)] == [True] * 4 + [False] * 2
+    assert [f"measuring probe {number}, " in shown for number in range(1, 7)] == [True] * 4 + [
+        False
+    ] * 2
     assert shown.count("fp32, micro-batch") == 4
     assert "and 2 more" in shown
     assert "measuring probe 2" in lines([*events[:2], *several[:2]])
@@ -133,7 +147,9 @@ def test_probes_side_by_side_each_have_a_line_of_their_config(events: list[Event
 
 def test_lines_do_not_jump_between_two_probes(events: list[Event]) -> None:
     between, during = (lines(events[:count]).splitlines() for count in (8, 9))
-    assert between.index("best      3,200 tokens/s (probe 1)") == during.index("best      3,200 tokens/s (probe 1)")
+    assert between.index("best      3,200 tokens/s (probe 1)") == during.index(
+        "best      3,200 tokens/s (probe 1)"
+    )
 
 
 @pytest.mark.parametrize("columns", [1, 5, 12, 30, 50, 80, 200])
@@ -166,9 +182,15 @@ def test_a_terminal_that_knows_ascii_only_gets_no_more(events: list[Event]) -> N
     assert "-" * 24 + " " * 10 + "best 1.50 of 2.00 GiB" in shown
 
 
-def test_wide_signs_and_codes_of_others_break_nothing(events: list[Event], measured: Measured) -> None:
+def test_wide_signs_and_codes_of_others_break_nothing(
+    events: list[Event], measured: Measured
+) -> None:
     search = dataclasses.replace(events[1], model="\u6a21\u578b\x1b[2J" * 20)  # type: ignore[arg-type,type-var]
-    failed = {"outcome": Outcome.OUT_OF_MEMORY, "peak_bytes": None, "reason": "\u6a21\x1b[31m\u578b" * 40}
+    failed = {
+        "outcome": Outcome.OUT_OF_MEMORY,
+        "peak_bytes": None,
+        "reason": "\u6a21\x1b[31m\u578b" * 40,
+    }
     one = measured(0, others=failed)
     for columns in (20, 50, 80):
         shown = lines([search, ProbeStarted(0, one.config), ProbeFinished(one, None)], columns)
@@ -181,7 +203,11 @@ def test_colour_only_repeats_what_words_say(events: list[Event]) -> None:
     for event in events:
         progress.update(event, 3.0)
     console = Console(file=StringIO(), width=80, height=24, color_system=None)
-    styles = {str(segment.style) for segment in console.render(panel(progress, 5.0, console)) if segment.text.strip()}
+    styles = {
+        str(segment.style)
+        for segment in console.render(panel(progress, 5.0, console))
+        if segment.text.strip()
+    }
     assert styles - {"none", "None"} == {"bold", "dim", "bold green", "yellow", "cyan"}
 
 
@@ -225,7 +251,13 @@ def test_a_better_one_is_told_once(events: list[Event]) -> None:
 
 @pytest.mark.parametrize(
     ("started", "ended", "done"),
-    [([0, 1, 2], [2], 1), ([0, 1, 2], [2, 0], 2), ([0, 1, 2], [2, 0, 1], 3), ([5, 6], [6], 6), ([5], [5], 6)],
+    [
+        ([0, 1, 2], [2], 1),
+        ([0, 1, 2], [2, 0], 2),
+        ([0, 1, 2], [2, 0, 1], 3),
+        ([5, 6], [6], 6),
+        ([5], [5], 6),
+    ],
     ids=["the last first", "two", "all", "resumed", "resumed alone"],
 )
 def test_probes_side_by_side_and_those_of_before_a_resume_are_counted(
@@ -240,7 +272,9 @@ def test_probes_side_by_side_and_those_of_before_a_resume_are_counted(
 
 
 def test_the_curve_of_the_best_never_falls(events: list[Event], measured: Measured) -> None:
-    slower = dataclasses.replace(measured(90, precision="bf16"), number=3)  # the leader, where the machine has drifted
+    slower = dataclasses.replace(
+        measured(90, precision="bf16"), number=3
+    )  # the leader, where the machine has drifted
     progress = after([*events[:10], ProbeStarted(3, slower.config), ProbeFinished(slower, slower)])
     assert progress.bests == [50, 50, 100, 100]
     assert progress.best == slower

@@ -20,7 +20,13 @@ from autofit.report.predicted import predicted_lines, predicted_view
 
 CARD = Hardware("cuda", "a card", 24 * GIB, 64 * GIB, 64 * GIB, 8, here=False)
 BUDGET = Budget(24 * GIB, 51 * GIB)
-CONFIG = Config(precision="bf16", lora_rank=8, lora_targets="all-linear", quantization="none", micro_batch_size=2)
+CONFIG = Config(
+    precision="bf16",
+    lora_rank=8,
+    lora_targets="all-linear",
+    quantization="none",
+    micro_batch_size=2,
+)
 FULL = CONFIG.replace(lora_rank=0, lora_targets=None)
 
 
@@ -71,7 +77,10 @@ def test_the_terminal_says_first_that_nothing_was_measured(shown: Callable[..., 
     said = " ".join(text.split())
     assert "It fits by all that is predicted: 2.80 GiB are left" in text
     assert "Nothing is predicted to fit that trains all weights." in text
-    assert "Of 1,000 configs 700 are predicted not to fit 24.00 GiB and 100 refused beforehand; none was" in said
+    assert (
+        "Of 1,000 configs 700 are predicted not to fit 24.00 GiB and 100 refused beforehand; none was"
+        in said
+    )
     assert "the config, and what is predicted" in text
     assert "autofit train /runs/x/result.yaml" in text
 
@@ -80,22 +89,30 @@ def test_what_may_not_fit_is_told_with_what_is_missing() -> None:
     found = estimate(high=23.0)
     assert found.verdict == "maybe"
     (line, *_) = predicted_lines(result(found), found)
-    assert line == "It may or may not fit: its upper end is 0.20 GiB above the 22.80 that may be used."
+    assert (
+        line == "It may or may not fit: its upper end is 0.20 GiB above the 22.80 that may be used."
+    )
 
 
 def test_the_other_tiers_are_points() -> None:
     found, full = estimate(), estimate(FULL, rate=900.0, high=23.0)
     lines = predicted_lines(result(found, {"full": full}), found)
     assert lines[1] == "The best predicted of the other tiers:"
-    assert lines[2].startswith("  - all weights: 900 tokens/s in 17.00-23.00 GiB, which may or may not fit: bf16")
+    assert lines[2].startswith(
+        "  - all weights: 900 tokens/s in 17.00-23.00 GiB, which may or may not fit: bf16"
+    )
     assert len(lines) == 3
 
 
 def test_sentences_and_markdown_and_the_page_say_the_same(tmp_path: Path) -> None:
-    line = Timeline(CONFIG, ((1, 2, 3, 4, 5, 0, 0),) * 2, (0.0, 1.0), (("forward", 0.0),), True, 15, "forward")
+    line = Timeline(
+        CONFIG, ((1, 2, 3, 4, 5, 0, 0),) * 2, (0.0, 1.0), (("forward", 0.0),), True, 15, "forward"
+    )
     record = Record(result(estimate()), timelines={"lora": line})
     told = explain(record.result)
-    assert told.startswith("Nothing was measured. Predicted for an-8b on a card within 24.00 GiB: bf16, LoRA 8")
+    assert told.startswith(
+        "Nothing was measured. Predicted for an-8b on a card within 24.00 GiB: bf16, LoRA 8"
+    )
     assert "a note on it." in told
     text = markdown(record)
     assert "**Predicted, not measured:** about 4,000 tokens/s" in text
@@ -104,7 +121,13 @@ def test_sentences_and_markdown_and_the_page_say_the_same(tmp_path: Path) -> Non
     assert "Predicted, not measured: about 4,000 tokens/s" in page
     assert "predicted, not measured</span>" in page
     assert "<h2>The prediction</h2>" in page
-    for wrong in ("not verified", "Every trial", "Throughput against memory", "were measured", "measured 0"):
+    for wrong in (
+        "not verified",
+        "Every trial",
+        "Throughput against memory",
+        "were measured",
+        "measured 0",
+    ):
         assert wrong not in page
     cell = record.result._repr_html_()
     assert "Nothing was measured. Predicted: about 4,000 tokens/s" in cell
@@ -112,14 +135,22 @@ def test_sentences_and_markdown_and_the_page_say_the_same(tmp_path: Path) -> Non
 
 
 def test_a_speed_that_is_not_known_is_left_out(tmp_path: Path) -> None:
-    found = dataclasses.replace(estimate(), step_seconds=None, samples_per_second=None, tokens_per_second=None)
+    found = dataclasses.replace(
+        estimate(), step_seconds=None, samples_per_second=None, tokens_per_second=None
+    )
     assert "\n17.00-20.00 of 24.00 GiB, the best" in explain(result(found))
     assert "/s in" not in explain(result(found))
-    assert "? samples" in " ".join(report_page(Record(result(found)), tmp_path).replace("</strong>", "").split())
+    assert "? samples" in " ".join(
+        report_page(Record(result(found)), tmp_path).replace("</strong>", "").split()
+    )
 
 
-@pytest.mark.parametrize("tell", [explain, lambda each: markdown(Record(each))], ids=["sentences", "markdown"])
-def test_where_nothing_is_predicted_to_fit_it_says_what_would(tell: Callable[[Result], str]) -> None:
+@pytest.mark.parametrize(
+    "tell", [explain, lambda each: markdown(Record(each))], ids=["sentences", "markdown"]
+)
+def test_where_nothing_is_predicted_to_fit_it_says_what_would(
+    tell: Callable[[Result], str],
+) -> None:
     text = " ".join(tell(result()).replace("\\", "").split())
     assert "Nothing is predicted to fit: an-8b on a card within 24.00 GiB." in text
     assert "The smallest budget in which anything is expected to fit is 31.58 GiB" in text

@@ -28,7 +28,9 @@ def test_every_row_says_why_it_lost(result: Results) -> None:
     ]
 
 
-def test_few_rows_keep_the_best_of_a_tier_the_runner_up_and_the_nearest_miss(result: Results) -> None:
+def test_few_rows_keep_the_best_of_a_tier_the_runner_up_and_the_nearest_miss(
+    result: Results,
+) -> None:
     assert verdicts(result(), rows=3) == [
         "best, verified",
         "tied within 3 %, learns less faithfully, verified",
@@ -46,18 +48,26 @@ def test_speeds_are_compared_as_they_were_measured(result: Results, measured: Me
     assert relative_speed(made.runner_up, made) == 0.98
 
 
-def test_a_config_that_was_fast_only_once_is_not_called_slower(result: Results, measured: Measured) -> None:
+def test_a_config_that_was_fast_only_once_is_not_called_slower(
+    result: Results, measured: Measured
+) -> None:
     flash = measured(130, 1.2, precision="bf16", optimizer="adamw-8bit")
     made = result(trials=(*result().trials, flash))
     assert "faster for a moment, and not measured again" in verdicts(made)
 
 
-def test_a_finalist_stands_where_its_verification_put_it(result: Results, measured: Measured) -> None:
+def test_a_finalist_stands_where_its_verification_put_it(
+    result: Results, measured: Measured
+) -> None:
     fields = {"precision": "bf16", "optimizer": "adamw-8bit"}
     flash = measured(130, 1.2, **fields)
     again = dataclasses.replace(measured(90, 1.2, **fields), verified=True)
     made = result(trials=(*result().trials, flash), finalists=(again,))
-    (seen,) = (each for each in table_rows(made, tolerance=0.005, rows=9) if each.measurement.config == flash.config)
+    (seen,) = (
+        each
+        for each in table_rows(made, tolerance=0.005, rows=9)
+        if each.measurement.config == flash.config
+    )
     assert (seen.measurement, seen.verdict) == (again, "10 % slower, verified")
     assert "tied within 2.5 %, learns less faithfully, verified" in [
         each.verdict for each in table_rows(made, tolerance=0.025, rows=9)

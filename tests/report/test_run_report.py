@@ -48,7 +48,10 @@ def test_a_function_that_a_record_names_is_not_run(
     (tmp_path / "evil.py").write_text("open('ran', 'w')")
     held = record()
     source = {"kind": "function", "function": "evil.py:f"}
-    run = saved(dataclasses.replace(held, result=dataclasses.replace(held.result, source=source)), tmp_path / "run")
+    run = saved(
+        dataclasses.replace(held, result=dataclasses.replace(held.result, source=source)),
+        tmp_path / "run",
+    )
     for form in ("html", "md", "svg"):
         assert report([run], form, None)
     assert not (tmp_path / "ran").exists()
@@ -92,7 +95,8 @@ def test_what_is_wrong_is_told_in_a_sentence(record: Records, run: Path) -> None
     empty = run.parent / "empty"
     empty.mkdir()
     nothing = saved(
-        record(best=None, tiers={}, trials=(), runner_up=None, frontier={}, alternatives=()), run.parent / "n"
+        record(best=None, tiers={}, trials=(), runner_up=None, frontier={}, alternatives=()),
+        run.parent / "n",
     )
     for told, message in (
         (((run,), "pdf", None), "unknown format 'pdf'"),
@@ -109,7 +113,9 @@ def test_what_is_wrong_is_told_in_a_sentence(record: Records, run: Path) -> None
             report(*arguments)
 
 
-@pytest.mark.parametrize("changed", [{"versions": None}, {"skipped": None}, {"options": []}, {"bound": "much"}])
+@pytest.mark.parametrize(
+    "changed", [{"versions": None}, {"skipped": None}, {"options": []}, {"bound": "much"}]
+)
 def test_a_record_changed_by_hand_is_told_in_a_sentence(run: Path, changed: dict[str, Any]) -> None:
     path = run / "result.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), **changed}))
@@ -119,7 +125,9 @@ def test_a_record_changed_by_hand_is_told_in_a_sentence(run: Path, changed: dict
 
 @settings(max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data(), form=st.sampled_from(["html", "md"]))
-def test_whatever_was_changed_it_is_reported_on_or_refused(run: Path, data: st.DataObject, form: str) -> None:
+def test_whatever_was_changed_it_is_reported_on_or_refused(
+    run: Path, data: st.DataObject, form: str
+) -> None:
     path = run / "result.json"
     whole = path.read_text()
     path.write_text(json.dumps(data.draw(mutations(json.loads(whole)))))
@@ -133,7 +141,9 @@ def test_whatever_was_changed_it_is_reported_on_or_refused(run: Path, data: st.D
 
 @settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
-def test_a_result_of_wrong_types_is_refused_before_it_is_explained(run: Path, data: st.DataObject) -> None:
+def test_a_result_of_wrong_types_is_refused_before_it_is_explained(
+    run: Path, data: st.DataObject
+) -> None:
     path = run / "result.json"
     whole = path.read_text()
     path.write_text(json.dumps(data.draw(mutations(json.loads(whole), leave="config"))))
@@ -179,19 +189,27 @@ def test_a_report_tells_of_knobs_that_this_autofit_does_not_have(run: Path, form
 
 
 def configs_in(data: Any) -> Iterator[dict[str, Any]]:
-    for key, value in data.items() if isinstance(data, dict) else enumerate(data if isinstance(data, list) else ()):
+    for key, value in (
+        data.items()
+        if isinstance(data, dict)
+        else enumerate(data if isinstance(data, list) else ())
+    ):
         if key == "config":
             yield value
         else:
             yield from configs_in(value)
 
 
-def test_what_cannot_be_drawn_is_told_with_its_line(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cannot_be_drawn_is_told_with_its_line(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def mistaken(*_: Any) -> str:
         raise KeyError("of ours")
 
     monkeypatch.setattr("autofit.report.run_report.report_page", mistaken)
-    with pytest.raises(InputError, match=r"result\.json: KeyError: 'of ours', in line \d+ of test_run_report\.py"):
+    with pytest.raises(
+        InputError, match=r"result\.json: KeyError: 'of ours', in line \d+ of test_run_report\.py"
+    ):
         report([run], "html", None)
 
 
@@ -234,4 +252,7 @@ def test_a_browser_makes_them(run: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     svg = '<svg xmlns="http://www.w3.org/2000/svg" width="40" height="30"><rect width="40" height="30"/></svg>'
     run_report.to_png(svg, path, (40, 30))
     data = path.read_bytes()
-    assert [int.from_bytes(data[place : place + 4], "big") for place in (16, 20)] == [80, 60]  # sharp
+    assert [int.from_bytes(data[place : place + 4], "big") for place in (16, 20)] == [
+        80,
+        60,
+    ]  # sharp

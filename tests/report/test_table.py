@@ -33,23 +33,45 @@ def test_the_answer_comes_first(result: Results, shown: Shown) -> None:
     ]
 
 
-def test_then_every_config_with_its_reason_and_what_it_has_instead(result: Results, shown: Shown) -> None:
-    rows = [line.split(maxsplit=3) for line in shown(result_table(result()), 120).splitlines() if line.startswith(" ")]
-    told = {row[3].rstrip(): row[:3] for row in rows if len(row) == 4 and row[0][0] in "-0123456789"}
+def test_then_every_config_with_its_reason_and_what_it_has_instead(
+    result: Results, shown: Shown
+) -> None:
+    rows = [
+        line.split(maxsplit=3)
+        for line in shown(result_table(result()), 120).splitlines()
+        if line.startswith(" ")
+    ]
+    told = {
+        row[3].rstrip(): row[:3] for row in rows if len(row) == 4 and row[0][0] in "-0123456789"
+    }
     assert told == {
         "best, verified": ["6,400", "0.0800", "1.50"],
         "tied within 3 %, takes more memory with adamw-foreach": ["6,464", "0.0792", "1.70"],
         "tied within 3 %, learns less faithfully with bf16; verified": ["6,272", "0.0816", "1.40"],
-        "best of lora, 41 % slower with micro-batch 8x1, LoRA 16 all-linear": ["3,840", "0.133", "0.90"],
+        "best of lora, 41 % slower with micro-batch 8x1, LoRA 16 all-linear": [
+            "3,840",
+            "0.133",
+            "0.90",
+        ],
         "51 % slower with fp32": ["3,200", "0.160", "1.90"],
         "out of memory: needs 2.40 GiB of 2.00, with fp32, micro-batch 8x1": ["-", "-", "2.40"],
-        "out of memory: needs 3.10 GiB of 2.00, with fp32, micro-batch 8x1, adamw-foreach": ["-", "-", "3.10"],
+        "out of memory: needs 3.10 GiB of 2.00, with fp32, micro-batch 8x1, adamw-foreach": [
+            "-",
+            "-",
+            "3.10",
+        ],
     }
 
 
-def test_then_what_was_not_tried_what_more_memory_brings_and_where_it_is(record: Records, shown: Shown) -> None:
+def test_then_what_was_not_tried_what_more_memory_brings_and_where_it_is(
+    record: Records, shown: Shown
+) -> None:
     text = shown(result_table(record().result), 100)
-    answer, table, rest = text.index("Train with it"), text.index("tokens/s   "), text.index("Of 23 configs")
+    answer, table, rest = (
+        text.index("Train with it"),
+        text.index("tokens/s   "),
+        text.index("Of 23 configs"),
+    )
     budgets, files = text.index("With other budgets:"), text.index("Written to runs/x:")
     assert answer < table < rest < budgets < files
     assert "12 ruled out by what another one proved; 3 refused beforehand" in " ".join(text.split())
@@ -62,7 +84,10 @@ def test_then_what_was_not_tried_what_more_memory_brings_and_where_it_is(record:
 
 def test_eighty_columns(record: Records, shown: Shown) -> None:
     lines = shown(result_table(record().result), 80).splitlines()
-    start, end = (next(place for place, line in enumerate(lines) if words in line) for words in ("step s", "Of 23"))
+    start, end = (
+        next(place for place, line in enumerate(lines) if words in line)
+        for words in ("step s", "Of 23")
+    )
     column = lines[start].index("against the best")
     assert column < 36, "words have more than half of the width"
     assert sum(line[:column].strip() == "" for line in lines[start + 2 : end]) <= 7, (
@@ -89,11 +114,23 @@ def test_a_long_command_goes_on_as_a_shell_reads_it(result: Results, shown: Show
     command = text[text.index("autofit train") :].partition("\n\n")[0].partition("  tokens/s")[0]
     words = command.replace("\\\n", " ").split()[:9]
     assert words == [
-        *("autofit", "train", files["result"], "--data", "DATA", "--weights", "WEIGHTS", "--output", "OUT"),
+        *(
+            "autofit",
+            "train",
+            files["result"],
+            "--data",
+            "DATA",
+            "--weights",
+            "WEIGHTS",
+            "--output",
+            "OUT",
+        ),
     ]
 
 
-def test_a_command_is_never_cut_where_the_console_does_not_crop(result: Results, tmp_path: Path) -> None:
+def test_a_command_is_never_cut_where_the_console_does_not_crop(
+    result: Results, tmp_path: Path
+) -> None:
     path = "/" + "deep/" * 40 + "result.yaml"
     console = Console(file=StringIO(), width=50, color_system=None)
     console.print(result_table(result(files={"result": path})), crop=False)
@@ -123,7 +160,9 @@ def test_workloads_without_tokens_are_told_in_samples(
     result: Results, measured: Callable[..., Measurement], shown: Shown
 ) -> None:
     images = measured(12, others={"tokens_per_second": None})
-    text = shown(result_table(result(best=images, trials=(images,), tiers={"full": images}, runner_up=None)))
+    text = shown(
+        result_table(result(best=images, trials=(images,), tiers={"full": images}, runner_up=None))
+    )
     assert "12 samples/s in" in text
     assert "samples/s   step s" in text
 
@@ -131,7 +170,11 @@ def test_workloads_without_tokens_are_told_in_samples(
 def test_brackets_and_codes_in_a_reason_are_nothing_but_words(
     result: Results, measured: Callable[..., Measurement], shown: Shown
 ) -> None:
-    reason = {"outcome": Outcome.FAILED, "peak_bytes": None, "reason": "no [red]\x1b[31m eager here"}
+    reason = {
+        "outcome": Outcome.FAILED,
+        "peak_bytes": None,
+        "reason": "no [red]\x1b[31m eager here",
+    }
     text = shown(result_table(result(trials=(measured(others=reason, attention="eager"),))), 120)
     assert "failed: no [red] eager here, with" in text
     assert "\x1b" not in text
@@ -148,7 +191,9 @@ def test_what_one_rank_stood_for_is_not_called_verified(result: Results, shown: 
 
 
 def test_a_card_standing_in_for_another_is_named(result: Results, shown: Shown) -> None:
-    hardware = dataclasses.replace(result().hardware, device="cuda", name="RTX 4090", measured_on="NVIDIA H200")
+    hardware = dataclasses.replace(
+        result().hardware, device="cuda", name="RTX 4090", measured_on="NVIDIA H200"
+    )
     text = shown(result_table(result(hardware=hardware)))
     assert "Speed measured on NVIDIA H200, memory for RTX 4090." in text
 
@@ -160,12 +205,20 @@ def test_a_best_that_was_explored_at_another_speed_says_so(
     assert words not in shown(result_table(result()), 120)
     best = result().best
     assert best is not None
-    explored = dataclasses.replace(best, verified=False, samples_per_second=150.0, tokens_per_second=9600.0)
+    explored = dataclasses.replace(
+        best, verified=False, samples_per_second=150.0, tokens_per_second=9600.0
+    )
     trials = (*(each for each in result().trials if each.config != best.config), explored)
     assert f"{words} 9,600 tokens/s." in shown(result_table(result(trials=trials)), 120)
-    verified = tuple(dataclasses.replace(each, verified=each.fits) for each in trials if each.config != best.config)
+    verified = tuple(
+        dataclasses.replace(each, verified=each.fits)
+        for each in trials
+        if each.config != best.config
+    )
     tiers = {"full": best}
-    text = shown(result_table(result(trials=(*verified, explored), tiers=tiers, runner_up=None)), 120)
+    text = shown(
+        result_table(result(trials=(*verified, explored), tiers=tiers, runner_up=None)), 120
+    )
     assert words not in text, "all that is shown is verified"
 
 
@@ -177,7 +230,9 @@ def test_what_may_have_been_missed_is_told_below(result: Results, shown: Shown) 
 
 def test_other_budgets_hang_below_their_dash(record: Records, shown: Shown) -> None:
     others = (OtherBudget("twice as much", 4 * GIB),)
-    lines = shown(result_table(dataclasses.replace(record().result, other_budgets=others)), 40).splitlines()
+    lines = shown(
+        result_table(dataclasses.replace(record().result, other_budgets=others)), 40
+    ).splitlines()
     first = next(place for place, line in enumerate(lines) if line.startswith("  - "))
     assert lines[first + 1].startswith("    ") and lines[first + 1].strip()
 
@@ -188,4 +243,12 @@ def test_a_command_goes_on_between_words_alone(result: Results, shown: Shown) ->
     command = text[text.index("autofit train") : text.index("--output OUT")]
     assert " \\\n" in command.replace("  ", "")
     words = shlex.split(command.replace("\\\n", ""))
-    assert words == ["autofit", "train", f"{folder}/result.yaml", "--data", "DATA", "--weights", "WEIGHTS"]
+    assert words == [
+        "autofit",
+        "train",
+        f"{folder}/result.yaml",
+        "--data",
+        "DATA",
+        "--weights",
+        "WEIGHTS",
+    ]

@@ -44,7 +44,9 @@ RANKS: dict[str, dict[Value, int]] = {
 def accumulation_steps(config: Config) -> Value:
     micro = int(str(config["micro_batch_size"]))
     if EFFECTIVE_BATCH % micro:
-        raise InputError(f"micro_batch_size {micro} does not divide the effective batch of {EFFECTIVE_BATCH}.")
+        raise InputError(
+            f"micro_batch_size {micro} does not divide the effective batch of {EFFECTIVE_BATCH}."
+        )
     return EFFECTIVE_BATCH // micro
 
 
@@ -79,7 +81,11 @@ class Formula:
         self.half = draw.uniform(0.2, 6)
         self.again = draw.uniform(0.15, 0.4)
         self.eager = draw.uniform(0.0, 0.6)
-        self.update = {"adamw": 0.1, "adamw-foreach": draw.uniform(0.09, 0.2), "adamw-8bit": draw.uniform(0.05, 0.4)}
+        self.update = {
+            "adamw": 0.1,
+            "adamw-foreach": draw.uniform(0.09, 0.2),
+            "adamw-8bit": draw.uniform(0.05, 0.4),
+        }
         self.adapters = draw.uniform(0.05, 0.4)
         # As much memory as lets this share of the space fit.
         self.budget = sorted(map(self.memory, self.configs))[int(share * len(self.configs))]
@@ -94,7 +100,9 @@ class Formula:
         rank, low = config["lora_rank"], config["precision"] == "bf16"
         trained = self.weights * (0.0006 * rank if rank else 1.0)
         held = self.weights * (4 if config["precision"] == "fp32" or (not rank and not low) else 2)
-        state = {"adamw": 8, "adamw-foreach": 10, "adamw-8bit": 2.1}[config["optimizer"]] / (2 if low else 1)
+        state = {"adamw": 8, "adamw-foreach": 10, "adamw-8bit": 2.1}[config["optimizer"]] / (
+            2 if low else 1
+        )
         sample = self.activations * (2 if config["precision"] == "fp32" else 1)
         sample *= 1 + self.scores * (config["attention"] == "eager")
         sample *= self.kept if config["activation_checkpointing"] == "full" else 1
@@ -122,7 +130,9 @@ class Formula:
         self.bests.append(best)
         peak = PeakBytes(int(min(self.memory(config), 1.05 * self.budget)))
         if not self.fits(config):
-            return Measurement(config, Outcome.OUT_OF_MEMORY, number=number, peak_bytes=peak, reason="too large")
+            return Measurement(
+                config, Outcome.OUT_OF_MEMORY, number=number, peak_bytes=peak, reason="too large"
+            )
         # The same config gives the same figure, in whatever order and process it is measured.
         speed = self.speed(config) * math.exp(random.Random(config.key).gauss(0, self.noise))
         seconds = EFFECTIVE_BATCH / speed
@@ -138,24 +148,32 @@ class Formula:
     def problem(self) -> SearchProblem:
         return SearchProblem(
             probe=self.probe,
-            constraints=dataclasses.replace(RULES, refuse={"formula": lambda config: self.refuse(config)}),
+            constraints=dataclasses.replace(
+                RULES, refuse={"formula": lambda config: self.refuse(config)}
+            ),
             memory_order=memory_order,
             on_finished=lambda measurement, best: self.finished.append((measurement, best)),
         )
 
 
-def gather(problem: Formula, *, trials: int = 12, memory_off: float = 1.0, speed_off: float = 1.0) -> Evidence:
+def gather(
+    problem: Formula, *, trials: int = 12, memory_off: float = 1.0, speed_off: float = 1.0
+) -> Evidence:
     """A search with predictions that are all off by the same, and what there is to say after it."""
 
     def expect(configs: Sequence[Config]) -> Predictions:
         nbytes = [problem.memory(config) / memory_off for config in configs]
         return Predictions.of(
-            configs, nbytes, [EFFECTIVE_BATCH / problem.speed(config) * speed_off for config in configs]
+            configs,
+            nbytes,
+            [EFFECTIVE_BATCH / problem.speed(config) * speed_off for config in configs],
         )
 
     budget = Budget(int(problem.budget), GIB)
     asked = dataclasses.replace(problem.problem(), predict=expect)
-    found = search(problem.space, asked, limits=Limits(trials=trials, memory_bytes=budget.device_bytes))
+    found = search(
+        problem.space, asked, limits=Limits(trials=trials, memory_bytes=budget.device_bytes)
+    )
     return Evidence(
         best=fastest(found.measurements),
         measurements=found.measurements,
@@ -165,7 +183,11 @@ def gather(problem: Formula, *, trials: int = 12, memory_off: float = 1.0, speed
         budget=budget,
         hardware=Hardware("cpu", "a CPU", 8 * GIB, 8 * GIB, 8 * GIB, 2),
         workload=Workload(
-            model=dict, batch=lambda n: n, effective_batch_size=EFFECTIVE_BATCH, unit="tokens", sequence_length=64
+            model=dict,
+            batch=lambda n: n,
+            effective_batch_size=EFFECTIVE_BATCH,
+            unit="tokens",
+            sequence_length=64,
         ),
     )
 
@@ -191,5 +213,10 @@ def offer() -> KnobChoices:
         "lora_rank": (4, 32),
     }
 
-    knobs = {name: Knob(name, values[0], values + unoffered.get(name, ())) for name, values in KNOBS.items()}
-    return KnobChoices(tuple(KNOBS), KNOBS.__getitem__, lambda name, value: knobs[name].check(value))
+    knobs = {
+        name: Knob(name, values[0], values + unoffered.get(name, ()))
+        for name, values in KNOBS.items()
+    }
+    return KnobChoices(
+        tuple(KNOBS), KNOBS.__getitem__, lambda name, value: knobs[name].check(value)
+    )

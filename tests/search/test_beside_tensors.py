@@ -20,19 +20,27 @@ from tests.search.conftest import Formula
 CONTEXT, GROWTH = 600 * MIB, 150 * MIB
 
 
-def seen(allocated: int, reserved: int | None, device: int | None, outcome: Outcome = Outcome.FITS) -> Measurement:
+def seen(
+    allocated: int, reserved: int | None, device: int | None, outcome: Outcome = Outcome.FITS
+) -> Measurement:
     return Measurement(Config(), outcome, peak_bytes=PeakBytes(allocated, reserved, device))
 
 
 def test_it_is_the_median_of_what_fits_and_of_what_other_trainings_took() -> None:
     assert beside_tensors([], CONTEXT) == BesideTensors(1.064, CONTEXT + 148 * MIB)
-    measured = [seen(100, 102, 112), seen(100, 102, 114), seen(100, 200, 900, Outcome.OUT_OF_MEMORY)]
+    measured = [
+        seen(100, 102, 112),
+        seen(100, 102, 114),
+        seen(100, 200, 900, Outcome.OUT_OF_MEMORY),
+    ]
     assert beside_tensors(measured, CONTEXT) == BesideTensors(1.02, 12)
     assert beside_tensors([seen(100, None, None)], CONTEXT) == beside_tensors([], CONTEXT)
 
 
 @given(st.floats(1, 1e12), st.floats(1, 1.5), st.floats(0, 1e10))
-def test_what_tensors_hold_and_what_they_leave_are_inverse(tensors: float, share: float, context: float) -> None:
+def test_what_tensors_hold_and_what_they_leave_are_inverse(
+    tensors: float, share: float, context: float
+) -> None:
     beside = BesideTensors(share, context)
     assert beside.held(tensors) >= tensors
     assert beside.left(beside.held(tensors)) == pytest.approx(tensors, rel=1e-6, abs=1e-4)
@@ -57,10 +65,14 @@ class OnACard(Formula):
         """(probes out of memory, share of the best speed) of a search whose predictions of tensors are exact."""
         self.budget += 2 * GIB
         told = Predictions.of(
-            self.configs, [*map(self.memory, self.configs)], [1 / self.speed(each) for each in self.configs]
+            self.configs,
+            [*map(self.memory, self.configs)],
+            [1 / self.speed(each) for each in self.configs],
         )
         problem = dataclasses.replace(self.problem(), predict=lambda _: told)
-        limits = Limits(8, memory_bytes=int(self.budget) - CONTEXT, context_bytes=context_bytes, tolerance=0.03)
+        limits = Limits(
+            8, memory_bytes=int(self.budget) - CONTEXT, context_bytes=context_bytes, tolerance=0.03
+        )
         outcome = search(self.space, problem, limits=limits)
         speeds = [each.throughput for each in outcome.measurements if each.throughput]
         failed = sum(each.outcome is Outcome.OUT_OF_MEMORY for each in outcome.measurements)
@@ -68,6 +80,8 @@ class OnACard(Formula):
 
 
 def test_a_search_that_knows_of_it_runs_out_of_memory_less_and_finds_as_much() -> None:
-    told, untold = ([OnACard(seed).found(context) for seed in range(24)] for context in (CONTEXT, None))
+    told, untold = (
+        [OnACard(seed).found(context) for seed in range(24)] for context in (CONTEXT, None)
+    )
     assert sum(failed for failed, _ in told) < 0.1 * sum(failed for failed, _ in untold)
     assert sum(speed for _, speed in told) > sum(speed for _, speed in untold) - 0.005 * len(told)

@@ -28,7 +28,9 @@ PATIENCE = 60.0  # seconds, far beyond what anything here takes
 class Held:
     """Probes that finish in the order that `recommend` says, without a thread."""
 
-    def __init__(self, probe: Probe, places: int, recommend: Callable[[int], int] = lambda running: 0) -> None:
+    def __init__(
+        self, probe: Probe, places: int, recommend: Callable[[int], int] = lambda running: 0
+    ) -> None:
         self.places, self._probe, self._pick = places, probe, recommend
         self.running: list[tuple[int, Config, float | None]] = []
         self.most = 0
@@ -55,7 +57,9 @@ class SideBySide:
         self.lock = threading.Lock()
         self.alive = self.most = 0
         self.probes: Threaded | None = None
-        self.on_finished: Callable[[Measurement, Measurement | None], None] = lambda measurement, best: None
+        self.on_finished: Callable[[Measurement, Measurement | None], None] = (
+            lambda measurement, best: None
+        )
         self.meet: Callable[[int], object] = lambda number: self.meeting.wait(PATIENCE)
 
     def probe(self, number: int, config: Config, best: float | None) -> Measurement:
@@ -101,7 +105,11 @@ def side_by_side(formula: Any) -> Iterator[SideBySide]:
 
 
 def held(
-    problem: Any, size: int, trials: int, recommend: Callable[[int], int] = lambda running: 0, **options: Any
+    problem: Any,
+    size: int,
+    trials: int,
+    recommend: Callable[[int], int] = lambda running: 0,
+    **options: Any,
 ) -> Any:
     """(outcome, probes) of a search whose probes end in the order said."""
     started: list[Held] = []
@@ -115,8 +123,12 @@ def held(
     return search(problem.space, asked, limits=limits), started[0]
 
 
-def test_as_many_at_a_time_as_there_are_workers_and_each_config_once(side_by_side: SideBySide) -> None:
-    outcome = side_by_side.search(5 * WORKERS)  # the barrier: with fewer at a time it would never end
+def test_as_many_at_a_time_as_there_are_workers_and_each_config_once(
+    side_by_side: SideBySide,
+) -> None:
+    outcome = side_by_side.search(
+        5 * WORKERS
+    )  # the barrier: with fewer at a time it would never end
     assert side_by_side.most == WORKERS
     assert outcome.stopped_by == "trials"
     assert [each.number for each in outcome.measurements] == list(range(5 * WORKERS))
@@ -129,11 +141,15 @@ def test_without_predictions_trials_are_left_to_learn_from_others(formula: Any) 
     problem = formula(3)
     assert held(problem, 40, 20)[1].most == 5
     seconds = [32 / problem.speed(config) for config in problem.configs]
-    told = Predictions.of(problem.configs, [problem.memory(config) for config in problem.configs], seconds)
+    told = Predictions.of(
+        problem.configs, [problem.memory(config) for config in problem.configs], seconds
+    )
     assert held(problem, 40, 20, predict=lambda configs: told)[1].most == 20
 
 
-def test_a_number_of_trials_that_the_workers_do_not_divide_is_kept(side_by_side: SideBySide) -> None:
+def test_a_number_of_trials_that_the_workers_do_not_divide_is_kept(
+    side_by_side: SideBySide,
+) -> None:
     side_by_side.meet = lambda number: None
     for trials in (1, WORKERS - 1, WORKERS + 1):
         side_by_side.problem.probed.clear()
@@ -141,7 +157,9 @@ def test_a_number_of_trials_that_the_workers_do_not_divide_is_kept(side_by_side:
         assert len(side_by_side.problem.probed) == trials
 
 
-@pytest.mark.parametrize("recommend", [lambda running: 0, lambda running: running - 1, lambda running: running // 2])
+@pytest.mark.parametrize(
+    "recommend", [lambda running: 0, lambda running: running - 1, lambda running: running // 2]
+)
 @pytest.mark.parametrize("size", [2, 4])
 def test_whichever_ends_first_numbers_are_of_the_order_of_starting(
     formula: Any, size: int, recommend: Callable[[int], int]
@@ -174,7 +192,12 @@ def test_several_workers_find_what_one_finds(formula: Any, size: int) -> None:
 
 def test_what_is_left_to_the_last_is_measured_once_by_all(formula: Any) -> None:
     problem = formula(4, share=0.2)
-    knobs = {**problem.space.knobs, "lora_rank": (8,), "attention": ("sdpa",), "precision": ("bf16",)}
+    knobs = {
+        **problem.space.knobs,
+        "lora_rank": (8,),
+        "attention": ("sdpa",),
+        "precision": ("bf16",),
+    }
     problem.space = dataclasses.replace(problem.space, knobs=knobs)
     problem.configs = problem.space.configs(problem.problem().constraints)
     outcome, _ = held(problem, 5, 1000, lambda running: running - 1)
@@ -183,17 +206,23 @@ def test_what_is_left_to_the_last_is_measured_once_by_all(formula: Any) -> None:
     assert len(outcome.measurements) + outcome.skipped["dominated"] == len(problem.configs)
 
 
-def test_with_predictions_it_ends_by_itself_and_nothing_is_begun_that_what_runs_may_make_needless(formula: Any) -> None:
+def test_with_predictions_it_ends_by_itself_and_nothing_is_begun_that_what_runs_may_make_needless(
+    formula: Any,
+) -> None:
     problem = formula(3, noise=0.02)
     seconds = [1.1 * 32 / problem.speed(config) for config in problem.configs]
-    told = Predictions.of(problem.configs, [problem.memory(config) for config in problem.configs], seconds)
+    told = Predictions.of(
+        problem.configs, [problem.memory(config) for config in problem.configs], seconds
+    )
     started: list[Held] = []
 
     def concurrently(probe: Probe) -> Concurrency:
         started.append(Held(probe, 4))
         return started[0]
 
-    asked = dataclasses.replace(problem.problem(), concurrency=concurrently, predict=lambda configs: told)
+    asked = dataclasses.replace(
+        problem.problem(), concurrency=concurrently, predict=lambda configs: told
+    )
     limits = Limits(trials=100, memory_bytes=int(problem.budget), tolerance=0.1)
     outcome = search(problem.space, asked, limits=limits)
     assert outcome.stopped_by == "bound"
@@ -204,7 +233,9 @@ def test_with_predictions_it_ends_by_itself_and_nothing_is_begun_that_what_runs_
     assert not started[0].running
 
 
-def test_the_time_limit_lets_what_runs_come_to_its_end(formula: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_time_limit_lets_what_runs_come_to_its_end(
+    formula: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     problem, now = formula(), [100.0]
     monkeypatch.setattr(study_module.time, "monotonic", lambda: now[0])
 
@@ -219,9 +250,15 @@ def test_the_time_limit_lets_what_runs_come_to_its_end(formula: Any, monkeypatch
         return started[0]
 
     limits = Limits(trials=100, time_limit=35)
-    outcome = search(problem.space, dataclasses.replace(problem.problem(), concurrency=concurrently), limits=limits)
+    outcome = search(
+        problem.space,
+        dataclasses.replace(problem.problem(), concurrency=concurrently),
+        limits=limits,
+    )
     assert outcome.stopped_by == "time"
-    assert len(outcome.measurements) == 3 + 3  # begun before the limit: three at once, one more as each of these ended
+    assert (
+        len(outcome.measurements) == 3 + 3
+    )  # begun before the limit: three at once, one more as each of these ended
 
 
 def test_all_that_the_search_says_it_says_in_its_own_thread(side_by_side: SideBySide) -> None:
@@ -282,7 +319,9 @@ def test_an_interrupt_of_a_probe_ends_the_search_too(side_by_side: SideBySide) -
     assert [each.number for each in outcome.measurements] == [0, 1, 2]
 
 
-def test_what_had_come_to_its_end_when_another_was_interrupted_is_kept(side_by_side: SideBySide) -> None:
+def test_what_had_come_to_its_end_when_another_was_interrupted_is_kept(
+    side_by_side: SideBySide,
+) -> None:
     def interrupt(measurement: Measurement, best: Measurement | None) -> None:
         assert side_by_side.probes
         concurrent.futures.wait(side_by_side.probes._running, timeout=PATIENCE)
@@ -292,7 +331,9 @@ def test_what_had_come_to_its_end_when_another_was_interrupted_is_kept(side_by_s
     assert len(side_by_side.search(12).measurements) == WORKERS
 
 
-@pytest.mark.parametrize("error", [ProbeError("the child processes do not start."), InputError("the loss is wrong.")])
+@pytest.mark.parametrize(
+    "error", [ProbeError("the child processes do not start."), InputError("the loss is wrong.")]
+)
 def test_an_error_of_one_probe_ends_the_others_and_the_journal_stays_good(
     tmp_path: Path, side_by_side: SideBySide, error: Exception
 ) -> None:

@@ -21,7 +21,9 @@ from autofit.search.study import Limits, SearchOutcome, search
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("optuna_dashboard") is None, reason="optuna-dashboard is not installed"
 )  # which takes seconds to import
-_START = "import sys; from optuna_dashboard._cli import main; sys.argv[0] = 'optuna-dashboard'; main()"
+_START = (
+    "import sys; from optuna_dashboard._cli import main; sys.argv[0] = 'optuna-dashboard'; main()"
+)
 _SECONDS = 60.0  # in which it has to answer: it imports optuna first
 
 
@@ -39,7 +41,16 @@ def ask(found: SearchOutcome, tmp_path: Path) -> Iterator[Callable[[str], Any]]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    command = [sys.executable, "-c", _START, str(tmp_path / "journal.log"), "--host", "127.0.0.1", "--port", str(port)]
+    command = [
+        sys.executable,
+        "-c",
+        _START,
+        str(tmp_path / "journal.log"),
+        "--host",
+        "127.0.0.1",
+        "--port",
+        str(port),
+    ]
     environment = {**os.environ, "PYTHONWARNINGS": "default"}
     with (tmp_path / "dashboard.log").open("wb") as log:
         process = subprocess.Popen(command, stdout=log, stderr=log, env=environment)
@@ -72,16 +83,22 @@ def _get(port: int, path: str) -> bytes:
     return body
 
 
-def test_every_measurement_is_a_trial_of_its_study(found: SearchOutcome, ask: Callable[[str], Any]) -> None:
+def test_every_measurement_is_a_trial_of_its_study(
+    found: SearchOutcome, ask: Callable[[str], Any]
+) -> None:
     (summary,) = ask("/api/studies")["study_summaries"]
     assert summary["directions"] == ["maximize"]
     trials = ask(f"/api/studies/{summary['study_id']}")["trials"]
     assert [trial["number"] for trial in trials] == [each.number for each in found.measurements]
-    states = ["Complete" if each.outcome is Outcome.FITS else "Pruned" for each in found.measurements]
+    states = [
+        "Complete" if each.outcome is Outcome.FITS else "Pruned" for each in found.measurements
+    ]
     assert [trial["state"] for trial in trials] == states
     assert "Complete" in states
     for trial, each in zip(trials, found.measurements, strict=True):
         assert trial.get("values") == ([each.throughput] if each.fits else None)
-        shown = {parameter["name"]: parameter["param_external_value"] for parameter in trial["params"]}
+        shown = {
+            parameter["name"]: parameter["param_external_value"] for parameter in trial["params"]
+        }
         assert shown["precision"] == each.config["precision"]
         assert shown["micro_batch_size"] == str(each.config["micro_batch_size"])

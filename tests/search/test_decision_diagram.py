@@ -38,7 +38,9 @@ def said(diagram: DecisionDiagram, tree: int, places: tuple[int, ...]) -> int:
 
 def test_few_questions_answer_for_all_combinations() -> None:
     def refuse(config: Config) -> str | None:
-        return "no" if config["e"] == 2 and config["b"] == 1 and (config["a"] or config["f"]) else None
+        return (
+            "no" if config["e"] == 2 and config["b"] == 1 and (config["a"] or config["f"]) else None
+        )
 
     diagram, tree, asked = tree_of(refuse)
     assert tree is not None
@@ -84,7 +86,10 @@ def test_settling_says_values_and_contradictions() -> None:
     prober = ConstraintProber(KNOBS, Constraints(canonicalize={"a": canonicalize}), diagram)
     tree = prober.canonical("a")
     assert tree is not None
-    ends = {places: said(diagram, tree, (*places, 0, 0, 0, 0)) for places in itertools.product(range(3), repeat=2)}
+    ends = {
+        places: said(diagram, tree, (*places, 0, 0, 0, 0))
+        for places in itertools.product(range(3), repeat=2)
+    }
     for (a, b), end in ends.items():
         if b == 2:
             assert end == FORBIDDEN

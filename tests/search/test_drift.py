@@ -30,21 +30,34 @@ def missed(name: str) -> Measurement:
     return Measurement(Config(optimizer=name), Outcome.OUT_OF_MEMORY, seconds=60.0)
 
 
-def ramp(slower: float, *, noise: float = 0.0, count: int = 33, every: int = 8) -> list[Measurement]:
+def ramp(
+    slower: float, *, noise: float = 0.0, count: int = 33, every: int = 8
+) -> list[Measurement]:
     """All take a second at first, and so much longer in the end; one in so many is the same config again."""
     draw = random.Random(1)
     names = ["again" if place % every == 0 else f"other-{place}" for place in range(count)]
-    times = [(1 + slower * place / (count - 1)) * math.exp(draw.gauss(0, noise)) for place in range(count)]
+    times = [
+        (1 + slower * place / (count - 1)) * math.exp(draw.gauss(0, noise))
+        for place in range(count)
+    ]
     return [timed(name, seconds) for name, seconds in zip(names, times, strict=True)]
 
 
-times = st.lists(st.tuples(st.sampled_from("abc"), st.floats(0.5, 2.0), st.floats(0.0, 600.0)), min_size=1, max_size=12)
+times = st.lists(
+    st.tuples(st.sampled_from("abc"), st.floats(0.5, 2.0), st.floats(0.0, 600.0)),
+    min_size=1,
+    max_size=12,
+)
 
 
 @given(times, st.floats(0.1, 10.0))
-def test_it_is_told_of_the_last_measurement_and_a_matter_of_ratios(given: Any, scale: float) -> None:
+def test_it_is_told_of_the_last_measurement_and_a_matter_of_ratios(
+    given: Any, scale: float
+) -> None:
     here = slowdown([timed(name, seconds, cost=cost) for name, seconds, cost in given], noise=NOISE)
-    there = slowdown([timed(name, scale * seconds, cost=cost) for name, seconds, cost in given], noise=NOISE)
+    there = slowdown(
+        [timed(name, scale * seconds, cost=cost) for name, seconds, cost in given], noise=NOISE
+    )
     assert here[-1] == 0
     np.testing.assert_allclose(here, there, atol=1e-6)
 
@@ -96,10 +109,16 @@ def test_a_search_on_a_machine_that_slows_down_measures_its_leader_again(formula
         seen = honest(number, config)
         if not seen.fits:
             return Measurement(**{**vars(seen), "seconds": 60.0})
-        return Measurement(**{**vars(seen.taking(seen.step_seconds.median * 1.01**number)), "seconds": 60.0})
+        return Measurement(
+            **{**vars(seen.taking(seen.step_seconds.median * 1.01**number)), "seconds": 60.0}
+        )
 
-    found = search(problem.space, type(asked)(**{**vars(asked), "probe": slowing}), limits=Limits(trials=40))
+    found = search(
+        problem.space, type(asked)(**{**vars(asked), "probe": slowing}), limits=Limits(trials=40)
+    )
     again = len(problem.probed) - len(set(problem.probed))
     assert 3 <= again <= 40 // AGAIN_AFTER_PROBES
     assert 0.1 < found.slowdown < 0.5
-    assert all(best in found.measurements for _, best in problem.finished if best)  # as measured, not as corrected
+    assert all(
+        best in found.measurements for _, best in problem.finished if best
+    )  # as measured, not as corrected

@@ -17,7 +17,9 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "optimizer": ("adamw", "adamw-8bit", "sgd"),
     "optimizer_in_backward": (False, True),
 }
-configs = st.builds(Config, st.fixed_dictionaries({knob: st.sampled_from(each) for knob, each in VALUES.items()}))
+configs = st.builds(
+    Config, st.fixed_dictionaries({knob: st.sampled_from(each) for knob, each in VALUES.items()})
+)
 
 
 def order(knob: str, value: Any) -> int | None:
@@ -27,13 +29,19 @@ def order(knob: str, value: Any) -> int | None:
 
 
 @given(st.lists(configs, min_size=1, max_size=20), configs)
-def test_what_is_asked_of_all_at_once_is_what_is_asked_of_each(many: list[Config], other: Config) -> None:
+def test_what_is_asked_of_all_at_once_is_what_is_asked_of_each(
+    many: list[Config], other: Config
+) -> None:
     columns = Encoding(many)
-    assert ruled_out(other, columns, order).tolist() == [rules_out(other, each, order) for each in many]
+    assert ruled_out(other, columns, order).tolist() == [
+        rules_out(other, each, order) for each in many
+    ]
     assert np.array_equal(columns.encoded(many), columns.codes)
     same = columns.encoded([other]) == columns.codes
     assert same.tolist() == [[each[knob] == other[knob] for knob in columns.knobs] for each in many]
-    assert columns.where("optimizer", lambda value: value == "sgd").tolist() == [c["optimizer"] == "sgd" for c in many]
+    assert columns.where("optimizer", lambda value: value == "sgd").tolist() == [
+        c["optimizer"] == "sgd" for c in many
+    ]
 
 
 def test_micro_batches_are_counted_in_doublings() -> None:
@@ -44,6 +52,10 @@ def test_micro_batches_are_counted_in_doublings() -> None:
 
 def test_what_none_of_them_has_is_told_apart_from_all() -> None:
     columns = Encoding([Config(optimizer_in_backward=False), Config(optimizer_in_backward=True)])
-    odd = [Config(optimizer_in_backward=1), Config(optimizer_in_backward=None), Config(optimizer_in_backward=True)]
+    odd = [
+        Config(optimizer_in_backward=1),
+        Config(optimizer_in_backward=None),
+        Config(optimizer_in_backward=True),
+    ]
     assert columns.encoded(odd).tolist() == [[-1], [-1], [1]]
     assert Encoding([]).encoded(odd).shape == (3, 0)

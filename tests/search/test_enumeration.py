@@ -38,7 +38,11 @@ def canonical_by_trying(knobs: Knobs, constraints: Constraints) -> tuple[Config,
 
 
 def not_refused(configs: tuple[Config, ...], constraints: Constraints) -> tuple[Config, ...]:
-    return tuple(config for config in configs if not any(refuse(config) for refuse in constraints.refuse.values()))
+    return tuple(
+        config
+        for config in configs
+        if not any(refuse(config) for refuse in constraints.refuse.values())
+    )
 
 
 def chance(*of: object) -> float:
@@ -46,7 +50,9 @@ def chance(*of: object) -> float:
     return int.from_bytes(hashlib.blake2b(repr(of).encode(), digest_size=8).digest(), "big") / 2**64
 
 
-def random_settle(name: str, before: list[str], seed: int, made: Value) -> Callable[[Config], Value]:
+def random_settle(
+    name: str, before: list[str], seed: int, made: Value
+) -> Callable[[Config], Value]:
     """Keeps the knob or makes it something else, by what some knobs are that do not hang on it."""
 
     def canonicalize(config: Config) -> Value:
@@ -79,9 +85,13 @@ def random_refuse(name: str, knobs: list[str], seed: int) -> Callable[[Config], 
 @st.composite
 def spaces(draw: st.DrawFn) -> tuple[Knobs, Constraints]:
     """A few knobs, one that is never searched, and rules of which some read everything."""
-    values = st.lists(st.sampled_from([0, 1, 2, True, False, None, 1.0, "a", "b"]), min_size=1, max_size=4)
+    values = st.lists(
+        st.sampled_from([0, 1, 2, True, False, None, 1.0, "a", "b"]), min_size=1, max_size=4
+    )
     names = list("abcde"[: draw(st.integers(1, 5))])
-    knobs = {name: tuple({(type(each), each): each for each in draw(values)}.values()) for name in names}
+    knobs = {
+        name: tuple({(type(each), each): each for each in draw(values)}.values()) for name in names
+    }
     order, seed = draw(st.permutations([*names, "z"])), draw(st.integers(0, 10**6))
     canonicalize = {
         name: random_settle(name, order[:place], seed, draw(st.sampled_from([None, 7, 1, "a"])))
@@ -89,10 +99,14 @@ def spaces(draw: st.DrawFn) -> tuple[Knobs, Constraints]:
         if draw(st.booleans())
     }
     refuse = {
-        f"{name}?": random_refuse(name, draw(st.permutations(order)), seed) for name in names if draw(st.booleans())
+        f"{name}?": random_refuse(name, draw(st.permutations(order)), seed)
+        for name in names
+        if draw(st.booleans())
     }
     if draw(st.integers(0, 4)) == 0:
-        refuse["all?"] = lambda config: "no" if chance(seed, sorted(map(repr, config.items()))) < 0.3 else None
+        refuse["all?"] = lambda config: (
+            "no" if chance(seed, sorted(map(repr, config.items()))) < 0.3 else None
+        )
     return knobs, Constraints({"z": draw(st.sampled_from([None, 0]))}, canonicalize, refuse)
 
 
@@ -108,7 +122,9 @@ def test_random_rules(space: tuple[Knobs, Constraints]) -> None:
     if canonical:
         configs = found.configs()
         assert configs == expected
-        assert [tuple(config.items()) for config in configs] == [tuple(config.items()) for config in expected]
+        assert [tuple(config.items()) for config in configs] == [
+            tuple(config.items()) for config in expected
+        ]
     else:
         with pytest.raises(InputError, match="contradict each other"):
             found.configs()
@@ -152,12 +168,16 @@ def test_a_real_space(changes: dict[str, tuple[Value, ...]]) -> None:
     expected = not_refused(canonical_by_trying(knobs, constraints), constraints)
     assert found.configs() == expected
     assert found.count() == Count(len(expected), exact=True)
-    assert all(techniques.canonicalize(config, workload, CPU) == config for config in expected[::100])
+    assert all(
+        techniques.canonicalize(config, workload, CPU) == config for config in expected[::100]
+    )
     assert all(techniques.refuse(config, workload, CPU) is None for config in expected[::100])
     assert len(expected) > 100
 
 
-def test_millions_of_combinations_are_counted_at_once_and_drawn_fairly(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_millions_of_combinations_are_counted_at_once_and_drawn_fairly(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     hardware = hardware_of(card("h100"))
     workload = resolve("llama-3.1-8b", effective_batch_size=32)
     knobs = load_space("everything", knob_choices(workload, hardware)).knobs
@@ -171,14 +191,21 @@ def test_millions_of_combinations_are_counted_at_once_and_drawn_fairly(monkeypat
     assert drawn == Enumeration(knobs, constraints).configs(seed=1)
     assert drawn != found.configs(seed=2)
     assert drawn[0] == found.configs(seed=2)[0]
-    assert not any(refuse(config) for config in drawn[::20] for refuse in constraints.refuse.values())
+    assert not any(
+        refuse(config) for config in drawn[::20] for refuse in constraints.refuse.values()
+    )
     assert all(constraints.canonical(config) == config for config in drawn[::20])
     # Of as many as there are, a value's share is known exactly; 2,000 that are drawn fairly come close.
     for knob, values in knobs.items():
         for value in values:
-            share = Enumeration({**knobs, knob: (value,)}, constraints).count().configs / found.count().configs
+            share = (
+                Enumeration({**knobs, knob: (value,)}, constraints).count().configs
+                / found.count().configs
+            )
             if knob != "lora_targets":  # null at rank 0
-                assert sum(config[knob] == value for config in drawn) / 2_000 == pytest.approx(share, abs=0.05)
+                assert sum(config[knob] == value for config in drawn) / 2_000 == pytest.approx(
+                    share, abs=0.05
+                )
 
 
 def test_each_is_as_likely_as_any_other(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -193,13 +220,18 @@ def test_each_is_as_likely_as_any_other(monkeypatch: pytest.MonkeyPatch) -> None
     seen = Counter(config for seed in range(600) for config in found.configs(seed))
     assert set(seen) == set(every)
     assert seen.pop(every[0]) == 600
-    assert all(600 * 5 / (len(every) - 1) * 0.7 < times < 600 * 5 / (len(every) - 1) * 1.3 for times in seen.values())
+    assert all(
+        600 * 5 / (len(every) - 1) * 0.7 < times < 600 * 5 / (len(every) - 1) * 1.3
+        for times in seen.values()
+    )
 
 
 def test_more_than_the_largest_integer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(enumeration, "MAX_CONFIGS", 50)
     knobs = {name: tuple(range(9)) for name in "abcdefghijklmnopqrstuvwxyz"}
-    constraints = Constraints(refuse={"m": lambda config: "no" if config["m"] == config["z"] else None})
+    constraints = Constraints(
+        refuse={"m": lambda config: "no" if config["m"] == config["z"] else None}
+    )
     found = Enumeration(knobs, constraints)
     assert found.count() == Count(9**25 * 8, exact=True)
     drawn = found.configs(seed=3)
@@ -210,13 +242,17 @@ def test_more_than_the_largest_integer(monkeypatch: pytest.MonkeyPatch) -> None:
     assert {config["a"] for config in drawn} == set(range(9)) == {config["z"] for config in drawn}
 
 
-def test_of_a_large_space_that_a_rule_reads_whole_some_are_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_a_large_space_that_a_rule_reads_whole_some_are_tried(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(enumeration, "_MAX_UNREAD", 200)
     monkeypatch.setattr(decision_diagram, "_MOST_ANSWERS", 50)
     knobs = {name: tuple(range(5)) for name in "abcdef"}
     constraints = Constraints(
         refuse={
-            "odd": lambda config: "no" if sum(int(str(value)) for value in config.values()) % 2 else None,
+            "odd": lambda config: (
+                "no" if sum(int(str(value)) for value in config.values()) % 2 else None
+            ),
             "a": lambda config: "no" if config["a"] != 3 else None,
         }
     )
@@ -232,7 +268,9 @@ def test_rules_entangled_beyond_counting_are_tried_on_some(monkeypatch: pytest.M
     monkeypatch.setattr(enumeration, "_MOST_STATES", 2_000)
     knobs = {name: tuple(range(9)) for name in "abcdefghijkl"}
     pairs = {  # all first halves come before all second halves: 9**6 ways to stand in between
-        one + other: lambda config, one=one, other=other: "no" if config[one] == config[other] else None
+        one + other: lambda config, one=one, other=other: (
+            "no" if config[one] == config[other] else None
+        )
         for one, other in zip("abcdef", "ghijkl", strict=True)
     }
     found = Enumeration(knobs, Constraints(refuse=pairs))
@@ -244,7 +282,12 @@ def test_rules_entangled_beyond_counting_are_tried_on_some(monkeypatch: pytest.M
 
 def test_order_is_that_of_the_space() -> None:
     configs = Enumeration({"a": (2, 1), "b": ("x", "y")}, Constraints()).configs()
-    assert [tuple(config.values()) for config in configs] == [(2, "x"), (2, "y"), (1, "x"), (1, "y")]
+    assert [tuple(config.values()) for config in configs] == [
+        (2, "x"),
+        (2, "y"),
+        (1, "x"),
+        (1, "y"),
+    ]
 
 
 def test_no_knobs_and_nothing_legal() -> None:

@@ -99,18 +99,32 @@ def test_finals_that_are_killed_ten_times_measure_nothing_twice_and_end_as_undis
     logged = (tmp_path / "undisturbed").read_text().splitlines()
     assert len(logged) > 4
 
-    fates = ["written", "measuring", "writing", "written", "measuring", "writing", "written", "writing", "measuring"]
+    fates = [
+        "written",
+        "measuring",
+        "writing",
+        "written",
+        "measuring",
+        "writing",
+        "written",
+        "writing",
+        "measuring",
+    ]
     fates += ["written", "", ""]  # what ended is played once more
     code = _KILLED.format(tests=str(Path(__file__).parent), folder=str(tmp_path), fates=fates)
     environment = {**os.environ, "PYTHONPATH": str(Path(finals_module.__file__).parents[2])}
-    played = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=60)
+    played = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=60
+    )
     assert played.stdout.split() == [str(int(signal.SIGKILL))] * 10 + ["0", "0"], played.stderr
 
     assert (tmp_path / "log").read_text().splitlines() == logged
     assert pickle.loads((tmp_path / "found").read_bytes()) == undisturbed
 
 
-def test_a_finished_search_gives_the_same_answer_whatever_is_predicted_by_then(tmp_path: Path, formula: Any) -> None:
+def test_a_finished_search_gives_the_same_answer_whatever_is_predicted_by_then(
+    tmp_path: Path, formula: Any
+) -> None:
     path, log = tmp_path / "journal.log", tmp_path / "log"
     first = verified(formula(3), path, log)
     measured = log.read_text()
@@ -123,7 +137,9 @@ def test_a_finished_search_gives_the_same_answer_whatever_is_predicted_by_then(t
     assert (log.read_text(), path.stat().st_size) == (measured, size)
 
 
-def test_another_limit_explores_on_and_keeps_what_was_verified(tmp_path: Path, formula: Any) -> None:
+def test_another_limit_explores_on_and_keeps_what_was_verified(
+    tmp_path: Path, formula: Any
+) -> None:
     path = tmp_path / "journal.log"
     verified(formula(3), path, tmp_path / "log")
     outcome, finals = explored(formula(3), path, Limits(trials=15, tolerance=0.03))
@@ -144,12 +160,18 @@ def test_a_quick_search_has_finals_of_its_own(tmp_path: Path, formula: Any) -> N
 
 
 @pytest.mark.parametrize("lost", ["measurement", "verified"])
-def test_of_a_damaged_journal_the_rest_is_read_back(tmp_path: Path, formula: Any, lost: str) -> None:
+def test_of_a_damaged_journal_the_rest_is_read_back(
+    tmp_path: Path, formula: Any, lost: str
+) -> None:
     path, log = tmp_path / "journal.log", tmp_path / "log"
     verified(formula(3), path, log)
     count = len(log.read_text().splitlines())
     lines = path.read_bytes().splitlines(keepends=True)
-    wanted = b'"user_attr":{"measurement"' if lost == "measurement" else b'"user_attr":{"verified-000002"'
+    wanted = (
+        b'"user_attr":{"measurement"'
+        if lost == "measurement"
+        else b'"user_attr":{"verified-000002"'
+    )
     number = next(number for number, line in enumerate(lines) if wanted in line)
     lines[number] = lines[number].replace(b'"op_code"', b'"op_cude"')
     path.write_bytes(b"".join(lines))
@@ -162,8 +184,12 @@ def test_of_a_damaged_journal_the_rest_is_read_back(tmp_path: Path, formula: Any
         assert len(logged) == count
 
 
-@pytest.mark.parametrize("value", [None, 1, {}, {"asked": {}, "explored": 3}, {"quick": None, "measurement": []}])
-def test_what_says_nothing_is_as_if_it_were_not_there(tmp_path: Path, formula: Any, value: Any) -> None:
+@pytest.mark.parametrize(
+    "value", [None, 1, {}, {"asked": {}, "explored": 3}, {"quick": None, "measurement": []}]
+)
+def test_what_says_nothing_is_as_if_it_were_not_there(
+    tmp_path: Path, formula: Any, value: Any
+) -> None:
     outcome, finals = explored(formula(3), tmp_path / "journal.log")
     finals._study.set_user_attr("explored", value)
     finals._study.set_user_attr("verified-000000", value)
@@ -174,10 +200,14 @@ def test_what_says_nothing_is_as_if_it_were_not_there(tmp_path: Path, formula: A
 
 
 def test_what_exploring_ended_with_is_of_its_measurements_alone(formula: Any) -> None:
-    measurements = [formula(3).probe(number, config) for number, config in enumerate(formula(3).configs[:3])]
+    measurements = [
+        formula(3).probe(number, config) for number, config in enumerate(formula(3).configs[:3])
+    ]
     timed = {str(each.number): 1.0 for each in measurements if each.fits}
     assert Explored(3, "trials", None, timed).is_of(measurements)
     assert not Explored(2, "trials", None, timed).is_of(measurements)
     assert not Explored(3, "trials", None, {**timed, "7": 1.0}).is_of(measurements)
-    assert not Explored(3, "trials", None, dict.fromkeys(timed, -1.0)).is_of(measurements) or not timed
+    assert (
+        not Explored(3, "trials", None, dict.fromkeys(timed, -1.0)).is_of(measurements) or not timed
+    )
     assert json.loads(json.dumps(timed)) == timed

@@ -24,10 +24,16 @@ def test_what_predictions_were_off_by_is_put_right(formula: Any, searched: Searc
     problem = formula(3)
     evidence = searched(problem, memory_off=1.1, speed_off=0.6)
     found = predicted_points(problem.configs, evidence)
-    measured = {each.config for each in evidence.measurements if each.outcome is not Outcome.OUT_OF_MEMORY}
+    measured = {
+        each.config for each in evidence.measurements if each.outcome is not Outcome.OUT_OF_MEMORY
+    }
     assert set(found) == set(problem.configs) - measured
     speeds = [each.samples_per_second / problem.speed(config) for config, each in found.items()]
-    sizes = [each.peak_bytes / problem.memory(config) for config, each in found.items() if problem.fits(config)]
+    sizes = [
+        each.peak_bytes / problem.memory(config)
+        for config, each in found.items()
+        if problem.fits(config)
+    ]
     assert statistics.median(speeds) == pytest.approx(1, abs=0.05)  # 1 / 0.6 as predicted
     assert statistics.median(sizes) == pytest.approx(1, abs=0.02)
     some = next(iter(found.values()))
@@ -39,7 +45,9 @@ def test_what_ran_out_of_memory_is_never_predicted_to_fit(formula: Any, searched
     """Nor what an out-of-memory proves of others, whatever is predicted of them."""
     problem = formula(1, share=0.15)
     evidence = searched(problem, memory_off=1.6)
-    missed = [each.config for each in evidence.measurements if each.outcome is Outcome.OUT_OF_MEMORY]
+    missed = [
+        each.config for each in evidence.measurements if each.outcome is Outcome.OUT_OF_MEMORY
+    ]
     assert missed
     found = predicted_points(problem.configs, evidence)
     for config in missed:
@@ -48,15 +56,21 @@ def test_what_ran_out_of_memory_is_never_predicted_to_fit(formula: Any, searched
         assert found[larger].peak_bytes > problem.budget
 
 
-def test_of_one_that_was_measured_too_large_the_size_is_known(formula: Any, searched: Searched) -> None:
+def test_of_one_that_was_measured_too_large_the_size_is_known(
+    formula: Any, searched: Searched
+) -> None:
     problem = formula(1, share=0.15)
     evidence = searched(problem, memory_off=1.6)
     place, missed = next(
-        (place, each) for place, each in enumerate(evidence.measurements) if each.outcome is Outcome.OUT_OF_MEMORY
+        (place, each)
+        for place, each in enumerate(evidence.measurements)
+        if each.outcome is Outcome.OUT_OF_MEMORY
     )
     measurements = list(evidence.measurements)
     measurements[place] = dataclasses.replace(missed, peak_bytes=PeakBytes(7 * int(problem.budget)))
-    told = predicted_points([missed.config], dataclasses.replace(evidence, measurements=measurements))
+    told = predicted_points(
+        [missed.config], dataclasses.replace(evidence, measurements=measurements)
+    )
     assert told[missed.config].peak_bytes >= 7 * int(problem.budget)
 
 
@@ -71,7 +85,9 @@ def test_without_predictions_nothing_is_predicted_points(formula: Any, searched:
         Predictions(unknown, evidence.predictions.seconds),
         Predictions(evidence.predictions.nbytes, unknown),
     ):
-        assert not predicted_points(problem.configs, dataclasses.replace(evidence, predictions=expected))
+        assert not predicted_points(
+            problem.configs, dataclasses.replace(evidence, predictions=expected)
+        )
 
 
 def test_what_failed_when_verified_or_crashes_is_left_out(formula: Any, searched: Searched) -> None:
@@ -79,17 +95,25 @@ def test_what_failed_when_verified_or_crashes_is_left_out(formula: Any, searched
     evidence = searched(problem)
     open_ones = list(predicted_points(problem.configs, evidence))
     failed = open_ones[0]
-    assert failed not in predicted_points(problem.configs, dataclasses.replace(evidence, failed=(failed,)))
+    assert failed not in predicted_points(
+        problem.configs, dataclasses.replace(evidence, failed=(failed,))
+    )
     eager = [each for each in problem.configs if each["attention"] == "eager"][::20]
-    crashed = [dataclasses.replace(evidence.measurements[0], config=each, outcome=Outcome.FAILED) for each in eager]
+    crashed = [
+        dataclasses.replace(evidence.measurements[0], config=each, outcome=Outcome.FAILED)
+        for each in eager
+    ]
     told = predicted_points(
-        problem.configs, dataclasses.replace(evidence, measurements=(*evidence.measurements, *crashed))
+        problem.configs,
+        dataclasses.replace(evidence, measurements=(*evidence.measurements, *crashed)),
     )
     assert 0 < len(told) < len(open_ones)
     assert not any(config["attention"] == "eager" for config in told)
 
 
-def test_on_a_gpu_the_allocators_share_and_the_context_count(formula: Any, searched: Searched) -> None:
+def test_on_a_gpu_the_allocators_share_and_the_context_count(
+    formula: Any, searched: Searched
+) -> None:
     problem = formula(3)
     evidence = searched(problem)
     hardware = dataclasses.replace(evidence.hardware, device="cuda", context_bytes=10**9)
@@ -122,20 +146,30 @@ def test_all_speeds_are_told_at_the_level_of_the_best(formula: Any, searched: Se
     assert best
     assert best.step_seconds
     verified = dataclasses.replace(best.taking(best.step_seconds.median * 1.25), verified=True)
-    slower = dataclasses.replace(evidence, best=verified, measurements=(*evidence.measurements, verified))
+    slower = dataclasses.replace(
+        evidence, best=verified, measurements=(*evidence.measurements, verified)
+    )
     assert slower.latest[best.config] == verified
     for each in evidence.measurements:
         if each.fits and each.config != best.config:
             assert slower.latest[each.config].throughput == pytest.approx(each.throughput / 1.25)
-    before, after = predicted_points(problem.configs, evidence), predicted_points(problem.configs, slower)
-    ratios = [after[config].samples_per_second / each.samples_per_second for config, each in before.items()]
+    before, after = (
+        predicted_points(problem.configs, evidence),
+        predicted_points(problem.configs, slower),
+    )
+    ratios = [
+        after[config].samples_per_second / each.samples_per_second
+        for config, each in before.items()
+    ]
     assert statistics.median(ratios) == pytest.approx(1 / 1.25, rel=0.03)
     as_they_are = {each.config: each for each in evidence.measurements}
     assert evidence.latest == as_they_are
     assert dataclasses.replace(evidence, best=None).latest == as_they_are
 
 
-def test_a_best_that_is_faster_than_expected_does_not_make_all_else_slower(formula: Any, searched: Searched) -> None:
+def test_a_best_that_is_faster_than_expected_does_not_make_all_else_slower(
+    formula: Any, searched: Searched
+) -> None:
     """What a knob buys is no matter of how lucky the best was: single changes are told relative to it."""
     problem = formula(3)
     evidence = searched(problem)
@@ -144,7 +178,9 @@ def test_a_best_that_is_faster_than_expected_does_not_make_all_else_slower(formu
     assert best.step_seconds
     lucky = best.taking(best.step_seconds.median / 1.2)
     measurements = [lucky if each.config == best.config else each for each in evidence.measurements]
-    told = predicted_points(problem.configs, dataclasses.replace(evidence, best=lucky, measurements=measurements))
+    told = predicted_points(
+        problem.configs, dataclasses.replace(evidence, best=lucky, measurements=measurements)
+    )
     near = [config for config in told if len(config.differences(best.config)) <= 2]
     assert near
     true = {config: problem.speed(config) / problem.speed(best.config) for config in near}
@@ -157,7 +193,9 @@ def test_the_leading_ones_are_near_the_frontier_of_their_tier() -> None:
     nbytes = [1.0, 2.0, 3.0, 4.0, math.nan] * 2
     seconds = [4.0, 5.0, 2.0, 2.1, 1.0] * 2
     found = leading(Predictions.of(configs, nbytes, seconds), 3)
-    assert sorted(found, key=configs.index) == [each for each in configs if each["number"] in (0, 2, 3)]
+    assert sorted(found, key=configs.index) == [
+        each for each in configs if each["number"] in (0, 2, 3)
+    ]
     everything = leading(Predictions.of(configs, nbytes, seconds), 100)
     assert {tier(each) for each in everything} == set(TIERS[:2])
     assert len(everything) == 8

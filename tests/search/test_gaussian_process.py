@@ -11,14 +11,22 @@ from autofit.core.config import Config
 from autofit.search.encoding import Encoding
 from autofit.search.gaussian_process import GaussianProcess, Mixture
 
-VALUES = {"precision": ("fp32", "bf16"), "micro_batch_size": (1, 2, 4, 8), "optimizer": ("adamw", "adamw-8bit")}
-CONFIGS = [Config(dict(zip(VALUES, row, strict=True))) for row in itertools.product(*VALUES.values())]
+VALUES = {
+    "precision": ("fp32", "bf16"),
+    "micro_batch_size": (1, 2, 4, 8),
+    "optimizer": ("adamw", "adamw-8bit"),
+}
+CONFIGS = [
+    Config(dict(zip(VALUES, row, strict=True))) for row in itertools.product(*VALUES.values())
+]
 NOISE = 0.02
 POOL = Encoding(CONFIGS)
 
 
 def predict(measured: list[Config], values: np.ndarray, at: list[Config] | None = None) -> Mixture:
-    return GaussianProcess(list(VALUES), POOL).predict(measured, values, NOISE**2 * np.eye(len(values)), at)
+    return GaussianProcess(list(VALUES), POOL).predict(
+        measured, values, NOISE**2 * np.eye(len(values)), at
+    )
 
 
 def deviation(mixture: Mixture) -> np.ndarray:
@@ -46,8 +54,13 @@ def test_what_is_measured_is_known_and_what_is_like_it_better_than_what_is_not()
     at = [Config(precision="bf16", micro_batch_size=2, optimizer="adamw")]
     at.append(Config(precision="fp32", micro_batch_size=2, optimizer="adamw"))
     found = predict(at, np.array([0.3, 0.0]))
-    means, deviations = (dict(zip(CONFIGS, each.tolist(), strict=True)) for each in (found.mean, deviation(found)))
-    neighbour, far = at[0].replace(micro_batch_size=4), at[0].replace(micro_batch_size=8, optimizer="adamw-8bit")
+    means, deviations = (
+        dict(zip(CONFIGS, each.tolist(), strict=True)) for each in (found.mean, deviation(found))
+    )
+    neighbour, far = (
+        at[0].replace(micro_batch_size=4),
+        at[0].replace(micro_batch_size=8, optimizer="adamw-8bit"),
+    )
     assert means[at[0]] == pytest.approx(0.3, abs=0.03)
     assert means[at[0]] > means[neighbour] > means[far] > 0.15
     assert deviations[at[0]] < 1.5 * NOISE < deviations[neighbour] < deviations[far]
@@ -80,7 +93,9 @@ def test_configs_that_the_pool_lacks_are_no_obstacle() -> None:
 
 
 @given(st.lists(st.integers(0, len(CONFIGS) - 1), min_size=1, max_size=8))
-def test_it_is_the_textbook_s_process_also_where_something_is_measured_twice(places: list[int]) -> None:
+def test_it_is_the_textbook_s_process_also_where_something_is_measured_twice(
+    places: list[int],
+) -> None:
     """Algorithm 2.1 written out, scale by scale."""
 
     def alike(one: Config, other: Config) -> float:
@@ -98,19 +113,27 @@ def test_it_is_the_textbook_s_process_also_where_something_is_measured_twice(pla
         np.testing.assert_allclose(found.means[number], values @ solved, atol=1e-6)
         variances = scale**2 + 0.16 - (there * solved).sum(axis=0)
         np.testing.assert_allclose(found.deviations[number] ** 2, variances, atol=1e-6)
-        evidence.append(-0.5 * values @ np.linalg.solve(known, values) - 0.5 * np.linalg.slogdet(known)[1])
+        evidence.append(
+            -0.5 * values @ np.linalg.solve(known, values) - 0.5 * np.linalg.slogdet(known)[1]
+        )
     weights = np.array([0.15, 0.55, 0.2, 0.1]) * np.exp(np.array(evidence) - max(evidence))
     np.testing.assert_allclose(found.weights, weights / weights.sum(), atol=1e-6)
 
 
 @pytest.mark.parametrize(("knob", "alone"), [("quantization", True), ("attention", False)])
-def test_what_is_wrong_of_a_whole_models_kernels_is_not_believed_of_others(knob: str, alone: bool) -> None:
+def test_what_is_wrong_of_a_whole_models_kernels_is_not_believed_of_others(
+    knob: str, alone: bool
+) -> None:
     values = {knob: ("one", "other"), "optimizer": ("adamw", "adamw-8bit", "adafactor", "sgd")}
-    configs = [Config(dict(zip(values, row, strict=True))) for row in itertools.product(*values.values())]
+    configs = [
+        Config(dict(zip(values, row, strict=True))) for row in itertools.product(*values.values())
+    ]
     process = GaussianProcess(list(values), Encoding(configs))
     ones, others = configs[:4], configs[4:]
     found = process.predict(ones[:3], np.full(3, -0.6), NOISE**2 * np.eye(3))
-    means, deviations = (dict(zip(configs, each.tolist(), strict=True)) for each in (found.mean, deviation(found)))
+    means, deviations = (
+        dict(zip(configs, each.tolist(), strict=True)) for each in (found.mean, deviation(found))
+    )
     assert means[ones[3]] == pytest.approx(-0.6, abs=0.06)  # of the same kind: the error is theirs
     assert all(means[config] > -0.5 for config in others) is alone
     assert (deviations[others[3]] > 2 * deviations[ones[3]]) is alone

@@ -41,11 +41,20 @@ def _quiet() -> Any:
 
 @pytest.fixture
 def journal(tmp_path: Path) -> Journal:
-    return Journal(tmp_path / "journal.log", {"model": "m", "workload": {"sequence_length": 128}, "budget": 24.0})
+    return Journal(
+        tmp_path / "journal.log",
+        {"model": "m", "workload": {"sequence_length": 128}, "budget": 24.0},
+    )
 
 
 def measured(number: int, outcome: str = "fits") -> Measurement:
-    return Measurement(Config(a=number), Outcome(outcome), number=number, samples_per_second=1.5, reason="é\n\r\x85")
+    return Measurement(
+        Config(a=number),
+        Outcome(outcome),
+        number=number,
+        samples_per_second=1.5,
+        reason="é\n\r\x85",
+    )
 
 
 def write(journal: Journal, *outcomes: str) -> None:
@@ -57,7 +66,9 @@ def write(journal: Journal, *outcomes: str) -> None:
 def test_measurements_come_back_as_they_were(journal: Journal) -> None:
     write(journal, *Outcome)
     study = open_study(journal, SAMPLER)
-    assert measurements_of(study) == [measured(number, outcome) for number, outcome in enumerate(Outcome)]
+    assert measurements_of(study) == [
+        measured(number, outcome) for number, outcome in enumerate(Outcome)
+    ]
 
 
 def test_optuna_sees_states_that_mean_the_same(journal: Journal) -> None:
@@ -78,8 +89,15 @@ def test_optuna_sees_states_that_mean_the_same(journal: Journal) -> None:
 def test_a_journal_is_a_study_that_optuna_s_own_tools_open(tmp_path: Path, formula: Any) -> None:
     """As optuna-dashboard does it."""
     problem = formula()
-    outcome = search(problem.space, problem.problem(), limits=Limits(trials=5), journal=Journal(tmp_path / "j.log", {}))
-    study = optuna.load_study(study_name=None, storage=JournalStorage(JournalFileBackend(str(tmp_path / "j.log"))))
+    outcome = search(
+        problem.space,
+        problem.problem(),
+        limits=Limits(trials=5),
+        journal=Journal(tmp_path / "j.log", {}),
+    )
+    study = optuna.load_study(
+        study_name=None, storage=JournalStorage(JournalFileBackend(str(tmp_path / "j.log")))
+    )
     trials = study.get_trials()
     assert [trial.number for trial in trials] == [0, 1, 2, 3, 4]
     assert study.best_value == max(each.throughput for each in outcome.measurements)
@@ -99,7 +117,12 @@ def test_the_disk_is_waited_for_with_each_measurement_and_not_with_each_knob(
 
     monkeypatch.setattr(os, "fsync", fsync)
     problem = formula()
-    search(problem.space, problem.problem(), limits=Limits(trials=5), journal=Journal(tmp_path / "j.log", {}))
+    search(
+        problem.space,
+        problem.problem(),
+        limits=Limits(trials=5),
+        journal=Journal(tmp_path / "j.log", {}),
+    )
     assert len([line for line in waited if b'"measurement"' in line]) == 5
     assert len(waited) <= 2 * 5  # and what the study itself is
 
@@ -162,7 +185,10 @@ def test_damage_in_the_middle_costs_no_more_than_it_touches(journal: Journal, li
     said: list[str] = []
     study = open_study(dataclasses.replace(journal, notify=said.append), SAMPLER)
     assert measurements_of(study) == [measured(0), measured(1, "out_of_memory")]
-    damaged, lost = journal.path.with_name("journal.log.damaged"), "0 records" if line == b"\n" else "1 record"
+    damaged, lost = (
+        journal.path.with_name("journal.log.damaged"),
+        "0 records" if line == b"\n" else "1 record",
+    )
     told = f"{lost} of it cannot be read, 2 measurements can; the damaged file is now {damaged}."
     assert said == [f"{journal.path} was damaged: {told}"]
     assert damaged.read_bytes() == b"".join(lines)
@@ -178,7 +204,12 @@ def test_a_file_set_aside_before_stays(journal: Journal) -> None:
             file.write(b"noise %d\n" % number)
     open_study(journal, SAMPLER)
     aside = sorted(each.name for each in journal.path.parent.iterdir())
-    assert aside == ["journal.log", "journal.log.damaged", "journal.log.damaged-2", "journal.log.damaged-3"]
+    assert aside == [
+        "journal.log",
+        "journal.log.damaged",
+        "journal.log.damaged-2",
+        "journal.log.damaged-3",
+    ]
     assert journal.path.with_name("journal.log.damaged-2").read_bytes().endswith(b"noise 1\n")
 
 
@@ -187,7 +218,10 @@ def damaged(whole: bytes) -> Iterator[tuple[bytes, int]]:
     draw = random.Random(0)
     for place in [*range(0, len(whole), 89), *(each.start() for each in re.finditer(b"\n", whole))]:
         left = 3 if whole[place] == ord("\n") else 2
-        yield whole[:place] + bytes([whole[place] ^ 1 << draw.randrange(8)]) + whole[place + 1 :], left
+        yield (
+            whole[:place] + bytes([whole[place] ^ 1 << draw.randrange(8)]) + whole[place + 1 :],
+            left,
+        )
         yield whole[:place] + whole[place + 1 :], left
         yield whole[:place] + b"\n" + whole[place:], left
     for place in range(0, len(whole), 331):
@@ -206,7 +240,9 @@ def damaged(whole: bytes) -> Iterator[tuple[bytes, int]]:
     yield b"\xef\xbb\xbf" + whole, 3
 
 
-def test_however_a_journal_is_damaged_what_is_read_is_right_and_the_search_goes_on(journal: Journal) -> None:
+def test_however_a_journal_is_damaged_what_is_read_is_right_and_the_search_goes_on(
+    journal: Journal,
+) -> None:
     write(journal, "fits", "out_of_memory", "failed")
     whole, truth = journal.path.read_bytes(), measurements_of(open_study(journal, SAMPLER))
     aside = journal.path.with_name("journal.log.damaged")
@@ -256,10 +292,14 @@ def test_a_journal_without_checksums_goes_on(of_before: Journal) -> None:
     assert begun_with(of_before.path) == (of_before.identity, None)
 
 
-def test_a_damaged_journal_without_checksums_is_refused_because_nothing_in_it_is_sure(of_before: Journal) -> None:
+def test_a_damaged_journal_without_checksums_is_refused_because_nothing_in_it_is_sure(
+    of_before: Journal,
+) -> None:
     text = of_before.path.read_bytes().replace(b"true", b"trve").replace(b'"fits"', b'"fits', 1)
     of_before.path.write_bytes(text)
-    with pytest.raises(InputError, match=r"is damaged, or no journal: no checksum shows any record"):
+    with pytest.raises(
+        InputError, match=r"is damaged, or no journal: no checksum shows any record"
+    ):
         open_study(of_before, SAMPLER)
     assert of_before.path.read_bytes() == text
 
@@ -279,7 +319,10 @@ def test_what_other_tools_note_in_a_journal_stays(journal: Journal) -> None:
     ("text", "said"),
     [
         ('{"a": 1}\n', "is damaged, or no journal"),
-        ('{"op_code": 77, "worker_id": "w"}\n', "is not a journal that this version of autofit can read"),
+        (
+            '{"op_code": 77, "worker_id": "w"}\n',
+            "is not a journal that this version of autofit can read",
+        ),
     ],
 )
 def test_a_file_of_something_else(journal: Journal, text: str, said: str) -> None:
@@ -302,11 +345,15 @@ def test_what_a_full_disk_refused_is_written_as_soon_as_there_is_room(
     with pytest.raises(OSError, match="No space left") as caught:
         record(study, trial, measured(0))
     assert caught.value.filename == str(journal.path)
-    assert journal.path.read_bytes() == whole  # no half of a line is left, after which others could not be read
+    assert (
+        journal.path.read_bytes() == whole
+    )  # no half of a line is left, after which others could not be read
     monkeypatch.undo()
     study.tell(trial, state=TrialState.FAIL)
     said: list[str] = []
-    assert measurements_of(open_study(dataclasses.replace(journal, notify=said.append), SAMPLER)) == [measured(0)]
+    assert measurements_of(
+        open_study(dataclasses.replace(journal, notify=said.append), SAMPLER)
+    ) == [measured(0)]
     assert not said
 
 
@@ -338,14 +385,18 @@ def test_a_measurement_of_another_version(journal: Journal) -> None:
     ],
     ids=str,
 )
-def test_a_measurement_that_no_probe_makes_is_set_aside_whatever_its_checksum(journal: Journal, wrong: Any) -> None:
+def test_a_measurement_that_no_probe_makes_is_set_aside_whatever_its_checksum(
+    journal: Journal, wrong: Any
+) -> None:
     write(journal, "fits", "fits", "fits")
     lines = journal.path.read_bytes().splitlines(keepends=True)
     second = [index for index, line in enumerate(lines) if b'"user_attr":{"measurement"' in line][1]
     held = json.loads(lines[second])
     del held["crc"]
     measurement = held["user_attr"]["measurement"]
-    held["user_attr"]["measurement"] = {**measurement, **wrong} if isinstance(wrong, dict) else wrong
+    held["user_attr"]["measurement"] = (
+        {**measurement, **wrong} if isinstance(wrong, dict) else wrong
+    )
     lines[second] = checked(held)
     journal.path.write_bytes(b"".join(lines))
     said: list[str] = []
@@ -355,8 +406,12 @@ def test_a_measurement_that_no_probe_makes_is_set_aside_whatever_its_checksum(jo
     assert measurements_of(open_study(journal, SAMPLER)) == [measured(0), measured(2)]
 
 
-@pytest.mark.parametrize("record", [{"op_code": 77}, {"op_code": 8, "trial_id": 999}, {"op_code": 0}, {"line": None}])
-def test_a_record_that_optuna_cannot_read_costs_no_measurement(journal: Journal, record: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    "record", [{"op_code": 77}, {"op_code": 8, "trial_id": 999}, {"op_code": 0}, {"line": None}]
+)
+def test_a_record_that_optuna_cannot_read_costs_no_measurement(
+    journal: Journal, record: dict[str, Any]
+) -> None:
     write(journal, "fits")
     number = len(journal.path.read_bytes().splitlines())
     with journal.path.open("ab") as file:
@@ -408,7 +463,9 @@ def test_what_a_journal_was_begun_with_is_told_before_it_is_opened(journal: Jour
 
 def test_an_identity_is_compared_as_it_is_stored(journal: Journal) -> None:
     for _ in range(2):
-        open_study(Journal(journal.path, {"path": Path("a"), "capability": (8, 0), "limit": None}), SAMPLER)
+        open_study(
+            Journal(journal.path, {"path": Path("a"), "capability": (8, 0), "limit": None}), SAMPLER
+        )
 
 
 # A search in a process of its own that is killed while it writes line HALF of the journal, as kill -9 leaves it.
@@ -439,16 +496,22 @@ search(Formula(3).space, Formula(3).problem(), limits=Limits(trials=30), journal
 
 
 @pytest.mark.parametrize("half", [1, 40, 51])
-def test_a_search_killed_while_it_writes_is_resumed(tmp_path: Path, formula: Any, half: int) -> None:
+def test_a_search_killed_while_it_writes_is_resumed(
+    tmp_path: Path, formula: Any, half: int
+) -> None:
     path = tmp_path / "journal.log"
     code = _KILLED.format(tests=str(Path(__file__).parent), half=half, path=str(path))
     environment = {**os.environ, "PYTHONPATH": str(Path(journal_module.__file__).parents[2])}
-    died = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=60)
+    died = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=60
+    )
     assert died.returncode == -signal.SIGKILL, died.stderr
     assert not path.read_bytes().endswith(b"\n")
 
     problem, straight = formula(3), formula(3)
-    outcome = search(problem.space, problem.problem(), limits=Limits(trials=12), journal=Journal(path), seed=1)
+    outcome = search(
+        problem.space, problem.problem(), limits=Limits(trials=12), journal=Journal(path), seed=1
+    )
     assert [each.number for each in outcome.measurements] == list(range(12))
     assert (
         outcome.measurements

@@ -9,15 +9,26 @@ import pytest
 from autofit.core.config import Config
 from autofit.search.linear_model import Features, LinearModel, normal_below, normal_density
 
-VALUES = {"precision": ("fp32", "bf16"), "micro_batch_size": (1, 2, 4, 8), "optimizer": ("adamw", "adamw-8bit")}
-CONFIGS = [Config(dict(zip(VALUES, row, strict=True))) for row in itertools.product(*VALUES.values())]
+VALUES = {
+    "precision": ("fp32", "bf16"),
+    "micro_batch_size": (1, 2, 4, 8),
+    "optimizer": ("adamw", "adamw-8bit"),
+}
+CONFIGS = [
+    Config(dict(zip(VALUES, row, strict=True))) for row in itertools.product(*VALUES.values())
+]
 
 
 def truth(config: Config) -> float:
     effect = {"fp32": 0.6, "bf16": 0.0, "adamw": 0.3, "adamw-8bit": 0.0}
     size = config["micro_batch_size"]
     assert isinstance(size, int)
-    return 20 + effect[str(config["precision"])] + effect[str(config["optimizer"])] + 0.4 * math.log2(size)
+    return (
+        20
+        + effect[str(config["precision"])]
+        + effect[str(config["optimizer"])]
+        + 0.4 * math.log2(size)
+    )
 
 
 def prior(features: Features) -> LinearModel:
@@ -38,7 +49,9 @@ def test_a_row_holds_an_intercept_a_slope_and_one_column_for_each_value() -> Non
 
 
 def test_a_value_never_announced_is_unknown_not_an_error() -> None:
-    row = Features(VALUES).rows([Config(precision="fp8", micro_batch_size=None, optimizer="adamw")])[0]
+    row = Features(VALUES).rows(
+        [Config(precision="fp8", micro_batch_size=None, optimizer="adamw")]
+    )[0]
     assert sum(row[2:]) == 1
 
 
@@ -84,7 +97,9 @@ def test_learning_in_two_parts_is_learning_at_once() -> None:
 def test_of_many_measurements_no_more_is_kept_than_there_are_columns() -> None:
     features = Features(VALUES)
     rows = np.repeat(features.rows(CONFIGS), 3, axis=0)
-    values = np.repeat([truth(config) for config in CONFIGS], 3) + np.tile([-0.05, 0.0, 0.05], len(CONFIGS))
+    values = np.repeat([truth(config) for config in CONFIGS], 3) + np.tile(
+        [-0.05, 0.0, 0.05], len(CONFIGS)
+    )
     often = prior(features).learn(rows, values, 0.1)
     once = prior(features).learn(features.rows(CONFIGS), values[1::3], 0.1 / math.sqrt(3))
     assert len(rows) > len(often.gain) == features.width

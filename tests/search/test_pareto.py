@@ -35,16 +35,22 @@ def test_what_other_budgets_would_run_is_nearly_the_best_they_could(
         limit = factor * problem.budget
         for name in TIERS[:2]:
             speeds = [
-                problem.speed(each) for each in problem.configs if tier(each) == name and problem.memory(each) <= limit
+                problem.speed(each)
+                for each in problem.configs
+                if tier(each) == name and problem.memory(each) <= limit
             ]
             point = fastest_within(found.frontier[name], limit)
             assert (point is None) == (not speeds)
             if point:
                 assert problem.speed(point.config) == pytest.approx(max(speeds), rel=0.1)
-                assert point.samples_per_second == pytest.approx(problem.speed(point.config), rel=0.1)
+                assert point.samples_per_second == pytest.approx(
+                    problem.speed(point.config), rel=0.1
+                )
 
 
-def test_another_budget_is_told_where_it_would_run_something_else(formula: Any, searched: Searched) -> None:
+def test_another_budget_is_told_where_it_would_run_something_else(
+    formula: Any, searched: Searched
+) -> None:
     evidence = searched(formula(2, share=0.4))
     assert [each.device_bytes for each in around(evidence, 0.5, 2.0).other_budgets] == [
         int(0.5 * evidence.budget.device_bytes),
@@ -54,17 +60,23 @@ def test_another_budget_is_told_where_it_would_run_something_else(formula: Any, 
     evidence = dataclasses.replace(evidence, budget=plenty)
     assert around(evidence, 0.5, 2.0).other_budgets == ()
     larger = OtherBudget("the next larger card", 2 * plenty.device_bytes, "A6000")
-    assert pareto_report(evidence, others=[larger]).other_budgets == (larger,), "somebody may think of buying it"
+    assert pareto_report(evidence, others=[larger]).other_budgets == (larger,), (
+        "somebody may think of buying it"
+    )
 
 
-def test_frontiers_hold_what_was_measured_and_reach_beyond_the_budget(formula: Any, searched: Searched) -> None:
+def test_frontiers_hold_what_was_measured_and_reach_beyond_the_budget(
+    formula: Any, searched: Searched
+) -> None:
     problem = formula(2, share=0.2)
     evidence = searched(problem)
     found = around(evidence)
     assert list(found.frontier) == list(TIERS[:-1])  # nothing is of the head alone
     assert found.frontier["qlora"] == ()
     points = [point for each in found.frontier.values() for point in each]
-    assert all(tier(point.config) == name for name, each in found.frontier.items() for point in each)
+    assert all(
+        tier(point.config) == name for name, each in found.frontier.items() for point in each
+    )
     assert any(point.peak_bytes > problem.budget for point in points)
     assert all(point.peak_bytes <= problem.budget for point in points if point.measured)
     measured = {each.config: each for each in evidence.measurements if each.fits}
@@ -74,7 +86,9 @@ def test_frontiers_hold_what_was_measured_and_reach_beyond_the_budget(formula: A
             assert point.samples_per_second == measured[point.config].throughput
 
 
-def test_without_predictions_there_is_only_what_was_measured(formula: Any, searched: Searched) -> None:
+def test_without_predictions_there_is_only_what_was_measured(
+    formula: Any, searched: Searched
+) -> None:
     problem = formula(2)
     evidence = dataclasses.replace(searched(problem), predictions=None, surrogate=None)
     found = around(evidence, tolerance=0.03)
@@ -84,7 +98,10 @@ def test_without_predictions_there_is_only_what_was_measured(formula: Any, searc
     assert {point.config for point in points} <= fitting
     assert all(each.measured for each in found.alternatives)
     assert evidence.best
-    assert fastest_within(found.frontier[tier(evidence.best.config)], problem.budget).config == evidence.best.config
+    assert (
+        fastest_within(found.frontier[tier(evidence.best.config)], problem.budget).config
+        == evidence.best.config
+    )
 
 
 def test_a_frontier_is_short_and_keeps_what_it_is_asked_for(
@@ -104,20 +121,27 @@ def test_a_frontier_is_short_and_keeps_what_it_is_asked_for(
     assert (found[0], found[-1]) == (whole[0], whole[-1])
 
 
-def test_single_changes_are_of_one_knob_and_what_follows_from_it(formula: Any, searched: Searched) -> None:
+def test_single_changes_are_of_one_knob_and_what_follows_from_it(
+    formula: Any, searched: Searched
+) -> None:
     problem = formula(5, share=0.5)
     evidence = searched(problem)
     best = evidence.best.config
     told = around(evidence).alternatives
     assert len({(each.knob, each.value) for each in told}) == len(told)
     for each in told:
-        differing = set(each.config.differences(best)) - {"gradient_accumulation_steps", "lora_targets"}
+        differing = set(each.config.differences(best)) - {
+            "gradient_accumulation_steps",
+            "lora_targets",
+        }
         assert differing == {each.knob}
         assert each.value != best[each.knob]
         assert each.fits == problem.fits(each.config) or not each.measured
     knobs = {knob for knob, values in problem.space.knobs.items() if len(values) > 1}
     assert {each.knob for each in told} == knobs
-    assert [each.knob for each in told] == sorted((each.knob for each in told), key=list(best).index)
+    assert [each.knob for each in told] == sorted(
+        (each.knob for each in told), key=list(best).index
+    )
     values = {each.value for each in told if each.knob == "lora_rank"} | {best["lora_rank"]}
     assert values == {0, 8, 16, 64}
 
@@ -176,6 +200,9 @@ def test_where_nothing_fits_the_smallest_budget_is_known(formula: Any, searched:
     assert evidence.best is None
     found = around(evidence)
     assert found.alternatives == ()
-    least = min((points[0] for points in found.frontier.values() if points), key=lambda point: point.peak_bytes)
+    least = min(
+        (points[0] for points in found.frontier.values() if points),
+        key=lambda point: point.peak_bytes,
+    )
     assert not least.measured
     assert least.peak_bytes == pytest.approx(min(map(problem.memory, problem.configs)), rel=0.05)

@@ -39,21 +39,33 @@ def test_is_transitive(one: dict[str, Any], two: dict[str, Any], three: dict[str
 
 
 @given(configs, configs)
-def test_proves_nothing_across_the_border_of_accumulation(one: dict[str, Any], two: dict[str, Any]) -> None:
+def test_proves_nothing_across_the_border_of_accumulation(
+    one: dict[str, Any], two: dict[str, Any]
+) -> None:
     if (one["gradient_accumulation_steps"] == 1) != (two["gradient_accumulation_steps"] == 1):
         assert not rules_out(one, two, order)
 
 
 @given(configs, configs)
-def test_proves_nothing_where_a_changed_value_has_no_rank(one: dict[str, Any], two: dict[str, Any]) -> None:
+def test_proves_nothing_where_a_changed_value_has_no_rank(
+    one: dict[str, Any], two: dict[str, Any]
+) -> None:
     changed = [knob for knob in "abcd" if one[knob] != two[knob]]
     if any(order(knob, each[knob]) is None for knob in changed for each in (one, two)):
         assert not rules_out(one, two, order)
 
 
 def test_the_number_of_accumulation_steps_itself_does_not_matter() -> None:
-    assert rules_out({"a": 1, "gradient_accumulation_steps": 8}, {"a": 2, "gradient_accumulation_steps": 4}, order)
-    assert not rules_out({"a": 2, "gradient_accumulation_steps": 4}, {"a": 1, "gradient_accumulation_steps": 8}, order)
+    assert rules_out(
+        {"a": 1, "gradient_accumulation_steps": 8},
+        {"a": 2, "gradient_accumulation_steps": 4},
+        order,
+    )
+    assert not rules_out(
+        {"a": 2, "gradient_accumulation_steps": 4},
+        {"a": 1, "gradient_accumulation_steps": 8},
+        order,
+    )
 
 
 def test_a_knob_that_only_one_side_has_is_a_difference() -> None:
@@ -62,7 +74,9 @@ def test_a_knob_that_only_one_side_has_is_a_difference() -> None:
 
 
 @given(configs, configs, st.integers(0, 10_000))
-def test_never_excludes_a_config_that_fits(failed: dict[str, Any], candidate: dict[str, Any], seed: int) -> None:
+def test_never_excludes_a_config_that_fits(
+    failed: dict[str, Any], candidate: dict[str, Any], seed: int
+) -> None:
     """Any memory that rises with the ranks of each knob, all else equal and on one side of the border, agrees."""
     draw = random.Random(seed)
     table: dict[tuple[str, Any, Any, bool], float] = {}
@@ -72,10 +86,16 @@ def test_never_excludes_a_config_that_fits(failed: dict[str, Any], candidate: di
         total = 0.0
         for knob in "abc":
             # The part of one knob rises with its rank, by steps that depend on all that is not ordered.
-            unordered = (config["d"], *(config[each] for each in "abc" if order(each, config[each]) is None))
+            unordered = (
+                config["d"],
+                *(config[each] for each in "abc" if order(each, config[each]) is None),
+            )
             rank = order(knob, config[knob])
             steps = [-1] if rank is None else range(rank + 1)
-            total += sum(table.setdefault((knob, step, unordered, accumulates), draw.random()) for step in steps)
+            total += sum(
+                table.setdefault((knob, step, unordered, accumulates), draw.random())
+                for step in steps
+            )
         return total
 
     if rules_out(failed, candidate, order):

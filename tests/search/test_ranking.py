@@ -19,7 +19,13 @@ RANKING = Ranking(0.03, fidelity)
 
 
 def measured(
-    number: int, speed: float, precision: str = "bf16", *, gib: int | None = 10, outcome: str = "fits", **knobs: Any
+    number: int,
+    speed: float,
+    precision: str = "bf16",
+    *,
+    gib: int | None = 10,
+    outcome: str = "fits",
+    **knobs: Any,
 ) -> Measurement:
     return Measurement(
         Config(precision=precision, number=number, **knobs),
@@ -37,7 +43,9 @@ def choose(*measurements: Measurement, tolerance: float = 0.03) -> int:
 
 
 def test_fastest_is_of_those_that_fit() -> None:
-    best = fastest([measured(0, 5), measured(1, 9, outcome="timed_out"), measured(2, 7), measured(3, 7)])
+    best = fastest(
+        [measured(0, 5), measured(1, 9, outcome="timed_out"), measured(2, 7), measured(3, 7)]
+    )
     assert best is not None
     assert best.number == 2
 
@@ -54,7 +62,12 @@ def test_pick_of_nothing_is_none() -> None:
 
 
 def test_among_ties_the_more_faithful_wins() -> None:
-    assert choose(measured(0, 100.0, "bf16"), measured(1, 97.5, "fp32"), measured(2, 98.0, "bf16-mixed")) == 1
+    assert (
+        choose(
+            measured(0, 100.0, "bf16"), measured(1, 97.5, "fp32"), measured(2, 98.0, "bf16-mixed")
+        )
+        == 1
+    )
 
 
 def test_beyond_the_tolerance_only_speed_counts() -> None:
@@ -67,7 +80,9 @@ def test_ties_are_with_the_fastest_not_with_one_another() -> None:
 
 
 def test_equally_faithful_ties_go_to_less_memory_then_to_speed() -> None:
-    assert choose(measured(0, 100.0, gib=12), measured(1, 98.0, gib=8), measured(2, 99.0, gib=8)) == 2
+    assert (
+        choose(measured(0, 100.0, gib=12), measured(1, 98.0, gib=8), measured(2, 99.0, gib=8)) == 2
+    )
     assert choose(measured(0, 100.0, gib=None), measured(1, 98.0, gib=8)) == 1
 
 
@@ -76,7 +91,12 @@ def test_no_tolerance_means_the_fastest() -> None:
 
 
 def test_finalists_are_the_pick_then_the_pick_of_the_others() -> None:
-    measurements = [measured(0, 50.0), measured(1, 100.0), measured(2, 98.0, "fp32"), measured(3, 80.0)]
+    measurements = [
+        measured(0, 50.0),
+        measured(1, 100.0),
+        measured(2, 98.0, "fp32"),
+        measured(3, 80.0),
+    ]
     chosen = RANKING.finalists(measurements)
     assert [each.number for each in chosen] == [2, 1, 3, 0]
 
@@ -106,7 +126,10 @@ def test_the_best_of_each_tier() -> None:
 
 
 def test_the_nearest_miss_is_the_smallest_that_ran_out() -> None:
-    misses = [measured(number, 0, gib=gib, outcome="out_of_memory") for number, gib in enumerate([30, None, 26, 40])]
+    misses = [
+        measured(number, 0, gib=gib, outcome="out_of_memory")
+        for number, gib in enumerate([30, None, 26, 40])
+    ]
     near = nearest_miss([*misses, measured(9, 5, gib=20)])
     assert near is not None
     assert near.number == 2

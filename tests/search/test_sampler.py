@@ -20,13 +20,24 @@ from autofit.search.surrogate import Surrogate
 def candidates(sampler: SurrogateSampler, measurements: Sequence[Measurement]) -> list[Config]:
     """The configs that may still be proposed."""
     left = sampler.left(measurements).tolist()
-    return [config for config, is_left in zip(sampler.surrogate.pool.configs, left, strict=True) if is_left]
+    return [
+        config
+        for config, is_left in zip(sampler.surrogate.pool.configs, left, strict=True)
+        if is_left
+    ]
 
 
-def sampler_of(problem: Any, pool: Sequence[Config] | None = None, seed: int = 0, **options: Any) -> SurrogateSampler:
-    values: Mapping[str, tuple[Value, ...]] = {**problem.space.knobs, "lora_targets": ("all-linear", None)}
+def sampler_of(
+    problem: Any, pool: Sequence[Config] | None = None, seed: int = 0, **options: Any
+) -> SurrogateSampler:
+    values: Mapping[str, tuple[Value, ...]] = {
+        **problem.space.knobs,
+        "lora_targets": ("all-linear", None),
+    }
     order = problem.problem().memory_order
-    surrogate = Surrogate(values, problem.configs if pool is None else pool, memory_order=order, **options)
+    surrogate = Surrogate(
+        values, problem.configs if pool is None else pool, memory_order=order, **options
+    )
     return SurrogateSampler(surrogate, seed=seed)
 
 
@@ -55,7 +66,9 @@ def test_proven_ranks_go_before_the_order_of_the_space() -> None:
     ranks = {"high": 5, "low": 1, "middle": 3}
     pool = [Config(knob=value) for value in ("unranked", "high", "low", "middle")]
     values = {"knob": ("unranked", "high", "low", "middle")}
-    sampler = SurrogateSampler(Surrogate(values, pool, memory_order=lambda knob, value: ranks.get(str(value))))
+    sampler = SurrogateSampler(
+        Surrogate(values, pool, memory_order=lambda knob, value: ranks.get(str(value)))
+    )
     seen: list[Measurement] = []
     while candidates(sampler, seen):
         seen.append(Measurement(sampler.choose(seen), Outcome.HOST_OUT_OF_MEMORY))
@@ -65,7 +78,9 @@ def test_proven_ranks_go_before_the_order_of_the_space() -> None:
 def test_goes_on_to_frugal_configs_until_something_fits(formula: Any) -> None:
     problem = formula(1, share=0.005)
     measurements = run(sampler_of(problem), problem, 8)
-    before = [each for each in measurements if not any(one.fits for one in measurements[: each.number])]
+    before = [
+        each for each in measurements if not any(one.fits for one in measurements[: each.number])
+    ]
     median = sorted(map(problem.memory, problem.configs))[len(problem.configs) // 2]
     assert all(problem.memory(each.config) < median for each in before)
     assert any(each.fits for each in measurements)
@@ -92,7 +107,10 @@ def test_the_same_seed_makes_the_same_choices_and_forgetting_changes_nothing(for
     assert run(sampler_of(problem, seed=-5), problem, 12) == measurements
     # A new sampler that is given the past chooses what the old one chose.
     for number in range(12):
-        assert sampler_of(problem, seed=-5).choose(measurements[:number]) == measurements[number].config
+        assert (
+            sampler_of(problem, seed=-5).choose(measurements[:number])
+            == measurements[number].config
+        )
 
 
 def test_avoids_values_that_do_not_work(formula: Any) -> None:
@@ -103,7 +121,9 @@ def test_avoids_values_that_do_not_work(formula: Any) -> None:
         config = sampler.choose(measurements)
         broken = config["precision"] == "bf16" or config["attention"] == "eager"
         measurement = problem.probe(number, config)
-        measurements.append(Measurement(config, Outcome.FAILED, number=number) if broken else measurement)
+        measurements.append(
+            Measurement(config, Outcome.FAILED, number=number) if broken else measurement
+        )
     failed = [each.outcome is Outcome.FAILED for each in measurements]
     assert sum(failed) <= 8  # of all configs, 2 in 3 are broken
     assert any(each.fits for each in measurements[:8])
@@ -180,7 +200,9 @@ def test_what_is_being_measured_is_not_proposed_and_its_figures_are_expected(for
         assert expected.number < 0
         if expected.fits:
             assert expected.step_seconds
-            assert expected.step_seconds.median == pytest.approx(32 / problem.speed(config), rel=0.4)
+            assert expected.step_seconds.median == pytest.approx(
+                32 / problem.speed(config), rel=0.4
+            )
 
 
 def test_nothing_is_proposed_that_a_config_being_measured_would_rule_out(formula: Any) -> None:
@@ -191,7 +213,9 @@ def test_nothing_is_proposed_that_a_config_being_measured_would_rule_out(formula
     for _ in range(6):
         asked.append(sampler.choose(sampler.with_running([], asked)))
     for index, config in enumerate(asked):
-        assert not any(ruled_out(earlier, Encoding([config]), order).any() for earlier in asked[:index])
+        assert not any(
+            ruled_out(earlier, Encoding([config]), order).any() for earlier in asked[:index]
+        )
     pool = [asked[0].replace(activation_checkpointing=value) for value in ("full", "none")]
     few = sampler_of(problem, pool)
     assert few.choose(few.with_running([], pool[:1])) == pool[1]  # where there is no other
@@ -203,20 +227,29 @@ def test_an_out_of_memory_that_is_only_expected_rules_nothing_out(formula: Any) 
     smallest = min(problem.configs, key=problem.memory)
     expected = Measurement(smallest, Outcome.OUT_OF_MEMORY, -1)
     assert len(candidates(sampler, [expected])) == len(problem.configs) - 1
-    assert len(candidates(sampler, [Measurement(smallest, Outcome.OUT_OF_MEMORY, 0)])) < len(problem.configs) - 1
+    assert (
+        len(candidates(sampler, [Measurement(smallest, Outcome.OUT_OF_MEMORY, 0)]))
+        < len(problem.configs) - 1
+    )
 
 
 def predictions_of(problem: Any, *, memory_off: Callable[[Config], float]) -> Predictions:
     nbytes = [problem.memory(config) * memory_off(config) for config in problem.configs]
-    return Predictions.of(problem.configs, nbytes, [1 / problem.speed(config) for config in problem.configs])
+    return Predictions.of(
+        problem.configs, nbytes, [1 / problem.speed(config) for config in problem.configs]
+    )
 
 
 @pytest.mark.parametrize("share", [0.1, 0.3, 0.7])
-def test_where_predictions_prove_exact_no_probe_runs_out_of_memory(formula: Any, share: float) -> None:
+def test_where_predictions_prove_exact_no_probe_runs_out_of_memory(
+    formula: Any, share: float
+) -> None:
     """However many configs are predicted just above the limit; and what is found is the best."""
     problem = formula(8, share=share, noise=0.05)
     exact = predictions_of(problem, memory_off=lambda config: 1.0)
-    measured = run(sampler_of(problem, predictions=exact, memory_bytes=int(problem.budget)), problem, 16)
+    measured = run(
+        sampler_of(problem, predictions=exact, memory_bytes=int(problem.budget)), problem, 16
+    )
     assert all(each.fits for each in measured)
     assert max(each.throughput for each in measured) > 0.95 * problem.best()
 
@@ -224,7 +257,9 @@ def test_where_predictions_prove_exact_no_probe_runs_out_of_memory(formula: Any,
 def test_what_hardly_fits_is_measured_only_for_much(formula: Any) -> None:
     """Predictions that are off by chance: which configs fit is in doubt, and few of those unlikely to are tried."""
     problem = formula(9, noise=0.05)
-    off = predictions_of(problem, memory_off=lambda config: math.exp(random.Random(config.key).gauss(0, 0.06)))
+    off = predictions_of(
+        problem, memory_off=lambda config: math.exp(random.Random(config.key).gauss(0, 0.06))
+    )
     sampler = sampler_of(problem, predictions=off, memory_bytes=int(problem.budget))
     measured = run(sampler, problem, 6)
     surrogate, left = sampler.surrogate, sampler.left(measured)

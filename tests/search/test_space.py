@@ -25,34 +25,59 @@ def test_ships_five_spaces_that_say_what_they_allow() -> None:
         assert space.path.read_text(encoding="utf-8").startswith("# ")
 
 
-def test_all_is_every_choice_and_a_list_is_cut_to_what_is_offered(tmp_path: Path, offer: KnobChoices) -> None:
+def test_all_is_every_choice_and_a_list_is_cut_to_what_is_offered(
+    tmp_path: Path, offer: KnobChoices
+) -> None:
     text = "description: d\nknobs:\n  micro_batch_size: all\n  precision: [fp8, fp32, bf16]\n  lora_rank: [0]\n"
     space = load_space(write(tmp_path, text), offer)
     assert space == Space(
-        "mine", "d", {"micro_batch_size": (1, 2, 4, 8, 16, 32), "precision": ("fp32", "bf16"), "lora_rank": (0,)}
+        "mine",
+        "d",
+        {
+            "micro_batch_size": (1, 2, 4, 8, 16, 32),
+            "precision": ("fp32", "bf16"),
+            "lora_rank": (0,),
+        },
     )
 
 
 def test_a_list_keeps_names_that_no_choices_hold(tmp_path: Path, offer: KnobChoices) -> None:
     text = "description: d\nknobs:\n  lora_targets: [q_proj+v_proj, all-linear]\n"
     offer = replace(offer, check=lambda knob, value: None, named=("lora_targets",))
-    assert load_space(write(tmp_path, text), offer).knobs == {"lora_targets": ("q_proj+v_proj", "all-linear")}
+    assert load_space(write(tmp_path, text), offer).knobs == {
+        "lora_targets": ("q_proj+v_proj", "all-linear")
+    }
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("description: d\nknobs: {precison: all}", "unknown knob to search 'precison'. Did you mean 'precision'?"),
+        (
+            "description: d\nknobs: {precison: all}",
+            "unknown knob to search 'precison'. Did you mean 'precision'?",
+        ),
         ("description: d\nknob: {precision: all}", "Did you mean 'knobs'?"),
-        ("description: d\nknobs: {precision: [bf61]}", "unknown value for precision 'bf61'. Did you mean 'bf16'?"),
-        ("description: d\nknobs: {lora_rank: [yes]}", "lora_rank cannot be True. Choose from: 8, 16, 64"),
+        (
+            "description: d\nknobs: {precision: [bf61]}",
+            "unknown value for precision 'bf61'. Did you mean 'bf16'?",
+        ),
+        (
+            "description: d\nknobs: {lora_rank: [yes]}",
+            "lora_rank cannot be True. Choose from: 8, 16, 64",
+        ),
         ("description: d\nknobs: {lora_rank: [8.0]}", "lora_rank cannot be 8.0. Choose from:"),
         ("description: d\nknobs: {precision: []}", "precision has no values."),
-        ("description: d\nknobs: {precision: bf16}", "precision is 'bf16'. Write a list of values, or all."),
+        (
+            "description: d\nknobs: {precision: bf16}",
+            "precision is 'bf16'. Write a list of values, or all.",
+        ),
         ("description: d\nknobs: {precision: }", "precision is None."),
         ("description: d\nknobs: {precision: [[bf16]]}", "precision cannot be ['bf16']."),
         ("description: d\nknobs: {precision: [bf16, fp32, bf16]}", "precision lists bf16 twice."),
-        ("description: d\nknobs: {precision: [fp8]}", "this hardware offers none of fp8 for precision. Here it may be"),
+        (
+            "description: d\nknobs: {precision: [fp8]}",
+            "this hardware offers none of fp8 for precision. Here it may be",
+        ),
         ("description: d\nknobs: {precision: all, precision: all}", "given twice"),
         ("description: d\nknobs: {gradient_accumulation_steps: [1]}", "unknown knob to search"),
         ("description: d\nknobs: [precision]", "has no knobs."),
@@ -92,26 +117,40 @@ def test_a_folder_is_no_space(tmp_path: Path, offer: KnobChoices) -> None:
         load_space(tmp_path, offer)
 
 
-def test_spaces_are_found_in_a_wheel_and_in_a_checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_spaces_are_found_in_a_wheel_and_in_a_checkout(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     source = tmp_path / "autofit" / "search" / "space.py"
     for folder in (tmp_path / "search_spaces", tmp_path / "autofit" / "search_spaces"):
         folder.mkdir(parents=True)
-        (folder / "one.yaml").write_text(f"description: in {folder.parent.name}\nknobs: {{precision: all}}")
+        (folder / "one.yaml").write_text(
+            f"description: in {folder.parent.name}\nknobs: {{precision: all}}"
+        )
         monkeypatch.setattr(space_module, "__file__", str(source))
         assert [space.path.parent for space in list_spaces()] == [folder]
-    monkeypatch.setattr(space_module, "__file__", str(tmp_path / "elsewhere" / "a" / "b" / "space.py"))
+    monkeypatch.setattr(
+        space_module, "__file__", str(tmp_path / "elsewhere" / "a" / "b" / "space.py")
+    )
     assert list_spaces() == ()
 
 
 def test_overrides_fix_narrow_and_add(offer: KnobChoices) -> None:
     space = Space("s", "d", {"precision": ("bf16", "fp32"), "lora_rank": (0,)})
-    changed = space.with_overrides({"precision": ["fp32"], "lora_rank": 4, "optimizer": ("sgd", "adamw")}, offer)
-    assert changed.knobs == {"precision": ("fp32",), "lora_rank": (4,), "optimizer": ("sgd", "adamw")}
+    changed = space.with_overrides(
+        {"precision": ["fp32"], "lora_rank": 4, "optimizer": ("sgd", "adamw")}, offer
+    )
+    assert changed.knobs == {
+        "precision": ("fp32",),
+        "lora_rank": (4,),
+        "optimizer": ("sgd", "adamw"),
+    }
     assert space.knobs == {"precision": ("bf16", "fp32"), "lora_rank": (0,)}
 
 
 def test_overrides_keep_a_value_that_the_hardware_does_not_offer(offer: KnobChoices) -> None:
-    assert Space("s", "d", {}).with_overrides({"precision": ["fp8"]}, offer).knobs == {"precision": ("fp8",)}
+    assert Space("s", "d", {}).with_overrides({"precision": ["fp8"]}, offer).knobs == {
+        "precision": ("fp8",)
+    }
 
 
 @pytest.mark.parametrize(
@@ -134,9 +173,13 @@ def test_configs_are_canonical_and_distinct(formula: Any) -> None:
     problem = formula()
     whole = 3 * 6 * 2 * 4 * 1 * 3 * 2
     assert len(problem.configs) == len(set(problem.configs)) == whole
-    assert all((config["lora_targets"] is None) == (config["lora_rank"] == 0) for config in problem.configs)
+    assert all(
+        (config["lora_targets"] is None) == (config["lora_rank"] == 0) for config in problem.configs
+    )
     targets = {"lora_targets": ("all-linear", "attention")}
-    doubled = Space("s", "d", {**problem.space.knobs, **targets}).configs(problem.problem().constraints)
+    doubled = Space("s", "d", {**problem.space.knobs, **targets}).configs(
+        problem.problem().constraints
+    )
     assert len(doubled) == whole * 7 // 4  # of the four ranks, targets mean nothing beside 0
 
 

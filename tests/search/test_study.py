@@ -49,7 +49,9 @@ def test_finds_a_fast_config_in_few_probes_where_random_search_does_not(formula:
         problem = formula(seed, share=(0.1, 0.2, 0.4, 0.8)[seed % 4], noise=0.02)
         ours.append(regret(problem, run(problem, 16, seed=seed).measurements))
         drawn = random.Random(seed).sample(problem.configs, 16)
-        chance.append(regret(problem, [problem.probe(number, config) for number, config in enumerate(drawn)]))
+        chance.append(
+            regret(problem, [problem.probe(number, config) for number, config in enumerate(drawn)])
+        )
     assert statistics.mean(ours) < 0.05
     assert max(ours) < 0.2
     assert statistics.mean(chance) > 4 * statistics.mean(ours)
@@ -102,7 +104,9 @@ def test_nothing_is_measured_twice_and_numbers_are_consecutive(formula: Any) -> 
 
 def test_ends_when_the_space_is_exhausted(formula: Any) -> None:
     problem = formula(4, share=0.2)
-    problem.space = Space("small", "d", {**problem.space.knobs, "lora_rank": (8,), "attention": ("sdpa",)})
+    problem.space = Space(
+        "small", "d", {**problem.space.knobs, "lora_rank": (8,), "attention": ("sdpa",)}
+    )
     problem.configs = problem.space.configs(problem.problem().constraints)
     outcome = run(problem, 10_000)
     assert outcome.stopped_by == "space"
@@ -123,7 +127,9 @@ def test_a_space_that_is_refused_whole(formula: Any) -> None:
 
 def test_a_space_of_one_config(formula: Any) -> None:
     problem = formula()
-    problem.space = Space("one", "d", {knob: values[:1] for knob, values in problem.space.knobs.items()})
+    problem.space = Space(
+        "one", "d", {knob: values[:1] for knob, values in problem.space.knobs.items()}
+    )
     outcome = run(problem)
     assert (outcome.stopped_by, outcome.space_size, len(outcome.measurements)) == ("space", 1, 1)
 
@@ -158,7 +164,9 @@ def test_one_config_is_measured_even_where_predicting_took_all_the_time(
     def predict(configs: Sequence[Config]) -> None:
         now[0] += 60
 
-    outcome = search(problem.space, replace(problem.problem(), predict=predict), limits=Limits(time_limit=35))
+    outcome = search(
+        problem.space, replace(problem.problem(), predict=predict), limits=Limits(time_limit=35)
+    )
     assert (outcome.stopped_by, len(outcome.measurements)) == ("time", 1)
 
 
@@ -178,7 +186,9 @@ def test_a_probe_that_the_time_was_up_for_is_no_measurement_and_its_config_may_b
 
     journal = Journal(tmp_path / "journal.log", {"model": "m"}, 1)
     asked = dataclasses.replace(problem.problem(), probe=probe)
-    outcome = search(problem.space, asked, limits=Limits(trials=100, time_limit=25), journal=journal)
+    outcome = search(
+        problem.space, asked, limits=Limits(trials=100, time_limit=25), journal=journal
+    )
     assert outcome.stopped_by == "time"
     assert [each.config for each in outcome.measurements] == problem.probed
     assert len(problem.probed) == len(problem.finished) == 2
@@ -202,13 +212,17 @@ def test_probes_hear_of_the_best_so_far_and_progress_is_told(formula: Any) -> No
     for number, (_, best) in enumerate(problem.finished):
         assert best == fastest(outcome.measurements[: number + 1])
         earlier = fastest(outcome.measurements[:number])
-        assert problem.bests[number] == (earlier.step_seconds.median if earlier and earlier.step_seconds else None)
+        assert problem.bests[number] == (
+            earlier.step_seconds.median if earlier and earlier.step_seconds else None
+        )
 
 
 def test_the_number_of_a_measurement_is_the_search_s_own(formula: Any) -> None:
     problem = formula()
     asked = problem.problem()
-    careless = dataclasses.replace(asked, probe=lambda number, config, best: problem.probe(7, config))
+    careless = dataclasses.replace(
+        asked, probe=lambda number, config, best: problem.probe(7, config)
+    )
     outcome = search(problem.space, careless, limits=Limits(trials=3))
     assert [each.number for each in outcome.measurements] == [0, 1, 2]
 
@@ -217,7 +231,9 @@ def test_the_same_seed_makes_the_same_search(formula: Any) -> None:
     assert run(formula(6), 20, seed=1) == run(formula(6), 20, seed=1)
 
 
-def test_an_interrupted_search_keeps_everything_and_is_resumed(tmp_path: Path, formula: Any) -> None:
+def test_an_interrupted_search_keeps_everything_and_is_resumed(
+    tmp_path: Path, formula: Any
+) -> None:
     journal = Journal(tmp_path / "journal.log", {"model": "m"})
 
     def interrupt(number: int, config: Config) -> None:
@@ -252,7 +268,9 @@ def test_an_interrupt_while_progress_is_shown_keeps_that_measurement(formula: An
     assert len(outcome.measurements) == 1
 
 
-def test_an_error_of_the_probe_is_passed_on_and_the_journal_stays_good(tmp_path: Path, formula: Any) -> None:
+def test_an_error_of_the_probe_is_passed_on_and_the_journal_stays_good(
+    tmp_path: Path, formula: Any
+) -> None:
     journal = Journal(tmp_path / "journal.log")
     problem = formula()
 
@@ -273,7 +291,9 @@ def test_another_space_or_identity_is_not_resumed(tmp_path: Path, formula: Any) 
     with pytest.raises(InputError, match="model was 'a', is 'b'"):
         run(problem, 3, journal=Journal(path, {"model": "b"}))
     problem.space = Space("other", "d", {**problem.space.knobs, "precision": ("fp32",)})
-    with pytest.raises(InputError, match=r"space.precision was \['bf16', 'bf16-mixed', 'fp32'\], is \['fp32'\]"):
+    with pytest.raises(
+        InputError, match=r"space.precision was \['bf16', 'bf16-mixed', 'fp32'\], is \['fp32'\]"
+    ):
         run(problem, 3, journal=Journal(path, {"model": "a"}))
 
 
@@ -297,7 +317,9 @@ def test_the_room_never_loads_torch() -> None:
 
 
 @pytest.mark.parametrize("predicted", [False, True])
-def test_of_a_large_space_a_part_is_weighed(formula: Any, monkeypatch: pytest.MonkeyPatch, predicted: bool) -> None:
+def test_of_a_large_space_a_part_is_weighed(
+    formula: Any, monkeypatch: pytest.MonkeyPatch, predicted: bool
+) -> None:
     monkeypatch.setattr(study_module, "_MOST_SCORED", 40)
     problem = formula(5, share=0.3)
     asked = problem.problem()
@@ -315,7 +337,9 @@ def test_of_a_large_space_a_part_is_weighed(formula: Any, monkeypatch: pytest.Mo
     else:
         probed = list(problem.probed)
         assert problem.configs[0] in probed
-        assert [each.config for each in search(problem.space, asked, limits=limits).measurements] == probed
+        assert [
+            each.config for each in search(problem.space, asked, limits=limits).measurements
+        ] == probed
 
 
 def _expected(problem: Any) -> SearchProblem:
@@ -328,7 +352,9 @@ def _expected(problem: Any) -> SearchProblem:
     return replace(problem.problem(), predict=expect)
 
 
-def test_with_good_predictions_it_can_end_after_a_few_probes_and_says_what_it_may_have_missed(formula: Any) -> None:
+def test_with_good_predictions_it_can_end_after_a_few_probes_and_says_what_it_may_have_missed(
+    formula: Any,
+) -> None:
     problem = formula(3, noise=0.02)
     limits = Limits(trials=100, memory_bytes=int(problem.budget), tolerance=0.1)
     outcome = search(problem.space, _expected(problem), limits=limits)
@@ -346,7 +372,9 @@ def test_with_good_predictions_it_can_end_after_a_few_probes_and_says_what_it_ma
     assert few.bound > 0.1
 
 
-def test_predictions_that_are_many_times_off_say_nothing_unless_all_probes_are_off_alike(formula: Any) -> None:
+def test_predictions_that_are_many_times_off_say_nothing_unless_all_probes_are_off_alike(
+    formula: Any,
+) -> None:
     problem = formula(3, noise=0.02)
     limits = Limits(trials=8, memory_bytes=int(problem.budget))
     outcome = search(problem.space, _expected(problem), limits=limits)
@@ -354,7 +382,9 @@ def test_predictions_that_are_many_times_off_say_nothing_unless_all_probes_are_o
     surrogate = outcome.surrogate
     assert surrogate is not None
     fitting = [each for each in outcome.measurements if each.fits and each.step_seconds]
-    left = np.array([config not in {each.config for each in fitting} for config in surrogate.pool.configs])
+    left = np.array(
+        [config not in {each.config for each in fitting} for config in surrogate.pool.configs]
+    )
 
     def off(*factors: float) -> list[Measurement]:
         times = zip(fitting, itertools.cycle(factors), strict=False)
@@ -377,7 +407,11 @@ def test_before_it_ends_by_itself_it_finds_the_best_of_every_tier(formula: Any, 
     assert len(outcome.measurements) < 25
     for kind in ("full", "lora"):
         best = fastest([each for each in outcome.measurements if tier(each.config) == kind])
-        true = max(problem.speed(each) for each in problem.configs if tier(each) == kind and problem.fits(each))
+        true = max(
+            problem.speed(each)
+            for each in problem.configs
+            if tier(each) == kind and problem.fits(each)
+        )
         assert best is not None
         assert problem.speed(best.config) > true / 1.1
 
@@ -416,7 +450,9 @@ def test_a_quick_search_ends_with_the_first_that_takes_as_long_as_predicted(
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_a_quick_search_goes_on_while_it_expects_another_config_to_be_much_faster(formula: Any, seed: int) -> None:
+def test_a_quick_search_goes_on_while_it_expects_another_config_to_be_much_faster(
+    formula: Any, seed: int
+) -> None:
     """The fastest ones are refused once they are built, which the predictions do not know."""
     problem = formula(seed, share=0.9)
     favourite = max(problem.configs, key=problem.speed)["optimizer"]
@@ -427,7 +463,9 @@ def test_a_quick_search_goes_on_while_it_expects_another_config_to_be_much_faste
 
     def refusing(number: int, config: Config, best: float | None = None) -> Measurement:
         if config["optimizer"] == favourite:
-            return Measurement(config, Outcome.REFUSED, number, reason="the model says so while it is built")
+            return Measurement(
+                config, Outcome.REFUSED, number, reason="the model says so while it is built"
+            )
         return problem.probe(number, config, best)  # type: ignore[no-any-return]
 
     given = replace(problem.problem(), predict=expect, probe=refusing)
@@ -435,8 +473,14 @@ def test_a_quick_search_goes_on_while_it_expects_another_config_to_be_much_faste
     found = search(problem.space, given, limits=limits).measurements
     ran = [each for each in found if each.outcome is not Outcome.REFUSED]
     assert len(found) > len(ran) <= 6
-    works = [config for config in problem.configs if config["optimizer"] != favourite and problem.fits(config)]
-    assert max(problem.speed(each.config) for each in ran if each.fits) > 0.85 * max(map(problem.speed, works))
+    works = [
+        config
+        for config in problem.configs
+        if config["optimizer"] != favourite and problem.fits(config)
+    ]
+    assert max(problem.speed(each.config) for each in ran if each.fits) > 0.85 * max(
+        map(problem.speed, works)
+    )
 
 
 def test_what_is_refused_counts_for_nothing_in_a_quick_search(formula: Any) -> None:
@@ -444,7 +488,9 @@ def test_what_is_refused_counts_for_nothing_in_a_quick_search(formula: Any) -> N
 
     def refusing(number: int, config: Config, best: float | None = None) -> Measurement:
         if number == 1:
-            return Measurement(config, Outcome.REFUSED, number, reason="the model says so while it is built")
+            return Measurement(
+                config, Outcome.REFUSED, number, reason="the model says so while it is built"
+            )
         return problem.probe(number, config, best)  # type: ignore[no-any-return]
 
     given = replace(problem.problem(), probe=refusing)
@@ -454,14 +500,18 @@ def test_what_is_refused_counts_for_nothing_in_a_quick_search(formula: Any) -> N
 
 def test_where_nothing_fits_or_nothing_is_left_there_is_no_bound(formula: Any) -> None:
     problem = formula()
-    problem.space = Space("one", "d", {knob: values[:1] for knob, values in problem.space.knobs.items()})
+    problem.space = Space(
+        "one", "d", {knob: values[:1] for knob, values in problem.space.knobs.items()}
+    )
     assert run(problem).bound is None
     nothing = formula(share=0.0)
     nothing.budget = 1.0
     assert run(nothing, 3).bound is None
 
 
-@pytest.mark.parametrize(("told", "least"), [(1.0, 3), (0.25, 20)], ids=["exactly", "far too little"])
+@pytest.mark.parametrize(
+    ("told", "least"), [(1.0, 3), (0.25, 20)], ids=["exactly", "far too little"]
+)
 def test_where_nothing_fits_a_few_that_should_need_least_confirm_what_is_predicted(
     formula: Any, told: float, least: int
 ) -> None:
@@ -471,7 +521,9 @@ def test_where_nothing_fits_a_few_that_should_need_least_confirm_what_is_predict
 
     def expect(configs: Sequence[Config]) -> Predictions:
         known = plain(configs)
-        return Predictions.of(configs, [told * known.nbytes[each] for each in configs], [1.0] * len(configs))
+        return Predictions.of(
+            configs, [told * known.nbytes[each] for each in configs], [1.0] * len(configs)
+        )
 
     asked = replace(problem.problem(), predict=expect)
     limits = Limits(trials=20, memory_bytes=int(problem.budget), tolerance=0.02)
@@ -484,17 +536,24 @@ def test_where_nothing_fits_a_few_that_should_need_least_confirm_what_is_predict
 # What earlier searches measured
 
 
-def _known(problem: Any, measurements: Sequence[Measurement], slower: float = 1.15) -> list[PriorMeasurement]:
+def _known(
+    problem: Any, measurements: Sequence[Measurement], slower: float = 1.15
+) -> list[PriorMeasurement]:
     """The measurements as the store hands them over on a day when the machine was slower."""
     budget = int(problem.budget)
-    then = [each.taking(each.step_seconds.median * slower) if each.step_seconds else each for each in measurements]
+    then = [
+        each.taking(each.step_seconds.median * slower) if each.step_seconds else each
+        for each in measurements
+    ]
     found = [prior_measurement(each, 1, then=budget, now=budget, exact=True) for each in then]
     return [each for each in found if each is not None]
 
 
 @pytest.mark.parametrize("predicted", [True, False])
 @pytest.mark.parametrize("seed", range(4))
-def test_the_first_probe_is_of_the_best_that_is_known(formula: Any, seed: int, predicted: bool) -> None:
+def test_the_first_probe_is_of_the_best_that_is_known(
+    formula: Any, seed: int, predicted: bool
+) -> None:
     problem = formula(seed, noise=0.02)
     before = run(problem, 25, seed=seed).measurements
     known = fastest(before)
@@ -516,7 +575,9 @@ def test_the_same_search_again_takes_few_probes(formula: Any, seed: int) -> None
     known = replace(_expected(problem), prior_measurements=_known(problem, first.measurements))
     second = search(problem.space, known, limits=limits)
     assert (first.stopped_by, second.stopped_by) == ("bound", "bound")
-    assert len(second.measurements) <= min(3, len(first.measurements))  # one for each tier, and one in doubt
+    assert len(second.measurements) <= min(
+        3, len(first.measurements)
+    )  # one for each tier, and one in doubt
     assert regret(problem, second.measurements) < 0.1
 
 
@@ -543,7 +604,9 @@ def test_what_is_proven_not_to_fit_is_left_out_once_something_fits(formula: Any)
     missed = [each.config for each in before if not each.fits]
     problem.probed.clear()
     asked = replace(problem.problem(), prior_measurements=_known(problem, before))
-    outcome = search(problem.space, asked, limits=Limits(trials=20, memory_bytes=int(problem.budget)))
+    outcome = search(
+        problem.space, asked, limits=Limits(trials=20, memory_bytes=int(problem.budget))
+    )
     order = problem.problem().memory_order
     first = next(each.number for each in outcome.measurements if each.fits)
     assert first == 0
@@ -558,7 +621,9 @@ def test_where_all_is_known_not_to_fit_the_nearest_miss_is_measured_again(formul
     assert not any(each.fits for each in before)
     asked = replace(problem.problem(), prior_measurements=_known(problem, before))
     again = search(problem.space, asked, limits=Limits(trials=3, memory_bytes=int(problem.budget)))
-    assert min(map(problem.memory, problem.probed[-3:])) == min(map(problem.memory, problem.configs))
+    assert min(map(problem.memory, problem.probed[-3:])) == min(
+        map(problem.memory, problem.configs)
+    )
     assert again.skipped["dominated"] == run(problem, 3).skipped["dominated"]
 
 
@@ -566,11 +631,15 @@ def test_what_is_known_of_other_spaces_says_nothing(formula: Any) -> None:
     problem = formula(4)
     others = [config.replace(precision="fp8") for config in problem.configs[:20]]
     known = [
-        PriorMeasurement(config, step_seconds=1e-6, peak_bytes=10**14, outgrew=True, proven=True) for config in others
+        PriorMeasurement(config, step_seconds=1e-6, peak_bytes=10**14, outgrew=True, proven=True)
+        for config in others
     ]
     without = run(formula(4), 10)
     limits = Limits(trials=10, memory_bytes=int(problem.budget))
-    assert search(problem.space, replace(problem.problem(), prior_measurements=known), limits=limits) == without
+    assert (
+        search(problem.space, replace(problem.problem(), prior_measurements=known), limits=limits)
+        == without
+    )
 
 
 def test_what_was_seen_to_fit_is_weighed_whatever_is_predicted_of_it(
@@ -587,14 +656,21 @@ def test_what_was_seen_to_fit_is_weighed_whatever_is_predicted_of_it(
     best = max((config for config in problem.configs if problem.fits(config)), key=problem.speed)
     known = _known(problem, [problem.probe(0, best)])
     asked = replace(problem.problem(), predict=poorly, prior_measurements=known)
-    outcome = search(problem.space, asked, limits=Limits(trials=1, memory_bytes=int(problem.budget)))
+    outcome = search(
+        problem.space, asked, limits=Limits(trials=1, memory_bytes=int(problem.budget))
+    )
     assert [each.config for each in outcome.measurements] == [best]
 
 
 def test_a_journal_goes_on_with_what_is_known(tmp_path: Path, formula: Any) -> None:
     problem = formula(6, noise=0.02)
-    asked = replace(problem.problem(), prior_measurements=_known(problem, run(formula(6), 20).measurements))
-    limits, journal = Limits(trials=4, memory_bytes=int(problem.budget)), Journal(tmp_path / "journal.log")
+    asked = replace(
+        problem.problem(), prior_measurements=_known(problem, run(formula(6), 20).measurements)
+    )
+    limits, journal = (
+        Limits(trials=4, memory_bytes=int(problem.budget)),
+        Journal(tmp_path / "journal.log"),
+    )
     first = search(problem.space, asked, limits=limits, journal=journal)
     again = search(problem.space, asked, limits=replace(limits, trials=8), journal=journal)
     assert again.measurements[:4] == first.measurements

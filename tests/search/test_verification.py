@@ -46,7 +46,10 @@ Played = Callable[..., tuple[Verification, Rerun]]
 @pytest.fixture
 def played() -> Played:
     def run(
-        expected: dict[str, float], again: dict[str, list[float]], tolerance: float = 0.03, **others: Any
+        expected: dict[str, float],
+        again: dict[str, list[float]],
+        tolerance: float = 0.03,
+        **others: Any,
     ) -> tuple[Verification, Rerun]:
         rerun = Rerun(again)
         those = [at(name, rate) for name, rate in expected.items()]
@@ -56,14 +59,21 @@ def played() -> Played:
 
 
 def test_all_that_may_be_the_best_are_measured_in_turn(played: Played) -> None:
-    found, rerun = played({"a": 10, "b": 9.6, "c": 9.4, "d": 5}, {name: [9.0, 9.0] for name in "abcd"})
+    found, rerun = played(
+        {"a": 10, "b": 9.6, "c": 9.4, "d": 5}, {name: [9.0, 9.0] for name in "abcd"}
+    )
     assert rerun.asked == ["a", "b", "a", "c", "b", "c"]  # the likeliest answer is verified first
     assert [each.config["optimizer"] for each in found.verified] == ["a", "b", "c"]
     assert all(each.verified for each in found.verified)
 
 
 def test_a_runner_up_is_measured_however_slow(played: Played) -> None:
-    assert played({"a": 10, "b": 2, "c": 1}, {name: [8.0, 8.0] for name in "abc"})[1].asked == ["a", "b", "a", "b"]
+    assert played({"a": 10, "b": 2, "c": 1}, {name: [8.0, 8.0] for name in "abc"})[1].asked == [
+        "a",
+        "b",
+        "a",
+        "b",
+    ]
 
 
 def test_the_wider_the_tolerance_the_wider_the_field(played: Played) -> None:
@@ -79,10 +89,13 @@ def test_who_fails_is_not_tried_again_and_gives_way(played: Played) -> None:
     assert {each.config["optimizer"] for each in found.latest()} == {"b", "c"}
 
 
-def test_one_expected_to_beat_all_that_was_verified_is_called_up_until_there_are_enough(played: Played) -> None:
+def test_one_expected_to_beat_all_that_was_verified_is_called_up_until_there_are_enough(
+    played: Played,
+) -> None:
     names = "abcdefgh"
     found, rerun = played(
-        {name: 20.0 - place for place, name in enumerate(names)}, {name: [1.0, 1.0] for name in names}
+        {name: 20.0 - place for place, name in enumerate(names)},
+        {name: [1.0, 1.0] for name in names},
     )
     assert len(found.verified) == verification.MOST
     assert rerun.asked[-2:] == ["e", "e"]
@@ -113,7 +126,8 @@ def test_the_one_to_recommend_was_measured_twice_whoever_it_is_in_the_end(played
 
 
 @pytest.mark.parametrize(
-    ("seconds", "asked"), [(0.0, "a"), (5.5, "a"), (6.5, "ab"), (12.5, "abac"), (15.5, "abacb"), (100.0, "abacbab")]
+    ("seconds", "asked"),
+    [(0.0, "a"), (5.5, "a"), (6.5, "ab"), (12.5, "abac"), (15.5, "abacb"), (100.0, "abacbab")],
 )
 def test_once_something_is_verified_nothing_is_begun_that_would_end_too_late(
     played: Played, seconds: float, asked: str
@@ -126,7 +140,9 @@ def test_once_something_is_verified_nothing_is_begun_that_would_end_too_late(
 
 
 def test_however_little_time_is_left_one_that_fits_is_verified(played: Played) -> None:
-    found, rerun = played({"a": 10, "b": 9.9, "c": 9.8}, {"a": [0.0], "b": [9.0]}, seconds_left=lambda: 0.0)
+    found, rerun = played(
+        {"a": 10, "b": 9.9, "c": 9.8}, {"a": [0.0], "b": [9.0]}, seconds_left=lambda: 0.0
+    )
     assert rerun.asked == ["a", "b"]
     assert [each.config["optimizer"] for each in found.verified] == ["b"]
     assert found.failed == (Config(optimizer="a"),)
@@ -143,7 +159,9 @@ def test_a_quick_search_confirms_the_winner_alone() -> None:
     rerun = Rerun({"a": [0.0], "b": [8.5]})
     found = confirm(those, those, rerun, Ranking(0.03, lambda config: ()))
     assert rerun.asked == ["a", "b"]
-    assert [(each.config["optimizer"], each.verified) for each in found.candidates()] == [("b", True)]
+    assert [(each.config["optimizer"], each.verified) for each in found.candidates()] == [
+        ("b", True)
+    ]
     assert found.failed == (Config(optimizer="a"),)
 
 
@@ -188,9 +206,14 @@ def test_rounds_become_one_figure() -> None:
     assert one.peak_bytes == PeakBytes(30)
 
 
-def test_what_was_explored_on_fewer_cores_has_a_wider_field_and_calls_nobody_up_by_its_figures() -> None:
+def test_what_was_explored_on_fewer_cores_has_a_wider_field_and_calls_nobody_up_by_its_figures() -> (
+    None
+):
     rerun = Rerun({name: [1.0] * 3 for name in "abcdef"})
-    those = [at(name, rate) for name, rate in {"a": 10, "b": 9.5, "c": 9.0, "d": 8.5, "e": 8.4, "f": 8.0}.items()]
+    those = [
+        at(name, rate)
+        for name, rate in {"a": 10, "b": 9.5, "c": 9.0, "d": 8.5, "e": 8.4, "f": 8.0}.items()
+    ]
     found = verify(those, those, rerun, Ranking(0.03, lambda config: ()), elsewhere=True)
     assert set(rerun.asked) == set("abcde")
     assert len(found.verified) == 5
@@ -198,7 +221,10 @@ def test_what_was_explored_on_fewer_cores_has_a_wider_field_and_calls_nobody_up_
 
 def test_the_best_of_each_tier_that_has_none_verified_is_measured_again() -> None:
     full = [at("a", 10), at("d", 9.9)]
-    lora = [Measurement(Config(optimizer=name, lora_rank=8), Outcome.FITS, samples_per_second=1.0) for name in "bc"]
+    lora = [
+        Measurement(Config(optimizer=name, lora_rank=8), Outcome.FITS, samples_per_second=1.0)
+        for name in "bc"
+    ]
     order: list[str] = []
 
     def measure(finalist: Measurement) -> Measurement:

@@ -13,12 +13,20 @@ from transformers import AutoModelForCausalLM
 from autofit.core.tasks import task_of
 from autofit.core.tasks.causal_lm import CAUSAL_LM
 from autofit.core.workload import Hyperparameters
-from autofit.setup.adapters import adapter_parameters, base_of, has_adapters, new_token_rows, plain_name
+from autofit.setup.adapters import (
+    adapter_parameters,
+    base_of,
+    has_adapters,
+    new_token_rows,
+    plain_name,
+)
 from autofit.training.session import CheckpointPolicy, Session
 from autofit.training.workload import workload_from
 from tests import tiny
 
-pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:`is_gradient_checkpointing` is deprecated:FutureWarning"
+)
 ROWS = 3
 
 
@@ -47,7 +55,9 @@ def test_a_peft_model_is_known_by_the_model_inside() -> None:
     trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
     assert adapter_parameters(model) == trained
     plain = {name for name, _ in tiny.llama()().named_parameters()}
-    assert {plain_name(name) for name, _ in model.named_parameters()} - plain == set(map(plain_name, trained))
+    assert {plain_name(name) for name, _ in model.named_parameters()} - plain == set(
+        map(plain_name, trained)
+    )
 
 
 def test_new_rows_are_seen_where_the_embedding_is_frozen(tmp_path: Path) -> None:
@@ -74,7 +84,10 @@ def test_new_rows_that_adapters_do_not_train_are_told_and_saved_with_them(tmp_pa
         listener=told.append,
     )
     session.run({"lora_rank": 2}, "cpu", [workload.batch(4)], steps=1)
-    assert any("the token embedding has 3 rows more than the model it was loaded from" in each for each in told)
+    assert any(
+        "the token embedding has 3 rows more than the model it was loaded from" in each
+        for each in told
+    )
 
     again = resized(tmp_path / "base")
     again.get_input_embeddings().weight.data[-ROWS:] = 1.0  # a user's rows are drawn anew each time

@@ -23,7 +23,9 @@ def step() -> tuple[list[float], int, list[bool]]:
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1))
     config = canonicalize({"data_parallel": "ddp"}, workload, hardware)
     ranks = Ranks.of(Layout.of(config), torch.device("cpu"))
-    setup = Setup(workload, config, hardware, torch.device("cpu"), model, Hyperparameters(), ranks=ranks)
+    setup = Setup(
+        workload, config, hardware, torch.device("cpu"), model, Hyperparameters(), ranks=ranks
+    )
     bucketed(setup, set(model.parameters()))
     after_first = []
     for last in (False, True):

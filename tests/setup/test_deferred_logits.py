@@ -88,7 +88,10 @@ def test_few_tokens_are_one_sample_cut_short_with_every_label_valid() -> None:
     with contextlib.closing(build(workload, {}, tiny.CPU)) as setup:
         seen: list[Any] = []
         setup.model.register_forward_pre_hook(
-            lambda model, args, kwargs: seen.append((kwargs, model.training, torch.is_grad_enabled())), with_kwargs=True
+            lambda model, args, kwargs: seen.append(
+                (kwargs, model.training, torch.is_grad_enabled())
+            ),
+            with_kwargs=True,
         )
         batch = workload.batch(1)
         with torch.no_grad():
@@ -125,15 +128,21 @@ def test_evaluation_generation_and_outputs_without_labels_are_untouched() -> Non
     batch = workload.batch(4)
     with torch.no_grad():
         expected, logits = float(model(**batch).loss), model(**batch).logits
-    told = model.generate(batch["input_ids"][:1, :4], max_new_tokens=4, do_sample=False, pad_token_id=0)
+    told = model.generate(
+        batch["input_ids"][:1, :4], max_new_tokens=4, do_sample=False, pad_token_id=0
+    )
     with contextlib.closing(build(workload, CHUNKED, tiny.CPU, model=model)) as setup:
         assert evaluate(setup, [batch]) == pytest.approx(expected, rel=1e-5)
         assert model.training
         plain = model(input_ids=batch["input_ids"]).logits
         assert type(plain) is torch.Tensor
         torch.testing.assert_close(plain, logits)
-        assert torch.equal(model(**batch).logits[:, -1], logits[:, -1])  # made when they are asked for
-        again = model.generate(batch["input_ids"][:1, :4], max_new_tokens=4, do_sample=False, pad_token_id=0)
+        assert torch.equal(
+            model(**batch).logits[:, -1], logits[:, -1]
+        )  # made when they are asked for
+        again = model.generate(
+            batch["input_ids"][:1, :4], max_new_tokens=4, do_sample=False, pad_token_id=0
+        )
         assert torch.equal(again, told)
 
 
@@ -159,9 +168,13 @@ def test_only_where_no_valid_label_is_left_there_is_no_number() -> None:
     assert loss.isnan()  # as of the standard loss, whose mean is over nothing
 
 
-@pytest.mark.parametrize("changed", [{"return_dict": False}, {"labels": None}], ids=["a tuple", "no labels"])
+@pytest.mark.parametrize(
+    "changed", [{"return_dict": False}, {"labels": None}], ids=["a tuple", "no labels"]
+)
 def test_a_model_that_gives_no_loss_is_refused(changed: dict[str, Any]) -> None:
     given = tiny.llama_workload()
     workload = replace(given, batch=lambda n: {**given.batch(n), **changed})
-    with pytest.raises(RefusedError, match=r"the model returns no loss to compare with .*; use loss standard"):
+    with pytest.raises(
+        RefusedError, match=r"the model returns no loss to compare with .*; use loss standard"
+    ):
         build(workload, {"loss": "chunked"}, tiny.CPU)

@@ -30,32 +30,58 @@ def windowed(**changes: Any) -> Workload:
 def attention_in(workload: Workload, hardware: Any, **knobs: Any) -> set[str]:
     """The fused kernels of a step."""
     costs = traced(workload, hardware, **{"precision": "bf16", **knobs}).costs
-    return {cost.name.removeprefix("aten::_scaled_dot_product_") for cost in costs if cost.kind == "attention"}
+    return {
+        cost.name.removeprefix("aten::_scaled_dot_product_")
+        for cost in costs
+        if cost.kind == "attention"
+    }
 
 
-def test_without_flash_attn_a_mask_is_refused_as_the_run_would_be(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_flash_attn_a_mask_is_refused_as_the_run_would_be(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(attention, "_has_flash_attn", lambda: False)
-    with pytest.raises(RefusedError, match=r"^PyTorch's flash kernel does not support this model's attention"):
+    with pytest.raises(
+        RefusedError, match=r"^PyTorch's flash kernel does not support this model's attention"
+    ):
         traced(windowed(), AMPERE, **FLASH)
-    assert attention_in(windowed(), AMPERE) == {"efficient_attention", "efficient_attention_backward"}
-    assert attention_in(llama_workload(), AMPERE, **FLASH) == {"flash_attention", "flash_attention_backward"}
+    assert attention_in(windowed(), AMPERE) == {
+        "efficient_attention",
+        "efficient_attention_backward",
+    }
+    assert attention_in(llama_workload(), AMPERE, **FLASH) == {
+        "flash_attention",
+        "flash_attention_backward",
+    }
 
 
 def test_flash_attn_takes_the_window_without_a_mask(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attention, "_has_flash_attn", lambda: True)
-    assert attention_in(windowed(), AMPERE, **FLASH) == {"flash_attention", "flash_attention_backward"}
+    assert attention_in(windowed(), AMPERE, **FLASH) == {
+        "flash_attention",
+        "flash_attention_backward",
+    }
     plain = llama_workload(4, 64, num_key_value_heads=1)
     assert peak(traced(windowed(), AMPERE, **FLASH)) == peak(traced(plain, AMPERE, **FLASH))
 
 
-def test_for_a_card_elsewhere_it_is_taken_to_be_installed_and_said_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_for_a_card_elsewhere_it_is_taken_to_be_installed_and_said_so(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(attention, "_has_flash_attn", lambda: False)
     found = predict(windowed(), FLASH, ELSEWHERE)
-    assert found.notes[0] == "attention flash is that of flash-attn, which is to be installed there."
-    assert found.allocated_bytes < predict(windowed(), {**FLASH, "attention": "sdpa"}, ELSEWHERE).allocated_bytes
+    assert (
+        found.notes[0] == "attention flash is that of flash-attn, which is to be installed there."
+    )
+    assert (
+        found.allocated_bytes
+        < predict(windowed(), {**FLASH, "attention": "sdpa"}, ELSEWHERE).allocated_bytes
+    )
 
 
-def test_what_is_not_in_a_model_of_transformers_is_pytorchs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_not_in_a_model_of_transformers_is_pytorchs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     setup = build(llama_workload(), {}, CPU)
     monkeypatch.setattr(attention, "_has_flash_attn", lambda: True)
     plain = replace(setup, model=torch.nn.Linear(1, 1), hardware=ELSEWHERE)
@@ -81,20 +107,28 @@ def test_tokens_that_are_padding_take_no_part_in_attention() -> None:
 
 def test_a_model_that_has_no_such_attention_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("transformers.LlamaPreTrainedModel._supports_flash_attn", False)
-    with pytest.raises(RefusedError, match="this model has no flash_attention_2 attention: LlamaForCausalLM does not"):
+    with pytest.raises(
+        RefusedError,
+        match="this model has no flash_attention_2 attention: LlamaForCausalLM does not",
+    ):
         traced(llama_workload(), ELSEWHERE, **FLASH)
 
 
 def test_a_head_that_flash_attn_does_not_take_is_refused() -> None:
     wide = llama_workload(4, 16, hidden_size=512, num_attention_heads=1, num_key_value_heads=1)
-    with pytest.raises(RefusedError, match="flash-attn's kernel does not support this model's attention; use sdpa"):
+    with pytest.raises(
+        RefusedError, match="flash-attn's kernel does not support this model's attention; use sdpa"
+    ):
         traced(wide, ELSEWHERE, **FLASH)
 
 
 def test_values_of_another_size_are_filled_up_and_cut_again() -> None:
     module = torch.nn.Linear(1, 1)
     module.is_causal = True  # type: ignore[assignment]
-    query, value = torch.ones(2, 2, 8, 16, dtype=torch.bfloat16), torch.ones(2, 2, 8, 12, dtype=torch.bfloat16)
+    query, value = (
+        torch.ones(2, 2, 8, 16, dtype=torch.bfloat16),
+        torch.ones(2, 2, 8, 12, dtype=torch.bfloat16),
+    )
     out, _ = flash_attn._attention(module, query, query, value, None)
     assert out.shape == (2, 8, 2, 12)
     torch.testing.assert_close(out, torch.ones_like(out))

@@ -56,7 +56,10 @@ def test_no_block_inside_another() -> None:
 
 def test_encoders_and_decoders_both_count() -> None:
     model = nn.ModuleDict(
-        {"encoder": nn.ModuleList([Layer(), Layer()]), "decoder": nn.ModuleList([Narrow(), Narrow()])}
+        {
+            "encoder": nn.ModuleList([Layer(), Layer()]),
+            "decoder": nn.ModuleList([Narrow(), Narrow()]),
+        }
     )
     assert repeated_blocks(model) == [*model["encoder"], *model["decoder"]]
 
@@ -67,10 +70,18 @@ def test_a_layer_that_stands_there_several_times_is_one_block() -> None:
 
 
 def test_the_stages_of_a_residual_network() -> None:
-    config = {"model_type": "resnet", "embedding_size": 4, "hidden_sizes": [8, 8], "depths": [2, 2], "num_labels": 3}
+    config = {
+        "model_type": "resnet",
+        "embedding_size": 4,
+        "hidden_sizes": [8, 8],
+        "depths": [2, 2],
+        "num_labels": 3,
+    }
     blocks = repeated_blocks(HuggingFaceModel("resnet", "image-classification", config)())
     assert len(blocks) >= 2
-    assert not any(inner in blocks for block in blocks for inner in block.modules() if inner is not block)
+    assert not any(
+        inner in blocks for block in blocks for inner in block.modules() if inner is not block
+    )
 
 
 class Written(nn.Linear):
@@ -103,7 +114,9 @@ class Grouped(nn.Linear):
         return functional.linear(input.unflatten(-1, (4, -1)), self.weight.unflatten(0, (4, -1))[0])
 
 
-@pytest.mark.parametrize(("kind", "plain"), [(Written, True), (Routing, False), (Rectified, False), (Grouped, False)])
+@pytest.mark.parametrize(
+    ("kind", "plain"), [(Written, True), (Routing, False), (Rectified, False), (Grouped, False)]
+)
 @pytest.mark.parametrize("bias", [True, False])
 def test_a_layer_is_linear_if_its_forward_computes_what_a_linear_layer_does(
     kind: type[nn.Linear], plain: bool, bias: bool

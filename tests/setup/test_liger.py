@@ -27,12 +27,21 @@ from tests.tiny import CPU, LLAMA, gpt2_workload
 
 CARD = replace(AMPERE, here=False)
 LIGER, FUSED = {"kernels": "liger"}, {"loss": "fused"}
-_WIDER = {"num_key_value_heads": 1, "head_dim": 16, **dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id"))}
+_WIDER = {
+    "num_key_value_heads": 1,
+    "head_dim": 16,
+    **dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id")),
+}
 
 
 def of_kind(kind: str, vocabulary: int = 512, length: int = 48, **changes: Any) -> Workload:
     """A language model of two layers of this kind."""
-    config = LLAMA | _WIDER | {"model_type": kind, "vocab_size": vocabulary, "max_position_embeddings": 512} | changes
+    config = (
+        LLAMA
+        | _WIDER
+        | {"model_type": kind, "vocab_size": vocabulary, "max_position_embeddings": 512}
+        | changes
+    )
     model = HuggingFaceModel(kind, "causal-lm", config, {"kind": "directory", "path": "tiny"})
     return huggingface_workload(model, sequence_length=length, effective_batch_size=4)
 
@@ -54,13 +63,17 @@ def moments(trace: Trace) -> list[tuple[str, int | None, int, int]]:
 def real() -> Iterator[pytest.MonkeyPatch]:
     """Liger itself in the place of its stand-ins, but for the launches of its kernels, until it is undone; as it does
     on a card before Ampere, which of later ones it asks the tensors themselves."""
-    pytest.importorskip("liger_kernel", reason="liger-kernel is not installed: pip install -e '.[triton]'")
+    pytest.importorskip(
+        "liger_kernel", reason="liger-kernel is not installed: pip install -e '.[triton]'"
+    )
     interface = importlib.import_module("triton.runtime.jit").KernelInterface
     monkeypatch = pytest.MonkeyPatch()
     monkeypatch.setattr(interface, "__getitem__", lambda *_: lambda *args, **kwargs: None)
     fused = importlib.import_module("liger_kernel.ops.fused_linear_cross_entropy")
     monkeypatch.setattr(fused, "_can_use_mm_out", lambda one, other: liger._same_dtype(one, other))
-    monkeypatch.setattr(torch, "equal", lambda *_: False)  # the sum of the losses is divided by their number
+    monkeypatch.setattr(
+        torch, "equal", lambda *_: False
+    )  # the sum of the losses is divided by their number
 
     def apply(setup: Setup) -> None:
         setup.on_close(kernels._State(setup.model).restore)
@@ -69,7 +82,9 @@ def real() -> Iterator[pytest.MonkeyPatch]:
         patch(model=setup.model, **{name: False for name in kernels._LOSSES if name in taken})
 
     def summed(setup: Setup, slices: Any) -> Any:
-        return importlib.import_module("liger_kernel.transformers.functional").liger_fused_linear_cross_entropy
+        return importlib.import_module(
+            "liger_kernel.transformers.functional"
+        ).liger_fused_linear_cross_entropy
 
     monkeypatch.setattr(kernels, "stand_in_for_liger", apply)
     monkeypatch.setattr(liger, "fused_cross_entropy", summed)
@@ -107,8 +122,12 @@ def test_a_step_holds_what_ligers_own_functions_make(
 
 
 def test_every_kind_of_models_that_liger_has_kernels_for_is_known() -> None:
-    pytest.importorskip("liger_kernel", reason="liger-kernel is not installed: pip install -e '.[triton]'")
-    theirs = importlib.import_module("liger_kernel.transformers.monkey_patch").MODEL_TYPE_TO_APPLY_LIGER_FN
+    pytest.importorskip(
+        "liger_kernel", reason="liger-kernel is not installed: pip install -e '.[triton]'"
+    )
+    theirs = importlib.import_module(
+        "liger_kernel.transformers.monkey_patch"
+    ).MODEL_TYPE_TO_APPLY_LIGER_FN
     assert {*liger._KINDS, *liger._OTHERS.split()} == set(theirs)
 
 
@@ -116,10 +135,19 @@ def test_every_kind_of_models_that_liger_has_kernels_for_is_known() -> None:
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of what Triton and Liger call
 @pytest.mark.parametrize("knobs", [*_BESIDE, {**LIGER, **FUSED}], ids=str)
 def test_on_a_gpu_a_step_holds_what_is_predicted(knobs: dict[str, Any]) -> None:
-    pytest.importorskip("liger_kernel", reason="liger-kernel is not installed: pip install -e '.[triton]'")
-    hardware, workload = detect("cuda"), of_kind("llama", 8192, hidden_size=256, intermediate_size=1024, length=512)
+    pytest.importorskip(
+        "liger_kernel", reason="liger-kernel is not installed: pip install -e '.[triton]'"
+    )
+    hardware, workload = (
+        detect("cuda"),
+        of_kind("llama", 8192, hidden_size=256, intermediate_size=1024, length=512),
+    )
     peaks = {}
-    for name, given in {"warm": {}, "plain": {}, "kernels": knobs}.items():  # the first makes cuBLAS's workspaces
+    for name, given in {
+        "warm": {},
+        "plain": {},
+        "kernels": knobs,
+    }.items():  # the first makes cuBLAS's workspaces
         given = {"precision": knobs.get("precision", "fp32")} | given
         torch.cuda.empty_cache()
         before = torch.cuda.memory_allocated()
@@ -127,7 +155,10 @@ def test_on_a_gpu_a_step_holds_what_is_predicted(knobs: dict[str, Any]) -> None:
         with contextlib.closing(build(workload, given, hardware)) as setup:
             for _ in range(2):
                 train_step(setup, workload.batch(4))
-        peaks[name] = torch.cuda.max_memory_allocated() - before, peak_of(trace(workload, given, hardware), hardware)
+        peaks[name] = (
+            torch.cuda.max_memory_allocated() - before,
+            peak_of(trace(workload, given, hardware), hardware),
+        )
         del setup
         gc.collect()
     for name in ("plain", "kernels"):
@@ -137,7 +168,9 @@ def test_on_a_gpu_a_step_holds_what_is_predicted(knobs: dict[str, Any]) -> None:
 
 def test_less_is_kept_than_by_the_models_own_operations() -> None:
     workload, bf16 = of_kind("llama"), {"precision": "bf16"}
-    plain, norms, both = (peak(trace(workload, bf16 | knobs, CARD)) for knobs in ({}, LIGER, {**LIGER, **FUSED}))
+    plain, norms, both = (
+        peak(trace(workload, bf16 | knobs, CARD)) for knobs in ({}, LIGER, {**LIGER, **FUSED})
+    )
     assert both < norms < plain
     chunked = peak(trace(workload, bf16 | {"loss": "chunked"}, CARD))
     assert peak(trace(workload, bf16 | FUSED, CARD)) != chunked
@@ -146,9 +179,16 @@ def test_less_is_kept_than_by_the_models_own_operations() -> None:
 def test_no_norm_and_no_activation_takes_more_than_one_operator_each_way() -> None:
     step = trace(of_kind("llama"), LIGER | {"precision": "bf16"}, CARD)
     launches = [cost for cost in step.costs if cost.name == "autofit::kernel"]
-    assert len(launches) == 2 * (5 + 2 + 2)  # five norms, and of two blocks the activation and the rotation
+    assert len(launches) == 2 * (
+        5 + 2 + 2
+    )  # five norms, and of two blocks the activation and the rotation
     hidden = 4 * 48 * 32 * 2
-    assert launches[0].sizes == (hidden, 32 * 2, hidden, 4 * 48 * 4)  # the first norm reads and writes each once
+    assert launches[0].sizes == (
+        hidden,
+        32 * 2,
+        hidden,
+        4 * 48 * 4,
+    )  # the first norm reads and writes each once
 
 
 @pytest.mark.parametrize(
@@ -171,23 +211,30 @@ def test_before_ampere_a_product_stands_beside_the_gradient_it_is_added_to() -> 
     """As does one in fp32 on any card."""
     knobs = {**FUSED, "precision": "fp16-mixed"}
     later, before = (
-        peak(trace(of_kind("llama", 8192), knobs, card)) for card in (CARD, replace(CARD, capability=(7, 5)))
+        peak(trace(of_kind("llama", 8192), knobs, card))
+        for card in (CARD, replace(CARD, capability=(7, 5)))
     )
     assert before > later
 
 
 def test_a_kind_of_models_that_liger_does_not_know_is_refused_and_another_approximated() -> None:
-    with pytest.raises(RefusedError, match="liger has no kernels for models of type gpt2; use none"):
+    with pytest.raises(
+        RefusedError, match="liger has no kernels for models of type gpt2; use none"
+    ):
         trace(gpt2_workload(), LIGER, CARD)
     found = trace(of_kind("olmo2"), LIGER, CARD)
-    assert found.assumptions[0].startswith("liger's kernels were traced as the model's own operations")
+    assert found.assumptions[0].startswith(
+        "liger's kernels were traced as the model's own operations"
+    )
     assert peak(found) == peak(trace(of_kind("olmo2"), {}, CARD))
 
 
 def test_a_head_with_a_bias_gets_its_gradient_too() -> None:
     with contextlib.closing(build(of_kind("llama"), {}, CPU)) as setup:
         summed = liger.fused_cross_entropy(setup, lambda *_: iter([slice(0, 4), slice(4, 8)]))
-        hidden, weight, bias = (torch.ones(*size, requires_grad=True) for size in ((8, 16), (32, 16), (32,)))
+        hidden, weight, bias = (
+            torch.ones(*size, requires_grad=True) for size in ((8, 16), (32, 16), (32,))
+        )
         summed(hidden, weight, torch.zeros(8, dtype=torch.int64), bias=bias).backward()
         assert [each.grad.shape for each in (hidden, weight, bias) if each.grad is not None] == [
             (8, 16),

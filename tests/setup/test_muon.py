@@ -29,8 +29,15 @@ def test_weights_move_as_torchs_own_optimizers_move_them() -> None:
     vectors = [twin for each, twin in twins.items() if each.dim() == 1]
     ends = [twin for each, twin in twins.items() if each.dim() == 2 and each not in matrices]
     own = [
-        torch.optim.Muon([twins[each] for each in matrices], lr=1e-2, weight_decay=0.1, adjust_lr_fn="match_rms_adamw"),
-        torch.optim.AdamW([{"params": ends}, {"params": vectors, "weight_decay": 0.0}], lr=1e-2, weight_decay=0.1),
+        torch.optim.Muon(
+            [twins[each] for each in matrices],
+            lr=1e-2,
+            weight_decay=0.1,
+            adjust_lr_fn="match_rms_adamw",
+        ),
+        torch.optim.AdamW(
+            [{"params": ends}, {"params": vectors, "weight_decay": 0.0}], lr=1e-2, weight_decay=0.1
+        ),
     ]
     for _ in range(2):
         train_step_keeping(setup, twins)
@@ -43,7 +50,9 @@ def test_weights_move_as_torchs_own_optimizers_move_them() -> None:
 def train_step_keeping(setup: object, twins: dict[torch.nn.Parameter, torch.Tensor]) -> None:
     """A step whose gradients the twins get."""
     hooks = [
-        each.register_post_accumulate_grad_hook(lambda one: setattr(twins[one], "grad", one.grad.clone()))
+        each.register_post_accumulate_grad_hook(
+            lambda one: setattr(twins[one], "grad", one.grad.clone())
+        )
         for each in twins
     ]
     train_step(setup, WORKLOAD.batch(4))  # type: ignore[arg-type]
@@ -65,9 +74,13 @@ def test_a_loaded_state_goes_on() -> None:
     assert losses[0] == losses[1]
 
 
-@pytest.mark.parametrize("knobs", [{}, {"optimizer_in_backward": True}, {"precision": "bf16", "micro_batch_size": 2}])
+@pytest.mark.parametrize(
+    "knobs", [{}, {"optimizer_in_backward": True}, {"precision": "bf16", "micro_batch_size": 2}]
+)
 def test_a_trace_takes_what_a_step_takes(knobs: dict[str, Value]) -> None:
-    assert peak(traced(WORKLOAD, **MUON, **knobs)) == pytest.approx(tracked(WORKLOAD, {**MUON, **knobs}), rel=0.001)
+    assert peak(traced(WORKLOAD, **MUON, **knobs)) == pytest.approx(
+        tracked(WORKLOAD, {**MUON, **knobs}), rel=0.001
+    )
 
 
 @pytest.mark.parametrize(
@@ -76,9 +89,20 @@ def test_a_trace_takes_what_a_step_takes(knobs: dict[str, Value]) -> None:
         ({"lora_rank": 4}, None, "which are frozen here; use adamw."),
         ({"head_only": True}, None, "which are frozen here; use adamw."),
         ({"data_parallel": "fsdp"}, None, "use ddp, or adamw."),
-        ({}, Traits(1, 0, 2, attention=False, sdpa=False, batch_norm=False, dropout=False), "would step; use adamw."),
+        (
+            {},
+            Traits(1, 0, 2, attention=False, sdpa=False, batch_norm=False, dropout=False),
+            "would step; use adamw.",
+        ),
     ],
 )
-def test_where_there_is_no_whole_matrix_it_is_refused(knobs: dict[str, Value], traits: Traits | None, end: str) -> None:
-    workload, hardware = replace(WORKLOAD, traits=traits), replace(AMPERE, devices=2 if "data_parallel" in knobs else 1)
-    assert str(refuse(canonicalize({**MUON, **knobs}, workload, hardware), workload, hardware)).endswith(end)
+def test_where_there_is_no_whole_matrix_it_is_refused(
+    knobs: dict[str, Value], traits: Traits | None, end: str
+) -> None:
+    workload, hardware = (
+        replace(WORKLOAD, traits=traits),
+        replace(AMPERE, devices=2 if "data_parallel" in knobs else 1),
+    )
+    assert str(
+        refuse(canonicalize({**MUON, **knobs}, workload, hardware), workload, hardware)
+    ).endswith(end)

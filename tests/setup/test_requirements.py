@@ -37,14 +37,18 @@ def lacking(*devices: str) -> str | None:
     return requirements.no_compiler.__wrapped__(*devices)
 
 
-def test_code_for_a_card_needs_a_c_compiler_and_code_for_a_cpu_one_of_cxx(machine: set[str]) -> None:
+def test_code_for_a_card_needs_a_c_compiler_and_code_for_a_cpu_one_of_cxx(
+    machine: set[str],
+) -> None:
     assert lacking("cuda", "cpu") is None
     machine.remove("g++")
     assert lacking("cuda") is None
     assert "Inductor needs a C++ compiler, and there is no g++;" in (lacking("cpu") or "")
     assert "and there is no g++;" in (lacking("cuda", "cpu") or "")
     machine.remove("gcc")
-    assert "Triton needs a C compiler, and there is no gcc or clang;" in (lacking("cuda", "cpu") or "")
+    assert "Triton needs a C compiler, and there is no gcc or clang;" in (
+        lacking("cuda", "cpu") or ""
+    )
     machine.add("clang")
     assert lacking("cuda") is None
 

@@ -27,7 +27,9 @@ WORKLOADS = {
 }
 
 
-def offloading(model: nn.Module, *, lane: CopyLane | None = None, window: int = 4096) -> SavedTensorsOnHost:
+def offloading(
+    model: nn.Module, *, lane: CopyLane | None = None, window: int = 4096
+) -> SavedTensorsOnHost:
     return SavedTensorsOnHost(model, lane or CopyLane(None), smallest=SMALLEST, window=window)
 
 
@@ -54,7 +56,9 @@ def with_dropout(workload: Workload) -> nn.Module:
     return model
 
 
-def stepped(workload: Workload, knobs: dict[str, Any], **given: Any) -> tuple[list[torch.Tensor], Any]:
+def stepped(
+    workload: Workload, knobs: dict[str, Any], **given: Any
+) -> tuple[list[torch.Tensor], Any]:
     """Loss and gradients of two accumulated batches; what was offloaded, if `given` says how."""
     model = with_dropout(workload)
     setup = build(workload, knobs, tiny.CPU, model=model)
@@ -66,10 +70,14 @@ def stepped(workload: Workload, knobs: dict[str, Any], **given: Any) -> tuple[li
     return [*losses, *(parameter.grad for _, parameter in setup.trainable())], offload
 
 
-@pytest.mark.parametrize("knobs", [{}, {"activation_checkpointing": "full"}, {"micro_batch_size": 2}])
+@pytest.mark.parametrize(
+    "knobs", [{}, {"activation_checkpointing": "full"}, {"micro_batch_size": 2}]
+)
 @pytest.mark.parametrize("workload", WORKLOADS.values(), ids=WORKLOADS)
 @pytest.mark.parametrize("window", [0, 4096])
-def test_loss_and_gradients_are_the_same_to_the_bit(workload: Workload, knobs: dict[str, Any], window: int) -> None:
+def test_loss_and_gradients_are_the_same_to_the_bit(
+    workload: Workload, knobs: dict[str, Any], window: int
+) -> None:
     plain, _ = stepped(workload, knobs)
     moved, offload = stepped(workload, knobs, lane=LateLane(), window=window)
     assert all(torch.equal(a, b) for a, b in zip(plain, moved, strict=True))
@@ -82,7 +90,9 @@ def test_loss_and_gradients_are_the_same_to_the_bit(workload: Workload, knobs: d
 def test_what_is_packed_comes_back_but_for_the_window() -> None:
     _, offload = stepped(WORKLOADS["plain"], {}, window=0)
     largest = 4 * 12 * 128 * 4  # samples, tokens, the inside of the MLP
-    assert 0 < offload.packed_bytes - offload.fetched_bytes <= 2 * largest  # the last of each forward never left
+    assert (
+        0 < offload.packed_bytes - offload.fetched_bytes <= 2 * largest
+    )  # the last of each forward never left
     _, offload = stepped(WORKLOADS["plain"], {}, window=10**9)
     assert offload.fetched_bytes == 0
 
@@ -98,12 +108,18 @@ def test_buffers_are_used_again_from_step_to_step() -> None:
         held.append(offload.pool.held_bytes)
     assert held[0] > 0
     assert len(set(held[1:])) == 1
-    assert sum(len(free) * size for size, free in offload.pool._free.items()) == held[-1]  # all are back
+    assert (
+        sum(len(free) * size for size, free in offload.pool._free.items()) == held[-1]
+    )  # all are back
 
 
-@pytest.mark.parametrize("knobs", [{}, {"precision": "bf16-mixed"}, {"lora_rank": 4, "lora_targets": "all-linear"}])
+@pytest.mark.parametrize(
+    "knobs", [{}, {"precision": "bf16-mixed"}, {"lora_rank": 4, "lora_targets": "all-linear"}]
+)
 @pytest.mark.parametrize("workload", WORKLOADS.values(), ids=WORKLOADS)
-def test_weights_their_views_and_autocast_copies_are_left_alone(workload: Workload, knobs: dict[str, Any]) -> None:
+def test_weights_their_views_and_autocast_copies_are_left_alone(
+    workload: Workload, knobs: dict[str, Any]
+) -> None:
     setup = build(workload, knobs, tiny.CPU, model=workload.model())
     offload = offloading(setup.model)
     seen = packs(offload)
@@ -119,12 +135,17 @@ def is_of_weight(tensor: torch.Tensor, model: nn.Module) -> bool:
     """By its values, in whatever format or orientation."""
     rows = tensor.flatten().sort().values
     alike = [weight for weight in model.parameters() if weight.numel() == rows.numel()]
-    return any(torch.equal(weight.detach().flatten().to(rows.dtype).sort().values, rows) for weight in alike)
+    return any(
+        torch.equal(weight.detach().flatten().to(rows.dtype).sort().values, rows)
+        for weight in alike
+    )
 
 
 def test_quantised_weights_are_left_alone() -> None:
     workload = WORKLOADS["llama"]
-    setup = build(workload, {"lora_rank": 4, "lora_targets": "attention", "quantization": "int8"}, tiny.CPU)
+    setup = build(
+        workload, {"lora_rank": 4, "lora_targets": "attention", "quantization": "int8"}, tiny.CPU
+    )
     offload = offloading(setup.model)
     seen = packs(offload)
     with offload.hooks():
@@ -140,7 +161,9 @@ def test_an_input_that_three_layers_save_is_moved_once() -> None:
         y = sum(layer(x) for layer in layers)
     assert offload.packed_bytes == 8 * 32 * 4
     y.sum().backward()
-    torch.testing.assert_close(x.grad, sum(torch.ones(8, 32) @ layer.weight for layer in layers).detach())
+    torch.testing.assert_close(
+        x.grad, sum(torch.ones(8, 32) @ layer.weight for layer in layers).detach()
+    )
 
 
 def test_but_again_when_it_was_changed_in_between() -> None:
@@ -171,7 +194,10 @@ def test_a_tensor_that_is_changed_while_it_may_still_be_copied_is_an_error_as_in
 def test_views_of_one_storage_go_together_and_keep_their_strides() -> None:
     offload = offloading(nn.Linear(1, 1), window=0)
     whole = torch.randn(4, 12, 96)
-    q, k, v = (part.unflatten(-1, (2, 16)).transpose(1, 2).requires_grad_() for part in whole.chunk(3, dim=-1))
+    q, k, v = (
+        part.unflatten(-1, (2, 16)).transpose(1, 2).requires_grad_()
+        for part in whole.chunk(3, dim=-1)
+    )
     with offload.hooks():
         offload_of = [offload._pack(part.detach()) for part in (q, k, v)]
     assert offload.packed_bytes == whole.nbytes
@@ -219,7 +245,10 @@ def test_nothing_is_left_of_a_forward_that_fails_or_is_never_followed_by_a_backw
     gc.collect()
     assert not offload._live
     assert not offload._on_device
-    assert sum(len(free) * size for size, free in offload.pool._free.items()) == offload.pool.held_bytes
+    assert (
+        sum(len(free) * size for size, free in offload.pool._free.items())
+        == offload.pool.held_bytes
+    )
 
 
 def test_an_evaluation_packs_nothing() -> None:
@@ -263,7 +292,9 @@ def test_after_the_forward_the_device_holds_less_by_what_was_packed() -> None:
     hosts = [buffer for free in offload.pool._free.values() for buffer in free]
     assert (plain - live(hosts, offload.hooks())) == pytest.approx(before, rel=0.1)
     layers = 4 * 1024 * (48 + 96) * 4  # a layer's input and what is between its two matrices
-    head = 1024 * (48 + 10) * 4 + 1024 * 8  # what enters it, the loss's log-probabilities, the classes
+    head = (
+        1024 * (48 + 10) * 4 + 1024 * 8
+    )  # what enters it, the loss's log-probabilities, the classes
     assert before == layers + head
 
 
@@ -283,13 +314,18 @@ def wide() -> Iterator[tuple[nn.Module, torch.Tensor]]:
     torch.manual_seed(0)
     device = torch.device("cuda")
     layers = [nn.Sequential(nn.Linear(1024, 1024), nn.GELU()) for _ in range(12)]
-    yield nn.Sequential(*layers).to(device), torch.randn(16384, 1024, device=device)  # 64 MiB after every operation
+    yield (
+        nn.Sequential(*layers).to(device),
+        torch.randn(16384, 1024, device=device),
+    )  # 64 MiB after every operation
     torch.cuda.empty_cache()
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("window", [0, 2**28])
-def test_on_a_card_the_peak_falls_by_what_is_packed(wide: tuple[nn.Module, torch.Tensor], window: int) -> None:
+def test_on_a_card_the_peak_falls_by_what_is_packed(
+    wide: tuple[nn.Module, torch.Tensor], window: int
+) -> None:
     model, x = wide
     offload = SavedTensorsOnHost(model, CopyLane.of(x.device), window=window)
 
@@ -299,7 +335,10 @@ def test_on_a_card_the_peak_falls_by_what_is_packed(wide: tuple[nn.Module, torch
         with hooks:
             loss = model(x).square().mean()
         loss.backward()
-        return torch.cuda.max_memory_allocated(), [loss.detach(), *(p.grad.clone() for p in model.parameters())]
+        return torch.cuda.max_memory_allocated(), [
+            loss.detach(),
+            *(p.grad.clone() for p in model.parameters()),
+        ]
 
     plain_peak, plain = step(torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: t))
     for _ in range(3):

@@ -73,15 +73,21 @@ def with_a_spare_layer() -> Workload:
     return dataclasses.replace(tiny.llama_workload(), model=_Llama())
 
 
-def trained(make: Callable[[], Workload], knobs: Mapping[str, Any], world: int) -> tuple[list[float], list[bool]]:
+def trained(
+    make: Callable[[], Workload], knobs: Mapping[str, Any], world: int
+) -> tuple[list[float], list[bool]]:
     """The losses of three steps, and which weights have moved; those of all ranks are compared."""
     hardware = dataclasses.replace(tiny.CPU, devices=world)
-    setup = build(make(), knobs, hardware, hyperparameters=Hyperparameters(lr=1e-2, weight_decay=0.1))
+    setup = build(
+        make(), knobs, hardware, hyperparameters=Hyperparameters(lr=1e-2, weight_decay=0.1)
+    )
     before = [_whole(parameter).clone() for parameter in setup.model.parameters()]
     losses = []
     for step in range(3):
         torch.manual_seed(step)
-        own, _ = own_samples(setup.workload.batch(4), setup.ranks.sampler, setup.ranks.layout.samplers)
+        own, _ = own_samples(
+            setup.workload.batch(4), setup.ranks.sampler, setup.ranks.layout.samplers
+        )
         losses.append(float(accumulate(setup, own)))
         update(setup)
     after = [_whole(parameter) for parameter in setup.model.parameters()]
@@ -98,9 +104,13 @@ def _whole(parameter: nn.Parameter) -> torch.Tensor:
 
 @pytest.mark.parametrize("parallel", [DDP, FSDP], ids=["ddp", "fsdp"])
 @pytest.mark.parametrize("make", [choosing, with_a_spare_layer])
-def test_weights_that_not_every_loss_reaches(make: Callable[[], Workload], parallel: dict[str, Any]) -> None:
+def test_weights_that_not_every_loss_reaches(
+    make: Callable[[], Workload], parallel: dict[str, Any]
+) -> None:
     if make is choosing and parallel is FSDP and not NEW_ENOUGH:
-        pytest.skip("before PyTorch 2.13, fsdp cannot add up gradients of other weights on each rank")
+        pytest.skip(
+            "before PyTorch 2.13, fsdp cannot add up gradients of other weights on each rank"
+        )
     knobs = {"micro_batch_size": 1}
     ((losses, moved),) = on_ranks(1, trained, make, knobs, 1)
     assert not all(moved)
@@ -129,7 +139,9 @@ def counted(knobs: Mapping[str, Any], world: int, key: str) -> list[int]:
         size = 8 // world // parts
         hardware = dataclasses.replace(tiny.CPU, devices=world)
         setup = build(tiny.llama_workload(8), {**knobs, "micro_batch_size": size}, hardware)
-        own, _ = own_samples(setup.workload.batch(8), setup.ranks.sampler, setup.ranks.layout.samplers)
+        own, _ = own_samples(
+            setup.workload.batch(8), setup.ranks.sampler, setup.ranks.layout.samplers
+        )
         with _Collectives() as collectives:
             accumulate(setup, own)
         found.append(collectives.counts[key])
@@ -207,16 +219,22 @@ def in_float64(ways: tuple[dict[str, Any], ...], world: int) -> list[dict[str, l
     for (name, knobs), way in itertools.product(IN_FLOAT64.items(), range(len(ways))):
         if name == "in-backward" and ways[way] == DDP:
             continue
-        settings = Hyperparameters(lr=1e-2, weight_decay=0.1, max_grad_norm=None if name == "in-backward" else 0.1)
+        settings = Hyperparameters(
+            lr=1e-2, weight_decay=0.1, max_grad_norm=None if name == "in-backward" else 0.1
+        )
         hardware = dataclasses.replace(tiny.CPU, devices=world)
         setup = build(wide(name == "scaled"), knobs | ways[way], hardware, hyperparameters=settings)
         for step in range(3):
             torch.manual_seed(step)
-            own, _ = own_samples(setup.workload.batch(12), setup.ranks.sampler, setup.ranks.layout.samplers)
+            own, _ = own_samples(
+                setup.workload.batch(12), setup.ranks.sampler, setup.ranks.layout.samplers
+            )
             accumulate(setup, own)
             update(setup)
         setup.close()
-        found[way][name] = [float(parameter.detach().abs().sum()) for parameter in setup.model.parameters()]
+        found[way][name] = [
+            float(parameter.detach().abs().sum()) for parameter in setup.model.parameters()
+        ]
     return found
 
 
@@ -235,8 +253,15 @@ def scales() -> list[list[float]]:
     for parallel in (DDP, FSDP) if NEW_ENOUGH else (DDP, DDP):
         torch.manual_seed(torch.distributed.get_rank())
         model, knobs = tiny.llama()(), {"lora_rank": 4, "quantization": "nf4"}
-        setup = build(tiny.llama_workload(), knobs | parallel, dataclasses.replace(tiny.CPU, devices=2), model=model)
-        states = [module.quant_state for module in setup.model.modules() if hasattr(module, "quant_state")]
+        setup = build(
+            tiny.llama_workload(),
+            knobs | parallel,
+            dataclasses.replace(tiny.CPU, devices=2),
+            model=model,
+        )
+        states = [
+            module.quant_state for module in setup.model.modules() if hasattr(module, "quant_state")
+        ]
         found.append([float(state.absmax.sum()) for state in states])
     return found
 
@@ -282,14 +307,19 @@ def failing() -> str:
 
 
 def test_a_rank_whose_build_fails_waits_for_nobody() -> None:
-    assert on_ranks(2, failing) == ["built", "the optimizer function raised ValueError: not here. Correct it."]
+    assert on_ranks(2, failing) == [
+        "built",
+        "the optimizer function raised ValueError: not here. Correct it.",
+    ]
 
 
 def offloaded(knobs: Mapping[str, Any]) -> list[tuple[int, list[float]]]:
     """Beside each way to train in parallel: the bytes that move to the host, and the losses of two steps."""
     found = []
     for parallel in (DDP, FSDP, FSDP | {"reshard_after_forward": False}):
-        setup = build(tiny.llama_workload(), {**knobs, **parallel}, dataclasses.replace(tiny.CPU, devices=2))
+        setup = build(
+            tiny.llama_workload(), {**knobs, **parallel}, dataclasses.replace(tiny.CPU, devices=2)
+        )
         offload = SavedTensorsOnHost(setup.model, CopyLane(None), smallest=256, window=4096)
         setup.forward_contexts.append(offload.hooks)
         torch.manual_seed(0)
@@ -302,12 +332,16 @@ def offloaded(knobs: Mapping[str, Any]) -> list[tuple[int, list[float]]]:
     return found
 
 
-@pytest.mark.parametrize("knobs", [{}, {"precision": "bf16-mixed"}, {"lora_rank": 4}], ids=["", "mixed", "lora"])
+@pytest.mark.parametrize(
+    "knobs", [{}, {"precision": "bf16-mixed"}, {"lora_rank": 4}], ids=["", "mixed", "lora"]
+)
 def test_gathered_weights_do_not_move_to_the_host_with_activations(knobs: dict[str, Any]) -> None:
     for (plain, expected), *others in on_ranks(2, offloaded, knobs):
         for found, losses in others:
             assert 0 < found <= plain
-            assert losses == pytest.approx(expected, abs=LOSS_OF_16_BITS if "precision" in knobs else LOSS)
+            assert losses == pytest.approx(
+                expected, abs=LOSS_OF_16_BITS if "precision" in knobs else LOSS
+            )
 
 
 class Reading(tiny.Transformer):
@@ -333,7 +367,9 @@ class Staged(tiny.Transformer):
 
     def __init__(self) -> None:
         super().__init__(depth=4)
-        self.blocks = nn.ModuleList(nn.ModuleList(self.blocks[start : start + 2]) for start in (0, 2))
+        self.blocks = nn.ModuleList(
+            nn.ModuleList(self.blocks[start : start + 2]) for start in (0, 2)
+        )
 
     def forward(self, tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         hidden = self.embed(tokens)
@@ -352,7 +388,9 @@ def tried() -> list[str]:
             knobs = FSDP | {"optimizer_in_backward": model is Scaled}
             setup = build(workload, knobs, dataclasses.replace(tiny.CPU, devices=2))
             accumulate(setup, workload.batch(2))
-            said.append(str(sum(isinstance(module, FSDPModule) for module in setup.model.modules())))
+            said.append(
+                str(sum(isinstance(module, FSDPModule) for module in setup.model.modules()))
+            )
         except RefusedError as error:
             said.append(str(error))
     return said

@@ -21,7 +21,11 @@ def divided(knobs: dict[str, Any], changes: dict[str, Any], world: int) -> Divid
     for name, weight in setup.model.named_parameters():
         if isinstance(weight, DTensor):
             names = weight.device_mesh.mesh_dim_names or ()
-            along = [name for name, each in zip(names, weight.placements, strict=True) if not each.is_replicate()]
+            along = [
+                name
+                for name, each in zip(names, weight.placements, strict=True)
+                if not each.is_replicate()
+            ]
             found[name] = tuple(along), weight.to_local().numel() / weight.numel()
         else:
             found[name] = (), 1.0
@@ -32,7 +36,11 @@ def divided(knobs: dict[str, Any], changes: dict[str, Any], world: int) -> Divid
 def several() -> list[Divided]:
     split: dict[str, Any] = {"tensor_parallel": 2}
     tied, odd = {"tie_word_embeddings": True}, {"vocab_size": 65}
-    return [divided(split | {"loss": loss}, each, 2) for loss in ("standard", "chunked") for each in ({}, tied, odd)]
+    return [
+        divided(split | {"loss": loss}, each, 2)
+        for loss in ("standard", "chunked")
+        for each in ({}, tied, odd)
+    ]
 
 
 def test_layers_and_ends_are_halved_and_norms_are_whole() -> None:
@@ -42,8 +50,13 @@ def test_layers_and_ends_are_halved_and_norms_are_whole() -> None:
         for name, how in found.items():
             if ".layers." in name:
                 assert how == (whole if "norm" in name else half), name
-    ends = [(found["model.embed_tokens.weight"], found.get("lm_head.weight")) for found in (plain, tied, odd)]
-    assert ends == [(half, half), (half, None), (half, whole)], "a vocabulary of 65 cannot be halved"
+    ends = [
+        (found["model.embed_tokens.weight"], found.get("lm_head.weight"))
+        for found in (plain, tied, odd)
+    ]
+    assert ends == [(half, half), (half, None), (half, whole)], (
+        "a vocabulary of 65 cannot be halved"
+    )
     assert chunked["lm_head.weight"] == whole, "the loss multiplies by it itself"
     assert tied_chunked["model.embed_tokens.weight"] == whole
 
@@ -64,7 +77,10 @@ def quantised() -> str:
 
 def test_packed_weights_are_not_split() -> None:
     for answer in on_ranks(2, quantised):
-        assert "the plan of LlamaForCausalLM asks for colwise of a Linear4bit; use tensor_parallel 1" in answer
+        assert (
+            "the plan of LlamaForCausalLM asks for colwise of a Linear4bit; use tensor_parallel 1"
+            in answer
+        )
 
 
 def test_what_is_left_is_divided_by_fsdp() -> None:

@@ -36,13 +36,20 @@ def cut(rank: int, **batch: Any) -> dict[str, Any]:
 
 def test_parts_join_to_the_batch_and_labels_are_shifted_before_the_cut() -> None:
     parts = [cut(rank, input_ids=IDS, labels=LABELS, use_cache=False) for rank in range(3)]
-    joined = {name: torch.cat([part[name] for part in parts], -1) for name in ("input_ids", "shift_labels")}
+    joined = {
+        name: torch.cat([part[name] for part in parts], -1)
+        for name in ("input_ids", "shift_labels")
+    }
     assert joined["input_ids"][:, :7].equal(IDS)
     assert joined["shift_labels"][:, :6].equal(LABELS[:, 1:])
     assert joined["shift_labels"][:, 6:].eq(-100).all(), (
         "nothing follows the last token, and what fills up counts nothing"
     )
-    assert [part["position_ids"].tolist() for part in parts] == [[[0, 1, 2]], [[3, 4, 5]], [[6, 7, 8]]]
+    assert [part["position_ids"].tolist() for part in parts] == [
+        [[0, 1, 2]],
+        [[3, 4, 5]],
+        [[6, 7, 8]],
+    ]
     assert {int(part["num_items_in_batch"]) for part in parts} == {11}
     assert all(part["labels"].eq(-100).all() for part in parts)
     assert not any(part["use_cache"] for part in parts)
@@ -59,8 +66,14 @@ def test_samples_padded_at_the_end_need_no_mask() -> None:
     ("batch", "message"),
     [
         ({"attention_mask": torch.tensor([[0, 1, 1, 1, 1, 1, 1]] * 2)}, "padded at the end"),
-        ({"attention_mask": torch.tensor([[1, 1, 1, 1, 1, 0, 0]] * 2)}, "with labels of -100 there"),
-        ({"position_ids": torch.arange(7).expand(2, 7)}, "and was given input_ids, labels, position_ids"),
+        (
+            {"attention_mask": torch.tensor([[1, 1, 1, 1, 1, 0, 0]] * 2)},
+            "with labels of -100 there",
+        ),
+        (
+            {"position_ids": torch.arange(7).expand(2, 7)},
+            "and was given input_ids, labels, position_ids",
+        ),
         ({"attention_mask": torch.ones(2, 1, 7, 7)}, "cuts batches of"),
         ({"labels": None}, "and was given input_ids"),
     ],

@@ -15,7 +15,9 @@ from tests import tiny
 
 @pytest.fixture
 def setup() -> Setup:
-    model = nn.ModuleDict({"embed": nn.Embedding(5, 3), "head": nn.Linear(3, 5, bias=False), "norm": nn.LayerNorm(3)})
+    model = nn.ModuleDict(
+        {"embed": nn.Embedding(5, 3), "head": nn.Linear(3, 5, bias=False), "norm": nn.LayerNorm(3)}
+    )
     model["head"].weight = model["embed"].weight
     return Setup(
         workload=tiny.mlp_workload(),

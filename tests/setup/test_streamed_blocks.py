@@ -19,20 +19,31 @@ from tests.late_lane import LateLane
 from tests.streaming import gradient_bytes, resident_bytes, streamed_bytes
 
 SMALLEST = 256
-GPT2 = {"model_type": "gpt2", "vocab_size": 64, "n_embd": 32, "n_layer": 5, "n_head": 2, "n_positions": 64}
+GPT2 = {
+    "model_type": "gpt2",
+    "vocab_size": 64,
+    "n_embd": 32,
+    "n_layer": 5,
+    "n_head": 2,
+    "n_positions": 64,
+}
 
 
 def gpt2_workload() -> Workload:
     from autofit.models.huggingface import HuggingFaceModel, huggingface_workload
 
-    factory = HuggingFaceModel("tiny-gpt2", "causal-lm", GPT2, {"kind": "directory", "path": "tiny"})
+    factory = HuggingFaceModel(
+        "tiny-gpt2", "causal-lm", GPT2, {"kind": "directory", "path": "tiny"}
+    )
     return huggingface_workload(factory, sequence_length=16, effective_batch_size=4)
 
 
 WORKLOADS = {
     "llama": tiny.llama_workload(num_hidden_layers=5),
     "gpt2": gpt2_workload(),
-    "plain": dataclasses.replace(tiny.transformer_workload(), model=lambda: tiny.Transformer(depth=5)),
+    "plain": dataclasses.replace(
+        tiny.transformer_workload(), model=lambda: tiny.Transformer(depth=5)
+    ),
 }
 every_workload = pytest.mark.parametrize("workload", WORKLOADS.values(), ids=WORKLOADS)
 
@@ -48,7 +59,9 @@ def half_frozen(workload: Workload) -> nn.Module:
 
 
 def streamed(model: nn.Module, *, lane: CopyLane | None = None, **options: Any) -> BlockStreamer:
-    return BlockStreamer(model, repeated_blocks(model), lane or LateLane(), smallest=SMALLEST, **options)
+    return BlockStreamer(
+        model, repeated_blocks(model), lane or LateLane(), smallest=SMALLEST, **options
+    )
 
 
 def residents(streamer: BlockStreamer) -> list[int]:
@@ -60,7 +73,9 @@ def residents(streamer: BlockStreamer) -> list[int]:
         need(block)
         sizes = {each.storage.nbytes() > 0 for each in block.resting.values()}
         assert sizes <= {True}, "a block that runs has all its weights"
-        log.append(sum(any(r.storage.nbytes() for r in each.resting.values()) for each in streamer.blocks))
+        log.append(
+            sum(any(r.storage.nbytes() for r in each.resting.values()) for each in streamer.blocks)
+        )
 
     streamer._need = noted
     return log
@@ -85,12 +100,16 @@ def same(first: list[torch.Tensor], second: list[torch.Tensor]) -> bool:
 def checkpointed(model: nn.Module, every: int) -> None:
     for block in repeated_blocks(model)[::every]:
         inner = block.forward
-        block.forward = lambda *args, inner=inner, **kwargs: checkpoint(inner, *args, use_reentrant=False, **kwargs)
+        block.forward = lambda *args, inner=inner, **kwargs: checkpoint(
+            inner, *args, use_reentrant=False, **kwargs
+        )
 
 
 @pytest.mark.parametrize("checkpoint_every", [0, 1, 2])
 @every_workload
-def test_gradients_are_the_same_with_two_blocks_at_a_time(workload: Workload, checkpoint_every: int) -> None:
+def test_gradients_are_the_same_with_two_blocks_at_a_time(
+    workload: Workload, checkpoint_every: int
+) -> None:
     model, batch = half_frozen(workload), workload.batch(4)
     plain = gradients(model, loss_of(model, batch))
     streamer = streamed(model)
@@ -101,9 +120,13 @@ def test_gradients_are_the_same_with_two_blocks_at_a_time(workload: Workload, ch
         assert same(plain, gradients(model, loss_of(model, batch)))
     assert len(streamer.blocks) == 5
     assert max(log) == 2
-    matrices = sum(p.nbytes for block in repeated_blocks(model) for p in block.parameters() if p.dim() >= 2)
+    matrices = sum(
+        p.nbytes for block in repeated_blocks(model) for p in block.parameters() if p.dim() >= 2
+    )
     assert streamed_bytes(streamer) == matrices
-    assert resident_bytes(streamer) == pytest.approx(matrices / 5)  # the first block alone, after the backward
+    assert resident_bytes(streamer) == pytest.approx(
+        matrices / 5
+    )  # the first block alone, after the backward
 
 
 @every_workload
@@ -114,7 +137,9 @@ def test_each_weight_is_copied_once_a_forward_and_once_a_backward(workload: Work
     lane = streamer._lane
     before = lane.asked
     gradients(model, loss_of(model, batch))
-    assert lane.asked - before == 4 + 3  # the first is there, the last two are kept for the backward
+    assert (
+        lane.asked - before == 4 + 3
+    )  # the first is there, the last two are kept for the backward
 
 
 def test_when_the_first_block_needs_no_gradient_as_with_lora() -> None:
@@ -169,18 +194,24 @@ def test_weights_that_are_tied_to_another_block_or_to_something_else_stay() -> N
     workload = WORKLOADS["plain"]
     model, batch = half_frozen(workload), workload.batch(4)
     model.blocks[1].mlp[0].weight = model.blocks[0].mlp[0].weight
-    model.blocks[2].mlp[2].weight = nn.Parameter(model.blocks[3].mlp[2].weight.data, requires_grad=False)  # one memory
+    model.blocks[2].mlp[2].weight = nn.Parameter(
+        model.blocks[3].mlp[2].weight.data, requires_grad=False
+    )  # one memory
     model.extra = nn.Linear(32, 96, bias=False)
     model.extra.weight = model.blocks[4].attn["qkv"].weight
     model.blocks[4].mlp.append(nn.Linear(32, 32, bias=False))
-    model.blocks[4].mlp[3].weight = model.blocks[4].attn["out"].weight  # inside of one block: streamed, once
+    model.blocks[4].mlp[3].weight = (
+        model.blocks[4].attn["out"].weight
+    )  # inside of one block: streamed, once
     plain = gradients(model, loss_of(model, batch))
     streamer = streamed(model)
     assert same(plain, gradients(model, loss_of(model, batch)))
     tied = (model.blocks[1].mlp[0].weight, model.blocks[2].mlp[2].weight, model.extra.weight)
     assert all(weight.untyped_storage().nbytes() == weight.nbytes for weight in tied)
     matrix = 4 * 32 * 128
-    assert streamed_bytes(streamer) == 5 * (2 * matrix + 4 * 32 * (96 + 32)) - 4 * matrix - 4 * 32 * 96
+    assert (
+        streamed_bytes(streamer) == 5 * (2 * matrix + 4 * 32 * (96 + 32)) - 4 * matrix - 4 * 32 * 96
+    )
 
 
 class Stashing(nn.Module):
@@ -201,7 +232,9 @@ class Stashing(nn.Module):
 
     def forward(self, x: torch.Tensor) -> Any:
         self.stash = self.router(x * self.scale)
-        return Stashing.Output(functional.relu(functional.linear(x, self.inner.weight)) * self.scale)
+        return Stashing.Output(
+            functional.relu(functional.linear(x, self.inner.weight)) * self.scale
+        )
 
 
 class Stashed(nn.Module):
@@ -304,7 +337,9 @@ def test_closing_brings_everything_back_into_the_same_parameters_and_removes_the
         assert parameter is parameters[name]
         assert parameter._version == versions[name]
         assert torch.equal(parameter, before[name])
-    assert not any(m._forward_pre_hooks or m._forward_hooks or m._state_dict_hooks for m in model.modules())
+    assert not any(
+        m._forward_pre_hooks or m._forward_hooks or m._state_dict_hooks for m in model.modules()
+    )
     assert same(plain, gradients(model, loss))
     assert same(plain, gradients(model, loss_of(model, batch)))
 
@@ -322,7 +357,9 @@ def test_where_the_device_has_no_room_for_all_of_them_closing_leaves_them_on_the
     assert all(torch.equal(parameter, before[name]) for name, parameter in model.named_parameters())
 
 
-def test_running_out_of_memory_half_way_through_a_block_is_recovered_from(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_running_out_of_memory_half_way_through_a_block_is_recovered_from(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     workload = WORKLOADS["plain"]
     model, batch = half_frozen(workload), workload.batch(4)
     plain = gradients(model, loss_of(model, batch))
@@ -344,7 +381,9 @@ def out_of_memory_at(monkeypatch: pytest.MonkeyPatch, streamer: BlockStreamer, n
     monkeypatch.setattr(list(streamer.blocks[number].resting.values())[-1], "filled", filled)
 
 
-@pytest.mark.filterwarnings("ignore:The .grad attribute")  # dynamo looks at that of every input, also without streaming
+@pytest.mark.filterwarnings(
+    "ignore:The .grad attribute"
+)  # dynamo looks at that of every input, also without streaming
 @pytest.mark.parametrize("checkpoint_every", [0, 1])
 def test_compiled_blocks_keep_one_piece(checkpoint_every: int) -> None:
     workload = WORKLOADS["plain"]
@@ -366,7 +405,9 @@ def test_compiled_blocks_keep_one_piece(checkpoint_every: int) -> None:
 def deep() -> Iterator[tuple[nn.Module, torch.Tensor]]:
     torch.manual_seed(0)
     device = torch.device("cuda")
-    model = nn.Sequential(*(nn.Sequential(nn.Linear(4096, 4096), nn.GELU()) for _ in range(16)))  # 64 MiB each
+    model = nn.Sequential(
+        *(nn.Sequential(nn.Linear(4096, 4096), nn.GELU()) for _ in range(16))
+    )  # 64 MiB each
     for block in model:
         block[0].weight.requires_grad_(False)
     yield model.to(device), torch.randn(256, 4096, device=device)
@@ -374,7 +415,9 @@ def deep() -> Iterator[tuple[nn.Module, torch.Tensor]]:
 
 
 @pytest.mark.gpu
-def test_on_a_card_the_peak_falls_by_all_blocks_but_two(deep: tuple[nn.Module, torch.Tensor]) -> None:
+def test_on_a_card_the_peak_falls_by_all_blocks_but_two(
+    deep: tuple[nn.Module, torch.Tensor],
+) -> None:
     model, x = deep
 
     def step() -> tuple[int, list[torch.Tensor]]:
@@ -429,7 +472,9 @@ def trained(kind: Callable[[], nn.Module]) -> nn.Module:
 
 @pytest.mark.parametrize("checkpoint_every", [0, 2])
 @pytest.mark.parametrize("name", TRAINED)
-def test_trained_weights_come_back_as_the_backward_left_them(name: str, checkpoint_every: int) -> None:
+def test_trained_weights_come_back_as_the_backward_left_them(
+    name: str, checkpoint_every: int
+) -> None:
     kind, loss = TRAINED[name]
     plain, model = trained(kind), trained(kind)
     streamer = streamed(model, updated="device")
@@ -442,7 +487,9 @@ def test_trained_weights_come_back_as_the_backward_left_them(name: str, checkpoi
         assert torch.equal(expected, found)
         expected.backward()
         found.backward()
-    assert max(log) == 3 + (name == "Backwards")  # one on its way to the host, and one that was fetched in vain
+    assert max(log) == 3 + (
+        name == "Backwards"
+    )  # one on its way to the host, and one that was fetched in vain
     weights = dict(plain.named_parameters())
     for key, tensor in model.state_dict().items():
         assert torch.equal(tensor, weights.get(key, tensor)), key
@@ -451,7 +498,9 @@ def test_trained_weights_come_back_as_the_backward_left_them(name: str, checkpoi
     assert resident_bytes(streamer) == 0
 
 
-def test_what_is_written_to_a_trained_weight_is_streamed_from_then_on_and_left_when_it_is_closed() -> None:
+def test_what_is_written_to_a_trained_weight_is_streamed_from_then_on_and_left_when_it_is_closed() -> (
+    None
+):
     kind, loss = TRAINED["plain"]
     model, other = trained(kind), trained(kind)
     streamer = streamed(model, updated="device")
@@ -464,14 +513,18 @@ def test_what_is_written_to_a_trained_weight_is_streamed_from_then_on_and_left_w
     loss(other).backward()
     assert torch.equal(loss(model), loss(other))
     streamer.close()
-    for parameter, mine, theirs in zip(parameters, model.parameters(), other.parameters(), strict=True):
+    for parameter, mine, theirs in zip(
+        parameters, model.parameters(), other.parameters(), strict=True
+    ):
         assert parameter is mine
         assert torch.equal(mine, theirs)
 
 
 @pytest.mark.parametrize("checkpoint_every", [0, 2])
 @pytest.mark.parametrize("name", TRAINED)
-def test_gradients_follow_trained_weights_to_the_host_and_add_up_there(name: str, checkpoint_every: int) -> None:
+def test_gradients_follow_trained_weights_to_the_host_and_add_up_there(
+    name: str, checkpoint_every: int
+) -> None:
     kind, loss = TRAINED[name]
     models = [kind().requires_grad_() for _ in range(2)]
     plain, model = models
@@ -511,7 +564,9 @@ def test_gradients_follow_trained_weights_to_the_host_and_add_up_there(name: str
 
 
 @pytest.mark.parametrize("room", [True, False])
-def test_gradients_at_hand_when_it_is_closed_stay(monkeypatch: pytest.MonkeyPatch, *, room: bool) -> None:
+def test_gradients_at_hand_when_it_is_closed_stay(
+    monkeypatch: pytest.MonkeyPatch, *, room: bool
+) -> None:
     kind, loss = TRAINED["plain"]
     model = trained_on_host(kind)
     loss(model).backward()

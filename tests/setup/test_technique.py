@@ -24,7 +24,14 @@ class Called(Minimal):
 
 
 def test_the_stages_are_in_the_order_of_the_house() -> None:
-    assert list(Stage) == [Stage.WEIGHTS, Stage.ADAPT, Stage.SHARD, Stage.BLOCKS, Stage.STEP, Stage.COMPILE]
+    assert list(Stage) == [
+        Stage.WEIGHTS,
+        Stage.ADAPT,
+        Stage.SHARD,
+        Stage.BLOCKS,
+        Stage.STEP,
+        Stage.COMPILE,
+    ]
     assert sorted(Stage) == list(Stage)
 
 

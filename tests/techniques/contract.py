@@ -84,7 +84,13 @@ def living(workload: Workload) -> nn.Module:
 def built(workload: Workload, config: dict[str, Value], *, lr: float = 1e-3) -> Setup:
     """A run that trains a living model; skips the test where the technique refuses this kind of model."""
     try:
-        return build(workload, config, tiny.CPU, model=living(workload), hyperparameters=Hyperparameters(lr=lr))
+        return build(
+            workload,
+            config,
+            tiny.CPU,
+            model=living(workload),
+            hyperparameters=Hyperparameters(lr=lr),
+        )
     except RefusedError as refused:
         return pytest.skip(str(refused))
 

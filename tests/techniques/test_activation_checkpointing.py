@@ -30,7 +30,9 @@ BUDGETS = ["budget-0.25", "budget-0.5", "budget-0.75"]
 every_wrapper = pytest.mark.parametrize("value", ["selective", "alternate", "full"])
 with_and_without_compile = pytest.mark.parametrize("compiler", ["none", "default"])
 UNCUT: dict[type[nn.Module], int] = {}
-NO_BLOCKS = Traits(parameters=1, blocks=0, linears=1, attention=False, sdpa=False, batch_norm=False, dropout=False)
+NO_BLOCKS = Traits(
+    parameters=1, blocks=0, linears=1, attention=False, sdpa=False, batch_norm=False, dropout=False
+)
 
 
 @pytest.fixture(autouse=True)
@@ -55,20 +57,26 @@ def flat_workload() -> Workload:
 
 
 def test_a_model_without_repeated_blocks_is_refused() -> None:
-    with pytest.raises(RefusedError, match=r"the model has no repeated blocks .* to checkpoint; use none"):
+    with pytest.raises(
+        RefusedError, match=r"the model has no repeated blocks .* to checkpoint; use none"
+    ):
         build(flat_workload(), FULL, tiny.CPU)
 
 
 def test_and_before_it_is_built_when_its_traits_are_known() -> None:
     workload = replace(flat_workload(), traits=NO_BLOCKS)
     config = canonicalize(FULL, workload, tiny.CPU)
-    assert refuse(config, workload, tiny.CPU).startswith("activation_checkpointing: the model has no repeated blocks")
+    assert refuse(config, workload, tiny.CPU).startswith(
+        "activation_checkpointing: the model has no repeated blocks"
+    )
     assert refuse(config.replace(activation_checkpointing="none"), workload, tiny.CPU) is None
 
 
 @with_and_without_compile
 @every_wrapper
-def test_dropout_draws_the_same_numbers_when_it_is_computed_again(value: str, compiler: str) -> None:
+def test_dropout_draws_the_same_numbers_when_it_is_computed_again(
+    value: str, compiler: str
+) -> None:
     plain = gradients_with_dropout("none", compiler)
     for again, expected in zip(gradients_with_dropout(value, compiler), plain, strict=True):
         torch.testing.assert_close(again, expected)
@@ -91,7 +99,9 @@ def gradients_with_dropout(value: str, compiler: str) -> list[torch.Tensor]:
 @with_and_without_compile
 @every_wrapper
 @pytest.mark.parametrize("momentum", [0.1, None])
-def test_running_statistics_count_every_sample_once(momentum: float | None, value: str, compiler: str) -> None:
+def test_running_statistics_count_every_sample_once(
+    momentum: float | None, value: str, compiler: str
+) -> None:
     def buffers(**knobs: str) -> dict[str, torch.Tensor]:
         torch.manual_seed(0)
         model = tiny.ConvNet(norm=lambda width: nn.BatchNorm2d(width, momentum=momentum))
@@ -119,14 +129,26 @@ def test_checkpointed_blocks_share_their_compiled_code_too(value: str, graphs: i
 def test_selective_keeps_products_convolutions_and_every_form_of_attention() -> None:
     aten = torch.ops.aten
     kept = (
-        *(aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default, aten.convolution.default),
+        *(
+            aten.mm.default,
+            aten.addmm.default,
+            aten.bmm.default,
+            aten.baddbmm.default,
+            aten.convolution.default,
+        ),
         aten._scaled_dot_product_flash_attention.default,
         aten._scaled_dot_product_flash_attention_for_cpu.default,
         aten._scaled_dot_product_efficient_attention.default,
         aten._scaled_dot_product_cudnn_attention.default,
         torch.ops.higher_order.flex_attention,
     )
-    again = (aten.add.Tensor, aten.gelu.default, aten.native_layer_norm.default, aten._softmax.default, aten.t.default)
+    again = (
+        aten.add.Tensor,
+        aten.gelu.default,
+        aten.native_layer_norm.default,
+        aten._softmax.default,
+        aten.t.default,
+    )
     assert {_policy(None, operator) for operator in kept} == {CheckpointPolicy.MUST_SAVE}
     assert {_policy(None, operator) for operator in again} == {CheckpointPolicy.PREFER_RECOMPUTE}
 
@@ -135,27 +157,49 @@ def test_selective_refuses_a_model_that_changes_what_is_kept() -> None:
     model = tiny.MLP()
     for layer in model.layers:
         layer[1] = nn.ReLU(inplace=True)
-    setup = build(tiny.mlp_workload(), {"activation_checkpointing": "selective"}, tiny.CPU, model=model)
-    with pytest.raises(RefusedError, match=r"in place .* Use activation_checkpointing full or alternate\.$"):
+    setup = build(
+        tiny.mlp_workload(), {"activation_checkpointing": "selective"}, tiny.CPU, model=model
+    )
+    with pytest.raises(
+        RefusedError, match=r"in place .* Use activation_checkpointing full or alternate\.$"
+    ):
         accumulate(setup, setup.workload.batch(4))
 
 
-@pytest.mark.parametrize(("depth", "wrapped"), [(2, [True, False]), (5, [False, True, False, True, False])])
-def test_alternate_wraps_every_second_block_and_never_the_last(depth: int, wrapped: list[bool]) -> None:
+@pytest.mark.parametrize(
+    ("depth", "wrapped"), [(2, [True, False]), (5, [False, True, False, True, False])]
+)
+def test_alternate_wraps_every_second_block_and_never_the_last(
+    depth: int, wrapped: list[bool]
+) -> None:
     model = tiny.Transformer(depth=depth)
-    build(tiny.transformer_workload(), {"activation_checkpointing": "alternate"}, tiny.CPU, model=model)
+    build(
+        tiny.transformer_workload(),
+        {"activation_checkpointing": "alternate"},
+        tiny.CPU,
+        model=model,
+    )
     assert ["forward" in block.__dict__ for block in model.blocks] == wrapped
 
 
 @pytest.mark.parametrize("value", BUDGETS)
 def test_a_budget_is_the_compilers_alone_to_keep(value: str) -> None:
     workload = tiny.transformer_workload()
-    reason = refuse(canonicalize({"activation_checkpointing": value}, workload, tiny.CPU), workload, tiny.CPU)
-    assert reason == f"activation_checkpointing: {value} is chosen by the compiler; set compile default."
-    setup = build(flat_workload(), {"activation_checkpointing": value, "compile": "default"}, tiny.CPU)
+    reason = refuse(
+        canonicalize({"activation_checkpointing": value}, workload, tiny.CPU), workload, tiny.CPU
+    )
+    assert (
+        reason
+        == f"activation_checkpointing: {value} is chosen by the compiler; set compile default."
+    )
+    setup = build(
+        flat_workload(), {"activation_checkpointing": value, "compile": "default"}, tiny.CPU
+    )
     assert accumulate(setup, setup.workload.batch(4)).isfinite()  # it needs no blocks
     with setup.step_context():
-        assert torch._functorch.config.activation_memory_budget == float(value.removeprefix("budget-"))
+        assert torch._functorch.config.activation_memory_budget == float(
+            value.removeprefix("budget-")
+        )
     assert torch._functorch.config.activation_memory_budget == 1.0
     setup.close()
 
@@ -167,7 +211,11 @@ def test_a_budget_is_the_compilers_alone_to_keep(value: str) -> None:
 )
 def test_a_budget_is_refused_beside_dropout(traits: Traits | None, knobs: dict[str, Value]) -> None:
     workload = replace(tiny.transformer_workload(), traits=traits)
-    config = canonicalize({"activation_checkpointing": "budget-0.5", "compile": "default", **knobs}, workload, tiny.CPU)
+    config = canonicalize(
+        {"activation_checkpointing": "budget-0.5", "compile": "default", **knobs},
+        workload,
+        tiny.CPU,
+    )
     reason = refuse(config, workload, tiny.CPU)
     assert reason and "different random numbers" in reason
     assert reason.endswith("; use full, alternate or selective.")
@@ -175,11 +223,18 @@ def test_a_budget_is_refused_beside_dropout(traits: Traits | None, knobs: dict[s
 
 def test_a_budget_is_refused_beside_updates_that_draw_in_the_backward() -> None:
     workload = tiny.llama_workload()
-    knobs: dict[str, Value] = {"activation_checkpointing": "budget-0.5", "compile": "default", "precision": "bf16"}
+    knobs: dict[str, Value] = {
+        "activation_checkpointing": "budget-0.5",
+        "compile": "default",
+        "precision": "bf16",
+    }
     knobs |= {"optimizer": "adamw-8bit-sr", "optimizer_in_backward": True}
     technique = technique_named("activation_checkpointing")
     given = technique.refuse(canonicalize(knobs, workload, tiny.CPU), workload, tiny.CPU)
-    assert given == "adamw-8bit-sr draws random numbers, and would in the backward; use full, alternate or selective."
+    assert (
+        given
+        == "adamw-8bit-sr draws random numbers, and would in the backward; use full, alternate or selective."
+    )
 
 
 def test_and_beside_dropout_that_only_the_generator_tells_of() -> None:
@@ -223,7 +278,9 @@ def test_a_forward_that_somebody_else_put_on_the_instance_comes_back() -> None:
 def test_its_order() -> None:
     technique = technique_named("activation_checkpointing")
     assert technique.memory_order("full") < technique.memory_order("none")
-    assert {technique.memory_order(value) for value in ("alternate", "selective", *BUDGETS)} == {None}
+    assert {technique.memory_order(value) for value in ("alternate", "selective", *BUDGETS)} == {
+        None
+    }
 
 
 def test_blocks_of_a_convolutional_network_are_found() -> None:
@@ -246,14 +303,20 @@ def kept_bytes(setup: Setup) -> int:
 
 def kept_by_compiled_code(setup: Setup) -> int:
     """The same of compiled code, counted where autograd keeps it."""
-    held = {tensor.untyped_storage()._cdata for tensor in (*setup.model.parameters(), *setup.model.buffers())}
+    held = {
+        tensor.untyped_storage()._cdata
+        for tensor in (*setup.model.parameters(), *setup.model.buffers())
+    }
     kept: dict[int, torch.UntypedStorage] = {}
 
     def pack(tensor: torch.Tensor) -> torch.Tensor:
         kept[tensor.untyped_storage()._cdata] = tensor.untyped_storage()
         return tensor
 
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor), setup.step_context():
+    with (
+        torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor),
+        setup.step_context(),
+    ):
         loss_and_count(setup, setup.workload.batch(4))[0].backward()
     return sum(storage.nbytes() for key, storage in kept.items() if key not in held)
 
@@ -275,9 +338,17 @@ def bytes_of_a_block(model: nn.Module, samples: int = 4) -> dict[str, int]:
     x, sums = tokens * 32 * 4, tokens * 2 * 4
     if isinstance(model, tiny.Transformer):
         # Into the norms 2, out of them 2 (with mean and deviation), q, k, v and the mix 4, into and out of GELU 8.
-        return {"none": 16 * x + sums + 4 * tokens * 4, "full": x, "selective": (1 + 3 + 1 + 1 + 4 + 1) * x + sums}
+        return {
+            "none": 16 * x + sums + 4 * tokens * 4,
+            "full": x,
+            "selective": (1 + 3 + 1 + 1 + 4 + 1) * x + sums,
+        }
     # Into the norms 2, normalised 2 (with the factor), scaled 2, q, k, v and the mix 4, gate, SiLU, up, product 16.
-    return {"none": 26 * x + sums + 2 * tokens * 4, "full": x, "selective": (1 + 3 + 1 + 1 + 4 + 4 + 1) * x + sums}
+    return {
+        "none": 26 * x + sums + 2 * tokens * 4,
+        "full": x,
+        "selective": (1 + 3 + 1 + 1 + 4 + 4 + 1) * x + sums,
+    }
 
 
 def shows(effect: Effect) -> None:
@@ -294,7 +365,9 @@ def shows_bytes_kept(effect: Effect) -> None:
     assert effect.trace.peak_bytes < effect.off_trace.peak_bytes
     of_block = bytes_of_a_block(effect.setup.model)
     less = of_block["none"] - of_block["selective" if effect.value == "selective" else "full"]
-    assert kept_bytes(effect.off) - kept_bytes(effect.setup) == pytest.approx(len(wrapped) * less, rel=0.02)
+    assert kept_bytes(effect.off) - kept_bytes(effect.setup) == pytest.approx(
+        len(wrapped) * less, rel=0.02
+    )
 
 
 def shows_share_kept(effect: Effect) -> None:
@@ -317,7 +390,12 @@ def test_the_peak_of_a_step_falls_by_what_is_not_kept(value: str) -> None:
 
     def peak(value: str) -> int:
         model = tiny.Transformer(depth=6)
-        setup = build(tiny.transformer_workload(64), {"activation_checkpointing": value}, tiny.CPU, model=model)
+        setup = build(
+            tiny.transformer_workload(64),
+            {"activation_checkpointing": value},
+            tiny.CPU,
+            model=model,
+        )
         with StorageTracker() as tracker:
             accumulate(setup, setup.workload.batch(64))
         return tracker.peak
@@ -354,7 +432,12 @@ def test_on_a_gpu_less_is_allocated(value: str) -> None:
 
     def peak(value: str) -> int:
         model = tiny.Transformer(width=128, depth=6)
-        setup = build(tiny.transformer_workload(64), {"activation_checkpointing": value}, hardware, model=model)
+        setup = build(
+            tiny.transformer_workload(64),
+            {"activation_checkpointing": value},
+            hardware,
+            model=model,
+        )
         accumulate(setup, setup.workload.batch(64))
         setup.model.zero_grad()
         torch.cuda.reset_peak_memory_stats()
@@ -374,11 +457,20 @@ def test_budgets_are_searched_where_compiling_is() -> None:
 def test_a_decoder_beside_an_encoder_caches_nothing_either(value: str) -> None:
     from transformers import T5Config, T5ForConditionalGeneration
 
-    sizes = {"vocab_size": 64, "d_model": 32, "d_kv": 16, "d_ff": 64, "num_layers": 2, "num_heads": 2}
+    sizes = {
+        "vocab_size": 64,
+        "d_model": 32,
+        "d_kv": 16,
+        "d_ff": 64,
+        "num_layers": 2,
+        "num_heads": 2,
+    }
 
     def model() -> nn.Module:
         torch.manual_seed(0)
-        return T5ForConditionalGeneration(T5Config(**sizes, dropout_rate=0.0, decoder_start_token_id=0))
+        return T5ForConditionalGeneration(
+            T5Config(**sizes, dropout_rate=0.0, decoder_start_token_id=0)
+        )
 
     def batch(n: int) -> dict[str, torch.Tensor]:
         return {name: torch.arange(8 * n).view(n, 8) % 64 for name in ("input_ids", "labels")}
@@ -396,7 +488,9 @@ def test_a_decoder_beside_an_encoder_caches_nothing_either(value: str) -> None:
 def test_a_model_that_caches_whatever_its_config_says_is_recomputed_without(value: str) -> None:
     from transformers import DynamicCache, EncoderDecoderCache, XLMConfig, XLMWithLMHeadModel
 
-    config = XLMConfig(vocab_size=64, emb_dim=32, n_layers=3, n_heads=2, dropout=0.0, attention_dropout=0.0)
+    config = XLMConfig(
+        vocab_size=64, emb_dim=32, n_layers=3, n_heads=2, dropout=0.0, attention_dropout=0.0
+    )
 
     def model() -> nn.Module:
         torch.manual_seed(0)

@@ -46,11 +46,15 @@ def test_it_is_searched_only_where_there_are_two_memories() -> None:
     assert TECHNIQUE.choices(CUDA) == ("none", "cpu")
     workload = tiny.mlp_workload()
     assert refuse(canonicalize(OFFLOAD, workload, CUDA), workload, CUDA) is None
-    assert "share one memory" in refuse(canonicalize(OFFLOAD, workload, tiny.CPU), workload, tiny.CPU)
+    assert "share one memory" in refuse(
+        canonicalize(OFFLOAD, workload, tiny.CPU), workload, tiny.CPU
+    )
 
 
 @pytest.mark.usefixtures("on_cpu")
-@pytest.mark.parametrize("knobs", [{}, {"micro_batch_size": SAMPLES // 2}, {"activation_checkpointing": "full"}])
+@pytest.mark.parametrize(
+    "knobs", [{}, {"micro_batch_size": SAMPLES // 2}, {"activation_checkpointing": "full"}]
+)
 def test_gradients_are_the_same_and_what_is_large_is_moved(knobs: dict[str, Any]) -> None:
     plain, moved = built(knobs), built(OFFLOAD | knobs)
     batch = plain.workload.batch(SAMPLES)
@@ -59,7 +63,8 @@ def test_gradients_are_the_same_and_what_is_large_is_moved(knobs: dict[str, Any]
         assert torch.equal(one.grad, other.grad)
     features, inside = SAMPLES * 48 * 4, SAMPLES * 96 * 4
     large = {
-        "{}": 5 * features + 4 * inside,  # what enters each layer and the head; the logits stay below 1 MiB
+        "{}": 5 * features
+        + 4 * inside,  # what enters each layer and the head; the logits stay below 1 MiB
         # Halves of the features are below it too, but on a CPU a slice of the batch is a view of the whole.
         "micro": 4 * inside + 2 * features,
         "full": 5 * features,
@@ -85,7 +90,9 @@ def test_steps_and_evaluations_take_turns() -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("knobs", [{}, {"activation_checkpointing": "full"}, {"precision": "bf16-mixed"}])
+@pytest.mark.parametrize(
+    "knobs", [{}, {"activation_checkpointing": "full"}, {"precision": "bf16-mixed"}]
+)
 def test_on_a_card_the_peak_falls_by_what_is_packed(knobs: dict[str, Any]) -> None:
     workload = wide_workload()
 
@@ -99,7 +106,11 @@ def test_on_a_card_the_peak_falls_by_what_is_packed(knobs: dict[str, Any]) -> No
             torch.cuda.reset_peak_memory_stats()
             loss = accumulate(setup, batch)
         peak = torch.cuda.max_memory_allocated()
-        return setup, peak, [loss.cpu(), *(parameter.grad.cpu() for _, parameter in setup.trainable())]
+        return (
+            setup,
+            peak,
+            [loss.cpu(), *(parameter.grad.cpu() for _, parameter in setup.trainable())],
+        )
 
     plain_setup, plain_peak, plain = run(knobs)
     del plain_setup
@@ -120,4 +131,6 @@ def wide_workload() -> Workload:
     def batch(samples: int) -> tuple[torch.Tensor, torch.Tensor]:
         return torch.randn(samples, 1024), torch.randint(10, (samples,))
 
-    return dataclasses.replace(tiny.mlp_workload(32768), model=lambda: tiny.MLP(width=1024, depth=24), batch=batch)
+    return dataclasses.replace(
+        tiny.mlp_workload(32768), model=lambda: tiny.MLP(width=1024, depth=24), batch=batch
+    )

@@ -18,7 +18,9 @@ from autofit.training.step import accumulate
 from tests import tiny
 from tests.techniques.contract import Effect
 
-TRAITS = Traits(parameters=1, blocks=2, linears=1, attention=False, sdpa=True, batch_norm=False, dropout=False)
+TRAITS = Traits(
+    parameters=1, blocks=2, linears=1, attention=False, sdpa=True, batch_norm=False, dropout=False
+)
 
 
 def test_without_fused_attention_in_the_model_there_is_nothing_to_choose() -> None:
@@ -39,7 +41,9 @@ def test_a_transformers_model_gets_its_implementation_back() -> None:
     assert model.config._attn_implementation == "sdpa"
 
 
-def test_an_implementation_the_model_does_not_have_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_implementation_the_model_does_not_have_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def no(_: str) -> None:
         raise ValueError("only sdpa here")
 
@@ -67,7 +71,9 @@ def test_a_checkpointed_block_takes_the_same_path_again() -> None:
 
 @pytest.mark.parametrize("allowed", [True, False])
 @pytest.mark.parametrize("knobs", [{}, {"attention": "eager"}])
-def test_where_shapes_vary_cudnn_which_plans_for_each_is_left_out(allowed: bool, knobs: dict[str, str]) -> None:
+def test_where_shapes_vary_cudnn_which_plans_for_each_is_left_out(
+    allowed: bool, knobs: dict[str, str]
+) -> None:
     before = torch.backends.cuda.cudnn_sdp_enabled()
     torch.backends.cuda.enable_cudnn_sdp(allowed)
     try:
@@ -92,10 +98,16 @@ CUDA = replace(tiny.CPU, device="cuda", name="a card", capability=(8, 0))
         ((8, 0), "bf16", None),
         ((9, 0), "fp16-mixed", None),
         ((7, 5), "fp16-mixed", "flash needs compute capability 8.0, a card has 7.5; use sdpa."),
-        ((8, 0), "fp32", "flash computes in 16 bits only, not in fp32; set precision bf16 or bf16-mixed."),
+        (
+            (8, 0),
+            "fp32",
+            "flash computes in 16 bits only, not in fp32; set precision bf16 or bf16-mixed.",
+        ),
     ],
 )
-def test_what_flash_needs_of_a_card(capability: tuple[int, int], precision: str, reason: str | None) -> None:
+def test_what_flash_needs_of_a_card(
+    capability: tuple[int, int], precision: str, reason: str | None
+) -> None:
     workload, card = tiny.llama_workload(), replace(CUDA, capability=capability)
     config = canonicalize({"attention": "flash", "precision": precision}, workload, card)
     assert refuse(config, workload, card) == (reason and f"attention: {reason}")
@@ -110,7 +122,9 @@ def flash(workload: Workload) -> Setup:
     return setup
 
 
-@pytest.mark.parametrize("workload", [tiny.llama_workload(), tiny.transformer_workload()], ids=["llama", "plain"])
+@pytest.mark.parametrize(
+    "workload", [tiny.llama_workload(), tiny.transformer_workload()], ids=["llama", "plain"]
+)
 def test_without_flash_attn_pytorchs_own_flash_kernel_is_the_only_one_allowed(
     workload: Workload, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -127,14 +141,20 @@ def test_without_flash_attn_pytorchs_own_flash_kernel_is_the_only_one_allowed(
     setup.close()
 
 
-@pytest.mark.filterwarnings("ignore:Flash attention kernel not used", "ignore:Both fused kernels do not support")
+@pytest.mark.filterwarnings(
+    "ignore:Flash attention kernel not used", "ignore:Both fused kernels do not support"
+)
 def test_what_the_flash_kernel_does_not_take_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     original = functional.scaled_dot_product_attention
     monkeypatch.setattr(
-        functional, "scaled_dot_product_attention", lambda *qkv, **more: original(*qkv, **more, dropout_p=0.5)
+        functional,
+        "scaled_dot_product_attention",
+        lambda *qkv, **more: original(*qkv, **more, dropout_p=0.5),
     )
     setup = flash(tiny.transformer_workload())
-    with pytest.raises(RefusedError, match=r"flash kernel does not support .* Use attention sdpa\.$"):
+    with pytest.raises(
+        RefusedError, match=r"flash kernel does not support .* Use attention sdpa\.$"
+    ):
         accumulate(setup, setup.workload.batch(4))
 
 
@@ -144,7 +164,9 @@ def test_other_errors_of_a_step_stay_what_they_are() -> None:
         raise RuntimeError("something else")
 
 
-def test_with_flash_attn_a_transformers_model_is_told_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_with_flash_attn_a_transformers_model_is_told_of_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(attention, "_has_flash_attn", lambda: True)
     workload, told = tiny.llama_workload(), []
     model = workload.model()
@@ -158,17 +180,24 @@ def test_with_flash_attn_a_transformers_model_is_told_of_it(monkeypatch: pytest.
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("workload", [tiny.llama_workload(), tiny.transformer_workload()], ids=["llama", "plain"])
+@pytest.mark.parametrize(
+    "workload", [tiny.llama_workload(), tiny.transformer_workload()], ids=["llama", "plain"]
+)
 @pytest.mark.parametrize("precision", ["bf16", "bf16-mixed"])
 def test_on_a_gpu_only_the_flash_kernel_runs(workload: Workload, precision: str) -> None:
-    setup = build(workload, {"attention": "flash", "precision": precision}, replace(tiny.CPU, device="cuda"))
+    setup = build(
+        workload, {"attention": "flash", "precision": precision}, replace(tiny.CPU, device="cuda")
+    )
     with profile(acc_events=True) as seen:
         assert accumulate(setup, workload.batch(4)).isfinite()
     names = " ".join(event.key for event in seen.key_averages())
     assert "flash" in names
     assert "efficient_attention" not in names
     assert "_scaled_dot_product_attention_math" not in names
-    assert importlib.util.find_spec("flash_attn") or "aten::_scaled_dot_product_flash_attention_backward" in names
+    assert (
+        importlib.util.find_spec("flash_attn")
+        or "aten::_scaled_dot_product_flash_attention_backward" in names
+    )
     setup.close()
 
 

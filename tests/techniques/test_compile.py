@@ -177,7 +177,9 @@ def failing(error: Exception) -> Callable[..., Any]:
 
 
 def test_what_the_compiler_cannot_do_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(technique_file, "BACKEND", failing(NotImplementedError("no such kernel\nand more")))
+    monkeypatch.setattr(
+        technique_file, "BACKEND", failing(NotImplementedError("no such kernel\nand more"))
+    )
     setup = build(tiny.transformer_workload(), COMPILED, tiny.CPU)
     message = r"the compiler failed on this model \(NotImplementedError: no such kernel\)\. Use compile none\."
     with pytest.raises(RefusedError, match=message) as refused:
@@ -201,7 +203,11 @@ def reason(hardware: Hardware = tiny.CPU) -> str | None:
 
 def test_on_a_cpu_it_is_not_searched_and_needs_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     assert technique_named("compile").choices(tiny.CPU) == ("none",)
-    assert technique_named("compile").choices(CUDA) == ("none", "default", "max-autotune-no-cudagraphs")
+    assert technique_named("compile").choices(CUDA) == (
+        "none",
+        "default",
+        "max-autotune-no-cudagraphs",
+    )
     monkeypatch.setattr(technique_file, "BACKEND", "inductor")
     monkeypatch.setenv("CXX", "no-such-compiler")
     assert reason() == (
@@ -215,17 +221,23 @@ def test_what_cuda_needs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: found.get(name) or None)
     monkeypatch.setattr(shutil, "which", lambda name: "/there" if found.get(name) else None)
     assert reason(CUDA) is None
-    assert "needs compute capability 7.0, a card has 6.1; use none" in (reason(replace(CUDA, capability=(6, 1))) or "")
+    assert "needs compute capability 7.0, a card has 6.1; use none" in (
+        reason(replace(CUDA, capability=(6, 1))) or ""
+    )
     found["gcc"] = False
     assert "Triton needs a C compiler" in (reason(CUDA) or "")
     found["triton"] = False
-    assert "needs Triton, which is not installed; pip install triton, or use none" in (reason(CUDA) or "")
+    assert "needs Triton, which is not installed; pip install triton, or use none" in (
+        reason(CUDA) or ""
+    )
 
 
 def test_and_both_need_the_headers_of_python(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(technique_file, "BACKEND", "inductor")
     monkeypatch.setattr(sysconfig, "get_path", lambda _: "/nowhere")
-    assert "needs Python's own header Python.h; install python3-dev, or use none" in (reason() or "")
+    assert "needs Python's own header Python.h; install python3-dev, or use none" in (
+        reason() or ""
+    )
 
 
 def test_only_values_that_compile_say_so() -> None:
@@ -248,7 +260,9 @@ def test_inductor_trains_as_plain_code_does(value: str) -> None:
     counters.clear()
     torch.testing.assert_close(losses(compile=value), losses(), rtol=1e-4, atol=1e-5)
     assert counters["stats"]["unique_graphs"] == 1
-    assert counters["inductor"]["fxgraph_cache_miss"] + counters["inductor"]["fxgraph_cache_hit"] >= 1
+    assert (
+        counters["inductor"]["fxgraph_cache_miss"] + counters["inductor"]["fxgraph_cache_hit"] >= 1
+    )
 
 
 @pytest.mark.gpu

@@ -13,7 +13,9 @@ from autofit.techniques import canonicalize, refuse, technique_named
 from tests import tiny
 from tests.techniques.test_data_parallel import EIGHT, WORKLOAD, canonical
 
-TRAITS = Traits(parameters=1, blocks=2, linears=1, attention=True, sdpa=True, batch_norm=False, dropout=False)
+TRAITS = Traits(
+    parameters=1, blocks=2, linears=1, attention=True, sdpa=True, batch_norm=False, dropout=False
+)
 
 
 def test_what_it_is() -> None:
@@ -30,7 +32,9 @@ def test_only_what_can_be_cut_is_searched() -> None:
 
 
 def test_what_it_cannot_be() -> None:
-    with pytest.raises(InputError, match="context_parallel 3 does not divide the 4 devices of a node"):
+    with pytest.raises(
+        InputError, match="context_parallel 3 does not divide the 4 devices of a node"
+    ):
         canonical(context_parallel=3)
 
 
@@ -39,13 +43,18 @@ def test_weights_are_divided_over_its_devices_and_samples_are_not() -> None:
     assert (config["data_parallel"], Layout.of(config)) == ("fsdp", Layout(1, 2, 4, 1))
     assert config["micro_batch_size"] == 8
     assert refuse(config, WORKLOAD, EIGHT) is None
-    assert "no smaller part of 8 shards" in str(refuse(config.replace(reshard_after_forward=8), WORKLOAD, EIGHT))
+    assert "no smaller part of 8 shards" in str(
+        refuse(config.replace(reshard_after_forward=8), WORKLOAD, EIGHT)
+    )
 
 
 @pytest.mark.parametrize(
     ("knobs", "reason"),
     [
-        ({"data_parallel": "ddp"}, "ddp was not tried beside tensor_parallel or context_parallel; use fsdp"),
+        (
+            {"data_parallel": "ddp"},
+            "ddp was not tried beside tensor_parallel or context_parallel; use fsdp",
+        ),
         ({"data_parallel": "none"}, "context_parallel adds up gradients as fsdp does; use fsdp"),
         ({"attention": "eager"}, "use sdpa"),
     ],
@@ -56,10 +65,17 @@ def test_what_does_not_go_together_is_refused(knobs: dict[str, Any], reason: str
 
 def test_packed_samples_that_do_not_see_one_another_are_not_cut() -> None:
     apart = replace(WORKLOAD, document_tokens=8)
-    assert "need a mask, which is not exchanged" in str(refuse(canonical(context_parallel=2), apart, EIGHT))
+    assert "need a mask, which is not exchanged" in str(
+        refuse(canonical(context_parallel=2), apart, EIGHT)
+    )
 
 
 def test_only_causal_language_models_are_cut() -> None:
-    for workload in (tiny.bert_workload(16), replace(WORKLOAD, loss=lambda model, batch: model(**batch).loss)):
+    for workload in (
+        tiny.bert_workload(16),
+        replace(WORKLOAD, loss=lambda model, batch: model(**batch).loss),
+    ):
         config = canonicalize({"context_parallel": 2}, workload, EIGHT)
-        assert "only samples of causal language models are cut" in str(refuse(config, workload, EIGHT))
+        assert "only samples of causal language models are cut" in str(
+            refuse(config, workload, EIGHT)
+        )

@@ -44,7 +44,8 @@ CHANGES = [(name, value) for name, value in WORKING if value != technique_named(
 EXACT = [
     (name, value)
     for name, value in CHANGES
-    if technique_named(name).exact(value, WORKLOADS["llama"]) and (name != "compile" or (name, value) not in ALIKE)
+    if technique_named(name).exact(value, WORKLOADS["llama"])
+    and (name != "compile" or (name, value) not in ALIKE)
 ]
 every_change = pytest.mark.parametrize(("name", "value"), CHANGES)
 
@@ -70,14 +71,18 @@ def plain_step(workload: Workload) -> Seen:
     loss.backward()
     gradients = {key: each.grad.clone() for key, each in model.named_parameters()}
     optimizer.step()
-    return Seen(loss.detach(), gradients, {key: each.detach() for key, each in model.named_parameters()})
+    return Seen(
+        loss.detach(), gradients, {key: each.detach() for key, each in model.named_parameters()}
+    )
 
 
 def steps_every_trainable_parameter_exactly_once(setup: Setup) -> Seen:
     """The first step; where the backward has applied the gradients already, none are left to see."""
     assert setup.optimizer is not None
     trainable = {id(parameter): key for key, parameter in setup.trainable()}
-    grouped = Counter(id(parameter) for group in setup.optimizer.param_groups for parameter in group["params"])
+    grouped = Counter(
+        id(parameter) for group in setup.optimizer.param_groups for parameter in group["params"]
+    )
     assert grouped == Counter(trainable.keys())
     before = {key: parameter.detach().clone() for key, parameter in setup.model.named_parameters()}
     seen = step_until_not_skipped(setup)
@@ -103,7 +108,9 @@ def step_until_not_skipped(setup: Setup) -> Seen:
     for _ in range(30):
         loss = accumulate(setup, setup.workload.batch(EFFECTIVE_BATCH))
         assert loss.isfinite()
-        gradients = {key: each.grad.clone() for key, each in setup.trainable() if each.grad is not None}
+        gradients = {
+            key: each.grad.clone() for key, each in setup.trainable() if each.grad is not None
+        }
         if update(setup):
             weights = {key: each.detach().clone() for key, each in setup.model.named_parameters()}
             return Seen(loss, gradients, weights)
@@ -121,7 +128,9 @@ def test_with_every_knob_off_nothing_is_changed(workload: Workload) -> None:
         assert torch.equal(seen.gradients[key], plain.gradients[key]), key
         assert torch.equal(weight, plain.weights[key]), key
     assert not (setup.forward_contexts or setup.scaler or setup.warnings)
-    assert len(setup.step_contexts) == hasattr(setup.model, "config"), "that which keeps caches empty"
+    assert len(setup.step_contexts) == hasattr(setup.model, "config"), (
+        "that which keeps caches empty"
+    )
     goes_on_with_a_finite_loss_that_falls(setup, seen.loss)
 
 
@@ -130,12 +139,16 @@ def test_off_is_what_an_absent_knob_means(technique: Technique) -> None:
     workload = WORKLOADS["plain module"]
     assert technique.accepts(technique.off, tiny.CPU)
     assert technique.exact(technique.off, workload)
-    assert canonicalize({technique.name: technique.off}, workload, tiny.CPU) == canonicalize({}, workload, tiny.CPU)
+    assert canonicalize({technique.name: technique.off}, workload, tiny.CPU) == canonicalize(
+        {}, workload, tiny.CPU
+    )
 
 
 @every_workload
 @pytest.mark.parametrize(("name", "value"), EXACT)
-def test_an_exact_value_is_the_same_mathematics_and_trains(name: str, value: Value, workload: Workload) -> None:
+def test_an_exact_value_is_the_same_mathematics_and_trains(
+    name: str, value: Value, workload: Workload
+) -> None:
     plain = plain_step(workload)
     setup = built(workload, knobs(name, value), lr=LR)
     seen = steps_every_trainable_parameter_exactly_once(setup)
@@ -153,11 +166,15 @@ def test_an_exact_value_is_the_same_mathematics_and_trains(name: str, value: Val
 
 
 @every_workload
-@pytest.mark.parametrize(("name", "value"), [case for case in CHANGES if case not in EXACT and case not in ALIKE])
+@pytest.mark.parametrize(
+    ("name", "value"), [case for case in CHANGES if case not in EXACT and case not in ALIKE]
+)
 def test_any_other_value_trains(name: str, value: Value, workload: Workload) -> None:
     """From weights that build makes: it fills adapters in, too, half of which begin as zeros in a model it is given."""
     try:
-        setup = build(workload, knobs(name, value), tiny.CPU, hyperparameters=Hyperparameters(lr=LR))
+        setup = build(
+            workload, knobs(name, value), tiny.CPU, hyperparameters=Hyperparameters(lr=LR)
+        )
     except RefusedError as refused:
         pytest.skip(str(refused))
     seen = steps_every_trainable_parameter_exactly_once(setup)
@@ -199,7 +216,9 @@ def test_some_kind_of_model_can_be_trained_with_it(name: str, value: Value) -> N
 
 
 @pytest.mark.parametrize(("name", "value"), REFUSED)
-def test_what_cannot_run_here_is_refused_with_a_sentence_and_the_remedy(name: str, value: Value) -> None:
+def test_what_cannot_run_here_is_refused_with_a_sentence_and_the_remedy(
+    name: str, value: Value
+) -> None:
     reason = reason_against(name, value)
     assert re.match(rf"{name}: \w.*; .*\.$|{name}: \w.*\. \w.*\.$", reason), reason
     for workload in WORKLOADS.values():
@@ -210,12 +229,17 @@ def test_what_cannot_run_here_is_refused_with_a_sentence_and_the_remedy(name: st
 @pytest.mark.gpu
 @every_workload
 @pytest.mark.parametrize(("name", "value"), REFUSED)
-def test_what_needs_a_card_keeps_the_contract_there(name: str, value: Value, workload: Workload) -> None:
+def test_what_needs_a_card_keeps_the_contract_there(
+    name: str, value: Value, workload: Workload
+) -> None:
     """Beside bf16 where it needs a low format; its own test file has a test marked gpu that shows its effect."""
     hardware = detect("cuda")
     chosen = knobs(name, value)
     formats: list[dict[str, Value]] = [{}, {"precision": "bf16"}]
-    reasons = [refuse(canonicalize({**beside, **chosen}, workload, hardware), workload, hardware) for beside in formats]
+    reasons = [
+        refuse(canonicalize({**beside, **chosen}, workload, hardware), workload, hardware)
+        for beside in formats
+    ]
     if None not in reasons:
         pytest.skip(f"{reasons[0]}")
     beside = formats[reasons.index(None)]
@@ -232,7 +256,11 @@ def _losses(config: dict[str, Value], workload: Workload) -> list[float]:
     """Of three steps on the card, the first of which moves every trainable parameter once."""
     try:
         setup = build(
-            workload, config, detect("cuda"), model=living(workload), hyperparameters=Hyperparameters(lr=1e-2)
+            workload,
+            config,
+            detect("cuda"),
+            model=living(workload),
+            hyperparameters=Hyperparameters(lr=1e-2),
         )
     except RefusedError as refused:
         return pytest.skip(str(refused))

@@ -22,5 +22,7 @@ def test_what_it_cannot_be() -> None:
         canonical(**FSDP, data_parallel_replicate=3)
     with pytest.raises(InputError, match="with ddp each of 8 devices is a replica, not 2"):
         canonical(data_parallel="ddp", data_parallel_replicate=2)
-    with pytest.raises(InputError, match="data_parallel_replicate 2 needs several devices, and there is one"):
+    with pytest.raises(
+        InputError, match="data_parallel_replicate 2 needs several devices, and there is one"
+    ):
         canonicalize({"data_parallel_replicate": 2}, WORKLOAD, CPU)

@@ -12,7 +12,11 @@ FSDP = {"data_parallel": "fsdp"}
 
 @pytest.mark.parametrize(
     ("knobs", "layout"),
-    [({}, Layout(8, 1)), (FSDP, Layout(1, 8)), (FSDP | {"data_parallel_replicate": 2}, Layout(2, 4))],
+    [
+        ({}, Layout(8, 1)),
+        (FSDP, Layout(1, 8)),
+        (FSDP | {"data_parallel_replicate": 2}, Layout(2, 4)),
+    ],
 )
 def test_the_devices_are_divided(knobs: dict[str, object], layout: Layout) -> None:
     config = canonical(**knobs)
@@ -22,5 +26,8 @@ def test_the_devices_are_divided(knobs: dict[str, object], layout: Layout) -> No
 
 
 def test_a_number_that_contradicts_the_others_is_told() -> None:
-    with pytest.raises(InputError, match="data_parallel_shard 2 x data_parallel_replicate 1 is not the number of dev"):
+    with pytest.raises(
+        InputError,
+        match="data_parallel_shard 2 x data_parallel_replicate 1 is not the number of dev",
+    ):
         canonical(**FSDP, data_parallel_shard=2)

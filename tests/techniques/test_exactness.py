@@ -20,32 +20,50 @@ from autofit.setup.layers import repeated_blocks
 from autofit.training.build import build
 from autofit.training.step import accumulate, update
 from tests import tiny
-from tests.techniques.contract import ALIKE, EFFECTIVE_BATCH, ON_ONE_DEVICE, knobs, living, reason_against, values_of
+from tests.techniques.contract import (
+    ALIKE,
+    EFFECTIVE_BATCH,
+    ON_ONE_DEVICE,
+    knobs,
+    living,
+    reason_against,
+    values_of,
+)
 
 WORKLOADS: dict[str, Workload] = {
     "gpt2": tiny.gpt2_workload(EFFECTIVE_BATCH),
     "bert": tiny.bert_workload(EFFECTIVE_BATCH),
     "vit": tiny.vit_workload(EFFECTIVE_BATCH),
-    "convolutions": tiny.conv_workload(EFFECTIVE_BATCH, lambda: tiny.ConvNet(norm=lambda n: nn.GroupNorm(4, n))),
+    "convolutions": tiny.conv_workload(
+        EFFECTIVE_BATCH, lambda: tiny.ConvNet(norm=lambda n: nn.GroupNorm(4, n))
+    ),
     "mlp": tiny.mlp_workload(EFFECTIVE_BATCH),
 }
-GRAPHS = dict.fromkeys(WORKLOADS, 1) | {"mlp": 2}  # what enters the first block of an mlp needs no gradient
+GRAPHS = dict.fromkeys(WORKLOADS, 1) | {
+    "mlp": 2
+}  # what enters the first block of an mlp needs no gradient
 EXACT = [
     (technique.name, value)
     for technique in ON_ONE_DEVICE
     for value in values_of(technique)
-    if value != technique.off and technique.exact(value, WORKLOADS["mlp"]) and not reason_against(technique.name, value)
+    if value != technique.off
+    and technique.exact(value, WORKLOADS["mlp"])
+    and not reason_against(technique.name, value)
     if (technique.name, value) not in ALIKE
 ]
 
 
-def step(workload: Workload, config: dict[str, Value]) -> tuple[torch.Tensor, dict[str, torch.Tensor], dict[str, Any]]:
+def step(
+    workload: Workload, config: dict[str, Value]
+) -> tuple[torch.Tensor, dict[str, torch.Tensor], dict[str, Any]]:
     """The loss, the gradients that are left, and the weights after one step from the same weights."""
     setup = build(workload, config, tiny.CPU, model=living(workload))
     with contextlib.closing(setup):
         counters.clear()
         loss = accumulate(setup, workload.batch(EFFECTIVE_BATCH))
-        gradients = {key: each.grad.clone() for key, each in setup.trainable() if each.grad is not None}
+        gradients = {
+            key: each.grad.clone() for key, each in setup.trainable() if each.grad is not None
+        }
         update(setup)
         weights = {key: each.detach().clone() for key, each in setup.model.named_parameters()}
         if setup.config["compile"] != "none":
@@ -81,5 +99,9 @@ def test_an_exact_value_is_the_same_mathematics(name: str, value: Value, model: 
         torch.testing.assert_close(gradient, plain_gradients[key], rtol=1e-3, atol=2e-6)
     for key, weight in weights.items():
         if key in plain_gradients:  # a BERT's pooler takes no part in filling masks
-            clear = plain_gradients[key].abs() > 1e-4  # Adam keeps only the sign of what is nothing but rounding
-            torch.testing.assert_close(weight[clear], plain_weights[key][clear], rtol=1e-4, atol=1e-5)
+            clear = (
+                plain_gradients[key].abs() > 1e-4
+            )  # Adam keeps only the sign of what is nothing but rounding
+            torch.testing.assert_close(
+                weight[clear], plain_weights[key][clear], rtol=1e-4, atol=1e-5
+            )

@@ -13,7 +13,9 @@ from tests.techniques.contract import EFFECTIVE_BATCH, Effect
 
 
 @given(micro=st.integers(1, 64), steps=st.integers(1, 64), ranks=st.integers(1, 8))
-def test_micro_batch_times_steps_times_ranks_is_the_effective_batch(micro: int, steps: int, ranks: int) -> None:
+def test_micro_batch_times_steps_times_ranks_is_the_effective_batch(
+    micro: int, steps: int, ranks: int
+) -> None:
     workload = tiny.mlp_workload(micro * steps * ranks)
     hardware = replace(tiny.CPU, devices=ranks)
     config = canonicalize({"micro_batch_size": micro}, workload, hardware)
@@ -31,11 +33,15 @@ def test_what_does_not_divide_is_an_error_that_names_what_does(effective: int, m
     with pytest.raises(InputError, match=f"micro_batch_size {micro} does not divide") as caught:
         canonicalize({"micro_batch_size": micro}, workload, tiny.CPU)
     named = caught.value.remedy.removeprefix("Choose from: ").rstrip(".").split(", ")
-    assert [int(size) for size in named] == [size for size in range(1, effective + 1) if effective % size == 0]
+    assert [int(size) for size in named] == [
+        size for size in range(1, effective + 1) if effective % size == 0
+    ]
 
 
 def test_alone_it_contradicts_the_whole_batch() -> None:
-    with pytest.raises(InputError, match="gradient_accumulation_steps 2 x micro_batch_size 8 is not"):
+    with pytest.raises(
+        InputError, match="gradient_accumulation_steps 2 x micro_batch_size 8 is not"
+    ):
         canonicalize({"gradient_accumulation_steps": 2}, tiny.mlp_workload(8), tiny.CPU)
 
 

@@ -40,11 +40,19 @@ def test_of_a_classifier_all_layers_outside_its_base_model_are_trained() -> None
 
 
 @pytest.mark.parametrize(
-    "knobs", [{}, {"precision": "bf16-mixed", "micro_batch_size": 2}, {"loss": "chunked"}, {"quantization": "nf4"}]
+    "knobs",
+    [
+        {},
+        {"precision": "bf16-mixed", "micro_batch_size": 2},
+        {"loss": "chunked"},
+        {"quantization": "nf4"},
+    ],
 )
 def test_a_trace_takes_what_a_step_takes(knobs: dict[str, Value]) -> None:
     workload = tiny.llama_workload()
-    assert peak(traced(workload, **ALONE, **knobs)) == pytest.approx(tracked(workload, {**ALONE, **knobs}), rel=0.001)
+    assert peak(traced(workload, **ALONE, **knobs)) == pytest.approx(
+        tracked(workload, {**ALONE, **knobs}), rel=0.001
+    )
 
 
 def test_it_is_a_tier_below_all_others_and_never_searched_unasked() -> None:
@@ -56,7 +64,9 @@ def test_it_is_a_tier_below_all_others_and_never_searched_unasked() -> None:
 
 
 def test_what_saves_activations_of_blocks_means_nothing_beside_it() -> None:
-    config = canonicalize({**ALONE, "activation_checkpointing": "full"}, tiny.llama_workload(), tiny.CPU)
+    config = canonicalize(
+        {**ALONE, "activation_checkpointing": "full"}, tiny.llama_workload(), tiny.CPU
+    )
     assert config["activation_checkpointing"] == "none"
 
 
@@ -85,8 +95,15 @@ def test_what_has_no_head_of_its_own_is_refused(workload: Workload, told: str) -
 
 @pytest.mark.parametrize(
     ("knobs", "devices", "end"),
-    [({"lora_rank": 4}, 1, "head_only false."), ({"tensor_parallel": 2}, 2, "data_parallel alone.")],
+    [
+        ({"lora_rank": 4}, 1, "head_only false."),
+        ({"tensor_parallel": 2}, 2, "data_parallel alone."),
+    ],
 )
-def test_what_would_train_something_else_is_refused(knobs: dict[str, Value], devices: int, end: str) -> None:
+def test_what_would_train_something_else_is_refused(
+    knobs: dict[str, Value], devices: int, end: str
+) -> None:
     workload, hardware = tiny.llama_workload(), replace(tiny.CPU, devices=devices)
-    assert str(refuse(canonicalize({**ALONE, **knobs}, workload, hardware), workload, hardware)).endswith(end)
+    assert str(
+        refuse(canonicalize({**ALONE, **knobs}, workload, hardware), workload, hardware)
+    ).endswith(end)

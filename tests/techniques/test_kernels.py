@@ -38,13 +38,20 @@ class StandIn:
     def __init__(self) -> None:
         self.calls: list[dict[str, Any]] = []
 
-    def __call__(self, model: Any, cross_entropy: bool = False, fused_linear_cross_entropy: bool = True) -> None:
-        self.calls.append({"cross_entropy": cross_entropy, "fused_linear_cross_entropy": fused_linear_cross_entropy})
+    def __call__(
+        self, model: Any, cross_entropy: bool = False, fused_linear_cross_entropy: bool = True
+    ) -> None:
+        self.calls.append(
+            {
+                "cross_entropy": cross_entropy,
+                "fused_linear_cross_entropy": fused_linear_cross_entropy,
+            }
+        )
         self.patch(model)
 
     def patch(self, model: Any) -> None:
-        modeling_llama.apply_rotary_pos_emb = lambda *args, inner=modeling_llama.apply_rotary_pos_emb, **more: inner(
-            *args, **more
+        modeling_llama.apply_rotary_pos_emb = (
+            lambda *args, inner=modeling_llama.apply_rotary_pos_emb, **more: inner(*args, **more)
         )
         modeling_llama.LlamaRMSNorm = type("LigerRMSNorm", (nn.Module,), {})
         modeling_llama.LlamaAttention.extra_repr = lambda self: "patched"
@@ -91,18 +98,23 @@ def same(one: list[Any], other: list[Any]) -> bool:
         return {key: id(value) for key, value in each.items()}
 
     return all(
-        names(a) == names(b) and names(c) == names(d) for (a, c), (b, d) in zip(one[0], other[0], strict=True)
+        names(a) == names(b) and names(c) == names(d)
+        for (a, c), (b, d) in zip(one[0], other[0], strict=True)
     ) and [names(each) for each in one[1:]] == [names(each) for each in other[1:]]
 
 
-def test_its_own_losses_stay_off_and_the_rest_as_liger_has_it(liger: Callable[[StandIn], StandIn]) -> None:
+def test_its_own_losses_stay_off_and_the_rest_as_liger_has_it(
+    liger: Callable[[StandIn], StandIn],
+) -> None:
     stand_in = liger(StandIn())
     with contextlib.closing(build(tiny.llama_workload(), LIGER, tiny.CPU)) as setup:
         assert stand_in.calls == [{"cross_entropy": False, "fused_linear_cross_entropy": False}]
         assert train_step(setup, setup.workload.batch(4)).isfinite()
 
 
-def test_a_function_without_losses_to_switch_off_is_called_without(liger: Callable[[StandIn], StandIn]) -> None:
+def test_a_function_without_losses_to_switch_off_is_called_without(
+    liger: Callable[[StandIn], StandIn],
+) -> None:
     class Encoder(StandIn):
         def __call__(self, model: Any) -> None:
             self.patch(model)
@@ -111,8 +123,12 @@ def test_a_function_without_losses_to_switch_off_is_called_without(liger: Callab
     build(tiny.llama_workload(), LIGER, tiny.CPU).close()
 
 
-@pytest.mark.parametrize("beside", [{}, {"activation_checkpointing": "full", "loss": "chunked"}, {"lora_rank": 4}])
-def test_all_that_was_patched_is_taken_back(liger: Callable[[StandIn], StandIn], beside: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    "beside", [{}, {"activation_checkpointing": "full", "loss": "chunked"}, {"lora_rank": 4}]
+)
+def test_all_that_was_patched_is_taken_back(
+    liger: Callable[[StandIn], StandIn], beside: dict[str, Any]
+) -> None:
     liger(StandIn())
     workload = tiny.llama_workload()
     model = workload.model()
@@ -142,18 +158,24 @@ def test_a_function_that_does_nothing_is_refused(liger: Callable[[StandIn], Stan
         build(tiny.llama_workload(), LIGER, tiny.CPU)
 
 
-def test_a_module_that_computes_something_else_is_refused(liger: Callable[[StandIn], StandIn]) -> None:
+def test_a_module_that_computes_something_else_is_refused(
+    liger: Callable[[StandIn], StandIn],
+) -> None:
     """Liger binds SwiGLU to an MLP whatever activation its config names."""
     liger(StandIn())
     workload = tiny.llama_workload(hidden_act="relu")
     model = workload.model()
     before = everything(model)
-    with pytest.raises(RefusedError, match=r"liger's LlamaMLP differs from the model's own by .* use none"):
+    with pytest.raises(
+        RefusedError, match=r"liger's LlamaMLP differs from the model's own by .* use none"
+    ):
         build(workload, LIGER, tiny.CPU, model=model)
     assert same([everything(model)[0][1:], *everything(model)[1:]], [before[0][1:], *before[1:]])
 
 
-def test_a_function_that_computes_something_else_is_refused(liger: Callable[[StandIn], StandIn]) -> None:
+def test_a_function_that_computes_something_else_is_refused(
+    liger: Callable[[StandIn], StandIn],
+) -> None:
     class Wrong(StandIn):
         def patch(self, model: Any) -> None:
             super().patch(model)
@@ -166,7 +188,9 @@ def test_a_function_that_computes_something_else_is_refused(liger: Callable[[Sta
     for parameter in model.parameters():
         parameter.data.mul_(10)  # or the attention of such a model hardly matters to its loss
     before = everything(model)
-    with pytest.raises(RefusedError, match=r"with liger's kernels the loss is .* instead of .*; use none"):
+    with pytest.raises(
+        RefusedError, match=r"with liger's kernels the loss is .* instead of .*; use none"
+    ):
         build(workload, LIGER, tiny.CPU, model=model)
     assert same([everything(model)[0][1:], *everything(model)[1:]], [before[0][1:], *before[1:]])
 
@@ -186,11 +210,15 @@ def test_it_needs_cuda_and_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
     assert technique.refuse(config, workload, tiny.CPU).endswith("CUDA only; use none.")
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     assert "pip install liger-kernel" in technique.refuse(config, workload, CUDA)
-    assert technique.refuse(config, workload, replace(CUDA, here=False)) is None  # to plan it need not be installed
+    assert (
+        technique.refuse(config, workload, replace(CUDA, here=False)) is None
+    )  # to plan it need not be installed
     monkeypatch.setattr("importlib.util.find_spec", lambda name: name)
     assert technique.refuse(config, workload, CUDA) is None
     monkeypatch.setattr("shutil.which", lambda name: None)
-    assert technique.refuse(config, workload, CUDA).startswith("liger compiles its kernels: Triton needs a C compiler")
+    assert technique.refuse(config, workload, CUDA).startswith(
+        "liger compiles its kernels: Triton needs a C compiler"
+    )
     assert technique.refuse(config, workload, replace(CUDA, here=False)) is None
     assert technique.choices(tiny.CPU) == ("none",)
     assert technique.choices(CUDA) == ("none", "liger")
@@ -227,9 +255,15 @@ def patched(setup: Setup) -> list[str]:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "bf16-mixed"])
-@pytest.mark.parametrize("beside", [{}, {"activation_checkpointing": "full", "loss": "chunked"}], ids=str)
-def test_on_a_gpu_it_trains_as_the_model_does_without(precision: str, beside: dict[str, Any]) -> None:
-    pytest.importorskip("liger_kernel", reason="liger-kernel is not installed: pip install -e '.[triton]'")
+@pytest.mark.parametrize(
+    "beside", [{}, {"activation_checkpointing": "full", "loss": "chunked"}], ids=str
+)
+def test_on_a_gpu_it_trains_as_the_model_does_without(
+    precision: str, beside: dict[str, Any]
+) -> None:
+    pytest.importorskip(
+        "liger_kernel", reason="liger-kernel is not installed: pip install -e '.[triton]'"
+    )
     hardware = detect("cuda")
     workload, losses = tiny.llama_workload(), {}
     for value in ("none", "liger"):
@@ -242,4 +276,6 @@ def test_on_a_gpu_it_trains_as_the_model_does_without(precision: str, beside: di
         assert not patched(setup)
     # 2 norms and an MLP in each of the 2 layers, and the last norm
     assert len(names) == 7
-    assert losses["liger"] == pytest.approx(losses["none"], rel=1e-3 if precision == "fp32" else 1e-2)
+    assert losses["liger"] == pytest.approx(
+        losses["none"], rel=1e-3 if precision == "fp32" else 1e-2
+    )

@@ -38,7 +38,11 @@ BANDS: dict[tuple[str, Value], tuple[dict[str, Value], float, float]] = {
     ("quantization", "int8"): (LORA, 0.05, 2e-2),
     ("quantization", "nf4"): (LORA, 0.05, 2e-2),
     ("quantization", "nf4-dq"): (LORA, 0.05, 2e-2),
-    ("lora_rank", 8): ({}, 0.35, 2e-2),  # beside random frozen weights: less than training all, far from nothing
+    ("lora_rank", 8): (
+        {},
+        0.35,
+        2e-2,
+    ),  # beside random frozen weights: less than training all, far from nothing
     ("lora_alpha", 24): (LORA, 0.05, 2e-2),
     ("lora_dropout", 0.1): (LORA, 0.05, 2e-2),
     ("lora_dora", True): (LORA, 0.1, 2e-2),
@@ -60,7 +64,11 @@ def workload() -> Workload:
 
     given = tiny.llama_workload(SAMPLES, LENGTH)
     return Workload(
-        model=given.model, batch=batch, effective_batch_size=SAMPLES, task="causal-lm", source={"batches": batches}
+        model=given.model,
+        batch=batch,
+        effective_batch_size=SAMPLES,
+        task="causal-lm",
+        source={"batches": batches},
     )
 
 
@@ -69,9 +77,14 @@ def fall(config: tuple[tuple[str, Value], ...], lr: float) -> float:
     """By how much the loss is lower over the last five steps than at the first."""
     given = workload()
     torch.manual_seed(0)
-    setup = build(given, dict(config), tiny.CPU, model=given.model(), hyperparameters=Hyperparameters(lr=lr))
+    setup = build(
+        given, dict(config), tiny.CPU, model=given.model(), hyperparameters=Hyperparameters(lr=lr)
+    )
     with contextlib.closing(setup):
-        losses = [float(train_step(setup, {"input_ids": each, "labels": each})) for each in given.source["batches"]]
+        losses = [
+            float(train_step(setup, {"input_ids": each, "labels": each}))
+            for each in given.source["batches"]
+        ]
     return losses[0] - sum(losses[-5:]) / 5
 
 
@@ -90,9 +103,15 @@ def test_every_inexact_value_has_its_band() -> None:
     assert inexact == {name for name, _ in BANDS}
     for technique in ON_ONE_DEVICE:
         if technique.values and technique.name in inexact:
-            needed = {v for v in technique.values if v != technique.off and not technique.exact(v, workload())}
+            needed = {
+                v
+                for v in technique.values
+                if v != technique.off and not technique.exact(v, workload())
+            }
             banded = {value for name, value in BANDS if name == technique.name}
-            assert {v for v in needed if not reason_against(technique.name, v)} <= banded | {"all-linear+head"}
+            assert {v for v in needed if not reason_against(technique.name, v)} <= banded | {
+                "all-linear+head"
+            }
 
 
 @pytest.mark.parametrize(("name", "value"), BANDS)
@@ -103,4 +122,6 @@ def test_its_loss_falls_as_the_references_does(name: str, value: Value) -> None:
     expected = fall(tuple(reference.items()), lr if reference else 5e-3)
     beside = dict(LORA) if name.startswith("lora") else dict(reference)
     seen = fall(tuple({**beside, name: value}.items()), lr)
-    assert seen == pytest.approx(expected, rel=band), f"the loss fell by {seen:.2f}, the reference's by {expected:.2f}"
+    assert seen == pytest.approx(expected, rel=band), (
+        f"the loss fell by {seen:.2f}, the reference's by {expected:.2f}"
+    )

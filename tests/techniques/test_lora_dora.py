@@ -41,7 +41,11 @@ def test_it_begins_with_the_lengths_of_rows_of_weights_that_are_made_later() -> 
     setup = build(tiny.llama_workload(), LORA, tiny.CPU)
     for module in setup.model.modules():
         if hasattr(module, "lora_B"):
-            low = module.lora_B["default"].weight @ module.lora_A["default"].weight * module.scaling["default"]
+            low = (
+                module.lora_B["default"].weight
+                @ module.lora_A["default"].weight
+                * module.scaling["default"]
+            )
             (own,) = module.lora_magnitude_vector.values()
             wanted = (module.get_base_layer().weight + low).norm(dim=1)
             torch.testing.assert_close(own.weight.detach(), wanted.detach())
@@ -58,13 +62,19 @@ def test_it_trains_and_is_merged() -> None:
     setup.model.eval()
     with torch.no_grad():
         expected = setup.model(**batch).logits
-        torch.testing.assert_close(merged(setup.model)(**batch).logits, expected, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(
+            merged(setup.model)(**batch).logits, expected, rtol=1e-4, atol=1e-5
+        )
 
 
-@pytest.mark.parametrize("knobs", [{}, {"activation_checkpointing": "full", "precision": "bf16-mixed"}])
+@pytest.mark.parametrize(
+    "knobs", [{}, {"activation_checkpointing": "full", "precision": "bf16-mixed"}]
+)
 def test_a_trace_takes_what_a_step_takes(knobs: dict[str, Value]) -> None:
     workload = tiny.llama_workload()
-    assert peak(traced(workload, **LORA, **knobs)) == pytest.approx(tracked(workload, {**LORA, **knobs}), rel=0.001)
+    assert peak(traced(workload, **LORA, **knobs)) == pytest.approx(
+        tracked(workload, {**LORA, **knobs}), rel=0.001
+    )
 
 
 def test_it_means_nothing_without_a_rank_and_needs_whole_weights() -> None:
@@ -72,10 +82,14 @@ def test_it_means_nothing_without_a_rank_and_needs_whole_weights() -> None:
     assert canonicalize({"lora_dora": True}, workload, tiny.CPU)["lora_dora"] is False
     several = replace(tiny.CPU, devices=2)
     reasons = {
-        kind: refuse(canonicalize({**LORA, "data_parallel": kind}, workload, several), workload, several)
+        kind: refuse(
+            canonicalize({**LORA, "data_parallel": kind}, workload, several), workload, several
+        )
         for kind in ("ddp", "fsdp")
     }
     assert reasons["ddp"] is None
     assert str(reasons["fsdp"]).endswith("set lora_dora false, or use ddp.")
-    quantised = refuse(canonicalize({**LORA, "quantization": "nf4"}, workload, tiny.CPU), workload, tiny.CPU)
+    quantised = refuse(
+        canonicalize({**LORA, "quantization": "nf4"}, workload, tiny.CPU), workload, tiny.CPU
+    )
     assert str(quantised).endswith("set lora_dora false, or quantization none.")

@@ -27,8 +27,15 @@ def shows(effect: Effect) -> None:
 
 
 def test_it_means_nothing_without_a_rank_and_0_is_none() -> None:
-    assert canonicalize({"lora_dropout": 0.1}, tiny.llama_workload(), tiny.CPU)["lora_dropout"] is None
-    assert canonicalize({"lora_dropout": 0.0, "lora_rank": 4}, tiny.llama_workload(), tiny.CPU)["lora_dropout"] is None
+    assert (
+        canonicalize({"lora_dropout": 0.1}, tiny.llama_workload(), tiny.CPU)["lora_dropout"] is None
+    )
+    assert (
+        canonicalize({"lora_dropout": 0.0, "lora_rank": 4}, tiny.llama_workload(), tiny.CPU)[
+            "lora_dropout"
+        ]
+        is None
+    )
 
 
 @pytest.mark.parametrize("value", [1, -0.1, True, "half"])

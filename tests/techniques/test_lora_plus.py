@@ -39,7 +39,9 @@ def shows(effect: Effect) -> None:
     assert len({*rates(effect.off)[False], *rates(effect.off)[True]}) == 1
 
 
-@pytest.mark.parametrize("knobs", [{}, {"optimizer": "adamw-8bit"}, {"optimizer_in_backward": True}])
+@pytest.mark.parametrize(
+    "knobs", [{}, {"optimizer": "adamw-8bit"}, {"optimizer_in_backward": True}]
+)
 def test_the_loops_schedule_keeps_the_ratio(knobs: dict[str, Value], tmp_path: Path) -> None:
     workload, chosen = tiny.llama_workload(), Hyperparameters(lr=1e-3, warmup_steps=9)
     config = {"lora_rank": 4, "lora_plus": 16.0, **knobs}
@@ -48,7 +50,9 @@ def test_the_loops_schedule_keeps_the_ratio(knobs: dict[str, Value], tmp_path: P
     train(setup, [workload.batch(4)] * 2, steps=1)
     (slow,), (fast,) = rates(setup).values()
     assert (slow, fast) == (pytest.approx(1e-4), pytest.approx(16e-4))
-    moved = {name: float((each.detach() - before[name]).abs().max()) for name, each in setup.trainable()}
+    moved = {
+        name: float((each.detach() - before[name]).abs().max()) for name, each in setup.trainable()
+    }
     assert {round(each * 1e4) for name, each in moved.items() if "lora_B" in name} == {16}
     assert {round(each * 1e4) for name, each in moved.items() if "lora_A" in name} == {1}
     checkpoint.save(setup, tmp_path, 1)

@@ -24,8 +24,17 @@ from autofit.training.step import accumulate, train_step
 from tests import tiny
 from tests.techniques.contract import Effect, linears, living
 
-GPT2 = {"model_type": "gpt2", "vocab_size": 64, "n_embd": 32, "n_layer": 2, "n_head": 2, "n_positions": 32}
-NO_LINEARS = Traits(parameters=1, blocks=0, linears=0, attention=False, sdpa=False, batch_norm=False, dropout=False)
+GPT2 = {
+    "model_type": "gpt2",
+    "vocab_size": 64,
+    "n_embd": 32,
+    "n_layer": 2,
+    "n_head": 2,
+    "n_positions": 32,
+}
+NO_LINEARS = Traits(
+    parameters=1, blocks=0, linears=0, attention=False, sdpa=False, batch_norm=False, dropout=False
+)
 
 
 def trained(setup) -> set[str]:
@@ -34,7 +43,9 @@ def trained(setup) -> set[str]:
 
 def test_full_names_so_that_no_layer_is_met_by_accident() -> None:
     targets = adapter_targets(tiny.Transformer(depth=2), "attention")[0]
-    assert targets == [f"blocks.{index}.attn.{part}" for index in range(2) for part in ("qkv", "out")]
+    assert targets == [
+        f"blocks.{index}.attn.{part}" for index in range(2) for part in ("qkv", "out")
+    ]
 
 
 def test_the_head_of_a_plain_module_is_unknown_so_all_linear_layers_are_targets() -> None:
@@ -47,7 +58,9 @@ def test_the_head_of_a_transformers_model_is_left_out_unless_named() -> None:
     model = tiny.llama()()
     assert output_head(model) is model.lm_head
     assert "lm_head" not in adapter_targets(model, "all-linear")[0]
-    with_head, without = (set(adapter_targets(model, targets)[0]) for targets in ("all-linear+head", "all-linear"))
+    with_head, without = (
+        set(adapter_targets(model, targets)[0]) for targets in ("all-linear+head", "all-linear")
+    )
     assert with_head - without == {"lm_head"}
 
 
@@ -56,7 +69,10 @@ class WithReference(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.policy, self.reference = tiny.Transformer(depth=2), tiny.Transformer(depth=2).requires_grad_(False)
+        self.policy, self.reference = (
+            tiny.Transformer(depth=2),
+            tiny.Transformer(depth=2).requires_grad_(False),
+        )
 
     def forward(self, tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         return self.policy(tokens, targets) - self.reference(tokens, targets)
@@ -65,7 +81,12 @@ class WithReference(nn.Module):
 @pytest.mark.parametrize("quantization", ["none", "nf4"])
 def test_a_frozen_reference_stays_frozen(quantization: str) -> None:
     workload = replace(tiny.transformer_workload(), model=WithReference)
-    knobs = {"lora_rank": 4, "lora_targets": "all-linear", "quantization": quantization, "precision": "bf16"}
+    knobs = {
+        "lora_rank": 4,
+        "lora_targets": "all-linear",
+        "quantization": quantization,
+        "precision": "bf16",
+    }
     setup = build(workload, knobs, tiny.CPU)
     names = trained(setup)
     assert names
@@ -82,7 +103,9 @@ def test_a_frozen_reference_stays_frozen(quantization: str) -> None:
 
 
 def test_a_model_without_the_layers_is_refused() -> None:
-    with pytest.raises(RefusedError, match="no linear layers for lora_targets attention; use all-linear"):
+    with pytest.raises(
+        RefusedError, match="no linear layers for lora_targets attention; use all-linear"
+    ):
         build(tiny.mlp_workload(), {"lora_rank": 4, "lora_targets": "attention"}, tiny.CPU)
     for count, reason in (
         (0, "the model has no linear layers to put adapters beside"),
@@ -109,7 +132,12 @@ def test_the_transposed_layers_of_gpt2_get_adapters_too_without_a_warning() -> N
     )
     setup = build(workload, {"lora_rank": 2}, tiny.CPU)
     assert sum(parameter.numel() for _, parameter in setup.trainable()) == 2 * 2 * sum(
-        (32 + 96, 32 + 32, 32 + 128, 128 + 32)  # c_attn, c_proj, c_fc, c_proj: in + out, of each of two layers
+        (
+            32 + 96,
+            32 + 32,
+            32 + 128,
+            128 + 32,
+        )  # c_attn, c_proj, c_fc, c_proj: in + out, of each of two layers
     )
     assert accumulate(setup, workload.batch(2)).isfinite()
     assert not setup.warnings
@@ -117,7 +145,9 @@ def test_the_transposed_layers_of_gpt2_get_adapters_too_without_a_warning() -> N
 
 def test_what_peft_warns_of_is_told_as_a_warning_of_the_run() -> None:
     workload = tiny.llama_workload(tie_word_embeddings=True)
-    (warning,) = build(workload, {"lora_rank": 2, "lora_targets": "all-linear+head"}, tiny.CPU).warnings
+    (warning,) = build(
+        workload, {"lora_rank": 2, "lora_targets": "all-linear+head"}, tiny.CPU
+    ).warnings
     assert "tied" in warning
 
 
@@ -141,12 +171,17 @@ def test_a_living_model_computes_what_it_did_until_the_first_step() -> None:
 
 def test_the_updates_are_scaled_by_two() -> None:
     setup = build(tiny.transformer_workload(), {"lora_rank": 8}, tiny.CPU)
-    scalings = [module.scaling["default"] for module in setup.model.modules() if hasattr(module, "scaling")]
+    scalings = [
+        module.scaling["default"] for module in setup.model.modules() if hasattr(module, "scaling")
+    ]
     assert set(scalings) == {2.0}
 
 
 def test_the_model_keeps_its_class() -> None:
-    assert type(build(tiny.transformer_workload(), {"lora_rank": 4}, tiny.CPU).model) is tiny.Transformer
+    assert (
+        type(build(tiny.transformer_workload(), {"lora_rank": 4}, tiny.CPU).model)
+        is tiny.Transformer
+    )
 
 
 def test_what_it_accepts() -> None:
@@ -174,9 +209,14 @@ def sees_adapters(effect: Effect, rank: int, chosen: Callable[[str, nn.Linear], 
     assert {key.partition(".lora_")[0] for key, _ in trainable} == set(targets)
     assert math.isfinite(effect.trace.loss)  # the step has run
     before = living(effect.setup.workload).state_dict()
-    after = {key.replace("base_layer.", ""): each for key, each in effect.setup.model.state_dict().items()}
+    after = {
+        key.replace("base_layer.", ""): each
+        for key, each in effect.setup.model.state_dict().items()
+    }
     assert all(torch.equal(after[key], before[key]) for key in before)
-    assert all(parameter.any() for key, parameter in trainable if "lora_B" in key)  # 0 until it was trained
+    assert all(
+        parameter.any() for key, parameter in trainable if "lora_B" in key
+    )  # 0 until it was trained
 
 
 def shows(effect: Effect) -> None:
@@ -204,15 +244,21 @@ def test_pytorchs_own_encoder_is_evaluated_with_its_adapters(quantization: str) 
     workload = Workload(model=Encoder, batch=lambda n: batch, effective_batch_size=4)
     config = {"lora_rank": 4, "quantization": quantization}
     setup = build(workload, config, tiny.CPU, hyperparameters=Hyperparameters(lr=0.05))
-    assert not any("self_attn" in name for name, _ in setup.trainable())  # their weights are read, not called
+    assert not any(
+        "self_attn" in name for name, _ in setup.trainable()
+    )  # their weights are read, not called
     for _ in range(3):
         train_step(setup, batch)
     # Past the adapters it was 6 % off. bitsandbytes multiplies int8 in another way in evaluation.
-    expected = pytest.approx(float(accumulate(setup, batch)), rel=0.02 if quantization == "int8" else 1e-4)
+    expected = pytest.approx(
+        float(accumulate(setup, batch)), rel=0.02 if quantization == "int8" else 1e-4
+    )
     assert evaluate(setup, [batch]) == expected
     setup.close()
     with torch.no_grad():
-        assert float(setup.model.eval()(**batch)) == expected  # and by whom the model is given back to
+        assert (
+            float(setup.model.eval()(**batch)) == expected
+        )  # and by whom the model is given back to
 
 
 def test_the_nested_tensors_of_pytorchs_encoder_are_left_too() -> None:
@@ -227,7 +273,10 @@ def test_the_nested_tensors_of_pytorchs_encoder_are_left_too() -> None:
             return self.out(features).masked_fill(padding[..., None], 0.0).square().mean()
 
     padding = torch.arange(6).expand(4, 6) >= torch.tensor([3, 4, 5, 6])[:, None]
-    batch = {"x": torch.randn(4, 6, 32, generator=torch.Generator().manual_seed(0)), "padding": padding}
+    batch = {
+        "x": torch.randn(4, 6, 32, generator=torch.Generator().manual_seed(0)),
+        "padding": padding,
+    }
     workload = Workload(model=Padded, batch=lambda n: batch, effective_batch_size=4)
     setup = build(workload, {"lora_rank": 4}, tiny.CPU, hyperparameters=Hyperparameters(lr=0.05))
     for _ in range(3):
@@ -236,8 +285,12 @@ def test_the_nested_tensors_of_pytorchs_encoder_are_left_too() -> None:
     assert evaluate(setup, [batch]) == expected
 
 
-@pytest.mark.parametrize("kind", [ValueError, NotImplementedError])  # of a layer; of a model without embeddings
-def test_what_peft_does_not_take_is_refused(kind: type[Exception], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "kind", [ValueError, NotImplementedError]
+)  # of a layer; of a model without embeddings
+def test_what_peft_does_not_take_is_refused(
+    kind: type[Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
     import peft
 
     def no(_: object, model: nn.Module, **__: object) -> None:
@@ -245,7 +298,9 @@ def test_what_peft_does_not_take_is_refused(kind: type[Exception], monkeypatch: 
             raise kind("Module 'q_proj' cannot be\n adapted. And more.")
 
     monkeypatch.setattr(peft, "inject_adapter_in_model", no)
-    with pytest.raises(RefusedError, match="peft cannot put adapters here: Module 'q_proj' cannot be adapted;"):
+    with pytest.raises(
+        RefusedError, match="peft cannot put adapters here: Module 'q_proj' cannot be adapted;"
+    ):
         build(tiny.llama_workload(), {"lora_rank": 4}, tiny.CPU)
 
 
@@ -260,7 +315,9 @@ class Follows(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.online, self.target = (nn.Sequential(nn.Linear(8, 4), nn.Linear(4, 4)) for _ in range(2))
+        self.online, self.target = (
+            nn.Sequential(nn.Linear(8, 4), nn.Linear(4, 4)) for _ in range(2)
+        )
         self.target.requires_grad_(False)
         self.head = nn.Linear(4, 4)
 
@@ -276,7 +333,10 @@ class Detached(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.layers, self.scale = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8)), nn.Parameter(torch.ones(8))
+        self.layers, self.scale = (
+            nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8)),
+            nn.Parameter(torch.ones(8)),
+        )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         with torch.no_grad():
@@ -287,11 +347,19 @@ class Detached(nn.Module):
 @pytest.mark.parametrize(
     ("model", "message"),
     [
-        (Follows, r"adapters do not fit this model, whose code goes through its parameters \(.*\); use lora_rank 0\."),
-        (Detached, r"no adapter takes part in the loss, by the model's own code; use lora_rank 0\."),
+        (
+            Follows,
+            r"adapters do not fit this model, whose code goes through its parameters \(.*\); use lora_rank 0\.",
+        ),
+        (
+            Detached,
+            r"no adapter takes part in the loss, by the model's own code; use lora_rank 0\.",
+        ),
     ],
 )
-def test_a_model_whose_code_leaves_no_room_for_adapters_is_refused(model: type[nn.Module], message: str) -> None:
+def test_a_model_whose_code_leaves_no_room_for_adapters_is_refused(
+    model: type[nn.Module], message: str
+) -> None:
     workload = Workload(model, lambda n: {"x": torch.ones(n, 8)}, effective_batch_size=2)
     assert math.isfinite(train_step(build(workload, {}, tiny.CPU), workload.batch(2)))
     with pytest.raises(RefusedError, match=message):
@@ -324,7 +392,9 @@ def test_a_layer_that_returns_more_than_a_tensor_gets_no_adapters() -> None:
 
 def test_a_name_that_others_end_in_stands_for_itself_alone() -> None:
     def model() -> nn.Module:
-        return nn.Sequential(nn.Linear(8, 8), nn.Sequential(nn.LayerNorm(8), nn.Linear(8, 8)), nn.Linear(8, 1))
+        return nn.Sequential(
+            nn.Linear(8, 8), nn.Sequential(nn.LayerNorm(8), nn.Linear(8, 8)), nn.Linear(8, 1)
+        )
 
     workload = Workload(
         model=model,
@@ -346,13 +416,34 @@ CLASSIFIERS = {
 
 @pytest.mark.parametrize("quantization", ["none", "nf4"])
 @pytest.mark.parametrize("kind", CLASSIFIERS)
-def test_every_layer_of_a_new_head_is_trained_whole_and_never_quantised(kind: str, quantization: str) -> None:
+def test_every_layer_of_a_new_head_is_trained_whole_and_never_quantised(
+    kind: str, quantization: str
+) -> None:
     name, heads = CLASSIFIERS[kind]
-    shape = {"vocab_size": 64, "hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2, "num_labels": 3}
-    more = {"dim": 64, "hidden_dim": 64, "n_layers": 1, "n_heads": 2, "intermediate_size": 64, "pad_token_id": 0}
-    model = HuggingFaceModel("tiny", "sequence-classification", {"model_type": kind, **shape, **more})
+    shape = {
+        "vocab_size": 64,
+        "hidden_size": 64,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "num_labels": 3,
+    }
+    more = {
+        "dim": 64,
+        "hidden_dim": 64,
+        "n_layers": 1,
+        "n_heads": 2,
+        "intermediate_size": 64,
+        "pad_token_id": 0,
+    }
+    model = HuggingFaceModel(
+        "tiny", "sequence-classification", {"model_type": kind, **shape, **more}
+    )
     workload = huggingface_workload(model, sequence_length=8, effective_batch_size=2)
-    setup = build(workload, {"lora_rank": 2, "lora_targets": "all-linear+head", "quantization": quantization}, tiny.CPU)
+    setup = build(
+        workload,
+        {"lora_rank": 2, "lora_targets": "all-linear+head", "quantization": quantization},
+        tiny.CPU,
+    )
     assert type(setup.model).__name__ == name
     whole = {key.rpartition(".")[0] for key in trained(setup) if "lora_" not in key}
     assert whole == heads
@@ -365,12 +456,17 @@ def test_adapters_on_adapters_are_refused_and_those_there_can_be_trained_on() ->
     workload, model = tiny.transformer_workload(), tiny.Transformer()
     build(workload, {"lora_rank": 4}, tiny.CPU, model=model).close()
     before = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
-    with pytest.raises(RefusedError, match="already has adapters from an earlier training: use lora_rank 0 to train"):
+    with pytest.raises(
+        RefusedError,
+        match="already has adapters from an earlier training: use lora_rank 0 to train",
+    ):
         build(workload, {"lora_rank": 4}, tiny.CPU, model=model)
     assert trained(build(workload, {}, tiny.CPU, model=model)) == before
 
 
-@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")  # peft asks for it
+@pytest.mark.filterwarnings(
+    "ignore:`is_gradient_checkpointing` is deprecated:FutureWarning"
+)  # peft asks for it
 def test_a_model_that_has_adapters_is_known_before_it_is_built() -> None:
     workload = tiny.llama_workload()
     adapters = LoraConfig(r=4, target_modules=["q_proj"])
@@ -378,6 +474,8 @@ def test_a_model_that_has_adapters_is_known_before_it_is_built() -> None:
     for known in (workload, adapted):
         traits = inspect_workload(known, tiny.CPU, None)
         assert traits.head
-        reason = refuse(canonicalize({"lora_rank": 4}, known, tiny.CPU), replace(known, traits=traits), tiny.CPU)
+        reason = refuse(
+            canonicalize({"lora_rank": 4}, known, tiny.CPU), replace(known, traits=traits), tiny.CPU
+        )
         assert (reason is None) == (known is workload)
     assert reason.startswith("lora_rank: the model already has adapters")

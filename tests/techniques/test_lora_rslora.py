@@ -12,11 +12,18 @@ def beside(value: Value) -> dict[str, Value]:
 
 def shows(effect: Effect) -> None:
     on, off = (
-        {scale for module in setup.model.modules() if hasattr(module, "lora_A") for scale in module.scaling.values()}
+        {
+            scale
+            for module in setup.model.modules()
+            if hasattr(module, "lora_A")
+            for scale in module.scaling.values()
+        }
         for setup in (effect.setup, effect.off)
     )
     assert (on, off) == ({8 / 2}, {8 / 4})  # over sqrt(4), over 4
 
 
 def test_it_means_nothing_without_a_rank() -> None:
-    assert canonicalize({"lora_rslora": True}, tiny.llama_workload(), tiny.CPU)["lora_rslora"] is False
+    assert (
+        canonicalize({"lora_rslora": True}, tiny.llama_workload(), tiny.CPU)["lora_rslora"] is False
+    )

@@ -15,7 +15,9 @@ from tests import tiny
 from tests.techniques.contract import WORKLOADS, Effect, built
 from tests.techniques.test_lora_rank import sees_adapters
 
-TRAITS = Traits(parameters=1, blocks=2, linears=3, attention=False, sdpa=True, batch_norm=False, dropout=False)
+TRAITS = Traits(
+    parameters=1, blocks=2, linears=3, attention=False, sdpa=True, batch_norm=False, dropout=False
+)
 
 
 def test_it_means_nothing_without_a_rank() -> None:
@@ -28,7 +30,10 @@ def test_it_means_nothing_without_a_rank() -> None:
 
 def test_the_head_is_no_target_of_its_own_where_it_is_trained_whole() -> None:
     knobs = {"lora_rank": 4, "lora_targets": "all-linear+head"}
-    assert canonicalize(knobs, tiny.transformer_workload(), tiny.CPU)["lora_targets"] == "all-linear+head"
+    assert (
+        canonicalize(knobs, tiny.transformer_workload(), tiny.CPU)["lora_targets"]
+        == "all-linear+head"
+    )
     classifier = replace(tiny.transformer_workload(), task="sequence-classification")
     assert canonicalize(knobs, classifier, tiny.CPU)["lora_targets"] == "all-linear"
 
@@ -36,7 +41,10 @@ def test_the_head_is_no_target_of_its_own_where_it_is_trained_whole() -> None:
 def test_a_model_without_attention_layers_is_refused() -> None:
     workload = replace(tiny.transformer_workload(), traits=TRAITS)
     config = canonicalize({"lora_rank": 4, "lora_targets": "attention"}, workload, tiny.CPU)
-    assert refuse(config, workload, tiny.CPU) == "lora_targets: the model has no attention layers; use all-linear."
+    assert (
+        refuse(config, workload, tiny.CPU)
+        == "lora_targets: the model has no attention layers; use all-linear."
+    )
     assert refuse(config.replace(lora_targets="all-linear"), workload, tiny.CPU) is None
     workload = replace(workload, traits=replace(TRAITS, attention=True))
     assert refuse(config, workload, tiny.CPU) is None
@@ -53,7 +61,9 @@ def test_names_are_words_joined_by_plus_in_one_order() -> None:
     workload = tiny.transformer_workload()
 
     def settled(targets: str, workload: Workload = workload) -> Value:
-        return canonicalize({"lora_rank": 4, "lora_targets": targets}, workload, tiny.CPU)["lora_targets"]
+        return canonicalize({"lora_rank": 4, "lora_targets": targets}, workload, tiny.CPU)[
+            "lora_targets"
+        ]
 
     assert settled("v_proj+q_proj") == settled("q_proj+v_proj+q_proj") == "q_proj+v_proj"
     assert settled("experts+attention") == "attention+experts"
@@ -61,7 +71,9 @@ def test_names_are_words_joined_by_plus_in_one_order() -> None:
     classifier = replace(workload, task="sequence-classification")
     assert [settled(each, classifier) for each in ("q_proj+head", "head")] == ["q_proj", "head"]
     for wrong in ("all-linaer", "q_proj v_proj", "q_proj+", "", "q_proj,v_proj"):
-        with pytest.raises(InputError, match=r"lora_targets cannot be .* It takes attention, .*q_proj\+v_proj"):
+        with pytest.raises(
+            InputError, match=r"lora_targets cannot be .* It takes attention, .*q_proj\+v_proj"
+        ):
             settled(wrong)
 
 

@@ -46,13 +46,26 @@ SIZES |= {"intermediate_size": 64, "max_position_embeddings": 64}
 MODELS: dict[str, dict[str, Any]] = {
     "llama": tiny.LLAMA,
     "tied": tiny.LLAMA | {"tie_word_embeddings": True},
-    "gpt2": {"model_type": "gpt2", "vocab_size": 64, "n_embd": 32, "n_layer": 2, "n_head": 2, "n_positions": 64},
-    "gemma2, soft-capped": SIZES | {"model_type": "gemma2", "head_dim": 16, "final_logit_softcapping": 0.7},
+    "gpt2": {
+        "model_type": "gpt2",
+        "vocab_size": 64,
+        "n_embd": 32,
+        "n_layer": 2,
+        "n_head": 2,
+        "n_positions": 64,
+    },
+    "gemma2, soft-capped": SIZES
+    | {"model_type": "gemma2", "head_dim": 16, "final_logit_softcapping": 0.7},
     "granite, scaled": SIZES | {"model_type": "granite", "logits_scaling": 3.0},
     "cohere, scaled": SIZES | {"model_type": "cohere", "logit_scale": 0.3},
     "phi, with a bias": SIZES | {"model_type": "phi"},
     "mixtral, with another term": SIZES
-    | {"model_type": "mixtral", "num_local_experts": 2, "output_router_logits": True, "router_aux_loss_coef": 0.1},
+    | {
+        "model_type": "mixtral",
+        "num_local_experts": 2,
+        "output_router_logits": True,
+        "router_aux_loss_coef": 0.1,
+    },
 }
 
 
@@ -69,7 +82,9 @@ def living(workload: Workload) -> nn.Module:
         if parameter.dim() < 2 and name.endswith("bias"):
             nn.init.normal_(parameter.data, 0.0, 0.1)
     model.get_output_embeddings().weight.data.mul_(5)
-    return model.eval()  # build() sets it to train; no tiny model here draws dropout but gpt2 and phi
+    return (
+        model.eval()
+    )  # build() sets it to train; no tiny model here draws dropout but gpt2 and phi
 
 
 def uneven(batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -80,7 +95,9 @@ def uneven(batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     return batch | {"labels": labels, "attention_mask": mask}
 
 
-def step(workload: Workload, knobs: Mapping[str, Value], model: nn.Module) -> tuple[float, dict[str, torch.Tensor]]:
+def step(
+    workload: Workload, knobs: Mapping[str, Value], model: nn.Module
+) -> tuple[float, dict[str, torch.Tensor]]:
     """The loss and the gradients of one step on unevenly padded samples, without dropout."""
     for module in model.modules():
         if isinstance(module, nn.Dropout):
@@ -88,15 +105,21 @@ def step(workload: Workload, knobs: Mapping[str, Value], model: nn.Module) -> tu
     with contextlib.closing(build(workload, knobs, tiny.CPU, model=model)) as setup:
         draws = torch.Generator().manual_seed(1)
         for name, parameter in setup.trainable():
-            if "lora_" in name:  # the same ones in every precision, and B not zero, or A's gradient is
+            if (
+                "lora_" in name
+            ):  # the same ones in every precision, and B not zero, or A's gradient is
                 parameter.data.copy_(torch.randn(parameter.shape, generator=draws) * 0.02)
         loss = float(accumulate(setup, uneven(workload.batch(4))))
         return loss, {name: each.grad for name, each in setup.trainable() if each.grad is not None}
 
 
-@pytest.mark.parametrize("knobs", [{}, HEAD_LORA, {"micro_batch_size": 2, "activation_checkpointing": "full"}], ids=str)
+@pytest.mark.parametrize(
+    "knobs", [{}, HEAD_LORA, {"micro_batch_size": 2, "activation_checkpointing": "full"}], ids=str
+)
 @pytest.mark.parametrize("kind", MODELS)
-def test_the_loss_and_the_gradients_are_those_of_the_model_itself(kind: str, knobs: dict[str, Value]) -> None:
+def test_the_loss_and_the_gradients_are_those_of_the_model_itself(
+    kind: str, knobs: dict[str, Value]
+) -> None:
     if knobs is HEAD_LORA and MODELS[kind]["model_type"] == "mixtral":
         pytest.skip("its experts are no linear layers")
     workload = workload_of(MODELS[kind])
@@ -109,8 +132,12 @@ def test_the_loss_and_the_gradients_are_those_of_the_model_itself(kind: str, kno
         torch.testing.assert_close(gradient, expected[name], rtol=1e-3, atol=1e-5)
 
 
-@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")  # peft asks for it
-@pytest.mark.parametrize("options", [{}, {"modules_to_save": ["lm_head"]}, {"target_modules": ["lm_head"]}], ids=str)
+@pytest.mark.filterwarnings(
+    "ignore:`is_gradient_checkpointing` is deprecated:FutureWarning"
+)  # peft asks for it
+@pytest.mark.parametrize(
+    "options", [{}, {"modules_to_save": ["lm_head"]}, {"target_modules": ["lm_head"]}], ids=str
+)
 def test_inside_a_peft_model_too(options: dict[str, Any]) -> None:
     """A PeftModel runs the forward of the model inside, which computes the loss, without its hooks."""
     from peft import LoraConfig, get_peft_model
@@ -128,7 +155,10 @@ def test_inside_a_peft_model_too(options: dict[str, Any]) -> None:
 
 def test_the_soft_cap_and_the_scale_matter_to_these_losses() -> None:
     """Or the test above would pass without them."""
-    for kind, key in (("gemma2, soft-capped", "final_logit_softcapping"), ("granite, scaled", "logits_scaling")):
+    for kind, key in (
+        ("gemma2, soft-capped", "final_logit_softcapping"),
+        ("granite, scaled", "logits_scaling"),
+    ):
         workload = workload_of(MODELS[kind])
         model = living(workload)
         with torch.no_grad():
@@ -139,9 +169,17 @@ def test_the_soft_cap_and_the_scale_matter_to_these_losses() -> None:
 
 @pytest.mark.parametrize(  # of adapters on the head, a fresh GradScaler's factor makes infinite gradients in fp16
     ("precision", "knobs"),
-    [("bf16", {}), ("bf16-mixed", {}), ("fp16-mixed", {}), ("bf16", HEAD_LORA), ("bf16-mixed", HEAD_LORA)],
+    [
+        ("bf16", {}),
+        ("bf16-mixed", {}),
+        ("fp16-mixed", {}),
+        ("bf16", HEAD_LORA),
+        ("bf16-mixed", HEAD_LORA),
+    ],
 )
-def test_in_low_precision_it_is_as_near_to_fp32_as_the_standard_loss(precision: str, knobs: dict[str, Value]) -> None:
+def test_in_low_precision_it_is_as_near_to_fp32_as_the_standard_loss(
+    precision: str, knobs: dict[str, Value]
+) -> None:
     workload = tiny.llama_workload()
     model = living(workload)
 
@@ -164,10 +202,14 @@ def test_in_low_precision_it_is_as_near_to_fp32_as_the_standard_loss(precision: 
 
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("knobs", [{}, {"micro_batch_size": 1}, HEAD_LORA], ids=str)
-def test_the_gradient_of_each_parameter_is_accumulated_once_a_backward(tied: bool, knobs: dict[str, Value]) -> None:
+def test_the_gradient_of_each_parameter_is_accumulated_once_a_backward(
+    tied: bool, knobs: dict[str, Value]
+) -> None:
     """A hook that fires per chunk would step the head several times when the optimizer runs in the backward."""
     workload = tiny.llama_workload(tie_word_embeddings=tied)
-    with contextlib.closing(build(workload, CHUNKED | knobs, tiny.CPU, model=living(workload))) as setup:
+    with contextlib.closing(
+        build(workload, CHUNKED | knobs, tiny.CPU, model=living(workload))
+    ) as setup:
         fired: Counter[str] = Counter()
         for name, parameter in setup.trainable():
             parameter.register_post_accumulate_grad_hook(lambda _, name=name: fired.update([name]))
@@ -218,7 +260,9 @@ def test_hooks_on_the_head_run_and_hooks_of_offloading_do_not_see_its_chunks() -
         handle.remove()
         assert float(loss) == pytest.approx(own, rel=1e-5)
         assert len(seen) == 8 + 1  # every chunk, and the stand-in
-        torch.testing.assert_close(setup.model.lm_head.weight.grad, expected["lm_head.weight"], rtol=1e-4, atol=1e-6)
+        torch.testing.assert_close(
+            setup.model.lm_head.weight.grad, expected["lm_head.weight"], rtol=1e-4, atol=1e-6
+        )
     assert saved
     assert not [shape for shape in saved if shape in ((8, 64), (64, 64), (4, 16, 64))]
 
@@ -240,7 +284,9 @@ def peak_of_a_head(loss: str, *, trained: bool) -> int:
     """The tracked bytes that forward and backward add at most, of a model that is little but its head."""
     config = tiny.LLAMA | {"vocab_size": VOCABULARY, "num_hidden_layers": 1}
     workload = huggingface_workload(
-        HuggingFaceModel("tiny", "causal-lm", config, {}), sequence_length=32, effective_batch_size=4
+        HuggingFaceModel("tiny", "causal-lm", config, {}),
+        sequence_length=32,
+        effective_batch_size=4,
     )
     model = workload.model()
     model.model.embed_tokens.weight.requires_grad_(False)
@@ -260,7 +306,9 @@ def test_the_peak_falls_by_what_the_logits_took(trained: bool) -> None:
     eighth of the tokens, beside the gradient of the head's weight, which is there from the first chunk."""
     logits, weight = TOKENS * VOCABULARY * 4, VOCABULARY * WIDTH * 4
     standard, chunked = (peak_of_a_head(each, trained=trained) for each in ("standard", "chunked"))
-    assert standard - chunked == pytest.approx(3 * logits - 3 * logits / 8 - trained * weight, rel=0.1)
+    assert standard - chunked == pytest.approx(
+        3 * logits - 3 * logits / 8 - trained * weight, rel=0.1
+    )
 
 
 def test_few_tokens_and_a_high_rank_on_the_head_need_more_in_chunks() -> None:
@@ -269,7 +317,10 @@ def test_few_tokens_and_a_high_rank_on_the_head_need_more_in_chunks() -> None:
     def peak(loss: str, rank: int) -> int:
         workload = tiny.llama_workload(1, vocab_size=VOCABULARY)
         knobs = {"loss": loss, "lora_rank": rank, "lora_targets": "all-linear+head"}
-        with StorageTracker() as tracker, contextlib.closing(build(workload, knobs, tiny.CPU)) as setup:
+        with (
+            StorageTracker() as tracker,
+            contextlib.closing(build(workload, knobs, tiny.CPU)) as setup,
+        ):
             for _ in range(2):
                 train_step(setup, workload.batch(1))
         return tracker.peak
@@ -280,7 +331,9 @@ def test_few_tokens_and_a_high_rank_on_the_head_need_more_in_chunks() -> None:
 
 def test_what_cannot_work_is_refused_early_in_a_sentence() -> None:
     def reason(workload: Workload, value: str = "chunked", **knobs: Value) -> str | None:
-        return refuse(canonicalize({"loss": value, **knobs}, workload, hardware), workload, hardware)
+        return refuse(
+            canonicalize({"loss": value, **knobs}, workload, hardware), workload, hardware
+        )
 
     hardware = tiny.CPU
     llama = tiny.llama_workload()
@@ -288,24 +341,38 @@ def test_what_cannot_work_is_refused_early_in_a_sentence() -> None:
     assert reason(replace(llama, task="custom")) is None
     assert "may need the logits; use standard." in reason(tiny.mlp_workload())
     assert "not masked-lm; use standard." in reason(replace(llama, task="masked-lm"))
-    traits = Traits(parameters=1, blocks=2, linears=1, attention=True, sdpa=True, batch_norm=False, dropout=False)
+    traits = Traits(
+        parameters=1,
+        blocks=2,
+        linears=1,
+        attention=True,
+        sdpa=True,
+        batch_norm=False,
+        dropout=False,
+    )
     assert "use standard." in reason(replace(llama, traits=traits))
     assert reason(replace(llama, traits=replace(traits, head=True))) is None
     assert "CUDA only; use chunked." in reason(llama, "fused")
 
 
-def test_on_cuda_fused_needs_liger_and_a_head_without_adapters(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_on_cuda_fused_needs_liger_and_a_head_without_adapters(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     technique, llama = technique_named("loss"), tiny.llama_workload()
     cuda = replace(tiny.CPU, device="cuda")
     config = canonicalize({"loss": "fused"}, llama, tiny.CPU)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     assert "pip install liger-kernel" in technique.refuse(config, llama, cuda)
-    assert technique.refuse(config, llama, replace(cuda, here=False)) is None  # to plan it need not be installed
+    assert (
+        technique.refuse(config, llama, replace(cuda, here=False)) is None
+    )  # to plan it need not be installed
     monkeypatch.setattr("importlib.util.find_spec", lambda name: name)
     assert technique.refuse(config, llama, cuda) is None
     with monkeypatch.context() as patch:
         patch.setattr("shutil.which", lambda name: None)
-        assert technique.refuse(config, llama, cuda).startswith("fused compiles its kernels: Triton needs a C compiler")
+        assert technique.refuse(config, llama, cuda).startswith(
+            "fused compiles its kernels: Triton needs a C compiler"
+        )
         assert technique.refuse(config, llama, replace(cuda, here=False)) is None
     assert "would skip its adapters; use chunked." in technique.refuse(
         canonicalize({"loss": "fused", **HEAD_LORA}, llama, tiny.CPU), llama, cuda
@@ -355,7 +422,9 @@ def add_hook_on_the_head(model: Any) -> None:
         (add_hook_on_the_head, "the chunked loss is .* where the model's own is .*; use standard"),
     ],
 )
-def test_a_model_that_does_something_else_is_refused_and_left_alone(change: Any, reason: str) -> None:
+def test_a_model_that_does_something_else_is_refused_and_left_alone(
+    change: Any, reason: str
+) -> None:
     workload = wrapped(change)
     model = workload.model()
     before = [list(vars(module)) for module in model.modules()]
@@ -375,18 +444,32 @@ def test_a_factory_that_draws_other_tokens_each_time_is_no_reason_to_refuse() ->
 
 
 def test_masked_language_models_are_refused_when_nothing_says_what_they_are() -> None:
-    sizes = {"model_type": "bert", "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    sizes = {
+        "model_type": "bert",
+        "hidden_size": 32,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+    }
     sizes |= {"intermediate_size": 64, "vocab_size": 64, "max_position_embeddings": 64}
     model = HuggingFaceModel("tiny", "masked-lm", sizes, {"kind": "directory", "path": "tiny"})
-    workload = replace(huggingface_workload(model, sequence_length=16, effective_batch_size=4), task="custom")
+    workload = replace(
+        huggingface_workload(model, sequence_length=16, effective_batch_size=4), task="custom"
+    )
     with pytest.raises(RefusedError, match="use standard"):
         build(workload, CHUNKED, tiny.CPU)
 
 
-@pytest.mark.parametrize(("value", "chunks"), [("chunked", [8] * 16), ("fused", [])])  # of which Liger's has a stand-in
-def test_under_fake_tensors_it_is_traced_without_a_comparison(value: str, chunks: list[int]) -> None:
+@pytest.mark.parametrize(
+    ("value", "chunks"), [("chunked", [8] * 16), ("fused", [])]
+)  # of which Liger's has a stand-in
+def test_under_fake_tensors_it_is_traced_without_a_comparison(
+    value: str, chunks: list[int]
+) -> None:
     workload = tiny.llama_workload()
-    with FakeTensorMode(allow_non_fake_inputs=True), contextlib.closing(build(workload, {}, tiny.CPU)) as setup:
+    with (
+        FakeTensorMode(allow_non_fake_inputs=True),
+        contextlib.closing(build(workload, {}, tiny.CPU)) as setup,
+    ):
         technique_named("loss").trace(setup, value)
         with _Softmax() as softmax:
             workload_loss = setup.model(**workload.batch(4)).loss
@@ -396,14 +479,20 @@ def test_under_fake_tensors_it_is_traced_without_a_comparison(value: str, chunks
 
 
 def stand_in_for_liger(
-    hidden: torch.Tensor, weight: torch.Tensor, target: torch.Tensor, bias: torch.Tensor | None = None, **options: Any
+    hidden: torch.Tensor,
+    weight: torch.Tensor,
+    target: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    **options: Any,
 ) -> torch.Tensor:
     """What Liger documents that its function computes."""
     assert options["reduction"] == "sum"
     logits = functional.linear(hidden, weight, bias).float()
     if cap := options["softcap"]:
         logits = cap * torch.tanh(logits / cap)
-    return functional.cross_entropy(logits, target, ignore_index=options["ignore_index"], reduction="sum")
+    return functional.cross_entropy(
+        logits, target, ignore_index=options["ignore_index"], reduction="sum"
+    )
 
 
 @pytest.fixture
@@ -444,8 +533,15 @@ def test_scale_and_soft_cap_are_read_from_what_the_model_did() -> None:
     assert scale_and_cap(pending()) == (1.0, None)
     assert scale_and_cap(pending((torch.Tensor.float, None), (mul, 0.5))) == (0.5, None)
     assert scale_and_cap(pending((div, 30.0), (tanh, None), (mul, 30.0))) == (1.0, 30.0)
-    assert scale_and_cap(pending((div, 4.0), (div, 30.0), (tanh, None), (mul, 30.0))) == (0.25, 30.0)
-    for steps in [((tanh, None),), ((div, 30.0), (tanh, None), (mul, 20.0)), ((torch.Tensor.add, 1.0),)]:
+    assert scale_and_cap(pending((div, 4.0), (div, 30.0), (tanh, None), (mul, 30.0))) == (
+        0.25,
+        30.0,
+    )
+    for steps in [
+        ((tanh, None),),
+        ((div, 30.0), (tanh, None), (mul, 20.0)),
+        ((torch.Tensor.add, 1.0),),
+    ]:
         with pytest.raises(RefusedError, match="between the head and the loss; use chunked"):
             scale_and_cap(pending(*steps))
 
@@ -541,7 +637,9 @@ def shows(effect: Effect) -> None:
 @pytest.mark.parametrize("kind", ["llama", "tied", "gemma2, soft-capped", "granite, scaled"])
 def test_on_a_gpu_it_trains_as_the_standard_loss(kind: str, precision: str, value: str) -> None:
     if value == "fused":
-        pytest.importorskip("liger_kernel", reason="liger-kernel is not installed: pip install -e '.[triton]'")
+        pytest.importorskip(
+            "liger_kernel", reason="liger-kernel is not installed: pip install -e '.[triton]'"
+        )
     hardware = detect("cuda")
     workload = workload_of(MODELS[kind])
     losses = {}
@@ -549,16 +647,24 @@ def test_on_a_gpu_it_trains_as_the_standard_loss(kind: str, precision: str, valu
         knobs = {"loss": each, "precision": precision}
         with contextlib.closing(build(workload, knobs, hardware, model=living(workload))) as setup:
             losses[each] = [float(train_step(setup, workload.batch(4))) for _ in range(3)]
-    assert losses[value] == pytest.approx(losses["standard"], rel=1e-3 if precision == "fp32" else 1e-2)
+    assert losses[value] == pytest.approx(
+        losses["standard"], rel=1e-3 if precision == "fp32" else 1e-2
+    )
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("value", ["chunked", "fused"])
 def test_on_a_gpu_the_logits_are_never_there(value: str) -> None:
     if value == "fused":
-        pytest.importorskip("liger_kernel", reason="liger-kernel is not installed: pip install -e '.[triton]'")
+        pytest.importorskip(
+            "liger_kernel", reason="liger-kernel is not installed: pip install -e '.[triton]'"
+        )
     hardware = detect("cuda")
-    config = tiny.LLAMA | {"vocab_size": 32_000, "max_position_embeddings": 2048, "num_hidden_layers": 1}
+    config = tiny.LLAMA | {
+        "vocab_size": 32_000,
+        "max_position_embeddings": 2048,
+        "num_hidden_layers": 1,
+    }
     model = HuggingFaceModel("tiny", "causal-lm", config, {"kind": "directory", "path": "tiny"})
     workload = huggingface_workload(model, sequence_length=1024, effective_batch_size=4)
     peaks = {}
@@ -575,8 +681,12 @@ def test_on_a_gpu_the_logits_are_never_there(value: str) -> None:
     assert peaks[value] < logits
 
 
-@given(tokens=st.integers(0, 20_000), features=st.integers(1, 4096), vocabulary=st.integers(2, 200_000))
-def test_slices_hold_every_token_once_and_are_never_none(tokens: int, features: int, vocabulary: int) -> None:
+@given(
+    tokens=st.integers(0, 20_000), features=st.integers(1, 4096), vocabulary=st.integers(2, 200_000)
+)
+def test_slices_hold_every_token_once_and_are_never_none(
+    tokens: int, features: int, vocabulary: int
+) -> None:
     parts = list(token_slices(tokens, features, vocabulary))
     assert [place for part in parts for place in range(tokens)[part]] == list(range(tokens))
     assert parts

@@ -40,14 +40,23 @@ BASES: tuple[dict[str, Value], ...] = (
     {"lora_rank": 8, "optimizer": "adamw-8bit", "activation_checkpointing": "full"},
     {"lora_rank": 8, "lora_targets": "all-linear+head", "precision": "bf16", "attention": "eager"},
     {"precision": "bf16-mixed", "attention": "eager", "optimizer": "sgd"},
-    {"optimizer": "adamw-foreach", "activation_checkpointing": "full", "attention": "eager", "micro_batch_size": 2},
+    {
+        "optimizer": "adamw-foreach",
+        "activation_checkpointing": "full",
+        "attention": "eager",
+        "micro_batch_size": 2,
+    },
 )
 
 
 def ordered(knob: str) -> list[Value]:
     """The values that have a rank, lowest first."""
     technique = technique_named(knob)
-    values = [value for value in technique.values or VALUES.get(knob, ()) if technique.memory_order(value) is not None]
+    values = [
+        value
+        for value in technique.values or VALUES.get(knob, ())
+        if technique.memory_order(value) is not None
+    ]
     return sorted(values, key=technique.memory_order)
 
 
@@ -61,7 +70,10 @@ def peak_bytes(name: str, config: Config) -> int:
     with StorageTracker() as tracker:
         setup = build(workload, config, tiny.CPU)
         batch = workload.batch(workload.effective_batch_size)
-        for samples in (setup.micro_batch_size, 2 * setup.micro_batch_size):  # state exists from the second step on
+        for samples in (
+            setup.micro_batch_size,
+            2 * setup.micro_batch_size,
+        ):  # state exists from the second step on
             accumulate(setup, map_tensors(batch, operator.itemgetter(slice(samples))))
             assert update(setup)
     return tracker.peak
@@ -72,9 +84,14 @@ def peak_bytes(name: str, config: Config) -> int:
 def test_what_ranks_higher_never_needs_less(knob: str, name: str) -> None:
     compared = 0
     for base in BASES:
-        runs = [canonicalize({**base, knob: value}, WORKLOADS[name], tiny.CPU) for value in ordered(knob)]
+        runs = [
+            canonicalize({**base, knob: value}, WORKLOADS[name], tiny.CPU)
+            for value in ordered(knob)
+        ]
         for low, high in itertools.combinations(runs, 2):
-            alike = (low["gradient_accumulation_steps"] == 1) == (high["gradient_accumulation_steps"] == 1)
+            alike = (low["gradient_accumulation_steps"] == 1) == (
+                high["gradient_accumulation_steps"] == 1
+            )
             if low == high or not alike:
                 continue
             try:
@@ -98,7 +115,12 @@ def test_the_orders_are_the_ones_that_were_held_against_tracked_bytes() -> None:
 def test_a_higher_rank_can_need_less_beside_an_8_bit_optimizer() -> None:
     """Why lora_rank has no order: tensors of fewer than 4096 elements keep their state in fp32."""
     peaks = [
-        peak_bytes("mlp", canonicalize({"lora_rank": rank, "optimizer": "adamw-8bit"}, WORKLOADS["mlp"], tiny.CPU))
+        peak_bytes(
+            "mlp",
+            canonicalize(
+                {"lora_rank": rank, "optimizer": "adamw-8bit"}, WORKLOADS["mlp"], tiny.CPU
+            ),
+        )
         for rank in (85, 86)  # beside 48 features: 4080 and 4128 elements
     ]
     assert peaks[1] < 0.9 * peaks[0]

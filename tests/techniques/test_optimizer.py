@@ -36,7 +36,9 @@ from tests.techniques.contract import Effect, knobs
 
 OPTIMIZER = technique_named("optimizer")
 LOW_BIT = ("adamw-4bit", "adamw-fp8")
-IN_EARNEST = pytest.mark.filterwarnings("ignore:`torch.jit.script:DeprecationWarning")  # Inductor's own import of it
+IN_EARNEST = pytest.mark.filterwarnings(
+    "ignore:`torch.jit.script:DeprecationWarning"
+)  # Inductor's own import of it
 PAGED = ("paged-adamw", "paged-adamw-8bit")
 OF_BF16 = ("adamw-master", "adamw-sr", "adamw-8bit-sr")
 ON_CPU = tuple(value for value in OPTIMIZER.values if value not in PAGED)
@@ -48,7 +50,9 @@ def beside(value: Value) -> dict[str, Value]:
 
 def card(capability: tuple[int, int]) -> Hardware:
     """A GPU of 24 GiB."""
-    return dataclasses.replace(tiny.CPU, device="cuda", name="a card", memory_bytes=24 * GIB, capability=capability)
+    return dataclasses.replace(
+        tiny.CPU, device="cuda", name="a card", memory_bytes=24 * GIB, capability=capability
+    )
 
 
 def reason(value: str, hardware: Hardware = tiny.CPU) -> str | None:
@@ -62,7 +66,9 @@ def reason(value: str, hardware: Hardware = tiny.CPU) -> str | None:
 @pytest.mark.parametrize("value", ON_CPU)
 def test_weight_decay_falls_on_matrices_only(value: str) -> None:
     hyperparameters = Hyperparameters(lr=0.02, weight_decay=0.3)
-    setup = build(tiny.conv_workload(), knobs("optimizer", value), tiny.CPU, hyperparameters=hyperparameters)
+    setup = build(
+        tiny.conv_workload(), knobs("optimizer", value), tiny.CPU, hyperparameters=hyperparameters
+    )
     groups = setup.optimizer.param_groups
     decay = {parameter: group["weight_decay"] for group in groups for parameter in group["params"]}
     assert {(parameter.dim() >= 2, decay[parameter]) for _, parameter in setup.trainable()} == {
@@ -76,9 +82,13 @@ def test_weight_decay_falls_on_matrices_only(value: str) -> None:
 def test_weight_decay_pulls_weights_towards_zero(value: str) -> None:
     def after(weight_decay: float) -> torch.Tensor:
         hyperparameters = Hyperparameters(lr=1e-3, weight_decay=weight_decay)
-        setup = build(tiny.mlp_workload(), {"optimizer": value}, tiny.CPU, hyperparameters=hyperparameters)
+        setup = build(
+            tiny.mlp_workload(), {"optimizer": value}, tiny.CPU, hyperparameters=hyperparameters
+        )
         train_step(setup, setup.workload.batch(4))
-        return setup.model.layers[0][0].weight.detach()  # 4608 elements: large enough for every format
+        return setup.model.layers[0][
+            0
+        ].weight.detach()  # 4608 elements: large enough for every format
 
     before = build(tiny.mlp_workload(), {}, tiny.CPU).model.layers[0][0].weight.detach()
     pulled = after(0.0) - after(0.5)
@@ -98,9 +108,9 @@ def test_another_one_of_the_same_kind_can_be_made(value: str) -> None:
     weight = nn.Parameter(torch.ones(64, 64, dtype=setup.weights.trainable_dtype))
     another = setup.make_optimizer([{"params": [weight], "weight_decay": 0.5}])
     assert type(another) is type(setup.optimizer)
-    assert [(group["params"], group["lr"], group["weight_decay"]) for group in another.param_groups] == [
-        ([weight], 0.25, 0.5)
-    ]
+    assert [
+        (group["params"], group["lr"], group["weight_decay"]) for group in another.param_groups
+    ] == [([weight], 0.25, 0.5)]
     weight.grad = torch.ones_like(weight)
     another.step()
     assert (weight < 1).all()
@@ -109,8 +119,12 @@ def test_another_one_of_the_same_kind_can_be_made(value: str) -> None:
 @pytest.mark.parametrize("value", ON_CPU)
 def test_the_loops_learning_rate_is_the_one_that_is_stepped_with(value: str) -> None:
     def moved(warmup_steps: int) -> float:
-        chosen = Hyperparameters(lr=1e-3, warmup_steps=warmup_steps)  # the first step of 9 of warm-up is at a tenth
-        setup = build(tiny.mlp_workload(), knobs("optimizer", value), tiny.CPU, hyperparameters=chosen)
+        chosen = Hyperparameters(
+            lr=1e-3, warmup_steps=warmup_steps
+        )  # the first step of 9 of warm-up is at a tenth
+        setup = build(
+            tiny.mlp_workload(), knobs("optimizer", value), tiny.CPU, hyperparameters=chosen
+        )
         before = setup.model.out.weight.detach().clone()
         train(setup, [setup.workload.batch(4)] * 2, steps=1)
         return float((setup.model.out.weight.detach() - before).norm())
@@ -134,7 +148,9 @@ def test_adafactor_takes_the_learning_rate_as_adamw_does() -> None:
 
     for precision in ("fp32", "bf16"):
         for scale in (1.0, 1e-4):
-            adamw, adafactor = (root_mean_square_moved(value, precision, scale) for value in ("adamw", "adafactor"))
+            adamw, adafactor = (
+                root_mean_square_moved(value, precision, scale) for value in ("adamw", "adafactor")
+            )
             assert 0.7 * adamw < adafactor < 1.1 * adamw, (precision, scale)
 
 
@@ -175,7 +191,9 @@ def test_without_a_compiler_torchaos_are_refused(
         assert reason(value, hardware) is None
     monkeypatch.setattr(requirements, "installed", lambda name: True)
     monkeypatch.setattr(shutil, "which", lambda name: None)
-    assert re.search(rf"{value} compiles its step: .* install .*, or use adamw-8bit\.", reason(value, hardware))
+    assert re.search(
+        rf"{value} compiles its step: .* install .*, or use adamw-8bit\.", reason(value, hardware)
+    )
     assert reason("adamw-8bit", hardware) is None
 
 
@@ -215,7 +233,16 @@ def test_more_bits_learn_more_faithfully() -> None:
     assert order == [
         *OF_BF16,
         *("adamw", "adamw-foreach", "paged-adamw"),
-        *("adamw-8bit", "paged-adamw-8bit", "muon", "adamw-fp8", "adamw-4bit", "lion-8bit", "adafactor", "sgd"),
+        *(
+            "adamw-8bit",
+            "paged-adamw-8bit",
+            "muon",
+            "adamw-fp8",
+            "adamw-4bit",
+            "lion-8bit",
+            "adafactor",
+            "sgd",
+        ),
     ]
     assert ranks == [8, 7, 6, 5, 5, 5, 4, 4, 4, 3, 2, 1, 1, 0]
 
@@ -247,10 +274,15 @@ def test_what_is_for_bf16_weights_is_refused_beside_others(value: str, precision
     workload = tiny.mlp_workload()
     config = canonicalize({"optimizer": value, "precision": precision}, workload, tiny.CPU)
     found = refuse(config, workload, tiny.CPU)
-    assert found == f"optimizer: {value} is for bf16 weights, and those of {precision} need none of it; use adamw."
+    assert (
+        found
+        == f"optimizer: {value} is for bf16 weights, and those of {precision} need none of it; use adamw."
+    )
 
 
-@pytest.mark.parametrize(("value", "learns"), [("adamw", False), *((value, True) for value in OF_BF16)])
+@pytest.mark.parametrize(
+    ("value", "learns"), [("adamw", False), *((value, True) for value in OF_BF16)]
+)
 def test_small_updates_of_bf16_weights_count(value: str, learns: bool) -> None:
     """Fifty updates of 1e-4 of weights of 1, which bf16 tells from 1 - 1/256 and from no number between."""
     hyperparameters = Hyperparameters(lr=1e-4)
@@ -277,7 +309,9 @@ def held(state: dict[str, Any]) -> dict[str, torch.Tensor]:
     found: dict[str, torch.Tensor] = {}
     for key, value in state.items():
         if is_traceable_wrapper_subclass(value):
-            found |= {f"{key}.{name}": getattr(value, name) for name in value.__tensor_flatten__()[0]}
+            found |= {
+                f"{key}.{name}": getattr(value, name) for name in value.__tensor_flatten__()[0]
+            }
         elif isinstance(value, torch.Tensor):
             found[key] = value
     return found
@@ -285,7 +319,11 @@ def held(state: dict[str, Any]) -> dict[str, torch.Tensor]:
 
 def moment_bytes(state: dict[str, Any]) -> int:
     """Bytes of numbers and scales; step counters and code books do not grow with the weight."""
-    return sum(tensor.nbytes for name, tensor in held(state).items() if name != "step" and "map" not in name)
+    return sum(
+        tensor.nbytes
+        for name, tensor in held(state).items()
+        if name != "step" and "map" not in name
+    )
 
 
 def expected_bytes(value: str, weight: torch.Tensor) -> float:
@@ -294,7 +332,9 @@ def expected_bytes(value: str, weight: torch.Tensor) -> float:
     if value == "sgd":
         return 0
     if value == "adafactor":
-        return size * (n / weight.shape[-1] + n / weight.shape[-2]) if weight.dim() > 1 else size * n
+        return (
+            size * (n / weight.shape[-1] + n / weight.shape[-2]) if weight.dim() > 1 else size * n
+        )
     if value in ("adamw-8bit", "lion-8bit"):
         moments = 2 if value == "adamw-8bit" else 1
         return moments * (n + 4 * math.ceil(n / 256) if n >= 4096 else 4 * n)
@@ -341,7 +381,9 @@ def shows(effect: Effect) -> None:
         expected = weight.nbytes if weight in matrices else expected_bytes(effect.value, weight)
         assert moment_bytes(state) == expected, name
         if effect.value in FORMATS:
-            assert (FORMATS[effect.value] in {each.dtype for each in held(state).values()}) == (weight.numel() >= 4096)
+            assert (FORMATS[effect.value] in {each.dtype for each in held(state).values()}) == (
+                weight.numel() >= 4096
+            )
 
 
 def one_layer(inputs: int = 512, outputs: int = 512) -> Workload:
@@ -375,14 +417,19 @@ def bytes_per_parameter(setup: Setup) -> float:
         ("sgd", 0),
     ],
 )
-def test_bytes_of_state_per_trained_parameter(value: str, expected: float | None, precision: str) -> None:
+def test_bytes_of_state_per_trained_parameter(
+    value: str, expected: float | None, precision: str
+) -> None:
     setup = build(one_layer(), {"optimizer": value, "precision": precision}, tiny.CPU)
     in_weights_format = {"fp32": 8, "bf16": 4}[precision]
-    assert bytes_per_parameter(setup) == pytest.approx(in_weights_format if expected is None else expected, rel=0.02)
+    assert bytes_per_parameter(setup) == pytest.approx(
+        in_weights_format if expected is None else expected, rel=0.02
+    )
 
 
 @pytest.mark.parametrize(
-    ("value", "expected"), [("adamw-master", 12), ("adamw-sr", 8), ("adamw-8bit-sr", 2 + 2 * 4 / 256)]
+    ("value", "expected"),
+    [("adamw-master", 12), ("adamw-sr", 8), ("adamw-8bit-sr", 2 + 2 * 4 / 256)],
 )
 def test_bytes_of_state_per_bf16_weight(value: str, expected: float) -> None:
     setup = build(one_layer(), knobs("optimizer", value), tiny.CPU)
@@ -407,7 +454,9 @@ def test_what_is_not_in_whole_blocks_torchao_keeps_as_adamw_does() -> None:
 
 
 @pytest.mark.parametrize("value", LOW_BIT)
-def test_torchaos_step_is_compiled_but_where_a_tracker_watches(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
+def test_torchaos_step_is_compiled_but_where_a_tracker_watches(
+    monkeypatch: pytest.MonkeyPatch, value: str
+) -> None:
     """And both do the same. torchao asks for one whole graph, which torch refuses under a dispatch mode."""
     graphs: list[Any] = []
 
@@ -434,7 +483,9 @@ def test_torchaos_step_is_compiled_but_where_a_tracker_watches(monkeypatch: pyte
 
 @pytest.mark.parametrize("value", LOW_BIT)
 def test_a_step_that_fails_leaves_its_groups_as_they_were(value: str) -> None:
-    setup = build(one_layer(64, 64), {"optimizer": value}, tiny.CPU, hyperparameters=Hyperparameters(lr=0.5))
+    setup = build(
+        one_layer(64, 64), {"optimizer": value}, tiny.CPU, hyperparameters=Hyperparameters(lr=0.5)
+    )
     weight = setup.model.weight
     weight.grad = torch.ones(64, 64).to_sparse()
     with pytest.raises(RuntimeError, match="Sparse gradient is not supported"), StorageTracker():
@@ -448,11 +499,17 @@ def test_a_step_that_fails_leaves_its_groups_as_they_were(value: str) -> None:
 @pytest.mark.parametrize("value", LOW_BIT)
 def test_torchaos_step_as_inductor_compiles_it(value: str) -> None:
     """The first step of Adam moves every weight by the learning rate, against its gradient, in any format."""
-    setup = build(one_layer(64, 64), {"optimizer": value}, tiny.CPU, hyperparameters=Hyperparameters(lr=1e-3))
+    setup = build(
+        one_layer(64, 64), {"optimizer": value}, tiny.CPU, hyperparameters=Hyperparameters(lr=1e-3)
+    )
     batch, before = setup.workload.batch(4), setup.model.weight.detach().clone()
     losses = [train_step(setup, batch)]
-    torch.testing.assert_close((setup.model.weight - before).abs(), torch.full((64, 64), 1e-3), rtol=1e-2, atol=1e-6)
-    assert moment_bytes(setup.optimizer.state[setup.model.weight]) == expected_bytes(value, setup.model.weight)
+    torch.testing.assert_close(
+        (setup.model.weight - before).abs(), torch.full((64, 64), 1e-3), rtol=1e-2, atol=1e-6
+    )
+    assert moment_bytes(setup.optimizer.state[setup.model.weight]) == expected_bytes(
+        value, setup.model.weight
+    )
     losses += [train_step(setup, batch) for _ in range(3)]
     assert losses == sorted(losses, reverse=True)
 
@@ -482,7 +539,10 @@ def test_its_state_comes_back_from_a_checkpoint(tmp_path: Path, value: str) -> N
     assert losses[0] == losses[1]
     for (_, one), (_, other) in zip(first.trainable(), second.trainable(), strict=True):
         assert torch.equal(one, other)
-        states = [held(setup.optimizer.state.get(weight, {})) for setup, weight in ((first, one), (second, other))]
+        states = [
+            held(setup.optimizer.state.get(weight, {}))
+            for setup, weight in ((first, one), (second, other))
+        ]
         assert states[0].keys() == states[1].keys()
         assert all(torch.equal(states[0][key], states[1][key]) for key in states[0])
         assert all(states[0][key].dtype is states[1][key].dtype for key in states[0])
@@ -531,15 +591,24 @@ def test_every_kind_steps_on_the_gpu(tmp_path: Path, value: str) -> None:
     losses = [train_step(setup, workload.batch(4)) for _ in range(3)]
     assert losses == sorted(losses, reverse=True)
     assert moment_bytes(setup.optimizer.state.get(weight, {})) == expected_bytes(value, weight)
-    moments = [tensor for name, tensor in held(setup.optimizer.state.get(weight, {})).items() if name != "step"]
+    moments = [
+        tensor
+        for name, tensor in held(setup.optimizer.state.get(weight, {})).items()
+        if name != "step"
+    ]
     assert all(tensor.device == weight.device for tensor in moments)
     checkpoint.save(setup, tmp_path, 3)
     again = build(workload, knobs("optimizer", value), hardware, hyperparameters=chosen)
     assert checkpoint.load(again, tmp_path).next_step == 3
     assert train_step(again, workload.batch(4)) == train_step(setup, workload.batch(4))
     torch.testing.assert_close(again.model.weight, weight)
-    was, now = held(setup.optimizer.state.get(weight, {})), held(again.optimizer.state.get(again.model.weight, {}))
-    assert {key: tensor.device for key, tensor in now.items()} == {key: tensor.device for key, tensor in was.items()}
+    was, now = (
+        held(setup.optimizer.state.get(weight, {})),
+        held(again.optimizer.state.get(again.model.weight, {})),
+    )
+    assert {key: tensor.device for key, tensor in now.items()} == {
+        key: tensor.device for key, tensor in was.items()
+    }
 
 
 @pytest.mark.gpu
@@ -549,7 +618,12 @@ def test_the_paged_state_is_no_memory_of_the_allocator(tmp_path: Path) -> None:
     workload = one_layer(1024, 1024)
 
     def run() -> Setup:
-        return build(workload, {"optimizer": "paged-adamw-8bit"}, hardware, hyperparameters=Hyperparameters(lr=1e-3))
+        return build(
+            workload,
+            {"optimizer": "paged-adamw-8bit"},
+            hardware,
+            hyperparameters=Hyperparameters(lr=1e-3),
+        )
 
     first = run()
     losses = [train_step(first, workload.batch(4))]
@@ -563,7 +637,9 @@ def test_the_paged_state_is_no_memory_of_the_allocator(tmp_path: Path) -> None:
         state = setup.optimizer.state[setup.model.weight]
         assert state["state1"].is_paged
         assert state["state2"].is_paged
-    assert torch.cuda.memory_allocated() - before < 1.1 * 4 * 2**20  # the second weight alone: 4 MiB
+    assert (
+        torch.cuda.memory_allocated() - before < 1.1 * 4 * 2**20
+    )  # the second weight alone: 4 MiB
     assert train_step(second, workload.batch(4)) == train_step(first, workload.batch(4))
     assert torch.equal(first.model.weight, second.model.weight)
 
@@ -578,7 +654,9 @@ def test_an_optimizer_of_ones_own_takes_the_place_of_the_knob() -> None:
     workload = replace(tiny.mlp_workload(), optimizer=own)
     for knob in ({}, {"optimizer": "adamw-8bit"}, {"optimizer": None}):
         assert canonicalize(knob, workload, tiny.CPU)["optimizer"] is None
-    setup = build(workload, {}, tiny.CPU, hyperparameters=Hyperparameters(lr=0.5, weight_decay=0.25))
+    setup = build(
+        workload, {}, tiny.CPU, hyperparameters=Hyperparameters(lr=0.5, weight_decay=0.25)
+    )
     assert type(setup.optimizer) is torch.optim.NAdam
     assert [group["weight_decay"] for group in groups[0]] == [0.25, 0.0]
     (report,) = train(setup, [workload.batch(4)], steps=1)
@@ -590,12 +668,17 @@ def test_an_optimizer_of_ones_own_takes_the_place_of_the_knob() -> None:
 
 def test_what_makes_no_optimizer() -> None:
     workload = replace(tiny.mlp_workload(), optimizer=lambda groups: torch.optim.SGD)
-    with pytest.raises(InputError, match=r"the optimizer function returned a type, not an Optimizer\. Return the"):
+    with pytest.raises(
+        InputError, match=r"the optimizer function returned a type, not an Optimizer\. Return the"
+    ):
         build(workload, {}, tiny.CPU)
 
 
 def test_two_optimizers_are_one_sentence() -> None:
-    workload = replace(tiny.mlp_workload(), optimizer=lambda groups: [torch.optim.SGD(groups), torch.optim.SGD(groups)])
+    workload = replace(
+        tiny.mlp_workload(),
+        optimizer=lambda groups: [torch.optim.SGD(groups), torch.optim.SGD(groups)],
+    )
     words = r"the optimizer function returned a list of 2: autofit trains one loss with one optimizer\. .* a GAN"
     with pytest.raises(InputError, match=words):
         build(workload, {}, tiny.CPU)
@@ -603,21 +686,29 @@ def test_two_optimizers_are_one_sentence() -> None:
 
 def test_an_optimizer_of_ones_own_that_cannot_be_made_is_one_sentence() -> None:
     workload = replace(tiny.mlp_workload(), optimizer=torch.optim.LBFGS)
-    with pytest.raises(InputError, match=r"the optimizer function raised ValueError: LBFGS doesn't support per-param"):
+    with pytest.raises(
+        InputError,
+        match=r"the optimizer function raised ValueError: LBFGS doesn't support per-param",
+    ):
         build(workload, {}, tiny.CPU)
 
 
 def test_an_optimizer_of_ones_own_that_exits_is_one_sentence_too() -> None:
     workload = replace(tiny.mlp_workload(), optimizer=lambda _: sys.exit(3))
-    with pytest.raises(InputError, match=r"the optimizer function raised SystemExit: 3\. Correct it\."):
+    with pytest.raises(
+        InputError, match=r"the optimizer function raised SystemExit: 3\. Correct it\."
+    ):
         build(workload, {}, tiny.CPU)
 
 
 def test_an_optimizer_that_needs_a_closure_is_refused() -> None:
     workload = replace(
-        tiny.mlp_workload(), optimizer=lambda groups: torch.optim.LBFGS([p for each in groups for p in each["params"]])
+        tiny.mlp_workload(),
+        optimizer=lambda groups: torch.optim.LBFGS([p for each in groups for p in each["params"]]),
     )
-    with pytest.raises(InputError, match="LBFGS computes the loss several times a step, which autofit does not do"):
+    with pytest.raises(
+        InputError, match="LBFGS computes the loss several times a step, which autofit does not do"
+    ):
         build(workload, {}, tiny.CPU)
 
 
@@ -627,7 +718,9 @@ def test_overrides_that_a_trainer_has_set_do_not_reach_our_8_bit_optimizers(
     from bitsandbytes.optim import GlobalOptimManager
 
     monkeypatch.setattr(
-        GlobalOptimManager.get_instance(), "index2config", {(0, n): {"optim_bits": 32} for n in range(99)}
+        GlobalOptimManager.get_instance(),
+        "index2config",
+        {(0, n): {"optim_bits": 32} for n in range(99)},
     )
     workload = tiny.llama_workload()
     with closing(build(workload, {"optimizer": "adamw-8bit"}, tiny.CPU)) as setup:

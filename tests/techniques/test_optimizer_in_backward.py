@@ -44,11 +44,19 @@ def shows(effect: Effect) -> None:
     assert {int(one[weight]["step"]) for _, weight in effect.setup.trainable()} == {1}
 
 
-def run(workload: Workload, in_backward: bool, chosen: Hyperparameters | None = None, **knobs: Any) -> Setup:
+def run(
+    workload: Workload, in_backward: bool, chosen: Hyperparameters | None = None, **knobs: Any
+) -> Setup:
     """A run that starts from the same weights every time."""
     torch.manual_seed(0)
     config = {"optimizer_in_backward": in_backward, **knobs}
-    return build(workload, config, tiny.CPU, model=workload.model(), hyperparameters=chosen or Hyperparameters(lr=1e-2))
+    return build(
+        workload,
+        config,
+        tiny.CPU,
+        model=workload.model(),
+        hyperparameters=chosen or Hyperparameters(lr=1e-2),
+    )
 
 
 def assert_same_weights(one: Setup, other: Setup) -> None:
@@ -99,13 +107,17 @@ def test_three_steps_are_those_of_the_plain_optimizer(optimizer: str) -> None:
     chosen = Hyperparameters(lr=1e-2, weight_decay=0.3, warmup_steps=2, schedule="linear")
     plain, front = (run(workload, each, chosen, optimizer=optimizer) for each in (False, True))
     batches = [workload.batch(4)] * 3
-    losses = [[report.loss for report in train(setup, batches, steps=3)] for setup in (plain, front)]
+    losses = [
+        [report.loss for report in train(setup, batches, steps=3)] for setup in (plain, front)
+    ]
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)
     assert_same_weights(plain, front)
     head = front.model.lm_head.weight
     assert head is front.model.get_input_embeddings().weight
     if optimizer != "sgd":
-        assert {int(front.optimizer.state[weight]["step"]) for _, weight in front.trainable()} == {3}
+        assert {int(front.optimizer.state[weight]["step"]) for _, weight in front.trainable()} == {
+            3
+        }
 
 
 def chunked_loss(model: nn.Module, batch: dict[str, torch.Tensor]) -> torch.Tensor:
@@ -114,10 +126,14 @@ def chunked_loss(model: nn.Module, batch: dict[str, torch.Tensor]) -> torch.Tens
     labels = batch["labels"][:, 1:]
 
     def slice_loss(part: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        return functional.cross_entropy(model.lm_head(part).flatten(0, 1), targets.flatten(), reduction="sum")
+        return functional.cross_entropy(
+            model.lm_head(part).flatten(0, 1), targets.flatten(), reduction="sum"
+        )
 
     slices = zip(hidden.split(4, dim=1), labels.split(4, dim=1), strict=True)
-    return sum(recomputed(slice_loss, *each, use_reentrant=False) for each in slices) / labels.numel()
+    return (
+        sum(recomputed(slice_loss, *each, use_reentrant=False) for each in slices) / labels.numel()
+    )
 
 
 def test_a_tied_head_under_a_chunked_loss_is_stepped_once() -> None:
@@ -133,7 +149,9 @@ def test_a_tied_head_under_a_chunked_loss_is_stepped_once() -> None:
     torch.testing.assert_close(losses[0], losses[1])
     assert set(calls.values()) == {2}
     for (_, left), (_, right) in zip(plain.trainable(), front.trainable(), strict=True):
-        torch.testing.assert_close(left, right, rtol=1e-4, atol=1e-4)  # slices add up in another order
+        torch.testing.assert_close(
+            left, right, rtol=1e-4, atol=1e-4
+        )  # slices add up in another order
 
 
 def test_with_checkpointing_and_adapters_it_steps_as_the_plain_optimizer() -> None:
@@ -148,7 +166,9 @@ def test_with_checkpointing_and_adapters_it_steps_as_the_plain_optimizer() -> No
 def test_a_second_backward_in_a_step_is_not_a_second_update() -> None:
     setup = run(tiny.mlp_workload(), True)
     accumulate(setup, setup.workload.batch(4))
-    with pytest.raises(InputError, match=r"applied a gradient of out\.bias .* Set optimizer_in_backward to false\."):
+    with pytest.raises(
+        InputError, match=r"applied a gradient of out\.bias .* Set optimizer_in_backward to false\."
+    ):
         accumulate(setup, setup.workload.batch(4))
 
 
@@ -180,8 +200,13 @@ def test_groups_and_state_are_the_inner_ones(optimizer: str) -> None:
     setup = run(tiny.conv_workload(), True, chosen, optimizer=optimizer)
     groups = setup.optimizer.param_groups
     assert isinstance(setup.optimizer, torch.optim.Optimizer)
-    assert Counter(id(p) for group in groups for p in group["params"]) == Counter(id(p) for _, p in setup.trainable())
-    assert {(group["params"][0].dim() >= 2, group["weight_decay"]) for group in groups} == {(True, 0.3), (False, 0.0)}
+    assert Counter(id(p) for group in groups for p in group["params"]) == Counter(
+        id(p) for _, p in setup.trainable()
+    )
+    assert {(group["params"][0].dim() >= 2, group["weight_decay"]) for group in groups} == {
+        (True, 0.3),
+        (False, 0.0),
+    }
     before = {name: weight.detach().clone() for name, weight in setup.trainable()}
     for group in groups:
         group["lr"] = 0.0
@@ -208,7 +233,9 @@ def test_a_run_that_was_stopped_goes_on_as_if_it_never_was(tmp_path: Path, optim
         train_step(first, workload.batch(4))
     checkpoint.save(first, tmp_path, 2)
     second = run(workload, True, optimizer=optimizer)
-    accumulate(second, workload.batch(3))  # all that a checkpoint holds is another now, in the middle of a step
+    accumulate(
+        second, workload.batch(3)
+    )  # all that a checkpoint holds is another now, in the middle of a step
     assert checkpoint.load(second, tmp_path).next_step == 2
     for group in (*first.optimizer.param_groups, *second.optimizer.param_groups):
         group["lr"] = 3e-3
@@ -256,21 +283,31 @@ def test_what_needs_all_gradients_at_once_is_refused(knobs: dict[str, Any], reme
 
 def test_an_optimizer_on_the_host_is_refused_beside_it() -> None:
     workload = tiny.mlp_workload(4)
-    config = canonicalize({"optimizer_in_backward": True}, workload, tiny.CPU).replace(optimizer_offload="cpu")
-    assert IN_BACKWARD.refuse(config, workload, tiny.CPU).startswith("optimizer_offload steps on the host")
+    config = canonicalize({"optimizer_in_backward": True}, workload, tiny.CPU).replace(
+        optimizer_offload="cpu"
+    )
+    assert IN_BACKWARD.refuse(config, workload, tiny.CPU).startswith(
+        "optimizer_offload steps on the host"
+    )
 
 
 def test_clipping_is_refused_and_the_model_left_alone() -> None:
     workload = tiny.mlp_workload()
     model = workload.model()
     chosen = Hyperparameters(max_grad_norm=1.0)
-    with pytest.raises(RefusedError, match="leave out max_grad_norm, or set optimizer_in_backward to false"):
-        build(workload, {"optimizer_in_backward": True}, tiny.CPU, model=model, hyperparameters=chosen)
+    with pytest.raises(
+        RefusedError, match="leave out max_grad_norm, or set optimizer_in_backward to false"
+    ):
+        build(
+            workload, {"optimizer_in_backward": True}, tiny.CPU, model=model, hyperparameters=chosen
+        )
     assert not any(weight._post_accumulate_grad_hooks for weight in model.parameters())
 
 
 @pytest.mark.gpu
-@pytest.mark.filterwarnings("ignore:`torch.jit.script:DeprecationWarning")  # Inductor's own import of it
+@pytest.mark.filterwarnings(
+    "ignore:`torch.jit.script:DeprecationWarning"
+)  # Inductor's own import of it
 @pytest.mark.parametrize("optimizer", [*OPTIMIZERS, "paged-adamw-8bit"])
 def test_on_the_gpu(optimizer: str) -> None:
     """There the hooks run in a thread of autograd's own."""
@@ -291,5 +328,9 @@ def test_on_the_gpu(optimizer: str) -> None:
         weights.append([weight.detach().cpu() for _, weight in setup.trainable()])
         del setup
     torch.testing.assert_close(weights[0], weights[1], rtol=1e-4, atol=1e-5)
-    if optimizer in ("adamw", "sgd", "adamw-8bit"):  # whose step needs no temporary of the weight's size
+    if optimizer in (
+        "adamw",
+        "sgd",
+        "adamw-8bit",
+    ):  # whose step needs no temporary of the weight's size
         assert peaks[0] - peaks[1] == pytest.approx(7 * 4 * 1024 * 1024, rel=0.1)

@@ -33,7 +33,9 @@ from tests.streaming import trained_on_card
 from tests.techniques.contract import Effect
 
 OFFLOAD = technique_named("optimizer_offload")
-CARD = dataclasses.replace(tiny.CPU, device="cuda", name="a card", memory_bytes=24 * GIB, capability=(8, 0))
+CARD = dataclasses.replace(
+    tiny.CPU, device="cuda", name="a card", memory_bytes=24 * GIB, capability=(8, 0)
+)
 
 
 class Stream:
@@ -58,7 +60,9 @@ def streams(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "Stream", Stream)
     monkeypatch.setattr(torch.cuda, "current_stream", Stream)
     monkeypatch.setattr(torch.cuda, "stream", lambda stream: contextlib.nullcontext())
-    monkeypatch.setattr(torch, "empty_like", lambda *args, pin_memory=False, **rest: empty_like(*args, **rest))
+    monkeypatch.setattr(
+        torch, "empty_like", lambda *args, pin_memory=False, **rest: empty_like(*args, **rest)
+    )
 
 
 def run(*, offload: bool, workload: Workload | None = None, **chosen: Any) -> Setup:
@@ -67,7 +71,9 @@ def run(*, offload: bool, workload: Workload | None = None, **chosen: Any) -> Se
     workload = workload or tiny.llama_workload(tie_word_embeddings=True)
     hyperparameters = Hyperparameters(**{"lr": 1e-2, "weight_decay": 0.3, **chosen})
     knobs = {"micro_batch_size": 2}
-    setup = build(workload, knobs, tiny.CPU, model=workload.model(), hyperparameters=hyperparameters)
+    setup = build(
+        workload, knobs, tiny.CPU, model=workload.model(), hyperparameters=hyperparameters
+    )
     if offload:
         OFFLOAD.apply(setup, "cpu")
     return setup
@@ -88,7 +94,9 @@ def test_it_trains_as_plain_adamw_does(max_grad_norm: float | None) -> None:
     chosen = {"max_grad_norm": max_grad_norm, "schedule": "cosine", "warmup_steps": 1}
     plain, offloaded = (run(offload=each, **chosen) for each in (False, True))
     batches = [plain.workload.batch(4)] * 4
-    losses = [[report.loss for report in train(setup, batches, steps=4)] for setup in (plain, offloaded)]
+    losses = [
+        [report.loss for report in train(setup, batches, steps=4)] for setup in (plain, offloaded)
+    ]
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)
     assert_same_weights(plain, offloaded)
 
@@ -114,7 +122,9 @@ def test_the_front_shows_the_devices_weights_with_their_groups_and_state() -> No
     setup = run(offload=True)
     groups, trainable = setup.optimizer.param_groups, [weight for _, weight in setup.trainable()]
     assert isinstance(setup.optimizer, torch.optim.Optimizer)
-    assert Counter(id(p) for group in groups for p in group["params"]) == Counter(map(id, trainable))
+    assert Counter(id(p) for group in groups for p in group["params"]) == Counter(
+        map(id, trainable)
+    )
     assert {(p.dim() >= 2, group["weight_decay"]) for group in groups for p in group["params"]} == {
         (True, 0.3),
         (False, 0.0),
@@ -150,7 +160,9 @@ def test_a_run_that_was_stopped_goes_on_as_if_it_never_was(tmp_path: Path) -> No
     second = run(offload=True)
     accumulate(second, first.workload.batch(3))  # gradients wait on the host that belong to no step
     assert checkpoint.load(second, tmp_path).next_step == 2
-    assert all(torch.equal(host, device) for device, host in second.optimizer._inner.param_d2h_map.items())
+    assert all(
+        torch.equal(host, device) for device, host in second.optimizer._inner.param_d2h_map.items()
+    )
     second.optimizer.zero_grad()
     second.optimizer.step()
     assert_same_weights(first, second)
@@ -192,14 +204,18 @@ def test_closing_removes_torchaos_hooks_and_no_others() -> None:
     accumulate(setup, setup.workload.batch(4))
     assert len(calls) == 4  # of two micro-batches in two steps
     assert Stream.waited == 0
-    assert [len(each._post_accumulate_grad_hooks or ()) for _, each in setup.trainable()].count(1) == 1
+    assert [len(each._post_accumulate_grad_hooks or ()) for _, each in setup.trainable()].count(
+        1
+    ) == 1
 
 
 @pytest.mark.usefixtures("streams")
 def test_a_model_of_small_weights_only_and_one_of_large_ones_only() -> None:
     for width, on_host in ((16, 0), (64, 2)):
         workload = Workload(
-            model=lambda width=width: nn.Sequential(*(nn.Linear(width, width, bias=False) for _ in range(2))),
+            model=lambda width=width: nn.Sequential(
+                *(nn.Linear(width, width, bias=False) for _ in range(2))
+            ),
             batch=lambda n, width=width: torch.ones(n, width),
             loss=lambda model, batch: model(batch).square().mean(),
             effective_batch_size=2,
@@ -236,10 +252,14 @@ def stacked(width: int = 384, *, ends: bool = True) -> Workload:
 
     def batch(count: int) -> tuple[torch.Tensor, torch.Tensor]:
         generator = torch.Generator().manual_seed(count)
-        return torch.randn(count, width, generator=generator), torch.randint(10, (count,), generator=generator)
+        return torch.randn(count, width, generator=generator), torch.randint(
+            10, (count,), generator=generator
+        )
 
     usual = tiny.mlp_workload(4)
-    return dataclasses.replace(usual, model=model, batch=batch, loss=usual.loss if ends else loss_of_bare)
+    return dataclasses.replace(
+        usual, model=model, batch=batch, loss=usual.loss if ends else loss_of_bare
+    )
 
 
 class Bare(nn.Module):
@@ -248,7 +268,9 @@ class Bare(nn.Module):
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.blocks = nn.ModuleList(
-            nn.Sequential(*(nn.Linear(each.in_features, each.out_features, bias=False) for each in layers))
+            nn.Sequential(
+                *(nn.Linear(each.in_features, each.out_features, bias=False) for each in layers)
+            )
             for block in repeated_blocks(model)
             if (layers := [each for each in block.modules() if isinstance(each, nn.Linear)])
         )
@@ -266,7 +288,9 @@ def loss_of_bare(model: nn.Module, batch: Any) -> torch.Tensor:
 def rested(config: dict[str, Any], workload: Workload, **chosen: Any) -> Setup:
     torch.manual_seed(0)
     hyperparameters = Hyperparameters(**{"lr": 1e-3, "weight_decay": 0.3, **chosen})
-    return build(workload, config, tiny.CPU, model=workload.model(), hyperparameters=hyperparameters)
+    return build(
+        workload, config, tiny.CPU, model=workload.model(), hyperparameters=hyperparameters
+    )
 
 
 @pytest.mark.usefixtures("resting")
@@ -297,7 +321,8 @@ def test_weights_that_rest_are_stepped_where_they_are(knobs: dict[str, Any]) -> 
     states = setup.optimizer.state
     assert states.keys() == {weight for _, weight in setup.trainable()}
     assert all(
-        torch.equal(states[b]["exp_avg"], plain.optimizer.state[a]["exp_avg"]) for (_, a), (_, b) in both(plain, setup)
+        torch.equal(states[b]["exp_avg"], plain.optimizer.state[a]["exp_avg"])
+        for (_, a), (_, b) in both(plain, setup)
     )
 
 
@@ -308,7 +333,9 @@ def both(one: Setup, other: Setup) -> Any:
 @pytest.mark.usefixtures("resting")
 def test_gradients_of_both_memories_are_clipped_together() -> None:
     workload = stacked()
-    plain, setup = (rested(each, workload, max_grad_norm=0.01) for each in ({"micro_batch_size": 2}, AT_REST))
+    plain, setup = (
+        rested(each, workload, max_grad_norm=0.01) for each in ({"micro_batch_size": 2}, AT_REST)
+    )
     for _ in range(3):
         losses = [train_step(each, workload.batch(4)) for each in (plain, setup)]
         torch.testing.assert_close(*losses)
@@ -327,7 +354,9 @@ def test_compiled_blocks_of_weights_at_rest(monkeypatch: pytest.MonkeyPatch) -> 
     plain = rested({"micro_batch_size": 2, "optimizer": "adamw"}, workload)
     setup = rested({**AT_REST, "compile": "default"}, workload)
     for _ in range(3):
-        torch.testing.assert_close(train_step(plain, workload.batch(4)), train_step(setup, workload.batch(4)))
+        torch.testing.assert_close(
+            train_step(plain, workload.batch(4)), train_step(setup, workload.batch(4))
+        )
     setup.close()
     for (name, one), (_, other) in zip(plain.trainable(), setup.trained_values(), strict=True):
         torch.testing.assert_close(one, other, msg=name)
@@ -336,9 +365,13 @@ def test_compiled_blocks_of_weights_at_rest(monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.mark.usefixtures("resting")
 def test_a_model_of_blocks_alone() -> None:
     workload = stacked(ends=False)
-    plain, setup = (rested(each, workload) for each in ({"micro_batch_size": 2, "optimizer": "adamw"}, AT_REST))
+    plain, setup = (
+        rested(each, workload) for each in ({"micro_batch_size": 2, "optimizer": "adamw"}, AT_REST)
+    )
     for _ in range(3):
-        assert torch.equal(train_step(plain, workload.batch(4)), train_step(setup, workload.batch(4)))
+        assert torch.equal(
+            train_step(plain, workload.batch(4)), train_step(setup, workload.batch(4))
+        )
     assert len(setup.host_params()) == len(setup.trainable()) == 2 * BLOCKS
     setup.close()
     assert_same_weights(plain, setup)
@@ -355,8 +388,12 @@ def test_a_stopped_run_of_weights_at_rest_goes_on_as_if_it_never_was(tmp_path: P
     train_step(second, workload.batch(2))
     assert checkpoint.load(second, tmp_path).next_step == 2
     for _ in range(2):
-        torch.testing.assert_close(train_step(first, workload.batch(4)), train_step(second, workload.batch(4)))
-    for (name, one), (_, other) in zip(first.trained_values(), second.trained_values(), strict=True):
+        torch.testing.assert_close(
+            train_step(first, workload.batch(4)), train_step(second, workload.batch(4))
+        )
+    for (name, one), (_, other) in zip(
+        first.trained_values(), second.trained_values(), strict=True
+    ):
         torch.testing.assert_close(one, other, msg=name)
     with pytest.raises(InputError, match="parameter_offload none, checkpoint has cpu"):
         checkpoint.load(rested({**AT_REST, "parameter_offload": "none"}, workload), tmp_path)
@@ -371,7 +408,9 @@ def test_a_stopped_run_of_weights_at_rest_goes_on_as_if_it_never_was(tmp_path: P
 
 def reason(hardware: Hardware, **knobs: Any) -> str | None:
     workload = tiny.llama_workload()
-    return refuse(canonicalize({"optimizer_offload": "cpu", **knobs}, workload, hardware), workload, hardware)
+    return refuse(
+        canonicalize({"optimizer_offload": "cpu", **knobs}, workload, hardware), workload, hardware
+    )
 
 
 def test_on_a_cpu_there_is_nothing_to_offload_to() -> None:
@@ -389,8 +428,12 @@ def test_on_a_gpu_it_is_offered_with_what_it_can_hold() -> None:
         assert reason(CARD, **knobs) is None
 
 
-@pytest.mark.parametrize("optimizer", [v for v in technique_named("optimizer").values if v != "adamw"])
-def test_the_state_of_another_optimizer_is_refused(optimizer: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "optimizer", [v for v in technique_named("optimizer").values if v != "adamw"]
+)
+def test_the_state_of_another_optimizer_is_refused(
+    optimizer: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(requirements, "no_compiler", lambda *_: None)
     card = dataclasses.replace(CARD, capability=(9, 0))
     precision = "bf16" if optimizer in ("adamw-master", "adamw-sr", "adamw-8bit-sr") else "fp32"
@@ -407,7 +450,9 @@ def test_more_than_the_host_has_is_refused_where_it_would_be_run() -> None:
     workload = dataclasses.replace(tiny.llama_workload(), traits=traits(parameters=8 * 2**30))
 
     def said(hardware: Hardware, **knobs: Any) -> str | None:
-        config = canonicalize({"optimizer_offload": "cpu", "precision": "bf16", **knobs}, workload, hardware)
+        config = canonicalize(
+            {"optimizer_offload": "cpu", "precision": "bf16", **knobs}, workload, hardware
+        )
         return refuse(config, workload, hardware)
 
     card = dataclasses.replace(CARD, host_memory_bytes=63 * GIB)
@@ -421,7 +466,13 @@ def test_more_than_the_host_has_is_refused_where_it_would_be_run() -> None:
 
 def traits(*, parameters: int) -> Traits:
     return Traits(
-        parameters=parameters, blocks=2, linears=2, attention=False, sdpa=False, batch_norm=False, dropout=False
+        parameters=parameters,
+        blocks=2,
+        linears=2,
+        attention=False,
+        sdpa=False,
+        batch_norm=False,
+        dropout=False,
     )
 
 
@@ -449,7 +500,9 @@ def shows(effect: Effect) -> None:
 
 
 @pytest.mark.gpu
-def test_on_the_gpu_it_trains_as_plain_adamw_does_and_its_state_is_on_the_host(tmp_path: Path) -> None:
+def test_on_the_gpu_it_trains_as_plain_adamw_does_and_its_state_is_on_the_host(
+    tmp_path: Path,
+) -> None:
     hardware, workload = detect("cuda"), wide_workload()
     train_step(build(workload, {}, hardware), workload.batch(4))  # what libraries allocate once
 
@@ -475,14 +528,18 @@ def test_on_the_gpu_it_trains_as_plain_adamw_does_and_its_state_is_on_the_host(t
 
 
 @pytest.mark.gpu
-def test_on_the_gpu_weights_and_gradients_at_rest_leave_two_and_three_blocks_and_learn_the_same() -> None:
+def test_on_the_gpu_weights_and_gradients_at_rest_leave_two_and_three_blocks_and_learn_the_same() -> (
+    None
+):
     workload, block, seen = stacked(2048), 2 * 2048 * 4096 * 4, []
     torch.manual_seed(0)
     start = {name: value.clone() for name, value in workload.model().state_dict().items()}
     for knobs in ({"micro_batch_size": 2}, AT_REST):
         model = workload.model()
         model.load_state_dict(start)
-        setup = build(workload, knobs, detect("cuda"), model=model, hyperparameters=Hyperparameters(lr=1e-4))
+        setup = build(
+            workload, knobs, detect("cuda"), model=model, hyperparameters=Hyperparameters(lr=1e-4)
+        )
         seen.append(trained_on_card(setup, workload.batch(4)))
         del setup, model
     (plain, weights), (peak, streamed) = seen

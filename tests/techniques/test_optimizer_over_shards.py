@@ -31,14 +31,21 @@ OF_BF16 = ("adamw-master", "adamw-sr", "adamw-8bit-sr", "adamw-fp8")
 
 def built(knobs: Mapping[str, Any], world: int) -> Setup:
     hardware = dataclasses.replace(CPU, devices=world)
-    return build(llama_workload(**WIDE), knobs, hardware, hyperparameters=Hyperparameters(lr=1e-2, weight_decay=0.3))
+    return build(
+        llama_workload(**WIDE),
+        knobs,
+        hardware,
+        hyperparameters=Hyperparameters(lr=1e-2, weight_decay=0.3),
+    )
 
 
 def stepped(setup: Setup, number: int) -> float:
     torch.manual_seed(number)
     own, _ = own_samples(setup.workload.batch(4), setup.ranks.sampler, setup.ranks.layout.samplers)
     loss = float(accumulate(setup, own))
-    watched = StorageTracker() if setup.config["optimizer"] in COMPILED else nullcontext()  # which forbids compilation
+    watched = (
+        StorageTracker() if setup.config["optimizer"] in COMPILED else nullcontext()
+    )  # which forbids compilation
     with watched:
         update(setup)
     return loss
@@ -55,8 +62,12 @@ def resumed(knobs: Mapping[str, Any], world: int) -> list[float]:
     return losses + [stepped(again, number) for number in (2, 3)]
 
 
-@pytest.mark.parametrize("knobs", [{"optimizer": each} for each in ("adamw-8bit", *COMPILED[:2])] + [IN_BACKWARD])
-def test_state_of_few_bits_is_of_each_ranks_part_and_goes_on_when_saved(knobs: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    "knobs", [{"optimizer": each} for each in ("adamw-8bit", *COMPILED[:2])] + [IN_BACKWARD]
+)
+def test_state_of_few_bits_is_of_each_ranks_part_and_goes_on_when_saved(
+    knobs: dict[str, Any],
+) -> None:
     (expected,) = on_ranks(1, resumed, knobs, 1)
     for losses in on_ranks(2, resumed, knobs | {"data_parallel": "fsdp"}, 2):
         assert losses == pytest.approx(expected, abs=CLOSE[knobs["optimizer"]])
@@ -64,7 +75,9 @@ def test_state_of_few_bits_is_of_each_ranks_part_and_goes_on_when_saved(knobs: d
 
 def each_resumed(world: int) -> list[list[float]]:
     parallel = {"data_parallel": "fsdp"} if world > 1 else {}
-    return [resumed({"precision": "bf16", "optimizer": value} | parallel, world) for value in OF_BF16]
+    return [
+        resumed({"precision": "bf16", "optimizer": value} | parallel, world) for value in OF_BF16
+    ]
 
 
 def test_bf16_weights_learn_the_same_on_two_ranks() -> None:

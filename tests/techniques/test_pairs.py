@@ -27,7 +27,13 @@ from autofit.techniques import canonicalize, refuse, technique_named
 from autofit.training.build import build
 from autofit.training.step import train_step
 from tests import tiny
-from tests.techniques.contract import EFFECTIVE_BATCH, ON_ONE_DEVICE, knobs, reason_against, values_of
+from tests.techniques.contract import (
+    EFFECTIVE_BATCH,
+    ON_ONE_DEVICE,
+    knobs,
+    reason_against,
+    values_of,
+)
 
 WORKLOAD = tiny.llama_workload(EFFECTIVE_BATCH)
 COMPILE = technique_named("compile")
@@ -38,7 +44,9 @@ SHARES = 10  # tests that the configs are dealt out to: how many configs there a
 # What Dynamo stumbles over while it reads other libraries' code; runs go on, and tests make errors of warnings.
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning"),
+    pytest.mark.filterwarnings(
+        "ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning"
+    ),
 ]
 
 ALIKE = {  # optimizers of one library, for the same weights; formats of one kind
@@ -59,7 +67,9 @@ def all_values() -> dict[str, list[Value]]:
     Without knobs of which only one value is left: every config holds that.
     """
     values = {
-        technique.name: [value for value in values_of(technique) if not reason_against(technique.name, value)]
+        technique.name: [
+            value for value in values_of(technique) if not reason_against(technique.name, value)
+        ]
         for technique in ON_ONE_DEVICE
         if technique.name not in ("gradient_accumulation_steps", *NUMBERS)  # the former is derived
     }
@@ -101,7 +111,11 @@ class Cover:
         while left := [pair for pair in self._missing if pair in wanted]:
             pair = self._draw.choice(left)
             fixed = beside(self._missing[pair])
-            climbed = [self._climb(start, fixed, wanted) for _ in range(climbs) if (start := self._start(fixed))]
+            climbed = [
+                self._climb(start, fixed, wanted)
+                for _ in range(climbs)
+                if (start := self._start(fixed))
+            ]
             if not climbed:
                 self.impossible.append(self._missing.pop(pair))
                 continue
@@ -140,7 +154,11 @@ class Cover:
         return new / 4 if config[COMPILE.name] != COMPILE.off and config["lora_rank"] else new
 
     def _pairs(self, config: Config) -> list[Pair]:
-        return list(itertools.starmap(pair_of, itertools.combinations([(k, config[k]) for k in self._values], 2)))
+        return list(
+            itertools.starmap(
+                pair_of, itertools.combinations([(k, config[k]) for k in self._values], 2)
+            )
+        )
 
 
 def _compiled(held: Knobs) -> bool:
@@ -154,7 +172,9 @@ cover = cache(Cover)
 
 @pytest.mark.parametrize("share", range(SHARES))
 def test_it_trains_or_is_refused_when_built(share: int) -> None:
-    configs = cover().configs  # in this order: what is compiled forgets what torchao compiled for others
+    configs = (
+        cover().configs
+    )  # in this order: what is compiled forgets what torchao compiled for others
     for config in configs[share * len(configs) // SHARES : (share + 1) * len(configs) // SHARES]:
         try:
             train(config)
@@ -167,7 +187,9 @@ def train(config: Config) -> None:
     torch.manual_seed(0)
     model = WORKLOAD.model()
     try:
-        setup = build(WORKLOAD, config, tiny.CPU, model=model, hyperparameters=Hyperparameters(lr=1e-3))
+        setup = build(
+            WORKLOAD, config, tiny.CPU, model=model, hyperparameters=Hyperparameters(lr=1e-3)
+        )
     except RefusedError as refused:
         assert re.match(r"\w.*[;.,] .*\.$", str(refused))
         return

@@ -30,7 +30,9 @@ from tests.streaming import resident_bytes, streamed_bytes, trained_on_card
 LORA = {"lora_rank": 4, "lora_targets": "all-linear"}
 OFFLOAD = {"parameter_offload": "cpu", **LORA}
 CUDA = dataclasses.replace(tiny.CPU, device="cuda", name="a card", capability=(8, 0))
-TRAITS = Traits(parameters=1, blocks=2, linears=2, attention=False, sdpa=False, batch_norm=False, dropout=False)
+TRAITS = Traits(
+    parameters=1, blocks=2, linears=2, attention=False, sdpa=False, batch_norm=False, dropout=False
+)
 TECHNIQUE = technique_named("parameter_offload")
 WIDTH, DEPTH = 384, 5
 MATRIX = WIDTH * 2 * WIDTH * 4  # 1.1 MiB; two in each block
@@ -46,7 +48,9 @@ def wide(width: int = WIDTH, depth: int = DEPTH, samples: int = 4) -> Workload:
         features = torch.randn(count, width, generator=generator)
         return features, torch.randint(10, (count,), generator=generator)
 
-    return dataclasses.replace(tiny.mlp_workload(samples), model=lambda: tiny.MLP(width, depth), batch=batch)
+    return dataclasses.replace(
+        tiny.mlp_workload(samples), model=lambda: tiny.MLP(width, depth), batch=batch
+    )
 
 
 @pytest.fixture
@@ -86,14 +90,26 @@ def built(workload: Workload, config: dict[str, Any]) -> Setup:
             CUDA,
             "parameter_offload: trained weights are streamed where the backward or the host updates them",
         ),
-        ({"parameter_offload": "cpu", "optimizer_in_backward": True, "micro_batch_size": 4}, None, CUDA, None),
-        ({"parameter_offload": "cpu", "optimizer_offload": "cpu", "micro_batch_size": 1}, None, CUDA, None),
+        (
+            {"parameter_offload": "cpu", "optimizer_in_backward": True, "micro_batch_size": 4},
+            None,
+            CUDA,
+            None,
+        ),
+        (
+            {"parameter_offload": "cpu", "optimizer_offload": "cpu", "micro_batch_size": 1},
+            None,
+            CUDA,
+            None,
+        ),
         (OFFLOAD, TRAITS, CUDA, "parameter_offload: fewer than 3 repeated blocks have weights"),
         (OFFLOAD, None, CUDA, None),
         (OFFLOAD | {"parameter_offload": "none"}, TRAITS, tiny.CPU, None),
     ],
 )
-def test_what_it_is_refused_for(knobs: dict[str, Any], traits: Traits | None, hardware: Any, reason: str) -> None:
+def test_what_it_is_refused_for(
+    knobs: dict[str, Any], traits: Traits | None, hardware: Any, reason: str
+) -> None:
     workload = dataclasses.replace(wide(), traits=traits)
     if "optimizer_offload" in knobs:
         pytest.importorskip("torchao")
@@ -106,7 +122,9 @@ def test_it_is_searched_only_where_there_are_two_memories() -> None:
     assert TECHNIQUE.choices(CUDA) == ("none", "cpu")
 
 
-@pytest.mark.parametrize("workload", [wide(depth=2), wide(width=48)], ids=["two blocks", "small weights"])
+@pytest.mark.parametrize(
+    "workload", [wide(depth=2), wide(width=48)], ids=["two blocks", "small weights"]
+)
 def test_a_model_with_nothing_to_gain_is_refused_and_left_as_it_was(
     streamers: list[BlockStreamer], workload: Workload
 ) -> None:
@@ -125,7 +143,13 @@ def test_building_never_has_more_than_one_frozen_weight_on_the_device(
 
     def noted(streamer: BlockStreamer, block: Any, slot: Any, weight: nn.Parameter) -> None:
         hold(streamer, block, slot, weight)
-        there.append(sum(each.storage.nbytes() for block in streamer.blocks for each in block.resting.values()))
+        there.append(
+            sum(
+                each.storage.nbytes()
+                for block in streamer.blocks
+                for each in block.resting.values()
+            )
+        )
 
     monkeypatch.setattr(BlockStreamer, "hold", noted)
     build(workload, OFFLOAD, tiny.CPU, model=living(workload) if given else None)
@@ -158,14 +182,22 @@ def test_gradients_are_the_same_with_two_blocks_on_the_device(
     for (name, one), (_, other) in zip(plain.trainable(), streamed.trainable(), strict=True):
         assert torch.equal(one.grad, other.grad), name
     assert max(log) == 2 * streamed_bytes(streamers[0]) / DEPTH
-    bits = {"nf4-dq": 4, "int8": 8}.get(str(knobs.get("quantization")), 16 if "precision" in knobs else 32)
+    bits = {"nf4-dq": 4, "int8": 8}.get(
+        str(knobs.get("quantization")), 16 if "precision" in knobs else 32
+    )
     assert streamed_bytes(streamers[0]) == 2 * DEPTH * MATRIX * bits // 32
 
 
-def test_steps_evaluations_checkpoints_and_the_end(streamers: list[BlockStreamer], tmp_path: Path) -> None:
+def test_steps_evaluations_checkpoints_and_the_end(
+    streamers: list[BlockStreamer], tmp_path: Path
+) -> None:
     workload = wide()
     setup = built(workload, OFFLOAD)
-    parameters = {name: parameter for name, parameter in setup.model.named_parameters() if not parameter.requires_grad}
+    parameters = {
+        name: parameter
+        for name, parameter in setup.model.named_parameters()
+        if not parameter.requires_grad
+    }
     batch = workload.batch(4)
     losses = [float(train_step(setup, batch)) for _ in range(2)]
     assert evaluate(setup, [batch]) < losses[0]
@@ -199,7 +231,9 @@ def test_beside_activation_offload_no_weight_is_packed(
     assert offload.packed_bytes == (DEPTH + 1) * features + DEPTH * inside
 
 
-@pytest.mark.filterwarnings("ignore:The .grad attribute")  # dynamo looks at that of every input, also without streaming
+@pytest.mark.filterwarnings(
+    "ignore:The .grad attribute"
+)  # dynamo looks at that of every input, also without streaming
 def test_compiled_blocks(streamers: list[BlockStreamer], monkeypatch: pytest.MonkeyPatch) -> None:
     compiling = technique_named("compile")
     monkeypatch.setattr(f"{type(compiling).__module__}.BACKEND", "aot_eager")
@@ -216,7 +250,9 @@ def test_compiled_blocks(streamers: list[BlockStreamer], monkeypatch: pytest.Mon
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("knobs", [{}, {"quantization": "nf4"}, {"activation_checkpointing": "full"}])
+@pytest.mark.parametrize(
+    "knobs", [{}, {"quantization": "nf4"}, {"activation_checkpointing": "full"}]
+)
 def test_on_a_card_the_peak_falls_by_all_blocks_but_two(knobs: dict[str, Any]) -> None:
     workload = wide(width=4096, depth=12)  # 256 MiB in each block in fp32
 
@@ -247,11 +283,15 @@ def test_on_a_card_the_peak_falls_by_all_blocks_but_two(knobs: dict[str, Any]) -
 
 WHOLE = {"optimizer_in_backward": True, "micro_batch_size": 4}
 OPTIMIZERS = [
-    value for value in technique_named("optimizer").values if value not in ("adamw", "paged-adamw", "paged-adamw-8bit")
+    value
+    for value in technique_named("optimizer").values
+    if value not in ("adamw", "paged-adamw", "paged-adamw-8bit")
 ]
 
 
-def trained(workload: Workload, config: dict[str, Any], steps: int, **options: Any) -> tuple[Setup, list[torch.Tensor]]:
+def trained(
+    workload: Workload, config: dict[str, Any], steps: int, **options: Any
+) -> tuple[Setup, list[torch.Tensor]]:
     """A training of all weights, and the loss of each step."""
     setup = build(workload, config, tiny.CPU, model=living(workload), **options)
     return setup, [train_step(setup, workload.batch(4)).clone() for _ in range(steps)]
@@ -265,7 +305,10 @@ def trained(workload: Workload, config: dict[str, Any], steps: int, **options: A
         {"activation_checkpointing": "alternate"},
         {"precision": "bf16"},
         {"precision": "bf16-mixed"},
-        *({"optimizer": value, "precision": "bf16" if value[-2:] in ("sr", "er") else "fp32"} for value in OPTIMIZERS),
+        *(
+            {"optimizer": value, "precision": "bf16" if value[-2:] in ("sr", "er") else "fp32"}
+            for value in OPTIMIZERS
+        ),
     ],
     ids=str,
 )
@@ -282,30 +325,40 @@ def test_trained_weights_are_streamed_where_the_backward_updates_them(
     found = [train_step(streamed, workload.batch(4)).clone() for _ in range(3)]
     assert torch.equal(torch.stack(expected), torch.stack(found))
     assert max(log) == 3 * streamed_bytes(streamers[0]) / DEPTH
-    assert streamed_bytes(streamers[0]) >= 2 * DEPTH * MATRIX // (2 if knobs.get("precision") == "bf16" else 1)
+    assert streamed_bytes(streamers[0]) >= 2 * DEPTH * MATRIX // (
+        2 if knobs.get("precision") == "bf16" else 1
+    )
     for (name, one), (_, other) in zip(plain.trainable(), streamed.trained_values(), strict=True):
         assert torch.equal(one, other), name
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute")
-def test_compiled_blocks_of_trained_weights(streamers: list[BlockStreamer], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compiled_blocks_of_trained_weights(
+    streamers: list[BlockStreamer], monkeypatch: pytest.MonkeyPatch
+) -> None:
     compiling = technique_named("compile")
     monkeypatch.setattr(f"{type(compiling).__module__}.BACKEND", "aot_eager")
     monkeypatch.setattr(compiling, "refuse", lambda *_: None)
     workload = wide()
     _, expected = trained(workload, WHOLE, 3)
-    compiled, found = trained(workload, WHOLE | {"parameter_offload": "cpu", "compile": "default"}, 3)
+    compiled, found = trained(
+        workload, WHOLE | {"parameter_offload": "cpu", "compile": "default"}, 3
+    )
     torch.testing.assert_close(torch.stack(found), torch.stack(expected))
     assert resident_bytes(streamers[0]) < streamed_bytes(streamers[0])
     compiled.close()
 
 
-def test_a_training_of_streamed_weights_is_saved_and_goes_on(streamers: list[BlockStreamer], tmp_path: Path) -> None:
+def test_a_training_of_streamed_weights_is_saved_and_goes_on(
+    streamers: list[BlockStreamer], tmp_path: Path
+) -> None:
     workload, config = wide(), WHOLE | {"parameter_offload": "cpu", "optimizer": "adamw"}
     plain, expected = trained(workload, WHOLE | {"optimizer": "adamw"}, 4)
     setup, losses = trained(workload, config, 2)
     save(setup, tmp_path, 2)
-    losses.append(train_step(setup, workload.batch(4)))  # after which the checkpoint must still hold the former weights
+    losses.append(
+        train_step(setup, workload.batch(4))
+    )  # after which the checkpoint must still hold the former weights
     again, _ = trained(workload, config, 1)
     assert load(again, tmp_path).next_step == 2
     assert evaluate(again, [workload.batch(4)]) == pytest.approx(float(expected[2]))
@@ -321,10 +374,16 @@ def test_a_training_of_streamed_weights_is_saved_and_goes_on(streamers: list[Blo
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("optimizer", ["adamw", "adamw-8bit"])
-def test_on_a_card_trained_weights_leave_three_blocks_there_and_learn_the_same(optimizer: str) -> None:
+def test_on_a_card_trained_weights_leave_three_blocks_there_and_learn_the_same(
+    optimizer: str,
+) -> None:
     workload, seen = wide(width=2048, depth=12), []  # 64 MiB in each block in fp32
     for where in ("none", "cpu"):
-        config = WHOLE | {"optimizer": optimizer, "parameter_offload": where, "activation_checkpointing": "full"}
+        config = WHOLE | {
+            "optimizer": optimizer,
+            "parameter_offload": where,
+            "activation_checkpointing": "full",
+        }
         setup = build(workload, config, detect("cuda"), model=living(workload))
         seen.append(trained_on_card(setup, workload.batch(4)))
         del setup

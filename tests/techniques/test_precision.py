@@ -39,31 +39,47 @@ def test_what_is_searched_depends_on_the_hardware() -> None:
     ("keeps", "here", "on_a_card"),
     [
         ((("float32",), ()), ["fp32", "bf16-mixed"], ["fp32", "tf32", "bf16-mixed", "fp16-mixed"]),
-        ((("float32",), ("float32",)), ["fp32", "bf16-mixed"], ["fp32", "tf32", "bf16-mixed", "fp16-mixed"]),
+        (
+            (("float32",), ("float32",)),
+            ["fp32", "bf16-mixed"],
+            ["fp32", "tf32", "bf16-mixed", "fp16-mixed"],
+        ),
         (((), ("float32",)), ["fp32", "bf16-mixed"], ["fp32", "tf32", "bf16-mixed", "fp16-mixed"]),
         ((("bfloat16",), ()), ["bf16"], ["bf16", "fp8"]),
         ((("float32",), ("bfloat16",)), ["bf16-mixed"], ["bf16-mixed"]),
         (((), ("bfloat16",)), ["bf16", "bf16-mixed"], ["bf16", "bf16-mixed", "fp8"]),
         # What no value keeps is held in what loses nothing of it, as far as there is such a format.
         ((("float16",), ()), ["fp32", "bf16-mixed"], ["fp32", "tf32", "bf16-mixed", "fp16-mixed"]),
-        ((("bfloat16", "float32"), ()), ["fp32", "bf16-mixed"], ["fp32", "tf32", "bf16-mixed", "fp16-mixed"]),
+        (
+            (("bfloat16", "float32"), ()),
+            ["fp32", "bf16-mixed"],
+            ["fp32", "tf32", "bf16-mixed", "fp16-mixed"],
+        ),
         ((("float64",), ()), ["fp32"], ["fp32", "tf32"]),
         (((), ()), ["fp32", "bf16", "bf16-mixed"], list(PRECISION.values)),
     ],
     ids=str,
 )
-def test_weights_that_are_to_come_back_as_they_came(keeps: Any, here: list[str], on_a_card: list[str]) -> None:
+def test_weights_that_are_to_come_back_as_they_came(
+    keeps: Any, here: list[str], on_a_card: list[str]
+) -> None:
     workload = replace(tiny.mlp_workload(), keeps=keeps)
     assert list(PRECISION.choices_for(workload, tiny.CPU)) == here
     assert list(PRECISION.choices_for(workload, HOPPER)) == on_a_card
 
 
 @pytest.mark.parametrize(("again", "held"), [("none", 5.0), ("full", 0.5)])
-def test_autocast_holds_copies_of_checkpointed_weights_one_at_a_time(again: str, held: float) -> None:
+def test_autocast_holds_copies_of_checkpointed_weights_one_at_a_time(
+    again: str, held: float
+) -> None:
     """In the forward of five blocks of two matrices; a backward makes them anew."""
     width, depth = 256, 5
-    workload = replace(tiny.mlp_workload(4), model=lambda: tiny.MLP(width, depth), batch=partial(of_width, width))
-    setup = build(workload, {"precision": "bf16-mixed", "activation_checkpointing": again}, tiny.CPU)
+    workload = replace(
+        tiny.mlp_workload(4), model=lambda: tiny.MLP(width, depth), batch=partial(of_width, width)
+    )
+    setup = build(
+        workload, {"precision": "bf16-mixed", "activation_checkpointing": again}, tiny.CPU
+    )
     batch = workload.batch(4)
     with StorageTracker() as tracker, setup.step_context(), setup.forward_context():
         tracker.see([batch, *setup.model.parameters()])
@@ -86,7 +102,9 @@ def test_a_bf16_model_on_a_card_without_bf16_is_held_in_fp32() -> None:
 
 def test_weights_held_in_another_format_meanwhile_are_told_of() -> None:
     def warned(precision: str, *trained: str) -> list[str]:
-        return build(replace(tiny.mlp_workload(), keeps=(trained, ())), {"precision": precision}, tiny.CPU).warnings
+        return build(
+            replace(tiny.mlp_workload(), keeps=(trained, ())), {"precision": precision}, tiny.CPU
+        ).warnings
 
     assert warned("fp32", "float16") == [
         "weights in float16 are trained in another format and rounded back at the end."
@@ -169,17 +187,24 @@ def test_a_living_model_that_comes_back_in_two_formats_is_warned_of_and_the_reme
     model = tiny.Transformer()
     setup = build(workload, config, tiny.CPU, model=model)
     (warning,) = setup.warnings
-    assert 'run it under torch.autocast("cpu", torch.bfloat16), or cast it with model.to(torch.bfloat16)' in warning
+    assert (
+        'run it under torch.autocast("cpu", torch.bfloat16), or cast it with model.to(torch.bfloat16)'
+        in warning
+    )
     setup.close()
     with torch.autocast("cpu", torch.bfloat16):
         assert model(**workload.batch(2)).isfinite()
     assert model.to(torch.bfloat16)(**workload.batch(2)).isfinite()
     assert not build(workload, config, tiny.CPU).warnings  # nobody is given a probe's model
-    assert not build(workload, {"precision": "bf16-mixed"}, tiny.CPU, model=tiny.Transformer()).warnings
+    assert not build(
+        workload, {"precision": "bf16-mixed"}, tiny.CPU, model=tiny.Transformer()
+    ).warnings
 
 
 @pytest.mark.parametrize("knobs", [{"lora_rank": 4}, {}], ids=str)
-def test_frozen_weights_that_are_to_come_back_in_fp32_are_never_rounded(knobs: dict[str, Any]) -> None:
+def test_frozen_weights_that_are_to_come_back_in_fp32_are_never_rounded(
+    knobs: dict[str, Any],
+) -> None:
     """Autocast computes with copies in bf16, as of trained weights; without `keeps` they are stored in bf16."""
 
     def partly_frozen() -> nn.Module:
@@ -197,7 +222,11 @@ def test_frozen_weights_that_are_to_come_back_in_fp32_are_never_rounded(knobs: d
     assert all(torch.equal(value, before[name]) for name, value in frozen.items())
     assert dtypes_of(model.parameters()) == {torch.float32}
     setup.close()
-    low = build(replace(workload, keeps=None, model=partly_frozen), {"precision": "bf16-mixed", **knobs}, tiny.CPU)
+    low = build(
+        replace(workload, keeps=None, model=partly_frozen),
+        {"precision": "bf16-mixed", **knobs},
+        tiny.CPU,
+    )
     assert torch.bfloat16 in dtypes_of(low.model.parameters())
 
 
@@ -217,28 +246,42 @@ def shows(effect: Effect) -> None:
     low = torch.float16 if effect.value == "fp16-mixed" else torch.bfloat16
     mixed = effect.value.endswith("-mixed")
     assert dtypes_of(effect.setup.model.parameters()) == {torch.float32 if mixed else low}
-    products = ("aten.mm", "aten.addmm", "scaled_dot_product_flash")  # some transformers rotate by a bmm in float32
+    products = (
+        "aten.mm",
+        "aten.addmm",
+        "scaled_dot_product_flash",
+    )  # some transformers rotate by a bmm in float32
     assert effect.trace.dtypes(*products) == {low}
     assert effect.off_trace.dtypes(*products) == {torch.float32}
     assert effect.trace.loss != effect.off_trace.loss
     assert (effect.setup.scaler is not None) == (effect.value == "fp16-mixed")
     if effect.value != "fp16-mixed":  # whose first steps are skipped
         states = {
-            state.dtype for each in effect.setup.optimizer.state.values() for state in each.values() if state.dim()
+            state.dtype
+            for each in effect.setup.optimizer.state.values()
+            for state in each.values()
+            if state.dim()
         }
         assert states == {torch.float32 if mixed else low}
     adapted = built(effect.setup.workload, {"precision": effect.value, "lora_rank": 4})
     assert dtypes_of(p for p in adapted.model.parameters() if not p.requires_grad) == {low}
-    assert dtypes_of(p for p in adapted.model.parameters() if p.requires_grad) == {torch.float32 if mixed else low}
+    assert dtypes_of(p for p in adapted.model.parameters() if p.requires_grad) == {
+        torch.float32 if mixed else low
+    }
 
 
 def reason(value: str, hardware: object, **knobs: object) -> str | None:
     workload = replace(tiny.llama_workload(), sequence_length=16)
-    return refuse(canonicalize({"precision": value, **knobs}, workload, hardware), workload, hardware)
+    return refuse(
+        canonicalize({"precision": value, **knobs}, workload, hardware), workload, hardware
+    )
 
 
 def test_tf32_and_fp8_need_the_units_for_it() -> None:
-    assert reason("fp8", AMPERE) == "precision: fp8 needs compute capability 8.9, an A100 has 8.0; use bf16."
+    assert (
+        reason("fp8", AMPERE)
+        == "precision: fp8 needs compute capability 8.9, an A100 has 8.0; use bf16."
+    )
     assert "tf32 needs compute capability 8.0" in reason("tf32", TURING)
     assert reason("tf32", AMPERE) is None
     assert reason("fp8", HOPPER) is None
@@ -247,15 +290,24 @@ def test_tf32_and_fp8_need_the_units_for_it() -> None:
 def test_fp8_needs_a_multiple_of_16_tokens() -> None:
     workload = replace(tiny.llama_workload(), sequence_length=10)
     config = canonicalize({"precision": "fp8", "micro_batch_size": 2}, workload, HOPPER)
-    assert "a multiple of 16 tokens in a micro-batch, not 20; choose another" in refuse(config, workload, HOPPER)
+    assert "a multiple of 16 tokens in a micro-batch, not 20; choose another" in refuse(
+        config, workload, HOPPER
+    )
 
 
 def roundings() -> dict[str, Any]:
     """How products of fp32 numbers are rounded, by all of PyTorch's switches."""
     backends = torch.backends
-    kinds = {"matmul": backends.cuda.matmul, "convolution": backends.cudnn.conv, "recurrent": backends.cudnn.rnn}
+    kinds = {
+        "matmul": backends.cuda.matmul,
+        "convolution": backends.cudnn.conv,
+        "recurrent": backends.cudnn.rnn,
+    }
     found = {name: kind.fp32_precision for name, kind in kinds.items()}
-    older = {"older": torch.get_float32_matmul_precision(), "older convolution": backends.cudnn.allow_tf32}
+    older = {
+        "older": torch.get_float32_matmul_precision(),
+        "older convolution": backends.cudnn.allow_tf32,
+    }
     return {**found, "of a CPU": backends.mkldnn.matmul.fp32_precision, **older}
 
 
@@ -275,14 +327,18 @@ def rounding_kept() -> Iterator[None]:
 @pytest.mark.usefixtures("rounding_kept")
 @pytest.mark.parametrize("own", ["highest", "high", "medium"])
 @pytest.mark.parametrize(("value", "rounding"), [("fp32", "ieee"), ("tf32", "tf32")])
-def test_fp32_products_are_rounded_as_the_value_says_while_the_run_lasts(value: str, rounding: str, own: str) -> None:
+def test_fp32_products_are_rounded_as_the_value_says_while_the_run_lasts(
+    value: str, rounding: str, own: str
+) -> None:
     torch.set_float32_matmul_precision(own)
     before = roundings()
     setup = build(tiny.llama_workload(), {"precision": "bf16"}, tiny.CPU)
     assert roundings() == before
     PRECISION.apply(setup, value)
     while_it_lasts = roundings()  # which would raise where two switches contradict each other
-    assert {while_it_lasts[kind] for kind in ("matmul", "convolution", "recurrent", "of a CPU")} == {rounding}
+    assert {
+        while_it_lasts[kind] for kind in ("matmul", "convolution", "recurrent", "of a CPU")
+    } == {rounding}
     assert while_it_lasts["older"] == ("high" if value == "tf32" else "highest")
     assert while_it_lasts["older convolution"] is (value == "tf32")
     setup.close()
@@ -297,13 +353,19 @@ def test_switches_that_contradict_each_other_are_given_back_as_they_were() -> No
     setup = build(tiny.conv_workload(), {"precision": "fp32"}, tiny.CPU)
     assert roundings()["recurrent"] == "ieee"
     setup.close()
-    assert (torch.backends.cudnn.conv.fp32_precision, torch.backends.cudnn.rnn.fp32_precision) == ("ieee", "tf32")
+    assert (torch.backends.cudnn.conv.fp32_precision, torch.backends.cudnn.rnn.fp32_precision) == (
+        "ieee",
+        "tf32",
+    )
 
 
 @pytest.mark.gpu
 def test_fp32_convolves_in_fp32() -> None:
     hardware = detect("cuda")
-    images, weights = torch.randn(4, 64, 32, 32, device="cuda"), torch.randn(64, 64, 3, 3, device="cuda")
+    images, weights = (
+        torch.randn(4, 64, 32, 32, device="cuda"),
+        torch.randn(64, 64, 3, 3, device="cuda"),
+    )
     exact = nn.functional.conv2d(images.double(), weights.double())
     errors = {}
     for value in ("fp32", "tf32"):
@@ -380,7 +442,9 @@ def test_on_a_gpu_the_products_are_rounded(value: str) -> None:
     workload, losses = tiny.llama_workload(), {}
     for each in ("fp32", "bf16", value):
         torch.manual_seed(0)
-        with contextlib.closing(build(workload, {"precision": each}, hardware, model=workload.model())) as setup:
+        with contextlib.closing(
+            build(workload, {"precision": each}, hardware, model=workload.model())
+        ) as setup:
             losses[each] = [float(train_step(setup, workload.batch(4))) for _ in range(2)]
     assert losses[value] not in (losses["fp32"], losses["bf16"])
     assert losses[value] == pytest.approx(losses["fp32"], rel=0.02)

@@ -27,10 +27,29 @@ from tests.techniques.contract import Effect, living
 
 QUANTIZATION = technique_named("quantization")
 CHANGES = QUANTIZATION.values[1:]
-NO_LINEARS = Traits(parameters=1, blocks=0, linears=0, attention=False, sdpa=False, batch_norm=False, dropout=False)
-GPT2 = {"model_type": "gpt2", "vocab_size": 64, "n_embd": 32, "n_layer": 2, "n_head": 2, "n_positions": 32}
-FALCON = {"model_type": "falcon", "vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
-WORST = {"int8": 0.5 / 127, "nf4": 0.16, "nf4-dq": 0.17}  # rounding error, relative to the largest weight of a block
+NO_LINEARS = Traits(
+    parameters=1, blocks=0, linears=0, attention=False, sdpa=False, batch_norm=False, dropout=False
+)
+GPT2 = {
+    "model_type": "gpt2",
+    "vocab_size": 64,
+    "n_embd": 32,
+    "n_layer": 2,
+    "n_head": 2,
+    "n_positions": 32,
+}
+FALCON = {
+    "model_type": "falcon",
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+}
+WORST = {
+    "int8": 0.5 / 127,
+    "nf4": 0.16,
+    "nf4-dq": 0.17,
+}  # rounding error, relative to the largest weight of a block
 
 
 def beside(value):
@@ -62,18 +81,24 @@ def predicted_bytes(value: str, rows: int, columns: int) -> float:
     if value == "int8":
         return weights + 4 * rows
     blocks = weights / 64
-    return weights / 2 + (4 * blocks if value == "nf4" else blocks + 4 * (blocks / 256) + 4 * 256 + 4)
+    return weights / 2 + (
+        4 * blocks if value == "nf4" else blocks + 4 * (blocks / 256) + 4 * 256 + 4
+    )
 
 
 def shows(effect: Effect) -> None:
     before = living(effect.setup.workload)
     head = before.get_output_embeddings() if hasattr(before, "get_output_embeddings") else None
-    expected = {n: m for n, m in before.named_modules() if isinstance(m, nn.Linear) and m is not head}
+    expected = {
+        n: m for n, m in before.named_modules() if isinstance(m, nn.Linear) and m is not head
+    }
     layers = quantised(effect.setup.model)
     assert layers.keys() == expected.keys()
     for name, layer in layers.items():
         weight = expected[name].weight
-        assert held_bytes(layer) == pytest.approx(predicted_bytes(effect.value, *weight.shape), rel=0.1), name
+        assert held_bytes(layer) == pytest.approx(
+            predicted_bytes(effect.value, *weight.shape), rel=0.1
+        ), name
         x = torch.randn(3, weight.shape[1])
         plain, seen = functional.linear(x, weight, expected[name].bias), layer.train()(x)
         assert not torch.equal(plain, seen)
@@ -88,7 +113,9 @@ class Wide(nn.Module):
 
     def __init__(self, width: int = 256, depth: int = 8) -> None:
         super().__init__()
-        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(width, width, bias=False), nn.ReLU()) for _ in range(depth))
+        self.blocks = nn.ModuleList(
+            nn.Sequential(nn.Linear(width, width, bias=False), nn.ReLU()) for _ in range(depth)
+        )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         for block in self.blocks:
@@ -102,7 +129,9 @@ WIDE = Workload(model=Wide, batch=lambda n: {"x": torch.ones(n, 256)}, effective
 @pytest.mark.parametrize("from_living", [True, False])
 @pytest.mark.parametrize("value", CHANGES)
 def test_building_never_holds_the_whole_model_unquantised(value: str, from_living: bool) -> None:
-    importlib.import_module("bitsandbytes")  # here: pytest keeps what it logs then, and with it all its callers hold
+    importlib.import_module(
+        "bitsandbytes"
+    )  # here: pytest keeps what it logs then, and with it all its callers hold
     config = {"quantization": value, "lora_rank": 1}
     one, count = 256 * 256 * 4, 8
     model = Wide() if from_living else None
@@ -113,14 +142,20 @@ def test_building_never_holds_the_whole_model_unquantised(value: str, from_livin
     held = count * predicted_bytes(value, 256, 256)
     assert tracker.live < held + 0.3 * one  # adapters are of rank 1
     if not from_living:
-        assert tracker.peak < held + 4 * one  # a weight, and what quantising one takes; half of the eight at most
+        assert (
+            tracker.peak < held + 4 * one
+        )  # a weight, and what quantising one takes; half of the eight at most
     else:
         assert tracker.peak < count * one + 4 * one  # no second copy of the model
 
 
-@pytest.mark.parametrize("config_json", [GPT2, FALCON], ids=lambda config_json: config_json["model_type"])
+@pytest.mark.parametrize(
+    "config_json", [GPT2, FALCON], ids=lambda config_json: config_json["model_type"]
+)
 @pytest.mark.parametrize("value", CHANGES)
-def test_gpt2s_transposed_and_falcons_own_layers_too(value: str, config_json: dict[str, Any]) -> None:
+def test_gpt2s_transposed_and_falcons_own_layers_too(
+    value: str, config_json: dict[str, Any]
+) -> None:
     model = HuggingFaceModel("it", "causal-lm", config_json, {"kind": "directory", "path": "tiny"})
     workload = huggingface_workload(model, sequence_length=16, effective_batch_size=4)
     losses = {}
@@ -148,7 +183,9 @@ def test_training_goes_on_after_an_evaluation(value: str) -> None:
         torch.manual_seed(0)
         config = {"quantization": value, "lora_rank": 4, "precision": "bf16"}
         hyperparameters = Hyperparameters(lr=1e-2)
-        setup = build(workload, config, tiny.CPU, model=workload.model(), hyperparameters=hyperparameters)
+        setup = build(
+            workload, config, tiny.CPU, model=workload.model(), hyperparameters=hyperparameters
+        )
         with contextlib.closing(setup):
             first = float(train_step(setup, batch))
             if evaluated:
@@ -184,16 +221,25 @@ def test_a_weight_that_somebody_else_holds_too_is_left_alone() -> None:
 
 
 def test_what_it_minds() -> None:
-    workload, gpu = tiny.llama_workload(), replace(tiny.CPU, device="cuda", name="an H100", capability=(9, 0))
+    workload, gpu = (
+        tiny.llama_workload(),
+        replace(tiny.CPU, device="cuda", name="an H100", capability=(9, 0)),
+    )
 
     def reason(**knobs) -> str | None:
         return refuse(canonicalize({"quantization": "nf4", **knobs}, workload, gpu), workload, gpu)
 
-    assert reason() == "quantization: quantised weights cannot be trained; set lora_rank, or use none."
-    assert "leave nothing to multiply in fp8; use precision bf16" in reason(lora_rank=8, precision="fp8")
+    assert (
+        reason() == "quantization: quantised weights cannot be trained; set lora_rank, or use none."
+    )
+    assert "leave nothing to multiply in fp8; use precision bf16" in reason(
+        lora_rank=8, precision="fp8"
+    )
     assert reason(lora_rank=8) is None
     workload = replace(workload, traits=NO_LINEARS)
-    config = canonicalize({"quantization": "nf4", "lora_rank": 0}, workload, tiny.CPU).replace(lora_rank=8)
+    config = canonicalize({"quantization": "nf4", "lora_rank": 0}, workload, tiny.CPU).replace(
+        lora_rank=8
+    )
     assert "no frozen linear layer" in QUANTIZATION.refuse(config, workload, tiny.CPU)
 
 
@@ -208,9 +254,13 @@ def test_random_weights_have_no_outliers_in_int8_and_ones_own_may() -> None:
     assert thresholds == {65504.0, 6.0}
 
 
-def test_without_bitsandbytes_it_is_refused_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_bitsandbytes_it_is_refused_with_the_remedy(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     find = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "bitsandbytes" else find(name))
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name: None if name == "bitsandbytes" else find(name)
+    )
     workload = tiny.llama_workload()
     config = canonicalize({"quantization": "int8", "lora_rank": 4}, workload, tiny.CPU)
     assert "pip install bitsandbytes" in refuse(config, workload, tiny.CPU)
@@ -245,12 +295,22 @@ class ReadsUnseen(Reads):
 
 
 def t5() -> nn.Module:
-    config = T5Config(vocab_size=64, d_model=64, d_kv=32, d_ff=64, num_layers=1, num_heads=2, decoder_start_token_id=0)
+    config = T5Config(
+        vocab_size=64,
+        d_model=64,
+        d_kv=32,
+        d_ff=64,
+        num_layers=1,
+        num_heads=2,
+        decoder_start_token_id=0,
+    )
     return T5ForConditionalGeneration(config)
 
 
 def mamba() -> nn.Module:
-    return MambaForCausalLM(MambaConfig(vocab_size=64, hidden_size=64, num_hidden_layers=1, state_size=8))
+    return MambaForCausalLM(
+        MambaConfig(vocab_size=64, hidden_size=64, num_hidden_layers=1, state_size=8)
+    )
 
 
 def features(samples: int) -> torch.Tensor:
@@ -264,11 +324,19 @@ def tokens(samples: int) -> dict[str, torch.Tensor]:
 
 @pytest.mark.parametrize("value", ["int8", "nf4"])
 @pytest.mark.parametrize(
-    ("model", "batch", "kept"), [(Reads, features, "read"), (t5, tokens, "wo"), (mamba, tokens, "dt_proj")]
+    ("model", "batch", "kept"),
+    [(Reads, features, "read"), (t5, tokens, "wo"), (mamba, tokens, "dt_proj")],
 )
-def test_layers_whose_weights_are_read_by_the_models_code_stay_as_they_are(value, model, batch, kept) -> None:
+def test_layers_whose_weights_are_read_by_the_models_code_stay_as_they_are(
+    value, model, batch, kept
+) -> None:
     workload = Workload(model, batch, effective_batch_size=2)
-    knobs = {"lora_rank": 4, "lora_targets": "all-linear", "quantization": value, "precision": "bf16"}
+    knobs = {
+        "lora_rank": 4,
+        "lora_targets": "all-linear",
+        "quantization": value,
+        "precision": "bf16",
+    }
     setup = build(workload, knobs, tiny.CPU)
     names = {name.rpartition(".")[2] for name in quantised(setup.model)}
     assert names
@@ -285,6 +353,8 @@ def test_a_model_that_computes_with_quantised_weights_is_told_in_a_sentence(valu
     words = f"{value} does not fit this model, whose code computes with weights instead of calling layers"
     with pytest.raises(RefusedError, match=words):
         train_step(build(workload, knobs, tiny.CPU), features(2))
-    if value != "int8":  # whose shape is that of the weight, and fake tensors do not compare formats
+    if (
+        value != "int8"
+    ):  # whose shape is that of the weight, and fake tensors do not compare formats
         with pytest.raises(RefusedError, match=words):
             traced(workload, **knobs)

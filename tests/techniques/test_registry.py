@@ -30,7 +30,11 @@ class Chatter(Technique):
         return {"quiet": 1, "loud": 0}[str(value)]
 
     def refuse(self, config: Config, workload: Workload, hardware: Hardware) -> str | None:
-        return "not beside sgd; use adamw." if config["chatter"] == "loud" and config["optimizer"] == "sgd" else None
+        return (
+            "not beside sgd; use adamw."
+            if config["chatter"] == "loud" and config["optimizer"] == "sgd"
+            else None
+        )
 
 
 @pytest.fixture
@@ -64,7 +68,11 @@ def test_every_module_of_the_package_is_one_knob_of_its_name() -> None:
 def test_techniques_come_in_the_order_in_which_they_touch_a_run() -> None:
     stages = [technique.stage for technique in techniques.all_techniques()]
     assert stages == sorted(stages)
-    assert NAMES.index("precision") < NAMES.index("lora_rank") < NAMES.index("activation_checkpointing")
+    assert (
+        NAMES.index("precision")
+        < NAMES.index("lora_rank")
+        < NAMES.index("activation_checkpointing")
+    )
 
 
 def test_every_technique_says_what_it_is() -> None:
@@ -77,7 +85,9 @@ def test_every_technique_says_what_it_is() -> None:
 
 def test_a_technique_of_ones_own_joins_in(chatter: Technique) -> None:
     assert techniques.technique_named("chatter") is chatter
-    assert next(each for each in techniques.all_techniques() if each.stage is Stage.COMPILE) is chatter  # by its name
+    assert (
+        next(each for each in techniques.all_techniques() if each.stage is Stage.COMPILE) is chatter
+    )  # by its name
     assert techniques.added_techniques() == [chatter]
     config = techniques.canonicalize({"chatter": "loud"}, WORKLOAD, tiny.CPU)
     assert config["chatter"] == "loud"
@@ -116,7 +126,10 @@ def test_a_technique_without_a_name_or_a_stage_is_refused(missing: str) -> None:
             {"precision": None},
             "precision cannot be null. Choose from: fp32, tf32, bf16, bf16-mixed, fp16-mixed, fp8.",
         ),
-        ({"activation_checkpointing": True}, "activation_checkpointing cannot be True. Choose from: none,"),
+        (
+            {"activation_checkpointing": True},
+            "activation_checkpointing cannot be True. Choose from: none,",
+        ),
         (
             {"micro_batch_size": 0},
             "micro_batch_size cannot be 0. It takes a whole number that divides the effective batch",
@@ -124,10 +137,19 @@ def test_a_technique_without_a_name_or_a_stage_is_refused(missing: str) -> None:
         ({"micro_batch_size": True}, "micro_batch_size cannot be True."),
         ({"micro_batch_size": 2.0}, "micro_batch_size cannot be 2.0."),
         ({"lora_rank": -1}, "lora_rank cannot be -1."),
-        ({"lora_rank": 2000}, "lora_rank cannot be 2000. It takes a whole number from 0 (train all weights) to 1024."),
+        (
+            {"lora_rank": 2000},
+            "lora_rank cannot be 2000. It takes a whole number from 0 (train all weights) to 1024.",
+        ),
         ({"lora_rank": "many"}, "lora_rank cannot be 'many'. It takes a whole number"),
-        ({"lora_alpha": -3}, "lora_alpha cannot be -3. It takes a number above 0, or null for twice the rank."),
-        ({"lora_dropout": 1.0}, "lora_dropout cannot be 1.0. It takes a share from 0 to below 1, or null for none."),
+        (
+            {"lora_alpha": -3},
+            "lora_alpha cannot be -3. It takes a number above 0, or null for twice the rank.",
+        ),
+        (
+            {"lora_dropout": 1.0},
+            "lora_dropout cannot be 1.0. It takes a share from 0 to below 1, or null for none.",
+        ),
         ({"lora_rank": False}, "lora_rank cannot be False."),
         ({"gradient_accumulation_steps": 0}, "gradient_accumulation_steps cannot be 0."),
         (
@@ -171,7 +193,9 @@ any_knobs = st.fixed_dictionaries(
 
 @given(any_knobs)
 @settings(deadline=None)
-def test_settling_is_idempotent_and_its_batches_make_the_effective_one(knobs: dict[str, Value]) -> None:
+def test_settling_is_idempotent_and_its_batches_make_the_effective_one(
+    knobs: dict[str, Value],
+) -> None:
     config = techniques.canonicalize(knobs, WORKLOAD, tiny.CPU)
     assert techniques.canonicalize(config, WORKLOAD, tiny.CPU) == config
     assert config["micro_batch_size"] * config["gradient_accumulation_steps"] == 12

@@ -25,9 +25,22 @@ def test_what_it_is() -> None:
 
 
 def test_only_what_a_model_can_be_split_in_is_searched() -> None:
-    traits = Traits(parameters=1, blocks=2, linears=1, attention=True, sdpa=True, batch_norm=False, dropout=False)
+    traits = Traits(
+        parameters=1,
+        blocks=2,
+        linears=1,
+        attention=True,
+        sdpa=True,
+        batch_norm=False,
+        dropout=False,
+    )
     of_knob = technique_named("tensor_parallel").choices_for
-    for heads, plan, choices in ((6, True, (1, 2)), (8, True, (1, 2, 4)), (8, False, (1,)), (0, True, (1, 2, 4))):
+    for heads, plan, choices in (
+        (6, True, (1, 2)),
+        (8, True, (1, 2, 4)),
+        (8, False, (1,)),
+        (0, True, (1, 2, 4)),
+    ):
         workload = replace(WORKLOAD, traits=replace(traits, heads=heads, plan=plan))
         assert of_knob(workload, EIGHT) == choices
         assert of_knob(workload, CPU) == (None,)
@@ -35,7 +48,9 @@ def test_only_what_a_model_can_be_split_in_is_searched() -> None:
 
 
 def test_what_it_cannot_be() -> None:
-    with pytest.raises(InputError, match="tensor_parallel 8 does not divide the 4 devices of a node") as told:
+    with pytest.raises(
+        InputError, match="tensor_parallel 8 does not divide the 4 devices of a node"
+    ) as told:
         canonical(tensor_parallel=8)
     assert told.value.remedy == "Try 1, 2, 4."
     with pytest.raises(InputError, match="tensor_parallel is 2, which does not divide one device"):
@@ -75,7 +90,10 @@ def test_one_group_of_all_devices_needs_no_data_parallel() -> None:
         ({"optimizer": "adafactor"}, "adafactor was not tried on parts of layers; use adamw"),
         ({"optimizer_offload": "cpu"}, "use fsdp_offload instead"),
         ({"precision": "fp16-mixed"}, "use bf16-mixed"),
-        ({"data_parallel": "ddp", "tensor_parallel": 2}, "ddp was not tried beside tensor_parallel"),
+        (
+            {"data_parallel": "ddp", "tensor_parallel": 2},
+            "ddp was not tried beside tensor_parallel",
+        ),
         ({"data_parallel": "none", "tensor_parallel": 2}, "devices would all do the same"),
     ],
 )

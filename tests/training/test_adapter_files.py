@@ -32,8 +32,12 @@ from tests import tiny
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning"),
-    pytest.mark.filterwarnings("ignore:Model has `tie_word_embeddings=True` and a tied layer:UserWarning"),
-    pytest.mark.filterwarnings("ignore:Model has `tie_word_embeddings=True` and the tied weights:UserWarning"),
+    pytest.mark.filterwarnings(
+        "ignore:Model has `tie_word_embeddings=True` and a tied layer:UserWarning"
+    ),
+    pytest.mark.filterwarnings(
+        "ignore:Model has `tie_word_embeddings=True` and the tied weights:UserWarning"
+    ),
 ]
 LLAMA = tiny.llama_workload()
 TIED = tiny.llama_workload(tie_word_embeddings=True)
@@ -41,7 +45,9 @@ MIXTURE = tiny.mixture_workload("qwen3_moe")
 
 
 def lora(**options: Any) -> LoraConfig:
-    return LoraConfig(**{"r": 4, "target_modules": ["q_proj", "v_proj"], "task_type": "CAUSAL_LM", **options})
+    return LoraConfig(
+        **{"r": 4, "target_modules": ["q_proj", "v_proj"], "task_type": "CAUSAL_LM", **options}
+    )
 
 
 def wrapped(config: Any) -> Callable[[Any], Any]:
@@ -77,11 +83,22 @@ MADE: dict[str, tuple[Workload, Callable[[Any], Any]]] = {
     "DoRA": (LLAMA, wrapped(lora(use_dora=True))),
     "a head trained whole": (LLAMA, wrapped(lora(modules_to_save=["lm_head"]))),
     "a tied head trained whole": (TIED, wrapped(lora(modules_to_save=["lm_head"]))),
-    "tied embeddings with an adapter": (TIED, wrapped(lora(target_modules=["embed_tokens", "q_proj"]))),
+    "tied embeddings with an adapter": (
+        TIED,
+        wrapped(lora(target_modules=["embed_tokens", "q_proj"])),
+    ),
     "rows of tokens": (TIED, wrapped(lora(trainable_token_indices={"embed_tokens": [3, 5]}))),
-    "biases": (tiny.gpt2_workload(), wrapped(lora(target_modules=["c_attn"], bias="all", fan_in_fan_out=True))),
+    "biases": (
+        tiny.gpt2_workload(),
+        wrapped(lora(target_modules=["c_attn"], bias="all", fan_in_fan_out=True)),
+    ),
     "experts": (MIXTURE, wrapped(EXPERTS)),
-    "IA3": (LLAMA, wrapped(IA3Config(target_modules=["v_proj"], feedforward_modules=[], task_type="CAUSAL_LM"))),
+    "IA3": (
+        LLAMA,
+        wrapped(
+            IA3Config(target_modules=["v_proj"], feedforward_modules=[], task_type="CAUSAL_LM")
+        ),
+    ),
     "a norm trained beside": (LLAMA, norm_beside),
     "two adapters": (LLAMA, two_adapters),
     "add_adapter": (LLAMA, by_transformers),
@@ -126,7 +143,9 @@ def test_what_a_user_trains_is_read_by_peft_and_merged(tmp_path: Path, kind: str
 
     plain = merged(model)
     assert type(plain) is type(base)
-    assert [type(module) for module in plain.modules()] == [type(module) for module in base.modules()]
+    assert [type(module) for module in plain.modules()] == [
+        type(module) for module in base.modules()
+    ]
     torch.testing.assert_close(logits(plain, workload), wanted, rtol=1e-4, atol=1e-5)
     plain.save_pretrained(tmp_path / "merged")
     again = AutoModelForCausalLM.from_pretrained(tmp_path / "merged")
@@ -169,7 +188,9 @@ def test_a_resumed_run_has_the_same_weights(tmp_path: Path, kind: str) -> None:
     assert all(torch.equal(found[name], value) for name, value in wanted.items())
 
 
-def test_adapters_of_an_earlier_fit_are_saved_as_adapters_when_they_are_trained_on(tmp_path: Path) -> None:
+def test_adapters_of_an_earlier_fit_are_saved_as_adapters_when_they_are_trained_on(
+    tmp_path: Path,
+) -> None:
     torch.manual_seed(0)
     model = LLAMA.model()
     base = copy.deepcopy(model)
@@ -177,7 +198,9 @@ def test_adapters_of_an_earlier_fit_are_saved_as_adapters_when_they_are_trained_
     setup = build(LLAMA, {}, tiny.CPU, model=model, hyperparameters=Hyperparameters(lr=2e-2))
     train_step(setup, LLAMA.batch(4))
     save_model(setup, tmp_path)
-    torch.testing.assert_close(logits(PeftModel.from_pretrained(base, tmp_path), LLAMA), logits(model, LLAMA))
+    torch.testing.assert_close(
+        logits(PeftModel.from_pretrained(base, tmp_path), LLAMA), logits(model, LLAMA)
+    )
 
 
 def test_learned_prompts_are_saved_and_never_lost_in_a_merge(tmp_path: Path) -> None:
@@ -188,8 +211,12 @@ def test_learned_prompts_are_saved_and_never_lost_in_a_merge(tmp_path: Path) -> 
     setup = build(LLAMA, {}, tiny.CPU, model=model, hyperparameters=Hyperparameters(lr=2e-2))
     train_step(setup, LLAMA.batch(4))
     save_model(setup, tmp_path)
-    torch.testing.assert_close(logits(PeftModel.from_pretrained(base, tmp_path), LLAMA), logits(model, LLAMA))
-    with pytest.raises(InputError, match="PROMPT_TUNING learns prompts, which are no part of any weight"):
+    torch.testing.assert_close(
+        logits(PeftModel.from_pretrained(base, tmp_path), LLAMA), logits(model, LLAMA)
+    )
+    with pytest.raises(
+        InputError, match="PROMPT_TUNING learns prompts, which are no part of any weight"
+    ):
         merged(model)
 
 
@@ -204,7 +231,9 @@ def test_what_the_file_of_adapters_cannot_hold_is_refused_before_training() -> N
     weight = model.get_base_model().model.layers[0].self_attn.q_proj.base_layer.weight
     weight.requires_grad_(True)
     setup = build(LLAMA, {}, tiny.CPU, model=model)
-    with pytest.raises(InputError, match=r"model\.layers\.0\.self_attn\.q_proj\.weight is trained beside adapters"):
+    with pytest.raises(
+        InputError, match=r"model\.layers\.0\.self_attn\.q_proj\.weight is trained beside adapters"
+    ):
         checkpoint.check_savable(setup)
 
 

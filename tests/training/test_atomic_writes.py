@@ -84,22 +84,30 @@ class Failing:
 
 
 @pytest.mark.parametrize("turn", random.Random(0).sample(range(6), 4))
-def test_a_disk_that_becomes_full_meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, turn: int) -> None:
+def test_a_disk_that_becomes_full_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, turn: int
+) -> None:
     write(tmp_path / "former", "a")
     with monkeypatch.context() as patched:
         Failing(patched, errno.ENOSPC, turn)
         with pytest.raises(
-            InputError, match=r"there is no room for the thing in .*: it needs 0\.00931 GiB, and .* is free"
+            InputError,
+            match=r"there is no room for the thing in .*: it needs 0\.00931 GiB, and .* is free",
         ):
             write(tmp_path / "thing", "b", needed_bytes=NEEDED)
     assert names(tmp_path) == ["former"]
 
 
 @pytest.mark.parametrize("turn", [0, 1, 2])
-def test_what_else_goes_wrong_with_a_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, turn: int) -> None:
+def test_what_else_goes_wrong_with_a_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, turn: int
+) -> None:
     with monkeypatch.context() as patched:
         Failing(patched, errno.EIO, turn)
-        with pytest.raises(InputError, match=r"the thing cannot be written to .*/thing: Input/output error\. Choose"):
+        with pytest.raises(
+            InputError,
+            match=r"the thing cannot be written to .*/thing: Input/output error\. Choose",
+        ):
             write(tmp_path / "thing", "b")
     assert names(tmp_path) == []
 
@@ -135,7 +143,9 @@ def test_a_real_disk_that_is_full(tmp_path: Path) -> None:
     mounts = []
     for disk, size in zip(disks, (4, 12, 12), strict=True):
         disk.mkdir()
-        mounts.append(shlex.join(["mount", "-t", "tmpfs", "-o", f"size={size}m", "tmpfs", str(disk)]))
+        mounts.append(
+            shlex.join(["mount", "-t", "tmpfs", "-o", f"size={size}m", "tmpfs", str(disk)])
+        )
     own = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c"]
     if (
         shutil.which("unshare") is None
@@ -150,7 +160,9 @@ def test_a_real_disk_that_is_full(tmp_path: Path) -> None:
         check=True,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
     )
-    words = [f"there is no room for the thing in {disk}: it needs 0.00781 GiB, and " for disk in disks]
+    words = [
+        f"there is no room for the thing in {disk}: it needs 0.00781 GiB, and " for disk in disks
+    ]
     assert done.stdout.splitlines() == [
         *(f"{words[0]}0.00391 GiB is free.", "[]"),
         *("began", f"{words[1]}0.00586 GiB is free.", "['others']"),
@@ -161,10 +173,13 @@ def test_a_real_disk_that_is_full(tmp_path: Path) -> None:
 def test_a_place_that_cannot_be_written_to(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(
-        InputError, match=r"the thing cannot be written to .*/file/thing: (Not a directory|File exists)"
+        InputError,
+        match=r"the thing cannot be written to .*/file/thing: (Not a directory|File exists)",
     ):
         write(tmp_path / "file" / "thing", "a")
-    with pytest.raises(InputError, match=r"cannot be written to /sys/kernel/thing: .*\. Choose an output directory"):
+    with pytest.raises(
+        InputError, match=r"cannot be written to /sys/kernel/thing: .*\. Choose an output directory"
+    ):
         write(Path("/sys/kernel/thing"), "a")  # which not even root may
 
 
@@ -172,7 +187,9 @@ def test_an_error_of_another_kind_goes_on_and_leaves_nothing(tmp_path: Path) -> 
     for error in (KeyError("x"), RuntimeError("of the model"), KeyboardInterrupt()):
         with (
             pytest.raises(type(error)) as caught,
-            atomic_writes.atomic_directory(tmp_path / "thing", what="the thing", needed_bytes=0) as aside,
+            atomic_writes.atomic_directory(
+                tmp_path / "thing", what="the thing", needed_bytes=0
+            ) as aside,
         ):
             (aside / "file").write_text("a")
             raise error
@@ -189,7 +206,9 @@ def test_what_was_there_is_replaced_at_once(tmp_path: Path) -> None:
     assert names(tmp_path) == ["thing"]
 
 
-def test_a_crash_between_the_two_renames_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_crash_between_the_two_renames_loses_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     write(tmp_path / "thing", "a")
     rename = Path.rename
 
@@ -204,9 +223,10 @@ def test_a_crash_between_the_two_renames_loses_nothing(tmp_path: Path, monkeypat
     with monkeypatch.context() as patched, pytest.raises(Killed):
         patched.setattr(Path, "rename", once)
         write(tmp_path / "thing", "b")
-    assert [(name, (path / "one").read_text()) for name, path in atomic_writes.complete_entries(tmp_path)] == [
-        ("thing", "a")
-    ]
+    assert [
+        (name, (path / "one").read_text())
+        for name, path in atomic_writes.complete_entries(tmp_path)
+    ] == [("thing", "a")]
     atomic_writes.clean_up(tmp_path)
     assert names(tmp_path) == ["thing"]
 
@@ -226,9 +246,15 @@ def test_leftovers_are_removed_and_what_is_whole_is_kept(tmp_path: Path) -> None
 def test_into_a_directory_of_others(tmp_path: Path) -> None:
     (tmp_path / "theirs").write_text("theirs")
     (tmp_path / "mine").write_text("old")
-    with pytest.raises(ZeroDivisionError), atomic_writes.atomic_files(tmp_path, what="it", needed_bytes=0) as aside:
+    with (
+        pytest.raises(ZeroDivisionError),
+        atomic_writes.atomic_files(tmp_path, what="it", needed_bytes=0) as aside,
+    ):
         (aside / "mine").write_text(str(1 / 0))
     assert (tmp_path / "mine").read_text() == "old"
     with atomic_writes.atomic_files(tmp_path, what="it", needed_bytes=0) as aside:
         (aside / "mine").write_text("new")
-    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"theirs": "theirs", "mine": "new"}
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {
+        "theirs": "theirs",
+        "mine": "new",
+    }

@@ -15,7 +15,9 @@ from autofit.training.build import build
 from autofit.training.step import train_step
 from tests import tiny
 
-TRAITS = Traits(parameters=1, blocks=0, linears=0, attention=False, sdpa=False, batch_norm=False, dropout=False)
+TRAITS = Traits(
+    parameters=1, blocks=0, linears=0, attention=False, sdpa=False, batch_norm=False, dropout=False
+)
 EVERYTHING = {
     "precision": "bf16",
     "activation_checkpointing": "full",
@@ -28,14 +30,21 @@ EVERYTHING = {
 def hooks_of(model: nn.Module) -> list[Any]:
     """Everything that hangs on a model's modules beside weights, buffers and children."""
     kinds = [name for name in vars(nn.Module()) if name.endswith("_hooks")]
-    return [hook for module in model.modules() for kind in kinds for hook in getattr(module, kind).values()]
+    return [
+        hook
+        for module in model.modules()
+        for kind in kinds
+        for hook in getattr(module, kind).values()
+    ]
 
 
 def own_attributes(model: nn.Module) -> dict[str, set[str]]:
     return {name: set(vars(module)) for name, module in model.named_modules()}
 
 
-@pytest.mark.parametrize("workload", [tiny.llama_workload(), tiny.transformer_workload()], ids=["llama", "plain"])
+@pytest.mark.parametrize(
+    "workload", [tiny.llama_workload(), tiny.transformer_workload()], ids=["llama", "plain"]
+)
 def test_close_gives_the_model_back_without_wrappers_and_hooks(workload: Workload) -> None:
     model = workload.model()
     if hasattr(model, "config"):
@@ -58,17 +67,27 @@ def test_close_gives_the_model_back_without_wrappers_and_hooks(workload: Workloa
 @pytest.mark.parametrize(
     ("config", "traits", "message"),
     [
-        ({"activation_checkpointing": "full"}, TRAITS, "activation_checkpointing: the model has no repeated blocks"),
+        (
+            {"activation_checkpointing": "full"},
+            TRAITS,
+            "activation_checkpointing: the model has no repeated blocks",
+        ),
         ({"lora_rank": 8}, TRAITS, "lora_rank: the model has no linear layers"),
         (
             {"lora_rank": 8, "lora_targets": "attention"},
             replace(TRAITS, linears=3),
             "lora_targets: the model has no attention layers",
         ),
-        ({"micro_batch_size": 2}, replace(TRAITS, splits=False), "micro_batch_size: this loss cannot be split"),
+        (
+            {"micro_batch_size": 2},
+            replace(TRAITS, splits=False),
+            "micro_batch_size: this loss cannot be split",
+        ),
     ],
 )
-def test_what_cannot_be_is_refused_before_anything_is_built(config: dict, traits: Traits, message: str) -> None:
+def test_what_cannot_be_is_refused_before_anything_is_built(
+    config: dict, traits: Traits, message: str
+) -> None:
     def never() -> nn.Module:
         raise AssertionError("the model was made")
 
@@ -83,7 +102,9 @@ def test_wrong_knobs_are_wrong_input_and_not_refused() -> None:
     assert not isinstance(caught.value, RefusedError)
 
 
-def test_a_living_model_is_given_back_when_building_fails_halfway(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_living_model_is_given_back_when_building_fails_halfway(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     workload = tiny.llama_workload()
     model = workload.model()
     before = own_attributes(model)
@@ -110,10 +131,18 @@ def test_weights_exist_before_blocks_are_touched_and_after_adapters_are_added() 
         def apply(self, setup: Setup, value: object) -> None:
             seen[self.name] = {parameter.device.type for parameter in setup.model.parameters()}
 
-    for name, stage in (("watch_weights", Stage.WEIGHTS), ("watch_adapt", Stage.ADAPT), ("watch_blocks", Stage.BLOCKS)):
+    for name, stage in (
+        ("watch_weights", Stage.WEIGHTS),
+        ("watch_adapt", Stage.ADAPT),
+        ("watch_blocks", Stage.BLOCKS),
+    ):
         techniques.register(type(name, (Watch,), {"name": name, "stage": stage, "values": (1,)})())
     try:
-        build(tiny.mlp_workload(), dict.fromkeys(("watch_weights", "watch_adapt", "watch_blocks"), 1), tiny.CPU)
+        build(
+            tiny.mlp_workload(),
+            dict.fromkeys(("watch_weights", "watch_adapt", "watch_blocks"), 1),
+            tiny.CPU,
+        )
     finally:
         for name in ("watch_weights", "watch_adapt", "watch_blocks"):
             techniques._registry.pop(name)
@@ -137,7 +166,9 @@ def test_a_living_model_is_trained_itself() -> None:
     train_step(setup, setup.workload.batch(4))
     assert setup.model is model
     assert all(mine is theirs for mine, theirs in zip(model.parameters(), parameters, strict=True))
-    assert not any(torch.equal(parameter, old) for parameter, old in zip(parameters, before, strict=True))
+    assert not any(
+        torch.equal(parameter, old) for parameter, old in zip(parameters, before, strict=True)
+    )
 
 
 def test_weights_a_user_froze_stay_frozen() -> None:

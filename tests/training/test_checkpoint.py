@@ -23,8 +23,16 @@ from autofit.training.loop import StepReport, train
 from autofit.training.step import train_step
 from tests import tiny
 
-BATCHES = [tuple(tensor[:4] for tensor in tiny.conv_workload().batch(4 + step)) for step in range(4)]
-FILES = ("buffers.safetensors", "checkpoint.yaml", "optimizer.pt", "state.json", "weights.safetensors")
+BATCHES = [
+    tuple(tensor[:4] for tensor in tiny.conv_workload().batch(4 + step)) for step in range(4)
+]
+FILES = (
+    "buffers.safetensors",
+    "checkpoint.yaml",
+    "optimizer.pt",
+    "state.json",
+    "weights.safetensors",
+)
 
 
 def run(config: dict[str, Any], **hyperparameters: Any) -> Setup:
@@ -61,7 +69,9 @@ def steps(directory: Path) -> list[str]:
     ],
     ids=str,
 )
-def test_a_run_that_was_stopped_goes_on_as_if_it_never_was(tmp_path: Path, config: dict[str, Any]) -> None:
+def test_a_run_that_was_stopped_goes_on_as_if_it_never_was(
+    tmp_path: Path, config: dict[str, Any]
+) -> None:
     whole = run(config)
 
     def save_in_the_middle(report: StepReport) -> None:
@@ -78,10 +88,17 @@ def test_a_run_that_was_stopped_goes_on_as_if_it_never_was(tmp_path: Path, confi
 
 
 @pytest.mark.parametrize("value", ["adamw-4bit", "adamw-fp8"])
-@torch.compiler.set_stance("force_eager")  # torchao compiles its update, which takes 20 s and changes no state's class
+@torch.compiler.set_stance(
+    "force_eager"
+)  # torchao compiles its update, which takes 20 s and changes no state's class
 def test_tensors_of_torchaos_own_kind(tmp_path: Path, value: str) -> None:
     setups = [
-        build(tiny.llama_workload(), {"optimizer": value}, tiny.CPU, hyperparameters=Hyperparameters(lr=1e-2))
+        build(
+            tiny.llama_workload(),
+            {"optimizer": value},
+            tiny.CPU,
+            hyperparameters=Hyperparameters(lr=1e-2),
+        )
         for _ in range(2)
     ]
     batch = tiny.llama_workload().batch(4)
@@ -121,7 +138,9 @@ class Odd(nn.Module):
         self.register_buffer("count", torch.tensor(0))
         self.register_buffer("short", torch.ones(3, dtype=torch.bfloat16))
         self.register_buffer("mask", torch.ones(4, 6).tril().bool())
-        self.register_buffer("rotary", torch.polar(torch.ones(3), torch.arange(3.0)), persistent=False)
+        self.register_buffer(
+            "rotary", torch.polar(torch.ones(3), torch.arange(3.0)), persistent=False
+        )
         self.register_buffer("view", self.mask[1:3])
         self.register_buffer("nothing", None)
         self.register_buffer("seen", torch.zeros(0))
@@ -131,7 +150,9 @@ class Odd(nn.Module):
         self.short *= 1.5
         self.seen = torch.cat([self.seen, torch.ones(1)])  # a buffer that grows
         self.nothing = self.seen * 2  # and one that comes into being
-        rows = (self.transposed + self.upper.t()[:4, :4].sum() + self.lower) * self.mask * self.scale
+        rows = (
+            (self.transposed + self.upper.t()[:4, :4].sum() + self.lower) * self.mask * self.scale
+        )
         return (rows.sum(1) + self.same + self.alias + self.tied).square().mean() * x.mean()
 
 
@@ -140,7 +161,13 @@ def test_tensors_that_are_hard_to_write_down(tmp_path: Path) -> None:
 
     def made(seed: int) -> Setup:
         torch.manual_seed(seed)
-        return build(workload, {"optimizer": "sgd"}, tiny.CPU, model=Odd(), hyperparameters=Hyperparameters(lr=0.1))
+        return build(
+            workload,
+            {"optimizer": "sgd"},
+            tiny.CPU,
+            model=Odd(),
+            hyperparameters=Hyperparameters(lr=0.1),
+        )
 
     first, second = made(0), made(1)
     for _ in range(2):
@@ -152,14 +179,19 @@ def test_tensors_that_are_hard_to_write_down(tmp_path: Path) -> None:
     assert_same(*(dict(setup.model.named_buffers()) for setup in (second, first)))
     assert second.model.count == 2
     assert second.model.tied is second.model.same
-    assert {name: parameter.stride() for name, parameter in second.model.named_parameters()} == layouts
+    assert {
+        name: parameter.stride() for name, parameter in second.model.named_parameters()
+    } == layouts
     assert train_step(first, workload.batch(4)) == train_step(second, workload.batch(4))
 
 
 def test_a_number_that_safetensors_does_not_know(tmp_path: Path) -> None:
     setup = run({})
     setup.model.register_buffer("wide", torch.zeros(2, dtype=torch.complex128))
-    with pytest.raises(InputError, match=r"wide is of complex128, which safetensors cannot hold\. Make it complex64"):
+    with pytest.raises(
+        InputError,
+        match=r"wide is of complex128, which safetensors cannot hold\. Make it complex64",
+    ):
         checkpoint.save(setup, tmp_path, 1)
     assert not checkpoint.exists(tmp_path)
 
@@ -185,7 +217,9 @@ def test_a_directory_for_each_and_the_last_ones_are_kept(tmp_path: Path) -> None
 
 
 def test_the_label_is_for_people(tmp_path: Path) -> None:
-    label = yaml.safe_load((checkpoint.save(run({"micro_batch_size": 2}), tmp_path, 7) / "checkpoint.yaml").read_text())
+    label = yaml.safe_load(
+        (checkpoint.save(run({"micro_batch_size": 2}), tmp_path, 7) / "checkpoint.yaml").read_text()
+    )
     assert label["next_step"] == 7
     assert label["model"] == "conv"
     assert label["config"]["micro_batch_size"] == 2
@@ -197,7 +231,10 @@ def test_no_file_can_run_code(tmp_path: Path) -> None:
     """Python's pickle would: what is loaded names nothing but tensors and plain containers."""
     data_state = json_state.encoded({"place": [1, (2, "three")], "order": torch.arange(3)})
     path = checkpoint.save(run({}), tmp_path, 1, data_state=data_state)
-    assert json.loads((path / "state.json").read_text())["data"]["place"] == [1, {"tuple": [2, "three"]}]
+    assert json.loads((path / "state.json").read_text())["data"]["place"] == [
+        1,
+        {"tuple": [2, "three"]},
+    ]
     assert not torch.serialization.get_unsafe_globals_in_checkpoint(path / "optimizer.pt")
     loaded = checkpoint.load(run({}), tmp_path)
     assert loaded.data_state["place"] == [1, (2, "three")]
@@ -214,14 +251,18 @@ class Harmful:
         return os.mkdir, ("ran",)
 
 
-def test_code_that_somebody_put_into_one_is_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_code_that_somebody_put_into_one_is_not_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """With the checksums that belong to it."""
     monkeypatch.chdir(tmp_path)
     path = checkpoint.save(run({}), tmp_path, 1)
     before = checksum(path / "optimizer.pt")
     torch.save(Harmful(), path / "optimizer.pt")
     label, after = unsigned(path / "checkpoint.yaml"), checksum(path / "optimizer.pt")
-    (path / "checkpoint.yaml").write_text(checkpoint._signed(label.replace(str(before), str(after))))
+    (path / "checkpoint.yaml").write_text(
+        checkpoint._signed(label.replace(str(before), str(after)))
+    )
     with pytest.raises(InputError, match=r"optimizer\.pt cannot be read \(UnpicklingError\)"):
         checkpoint.load(run({}), tmp_path)
     assert not (tmp_path / "ran").exists()
@@ -256,7 +297,9 @@ def test_one_of_the_same_step_is_replaced(tmp_path: Path) -> None:
     ],
     ids=str,
 )
-def test_how_a_batch_is_cut_and_what_is_kept_of_it_may_be_another(tmp_path: Path, knobs: dict[str, Any]) -> None:
+def test_how_a_batch_is_cut_and_what_is_kept_of_it_may_be_another(
+    tmp_path: Path, knobs: dict[str, Any]
+) -> None:
     checkpoint.save(run({"micro_batch_size": 4}), tmp_path, 1)
     assert checkpoint.load(run(knobs), tmp_path) == checkpoint.Loaded(1)
 
@@ -266,7 +309,10 @@ def test_how_a_batch_is_cut_and_what_is_kept_of_it_may_be_another(tmp_path: Path
     [
         ({"lora_rank": 4}, "lora_rank 4, checkpoint has 2"),
         ({"lora_rank": 2, "optimizer": "adamw-8bit"}, "optimizer adamw-8bit, checkpoint has adamw"),
-        ({"lora_rank": 2, "optimizer_in_backward": True}, "optimizer_in_backward true, checkpoint has false"),
+        (
+            {"lora_rank": 2, "optimizer_in_backward": True},
+            "optimizer_in_backward true, checkpoint has false",
+        ),
         ({"lora_rank": 2, "lora_alpha": 64}, "lora_alpha 64, checkpoint has null"),
         ({"lora_rank": 2, "quantization": "nf4"}, "quantization nf4, checkpoint has none"),
         ({"lora_rank": 2, "precision": "bf16"}, "precision bf16, checkpoint has fp32"),
@@ -278,11 +324,16 @@ def test_how_a_batch_is_cut_and_what_is_kept_of_it_may_be_another(tmp_path: Path
     ],
     ids=str,
 )
-def test_a_checkpoint_of_another_config_is_refused(tmp_path: Path, config: dict[str, Any], differs: str) -> None:
+def test_a_checkpoint_of_another_config_is_refused(
+    tmp_path: Path, config: dict[str, Any], differs: str
+) -> None:
     checkpoint.save(run({"lora_rank": 2}), tmp_path, 1)
     other = run(config)
     before = weights(other)
-    with pytest.raises(InputError, match=rf"is of another model or config: .*{differs}.*\. Give the model and config"):
+    with pytest.raises(
+        InputError,
+        match=rf"is of another model or config: .*{differs}.*\. Give the model and config",
+    ):
         checkpoint.load(other, tmp_path)
     assert_same(weights(other), before)
 
@@ -297,7 +348,9 @@ def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:
     model.stem.weight.requires_grad_(False)
     checkpoint.save(other_model(model), tmp_path, 1)
     cases = {
-        r"weight stem\.bias \[8\], checkpoint has \[16\].* \(and \d+ more\)\.": tiny.ConvNet(width=8),
+        r"weight stem\.bias \[8\], checkpoint has \[16\].* \(and \d+ more\)\.": tiny.ConvNet(
+            width=8
+        ),
         r"weight blocks\.3\.conv\.weight is trained, checkpoint has none": tiny.ConvNet(depth=4),
         r"weight blocks\.2\.conv\.weight is not trained, checkpoint has one": tiny.ConvNet(depth=2),
         r"the frozen weights are not those that it was trained beside\.": tiny.ConvNet(),
@@ -349,7 +402,9 @@ def pipe(path: Path) -> None:
     [(name, damage) for name in FILES for damage in (cut, Path.unlink, flip, flip_first)]
     + [("checkpoint.yaml", pipe), ("state.json", pipe)],
 )
-def test_where_the_newest_is_damaged_the_one_before_it_is_taken(tmp_path: Path, name: str, damage: Any) -> None:
+def test_where_the_newest_is_damaged_the_one_before_it_is_taken(
+    tmp_path: Path, name: str, damage: Any
+) -> None:
     setup = run({})
     checkpoint.save(setup, tmp_path, 1)
     kept = weights(setup)
@@ -377,12 +432,16 @@ def test_all_of_them_are_damaged(tmp_path: Path) -> None:
 def test_one_of_another_format(tmp_path: Path) -> None:
     path = checkpoint.save(run({}), tmp_path, 1) / "checkpoint.yaml"
     path.write_text(unsigned(path).replace("autofit_checkpoint: 3", "autofit_checkpoint: 2"))
-    with pytest.raises(InputError, match=r"is of format 2, this autofit reads 3\. Resume it with the autofit that"):
+    with pytest.raises(
+        InputError, match=r"is of format 2, this autofit reads 3\. Resume it with the autofit that"
+    ):
         checkpoint.load(run({}), tmp_path)
 
 
 def test_a_directory_without_one(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"there is no checkpoint to resume in .*\. Leave out resume"):
+    with pytest.raises(
+        InputError, match=r"there is no checkpoint to resume in .*\. Leave out resume"
+    ):
         checkpoint.load(run({}), tmp_path)
 
 
@@ -401,7 +460,9 @@ def test_what_a_crash_left_is_never_loaded_and_goes_with_the_next_save(tmp_path:
 # A full disk.
 
 
-def test_no_room_is_told_before_anything_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_room_is_told_before_anything_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     setup = run({})
     checkpoint.save(setup, tmp_path, 1)
     monkeypatch.setattr(atomic_writes, "free_bytes", lambda _: 2**20)
@@ -411,7 +472,9 @@ def test_no_room_is_told_before_anything_is_written(tmp_path: Path, monkeypatch:
     assert steps(tmp_path) == ["step-00000001"]
 
 
-@pytest.mark.parametrize("config", [{}, {"optimizer": "adamw-8bit"}, {"precision": "bf16"}], ids=str)
+@pytest.mark.parametrize(
+    "config", [{}, {"optimizer": "adamw-8bit"}, {"precision": "bf16"}], ids=str
+)
 def test_the_room_that_is_asked_for_is_what_is_taken(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, config: dict[str, Any]
 ) -> None:
@@ -431,7 +494,10 @@ def test_the_room_that_is_asked_for_is_what_is_taken(
 
 def test_one_of_another_step_than_its_name_says(tmp_path: Path) -> None:
     checkpoint.save(run({}), tmp_path, 3).rename(tmp_path / checkpoint.FOLDER / "step-00000005")
-    with pytest.raises(InputError, match=r"checkpoint of step 5 is damaged \(checkpoint.yaml is not what was written"):
+    with pytest.raises(
+        InputError,
+        match=r"checkpoint of step 5 is damaged \(checkpoint.yaml is not what was written",
+    ):
         checkpoint.load(run({}), tmp_path)
 
 

@@ -62,7 +62,9 @@ def forged(path: Path, name: str, change: Change) -> None:
 
 def resign(path: Path, name: str) -> None:
     """Give a checkpoint the checksum of a changed file."""
-    forged(path, "checkpoint.yaml", lambda label: label["crc32"].update({name: checksum(path / name)}))
+    forged(
+        path, "checkpoint.yaml", lambda label: label["crc32"].update({name: checksum(path / name)})
+    )
 
 
 def changed(content: Any, change: Change) -> Any:
@@ -78,9 +80,13 @@ def entry(state: Any, key: str, value: Any) -> None:
 OF_OPTIMIZER: dict[str, Change] = {
     "one element": lambda state: entry(state, "exp_avg", torch.zeros(1)),
     "one row": lambda state: entry(state, "exp_avg", torch.zeros(1, 3, 3, 3)),
-    "other numbers": lambda state: entry(state, "exp_avg_sq", torch.zeros(16, 3, 3, 3, dtype=torch.int64)),
+    "other numbers": lambda state: entry(
+        state, "exp_avg_sq", torch.zeros(16, 3, 3, 3, dtype=torch.int64)
+    ),
     "sparse": lambda state: entry(state, "exp_avg", torch.zeros(16, 3, 3, 3).to_sparse()),
-    "wider numbers": lambda state: entry(state, "exp_avg", torch.zeros(16, 3, 3, 3, dtype=torch.float64)),
+    "wider numbers": lambda state: entry(
+        state, "exp_avg", torch.zeros(16, 3, 3, 3, dtype=torch.float64)
+    ),
     "no tensor": lambda state: entry(state, "exp_avg", 0.5),
     "a step of three": lambda state: entry(state, "step", torch.zeros(3)),
     "one more": lambda state: entry(state, "max_exp_avg_sq", torch.zeros(2)),
@@ -111,8 +117,14 @@ OF_STATE: dict[str, Change] = {
     "no place": lambda state: {**state, "data": 7},
 }
 OF_TENSORS: dict[str, tuple[str, Change]] = {
-    "weights": ("weights.safetensors", lambda found: {name: each.to(torch.int64) for name, each in found.items()}),
-    "buffers": ("buffers.safetensors", lambda found: {name: each.bool() for name, each in found.items()}),
+    "weights": (
+        "weights.safetensors",
+        lambda found: {name: each.to(torch.int64) for name, each in found.items()},
+    ),
+    "buffers": (
+        "buffers.safetensors",
+        lambda found: {name: each.bool() for name, each in found.items()},
+    ),
     "shapes": ("buffers.safetensors", lambda found: {name: torch.zeros(7) for name in found}),
     "names": ("buffers.safetensors", lambda found: {**found, "nowhere.at_all": torch.zeros(1)}),
     "hidden": ("buffers.safetensors", lambda found: {**found, "stem.weight": torch.zeros(1)}),
@@ -134,8 +146,12 @@ CASES += [(name, file, change) for name, (file, change) in OF_TENSORS.items()]
 CASES += [(name, "checkpoint.yaml", change) for name, change in OF_LABEL.items()]
 
 
-@pytest.mark.parametrize(("file", "change"), [case[1:] for case in CASES], ids=[f"{c[1]}-{c[0]}" for c in CASES])
-def test_what_is_signed_and_of_no_training_is_damaged(tmp_path: Path, file: str, change: Change) -> None:
+@pytest.mark.parametrize(
+    ("file", "change"), [case[1:] for case in CASES], ids=[f"{c[1]}-{c[0]}" for c in CASES]
+)
+def test_what_is_signed_and_of_no_training_is_damaged(
+    tmp_path: Path, file: str, change: Change
+) -> None:
     setup = run()
     save(setup, tmp_path, 1)
     train_step(setup, BATCH)
@@ -145,7 +161,9 @@ def test_what_is_signed_and_of_no_training_is_damaged(tmp_path: Path, file: str,
     assert loaded.next_step == 1
     assert "the checkpoint of step 2 is damaged (" in loaded.notes[0]
     train_step(again, BATCH)  # which crashes where state of another shape was loaded
-    assert all(torch.equal(mine, theirs) for mine, theirs in zip(*map(values, (again, setup)), strict=True))
+    assert all(
+        torch.equal(mine, theirs) for mine, theirs in zip(*map(values, (again, setup)), strict=True)
+    )
 
 
 def values(setup: Setup) -> list[torch.Tensor]:
@@ -165,7 +183,9 @@ def values(setup: Setup) -> list[torch.Tensor]:
     ],
     ids=str,
 )
-def test_state_of_every_optimizer_is_of_its_own_form(tmp_path: Path, config: dict[str, Any]) -> None:
+def test_state_of_every_optimizer_is_of_its_own_form(
+    tmp_path: Path, config: dict[str, Any]
+) -> None:
     setup = run(config)
     save(setup, tmp_path, 1)
 
@@ -174,13 +194,18 @@ def test_state_of_every_optimizer_is_of_its_own_form(tmp_path: Path, config: dic
         first = state["each"][0] if EACH in config else state
         entries = first["state"][0]
         entries = entries.get("__bnb_optimizer_quant_state__", entries)
-        largest = max(entries, key=lambda key: entries[key].numel() if isinstance(entries[key], torch.Tensor) else 0)
+        largest = max(
+            entries,
+            key=lambda key: entries[key].numel() if isinstance(entries[key], torch.Tensor) else 0,
+        )
         entries[largest] = torch.zeros(1, dtype=entries[largest].dtype)
 
     forged(save(setup, tmp_path, 2), "optimizer.pt", cut)
     again = run(config)
     assert checkpoint.load(again, tmp_path).next_step == 1
-    forged(save(setup, tmp_path, 3), "optimizer.pt", lambda state: None)  # nothing is wrong with that one
+    forged(
+        save(setup, tmp_path, 3), "optimizer.pt", lambda state: None
+    )  # nothing is wrong with that one
     assert checkpoint.load(again, tmp_path).next_step == 3
 
 
@@ -188,8 +213,15 @@ def test_state_lies_in_memory_as_the_weight_does(tmp_path: Path) -> None:
     """A tensor of the right shape may have one element, which is not all that a kernel writes to."""
     setup = run()
     moment = setup.optimizer.state[setup.model.stem.weight]["exp_avg"].clone()
-    for step, made in ((1, lambda: torch.zeros(1).expand(moment.shape)), (2, lambda: moment.mT.contiguous().mT)):
-        forged(save(setup, tmp_path, step), "optimizer.pt", lambda state, made=made: entry(state, "exp_avg", made()))
+    for step, made in (
+        (1, lambda: torch.zeros(1).expand(moment.shape)),
+        (2, lambda: moment.mT.contiguous().mT),
+    ):
+        forged(
+            save(setup, tmp_path, step),
+            "optimizer.pt",
+            lambda state, made=made: entry(state, "exp_avg", made()),
+        )
         checkpoint.load(setup, tmp_path)
         loaded = setup.optimizer.state[setup.model.stem.weight]["exp_avg"]
         assert loaded.stride() == moment.stride()
@@ -217,7 +249,9 @@ class Counting(torch.optim.SGD):
 
 
 def test_an_optimizer_of_the_users_may_hold_what_it_likes(tmp_path: Path) -> None:
-    setups = [with_optimizer(lambda groups: Counting(groups, lr=0.1, momentum=0.9)) for _ in range(2)]
+    setups = [
+        with_optimizer(lambda groups: Counting(groups, lr=0.1, momentum=0.9)) for _ in range(2)
+    ]
     for _ in range(3):
         train_step(setups[0], BATCH)
     save(setups[0], tmp_path, 3)
@@ -228,7 +262,11 @@ def test_an_optimizer_of_the_users_may_hold_what_it_likes(tmp_path: Path) -> Non
         train_step(setup, BATCH)
     assert all(torch.equal(mine, theirs) for mine, theirs in zip(*map(values, setups), strict=True))
 
-    forged(save(setups[0], tmp_path, 4), "optimizer.pt", lambda state: entry(state, "momentum_buffer", torch.zeros(1)))
+    forged(
+        save(setups[0], tmp_path, 4),
+        "optimizer.pt",
+        lambda state: entry(state, "momentum_buffer", torch.zeros(1)),
+    )
     assert checkpoint.load(setups[1], tmp_path).next_step == 3
 
 
@@ -240,7 +278,9 @@ class Refusing(torch.optim.SGD):
 def test_an_optimizer_of_the_users_that_refuses_its_state(tmp_path: Path) -> None:
     setup = with_optimizer(lambda groups: Refusing(groups, lr=0.1))
     save(setup, tmp_path, 1)
-    with pytest.raises(InputError, match=r"does not take its saved state: RuntimeError: not mine\. Train again"):
+    with pytest.raises(
+        InputError, match=r"does not take its saved state: RuntimeError: not mine\. Train again"
+    ):
         checkpoint.load(setup, tmp_path)
 
 

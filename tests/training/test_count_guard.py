@@ -15,7 +15,9 @@ from autofit.training.inspect import Prover
 from autofit.training.loop import train
 from tests import tiny
 
-TRAITS = Traits(parameters=1, blocks=0, linears=1, attention=False, sdpa=False, batch_norm=False, dropout=False)
+TRAITS = Traits(
+    parameters=1, blocks=0, linears=1, attention=False, sdpa=False, batch_norm=False, dropout=False
+)
 LABELS = Count("unequal", ("y",))
 
 
@@ -51,7 +53,9 @@ def test_the_first_batch_that_tells_decides() -> None:
     losses, said, after = trained(workload(of_labels, Count(), LABELS), batch(), batch(4, 1))
     right, _, _ = trained(workload(of_labels, LABELS), batch(), batch(4, 1))
     assert losses == pytest.approx(right, rel=1e-6)
-    assert said == ["the loss is a mean over batch['y'] != -100: this batch is the first that shows it."]
+    assert said == [
+        "the loss is a mean over batch['y'] != -100: this batch is the first that shows it."
+    ]
     assert after.traits is not None
     assert after.traits.count == LABELS
 

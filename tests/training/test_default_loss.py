@@ -31,7 +31,9 @@ class Returning(nn.Module):
 BATCH = {"x": VECTOR, "y": VECTOR}
 
 
-@pytest.mark.parametrize("output", [SCALAR, {"loss": SCALAR}, SimpleNamespace(loss=SCALAR, logits=VECTOR)])
+@pytest.mark.parametrize(
+    "output", [SCALAR, {"loss": SCALAR}, SimpleNamespace(loss=SCALAR, logits=VECTOR)]
+)
 @pytest.mark.parametrize("batch", [BATCH, (VECTOR, VECTOR), [VECTOR, VECTOR]])
 def test_the_models_own_loss(output: Any, batch: Any) -> None:
     assert default_loss(Returning(output), batch) is SCALAR
@@ -41,9 +43,18 @@ def test_the_models_own_loss(output: Any, batch: Any) -> None:
     ("output", "message"),
     [
         ((VECTOR, SCALAR), "Returning returned a tuple of 2, which is no loss, and none is given."),
-        ({"logits": VECTOR}, "Returning returned a dict of logits, which is no loss, and none is given."),
-        (SimpleNamespace(logits=VECTOR), "Returning returned a SimpleNamespace, which is no loss, and none is given."),
-        (VECTOR, "Returning returned a tensor of shape (4, 10), which is no loss, and none is given."),
+        (
+            {"logits": VECTOR},
+            "Returning returned a dict of logits, which is no loss, and none is given.",
+        ),
+        (
+            SimpleNamespace(logits=VECTOR),
+            "Returning returned a SimpleNamespace, which is no loss, and none is given.",
+        ),
+        (
+            VECTOR,
+            "Returning returned a tensor of shape (4, 10), which is no loss, and none is given.",
+        ),
         (2.0, "Returning returned a float, which is no loss, and none is given."),
         (None, "Returning returned a NoneType, which is no loss, and none is given."),
         (SimpleNamespace(loss=None), "Returning computed no loss of the batch."),
@@ -60,7 +71,10 @@ def test_what_is_no_loss(output: Any, message: str) -> None:
 @pytest.mark.parametrize(
     ("output", "message"),
     [
-        ((TRAINED, TRAINED), "Returning returned a tuple of 2 losses: autofit trains one loss with one optimizer."),
+        (
+            (TRAINED, TRAINED),
+            "Returning returned a tuple of 2 losses: autofit trains one loss with one optimizer.",
+        ),
         (
             {"fake": VECTOR, "loss_generator": TRAINED, "loss_critic": TRAINED},
             "Returning returned a dict of loss_generator, loss_critic losses: autofit trains one loss",
@@ -77,7 +91,9 @@ def test_several_losses(output: Any, message: str) -> None:
 def test_a_tuple_that_begins_with_a_loss() -> None:
     with pytest.raises(InputError) as caught:
         default_loss(Returning((SCALAR, VECTOR)), BATCH)
-    assert caught.value.remedy == "Pass loss=lambda model, batch: model(**batch)[0], if that is one."
+    assert (
+        caught.value.remedy == "Pass loss=lambda model, batch: model(**batch)[0], if that is one."
+    )
 
 
 @pytest.mark.parametrize(
@@ -85,7 +101,11 @@ def test_a_tuple_that_begins_with_a_loss() -> None:
     [
         ((VECTOR, VECTOR), "a tuple of 2", "F.cross_entropy(model(batch[0]), batch[1])"),
         ([VECTOR, VECTOR], "a list of 2", "F.cross_entropy(model(batch[0]), batch[1])"),
-        ({"x": VECTOR, "y": VECTOR}, "a dict of x, y", 'F.cross_entropy(model(batch["x"]), batch["y"])'),
+        (
+            {"x": VECTOR, "y": VECTOR},
+            "a dict of x, y",
+            'F.cross_entropy(model(batch["x"]), batch["y"])',
+        ),
     ],
 )
 def test_batches_that_the_model_does_not_take(batch: Any, told: str, example: str) -> None:
@@ -98,7 +118,9 @@ def test_batches_that_the_model_does_not_take(batch: Any, told: str, example: st
 
 
 def test_a_tensor_that_is_no_loss_is_its_own_target() -> None:
-    with pytest.raises(InputError, match=r"loss=lambda model, batch: F\.mse_loss\(model\(batch\), batch\)"):
+    with pytest.raises(
+        InputError, match=r"loss=lambda model, batch: F\.mse_loss\(model\(batch\), batch\)"
+    ):
         default_loss(nn.Linear(10, 10), VECTOR)
 
 
@@ -119,7 +141,10 @@ def test_models_that_may_take_anything_are_let_through() -> None:
             nn.CrossEntropyLoss(),
             r"nn\.CrossEntropyLoss\(\) is a function of outputs and targets; a loss is one of \(mo",
         ),
-        (functional.mse_loss, r"Pass loss=lambda model, batch: F\.mse_loss\(model\(batch\[0\]\), batch\[1\]\)\."),
+        (
+            functional.mse_loss,
+            r"Pass loss=lambda model, batch: F\.mse_loss\(model\(batch\[0\]\), batch\[1\]\)\.",
+        ),
         ("mse", r"the loss must be a function of \(model, batch\), not 'mse'\. Pass loss="),
     ],
 )
@@ -158,7 +183,9 @@ def test_columns_that_a_forward_has_no_argument_for_are_named() -> None:
             return features.sum()
 
     batch = {"features": torch.ones(2), "name": ["a", "b"], "number": torch.ones(2)}
-    with pytest.raises(InputError, match=r"Own\.forward does not take name and number of the batches") as caught:
+    with pytest.raises(
+        InputError, match=r"Own\.forward does not take name and number of the batches"
+    ) as caught:
         check_call(Own(), batch)
     assert 'dataset.remove_columns(["name", "number"])' in caught.value.remedy
 
@@ -166,7 +193,10 @@ def test_columns_that_a_forward_has_no_argument_for_are_named() -> None:
 @pytest.mark.parametrize(
     ("column", "holds"),
     [
-        (default_collate([{"ids": [1, 2, 3, 4]}] * 2)["ids"], "a list of 4 tensors, as DataLoader's own collate_fn"),
+        (
+            default_collate([{"ids": [1, 2, 3, 4]}] * 2)["ids"],
+            "a list of 4 tensors, as DataLoader's own collate_fn",
+        ),
         ([[1, 2, 3, 4]] * 2, "lists"),
         (["a text", "another"], "texts"),
     ],
@@ -175,7 +205,9 @@ def test_columns_that_a_forward_has_no_argument_for_are_named() -> None:
 def test_lists_in_place_of_tensors_are_named(column: Any, holds: str) -> None:
     with pytest.raises(InputError) as caught:
         default_loss(tiny.llama()(), rows(input_ids=column))
-    message = f"LlamaForCausalLM does not take the batches: input_ids should be tensors, not {holds}"
+    message = (
+        f"LlamaForCausalLM does not take the batches: input_ids should be tensors, not {holds}"
+    )
     assert caught.value.message.startswith(message)
     assert 'dataset.set_format("torch"), or a collate_fn' in caught.value.remedy
 

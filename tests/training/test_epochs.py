@@ -102,17 +102,27 @@ def test_a_loader_that_takes_its_place_is_not_read_up_to_there() -> None:
 
 def test_every_pass_has_an_order_of_its_own() -> None:
     passes = Epochs(shuffled(), seed=0)
-    orders = {tuple(torch.cat([next(passes)[0] for _ in range(PER_PASS)]).tolist()) for _ in range(5)}
+    orders = {
+        tuple(torch.cat([next(passes)[0] for _ in range(PER_PASS)]).tolist()) for _ in range(5)
+    }
     assert len(orders) == 5
 
 
 def test_a_place_that_only_the_former_loader_could_tell_is_counted_instead() -> None:
     passes = Epochs(shuffled(), seed=0)
     wanted = taken(passes, 5)[3:]
-    state = {**Epochs(shuffled(), seed=0).state(), "passes": 1, "given": 3, "samples": 6, "loader": {"given": 3}}
+    state = {
+        **Epochs(shuffled(), seed=0).state(),
+        "passes": 1,
+        "given": 3,
+        "samples": 6,
+        "loader": {"given": 3},
+    }
     again = Epochs(shuffled(), seed=0)
     assert again.skip(state, CPU) == []
-    assert [batch[:2].tolist() for batch in taken(again, 2)] == [batch[:2].tolist() for batch in wanted]
+    assert [batch[:2].tolist() for batch in taken(again, 2)] == [
+        batch[:2].tolist() for batch in wanted
+    ]
 
 
 def test_batches_are_all_that_an_earlier_autofit_counted() -> None:
@@ -150,7 +160,9 @@ def seen_by(passes: Epochs, batches: int) -> list[list[int]]:
 @pytest.mark.parametrize("shuffle", [False, True])
 @pytest.mark.parametrize("batches", [1, 3, 5, 8, 10])
 @pytest.mark.parametrize("size", [1, 2, 3, 8, 32])
-def test_another_batch_size_sees_every_sample_once_a_pass(size: int, batches: int, shuffle: bool) -> None:
+def test_another_batch_size_sees_every_sample_once_a_pass(
+    size: int, batches: int, shuffle: bool
+) -> None:
     orders = Epochs(numbers(20, 20, shuffle=shuffle), seed=3)
     wanted = [sample for batch in seen_by(orders, 3) for sample in batch]
     again = Epochs(numbers(20, size, shuffle=shuffle), seed=3, batch_size=size)
@@ -188,7 +200,9 @@ def test_batches_that_only_their_user_can_cut_are_repeated_and_that_is_said() ->
 def test_a_data_set_of_another_length_is_told_of(samples: int, follows: int) -> None:
     again = Epochs(numbers(samples, 4), seed=3, batch_size=4)
     notes = again.skip(place_after(numbers(20, 4), 3, 4), CPU)
-    assert notes[0].startswith(f"the data set has {samples} samples now, and had 20 when the checkpoint was made")
+    assert notes[0].startswith(
+        f"the data set has {samples} samples now, and had 20 when the checkpoint was made"
+    )
     ended = "the data end after 8 samples of pass 0, before the 12 that were trained on in it: training goes on with"
     assert [note.startswith(ended) for note in notes[1:]] == [True] * (samples < 12)
     assert seen_by(again, 1)[0][0] == follows

@@ -51,7 +51,9 @@ def look(workload: Workload) -> Traits:
     return inspect_workload(workload, tiny.CPU, GIB)
 
 
-def proven(model: nn.Module, batches: list[Any], loss: Callable[..., Any], **options: Any) -> Traits:
+def proven(
+    model: nn.Module, batches: list[Any], loss: Callable[..., Any], **options: Any
+) -> Traits:
     return look(without_weights(training_workload(model, batches, loss, **options), model))
 
 
@@ -82,7 +84,9 @@ def test_samples_with_all_their_labels_are_told_from_labels() -> None:
     """Nothing of the data tells a mean over samples from one over labels: labels are left out to see."""
 
     def of_samples(model: nn.Module, batch: Any) -> torch.Tensor:
-        each = functional.cross_entropy(model(batch["ids"]).mT, batch["labels"].clamp(min=0), reduction="none")
+        each = functional.cross_entropy(
+            model(batch["ids"]).mT, batch["labels"].clamp(min=0), reduction="none"
+        )
         return each.mean()
 
     assert proven(Head(), [tokens()], of_tokens).count == Count("unequal", ("labels",))
@@ -97,7 +101,10 @@ def test_data_are_read_on_for_samples_that_tell() -> None:
         return (each * batch["kept"]).sum() / batch["kept"].sum()
 
     whole = {"ids": tokens()["ids"], "kept": torch.ones(8, 16)}
-    part = {"ids": tokens()["ids"], "kept": torch.rand(8, 16, generator=torch.Generator().manual_seed(1)).round()}
+    part = {
+        "ids": tokens()["ids"],
+        "kept": torch.rand(8, 16, generator=torch.Generator().manual_seed(1)).round(),
+    }
     for batches in ([whole, part], [part, whole]):
         assert proven(Head(), batches, masked).count == Count("unequal", ("kept",), 0)
 
@@ -112,7 +119,9 @@ def test_one_autocast_inside_a_loss_takes_no_digits_from_the_proof() -> None:
 
 def test_a_loss_may_insist_on_single_precision() -> None:
     def loss(model: nn.Module, batch: Any) -> torch.Tensor:
-        return functional.cross_entropy(model(batch["ids"]).float().flatten(0, 1), batch["labels"].flatten())
+        return functional.cross_entropy(
+            model(batch["ids"]).float().flatten(0, 1), batch["labels"].flatten()
+        )
 
     assert proven(Head(), [tokens()], loss).count == Count("unequal", ("labels",))
 
@@ -123,16 +132,23 @@ def test_checkpointing_of_the_older_kind_reaches_a_weight_several_times() -> Non
     class Checkpointed(Head):
         def forward(self, ids: torch.Tensor) -> torch.Tensor:
             hidden = self.embed(ids)
-            return sum(checkpoint(self.head, each, use_reentrant=True) for each in (hidden, 2 * hidden))
+            return sum(
+                checkpoint(self.head, each, use_reentrant=True) for each in (hidden, 2 * hidden)
+            )
 
     assert proven(Checkpointed(), [tokens()], of_tokens).count == Count("unequal", ("labels",))
 
 
 def test_samples_that_are_all_alike_are_made_to_differ() -> None:
-    alike = {"ids": torch.zeros(8, 16, dtype=torch.long), "labels": torch.zeros(8, 16, dtype=torch.long)}
+    alike = {
+        "ids": torch.zeros(8, 16, dtype=torch.long),
+        "labels": torch.zeros(8, 16, dtype=torch.long),
+    }
     assert proven(Head(), [alike], of_tokens).splits
     workload = tiny.mlp_workload()
-    zeros = Workload(lambda: tiny.MLP(), lambda n: (torch.zeros(n, 48), torch.zeros(n).long()), tiny.classify, 4)
+    zeros = Workload(
+        lambda: tiny.MLP(), lambda n: (torch.zeros(n, 48), torch.zeros(n).long()), tiny.classify, 4
+    )
     assert look(zeros).splits == look(workload).splits
 
 
@@ -276,7 +292,16 @@ def of_vectors(seed: int = 0, samples: int = 32) -> dict[str, Any]:
     return numbers(samples, classes=9)(seed)
 
 
-HIDDEN = (largest_of_eight, at_least_ten, only_of_many, hard_ones, sure_ones, wrong_ones, flooded, larger_term)
+HIDDEN = (
+    largest_of_eight,
+    at_least_ten,
+    only_of_many,
+    hard_ones,
+    sure_ones,
+    wrong_ones,
+    flooded,
+    larger_term,
+)
 RARE = (rarely_weighted, rarely_weighted_by_hand, rarely_flipped, rarely_halved, later_another)
 
 
@@ -294,7 +319,9 @@ def test_a_model_that_counts_its_calls_is_not_split() -> None:
 
 def several_terms(model: nn.Module, batch: Any) -> torch.Tensor:
     """Labels that are left out would give it two counts, but the data have none."""
-    return each_of(model, batch).mean() + functional.mse_loss(model(batch["x"])[:, 0], batch["target"][:, 0])
+    return each_of(model, batch).mean() + functional.mse_loss(
+        model(batch["x"])[:, 0], batch["target"][:, 0]
+    )
 
 
 def focal(model: nn.Module, batch: Any) -> torch.Tensor:
@@ -361,7 +388,9 @@ def test_complex_weights_are_compared_as_they_are() -> None:
     def by_batch(model: nn.Module, batch: Any) -> torch.Tensor:
         return each_of(model, batch).mean() + len(batch["x"]) * (1j * model.gains).real.pow(2).sum()
 
-    assert proven(Filter(), [of_vectors()], lambda model, batch: each_of(model, batch).mean()).splits
+    assert proven(
+        Filter(), [of_vectors()], lambda model, batch: each_of(model, batch).mean()
+    ).splits
     assert not proven(Filter(), [of_vectors()], by_batch).splits
 
 
@@ -371,7 +400,9 @@ HISTORY: list[float] = []
 def test_a_proof_leaves_nothing_behind_in_its_users_loss() -> None:
     def logged(model: nn.Module, batch: Any) -> torch.Tensor:
         CALLS["number"] += 1
-        loss = each_of(model, batch).mean() + 0 * model(batch["x"]).std(0).mean()  # warns of a single sample
+        loss = (
+            each_of(model, batch).mean() + 0 * model(batch["x"]).std(0).mean()
+        )  # warns of a single sample
         HISTORY.append(loss.item())
         return loss
 

@@ -22,7 +22,10 @@ def test_the_mean_loss_of_a_data_set_does_not_depend_on_the_cut(micro: int) -> N
     batches = [tiny.padded_batch(tiny.LENGTHS), tiny.padded_batch((4, 9))]
     model = tiny.living(workload).eval()
     counts = [sum(max(0, length - 1) for length in tiny.LENGTHS), 3 + 8]
-    expected = sum(float(model(**batch).loss.detach()) * count for batch, count in zip(batches, counts, strict=True))
+    expected = sum(
+        float(model(**batch).loss.detach()) * count
+        for batch, count in zip(batches, counts, strict=True)
+    )
     assert evaluate(setup, batches) == pytest.approx(expected / sum(counts), rel=1e-5)
 
 
@@ -71,7 +74,9 @@ def test_one_sample_that_does_not_fit_is_an_error() -> None:
 def test_a_look_at_the_evaluation_data_is_put_back() -> None:
     workload = tiny.mlp_workload()
     generator = torch.Generator().manual_seed(0)
-    loader = DataLoader(TensorDataset(*workload.batch(8)), batch_size=4, shuffle=True, generator=generator)
+    loader = DataLoader(
+        TensorDataset(*workload.batch(8)), batch_size=4, shuffle=True, generator=generator
+    )
     before = generator.get_state()
     check_evaluation(build(workload, {}, tiny.CPU), loader)
     assert torch.equal(generator.get_state(), before)

@@ -50,7 +50,14 @@ class Mixer(nn.Module):
 def workload():
     return Workload(model=Mixer, batch=lambda n: (torch.ones(n, 8), torch.zeros(n)), loss=lambda m, b: m(b[0]).mean())
 """
-PLAIN = {"scale": "1", "mixed": "x", "depth": "2", "after": "torch.relu", "squeezed": "x", "both": "None"}
+PLAIN = {
+    "scale": "1",
+    "mixed": "x",
+    "depth": "2",
+    "after": "torch.relu",
+    "squeezed": "x",
+    "both": "None",
+}
 
 
 InFile = Callable[..., str]
@@ -64,7 +71,9 @@ def fingerprint(workload: Workload) -> str:
 def in_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> InFile:
     """The fingerprint of a workload whose code stands in a file, with a module beside it."""
     monkeypatch.setattr(sys, "path", list(sys.path))
-    monkeypatch.setattr(sys, "dont_write_bytecode", True)  # two versions may be written within a clock's tick
+    monkeypatch.setattr(
+        sys, "dont_write_bytecode", True
+    )  # two versions may be written within a clock's tick
 
     def told(halved: str = "x / 2", remark: str = "", **changes: str) -> str:
         (tmp_path / "mine.py").write_text(remark + SOURCE.format(**(PLAIN | changes)))
@@ -76,7 +85,13 @@ def in_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> InFile:
 
 
 def test_code_of_ones_own_matters_wherever_it_stands(in_file: InFile) -> None:
-    changes: list[dict[str, str]] = [{}, {"halved": "x + x"}, {"scale": "2"}, {"mixed": "x * x"}, {"depth": "3"}]
+    changes: list[dict[str, str]] = [
+        {},
+        {"halved": "x + x"},
+        {"scale": "2"},
+        {"mixed": "x * x"},
+        {"depth": "3"},
+    ]
     changes += [{"after": "lambda x: x"}, {"squeezed": "x.relu()"}, {"both": "self.depth"}]
     told = [in_file(**each) for each in changes]
     assert len(set(told)) == len(told)
@@ -105,8 +120,12 @@ def test_a_model_with_a_config_is_told_by_it(change: dict[str, Any]) -> None:
 def test_what_a_model_is_called_and_where_its_config_came_from_does_not_matter() -> None:
     preset = resolve("tiny-llama")
     renamed = dataclasses.replace(preset.model, name="another", source={})
-    assert fingerprint(dataclasses.replace(preset, model=renamed, name="another", source={})) == fingerprint(preset)
-    moved = dataclasses.replace(preset.model, config={**preset.model.config, "_name_or_path": "/somewhere/else"})
+    assert fingerprint(
+        dataclasses.replace(preset, model=renamed, name="another", source={})
+    ) == fingerprint(preset)
+    moved = dataclasses.replace(
+        preset.model, config={**preset.model.config, "_name_or_path": "/somewhere/else"}
+    )
     assert fingerprint(dataclasses.replace(preset, model=moved)) == fingerprint(preset)
     own_code = dataclasses.replace(preset.model, trust_remote_code=True)
     assert fingerprint(dataclasses.replace(preset, model=own_code)) != fingerprint(preset)
@@ -129,7 +148,9 @@ class Scaled:
         return self.loss(model, batch)
 
 
-@pytest.mark.parametrize("made", [lambda factor: Scaled(factor).loss, Scaled], ids=["method", "object"])
+@pytest.mark.parametrize(
+    "made", [lambda factor: Scaled(factor).loss, Scaled], ids=["method", "object"]
+)
 def test_what_a_loss_holds_matters(made: Callable[[float], Any]) -> None:
     def told(factor: float) -> str:
         return fingerprint(dataclasses.replace(tiny.mlp_workload(), loss=made(factor)))
@@ -175,6 +196,14 @@ def _packed(patches: int) -> Callable[[int], dict[str, torch.Tensor]]:
 
 
 def test_the_rows_of_packed_samples_and_what_splits_them_make_a_difference() -> None:
-    few, many = (dataclasses.replace(tiny.mlp_workload(), batch=_packed(patches)) for patches in (4, 8))
-    assert fingerprint(few) == fingerprint(dataclasses.replace(few, batch=_packed(4))) != fingerprint(many)
-    assert fingerprint(few) != fingerprint(dataclasses.replace(few, split=lambda batch, size: [batch]))
+    few, many = (
+        dataclasses.replace(tiny.mlp_workload(), batch=_packed(patches)) for patches in (4, 8)
+    )
+    assert (
+        fingerprint(few)
+        == fingerprint(dataclasses.replace(few, batch=_packed(4)))
+        != fingerprint(many)
+    )
+    assert fingerprint(few) != fingerprint(
+        dataclasses.replace(few, split=lambda batch, size: [batch])
+    )

@@ -41,7 +41,9 @@ def test_each_kind_is_counted_once_and_the_rest_is_told() -> None:
     assert sum(found.held.values()) == tracker.live
     assert (found.phase, found.asked_bytes) == ("backward", MIB)
     assert len(found.largest) == 5
-    assert next(iter(found.largest)) == "optimizer of block 0"  # larger than that of embedding and head
+    assert (
+        next(iter(found.largest)) == "optimizer of block 0"
+    )  # larger than that of embedding and head
     assert sorted(found.largest.values(), reverse=True) == list(found.largest.values())
     setup.close()
 
@@ -50,15 +52,25 @@ def test_what_blocks_keep_of_a_forward_is_named_while_it_runs() -> None:
     tracker = StorageTracker()
     setup, holders = built(tracker, lora_rank=2, optimizer="sgd")
     seen: list[Shortage] = []
-    setup.model.get_submodule("lm_head").register_forward_pre_hook(lambda *_: seen.append(holders.shortage(None)))
+    setup.model.get_submodule("lm_head").register_forward_pre_hook(
+        lambda *_: seen.append(holders.shortage(None))
+    )
     with tracker, holders.watching_forwards():
         accumulate(setup, WORKLOAD.batch(4))
     first, *_ = seen
     assert first.phase == "forward"
-    kept = {name: size for name, size in first.largest.items() if name.startswith("activations of block")}
+    kept = {
+        name: size
+        for name, size in first.largest.items()
+        if name.startswith("activations of block")
+    }
     assert set(kept) == {"activations of block 0", "activations of block 1"}
     assert 0 < sum(kept.values()) <= first.held["others"]
-    assert not any(block._forward_hooks for block in setup.model.modules() if "DecoderLayer" in type(block).__name__)
+    assert not any(
+        block._forward_hooks
+        for block in setup.model.modules()
+        if "DecoderLayer" in type(block).__name__
+    )
     setup.close()
 
 
@@ -75,13 +87,21 @@ def test_the_tracker_calls_once_where_a_level_is_passed() -> None:
 @pytest.mark.parametrize(
     ("message", "nbytes"),
     [
-        ("CUDA out of memory. Tried to allocate 2.50 GiB. GPU 0 has a total capacity of 23.5 GiB", int(2.5 * GIB)),
+        (
+            "CUDA out of memory. Tried to allocate 2.50 GiB. GPU 0 has a total capacity of 23.5 GiB",
+            int(2.5 * GIB),
+        ),
         ("CUDA out of memory. Tried to allocate 512 bytes.", 512),
-        ("DefaultCPUAllocator: can't allocate memory: you tried to allocate 1024 bytes. Error code 12", 1024),
+        (
+            "DefaultCPUAllocator: can't allocate memory: you tried to allocate 1024 bytes. Error code 12",
+            1024,
+        ),
         ("CUDA out of memory", None),
     ],
 )
-def test_the_allocation_that_failed_is_read_from_the_error(message: str, nbytes: int | None) -> None:
+def test_the_allocation_that_failed_is_read_from_the_error(
+    message: str, nbytes: int | None
+) -> None:
     assert asked_bytes(torch.OutOfMemoryError(message)) == nbytes
 
 

@@ -44,7 +44,10 @@ def test_a_plain_transformer() -> None:
 
 
 def test_workloads_are_told_apart_where_they_can_be() -> None:
-    told = [look(each()).fingerprint for each in (tiny.mlp_workload, tiny.mlp_workload, tiny.transformer_workload)]
+    told = [
+        look(each()).fingerprint
+        for each in (tiny.mlp_workload, tiny.mlp_workload, tiny.transformer_workload)
+    ]
     assert told[0] == told[1] != told[2]
     assert None not in told
 
@@ -61,7 +64,9 @@ def test_a_convolutional_network() -> None:
     traits = look(tiny.conv_workload())
     assert (traits.blocks, traits.linears, traits.attention, traits.sdpa) == (3, 1, False, False)
     assert traits.batch_norm
-    assert traits.splits  # tried with the stored statistics, so BatchNorm does not couple the samples
+    assert (
+        traits.splits
+    )  # tried with the stored statistics, so BatchNorm does not couple the samples
 
 
 def test_a_network_on_feature_vectors() -> None:
@@ -78,12 +83,24 @@ def test_a_network_on_feature_vectors() -> None:
 
 def test_a_transformers_model_is_known_to_split() -> None:
     traits = look(tiny.llama_workload())
-    assert (traits.blocks, traits.linears, traits.attention, traits.sdpa) == (2, 2 * 7 + 1, True, True)
+    assert (traits.blocks, traits.linears, traits.attention, traits.sdpa) == (
+        2,
+        2 * 7 + 1,
+        True,
+        True,
+    )
     assert (traits.splits, traits.notes) == (True, ())
 
 
 def test_the_transposed_layers_of_gpt2_are_linear_layers() -> None:
-    config = {"model_type": "gpt2", "vocab_size": 64, "n_embd": 32, "n_layer": 2, "n_head": 2, "n_positions": 32}
+    config = {
+        "model_type": "gpt2",
+        "vocab_size": 64,
+        "n_embd": 32,
+        "n_layer": 2,
+        "n_head": 2,
+        "n_positions": 32,
+    }
     source = {"kind": "directory", "path": "x"}
     model = HuggingFaceModel("gpt2", "causal-lm", config, source)
     traits = look(huggingface_workload(model, sequence_length=8, effective_batch_size=2))
@@ -91,7 +108,8 @@ def test_the_transposed_layers_of_gpt2_are_linear_layers() -> None:
 
 
 @pytest.mark.parametrize(
-    ("layer", "noticed"), [(nn.Dropout(0.1), True), (nn.Dropout(0.0), False), (nn.AlphaDropout(0.1), True)]
+    ("layer", "noticed"),
+    [(nn.Dropout(0.1), True), (nn.Dropout(0.0), False), (nn.AlphaDropout(0.1), True)],
 )
 def test_dropout_is_noticed_where_it_drops_something(layer: nn.Module, noticed: bool) -> None:
     def model() -> nn.Module:
@@ -109,7 +127,11 @@ def test_fused_attention_is_seen_in_the_forward_and_not_by_a_name(fused: bool) -
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             x = x.view(len(x), 1, 4, 12)
-            mixed = functional.scaled_dot_product_attention(x, x, x) if fused else (x @ x.mT).softmax(-1) @ x
+            mixed = (
+                functional.scaled_dot_product_attention(x, x, x)
+                if fused
+                else (x @ x.mT).softmax(-1) @ x
+            )
             return self.project(mixed.flatten(1))
 
     traits = look(replace(tiny.mlp_workload(), model=Mixer))
@@ -153,7 +175,9 @@ def summed(model: nn.Module, batch: Any) -> torch.Tensor:
 
 def class_weighted(model: nn.Module, batch: Any) -> torch.Tensor:
     outputs = model(batch[0])
-    return functional.cross_entropy(outputs, batch[1], weight=torch.linspace(0.1, 5, 10, dtype=outputs.dtype))
+    return functional.cross_entropy(
+        outputs, batch[1], weight=torch.linspace(0.1, 5, 10, dtype=outputs.dtype)
+    )
 
 
 @pytest.mark.parametrize("loss", [contrastive, class_weighted])
@@ -166,9 +190,13 @@ def test_a_loss_that_is_no_mean_over_what_is_known_cannot_be_split(loss: Callabl
 
 
 def test_what_a_loss_of_ones_own_averages_over_is_said() -> None:
-    traits = look(replace(tiny.mlp_workload(), loss=lambda model, batch: tiny.classify(model, batch)))
+    traits = look(
+        replace(tiny.mlp_workload(), loss=lambda model, batch: tiny.classify(model, batch))
+    )
     assert traits.count == Count("unequal", (1,))
-    assert traits.notes == ("the loss is a mean over batch[1] != -100, as gradients of a few samples show.",)
+    assert traits.notes == (
+        "the loss is a mean over batch[1] != -100, as gradients of a few samples show.",
+    )
     traits = look(replace(tiny.mlp_workload(), loss=summed))
     assert traits.splits
     assert traits.notes == ("the loss is a sum over samples, as gradients of a few samples show.",)
@@ -226,7 +254,11 @@ def test_a_batch_of_one_sample_has_nothing_to_split() -> None:
 
 def test_a_loss_that_needs_more_than_a_few_samples_is_tried_on_all() -> None:
     def largest(model: nn.Module, batch: Any) -> torch.Tensor:
-        return functional.cross_entropy(model(batch[0]), batch[1], reduction="none").topk(8).values.mean()
+        return (
+            functional.cross_entropy(model(batch[0]), batch[1], reduction="none")
+            .topk(8)
+            .values.mean()
+        )
 
     assert not look(replace(tiny.mlp_workload(8), loss=largest)).splits
 
@@ -309,21 +341,32 @@ def place_in(function: Callable) -> str:
     with open(__file__, encoding="utf-8") as file:  # noqa: PTH123
         lines = file.read().splitlines()
     start = function.__code__.co_firstlineno
-    return (
-        f"{__file__}:{next(number for number in range(start, len(lines)) if lines[number - 1].endswith('# the place'))}"
+    places = (
+        number for number in range(start, len(lines)) if lines[number - 1].endswith("# the place")
     )
+    return f"{__file__}:{next(places)}"
 
 
 @pytest.mark.parametrize(
     ("changes", "beginning", "function"),
     [
-        ({"model": raises_in_the_model}, "the model factory raised ValueError: no such layer", raises_in_the_model),
+        (
+            {"model": raises_in_the_model},
+            "the model factory raised ValueError: no such layer",
+            raises_in_the_model,
+        ),
         ({"model": wrong_width}, "the loss raised RuntimeError: mat1 and mat2 shapes", wrong_width),
-        ({"batch": raises_in_the_batch}, "the batch factory raised KeyError: 'features'", raises_in_the_batch),
+        (
+            {"batch": raises_in_the_batch},
+            "the batch factory raised KeyError: 'features'",
+            raises_in_the_batch,
+        ),
         ({"loss": raises_in_the_loss}, "the loss raised RuntimeError: ", raises_in_the_loss),
     ],
 )
-def test_what_raises_is_named_with_the_users_own_line(changes: dict, beginning: str, function: Callable) -> None:
+def test_what_raises_is_named_with_the_users_own_line(
+    changes: dict, beginning: str, function: Callable
+) -> None:
     with pytest.raises(InputError) as caught:
         look(replace(tiny.mlp_workload(), **changes))
     assert caught.value.message.startswith(beginning)
@@ -349,7 +392,10 @@ def test_where_all_of_it_is_torchs_own_code_that_is_named() -> None:
             {"batch": lambda n: tiny.mlp_workload().batch(n + 1)},
             "the batch factory was asked for 4 samples and gave 5. batch(n) must give n samples along dim 0",
         ),
-        ({"batch": lambda n: [1] * n}, "the batch (a list) holds no tensor with samples along dim 0."),
+        (
+            {"batch": lambda n: [1] * n},
+            "the batch (a list) holds no tensor with samples along dim 0.",
+        ),
         (
             {"batch": lambda n: (torch.ones(n), torch.ones(2))},
             "the tensors of a batch differ in size along dim 0: [2, 4].",
@@ -358,7 +404,10 @@ def test_where_all_of_it_is_torchs_own_code_that_is_named() -> None:
             {"loss": lambda model, batch: model(batch[0])},
             "the loss must be one number in a tensor, not a tensor of shape",
         ),
-        ({"loss": None}, "a batch is a tuple of 2, which MLP.forward(features) does not take, and no loss is given."),
+        (
+            {"loss": None},
+            "a batch is a tuple of 2, which MLP.forward(features) does not take, and no loss is given.",
+        ),
     ],
 )
 def test_what_is_not_what_it_should_be(changes: dict, message: str) -> None:
@@ -373,12 +422,19 @@ def test_a_users_error_of_ours_is_passed_on() -> None:
 
 
 def test_an_error_without_a_message() -> None:
-    with pytest.raises(InputError, match=r"the loss raised RuntimeError \(at "), blamed_on("the loss"):
+    with (
+        pytest.raises(InputError, match=r"the loss raised RuntimeError \(at "),
+        blamed_on("the loss"),
+    ):
         raise RuntimeError
 
 
-@pytest.mark.parametrize("error", [SystemExit(3), GeneratorExit("no"), type("Own", (BaseException,), {})("no")])
-@pytest.mark.parametrize(("part", "name"), [("model", "model factory"), ("batch", "batch factory"), ("loss", "loss")])
+@pytest.mark.parametrize(
+    "error", [SystemExit(3), GeneratorExit("no"), type("Own", (BaseException,), {})("no")]
+)
+@pytest.mark.parametrize(
+    ("part", "name"), [("model", "model factory"), ("batch", "batch factory"), ("loss", "loss")]
+)
 def test_not_only_exceptions_are_blamed(part: str, name: str, error: BaseException) -> None:
     def raising(*_: Any) -> Any:
         raise error
@@ -397,7 +453,10 @@ def test_a_mean_over_the_items_of_lists_is_found() -> None:
     """A mean over all boxes is one over samples only where these have as many."""
 
     def loss(model: nn.Module, batch: Any) -> torch.Tensor:
-        errors = [model(row.unsqueeze(0)).mean() * len(each) for row, each in zip(*batch.values(), strict=True)]
+        errors = [
+            model(row.unsqueeze(0)).mean() * len(each)
+            for row, each in zip(*batch.values(), strict=True)
+        ]
         return torch.stack(errors).sum() / sum(len(each) for each in batch["labels"])
 
     generator = torch.Generator().manual_seed(0)

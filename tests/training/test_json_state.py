@@ -36,7 +36,15 @@ def through(value: Any) -> Any:
             {1, 2},
             frozenset({"a"}),
         ),
-        *({}, {"a": 1}, {"a": 1, "b": {"tuple": [1]}}, {1: "a", 2: "b"}, {(0, 1): None}, {"dict": []}, {True: 1, 0: 2}),
+        *(
+            {},
+            {"a": 1},
+            {"a": 1, "b": {"tuple": [1]}},
+            {1: "a", 2: "b"},
+            {(0, 1): None},
+            {"dict": []},
+            {True: 1, 0: 2},
+        ),
     ],
     ids=repr,
 )
@@ -49,8 +57,17 @@ def test_plain_values(value: Any) -> None:
 @pytest.mark.parametrize(
     "tensor",
     [
-        *(torch.arange(6).view(2, 3).t(), torch.rand(2, 0), torch.tensor(1.5), torch.ones(3, dtype=torch.bfloat16)),
-        *(torch.tensor([True, False]), torch.ones(2, dtype=torch.complex128), torch.ones(2).to(torch.float8_e4m3fn)),
+        *(
+            torch.arange(6).view(2, 3).t(),
+            torch.rand(2, 0),
+            torch.tensor(1.5),
+            torch.ones(3, dtype=torch.bfloat16),
+        ),
+        *(
+            torch.tensor([True, False]),
+            torch.ones(2, dtype=torch.complex128),
+            torch.ones(2).to(torch.float8_e4m3fn),
+        ),
     ],
     ids=str,
 )
@@ -83,9 +100,15 @@ def test_numbers_of_numpy_and_dicts_of_other_kinds() -> None:
     ("value", "kind"),
     [
         *((Path("x"), "PosixPath"), (len, "builtin_function_or_method"), (Point(1, 2), "Point")),
-        *(([1, {"a": object()}], "object"), (np.array([object()]), "ndarray"), (torch.eye(2).to_sparse(), "Tensor")),
+        *(
+            ([1, {"a": object()}], "object"),
+            (np.array([object()]), "ndarray"),
+            (torch.eye(2).to_sparse(), "Tensor"),
+        ),
     ],
-    ids=lambda each: each if isinstance(each, str) else type(each).__name__,  # the same in every worker
+    ids=lambda each: (
+        each if isinstance(each, str) else type(each).__name__
+    ),  # the same in every worker
 )
 def test_what_does_not_travel_is_named(value: Any, kind: str) -> None:
     with pytest.raises(TypeError, match=kind):
@@ -95,8 +118,19 @@ def test_what_does_not_travel_is_named(value: Any, kind: str) -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        *("", "{", '{"a": 1}', '{"tensor": 1}', '{"tensor": ["load", [1], "AAAA"]}', '{"tensor": ["nn", [1], "AAAA"]}'),
-        *('{"array": ["O", [1], "AAAAAAAAAAA="]}', '{"tensor": ["float32", [9], "AAAAAA=="]}', '{"bytes": "a"}'),
+        *(
+            "",
+            "{",
+            '{"a": 1}',
+            '{"tensor": 1}',
+            '{"tensor": ["load", [1], "AAAA"]}',
+            '{"tensor": ["nn", [1], "AAAA"]}',
+        ),
+        *(
+            '{"array": ["O", [1], "AAAAAAAAAAA="]}',
+            '{"tensor": ["float32", [9], "AAAAAA=="]}',
+            '{"bytes": "a"}',
+        ),
     ],
 )
 def test_other_text_is_no_state(text: str) -> None:

@@ -30,7 +30,9 @@ from tests import tiny
 def test_training_is_what_a_hand_written_loop_does(micro: int) -> None:
     """AdamW with decay on matrices only, clipping and a warmed-up cosine, over five steps."""
     workload = tiny.mlp_workload(8)
-    chosen = Hyperparameters(lr=0.01, weight_decay=0.1, schedule="cosine", warmup_steps=2, max_grad_norm=0.5)
+    chosen = Hyperparameters(
+        lr=0.01, weight_decay=0.1, schedule="cosine", warmup_steps=2, max_grad_norm=0.5
+    )
     batches = [tuple(tensor[:8] for tensor in workload.batch(8 + step)) for step in range(5)]
 
     model = tiny.living(workload)
@@ -41,7 +43,9 @@ def test_training_is_what_a_hand_written_loop_does(micro: int) -> None:
     losses = []
     for step, batch in enumerate(batches):
         for group in optimizer.param_groups:
-            group["lr"] = 0.01 * ((step + 1) / 3 if step < 2 else 0.5 * (1 + math.cos(math.pi * (step - 2) / 3)))
+            group["lr"] = 0.01 * (
+                (step + 1) / 3 if step < 2 else 0.5 * (1 + math.cos(math.pi * (step - 2) / 3))
+            )
         loss = tiny.classify(model, batch)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
@@ -59,9 +63,13 @@ def test_training_is_what_a_hand_written_loop_does(micro: int) -> None:
 
 def test_every_step_is_reported_to_every_callback() -> None:
     workload = tiny.mlp_workload(4)
-    setup = build(workload, {}, tiny.CPU, hyperparameters=Hyperparameters(lr=0.01, schedule="linear"))
+    setup = build(
+        workload, {}, tiny.CPU, hyperparameters=Hyperparameters(lr=0.01, schedule="linear")
+    )
     heard: list[StepReport] = []
-    reports = train(setup, [workload.batch(4), workload.batch(3)] * 2, steps=4, callbacks=[heard.append])
+    reports = train(
+        setup, [workload.batch(4), workload.batch(3)] * 2, steps=4, callbacks=[heard.append]
+    )
     assert heard == reports
     assert [report.step for report in reports] == [1, 2, 3, 4]
     assert [report.samples for report in reports] == [4, 3, 4, 3]
@@ -75,7 +83,12 @@ def test_a_callback_ends_training_when_all_have_heard_of_the_step() -> None:
     def ends(report: StepReport) -> object:
         return STOP if report.step == 2 else None
 
-    reports = train(build(workload, {}, tiny.CPU), [workload.batch(4)] * 5, steps=5, callbacks=[ends, heard.append])
+    reports = train(
+        build(workload, {}, tiny.CPU),
+        [workload.batch(4)] * 5,
+        steps=5,
+        callbacks=[ends, heard.append],
+    )
     assert [report.step for report in reports] == [1, 2]
     assert heard == reports
 
@@ -97,7 +110,9 @@ def test_the_schedule_waits_for_steps_that_the_loss_scaler_skips() -> None:
     assert 2 <= overflows <= 12
     assert setup.progress.skipped_updates == overflows
     updates = [max(0, step - overflows) for step in range(16)]
-    assert [report.lr for report in reports] == [0.01 * learning_rate_factor(chosen, 16, step) for step in updates]
+    assert [report.lr for report in reports] == [
+        0.01 * learning_rate_factor(chosen, 16, step) for step in updates
+    ]
 
 
 def test_a_batch_without_a_label_changes_nothing_and_is_reported() -> None:
@@ -107,7 +122,9 @@ def test_a_batch_without_a_label_changes_nothing_and_is_reported() -> None:
     before: list[torch.Tensor] = []
 
     def copy(report: StepReport) -> None:
-        before.extend(parameter.detach().clone() for parameter in setup.model.parameters() if report.step == 1)
+        before.extend(
+            parameter.detach().clone() for parameter in setup.model.parameters() if report.step == 1
+        )
 
     reports = train(setup, [labelled, empty], steps=2, callbacks=[copy])
     assert [report.skipped for report in reports] == [None, "no label"]
@@ -153,7 +170,9 @@ def test_training_goes_on_in_training_mode() -> None:
 
 def test_data_that_ends_early_is_said_with_the_step() -> None:
     workload = tiny.mlp_workload(4)
-    with pytest.raises(InputError, match=r"the data ended after 1 of 3 steps\. Give fewer steps, or more data\."):
+    with pytest.raises(
+        InputError, match=r"the data ended after 1 of 3 steps\. Give fewer steps, or more data\."
+    ):
         train(build(workload, {}, tiny.CPU), [workload.batch(4)], steps=3)
 
 
@@ -198,7 +217,9 @@ def test_a_backward_that_steps_does_not_step_for_a_loss_that_is_no_number() -> N
     bad = workload.batch(4)
     bad[0].fill_(math.nan)
     setup = build(workload, {"optimizer_in_backward": True}, tiny.CPU)
-    with pytest.raises(DivergedError, match=r"the loss is nan at step 1\. Check the data and the loss"):
+    with pytest.raises(
+        DivergedError, match=r"the loss is nan at step 1\. Check the data and the loss"
+    ):
         train(setup, [bad], steps=1)
     assert all(parameter.isfinite().all() for parameter in setup.model.parameters())
 
@@ -209,7 +230,9 @@ def test_a_backward_that_steps_does_not_step_for_a_loss_that_is_no_number() -> N
 class Hungry:
     """A loss that runs out of memory at one call, or for more than so many samples from that call on."""
 
-    def __init__(self, loss: Any, *, at: int, fits: int | None = None, phase: str = "forward") -> None:
+    def __init__(
+        self, loss: Any, *, at: int, fits: int | None = None, phase: str = "forward"
+    ) -> None:
         self.loss, self.at, self.fits, self.phase = loss, at, fits, phase
         self.calls = 0
 
@@ -217,7 +240,11 @@ class Hungry:
         self.calls += torch.is_grad_enabled()
         loss = self.loss(model, batch)
         samples = sample_count(batch)
-        hungry = self.calls == self.at if self.fits is None else self.calls >= self.at and samples > self.fits
+        hungry = (
+            self.calls == self.at
+            if self.fits is None
+            else self.calls >= self.at and samples > self.fits
+        )
         if not (hungry and torch.is_grad_enabled()):
             return loss
         if self.phase == "forward":
@@ -232,7 +259,9 @@ class _Raises(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
-        raise RuntimeError("[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: can't allocate memory: you tried")
+        raise RuntimeError(
+            "[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: can't allocate memory: you tried"
+        )
 
 
 def model_loss(model: nn.Module, batch: Any) -> torch.Tensor:
@@ -246,7 +275,13 @@ def trained(
     """Steps on batches of their own, from the same weights and random numbers."""
     torch.manual_seed(1)
     model = tiny.living(replace(workload, loss=None))
-    setup = build(replace(workload, loss=loss), config, tiny.CPU, model=model, hyperparameters=Hyperparameters(lr=1e-3))
+    setup = build(
+        replace(workload, loss=loss),
+        config,
+        tiny.CPU,
+        model=model,
+        hyperparameters=Hyperparameters(lr=1e-3),
+    )
     if hook is not None:
         setup.model.get_submodule("lm_head").register_forward_hook(hook)
     told: list[str] = []
@@ -270,13 +305,17 @@ CASES = {
 
 @pytest.mark.parametrize("phase", ["forward", "backward"])
 @pytest.mark.parametrize("case", CASES)
-def test_a_step_that_ran_out_of_memory_is_done_again_in_smaller_slices(case: str, phase: str) -> None:
+def test_a_step_that_ran_out_of_memory_is_done_again_in_smaller_slices(
+    case: str, phase: str
+) -> None:
     make, config = CASES[case]
     workload = make()
     whole = workload.effective_batch_size
     micro = config.get("micro_batch_size", whole)
     at = 2 * (whole // micro) + 1
-    setup, reports, told = trained(workload, config, Hungry(model_loss, at=at, fits=micro // 2, phase=phase))
+    setup, reports, told = trained(
+        workload, config, Hungry(model_loss, at=at, fits=micro // 2, phase=phase)
+    )
     assert setup.micro_batch_size == setup.config["micro_batch_size"] == micro // 2
     assert setup.config["gradient_accumulation_steps"] == 2 * whole // micro
     (note,) = told
@@ -286,7 +325,9 @@ def test_a_step_that_ran_out_of_memory_is_done_again_in_smaller_slices(case: str
     # What a run learns that had the smaller slices from the second step on.
     plain, expected, _ = trained(workload, config, model_loss)
     tolerance = 2e-2 if case in ("mixed", "lora", "8-bit state") else 1e-5
-    assert [each.loss for each in reports] == pytest.approx([each.loss for each in expected], rel=tolerance)
+    assert [each.loss for each in reports] == pytest.approx(
+        [each.loss for each in expected], rel=tolerance
+    )
     assert [each.step for each in reports] == [1, 2, 3, 4]
     for (_, mine), (_, theirs) in zip(setup.trainable(), plain.trainable(), strict=True):
         torch.testing.assert_close(mine, theirs, rtol=0.02, atol=2e-3)
@@ -298,10 +339,14 @@ def test_what_held_memory_is_told_where_the_error_says_what_was_asked_for() -> N
             try:
                 return super().__call__(model, batch)
             except torch.OutOfMemoryError as error:
-                raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 3.00 GiB. GPU 0 ...") from error
+                raise torch.OutOfMemoryError(
+                    "CUDA out of memory. Tried to allocate 3.00 GiB. GPU 0 ..."
+                ) from error
 
     _, _, (held, note) = trained(tiny.mlp_workload(), {}, Asking(model_loss, at=3, fits=2))
-    assert held.startswith("Memory ran out in the forward, where 3 GiB more did not fit; held were, in GiB, weights ")
+    assert held.startswith(
+        "Memory ran out in the forward, where 3 GiB more did not fit; held were, in GiB, weights "
+    )
     assert "optimizer" in held
     assert note.startswith("memory ran out in the forward of step 3: the step is done again")
 
@@ -319,7 +364,9 @@ def test_a_chunked_loss_is_taken_back_too() -> None:
     setup, reports, (note,) = trained(tiny.llama_workload(), config, hook=hook)
     assert "micro-batch 4x1 -> 2x2" in note
     _, expected, _ = trained(tiny.llama_workload(), config)
-    assert [each.loss for each in reports] == pytest.approx([each.loss for each in expected], rel=1e-5)
+    assert [each.loss for each in reports] == pytest.approx(
+        [each.loss for each in expected], rel=1e-5
+    )
     assert setup.config["loss"] == "chunked"
 
 
@@ -328,7 +375,9 @@ class Noisy(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        parts = [nn.Sequential(nn.Linear(48, 48), nn.BatchNorm1d(48), nn.Dropout(0.5)) for _ in range(2)]
+        parts = [
+            nn.Sequential(nn.Linear(48, 48), nn.BatchNorm1d(48), nn.Dropout(0.5)) for _ in range(2)
+        ]
         self.blocks = nn.Sequential(*parts)
         self.out = nn.Linear(48, 10)
 
@@ -352,7 +401,11 @@ def test_statistics_and_random_numbers_are_as_if_the_step_had_not_been_tried(pha
 def test_several_rungs_are_taken_at_once_and_only_divisors() -> None:
     setup, reports, told = trained(tiny.mlp_workload(12), {}, Hungry(model_loss, at=1, fits=1))
     assert setup.micro_batch_size == 1
-    assert [note.partition("micro-batch ")[2] for note in told] == ["12x1 -> 6x2.", "6x2 -> 3x4.", "3x4 -> 1x12."]
+    assert [note.partition("micro-batch ")[2] for note in told] == [
+        "12x1 -> 6x2.",
+        "6x2 -> 3x4.",
+        "3x4 -> 1x12.",
+    ]
     assert len(reports) == 4
 
 
@@ -362,7 +415,10 @@ def test_then_checkpointing_and_then_nothing_is_left() -> None:
     setup, _, (note,) = trained(workload, config, Hungry(model_loss, at=2, fits=None))
     assert note.endswith("with activation_checkpointing alternate -> full.")
     assert setup.config["activation_checkpointing"] == "full"
-    with pytest.raises(OutOfMemoryError, match=r"in the forward of step 1, and nothing is left .* \(micro-batch 1\)"):
+    with pytest.raises(
+        OutOfMemoryError,
+        match=r"in the forward of step 1, and nothing is left .* \(micro-batch 1\)",
+    ):
         trained(workload, config, Hungry(model_loss, at=1, fits=0))
 
 
@@ -383,11 +439,19 @@ def test_what_the_new_config_costs_is_told() -> None:
 
 
 @pytest.mark.parametrize("in_backward", [False, True])
-def test_weights_that_are_half_updated_are_not_trained_on(monkeypatch: pytest.MonkeyPatch, in_backward: bool) -> None:
+def test_weights_that_are_half_updated_are_not_trained_on(
+    monkeypatch: pytest.MonkeyPatch, in_backward: bool
+) -> None:
     workload = tiny.mlp_workload()
     if in_backward:
-        with pytest.raises(OutOfMemoryError, match="in the backward of step 2, which left weights half") as caught:
-            trained(workload, {"optimizer_in_backward": True}, Hungry(model_loss, at=2, phase="backward"))
+        with pytest.raises(
+            OutOfMemoryError, match="in the backward of step 2, which left weights half"
+        ) as caught:
+            trained(
+                workload,
+                {"optimizer_in_backward": True},
+                Hungry(model_loss, at=2, phase="backward"),
+            )
     else:
         steps: list[int] = []
         step = torch.optim.AdamW.step
@@ -399,7 +463,9 @@ def test_weights_that_are_half_updated_are_not_trained_on(monkeypatch: pytest.Mo
             step(self, closure)
 
         monkeypatch.setattr(torch.optim.AdamW, "step", fails_once)
-        with pytest.raises(OutOfMemoryError, match="in the update of step 2, which left weights half") as caught:
+        with pytest.raises(
+            OutOfMemoryError, match="in the update of step 2, which left weights half"
+        ) as caught:
             trained(workload, {}, model_loss)
     assert caught.value.torn
     assert caught.value.exit_code == 3
@@ -412,7 +478,9 @@ def test_the_first_update_has_no_state_that_could_be_torn(monkeypatch: pytest.Mo
     def fails_once(self: Any, closure: Any = None) -> None:
         steps.append(1)
         if len(steps) == 1:
-            self.state[self.param_groups[0]["params"][0]]["exp_avg"] = torch.zeros(1)  # some of it was made
+            self.state[self.param_groups[0]["params"][0]]["exp_avg"] = torch.zeros(
+                1
+            )  # some of it was made
             raise torch.OutOfMemoryError("CUDA out of memory")
         step(self, closure)
 
@@ -420,7 +488,9 @@ def test_the_first_update_has_no_state_that_could_be_torn(monkeypatch: pytest.Mo
     monkeypatch.setattr(torch.optim.AdamW, "step", fails_once)
     setup, reports, (note,) = trained(tiny.mlp_workload(), {}, model_loss)
     assert "memory ran out in the update of step 1: the step is done again" in note
-    assert [each.loss for each in reports] == pytest.approx([each.loss for each in expected], rel=1e-5)
+    assert [each.loss for each in reports] == pytest.approx(
+        [each.loss for each in expected], rel=1e-5
+    )
     assert setup.micro_batch_size == 2
 
 
@@ -432,7 +502,9 @@ def test_other_errors_are_nobodys_to_mend() -> None:
         trained(tiny.mlp_workload(), {}, wrong)
 
 
-def test_memory_that_runs_out_while_data_moves_to_the_device_tears_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_that_runs_out_while_data_moves_to_the_device_tears_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """The step before ended with its update, which is no part of this one."""
     move, calls = loop.map_tensors, []
 
@@ -472,11 +544,17 @@ def test_warm_up_rises_in_a_line_to_the_whole() -> None:
 
 @pytest.mark.parametrize(
     ("schedule", "expected"),
-    [("constant", [1, 1, 1, 1, 1]), ("linear", [1, 0.75, 0.5, 0.25, 0]), ("cosine", [1, 0.853553, 0.5, 0.146447, 0])],
+    [
+        ("constant", [1, 1, 1, 1, 1]),
+        ("linear", [1, 0.75, 0.5, 0.25, 0]),
+        ("cosine", [1, 0.853553, 0.5, 0.146447, 0]),
+    ],
 )
 def test_schedules(schedule: str, expected: list[float]) -> None:
     chosen = Hyperparameters(schedule=schedule)
-    assert [learning_rate_factor(chosen, 4, step) for step in range(5)] == pytest.approx(expected, abs=1e-6)
+    assert [learning_rate_factor(chosen, 4, step) for step in range(5)] == pytest.approx(
+        expected, abs=1e-6
+    )
 
 
 @given(

@@ -41,7 +41,9 @@ def resident(sizes: Iterable[float]) -> list[StepMemory]:
 @pytest.mark.parametrize("begins", range(20, 27))
 @pytest.mark.parametrize("kind", [tensors, resident])
 def test_a_leak_is_told_once_within_50_steps_of_its_beginning(
-    begins: int, kind: Callable[[Iterable[float]], list[StepMemory]], monkeypatch: pytest.MonkeyPatch
+    begins: int,
+    kind: Callable[[Iterable[float]], list[StepMemory]],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     draw = random.Random(begins)
     noise = 0.0 if kind is tensors else 2 * MIB
@@ -65,7 +67,9 @@ NO_LEAKS: dict[str, Callable[[int, random.Random], float]] = {
     "level": lambda step, draw: 0.0,
     "noise": lambda step, draw: 64 * MIB * draw.random(),
     "a cache that fills": lambda step, draw: 512 * MIB * (1 - 0.9**step),
-    "larger batches now and then": lambda step, draw: 256 * MIB * (step > 30) + 128 * MIB * (step > 90),
+    "larger batches now and then": lambda step, draw: (
+        256 * MIB * (step > 30) + 128 * MIB * (step > 90)
+    ),
     "a few bytes": lambda step, draw: 4096 * step,
 }
 
@@ -79,7 +83,9 @@ def test_what_is_no_leak_is_not_told(shape: str, monkeypatch: pytest.MonkeyPatch
 
 def test_what_the_garbage_collector_frees_is_no_leak(monkeypatch: pytest.MonkeyPatch) -> None:
     held, said = [0], []
-    monkeypatch.setattr(memory_watch, "memory_now", lambda device: StepMemory(resident_bytes=GIB + held[0] * MIB))
+    monkeypatch.setattr(
+        memory_watch, "memory_now", lambda device: StepMemory(resident_bytes=GIB + held[0] * MIB)
+    )
     monkeypatch.setattr(memory_watch.gc, "collect", lambda: held.__setitem__(0, 0))
     watch = MemoryWatch(CPU, said.append)
     for step in range(300):
@@ -89,13 +95,17 @@ def test_what_the_garbage_collector_frees_is_no_leak(monkeypatch: pytest.MonkeyP
 
 
 def test_fragmentation_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    readings = [StepMemory(GIB, 10 * GIB, 9 * GIB, GIB)] * 9 + [StepMemory(GIB, 14 * GIB, 9 * GIB, GIB)] * 9
+    readings = [StepMemory(GIB, 10 * GIB, 9 * GIB, GIB)] * 9 + [
+        StepMemory(GIB, 14 * GIB, 9 * GIB, GIB)
+    ] * 9
     ((step, text),) = told(monkeypatch, readings)
     assert step == 9
     assert "14.00 GiB for tensors that never took more than 9.00" in text
 
 
-def test_cuda_is_asked_of_its_allocator_without_waiting_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cuda_is_asked_of_its_allocator_without_waiting_for_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     stats = {
         "allocated_bytes": {"all": {"current": 3, "peak": 5}},
         "reserved_bytes": {"all": {"current": 7, "peak": 8}},

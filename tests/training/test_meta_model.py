@@ -57,10 +57,14 @@ def test_two_parameters_of_one_shape_are_not_one() -> None:
 def test_frozen_numbers_are_constants() -> None:
     def factory() -> nn.Module:
         model = nn.Linear(3, 3)
-        model.scale = nn.Parameter(torch.tensor([4.0]), requires_grad=False)  # what D-FINE divides by
+        model.scale = nn.Parameter(
+            torch.tensor([4.0]), requires_grad=False
+        )  # what D-FINE divides by
         return model
 
-    setup = build(Workload(factory, lambda n: torch.ones(n, 3), effective_batch_size=1), {}, tiny.CPU)
+    setup = build(
+        Workload(factory, lambda n: torch.ones(n, 3), effective_batch_size=1), {}, tiny.CPU
+    )
     assert setup.model.scale.tolist() == [4.0]
 
 
@@ -103,7 +107,9 @@ def test_modules_made_afterwards_are_real_again() -> None:
         lambda weight: np.asarray(weight.detach()),
         lambda weight: weight.nonzero(),
         lambda weight: bool(weight.sum() > 0),
-        lambda weight: weight.data.copy_(torch.ones(3, 3)).detach().add(torch.ones(3, 3)).max().item(),
+        lambda weight: (
+            weight.data.copy_(torch.ones(3, 3)).detach().add(torch.ones(3, 3)).max().item()
+        ),
     ],
 )
 def test_code_that_needs_values_gets_real_weights(look: Callable[[torch.Tensor], object]) -> None:
@@ -121,7 +127,9 @@ def test_a_factory_must_make_a_module(made: object) -> None:
         return made
 
     place = rf"{__file__}:{factory.__code__.co_firstlineno}"
-    with pytest.raises(InputError, match=rf"the model factory \(at {place}\) returned a .*, not an nn\.Module\."):
+    with pytest.raises(
+        InputError, match=rf"the model factory \(at {place}\) returned a .*, not an nn\.Module\."
+    ):
         meta_model_from(factory)
 
 
@@ -139,7 +147,9 @@ def test_a_living_model_is_copied_without_its_weights() -> None:
     assert type(skeleton) is type(model)
     assert devices(skeleton) == {"meta"}
     shapes = {name: (p.shape, p.dtype, p.requires_grad) for name, p in model.named_parameters()}
-    assert {name: (p.shape, p.dtype, p.requires_grad) for name, p in skeleton.named_parameters()} == shapes
+    assert {
+        name: (p.shape, p.dtype, p.requires_grad) for name, p in skeleton.named_parameters()
+    } == shapes
     for name, buffer in model.named_buffers():
         assert torch.equal(skeleton.get_buffer(name), buffer)
 
@@ -194,9 +204,15 @@ def test_a_skeleton_trains_like_the_model_it_was_taken_from() -> None:
 # Weights coming into being.
 
 
-def bare(model: nn.Module, trainable: torch.dtype | None = None, frozen: torch.dtype | None = None) -> Setup:
+def bare(
+    model: nn.Module, trainable: torch.dtype | None = None, frozen: torch.dtype | None = None
+) -> Setup:
     setup = build(tiny.mlp_workload(), {}, tiny.CPU)
-    setup.model, setup.weights.trainable_dtype, setup.weights.frozen_dtype = model, trainable, frozen
+    setup.model, setup.weights.trainable_dtype, setup.weights.frozen_dtype = (
+        model,
+        trainable,
+        frozen,
+    )
     return setup
 
 
@@ -242,14 +258,18 @@ def test_large_weights_repeat_what_was_drawn_but_no_row_is_another_s() -> None:
 
 def test_buffers_that_are_made_of_weights_get_values_of_their_own() -> None:
     """What spectral_norm knows of a weight's largest singular value."""
-    model = lambda: nn.Sequential(nn.utils.parametrizations.spectral_norm(nn.Linear(6, 4)), nn.Linear(4, 1))  # noqa: E731
+    model = lambda: nn.Sequential(  # noqa: E731
+        nn.utils.parametrizations.spectral_norm(nn.Linear(6, 4)), nn.Linear(4, 1)
+    )
     workload = Workload(model, lambda n: {"input": torch.ones(n, 6)}, effective_batch_size=2)
     setup = build(workload, {}, tiny.CPU)
     assert {each.device.type for each in setup.model.buffers()} == {"cpu"}
     loss = setup.model(torch.ones(2, 6)).square().mean()
     loss.backward()
     assert loss > 0
-    assert all(each.grad is not None and each.grad.isfinite().all() for each in setup.model.parameters())
+    assert all(
+        each.grad is not None and each.grad.isfinite().all() for each in setup.model.parameters()
+    )
 
 
 def test_the_same_seed_makes_the_same_weights_and_draws_nothing_from_the_user() -> None:
@@ -266,7 +286,11 @@ def test_memory_is_taken_once_and_in_the_final_dtype() -> None:
     setup = bare(model, trainable=torch.bfloat16)
     with StorageTracker() as tracker:
         materialize(setup)
-    assert tracker.peak == tracker.live == 2 * sum(parameter.numel() for parameter in model.parameters())
+    assert (
+        tracker.peak
+        == tracker.live
+        == 2 * sum(parameter.numel() for parameter in model.parameters())
+    )
 
 
 def test_living_parameters_keep_their_identity_and_their_values() -> None:
@@ -278,7 +302,9 @@ def test_living_parameters_keep_their_identity_and_their_values() -> None:
         assert parameter is original[name]
         assert parameter.dtype == torch.bfloat16
         torch.testing.assert_close(parameter.detach(), values[name].bfloat16())
-    assert {p.dtype for group in optimizer_of_the_users.param_groups for p in group["params"]} == {torch.bfloat16}
+    assert {p.dtype for group in optimizer_of_the_users.param_groups for p in group["params"]} == {
+        torch.bfloat16
+    }
 
 
 def test_living_weights_in_the_right_dtype_are_not_copied() -> None:

@@ -25,7 +25,14 @@ def written(path: Path, steps: range, first_step: int = 0) -> None:
 def test_json_lines(tmp_path: Path) -> None:
     written(tmp_path / "deep" / "metrics.jsonl", range(2))
     first, _, last = map(json.loads, (tmp_path / "deep" / "metrics.jsonl").read_text().splitlines())
-    assert first == {"step": 1, "loss": 2.5, "lr": 1e-4, "samples": 8, "seconds": 0.5, "data_seconds": 0.25}
+    assert first == {
+        "step": 1,
+        "loss": 2.5,
+        "lr": 1e-4,
+        "samples": 8,
+        "seconds": 0.5,
+        "data_seconds": 0.25,
+    }
     assert last == {"step": 2, "evaluation": 1.5}
 
 
@@ -41,14 +48,24 @@ def test_a_resumed_run_goes_on_where_it_stands(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "damage", [b"\xff\xfe{}\n", b"[" * 100_000 + b"\n", b"3\n", b'{"step": "x"}\n', b"1" * 5000 + b"\n", b"\0" * 4096]
+    "damage",
+    [
+        b"\xff\xfe{}\n",
+        b"[" * 100_000 + b"\n",
+        b"3\n",
+        b'{"step": "x"}\n',
+        b"1" * 5000 + b"\n",
+        b"\0" * 4096,
+    ],
 )
 def test_damaged_lines_are_left_out_and_the_run_goes_on(tmp_path: Path, damage: bytes) -> None:
     written(tmp_path / "metrics.jsonl", range(2))
     with (tmp_path / "metrics.jsonl").open("ab") as file:
         file.write(damage)
     written(tmp_path / "metrics.jsonl", range(2, 3), first_step=2)
-    steps = [json.loads(line)["step"] for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    steps = [
+        json.loads(line)["step"] for line in (tmp_path / "metrics.jsonl").read_text().splitlines()
+    ]
     assert steps == [1, 2, 2, 3, 3]
 
 
@@ -72,7 +89,9 @@ def test_every_line_is_there_at_once(tmp_path: Path) -> None:
     metrics.close()
 
 
-def test_the_bar_says_loss_and_waiting(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_bar_says_loss_and_waiting(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("COLUMNS", "120")  # room for whatever rate of steps
     monkeypatch.setenv("LINES", "40")
     bar = Bar(4, first_step=2)

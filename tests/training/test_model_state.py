@@ -46,7 +46,9 @@ def language_model(kind: str) -> nn.Module:
     model = transformers.AutoModelForCausalLM.from_config(config)
     for weight in model.parameters():
         if weight.dim() > 1:
-            nn.init.normal_(weight, std=0.3)  # or attention is about even, and shows little of what it sees
+            nn.init.normal_(
+                weight, std=0.3
+            )  # or attention is about even, and shows little of what it sees
     assert model.config.use_cache
     return model
 
@@ -62,7 +64,11 @@ def packed(rows: int, samples: int, *, bounds: bool = False) -> dict[str, torch.
     """The same samples, several in a row. The first token of each is nobody's next one."""
     ids = alone(rows * samples)["input_ids"].view(rows, samples * LENGTH)
     positions = torch.arange(LENGTH).repeat(rows, samples)
-    batch = {"input_ids": ids, "labels": ids.masked_fill(positions == 0, -100), "position_ids": positions}
+    batch = {
+        "input_ids": ids,
+        "labels": ids.masked_fill(positions == 0, -100),
+        "position_ids": positions,
+    }
     if bounds:  # as DataCollatorWithFlattening writes them
         starts = torch.arange(0, samples * LENGTH + 1, LENGTH, dtype=torch.int32)
         batch |= {"cu_seq_lens_q": starts, "cu_seq_lens_k": starts}
@@ -72,7 +78,9 @@ def packed(rows: int, samples: int, *, bounds: bool = False) -> dict[str, torch.
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 @pytest.mark.parametrize("checkpointing", CHECKPOINTING)
 @pytest.mark.parametrize("kind", ["llama", "qwen3", "gpt2"])
-def test_packed_samples_never_see_one_another(kind: str, checkpointing: str, attention: str) -> None:
+def test_packed_samples_never_see_one_another(
+    kind: str, checkpointing: str, attention: str
+) -> None:
     model = copy.deepcopy(language_model(kind))
     with torch.no_grad():
         right = model(**alone(6)).loss
@@ -82,10 +90,15 @@ def test_packed_samples_never_see_one_another(kind: str, checkpointing: str, att
     for batch, samples in forms:
         for micro_batch_size in {1, samples}:
             workload = Workload(
-                lambda: model, lambda n, batch=batch: batch, effective_batch_size=samples, task="causal-lm"
+                lambda: model,
+                lambda n, batch=batch: batch,
+                effective_batch_size=samples,
+                task="causal-lm",
             )
             knobs = {"activation_checkpointing": checkpointing, "attention": attention}
-            setup = build(workload, {**knobs, "micro_batch_size": micro_batch_size}, tiny.CPU, model=model)
+            setup = build(
+                workload, {**knobs, "micro_batch_size": micro_batch_size}, tiny.CPU, model=model
+            )
             torch.testing.assert_close(accumulate(setup, batch), right)
             assert evaluate(setup, [batch]) == pytest.approx(float(right), rel=1e-5)
             setup.close()
@@ -94,9 +107,15 @@ def test_packed_samples_never_see_one_another(kind: str, checkpointing: str, att
 
 def test_the_configs_inside_a_config_cache_nothing_either() -> None:
     text = transformers.LlamaConfig(**SIZES)
-    vision = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2}
+    vision = {
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+    }
     config = transformers.LlavaConfig(
-        text_config=text, vision_config=transformers.CLIPVisionConfig(**vision, image_size=8, patch_size=4)
+        text_config=text,
+        vision_config=transformers.CLIPVisionConfig(**vision, image_size=8, patch_size=4),
     )
     model = transformers.LlavaForConditionalGeneration(config)
     before = copy.deepcopy(model.config.to_dict())
@@ -118,7 +137,9 @@ def statistics(model: nn.Module) -> list[torch.Tensor]:
     return [block.norm.running_mean.clone() for block in model.blocks]
 
 
-@pytest.mark.parametrize("make", [normalised, lambda: meta_copy(normalised())], ids=["living", "in a probe"])
+@pytest.mark.parametrize(
+    "make", [normalised, lambda: meta_copy(normalised())], ids=["living", "in a probe"]
+)
 def test_a_part_in_eval_mode_stays_so(make: Callable[[], nn.Module]) -> None:
     model = make()
     workload = replace(tiny.conv_workload(), model=lambda: model)
@@ -217,7 +238,9 @@ def wrapped() -> nn.Module:
     return model
 
 
-@pytest.mark.parametrize(("value", "runs"), [("none", [1, 1]), ("alternate", [2, 1]), ("full", [2, 2])])
+@pytest.mark.parametrize(
+    ("value", "runs"), [("none", [1, 1]), ("alternate", [2, 1]), ("full", [2, 2])]
+)
 @pytest.mark.parametrize("make", [with_its_own, wrapped], ids=["transformers", "torch"])
 def test_the_knob_alone_decides_what_is_computed_again(
     make: Callable[[], nn.Module], value: str, runs: list[int]

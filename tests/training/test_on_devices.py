@@ -75,7 +75,13 @@ class Logged:
 def session(model: nn.Module, folder: Path | None = None, **given: Any) -> Session:
     policy = CheckpointPolicy(folder, checkpoint_every=1)
     workload = training_workload(model, loader(), loss)
-    return Session(workload, model, Hyperparameters(lr=LR), policy, **{"callbacks": (), "listener": print, **given})
+    return Session(
+        workload,
+        model,
+        Hyperparameters(lr=LR),
+        policy,
+        **{"callbacks": (), "listener": print, **given},
+    )
 
 
 def run(of: Session, knobs: Mapping[str, Any], **options: Any) -> tuple[list[float], list[float]]:
@@ -103,16 +109,21 @@ def test_the_users_own_model_comes_back_trained_as_on_one_device(tmp_path: Path)
     assert len(set(processes)) == 1, "of the first rank"
 
 
-def test_memory_that_runs_out_on_one_rank_sends_all_back_with_a_smaller_micro_batch(tmp_path: Path) -> None:
+def test_memory_that_runs_out_on_one_rank_sends_all_back_with_a_smaller_micro_batch(
+    tmp_path: Path,
+) -> None:
     """In the third step: two are kept."""
     most, notes = tmp_path / "most", list[str]()
     most.write_text("4")
     expected = run(session(made()), {})[0]
-    narrow = session(made(most), tmp_path / "run", callbacks=(Narrowing(most),), listener=notes.append)
+    narrow = session(
+        made(most), tmp_path / "run", callbacks=(Narrowing(most),), listener=notes.append
+    )
     losses, _ = run(narrow, FSDP | {"micro_batch_size": 4}, devices=2)
     assert losses == pytest.approx(expected[2:], abs=LOSS)
     assert any(
-        "memory ran out in the forward of step 3 on rank 1 of 2: all start again, with micro_b" in n for n in notes
+        "memory ran out in the forward of step 3 on rank 1 of 2: all start again, with micro_b" in n
+        for n in notes
     )
     assert "micro_batch_size: 2" in (tmp_path / "run" / "after-out-of-memory.yaml").read_text()
 
@@ -133,7 +144,9 @@ def test_memory_that_never_suffices_is_told(tmp_path: Path) -> None:
     most = tmp_path / "most"
     most.write_text("4")
     own = session(made(most), callbacks=(Narrowing(most, to=0),))
-    with pytest.raises(OutOfMemoryError, match="on rank 1 of 2, and nothing is left that would need less"):
+    with pytest.raises(
+        OutOfMemoryError, match="on rank 1 of 2, and nothing is left that would need less"
+    ):
         run(own, FSDP | {"micro_batch_size": 1}, devices=2)
 
 
@@ -148,7 +161,9 @@ def test_weights_that_travel_have_no_name_that_stays_in_memory(tmp_path: Path) -
 
 
 def test_a_memory_without_room_for_weights_is_told() -> None:
-    with pytest.raises(InputError, match=r"given to other processes: OSError: .*No space left .*Make room"):
+    with pytest.raises(
+        InputError, match=r"given to other processes: OSError: .*No space left .*Make room"
+    ):
         on_devices._write({"weight": torch.arange(3.0)}, Path("/dev/full"))
 
 
@@ -156,5 +171,7 @@ def test_weights_that_cannot_travel_are_told() -> None:
     model = made()
     own = session(model)
     model.layers[1].weight = nn.Parameter(torch.eye(8).to_sparse())
-    with pytest.raises(InputError, match=r"layers\.1\.weight of the model is a Parameter, which cannot be given to"):
+    with pytest.raises(
+        InputError, match=r"layers\.1\.weight of the model is a Parameter, which cannot be given to"
+    ):
         run(dataclasses.replace(own), FSDP, devices=2)

@@ -37,7 +37,9 @@ def shuffled(data: Dataset[torch.Tensor]) -> DataLoader[torch.Tensor]:
 
 
 def weighted(data: Dataset[torch.Tensor]) -> DataLoader[torch.Tensor]:
-    return DataLoader(data, BATCH, sampler=WeightedRandomSampler([1.0] * SAMPLES, SAMPLES, replacement=False))
+    return DataLoader(
+        data, BATCH, sampler=WeightedRandomSampler([1.0] * SAMPLES, SAMPLES, replacement=False)
+    )
 
 
 def dropping(data: Dataset[torch.Tensor]) -> DataLoader[torch.Tensor]:
@@ -55,7 +57,9 @@ def passes(loader: Any) -> list[list[Any]]:
 
 @pytest.mark.parametrize("parts", [2, 3])
 @pytest.mark.parametrize("kind", [shuffled, weighted, dropping])
-def test_the_parts_are_the_batches_and_no_sample_is_read_twice(kind: Callable[[Any], Any], parts: int) -> None:
+def test_the_parts_are_the_batches_and_no_sample_is_read_twice(
+    kind: Callable[[Any], Any], parts: int
+) -> None:
     expected = passes(kind(Counted()))
     found, read = [], list[int]()
     for rank in range(parts):
@@ -82,15 +86,25 @@ def test_a_pass_that_begins_within_a_batch_is_divided_again(start: int) -> None:
         random_state.seed_host(0)
         found.append(list(loader.batches_from(start)))
         read += data.read
-    seen = [torch.cat([part.batch for part in parts if part.counts]) for parts in zip(*found, strict=True)]
+    seen = [
+        torch.cat([part.batch for part in parts if part.counts])
+        for parts in zip(*found, strict=True)
+    ]
     assert torch.equal(torch.cat(seen), torch.cat(whole)[start:])
-    assert [parts[0].samples for parts in zip(*found, strict=True)] == [len(batch) for batch in seen]
-    assert len(read) <= SAMPLES - start + 1  # what was seen before is not read; a rank without any reads one
+    assert [parts[0].samples for parts in zip(*found, strict=True)] == [
+        len(batch) for batch in seen
+    ]
+    assert (
+        len(read) <= SAMPLES - start + 1
+    )  # what was seen before is not read; a rank without any reads one
 
 
 def test_a_rank_without_samples_holds_one_that_does_not_count() -> None:
     loader = own_loader(DataLoader(Counted(), 21), Ranks(Layout(shard=2), 1))
-    assert [(len(each.batch), each.counts, each.samples) for each in loader] == [(10, True, 21), (1, False, 1)]
+    assert [(len(each.batch), each.counts, each.samples) for each in loader] == [
+        (10, True, 21),
+        (1, False, 1),
+    ]
 
 
 class Endless(IterableDataset[torch.Tensor]):
@@ -104,7 +118,9 @@ def test_the_size_of_the_largest_part_is_known_unless_samples_may_be_left_out(pa
     found = [list(own_loader(DataLoader(Counted(), BATCH), each)) for each in ranks]
     for step in zip(*found, strict=True):
         assert {each.largest for each in step} == {max(len(each.batch) for each in step)}
-    filtering = DataLoader(Counted(), BATCH, collate_fn=lambda samples: torch.stack(samples[:-1] or samples))
+    filtering = DataLoader(
+        Counted(), BATCH, collate_fn=lambda samples: torch.stack(samples[:-1] or samples)
+    )
     assert {each.largest for each in own_loader(filtering, ranks[0])} == {None}
 
 
@@ -115,12 +131,18 @@ def test_what_only_reads_as_a_whole_is_left_as_it_is() -> None:
         assert own_loader(loader, several) is loader
     alone = shuffled(Counted())
     assert own_loader(alone, Ranks()) is alone
-    assert own_loader(alone, Ranks(Layout(tensor=2), 1)) is alone, "all ranks of a group need the same samples"
+    assert own_loader(alone, Ranks(Layout(tensor=2), 1)) is alone, (
+        "all ranks of a group need the same samples"
+    )
 
 
 def streamed() -> list[tuple[list[int], bool, int]]:
     """Eleven samples in batches of four, on this rank."""
-    data = datasets.Dataset.from_dict({"x": list(range(11))}).to_iterable_dataset().with_format("torch")
+    data = (
+        datasets.Dataset.from_dict({"x": list(range(11))})
+        .to_iterable_dataset()
+        .with_format("torch")
+    )
     loader = own_loader(DataLoader(data, 4), Ranks(Layout(shard=2), torch.distributed.get_rank()))
     return [(each.batch["x"].tolist(), each.counts, each.samples) for each in loader]
 

@@ -11,7 +11,16 @@ from torch.utils.data import DataLoader
 from transformers import BatchEncoding, DataCollatorWithFlattening
 
 from autofit.core.workload import Workload
-from autofit.data.batch import by_rows, few_samples, has_rows, map_tensors, repeat_to, sample_count, samples_of, split
+from autofit.data.batch import (
+    by_rows,
+    few_samples,
+    has_rows,
+    map_tensors,
+    repeat_to,
+    sample_count,
+    samples_of,
+    split,
+)
 from autofit.training.build import build
 from autofit.training.step import accumulate
 from autofit.training.workload import training_workload, with_known_rows
@@ -25,7 +34,11 @@ def row(*lengths: int) -> Row:
     generator = torch.Generator().manual_seed(sum(lengths))
     ids = torch.randint(1, 64, (sum(lengths),), generator=generator)
     positions = torch.cat([torch.arange(length) for length in lengths])
-    return {"input_ids": ids, "labels": ids.masked_fill(positions == 0, -100), "position_ids": positions}
+    return {
+        "input_ids": ids,
+        "labels": ids.masked_fill(positions == 0, -100),
+        "position_ids": positions,
+    }
 
 
 def batch(*rows: Row) -> Row:
@@ -85,7 +98,9 @@ def test_a_row_of_a_batch_is_one_micro_batch_and_learns_the_same(micro_batch_siz
 
 
 def test_what_is_known_of_rows_reaches_other_processes() -> None:
-    workload = training_workload(tiny.llama_workload().model(), LOADERS["a DataLoader of single rows"][0], None)
+    workload = training_workload(
+        tiny.llama_workload().model(), LOADERS["a DataLoader of single rows"][0], None
+    )
     again = pickle.loads(cloudpickle.dumps(workload))
     assert again.split is by_rows
     assert sample_count(again.batch(2), again.split) == 2

@@ -22,7 +22,11 @@ LENGTH = 6
 def rows(count: int = 2, samples: int = 3) -> dict[str, torch.Tensor]:
     generator = torch.Generator().manual_seed(0)
     ids = torch.randint(1, 64, (count, samples * LENGTH), generator=generator)
-    return {"input_ids": ids, "labels": ids.clone(), "position_ids": torch.arange(LENGTH).repeat(count, samples)}
+    return {
+        "input_ids": ids,
+        "labels": ids.clone(),
+        "position_ids": torch.arange(LENGTH).repeat(count, samples),
+    }
 
 
 def masked() -> dict[str, torch.Tensor]:
@@ -53,9 +57,13 @@ class Recurrent(nn.Module):
         self.mix = nn.GRU(16, 16, batch_first=True)
         self.head = nn.Linear(16, 64)
 
-    def forward(self, input_ids: torch.Tensor, position_ids: torch.Tensor, labels: torch.Tensor) -> Any:
+    def forward(
+        self, input_ids: torch.Tensor, position_ids: torch.Tensor, labels: torch.Tensor
+    ) -> Any:
         logits = self.head(self.mix(self.embed(input_ids))[0])
-        return functional.cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten(), ignore_index=-100)
+        return functional.cross_entropy(
+            logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten(), ignore_index=-100
+        )
 
 
 def llama() -> nn.Module:
@@ -89,7 +97,9 @@ def test_what_is_seen_of_another_sample_is_said(make: Any, batch: Any, is_told: 
     setup = build(workload, {}, tiny.CPU, model=model)
     note = note_of_mixed_samples(setup, few_samples(workload, 2))
     assert (note is not None) == is_told
-    assert note is None or note.startswith("packed samples see one another in this model: with other tokens")
+    assert note is None or note.startswith(
+        "packed samples see one another in this model: with other tokens"
+    )
     assert setup.model.training
     setup.close()
 

@@ -13,7 +13,13 @@ CPU = torch.device("cpu")
 
 
 def drawn() -> list[float]:
-    return [float(torch.rand(())), random.random(), random.gauss(0, 1), float(np.random.rand()), np.random.normal()]
+    return [
+        float(torch.rand(())),
+        random.random(),
+        random.gauss(0, 1),
+        float(np.random.rand()),
+        np.random.normal(),
+    ]
 
 
 def test_what_is_drawn_inside_is_not_missing_outside() -> None:

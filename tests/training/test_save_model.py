@@ -21,11 +21,15 @@ from autofit.training.step import train_step
 from tests import tiny
 
 # peft asks transformers for it.
-pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:`is_gradient_checkpointing` is deprecated:FutureWarning"
+)
 
 
 def classifier() -> Workload:
-    factory = HuggingFaceModel("tiny", "sequence-classification", tiny.BERT, {"kind": "directory", "path": "tiny"})
+    factory = HuggingFaceModel(
+        "tiny", "sequence-classification", tiny.BERT, {"kind": "directory", "path": "tiny"}
+    )
     return huggingface_workload(factory, sequence_length=16, effective_batch_size=4)
 
 
@@ -60,7 +64,9 @@ ADAPTERS = [
 ]
 
 
-def trained(name: str, config: dict[str, Any], steps: int = 3) -> tuple[Setup, dict[str, torch.Tensor]]:
+def trained(
+    name: str, config: dict[str, Any], steps: int = 3
+) -> tuple[Setup, dict[str, torch.Tensor]]:
     """A run that has learned in a few large steps, and the weights it began with."""
     workload = WORKLOADS[name]
     torch.manual_seed(0)
@@ -99,7 +105,9 @@ def tolerance(config: dict[str, Any]) -> float:
 
 def test_a_plain_module_is_saved_as_safetensors(tmp_path: Path) -> None:
     workload = tiny.conv_workload()
-    setup = build(workload, {}, tiny.CPU, model=workload.model().to(memory_format=torch.channels_last))
+    setup = build(
+        workload, {}, tiny.CPU, model=workload.model().to(memory_format=torch.channels_last)
+    )
     train_step(setup, workload.batch(4))
     save_model.save_model(setup, tmp_path / "new" / "out")
     read = tiny.ConvNet()
@@ -133,7 +141,9 @@ def test_tied_weights_of_a_plain_module_are_saved_once_and_read_back_tied(tmp_pa
 
 @pytest.mark.parametrize("name", ["llama", "llama, tied", "gpt2"])
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_a_transformers_model_is_read_by_from_pretrained(tmp_path: Path, name: str, precision: str) -> None:
+def test_a_transformers_model_is_read_by_from_pretrained(
+    tmp_path: Path, name: str, precision: str
+) -> None:
     from transformers import AutoModelForCausalLM
 
     setup, _ = trained(name, {"precision": precision})
@@ -142,8 +152,12 @@ def test_a_transformers_model_is_read_by_from_pretrained(tmp_path: Path, name: s
     assert torch.equal(logits(read, setup.workload), logits(setup.model, setup.workload))
 
 
-@pytest.mark.filterwarnings("ignore:fan_in_fan_out is set to:UserWarning")  # peft sees to that itself
-@pytest.mark.filterwarnings("ignore:Model has `tie_word_embeddings=True` and a tied layer:UserWarning")  # and asks us
+@pytest.mark.filterwarnings(
+    "ignore:fan_in_fan_out is set to:UserWarning"
+)  # peft sees to that itself
+@pytest.mark.filterwarnings(
+    "ignore:Model has `tie_word_embeddings=True` and a tied layer:UserWarning"
+)  # and asks us
 @pytest.mark.parametrize(("name", "config"), ADAPTERS, ids=str)
 def test_an_adapter_is_read_by_peft(tmp_path: Path, name: str, config: dict[str, Any]) -> None:
     """On the weights that it was trained beside, which adapters that have learned nothing leave as they are."""
@@ -162,7 +176,9 @@ def test_an_adapter_is_read_by_peft(tmp_path: Path, name: str, config: dict[str,
     held = dict(read.named_parameters())
     adapters = {name: value for name, value in setup.trainable() if "lora_" in name}
     assert adapters
-    assert all(torch.equal(held[f"base_model.model.{name}"], value) for name, value in adapters.items())
+    assert all(
+        torch.equal(held[f"base_model.model.{name}"], value) for name, value in adapters.items()
+    )
     wanted = trained_logits(setup)
     assert distance(logits(read, setup.workload), wanted) < tolerance(config)
     assert distance(plain, wanted) > 5 * tolerance(config)  # which the adapter makes up for
@@ -185,7 +201,9 @@ def test_peft_finds_the_class_of_the_task_and_the_base_by_the_adapter_alone(tmp_
     from transformers import AutoModelForCausalLM
 
     base = AutoModelForCausalLM.from_pretrained(tmp_path / "base")
-    setup = build(workload, {"lora_rank": 4}, tiny.CPU, model=base, hyperparameters=Hyperparameters(lr=2e-2))
+    setup = build(
+        workload, {"lora_rank": 4}, tiny.CPU, model=base, hyperparameters=Hyperparameters(lr=2e-2)
+    )
     for _ in range(2):
         train_step(setup, workload.batch(4))
     save_model.save_model(setup, tmp_path / "adapter")
@@ -223,7 +241,10 @@ def test_files_of_others_stay_and_a_former_model_is_replaced(tmp_path: Path) -> 
 def test_no_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     setup, _ = trained("llama", {})
     monkeypatch.setattr(atomic_writes, "free_bytes", lambda _: 1000)
-    with pytest.raises(InputError, match=r"there is no room for the trained model in .*: it needs 0\.001\d* GiB, and"):
+    with pytest.raises(
+        InputError,
+        match=r"there is no room for the trained model in .*: it needs 0\.001\d* GiB, and",
+    ):
         save_model.save_model(setup, tmp_path / "model")
     assert not list((tmp_path / "model").iterdir())
 
@@ -232,7 +253,9 @@ def test_no_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(("name", "config"), ADAPTERS, ids=str)
-def test_a_merged_model_is_a_plain_one_with_the_same_outputs(tmp_path: Path, name: str, config: dict[str, Any]) -> None:
+def test_a_merged_model_is_a_plain_one_with_the_same_outputs(
+    tmp_path: Path, name: str, config: dict[str, Any]
+) -> None:
     """And its own library reads it back, with nothing of peft or bitsandbytes in it."""
     setup, _ = trained(name, {"lora_rank": 4, **config})
     wanted = trained_logits(setup)
@@ -252,7 +275,9 @@ def test_a_merged_model_is_a_plain_one_with_the_same_outputs(tmp_path: Path, nam
 
 
 def test_quantised_layers_without_an_adapter_become_plain_too() -> None:
-    setup, _ = trained("llama", {"lora_rank": 4, "lora_targets": "attention", "quantization": "nf4"})
+    setup, _ = trained(
+        "llama", {"lora_rank": 4, "lora_targets": "attention", "quantization": "nf4"}
+    )
     assert any(map(is_quantised, setup.model.modules()))
     wanted = trained_logits(setup)
     setup.close()
@@ -271,7 +296,10 @@ def test_an_update_that_is_smaller_than_a_step_of_the_quantised_format_is_kept()
         for module in setup.model.modules():
             if hasattr(module, "lora_A"):
                 module.merge()
-    assert distance(logits(plain, setup.workload), wanted) < distance(logits(setup.model, setup.workload), wanted) / 100
+    assert (
+        distance(logits(plain, setup.workload), wanted)
+        < distance(logits(setup.model, setup.workload), wanted) / 100
+    )
 
 
 def test_embeddings_that_a_head_was_tied_to_are_left_alone() -> None:
@@ -288,7 +316,9 @@ def test_a_model_without_adapters_is_copied_as_it_is() -> None:
     model = tiny.MLP()
     plain = save_model.merged(model)
     assert all(map(torch.equal, plain.state_dict().values(), model.state_dict().values()))
-    assert not {id(parameter) for parameter in plain.parameters()} & {id(parameter) for parameter in model.parameters()}
+    assert not {id(parameter) for parameter in plain.parameters()} & {
+        id(parameter) for parameter in model.parameters()
+    }
 
 
 def test_encoders_of_pytorch_itself() -> None:
@@ -299,9 +329,14 @@ def test_encoders_of_pytorch_itself() -> None:
     model.out = nn.Sequential(nn.Flatten(), nn.Linear(4 * 32, 10))
     features, classes = torch.randn(4, 4, 32), torch.arange(4)
     workload = Workload(
-        model=lambda: model, batch=lambda n: (features[:n], classes[:n]), loss=tiny.classify, effective_batch_size=4
+        model=lambda: model,
+        batch=lambda n: (features[:n], classes[:n]),
+        loss=tiny.classify,
+        effective_batch_size=4,
     )
-    setup = build(workload, {"lora_rank": 4}, tiny.CPU, model=model, hyperparameters=Hyperparameters(lr=2e-2))
+    setup = build(
+        workload, {"lora_rank": 4}, tiny.CPU, model=model, hyperparameters=Hyperparameters(lr=2e-2)
+    )
     train_step(setup, workload.batch(4))
     plain = save_model.merged(model)
     assert not any(hasattr(module, "lora_A") for module in plain.modules())

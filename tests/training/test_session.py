@@ -32,7 +32,10 @@ Batch = tuple[torch.Tensor, torch.Tensor]
 def batches(count: int = 4, size: int = 8) -> list[Batch]:
     generator = torch.Generator().manual_seed(count)
     return [
-        (torch.randn(size, 48, generator=generator), torch.randint(10, (size,), generator=generator))
+        (
+            torch.randn(size, 48, generator=generator),
+            torch.randint(10, (size,), generator=generator),
+        )
         for _ in range(count)
     ]
 
@@ -65,8 +68,12 @@ class Run:
             listener=self.told.append,
         )
 
-    def __call__(self, config: dict[str, Any] | None = None, steps: int = 8, **more: Any) -> list[StepReport]:
-        self.history, self.evaluations = self.session.run(config or {}, "cpu", self.loader, steps=steps, **more)
+    def __call__(
+        self, config: dict[str, Any] | None = None, steps: int = 8, **more: Any
+    ) -> list[StepReport]:
+        self.history, self.evaluations = self.session.run(
+            config or {}, "cpu", self.loader, steps=steps, **more
+        )
         return self.history
 
 
@@ -85,7 +92,9 @@ def out_of_memory_in_update(monkeypatch: pytest.MonkeyPatch, at: int) -> None:
     monkeypatch.setattr(torch.optim.AdamW, "step", torn)
 
 
-def test_a_torn_update_goes_back_to_the_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_torn_update_goes_back_to_the_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     plain = Run()
     expected = plain()
     out_of_memory_in_update(monkeypatch, at=6)
@@ -96,14 +105,20 @@ def test_a_torn_update_goes_back_to_the_checkpoint(tmp_path: Path, monkeypatch: 
         "after 4 steps, with micro_batch_size 4, gradient_accumulation_steps 2, activation_checkpointing none."
     ]
     assert [report.step for report in run.history] == list(range(1, 9))
-    assert [report.loss for report in run.history] == pytest.approx([each.loss for each in expected], rel=1e-4)
+    assert [report.loss for report in run.history] == pytest.approx(
+        [each.loss for each in expected], rel=1e-4
+    )
     for mine, theirs in zip(run.model.parameters(), plain.model.parameters(), strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-3, atol=1e-4)
-    steps = [json.loads(line)["step"] for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    steps = [
+        json.loads(line)["step"] for line in (tmp_path / "metrics.jsonl").read_text().splitlines()
+    ]
     assert steps == list(range(1, 9))  # step 5 was done twice, and told of once
 
 
-def test_what_is_evaluated_again_is_told_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_evaluated_again_is_told_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     out_of_memory_in_update(monkeypatch, at=6)
     run = Run(batches(1), directory=tmp_path, checkpoint_every=3)
     run(eval_loader=batches(2))
@@ -117,9 +132,13 @@ def test_a_run_that_has_gone_further_is_told_of(tmp_path: Path) -> None:
     assert run.told == ["the run has done 5 steps already, more than the 3 it was to go on to."]
 
 
-def test_a_torn_update_without_a_checkpoint_is_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_torn_update_without_a_checkpoint_is_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     out_of_memory_in_update(monkeypatch, at=2)
-    with pytest.raises(OutOfMemoryError, match=r"half updated, and there is no checkpoint to go back to\. Load the"):
+    with pytest.raises(
+        OutOfMemoryError, match=r"half updated, and there is no checkpoint to go back to\. Load the"
+    ):
         Run()()
 
 
@@ -127,7 +146,9 @@ def test_memory_that_runs_out_outside_of_a_step_is_told() -> None:
     def full(*_: Any) -> NoReturn:
         raise torch.OutOfMemoryError("CUDA out of memory.")
 
-    with pytest.raises(OutOfMemoryError, match=r"outside of a step: CUDA out of memory\. Search again within less"):
+    with pytest.raises(
+        OutOfMemoryError, match=r"outside of a step: CUDA out of memory\. Search again within less"
+    ):
         Run(loss=full)()
 
 
@@ -161,7 +182,10 @@ def test_what_was_trained_before_a_loader_fails_is_kept_to_the_bit(tmp_path: Pat
     first = Run(Failing(at), model=dropping(), directory=tmp_path)
     with pytest.raises(OSError, match="the disk with the data is gone"):
         first()
-    assert f"OSError: the disk with the data is gone: the state after {at} steps is kept in" in first.told[-1]
+    assert (
+        f"OSError: the disk with the data is gone: the state after {at} steps is kept in"
+        in first.told[-1]
+    )
     again = Run(Failing(99), model=dropping(), directory=tmp_path, resume=True)
     assert [report.loss for report in again()] == [report.loss for report in whole[at:]]
 
@@ -210,8 +234,12 @@ def test_what_was_trained_before_a_loss_fails_is_kept(tmp_path: Path) -> None:
         assert torch.equal(mine, theirs)
 
 
-@pytest.mark.parametrize("content", ["micro_batch_size: two\n", "precision: bf16\n", "[]", "micro_batch_size: 0\n"])
-def test_what_a_run_without_memory_left_is_checked_before_it_is_used(tmp_path: Path, content: str) -> None:
+@pytest.mark.parametrize(
+    "content", ["micro_batch_size: two\n", "precision: bf16\n", "[]", "micro_batch_size: 0\n"]
+)
+def test_what_a_run_without_memory_left_is_checked_before_it_is_used(
+    tmp_path: Path, content: str
+) -> None:
     Run(directory=tmp_path)(steps=1)
     (tmp_path / "after-out-of-memory.yaml").write_text(content)
     with pytest.raises(InputError, match=r"after-out-of-memory\.yaml"):
@@ -269,7 +297,9 @@ def test_a_loss_that_is_no_number_says_where_and_keeps_what_was_before(tmp_path:
 def test_a_first_loss_that_is_no_number_is_not_blamed_on_the_learning_rate() -> None:
     bad = batches()
     bad[0][0].fill_(torch.nan)
-    with pytest.raises(DivergedError, match=r"step 1 \(batch 0 of pass 0\)\. Check the data and the loss"):
+    with pytest.raises(
+        DivergedError, match=r"step 1 \(batch 0 of pass 0\)\. Check the data and the loss"
+    ):
         Run(bad)()
 
 
@@ -314,13 +344,17 @@ def test_steps_that_the_loss_scaler_skips_are_counted_also_when_resumed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scaler = torch.amp.grad_scaler.GradScaler
-    monkeypatch.setattr(torch.amp.grad_scaler, "GradScaler", lambda device: scaler(device, init_scale=2.0**20))
+    monkeypatch.setattr(
+        torch.amp.grad_scaler, "GradScaler", lambda device: scaler(device, init_scale=2.0**20)
+    )
     linear = Hyperparameters(lr=1e-2, schedule="linear", warmup_steps=2)
 
     def run(steps: int, **kept: Any) -> Run:
         made = Run(**kept)
         made.session = replace(
-            made.session, hyperparameters=linear, callbacks=(lambda r: STOP if r.step == steps + 1 else 0,)
+            made.session,
+            hyperparameters=linear,
+            callbacks=(lambda r: STOP if r.step == steps + 1 else 0,),
         )
         made({"precision": "fp16-mixed"}, steps=12)
         return made
@@ -338,7 +372,9 @@ def test_steps_that_the_loss_scaler_skips_are_counted_also_when_resumed(
 
 def test_a_callback_ends_training_with_all_that_an_end_leaves(tmp_path: Path) -> None:
     run = Run(directory=tmp_path)
-    run.session = replace(run.session, callbacks=(lambda report: STOP if report.step == 3 else None,))
+    run.session = replace(
+        run.session, callbacks=(lambda report: STOP if report.step == 3 else None,)
+    )
     run(steps=20, eval_loader=batches(2))
     assert [report.step for report in run.history] == [1, 2, 3]
     assert len(run.evaluations) == 1
@@ -365,7 +401,9 @@ def test_looking_at_the_loss_draws_nothing() -> None:
     assert seen[-2] == whole
 
 
-def test_a_torn_update_can_go_on_in_a_fresh_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_torn_update_can_go_on_in_a_fresh_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     class AnotherProcessError(Exception):
         pass
 
@@ -381,19 +419,26 @@ def test_a_torn_update_can_go_on_in_a_fresh_process(tmp_path: Path, monkeypatch:
         "memory ran out in the update of step 2, which left weights half updated: training goes on in a fresh process, "
         "from the last checkpoint."
     ]
-    again = Run(directory=tmp_path, resume=True)  # there was none yet: from the start, in smaller slices
+    again = Run(
+        directory=tmp_path, resume=True
+    )  # there was none yet: from the start, in smaller slices
     assert [report.step for report in again(steps=3)] == [1, 2, 3]
     assert "goes on with micro_batch_size 4" in again.told[0]
 
 
 def test_on_a_card_memory_is_reserved_as_it_was_in_probes(monkeypatch: pytest.MonkeyPatch) -> None:
     """The CPU stands for the card, whose allocator has its settings in any build of PyTorch."""
-    for variable in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):  # the command line sets one for its process
+    for variable in (
+        "PYTORCH_ALLOC_CONF",
+        "PYTORCH_CUDA_ALLOC_CONF",
+    ):  # the command line sets one for its process
         monkeypatch.delenv(variable, raising=False)
     set_to: list[str] = []
     monkeypatch.setattr(segments, "settings", lambda: set_to[-1] if set_to else "")
     card = SimpleNamespace(  # which the optimizer does not see: in a build with CUDA it would look for one
-        is_available=lambda: True, get_allocator_backend=lambda: "native", is_initialized=lambda: False
+        is_available=lambda: True,
+        get_allocator_backend=lambda: "native",
+        is_initialized=lambda: False,
     )
     inside = SimpleNamespace(_accelerator_setAllocatorSettings=set_to.append)
     monkeypatch.setattr(segments, "torch", SimpleNamespace(cuda=card, _C=inside))

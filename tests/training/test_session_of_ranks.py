@@ -48,7 +48,9 @@ def session(
     every: int = 1,
 ) -> Answer:
     """Train that many steps in all, from a checkpoint where there is one; the losses, evaluations and notes."""
-    workload = replace(llama_workload(BATCH), batch=lambda n: {k: v[:n] for k, v in batches()[0].items()})
+    workload = replace(
+        llama_workload(BATCH), batch=lambda n: {k: v[:n] for k, v in batches()[0].items()}
+    )
     torch.manual_seed(7)
     resume = folder is not None and (folder / "checkpoints").exists()
     notes: list[str] = []
@@ -74,7 +76,9 @@ def whole() -> list[float]:
 
 
 @pytest.mark.parametrize("knobs", [FSDP, DDP], ids=["fsdp", "ddp"])
-def test_a_run_goes_on_with_any_number_of_ranks(knobs: dict[str, Any], whole: list[float], tmp_path: Path) -> None:
+def test_a_run_goes_on_with_any_number_of_ranks(
+    knobs: dict[str, Any], whole: list[float], tmp_path: Path
+) -> None:
     for losses, _, _ in on_ranks(2, session, knobs, tmp_path / "2", MIDDLE):
         assert losses == pytest.approx(whole[:MIDDLE], abs=LOSS)
     for world in (1, 2, 3, 4) if knobs == FSDP else (1, 2):
@@ -113,14 +117,19 @@ def mortal(knobs: Mapping[str, Any], folder: Path) -> Answer:
     return session(knobs, folder)
 
 
-def test_a_killed_rank_leaves_a_whole_checkpoint_and_the_run_goes_on_to_the_bit(tmp_path: Path) -> None:
+def test_a_killed_rank_leaves_a_whole_checkpoint_and_the_run_goes_on_to_the_bit(
+    tmp_path: Path,
+) -> None:
     expected, _, _ = on_ranks(2, session, FSDP)[0]
     with pytest.raises(AssertionError, match="rank 1: the process ended without an answer"):
         on_ranks(2, mortal, FSDP, tmp_path)
     assert (tmp_path / "checkpoints" / f"step-{MIDDLE - 1:08d}").is_dir()
     for losses, _, _ in on_ranks(2, session, FSDP, tmp_path):
         assert losses == expected[MIDDLE - 1 :]
-    assert sorted(each.name for each in (tmp_path / "checkpoints").iterdir()) == ["step-00000004", "step-00000005"]
+    assert sorted(each.name for each in (tmp_path / "checkpoints").iterdir()) == [
+        "step-00000004",
+        "step-00000005",
+    ]
 
 
 def flipped(path: Path) -> None:
@@ -156,13 +165,19 @@ def test_state_of_own_parts_goes_on_with_as_many_ranks_only(tmp_path: Path) -> N
     knobs = FSDP | {"optimizer": "adamw-8bit"}
     expected, _, _ = on_ranks(2, session, knobs)[0]
     on_ranks(2, session, knobs, tmp_path, MIDDLE)
-    with pytest.raises(AssertionError, match=r"adamw-8bit was written on 2 devices, .* Resume on 2 devices\."):
+    with pytest.raises(
+        AssertionError, match=r"adamw-8bit was written on 2 devices, .* Resume on 2 devices\."
+    ):
         on_ranks(3, session, knobs, tmp_path)
-    assert [losses for losses, _, _ in on_ranks(2, session, knobs, tmp_path)] == [expected[MIDDLE:]] * 2
+    assert [losses for losses, _, _ in on_ranks(2, session, knobs, tmp_path)] == [
+        expected[MIDDLE:]
+    ] * 2
 
 
 @pytest.mark.parametrize(
-    "more", [{}, {"lora_rank": 2, "quantization": "nf4" if NEW_ENOUGH else "none"}], ids=["full", "adapters"]
+    "more",
+    [{}, {"lora_rank": 2, "quantization": "nf4" if NEW_ENOUGH else "none"}],
+    ids=["full", "adapters"],
 )
 def test_what_is_saved_is_what_one_device_saves(more: dict[str, Any], tmp_path: Path) -> None:
     on_ranks(1, session, {"micro_batch_size": 2} | more, tmp_path / "1")
@@ -171,7 +186,9 @@ def test_what_is_saved_is_what_one_device_saves(more: dict[str, Any], tmp_path: 
     expected, found = map(safetensors.torch.load_file, files)
     assert found.keys() == expected.keys()
     assert_trained_alike(found, expected, lr=LR)
-    first, second = ({each.name for each in (tmp_path / folder / "model").iterdir()} for folder in "12")
+    first, second = (
+        {each.name for each in (tmp_path / folder / "model").iterdir()} for folder in "12"
+    )
     assert first == second
     lines = (tmp_path / "2" / METRICS_FILE).read_text().splitlines()
     assert len(lines) == STEPS, "one rank writes them"
@@ -195,7 +212,9 @@ def interrupted(report: StepReport) -> None:
 
 
 def stopped(knobs: Mapping[str, Any], folder: Path) -> str:
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever started the tests may ignore it
+    signal.signal(
+        signal.SIGINT, signal.default_int_handler
+    )  # whoever started the tests may ignore it
     try:
         session(knobs, folder, STEPS, interrupted)  # a callback, and so on the first rank only
     except KeyboardInterrupt:
@@ -203,7 +222,9 @@ def stopped(knobs: Mapping[str, Any], folder: Path) -> str:
     return "went on"
 
 
-def test_a_signal_to_one_rank_stops_all_after_the_same_step(whole: list[float], tmp_path: Path) -> None:
+def test_a_signal_to_one_rank_stops_all_after_the_same_step(
+    whole: list[float], tmp_path: Path
+) -> None:
     assert on_ranks(2, stopped, FSDP, tmp_path) == ["stopped"] * 2
     for losses, _, _ in on_ranks(2, session, FSDP, tmp_path):
         assert losses == pytest.approx(whole[2:], abs=LOSS)
@@ -216,11 +237,18 @@ def waits(folder: Path) -> list[int]:
         mock.patch.object(dist, "all_gather", wraps=dist.all_gather) as gathered,
         mock.patch.object(dist, "all_reduce", wraps=dist.all_reduce) as reduced,
     ):
-        session(FSDP, folder, at_step=lambda _: found.append(gathered.call_count + reduced.call_count), every=100)
+        session(
+            FSDP,
+            folder,
+            at_step=lambda _: found.append(gathered.call_count + reduced.call_count),
+            every=100,
+        )
     return found
 
 
-def test_ranks_wait_for_one_another_three_times_a_step_and_once_for_callbacks(tmp_path: Path) -> None:
+def test_ranks_wait_for_one_another_three_times_a_step_and_once_for_callbacks(
+    tmp_path: Path,
+) -> None:
     """For the labels of a step, its loss and the norm of its gradients: each time costs about 1 % of 200 ms. Where
     there are callbacks, also for whether one ends training."""
     first, second, *_ = on_ranks(2, waits, tmp_path)[0]
@@ -231,7 +259,9 @@ def ended_after_two(report: StepReport) -> object:
     return STOP if report.step == 2 else None
 
 
-def test_a_callback_of_the_first_rank_ends_training_on_all(whole: list[float], tmp_path: Path) -> None:
+def test_a_callback_of_the_first_rank_ends_training_on_all(
+    whole: list[float], tmp_path: Path
+) -> None:
     answers = on_ranks(2, session, FSDP, tmp_path, STEPS, ended_after_two, True, 100)
     for losses, evaluations, _ in answers:
         assert losses == pytest.approx(whole[:2], abs=LOSS)
@@ -240,7 +270,9 @@ def test_a_callback_of_the_first_rank_ends_training_on_all(whole: list[float], t
     assert (tmp_path / "model" / "model.safetensors").exists()
 
 
-def counted_session(folder: Path, size: int, steps: int, epochs: int | None = None) -> tuple[list[float], list[str]]:
+def counted_session(
+    folder: Path, size: int, steps: int, epochs: int | None = None
+) -> tuple[list[float], list[str]]:
     """Train on 24 numbered samples, read by each rank alone, in batches of a size; the losses and notes."""
     numbers = torch.arange(24.0)
     data = DataLoader(TensorDataset(numbers.view(-1, 1), numbers.view(-1, 1)), batch_size=size)
@@ -265,4 +297,7 @@ def counted_session(folder: Path, size: int, steps: int, epochs: int | None = No
 def test_ranks_go_on_at_the_same_sample_with_another_batch_size(tmp_path: Path) -> None:
     on_ranks(2, counted_session, tmp_path, 4, MIDDLE)
     for losses, _ in on_ranks(2, counted_session, tmp_path, 8, 3, 1):
-        assert losses == [13.5, 19.5]  # the means of 12 to 15, which were left of a batch, and of 16 to 23
+        assert losses == [
+            13.5,
+            19.5,
+        ]  # the means of 12 to 15, which were left of a batch, and of 16 to 23

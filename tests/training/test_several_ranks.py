@@ -69,19 +69,29 @@ KNOBS: dict[str, dict[str, Any]] = {
     "offloaded": {"fsdp_offload": "cpu"},
 }
 PARALLEL = {"ddp": DDP, "fsdp": FSDP, "zero-2": ZERO_2}
-OLD = set() if NEW_ENOUGH else {name for name, knobs in KNOBS.items() if "nf4" in str(knobs.get("quantization"))}
+OLD = (
+    set()
+    if NEW_ENOUGH
+    else {name for name, knobs in KNOBS.items() if "nf4" in str(knobs.get("quantization"))}
+)
 UNDIVIDED = {"int8", "adafactor", "muon", *OLD}
 REFUSED = {"ddp": {"in-backward"}, "fsdp": UNDIVIDED, "zero-2": UNDIVIDED}
-CLOSE = {
-    "8bit": LOSS_OF_8_BITS,  # a part of less than 4096 elements has its state in fp32
-    "lion": 1e-3,  # the same; where that turns the sign of what is left of the state, a step goes the other way
-    "int8": 1e-4,  # sums over other rows
-    "muon": 1e-4,  # makes directions of gradients in bf16
-    "mixture": 2e-4,  # a token whose router hardly prefers one expert may go to the other: 5e-5 of a loss of 180 labels
-    "experts": 2e-4,  # the same
-    "lora-dropout": 0.05,  # other draws
-} | {name: LOSS_OF_16_BITS for name in KNOBS if "16" in name}
-CLOSE["bf16-mixed"] = LOSS_OF_16_BITS_IN_LARGE_STEPS  # fsdp's gradients are of bf16, those of one device of fp32
+CLOSE = (
+    {
+        "8bit": LOSS_OF_8_BITS,  # a part of less than 4096 elements has its state in fp32
+        "lion": 1e-3,  # the same; where that turns the sign of what is left of the state, a step goes the other way
+        "int8": 1e-4,  # sums over other rows
+        "muon": 1e-4,  # makes directions of gradients in bf16
+        # A token whose router hardly prefers one expert may go to the other: 5e-5 of a loss of 180 labels.
+        "mixture": 2e-4,
+        "experts": 2e-4,  # the same
+        "lora-dropout": 0.05,  # other draws
+    }
+    | {name: LOSS_OF_16_BITS for name in KNOBS if "16" in name}
+)
+CLOSE["bf16-mixed"] = (
+    LOSS_OF_16_BITS_IN_LARGE_STEPS  # fsdp's gradients are of bf16, those of one device of fp32
+)
 PARTS = 3  # each in processes of its own
 
 
@@ -108,10 +118,14 @@ def losses(
     """The loss of each step on each rank, evaluating in between."""
     workload, hardware = workload_of(name), dataclasses.replace(CPU, devices=world)
     clip = None if knobs.get("optimizer_in_backward") else 1.0
-    setup = build(workload, knobs, hardware, hyperparameters=Hyperparameters(lr=RATE, max_grad_norm=clip))
+    setup = build(
+        workload, knobs, hardware, hyperparameters=Hyperparameters(lr=RATE, max_grad_norm=clip)
+    )
     found = []
     for step, samples in enumerate(sizes):
-        own, counts = own_samples(batch_of(workload, step, samples), setup.ranks.sampler, setup.ranks.layout.samplers)
+        own, counts = own_samples(
+            batch_of(workload, step, samples), setup.ranks.sampler, setup.ranks.layout.samplers
+        )
         found.append(float(accumulate(setup, OwnPart(own, counts))))
         assert update(setup)
         if step == 0:
@@ -121,7 +135,9 @@ def losses(
     return found
 
 
-def each_of(names: tuple[str, ...], parallel: Mapping[str, Any], world: int) -> dict[str, list[float] | str]:
+def each_of(
+    names: tuple[str, ...], parallel: Mapping[str, Any], world: int
+) -> dict[str, list[float] | str]:
     """The losses by name, or the traceback of what was raised."""
     compiling.BACKEND = "aot_eager"
     found: dict[str, list[float] | str] = {}
@@ -143,10 +159,14 @@ def learnt(kind: str, part: int) -> list[dict[str, list[float] | str]]:
 
 @pytest.mark.parametrize("kind", PARALLEL)
 @pytest.mark.parametrize("name", KNOBS)
-def test_each_knob_learns_the_same_on_two_ranks(name: str, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_knob_learns_the_same_on_two_ranks(
+    name: str, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(compiling, "BACKEND", "aot_eager")
     workload, hardware = workload_of(name), dataclasses.replace(CPU, devices=2)
-    reason = refuse(canonicalize(KNOBS[name] | PARALLEL[kind], workload, hardware), workload, hardware)
+    reason = refuse(
+        canonicalize(KNOBS[name] | PARALLEL[kind], workload, hardware), workload, hardware
+    )
     assert bool(reason) == (name in REFUSED[kind])
     if reason:
         assert is_sentence(reason)
@@ -161,7 +181,9 @@ def test_each_knob_learns_the_same_on_two_ranks(name: str, kind: str, monkeypatc
 
 def is_sentence(reason: str) -> bool:
     """Whether a refusal ends in a remedy."""
-    return reason.endswith(".") and any(f" {word}" in reason for word in ("use", "leave", "choose", "set", "install"))
+    return reason.endswith(".") and any(
+        f" {word}" in reason for word in ("use", "leave", "choose", "set", "install")
+    )
 
 
 @pytest.mark.parametrize("kind", PARALLEL)
@@ -170,25 +192,41 @@ def test_every_value_is_run_above_or_refused_in_a_sentence(
     kind: str, device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(compiling, "BACKEND", "aot_eager")
-    ran = {(knob, value) for name, knobs in KNOBS.items() if name not in REFUSED[kind] for knob, value in knobs.items()}
-    elsewhere = {("optimizer", "adamw-4bit"), ("optimizer", "adamw-fp8")}  # techniques/test_optimizer_over_shards.py
-    hardware = dataclasses.replace(CPU, devices=2, device=device, here=device == "cpu", capability=(9, 0))
+    ran = {
+        (knob, value)
+        for name, knobs in KNOBS.items()
+        if name not in REFUSED[kind]
+        for knob, value in knobs.items()
+    }
+    elsewhere = {
+        ("optimizer", "adamw-4bit"),
+        ("optimizer", "adamw-fp8"),
+    }  # techniques/test_optimizer_over_shards.py
+    hardware = dataclasses.replace(
+        CPU, devices=2, device=device, here=device == "cpu", capability=(9, 0)
+    )
     for technique in all_techniques():
         for value in technique.values:
             beside = {"lora_rank": 4} if technique.name == "quantization" else {}
             beside |= {"compile": "default"} if str(value).startswith("budget") else {}
             without = canonicalize({**PARALLEL[kind], **beside}, workload_of(), hardware)
-            config = canonicalize({**PARALLEL[kind], **beside, technique.name: value}, workload_of(), hardware)
+            config = canonicalize(
+                {**PARALLEL[kind], **beside, technique.name: value}, workload_of(), hardware
+            )
             reason = refuse(config, workload_of(), hardware)
             if reason:
                 assert is_sentence(reason), reason
             elif device == "cpu" and config != without and technique.name not in ZERO_2:
                 alike = str(value).startswith("budget") or value == "max-autotune-no-cudagraphs"
-                assert alike or (technique.name, value) in ran | elsewhere, f"{technique.name} {value} is not tried"
+                assert alike or (technique.name, value) in ran | elsewhere, (
+                    f"{technique.name} {value} is not tried"
+                )
 
 
 def test_replicas_of_shards_learn_the_same_on_four_ranks() -> None:
-    names = tuple(name for name in ("plain", "qlora", "chunked", "micro-batches") if name not in UNDIVIDED)
+    names = tuple(
+        name for name in ("plain", "qlora", "chunked", "micro-batches") if name not in UNDIVIDED
+    )
     (expected,) = on_ranks(1, each_of, names, {}, 1)
     for found in on_ranks(4, each_of, names, HSDP, 4):
         for name in names:
@@ -210,14 +248,21 @@ def returned(knobs: Mapping[str, Any]) -> tuple[bool, ...]:
     torch.manual_seed(torch.distributed.get_rank())  # ranks start from other weights
     model = workload.model()
     kinds = [type(module) for module in model.modules()]
-    parameters, attributes = dict(model.named_parameters()), [set(vars(module)) for module in model.modules()]
+    parameters, attributes = (
+        dict(model.named_parameters()),
+        [set(vars(module)) for module in model.modules()],
+    )
     setup = build(workload, knobs, hardware, model=model, hyperparameters=Hyperparameters(lr=RATE))
     for step in range(STEPS):
         own, _ = own_samples(batch_of(workload, step), setup.ranks.sampler, 2)
         accumulate(setup, own)
         update(setup)
     setup.close()
-    hooks = [hook for module in model.modules() for hook in (*module._forward_hooks, *module._forward_pre_hooks)]
+    hooks = [
+        hook
+        for module in model.modules()
+        for hook in (*module._forward_hooks, *module._forward_pre_hooks)
+    ]
     sums = torch.tensor([float(p.double().sum()) for p in model.parameters()], dtype=torch.float64)
     mean = setup.ranks.sum_of(sums.clone()) / 2
     return (
@@ -268,8 +313,12 @@ def skipped(knobs: Mapping[str, Any]) -> list[tuple[bool, float]]:
         if hook:
             hook.remove()
     setup.close()
-    sums = torch.tensor([float(p.double().sum()) for p in setup.model.parameters()], dtype=torch.float64)
-    assert torch.equal(setup.ranks.sum_of(sums.clone()) / 2, sums), "all ranks hold the same weights"
+    sums = torch.tensor(
+        [float(p.double().sum()) for p in setup.model.parameters()], dtype=torch.float64
+    )
+    assert torch.equal(setup.ranks.sum_of(sums.clone()) / 2, sums), (
+        "all ranks hold the same weights"
+    )
     return found
 
 
@@ -302,7 +351,9 @@ def test_no_rank_holds_the_whole_model_while_it_is_built(given: bool) -> None:
 
 def looped(knobs: Mapping[str, Any], world: int) -> list[tuple[float, float | None, int]]:
     workload, hardware = workload_of(), dataclasses.replace(CPU, devices=world)
-    setup = build(workload, knobs, hardware, hyperparameters=Hyperparameters(lr=RATE, max_grad_norm=1.0))
+    setup = build(
+        workload, knobs, hardware, hyperparameters=Hyperparameters(lr=RATE, max_grad_norm=1.0)
+    )
     reports = train(setup, [batch_of(workload, step) for step in range(STEPS)], steps=STEPS)
     return [(report.loss, report.gradient_norm, report.samples) for report in reports]
 

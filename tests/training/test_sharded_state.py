@@ -14,6 +14,9 @@ def test_what_failed_on_a_rank_is_raised_as_it_was() -> None:
     of_torch = CheckpointException(
         "write", {1: (full, traceback.StackSummary()), 3: (ValueError(), traceback.StackSummary())}
     )
-    with pytest.raises(OSError, match="No space left on device") as raised, sharded_state._plainly():
+    with (
+        pytest.raises(OSError, match="No space left on device") as raised,
+        sharded_state._plainly(),
+    ):
         raise of_torch
     assert raised.value is full

@@ -26,7 +26,9 @@ def by_hand(workload: Workload, batch: Any) -> tuple[torch.Tensor, dict[str, tor
     return loss.detach(), {name: parameter.grad for name, parameter in model.named_parameters()}
 
 
-def in_slices(workload: Workload, batch: Any, micro: int) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+def in_slices(
+    workload: Workload, batch: Any, micro: int
+) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
     """The same by the loop, `micro` samples at a time."""
     setup = build(workload, {}, tiny.CPU, model=tiny.living(workload))
     setup.micro_batch_size = micro
@@ -72,7 +74,10 @@ def labelled_batch(samples: int) -> dict[str, torch.Tensor]:
 
 WORKLOADS: dict[str, tuple[Workload, Callable[[int], Any]]] = {
     "causal lm": (tiny.llama_workload(), lambda n: tiny.llama_workload().batch(n)),
-    "causal lm, uneven padding": (tiny.llama_workload(), lambda n: tiny.padded_batch(tiny.LENGTHS[:n])),
+    "causal lm, uneven padding": (
+        tiny.llama_workload(),
+        lambda n: tiny.padded_batch(tiny.LENGTHS[:n]),
+    ),
     "mean over tokens": (tiny.transformer_workload(), tiny.transformer_workload().batch),
     "mean over samples": (tiny.mlp_workload(), tiny.mlp_workload().batch),
     "mean over valid labels": (replace(tiny.mlp_workload(), loss=valid_only), labelled_batch),
@@ -85,7 +90,9 @@ WORKLOADS: dict[str, tuple[Workload, Callable[[int], Any]]] = {
 
 
 @pytest.mark.parametrize("name", WORKLOADS)
-@pytest.mark.parametrize(("samples", "micro"), [(8, 8), (8, 4), (8, 2), (8, 1), (7, 3), (7, 7), (2, 4)])
+@pytest.mark.parametrize(
+    ("samples", "micro"), [(8, 8), (8, 4), (8, 2), (8, 1), (7, 3), (7, 7), (2, 4)]
+)
 def test_any_cut_gives_the_gradient_of_the_whole(name: str, samples: int, micro: int) -> None:
     workload, make = WORKLOADS[name]
     assert_same(in_slices(workload, make(samples), micro), by_hand(workload, make(samples)))
@@ -136,7 +143,10 @@ def test_gradients_are_clipped_by_their_global_norm() -> None:
     setup = build(workload, {"optimizer": "sgd"}, tiny.CPU, hyperparameters=chosen)
     before = [parameter.detach().clone() for parameter in setup.model.parameters()]
     train_step(setup, workload.batch(4))
-    moved = [parameter.detach() - old for parameter, old in zip(setup.model.parameters(), before, strict=True)]
+    moved = [
+        parameter.detach() - old
+        for parameter, old in zip(setup.model.parameters(), before, strict=True)
+    ]
     norm = torch.stack([each.norm() for each in moved]).norm()
     assert float(norm) == pytest.approx(0.01, rel=1e-3)
 
@@ -150,12 +160,19 @@ def test_gradients_of_the_true_size_are_clipped_under_a_loss_scaler() -> None:
     before = [parameter.detach().clone() for parameter in setup.model.parameters()]
     accumulate(setup, workload.batch(4))
     assert update(setup)
-    moved = [parameter.detach() - old for parameter, old in zip(setup.model.parameters(), before, strict=True)]
-    assert float(torch.stack([each.norm() for each in moved]).norm()) == pytest.approx(0.01, rel=1e-2)
+    moved = [
+        parameter.detach() - old
+        for parameter, old in zip(setup.model.parameters(), before, strict=True)
+    ]
+    assert float(torch.stack([each.norm() for each in moved]).norm()) == pytest.approx(
+        0.01, rel=1e-2
+    )
 
 
 @pytest.mark.parametrize("max_grad_norm", [None, 1.0])
-def test_a_step_whose_gradients_overflow_is_skipped_and_said_so(max_grad_norm: float | None) -> None:
+def test_a_step_whose_gradients_overflow_is_skipped_and_said_so(
+    max_grad_norm: float | None,
+) -> None:
     workload = tiny.llama_workload()
     chosen = Hyperparameters(max_grad_norm=max_grad_norm)
     setup = build(workload, {"precision": "fp16-mixed"}, tiny.CPU, hyperparameters=chosen)
@@ -164,13 +181,17 @@ def test_a_step_whose_gradients_overflow_is_skipped_and_said_so(max_grad_norm: f
     loss = accumulate(setup, workload.batch(4))
     assert loss.isfinite()  # reported without the scale
     assert update(setup) is False
-    assert all(torch.equal(new, old) for new, old in zip(setup.model.parameters(), before, strict=True))
+    assert all(
+        torch.equal(new, old) for new, old in zip(setup.model.parameters(), before, strict=True)
+    )
     assert setup.scaler.get_scale() == 2.0**59
     assert all(parameter.grad is None for parameter in setup.model.parameters())
     setup.scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
     accumulate(setup, workload.batch(4))
     assert update(setup) is True
-    assert not all(torch.equal(new, old) for new, old in zip(setup.model.parameters(), before, strict=True))
+    assert not all(
+        torch.equal(new, old) for new, old in zip(setup.model.parameters(), before, strict=True)
+    )
 
 
 def test_a_scale_that_grows_is_no_skipped_step() -> None:
@@ -208,7 +229,10 @@ def loss_of(loss: Callable[[nn.Module, Any], Any]) -> torch.Tensor:
             "the loss is a tuple of 2: autofit trains one loss with one optimizer. Add up the losses",
         ),
         (
-            lambda model, batch: {"generator": model(batch[0]).mean(), "critic": model(batch[0]).sum()},
+            lambda model, batch: {
+                "generator": model(batch[0]).mean(),
+                "critic": model(batch[0]).sum(),
+            },
             "the loss is a dict of 2: autofit trains one loss with one optimizer. Add up the losses",
         ),
         (
@@ -254,7 +278,12 @@ class Output:
 )
 @pytest.mark.parametrize(
     "batch",
-    [torch.ones(2, 3), (torch.ones(2, 3), torch.ones(2)), [torch.ones(2, 3)], {"x": torch.ones(2, 3)}],
+    [
+        torch.ones(2, 3),
+        (torch.ones(2, 3), torch.ones(2)),
+        [torch.ones(2, 3)],
+        {"x": torch.ones(2, 3)},
+    ],
     ids=["tensor", "tuple", "list", "dict"],
 )
 def test_without_a_loss_the_models_own_is_taken(make: Callable, batch: Any) -> None:
@@ -265,6 +294,9 @@ def test_without_a_loss_the_models_own_is_taken(make: Callable, batch: Any) -> N
 
 def test_a_batch_of_several_micro_batches_is_not_stepped_in_the_backward() -> None:
     setup = build(tiny.mlp_workload(4), {"optimizer_in_backward": True}, tiny.CPU)
-    with pytest.raises(InputError, match="a batch of 8 samples is more than one micro-batch of 4, and each backward"):
+    with pytest.raises(
+        InputError,
+        match="a batch of 8 samples is more than one micro-batch of 4, and each backward",
+    ):
         train_step(setup, setup.workload.batch(8))
     assert train_step(setup, setup.workload.batch(4)).isfinite()

@@ -24,7 +24,9 @@ from tests import tiny
 
 def built(hardware: Any = tiny.CPU) -> Setup:
     hyperparameters = Hyperparameters(lr=1e-3)
-    return build(tiny.mlp_workload(), {"micro_batch_size": 2}, hardware, hyperparameters=hyperparameters)
+    return build(
+        tiny.mlp_workload(), {"micro_batch_size": 2}, hardware, hyperparameters=hyperparameters
+    )
 
 
 def events_of(path: Path) -> list[dict[str, Any]]:
@@ -44,7 +46,11 @@ def test_one_step_is_recorded_and_no_more(tmp_path: Path) -> None:
     recorder = SteadyStep(trace)
     run(built(), recorder, 5)
     assert recorder.done
-    written = {"step_trace.json.gz": "trace", "step_operators.txt": "operators", "tensorboard": "tensorboard"}
+    written = {
+        "step_trace.json.gz": "trace",
+        "step_operators.txt": "operators",
+        "tensorboard": "tensorboard",
+    }
     assert set(trace.files) == set(written.values())
     assert {path.name for path in (tmp_path / "new").iterdir()} == set(written)
     events = events_of(trace.files["trace"])
@@ -56,7 +62,9 @@ def test_one_step_is_recorded_and_no_more(tmp_path: Path) -> None:
     updates = [event for event in events if str(event.get("name", "")).startswith("Optimizer.step")]
     assert len(updates) == 1
     assert any(event.get("name") == "[memory]" for event in events)
-    assert trace.message.startswith(f"one step was recorded: {trace.files['trace']} (for ui.perfetto.dev), ")
+    assert trace.message.startswith(
+        f"one step was recorded: {trace.files['trace']} (for ui.perfetto.dev), "
+    )
 
 
 def test_the_profiler_tells_nothing_of_its_own(tmp_path: Path) -> None:
@@ -71,12 +79,16 @@ torch.ones(4).sum()
 trace.end()
 """
     environment = {name: value for name, value in os.environ.items() if name != "KINETO_LOG_LEVEL"}
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=True
+    )
     assert (done.stdout, done.stderr) == ("", "")
 
 
 @pytest.mark.parametrize("steps", [1, 2])
-def test_a_training_that_ends_before_leaves_nothing_and_the_next_can_be_recorded(tmp_path: Path, steps: int) -> None:
+def test_a_training_that_ends_before_leaves_nothing_and_the_next_can_be_recorded(
+    tmp_path: Path, steps: int
+) -> None:
     trace = StepTrace(tmp_path, "cpu")
     recorder = SteadyStep(trace)
     run(built(), recorder, steps)
@@ -101,7 +113,9 @@ def test_an_error_within_the_step_is_not_hidden(tmp_path: Path) -> None:
     assert not trace.files
 
 
-def test_what_cannot_be_written_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cannot_be_written_leaves_what_was_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     trace = StepTrace(tmp_path, "cpu")
     (tmp_path / "step_trace.json.gz").write_text("of before")
 
@@ -117,7 +131,9 @@ def test_what_cannot_be_written_leaves_what_was_there(tmp_path: Path, monkeypatc
 
 
 @pytest.mark.gpu
-def test_on_cuda_there_is_a_snapshot_with_the_places_of_weights_and_of_the_step(tmp_path: Path) -> None:
+def test_on_cuda_there_is_a_snapshot_with_the_places_of_weights_and_of_the_step(
+    tmp_path: Path,
+) -> None:
     trace = StepTrace(tmp_path, "cuda")
     with trace.recording_allocations():
         setup = built(detect("cuda"))
@@ -129,7 +145,14 @@ def test_on_cuda_there_is_a_snapshot_with_the_places_of_weights_and_of_the_step(
     assert set(trace.files) == {"trace", "operators", "tensorboard", "memory_snapshot"}
     snapshot = pickle.loads(trace.files["memory_snapshot"].read_bytes())
     assert snapshot["segments"]
-    traced = [event for device in snapshot["device_traces"] for event in device if event["action"] == "alloc"]
-    assert any(frame["filename"].endswith("build.py") for event in traced for frame in event["frames"])
+    traced = [
+        event
+        for device in snapshot["device_traces"]
+        for event in device
+        if event["action"] == "alloc"
+    ]
+    assert any(
+        frame["filename"].endswith("build.py") for event in traced for frame in event["frames"]
+    )
     kernels = [event for event in events_of(trace.files["trace"]) if event.get("cat") == "kernel"]
     assert kernels

@@ -16,8 +16,12 @@ from tests.tolerances import LOSS_OF_16_BITS
 from tests.training.test_several_ranks import BATCH, DDP, FSDP, losses
 
 
-@pytest.mark.parametrize("knobs", [{"micro_batch_size": 2}, {"optimizer_in_backward": True}], ids=str)
-def test_one_device_neither_asks_nor_reduces(monkeypatch: pytest.MonkeyPatch, knobs: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    "knobs", [{"micro_batch_size": 2}, {"optimizer_in_backward": True}], ids=str
+)
+def test_one_device_neither_asks_nor_reduces(
+    monkeypatch: pytest.MonkeyPatch, knobs: dict[str, Any]
+) -> None:
     setup = build(tiny.mlp_workload(4), knobs, tiny.CPU)
     assert type(strategy_of(setup)) is SingleDevice
 
@@ -39,7 +43,9 @@ def test_a_loss_that_is_not_finite_is_not_applied_in_the_backward() -> None:
     loss = accumulate(setup, (inputs * torch.inf, classes))
     assert not loss.isfinite()
     assert setup.progress.phase == "backward"
-    assert all(torch.equal(one, other) for one, other in zip(setup.model.parameters(), before, strict=True))
+    assert all(
+        torch.equal(one, other) for one, other in zip(setup.model.parameters(), before, strict=True)
+    )
 
 
 @pytest.mark.parametrize("parallel", [DDP, FSDP], ids=["ddp", "fsdp"])

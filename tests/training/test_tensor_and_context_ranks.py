@@ -42,17 +42,29 @@ MODELS: dict[str, dict[str, Any]] = {
     "1 kv": SMALL | {"model_type": "llama", "num_key_value_heads": 1},
     "dropout": SMALL | {"model_type": "phi", "resid_pdrop": 0.1},
     "gpt2": GPT2 | {"n_head": 4},
-    "mamba": {"model_type": "mamba", "vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2, "state_size": 4},
+    "mamba": {
+        "model_type": "mamba",
+        "vocab_size": 64,
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "state_size": 4,
+    },
     "activations": SMALL | {"model_type": "apertus"},  # whose parameters are among split layers
     "functions": SMALL | {"model_type": "seed_oss", "residual_dropout": 0.1},
-    "scaled": SMALL | {"model_type": "gemma"},  # whose embedding is tied, and scales what it looks up
+    "scaled": SMALL
+    | {"model_type": "gemma"},  # whose embedding is tied, and scales what it looks up
     "gathered": SMALL | {"model_type": "phi3"},  # whose fused projections are put together again
     "no norms": SMALL | {"model_type": "olmo"},  # with weights, so that no weight is whole
     "latent": SMALL
     | {"model_type": "deepseek_v2", "first_k_dense_replace": 2}
-    | dict.fromkeys(("q_lora_rank", "kv_lora_rank", "qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim"), 8),
+    | dict.fromkeys(
+        ("q_lora_rank", "kv_lora_rank", "qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim"), 8
+    ),
     "own code": SMALL
-    | {"model_type": "doge", "keep_window_size": 64},  # whose attention has a weight outside of layers
+    | {
+        "model_type": "doge",
+        "keep_window_size": 64,
+    },  # whose attention has a weight outside of layers
     "mixture": SMALL | {"model_type": "mixtral", "num_local_experts": 2},
 }
 TENSOR, CONTEXT, FSDP = {"tensor_parallel": 2}, {"context_parallel": 2}, {"data_parallel": "fsdp"}
@@ -95,11 +107,20 @@ LEARNS: dict[int, dict[Case, dict[str, Any]]] = {
     },
 }
 REFUSED: dict[Case, tuple[dict[str, Any], str]] = {
-    ("gpt2", "tensor"): (TENSOR, "no plan to split the layers of GPT2LMHeadModel; use tensor_parallel 1"),
-    ("1 kv", "tensor"): (TENSOR, "1 and 4 heads cannot be divided among 2 devices; choose a divisor"),
+    ("gpt2", "tensor"): (
+        TENSOR,
+        "no plan to split the layers of GPT2LMHeadModel; use tensor_parallel 1",
+    ),
+    ("1 kv", "tensor"): (
+        TENSOR,
+        "1 and 4 heads cannot be divided among 2 devices; choose a divisor",
+    ),
     ("dropout", "tensor"): (TENSOR, "would drop something else; set dropout to 0"),
     ("functions", "tensor"): (TENSOR, "would drop something else; set dropout to 0"),
-    ("activations", "tensor"): (TENSOR, "gradients of model.layers.0.mlp.act_fn.alpha_p differ between devices"),
+    ("activations", "tensor"): (
+        TENSOR,
+        "gradients of model.layers.0.mlp.act_fn.alpha_p differ between devices",
+    ),
     ("activations", "tensor, in backward"): (
         TENSOR | IN_BACKWARD,
         "gradients of model.layers.0.mlp.act_fn.alpha_p differ",
@@ -108,8 +129,14 @@ REFUSED: dict[Case, tuple[dict[str, Any], str]] = {
         TENSOR,
         "the code of DogeForCausalLM does not follow the plan that transformers has for it",
     ),
-    ("latent", "tensor"): (TENSOR, "the plan of DeepseekV2ForCausalLM asks for mla_kv_a_proj of a Linear"),
-    ("llama", "tensor and adapters"): (TENSOR | {"lora_rank": 4}, "adapters of split layers drift apart"),
+    ("latent", "tensor"): (
+        TENSOR,
+        "the plan of DeepseekV2ForCausalLM asks for mla_kv_a_proj of a Linear",
+    ),
+    ("llama", "tensor and adapters"): (
+        TENSOR | {"lora_rank": 4},
+        "adapters of split layers drift apart",
+    ),
     ("llama", "tensor and ddp"): (TENSOR | {"data_parallel": "ddp"}, "use fsdp"),
     ("1 kv", "context"): (CONTEXT, "1 and 4 heads cannot be divided among 2 devices"),
     ("mamba", "context"): (CONTEXT, "use context_parallel 1"),
@@ -127,17 +154,25 @@ def losses(name: str, knobs: dict[str, Any], world: int) -> tuple[list[float], .
     """Of each step; of one sample after the first step, and the last norm of gradients."""
     workload, clip = workload_of(name), "optimizer_in_backward" not in knobs
     learning = Hyperparameters(lr=RATE, max_grad_norm=1.0 if clip else None)
-    setup = build(workload, knobs, dataclasses.replace(CPU, devices=world), hyperparameters=learning)
+    setup = build(
+        workload, knobs, dataclasses.replace(CPU, devices=world), hyperparameters=learning
+    )
     found, beside = [], []
     for step in range(STEPS):
-        own, counts = own_samples(batch_of(workload, step), setup.ranks.sampler, setup.ranks.layout.samplers)
+        own, counts = own_samples(
+            batch_of(workload, step), setup.ranks.sampler, setup.ranks.layout.samplers
+        )
         found.append(float(accumulate(setup, OwnPart(own, counts))))
         assert update(setup)
         if step == 0:
             with torch.no_grad():
-                beside.append(loss_value(setup, batch_of(workload, 0, 1)))  # a forward without a backward
+                beside.append(
+                    loss_value(setup, batch_of(workload, 0, 1))
+                )  # a forward without a backward
     setup.close()
-    assert all(type(each.data) is torch.Tensor for each in setup.model.parameters()), "not put together"
+    assert all(type(each.data) is torch.Tensor for each in setup.model.parameters()), (
+        "not put together"
+    )
     return found, [*beside, float(setup.progress.gradient_norm)] if clip else beside
 
 
@@ -167,7 +202,14 @@ def found(world: int) -> dict[Case, list[Any]]:
 
 @functools.cache
 def alone() -> dict[Case, tuple[list[float], list[float]]]:
-    kept = ("micro_batch_size", "loss", "precision", "lora_rank", "optimizer", "optimizer_in_backward")
+    kept = (
+        "micro_batch_size",
+        "loss",
+        "precision",
+        "lora_rank",
+        "optimizer",
+        "optimizer_in_backward",
+    )
     cases = {
         case: (case[0], {knob: value for knob, value in knobs.items() if knob in kept})
         for world in LEARNS.values()
@@ -177,7 +219,9 @@ def alone() -> dict[Case, tuple[list[float], list[float]]]:
     return dict(zip(cases, answers, strict=True))
 
 
-@pytest.mark.parametrize(("world", "case"), [(world, case) for world, cases in LEARNS.items() for case in cases])
+@pytest.mark.parametrize(
+    ("world", "case"), [(world, case) for world, cases in LEARNS.items() for case in cases]
+)
 def test_it_learns_what_one_device_learns(world: int, case: Case) -> None:
     tolerance = LOSS_OF_16_BITS_IN_LARGE_STEPS if "mixed" in case[1] else LOSS
     expected, expected_beside = alone()[case]

@@ -21,7 +21,10 @@ class Tied(nn.Module):
         self.embed, self.head = nn.Embedding(6, 4), nn.Linear(4, 6, bias=False)
         self.head.weight = self.embed.weight
         flat = torch.randn(20)
-        self.one, self.other = nn.Parameter(flat[:8].view(2, 4)), nn.Parameter(flat[8:].view(4, 3).T)
+        self.one, self.other = (
+            nn.Parameter(flat[:8].view(2, 4)),
+            nn.Parameter(flat[8:].view(4, 3).T),
+        )
         self.register_buffer("mean", torch.randn(3))
         self.embed.weight.grad = torch.randn(6, 4)
 
@@ -33,7 +36,9 @@ def tensors(model: nn.Module) -> list[torch.Tensor]:
 def test_the_objects_stay_and_their_memory_is_let_go() -> None:
     """The host stands for the card: what leaves it gets other memory there."""
     model = Tied()
-    before = [(each, each.detach().clone(), each.data_ptr(), each.stride()) for each in tensors(model)]
+    before = [
+        (each, each.detach().clone(), each.data_ptr(), each.stride()) for each in tensors(model)
+    ]
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
     with moved_to_host(model, device_type="cpu"):
         for now, (each, values, place, stride) in zip(tensors(model), before, strict=True):
@@ -84,12 +89,16 @@ def test_what_is_elsewhere_or_has_no_plain_memory_stays() -> None:
     model.register_buffer("graph", torch.eye(3).to_sparse())
     addresses = [each.data_ptr() for each in tensors(model) if each.layout == torch.strided]
     with moved_to_host(model):
-        assert [each.data_ptr() for each in tensors(model) if each.layout == torch.strided] == addresses
+        assert [
+            each.data_ptr() for each in tensors(model) if each.layout == torch.strided
+        ] == addresses
     with moved_to_host(model, device_type="cpu"):
         assert model.graph.is_sparse
 
 
-def test_where_there_is_no_user_model_any_more_the_model_stays_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_there_is_no_user_model_any_more_the_model_stays_whole(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     model = Tied()
     values = [each.detach().clone() for each in tensors(model)]
     real, calls = user_model._move, 0
@@ -115,15 +124,22 @@ def test_the_card_is_free_meanwhile() -> None:
     model = nn.LSTM(1024, 1024, 4).cuda()
     model(torch.ones(1, 1, 1024, device="cuda"))[0].sum().backward()
     nbytes = 2 * sum(each.nbytes for each in model.parameters())
-    before, (free, _) = [each.detach().cpu() for each in model.parameters()], torch.cuda.mem_get_info()
+    before, (free, _) = (
+        [each.detach().cpu() for each in model.parameters()],
+        torch.cuda.mem_get_info(),
+    )
     with moved_to_host(model):
         assert {each.device.type for each in model.parameters()} == {"cpu"}
         assert torch.cuda.mem_get_info()[0] - free >= nbytes
         assert torch.cuda.memory_allocated() < nbytes / 10
     assert {each.device.type for each in model.parameters()} == {"cuda"}
     assert {each.grad.device.type for each in model.parameters()} == {"cuda"}
-    assert all(torch.equal(one.cpu(), other) for one, other in zip(model.parameters(), before, strict=True))
-    model(torch.ones(1, 1, 1024, device="cuda"))  # cuDNN warns of weights that no longer lie in one piece
+    assert all(
+        torch.equal(one.cpu(), other) for one, other in zip(model.parameters(), before, strict=True)
+    )
+    model(
+        torch.ones(1, 1, 1024, device="cuda")
+    )  # cuDNN warns of weights that no longer lie in one piece
 
 
 def partly_frozen() -> nn.Module:
@@ -150,7 +166,10 @@ def test_what_is_to_be_kept(model: nn.Module, settings: dict[str, Any], keeps: A
 
 def changed(model: nn.Module, *, dtypes: bool) -> dict[str, torch.dtype]:
     """The dtypes after all weights were held in another one, and running statistics beside them."""
-    with pytest.raises(KeyboardInterrupt), restored(model, dtypes=dtypes):  # also where training is broken off
+    with (
+        pytest.raises(KeyboardInterrupt),
+        restored(model, dtypes=dtypes),
+    ):  # also where training is broken off
         model.bfloat16()
         model.eval()
         model.blocks[0].norm = nn.BatchNorm2d(16)  # one that was not there before

@@ -83,5 +83,7 @@ def test_classes_get_weights_of_their_own() -> None:
         assert table[labels].tolist() == [1, 2, 3]
         assert X[torch.tensor([0, 0])].tolist() == [1, 1]  # of the data
         outputs = torch.zeros(2, 3) * weight()
-        loss = nn.functional.cross_entropy(outputs, torch.tensor([0, 1]), weight=table, reduction="none")
+        loss = nn.functional.cross_entropy(
+            outputs, torch.tensor([0, 1]), weight=table, reduction="none"
+        )
     assert float((loss[1] / loss[0]).detach()) == pytest.approx(2)

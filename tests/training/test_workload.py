@@ -34,7 +34,12 @@ def batches(*sizes: int) -> list[Any]:
 
 @pytest.mark.parametrize(
     "loader",
-    [DataLoader(dataset(), batch_size=4), batches(4, 4, 2), tuple(batches(4, 4, 2)), lambda: iter(batches(4, 4, 2))],
+    [
+        DataLoader(dataset(), batch_size=4),
+        batches(4, 4, 2),
+        tuple(batches(4, 4, 2)),
+        lambda: iter(batches(4, 4, 2)),
+    ],
     ids=["DataLoader", "list", "tuple", "function"],
 )
 def test_every_kind_of_loader_can_be_read_again(loader: Any) -> None:
@@ -132,10 +137,16 @@ def generator() -> Iterator[Any]:
 
 @pytest.mark.parametrize(
     ("loader", "kind"),
-    [(generator(), "generator"), (iter(batches(4)), "list_iterator"), (iter(DataLoader(dataset())), "DataLoaderIter")],
+    [
+        (generator(), "generator"),
+        (iter(batches(4)), "list_iterator"),
+        (iter(DataLoader(dataset())), "DataLoaderIter"),
+    ],
 )
 def test_what_can_be_read_only_once_is_refused(loader: Any, kind: str) -> None:
-    with pytest.raises(InputError, match=f"the loader is a .*{kind}, which can be read only once") as caught:
+    with pytest.raises(
+        InputError, match=f"the loader is a .*{kind}, which can be read only once"
+    ) as caught:
         workload_from(MODEL, loader, tiny.classify)
     assert "Pass a function that returns it" in caught.value.remedy
 
@@ -155,9 +166,14 @@ def test_what_cannot_be_iterated(loader: object) -> None:
 
 @pytest.mark.parametrize("loader", [[], (), lambda: iter(())])
 def test_an_empty_loader(loader: Any) -> None:
-    with pytest.raises(InputError, match=r"the loader is empty: it gave no batch\. Check the data set\."):
+    with pytest.raises(
+        InputError, match=r"the loader is empty: it gave no batch\. Check the data set\."
+    ):
         workload_from(MODEL, loader, tiny.classify)
-    with pytest.raises(InputError, match=r"a pass over the loader gave no batch: it is empty, or can be read only on"):
+    with pytest.raises(
+        InputError,
+        match=r"a pass over the loader gave no batch: it is empty, or can be read only on",
+    ):
         next(Epochs(loader, 0))
 
 
@@ -173,12 +189,17 @@ class Spent:
 
 def test_an_iterable_of_one_pass_is_refused() -> None:
     for loader in (Spent(), Spent().__iter__):
-        with pytest.raises(InputError, match="the loader gives the same list_iterator again, which can be read only o"):
+        with pytest.raises(
+            InputError,
+            match="the loader gives the same list_iterator again, which can be read only o",
+        ):
             workload_from(MODEL, loader, tiny.classify)
 
 
 def test_batches_beside_which_a_loss_must_be_given_are_told_of_at_once() -> None:
-    with pytest.raises(InputError, match=r"a batch is a tuple of 2, which MLP\.forward\(features\) does not take"):
+    with pytest.raises(
+        InputError, match=r"a batch is a tuple of 2, which MLP\.forward\(features\) does not take"
+    ):
         workload_from(MODEL, batches(4), None)
     with pytest.raises(InputError, match=r"nn\.MSELoss\(\) is a function of outputs and targets"):
         workload_from(MODEL, batches(4), nn.MSELoss())
@@ -191,7 +212,9 @@ def test_batches_that_are_none() -> None:
 
 @pytest.mark.parametrize("model", [tiny.MLP, "llama", None, lambda: tiny.MLP()])
 def test_the_model_must_be_a_living_module(model: object) -> None:
-    with pytest.raises(InputError, match=r"the model must be an nn\.Module or the name of one, not a"):
+    with pytest.raises(
+        InputError, match=r"the model must be an nn\.Module or the name of one, not a"
+    ):
         workload_from(model, batches(4), tiny.classify)
 
 
@@ -217,7 +240,9 @@ def token_batch(samples: int, length: int) -> dict[str, torch.Tensor]:
 
 def test_samples_of_many_shapes_are_told_from_those_of_a_few() -> None:
     def varying(*lengths: int) -> bool:
-        return workload_from(tiny.MLP(), [token_batch(4, length) for length in lengths], tiny.classify).varying
+        return workload_from(
+            tiny.MLP(), [token_batch(4, length) for length in lengths], tiny.classify
+        ).varying
 
     assert not varying(8, 8, 8)
     assert not varying(*range(8, 16)), "eight buckets"
@@ -230,7 +255,11 @@ def test_the_largest_shape_is_the_one_that_is_probed() -> None:
     loader = [token_batch(4, 8), token_batch(4, 30), token_batch(4, 12)]
     workload = workload_from(tiny.llama()(), loader, None)
     assert workload.batch(2)["input_ids"].shape == (2, 30)
-    assert (workload.sequence_length, workload.unit, workload.effective_batch_size) == (30, "tokens", 4)
+    assert (workload.sequence_length, workload.unit, workload.effective_batch_size) == (
+        30,
+        "tokens",
+        4,
+    )
 
 
 def test_also_when_it_comes_in_a_small_last_batch() -> None:
@@ -254,12 +283,20 @@ def test_only_the_first_batches_of_a_long_loader_are_looked_at() -> None:
 def test_the_task_of_a_transformers_model_is_known_by_its_name() -> None:
     assert workload_from(tiny.llama()(), [token_batch(2, 8)], None).task == "causal-lm"
     classifier = HuggingFaceModel("tiny", "sequence-classification", tiny.LLAMA)()
-    labelled = {"input_ids": torch.ones(2, 8, dtype=torch.int64), "labels": torch.zeros(2, dtype=torch.int64)}
+    labelled = {
+        "input_ids": torch.ones(2, 8, dtype=torch.int64),
+        "labels": torch.zeros(2, dtype=torch.int64),
+    }
     assert workload_from(classifier, [labelled], None).task == "sequence-classification"
     without = [{"input_ids": torch.ones(2, 8, dtype=torch.int64)}]
     assert workload_from(tiny.llama()(), without, tiny.classify).task == "custom"
     other = workload_from(MODEL, batches(2), tiny.classify)
-    assert (other.task, other.name, other.unit, other.sequence_length) == ("custom", "MLP", "samples", None)
+    assert (other.task, other.name, other.unit, other.sequence_length) == (
+        "custom",
+        "MLP",
+        "samples",
+        None,
+    )
 
 
 def test_the_living_model_stays_as_it_is() -> None:
@@ -292,7 +329,9 @@ def test_a_model_that_cannot_be_copied_is_one_sentence() -> None:
         def __deepcopy__(self, memo: object) -> None:
             raise TypeError("cannot be copied")
 
-    with pytest.raises(InputError, match="copying the model's structure raised TypeError: cannot be copied"):
+    with pytest.raises(
+        InputError, match="copying the model's structure raised TypeError: cannot be copied"
+    ):
         workload_from(Stubborn(48, 10), batches(2), tiny.classify)
 
 
@@ -301,12 +340,18 @@ def test_a_model_that_cannot_be_copied_is_one_sentence() -> None:
 
 def test_how_far_to_look_is_the_users_choice() -> None:
     loader = [token_batch(2, 4), token_batch(2, 4), token_batch(2, 9)]
-    assert workload_from(tiny.MLP(), loader, tiny.classify, peek=Peek(batches=2)).sequence_length == 4
-    assert workload_from(tiny.MLP(), loader, tiny.classify, peek=Peek(batches=3)).sequence_length == 9
+    assert (
+        workload_from(tiny.MLP(), loader, tiny.classify, peek=Peek(batches=2)).sequence_length == 4
+    )
+    assert (
+        workload_from(tiny.MLP(), loader, tiny.classify, peek=Peek(batches=3)).sequence_length == 9
+    )
 
 
 def test_the_worst_case_can_be_given() -> None:
-    workload = workload_from(tiny.MLP(), [token_batch(8, 4)], tiny.classify, peek=Peek(worst_case=token_batch(1, 64)))
+    workload = workload_from(
+        tiny.MLP(), [token_batch(8, 4)], tiny.classify, peek=Peek(worst_case=token_batch(1, 64))
+    )
     assert workload.sequence_length == 64
     assert workload.effective_batch_size == 8  # which the loader says
     assert workload.batch(8)["input_ids"].shape == (8, 64)
@@ -328,8 +373,14 @@ def test_looking_at_no_batch(batches: Any) -> None:
             {"input_ids": torch.ones(2, 4)},
             r"batch 1 of the loader is \{input_ids: .*\}, but the first batch is \{input_ids",
         ),
-        ((torch.ones(2, 4), torch.ones(2, 4)), r"batch 1 of the loader is \(a tensor of 2 dimensions, .*\), but"),
-        ({"input_ids": torch.ones(2), "labels": torch.ones(2, 4)}, "input_ids: a tensor of 1 dimensions"),
+        (
+            (torch.ones(2, 4), torch.ones(2, 4)),
+            r"batch 1 of the loader is \(a tensor of 2 dimensions, .*\), but",
+        ),
+        (
+            {"input_ids": torch.ones(2), "labels": torch.ones(2, 4)},
+            "input_ids: a tensor of 1 dimensions",
+        ),
         ({"input_ids": [1, 2], "labels": torch.ones(2, 4)}, "input_ids: a list"),
     ],
 )
@@ -339,13 +390,20 @@ def test_batches_of_different_structure(odd: Any, words: str) -> None:
 
 
 def test_batches_of_different_length_are_of_one_structure() -> None:
-    assert workload_from(tiny.MLP(), [token_batch(3, 4), token_batch(1, 7)], tiny.classify).sequence_length == 7
+    assert (
+        workload_from(
+            tiny.MLP(), [token_batch(3, 4), token_batch(1, 7)], tiny.classify
+        ).sequence_length
+        == 7
+    )
 
 
 def test_a_model_without_weights() -> None:
     with torch.device("meta"):
         model = tiny.MLP()
-    with pytest.raises(InputError, match=r"weights on the meta device: there is nothing to train\. Load them first"):
+    with pytest.raises(
+        InputError, match=r"weights on the meta device: there is nothing to train\. Load them first"
+    ):
         workload_from(model, [token_batch(2, 4)], None)
 
 
@@ -368,16 +426,24 @@ def test_batches_that_were_looked_at_are_let_go() -> None:
 
 
 def test_the_worst_case_must_look_like_a_batch() -> None:
-    with pytest.raises(InputError, match=r"worst_case is a tensor of 1 dimensions, but the first batch is \{"):
-        workload_from(tiny.MLP(), [token_batch(2, 4)], tiny.classify, peek=Peek(worst_case=torch.zeros(2)))
+    with pytest.raises(
+        InputError, match=r"worst_case is a tensor of 1 dimensions, but the first batch is \{"
+    ):
+        workload_from(
+            tiny.MLP(), [token_batch(2, 4)], tiny.classify, peek=Peek(worst_case=torch.zeros(2))
+        )
 
 
 def test_a_model_whose_weights_have_no_shape_yet() -> None:
-    with pytest.raises(InputError, match=r"lazy modules, whose weights have no shape yet\. Call it on a batch once"):
+    with pytest.raises(
+        InputError, match=r"lazy modules, whose weights have no shape yet\. Call it on a batch once"
+    ):
         training_workload(nn.Sequential(nn.LazyLinear(3)), batches(2), tiny.classify)
 
 
-def test_the_largest_of_packed_samples_says_the_shape_and_pieces_of_lists_may_differ_in_number() -> None:
+def test_the_largest_of_packed_samples_says_the_shape_and_pieces_of_lists_may_differ_in_number() -> (
+    None
+):
     def batch(*counts: int) -> dict[str, Any]:
         labels = [{"classes": torch.zeros(n), "boxes": torch.ones(n, 4)} for n in counts]
         return {"features": torch.ones(len(counts), 48), "labels": labels}
@@ -394,7 +460,9 @@ def test_a_split_of_ones_own_goes_into_the_workload() -> None:
     def pairs(batch: torch.Tensor, size: int) -> list[torch.Tensor]:
         return list(batch.split(2 * size))
 
-    workload = training_workload(MODEL, [torch.ones(8, 48), torch.ones(4, 48)], tiny.classify, split=pairs)
+    workload = training_workload(
+        MODEL, [torch.ones(8, 48), torch.ones(4, 48)], tiny.classify, split=pairs
+    )
     assert workload.effective_batch_size == 4
     assert workload.batch(3).shape == (6, 48)
     with pytest.raises(InputError, match="split must be a function"):
@@ -425,7 +493,9 @@ def test_how_much_of_a_loaders_batches_is_padding_is_known() -> None:
     ],
     ids=["longer ones may come", "all are read", "one shape", "worst case"],
 )
-def test_that_not_all_batches_were_read_is_said(lengths: list[int], peek: Peek, is_told: bool) -> None:
+def test_that_not_all_batches_were_read_is_said(
+    lengths: list[int], peek: Peek, is_told: bool
+) -> None:
     loader = [token_batch(2, length) for length in lengths]
     notes = training_workload(tiny.MLP(), loader, tiny.classify, peek=peek).notes
     told = "no more than 2 batches of the loader were read to find the longest samples: a longer one may need more"
@@ -436,18 +506,24 @@ def test_a_loader_of_unknown_length_may_always_give_longer_samples() -> None:
     def loader() -> Iterator[Any]:
         yield from (token_batch(2, length) for length in (4, 8))
 
-    assert len(training_workload(tiny.MLP(), loader, tiny.classify, peek=Peek(batches=2)).notes) == 1
+    assert (
+        len(training_workload(tiny.MLP(), loader, tiny.classify, peek=Peek(batches=2)).notes) == 1
+    )
     assert training_workload(tiny.MLP(), loader, tiny.classify, peek=Peek(batches=3)).notes == ()
 
 
 def test_samples_that_cannot_be_stacked_name_the_remedy() -> None:
     loader = DataLoader([torch.ones(3), torch.ones(2)], batch_size=2)  # type: ignore[arg-type]
-    with pytest.raises(InputError, match="the loader cannot stack its samples: stack expects each tensor") as caught:
+    with pytest.raises(
+        InputError, match="the loader cannot stack its samples: stack expects each tensor"
+    ) as caught:
         workload_from(MODEL, loader, tiny.classify)
     assert "Give a collate_fn that pads them" in caught.value.remedy
 
 
 def test_batches_of_lists_are_told_what_makes_tensors_of_them() -> None:
-    with pytest.raises(InputError, match="no tensor with samples along dim 0: ids and labels are lists") as caught:
+    with pytest.raises(
+        InputError, match="no tensor with samples along dim 0: ids and labels are lists"
+    ) as caught:
         workload_from(MODEL, [{"ids": [[1, 2]], "labels": [[1, 2]]}], tiny.classify)
     assert 'dataset.set_format("torch") makes tensors of lists' in caught.value.remedy

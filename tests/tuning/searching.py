@@ -23,9 +23,22 @@ from autofit.tuning import pipeline
 from autofit.tuning.remedies import what_helps
 from tests import tiny
 
-TRAITS = Traits(parameters=1000, blocks=2, linears=4, attention=False, sdpa=False, batch_norm=False, dropout=False)
+TRAITS = Traits(
+    parameters=1000,
+    blocks=2,
+    linears=4,
+    attention=False,
+    sdpa=False,
+    batch_norm=False,
+    dropout=False,
+)
 CARD = dataclasses.replace(
-    tiny.CPU, device="cuda", name="NVIDIA H200", memory_bytes=140 * GIB, capability=(9, 0), context_bytes=GIB // 2
+    tiny.CPU,
+    device="cuda",
+    name="NVIDIA H200",
+    memory_bytes=140 * GIB,
+    capability=(9, 0),
+    context_bytes=GIB // 2,
 )
 
 Answer = Callable[[Config, bool], Measurement]
@@ -44,11 +57,17 @@ def fits(config: Config, rate: float, peak: int = MIB, **others: Any) -> Measure
     )
 
 
-def missed(config: Config, outcome: Outcome = Outcome.OUT_OF_MEMORY, peak: int = MIB) -> Measurement:
-    return Measurement(config=config, outcome=outcome, peak_bytes=PeakBytes(peak), reason="Traceback:\nits reason")
+def missed(
+    config: Config, outcome: Outcome = Outcome.OUT_OF_MEMORY, peak: int = MIB
+) -> Measurement:
+    return Measurement(
+        config=config, outcome=outcome, peak_bytes=PeakBytes(peak), reason="Traceback:\nits reason"
+    )
 
 
-def by_micro_batch(explored: Mapping[int, float], verified: Mapping[int, float] | None = None) -> Answer:
+def by_micro_batch(
+    explored: Mapping[int, float], verified: Mapping[int, float] | None = None
+) -> Answer:
     """Rates by micro-batch, when exploring and when verifying; 0 is out of memory."""
 
     def answer(config: Config, verifying: bool) -> Measurement:
@@ -77,7 +96,9 @@ class FakeExecutor(Executor):
     def close(self) -> None:
         pass
 
-    def look(self, workload: Workload, device: str | None, budget_bytes: int | None) -> tuple[Hardware, Traits]:
+    def look(
+        self, workload: Workload, device: str | None, budget_bytes: int | None
+    ) -> tuple[Hardware, Traits]:
         return self.hardware, self.traits
 
     def measure(self, workload: Workload, request: Request, *, number: int) -> Measurement:
@@ -97,7 +118,9 @@ class FakeExecutor(Executor):
     def give_up(self) -> None:
         pass
 
-    def run(self, function: Any, workload: Workload, *arguments: Any, log: str, timeout: float) -> Any:
+    def run(
+        self, function: Any, workload: Workload, *arguments: Any, log: str, timeout: float
+    ) -> Any:
         """Asked to predict configs, or what would help, it knows nothing; asked to follow a step, it cannot."""
         if function is timelines or function is what_helps:
             return [] if function is timelines else None
@@ -142,4 +165,6 @@ class Bench(SimpleNamespace):
 
     def space(self, **knobs: Any) -> None:
         lines = [f"  {name}: {values}" for name, values in knobs.items()]
-        (self.folder / "space.yaml").write_text("\n".join(["description: for a test", "knobs:", *lines]))
+        (self.folder / "space.yaml").write_text(
+            "\n".join(["description: for a test", "knobs:", *lines])
+        )

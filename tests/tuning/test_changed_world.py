@@ -38,7 +38,14 @@ class Here:
     def detect(self, device: str | None) -> Hardware:
         return tiny.CPU
 
-    def run(self, function: Callable[..., Any], workload: Workload, *arguments: Any, log: str, timeout: float) -> Any:
+    def run(
+        self,
+        function: Callable[..., Any],
+        workload: Workload,
+        *arguments: Any,
+        log: str,
+        timeout: float,
+    ) -> Any:
         return function(cloudpickle.loads(cloudpickle.dumps(workload)), *arguments)
 
 
@@ -60,7 +67,11 @@ def loss(model: Any, batch: Any) -> torch.Tensor:
 
 
 def fitted(
-    world: int, kib: float, monkeypatch: pytest.MonkeyPatch, knobs: Mapping[str, Any] = PAIR, **given: Any
+    world: int,
+    kib: float,
+    monkeypatch: pytest.MonkeyPatch,
+    knobs: Mapping[str, Any] = PAIR,
+    **given: Any,
 ) -> tuple[int, int, list[str]]:
     """On how many devices, with which micro-batch, and the notes."""
     monkeypatch.setattr(changed_world, "LocalExecutor", Here)
@@ -73,7 +84,9 @@ def fitted(
         notes.append(event.text)
 
     options = search_options(**given.get("budget", {"device": "cpu", "mem": kib * KIB / GIB}))
-    devices, found = changed_world.fitted_here(knobs, world, workload, model, options=options, listener=listener)
+    devices, found = changed_world.fitted_here(
+        knobs, world, workload, model, options=options, listener=listener
+    )
     for name, parameter in model.named_parameters():
         assert before[name][0] == id(parameter)
         assert torch.equal(parameter, before[name][1])
@@ -104,7 +117,9 @@ def test_micro_batches_as_large_as_fit(
     assert [words in note for note in found[2]] == [True] * bool(words)
 
 
-def test_fewer_devices_where_what_they_exchange_needs_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fewer_devices_where_what_they_exchange_needs_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """NCCL's buffers, of about 200 MiB."""
     monkeypatch.setattr(Here, "detect", lambda *_: CARD)
     devices, micro, notes = fitted(4, 0, monkeypatch, budget={"gpu_mem": 0.65})
@@ -118,7 +133,9 @@ def test_what_cannot_be_predicted_trains_as_it_is(monkeypatch: pytest.MonkeyPatc
         return value if value.item() else value * 2
 
     (note,) = fitted(4, 50, monkeypatch, loss=asking)[2]
-    assert note.startswith("whether this config fits 4 devices could not be predicted: the model's forward reads a")
+    assert note.startswith(
+        "whether this config fits 4 devices could not be predicted: the model's forward reads a"
+    )
 
 
 @pytest.mark.parametrize(
@@ -130,5 +147,7 @@ def test_what_cannot_be_predicted_trains_as_it_is(monkeypatch: pytest.MonkeyPatc
         ({"data_parallel_shard": None}, 2, True),
     ],
 )
-def test_a_config_that_names_no_degrees_is_for_any_world(knobs: dict[str, Any], world: int, is_another: bool) -> None:
+def test_a_config_that_names_no_degrees_is_for_any_world(
+    knobs: dict[str, Any], world: int, is_another: bool
+) -> None:
     assert changed_world.is_of_another_world(knobs, world) is is_another

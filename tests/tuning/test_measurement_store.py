@@ -25,7 +25,9 @@ SUBJECT, OTHER = Subject("key", "foo"), Subject("other", "bar")
 def measurement(number: int = 0, **knobs: str | int | float | bool | None) -> Measurement:
     steps = StepSeconds(1.0, 0.9, 1.1)
     peak = PeakBytes(2**40, resident=5)
-    return Measurement(Config(knobs), Outcome.FITS, number, steps, 8.0, None, peak, warnings=("odd",))
+    return Measurement(
+        Config(knobs), Outcome.FITS, number, steps, 8.0, None, peak, warnings=("odd",)
+    )
 
 
 def stored(number: int = 0, **about: str) -> Stored:
@@ -33,7 +35,10 @@ def stored(number: int = 0, **about: str) -> Stored:
 
 
 def held(path: Path, **changes: str) -> list[int]:
-    return [each.measurement.number for each in Store(path).find(dataclasses.replace(SUBJECT, **changes))]
+    return [
+        each.measurement.number
+        for each in Store(path).find(dataclasses.replace(SUBJECT, **changes))
+    ]
 
 
 @pytest.fixture
@@ -49,7 +54,8 @@ MEASURED = st.builds(
     number=st.integers(0, 2**62),
     step_seconds=st.none() | st.builds(StepSeconds, *[st.floats(1e-9, 1e9)] * 3),
     samples_per_second=st.none() | st.floats(1e-9, 1e9),
-    peak_bytes=st.none() | st.builds(PeakBytes, st.integers(0, 2**62), st.none() | st.integers(0, 2**62)),
+    peak_bytes=st.none()
+    | st.builds(PeakBytes, st.integers(0, 2**62), st.none() | st.integers(0, 2**62)),
     reason=st.none() | st.text(),
     verified=st.booleans(),
     warnings=st.lists(st.text()).map(tuple),
@@ -57,7 +63,12 @@ MEASURED = st.builds(
 
 
 @settings(max_examples=30)  # each waits for the disk several times
-@given(st.lists(st.builds(Stored, MEASURED, st.integers(0, 2**62), run=st.text(), session=st.text()), max_size=4))
+@given(
+    st.lists(
+        st.builds(Stored, MEASURED, st.integers(0, 2**62), run=st.text(), session=st.text()),
+        max_size=4,
+    )
+)
 def test_what_is_written_is_read_back(all_of_them: list[Stored]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         kept = Store(Path(folder) / "store.sqlite")
@@ -140,7 +151,9 @@ def _add_many(path: str, subject: Subject, numbers: range) -> None:
 def test_processes_that_write_at_once_lose_nothing(path: Path) -> None:
     context = multiprocessing.get_context("spawn")
     parts = [range(start, start + 15) for start in (0, 15, 30)]
-    processes = [context.Process(target=_add_many, args=(str(path), SUBJECT, part)) for part in parts]
+    processes = [
+        context.Process(target=_add_many, args=(str(path), SUBJECT, part)) for part in parts
+    ]
     for process in processes:
         process.start()
     for process in processes:
@@ -148,10 +161,14 @@ def test_processes_that_write_at_once_lose_nothing(path: Path) -> None:
     assert [process.exitcode for process in processes] == [0, 0, 0]
     found = held(path)
     assert sorted(found) == list(range(45))
-    assert [[each for each in found if each in part] for part in parts] == [list(part) for part in parts]
+    assert [[each for each in found if each in part] for part in parts] == [
+        list(part) for part in parts
+    ]
 
 
-def test_one_that_holds_on_for_too_long_is_told(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_that_holds_on_for_too_long_is_told(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(measurement_store, "_WAIT_SECONDS", 0.05)
     Store(path).add(SUBJECT, stored())
     other = sqlite3.connect(path, isolation_level=None)
@@ -179,14 +196,19 @@ def _cut(path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", [_overwrite, _overwrite_the_middle, _cut])
-@pytest.mark.parametrize("use", [lambda store: store.find(SUBJECT), lambda store: store.add(SUBJECT, stored())])
-def test_a_damaged_file_is_set_aside(path: Path, damage: Callable[[Path], None], use: Callable[[Store], Any]) -> None:
+@pytest.mark.parametrize(
+    "use", [lambda store: store.find(SUBJECT), lambda store: store.add(SUBJECT, stored())]
+)
+def test_a_damaged_file_is_set_aside(
+    path: Path, damage: Callable[[Path], None], use: Callable[[Store], Any]
+) -> None:
     for number in range(50):
         Store(path).add(SUBJECT, stored(number))
     damage(path)
     damaged = path.read_bytes()
     with pytest.raises(
-        StoreError, match=r"store\.sqlite is damaged \(.*\)\. It is set aside as store\.sqlite\.damaged; the"
+        StoreError,
+        match=r"store\.sqlite is damaged \(.*\)\. It is set aside as store\.sqlite\.damaged; the",
     ):
         use(Store(path))
     assert (path.parent / "store.sqlite.damaged").read_bytes() == damaged
@@ -199,7 +221,9 @@ def test_who_only_looks_leaves_a_damaged_file_where_it_is(path: Path) -> None:
     Store(path).add(SUBJECT, stored())
     _overwrite(path)
     damaged = path.read_bytes()
-    with pytest.raises(StoreError, match=r"is damaged \(.*\)\. The next search sets it aside; autofit"):
+    with pytest.raises(
+        StoreError, match=r"is damaged \(.*\)\. The next search sets it aside; autofit"
+    ):
         Store(path).count()
     assert not Store(path).outdated()
     assert [each.read_bytes() for each in path.parent.iterdir()] == [damaged]
@@ -280,7 +304,11 @@ def test_one_of_a_newer_autofit_is_left_alone(path: Path) -> None:
     _of_version(path, measurement_store.SCHEMA + 1)
     before = path.read_bytes()
     assert not Store(path).outdated()
-    for use in (lambda: Store(path).find(SUBJECT), lambda: Store(path).add(SUBJECT, stored()), Store(path).count):
+    for use in (
+        lambda: Store(path).find(SUBJECT),
+        lambda: Store(path).add(SUBJECT, stored()),
+        Store(path).count,
+    ):
         with pytest.raises(StoreError, match="was written by a newer autofit"):
             use()
     assert path.read_bytes() == before
@@ -302,7 +330,9 @@ def test_where_nothing_can_be_written_it_says_so(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     blocked = Store(tmp_path / "file" / "store.sqlite")
     assert blocked.find(SUBJECT) == []
-    with pytest.raises(StoreError, match=r"cannot be written: File exists\. Check the directory, or search"):
+    with pytest.raises(
+        StoreError, match=r"cannot be written: File exists\. Check the directory, or search"
+    ):
         blocked.add(SUBJECT, stored())
     (tmp_path / "folder.sqlite").mkdir()
     with pytest.raises(StoreError, match="cannot be used: unable to open database file"):

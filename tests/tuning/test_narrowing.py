@@ -11,7 +11,14 @@ from autofit.core.options import search_options
 from autofit.search.space import Space
 from autofit.techniques import canonicalize
 from autofit.tuning import narrowing
-from autofit.tuning.narrowing import Row, best_layouts, narrowed, quick, with_whole_batches, worth_searching
+from autofit.tuning.narrowing import (
+    Row,
+    best_layouts,
+    narrowed,
+    quick,
+    with_whole_batches,
+    worth_searching,
+)
 from autofit.tuning.space import space_for
 from tests.estimate.traced import AMPERE
 from tests.tiny import llama_workload
@@ -26,7 +33,10 @@ def config(**knobs: Value) -> Config:
 
 
 def test_the_fastest_layouts_of_each_tier_that_fit_are_kept() -> None:
-    ddp, fsdp = Row(config(data_parallel="ddp"), 9.0, 1.0), Row(config(data_parallel="fsdp"), 5.0, 2.0)
+    ddp, fsdp = (
+        Row(config(data_parallel="ddp"), 9.0, 1.0),
+        Row(config(data_parallel="fsdp"), 5.0, 2.0),
+    )
     split = Row(config(data_parallel="fsdp", tensor_parallel=2), 6.0, 2.1)
     adapters = Row(config(data_parallel="ddp", **LORA), 4.0, 1.0)
     rows = [ddp, fsdp, split, adapters]
@@ -59,7 +69,9 @@ def test_values_are_kept_that_fit_and_are_not_far_behind() -> None:
     assert kept == {
         "loss": ("chunked", "standard"),
         "activation_checkpointing": ("selective",),
-        "lora_targets": ("all-linear",),  # null of them all, as nothing is adapted: nothing is known of it
+        "lora_targets": (
+            "all-linear",
+        ),  # null of them all, as nothing is adapted: nothing is known of it
     }
     # Where the first does not fit, what needs no more may fit together, however slow it is.
     kept = worth_searching(values, rows, 7.0, 1.1)
@@ -98,7 +110,9 @@ def test_a_large_space_keeps_its_best_layouts_and_the_values_that_are_fast_there
     full: Space, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def seconds_of(config: Config) -> float:
-        slow = 2.0 - (config["tensor_parallel"] == 2) + (config["activation_checkpointing"] == "full")
+        slow = (
+            2.0 - (config["tensor_parallel"] == 2) + (config["activation_checkpointing"] == "full")
+        )
         slow += 0.1 * (config["micro_batch_size"] == 1)
         return math.nan if config["data_parallel"] == "ddp" else slow
 
@@ -122,7 +136,9 @@ def test_more_is_left_out_where_not_all_of_it_could_be_predicted(
     most: int, full: Space, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(narrowing, "MAX_CONFIGS", most)
-    space, *_ = narrowed_by(lambda config: 1.0 + 0.08 * (config["optimizer"] != "adamw"), full, monkeypatch)
+    space, *_ = narrowed_by(
+        lambda config: 1.0 + 0.08 * (config["optimizer"] != "adamw"), full, monkeypatch
+    )
     assert (space.knobs["optimizer"] == ("adamw",)) is (most == 1_000)
 
 
@@ -133,7 +149,10 @@ def test_less_recomputation_is_kept_where_it_fits_once_weights_are_given_back(
 
     def predict(configs: Sequence[Config]) -> tuple[list[float], list[float]]:
         stays = [each["reshard_after_forward"] is False for each in configs]
-        more = [{"full": 0.0, "selective": 1.0}.get(str(each["activation_checkpointing"]), 9.0) for each in configs]
+        more = [
+            {"full": 0.0, "selective": 1.0}.get(str(each["activation_checkpointing"]), 9.0)
+            for each in configs
+        ]
         seconds = [2.0 - each - 0.05 * kept for each, kept in zip(more, stays, strict=True)]
         return [1.0 + each + kept for each, kept in zip(more, stays, strict=True)], seconds
 
@@ -189,7 +208,9 @@ def test_a_quick_search_saves_memory_where_only_slow_configs_fit_without(full: S
 @pytest.mark.parametrize(
     ("batch_norm", "cap", "is_whole"), [(True, 6.0, True), (True, 4.0, False), (False, 6.0, False)]
 )
-def test_batches_stay_whole_beside_batch_norm_while_that_fits(batch_norm: bool, cap: float, is_whole: bool) -> None:
+def test_batches_stay_whole_beside_batch_norm_while_that_fits(
+    batch_norm: bool, cap: float, is_whole: bool
+) -> None:
     workload = replace(WORKLOAD, traits=replace(TRAITS, batch_norm=batch_norm))
     space = space_for(search_options(space="full"), workload, AMPERE)
     sizes = space.knobs["micro_batch_size"]

@@ -27,7 +27,12 @@ from tests import tiny
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
 
-FEW = {"precision": ["bf16", "fp32"], "micro_batch_size": [1, 2], "compile": "none", "lora_rank": [0, 8]}
+FEW = {
+    "precision": ["bf16", "fp32"],
+    "micro_batch_size": [1, 2],
+    "compile": "none",
+    "lora_rank": [0, 8],
+}
 REST = {
     "activation_checkpointing": "none",
     "optimizer": "adamw",
@@ -41,7 +46,9 @@ REST = {
 
 
 def searched(out: Path, **options: Any) -> Result:
-    return autofit.search(tiny.llama_workload(), out=out, **{"set": FEW | REST, "space": "lora", **options})
+    return autofit.search(
+        tiny.llama_workload(), out=out, **{"set": FEW | REST, "space": "lora", **options}
+    )
 
 
 @pytest.fixture
@@ -50,7 +57,9 @@ def heard() -> list[Event]:
 
 
 @pytest.mark.usefixtures("shared_zygote")
-def test_the_best_predicted_config_comes_with_the_files_of_a_search(tmp_path: Path, heard: list[Event]) -> None:
+def test_the_best_predicted_config_comes_with_the_files_of_a_search(
+    tmp_path: Path, heard: list[Event]
+) -> None:
     sizes: dict[str, Any] = {"seq_len": 16, "effective_batch": 4, "gpu_mem": 24, "set": FEW | REST}
     result = autofit.search("tiny-llama", out=tmp_path / "run", listener=heard.append, **sizes)
     found = result.predicted_best
@@ -82,7 +91,9 @@ def test_the_best_predicted_config_comes_with_the_files_of_a_search(tmp_path: Pa
     assert most_common_card(24).title in told[1]
     assert "--host-mem" in told[-1]
     assert [each.trials for each in heard if isinstance(each, SearchStarted)] == [0]
-    assert any(isinstance(each, PhaseStarted) and each.doing.startswith("predicting ") for each in heard)
+    assert any(
+        isinstance(each, PhaseStarted) and each.doing.startswith("predicting ") for each in heard
+    )
 
 
 @pytest.mark.usefixtures("shared_zygote")
@@ -99,7 +110,9 @@ def test_a_budget_that_nothing_fits_has_no_files_and_says_what_would_fit(tmp_pat
 
 
 @pytest.mark.usefixtures("shared_zygote")
-def test_what_takes_longer_than_the_limit_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_takes_longer_than_the_limit_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(predicted, "predict_all", _sleeps)
     with pytest.raises(ProbeError, match="took more than 1 s"):
         searched(tmp_path / "run", gpu_mem=24, time_limit=0.1)
@@ -141,11 +154,19 @@ def test_what_was_measured_before_is_not_gone_on_with_by_predictions(tmp_path: P
 def test_nobody_trains_on_a_prediction_by_surprise(tmp_path: Path) -> None:
     loader = [torch.ones(4, 2)]
     with pytest.raises(ProbeError, match="no CUDA device"):
-        autofit.fit(torch.nn.Linear(2, 1), loader, loss=lambda model, batch: model(batch).sum(), lr=0.1, gpu_mem=24)
+        autofit.fit(
+            torch.nn.Linear(2, 1),
+            loader,
+            loss=lambda model, batch: model(batch).sum(),
+            lr=0.1,
+            gpu_mem=24,
+        )
 
 
 @pytest.mark.usefixtures("shared_zygote")
-def test_a_driver_without_a_card_is_found_out_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_driver_without_a_card_is_found_out_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     reasons: list[str] = []
     monkeypatch.setattr(pipeline, "why_no_gpu", lambda: None)
     monkeypatch.setattr(pipeline, "predict_search", lambda *_, reason: reasons.append(reason))
@@ -157,12 +178,16 @@ def test_a_driver_without_a_card_is_found_out_later(tmp_path: Path, monkeypatch:
 
 def figures(*rows: tuple[str, float, float], compiled: str = "none") -> list[Figures]:
     return [
-        Figures(Config(precision=name, compile=compiled, lora_rank=8, quantization="none"), rate, size)
+        Figures(
+            Config(precision=name, compile=compiled, lora_rank=8, quantization="none"), rate, size
+        )
         for name, rate, size in rows
     ]
 
 
-def within(every: list[Figures], cap: int, *, tolerance: float = 0.0, host_known: bool = False) -> Candidates:
+def within(
+    every: list[Figures], cap: int, *, tolerance: float = 0.0, host_known: bool = False
+) -> Candidates:
     ranking = Ranking(tolerance, techniques.fidelity)
     return Candidates(every, cap, ranking, {True: 1.0, False: 1.0}, host_known=host_known)
 
@@ -174,12 +199,16 @@ def estimate(config: Config, high: int) -> Estimate:
 
 
 def test_the_fastest_that_may_fit_comes_first_and_ties_go_to_what_learns_better() -> None:
-    every = figures(("fp32", 9.8, 60), ("bf16", 10.0, 50), ("fp8", 10.1, 70), ("bf16-mixed", 20.0, 91))
+    every = figures(
+        ("fp32", 9.8, 60), ("bf16", 10.0, 50), ("fp8", 10.1, 70), ("bf16-mixed", 20.0, 91)
+    )
     assert within(every, 90, tolerance=0.03).preferred().get("precision") == "fp32"
     assert within(every, 90).preferred().get("precision") == "fp8"
     assert within(every, 91, tolerance=0.03).preferred().get("precision") == "bf16-mixed"
     assert within(every, 40, tolerance=0.03).preferred() is None
-    assert within(every, 40).smallest().get("precision") == "bf16"  # 50 may come to 40 when looked at closely
+    assert (
+        within(every, 40).smallest().get("precision") == "bf16"
+    )  # 50 may come to 40 when looked at closely
     assert within(every, 38).smallest() is None
 
 
@@ -196,7 +225,9 @@ def test_how_far_the_upper_end_lies_above_is_learned_from_what_was_followed() ->
     every += figures(("tf32", 7.0, 88), compiled="default")
     candidates = within(every, 90)
     first = candidates.preferred()
-    candidates.learn(first, (estimate(first, high=114), None))  # 104 of tensors where 80 were expected: 1.3 times
+    candidates.learn(
+        first, (estimate(first, high=114), None)
+    )  # 104 of tensors where 80 were expected: 1.3 times
     assert candidates.preferred().get("precision") == "fp8"  # 75 would come to 97
     candidates.learn(candidates.preferred(), None)  # which cannot be followed
     assert candidates.preferred().get("precision") == "tf32"  # of compiled ones nothing was learned

@@ -28,7 +28,9 @@ from tests import tiny
 
 WORKLOAD = tiny.llama_workload(4)
 BEST = canonicalize({"precision": "fp32", "micro_batch_size": 4}, WORKLOAD, tiny.CPU)
-LORA = canonicalize({"precision": "bf16", "lora_rank": 4, "lora_targets": "all-linear"}, WORKLOAD, tiny.CPU)
+LORA = canonicalize(
+    {"precision": "bf16", "lora_rank": 4, "lora_targets": "all-linear"}, WORKLOAD, tiny.CPU
+)
 EXPECTED = Predictions({BEST: 5.0, LORA: math.nan}, {BEST: 2.0, LORA: math.nan})
 
 
@@ -45,13 +47,17 @@ class LocalExecutor:
             raise self.error
         if function is timelines:
             assert log == "timeline.log"
-            return timelines(workload, *arguments, processes=1)  # this process has threads, and must not be forked
+            return timelines(
+                workload, *arguments, processes=1
+            )  # this process has threads, and must not be forked
         assert log == "devices.log"
         return function(workload, *arguments)
 
 
 def found(stopped_by: str = "space") -> Result:
-    full, lora = (Measurement(config, Outcome.FITS, number=place) for place, config in enumerate((BEST, LORA)))
+    full, lora = (
+        Measurement(config, Outcome.FITS, number=place) for place, config in enumerate((BEST, LORA))
+    )
     return Result(
         model="tiny",
         workload=WORKLOAD.summary(),
@@ -69,7 +75,9 @@ def found(stopped_by: str = "space") -> Result:
     )
 
 
-def record(result: Result, executor: Any, expected: Predictions | None = EXPECTED, **options: Any) -> Any:
+def record(
+    result: Result, executor: Any, expected: Predictions | None = EXPECTED, **options: Any
+) -> Any:
     checked = search_options(**options)
     timelines = Annotator(WORKLOAD, checked, executor).timelines(result)
     return make_record(result, checked, expected, timelines)
@@ -78,7 +86,10 @@ def record(result: Result, executor: Any, expected: Predictions | None = EXPECTE
 def test_the_best_of_each_tier_is_followed() -> None:
     executor = LocalExecutor()
     made = record(found(), executor, seed=5, set={"precision": ("fp32", "bf16")})
-    assert {name: line.config for name, line in made.timelines.items()} == {"full": BEST, "lora": LORA}
+    assert {name: line.config for name, line in made.timelines.items()} == {
+        "full": BEST,
+        "lora": LORA,
+    }
     assert made.predicted == (Predicted(5.0, 2.0), Predicted(None, None))
     assert executor.timeouts == [2 * FOLLOW_SECONDS]
     assert made.options["seed"] == 5
@@ -89,9 +100,15 @@ def test_the_best_of_each_tier_is_followed() -> None:
 def test_what_bounds_the_best_config_is_told() -> None:
     result = found()
     lines = record(result, LocalExecutor()).timelines
-    words = {"compute": "arithmetic", "memory": "the device's memory", "transfer": "copies to and from the host"}
+    words = {
+        "compute": "arithmetic",
+        "memory": "the device's memory",
+        "transfer": "copies to and from the host",
+    }
     for bottleneck, what in words.items():
-        bound = {name: dataclasses.replace(line, bottleneck=bottleneck) for name, line in lines.items()}
+        bound = {
+            name: dataclasses.replace(line, bottleneck=bottleneck) for name, line in lines.items()
+        }
         note = bottleneck_note(result, bound)
         assert note == f"By what is predicted, the best config is bound by {what}."
     assert bottleneck_note(result, {}) is None
@@ -104,7 +121,9 @@ class Recorder:
         self.error = error
         self.asked: list[tuple[Config, Path]] = []
 
-    def trace(self, workload: Any, config: Config, hardware: Any, budget: Budget, *, directory: Path) -> dict[str, str]:
+    def trace(
+        self, workload: Any, config: Config, hardware: Any, budget: Budget, *, directory: Path
+    ) -> dict[str, str]:
         self.asked.append((config, directory))
         if self.error:
             raise self.error
@@ -128,7 +147,9 @@ def test_a_step_of_the_best_is_kept_among_the_files(tmp_path: Path) -> None:
 def test_a_step_that_cannot_be_recorded_costs_no_result(tmp_path: Path) -> None:
     told: list[Any] = []
     executor: Any = Recorder(ProbeError("its process ended."))
-    assert with_trace(found(), WORKLOAD, executor, directory=tmp_path, listener=told.append) == found()
+    assert (
+        with_trace(found(), WORKLOAD, executor, directory=tmp_path, listener=told.append) == found()
+    )
     assert told == [Note("no step of the best config could be recorded: its process ended.")]
 
 
@@ -183,6 +204,8 @@ def test_a_child_finds_the_layers_that_have_adapters() -> None:
     assert layers
     assert "q_proj" in layers["targets"]
     assert annotator.layers(found()) is None  # without adapters no tool needs names
-    other = dataclasses.replace(found(), best=Measurement(LORA.replace(precision="fp32"), Outcome.FITS))
+    other = dataclasses.replace(
+        found(), best=Measurement(LORA.replace(precision="fp32"), Outcome.FITS)
+    )
     assert annotator.layers(other) is None
     assert asked == ["layers.log"] * 2

@@ -38,8 +38,12 @@ def batches(features: int = 48, samples: int = 8) -> list[Any]:
     return [(torch.randn(samples, features), torch.zeros(samples, dtype=torch.int64))]
 
 
-def key(model: nn.Module | None = None, loader: Any = None, loss: Any = tiny.classify, **more: Any) -> str:
-    return result_cache.key_of(workload_from(model or tiny.MLP(), loader or batches(), loss, **more), OPTIONS)
+def key(
+    model: nn.Module | None = None, loader: Any = None, loss: Any = tiny.classify, **more: Any
+) -> str:
+    return result_cache.key_of(
+        workload_from(model or tiny.MLP(), loader or batches(), loss, **more), OPTIONS
+    )
 
 
 def frozen() -> nn.Module:
@@ -110,7 +114,10 @@ def test_what_a_partial_function_holds_matters() -> None:
         return tiny.classify(model, batch) / factor
 
     assert key(loss=partial(loss, 2)) == key(loss=partial(loss, 2))
-    assert len({key(loss=each) for each in (partial(loss, 2), partial(loss, 3), partial(other, 2))}) == 3
+    assert (
+        len({key(loss=each) for each in (partial(loss, 2), partial(loss, 3), partial(other, 2))})
+        == 3
+    )
 
 
 def test_what_a_function_closes_over_matters() -> None:
@@ -175,7 +182,11 @@ def test_what_cannot_be_read_is_not_there(tmp_path: Path, monkeypatch: pytest.Mo
     cached(tmp_path)
     path = tmp_path / "autofit" / "results" / "x.json"
     text = path.read_text()
-    for wrong in ("half: [", text.replace("12.5", "13.5"), Record(replace(RESULT, best=None, tiers={})).to_text()):
+    for wrong in (
+        "half: [",
+        text.replace("12.5", "13.5"),
+        Record(replace(RESULT, best=None, tiers={})).to_text(),
+    ):
         assert wrong != text
         path.write_text(wrong)
         assert result_cache.find("x") is None
@@ -185,7 +196,9 @@ def test_what_cannot_be_read_is_not_there(tmp_path: Path, monkeypatch: pytest.Mo
     assert result_cache.find("x") is None
 
 
-def test_a_cached_result_names_files_only_while_they_are_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cached_result_names_files_only_while_they_are_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     run = cached(tmp_path)
     found = result_cache.find("x")
@@ -206,7 +219,11 @@ def test_a_run_directory_is_written_again_and_another_search_is_left_alone(
     for _ in range(2):  # the second time it is there already
         written = found.write(tmp_path / "out", workload, lambda text: None)
         assert written.run_directory == str(tmp_path / "out")
-        assert {each.name for each in (tmp_path / "out").iterdir()} >= {"report.html", "result.yaml", "journal.log"}
+        assert {each.name for each in (tmp_path / "out").iterdir()} >= {
+            "report.html",
+            "result.yaml",
+            "journal.log",
+        }
     (tmp_path / "taken").mkdir()
     (tmp_path / "taken" / "journal.log").write_text("of another search\n")
     written = found.write(tmp_path / "taken", workload, lambda text: None)
@@ -217,7 +234,9 @@ def test_a_run_directory_is_written_again_and_another_search_is_left_alone(
 def test_names_are_no_part_of_a_workload_that_is_the_same() -> None:
     workload = workload_from(tiny.MLP(), batches(), tiny.classify)
     assert isinstance(workload, Workload)
-    assert result_cache.key_of(replace(workload, name="another"), OPTIONS) == result_cache.key_of(workload, OPTIONS)
+    assert result_cache.key_of(replace(workload, name="another"), OPTIONS) == result_cache.key_of(
+        workload, OPTIONS
+    )
 
 
 OLD_RESULT = """{autofit: 1, model: mlp, workload: {}, hardware: {device: cpu, budget_gib: 1.0}, config: {},
@@ -230,7 +249,10 @@ def test_what_an_older_autofit_cached_is_not_used_and_that_is_said_once(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert result_cache.outdated_note() is None  # an empty cache
     cache_file("", "layout").unlink()
-    old = {"results": f"{'0' * 32}.yaml", "estimates": f"{'1' * 32}.json"}  # named by their digests alone
+    old = {
+        "results": f"{'0' * 32}.yaml",
+        "estimates": f"{'1' * 32}.json",
+    }  # named by their digests alone
     for folder, name in old.items():
         cache_file(folder, name).parent.mkdir()
         cache_file(folder, name).write_text(OLD_RESULT if folder == "results" else "[[1.0], [2.0]]")
@@ -251,7 +273,9 @@ def test_what_an_older_autofit_cached_is_not_used_and_that_is_said_once(
 
 def test_what_this_autofit_cached_is_not_outdated(tmp_path: Path) -> None:
     cached(tmp_path / "elsewhere", key())
-    Store().add(Subject("key", "foo"), Stored(Measurement(Config(), Outcome.FITS), 1, "here", "one"))
+    Store().add(
+        Subject("key", "foo"), Stored(Measurement(Config(), Outcome.FITS), 1, "here", "one")
+    )
     assert result_cache.find(key())
     assert result_cache.outdated_note() is None
 
@@ -276,7 +300,9 @@ def test_a_cache_is_optional_everywhere(monkeypatch: pytest.MonkeyPatch, kind: s
             monkeypatch.delenv("XDG_CACHE_HOME")
             monkeypatch.setenv("HOME", str(place))
         else:
-            monkeypatch.setenv("XDG_CACHE_HOME", str(place / ".cache" if kind == "read only" else place))
+            monkeypatch.setenv(
+                "XDG_CACHE_HOME", str(place / ".cache" if kind == "read only" else place)
+            )
 
         assert result_cache.outdated_note() is None
         assert result_cache.find("key") is None
@@ -285,7 +311,9 @@ def test_a_cache_is_optional_everywhere(monkeypatch: pytest.MonkeyPatch, kind: s
         assert not Store().outdated()
         told: list[str] = []
         subject = Subject("key", "foo")
-        known = WarmStart(subject, GIB, exact=True, run=folder, notify=told.append, hardware=tiny.CPU)
+        known = WarmStart(
+            subject, GIB, exact=True, run=folder, notify=told.append, hardware=tiny.CPU
+        )
         assert known.prior_measurements(resumed=False) == ()
         known.add(Measurement(Config(micro_batch_size=1), Outcome.FAILED))
         assert all("goes on without earlier measurements" in text for text in told)

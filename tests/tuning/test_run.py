@@ -14,7 +14,14 @@ import autofit
 from autofit.core.budget import Budget
 from autofit.core.config import Config
 from autofit.core.errors import InputError, ProbeError
-from autofit.core.events import Event, Note, PhaseStarted, ProbeFinished, ProbeStarted, SearchStarted
+from autofit.core.events import (
+    Event,
+    Note,
+    PhaseStarted,
+    ProbeFinished,
+    ProbeStarted,
+    SearchStarted,
+)
 from autofit.core.hardware import GIB, MIB, Hardware
 from autofit.core.measurement import Measurement, Outcome, PeakBytes, StepSeconds
 from autofit.core.record import Record
@@ -40,7 +47,10 @@ def test_the_finalists_are_verified_in_turn_and_longer(bench: Bench) -> None:
     assert tune.VERIFY_PLAN.min_steps > Plan().min_steps
     assert result.best
     assert result.runner_up
-    assert (result.best.config["micro_batch_size"], result.runner_up.config["micro_batch_size"]) == (8, 4)
+    assert (
+        result.best.config["micro_batch_size"],
+        result.runner_up.config["micro_batch_size"],
+    ) == (8, 4)
     assert result.best.verified
     assert result.runner_up.verified
     assert result.best.seconds == 2.0
@@ -72,7 +82,10 @@ def test_a_best_that_fails_gives_way_to_the_next(bench: Bench) -> None:
     assert bench.executor.verified == [8, 4, 4, 2, 2]  # the 8 is not tried again
     assert result.best
     assert result.runner_up
-    assert (result.best.config["micro_batch_size"], result.runner_up.config["micro_batch_size"]) == (4, 2)
+    assert (
+        result.best.config["micro_batch_size"],
+        result.runner_up.config["micro_batch_size"],
+    ) == (4, 2)
     assert result.tiers["full"] == result.best
 
 
@@ -142,10 +155,14 @@ def test_no_more_than_a_few_are_called_up(bench: Bench) -> None:
     assert len(bench.search(answer, tolerance=0.01).finalists) == MOST
 
 
-def test_a_machine_that_changed_its_speed_is_told_of(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_machine_that_changed_its_speed_is_told_of(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert bench.search().notes == ()
     original = tune.search
-    monkeypatch.setattr(tune, "search", lambda *a, **k: dataclasses.replace(original(*a, **k), slowdown=0.2))
+    monkeypatch.setattr(
+        tune, "search", lambda *a, **k: dataclasses.replace(original(*a, **k), slowdown=0.2)
+    )
     assert "speed changed by 20 %" in bench.search(out=bench.folder / "other").notes[0]
 
 
@@ -165,7 +182,9 @@ def precisions(fast: float, faithful: float) -> Answer:
     ("faithful", "tolerance", "chosen"),
     [(98.0, 0.03, "fp32"), (96.0, 0.03, "bf16"), (98.0, 0.0, "bf16"), (96.0, 0.05, "fp32")],
 )
-def test_of_tied_ones_the_most_faithful_is_best(bench: Bench, faithful: float, tolerance: float, chosen: str) -> None:
+def test_of_tied_ones_the_most_faithful_is_best(
+    bench: Bench, faithful: float, tolerance: float, chosen: str
+) -> None:
     bench.space(precision=["bf16", "fp32"], micro_batch_size=[8])
     best = bench.search(precisions(100.0, faithful), tolerance=tolerance).best
     assert best
@@ -190,7 +209,9 @@ def test_the_best_is_the_best_of_its_tier(bench: Bench) -> None:
 
     def answer(config: Config, verifying: bool) -> Measurement:
         precision = str(config["precision"])
-        return fits(config, {"bf16": 100.0}.get(precision, 90.0) if verifying else explored[precision])
+        return fits(
+            config, {"bf16": 100.0}.get(precision, 90.0) if verifying else explored[precision]
+        )
 
     result = bench.search(answer)
     assert result.best
@@ -199,7 +220,10 @@ def test_the_best_is_the_best_of_its_tier(bench: Bench) -> None:
 
 
 def test_where_all_is_refused_the_reason_is_told(bench: Bench) -> None:
-    with pytest.raises(InputError, match=r"every config of this search is refused, .*precision: tf32 is .*; use fp32"):
+    with pytest.raises(
+        InputError,
+        match=r"every config of this search is refused, .*precision: tf32 is .*; use fp32",
+    ):
         bench.search(set={"precision": "tf32"})
 
 
@@ -210,7 +234,9 @@ def test_nothing_fits(bench: Bench) -> None:
     assert result.nearest_miss
     assert result.nearest_miss.config["micro_batch_size"] == 1
     assert not bench.executor.verified
-    assert result.skipped["dominated"] == 2  # 1 proves it for 2 and 4, but not for 8, which accumulates nothing
+    assert (
+        result.skipped["dominated"] == 2
+    )  # 1 proves it for 2 and 4, but not for 8, which accumulates nothing
     report = bench.folder / "run" / "report.html"
     assert result.files == {"result": None, "script": None, "exports": None, "report": str(report)}
     assert "Nothing fits" in report.read_text()
@@ -218,7 +244,9 @@ def test_nothing_fits(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("outcome", [each for each in Outcome if each is not Outcome.FITS])
-def test_only_failures_throughout_mean_that_probes_do_not_run(bench: Bench, outcome: Outcome) -> None:
+def test_only_failures_throughout_mean_that_probes_do_not_run(
+    bench: Bench, outcome: Outcome
+) -> None:
     def answer(config: Config, _: bool) -> Measurement:
         return missed(config, outcome)
 
@@ -242,7 +270,9 @@ def test_refused_configs_are_never_probed(bench: Bench) -> None:
 def predicting(bench: Bench, rates: Mapping[int, float], off: float = 1.0) -> None:
     """Predictions of the rates of micro-batches, all off by the same factor, and of a MiB for each sample."""
 
-    def run(function: Any, workload: Workload, hardware: Hardware, configs: Any, *_: Any, **__: Any) -> Any:
+    def run(
+        function: Any, workload: Workload, hardware: Hardware, configs: Any, *_: Any, **__: Any
+    ) -> Any:
         if function is timelines or function is what_helps:
             raise ProbeError("it took too long.")
         sizes = [int(str(config["micro_batch_size"])) for config in configs]
@@ -258,11 +288,15 @@ def test_the_frontier_reaches_beyond_the_budget(bench: Bench) -> None:
     result = bench.search(by_micro_batch({**rates, 8: 0.0}), mem=4 / 1024)
     points = result.frontier["full"]
     assert [round(point.peak_bytes / MIB) for point in points] == [1, 2, 4, 8]
-    assert [point.samples_per_second for point in points] == pytest.approx([1.0, 2.0, 4.0, 8.0], rel=0.05)
+    assert [point.samples_per_second for point in points] == pytest.approx(
+        [1.0, 2.0, 4.0, 8.0], rel=0.05
+    )
     fitted = {trial.config for trial in result.trials if trial.fits}
     assert [point.measured for point in points] == [point.config in fitted for point in points]
     assert not points[-1].measured
-    found = {each.why: result.fastest_within(each.device_bytes)["full"] for each in result.other_budgets}
+    found = {
+        each.why: result.fastest_within(each.device_bytes)["full"] for each in result.other_budgets
+    }
     assert {why: point and point.config["micro_batch_size"] for why, point in found.items()} == {
         "half of it": 2,
         "twice as much": 8,
@@ -305,7 +339,9 @@ def test_an_interrupted_search_has_a_frontier_of_what_it_saw(bench: Bench) -> No
     bench.executor.interrupt_at = 2
     result = bench.search()
     assert result.best
-    assert {point.config for point in result.frontier["full"]} <= {trial.config for trial in result.trials}
+    assert {point.config for point in result.frontier["full"]} <= {
+        trial.config for trial in result.trials
+    }
     assert result.fastest_within(GIB)["full"]
 
 
@@ -345,8 +381,12 @@ def test_events_tell_the_whole_search(bench: Bench) -> None:
     assert events[-2:] == [following, writing]
     probes = [event for event in events[len(before) : -2] if not isinstance(event, Note)]
     assert [type(event) for event in probes] == [ProbeStarted, ProbeFinished] * 6
-    assert [event.verifying for event in probes if isinstance(event, ProbeStarted)] == [False] * 3 + [True] * 3
-    rates = [event.best.throughput for event in probes if isinstance(event, ProbeFinished) and event.best]
+    assert [event.verifying for event in probes if isinstance(event, ProbeStarted)] == [
+        False
+    ] * 3 + [True] * 3
+    rates = [
+        event.best.throughput for event in probes if isinstance(event, ProbeFinished) and event.best
+    ]
     assert rates == sorted(rates)
 
 
@@ -355,7 +395,11 @@ def test_the_predicted_peak_is_told_where_there_is_one(bench: Bench) -> None:
     predicting(bench, {1: 1.0, 2: 2.0, 4: 4.0, 8: 8.0})
     bench.search(by_micro_batch({1: 1.0, 2: 2.0, 4: 4.0, 8: 8.0}), listener=events.append)
     begun = [event for event in events if isinstance(event, ProbeStarted)]
-    explored = {event.config["micro_batch_size"]: event.expected_bytes for event in begun if not event.verifying}
+    explored = {
+        event.config["micro_batch_size"]: event.expected_bytes
+        for event in begun
+        if not event.verifying
+    }
     assert explored and explored == {size: int(str(size)) * MIB for size in explored}
     assert {event.expected_bytes for event in begun if event.verifying} == {None}
 
@@ -375,7 +419,12 @@ def test_the_run_directory(bench: Bench) -> None:
     result = bench.search(workload=tiny.llama_workload(8))
     run = bench.folder / "run"
     assert result.run_directory == str(run)
-    names = {"result": "result.yaml", "script": "train.py", "exports": "exports", "report": "report.html"}
+    names = {
+        "result": "result.yaml",
+        "script": "train.py",
+        "exports": "exports",
+        "report": "report.html",
+    }
     assert result.files == {name: str(run / file) for name, file in names.items()}
     left = {".lock", "probes", "journal.log", "result.json", *names.values()}
     assert {path.name for path in run.iterdir()} == left
@@ -394,14 +443,20 @@ def test_the_record_is_the_result_and_what_was_predicted_of_it(bench: Bench) -> 
     predicting(bench, {1: 1.0, 2: 2.0, 4: 4.0, 8: 8.0}, off=0.5)
     result = bench.search(by_micro_batch({1: 1.0, 2: 2.0, 4: 4.0, 8: 0.0}), seed=7)
     record = Record.load(bench.folder / "run" / "result.json")
-    assert record.result == dataclasses.replace(result, search_seconds=round(result.search_seconds, 3))
+    assert record.result == dataclasses.replace(
+        result, search_seconds=round(result.search_seconds, 3)
+    )
     assert record.options["seed"] == 7
     sizes = [int(str(trial.config["micro_batch_size"])) for trial in result.trials]
     assert [each.allocated_bytes for each in record.predicted] == [size * MIB for size in sizes]
-    assert not record.timelines  # the step could not be followed, and the search is not the worse for it
+    assert (
+        not record.timelines
+    )  # the step could not be followed, and the search is not the worse for it
 
 
-def test_a_report_that_cannot_be_drawn_loses_nothing(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_report_that_cannot_be_drawn_loses_nothing(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def fail(*_: object) -> str:
         raise ValueError("no ink")
 
@@ -446,10 +501,14 @@ def test_two_searches_that_are_started_in_the_same_second_have_directories_of_th
 
 
 @pytest.mark.parametrize("named", [True, False], ids=["given", "default"])
-def test_bad_input_leaves_no_run_behind(bench: Bench, monkeypatch: pytest.MonkeyPatch, named: bool) -> None:
+def test_bad_input_leaves_no_run_behind(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, named: bool
+) -> None:
     monkeypatch.chdir(bench.folder)
     out = bench.folder / "run" if named else None
-    with pytest.raises(InputError, match=r"unknown knob to search 'precison'\. Did you mean 'precision'"):
+    with pytest.raises(
+        InputError, match=r"unknown knob to search 'precison'\. Did you mean 'precision'"
+    ):
         bench.search(out=out, set={"precison": ("fp32",)})
     assert not any(bench.folder.glob("autofit-runs/*"))
     assert bench.search(out=out).best

@@ -27,7 +27,9 @@ from tests.tuning.searching import CARD, TRAITS, Bench, fits, notes_of
 def test_a_card_by_name(bench: Bench) -> None:
     bench.executor.hardware = CARD
     result = bench.search(gpu="rtx-4090", mem=None)
-    assert result.hardware.memory_bytes == result.budget.device_bytes == card("rtx-4090").memory_bytes
+    assert (
+        result.hardware.memory_bytes == result.budget.device_bytes == card("rtx-4090").memory_bytes
+    )
     assert result.hardware.capability == (8, 9)
     assert "4090" in result.hardware.name
     assert result.hardware.measured_on == "NVIDIA H200"
@@ -36,7 +38,9 @@ def test_a_card_by_name(bench: Bench) -> None:
 
 def test_a_card_larger_than_the_one_here(bench: Bench) -> None:
     bench.executor.hardware = dataclasses.replace(CARD, name="small", memory_bytes=20 * GIB)
-    with pytest.raises(InputError, match=r"has more memory than the card here: small has 20\.0 GiB"):
+    with pytest.raises(
+        InputError, match=r"has more memory than the card here: small has 20\.0 GiB"
+    ):
         bench.search(gpu="rtx-4090", mem=None)
 
 
@@ -47,14 +51,18 @@ def test_a_card_larger_than_the_one_here(bench: Bench) -> None:
         ("mi300x", r"AMD Instinct MI300X is not supported: autofit runs on cards that take CUDA\."),
     ],
 )
-def test_a_card_that_cannot_be_is_told_before_the_device_is_asked(bench: Bench, gpu: str, words: str) -> None:
+def test_a_card_that_cannot_be_is_told_before_the_device_is_asked(
+    bench: Bench, gpu: str, words: str
+) -> None:
     bench.executor.look = None  # type: ignore[assignment,method-assign]
     with pytest.raises(InputError, match=words):
         bench.search(gpu=gpu, mem=None)
 
 
 def test_the_card_that_is_here_has_what_its_driver_says(bench: Bench) -> None:
-    bench.executor.hardware = dataclasses.replace(CARD, name="NVIDIA H100 80GB HBM3", memory_bytes=79 * GIB)
+    bench.executor.hardware = dataclasses.replace(
+        CARD, name="NVIDIA H100 80GB HBM3", memory_bytes=79 * GIB
+    )
     result = bench.search(gpu="h100", mem=None)
     assert result.hardware == bench.executor.hardware
     assert result.budget.device_bytes == 79 * GIB
@@ -96,7 +104,9 @@ def stored_sizes() -> list[Any]:
     return [json.loads(config)["micro_batch_size"] for (config,) in rows]
 
 
-def test_a_second_search_begins_with_the_best_of_the_first_and_reports_nothing_else_of_it(stored: Bench) -> None:
+def test_a_second_search_begins_with_the_best_of_the_first_and_reports_nothing_else_of_it(
+    stored: Bench,
+) -> None:
     first = again(stored, "first", trials=2)
     assert stored.executor.explored == [1, 8]
     assert stored_sizes() == [1, 8, 8, 1, 8]  # explored, then verified
@@ -132,7 +142,9 @@ def test_an_interrupt_and_an_error_lose_nothing_of_what_was_measured(stored: Ben
     assert len(stored_sizes()) == 3
 
 
-def test_a_search_that_is_resumed_knows_what_others_measured_and_its_own_from_its_journal(stored: Bench) -> None:
+def test_a_search_that_is_resumed_knows_what_others_measured_and_its_own_from_its_journal(
+    stored: Bench,
+) -> None:
     said: list[Event] = []
     again(stored, "run", trials=2, listener=said.append)
     again(stored, "run", trials=4, resume=True, listener=said.append)
@@ -140,7 +152,12 @@ def test_a_search_that_is_resumed_knows_what_others_measured_and_its_own_from_it
     assert set(stored_sizes()) == {1, 2, 4, 8}
     assert sorted(stored.executor.explored) == [2, 4]  # the rest is in the journal
     again(stored, "other", trials=1, listener=said.append)
-    assert Note("earlier searches measured 4 configs: they tell where to start (--no-store leaves them out)") in said
+    assert (
+        Note(
+            "earlier searches measured 4 configs: they tell where to start (--no-store leaves them out)"
+        )
+        in said
+    )
 
 
 def test_another_budget_is_answered_by_the_same_measurements(stored: Bench) -> None:
@@ -156,7 +173,11 @@ def test_a_card_that_stands_for_another_is_found_by_what_it_is(stored: Bench) ->
     said: list[Event] = []
     again(stored, "first", mem=None, gpu_mem=24, trials=2)
     again(stored, "second", mem=None, gpu="rtx-4090", trials=1, listener=said.append)
-    assert any("earlier searches measured 2 configs" in event.text for event in said if isinstance(event, Note))
+    assert any(
+        "earlier searches measured 2 configs" in event.text
+        for event in said
+        if isinstance(event, Note)
+    )
 
 
 def test_a_space_is_narrowed_to_what_tensors_will_probably_find_room_for(
@@ -165,7 +186,9 @@ def test_a_space_is_narrowed_to_what_tensors_will_probably_find_room_for(
     """Beside what an allocator reserves and a context grows by, on a card; the budget is of tensors on a CPU."""
     told: list[float | None] = []
 
-    def narrowed(space: Space, _: object, __: object, cap_bytes: float, *___: object, seed: int) -> tuple[Space, None]:
+    def narrowed(
+        space: Space, _: object, __: object, cap_bytes: float, *___: object, seed: int
+    ) -> tuple[Space, None]:
         told.append(cap_bytes)
         return space, None
 
@@ -179,7 +202,9 @@ def test_a_space_is_narrowed_to_what_tensors_will_probably_find_room_for(
     assert told == [budget, budget, None]
     told.clear()
     bench.executor.hardware = CARD
-    usable = bench.search(gpu="rtx-4090", mem=None, out=bench.folder / "another").budget.cap_bytes("cuda")
+    usable = bench.search(gpu="rtx-4090", mem=None, out=bench.folder / "another").budget.cap_bytes(
+        "cuda"
+    )
     likely = beside_tensors((), CARD.context_bytes).left(usable)
     assert told == [likely, usable - CARD.context_bytes, CARD.context_bytes]
     assert likely < usable / 1.05

@@ -21,7 +21,9 @@ class FakeCluster(FakeExecutor):
     def __init__(self, bench: Bench, options: SearchOptions) -> None:
         super().__init__(bench.executor.answer, bench.executor.hardware, bench.executor.traits)
         self.devices = int(options.devices) * options.nodes
-        self.own_ranks = tuple(Place(rank, cores=1) for rank in range(self.devices)) if self.devices > 1 else ()
+        self.own_ranks = (
+            tuple(Place(rank, cores=1) for rank in range(self.devices)) if self.devices > 1 else ()
+        )
         self.entered = 0
 
     def describe(self) -> str:
@@ -36,7 +38,9 @@ class FakeCluster(FakeExecutor):
 def clusters(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> list[FakeCluster]:
     made: list[FakeCluster] = []
 
-    def connect(options: SearchOptions, logs: Path, notify: Callable[[str], None], until: float) -> FakeCluster:
+    def connect(
+        options: SearchOptions, logs: Path, notify: Callable[[str], None], until: float
+    ) -> FakeCluster:
         made.append(FakeCluster(bench, options))
         return made[-1]
 
@@ -65,7 +69,9 @@ def test_ranks_are_those_of_the_cluster(bench: Bench, clusters: list[FakeCluster
     assert not bench.executor.asked
 
 
-def test_what_was_measured_on_other_processors_is_not_gone_on_with(bench: Bench, clusters: list[FakeCluster]) -> None:
+def test_what_was_measured_on_other_processors_is_not_gone_on_with(
+    bench: Bench, clusters: list[FakeCluster]
+) -> None:
     bench.search(executor="ray", trials=2)
     assert len(bench.search(executor="ray", trials=3, resume=True).trials) == 3
     with pytest.raises(InputError, match="processors_of_each_probe was 2, is None"):

@@ -42,16 +42,24 @@ def gang(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[P
 
     monkeypatch.setattr(tune, "GangExecutor", start)
     monkeypatch.setattr(Annotator, "on_devices", lambda *_: ())
-    monkeypatch.setattr("autofit.probe.placement.physical_cores", lambda: [frozenset({each}) for each in range(4)])
+    monkeypatch.setattr(
+        "autofit.probe.placement.physical_cores", lambda: [frozenset({each}) for each in range(4)]
+    )
     bench.space(micro_batch_size=[1, 2, 4], data_parallel="all", tensor_parallel="all")
     yield started
 
 
-def test_all_is_measured_on_several_devices_and_the_files_say_so(bench: Bench, gang: list[Any]) -> None:
+def test_all_is_measured_on_several_devices_and_the_files_say_so(
+    bench: Bench, gang: list[Any]
+) -> None:
     events: list[Event] = []
     result = bench.search(devices=2, listener=events.append)
     assert [len(places) for places in gang] == [2]
-    assert (result.hardware.devices, result.hardware.nodes, result.hardware.title) == (2, 1, "2 x a CPU")
+    assert (result.hardware.devices, result.hardware.nodes, result.hardware.title) == (
+        2,
+        1,
+        "2 x a CPU",
+    )
     assert {config["data_parallel"] for config, _ in bench.executor.asked} == {"fsdp", "ddp"}
     assert bench.executor.verified
     saved = SavedResult.load(bench.folder / "run" / "result.yaml")
@@ -62,8 +70,15 @@ def test_all_is_measured_on_several_devices_and_the_files_say_so(bench: Bench, g
     assert saved.config["data_parallel_shard"] in (1, 2)
 
 
-def test_one_device_takes_no_gang_and_knows_no_knobs_of_several(bench: Bench, gang: list[Any]) -> None:
-    bench.space(micro_batch_size=[1, 2], data_parallel="all", tensor_parallel="all", data_parallel_replicate="all")
+def test_one_device_takes_no_gang_and_knows_no_knobs_of_several(
+    bench: Bench, gang: list[Any]
+) -> None:
+    bench.space(
+        micro_batch_size=[1, 2],
+        data_parallel="all",
+        tensor_parallel="all",
+        data_parallel_replicate="all",
+    )
     result = bench.search()
     assert not gang
     assert result.space_size == 2
@@ -85,7 +100,10 @@ def test_several_gangs_explore_at_once_and_finalists_are_alone(
     assert pools == [(4, 2)]
     assert [len(places) for places in gang] == [2]
     assert bench.executor.verified
-    assert "Explored 2 probes at a time, each on 2 of 4 cores; verified measurements are on all cores." in result.notes
+    assert (
+        "Explored 2 probes at a time, each on 2 of 4 cores; verified measurements are on all cores."
+        in result.notes
+    )
 
 
 def test_it_is_resumed_on_as_many_devices(bench: Bench, gang: list[Any]) -> None:
@@ -104,7 +122,9 @@ def test_it_is_resumed_on_as_many_devices(bench: Bench, gang: list[Any]) -> None
         ({"devices": 4, "mem": 2.5}, "4 devices with a budget of 2.50 GiB each may take more than"),
     ],
 )
-def test_what_cannot_be_searched(bench: Bench, gang: list[Any], given: dict[str, Any], words: str) -> None:
+def test_what_cannot_be_searched(
+    bench: Bench, gang: list[Any], given: dict[str, Any], words: str
+) -> None:
     with pytest.raises(InputError, match=words):
         bench.search(**given)
 
@@ -120,13 +140,18 @@ def test_one_rank_stands_for_all_where_there_are_fewer_devices(
         return Exchanges(units, units, 0)
 
     def answer(config: Config, _: bool) -> Measurement:
-        return fits(config, 4.0, communication_seconds=0.0)  # a step of 2 s, as much as the prediction's
+        return fits(
+            config, 4.0, communication_seconds=0.0
+        )  # a step of 2 s, as much as the prediction's
 
     monkeypatch.setattr(bench.executor, "run", run)
     monkeypatch.setattr(Annotator, "timelines", lambda *_: {})
     result = bench.search(answer, devices=devices, nodes=nodes)
     assert not gang
-    assert {config["data_parallel_replicate"] for config, _ in bench.executor.asked} >= {1, devices * nodes}
+    assert {config["data_parallel_replicate"] for config, _ in bench.executor.asked} >= {
+        1,
+        devices * nodes,
+    }
     best = result.best
     assert best
     assert best.step_seconds
@@ -136,17 +161,25 @@ def test_one_rank_stands_for_all_where_there_are_fewer_devices(
     assert best.step_seconds.median == pytest.approx(2.0 + best.communication_seconds)
     assert best.samples_per_second == pytest.approx(8 / best.step_seconds.median)
     assert f"Rank 0 of {devices * nodes} stands for all" in result.notes[-1]
-    with pytest.raises(InputError, match=r"predicted_links was 'gloo between processes.*, is '.*PCIe 4.0"):
+    with pytest.raises(
+        InputError, match=r"predicted_links was 'gloo between processes.*, is '.*PCIe 4.0"
+    ):
         bench.search(answer, devices=devices, nodes=nodes, link="pcie4", resume=True)
     saved = SavedResult.load(bench.folder / "run" / "result.yaml")
     assert saved.measured["verified"] is False
-    assert saved.measured["predicted_communication_seconds"] == pytest.approx(best.communication_seconds, rel=1e-3)
+    assert saved.measured["predicted_communication_seconds"] == pytest.approx(
+        best.communication_seconds, rel=1e-3
+    )
     assert "communication predicted" in (bench.folder / "run" / "report.html").read_text()
 
 
 def test_each_device_has_a_share_of_the_memory_by_default(bench: Bench, gang: list[Any]) -> None:
-    whole = bench.search(mem=None, device="cpu", out=bench.folder / "one", trials=1).budget.device_bytes
-    assert bench.search(mem=None, device="cpu", devices=2, trials=1).budget.device_bytes == whole // 2
+    whole = bench.search(
+        mem=None, device="cpu", out=bench.folder / "one", trials=1
+    ).budget.device_bytes
+    assert (
+        bench.search(mem=None, device="cpu", devices=2, trials=1).budget.device_bytes == whole // 2
+    )
 
 
 def test_what_is_known_from_earlier_is_of_as_many_devices(bench: Bench, gang: list[Any]) -> None:
@@ -158,7 +191,9 @@ def test_what_is_known_from_earlier_is_of_as_many_devices(bench: Bench, gang: li
             told.append(event.text.split(":")[0])
 
     for name, devices in (("first", 2), ("more", 4), ("again", 2)):
-        bench.search(devices=devices, trials=3, out=bench.folder / name, store=True, listener=listener)
+        bench.search(
+            devices=devices, trials=3, out=bench.folder / name, store=True, listener=listener
+        )
     assert told == ["earlier searches measured 3 configs"]
 
 
@@ -180,7 +215,9 @@ def test_predictions_are_used_where_there_are_some(
     assert bench.executor.explored == [4]  # the largest, which is predicted to be the fastest
     assert result.best
     assert calibration_for(result.hardware, result.best.config).count == 1
-    assert not calibration_for(tiny.CPU).count, "what is known of one device is not changed by several"
+    assert not calibration_for(tiny.CPU).count, (
+        "what is known of one device is not changed by several"
+    )
 
 
 def test_the_link_between_the_devices_is_measured_unless_it_is_named(
@@ -206,15 +243,25 @@ def test_the_link_between_the_devices_is_measured_unless_it_is_named(
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two steps are enough where their times mean nothing: on a busy machine they vary until the time is up."""
     for name in ("EXPLORE_PLAN", "VERIFY_PLAN"):
-        monkeypatch.setattr(tune, name, dataclasses.replace(getattr(tune, name), min_steps=2, max_steps=2))
+        monkeypatch.setattr(
+            tune, name, dataclasses.replace(getattr(tune, name), min_steps=2, max_steps=2)
+        )
 
 
 def searched(folder: Path, listener: Callable[[Event], None], **given: Any) -> Result:
-    options = {"space": str(folder / "space.yaml"), "mem": 0.5, "out": folder / "run", "devices": 2, "store": False}
+    options = {
+        "space": str(folder / "space.yaml"),
+        "mem": 0.5,
+        "out": folder / "run",
+        "devices": 2,
+        "store": False,
+    }
     return pipeline.run_search(tiny.mlp_workload(8), search_options(**(options | given)), listener)
 
 
-def test_a_rank_that_stands_for_all_is_really_measured(tmp_path: Path, shared_zygote: None, quick: None) -> None:
+def test_a_rank_that_stands_for_all_is_really_measured(
+    tmp_path: Path, shared_zygote: None, quick: None
+) -> None:
     knobs = "  micro_batch_size: [1]\n  data_parallel: [fsdp]\n  optimizer: [adamw]\n  attention: [sdpa]\n"
     (tmp_path / "space.yaml").write_text(f"description: for a test\nknobs:\n{knobs}")
     result = searched(tmp_path, lambda _: None, devices=4, nodes=2, trials=1)
@@ -232,8 +279,12 @@ def test_a_search_that_is_interrupted_and_resumed_measures_nothing_twice(
 ) -> None:
     monkeypatch.setattr("autofit.tuning.context.place_ranks", lambda *_: tuple(PLACES))
     monkeypatch.setattr(tune, "GangExecutor", lambda *given: bare(lambda: GangExecutor(*given)))
-    monkeypatch.setattr(GangExecutor, "link", lambda *_: None)  # a slow one would rule out small micro-batches
-    knobs = "  micro_batch_size: [1]\n  data_parallel: all\n  optimizer: [adamw]\n  attention: [sdpa]\n"
+    monkeypatch.setattr(
+        GangExecutor, "link", lambda *_: None
+    )  # a slow one would rule out small micro-batches
+    knobs = (
+        "  micro_batch_size: [1]\n  data_parallel: all\n  optimizer: [adamw]\n  attention: [sdpa]\n"
+    )
     (tmp_path / "space.yaml").write_text(f"description: for a test\nknobs:\n{knobs}")
     measured: list[Any] = []
 
@@ -243,7 +294,9 @@ def test_a_search_that_is_interrupted_and_resumed_measures_nothing_twice(
             if len(measured) == 1:
                 raise KeyboardInterrupt
 
-    monkeypatch.setattr(Surrogate, "can_improve", lambda *_: True)  # else noise decides whether to go on
+    monkeypatch.setattr(
+        Surrogate, "can_improve", lambda *_: True
+    )  # else noise decides whether to go on
     assert searched(tmp_path, listener).stopped_by == "interrupt"
     result = searched(tmp_path, listener, resume=True)
     assert {each.outcome for each in result.trials} == {Outcome.FITS}

@@ -18,7 +18,9 @@ from tests.tuning.searching import Bench, by_micro_batch, notes_of
 RATES = by_micro_batch({1: 1.0, 2: 2.0, 4: 4.0, 8: 8.0})
 
 
-def at(probe: int, bench: Bench, action: Callable[[], object]) -> Callable[[Config, bool], Measurement]:
+def at(
+    probe: int, bench: Bench, action: Callable[[], object]
+) -> Callable[[Config, bool], Measurement]:
     """Answers, before the one to this probe something happens."""
 
     def answer(config: Config, verifying: bool) -> Measurement:
@@ -33,10 +35,14 @@ def at(probe: int, bench: Bench, action: Callable[[], object]) -> Callable[[Conf
 def test_what_was_measured_is_written_again(bench: Bench, probe: int) -> None:
     run, events = bench.folder / "run", list[Event]()
     result = bench.search(at(probe, bench, lambda: shutil.rmtree(run)), listener=events.append)
-    assert notes_of(events) == [f"{run} was deleted during the search: it is made again, with its journal."]
+    assert notes_of(events) == [
+        f"{run} was deleted during the search: it is made again, with its journal."
+    ]
     assert result.best
     assert SavedResult.load(run / "result.yaml").config == result.best.config
-    assert [each.config for each in Record.load(run / "result.json").result.trials] == [t.config for t in result.trials]
+    assert [each.config for each in Record.load(run / "result.json").result.trials] == [
+        t.config for t in result.trials
+    ]
     resumed = bench.search(resume=True)
     assert resumed.trials == result.trials
 
@@ -53,7 +59,9 @@ def test_also_where_only_its_files_are_deleted(bench: Bench) -> None:
     assert bench.search(resume=True).trials == result.trials
 
 
-def test_what_another_search_has_there_now_is_left_to_it(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_another_search_has_there_now_is_left_to_it(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(bench.folder))
     run, other = bench.folder / "run", RunDirectory(bench.folder / "run")
 
@@ -61,7 +69,10 @@ def test_what_another_search_has_there_now_is_left_to_it(bench: Bench, monkeypat
         shutil.rmtree(run)
         other.__enter__()
 
-    with pytest.raises(InputError, match=r"run was deleted during the search and cannot be made again: .* is in use"):
+    with pytest.raises(
+        InputError,
+        match=r"run was deleted during the search and cannot be made again: .* is in use",
+    ):
         bench.search(at(3, bench, replace))
     assert {each.name for each in run.iterdir()} == {".lock", "probes"}
     other.__exit__(None, None, None)
@@ -81,7 +92,12 @@ def test_a_search_that_fails_before_a_measurement_leaves_nothing(
     if there:
         (here / there).mkdir()
     monkeypatch.chdir(here)
-    errors = {"look": NoDeviceError, "refused": InputError, "probe": ProbeError, "interrupt": KeyboardInterrupt}
+    errors = {
+        "look": NoDeviceError,
+        "refused": InputError,
+        "probe": ProbeError,
+        "interrupt": KeyboardInterrupt,
+    }
 
     def fail(*_: object, **__: object) -> None:
         raise errors[fault]("it fails")

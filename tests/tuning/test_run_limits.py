@@ -33,7 +33,9 @@ def test_trials_are_a_limit(bench: Bench) -> None:
     assert result.stopped_by == "trials"
 
 
-def test_exploring_ends_at_seven_tenths_of_the_time(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_exploring_ends_at_seven_tenths_of_the_time(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     given: list[Any] = []
 
     def search(*arguments: Any, limits: Any, **others: Any) -> Any:
@@ -49,7 +51,9 @@ def test_exploring_ends_at_seven_tenths_of_the_time(bench: Bench, monkeypatch: p
     assert unlimited is None
 
 
-def test_finals_end_in_time_once_something_is_verified(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_finals_end_in_time_once_something_is_verified(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def answer(config: Config, verifying: bool) -> Measurement:
         seen = by_micro_batch({1: 1.0, 2: 2.0, 4: 4.0, 8: 8.0})(config, verifying)
         if verifying:
@@ -58,7 +62,9 @@ def test_finals_end_in_time_once_something_is_verified(bench: Bench, monkeypatch
 
     clock, now = [0.0], time.monotonic
     monkeypatch.setattr(tune.time, "monotonic", lambda: now() + clock[0])
-    result = bench.search(answer, time_limit=500)  # some 100 of which a busy machine may take itself
+    result = bench.search(
+        answer, time_limit=500
+    )  # some 100 of which a busy machine may take itself
     assert result.best
     assert result.best.verified
     assert result.search_seconds < 500
@@ -72,7 +78,9 @@ def test_finals_take_their_time_where_there_is_enough(bench: Bench) -> None:
     assert bench.search(time_limit=1000).runner_up
 
 
-def test_a_probe_may_overrun_the_time_for_exploring_a_little_and_more_until_something_fits(bench: Bench) -> None:
+def test_a_probe_may_overrun_the_time_for_exploring_a_little_and_more_until_something_fits(
+    bench: Bench,
+) -> None:
     bench.search(time_limit=1000)
     first, *others = (plan.seconds for _, plan in bench.executor.asked[:4])
     assert 950 < first <= 1000
@@ -145,21 +153,30 @@ def test_an_interrupt_after_failures_only_is_an_interrupt(bench: Bench) -> None:
     assert bench.search(lambda config, _: missed(config, Outcome.FAILED)).stopped_by == "interrupt"
 
 
-def test_a_search_that_was_killed_before_its_first_measurement_is_resumed_from_its_start(bench: Bench) -> None:
+def test_a_search_that_was_killed_before_its_first_measurement_is_resumed_from_its_start(
+    bench: Bench,
+) -> None:
     (bench.folder / "run" / "probes").mkdir(parents=True)
     (bench.folder / "run" / ".lock").touch()
     said: list[Event] = []
     assert len(bench.search(resume=True, listener=said.append).trials) == 4
-    assert Note(f"nothing was measured in {bench.folder / 'run'} before: the search starts anew.") in said
+    assert (
+        Note(f"nothing was measured in {bench.folder / 'run'} before: the search starts anew.")
+        in said
+    )
 
 
-def test_how_many_configs_no_prediction_is_known_of_is_told(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_how_many_configs_no_prediction_is_known_of_is_told(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     answer = bench.executor.run
 
     def run(function: Any, workload: Workload, *arguments: Any, log: str, timeout: float) -> Any:
         found = answer(function, workload, *arguments, log=log, timeout=timeout)
         if log == "estimate.log":
-            assert function.keywords["within"] == 0.6 * 0.5 * 100  # of the half of the time that predicting may take
+            assert (
+                function.keywords["within"] == 0.6 * 0.5 * 100
+            )  # of the half of the time that predicting may take
             found = [[1.0 + number, *figures[1:]] for number, figures in enumerate(found)]
         return found
 
@@ -198,7 +215,9 @@ def test_resuming_a_finished_search_explores_nothing_new(bench: Bench) -> None:
 def test_resuming_with_the_default_budget_is_resuming_the_same_search(bench: Bench) -> None:
     """By default a share of the free memory is used, which is never the same again."""
     first = bench.search(mem=None, trials=2)
-    bench.executor.hardware = dataclasses.replace(tiny.CPU, host_free_bytes=tiny.CPU.host_free_bytes - MIB)
+    bench.executor.hardware = dataclasses.replace(
+        tiny.CPU, host_free_bytes=tiny.CPU.host_free_bytes - MIB
+    )
     second = bench.search(mem=None, resume=True)
     assert len(second.trials) == 4
     assert len(bench.executor.explored) == 4
@@ -215,8 +234,13 @@ def test_what_ran_out_of_memory_beside_others_proves_nothing_of_a_card_that_is_f
     bench.executor.hardware = CARD
     result = bench.search(mem=None, gpu_mem=asked, resume=True)
     assert result.budget.device_bytes == 100 * GIB
-    assert result.notes[0] == "the search continues with the budget it was started with, 100.00 GiB."
-    assert bench.search(mem=None, gpu_mem=asked, out=bench.folder / "anew").budget.device_bytes == 140 * GIB
+    assert (
+        result.notes[0] == "the search continues with the budget it was started with, 100.00 GiB."
+    )
+    assert (
+        bench.search(mem=None, gpu_mem=asked, out=bench.folder / "anew").budget.device_bytes
+        == 140 * GIB
+    )
 
 
 @pytest.mark.parametrize(
@@ -224,7 +248,9 @@ def test_what_ran_out_of_memory_beside_others_proves_nothing_of_a_card_that_is_f
     [{"mem": 2}, {"set": {"micro_batch_size": [1, 2]}}, {"workload": tiny.mlp_workload(16)}],
     ids=["memory", "space", "workload"],
 )
-def test_resuming_a_search_of_something_else_is_refused(bench: Bench, change: dict[str, Any]) -> None:
+def test_resuming_a_search_of_something_else_is_refused(
+    bench: Bench, change: dict[str, Any]
+) -> None:
     bench.search(trials=2)
     with pytest.raises(InputError, match="holds a search of something else"):
         bench.search(resume=True, **change)
@@ -244,17 +270,32 @@ def test_what_was_verified_before_a_kill_is_read_back(bench: Bench) -> None:
     assert resumed.finalists == undisturbed.finalists
 
 
-def test_a_finished_search_resumes_to_the_same_answer_whatever_would_be_measured_now(bench: Bench) -> None:
+def test_a_finished_search_resumes_to_the_same_answer_whatever_would_be_measured_now(
+    bench: Bench,
+) -> None:
     first = bench.search()
     written = (bench.folder / "run" / "result.yaml").read_bytes()
     asked = list(bench.executor.asked)
 
     for rate in (1.0, 100.0, 0.0):
         said: list[Event] = []
-        again = bench.search(by_micro_batch(dict.fromkeys((1, 2, 4, 8), rate)), resume=True, listener=said.append)
-        assert any(isinstance(event, Note) and event.text.startswith("this search had finished") for event in said)
-        assert (again.best, again.runner_up, again.tiers) == (first.best, first.runner_up, first.tiers)
-        assert (again.trials, again.finalists, again.stopped_by) == (first.trials, first.finalists, first.stopped_by)
+        again = bench.search(
+            by_micro_batch(dict.fromkeys((1, 2, 4, 8), rate)), resume=True, listener=said.append
+        )
+        assert any(
+            isinstance(event, Note) and event.text.startswith("this search had finished")
+            for event in said
+        )
+        assert (again.best, again.runner_up, again.tiers) == (
+            first.best,
+            first.runner_up,
+            first.tiers,
+        )
+        assert (again.trials, again.finalists, again.stopped_by) == (
+            first.trials,
+            first.finalists,
+            first.stopped_by,
+        )
         assert (bench.folder / "run" / "result.yaml").read_bytes() == written
     assert bench.executor.asked == asked
 
@@ -299,7 +340,9 @@ def test_where_no_probe_ends_within_the_time_limit_the_search_says_so(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     timed_out(bench, monkeypatch, lambda verifying: True)
-    with pytest.raises(ProbeError, match=r"no probe ended within the time limit of 100 s") as caught:
+    with pytest.raises(
+        ProbeError, match=r"no probe ended within the time limit of 100 s"
+    ) as caught:
         bench.search(time_limit=100)
     assert "--time-limit" in caught.value.remedy
     assert len(bench.executor.asked) == 1
@@ -348,9 +391,12 @@ def test_a_model_that_hangs_when_it_is_looked_at_ends_with_the_time_limit(tmp_pa
 
     workload = dataclasses.replace(tiny.mlp_workload(8), loss=hang)
     began = time.monotonic()
-    with pytest.raises(ProbeError, match=r"looking at the model took more than|does not answer") as caught:
+    with pytest.raises(
+        ProbeError, match=r"looking at the model took more than|does not answer"
+    ) as caught:
         pipeline.run_search(
-            workload, search_options(device="cpu", mem=1, time_limit=5, out=tmp_path / "run", store=False)
+            workload,
+            search_options(device="cpu", mem=1, time_limit=5, out=tmp_path / "run", store=False),
         )
     assert "time limit" in caught.value.remedy
     assert time.monotonic() - began < 30  # a busy machine may take its time

@@ -30,10 +30,23 @@ from tests import tiny
 from tests.processes import descendants, number_in, wait_until, wait_until_gone
 
 CARD = dataclasses.replace(
-    tiny.CPU, device="cuda", name="NVIDIA H200", memory_bytes=140 * GIB, capability=(9, 0), context_bytes=GIB // 2
+    tiny.CPU,
+    device="cuda",
+    name="NVIDIA H200",
+    memory_bytes=140 * GIB,
+    capability=(9, 0),
+    context_bytes=GIB // 2,
 )
 CORES = [frozenset({each}) for each in range(8)]
-TRAITS = Traits(parameters=1000, blocks=2, linears=4, attention=False, sdpa=False, batch_norm=False, dropout=False)
+TRAITS = Traits(
+    parameters=1000,
+    blocks=2,
+    linears=4,
+    attention=False,
+    sdpa=False,
+    batch_norm=False,
+    dropout=False,
+)
 
 
 @pytest.fixture
@@ -69,7 +82,9 @@ class Machine(Executor):
     def give_up(self) -> None:
         pass
 
-    def run(self, function: Any, workload: Workload, *arguments: Any, log: str, timeout: float) -> Any:
+    def run(
+        self, function: Any, workload: Workload, *arguments: Any, log: str, timeout: float
+    ) -> Any:
         if function is timelines:  # for the report, of the best config of every tier
             return []
         return self.predict(arguments[1], by_workers=False)
@@ -81,7 +96,9 @@ class Machine(Executor):
         return [float(MIB)] * len(configs), [self.step(config) for config in configs]
 
     def step(self, config: Config) -> float:
-        return self.seconds[int(str(config["micro_batch_size"]))] * (0.9 if config["lora_rank"] else 1.0)
+        return self.seconds[int(str(config["micro_batch_size"]))] * (
+            0.9 if config["lora_rank"] else 1.0
+        )
 
     def measure(self, workload: Workload, request: Request, *, number: int) -> Measurement:
         self.verified.append(request.config)
@@ -91,7 +108,13 @@ class Machine(Executor):
         times = StepSeconds(step, 0.99 * step, 1.01 * step)
         peak = PeakBytes(MIB)
         return Measurement(
-            config, Outcome.FITS, number, times, samples_per_second=8 / step, peak_bytes=peak, seconds=1.0
+            config,
+            Outcome.FITS,
+            number,
+            times,
+            samples_per_second=8 / step,
+            peak_bytes=peak,
+            seconds=1.0,
         )
 
 
@@ -109,7 +132,9 @@ class FakePool(Executor):
     def give_up(self) -> None:
         self.machine.ended = True
 
-    def run(self, function: Any, workload: Workload, *arguments: Any, log: str, timeout: float) -> Any:
+    def run(
+        self, function: Any, workload: Workload, *arguments: Any, log: str, timeout: float
+    ) -> Any:
         return self.machine.predict(arguments[1], by_workers=True)
 
     def measure(self, workload: Workload, request: Request, *, number: int) -> Measurement:
@@ -160,7 +185,9 @@ def test_workers_explore_and_what_may_be_the_best_is_verified_on_all_cores(bench
     note = "2 probes run at a time, each on 4 of 8 cores"
     assert any(isinstance(event, Note) and event.text.startswith(note) for event in events)
     assert any("each on 4 of 8 cores" in each for each in result.to_json()["notes"])
-    begun = [event.number for event in events if isinstance(event, ProbeStarted) and not event.verifying]
+    begun = [
+        event.number for event in events if isinstance(event, ProbeStarted) and not event.verifying
+    ]
     assert begun == list(range(len(result.trials)))
 
 
@@ -187,10 +214,13 @@ def test_the_best_of_a_tier_that_no_finalist_is_of_is_verified_all_the_same(benc
     assert machine.verified[-2:] == [full.config] * 2
 
 
-def test_what_was_only_explored_stands_on_the_frontier_at_the_pace_of_all_cores(bench: Bench) -> None:
+def test_what_was_only_explored_stands_on_the_frontier_at_the_pace_of_all_cores(
+    bench: Bench,
+) -> None:
     machine = bench.machine
     machine.seen = lambda config, step, number: dataclasses.replace(  # type: ignore[method-assign]
-        Machine.seen(machine, config, step, number), peak_bytes=PeakBytes(MIB * int(str(config["micro_batch_size"])))
+        Machine.seen(machine, config, step, number),
+        peak_bytes=PeakBytes(MIB * int(str(config["micro_batch_size"]))),
     )
     points = bench.search(mem=1, workers=2).frontier["full"]
     assert [point.config["micro_batch_size"] for point in points] == [1, 2, 4, 8]
@@ -238,7 +268,9 @@ def test_on_cards_a_search_is_resumed_with_as_many_workers_as_there_are_now(benc
     result = bench.search(gpu_mem=24, trials=2, tolerance=0.0)
     assert [place.card for place in bench.machine.pool] == ["0", "1"]
     assert not result.notes
-    assert len(bench.search(gpu_mem=24, workers=1, trials=4, tolerance=0.0, resume=True).trials) == 4
+    assert (
+        len(bench.search(gpu_mem=24, workers=1, trials=4, tolerance=0.0, resume=True).trials) == 4
+    )
 
 
 def test_later_searches_know_what_was_measured_on_as_many_cores(bench: Bench) -> None:
@@ -253,7 +285,9 @@ def test_later_searches_know_what_was_measured_on_as_many_cores(bench: Bench) ->
     assert len(first.trials) == 8
     for folder, workers in (("again", 2), ("fewer", 4)):
         bench.search(mem=1, workers=workers, trials=1, out=bench.folder / folder, listener=listener)
-    assert known == ["earlier searches measured 8 configs"]  # with the same cores each; with others, nothing yet
+    assert known == [
+        "earlier searches measured 8 configs"
+    ]  # with the same cores each; with others, nothing yet
     verified = len(set(bench.machine.verified))
     bench.search(mem=1, trials=1, out=bench.folder / "alone", listener=listener)
     assert known[1:] == [f"earlier searches measured {verified} configs"]
@@ -327,7 +361,16 @@ def start(folder: Path) -> "subprocess.Popen[str]":
     return subprocess.Popen(
         [
             *("env", "--default-signal=INT", sys.executable, "-m", "autofit", "search"),
-            *("--model", str(folder / "mine.py:make"), "--device", "cpu", "--mem", "0.5", "--workers", "2"),
+            *(
+                "--model",
+                str(folder / "mine.py:make"),
+                "--device",
+                "cpu",
+                "--mem",
+                "0.5",
+                "--workers",
+                "2",
+            ),
             *("--trials", "5", "--out", str(folder / "run"), "--json", *settings),
         ],
         stdout=subprocess.PIPE,
@@ -339,7 +382,9 @@ def start(folder: Path) -> "subprocess.Popen[str]":
 
 
 @pytest.mark.skipif(len(physical_cores()) < 2, reason="two workers need two cores")
-def test_ctrl_c_ends_two_probes_on_cores_of_their_own_and_keeps_what_was_measured(tmp_path: Path) -> None:
+def test_ctrl_c_ends_two_probes_on_cores_of_their_own_and_keeps_what_was_measured(
+    tmp_path: Path,
+) -> None:
     (tmp_path / "mine.py").write_text(WORKLOAD.format(folder=str(tmp_path)))
     (tmp_path / "hang").write_text("4")  # a look, a prediction and two probes go on
     search = start(tmp_path)

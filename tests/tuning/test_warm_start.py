@@ -21,18 +21,29 @@ from autofit.tuning.warm_start import WarmStart, subject_of
 from tests import tiny
 
 VERSIONS = {"autofit": "1", "torch": "2", "torchao": "3", "python": "3.11.1", "optuna": "4"}
-TRAITS = Traits(1000, 2, 4, attention=False, sdpa=False, batch_norm=False, dropout=False, fingerprint="f00")
+TRAITS = Traits(
+    1000, 2, 4, attention=False, sdpa=False, batch_norm=False, dropout=False, fingerprint="f00"
+)
 WORKLOAD = dataclasses.replace(tiny.mlp_workload(), traits=TRAITS)
 
 
-def subject(workload: Workload = WORKLOAD, versions: dict[str, str] | None = None, **hardware: Any) -> Subject:
-    found = subject_of(workload, dataclasses.replace(tiny.CPU, **hardware), VERSIONS | (versions or {}))
+def subject(
+    workload: Workload = WORKLOAD, versions: dict[str, str] | None = None, **hardware: Any
+) -> Subject:
+    found = subject_of(
+        workload, dataclasses.replace(tiny.CPU, **hardware), VERSIONS | (versions or {})
+    )
     assert found is not None
     return found
 
 
 def knows(
-    found: Subject | None, run: Path = Path("run"), *, told: list[str] | None = None, cap: int = GIB, exact: bool = True
+    found: Subject | None,
+    run: Path = Path("run"),
+    *,
+    told: list[str] | None = None,
+    cap: int = GIB,
+    exact: bool = True,
 ) -> WarmStart:
     notify = (told if told is not None else []).append
     return WarmStart(found, cap, exact=exact, run=run, notify=notify, hardware=tiny.CPU)
@@ -40,7 +51,9 @@ def knows(
 
 def fits(size: int, peak: int = MIB, seconds: float = 2.0) -> Measurement:
     steps = StepSeconds(seconds, seconds, seconds)
-    return Measurement(Config(micro_batch_size=size), Outcome.FITS, 3, steps, 4.0, peak_bytes=PeakBytes(peak))
+    return Measurement(
+        Config(micro_batch_size=size), Outcome.FITS, 3, steps, 4.0, peak_bytes=PeakBytes(peak)
+    )
 
 
 # What measurements are found by
@@ -57,7 +70,11 @@ def fits(size: int, peak: int = MIB, seconds: float = 2.0) -> Measurement:
         {"versions": {"torch": "2.1"}},
         {"versions": {"torchao": "3.1"}},
         {"versions": {"bitsandbytes": "1"}},
-        {"workload": dataclasses.replace(WORKLOAD, traits=dataclasses.replace(TRAITS, fingerprint="bar"))},
+        {
+            "workload": dataclasses.replace(
+                WORKLOAD, traits=dataclasses.replace(TRAITS, fingerprint="bar")
+            )
+        },
     ],
     ids=lambda change: "-".join(change),
 )
@@ -141,7 +158,9 @@ def test_what_one_search_measures_another_starts_from() -> None:
         PriorMeasurement(Config(micro_batch_size=2), 1, 3.0, MIB),
     )
     assert second.prior_measurements(resumed=False) == expected
-    assert told == ["earlier searches measured 2 configs: they tell where to start (--no-store leaves them out)"]
+    assert told == [
+        "earlier searches measured 2 configs: they tell where to start (--no-store leaves them out)"
+    ]
 
 
 def test_each_search_is_a_day_of_its_own() -> None:
@@ -149,7 +168,12 @@ def test_each_search_is_a_day_of_its_own() -> None:
         one = knows(subject())
         one.add(fits(size))
         one.add(fits(4))
-    assert [each.session for each in knows(subject()).prior_measurements(resumed=False)] == [1, 1, 2, 2]
+    assert [each.session for each in knows(subject()).prior_measurements(resumed=False)] == [
+        1,
+        1,
+        2,
+        2,
+    ]
 
 
 def test_a_search_that_is_resumed_has_its_own_in_its_journal(tmp_path: Path) -> None:
@@ -157,19 +181,29 @@ def test_a_search_that_is_resumed_has_its_own_in_its_journal(tmp_path: Path) -> 
     knows(subject(), tmp_path / "b").add(fits(2))
     known = knows(subject(), tmp_path / "a").prior_measurements(resumed=True)
     assert [each.config["micro_batch_size"] for each in known] == [2]
-    assert len(knows(subject(), tmp_path / "a").prior_measurements(resumed=False)) == 2  # another run in the same place
+    assert (
+        len(knows(subject(), tmp_path / "a").prior_measurements(resumed=False)) == 2
+    )  # another run in the same place
 
 
 def test_other_budgets_are_answered_by_peaks() -> None:
     first = knows(subject(), cap=8 * MIB)
     first.add(fits(1, 2 * MIB))
     first.add(fits(2, 6 * MIB))
-    first.add(Measurement(Config(micro_batch_size=4), Outcome.OUT_OF_MEMORY, peak_bytes=PeakBytes(12 * MIB)))
+    first.add(
+        Measurement(
+            Config(micro_batch_size=4), Outcome.OUT_OF_MEMORY, peak_bytes=PeakBytes(12 * MIB)
+        )
+    )
     first.add(Measurement(Config(micro_batch_size=8), Outcome.FAILED))
 
     def outgrew(cap: int, exact: bool = True) -> dict[Any, tuple[bool, bool]]:
         known = knows(subject(), cap=cap * MIB, exact=exact).prior_measurements(resumed=False)
-        return {each.config["micro_batch_size"]: (each.outgrew, each.proven) for each in known if each.works}
+        return {
+            each.config["micro_batch_size"]: (each.outgrew, each.proven)
+            for each in known
+            if each.works
+        }
 
     assert outgrew(8) == {1: (False, False), 2: (False, False), 4: (True, True)}
     assert outgrew(4) == {1: (False, False), 2: (True, True), 4: (True, True)}
@@ -204,12 +238,18 @@ def test_a_store_that_cannot_be_read_is_told_once_and_set_aside() -> None:
     for size in (1, 2):
         search.add(fits(size))
     (only,) = told
-    assert only.startswith("the search goes on without earlier measurements: the store of measurements ")
-    assert only.endswith("It is set aside as measurements.sqlite.damaged; the next search begins a new one.")
+    assert only.startswith(
+        "the search goes on without earlier measurements: the store of measurements "
+    )
+    assert only.endswith(
+        "It is set aside as measurements.sqlite.damaged; the next search begins a new one."
+    )
     assert not path.exists()
 
 
-def test_a_cache_that_cannot_be_written_is_told_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cache_that_cannot_be_written_is_told_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "file").write_text("in the way")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     told: list[str] = []
@@ -235,7 +275,9 @@ def test_a_cache_that_cannot_be_written_is_told_once(tmp_path: Path, monkeypatch
         {"config": "[]"},
         {"config": "[" * 100_000},
         {"measurement": '{"outcome": "fits", "step_seconds": {"median": 0, "low": 0, "high": 0}}'},
-        {"measurement": '{"outcome": "fits", "step_seconds": {"median": NaN, "low": 1, "high": 1}}'},
+        {
+            "measurement": '{"outcome": "fits", "step_seconds": {"median": NaN, "low": 1, "high": 1}}'
+        },
         {"measurement": '{"outcome": "out_of_memory", "peak_bytes": {"allocated": "all"}}'},
         {"measurement": "null"},
     ],

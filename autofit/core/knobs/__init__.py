@@ -7,7 +7,16 @@ from collections.abc import Mapping
 from autofit.core.errors import unknown
 from autofit.core.knobs.knob import Knob, Trace, Value, is_off, yaml_word
 
-__all__ = ["DERIVED", "FIDELITY_ORDER", "KNOBS", "OF_ADAPTERS", "SETTABLE", "Knob", "Trace", "Value"]
+__all__ = [
+    "DERIVED",
+    "FIDELITY_ORDER",
+    "KNOBS",
+    "OF_ADAPTERS",
+    "SETTABLE",
+    "Knob",
+    "Trace",
+    "Value",
+]
 __all__ += ["check_knobs", "is_off", "knob_named", "yaml_word"]
 
 KNOBS: dict[str, Knob] = {}

@@ -9,5 +9,9 @@ KNOB = Knob(
     nullable=True,
     title="Attention",
     short="{value} attention",
-    words={"sdpa": "PyTorch's fused attention", "eager": "plain matrix products", "flash": "FlashAttention"},
+    words={
+        "sdpa": "PyTorch's fused attention",
+        "eager": "plain matrix products",
+        "flash": "FlashAttention",
+    },
 )

@@ -7,7 +7,10 @@ KNOB = Knob(
     values=("none", "ddp", "fsdp"),
     title="Devices",
     short="{value}",
-    words={"ddp": "each holds all weights", "fsdp": "weights are divided among them, gathered block by block"},
+    words={
+        "ddp": "each holds all weights",
+        "fsdp": "weights are divided among them, gathered block by block",
+    },
     of_devices=True,
     divides=True,
 )

@@ -48,7 +48,9 @@ class Knob:
     derived: bool = False  # it follows from others, and is never set
     follows: bool = False  # where it is not set it follows from others
     fidelity: Mapping[Value, int] = field(default_factory=dict)  # higher learns more faithfully
-    fidelity_order: int = 0  # its place, from 1, among those that break a tie of equally fast configs
+    fidelity_order: int = (
+        0  # its place, from 1, among those that break a tie of equally fast configs
+    )
 
     # Several devices.
     of_devices: bool = False  # null on one device
@@ -71,7 +73,9 @@ class Knob:
 
     # Ranks that never fall as memory grows, all other knobs equal; of values for which that is shown.
     memory_order: Mapping[Value, int] = field(default_factory=dict)
-    lays_out_state: bool = False  # a checkpoint's optimizer state has another form with another value
+    lays_out_state: bool = (
+        False  # a checkpoint's optimizer state has another form with another value
+    )
 
     @property
     def description(self) -> str:

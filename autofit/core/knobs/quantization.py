@@ -9,7 +9,11 @@ KNOB = Knob(
     title="Frozen weights",
     short="{value} weights",
     short_off="unquantised weights",
-    words={"int8": "in 8 bits", "nf4": "in 4 bits (NF4)", "nf4-dq": "in 4 bits (NF4, double quantised)"},
+    words={
+        "int8": "in 8 bits",
+        "nf4": "in 4 bits (NF4)",
+        "nf4-dq": "in 4 bits (NF4, double quantised)",
+    },
     fidelity={"none": 3, "int8": 2, "nf4": 1, "nf4-dq": 0},
     fidelity_order=1,
     same_work={"nf4-dq": "nf4"},

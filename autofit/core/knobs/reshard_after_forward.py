@@ -10,7 +10,10 @@ KNOB = Knob(
     title="Gathered weights",
     short="reshard {value}",
     short_off="no resharding",
-    words={True: "are given up after the forward", False: "are kept from the forward to the backward"},
+    words={
+        True: "are given up after the forward",
+        False: "are kept from the forward to the backward",
+    },
     of_devices=True,
     divides=True,
     usual=(True, False, None),

@@ -18,7 +18,13 @@ from autofit.export.knobs.weights import head_only, precision, quantization
 
 # What the script's constants, or another knob's function, cover.
 _ELSEWHERE = (
-    *("micro_batch_size", "gradient_accumulation_steps", "lora_targets", "lora_alpha", "lora_dropout"),
+    *(
+        "micro_batch_size",
+        "gradient_accumulation_steps",
+        "lora_targets",
+        "lora_alpha",
+        "lora_dropout",
+    ),
     *("lora_dora", "lora_rslora"),
     *("data_parallel_replicate", "data_parallel_shard", "reshard_after_forward", "fsdp_offload"),
 )

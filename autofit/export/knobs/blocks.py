@@ -19,7 +19,9 @@ def attention(case: Case) -> Fragments | None:
     if value != "flash":
         return None
     if "flash-attn" in case.versions:
-        return Fragments(packages=("flash-attn",), adapt=(set_to.format("flash_attention_2", value),))
+        return Fragments(
+            packages=("flash-attn",), adapt=(set_to.format("flash_attention_2", value),)
+        )
     return Fragments(  # around the backward too: a checkpointed block must take the same path when it is recomputed
         imports=(import_from("torch.nn.attention", "SDPBackend", "sdpa_kernel"),),
         around_step=("sdpa_kernel(SDPBackend.FLASH_ATTENTION)  # attention: flash",),
@@ -32,7 +34,9 @@ def kernels(case: Case) -> Fragments | None:
         return None
     return Fragments(
         imports=("from liger_kernel.transformers import _apply_liger_kernel_to_instance as liger",),
-        adapt=("liger(model=model, cross_entropy=False, fused_linear_cross_entropy=False)  # kernels: liger",),
+        adapt=(
+            "liger(model=model, cross_entropy=False, fused_linear_cross_entropy=False)  # kernels: liger",
+        ),
     )
 
 
@@ -41,10 +45,16 @@ def activation_checkpointing(case: Case) -> Fragments | None:
     value = case.config.activation_checkpointing
     comment = f"# activation_checkpointing: {value}"
     if value in ("budget-0.25", "budget-0.5", "budget-0.75"):
-        setting = f"torch._functorch.config.activation_memory_budget = {value.removeprefix('budget-')}"
+        setting = (
+            f"torch._functorch.config.activation_memory_budget = {value.removeprefix('budget-')}"
+        )
         start = (f"{comment} of what the compiler would keep", setting)
         compiles = case.config.compile != "none"
-        return Fragments(imports=("import torch._functorch.config",), start=start) if compiles else None
+        return (
+            Fragments(imports=("import torch._functorch.config",), start=start)
+            if compiles
+            else None
+        )
     if value == "full":
         return Fragments(adapt=(f"{_enable(case)}  {comment}",))
     if value == "alternate":
@@ -56,7 +66,11 @@ def activation_checkpointing(case: Case) -> Fragments | None:
     keep = "keep = partial(create_selective_checkpoint_contexts, keep_products)"
     return Fragments(
         standard=("from functools import partial",),
-        imports=(import_from("torch.utils.checkpoint", "CheckpointPolicy", "create_selective_checkpoint_contexts"),),
+        imports=(
+            import_from(
+                "torch.utils.checkpoint", "CheckpointPolicy", "create_selective_checkpoint_contexts"
+            ),
+        ),
         functions=(template("selective"),),
         adapt=(keep, _enable(case, '{"use_reentrant": False, "context_fn": keep}')),
     )
@@ -65,7 +79,9 @@ def activation_checkpointing(case: Case) -> Fragments | None:
 def _enable(case: Case, given: str = "") -> str:
     """The call that switches checkpointing on for all blocks. transformers 5.23 renamed the method; the older name
     warns there, and is to go with version 6."""
-    version = [int(part) for part in case.versions.get("transformers", "").split(".")[:2] if part.isdigit()]
+    version = [
+        int(part) for part in case.versions.get("transformers", "").split(".")[:2] if part.isdigit()
+    ]
     older = version and version < [5, 23]
     method = "gradient_checkpointing_enable" if older else "activation_checkpointing_enable"
     return f"model.{method}({given})"

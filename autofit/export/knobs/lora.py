@@ -5,10 +5,15 @@ from autofit.export.fragments import Case, Fragments
 
 # Kinds of models with transposed linear layers, a class of their own in transformers.
 TRANSPOSED = ("clvp", "decision_transformer", "gpt2", "imagegpt", "openai-gpt")
-_TRANSPOSED_IMPORTS = ("from torch.nn import Linear", "from transformers.pytorch_utils import Conv1D")
+_TRANSPOSED_IMPORTS = (
+    "from torch.nn import Linear",
+    "from transformers.pytorch_utils import Conv1D",
+)
 _HEADS = 'heads = {n for n in linear if not n.startswith(f"{model.base_model_prefix}.")}'
 _ATTENTION = 'targets = {name for name in linear if "attn" in name or "attention" in name}'
-_NAMED = 'targets = {{n for n in {among} if any(f".{{name}}." in f".{{n}}." for name in {names!r})}}'
+_NAMED = (
+    'targets = {{n for n in {among} if any(f".{{name}}." in f".{{n}}." for name in {names!r})}}'
+)
 _ALL = 'target_modules="all-linear"'
 _BUT_ATTENTION = 'exclude_modules=r"(?!.*att(n|ention)).*"'
 
@@ -17,7 +22,11 @@ def lora(case: Case) -> Fragments | None:
     """Adapters beside frozen weights; `precision` sets the dtypes of both."""
     config, classifies = case.config, case.classifies
     rank, targets = config.lora_rank, config.lora_targets or "all-linear"
-    names = () if targets in ("attention", "all-linear", "all-linear+head") else tuple(str(targets).split("+"))
+    names = (
+        ()
+        if targets in ("attention", "all-linear", "all-linear+head")
+        else tuple(str(targets).split("+"))
+    )
     if names and (case.has_experts or {"attention", "all-linear", "head"} & set(names)):
         return None
     if classifies and targets == "all-linear+head":
@@ -30,22 +39,38 @@ def lora(case: Case) -> Fragments | None:
     linear = f"{{n for n, m in model.named_modules() if isinstance(m, {kinds})}}"
     lines = []
     if classifies:
-        lines = [f"linear = {linear}", _HEADS, _ATTENTION if targets == "attention" else "targets = linear - heads"]
+        lines = [
+            f"linear = {linear}",
+            _HEADS,
+            _ATTENTION if targets == "attention" else "targets = linear - heads",
+        ]
     elif by_name:
         lines = [f"{'linear' if names else 'targets'} = {linear}"]
     if names:
         among = "linear - heads" if classifies else "linear"
-        lines = [line for line in lines if not line.startswith("targets")] + [_NAMED.format(among=among, names=names)]
+        lines = [line for line in lines if not line.startswith("targets")] + [
+            _NAMED.format(among=among, names=names)
+        ]
     if targets == "attention" and not by_name:
-        attach = [f"lora = LoraConfig({_ALL}, {_BUT_ATTENTION}, **LORA)", "model = get_peft_model(model, lora)"]
+        attach = [
+            f"lora = LoraConfig({_ALL}, {_BUT_ATTENTION}, **LORA)",
+            "model = get_peft_model(model, lora)",
+        ]
     else:
         arguments = f"{'target_modules=targets' if by_name else _ALL}{', modules_to_save=heads' if classifies else ''}"
         attach = [f"model = get_peft_model(model, LoraConfig({arguments}, **LORA))"]
-    kinds = "".join(f', "use_{kind}": True' for kind in ("dora", "rslora") if config.get(f"lora_{kind}"))
+    kinds = "".join(
+        f', "use_{kind}": True' for kind in ("dora", "rslora") if config.get(f"lora_{kind}")
+    )
     whole = "; the head is new, trained whole" if classifies else ""
     return Fragments(
-        imports=("from peft import LoraConfig, get_peft_model", *(_TRANSPOSED_IMPORTS if transposed else ())),
-        constants=(f'LORA = {{"r": {rank}, "lora_alpha": {alpha}, "lora_dropout": {dropout}{kinds}}}',),
+        imports=(
+            "from peft import LoraConfig, get_peft_model",
+            *(_TRANSPOSED_IMPORTS if transposed else ()),
+        ),
+        constants=(
+            f'LORA = {{"r": {rank}, "lora_alpha": {alpha}, "lora_dropout": {dropout}{kinds}}}',
+        ),
         adapt=(
             *lines_of(comment([f"lora_rank: {rank}, lora_targets: {targets}{whole}"])),
             *lines,
@@ -66,4 +91,6 @@ def lora(case: Case) -> Fragments | None:
 def lora_plus(case: Case) -> Fragments | None:
     """Two groups of matrices; vectors beside them, or an optimizer for each weight, would need more."""
     others = case.classifies or case.config.lora_dora or case.config.optimizer_in_backward
-    return None if others or case.shards else Fragments(faster=f"{case.config.lora_plus}  # lora_plus")
+    return (
+        None if others or case.shards else Fragments(faster=f"{case.config.lora_plus}  # lora_plus")
+    )

@@ -8,7 +8,18 @@ from autofit.export.template import call, fill, import_from, template
 # Kinds of models whose logits are those of a linear layer without a bias on what the base model returns, but for a
 # soft-cap or a scale that the config names; the tests compare each with its own loss.
 PLAIN_HEADS = (
-    *("cohere", "cohere2", "gemma", "gemma2", "gemma3_text", "gpt2", "gpt_neox", "granite", "llama", "mistral"),
+    *(
+        "cohere",
+        "cohere2",
+        "gemma",
+        "gemma2",
+        "gemma3_text",
+        "gpt2",
+        "gpt_neox",
+        "granite",
+        "llama",
+        "mistral",
+    ),
     *("olmo", "olmo2", "phi3", "qwen2", "qwen3", "smollm3", "stablelm", "starcoder2"),
 )
 _ROWS = 256  # tokens that keep a GPU's matrix units busy
@@ -47,7 +58,9 @@ def _chunked(case: Case) -> Fragments:
     rows = -(-rows // 8) * 8  # matrix units like multiples of 8
     chunk = max(1, min(rows, -(-tokens // _LEAST_CHUNKS)))
     return Fragments(
-        imports=(f"from torch.nn.functional import cross_entropy, {'' if case.lora else 'linear, '}pad",),
+        imports=(
+            f"from torch.nn.functional import cross_entropy, {'' if case.lora else 'linear, '}pad",
+        ),
         constants=(f"CHUNK_TOKENS = {chunk}  # loss: chunked; whose logits exist at once",),
         functions=_beside_adapters(case) if case.lora else _of_a_trained_weight(case),
         loss="causal_loss",
@@ -79,14 +92,23 @@ def _chunk_loss(case: Case, product: str | None = None) -> list[str]:
     entropy = 'loss = cross_entropy({}.float(), targets, reduction="sum")'
     if scores == "logits":
         return [entropy.format(product or "logits")]
-    return [*([f"logits = {product}"] if product else []), f"scores = {scores}", entropy.format("scores")]
+    return [
+        *([f"logits = {product}"] if product else []),
+        f"scores = {scores}",
+        entropy.format("scores"),
+    ]
 
 
 def _fused(case: Case) -> Fragments | None:
     if case.adapts_head:
         return None
     scale, cap = _scale_and_cap(case)
-    arguments = [f"hidden{scale}", "model.get_output_embeddings().weight", "labels", 'reduction="sum"']
+    arguments = [
+        f"hidden{scale}",
+        "model.get_output_embeddings().weight",
+        "labels",
+        'reduction="sum"',
+    ]
     arguments += [f"softcap={cap}"] if cap else []
     total = call("total = liger_fused_linear_cross_entropy", arguments, indent=4)
     return Fragments(

@@ -9,13 +9,22 @@ _OPTIMIZERS = {
     "adamw": (f"torch.optim.AdamW({_GIVEN}, fused=True)", ()),
     "adamw-foreach": (f"torch.optim.AdamW({_GIVEN}, foreach=True)", ()),
     "adamw-8bit": (f"AdamW8bit({_GIVEN})", ("from bitsandbytes.optim import AdamW8bit",)),
-    "paged-adamw-8bit": (f"PagedAdamW8bit({_GIVEN})", ("from bitsandbytes.optim import PagedAdamW8bit",)),
+    "paged-adamw-8bit": (
+        f"PagedAdamW8bit({_GIVEN})",
+        ("from bitsandbytes.optim import PagedAdamW8bit",),
+    ),
     "paged-adamw": (f"PagedAdamW({_GIVEN})", ("from bitsandbytes.optim import PagedAdamW",)),
     "lion-8bit": (f"Lion8bit({_GIVEN})", ("from bitsandbytes.optim import Lion8bit",)),
     "adamw-4bit": (f"AdamW4bit({_GIVEN})", ("from torchao.optim import AdamW4bit",)),
     "adamw-fp8": (f"AdamWFp8({_GIVEN})", ("from torchao.optim import AdamWFp8",)),
-    "adamw-8bit-sr": (f"AdamW8bit({_GIVEN}, bf16_stochastic_round=True)", ("from torchao.optim import AdamW8bit",)),
-    "adamw-sr": (f"AdamWInFp32({_GIVEN}, bf16_stochastic_round=True)", ("from torchao.optim import _AdamW",)),
+    "adamw-8bit-sr": (
+        f"AdamW8bit({_GIVEN}, bf16_stochastic_round=True)",
+        ("from torchao.optim import AdamW8bit",),
+    ),
+    "adamw-sr": (
+        f"AdamWInFp32({_GIVEN}, bf16_stochastic_round=True)",
+        ("from torchao.optim import _AdamW",),
+    ),
     "adamw-master": (f"MasterAdamW({_GIVEN})", ()),
     "muon": ("MuonBesideAdamW({groups}, model, lr={lr}{decay})", (BLOCK_CLASS,)),
     # With these eps, lr means what it means to AdamW, and small gradients count in bf16 too.
@@ -48,10 +57,14 @@ def optimizer(case: Case) -> Fragments | None:
         return None
     made, imports = _OPTIMIZERS[value]
     if of_wholes:
-        return Fragments(imports=imports, optimizer=made, comment=f"optimizer: {value}", stepped_parts=_PARTS)
+        return Fragments(
+            imports=imports, optimizer=made, comment=f"optimizer: {value}", stepped_parts=_PARTS
+        )
     means = " (AdamW's lr)" if value == "adafactor" else ""
     functions = (template(_CLASSES[value]),) if value in _CLASSES else ()
-    return Fragments(imports=imports, functions=functions, optimizer=made, comment=f"optimizer: {value}{means}")
+    return Fragments(
+        imports=imports, functions=functions, optimizer=made, comment=f"optimizer: {value}{means}"
+    )
 
 
 def optimizer_offload(case: Case) -> Fragments | None:
@@ -67,4 +80,6 @@ def optimizer_offload(case: Case) -> Fragments | None:
 
 def optimizer_in_backward(case: Case) -> Fragments | None:
     """Gradients are applied, and freed, as they come."""
-    return Fragments(stepped_in_backward=True) if case.config.optimizer_in_backward is True else None
+    return (
+        Fragments(stepped_in_backward=True) if case.config.optimizer_in_backward is True else None
+    )

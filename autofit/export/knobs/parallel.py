@@ -30,22 +30,32 @@ def data_parallel(case: Case) -> Fragments | None:
         spread=("torch.manual_seed(args.seed + rank)  # for dropout",),
     )
     if case.config.loss != "standard":
-        within = "model.forward = partial(causal_loss, model)  # so that it runs between the hooks below"
-        common = common.joined(Fragments(standard=("from functools import partial",), spread=(within,)))
+        within = (
+            "model.forward = partial(causal_loss, model)  # so that it runs between the hooks below"
+        )
+        common = common.joined(
+            Fragments(standard=("from functools import partial",), spread=(within,))
+        )
     added = kinds[value](case)
     return common.joined(added) if added else None
 
 
 def _named(case: Case) -> str:
     """The knobs that chose it."""
-    replicas = f", data_parallel_replicate: {case.layout.replicate}" if case.layout.replicate > 1 else ""
+    replicas = (
+        f", data_parallel_replicate: {case.layout.replicate}" if case.layout.replicate > 1 else ""
+    )
     return f"data_parallel: {case.config.data_parallel}{replicas}"
 
 
 def _replicated(case: Case) -> Fragments:
     """A model inside of DistributedDataParallel, which adds gradients up in the last micro-batch of a step."""
     split = case.config.gradient_accumulation_steps != 1
-    options = ["model", "gradient_as_bucket_view=True", *["find_unused_parameters=True"] * case.has_experts]
+    options = [
+        "model",
+        "gradient_as_bucket_view=True",
+        *["find_unused_parameters=True"] * case.has_experts,
+    ]
     later = "model.no_sync() if part[-1] < own[-1] else nullcontext()"
     adapters = "model.module.save_pretrained(args.output, save_embedding_layers=False)"
     return Fragments(
@@ -59,7 +69,9 @@ def _replicated(case: Case) -> Fragments:
 
 def _sharded(case: Case) -> Fragments | None:
     """FSDP2, block by block."""
-    if case.has_experts and [int(part) for part in case.versions.get("torch", "2.13").split(".")[:2]] < [2, 13]:
+    if case.has_experts and [
+        int(part) for part in case.versions.get("torch", "2.13").split(".")[:2]
+    ] < [2, 13]:
         return None
     layout, reshard = case.layout, case.config.reshard_after_forward
     classes, lines = ["fully_shard"], []
@@ -67,14 +79,20 @@ def _sharded(case: Case) -> Fragments | None:
     options = {"reshard_after_forward": kept if reshard else "False"}
     if layout.replicate > 1:
         sizes = f"({layout.replicate}, {layout.shard})"
-        lines.append(f'mesh = dist.init_device_mesh(DEVICE, {sizes}, mesh_dim_names=("replicate", "shard"))')
+        lines.append(
+            f'mesh = dist.init_device_mesh(DEVICE, {sizes}, mesh_dim_names=("replicate", "shard"))'
+        )
         options["mesh"] = "mesh"
     if low := {"bf16-mixed": "bfloat16", "fp16-mixed": "float16"}.get(case.config.precision):
-        lines.append(f"policy = MixedPrecisionPolicy(torch.{low}, torch.float32, cast_forward_inputs=False)")
+        lines.append(
+            f"policy = MixedPrecisionPolicy(torch.{low}, torch.float32, cast_forward_inputs=False)"
+        )
         options["mp_policy"] = "policy"
         classes.append("MixedPrecisionPolicy")
     if case.config.fsdp_offload == "cpu":
-        options["offload_policy"] = "CPUOffloadPolicy()" if case.device == "cuda" else "CPUOffloadPolicy(False)"
+        options["offload_policy"] = (
+            "CPUOffloadPolicy()" if case.device == "cuda" else "CPUOffloadPolicy(False)"
+        )
         classes.append("CPUOffloadPolicy")
     given = ["part", *(f"{name}={value}" for name, value in options.items())]
     listed = case.config.compile != "none" or case.config.activation_checkpointing == "alternate"
@@ -90,9 +108,16 @@ def _sharded(case: Case) -> Fragments | None:
         imports=(
             BLOCK_CLASS,
             import_from("torch.distributed.fsdp", *sorted(classes)),
-            import_from("torch.distributed.checkpoint.state_dict", "StateDictOptions", "get_model_state_dict"),
+            import_from(
+                "torch.distributed.checkpoint.state_dict",
+                "StateDictOptions",
+                "get_model_state_dict",
+            ),
         ),
-        shard=(*lines_of(fill(template("shard"), slots)), *([_UNREACHED] if case.has_experts else [])),
+        shard=(
+            *lines_of(fill(template("shard"), slots)),
+            *([_UNREACHED] if case.has_experts else []),
+        ),
         micro=_deferred(case) if case.config.gradient_accumulation_steps != 1 else (),
         gather=(
             f"whole = StateDictOptions(full_state_dict=True, cpu_offload=True{adapters})",
@@ -117,4 +142,8 @@ def _ends(case: Case) -> tuple[str, ...]:
     embedding, head = "model.get_input_embeddings()", "model.get_output_embeddings()"
     if case.config.loss != "standard":
         return f"if {embedding}.weight is not {head}.weight:", f"    parts.append({embedding})"
-    return f"ends = [{embedding}, {head}]", "if ends[0].weight is not ends[1].weight:", "    parts += ends"
+    return (
+        f"ends = [{embedding}, {head}]",
+        "if ends[0].weight is not ends[1].weight:",
+        "    parts += ends",
+    )

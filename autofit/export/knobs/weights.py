@@ -26,8 +26,14 @@ def precision(case: Case) -> Fragments | None:
         if value == "tf32":
             start = ('torch.set_float32_matmul_precision("high")  # precision: tf32',)
         elif case.device == "cuda" and case.task.medium == "images":
-            start = ("torch.backends.cudnn.allow_tf32 = False  # precision: fp32, in convolutions too",)
-        return Fragments(load_dtype="torch.float32", start=start, held=f"all weights in float32 (precision: {value})")
+            start = (
+                "torch.backends.cudnn.allow_tf32 = False  # precision: fp32, in convolutions too",
+            )
+        return Fragments(
+            load_dtype="torch.float32",
+            start=start,
+            held=f"all weights in float32 (precision: {value})",
+        )
     if value in ("bf16", "fp8"):
         weights = Fragments(
             load_dtype="torch.bfloat16",
@@ -48,7 +54,9 @@ def precision(case: Case) -> Fragments | None:
         # Autocast makes products of any input; a frozen norm before them needs it in the low dtype.
         input_dtype=_COMPUTE[value] if case.frozen else None,
         forward=(f"torch.autocast(DEVICE, dtype={half}{uncached})  # precision: {value}",),
-        scaler="torch.amp.GradScaler(DEVICE)  # precision: fp16-mixed" if value == "fp16-mixed" else None,
+        scaler="torch.amp.GradScaler(DEVICE)  # precision: fp16-mixed"
+        if value == "fp16-mixed"
+        else None,
         held=f"frozen weights in {_COMPUTE[value]}" if case.frozen else "all weights in float32",
     )
 
@@ -85,7 +93,9 @@ def _products_in_fp8(case: Case) -> Fragments:
 def quantization(case: Case) -> Fragments | None:
     """Linear layers but the output head in 8 or 4 bits as they are loaded, by bitsandbytes."""
     value = case.config.quantization
-    if value not in ("int8", "nf4", "nf4-dq") or case.has_experts:  # which from_pretrained does not quantise
+    if (
+        value not in ("int8", "nf4", "nf4-dq") or case.has_experts
+    ):  # which from_pretrained does not quantise
         return None
     four_bits = (
         "load_in_4bit=True",
@@ -94,7 +104,11 @@ def quantization(case: Case) -> Fragments | None:
         *(("bnb_4bit_use_double_quant=True",) if value == "nf4-dq" else ()),
     )
     # Without this, bitsandbytes quantizes a head that has a bias; despite its name it applies to 4 bits as well.
-    heads = ('llm_int8_skip_modules=["score", "classifier", "pre_classifier"]',) if case.classifies else ()
+    heads = (
+        ('llm_int8_skip_modules=["score", "classifier", "pre_classifier"]',)
+        if case.classifies
+        else ()
+    )
     quiet = 'logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # it tells of a cast at every product'
     return Fragments(
         standard=("import tempfile", *(("import logging",) if value == "int8" else ())),

@@ -12,7 +12,10 @@ from autofit.export.tool import Tool
 @functools.cache
 def all_tools() -> tuple[Tool, ...]:
     """Every tool that configs are exported to, in alphabetical order."""
-    modules = (importlib.import_module(f"{__name__}.{info.name}") for info in pkgutil.iter_modules(__path__))
+    modules = (
+        importlib.import_module(f"{__name__}.{info.name}")
+        for info in pkgutil.iter_modules(__path__)
+    )
     return tuple(sorted((module.TOOL for module in modules), key=lambda tool: tool.name))
 
 

@@ -14,7 +14,8 @@ _ONE = {
     "machine_rank": 0,
 }
 _BY_MODEL = (
-    "accelerate splits no layers by itself; the script has to load the model with transformers' DistributedConfig"
+    "accelerate splits no layers by itself; the script has "
+    "to load the model with transformers' DistributedConfig"
 )
 _INSTEAD = {
     "tf32": "accelerate multiplies in float32 unless the script sets torch.set_float32_matmul_precision('high')",
@@ -55,7 +56,9 @@ TOOL = Tool(
     },
     without="accelerate's config holds none; the script that it launches has to",
     knobs={
-        **several_devices.accelerate(off=_ONE, tensor=_BY_MODEL, context=several_devices.RING.format("accelerate")),
+        **several_devices.accelerate(
+            off=_ONE, tensor=_BY_MODEL, context=several_devices.RING.format("accelerate")
+        ),
         "precision": _precision,
         "compile": _compile,
     },

@@ -14,7 +14,10 @@ from autofit.export.source import ExportSource
 from autofit.export.tool import LANGUAGE_MODELS, Request, Tool, ToolKeys
 from autofit.export.trainer import learning
 
-_SAVED = ["attention", *(f"aten::{name}" for name in ("mm", "addmm", "bmm", "baddbmm", "_scaled_mm", "_grouped_mm"))]
+_SAVED = [
+    "attention",
+    *(f"aten::{name}" for name in ("mm", "addmm", "bmm", "baddbmm", "_scaled_mm", "_grouped_mm")),
+]
 # Triton kernels that axolotl switches on by itself beside adapters.
 _LORA_KERNELS = ("lora_mlp_kernel", "lora_qkv_kernel", "lora_o_kernel", "lora_embedding_kernel")
 # torchao's, in the blocks that were measured; Trainer's deviate.
@@ -43,7 +46,9 @@ def _precision(request: Request) -> ToolKeys:
     if value == "fp8":
         instead = "axolotl chooses the layers by itself, and runs the rest under autocast with norms in float32"
     elif value == "bf16" and adapters and request.config.quantization != "none":
-        instead = "peft holds adapters beside quantised weights in float32, in more memory than measured"
+        instead = (
+            "peft holds adapters beside quantised weights in float32, in more memory than measured"
+        )
     return request.keys("precision", keys, instead, may_not_fit=value in ("bf16", "fp8"))
 
 
@@ -55,7 +60,10 @@ def _checkpointing(request: Request) -> ToolKeys:
     if value == "none" or value.startswith("budget-"):
         return ToolKeys({"gradient_checkpointing": False}, deviations)
     options = {"use_reentrant": False, **({"every_n_layers": 2} if value == "alternate" else {})}
-    keys: dict[str, Any] = {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": options}
+    keys: dict[str, Any] = {
+        "gradient_checkpointing": True,
+        "gradient_checkpointing_kwargs": options,
+    }
     if value != "selective":
         return ToolKeys(keys, deviations)
     keys["selective_checkpointing"] = {"save": ["attention"] if adapters else _SAVED}
@@ -73,7 +81,9 @@ def _rank(request: Request) -> ToolKeys:
 
 def _targets(request: Request) -> ToolKeys:
     targets = request.source.layers(None)
-    return ToolKeys({"lora_target_linear": True} if targets is None else {"lora_target_modules": targets})
+    return ToolKeys(
+        {"lora_target_linear": True} if targets is None else {"lora_target_modules": targets}
+    )
 
 
 def _quantization(request: Request) -> ToolKeys:
@@ -92,7 +102,11 @@ def _optimizer(request: Request) -> ToolKeys:
         return ToolKeys({"optimizer": _TORCHAO[value]})
     trainer = shared.keywords(request, "optimizer")
     keys = {"optimizer": trainer.arguments.get("optim", "adamw_torch")}
-    keys |= {name: each for name, each in trainer.arguments.items() if name in ("optim_args", "adam_beta2")}
+    keys |= {
+        name: each
+        for name, each in trainer.arguments.items()
+        if name in ("optim_args", "adam_beta2")
+    }
     return ToolKeys(keys, trainer.deviations)
 
 
@@ -100,7 +114,10 @@ def _data_parallel(request: Request) -> ToolKeys:
     """DDP is what axolotl does with several processes."""
     kind = request.config.data_parallel
     if kind != "fsdp":
-        return ToolKeys({"ddp": True, "ddp_find_unused_parameters": True} if kind == "ddp" else {}, as_measured=True)
+        return ToolKeys(
+            {"ddp": True, "ddp_find_unused_parameters": True} if kind == "ddp" else {},
+            as_measured=True,
+        )
     words = {"fsdp_version": 2, "auto_wrap_policy": "TRANSFORMER_BASED_WRAP"}
     words |= dict.fromkeys(("state_dict_type", "final_state_dict_type"), "FULL_STATE_DICT")
     words["cpu_ram_efficient_loading"] = request.config.quantization == "none"
@@ -112,7 +129,9 @@ def _data_parallel(request: Request) -> ToolKeys:
 def _replicate(request: Request) -> ToolKeys:
     layout = request.layout
     groups = several_devices.is_fsdp(request) and layout.replicate > 1
-    return ToolKeys({"dp_replicate_size": layout.replicate, "dp_shard_size": layout.shard} if groups else {})
+    return ToolKeys(
+        {"dp_replicate_size": layout.replicate, "dp_shard_size": layout.shard} if groups else {}
+    )
 
 
 def _compile(request: Request) -> ToolKeys:
@@ -120,7 +139,11 @@ def _compile(request: Request) -> ToolKeys:
     value = request.config.compile
     if value == "none":
         return ToolKeys({"torch_compile": False})
-    keys: dict[str, Any] = {"torch_compile": True, "torch_compile_backend": "inductor", "torch_compile_mode": "default"}
+    keys: dict[str, Any] = {
+        "torch_compile": True,
+        "torch_compile_backend": "inductor",
+        "torch_compile_mode": "default",
+    }
     if value == "max-autotune-no-cudagraphs":
         keys["torch_compile_options"] = {"max_autotune_gemm": True, "triton.cudagraphs": False}
     return ToolKeys(keys, shared.keywords(request, "compile").deviations)
@@ -129,7 +152,9 @@ def _compile(request: Request) -> ToolKeys:
 def _layers(request: Request) -> ToolKeys:
     offloads, adapted = request.config.parameter_offload == "cpu", bool(request.config.lora_rank)
     why = "axolotl offloads frozen layers only" if offloads and not adapted else None
-    return request.keys("parameter_offload", {"layer_offloading": offloads and adapted}, why, may_not_fit=True)
+    return request.keys(
+        "parameter_offload", {"layer_offloading": offloads and adapted}, why, may_not_fit=True
+    )
 
 
 def _plugins(request: Request) -> dict[str, Any]:
@@ -138,7 +163,9 @@ def _plugins(request: Request) -> dict[str, Any]:
     plugins, keys = [], dict[str, Any]()
     if kernels or fused:
         plugins.append("axolotl.integrations.liger.LigerPlugin")
-        keys |= dict.fromkeys(("liger_rope", "liger_rms_norm", "liger_layer_norm", "liger_glu_activation"), kernels)
+        keys |= dict.fromkeys(
+            ("liger_rope", "liger_rms_norm", "liger_layer_norm", "liger_glu_activation"), kernels
+        )
         keys |= {"liger_cross_entropy": False, "liger_fused_linear_cross_entropy": fused}
     if _is_cut(request):
         plugins.append("axolotl.integrations.cut_cross_entropy.CutCrossEntropyPlugin")
@@ -201,14 +228,18 @@ TOOL = Tool(
         **learning("lr_scheduler"),
     },
     knobs={
-        **shared.trainer_arguments("gradient_accumulation_steps", "optimizer_offload", "optimizer_in_backward"),
+        **shared.trainer_arguments(
+            "gradient_accumulation_steps", "optimizer_offload", "optimizer_in_backward"
+        ),
         **several_devices.rows(
             *(_data_parallel, _replicate),
             *(
                 partial(several_devices.reshard, path="fsdp_config.reshard_after_forward"),
                 partial(several_devices.offload, path="fsdp_config.offload_params"),
             ),
-            tensor=partial(several_devices.split, knob="tensor_parallel", path="tensor_parallel_size"),
+            tensor=partial(
+                several_devices.split, knob="tensor_parallel", path="tensor_parallel_size"
+            ),
             context=partial(several_devices.unsplit, knob="context_parallel", why=_SAMPLES),
         ),
         "precision": _precision,
@@ -217,14 +248,20 @@ TOOL = Tool(
         ),
         "activation_checkpointing": _checkpointing,
         "activation_offload": lambda request: shared.offload_of_blocks(
-            *(request, {"activation_offloading": False}, {"activation_offloading": "hidden_states"}),
+            *(
+                request,
+                {"activation_offloading": False},
+                {"activation_offloading": "hidden_states"},
+            ),
             # Without checkpointing axolotl refuses to offload.
             "axolotl offloads with activation checkpointing only, and keeps activations on the device",
         ),
         "lora_rank": _rank,
         "lora_alpha": shared.whole_alpha,
         "lora_dropout": shared.lora_dropout,
-        **shared.kinds_of_adapter("peft_use_dora", "peft_use_rslora", lora_plus="loraplus_lr_ratio"),
+        **shared.kinds_of_adapter(
+            "peft_use_dora", "peft_use_rslora", lora_plus="loraplus_lr_ratio"
+        ),
         "lora_targets": _targets,
         "quantization": _quantization,
         "optimizer": _optimizer,

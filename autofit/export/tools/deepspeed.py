@@ -16,7 +16,9 @@ from autofit.export.tool import Request, Tool, ToolKeys
 
 _CHECKPOINTING = "DeepSpeed's serves only models that call its own checkpoint function; switch on that of the model"
 _SAMPLES = "DeepSpeed splits samples in scripts that register its Ulysses attention alone"
-_STREAMED = "ZeRO streams all weights, those outside blocks as well, and fetches ahead in its own way"
+_STREAMED = (
+    "ZeRO streams all weights, those outside blocks as well, and fetches ahead in its own way"
+)
 _STAGE = "zero_optimization.stage"
 _BUCKET = 20_000_000  # elements; of DeepSpeed's own 500 million each device would hold 1 to 2 GB beside the rest
 _AUTOCAST = {"bf16-mixed": "bfloat16", "fp16-mixed": "float16"}
@@ -39,19 +41,34 @@ def _stage(request: Request) -> int:
 def _zero(request: Request) -> dict[str, Any]:
     """The stage, and how it collects gradients: in buckets where they are divided, else in none beside them."""
     stage = _stage(request)
-    buckets = {"reduce_bucket_size": _BUCKET} if stage > 1 else {"contiguous_gradients": False} if stage else {}
-    return {_STAGE: stage, **{f"zero_optimization.{name}": value for name, value in buckets.items()}}
+    buckets = (
+        {"reduce_bucket_size": _BUCKET}
+        if stage > 1
+        else {"contiguous_gradients": False}
+        if stage
+        else {}
+    )
+    return {
+        _STAGE: stage,
+        **{f"zero_optimization.{name}": value for name, value in buckets.items()},
+    }
 
 
 def _precision(request: Request) -> ToolKeys:
     value = request.config.precision
     narrow, autocast = value in ("bf16", "fp8"), value in _AUTOCAST
-    in_bf16 = narrow and request.config.optimizer != "adamw-master"  # what DeepSpeed does unless it is told otherwise
+    in_bf16 = (
+        narrow and request.config.optimizer != "adamw-master"
+    )  # what DeepSpeed does unless it is told otherwise
     keys = {
         **_zero(request),
         "fp16.enabled": False,
         "bf16.enabled": narrow,
-        **({"bf16.bf16_master_weights_and_grads": True, "bf16.bf16_optimizer_states": True} if in_bf16 else {}),
+        **(
+            {"bf16.bf16_master_weights_and_grads": True, "bf16.bf16_optimizer_states": True}
+            if in_bf16
+            else {}
+        ),
         "torch_autocast.enabled": autocast,
         **({"torch_autocast.dtype": _AUTOCAST[value]} if autocast else {}),
     }
@@ -83,7 +100,9 @@ def _optimizer(request: Request) -> ToolKeys:
 
 
 def _offload(request: Request, knob: str, section: str, instead: str | None = None) -> ToolKeys:
-    parts = request.config.fsdp_offload == "cpu" and (section == "offload_optimizer" or _stage(request) == 3)
+    parts = request.config.fsdp_offload == "cpu" and (
+        section == "offload_optimizer" or _stage(request) == 3
+    )
     section = f"zero_optimization.{section}"
     if request.text(knob) == "none" and not parts:
         return ToolKeys({f"{section}.device": "none"})
@@ -93,7 +112,9 @@ def _offload(request: Request, knob: str, section: str, instead: str | None = No
 
 def _data_parallel(request: Request) -> ToolKeys:
     kind, stage = request.config.data_parallel, _stage(request)
-    why = f"ZeRO {stage} divides the optimizer's state over the devices, in less memory than measured"
+    why = (
+        f"ZeRO {stage} divides the optimizer's state over the devices, in less memory than measured"
+    )
     if not stage:
         why = "DeepSpeed frees gradients after each step, which DDP's buckets keep, in less memory than measured"
     deviating = request.keys("data_parallel", {_STAGE: stage}, why if kind == "ddp" else None)
@@ -109,25 +130,35 @@ def _replicate(request: Request) -> ToolKeys:
     if not several_devices.is_fsdp(request) or layout.replicate == 1:
         return ToolKeys(as_measured=True)
     why = "ZeRO divides gradients and the optimizer's state over all devices, in less memory and with more traffic"
-    return request.keys("data_parallel_replicate", _secondary(request, layout.shard), f"{why} than measured")
+    return request.keys(
+        "data_parallel_replicate", _secondary(request, layout.shard), f"{why} than measured"
+    )
 
 
 def _reshard(request: Request) -> ToolKeys:
     """Groups that share weights until the backward are a secondary partition."""
     value = request.config.reshard_after_forward
-    return ToolKeys(_secondary(request, value) if type(value) is int else {_STAGE: _stage(request)}, as_measured=True)
+    return ToolKeys(
+        _secondary(request, value) if type(value) is int else {_STAGE: _stage(request)},
+        as_measured=True,
+    )
 
 
 def _secondary(request: Request, devices: int) -> dict[str, Any]:
     stage = _stage(request)
-    return {_STAGE: stage, **({"zero_optimization.zero_hpz_partition_size": devices} if stage == 3 else {})}
+    return {
+        _STAGE: stage,
+        **({"zero_optimization.zero_hpz_partition_size": devices} if stage == 3 else {}),
+    }
 
 
 def _parts(request: Request) -> ToolKeys:
     """The other offloads write the keys."""
     why = "ZeRO 2 keeps whole weights on every device, and offloads the optimizer alone"
     cpu = request.config.fsdp_offload == "cpu"
-    deviating = request.keys("fsdp_offload", {}, why if cpu and _stage(request) == 2 else None, may_not_fit=True)
+    deviating = request.keys(
+        "fsdp_offload", {}, why if cpu and _stage(request) == 2 else None, may_not_fit=True
+    )
     return replace(deviating, as_measured=True)
 
 
@@ -139,21 +170,33 @@ TOOL = Tool(
     run_several="{torchrun} YOUR_SCRIPT.py, in which deepspeed.initialize(model=model, config={literal})",
     fixed=lambda request: {"gradient_clipping": Hyperparameters().max_grad_norm or 0.0},
     file="deepspeed.json",
-    files=lambda source, keys, header, file: {file: json.dumps({"_comment": list(header), **keys}, indent=2) + "\n"},
+    files=lambda source, keys, header, file: {
+        file: json.dumps({"_comment": list(header), **keys}, indent=2) + "\n"
+    },
     without="DeepSpeed's config holds none; the script that makes the model has to",
     knobs={
         **missing("DeepSpeed", activation_checkpointing=_CHECKPOINTING),
-        **missing("DeepSpeed", may_not_fit=False, compile="DeepSpeed compiles when the script calls engine.compile()"),
+        **missing(
+            "DeepSpeed",
+            may_not_fit=False,
+            compile="DeepSpeed compiles when the script calls engine.compile()",
+        ),
         **several_devices.rows(
             *(_data_parallel, _replicate, _reshard, _parts),
-            tensor=partial(several_devices.split, knob="tensor_parallel", path="tensor_parallel.autotp_size"),
+            tensor=partial(
+                several_devices.split, knob="tensor_parallel", path="tensor_parallel.autotp_size"
+            ),
             context=partial(several_devices.unsplit, knob="context_parallel", why=_SAMPLES),
         ),
         "precision": _precision,
         **values(micro_batch_size="train_micro_batch_size_per_gpu"),
         **values(gradient_accumulation_steps="gradient_accumulation_steps"),
         "optimizer": _optimizer,
-        "optimizer_offload": lambda request: _offload(request, "optimizer_offload", "offload_optimizer"),
-        "parameter_offload": lambda request: _offload(request, "parameter_offload", "offload_param", _STREAMED),
+        "optimizer_offload": lambda request: _offload(
+            request, "optimizer_offload", "offload_optimizer"
+        ),
+        "parameter_offload": lambda request: _offload(
+            request, "parameter_offload", "offload_param", _STREAMED
+        ),
     },
 )

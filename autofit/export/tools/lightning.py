@@ -37,7 +37,10 @@ def _accumulation(request: Request) -> ToolKeys:
 
 def _data_parallel(request: Request) -> ToolKeys:
     kind, layout, nodes = request.config.data_parallel, request.layout, request.nodes
-    keys = {"trainer.devices": layout.world // nodes, **({"trainer.num_nodes": nodes} if nodes > 1 else {})}
+    keys = {
+        "trainer.devices": layout.world // nodes,
+        **({"trainer.num_nodes": nodes} if nodes > 1 else {}),
+    }
     strategy = {_STRATEGY: "ddp_find_unused_parameters_true"}
     if kind == "fsdp" and request.source.device == "cpu":  # where it refuses its FSDP
         why = several_devices.ON_CPU.format("Lightning")
@@ -45,7 +48,10 @@ def _data_parallel(request: Request) -> ToolKeys:
     if kind == "fsdp":
         why = "Lightning's is FSDP 1; it divides what your auto_wrap_policy names, which has to be the blocks"
         return request.keys(
-            "data_parallel", {**keys, **_strategy(request, "data_parallel").keys}, why, may_not_fit=True
+            "data_parallel",
+            {**keys, **_strategy(request, "data_parallel").keys},
+            why,
+            may_not_fit=True,
         )
     return ToolKeys(keys | (strategy if kind == "ddp" else {}), (), True)
 
@@ -64,7 +70,9 @@ def _strategy(request: Request, knob: str) -> ToolKeys:
     why = None
     if knob == "reshard_after_forward" and (type(reshard) is int or (groups and kept)):
         why = "Lightning gives weights up between forward and backward, with less memory and more time than measured"
-    return request.keys(knob, {f"{_STRATEGY}.class_path": "lightning.pytorch.strategies.FSDPStrategy", **keys}, why)
+    return request.keys(
+        knob, {f"{_STRATEGY}.class_path": "lightning.pytorch.strategies.FSDPStrategy", **keys}, why
+    )
 
 
 TOOL = Tool(
@@ -80,9 +88,13 @@ TOOL = Tool(
     },
     without="Lightning's Trainer has no argument for it; your LightningModule has to do it",
     knobs={
-        **several_devices.rows(_data_parallel, *(partial(_strategy, knob=knob) for knob in _OF_FSDP)),
+        **several_devices.rows(
+            _data_parallel, *(partial(_strategy, knob=knob) for knob in _OF_FSDP)
+        ),
         "precision": _precision,
-        "micro_batch_size": lambda request: request.keys("micro_batch_size", {}, _BATCHES, may_not_fit=True),
+        "micro_batch_size": lambda request: request.keys(
+            "micro_batch_size", {}, _BATCHES, may_not_fit=True
+        ),
         "gradient_accumulation_steps": _accumulation,
     },
 )

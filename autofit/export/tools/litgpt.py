@@ -25,7 +25,9 @@ def _precision(request: Request) -> ToolKeys:
     frozen = shared.frozen_in_mixed_precision(request)
     more = "litgpt holds frozen weights in float32, in more memory than measured"
     keys = {"precision": shared.LIGHTNING_PRECISION[value]}
-    return request.keys("precision", keys, more if frozen else _INSTEAD.get(value), may_not_fit=frozen)
+    return request.keys(
+        "precision", keys, more if frozen else _INSTEAD.get(value), may_not_fit=frozen
+    )
 
 
 def _checkpointing(request: Request) -> ToolKeys:
@@ -42,20 +44,27 @@ def _data_parallel(request: Request) -> ToolKeys:
     layout, nodes = request.layout, request.nodes
     keys = {"devices": layout.world // nodes, **({"num_nodes": nodes} if nodes > 1 else {})}
     why = "litgpt divides weights, with less memory and more time than measured"
-    deviating = request.keys("data_parallel", keys, why if request.config.data_parallel == "ddp" else None)
+    deviating = request.keys(
+        "data_parallel", keys, why if request.config.data_parallel == "ddp" else None
+    )
     return replace(deviating, as_measured=True)
 
 
 def _replicate(request: Request) -> ToolKeys:
     why = "litgpt divides weights over all devices, with less memory and more time than measured"
     groups = several_devices.is_fsdp(request) and request.layout.replicate > 1
-    return replace(request.keys("data_parallel_replicate", {}, why if groups else None), as_measured=True)
+    return replace(
+        request.keys("data_parallel_replicate", {}, why if groups else None), as_measured=True
+    )
 
 
 def _reshard(request: Request) -> ToolKeys:
     value = request.config.reshard_after_forward
     why = "litgpt gives weights up between forward and backward, with less memory and more time than measured"
-    return replace(request.keys("reshard_after_forward", {}, None if value in (None, True) else why), as_measured=True)
+    return replace(
+        request.keys("reshard_after_forward", {}, None if value in (None, True) else why),
+        as_measured=True,
+    )
 
 
 def _offload(request: Request) -> ToolKeys:
@@ -70,7 +79,11 @@ def _quantised_on_several(source: ExportSource) -> bool:
 def _targets(request: Request) -> ToolKeys:
     targets = request.config.lora_targets
     attention = dict.fromkeys(("lora_query", "lora_key", "lora_value", "lora_projection"), True)
-    keys = {**attention, "lora_mlp": targets != "attention", "lora_head": targets == "all-linear+head"}
+    keys = {
+        **attention,
+        "lora_mlp": targets != "attention",
+        "lora_head": targets == "all-linear+head",
+    }
     return request.keys("lora_targets", keys, shared.by_kind(request))
 
 
@@ -82,7 +95,9 @@ TOOL = Tool(
     packs=False,
     refuse=lambda source: _QUANTISED if _quantised_on_several(source) else batches_fit(source),
     fixed=lambda request: {
-        "checkpoint_dir": str(PurePosixPath("checkpoints", request.source.weights)),  # a directory stays what it is
+        "checkpoint_dir": str(
+            PurePosixPath("checkpoints", request.source.weights)
+        ),  # a directory stays what it is
         "out_dir": "output",
         "data.class_path": "litgpt.data.JSON",
         "data.init_args.json_path": "path/to/data.json",
@@ -96,7 +111,13 @@ TOOL = Tool(
     knobs={
         **shared.missing(
             "litgpt",
-            *("activation_offload", "optimizer_offload", "optimizer_in_backward", "parameter_offload", "attention"),
+            *(
+                "activation_offload",
+                "optimizer_offload",
+                "optimizer_in_backward",
+                "parameter_offload",
+                "attention",
+            ),
             "kernels",
             compile="litgpt does not compile when it finetunes, which is slower than measured",
             loss="litgpt holds the logits of all tokens, and widens them in chunks",
@@ -105,12 +126,18 @@ TOOL = Tool(
         "activation_checkpointing": _checkpointing,
         "precision": _precision,
         **shared.values(micro_batch_size="train.micro_batch_size"),
-        "gradient_accumulation_steps": lambda request: shared.global_batch(request, "train.global_batch_size"),
+        "gradient_accumulation_steps": lambda request: shared.global_batch(
+            request, "train.global_batch_size"
+        ),
         "lora_rank": lambda request: shared.lora_rank(request, "lora_r"),
         "lora_alpha": shared.whole_alpha,
         "lora_dropout": shared.lora_dropout,
         "lora_targets": _targets,
-        "quantization": shared.adapter("quantize", lambda request: _QUANTIZED.get(request.config.quantization)),
-        "optimizer": lambda each: shared.optimizer_class(each, "optimizer.class_path", "optimizer.init_args"),
+        "quantization": shared.adapter(
+            "quantize", lambda request: _QUANTIZED.get(request.config.quantization)
+        ),
+        "optimizer": lambda each: shared.optimizer_class(
+            each, "optimizer.class_path", "optimizer.init_args"
+        ),
     },
 )

@@ -52,13 +52,19 @@ def _quantization(request: Request) -> ToolKeys:
     value = request.config.quantization
     if value == "none":
         return ToolKeys({"quantization_bit": None})
-    keys = {"quantization_bit": 8 if value == "int8" else 4, "quantization_method": "bnb", "quantization_type": "nf4"}
+    keys = {
+        "quantization_bit": 8 if value == "int8" else 4,
+        "quantization_method": "bnb",
+        "quantization_type": "nf4",
+    }
     return ToolKeys({**keys, "double_quantization": value == "nf4-dq"})
 
 
 def _liger(request: Request) -> dict[str, Any]:
     """One key for the kernels and the loss."""
-    return {"enable_liger_kernel": request.config.kernels == "liger" or request.config.loss == "fused"}
+    return {
+        "enable_liger_kernel": request.config.kernels == "liger" or request.config.loss == "fused"
+    }
 
 
 def _loss(request: Request) -> ToolKeys:
@@ -69,9 +75,13 @@ def _loss(request: Request) -> ToolKeys:
     elif value != "fused" and kernels:
         instead = f"LLaMA-Factory switches Liger's fused loss on with its kernels, {_NEVER_ALL}"
     elif value == "chunked":
-        instead = "LLaMA-Factory holds the logits of all tokens; with enable_liger_kernel it never does"
+        instead = (
+            "LLaMA-Factory holds the logits of all tokens; with enable_liger_kernel it never does"
+        )
     if instead:
-        return request.keys("loss", _liger(request), instead, may_not_fit=value == "chunked" and not kernels)
+        return request.keys(
+            "loss", _liger(request), instead, may_not_fit=value == "chunked" and not kernels
+        )
     return ToolKeys(_liger(request), as_measured=kernels)
 
 
@@ -101,22 +111,33 @@ TOOL = Tool(
         **several_devices.accelerate("accelerate."),
         "precision": _precision,
         "activation_checkpointing": _checkpointing,
-        "activation_offload": lambda request: shared.offload_of_blocks(  # Unsloth's way, on the computing stream
-            *(request, {"use_unsloth_gc": False}, {"use_unsloth_gc": True}),
-            "LLaMA-Factory offloads the inputs of checkpointed blocks only, and needs more memory than measured",
-            slower="LLaMA-Factory copies between the computations, not beside them, which is slower than measured",
+        "activation_offload": lambda request: (
+            shared.offload_of_blocks(  # Unsloth's way, on the computing stream
+                *(request, {"use_unsloth_gc": False}, {"use_unsloth_gc": True}),
+                "LLaMA-Factory offloads the inputs of checkpointed blocks only, and needs more memory than measured",
+                slower="LLaMA-Factory copies between the computations, not beside them, which is slower than measured",
+            )
         ),
         "lora_rank": lambda request: shared.lora_rank(
-            request, "lora_rank", beside={"finetuning_type": "lora"}, without={"finetuning_type": "full"}
+            request,
+            "lora_rank",
+            beside={"finetuning_type": "lora"},
+            without={"finetuning_type": "full"},
         ),
         "lora_alpha": shared.whole_alpha,
         "lora_dropout": shared.lora_dropout,
         **shared.kinds_of_adapter(lora_plus="loraplus_lr_ratio"),
-        "lora_targets": shared.adapter("lora_target", lambda request: ",".join(request.source.targets) or "all"),
+        "lora_targets": shared.adapter(
+            "lora_target", lambda request: ",".join(request.source.targets) or "all"
+        ),
         "quantization": _quantization,
-        "attention": lambda request: ToolKeys({"flash_attn": _ATTENTION.get(str(request.config.attention), "auto")}),
+        "attention": lambda request: ToolKeys(
+            {"flash_attn": _ATTENTION.get(str(request.config.attention), "auto")}
+        ),
         "loss": _loss,
         # The fused loss switches them on as well.
-        "kernels": lambda request: ToolKeys(_liger(request), as_measured=request.config.loss == "fused"),
+        "kernels": lambda request: ToolKeys(
+            _liger(request), as_measured=request.config.loss == "fused"
+        ),
     },
 )

@@ -7,7 +7,15 @@ from autofit.export import shared_keys as shared
 from autofit.export.tool import LANGUAGE_MODELS, Request, Tool, ToolKeys
 
 # By autofit's names; Ludwig's have underscores.
-_OPTIMIZERS = ("adamw", "adamw-8bit", "paged-adamw", "paged-adamw-8bit", "lion-8bit", "adafactor", "sgd")
+_OPTIMIZERS = (
+    "adamw",
+    "adamw-8bit",
+    "paged-adamw",
+    "paged-adamw-8bit",
+    "lion-8bit",
+    "adafactor",
+    "sgd",
+)
 
 
 def _precision(request: Request) -> ToolKeys:
@@ -20,7 +28,9 @@ def _precision(request: Request) -> ToolKeys:
 def _targets(request: Request) -> ToolKeys:
     targets = list(request.source.targets) or None
     why = "the names of its layers are not known here, and Ludwig takes those that peft has for the kind of model"
-    return request.keys("lora_targets", {"adapter.target_modules": targets}, None if targets else why)
+    return request.keys(
+        "lora_targets", {"adapter.target_modules": targets}, None if targets else why
+    )
 
 
 def _quantization(request: Request) -> ToolKeys:
@@ -30,7 +40,12 @@ def _quantization(request: Request) -> ToolKeys:
     dtypes = {"fp16-mixed": "float16", "fp32": "float32"}
     bits_4 = {"quant_type": "nf4", "use_double_quant": value == "nf4-dq"}
     bits_4["compute_dtype"] = dtypes.get(request.config.precision, "bfloat16")
-    return ToolKeys({"quantization.bits": 4, **{f"quantization.bnb_4bit_{key}": each for key, each in bits_4.items()}})
+    return ToolKeys(
+        {
+            "quantization.bits": 4,
+            **{f"quantization.bnb_4bit_{key}": each for key, each in bits_4.items()},
+        }
+    )
 
 
 def _optimizer(request: Request) -> ToolKeys:
@@ -70,7 +85,13 @@ TOOL = Tool(
     knobs={
         **shared.missing(
             "Ludwig",
-            *("activation_offload", "optimizer_offload", "optimizer_in_backward", "parameter_offload", "kernels"),
+            *(
+                "activation_offload",
+                "optimizer_offload",
+                "optimizer_in_backward",
+                "parameter_offload",
+                "kernels",
+            ),
             attention="Ludwig takes the attention that transformers chooses",
             loss="Ludwig holds the logits of all tokens",
         ),
@@ -78,8 +99,12 @@ TOOL = Tool(
         "precision": _precision,
         **shared.values(micro_batch_size="trainer.batch_size"),
         **shared.values(gradient_accumulation_steps="trainer.gradient_accumulation_steps"),
-        "activation_checkpointing": lambda each: shared.whole_blocks(each, "trainer.enable_gradient_checkpointing"),
-        "lora_rank": lambda request: shared.lora_rank(request, "adapter.r", beside={"adapter.type": "lora"}),
+        "activation_checkpointing": lambda each: shared.whole_blocks(
+            each, "trainer.enable_gradient_checkpointing"
+        ),
+        "lora_rank": lambda request: shared.lora_rank(
+            request, "adapter.r", beside={"adapter.type": "lora"}
+        ),
         "lora_alpha": lambda request: shared.whole_alpha(request, "adapter.alpha"),
         "lora_dropout": lambda request: shared.lora_dropout(request, "adapter.dropout"),
         **shared.kinds_of_adapter("adapter.use_dora", "adapter.use_rslora"),

@@ -41,6 +41,8 @@ TOOL = Tool(
         "lora_alpha": lora_alpha,
         "lora_dropout": lora_dropout,
         **kinds_of_adapter(),
-        "lora_targets": lambda request: ToolKeys({"target_modules": request.source.layers("all-linear")}),
+        "lora_targets": lambda request: ToolKeys(
+            {"target_modules": request.source.layers("all-linear")}
+        ),
     },
 )

@@ -30,7 +30,11 @@ _TARGETS = {
     "all-linear": ["wqkv", "wo", "w1", "w2", "w3"],
     "all-linear+head": ["wqkv", "wo", "w1", "w2", "w3", "lm_head"],
 }
-_CHECKPOINTING = {"full": "FullAC.Config()", "selective": "SelectiveAC.Config()", "alternate": "FullAC.Config()"}
+_CHECKPOINTING = {
+    "full": "FullAC.Config()",
+    "selective": "SelectiveAC.Config()",
+    "alternate": "FullAC.Config()",
+}
 _CHECKPOINTING_INSTEAD = {
     "alternate": shared.WHOLE_BLOCKS.format("torchtitan"),
     "selective": "torchtitan computes every second product again, with less memory and more time than measured",
@@ -60,20 +64,30 @@ def _checkpointing(request: Request) -> ToolKeys:
     knob = "activation_checkpointing"
     value = request.text(knob)
     if value.startswith("budget-"):
-        return ToolKeys({knob: f"MemoryBudgetAC.Config(memory_budget={value.removeprefix('budget-')})"})
+        return ToolKeys(
+            {knob: f"MemoryBudgetAC.Config(memory_budget={value.removeprefix('budget-')})"}
+        )
     return request.keys(knob, {knob: _CHECKPOINTING.get(value)}, _CHECKPOINTING_INSTEAD.get(value))
 
 
 def _optimizer(request: Request) -> ToolKeys:
     value = request.config.optimizer
     keys = {"implementation": "foreach" if value == "adamw-foreach" else "fused"}
-    why = "torchtitan is given AdamW here, whose state takes 8 bytes for each weight that is trained"
-    return request.keys("optimizer", keys, None if value in ("adamw", "adamw-foreach") else why, may_not_fit=True)
+    why = (
+        "torchtitan is given AdamW here, whose state takes 8 bytes for each weight that is trained"
+    )
+    return request.keys(
+        "optimizer", keys, None if value in ("adamw", "adamw-foreach") else why, may_not_fit=True
+    )
 
 
 def _loss(request: Request) -> ToolKeys:
     value = request.config.loss
-    loss = _CROSS_ENTROPY if value == "standard" else f"ChunkedLossWrapper.Config(loss_fn={_CROSS_ENTROPY})"
+    loss = (
+        _CROSS_ENTROPY
+        if value == "standard"
+        else f"ChunkedLossWrapper.Config(loss_fn={_CROSS_ENTROPY})"
+    )
     why = "torchtitan goes through the logits in chunks without Liger's kernel, and never holds them all either"
     return request.keys("loss", {"loss": loss}, why if value == "fused" else None)
 
@@ -83,18 +97,24 @@ def _data_parallel(request: Request) -> ToolKeys:
     if kind not in ("ddp", "fsdp"):
         return ToolKeys(as_measured=True)
     degrees = {"replicate": layout.replicate, "shard": layout.shard}
-    return ToolKeys({f"parallelism.data_parallel_{name}_degree": degree for name, degree in degrees.items()})
+    return ToolKeys(
+        {f"parallelism.data_parallel_{name}_degree": degree for name, degree in degrees.items()}
+    )
 
 
 def _reshard(request: Request) -> ToolKeys:
     share = several_devices.reshard(request, "parallelism.fsdp_reshard_after_forward")
-    return replace(share, keys={path: "always" if value else "never" for path, value in share.keys.items()})
+    return replace(
+        share, keys={path: "always" if value else "never" for path, value in share.keys.items()}
+    )
 
 
 def _tensor(request: Request) -> ToolKeys:
     """What is between the split layers is whole on every device, as measured."""
     sequence = {"parallelism.enable_sequence_parallel": False}
-    return several_devices.split(request, "tensor_parallel", "parallelism.tensor_parallel_degree", further=sequence)
+    return several_devices.split(
+        request, "tensor_parallel", "parallelism.tensor_parallel_degree", further=sequence
+    )
 
 
 def _fixed(request: Request) -> dict[str, Any]:
@@ -109,7 +129,9 @@ def _fixed(request: Request) -> dict[str, Any]:
     }
 
 
-def _files(source: ExportSource, keys: Mapping[str, Any], header: Header, file: str) -> dict[str, str]:
+def _files(
+    source: ExportSource, keys: Mapping[str, Any], header: Header, file: str
+) -> dict[str, str]:
     learning = Hyperparameters()
     *training, last = call("training=TrainingConfig", keyword_arguments(keys["training"]), indent=8)
     parallel = (
@@ -127,13 +149,19 @@ def _files(source: ExportSource, keys: Mapping[str, Any], header: Header, file: 
         "losses": f"{'ChunkedLossWrapper, ' if 'Chunked' in keys['loss'] else ''}CrossEntropyLoss",
         "lora": ["from torchtitan.components.lora import LoRAConverter"] if "lora" in keys else [],
         "float_eight": [f"{quantization} import Float8LinearConverter"] if keys["float8"] else [],
-        "checkpointing_import": [f"{checkpoint} import {kind}"] if keys["activation_checkpointing"] else [],
+        "checkpointing_import": [f"{checkpoint} import {kind}"]
+        if keys["activation_checkpointing"]
+        else [],
         "module": keys["spec"]["module"],
         "spec": _spec(keys),
         "loss": str(keys["loss"]),
-        "optimizer": [f'        optimizer=replace({adamw}, implementation="{keys["implementation"]}"),'],
+        "optimizer": [
+            f'        optimizer=replace({adamw}, implementation="{keys["implementation"]}"),'
+        ],
         "training": [f"        {line}" for line in (*training, f"{last},")],
-        "config": "CompileConfig, ParallelismConfig, TrainingConfig" if parallel else "CompileConfig, TrainingConfig",
+        "config": "CompileConfig, ParallelismConfig, TrainingConfig"
+        if parallel
+        else "CompileConfig, TrainingConfig",
         "parallelism": [f"        {line}" for line in parallel],
         "compile": str(keys["compile"]),
         "checkpointing": str(keys["activation_checkpointing"]),
@@ -148,7 +176,10 @@ def _spec(keys: Mapping[str, Any]) -> list[str]:
         converters.append(f"Float8LinearConverter.Config(model_compile_enabled={keys['compile']})")
     if "lora" in keys:
         converters.append(f"LoRAConverter.Config({', '.join(keyword_arguments(keys['lora']))})")
-    given = [literal(keys["spec"]["flavour"]), *([f"converters=[{', '.join(converters)}]"] if converters else [])]
+    given = [
+        literal(keys["spec"]["flavour"]),
+        *([f"converters=[{', '.join(converters)}]"] if converters else []),
+    ]
     return [f"    {line}" for line in call("model_spec = model_registry", given, indent=4)]
 
 
@@ -190,11 +221,15 @@ TOOL = Tool(
         ),
         "precision": _precision,
         **shared.values(micro_batch_size="training.local_batch_size"),
-        "gradient_accumulation_steps": lambda request: shared.global_batch(request, "training.global_batch_size"),
+        "gradient_accumulation_steps": lambda request: shared.global_batch(
+            request, "training.global_batch_size"
+        ),
         "activation_checkpointing": _checkpointing,
         "lora_rank": lambda request: shared.lora_rank(request, "lora.rank"),
         "lora_alpha": lambda request: ToolKeys({"lora.alpha": float(shared.alpha(request))}),
-        "lora_dropout": lambda each: each.keys("lora_dropout", {}, _DROPOUT if each.config.lora_dropout else None),
+        "lora_dropout": lambda each: each.keys(
+            "lora_dropout", {}, _DROPOUT if each.config.lora_dropout else None
+        ),
         "lora_targets": _targets,
         "optimizer": _optimizer,
         "compile": shared.compile_by_default,

@@ -87,7 +87,9 @@ def _quantization(request: Request) -> ToolKeys:
     if value == "int8":
         instead = "torchtune has no 8-bit weights, and holds them in the format of training"
     keys = {"model.quantize_base": value in ("nf4", "nf4-dq")}
-    return request.keys("quantization", keys, None if value == "none" else instead, may_not_fit=value == "int8")
+    return request.keys(
+        "quantization", keys, None if value == "none" else instead, may_not_fit=value == "int8"
+    )
 
 
 def _in_backward(request: Request) -> ToolKeys:
@@ -116,7 +118,9 @@ def _data_parallel(request: Request) -> ToolKeys:
 def _replicate(request: Request) -> ToolKeys:
     groups = several_devices.is_fsdp(request) and request.layout.replicate > 1
     why = "torchtune divides weights over all devices, with less memory and more time than measured"
-    return replace(request.keys("data_parallel_replicate", {}, why if groups else None), as_measured=True)
+    return replace(
+        request.keys("data_parallel_replicate", {}, why if groups else None), as_measured=True
+    )
 
 
 def _optimizer(request: Request) -> ToolKeys:
@@ -147,7 +151,9 @@ def _fixed(request: Request) -> dict[str, Any]:
         "output_dir": "output",
         "tokenizer._component_": f"torchtune.models.{tokenizer}.{tokenizer}_tokenizer",
         "tokenizer.path": f"path/to/weights/{builder.tokenizer}",
-        **({"tokenizer.merges_file": f"path/to/weights/{builder.merges}"} if builder.merges else {}),
+        **(
+            {"tokenizer.merges_file": f"path/to/weights/{builder.merges}"} if builder.merges else {}
+        ),
         "tokenizer.max_seq_len": source.sequence_length,
         "dataset._component_": "torchtune.datasets.text_completion_dataset",
         "dataset.source": "path/to/dataset",
@@ -186,7 +192,9 @@ TOOL = Tool(
     packing="dataset.packed",
     apart=True,
     splits=("tensor_parallel",),
-    refuse=lambda source: shared.refuse_unknown(source, _BUILDERS, "builder of torchtune's") or _without_plan(source),
+    refuse=lambda source: (
+        shared.refuse_unknown(source, _BUILDERS, "builder of torchtune's") or _without_plan(source)
+    ),
     fixed=_fixed,
     knobs={
         **shared.missing("torchtune", "attention", "kernels"),
@@ -197,13 +205,26 @@ TOOL = Tool(
                 partial(several_devices.reshard, path="fsdp_reshard_after_forward"),
                 partial(several_devices.offload, path="fsdp_cpu_offload"),
             ),
-            tensor=partial(several_devices.split, knob="tensor_parallel", path="tensor_parallel_dim", further=_PLAN),
+            tensor=partial(
+                several_devices.split,
+                knob="tensor_parallel",
+                path="tensor_parallel_dim",
+                further=_PLAN,
+            ),
         ),
         "precision": _precision,
-        **shared.values(micro_batch_size="batch_size", gradient_accumulation_steps="gradient_accumulation_steps"),
-        "activation_checkpointing": lambda each: shared.whole_blocks(each, "enable_activation_checkpointing"),
+        **shared.values(
+            micro_batch_size="batch_size", gradient_accumulation_steps="gradient_accumulation_steps"
+        ),
+        "activation_checkpointing": lambda each: shared.whole_blocks(
+            each, "enable_activation_checkpointing"
+        ),
         "activation_offload": lambda request: shared.offload_of_blocks(
-            *(request, {"enable_activation_offloading": False}, {"enable_activation_offloading": True}),
+            *(
+                request,
+                {"enable_activation_offloading": False},
+                {"enable_activation_offloading": True},
+            ),
             # Without checkpointing torchtune refuses to offload.
             "torchtune offloads with activation checkpointing only, and keeps activations on the device",
         ),

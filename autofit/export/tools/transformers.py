@@ -14,7 +14,15 @@ from autofit.core.tasks import TASKS
 from autofit.export import several_devices
 from autofit.export import shared_keys as shared
 from autofit.export.source import ExportSource
-from autofit.export.template import call, fill, import_from, keyword_arguments, literal, template, yaml_file
+from autofit.export.template import (
+    call,
+    fill,
+    import_from,
+    keyword_arguments,
+    literal,
+    template,
+    yaml_file,
+)
 from autofit.export.tool import HUGGING_FACE, Header, Request, Tool, ToolKeys
 from autofit.export.trainer import learning
 
@@ -43,7 +51,12 @@ def _checkpointing(request: Request) -> ToolKeys:
     value = request.config.activation_checkpointing
     share = _arguments(request, "activation_checkpointing")
     if value.startswith("budget-"):
-        return ToolKeys({**share.keys, "settings.activation_memory_budget": float(value.removeprefix("budget-"))})
+        return ToolKeys(
+            {
+                **share.keys,
+                "settings.activation_memory_budget": float(value.removeprefix("budget-")),
+            }
+        )
     if not request.since(shared.OFFLOADS):
         for options in share.keys.values():
             if isinstance(options, dict):
@@ -59,14 +72,20 @@ def _offload(request: Request) -> ToolKeys:
 
 
 def _data_parallel(request: Request) -> ToolKeys:
-    return replace(_arguments(request, "data_parallel"), as_measured=request.config.data_parallel == "none")
+    return replace(
+        _arguments(request, "data_parallel"), as_measured=request.config.data_parallel == "none"
+    )
 
 
 def _replicate(request: Request) -> ToolKeys:
     """accelerate, below Trainer, reads the sizes of groups from the environment."""
     sizes = several_devices.parallelism(request) if several_devices.is_fsdp(request) else {}
     names = {f"PARALLELISM_CONFIG_{name.upper()}": str(size) for name, size in sizes.items()}
-    return ToolKeys(_under("environment", {"ACCELERATE_USE_PARALLELISM_CONFIG": "true", **names} if names else {}))
+    return ToolKeys(
+        _under(
+            "environment", {"ACCELERATE_USE_PARALLELISM_CONFIG": "true", **names} if names else {}
+        )
+    )
 
 
 def _tensor(request: Request) -> ToolKeys:
@@ -79,7 +98,9 @@ def _tensor(request: Request) -> ToolKeys:
 def _context(request: Request) -> ToolKeys:
     if request.config.context_parallel in (None, 1):
         return several_devices.unsplit(request, "context_parallel")
-    return request.keys("context_parallel", _replicate(request).keys, several_devices.RING.format("Trainer"))
+    return request.keys(
+        "context_parallel", _replicate(request).keys, several_devices.RING.format("Trainer")
+    )
 
 
 def _targets(request: Request) -> ToolKeys:
@@ -93,10 +114,19 @@ def _targets(request: Request) -> ToolKeys:
     return ToolKeys(keys)
 
 
-def _files(source: ExportSource, keys: Mapping[str, Any], header: Header, file: str) -> dict[str, str]:
+def _files(
+    source: ExportSource, keys: Mapping[str, Any], header: Header, file: str
+) -> dict[str, str]:
     lora, quantization, task = keys.get("lora"), keys.get("quantization"), TASKS[source.task]
-    classes = (*(("BitsAndBytesConfig",) if quantization else ()), "HfArgumentParser", "Trainer", "TrainingArguments")
-    environment = [f'os.environ["{name}"] = "{value}"' for name, value in keys.get("environment", {}).items()]
+    classes = (
+        *(("BitsAndBytesConfig",) if quantization else ()),
+        "HfArgumentParser",
+        "Trainer",
+        "TrainingArguments",
+    )
+    environment = [
+        f'os.environ["{name}"] = "{value}"' for name, value in keys.get("environment", {}).items()
+    ]
     budget = keys.get("settings", {}).get("activation_memory_budget")
     given = ["WEIGHTS", *keyword_arguments(keys["model"])]
     model, adapters = [], []
@@ -118,14 +148,23 @@ def _files(source: ExportSource, keys: Mapping[str, Any], header: Header, file: 
         "peft": ["from peft import LoraConfig, get_peft_model"] if lora else [],
         "transformers": import_from("transformers", task.auto_class, *classes),
         "weights": literal(source.weights),
-        "length": f"of {source.sequence_length} tokens" if source.sequence_length else "as it was measured",
+        "length": f"of {source.sequence_length} tokens"
+        if source.sequence_length
+        else "as it was measured",
         "arguments": python_string(file),
-        "settings": [f"torch._functorch.config.activation_memory_budget = {budget}"] if budget else [],
+        "settings": [f"torch._functorch.config.activation_memory_budget = {budget}"]
+        if budget
+        else [],
         "model": [*model, *call(f"model = {task.auto_class}.from_pretrained", given, indent=0)],
         "adapters": adapters,
-        "agree": [] if task.predicts_next_token else ["model.accepts_loss_kwargs = False  # its loss takes no count"],
+        "agree": []
+        if task.predicts_next_token
+        else ["model.accepts_loss_kwargs = False  # its loss takes no count"],
     }
-    return {file: yaml_file(header, keys["arguments"]), _SCRIPT: fill(template("transformers"), slots)}
+    return {
+        file: yaml_file(header, keys["arguments"]),
+        _SCRIPT: fill(template("transformers"), slots),
+    }
 
 
 TOOL = Tool(
@@ -137,13 +176,18 @@ TOOL = Tool(
     tasks=HUGGING_FACE,
     expert_targets="lora.target_parameters",
     fixed=lambda request: {
-        **_under("arguments", {"output_dir": "output", **learning(), "remove_unused_columns": False}),
+        **_under(
+            "arguments", {"output_dir": "output", **learning(), "remove_unused_columns": False}
+        ),
         "arguments.use_cpu": request.source.device == "cpu",
     },
     file="training_arguments.yaml",
     files=_files,
     knobs={
-        **{knob: partial(_arguments, knob=knob) for knob in (*shared.TRAINER_ALONE, "loss", "kernels")},
+        **{
+            knob: partial(_arguments, knob=knob)
+            for knob in (*shared.TRAINER_ALONE, "loss", "kernels")
+        },
         **several_devices.rows(
             *(_data_parallel, _replicate),
             *(partial(_arguments, knob=knob) for knob in ("reshard_after_forward", "fsdp_offload")),
@@ -157,7 +201,9 @@ TOOL = Tool(
         "lora_alpha": lambda request: shared.lora_alpha(request, "lora.lora_alpha"),
         "lora_dropout": lambda request: shared.lora_dropout(request, "lora.lora_dropout"),
         **shared.kinds_of_adapter("lora.use_dora", "lora.use_rslora"),
-        "lora_plus": lambda request: ToolKeys(deviations=shared.keywords(request, "lora_plus").deviations),
+        "lora_plus": lambda request: ToolKeys(
+            deviations=shared.keywords(request, "lora_plus").deviations
+        ),
         "lora_targets": _targets,
         "quantization": lambda request: ToolKeys(
             _under("quantization", shared.keywords(request, "quantization").quantization)

@@ -17,7 +17,9 @@ _LOSS_INSTEAD = {
     "fused": "TRL goes through the logits in chunks without Liger's kernel, and never holds them all either",
 }
 _ON_CPU = "on a CPU TRL holds several copies of a chunk of the logits, up to 4,096 tokens by 32,768 of the vocabulary"
-_IN_FLOAT32 = "TRL adds up the gradient of the output head in float32, and needs more memory than measured"
+_IN_FLOAT32 = (
+    "TRL adds up the gradient of the output head in float32, and needs more memory than measured"
+)
 
 
 def _precision(request: Request) -> ToolKeys:
@@ -27,7 +29,9 @@ def _precision(request: Request) -> ToolKeys:
     deviations = share.deviations
     if request.config.lora_rank and trainer.trained_dtype != dtype:
         more = dtype == "float32"
-        instead = f"TRL holds adapters in {dtype}, {'more' if more else 'less'} memory than measured"
+        instead = (
+            f"TRL holds adapters in {dtype}, {'more' if more else 'less'} memory than measured"
+        )
         deviations += (request.deviation("precision", instead, may_not_fit=more),)
     return ToolKeys({"dtype": trainer.model["dtype"], **share.keys}, deviations)
 
@@ -48,13 +52,20 @@ def _offload(request: Request) -> ToolKeys:
     """In checkpointed blocks an option of checkpointing, elsewhere TRL's own."""
     own = request.config.activation_offload != "none"
     if own and request.config.activation_checkpointing in CHECKPOINTED:
-        return ToolKeys({"activation_offloading": False}, shared.keywords(request, "activation_offload").deviations)
+        return ToolKeys(
+            {"activation_offloading": False},
+            shared.keywords(request, "activation_offload").deviations,
+        )
     return ToolKeys({"activation_offloading": own})
 
 
 def _quantization(request: Request) -> ToolKeys:
     value = request.config.quantization
-    keys = {"load_in_4bit": value in ("nf4", "nf4-dq"), "load_in_8bit": value == "int8", "bnb_4bit_quant_type": "nf4"}
+    keys = {
+        "load_in_4bit": value in ("nf4", "nf4-dq"),
+        "load_in_8bit": value == "int8",
+        "bnb_4bit_quant_type": "nf4",
+    }
     storage = shared.keywords(request, "quantization").quantization.get("bnb_4bit_quant_storage")
     keys |= {"bnb_4bit_quant_storage": storage} if storage else {}
     return ToolKeys({**keys, "use_bnb_nested_quant": value == "nf4-dq"})
@@ -62,7 +73,9 @@ def _quantization(request: Request) -> ToolKeys:
 
 def _targets(request: Request) -> ToolKeys:
     head = request.source.adapts_head
-    keys = {"lora_target_modules": request.source.inner_targets or request.source.layers(["all-linear"])}
+    keys = {
+        "lora_target_modules": request.source.inner_targets or request.source.layers(["all-linear"])
+    }
     why = "TRL refuses an adapter on the output head; it has none"
     return request.keys("lora_targets", keys, why if head else None)
 
@@ -75,7 +88,11 @@ def _loss(request: Request) -> ToolKeys:
     narrow = request.config.precision in ("bf16", "fp8") and not request.config.lora_rank
     if value != "standard" and narrow:
         return request.keys("loss", keys, _IN_FLOAT32, may_not_fit=True)
-    return request.keys("loss", keys, _LOSS_INSTEAD[value]) if value in _LOSS_INSTEAD else ToolKeys(keys, (), True)
+    return (
+        request.keys("loss", keys, _LOSS_INSTEAD[value])
+        if value in _LOSS_INSTEAD
+        else ToolKeys(keys, (), True)
+    )
 
 
 def _kernels(request: Request) -> ToolKeys:
@@ -124,7 +141,9 @@ TOOL = Tool(
         "precision": _precision,
         "activation_checkpointing": _checkpointing,
         "activation_offload": _offload,
-        "lora_rank": lambda each: shared.lora_rank(each, "lora_r", {"use_peft": True}, {"use_peft": False}),
+        "lora_rank": lambda each: shared.lora_rank(
+            each, "lora_r", {"use_peft": True}, {"use_peft": False}
+        ),
         "lora_alpha": shared.whole_alpha,
         "lora_dropout": shared.lora_dropout,
         **shared.kinds_of_adapter(),

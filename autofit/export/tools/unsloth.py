@@ -27,10 +27,16 @@ def _precision(request: Request) -> ToolKeys:
     share = shared.arguments(request, "precision", "arguments.")
     keys = {"model.dtype": shared.keywords(request, "precision").model["dtype"], **share.keys}
     if not request.config.lora_rank:
-        mixed = {} if request.source.device == "cpu" else {"model.float32_mixed_precision": value == "bf16-mixed"}
+        mixed = (
+            {}
+            if request.source.device == "cpu"
+            else {"model.float32_mixed_precision": value == "bf16-mixed"}
+        )
         return ToolKeys({**keys, **mixed}, share.deviations)
     why = "Unsloth holds adapters in float32, in more memory than measured"
-    narrow = request.keys("precision", {}, why if value in ("bf16", "fp8") else None, may_not_fit=True)
+    narrow = request.keys(
+        "precision", {}, why if value in ("bf16", "fp8") else None, may_not_fit=True
+    )
     return ToolKeys(keys, (*share.deviations, *narrow.deviations))
 
 
@@ -43,7 +49,11 @@ def _checkpointing(request: Request) -> ToolKeys:
 
 
 def _targets(request: Request) -> ToolKeys:
-    keys = {"lora.target_modules": request.source.inner_targets or "all-linear"} if request.config.lora_rank else {}
+    keys = (
+        {"lora.target_modules": request.source.inner_targets or "all-linear"}
+        if request.config.lora_rank
+        else {}
+    )
     head = request.source.adapts_head
     why = "Unsloth trains the head whole or not at all; it has no adapter"
     return request.keys("lora_targets", keys, why if head else None)
@@ -60,7 +70,9 @@ def _quantization(request: Request) -> ToolKeys:
 def _loss(request: Request) -> ToolKeys:
     """On cards a fused cross-entropy, on CPUs one in chunks."""
     if request.config.loss == "standard":
-        return request.keys("loss", {}, "Unsloth never holds all logits, and needs less memory than measured")
+        return request.keys(
+            "loss", {}, "Unsloth never holds all logits, and needs less memory than measured"
+        )
     why = "Unsloth computes the loss in its own way, whose memory was not measured"
     return request.keys("loss", {}, why, may_not_fit=True)
 
@@ -77,7 +89,9 @@ def _fixed(request: Request) -> dict[str, Any]:
     }
 
 
-def _files(source: ExportSource, keys: Mapping[str, Any], header: Header, file: str) -> dict[str, str]:
+def _files(
+    source: ExportSource, keys: Mapping[str, Any], header: Header, file: str
+) -> dict[str, str]:
     model, lora = keys["model"], keys.get("lora")
     loaded = keyword_arguments({name: value for name, value in model.items() if name != "dtype"})
     loaded.insert(list(model).index("dtype"), f"dtype=torch.{model['dtype']}")
@@ -86,10 +100,15 @@ def _files(source: ExportSource, keys: Mapping[str, Any], header: Header, file: 
     slots = {
         "head": comment(header),
         "model": call("model, tokenizer = FastLanguageModel.from_pretrained", loaded, indent=0),
-        "adapters": call("model = FastLanguageModel.get_peft_model", adapted, indent=0) if lora else [],
+        "adapters": call("model = FastLanguageModel.get_peft_model", adapted, indent=0)
+        if lora
+        else [],
         "arguments": call("arguments = SFTConfig", keyword_arguments(keys["arguments"]), indent=0),
     }
-    return {file: fill(template("unsloth"), slots), _YAML: yaml_file((*header, "", *_LESS), _yaml(keys))}
+    return {
+        file: fill(template("unsloth"), slots),
+        _YAML: yaml_file((*header, "", *_LESS), _yaml(keys)),
+    }
 
 
 def _yaml(keys: Mapping[str, Any]) -> dict[str, Any]:
@@ -109,7 +128,9 @@ def _yaml(keys: Mapping[str, Any]) -> dict[str, Any]:
             "batch_size": given["per_device_train_batch_size"],
             "gradient_accumulation_steps": given["gradient_accumulation_steps"],
             "packing": given["packing"],
-            "gradient_checkpointing": {True: "true", False: "none"}.get(checkpointing, checkpointing),
+            "gradient_checkpointing": {True: "true", False: "none"}.get(
+                checkpointing, checkpointing
+            ),
         },
     }
     if lora:
@@ -143,12 +164,17 @@ TOOL = Tool(
         **several_devices.on_one_device("Unsloth"),
         "precision": _precision,
         "activation_checkpointing": _checkpointing,
-        "activation_offload": lambda request: shared.offload_of_blocks(  # by the value of the other key
-            *(request, {}, {"model.use_gradient_checkpointing": "unsloth"}),
-            "Unsloth offloads the inputs of checkpointed blocks only, and needs more memory than measured",
+        "activation_offload": lambda request: (
+            shared.offload_of_blocks(  # by the value of the other key
+                *(request, {}, {"model.use_gradient_checkpointing": "unsloth"}),
+                "Unsloth offloads the inputs of checkpointed blocks only, and needs more memory than measured",
+            )
         ),
         "lora_rank": lambda request: shared.lora_rank(
-            request, "lora.r", beside={"model.full_finetuning": False}, without={"model.full_finetuning": True}
+            request,
+            "lora.r",
+            beside={"model.full_finetuning": False},
+            without={"model.full_finetuning": True},
         ),
         "lora_alpha": lambda request: shared.lora_alpha(request, "lora.lora_alpha"),
         "lora_dropout": lambda request: shared.lora_dropout(request, "lora.lora_dropout"),

@@ -56,7 +56,10 @@ def forward_arguments(model_class: Any, *, required: bool = False) -> tuple[str,
     """The names that a class's forward takes, or only those that it cannot do without."""
     names = []
     for name, argument in inspect.signature(model_class.forward).parameters.items():
-        is_named = name != "self" and argument.kind not in (argument.VAR_POSITIONAL, argument.VAR_KEYWORD)
+        is_named = name != "self" and argument.kind not in (
+            argument.VAR_POSITIONAL,
+            argument.VAR_KEYWORD,
+        )
         if is_named and not (required and argument.default is not argument.empty):
             names.append(name)
     return tuple(names)

@@ -38,9 +38,15 @@ def chosen_task(config: Mapping[str, Any], asked: str | None, label: str) -> str
         return asked
 
     architectures = config.get("architectures")
-    names = [name for name in architectures if isinstance(name, str)] if isinstance(architectures, list) else []
+    names = (
+        [name for name in architectures if isinstance(name, str)]
+        if isinstance(architectures, list)
+        else []
+    )
     if not names:
-        raise InputError(f"{label} does not say in `architectures` what the model is for.", remedy_for(kind))
+        raise InputError(
+            f"{label} does not say in `architectures` what the model is for.", remedy_for(kind)
+        )
 
     for name in names:
         task = _task_of_class(name, kind, own_code)

@@ -22,11 +22,17 @@ def pair_loss(model: Any, batch: Any) -> torch.Tensor:
 
     inputs = {name: tensor.flatten(0, 1) for name, tensor in batch.items()}
     hidden = model(**inputs).last_hidden_state
-    mask = inputs.get("attention_mask", torch.ones_like(inputs["input_ids"]))[..., None].to(hidden.dtype)
+    mask = inputs.get("attention_mask", torch.ones_like(inputs["input_ids"]))[..., None].to(
+        hidden.dtype
+    )
     means = (hidden * mask).sum(dim=1) / mask.sum(dim=1)
-    first, second = torch.nn.functional.normalize(means.float(), dim=-1).unflatten(0, (-1, 2)).unbind(1)
+    first, second = (
+        torch.nn.functional.normalize(means.float(), dim=-1).unflatten(0, (-1, 2)).unbind(1)
+    )
     scores = _SCALE * first @ second.T
-    return torch.nn.functional.cross_entropy(scores, torch.arange(len(scores), device=scores.device))
+    return torch.nn.functional.cross_entropy(
+        scores, torch.arange(len(scores), device=scores.device)
+    )
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,11 @@ if TYPE_CHECKING:
 
 _SIDE = 448  # pixels of an image, where models take every size
 _PATCHES = 2048  # of a page that Pix2Struct reads (arXiv:2210.03347)
-_SIZED = ("mistral3", "lighton_ocr", "mistral_large4")  # kinds whose forward is told the size of each image
+_SIZED = (
+    "mistral3",
+    "lighton_ocr",
+    "mistral_large4",
+)  # kinds whose forward is told the size of each image
 _FRAMES = {"instructblipvideo": 4}  # of a sample, by kinds that see nothing but videos
 # Under which keys configs have the tokens that stand for an image, for other media, and before and behind an image.
 _IMAGE_TOKEN = ("image_token_id", "image_token_index")
@@ -45,16 +49,22 @@ class RandomImageText:
     grid: tuple[int, int, int] | None = None
     images: int = 0  # of a sample, where pixels have a dimension for them
     attended: bool = False  # whether a mask says which token sees which image
-    sizes: tuple[int, int] | None = None  # height and width, for models that are told the size of each image
+    sizes: tuple[int, int] | None = (
+        None  # height and width, for models that are told the size of each image
+    )
     types: tuple[str, ...] = ()  # arguments that tell an image's tokens from text
-    question: int = 0  # the vocabulary of what reads the text beside the image, too, as InstructBLIP's Q-Former
+    question: int = (
+        0  # the vocabulary of what reads the text beside the image, too, as InstructBLIP's Q-Former
+    )
 
     def __call__(self, n: int) -> dict[str, torch.Tensor]:
         import torch
 
         generator = torch.Generator(device="cpu").manual_seed(SEED)
         head = [*self.before, *[self.image_token] * self.image_tokens, *self.after]
-        ids = random_ids((n, self.sequence_length), self.vocab_size - len(self.avoided), None, generator)
+        ids = random_ids(
+            (n, self.sequence_length), self.vocab_size - len(self.avoided), None, generator
+        )
         for token in sorted(self.avoided):
             ids = ids + (ids >= token)
         ids[:, : len(head)] = torch.tensor(head, device="cpu")
@@ -64,14 +74,24 @@ class RandomImageText:
         for name in self.types:
             batch[name] = (ids == self.image_token).long()
         if self.attended:
-            batch["image_attention_mask"] = torch.ones((*ids.shape, self.images), dtype=torch.long, device="cpu")
+            batch["image_attention_mask"] = torch.ones(
+                (*ids.shape, self.images), dtype=torch.long, device="cpu"
+            )
         if self.question:
-            batch["qformer_input_ids"] = random_ids(tuple(ids.shape), self.question, None, generator)
+            batch["qformer_input_ids"] = random_ids(
+                tuple(ids.shape), self.question, None, generator
+            )
         if self.sizes is not None:
             batch["image_sizes"] = torch.tensor([self.sizes] * n, device="cpu")
         if self.grid is not None:
-            pixels = torch.randn((n * self.pixels[0], *self.pixels[1:]), generator=generator, device="cpu")
-            return {**batch, "pixel_values": pixels, "image_grid_thw": torch.tensor([self.grid] * n, device="cpu")}
+            pixels = torch.randn(
+                (n * self.pixels[0], *self.pixels[1:]), generator=generator, device="cpu"
+            )
+            return {
+                **batch,
+                "pixel_values": pixels,
+                "image_grid_thw": torch.tensor([self.grid] * n, device="cpu"),
+            }
         shape = (n, self.images, *self.pixels) if self.images else (n, *self.pixels)
         return {**batch, "pixel_values": torch.randn(shape, generator=generator, device="cpu")}
 
@@ -107,7 +127,10 @@ class RandomPages(RandomReading):
         batch = super().__call__(n)
         numbers = torch.arange(self.shape[0], device="cpu")
         side = math.isqrt(self.shape[0])
-        batch[self.argument][..., 0], batch[self.argument][..., 1] = 1 + numbers // side, 1 + numbers % side
+        batch[self.argument][..., 0], batch[self.argument][..., 1] = (
+            1 + numbers // side,
+            1 + numbers % side,
+        )
         return batch
 
 
@@ -125,9 +148,13 @@ def image_text_batches(asked: Asked) -> RandomImageText | RandomReading:
     keys = ("video_token_index",) if frames else _IMAGE_TOKEN
     known = whole_numbers(config, *keys)
     token = known[0] if known else None
-    is_beside = not known and not any(hasattr(config, key) for key in keys)  # BLIP attends to images apart
+    is_beside = not known and not any(
+        hasattr(config, key) for key in keys
+    )  # BLIP attends to images apart
     if vision is None or not (known or is_beside) or "pixel_values" not in asked.arguments:
-        raise InputError(f"autofit knows no batches of images and text for {asked.name}.", YOUR_FUNCTION)
+        raise InputError(
+            f"autofit knows no batches of images and text for {asked.name}.", YOUR_FUNCTION
+        )
 
     channels = image_channels(asked, vision)
     sizes: tuple[int, int] | None = None
@@ -141,7 +168,9 @@ def image_text_batches(asked: Asked) -> RandomImageText | RandomReading:
         if config.model_type in _SIZED:
             sizes = sides
         tokens = _counted_tokens(asked, vision, pixels) * max(1, frames) if known else 0
-    if "image_embeds_position_mask" in asked.arguments:  # Kosmos-2 is told where an image is, whatever its tokens are
+    if (
+        "image_embeds_position_mask" in asked.arguments
+    ):  # Kosmos-2 is told where an image is, whatever its tokens are
         token = asked.size(text, "vocab_size") - 1
         tokens = asked.size(config, "latent_query_num")
 
@@ -150,14 +179,20 @@ def image_text_batches(asked: Asked) -> RandomImageText | RandomReading:
     length = asked.length(positions(text))
     shortest = len(before) + tokens + len(after) + 2
     if length < shortest:
-        message = f"an image of {asked.name} takes {tokens} tokens, and the sequence length is {length}."
+        message = (
+            f"an image of {asked.name} takes {tokens} tokens, and the sequence length is {length}."
+        )
         raise InputError(message, f"Give at least {shortest}.")
 
     vocabulary = asked.size(text, "vocab_size")
     rule = f"the image token of {asked.name} must be from 0 to below vocab_size {vocabulary}"
     require(token is None or 0 <= token < vocabulary, rule, token)
     others = whole_numbers(config, *_IMAGE_TOKEN, *_VIDEO_TOKEN, *_BEFORE, *_BEHIND)
-    avoided = {number for number in (padding(text), token, *others) if number is not None and 0 <= number < vocabulary}
+    avoided = {
+        number
+        for number in (padding(text), token, *others)
+        if number is not None and 0 <= number < vocabulary
+    }
     return RandomImageText(
         sequence_length=length,
         vocab_size=vocabulary,
@@ -168,17 +203,22 @@ def image_text_batches(asked: Asked) -> RandomImageText | RandomReading:
         after=tuple(after),
         pixels=pixels,
         grid=grid,
-        images=frames or int(bool({"pixel_attention_mask", "image_attention_mask"} & {*asked.arguments})),
+        images=frames
+        or int(bool({"pixel_attention_mask", "image_attention_mask"} & {*asked.arguments})),
         attended="image_attention_mask" in asked.arguments,
         sizes=sizes,
         types=tuple(name for name in _TYPES if name in asked.arguments),
-        question=asked.size(config.qformer_config, "vocab_size") if "qformer_input_ids" in asked.arguments else 0,
+        question=asked.size(config.qformer_config, "vocab_size")
+        if "qformer_input_ids" in asked.arguments
+        else 0,
     )
 
 
 def _read_batches(asked: Asked) -> RandomReading:
     """The batches of an encoder of images and a decoder of what is in them, as TrOCR, Donut or Pix2Struct."""
-    vision = getattr(asked.config, "encoder", None) or getattr(asked.config, "vision_config", asked.config)
+    vision = getattr(asked.config, "encoder", None) or getattr(
+        asked.config, "vision_config", asked.config
+    )
     text = getattr(asked.config, "decoder", None) or asked.config.get_text_config(decoder=True)
     vocabulary = asked.size(text, "vocab_size")
     pad = padding(text, vocabulary)
@@ -191,9 +231,14 @@ def _read_batches(asked: Asked) -> RandomReading:
     return kind("pixel_values", shape, None, length, vocabulary, pad, length)
 
 
-def _patches(asked: Asked, vision: Any, channels: int) -> tuple[tuple[int, int], tuple[int, int, int], int]:
+def _patches(
+    asked: Asked, vision: Any, channels: int
+) -> tuple[tuple[int, int], tuple[int, int, int], int]:
     """[patches, values of a patch] of one image, its grid, and its tokens: Qwen's way, of which many are."""
-    size, merge = asked.size(vision, "patch_size"), asked.size(vision, "spatial_merge_size", default=2)
+    size, merge = (
+        asked.size(vision, "patch_size"),
+        asked.size(vision, "spatial_merge_size", default=2),
+    )
     side = max(1, _SIDE // size // merge) * merge
     values = channels * asked.size(vision, "temporal_patch_size", default=1) * size * size
     return (side * side, values), (1, side, side), (side // merge) ** 2
@@ -212,9 +257,14 @@ def _counted_tokens(asked: Asked, vision: Any, pixels: tuple[int, ...]) -> int:
     merged = getattr(config, "scale_factor", None) or getattr(config, "spatial_merge_size", None)
     if isinstance(patch, int) and isinstance(merged, int):
         return (pixels[1] // patch // merged) * (pixels[2] // patch // merged)
-    with as_input_error(lambda error: f"autofit knows no batches of images and text for {asked.name}.", YOUR_FUNCTION):
+    with as_input_error(
+        lambda error: f"autofit knows no batches of images and text for {asked.name}.",
+        YOUR_FUNCTION,
+    ):
         with torch.device("meta"), torch.no_grad():
-            model = transformers.AutoModelForImageTextToText.from_config(config, dtype=torch.float32)
+            model = transformers.AutoModelForImageTextToText.from_config(
+                config, dtype=torch.float32
+            )
             found = model.get_image_features(pixel_values=torch.empty((1, *pixels)))
             pooled = getattr(found, "pooler_output", found)
             found = found.last_hidden_state if pooled is None else pooled

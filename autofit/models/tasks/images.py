@@ -64,7 +64,9 @@ class RandomBoxes(RandomImages):
 
         targets = []
         for _ in range(n):
-            classes = torch.randint(self.labels.classes, (_BOXES,), generator=generator, device="cpu")
+            classes = torch.randint(
+                self.labels.classes, (_BOXES,), generator=generator, device="cpu"
+            )
             centres = torch.rand((_BOXES, 2), generator=generator, device="cpu") / 2 + 0.25
             sides = torch.rand((_BOXES, 2), generator=generator, device="cpu") / 4 + 0.125
             targets.append({"class_labels": classes, "boxes": torch.cat([centres, sides], dim=1)})
@@ -112,19 +114,25 @@ def _pixels(*shape: int) -> tuple[torch.Generator, torch.Tensor]:
 def image_batches(asked: Asked) -> RandomImages | RandomTokens:
     """The batches of a model of images, by its config."""
     asked.no_length("images")
-    if "input_ids" in asked.arguments and "pixel_values" not in asked.arguments:  # ImageGPT reads colours as words
+    if (
+        "input_ids" in asked.arguments and "pixel_values" not in asked.arguments
+    ):  # ImageGPT reads colours as words
         return text_batches(replace(asked, arguments=()))
     vision = getattr(asked.config, "vision_config", asked.config)  # of models of images and text
     channels = image_channels(asked, vision)
     labels = class_labels(asked.config)
     if "spatial_shapes" in asked.arguments:
         size = asked.size(vision, "patch_size")
-        return RandomPatches(channels, size, size, labels, math.isqrt(asked.size(vision, "num_patches")))
+        return RandomPatches(
+            channels, size, size, labels, math.isqrt(asked.size(vision, "num_patches"))
+        )
 
     height, width = image_sides(asked, vision)
     if asked.task.medium == "videos":
         frames = asked.size(vision, "num_frames", "frames_per_clip", default=_FRAMES)
-        name = next((name for name in asked.arguments if name.startswith("pixel_values")), "pixel_values")
+        name = next(
+            (name for name in asked.arguments if name.startswith("pixel_values")), "pixel_values"
+        )
         return RandomVideos(channels, height, width, labels, frames, name)
 
     kinds = {"class of each pixel": RandomSegments, "boxes": RandomBoxes}
@@ -133,11 +141,19 @@ def image_batches(asked: Asked) -> RandomImages | RandomTokens:
 
 def image_sides(asked: Asked, vision: Any) -> tuple[int, int]:
     """The height and width of the images that a config is for."""
-    sides = getattr(vision, "image_size", None) or getattr(vision, "crop_size", None) or asked.task.pixels
+    sides = (
+        getattr(vision, "image_size", None)
+        or getattr(vision, "crop_size", None)
+        or asked.task.pixels
+    )
     if isinstance(sides, Mapping):
         sides = [sides.get("height"), sides.get("width")]
     both = [sides, sides] if isinstance(sides, int) else sides
-    if not isinstance(both, list | tuple) or len(both) != 2 or any(type(n) is not int or n < 1 for n in both):
+    if (
+        not isinstance(both, list | tuple)
+        or len(both) != 2
+        or any(type(n) is not int or n < 1 for n in both)
+    ):
         message = f"the config of {asked.name} cannot have image_size {shown(sides)}."
         raise InputError(message, "Correct config.json.")
     part = _window(vision)
@@ -148,7 +164,11 @@ def _window(vision: Any) -> int:
     """What the sides of an image must be multiples of: of RF-DETR, whose patches are in windows, 56 pixels."""
     backbone = getattr(vision, "backbone_config", None)
     windows, patch = getattr(backbone, "num_windows", None), getattr(backbone, "patch_size", None)
-    in_squares = isinstance(windows, int) and isinstance(patch, int) and not hasattr(backbone, "num_windows_side")
+    in_squares = (
+        isinstance(windows, int)
+        and isinstance(patch, int)
+        and not hasattr(backbone, "num_windows_side")
+    )
     return windows * patch if in_squares else 1  # type: ignore[operator]
 
 

@@ -13,11 +13,23 @@ SEQUENCE_LENGTH = 2048  # unless given, or the model's maximum is shorter
 
 # RoBERTa and its children number positions from pad_token_id + 1, and have that many positions fewer than embeddings.
 OFFSET_POSITIONS = (
-    *("camembert", "data2vec-text", "esm", "ibert", "lilt", "longformer", "luke", "markuplm", "mpnet"),
+    *(
+        "camembert",
+        "data2vec-text",
+        "esm",
+        "ibert",
+        "lilt",
+        "longformer",
+        "luke",
+        "markuplm",
+        "mpnet",
+    ),
     *("roberta", "roberta-prelayernorm", "xlm-roberta", "xlm-roberta-xl", "xmod"),
 )
 
-YOUR_FUNCTION = "Give a function of yours that returns an autofit.Workload: --model file.py:function."
+YOUR_FUNCTION = (
+    "Give a function of yours that returns an autofit.Workload: --model file.py:function."
+)
 
 
 @dataclass(frozen=True)
@@ -36,7 +48,8 @@ class Asked:
         value = getattr(config, key, default)
         if type(value) is not int or value < 1:
             raise InputError(
-                f"the config of {self.name} needs a positive {key}, not {shown(value)}.", "Correct config.json."
+                f"the config of {self.name} needs a positive {key}, not {shown(value)}.",
+                "Correct config.json.",
             )
         return value
 
@@ -48,7 +61,9 @@ class Asked:
         rule = f"the sequence length must be a whole number of at least {shortest}"
         require(is_whole(given, shortest), rule, given, "For example 2048.")
         if maximum is not None and given > maximum:
-            message = f"{self.name} takes sequences of at most {maximum} tokens, not {shown(given)}."
+            message = (
+                f"{self.name} takes sequences of at most {maximum} tokens, not {shown(given)}."
+            )
             raise InputError(message, f"Give {maximum} or less.")
         return given
 

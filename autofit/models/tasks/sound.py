@@ -15,7 +15,9 @@ if TYPE_CHECKING:
 SAMPLING_RATE = 16_000  # Hz, of all the models of speech
 _SECONDS = 10  # of a sample, where the model does not set them
 _FRAME_SECONDS = 0.01  # between the frames of a spectrogram
-_TOKENS_A_SECOND = 8  # fewer than the 12.5 outputs of the slowest encoders, so that every CTC loss is finite
+_TOKENS_A_SECOND = (
+    8  # fewer than the 12.5 outputs of the slowest encoders, so that every CTC loss is finite
+)
 _MOST_TOKENS = ("max_target_positions", "max_text_positions", "max_position_embeddings")
 _USUAL_TOKENS = 448  # Whisper's most
 
@@ -49,7 +51,9 @@ class RandomSound:
 
 def sound_batches(asked: Asked) -> RandomSound:
     """The batches of a model of sound, by its config. Raises InputError: its forward takes none."""
-    argument = next((name for name in asked.arguments if name in ("input_features", "input_values")), None)
+    argument = next(
+        (name for name in asked.arguments if name in ("input_features", "input_values")), None
+    )
     if argument is None:
         message = f"autofit knows no batches of sound for {asked.name}."
         raise InputError(message, YOUR_FUNCTION)
@@ -63,7 +67,9 @@ def sound_batches(asked: Asked) -> RandomSound:
     if asked.task.labels == "transcript":
         asked.no_length("sound")
         masked = argument == "input_features" and "attention_mask" in asked.arguments
-        return RandomSound(argument, shape, None, _TOKENS_A_SECOND * _SECONDS, vocabulary, pad, masked=masked)
+        return RandomSound(
+            argument, shape, None, _TOKENS_A_SECOND * _SECONDS, vocabulary, pad, masked=masked
+        )
     limits = whole_numbers(text, *_MOST_TOKENS)
     most = limits[0] if limits else None
     if asked.sequence_length is None:
@@ -74,9 +80,13 @@ def sound_batches(asked: Asked) -> RandomSound:
 
 def _shape(asked: Asked, argument: str) -> tuple[int, ...]:
     """Of one sample: a wave [samples] or a spectrogram, [bins, frames] for Whisper and [frames, bins] for others."""
-    config: Any = getattr(asked.config, "encoder_config", None) or getattr(asked.config, "encoder", asked.config)
+    config: Any = getattr(asked.config, "encoder_config", None) or getattr(
+        asked.config, "encoder", asked.config
+    )
     frames = round(_SECONDS / _FRAME_SECONDS)
-    if config.model_type == "whisper":  # sound is always padded to 30 s, two frames of which make a position
+    if (
+        config.model_type == "whisper"
+    ):  # sound is always padded to 30 s, two frames of which make a position
         return asked.size(config, "num_mel_bins"), 2 * asked.size(config, "max_source_positions")
     if config.model_type == "audio-spectrogram-transformer":
         return asked.size(config, "max_length"), asked.size(config, "num_mel_bins")
@@ -84,8 +94,16 @@ def _shape(asked: Asked, argument: str) -> tuple[int, ...]:
         return (_SECONDS * SAMPLING_RATE,)
     if config.model_type == "pop2piano":  # its features are as wide as the model
         return frames, asked.size(config, "d_model")
-    keys = ("num_mel_bins", "input_feat_per_channel", "feature_projection_input_dim", "input_dim", "n_mels")
+    keys = (
+        "num_mel_bins",
+        "input_feat_per_channel",
+        "feature_projection_input_dim",
+        "input_dim",
+        "n_mels",
+    )
     bins = asked.size(config, *keys)
-    if config.model_type.startswith("granite_speech5"):  # of two frames, and what each differs by from those around it
+    if config.model_type.startswith(
+        "granite_speech5"
+    ):  # of two frames, and what each differs by from those around it
         return frames // 2, 4 * bins
     return frames, bins

@@ -24,13 +24,48 @@ _REGIONS = 36  # of an image: LXMERT, arXiv:1908.07490
 # again; the tests compare each with the documents alone. Of others, BLOOM, MPT and OPT count positions themselves.
 KEEPS_APART = frozenset(
     (
-        *("apertus", "arcee", "bitnet", "cohere", "cohere2", "ernie4_5", "exaone4", "gemma", "gemma2", "gemma3_text"),
-        *("glm", "glm4", "gpt2", "gpt_bigcode", "gpt_neox", "granite", "helium", "hunyuan_v1_dense", "llama"),
-        *("ministral", "mistral", "mixtral", "nemotron", "olmo", "olmo2", "olmoe", "phi", "phi3", "qwen2", "qwen3"),
+        *(
+            "apertus",
+            "arcee",
+            "bitnet",
+            "cohere",
+            "cohere2",
+            "ernie4_5",
+            "exaone4",
+            "gemma",
+            "gemma2",
+            "gemma3_text",
+        ),
+        *(
+            "glm",
+            "glm4",
+            "gpt2",
+            "gpt_bigcode",
+            "gpt_neox",
+            "granite",
+            "helium",
+            "hunyuan_v1_dense",
+            "llama",
+        ),
+        *(
+            "ministral",
+            "mistral",
+            "mixtral",
+            "nemotron",
+            "olmo",
+            "olmo2",
+            "olmoe",
+            "phi",
+            "phi3",
+            "qwen2",
+            "qwen3",
+        ),
         *("qwen3_moe", "seed_oss", "smollm3", "stablelm", "starcoder2"),
     )
 )
-MASKED_FRACTION = 0.15  # of the tokens in masked-language modelling: BERT, arXiv:1810.04805, section 3.1
+MASKED_FRACTION = (
+    0.15  # of the tokens in masked-language modelling: BERT, arXiv:1810.04805, section 3.1
+)
 
 
 @dataclass(frozen=True)
@@ -69,8 +104,13 @@ class RandomTokens:
     boxes: str = ""  # their type
     regions: int = 0  # the features of a region, where some of an image stand beside the text
     spectrogram: tuple[int, int] = (0, 0)  # of the sound beside each token: bins and frames
-    document_tokens: int = 0  # of each of the documents in a sample, whose positions start again; 0: it is one
-    sound: tuple[int, int] = (0, 0)  # codes of sound beside each token, and how many there are to choose from
+    document_tokens: int = (
+        0  # of each of the documents in a sample, whose positions start again; 0: it is one
+    )
+    sound: tuple[int, int] = (
+        0,
+        0,
+    )  # codes of sound beside each token, and how many there are to choose from
 
     def __call__(self, n: int) -> dict[str, torch.Tensor]:
         import torch
@@ -79,7 +119,9 @@ class RandomTokens:
         ids = random_ids((n, self.sequence_length), self.vocab_size, self.pad_token_id, generator)
         batch = {"input_ids": ids, **{name: torch.zeros_like(ids) for name in self.zeros}}
         if self.boxes:
-            batch["bbox"] = torch.zeros((*ids.shape, 4), dtype=getattr(torch, self.boxes), device="cpu")
+            batch["bbox"] = torch.zeros(
+                (*ids.shape, 4), dtype=getattr(torch, self.boxes), device="cpu"
+            )
         if self.spectrogram[0]:
             shape = n, self.spectrogram[0], self.spectrogram[1] * self.sequence_length
             batch["input_features"] = torch.randn(shape, generator=generator, device="cpu")
@@ -87,7 +129,9 @@ class RandomTokens:
             codes = random_ids((*ids.shape, self.sound[0]), self.sound[1], None, generator)
             batch["input_ids"] = torch.cat([ids[..., None], codes], dim=2)
         if self.regions:
-            batch["visual_feats"] = torch.randn((n, _REGIONS, self.regions), generator=generator, device="cpu")
+            batch["visual_feats"] = torch.randn(
+                (n, _REGIONS, self.regions), generator=generator, device="cpu"
+            )
             batch["visual_pos"] = torch.rand((n, _REGIONS, 4), generator=generator, device="cpu")
         batch |= self._targets(ids, generator)
         if self.document_tokens:
@@ -107,7 +151,11 @@ class RandomTokens:
         if task.predicts_next_token:
             return {"labels": ids.clone()}
         if task.labels == "other tokens":
-            return {"labels": random_ids(tuple(ids.shape), self.vocab_size, self.pad_token_id, generator)}
+            return {
+                "labels": random_ids(
+                    tuple(ids.shape), self.vocab_size, self.pad_token_id, generator
+                )
+            }
         if task.labels == "span":
             ends = torch.randint(ids.shape[1], (2, len(ids)), generator=generator, device="cpu")
             return {"start_positions": ends[0], "end_positions": ends[1]}
@@ -138,10 +186,14 @@ def text_batches(asked: Asked) -> RandomTokens:
     text = asked.config.get_text_config()
     by_characters = not hasattr(text, "vocab_size")  # CANINE hashes them
     vocabulary = _CHARACTERS if by_characters else asked.size(text, "vocab_size")
-    shortest = 2 if asked.task.predicts_next_token else 1  # the first token of a sample is never predicted
+    shortest = (
+        2 if asked.task.predicts_next_token else 1
+    )  # the first token of a sample is never predicted
     labels = class_labels(asked.config) if asked.task.classifies else None
     regions = asked.size(text, "visual_feat_dim") if hasattr(text, "visual_feat_dim") else 0
-    if regions and asked.task.labels == "span":  # LXMERT's answers are classes, not parts of the text
+    if (
+        regions and asked.task.labels == "span"
+    ):  # LXMERT's answers are classes, not parts of the text
         labels = ClassLabels(asked.size(text, "num_qa_labels"))
     streams = hasattr(text, "codebook_vocab_size")  # Kyutai's models hear while they write
     frames = getattr(asked.config, "audio_length_per_tok", 0)  # and Voxtral's
@@ -152,9 +204,17 @@ def text_batches(asked: Asked) -> RandomTokens:
         pad_token_id=padding(text, vocabulary),
         labels=labels,
         # Gemma's models of images want to be told, in training, that no token is of an image.
-        zeros=tuple(name for name in ("token_type_ids", "mm_token_type_ids") if name in asked.arguments),
+        zeros=tuple(
+            name for name in ("token_type_ids", "mm_token_type_ids") if name in asked.arguments
+        ),
         regions=regions,
-        spectrogram=(asked.size(asked.config.audio_config, "num_mel_bins"), frames) if frames else (0, 0),
-        sound=(asked.size(text, "num_codebooks"), asked.size(text, "codebook_vocab_size")) if streams else (0, 0),
-        boxes=("float" if text.model_type == "udop" else "long") if any(hasattr(text, key) for key in _PAGES) else "",
+        spectrogram=(asked.size(asked.config.audio_config, "num_mel_bins"), frames)
+        if frames
+        else (0, 0),
+        sound=(asked.size(text, "num_codebooks"), asked.size(text, "codebook_vocab_size"))
+        if streams
+        else (0, 0),
+        boxes=("float" if text.model_type == "udop" else "long")
+        if any(hasattr(text, key) for key in _PAGES)
+        else "",
     )

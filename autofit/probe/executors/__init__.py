@@ -25,7 +25,9 @@ from autofit.probe.timing import Plan
 
 LOOK_SECONDS = 600.0
 LEAST_SECONDS = 1e-3  # that anything is given, also where no time is left
-Work = Callable[..., Any]  # of a workload and arguments; both, and its answer, are sent between processes
+Work = Callable[
+    ..., Any
+]  # of a workload and arguments; both, and its answer, are sent between processes
 
 
 class Executor(ABC):
@@ -35,7 +37,9 @@ class Executor(ABC):
     places: int = 1  # configs measured at once
     devices: int = 1  # that train one config together
     timeout: float = 600.0  # seconds a probe may take
-    own_ranks: tuple[Place, ...] | None = None  # where those are, if it is not this machine that is divided for them
+    own_ranks: tuple[Place, ...] | None = (
+        None  # where those are, if it is not this machine that is divided for them
+    )
     sharing: int = 1  # how many then share a node's processors and memory at once
     until: float = math.inf  # of time.monotonic: when all that is run has to have ended
 
@@ -49,7 +53,13 @@ class Executor(ABC):
 
     @abstractmethod
     def run(
-        self, function: Work, workload: Workload | None, *arguments: Any, log: str, timeout: float, task: str = "it"
+        self,
+        function: Work,
+        workload: Workload | None,
+        *arguments: Any,
+        log: str,
+        timeout: float,
+        task: str = "it",
     ) -> Any:
         """The result of `function(workload, *arguments)` in a process of its own, which writes to the log of that name.
         Raises as `measure`, or what the function raises of autofit's; ProbeError where the `task` died or overran."""
@@ -89,7 +99,9 @@ class Executor(ABC):
         hardware: Hardware = self._look(detect_hardware, None, device)
         return hardware
 
-    def look(self, workload: Workload, device: str | None, budget_bytes: int | None) -> tuple[Hardware, Traits]:
+    def look(
+        self, workload: Workload, device: str | None, budget_bytes: int | None
+    ) -> tuple[Hardware, Traits]:
         """The hardware, and the workload's traits on it; an InputError for the workload, a ProbeError for no device."""
         hardware, traits = self._look(inspect, workload, device, budget_bytes)
         return hardware, traits
@@ -112,7 +124,13 @@ class Executor(ABC):
         return None
 
     def trace(
-        self, workload: Workload, config: Config, hardware: Hardware, budget: Budget, *, directory: Path
+        self,
+        workload: Workload,
+        config: Config,
+        hardware: Hardware,
+        budget: Budget,
+        *,
+        directory: Path,
     ) -> dict[str, str]:
         """Record one step of a Config; the paths by what they hold (see `StepTrace`). Raises as `measure`."""
         request = Request(config, hardware, budget, Plan())
@@ -124,4 +142,6 @@ class Executor(ABC):
 
     def _look(self, function: Work, workload: Workload | None, *arguments: Any) -> Any:
         task = "looking at the model"
-        return self.run(function, workload, *arguments, log="look.log", timeout=LOOK_SECONDS, task=task)
+        return self.run(
+            function, workload, *arguments, log="look.log", timeout=LOOK_SECONDS, task=task
+        )

@@ -61,7 +61,9 @@ class Gang:
 class Cluster:
     """A connection to a Ray cluster, and what this process has there. Several threads may call its methods."""
 
-    def __init__(self, options: SearchOptions, logs: Path, notify: Callable[[str], None], until: float) -> None:
+    def __init__(
+        self, options: SearchOptions, logs: Path, notify: Callable[[str], None], until: float
+    ) -> None:
         """`until`: the time, of time.monotonic, to wait for room. Raises InputError where Ray is not installed or the
         wrong one is named, ProbeError where the cluster cannot be used."""
         self._ray = _imported()
@@ -94,12 +96,16 @@ class Cluster:
             return False
         if "://" in address:
             remedy = "Run the search inside of the cluster: ray job submit -- autofit search ..."
-            raise InputError(f"RAY_ADDRESS is {address}, a client's address, which is not made for this.", remedy)
+            raise InputError(
+                f"RAY_ADDRESS is {address}, a client's address, which is not made for this.", remedy
+            )
         if matched := _HOST_AND_PORT.fullmatch(address):  # Ray itself waits for minutes, and prints
             try:
                 socket.create_connection((matched[1], int(matched[2])), _ANSWER_SECONDS).close()
             except OSError as error:
-                raise ProbeError(f"no Ray cluster answers at RAY_ADDRESS={address}.", "See ray status.") from error
+                raise ProbeError(
+                    f"no Ray cluster answers at RAY_ADDRESS={address}.", "See ray status."
+                ) from error
         quiet = {"log_to_driver": False, "logging_level": logging.ERROR}
         try:
             try:
@@ -120,7 +126,9 @@ class Cluster:
             nodes = {node["NodeID"]: node for node in self._ray.nodes() if node["Alive"]}
             self._alive = set(nodes)
             unknown = self._alive - self._alike.keys() - self._left_out
-            found = self._surveyed([name for name in nodes if name in unknown and nodes[name]["Resources"].get(what)])
+            found = self._surveyed(
+                [name for name in nodes if name in unknown and nodes[name]["Resources"].get(what)]
+            )
             fine = [_seen(nodes[name], what, processor) for name, (_, processor) in found.items()]
             wrong = {node.id: _differing(found[node.id][0]) for node in fine}
             for node in filter(lambda each: wrong[each.id], fine):
@@ -130,7 +138,10 @@ class Cluster:
             self._alike |= {node.id: node for node in fine if node.kind == self._kind}
             for node in fine:
                 if node.kind != self._kind:
-                    self._leave_out(node, f"speeds on {node.kind} cannot be compared with those on {self._kind}.")
+                    self._leave_out(
+                        node,
+                        f"speeds on {node.kind} cannot be compared with those on {self._kind}.",
+                    )
             self._looked = time.monotonic()
 
     def _surveyed(self, names: Sequence[str]) -> dict[str, Found]:
@@ -138,7 +149,10 @@ class Cluster:
         ray = self._ray
         survey = ray.remote(num_cpus=0)(_survey())
         on = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy
-        asked = {name: survey.options(scheduling_strategy=on(name, soft=False)).remote() for name in names}
+        asked = {
+            name: survey.options(scheduling_strategy=on(name, soft=False)).remote()
+            for name in names
+        }
         if asked:
             ray.wait(list(asked.values()), num_returns=len(asked), timeout=_SURVEY_SECONDS)
         found: dict[str, Found] = {}
@@ -153,7 +167,9 @@ class Cluster:
         """Never use a node; a ProbeError for other versions on one that was there before anything ran."""
         if not self._kind:
             message = f"the node {node.address} of the Ray cluster has {why}"
-            raise ProbeError(message, "Give all nodes the same Python, torch and autofit, as one image does.")
+            raise ProbeError(
+                message, "Give all nodes the same Python, torch and autofit, as one image does."
+            )
         self._left_out.add(node.id)
         self._notify(f"the node {node.address} is left idle: {why}")
 
@@ -171,10 +187,15 @@ class Cluster:
         options, amounts = self._options, [node.amount for node in self._alike.values()]
         on_cpu = self.device == "cpu"
         if not amounts:
-            message = f"no node of the Ray cluster has a {'processor for tasks' if on_cpu else 'GPU'}."
+            message = (
+                f"no node of the Ray cluster has a {'processor for tasks' if on_cpu else 'GPU'}."
+            )
             raise (ProbeError if on_cpu else NoDeviceError)(message, "See ray status.")
         if options.devices == ALL and on_cpu:
-            raise InputError("--devices all means cards, and the device is the CPU.", "Give a number: --devices 2.")
+            raise InputError(
+                "--devices all means cards, and the device is the CPU.",
+                "Give a number: --devices 2.",
+            )
         self.devices = min(amounts) if options.devices == ALL else int(options.devices)
         self.nodes, self.world = options.nodes, self.devices * options.nodes
         # Processors of a node are divided by all that train there at once; by default it has one gang.
@@ -191,7 +212,9 @@ class Cluster:
         self._look(again=False)
         slots = self._slots()
         most = sum(slots) // self.nodes
-        while sum(min(slot, most) for slot in slots) < most * self.nodes:  # a gang has one on each of its nodes
+        while (
+            sum(min(slot, most) for slot in slots) < most * self.nodes
+        ):  # a gang has one on each of its nodes
             most -= 1
         return max(1, min(most, self._options.workers or most))
 
@@ -244,7 +267,9 @@ class Cluster:
         actors = [worker.actor for gang in gangs for worker in gang.workers]
         if ended := [actor.close.remote() for actor in actors]:
             ray.wait(ended, num_returns=len(ended), timeout=_END_SECONDS)
-        self._free(actors, [gang.group for gang in gangs], [part for gang in gangs for part in gang.parts])
+        self._free(
+            actors, [gang.group for gang in gangs], [part for gang in gangs for part in gang.parts]
+        )
 
     def end_idle(self, but: int = 0) -> None:
         """End the idle gangs, all but so many."""
@@ -259,7 +284,9 @@ class Cluster:
             if self._own:
                 self._ray.shutdown()
 
-    def _free(self, actors: Sequence[Any], groups: Sequence[Any], parts: Sequence[tuple[str, int]]) -> None:
+    def _free(
+        self, actors: Sequence[Any], groups: Sequence[Any], parts: Sequence[tuple[str, int]]
+    ) -> None:
         for actor in actors:
             self._ray.kill(actor)
         for group in groups:
@@ -270,7 +297,9 @@ class Cluster:
 
     def _asked(self) -> Any:
         """A placement group for a gang, which is there once there is room."""
-        bundle = {"CPU": self.processors * self.devices} if self.processors else {"GPU": self.devices}
+        bundle = (
+            {"CPU": self.processors * self.devices} if self.processors else {"GPU": self.devices}
+        )
         given: dict[str, Any] = {"strategy": "STRICT_SPREAD" if self.nodes > 1 else "STRICT_PACK"}
         if self._left_out:
             without = {"ray.io/node-id": f"!in({','.join(sorted(self._left_out))})"}
@@ -290,16 +319,25 @@ class Cluster:
             if set(nodes) - self._alike.keys():
                 raise LostError("a node of the cluster is unlike the others.")
             place = ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy
-            zygote = ray.remote(max_concurrency=4, num_cpus=self.processors, num_gpus=int(not self.processors))(Zygote)
+            zygote = ray.remote(
+                max_concurrency=4, num_cpus=self.processors, num_gpus=int(not self.processors)
+            )(Zygote)
             for rank in range(self.world):
                 where = place(group, placement_group_bundle_index=rank // self.devices)
-                actors.append(zygote.options(scheduling_strategy=where).remote(str(Path.cwd()), sys.path))
-            begun = [actors[rank].begin.remote(rank, parts[rank][1], self.sharing) for rank in range(self.world)]
+                actors.append(
+                    zygote.options(scheduling_strategy=where).remote(str(Path.cwd()), sys.path)
+                )
+            begun = [
+                actors[rank].begin.remote(rank, parts[rank][1], self.sharing)
+                for rank in range(self.world)
+            ]
             while ray.wait(begun, num_returns=len(begun), timeout=_POLL)[1]:
                 if given_up.is_set():
                     raise LostError("probes were given up.")
                 self._look(again=False)
-                if set(nodes) - self._alive:  # Ray waits for room elsewhere, which gangs that are idle here may take
+                if (
+                    set(nodes) - self._alive
+                ):  # Ray waits for room elsewhere, which gangs that are idle here may take
                     raise LostError("a node of the cluster was lost.")
             ray.get(begun)
         except BaseException as error:
@@ -309,7 +347,9 @@ class Cluster:
             self._failures += not isinstance(error, LostError)
             if self._failures < _FAILURES:
                 return None
-            raise ProbeError(f"probes cannot be started on the Ray cluster: {_told(error)}", "See ray logs.") from error
+            raise ProbeError(
+                f"probes cannot be started on the Ray cluster: {_told(error)}", "See ray logs."
+            ) from error
         self._failures = 0
         workers = [FarWorker(actor, self._logs, self._options.probe_timeout) for actor in actors]
         if self.world == 1:
@@ -320,18 +360,26 @@ class Cluster:
     def _part(self, node: str) -> int:
         """A part of a node that nobody has yet, and is taken from now on."""
         with self._lock:
-            part = next(each for each in range(len(self._parts[node]) + 1) if each not in self._parts[node])
+            part = next(
+                each for each in range(len(self._parts[node]) + 1) if each not in self._parts[node]
+            )
             self._parts[node].add(part)
         return part
 
     def _tell_waiting(self, began: float) -> None:
         """Tell now and then that there is no room; a ProbeError once there is no more time."""
         now = time.monotonic()
-        each = f"{self.processors * self.devices} processors" if self.processors else pluralize(self.devices, "card")
+        each = (
+            f"{self.processors * self.devices} processors"
+            if self.processors
+            else pluralize(self.devices, "card")
+        )
         what = f"{each} of {pluralize(self.nodes, 'node')}"
         if now > self._until:
             remedy = "See ray status. What was measured is kept: continue with --resume."
-            raise ProbeError(f"the Ray cluster had no room for a probe ({what}) within the time limit.", remedy)
+            raise ProbeError(
+                f"the Ray cluster had no room for a probe ({what}) within the time limit.", remedy
+            )
         if now - began > _PATIENT and now - self._told > _TELL_AGAIN:
             self._told = now
             self._notify(f"the Ray cluster is full: a probe waits for {what}.")
@@ -351,13 +399,19 @@ def _survey() -> Callable[[], Found]:
     """What looks at a node: sent as it stands, since the node may lack autofit."""
 
     def found() -> Found:
-        versions: dict[str, str | None] = {"python": platform.python_version(), "torch": None, "autofit": None}
+        versions: dict[str, str | None] = {
+            "python": platform.python_version(),
+            "torch": None,
+            "autofit": None,
+        }
         with contextlib.suppress(ImportError):
             versions["torch"] = importlib.metadata.version("torch")
         with contextlib.suppress(ImportError):
             versions["autofit"] = importlib.import_module("autofit").__version__
         with Path("/proc/cpuinfo").open() as file:
-            models = [line.split(":", 1)[1].strip() for line in file if line.startswith("model name")]
+            models = [
+                line.split(":", 1)[1].strip() for line in file if line.startswith("model name")
+            ]
         return versions, models[0] if models else platform.machine()
 
     return found
@@ -366,8 +420,16 @@ def _survey() -> Callable[[], Found]:
 def _seen(node: dict[str, Any], what: str, processor: str) -> _Node:
     resources = node["Resources"]
     amount = int(resources[what])
-    cards = sorted(name.removeprefix("accelerator_type:") for name in resources if name.startswith("accelerator_type:"))
-    kind = (cards or ["unnamed cards"])[0] if what == "GPU" else f"{pluralize(amount, 'processor')} of {processor}"
+    cards = sorted(
+        name.removeprefix("accelerator_type:")
+        for name in resources
+        if name.startswith("accelerator_type:")
+    )
+    kind = (
+        (cards or ["unnamed cards"])[0]
+        if what == "GPU"
+        else f"{pluralize(amount, 'processor')} of {processor}"
+    )
     return _Node(node["NodeID"], node["NodeManagerAddress"], kind, amount)
 
 
@@ -376,7 +438,8 @@ def _differing(found: dict[str, str | None]) -> str:
     here = versions()
     other = [name for name in _COMPARED if _public(name, found[name]) != _public(name, here[name])]
     return " and ".join(
-        f"{name} {found[name]} instead of {here[name]}" if found[name] else f"no {name}" for name in other
+        f"{name} {found[name]} instead of {here[name]}" if found[name] else f"no {name}"
+        for name in other
     )
 
 

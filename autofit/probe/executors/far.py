@@ -131,7 +131,9 @@ class FarWorker(Worker):
     def receive(self, timeout: float) -> Ended:
         try:
             rang = wait([self.connection], timeout)
-        except BaseException:  # Ctrl-C: the next caller would take the answer still to come for its own
+        except (
+            BaseException
+        ):  # Ctrl-C: the next caller would take the answer still to come for its own
             self.give_up()
             raise
         self._check()
@@ -152,9 +154,18 @@ class FarWorker(Worker):
         return ended
 
     def trace(
-        self, workload: Workload, config: Config, hardware: Hardware, budget: Budget, *, directory: Path
+        self,
+        workload: Workload,
+        config: Config,
+        hardware: Hardware,
+        budget: Budget,
+        *,
+        directory: Path,
     ) -> dict[str, str]:
-        return _kept(self._record(trace_fetched, workload, Request(config, hardware, budget, Plan())), directory)
+        return _kept(
+            self._record(trace_fetched, workload, Request(config, hardware, budget, Plan())),
+            directory,
+        )
 
     def give_up(self) -> None:
         self._gave_up = True
@@ -177,19 +188,32 @@ class FarGang(RanksExecutor):
 
     def meeting(self) -> tuple[str, str | None]:
         try:
-            return f"tcp://{self._host}:{self._first.port.remote().future().result(LATE_SECONDS)}", None
+            return (
+                f"tcp://{self._host}:{self._first.port.remote().future().result(LATE_SECONDS)}",
+                None,
+            )
         except Exception as error:  # whatever Ray says
             raise LostError("a node of the cluster was lost.") from error
 
     def trace(
-        self, workload: Workload, config: Config, hardware: Hardware, budget: Budget, *, directory: Path
+        self,
+        workload: Workload,
+        config: Config,
+        hardware: Hardware,
+        budget: Budget,
+        *,
+        directory: Path,
     ) -> dict[str, str]:
-        found = self.traced(trace_fetched_on_rank, workload, Request(config, hardware, budget, Plan()))
+        found = self.traced(
+            trace_fetched_on_rank, workload, Request(config, hardware, budget, Plan())
+        )
         paths = [_kept(found[rank], directory) for rank in range(self.devices)]
         return paths[0]
 
     def link(self, hardware: Hardware, budget: Budget) -> Link | None:
-        return super().link(hardware, budget) if hardware.nodes == 1 else None  # it is of the links of a node
+        return (
+            super().link(hardware, budget) if hardware.nodes == 1 else None
+        )  # it is of the links of a node
 
 
 def _kept(files: dict[str, tuple[str, bytes]], directory: Path) -> dict[str, str]:

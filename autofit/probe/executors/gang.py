@@ -29,7 +29,13 @@ from autofit.core.workload import Workload
 from autofit.distributed.group import first_cause, stuck
 from autofit.probe.executors import Executor, Work
 from autofit.probe.executors.local import LATE_SECONDS, Call, LocalExecutor, Worker, how_it_ended
-from autofit.probe.measure import RankAnswer, check_free_memory, link_of_rank, measure_on_rank, trace_on_rank
+from autofit.probe.measure import (
+    RankAnswer,
+    check_free_memory,
+    link_of_rank,
+    measure_on_rank,
+    trace_on_rank,
+)
 from autofit.probe.placement import Place
 from autofit.probe.steps import Request
 from autofit.probe.timing import Plan
@@ -71,45 +77,74 @@ class RanksExecutor(Executor):
                 worker.close()
 
     def run(
-        self, function: Work, workload: Workload | None, *arguments: Any, log: str, timeout: float, task: str = "it"
+        self,
+        function: Work,
+        workload: Workload | None,
+        *arguments: Any,
+        log: str,
+        timeout: float,
+        task: str = "it",
     ) -> Any:
         with self._turn:
-            return self._workers[0].run(function, workload, *arguments, log=log, timeout=timeout, task=task)
+            return self._workers[0].run(
+                function, workload, *arguments, log=log, timeout=timeout, task=task
+            )
 
     def measure(self, workload: Workload, request: Request, *, number: int) -> Measurement:
-        timeout, start = min(self.timeout * (1 if self._probes else 2), request.plan.seconds), time.monotonic()
+        timeout, start = (
+            min(self.timeout * (1 if self._probes else 2), request.plan.seconds),
+            time.monotonic(),
+        )
         self._probes += 1
-        request = dataclasses.replace(request, budget=request.budget.of_each(request.hardware.devices))
+        request = dataclasses.replace(
+            request, budget=request.budget.of_each(request.hardware.devices)
+        )
         with self._turn:
             answers = self._together(measure_on_rank, workload, request, f"{number:04d}", timeout)
             seconds = time.monotonic() - start
             rank, measurement = _combined(answers, request, timeout, self.devices)
             if measurement.outcome is Outcome.OUT_OF_MEMORY and request.hardware.device == "cuda":
                 look = check_free_memory, None, request.budget, request.hardware
-                self._workers[rank].run(*look, log="look.log", timeout=timeout, task="looking at the card")
+                self._workers[rank].run(
+                    *look, log="look.log", timeout=timeout, task="looking at the card"
+                )
         return dataclasses.replace(measurement, number=number, seconds=seconds)
 
     def trace(
-        self, workload: Workload, config: Config, hardware: Hardware, budget: Budget, *, directory: Path
+        self,
+        workload: Workload,
+        config: Config,
+        hardware: Hardware,
+        budget: Budget,
+        *,
+        directory: Path,
     ) -> dict[str, str]:
         """As `Executor.trace`, of rank 0; the others' files are in `rank-R` beside them."""
         request = Request(config, hardware, budget, Plan())
-        found: dict[str, str] = self.traced(partial(trace_on_rank, directory=directory), workload, request)[0]
+        found: dict[str, str] = self.traced(
+            partial(trace_on_rank, directory=directory), workload, request
+        )[0]
         return found
 
     def traced(self, record: Work, workload: Workload, request: Request) -> Answers:
         """The mappings that `record` returned of a step on each rank; a ProbeError where one returned none."""
         with self._turn:
-            answers = self._together(record, workload, request, "step-trace", self.seconds_within(self.timeout))
+            answers = self._together(
+                record, workload, request, "step-trace", self.seconds_within(self.timeout)
+            )
         ended = [rank for rank in range(self.devices) if not isinstance(answers.get(rank), dict)]
         if ended:
-            raise ProbeError(f"rank {ended[0]} of {self.devices} did not end its step.", "See step-trace.log.")
+            raise ProbeError(
+                f"rank {ended[0]} of {self.devices} did not end its step.", "See step-trace.log."
+            )
         return answers
 
     def link(self, hardware: Hardware, budget: Budget) -> Link | None:
         request = Request(Config({}), hardware, budget, Plan())
         with self._turn:
-            answers = self._together(link_of_rank, None, request, "link", self.seconds_within(LINK_SECONDS))
+            answers = self._together(
+                link_of_rank, None, request, "link", self.seconds_within(LINK_SECONDS)
+            )
         return answers[0] if isinstance(answers.get(0), Link) else None
 
     def _together(
@@ -133,14 +168,21 @@ class RanksExecutor(Executor):
                 running[rank] = worker
             deadline = time.monotonic() + timeout + LATE_SECONDS
             while running and (
-                ready := wait([each.connection for each in running.values()], max(0.0, deadline - time.monotonic()))
+                ready := wait(
+                    [each.connection for each in running.values()],
+                    max(0.0, deadline - time.monotonic()),
+                )
             ):
-                for rank in [rank for rank, worker in running.items() if worker.connection in ready]:
+                for rank in [
+                    rank for rank, worker in running.items() if worker.connection in ready
+                ]:
                     answers[rank] = running.pop(rank).finish(timeout)
                     if not _worked(answers[rank]):
                         deadline = min(deadline, time.monotonic() + _GRACE)
         finally:
-            with contextlib.suppress(ProbeError):  # of a zygote that has ended itself, which the next probe is told
+            with contextlib.suppress(
+                ProbeError
+            ):  # of a zygote that has ended itself, which the next probe is told
                 for worker in running.values():
                     worker.stop()
                 for worker in running.values():
@@ -153,7 +195,10 @@ class GangExecutor(RanksExecutor):
 
     def __init__(self, places: Sequence[Place], log_directory: Path, timeout: float) -> None:
         with contextlib.ExitStack() as started:
-            workers = [started.enter_context(LocalExecutor(log_directory, timeout, place)) for place in places]
+            workers = [
+                started.enter_context(LocalExecutor(log_directory, timeout, place))
+                for place in places
+            ]
             started.pop_all()
         super().__init__(workers, timeout)
         self._stores: list[Path] = []
@@ -165,16 +210,22 @@ class GangExecutor(RanksExecutor):
 
     def meeting(self) -> tuple[str, str | None]:
         store = Path(tempfile.gettempdir(), f"autofit-ranks-{os.getpid()}-{uuid.uuid4().hex}")
-        store.parent.mkdir(parents=True, exist_ok=True)  # what cleans temporary files may have taken it meanwhile
+        store.parent.mkdir(
+            parents=True, exist_ok=True
+        )  # what cleans temporary files may have taken it meanwhile
         self._stores.append(store)
         return f"file://{store}", str(store)
 
 
 def _worked(answer: Any) -> bool:
-    return answer.measurement.fits if isinstance(answer, RankAnswer) else not isinstance(answer, Ended)
+    return (
+        answer.measurement.fits if isinstance(answer, RankAnswer) else not isinstance(answer, Ended)
+    )
 
 
-def _combined(answers: Answers, request: Request, timeout: float, count: int) -> tuple[int, Measurement]:
+def _combined(
+    answers: Answers, request: Request, timeout: float, count: int
+) -> tuple[int, Measurement]:
     """The measurement of all ranks, and the rank that it is of: where not all fit, the one whose fault that is."""
     told = {rank: answer for rank, answer in answers.items() if isinstance(answer, RankAnswer)}
     seen = [answer.measurement for answer in told.values()]
@@ -185,7 +236,9 @@ def _combined(answers: Answers, request: Request, timeout: float, count: int) ->
         rank, outcome, reason = _cause(answers, told, timeout, count)
     found = told[rank].measurement if rank in told else Measurement(request.config, outcome)
     peak = reduce(PeakBytes.larger, peaks) if peaks else None
-    return rank, dataclasses.replace(found, outcome=outcome, reason=reason, peak_bytes=peak, warnings=warnings)
+    return rank, dataclasses.replace(
+        found, outcome=outcome, reason=reason, peak_bytes=peak, warnings=warnings
+    )
 
 
 def _cause(
@@ -200,11 +253,15 @@ def _cause(
         return rank, outcome, reason if alike else f"rank {rank} of {count}: {reason}"
 
     for outcome in (Outcome.OUT_OF_MEMORY, Outcome.HOST_OUT_OF_MEMORY):
-        if short := [rank for rank, answer in told.items() if answer.measurement.outcome is outcome]:
+        if short := [
+            rank for rank, answer in told.items() if answer.measurement.outcome is outcome
+        ]:
             return of(max(short, key=lambda rank: _held(told[rank].measurement)))
     failures = [answer.failure for answer in told.values() if answer.failure]
     ended = {rank: answer for rank, answer in answers.items() if isinstance(answer, Ended)}
-    cause = first_cause(failures, [rank for rank, answer in ended.items() if answer.code is not None])
+    cause = first_cause(
+        failures, [rank for rank, answer in ended.items() if answer.code is not None]
+    )
     if isinstance(cause, int):
         outcome, reason = how_it_ended(ended[cause], timeout)
         return cause, outcome, f"rank {cause} of {count}: {reason}"
@@ -212,7 +269,11 @@ def _cause(
         return of(cause.rank)
     if not failures:
         return 0, *how_it_ended(Ended(b"", None), timeout)
-    return 0, Outcome.TIMED_OUT if len(failures) < count else Outcome.FAILED, stuck(failures, count).message
+    return (
+        0,
+        Outcome.TIMED_OUT if len(failures) < count else Outcome.FAILED,
+        stuck(failures, count).message,
+    )
 
 
 def _held(measurement: Measurement) -> int:

@@ -22,7 +22,13 @@ import cloudpickle
 from autofit.core.errors import AutofitError, ProbeError, as_input_error, describe_error, printable
 from autofit.core.measurement import Measurement, Outcome
 from autofit.core.workload import Workload
-from autofit.core.zygote_process import START, TRANSFORMERS, ZygoteProcess, environment_of_zygote, taken
+from autofit.core.zygote_process import (
+    START,
+    TRANSFORMERS,
+    ZygoteProcess,
+    environment_of_zygote,
+    taken,
+)
 from autofit.distributed.pickling import pickled
 from autofit.hardware.out_of_memory import outcome_of_last_words
 from autofit.probe.executors import LEAST_SECONDS, Executor, Work
@@ -31,7 +37,10 @@ from autofit.probe.placement import Place
 from autofit.probe.steps import Request
 from autofit.probe.zygote import Ended, Job, Preload
 
-_START_SECONDS, LATE_SECONDS = 300.0, 60.0  # until a zygote is ready; and beyond a job's timeout, until it is stuck
+_START_SECONDS, LATE_SECONDS = (
+    300.0,
+    60.0,
+)  # until a zygote is ready; and beyond a job's timeout, until it is stuck
 _END_SECONDS = 5.0  # until it has ended what its child started
 _TIME_OVER = "The time limit was over: give a longer one."
 _HINT = "The last line of its log: "
@@ -85,23 +94,40 @@ class Worker(Executor):
             outcome, reason = how_it_ended(answer, timeout)
             answer = Measurement(config=request.config, outcome=outcome, reason=reason)
         if answer.outcome is Outcome.OUT_OF_MEMORY and request.hardware.device == "cuda":
-            self._look(check_free_memory, None, request.budget, request.hardware)  # others may have come meanwhile
+            self._look(
+                check_free_memory, None, request.budget, request.hardware
+            )  # others may have come meanwhile
         return dataclasses.replace(answer, number=number, seconds=seconds)
 
     def run(
-        self, function: Work, workload: Workload | None, *arguments: Any, log: str, timeout: float, task: str = "it"
+        self,
+        function: Work,
+        workload: Workload | None,
+        *arguments: Any,
+        log: str,
+        timeout: float,
+        task: str = "it",
     ) -> Any:
         seconds = self.seconds_within(timeout)
         answer = self._call(function, workload, arguments, log, seconds)
         if not isinstance(answer, Ended):
             return answer
         if answer.code is None:
-            raise ProbeError(f"{task} took more than {seconds:.0f} s.", _TIME_OVER if seconds < timeout else "")
+            raise ProbeError(
+                f"{task} took more than {seconds:.0f} s.", _TIME_OVER if seconds < timeout else ""
+            )
         line = answer.last_line
-        raise ProbeError(f"{task} ended its process: {_cause_of_death(answer.code)}.", line and _HINT + line)
+        raise ProbeError(
+            f"{task} ended its process: {_cause_of_death(answer.code)}.", line and _HINT + line
+        )
 
     def _call(
-        self, function: Work, workload: Workload | None, arguments: tuple[Any, ...], log: str, timeout: float
+        self,
+        function: Work,
+        workload: Workload | None,
+        arguments: tuple[Any, ...],
+        log: str,
+        timeout: float,
     ) -> Any:
         """What `function(workload, *arguments)` returned in a child, or how that ended; raises autofit's errors."""
         with self._turn:
@@ -128,7 +154,10 @@ class Worker(Executor):
         if self._pickled is None or self._pickled[0] is not workload:
             remedy = "Give factories that hold no open files, locks or device handles: autofit.Workload(model=...)."
             unsent = as_input_error(
-                lambda error: f"the workload cannot be sent to a probe process: {describe_error(error)}.", remedy
+                lambda error: (
+                    f"the workload cannot be sent to a probe process: {describe_error(error)}."
+                ),
+                remedy,
             )
             with unsent, _PICKLING:
                 self._pickled = workload, pickled(workload)
@@ -140,9 +169,13 @@ class LocalExecutor(Worker):
 
     connection: Connection
 
-    def __init__(self, log_directory: Path | None = None, timeout: float = 600.0, place: Place | None = None) -> None:
+    def __init__(
+        self, log_directory: Path | None = None, timeout: float = 600.0, place: Place | None = None
+    ) -> None:
         self._temporary = tempfile.TemporaryDirectory() if log_directory is None else None
-        super().__init__(log_directory or Path(self._temporary.name if self._temporary else ""), timeout)
+        super().__init__(
+            log_directory or Path(self._temporary.name if self._temporary else ""), timeout
+        )
         environment = environment_of_zygote()
         self._log = f"zygote-{place.number}.log" if place else "zygote.log"
         early = taken(environment) if place is None else None
@@ -182,15 +215,22 @@ class LocalExecutor(Worker):
         with self._talking():
             if not self._ready:
                 self._receive(self.seconds_within(_START_SECONDS))
-                if self._zygote.names != TRANSFORMERS and "transformers.modeling_utils" in sys.modules:
-                    self.connection.send(Preload(TRANSFORMERS))  # else each child would import them anew
+                if (
+                    self._zygote.names != TRANSFORMERS
+                    and "transformers.modeling_utils" in sys.modules
+                ):
+                    self.connection.send(
+                        Preload(TRANSFORMERS)
+                    )  # else each child would import them anew
                     self._receive(self.seconds_within(_START_SECONDS))
                 self._ready = True
 
     def send(self, job: Job) -> None:
         path = self.logs / job.log
         path.parent.mkdir(parents=True, exist_ok=True)  # it may have been deleted since
-        with path.open("ab") as file:  # an OSError where it cannot be made: the child could not say so
+        with path.open(
+            "ab"
+        ) as file:  # an OSError where it cannot be made: the child could not say so
             self._written = path, file.tell()
         began = time.monotonic()
         self.ready()  # which may take seconds, of the job's time
@@ -214,7 +254,9 @@ class LocalExecutor(Worker):
             yield
         except (EOFError, OSError) as error:
             raise self._no_answer() from error
-        except BaseException:  # Ctrl-C: the next caller would take the answer still to come for its own
+        except (
+            BaseException
+        ):  # Ctrl-C: the next caller would take the answer still to come for its own
             self.give_up()
             raise
 
@@ -233,14 +275,22 @@ class LocalExecutor(Worker):
         code, what = self._process.returncode, "ended" if self._ready else "did not start"
         if code is None:
             remedy = _TIME_OVER if is_late else ""
-            return ProbeError(f"the process that starts probes {what if gave_up else 'does not answer'}.", remedy)
+            return ProbeError(
+                f"the process that starts probes {what if gave_up else 'does not answer'}.", remedy
+            )
         line = _last_line(self._keep_log()) if code > 0 else ""
-        return ProbeError(f"the process that starts probes {what}: {_cause_of_death(code)}.", line and _HINT + line)
+        return ProbeError(
+            f"the process that starts probes {what}: {_cause_of_death(code)}.",
+            line and _HINT + line,
+        )
 
     def _keep_log(self) -> bytes:
         """Write what the zygote printed to its log; returns all of it."""
         printed = self._zygote.printed()
-        with contextlib.suppress(OSError), (self.logs / self._log).open("ab") as log:  # it may have been deleted since
+        with (
+            contextlib.suppress(OSError),
+            (self.logs / self._log).open("ab") as log,
+        ):  # it may have been deleted since
             log.write(printed[self._logged :])
             self._logged = len(printed)
         return printed

@@ -88,22 +88,42 @@ class RayExecutor(Executor):
         alone = keeps_on_host(request.config) and self._cluster.shares_nodes
         try:
             with self._host if alone else contextlib.nullcontext():
-                return self._somewhere(lambda where: where.measure(workload, request, number=number))
+                return self._somewhere(
+                    lambda where: where.measure(workload, request, number=number)
+                )
         except LostError:
-            reason = f"was lost with its node {_LOSSES} times, as where it takes all of a node's memory"
+            reason = (
+                f"was lost with its node {_LOSSES} times, as where it takes all of a node's memory"
+            )
             return Measurement(request.config, Outcome.FAILED, number, reason=reason)
 
     def run(
-        self, function: Work, workload: Workload | None, *arguments: Any, log: str, timeout: float, task: str = "it"
+        self,
+        function: Work,
+        workload: Workload | None,
+        *arguments: Any,
+        log: str,
+        timeout: float,
+        task: str = "it",
     ) -> Any:
         return self._somewhere(
-            lambda where: where.run(function, workload, *arguments, log=log, timeout=timeout, task=task)
+            lambda where: where.run(
+                function, workload, *arguments, log=log, timeout=timeout, task=task
+            )
         )
 
     def trace(
-        self, workload: Workload, config: Config, hardware: Hardware, budget: Budget, *, directory: Path
+        self,
+        workload: Workload,
+        config: Config,
+        hardware: Hardware,
+        budget: Budget,
+        *,
+        directory: Path,
     ) -> dict[str, str]:
-        return self._somewhere(lambda where: where.trace(workload, config, hardware, budget, directory=directory))
+        return self._somewhere(
+            lambda where: where.trace(workload, config, hardware, budget, directory=directory)
+        )
 
     def link(self, hardware: Hardware, budget: Budget) -> Link | None:
         return self._somewhere(lambda where: where.link(hardware, budget))

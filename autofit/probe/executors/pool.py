@@ -21,7 +21,9 @@ class PoolExecutor(Executor):
     """A LocalExecutor in each of several places, or a GangExecutor in each `devices` of them; `log_directory` and
     `timeout` as there."""
 
-    def __init__(self, places: Sequence[Place], log_directory: Path, timeout: float, devices: int = 1) -> None:
+    def __init__(
+        self, places: Sequence[Place], log_directory: Path, timeout: float, devices: int = 1
+    ) -> None:
         self.places, self.devices, self.timeout = len(places) // devices, devices, timeout
         self._idle: queue.SimpleQueue[Executor] = queue.SimpleQueue()
         self._host = threading.Lock()
@@ -31,7 +33,9 @@ class PoolExecutor(Executor):
             self._workers: list[Executor] = []
             for first in range(0, len(places), devices):
                 own = places[first : first + devices]
-                worker: Executor = GangExecutor(own, *given) if devices > 1 else LocalExecutor(*given, *own)
+                worker: Executor = (
+                    GangExecutor(own, *given) if devices > 1 else LocalExecutor(*given, *own)
+                )
                 self._workers.append(worker)
                 started.enter_context(worker)
             started.pop_all()

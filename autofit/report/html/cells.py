@@ -42,7 +42,10 @@ def result_html(result: Result) -> str:
     rows = [
         ("Speed", f"{number(rate) if rate else '?'} {unit} per second, {proof(best)}"),
         ("Step", step_words(best)),
-        ("Memory", f"{used} of {gib(result.budget.device_bytes)} GiB, {percent(share)}" if used else ""),
+        (
+            "Memory",
+            f"{used} of {gib(result.budget.device_bytes)} GiB, {percent(share)}" if used else "",
+        ),
     ]
     title = f"The best config for {result.model} on {where(result.hardware, result.budget)}"
     shown = [*(row for row in rows if row[1]), *_config(best.config)]
@@ -57,19 +60,37 @@ def estimate_html(estimate: Estimate) -> str:
     verdict = f", {FITS[estimate.fits(budget)]} {gib(budget.device_bytes)} GiB" if budget else ""
     parts = {part: size for part in PARTS if (size := estimate.breakdown.get(part))}
     rows = [("Memory", f"{expected}{verdict}")]
-    rows += [(f"- {KIND_WORDS.get(part, part)}", f"{gib(size)} GiB") for part, size in parts.items()]
+    rows += [
+        (f"- {KIND_WORDS.get(part, part)}", f"{gib(size)} GiB") for part, size in parts.items()
+    ]
     if estimate.step_seconds is not None:
         figures = {"tokens/s": estimate.tokens_per_second, "samples/s": estimate.samples_per_second}
         bound = f", bound by {estimate.bottleneck}" if estimate.bottleneck else ""
-        use = f", {percent(estimate.utilisation)} of the peak rate put to use" if estimate.utilisation else ""
-        rows.append(("Speed", ", ".join(f"{number(figure)} {unit}" for unit, figure in figures.items() if figure)))
+        use = (
+            f", {percent(estimate.utilisation)} of the peak rate put to use"
+            if estimate.utilisation
+            else ""
+        )
+        rows.append(
+            (
+                "Speed",
+                ", ".join(f"{number(figure)} {unit}" for unit, figure in figures.items() if figure),
+            )
+        )
         rows.append(("Step", f"{estimate.step_seconds:.3g} s{bound}{use}"))
     picture = _stack(parts, budget.device_bytes if budget else 0) if parts else None
-    return _section(f"Predicted: {describe(estimate.config)}", rows, picture) + _paragraph(*estimate.notes)
+    return _section(f"Predicted: {describe(estimate.config)}", rows, picture) + _paragraph(
+        *estimate.notes
+    )
 
 
 def trained_html(
-    losses: Sequence[float], evaluations: Sequence[float], config: Mapping[str, Any], *, samples: int, seconds: float
+    losses: Sequence[float],
+    evaluations: Sequence[float],
+    config: Mapping[str, Any],
+    *,
+    samples: int,
+    seconds: float,
 ) -> str:
     """How far training came, how fast, and the loss of every step."""
     rows = [("Steps", f"{len(losses):,} ({samples:,} samples)")]
@@ -94,7 +115,9 @@ def _stack(parts: Mapping[str, int], budget: int) -> Picture:
     for part, size in parts.items():
         x, width = across(before), max(across(size) - across(0) - 0.8, 0.5)
         words = KIND_WORDS.get(part)
-        picture.draw("rect", x=x, y=8, width=width, height=26, kind=f"band {part}" if words else "peak")
+        picture.draw(
+            "rect", x=x, y=8, width=width, height=26, kind=f"band {part}" if words else "peak"
+        )
         if words and width_of(words) < width - 8:
             picture.text(x + 5, 25, words, kind=f"inside {part}")
         before += size
@@ -105,7 +128,11 @@ def _stack(parts: Mapping[str, int], budget: int) -> Picture:
 
 def _curve(losses: Sequence[float]) -> Picture | None:
     every = max(1, len(losses) // _MOST_POINTS)
-    points = [(step, loss) for step, loss in enumerate(losses, 1) if math.isfinite(loss) and step % every == 0]
+    points = [
+        (step, loss)
+        for step, loss in enumerate(losses, 1)
+        if math.isfinite(loss) and step % every == 0
+    ]
     if len(points) < 2:
         return None
     lowest, highest = min(loss for _, loss in points), max(loss for _, loss in points)
@@ -120,12 +147,16 @@ def _curve(losses: Sequence[float]) -> Picture | None:
 
 def _section(title: str, rows: Rows, picture: Picture | None) -> str:
     cell = '<td style="text-align: left">{}</td>'
-    lines = "".join(f"<tr>{''.join(cell.format(html_text(words)) for words in row)}</tr>" for row in rows)
+    lines = "".join(
+        f"<tr>{''.join(cell.format(html_text(words)) for words in row)}</tr>" for row in rows
+    )
     image = ""
     if picture:
         drawn = base64.b64encode(picture.document(picture_style(alone=True)).encode()).decode()
         image = f'<img alt="{html_text(picture.label)}" src="data:image/svg+xml;base64,{drawn}">'
-    return f"<div><p><b>{html_text(title)}</b></p><table><tbody>{lines}</tbody></table>{image}</div>"
+    return (
+        f"<div><p><b>{html_text(title)}</b></p><table><tbody>{lines}</tbody></table>{image}</div>"
+    )
 
 
 def _paragraph(*lines: str) -> str:

@@ -9,7 +9,16 @@ from autofit.core.hardware import GIB
 from autofit.core.pareto import Alternative
 from autofit.core.record import Record
 from autofit.core.result import Result, tier
-from autofit.report.formatting import OUTCOMES, describe, gib, listed, number, percent, source, value
+from autofit.report.formatting import (
+    OUTCOMES,
+    describe,
+    gib,
+    listed,
+    number,
+    percent,
+    source,
+    value,
+)
 from autofit.report.html.scatter import Plotted, hover_text, leveled, link, plotted, shape, unit
 from autofit.report.html.svg import At, Picture, Scale, steps, width_of
 from autofit.report.knob_effects import Change, changes_by_knob
@@ -25,12 +34,17 @@ def knob_picture(record: Record, width: int = 720) -> Picture | None:
     if result.best is None or not result.alternatives:
         return None
     # Those first of which every change costs the most.
-    rows = [(knob, sorted(changes, key=lambda change: change[1])) for knob, changes in changes_by_knob(result)]
+    rows = [
+        (knob, sorted(changes, key=lambda change: change[1]))
+        for knob, changes in changes_by_knob(result)
+    ]
     rows.sort(key=lambda row: max(speed for _, speed in row[1]))
     wide = width > 500
     left, row_height = (210, _ROW) if wide else (12, _TALL_ROW)
     bottom = row_height * len(rows) + 22
-    picture = Picture(width, bottom + 30, "Speed with one knob changed, against the best config", interactive=True)
+    picture = Picture(
+        width, bottom + 30, "Speed with one knob changed, against the best config", interactive=True
+    )
     speeds = [min(speed, _MOST) for _, changes in rows for change, speed in changes if change.fits]
     across = Scale(0.0, max([1.0, *speeds]) * 1.12, left + 26, width - 40)
     for tick in across.ticks(5):
@@ -40,13 +54,20 @@ def knob_picture(record: Record, width: int = 720) -> Picture | None:
     for index, (knob, changes) in enumerate(rows):
         y = 14 + row_height * (index + 1) - _ROW / 2
         mine = f"{knob} {value(result.best.config.get(knob))}"
-        picture.text(*((left - 6, y + 4) if wide else (4, y - 18)), mine, kind="knob", anchor="end" if wide else None)
+        picture.text(
+            *((left - 6, y + 4) if wide else (4, y - 18)),
+            mine,
+            kind="knob",
+            anchor="end" if wide else None,
+        )
         picture.line((left if wide else 4, y), (across.end, y), "rule")
         _row_of_changes(picture, across, y, changes, result)
     return picture
 
 
-def _row_of_changes(picture: Picture, across: Scale, y: float, changes: Sequence[Change], result: Result) -> None:
+def _row_of_changes(
+    picture: Picture, across: Scale, y: float, changes: Sequence[Change], result: Result
+) -> None:
     free = across.start - 30.0  # where the last label ends
     misses = [change for change, _ in changes if not change.fits]
     if misses:
@@ -89,7 +110,11 @@ def progress(record: Record, by: str) -> Picture | None:
     """Every probe and the best so far, by "probe" or by "minute"; None where nothing fitted, or all took no time."""
     result, trials = record.result, record.result.trials
     seconds = list(accumulate(trial.seconds for trial in trials))
-    if len(trials) < 2 or not any(trial.fits for trial in trials) or (by != "probe" and not seconds[-1] > 0):
+    if (
+        len(trials) < 2
+        or not any(trial.fits for trial in trials)
+        or (by != "probe" and not seconds[-1] > 0)
+    ):
         return None
     ends, title = [float(index) for index in range(1, len(trials) + 1)], "probes"
     if by != "probe":
@@ -100,7 +125,11 @@ def progress(record: Record, by: str) -> Picture | None:
     picture = Picture(350, 240, f"Throughput of the best so far, by {title}", interactive=True)
     across, up = Scale(0.0, ends[-1], 52, 340), Scale(0.0, max(rates) * 1.08, 196, 30)
     picture.frame(across, up, titles=(title, f"{unit(result)}/s"), ticks=(5, 4))
-    stair = [(across(end), up(best)) for end, best in zip(ends, accumulate(rates, max), strict=True) if best]
+    stair = [
+        (across(end), up(best))
+        for end, best in zip(ends, accumulate(rates, max), strict=True)
+        if best
+    ]
     picture.draw("path", d=steps(stair) if len(stair) > 1 else "", kind="leading")
     for end, rate, trial in zip(ends, rates, trials, strict=True):
         figure = f"{number(rate)} {unit(result)}/s" if trial.fits else OUTCOMES[trial.outcome]
@@ -116,7 +145,10 @@ def progress(record: Record, by: str) -> Picture | None:
 def devices_picture(record: Record, what: str) -> Picture | None:
     """The predicted "memory" of each device, or "speed" of all, against their number; None of fewer than two."""
     result = record.result
-    points = [(each.devices, each.high / GIB if what == "memory" else each.rate) for each in result.on_devices]
+    points = [
+        (each.devices, each.high / GIB if what == "memory" else each.rate)
+        for each in result.on_devices
+    ]
     known = [(devices, figure) for devices, figure in points if figure]
     if len(known) < _FEWEST:
         return None
@@ -134,7 +166,9 @@ def devices_picture(record: Record, what: str) -> Picture | None:
     places = [(across(devices), up(figure)) for devices, figure in known]
     picture.draw("path", d="M" + "L".join(f"{x:.1f},{y:.1f}" for x, y in places), kind="leading")
     for (devices, figure), (x, y) in zip(known, places, strict=True):
-        dot = picture.draw("circle", cx=x, cy=y, r=3.2 if devices == result.hardware.devices else 2.2, kind="peak")
+        dot = picture.draw(
+            "circle", cx=x, cy=y, r=3.2 if devices == result.hardware.devices else 2.2, kind="peak"
+        )
         picture.draw("title", f"{pluralize(devices, 'device')}: {number(figure)}", into=dot)
     return picture
 
@@ -153,8 +187,12 @@ def error_picture(record: Record, what: str) -> Picture | None:
     picture.frame(across, up, titles=(f"measured {title}", "predicted"), ticks=(4, 4))
     picture.line((across(low), up(low)), (across(high), up(high)), "same")
     for one, *both in pairs:
-        predicted, measured = (f"{gib(int(each * GIB))} GiB" if what == "memory" else f"{each:.3g} s" for each in both)
-        words = f"{hover_text(one, record.result)} \u2014 {predicted} predicted, {measured} measured"
+        predicted, measured = (
+            f"{gib(int(each * GIB))} GiB" if what == "memory" else f"{each:.3g} s" for each in both
+        )
+        words = (
+            f"{hover_text(one, record.result)} \u2014 {predicted} predicted, {measured} measured"
+        )
         dot = link(picture, one.number, words, f"dot {one.tier}")
         shape(picture, dot, one.tier, (across(both[1]), up(both[0])), 3.6)
     return picture
@@ -166,9 +204,15 @@ def error_words(record: Record) -> str:
     for what, words in (("memory", "memory"), ("step", "the step's time")):
         pairs = _pairs(record, what)
         if len(pairs) >= _FEWEST:
-            off = statistics.median(abs(predicted / measured - 1) for _, predicted, measured in pairs)
+            off = statistics.median(
+                abs(predicted / measured - 1) for _, predicted, measured in pairs
+            )
             errors.append(f"{words} by {percent(off)}")
-    return f"Predicted before the first probe. The median prediction was off in {listed(errors)}." if errors else ""
+    return (
+        f"Predicted before the first probe. The median prediction was off in {listed(errors)}."
+        if errors
+        else ""
+    )
 
 
 def _pairs(record: Record, what: str) -> list[tuple[Plotted, float, float]]:

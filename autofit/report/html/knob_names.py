@@ -39,7 +39,9 @@ def _row(config: Mapping[str, Any], knob: str) -> KnobRow:
             words = knob_named("head_only").words[True]
         if given:
             parts.append("lora_targets")
-            targets = str(config.get("lora_targets")).replace("all-linear+head", "all linear layers and the head")
+            targets = str(config.get("lora_targets")).replace(
+                "all-linear+head", "all linear layers and the head"
+            )
             words = f"LoRA adapters of rank {given} on {targets.replace('all-linear', 'all linear layers')}"
     elif str(given).startswith(BUDGET):
         words = f"the compiler keeps about {float(str(given).removeprefix(BUDGET)):.0%} of the activations"

@@ -22,9 +22,13 @@ def learning_picture(record: Record, width: int = 720) -> Picture | None:
     for curve in curves:
         name = tier(curve.config)
         group = picture.draw("g", kind=f"dot small {name}")
-        picture.draw("title", f"loss {curve.loss:.4f}: {describe(curve.config, knobs or None)}", into=group)
+        picture.draw(
+            "title", f"loss {curve.loss:.4f}: {describe(curve.config, knobs or None)}", into=group
+        )
         for run in curve.runs:
             path = "M" + "L".join(f"{across(seconds):.1f},{up(loss):.1f}" for seconds, loss in run)
-            picture.draw("path", into=group, d=path, kind="learnt best" if curve.config == best else "learnt")
+            picture.draw(
+                "path", into=group, d=path, kind="learnt best" if curve.config == best else "learnt"
+            )
             shape(picture, group, name, (across(run[-1][0]), up(run[-1][1])), 3.6)
     return picture

@@ -23,8 +23,12 @@ def breakdown(record: Record, width: int = 720) -> Picture | None:
         return None
     budget = record.result.budget
     usable, bottom = budget.cap_bytes(record.result.hardware.device), _ROW * len(traced) + 4
-    picture = Picture(width, bottom + 30, "What the peak memory of the best of each tier consists of")
-    most = max(usable, *(max(timeline.peak_bytes, _measured(best)) for timeline, best in traced.values()))
+    picture = Picture(
+        width, bottom + 30, "What the peak memory of the best of each tier consists of"
+    )
+    most = max(
+        usable, *(max(timeline.peak_bytes, _measured(best)) for timeline, best in traced.values())
+    )
     across = Scale(0.0, most / GIB * 1.02, 2, width - 8)
     for row, (name, (timeline, best)) in enumerate(traced.items()):
         _bar(picture, across, row * _ROW + 16, name, timeline, _measured(best))
@@ -41,7 +45,9 @@ def timeline_picture(record: Record, name: str, width: int = 720) -> Picture | N
         return None
     timeline, _ = traced_tiers(record)[name]
     wide, height = width > 500, 230
-    picture = Picture(width, height, f"Memory through one training step, best of {TIER_TITLES[name]}")
+    picture = Picture(
+        width, height, f"Memory through one training step, best of {TIER_TITLES[name]}"
+    )
     across = Scale(0.0, 1.0, 52, width - (110 if wide else 14))
     picture.root.set("data-across", f"{across.start:g} {across.end:g}")
     top = max(max(map(sum, timeline.moments)), timeline.peak_bytes)
@@ -69,14 +75,18 @@ def timeline_picture(record: Record, name: str, width: int = 720) -> Picture | N
     x, y, words = across(timeline.at[timeline.fullest]), up(peak / GIB), f"peak {gib(peak)} GiB"
     picture.draw("circle", cx=x, cy=y, r=2.6, kind="peak")
     left = x + width_of(words) + 10 > across.end
-    picture.text(x - 6 if left else x + 6, y + 1, words, kind="peak-label", anchor="end" if left else None)
+    picture.text(
+        x - 6 if left else x + 6, y + 1, words, kind="peak-label", anchor="end" if left else None
+    )
     return picture
 
 
 def moments(timeline: Timeline) -> str:
     """The moments as numbers of GiB, for the tooltip."""
     gibs = [[float(f"{size / GIB:.3g}") for size in moment] for moment in timeline.moments]
-    return json.dumps({"kinds": list(KIND_WORDS.values()), "at": timeline.at, "gib": gibs}, separators=(",", ":"))
+    return json.dumps(
+        {"kinds": list(KIND_WORDS.values()), "at": timeline.at, "gib": gibs}, separators=(",", ":")
+    )
 
 
 def timeline_words(record: Record, name: str) -> str:
@@ -85,18 +95,30 @@ def timeline_words(record: Record, name: str) -> str:
     words, measured = [f"{TIER_TITLES[name]}: {describe(timeline.config)}."], _measured(best)
     if measured:
         off, more = abs(timeline.peak_bytes - measured) / measured, timeline.peak_bytes > measured
-        how = f"{percent(off)} {'more' if more else 'less'} than measured" if off >= 0.0005 else "as measured"
-        words.append(f"Peak {gib(timeline.peak_bytes)} GiB predicted, {gib(measured)} GiB measured: {how}.")
+        how = (
+            f"{percent(off)} {'more' if more else 'less'} than measured"
+            if off >= 0.0005
+            else "as measured"
+        )
+        words.append(
+            f"Peak {gib(timeline.peak_bytes)} GiB predicted, {gib(measured)} GiB measured: {how}."
+        )
     if timeline.peak_phase not in ("forward", "backward", "update"):
         words.append("The peak is reached before the step, while the model is made.")
     if timeline.micro_batches > 1:
-        words.append(f"Shown is the last of {timeline.micro_batches} micro-batches, and the update.")
+        words.append(
+            f"Shown is the last of {timeline.micro_batches} micro-batches, and the update."
+        )
     if timeline.resting:
         words.append(resting_words(timeline.resting))
     if timeline.bottleneck:
-        words.append(f"By what is predicted it is {bound_by(timeline.bottleneck, timeline.config)}.")
+        words.append(
+            f"By what is predicted it is {bound_by(timeline.bottleneck, timeline.config)}."
+        )
     if timeline.config.get("compile") not in (None, "none"):
-        words.append("Compiled code cannot be followed: the memory is that of the operations before they are compiled.")
+        words.append(
+            "Compiled code cannot be followed: the memory is that of the operations before they are compiled."
+        )
     return " ".join(words)
 
 
@@ -115,7 +137,9 @@ def _measured(best: Measurement | Estimate) -> int:
     return best.peak_bytes.allocated if isinstance(best, Measurement) and best.peak_bytes else 0
 
 
-def _bar(picture: Picture, across: Scale, top: float, name: str, timeline: Timeline, measured: int) -> None:
+def _bar(
+    picture: Picture, across: Scale, top: float, name: str, timeline: Timeline, measured: int
+) -> None:
     sizes = timeline.moments[timeline.fullest]
     picture.text(2, top - 5, f"{TIER_TITLES[name]}: {gib(sum(sizes))} GiB", kind="row")
     before = 0
@@ -123,7 +147,14 @@ def _bar(picture: Picture, across: Scale, top: float, name: str, timeline: Timel
         start, end = across(before / GIB), across((before + size) / GIB)
         before += size
         if size:
-            picture.draw("rect", x=start, y=top, width=max(end - start - 0.8, 0.5), height=_BAR, kind=f"band {kind}")
+            picture.draw(
+                "rect",
+                x=start,
+                y=top,
+                width=max(end - start - 0.8, 0.5),
+                height=_BAR,
+                kind=f"band {kind}",
+            )
             for words in (f"{KIND_WORDS[kind]} {gib(size)}", KIND_WORDS[kind]):
                 if width_of(words) < end - start - 8:
                     picture.text(start + 5, top + 15, words, kind=f"inside {kind}")

@@ -20,11 +20,31 @@ from autofit.core.record import Predicted, Record
 from autofit.core.result import Result, tier
 from autofit.report import formatting
 from autofit.report.explain import nothing_fits_lines, summary
-from autofit.report.formatting import describe, gib, interval, knobs_that_differ, peak_bytes, throughput
-from autofit.report.html.charts import devices_picture, error_picture, error_words, knob_picture, progress
+from autofit.report.formatting import (
+    describe,
+    gib,
+    interval,
+    knobs_that_differ,
+    peak_bytes,
+    throughput,
+)
+from autofit.report.html.charts import (
+    devices_picture,
+    error_picture,
+    error_words,
+    knob_picture,
+    progress,
+)
 from autofit.report.html.knob_names import config_rows, off_knobs
 from autofit.report.html.learning import learning_picture
-from autofit.report.html.memory import KIND_WORDS, breakdown, moments, timeline_picture, timeline_words, traced_tiers
+from autofit.report.html.memory import (
+    KIND_WORDS,
+    breakdown,
+    moments,
+    timeline_picture,
+    timeline_words,
+    traced_tiers,
+)
 from autofit.report.html.scatter import scatter
 from autofit.report.html.scatter import unit as trials_unit
 from autofit.report.html.svg import Picture
@@ -46,12 +66,17 @@ def report_page(record: Record, directory: Path) -> str:
     if result.config is None:
         lines = nothing_fits_lines(result)
     elif isinstance(best, Estimate):
-        lines = [f"Predicted, not measured: {answer_line(result, best)}", *predicted_lines(result, best)]
+        lines = [
+            f"Predicted, not measured: {answer_line(result, best)}",
+            *predicted_lines(result, best),
+        ]
     rate, unit = throughput(best) if best else (0.0, "")
     amount = 1_000_000_000 if unit == "tokens" else 1_000_000  # to begin with
     style, script = Markup(picture_style() + _read("page.css")), Markup(_read("page.js"))
     figures = {"best": best, "lines": lines, "rate": rate, "unit": unit, "amount": amount}
-    return _template().render(figures, style=style, script=script, record=record, result=result, directory=directory)
+    return _template().render(
+        figures, style=style, script=script, record=record, result=result, directory=directory
+    )
 
 
 def pictures(record: Record) -> dict[str, Picture]:
@@ -60,7 +85,10 @@ def pictures(record: Record) -> dict[str, Picture]:
         "throughput-against-memory": scatter(record),
         "memory-breakdown": breakdown(record),
         "what-knobs-buy": knob_picture(record),
-        **{f"memory-timeline-{name}": timeline_picture(record, name) for name in traced_tiers(record)},
+        **{
+            f"memory-timeline-{name}": timeline_picture(record, name)
+            for name in traced_tiers(record)
+        },
         "loss-by-seconds": learning_picture(record),
         "memory-by-devices": devices_picture(record, "memory"),
         "speed-by-devices": devices_picture(record, "speed"),
@@ -88,7 +116,9 @@ def memory_used(best: Measurement | Estimate, result: Result) -> tuple[str, floa
     peak = best.high if isinstance(best, Estimate) else peak_bytes(best)
     if peak is None:
         return None
-    return interval(best.low, peak) if isinstance(best, Estimate) else gib(peak), peak / result.budget.device_bytes
+    return interval(best.low, peak) if isinstance(best, Estimate) else gib(
+        peak
+    ), peak / result.budget.device_bytes
 
 
 def step_words(best: Measurement | Estimate) -> str:
@@ -101,9 +131,17 @@ def step_words(best: Measurement | Estimate) -> str:
 
 def training_time(seconds: float) -> str:
     """A time to train in the unit that fits it."""
-    for least, size, name in ((172_800, 86_400, "days"), (5400, 3600, "hours"), (90, 60, "minutes")):
+    for least, size, name in (
+        (172_800, 86_400, "days"),
+        (5400, 3600, "hours"),
+        (90, 60, "minutes"),
+    ):
         if seconds >= least:
-            return f"{seconds / size:.3g} {name}" if seconds / size < 1000 else f"{seconds / size:,.0f} {name}"
+            return (
+                f"{seconds / size:.3g} {name}"
+                if seconds / size < 1000
+                else f"{seconds / size:,.0f} {name}"
+            )
     return f"{seconds:.3g} seconds"
 
 
@@ -115,18 +153,31 @@ def _exports(folder: Path) -> list[tuple[str, str]]:
     for path in sorted(folder.rglob("*"))[:_MOST_EXPORTS]:
         with contextlib.suppress(OSError):  # not ours to read: the page does without
             status = path.lstat()
-            if stat.S_ISREG(status.st_mode) and status.st_size <= _EXPORT_BYTES and not path.name.startswith("."):
-                texts.append((str(path.relative_to(folder)), path.read_text(encoding="utf-8", errors="replace")))
+            if (
+                stat.S_ISREG(status.st_mode)
+                and status.st_size <= _EXPORT_BYTES
+                and not path.name.startswith(".")
+            ):
+                texts.append(
+                    (
+                        str(path.relative_to(folder)),
+                        path.read_text(encoding="utf-8", errors="replace"),
+                    )
+                )
     return texts
 
 
-def _trials(record: Record, directory: Path) -> list[tuple[Measurement, Measurement, Predicted | None, str | None]]:
+def _trials(
+    record: Record, directory: Path
+) -> list[tuple[Measurement, Measurement, Predicted | None, str | None]]:
     """Every trial with the latest measurement of its config, its prediction, and its log."""
     latest, rows = latest_by_config(record.result), []
     for index, trial in enumerate(record.result.trials):
         log = f"probes/{trial.number:04d}.log"
         predicted = record.predicted[index] if record.predicted else None
-        rows.append((trial, latest[trial.config], predicted, log if (directory / log).is_file() else None))
+        rows.append(
+            (trial, latest[trial.config], predicted, log if (directory / log).is_file() else None)
+        )
     return rows
 
 
@@ -144,7 +195,9 @@ def _tiers(result: Result) -> list[tuple[str, str, str]]:
     """(name, mark, title) of each tier that is drawn."""
     drawn = {tier(trial.config) for trial in result.trials}
     drawn |= {name for name, points in result.frontier.items() if points}
-    return [(name, mark, formatting.TIER_TITLES[name]) for name, mark in _MARKS.items() if name in drawn]
+    return [
+        (name, mark, formatting.TIER_TITLES[name]) for name, mark in _MARKS.items() if name in drawn
+    ]
 
 
 def _inline(draw: Callable[..., Picture | None], record: Record, *given: object) -> Markup | None:
@@ -155,7 +208,11 @@ def _inline(draw: Callable[..., Picture | None], record: Record, *given: object)
 def _both(draw: Callable[..., Picture | None], record: Record, *given: object) -> Markup | None:
     """A picture for a large page and for a small one, of which the style shows one."""
     wide, narrow = (_inline(draw, record, *given, width) for width in (720, 360))
-    return Markup('<div class="wide">{}</div><div class="narrow">{}</div>').format(wide, narrow) if wide else None
+    return (
+        Markup('<div class="wide">{}</div><div class="narrow">{}</div>').format(wide, narrow)
+        if wide
+        else None
+    )
 
 
 def _read(name: str) -> str:
@@ -170,14 +227,56 @@ def _finalized(value: object) -> object:
 @functools.cache
 def _template() -> Template:
     environment = Environment(
-        autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=StrictUndefined, finalize=_finalized
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=StrictUndefined,
+        finalize=_finalized,
     )
     functions: tuple[Callable[..., Any], ...] = (
-        *(memory_used, step_words, training_time, shared_knobs, tier, config_rows, off_knobs, pluralize, summary),
-        *(commands, knob_lines, other_budget_lines, explored_at, scatter, breakdown, timeline_picture, timeline_words),
-        *(moments, traced_tiers, learning_picture, knob_picture, progress, devices_picture, error_picture, error_words),
+        *(
+            memory_used,
+            step_words,
+            training_time,
+            shared_knobs,
+            tier,
+            config_rows,
+            off_knobs,
+            pluralize,
+            summary,
+        ),
+        *(
+            commands,
+            knob_lines,
+            other_budget_lines,
+            explored_at,
+            scatter,
+            breakdown,
+            timeline_picture,
+            timeline_words,
+        ),
+        *(
+            moments,
+            traced_tiers,
+            learning_picture,
+            knob_picture,
+            progress,
+            devices_picture,
+            error_picture,
+            error_words,
+        ),
     )
     environment.globals |= {function.__name__: function for function in functions}
-    environment.globals |= {"text": formatting, "kinds": KIND_WORDS, "picture": _inline, "pictures": _both}
-    environment.globals |= {"tiers": _tiers, "trials": _trials, "trials_unit": trials_unit, "exports": _exports}
+    environment.globals |= {
+        "text": formatting,
+        "kinds": KIND_WORDS,
+        "picture": _inline,
+        "pictures": _both,
+    }
+    environment.globals |= {
+        "tiers": _tiers,
+        "trials": _trials,
+        "trials_unit": trials_unit,
+        "exports": _exports,
+    }
     return environment.from_string(_read("page.html"))

@@ -41,7 +41,11 @@ def plotted(record: Record) -> list[Plotted]:
         rate = leveled(measurement, result) if measurement.fits else None
         predicted = record.predicted[index] if record.predicted else Predicted()
         number_of_trial = result.trials[index].number
-        configs.append(Plotted(number_of_trial, measurement, tier(config), rate, peak_bytes(measurement), predicted))
+        configs.append(
+            Plotted(
+                number_of_trial, measurement, tier(config), rate, peak_bytes(measurement), predicted
+            )
+        )
     return configs
 
 
@@ -65,10 +69,14 @@ def unit(result: Result) -> str:
 def hover_text(one: Plotted, result: Result) -> str:
     """A measured config in one line."""
     fits = one.measurement.fits
-    figures = [f"{number(one.rate)} {unit(result)}/s" if one.rate else OUTCOMES[one.measurement.outcome]]
+    figures = [
+        f"{number(one.rate)} {unit(result)}/s" if one.rate else OUTCOMES[one.measurement.outcome]
+    ]
     if one.nbytes:
         figures.append(f"{'' if fits else 'had taken '}{gib(one.nbytes)} GiB")
-    return " \u2014 ".join([f"probe {one.number + 1}: {describe(one.measurement.config)}", *figures])
+    return " \u2014 ".join(
+        [f"probe {one.number + 1}: {describe(one.measurement.config)}", *figures]
+    )
 
 
 def link(picture: Picture, number_of_trial: int, title: str, kind: str) -> Element:
@@ -85,13 +93,24 @@ def shape(picture: Picture, into: Element, name: str, at: At, radius: float) -> 
         picture.draw("circle", into=into, cx=x, cy=y, r=radius)
     elif name == "lora":
         wide, high = radius * 1.15, radius * 1.2
-        picture.draw("path", into=into, d=f"M{x:.1f},{y - high:.1f}l{wide:.1f},{2 * high - 1:.1f}h{-2 * wide:.1f}z")
+        picture.draw(
+            "path",
+            into=into,
+            d=f"M{x:.1f},{y - high:.1f}l{wide:.1f},{2 * high - 1:.1f}h{-2 * wide:.1f}z",
+        )
     elif name == "head":
         reach = radius * 1.2
         d = f"M{x:.1f},{y - reach:.1f}L{x + reach:.1f},{y:.1f}L{x:.1f},{y + reach:.1f}L{x - reach:.1f},{y:.1f}z"
         picture.draw("path", into=into, d=d)
     else:
-        picture.draw("rect", into=into, x=x - radius * 0.9, y=y - radius * 0.9, width=radius * 1.8, height=radius * 1.8)
+        picture.draw(
+            "rect",
+            into=into,
+            x=x - radius * 0.9,
+            y=y - radius * 0.9,
+            width=radius * 1.8,
+            height=radius * 1.8,
+        )
 
 
 @dataclass(frozen=True)
@@ -115,15 +134,33 @@ def scatter(record: Record, width: int = 720) -> Picture | None:
     if not fitting:
         return None
     height = 400 if width > 500 else 330
-    picture = Picture(width, height, f"Throughput against memory of {len(configs)} measured configs", interactive=True)
+    picture = Picture(
+        width,
+        height,
+        f"Throughput against memory of {len(configs)} measured configs",
+        interactive=True,
+    )
     usable = result.budget.cap_bytes(result.hardware.device)
-    plot = _Plot(picture, record, _across(configs, result, usable, width), _up(fitting, result, usable, height), usable)
-    picture.frame(plot.across, plot.up, titles=("peak memory, GiB", f"{unit(result)}/s"), ticks=(width // 90, 5))
+    plot = _Plot(
+        picture,
+        record,
+        _across(configs, result, usable, width),
+        _up(fitting, result, usable, height),
+        usable,
+    )
+    picture.frame(
+        plot.across,
+        plot.up,
+        titles=("peak memory, GiB", f"{unit(result)}/s"),
+        ticks=(width // 90, 5),
+    )
     _budget_line(plot)
     scale = per_sample(result)
     seen = ((one.measurement.config, one.nbytes or 0, (one.rate or 0.0) / scale) for one in fitting)
     points = [Point(*each, None, measured=True) for each in seen]
-    points += [point for of_tier in result.frontier.values() for point in of_tier if not point.measured]
+    points += [
+        point for of_tier in result.frontier.values() for point in of_tier if not point.measured
+    ]
     for name in TIERS:
         _front(plot, [point for point in points if tier(point.config) == name], name)
     for one in configs:
@@ -131,16 +168,31 @@ def scatter(record: Record, width: int = 720) -> Picture | None:
             _miss(plot, one)
     for one in fitting:
         leads = result.best is not None and result.best.config == one.measurement.config
-        element = link(picture, one.number, hover_text(one, result), f"dot {one.tier}{' best' if leads else ''}")
-        shape(picture, element, one.tier, plot.at(one.nbytes or 0, one.rate or 0), radius=6.5 if leads else 4.5)
+        element = link(
+            picture,
+            one.number,
+            hover_text(one, result),
+            f"dot {one.tier}{' best' if leads else ''}",
+        )
+        shape(
+            picture,
+            element,
+            one.tier,
+            plot.at(one.nbytes or 0, one.rate or 0),
+            radius=6.5 if leads else 4.5,
+        )
     _label_leaders(plot, fitting)
     return picture
 
 
 def _across(configs: list[Plotted], result: Result, usable: int, width: int) -> Scale:
     most = max([usable * 1.12, *(one.nbytes for one in configs if one.nbytes and one.rate)])
-    beyond: list[float] = [point.peak_bytes for points in result.frontier.values() for point in points]
-    beyond += [_needed(one, usable) for one in configs if one.measurement.outcome is Outcome.OUT_OF_MEMORY]
+    beyond: list[float] = [
+        point.peak_bytes for points in result.frontier.values() for point in points
+    ]
+    beyond += [
+        _needed(one, usable) for one in configs if one.measurement.outcome is Outcome.OUT_OF_MEMORY
+    ]
     further = [size for size in beyond if most < size <= usable * _BEYOND]
     clipped = usable * _BEYOND if any(size > usable * _BEYOND for size in beyond) else most
     return Scale(0.0, max([most, clipped, *further]) / GIB, 52, width - 14)
@@ -149,18 +201,31 @@ def _across(configs: list[Plotted], result: Result, usable: int, width: int) -> 
 def _up(fitting: list[Plotted], result: Result, usable: int, height: int) -> Scale:
     rates = [one.rate for one in fitting if one.rate]
     most = _HIGHEST * max(rates)
-    points = (point for of_tier in result.frontier.values() for point in of_tier if point.peak_bytes < usable * _BEYOND)
-    rates += [rate for point in points if (rate := point.samples_per_second * per_sample(result)) < most]
+    points = (
+        point
+        for of_tier in result.frontier.values()
+        for point in of_tier
+        if point.peak_bytes < usable * _BEYOND
+    )
+    rates += [
+        rate for point in points if (rate := point.samples_per_second * per_sample(result)) < most
+    ]
     low = 0.0 if min(rates) < 0.6 * max(rates) else min(rates) * 0.9
     return Scale(low, max(rates) * 1.08, height - 44, 30)
 
 
 def _budget_line(plot: _Plot) -> None:
     x, top, bottom = plot.across(plot.usable / GIB), plot.up.end - 6, plot.up.start
-    plot.picture.draw("rect", x=x, y=top, width=plot.across.end - x, height=bottom - top, kind="beyond")
+    plot.picture.draw(
+        "rect", x=x, y=top, width=plot.across.end - x, height=bottom - top, kind="beyond"
+    )
     plot.picture.line((x, bottom), (x, top), "budget")
     budget = plot.record.result.budget.device_bytes
-    words = f"{gib(plot.usable)} usable of {gib(budget)} GiB" if plot.usable < budget else f"budget {gib(budget)} GiB"
+    words = (
+        f"{gib(plot.usable)} usable of {gib(budget)} GiB"
+        if plot.usable < budget
+        else f"budget {gib(budget)} GiB"
+    )
     plot.picture.text(x - 5, top - 4, words, kind="budget-label", anchor="end")
 
 
@@ -168,11 +233,17 @@ def _front(plot: _Plot, points: list[Point], name: str) -> None:
     """Draw a stair through the best of each amount of memory; dashed where it leads to predictions."""
     scale = per_sample(plot.record.result)
     front = frontier(points, tolerance=plot.record.tolerance)
-    drawn = [(plot.at(point.peak_bytes, point.samples_per_second * scale), point) for point in front]
-    drawn = [(at, point) for at, point in drawn if at[0] <= plot.across.end and at[1] >= plot.up.end - 14]
+    drawn = [
+        (plot.at(point.peak_bytes, point.samples_per_second * scale), point) for point in front
+    ]
+    drawn = [
+        (at, point) for at, point in drawn if at[0] <= plot.across.end and at[1] >= plot.up.end - 14
+    ]
     group = plot.picture.draw("g", kind=f"frontier {name}")
     for (start, _), (end, point) in pairwise(drawn):
-        plot.picture.draw("path", into=group, d=steps([start, end]), kind="known" if point.measured else "guessed")
+        plot.picture.draw(
+            "path", into=group, d=steps([start, end]), kind="known" if point.measured else "guessed"
+        )
     for at, point in drawn:
         if not point.measured:
             rate = f"{number(point.samples_per_second * scale)} {unit(plot.record.result)}/s"
@@ -187,7 +258,11 @@ def _miss(plot: _Plot, one: Plotted) -> None:
     result, bottom = plot.record.result, plot.up.start - 9
     x, y = min(plot.across(_needed(one, plot.usable) / GIB), plot.across.end - 6), bottom
     if one.predicted.step_seconds:
-        rate = (result.workload.get("effective_batch_size") or 1) / one.predicted.step_seconds * per_sample(result)
+        rate = (
+            (result.workload.get("effective_batch_size") or 1)
+            / one.predicted.step_seconds
+            * per_sample(result)
+        )
         y = min(max(plot.up(rate), plot.up.end), bottom)
     element = link(plot.picture, one.number, hover_text(one, result), f"dot missed {one.tier}")
     plot.picture.draw("rect", into=element, x=x - 7, y=y - 7, width=14, height=14, kind="reach")
@@ -203,7 +278,9 @@ def _label_leaders(plot: _Plot, fitting: list[Plotted]) -> None:
     """Write the name of a tier beside its best."""
     best, taken = plot.record.result.best, list[float]()
     for name, leader in plot.record.result.tiers.items():
-        one = next((one for one in fitting if leader and one.measurement.config == leader.config), None)
+        one = next(
+            (one for one in fitting if leader and one.measurement.config == leader.config), None
+        )
         if one is None or not one.nbytes or not one.rate:
             continue
         x, y = plot.at(one.nbytes, one.rate)
@@ -215,4 +292,6 @@ def _label_leaders(plot: _Plot, fitting: list[Plotted]) -> None:
         taken.append(y)
         # Beside the budget line there is more room to the left.
         right = x + width_of(words) < plot.across.end
-        plot.picture.text(x if right else x + 6, y, words, kind=f"name {name}", anchor="start" if right else "end")
+        plot.picture.text(
+            x if right else x + 6, y, words, kind=f"name {name}", anchor="start" if right else "end"
+        )

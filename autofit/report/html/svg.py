@@ -38,7 +38,11 @@ class Scale:
         """Round numbers within, or those that are marked."""
         if self.marked:
             return [*self.marked]
-        return powers(self.low, self.high) if self.logarithmic else round_numbers(self.low, self.high, about)
+        return (
+            powers(self.low, self.high)
+            if self.logarithmic
+            else round_numbers(self.low, self.high, about)
+        )
 
 
 def round_numbers(low: float, high: float, about: int = 5) -> list[float]:
@@ -69,10 +73,19 @@ class Picture:
         style = {"class": "picture", "style": f"max-width:{width}px"}
         self.root = Element("svg", {**attributes, "aria-label": xml_text(label), **style})
 
-    def draw(self, tag: str, text: str | None = None, *, into: Element | None = None, **attributes: object) -> Element:
+    def draw(
+        self,
+        tag: str,
+        text: str | None = None,
+        *,
+        into: Element | None = None,
+        **attributes: object,
+    ) -> Element:
         """Add an element: `kind` is its class, other names have hyphens for underscores, None is left out."""
         names = {name: "class" if name == "kind" else name.replace("_", "-") for name in attributes}
-        given = {names[name]: _figure(value) for name, value in attributes.items() if value is not None}
+        given = {
+            names[name]: _figure(value) for name, value in attributes.items() if value is not None
+        }
         element = SubElement(self.root if into is None else into, tag, given)
         element.text = None if text is None else xml_text(text)
         return element
@@ -87,11 +100,15 @@ class Picture:
         path = f"M{at[0] - radius:.1f},{at[1] - radius:.1f}l{arm},{arm}m0,-{arm}l-{arm},{arm}"
         self.draw("path", into=into, d=path, kind=kind)
 
-    def text(self, x: float, y: float, words: str, *, kind: str = "label", anchor: str | None = None) -> None:
+    def text(
+        self, x: float, y: float, words: str, *, kind: str = "label", anchor: str | None = None
+    ) -> None:
         """Draw words whose baseline begins, or as anchored, at a point."""
         self.draw("text", words, x=x, y=y, kind=kind, text_anchor=anchor)
 
-    def frame(self, across: Scale, up: Scale, *, titles: tuple[str, str], ticks: tuple[int, int] = (6, 5)) -> None:
+    def frame(
+        self, across: Scale, up: Scale, *, titles: tuple[str, str], ticks: tuple[int, int] = (6, 5)
+    ) -> None:
         """Draw the axes: a range each, ticks at round numbers, and their titles; no box and no grid."""
         bottom = up.start
         self.line((across.start, bottom), (across.end, bottom), "axis")
@@ -127,7 +144,9 @@ class Picture:
 def steps(points: Sequence[At]) -> str:
     """The path of a stair through points: across first, then up or down."""
     first, *others = points
-    return f"M{_figure(first[0])},{_figure(first[1])}" + "".join(f"H{_figure(x)}V{_figure(y)}" for x, y in others)
+    return f"M{_figure(first[0])},{_figure(first[1])}" + "".join(
+        f"H{_figure(x)}V{_figure(y)}" for x, y in others
+    )
 
 
 def width_of(words: str) -> float:
@@ -137,7 +156,9 @@ def width_of(words: str) -> float:
 
 def apart(positions: Iterable[float], least: float) -> list[float]:
     """Positions in rising order, each moved to at least that far behind the one before."""
-    return list(accumulate(sorted(positions), lambda before, position: max(position, before + least)))
+    return list(
+        accumulate(sorted(positions), lambda before, position: max(position, before + least))
+    )
 
 
 def _tick(number: float) -> str:

@@ -20,7 +20,9 @@ world = int(os.environ.get("WORLD_SIZE", 1))
 if world > 1:
     dist.init_process_group("gloo")
 workload = workload_from_source(case["source"], case["workload"])
-model = transformers.AutoModelForCausalLM.from_pretrained(case["source"]["path"], dtype=torch.float32)
+model = transformers.AutoModelForCausalLM.from_pretrained(
+    case["source"]["path"], dtype=torch.float32
+)
 model.config.use_cache = False
 setup = build(workload, case["config"], detect("cpu").of_several(world), model=model)
 del model

@@ -7,7 +7,9 @@ from torch.utils.data import DistributedSampler
 
 deepspeed.init_distributed("gloo")
 own = model()
-engine, *_ = deepspeed.initialize(model=own, model_parameters=own.parameters(), config="deepspeed.json")
+engine, *_ = deepspeed.initialize(
+    model=own, model_parameters=own.parameters(), config="deepspeed.json"
+)
 batches = loader()
 batches = loader(sampler=DistributedSampler(batches.dataset, shuffle=False))
 for _ in range(GIVEN["steps"]):

@@ -14,7 +14,10 @@ import autofit
 
 BATCH, SIDE, TEXT, WIDTH = 4, 16, 8, 32
 BLOCKS = {"block_out_channels": (32, 64), "layers_per_block": 1, "norm_num_groups": 8}
-UP_DOWN = {"down_block_types": ("DownBlock2D", "AttnDownBlock2D"), "up_block_types": ("AttnUpBlock2D", "UpBlock2D")}
+UP_DOWN = {
+    "down_block_types": ("DownBlock2D", "AttnDownBlock2D"),
+    "up_block_types": ("AttnUpBlock2D", "UpBlock2D"),
+}
 CROSS = {
     "down_block_types": ("CrossAttnDownBlock2D", "DownBlock2D"),
     "up_block_types": ("UpBlock2D", "CrossAttnUpBlock2D"),
@@ -22,10 +25,20 @@ CROSS = {
 DIT = {"num_attention_heads": 4, "attention_head_dim": 16, "num_layers": 2}
 # What each model is made of, and the inputs that it takes besides the noisy sample and the time.
 MODELS: dict[str, tuple[str, dict[str, Any], tuple[str, ...]]] = {
-    "unet": ("UNet2DModel", {"sample_size": SIDE, "in_channels": 4, "out_channels": 4, **BLOCKS, **UP_DOWN}, ()),
+    "unet": (
+        "UNet2DModel",
+        {"sample_size": SIDE, "in_channels": 4, "out_channels": 4, **BLOCKS, **UP_DOWN},
+        (),
+    ),
     "stable_diffusion": (
         "UNet2DConditionModel",
-        {"sample_size": SIDE, "cross_attention_dim": WIDTH, "attention_head_dim": 8, **BLOCKS, **CROSS},
+        {
+            "sample_size": SIDE,
+            "cross_attention_dim": WIDTH,
+            "attention_head_dim": 8,
+            **BLOCKS,
+            **CROSS,
+        },
         ("encoder_hidden_states",),
     ),
     "dit": (
@@ -41,14 +54,24 @@ MODELS: dict[str, tuple[str, dict[str, Any], tuple[str, ...]]] = {
     ),
     "stable_diffusion_3": (
         "SD3Transformer2DModel",
-        {**DIT, "in_channels": 4, "out_channels": 4, "sample_size": SIDE, "joint_attention_dim": WIDTH}
+        {
+            **DIT,
+            "in_channels": 4,
+            "out_channels": 4,
+            "sample_size": SIDE,
+            "joint_attention_dim": WIDTH,
+        }
         | {"caption_projection_dim": 64, "pooled_projection_dim": WIDTH, "pos_embed_max_size": 16},
         ("encoder_hidden_states", "pooled_projections"),
     ),
     "sana": (
         "SanaTransformer2DModel",
         {**DIT, "in_channels": 4, "out_channels": 4, "sample_size": SIDE, "caption_channels": WIDTH}
-        | {"num_cross_attention_heads": 4, "cross_attention_head_dim": 16, "cross_attention_dim": 64},
+        | {
+            "num_cross_attention_heads": 4,
+            "cross_attention_head_dim": 16,
+            "cross_attention_dim": 64,
+        },
         ("encoder_hidden_states",),
     ),
     "autoencoder_kl": (
@@ -101,5 +124,8 @@ def _workload(name: str) -> autofit.Workload:
         return functional.mse_loss(model(sample, **timed, **inputs).sample, sample)
 
     return autofit.Workload(
-        model=lambda: getattr(diffusers, kind)(**config), batch=batch, loss=loss, effective_batch_size=BATCH
+        model=lambda: getattr(diffusers, kind)(**config),
+        batch=batch,
+        loss=loss,
+        effective_batch_size=BATCH,
     )

@@ -59,7 +59,9 @@ def _workload(name: str) -> autofit.Workload:
 
     def model() -> Any:
         encoder = SentenceTransformer(modules=[Encoder(), Pooling(64)], device="cpu")
-        options = {"sentence_embedding_dimension": 64, "num_labels": 3} if name == "SoftmaxLoss" else {}
+        options = (
+            {"sentence_embedding_dimension": 64, "num_labels": 3} if name == "SoftmaxLoss" else {}
+        )
         return getattr(losses, name)(encoder, **options)
 
     def batch(n: int) -> dict[str, Any]:

@@ -24,9 +24,31 @@ NAMES = (
         "test_nfnet",
     ),
     *("test_resnet", "test_vit", "test_vit_relpos"),
-    *("resnet10t", "mobilenetv3_small_050", "lcnet_050", "ghostnet_050", "regnetx_002", "mobilevitv2_050"),
-    *("efficientvit_b0", "edgenext_xx_small", "repvgg_a0", "dla46_c", "fastvit_t8", "rexnet_100", "starnet_s1"),
-    *("xcit_nano_12_p16_224", "poolformer_s12", "pvt_v2_b0", "levit_128s", "tinynet_e", "mnasnet_small"),
+    *(
+        "resnet10t",
+        "mobilenetv3_small_050",
+        "lcnet_050",
+        "ghostnet_050",
+        "regnetx_002",
+        "mobilevitv2_050",
+    ),
+    *(
+        "efficientvit_b0",
+        "edgenext_xx_small",
+        "repvgg_a0",
+        "dla46_c",
+        "fastvit_t8",
+        "rexnet_100",
+        "starnet_s1",
+    ),
+    *(
+        "xcit_nano_12_p16_224",
+        "poolformer_s12",
+        "pvt_v2_b0",
+        "levit_128s",
+        "tinynet_e",
+        "mnasnet_small",
+    ),
 )
 
 
@@ -54,4 +76,6 @@ def _workload(name: str) -> autofit.Workload:
     def model() -> Any:
         return timm.create_model(name, num_classes=10)
 
-    return autofit.Workload(model=model, batch=lambda n: batch(n, side), loss=loss, effective_batch_size=BATCH)
+    return autofit.Workload(
+        model=model, batch=lambda n: batch(n, side), loss=loss, effective_batch_size=BATCH
+    )

@@ -16,7 +16,14 @@ BATCH, SIDE = 4, 64
 VIDEO = ("r3d_18",)
 SEGMENTATION = ("lraspp_mobilenet_v3_large",)
 NAMES = (
-    *("resnet18", "mobilenet_v2", "mobilenet_v3_small", "squeezenet1_1", "shufflenet_v2_x0_5", "mnasnet0_5"),
+    *(
+        "resnet18",
+        "mobilenet_v2",
+        "mobilenet_v3_small",
+        "squeezenet1_1",
+        "shufflenet_v2_x0_5",
+        "mnasnet0_5",
+    ),
     *("efficientnet_b0", "regnet_y_400mf", "densenet121", "googlenet", "vit_tiny", "swin_tiny"),
     *VIDEO,
     *SEGMENTATION,
@@ -47,16 +54,23 @@ def _workload(name: str) -> autofit.Workload:
     if name in VIDEO:
         batch = lambda n: {"x": torch.randn(n, 3, 16, SIDE, SIDE), "y": torch.arange(n) % 10}  # noqa: E731
     elif name in SEGMENTATION:
-        batch = lambda n: {"x": torch.randn(n, 3, SIDE, SIDE), "y": torch.randint(10, (n, SIDE, SIDE))}  # noqa: E731
+        batch = lambda n: {  # noqa: E731
+            "x": torch.randn(n, 3, SIDE, SIDE),
+            "y": torch.randint(10, (n, SIDE, SIDE)),
+        }
         loss = lambda model, batch: functional.cross_entropy(model(batch["x"])["out"], batch["y"])  # noqa: E731
-    return autofit.Workload(model=lambda: _model(name), batch=batch, loss=loss, effective_batch_size=BATCH)
+    return autofit.Workload(
+        model=lambda: _model(name), batch=batch, loss=loss, effective_batch_size=BATCH
+    )
 
 
 def _model(name: str) -> Any:
     if name == "vit_tiny":
         return torchvision.models.VisionTransformer(SIDE, 16, 2, 4, 64, 128, num_classes=10)
     if name == "swin_tiny":
-        return torchvision.models.SwinTransformer([4, 4], 32, [2, 2], [2, 4], [4, 4], num_classes=10)
+        return torchvision.models.SwinTransformer(
+            [4, 4], 32, [2, 2], [2, 4], [4, 4], num_classes=10
+        )
     options = {"init_weights": False, "aux_logits": False} if name == "googlenet" else {}
     backbone = {"weights_backbone": None} if name in SEGMENTATION else {}
     return torchvision.models.get_model(name, weights=None, num_classes=10, **options, **backbone)

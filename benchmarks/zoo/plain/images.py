@@ -27,7 +27,11 @@ def class_loss(model: nn.Module, batch: Batch) -> Tensor:
 
 def conv(inputs: int, outputs: int, stride: int = 1, norm: bool = True) -> nn.Sequential:
     """A convolution, its norm and its ReLU."""
-    layers = [nn.Conv2d(inputs, outputs, 3, stride, 1), nn.BatchNorm2d(outputs) if norm else nn.Identity(), nn.ReLU()]
+    layers = [
+        nn.Conv2d(inputs, outputs, 3, stride, 1),
+        nn.BatchNorm2d(outputs) if norm else nn.Identity(),
+        nn.ReLU(),
+    ]
     return nn.Sequential(*layers)
 
 
@@ -45,12 +49,21 @@ class Residual(nn.Module):
 def resnet_of(blocks: int = 3) -> nn.Module:
     """A residual network of one width."""
     body = nn.Sequential(*(Residual() for _ in range(blocks)))
-    return nn.Sequential(conv(3, WIDTH, 2), body, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(WIDTH, 10))
+    return nn.Sequential(
+        conv(3, WIDTH, 2), body, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(WIDTH, 10)
+    )
 
 
 def lenet_of() -> nn.Module:
     """LeCun's network of 1998."""
-    features = [nn.Conv2d(3, 6, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(6, 16, 5), nn.ReLU(), nn.MaxPool2d(2)]
+    features = [
+        nn.Conv2d(3, 6, 5),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(6, 16, 5),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+    ]
     classifier = [nn.Linear(400, 120), nn.ReLU(), nn.Linear(120, 84), nn.ReLU(), nn.Linear(84, 10)]
     return nn.Sequential(*features, nn.Flatten(), *classifier)
 
@@ -62,7 +75,9 @@ class Mixer(nn.Module):
         super().__init__()
         self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
         self.tokens = nn.Sequential(nn.Linear(patches, 32), nn.GELU(), nn.Linear(32, patches))
-        self.channels = nn.Sequential(nn.Linear(width, 2 * width), nn.GELU(), nn.Linear(2 * width, width))
+        self.channels = nn.Sequential(
+            nn.Linear(width, 2 * width), nn.GELU(), nn.Linear(2 * width, width)
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         x = x + self.tokens(self.norm1(x).transpose(1, 2)).transpose(1, 2)
@@ -90,10 +105,16 @@ class UNet(nn.Module):
 
     def __init__(self, outputs: int, time: bool = False) -> None:
         super().__init__()
-        self.down1, self.down2, self.middle = conv(3, WIDTH), conv(WIDTH, 2 * WIDTH), conv(2 * WIDTH, 2 * WIDTH)
+        self.down1, self.down2, self.middle = (
+            conv(3, WIDTH),
+            conv(WIDTH, 2 * WIDTH),
+            conv(2 * WIDTH, 2 * WIDTH),
+        )
         self.up1, self.up2 = conv(4 * WIDTH, WIDTH), conv(2 * WIDTH, WIDTH)
         self.head = nn.Conv2d(WIDTH, outputs, 1)
-        self.time = nn.Sequential(nn.Linear(1, 32), nn.SiLU(), nn.Linear(32, 2 * WIDTH)) if time else None
+        self.time = (
+            nn.Sequential(nn.Linear(1, 32), nn.SiLU(), nn.Linear(32, 2 * WIDTH)) if time else None
+        )
 
     def forward(self, x: Tensor, noise: Tensor | None = None) -> Tensor:
         first = self.down1(x)
@@ -102,7 +123,9 @@ class UNet(nn.Module):
         if self.time is not None and noise is not None:
             low = low + self.time(noise)[:, :, None, None]
         low = self.up1(torch.cat([functional.interpolate(low, scale_factor=2), second], 1))
-        return self.head(self.up2(torch.cat([functional.interpolate(low, scale_factor=2), first], 1)))
+        return self.head(
+            self.up2(torch.cat([functional.interpolate(low, scale_factor=2), first], 1))
+        )
 
 
 def masks(n: int) -> Batch:
@@ -123,8 +146,14 @@ class Variational(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.encoder = nn.Sequential(conv(3, WIDTH, 2), conv(WIDTH, WIDTH, 2), nn.Flatten(), nn.Linear(1024, 64))
-        up = [nn.ConvTranspose2d(WIDTH, WIDTH, 4, 2, 1), nn.ReLU(), nn.ConvTranspose2d(WIDTH, 3, 4, 2, 1)]
+        self.encoder = nn.Sequential(
+            conv(3, WIDTH, 2), conv(WIDTH, WIDTH, 2), nn.Flatten(), nn.Linear(1024, 64)
+        )
+        up = [
+            nn.ConvTranspose2d(WIDTH, WIDTH, 4, 2, 1),
+            nn.ReLU(),
+            nn.ConvTranspose2d(WIDTH, 3, 4, 2, 1),
+        ]
         self.decoder = nn.Sequential(nn.Linear(32, 1024), nn.Unflatten(1, (WIDTH, 8, 8)), *up)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -147,12 +176,18 @@ class Quantised(nn.Module):
         super().__init__()
         self.encoder = nn.Sequential(conv(3, WIDTH, 2), nn.Conv2d(WIDTH, WIDTH, 3, 2, 1))
         self.codes = nn.Embedding(64, WIDTH)
-        up = [nn.ConvTranspose2d(WIDTH, WIDTH, 4, 2, 1), nn.ReLU(), nn.ConvTranspose2d(WIDTH, 3, 4, 2, 1)]
+        up = [
+            nn.ConvTranspose2d(WIDTH, WIDTH, 4, 2, 1),
+            nn.ReLU(),
+            nn.ConvTranspose2d(WIDTH, 3, 4, 2, 1),
+        ]
         self.decoder = nn.Sequential(*up)
 
     def forward(self, x: Tensor) -> Tensor:
         latent = self.encoder(x).permute(0, 2, 3, 1)
-        nearest = self.codes(torch.cdist(latent.flatten(0, 2), self.codes.weight).argmin(-1)).view_as(latent)
+        nearest = self.codes(
+            torch.cdist(latent.flatten(0, 2), self.codes.weight).argmin(-1)
+        ).view_as(latent)
         made = self.decoder((latent + (nearest - latent).detach()).permute(0, 3, 1, 2))
         return functional.mse_loss(made, x) + functional.mse_loss(nearest, latent.detach())
 
@@ -162,11 +197,19 @@ class Adversaries(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        up = [nn.ConvTranspose2d(WIDTH, WIDTH, 4, 2, 1), nn.ReLU(), nn.ConvTranspose2d(WIDTH, 3, 4, 2, 1), nn.Tanh()]
+        up = [
+            nn.ConvTranspose2d(WIDTH, WIDTH, 4, 2, 1),
+            nn.ReLU(),
+            nn.ConvTranspose2d(WIDTH, 3, 4, 2, 1),
+            nn.Tanh(),
+        ]
         self.generator = nn.Sequential(nn.Linear(32, 1024), nn.Unflatten(1, (WIDTH, 8, 8)), *up)
         norm = nn.utils.parametrizations.spectral_norm
         self.discriminator = nn.Sequential(
-            norm(nn.Conv2d(3, WIDTH, 4, 2, 1)), nn.LeakyReLU(0.2), nn.Flatten(), norm(nn.Linear(4096, 1))
+            norm(nn.Conv2d(3, WIDTH, 4, 2, 1)),
+            nn.LeakyReLU(0.2),
+            nn.Flatten(),
+            norm(nn.Linear(4096, 1)),
         )
 
     def forward(self, x: Tensor) -> Tensor:
@@ -201,7 +244,13 @@ class Points(nn.Module):
 
 def volumes_of() -> nn.Module:
     """Convolutions in three dimensions."""
-    layers = [nn.Conv3d(1, 8, 3, 2, 1), nn.BatchNorm3d(8), nn.ReLU(), nn.Conv3d(8, 16, 3, 2, 1), nn.ReLU()]
+    layers = [
+        nn.Conv3d(1, 8, 3, 2, 1),
+        nn.BatchNorm3d(8),
+        nn.ReLU(),
+        nn.Conv3d(8, 16, 3, 2, 1),
+        nn.ReLU(),
+    ]
     return nn.Sequential(*layers, nn.AdaptiveAvgPool3d(1), nn.Flatten(), nn.Linear(16, 10))
 
 
@@ -219,7 +268,10 @@ class Detector(nn.Module):
 
 def boxed(n: int) -> Batch:
     """Images with a list of boxes for each, as collate functions of detectors give them."""
-    return {"x": torch.randn(n, 3, SIDE, SIDE), "y": [{"boxes": torch.rand(2, 4)} for _ in range(n)]}
+    return {
+        "x": torch.randn(n, 3, SIDE, SIDE),
+        "y": [{"boxes": torch.rand(2, 4)} for _ in range(n)],
+    }
 
 
 def box_loss(model: nn.Module, batch: Batch) -> Tensor:
@@ -228,11 +280,15 @@ def box_loss(model: nn.Module, batch: Batch) -> Tensor:
     for found, wanted in zip(model(batch["x"]), batch["y"], strict=True):
         distance = torch.cdist(found[:, :4], wanted["boxes"], p=1)
         hit = torch.zeros(len(found), device=found.device).scatter(0, distance.argmin(0), 1.0)
-        losses.append(distance.amin(0).mean() + functional.binary_cross_entropy_with_logits(found[:, 4], hit))
+        losses.append(
+            distance.amin(0).mean() + functional.binary_cross_entropy_with_logits(found[:, 4], hit)
+        )
     return torch.stack(losses).mean()
 
 
-def _workload(model: Callable[[], nn.Module], batch: Any = images, loss: Any = class_loss) -> autofit.Workload:
+def _workload(
+    model: Callable[[], nn.Module], batch: Any = images, loss: Any = class_loss
+) -> autofit.Workload:
     return autofit.Workload(model=model, batch=batch, loss=loss, effective_batch_size=BATCH)
 
 
@@ -277,7 +333,9 @@ def pointnet() -> autofit.Workload:
 
 
 def volumes() -> autofit.Workload:
-    return _workload(volumes_of, lambda n: {"x": torch.randn(n, 1, 16, 16, 16), "y": torch.arange(n) % 10})
+    return _workload(
+        volumes_of, lambda n: {"x": torch.randn(n, 1, 16, 16, 16), "y": torch.arange(n) % 10}
+    )
 
 
 def detector() -> autofit.Workload:

@@ -15,7 +15,14 @@ from autofit.models import HuggingFaceModel
 
 WIDTH, LENGTH, VOCABULARY, BATCH, NODES = 64, 32, 512, 8, 24
 Batch = dict[str, Any]
-GPT2 = {"model_type": "gpt2", "vocab_size": VOCABULARY, "n_embd": WIDTH, "n_layer": 2, "n_head": 4, "n_positions": 64}
+GPT2 = {
+    "model_type": "gpt2",
+    "vocab_size": VOCABULARY,
+    "n_embd": WIDTH,
+    "n_layer": 2,
+    "n_head": 4,
+    "n_positions": 64,
+}
 GPT2 |= {"bos_token_id": 0, "eos_token_id": 0}
 
 
@@ -44,7 +51,10 @@ def class_loss(model: nn.Module, batch: Batch) -> Tensor:
 
 def preferences(n: int) -> Batch:
     """Two answers to each prompt, the better one first."""
-    return {"chosen": torch.randint(VOCABULARY, (n, LENGTH)), "rejected": torch.randint(VOCABULARY, (n, LENGTH))}
+    return {
+        "chosen": torch.randint(VOCABULARY, (n, LENGTH)),
+        "rejected": torch.randint(VOCABULARY, (n, LENGTH)),
+    }
 
 
 class Preferring(nn.Module):
@@ -93,7 +103,9 @@ class Clipped(nn.Module):
         new = output.logits[:, :-1].log_softmax(-1).gather(-1, ids[:, 1:, None])[..., 0]
         ratio = (new - old).exp()
         policy = -torch.min(ratio * advantages, ratio.clamp(0.8, 1.2) * advantages).mean()
-        return policy + functional.mse_loss(self.value(output.hidden_states[-1])[:, :-1, 0], returns)
+        return policy + functional.mse_loss(
+            self.value(output.hidden_states[-1])[:, :-1, 0], returns
+        )
 
 
 def rollouts(n: int) -> Batch:
@@ -108,7 +120,10 @@ class Distilled(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.student, self.teacher = mlp(WIDTH, 64, 64, 10), mlp(WIDTH, 256, 256, 10).requires_grad_(False)
+        self.student, self.teacher = (
+            mlp(WIDTH, 64, 64, 10),
+            mlp(WIDTH, 256, 256, 10).requires_grad_(False),
+        )
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
         with torch.no_grad():
@@ -123,12 +138,18 @@ class Contrasting(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.one, self.other, self.scale = mlp(WIDTH, 128, 64), mlp(WIDTH, 128, 64), nn.Parameter(torch.tensor(2.0))
+        self.one, self.other, self.scale = (
+            mlp(WIDTH, 128, 64),
+            mlp(WIDTH, 128, 64),
+            nn.Parameter(torch.tensor(2.0)),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         one, other = (functional.normalize(net(x), dim=-1) for net in (self.one, self.other))
         scores, wanted = one @ other.T * self.scale.exp(), torch.arange(len(x), device=x.device)
-        return (functional.cross_entropy(scores, wanted) + functional.cross_entropy(scores.T, wanted)) / 2
+        return (
+            functional.cross_entropy(scores, wanted) + functional.cross_entropy(scores.T, wanted)
+        ) / 2
 
 
 class Bootstrapped(nn.Module):
@@ -152,7 +173,10 @@ class Convolved(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.layers, self.head = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(3)), nn.Linear(WIDTH, 10)
+        self.layers, self.head = (
+            nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(3)),
+            nn.Linear(WIDTH, 10),
+        )
 
     def forward(self, x: Tensor, edges: Tensor) -> Tensor:
         spread = edges / edges.sum(-1, keepdim=True).clamp(min=1)
@@ -171,14 +195,20 @@ class Passing(nn.Module):
 
     def forward(self, x: Tensor, edges: Tensor) -> Tensor:
         n, nodes, width = x.shape
-        edges = (edges + torch.arange(n, device=x.device)[:, None, None] * nodes).transpose(0, 1).flatten(1)
+        edges = (
+            (edges + torch.arange(n, device=x.device)[:, None, None] * nodes)
+            .transpose(0, 1)
+            .flatten(1)
+        )
         hidden = x.flatten(0, 1)
         for message in self.message:
             both = torch.cat([hidden[edges[0]], hidden[edges[1]]], -1)
             weights = self.score(both).exp()
             total = torch.zeros(len(hidden), 1, device=x.device).index_add(0, edges[1], weights)
             sent = message(both) * weights / total[edges[1]]
-            hidden = hidden + torch.zeros_like(hidden).scatter_add(0, edges[1][:, None].expand(-1, width), sent)
+            hidden = hidden + torch.zeros_like(hidden).scatter_add(
+                0, edges[1][:, None].expand(-1, width), sent
+            )
         return self.head(hidden.view(n, nodes, width).mean(1))
 
 
@@ -198,7 +228,11 @@ def dense_graphs(n: int) -> Batch:
 
 def sparse_graphs(n: int) -> Batch:
     """Nodes and lists of edges."""
-    return {"x": torch.randn(n, NODES, WIDTH), "edges": torch.randint(NODES, (n, 2, 96)), "y": torch.arange(n) % 10}
+    return {
+        "x": torch.randn(n, NODES, WIDTH),
+        "edges": torch.randint(NODES, (n, 2, 96)),
+        "y": torch.arange(n) % 10,
+    }
 
 
 class Recommending(nn.Module):
@@ -277,7 +311,10 @@ class Radiance(nn.Module):
         self.network = mlp(3 * 12, 64, 64, 4)
 
     def forward(self, origins: Tensor, directions: Tensor) -> Tensor:
-        places = origins[:, None] + directions[:, None] * torch.linspace(0, 1, 16, device=origins.device)[:, None]
+        places = (
+            origins[:, None]
+            + directions[:, None] * torch.linspace(0, 1, 16, device=origins.device)[:, None]
+        )
         waves = torch.cat([f(places * 2**n) for n in range(6) for f in (torch.sin, torch.cos)], -1)
         colour, density = self.network(waves).split([3, 1], -1)
         left = (-functional.softplus(density) / 16).exp()
@@ -290,7 +327,10 @@ class Valued(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.online, self.target = mlp(WIDTH, 128, 128, 6), mlp(WIDTH, 128, 128, 6).requires_grad_(False)
+        self.online, self.target = (
+            mlp(WIDTH, 128, 128, 6),
+            mlp(WIDTH, 128, 128, 6).requires_grad_(False),
+        )
 
     def forward(self, now: Tensor, action: Tensor, reward: Tensor, then: Tensor) -> Tensor:
         with torch.no_grad():
@@ -312,7 +352,9 @@ class Tied(nn.Module):
         self.encoder, self.bias = nn.Linear(WIDTH, 32), nn.Parameter(torch.zeros(WIDTH))
 
     def forward(self, x: Tensor) -> Tensor:
-        return functional.mse_loss(functional.linear(self.encoder(x).relu(), self.encoder.weight.T, self.bias), x)
+        return functional.mse_loss(
+            functional.linear(self.encoder(x).relu(), self.encoder.weight.T, self.bias), x
+        )
 
 
 class Tasks(nn.Module):
@@ -320,7 +362,11 @@ class Tasks(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.body, self.classes, self.value = mlp(WIDTH, 128, 64), nn.Linear(64, 10), nn.Linear(64, 1)
+        self.body, self.classes, self.value = (
+            mlp(WIDTH, 128, 64),
+            nn.Linear(64, 10),
+            nn.Linear(64, 1),
+        )
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         hidden = self.body(x).relu()
@@ -334,7 +380,9 @@ def task_loss(model: nn.Module, batch: Batch) -> Tensor:
     return functional.cross_entropy(classes, wanted) + functional.mse_loss(value[:, 0], amount)
 
 
-def _workload(model: Callable[[], nn.Module], batch: Any = points, loss: Any = class_loss) -> autofit.Workload:
+def _workload(
+    model: Callable[[], nn.Module], batch: Any = points, loss: Any = class_loss
+) -> autofit.Workload:
     return autofit.Workload(model=model, batch=batch, loss=loss, effective_batch_size=BATCH)
 
 
@@ -396,7 +444,9 @@ def neural_ode() -> autofit.Workload:
 
 def physics_informed() -> autofit.Workload:
     def network() -> nn.Module:
-        return nn.Sequential(nn.Linear(2, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 1))
+        return nn.Sequential(
+            nn.Linear(2, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 1)
+        )
 
     return _workload(network, lambda n: {"x": torch.rand(n, 2)}, physics_loss)
 
@@ -406,7 +456,9 @@ def nerf() -> autofit.Workload:
     return _workload(
         Radiance,
         lambda n: {name: torch.rand(n, width) for name, width in rays.items()},
-        lambda model, batch: functional.mse_loss(model(batch["origins"], batch["directions"]), batch["colour"]),
+        lambda model, batch: functional.mse_loss(
+            model(batch["origins"], batch["directions"]), batch["colour"]
+        ),
     )
 
 
@@ -419,5 +471,8 @@ def tied_autoencoder() -> autofit.Workload:
 
 
 def two_tasks() -> autofit.Workload:
-    batch = lambda n: {"x": torch.randn(n, WIDTH), "targets": (torch.arange(n) % 10, torch.randn(n))}  # noqa: E731
+    batch = lambda n: {  # noqa: E731
+        "x": torch.randn(n, WIDTH),
+        "targets": (torch.arange(n) % 10, torch.randn(n)),
+    }
     return _workload(Tasks, batch, task_loss)

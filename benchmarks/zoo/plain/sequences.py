@@ -76,11 +76,16 @@ class Packed(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.embed, self.rnn = nn.Embedding(VOCABULARY, WIDTH), nn.GRU(WIDTH, WIDTH, batch_first=True)
+        self.embed, self.rnn = (
+            nn.Embedding(VOCABULARY, WIDTH),
+            nn.GRU(WIDTH, WIDTH, batch_first=True),
+        )
         self.head = nn.Linear(WIDTH, 4)
 
     def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
-        packed = nn.utils.rnn.pack_padded_sequence(self.embed(x), lengths.cpu(), batch_first=True, enforce_sorted=False)
+        packed = nn.utils.rnn.pack_padded_sequence(
+            self.embed(x), lengths.cpu(), batch_first=True, enforce_sorted=False
+        )
         return self.head(self.rnn(packed)[1][-1])
 
 
@@ -91,7 +96,11 @@ class Attending(nn.Module):
         super().__init__()
         self.source, self.target = nn.Embedding(VOCABULARY, WIDTH), nn.Embedding(VOCABULARY, WIDTH)
         self.encoder = nn.GRU(WIDTH, WIDTH, batch_first=True, bidirectional=True)
-        self.keys, self.query, self.score = nn.Linear(2 * WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, 1)
+        self.keys, self.query, self.score = (
+            nn.Linear(2 * WIDTH, WIDTH),
+            nn.Linear(WIDTH, WIDTH),
+            nn.Linear(WIDTH, 1),
+        )
         self.decoder, self.head = nn.GRUCell(3 * WIDTH, WIDTH), nn.Linear(WIDTH, VOCABULARY)
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
@@ -149,7 +158,10 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         n, length, _ = x.shape
-        q, k, v = (each.view(n, length, 4, -1).transpose(1, 2) for each in self.qkv(self.norm1(x)).chunk(3, -1))
+        q, k, v = (
+            each.view(n, length, 4, -1).transpose(1, 2)
+            for each in self.qkv(self.norm1(x)).chunk(3, -1)
+        )
         attended = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
         x = x + self.out(attended.transpose(1, 2).flatten(2))
         return x + self.mixed(self.norm2(x))
@@ -191,14 +203,17 @@ class Dilated(nn.Module):
         super().__init__()
         self.embed = nn.Embedding(VOCABULARY, WIDTH)
         self.layers = nn.ModuleList(
-            nn.utils.parametrizations.weight_norm(nn.Conv1d(WIDTH, 2 * WIDTH, 2, dilation=2**n)) for n in range(4)
+            nn.utils.parametrizations.weight_norm(nn.Conv1d(WIDTH, 2 * WIDTH, 2, dilation=2**n))
+            for n in range(4)
         )
         self.head = nn.Conv1d(WIDTH, VOCABULARY, 1)
 
     def forward(self, x: Tensor) -> Tensor:
         hidden = self.embed(x).transpose(1, 2)
         for layer in self.layers:
-            hidden = hidden + functional.glu(layer(functional.pad(hidden, (layer.dilation[0], 0))), 1)
+            hidden = hidden + functional.glu(
+                layer(functional.pad(hidden, (layer.dilation[0], 0))), 1
+            )
         return self.head(hidden).transpose(1, 2)
 
 
@@ -235,12 +250,19 @@ class Speech(nn.Module):
 def spectra(n: int) -> Batch:
     """Spectra [n, 40, 64], letters, and how many of both count."""
     lengths = torch.full((n,), 32), torch.full((n,), 8)
-    return {"x": torch.randn(n, 40, 64), "y": torch.randint(1, 32, (n, 8)), "steps": lengths[0], "letters": lengths[1]}
+    return {
+        "x": torch.randn(n, 40, 64),
+        "y": torch.randint(1, 32, (n, 8)),
+        "steps": lengths[0],
+        "letters": lengths[1],
+    }
 
 
 def ctc_loss(model: nn.Module, batch: Batch) -> Tensor:
     """Graves' loss over all alignments."""
-    return functional.ctc_loss(model(batch["x"]).transpose(0, 1), batch["y"], batch["steps"], batch["letters"])
+    return functional.ctc_loss(
+        model(batch["x"]).transpose(0, 1), batch["y"], batch["steps"], batch["letters"]
+    )
 
 
 def _packed_batch(n: int) -> Batch:
@@ -252,7 +274,9 @@ def _packed_loss(model: nn.Module, batch: Batch) -> Tensor:
     return functional.cross_entropy(model(batch["x"], batch["lengths"]), batch["y"])
 
 
-def _workload(model: Callable[[], nn.Module], batch: Any = next_token, loss: Any = token_loss) -> autofit.Workload:
+def _workload(
+    model: Callable[[], nn.Module], batch: Any = next_token, loss: Any = token_loss
+) -> autofit.Workload:
     return autofit.Workload(model=model, batch=batch, loss=loss, effective_batch_size=BATCH)
 
 

@@ -28,7 +28,11 @@ LESS = "activation_checkpointing selective: Trainer checkpoints blocks whole, wi
         ({"state_bytes": 300}, (), "state -10.0%"),
         ({"losses": (8.0, 7.5, 7.1)}, (), "loss +1.4%"),
         ({"losses": (8.0, 7.5, 7.1)}, (MORE, LESS), "loss +1.4%"),
-        ({"losses": (8.0, 7.5, 7.1)}, ("optimizer adamw-fp8: torchao's 8-bit AdamW takes its place.",), None),
+        (
+            {"losses": (8.0, 7.5, 7.1)},
+            ("optimizer adamw-fp8: torchao's 8-bit AdamW takes its place.",),
+            None,
+        ),
         ({"losses": (8.0, 8.0, 8.0)}, (), "its loss does not fall: (8.0, 8.0, 8.0)"),
     ],
 )
@@ -45,7 +49,10 @@ def test_what_does_not_train_is_wrong() -> None:
 
 
 def test_a_row_reads_as_it_was_written(tmp_path: Path) -> None:
-    found = [replace(ROW, announced=(LESS,)), replace(ROW, case="sgd", theirs=None, failed="an error")]
+    found = [
+        replace(ROW, announced=(LESS,)),
+        replace(ROW, case="sgd", theirs=None, failed="an error"),
+    ]
     write(tmp_path / "rows.json", found)
     assert read(tmp_path / "rows.json") == found
 

@@ -62,15 +62,23 @@ def case(
 
 def with_executor(monkeypatch: pytest.MonkeyPatch, executor: LocalExecutor) -> None:
     """Every bench measures with this one, which none of them ends, and searches in this process."""
-    monkeypatch.setattr(room, "LocalExecutor", lambda *_: mock.Mock(wraps=executor, close=lambda: None))
-    monkeypatch.setattr("autofit.tuning.measured.LocalExecutor", lambda *_: contextlib.nullcontext(executor))
+    monkeypatch.setattr(
+        room, "LocalExecutor", lambda *_: mock.Mock(wraps=executor, close=lambda: None)
+    )
+    monkeypatch.setattr(
+        "autofit.tuning.measured.LocalExecutor", lambda *_: contextlib.nullcontext(executor)
+    )
     monkeypatch.setattr(search, "python", _command)
 
 
 def _command(arguments: list[str], seconds: float) -> Ended:
     assert arguments[:2] == ["-m", "autofit"]
     out, err = io.StringIO(), io.StringIO()
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), pytest.raises(SystemExit) as end:
+    with (
+        contextlib.redirect_stdout(out),
+        contextlib.redirect_stderr(err),
+        pytest.raises(SystemExit) as end,
+    ):
         main(arguments[2:])
     return Ended(int(end.value.code or 0), out.getvalue(), err.getvalue())
 
@@ -78,7 +86,13 @@ def _command(arguments: list[str], seconds: float) -> Ended:
 def bench_in(folder: Path, *, smoke: bool = True) -> Bench:
     """A bench whose machine is described."""
     bench = Bench(Store(folder / "items.jsonl"), folder / "work", smoke)
-    about = {"smoke": smoke, "hardware": CPU.to_dict(), "versions": {"torch": "2"}, "driver": None, "begun": "today"}
+    about = {
+        "smoke": smoke,
+        "hardware": CPU.to_dict(),
+        "versions": {"torch": "2"},
+        "driver": None,
+        "begun": "today",
+    }
     bench.store.add("about", "", about)
     bench.deadline = float("inf")
     return bench

@@ -30,8 +30,18 @@ def test_a_part_of_the_order_covers_models_techniques_and_many_levers(count: int
 
 
 def test_models_that_share_a_number_with_techniques_still_meet_them_all() -> None:
-    grid = Grid({"a": "", "b": ""}, {"one": {}, "two": {}}, [Lever("plain", {}, ("one", "two"))], 8, 4, 4, FIRST)
-    assert {(case.model, case.technique) for case in grid.mixed()} == {(m, t) for m in "ab" for t in ("one", "two")}
+    grid = Grid(
+        {"a": "", "b": ""},
+        {"one": {}, "two": {}},
+        [Lever("plain", {}, ("one", "two"))],
+        8,
+        4,
+        4,
+        FIRST,
+    )
+    assert {(case.model, case.technique) for case in grid.mixed()} == {
+        (m, t) for m in "ab" for t in ("one", "two")
+    }
 
 
 def test_levers_alone_begin_with_the_plain_configs_and_change_nothing_else() -> None:
@@ -48,7 +58,10 @@ def test_levers_alone_begin_with_the_plain_configs_and_change_nothing_else() -> 
 @pytest.mark.parametrize("grid", [CARD, SMOKE], ids=["card", "smoke"])
 def test_models_and_knobs_exist(grid: Grid) -> None:
     for preset in grid.models.values():
-        assert resolve(preset, sequence_length=grid.sequence_length, effective_batch_size=8).task == "causal-lm"
+        assert (
+            resolve(preset, sequence_length=grid.sequence_length, effective_batch_size=8).task
+            == "causal-lm"
+        )
     for case in grid.mixed():
         for knob, value in case.knobs.items():
             technique = technique_named(knob)

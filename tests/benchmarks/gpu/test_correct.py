@@ -59,14 +59,24 @@ def write(bench: Bench, last: str = "pass") -> Path:
 
 
 def outcomes(bench: Bench) -> dict[str, str]:
-    rows = {key.rpartition("test_")[2]: row["outcome"] for key, row in bench.store.rows(recorder.STAGE).items()}
+    rows = {
+        key.rpartition("test_")[2]: row["outcome"]
+        for key, row in bench.store.rows(recorder.STAGE).items()
+    }
     return {name: rows[name] for name in NAMES if name in rows}
 
 
-def test_each_is_stored_and_only_what_failed_is_run_again(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_is_stored_and_only_what_failed_is_run_again(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     seen = write(bench)
     correct.run(bench)
-    assert outcomes(bench) == {"good": "passed", "bad": "failed", "skipped": "skipped", "last": "passed"}
+    assert outcomes(bench) == {
+        "good": "passed",
+        "bad": "failed",
+        "skipped": "skipped",
+        "last": "passed",
+    }
     summary = correct.summarize(bench.store)
     assert summary.figures == {"passed": 2, "failed": 1, "skipped": 1}
     assert summary.tables[0].rows[0][0].endswith("::test_bad")
@@ -82,7 +92,11 @@ def test_a_test_that_kills_its_process_has_failed_and_the_others_are_known(bench
     correct.run(bench)
     assert outcomes(bench)["last"] == "failed"
     assert outcomes(bench)["good"] == "passed"
-    last = [row for row in bench.store.rows(recorder.STAGE).values() if "died" in (row.get("failed") or "")]
+    last = [
+        row
+        for row in bench.store.rows(recorder.STAGE).values()
+        if "died" in (row.get("failed") or "")
+    ]
     assert [row["failed"] for row in last] == ["its process died: signal 9"]
 
 
@@ -97,7 +111,9 @@ def test_an_error_of_cuda_ends_its_process_and_the_rest_is_run_in_another(bench:
     assert len(noted) == 5
 
 
-def test_what_hangs_is_run_last_the_next_time(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_hangs_is_run_last_the_next_time(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     seen = write(bench, "time.sleep(0 if 'hung' in open(SEEN).read() else 600)")
 
     class UpOnceItHangs(subprocess.Popen[str]):

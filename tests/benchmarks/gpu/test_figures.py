@@ -35,7 +35,12 @@ def test_without_a_device_the_tensors_decide() -> None:
 
 
 def test_groups_are_of_rows_with_both_figures() -> None:
-    rows = [case(), case(lever="compile", model="3B"), case(outcome="out_of_memory"), {**case(), "estimate": None}]
+    rows = [
+        case(),
+        case(lever="compile", model="3B"),
+        case(outcome="out_of_memory"),
+        {**case(), "estimate": None},
+    ]
     groups = figures.by_lever(rows)
     assert {name: len(each) for name, each in groups.items()} == {
         "all": 2,
@@ -48,7 +53,10 @@ def test_groups_are_of_rows_with_both_figures() -> None:
 
 
 def test_step_times_are_paired_and_ranked() -> None:
-    rows = [case(step=step, speed=speed) for step, speed in ((1.0, 1000.0), (2.0, 250.0), (3.0, 200.0), (None, 10.0))]
+    rows = [
+        case(step=step, speed=speed)
+        for step, speed in ((1.0, 1000.0), (2.0, 250.0), (3.0, 200.0), (None, 10.0))
+    ]
     pairs = figures.step_pairs(rows)
     assert pairs == [(1.0, 1.0), (2.0, 4.0), (3.0, 5.0)]
     assert figures.rank_correlation(pairs) == pytest.approx(1.0)

@@ -15,7 +15,10 @@ ADAPTED = {"precision": "bf16", "lora_rank": 16}
         ({"precision": "fp8"}, "full, fp8"),
         (ADAPTED, "LoRA on 16 bits, resident"),
         ({**ADAPTED, "quantization": "nf4", "parameter_offload": "cpu"}, "LoRA on nf4, streamed"),
-        ({**ADAPTED, "quantization": "none", "compile": "default"}, "LoRA on 16 bits, resident, compiled"),
+        (
+            {**ADAPTED, "quantization": "none", "compile": "default"},
+            "LoRA on 16 bits, resident, compiled",
+        ),
     ],
 )
 def test_a_kind_says_where_the_time_of_a_step_goes(config: dict[str, object], kind: str) -> None:
@@ -23,7 +26,11 @@ def test_a_kind_says_where_the_time_of_a_step_goes(config: dict[str, object], ki
 
 
 def test_ratios_are_geometric_means_of_each_kind() -> None:
-    rows = [case(step=20.0, speed=100.0), case(step=5.0, speed=100.0), {"failed": "x"}]  # a step takes 10 s
+    rows = [
+        case(step=20.0, speed=100.0),
+        case(step=5.0, speed=100.0),
+        {"failed": "x"},
+    ]  # a step takes 10 s
     assert mean_ratio(by_kind(rows)["full"]) == pytest.approx(1.0)
     table = kinds_table(rows)
     assert table is not None

@@ -24,7 +24,9 @@ STAGES = ["search", "listed", "loop", "peers", "memory", "speed", "correct", "ra
 
 def begun(out: Path) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "benchmarks.gpu", "--smoke", "--out", str(out)]
-    return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    return subprocess.Popen(
+        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
 
 
 def measured(store: Store) -> dict[str, Any]:
@@ -37,7 +39,9 @@ def ended(process: subprocess.Popen[str]) -> tuple[int, str]:
     return process.returncode, out + err
 
 
-@pytest.mark.timeout(600, method="thread")  # the command needs the alarm; a minute where others use the cores too
+@pytest.mark.timeout(
+    600, method="thread"
+)  # the command needs the alarm; a minute where others use the cores too
 def test_a_rehearsal_that_is_stopped_goes_on_and_every_stage_comes_to_its_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, executor: LocalExecutor
 ) -> None:
@@ -50,7 +54,11 @@ def test_a_rehearsal_that_is_stopped_goes_on_and_every_stage_comes_to_its_end(
     code, said = ended(first)
     assert code == 143, said
     assert "| memory | stopped |" in said
-    assert not [each for each in psutil.wait_procs(children, timeout=20)[1] if each.status() != psutil.STATUS_ZOMBIE]
+    assert not [
+        each
+        for each in psutil.wait_procs(children, timeout=20)[1]
+        if each.status() != psutil.STATUS_ZOMBIE
+    ]
     before = measured(store)
     assert before
 
@@ -59,20 +67,37 @@ def test_a_rehearsal_that_is_stopped_goes_on_and_every_stage_comes_to_its_end(
     assert run.main(["--smoke", "--out", str(tmp_path)]) == 0
     assert before.items() <= measured(store).items(), "what was measured is not measured again"
     results = json.loads((tmp_path / "gpu-smoke" / "results.json").read_text())
-    assert {row["stage"]: row["outcome"] for row in results["stages"]} == dict.fromkeys(STAGES, "done")
+    assert {row["stage"]: row["outcome"] for row in results["stages"]} == dict.fromkeys(
+        STAGES, "done"
+    )
     figures = {row["stage"]: row["figures"] for row in results["stages"]}
     assert list(figures) == STAGES
     assert figures["correct"]["skipped"] >= 5 or Path("/dev/nvidia0").exists()
     assert figures["memory"]["allocated worst"] < 0.1
     assert figures["search"]["measured afterwards"] == 2
     assert figures["listed"]["configs"] == 3
-    for stage, name in (("speed", "utilisation"), ("loop", "train.py off by"), ("peers", "over the best peer")):
+    for stage, name in (
+        ("speed", "utilisation"),
+        ("loop", "train.py off by"),
+        ("peers", "over the best peer"),
+    ):
         assert figures[stage][name] >= 0, name
     assert figures["loop"]["train.py peak of the probe's"] < 1.2
-    assert len(json.loads((tmp_path / "gpu-smoke" / "levers.json").read_text())) == figures["levers"]["levers"] == 3
+    assert (
+        len(json.loads((tmp_path / "gpu-smoke" / "levers.json").read_text()))
+        == figures["levers"]["levers"]
+        == 3
+    )
     assert [each["reached"] for each in results["numbers"] if each["seen"] is None] == []
     text = (tmp_path / "gpu-smoke" / "results.md").read_text()
-    for title in ("Numbers to reach", "Memory", "Speed", "Search", "Peers", "Levers one at a time: tiny, full"):
+    for title in (
+        "Numbers to reach",
+        "Memory",
+        "Speed",
+        "Search",
+        "Peers",
+        "Levers one at a time: tiny, full",
+    ):
         assert f"## {title}" in text
 
     lines = store.path.read_text()
@@ -80,12 +105,18 @@ def test_a_rehearsal_that_is_stopped_goes_on_and_every_stage_comes_to_its_end(
     assert store.path.read_text() == lines, "what is done is not run again"
 
 
-def test_without_a_card_it_says_so_and_nothing_is_loaded_that_could_open_one(tmp_path: Path) -> None:
+def test_without_a_card_it_says_so_and_nothing_is_loaded_that_could_open_one(
+    tmp_path: Path,
+) -> None:
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
     loaded = "print({'peft', 'bitsandbytes', 'torchao'} & set(sys.modules))"
-    code = f"import sys; from benchmarks.gpu.run import main; {loaded}; sys.exit(main(sys.argv[1:]))"
+    code = (
+        f"import sys; from benchmarks.gpu.run import main; {loaded}; sys.exit(main(sys.argv[1:]))"
+    )
     command = [sys.executable, "-c", code, "--out", str(tmp_path)]
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 4
     assert "there is no CUDA device here" in done.stderr
     assert done.stdout.strip() == "set()"

@@ -8,7 +8,13 @@ from tests.benchmarks.gpu.rows import bench_in
 
 def test_a_cell_breaks_no_table() -> None:
     text = table(Table("Title", ("a", "b"), [("one | two\nthree", None)]))
-    assert text.splitlines() == ["## Title", "", "| a | b |", "| --- | --- |", "| one \\| two three | - |"]
+    assert text.splitlines() == [
+        "## Title",
+        "",
+        "| a | b |",
+        "| --- | --- |",
+        "| one \\| two three | - |",
+    ]
 
 
 def test_figures_have_the_digits_they_are_good_for() -> None:

@@ -28,14 +28,20 @@ class Asked:
         self.estimated: list[str] = []
         self.measured: list[str] = []
 
-    def run(self, function: Any, workload: Any, knobs: Mapping[str, Any], *_: Any, **__: Any) -> dict[str, Any]:
+    def run(
+        self, function: Any, workload: Any, knobs: Mapping[str, Any], *_: Any, **__: Any
+    ) -> dict[str, Any]:
         name = _name(knobs)
         self.estimated.append(name)
         answer = self.answers.get(name)
         if isinstance(answer, Exception):
             raise answer
         low = answer if isinstance(answer, int) else 90
-        return {"allocated_bytes": 100, "device_bytes": {"low": low, "high": low + 20}, "step_seconds": None}
+        return {
+            "allocated_bytes": 100,
+            "device_bytes": {"low": low, "high": low + 20},
+            "step_seconds": None,
+        }
 
     def measure(self, workload: Any, request: Request, **_: Any) -> Measurement:
         name = _name(request.config)
@@ -52,8 +58,16 @@ class Asked:
 
 
 def _name(knobs: Mapping[str, Any]) -> str:
-    technique = "qlora" if knobs.get("quantization", "none") != "none" else "lora" if knobs.get("lora_rank") else "full"
-    return f"{technique}{knobs['micro_batch_size']}{knobs.get('activation_checkpointing', 'none')[0]}"
+    technique = (
+        "qlora"
+        if knobs.get("quantization", "none") != "none"
+        else "lora"
+        if knobs.get("lora_rank")
+        else "full"
+    )
+    return (
+        f"{technique}{knobs['micro_batch_size']}{knobs.get('activation_checkpointing', 'none')[0]}"
+    )
 
 
 def asked(folder: Path, monkeypatch: pytest.MonkeyPatch, **answers: Any) -> tuple[Bench, Asked]:
@@ -69,14 +83,20 @@ def test_each_is_estimated_before_it_is_measured_and_no_more_than_are_wanted(
 ) -> None:
     bench, executor = asked(tmp_path, monkeypatch)
     measure_all(bench, CASES, wanted=2)
-    assert sorted(executor.estimated) == sorted(executor.measured) == sorted(_name(case.knobs) for case in CASES[:2])
+    assert (
+        sorted(executor.estimated)
+        == sorted(executor.measured)
+        == sorted(_name(case.knobs) for case in CASES[:2])
+    )
     row = bench.store.get(STAGE, CASES[0].key)
     assert row
     assert (row["estimate"]["allocated_bytes"], row["measurement"]["outcome"]) == (100, "fits")
     assert list(row).index("estimate") < list(row).index("measurement")
 
 
-def test_a_second_call_goes_on_where_the_first_one_was_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_second_call_goes_on_where_the_first_one_was_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     bench, executor = asked(tmp_path, monkeypatch)
     monkeypatch.setattr(Bench, "need", lambda bench, _: bench_stops(executor))
 
@@ -123,7 +143,9 @@ def test_what_cannot_be_measured_is_told_and_another_takes_its_place(
 SMOKE_BYTES = 9 * 2**30  # more than the machine of these tests has
 
 
-def test_estimates_are_made_anew_without_measuring(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_estimates_are_made_anew_without_measuring(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     bench, _ = asked(tmp_path, monkeypatch, **{_name(CASES[1].knobs): SMOKE_BYTES})
     measure_all(bench, CASES[:2])
     again, executor = asked(tmp_path, monkeypatch, **{_name(CASES[0].knobs): 95})
@@ -141,11 +163,17 @@ def test_a_rehearsal_times_few_steps(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(
         Asked,
         "measure",
-        lambda _, __, request, **___: plans.append(request.plan) or Measurement(Config(), Outcome.FITS),
+        lambda _, __, request, **___: (
+            plans.append(request.plan) or Measurement(Config(), Outcome.FITS)
+        ),
     )
     plan = Plan(min_steps=3, max_steps=50)
     for smoke in (True, False):
         measured.measured(
-            replace(bench, smoke=smoke, _executor=executor), llama_workload(), Config(), Budget(1, 1), plan
+            replace(bench, smoke=smoke, _executor=executor),
+            llama_workload(),
+            Config(),
+            Budget(1, 1),
+            plan,
         )
     assert [each.max_steps for each in plans] == [3, 50]

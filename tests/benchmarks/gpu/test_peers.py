@@ -13,14 +13,26 @@ from tests.tiny import llama_workload
 
 def peer(speed: float | None, **more: object) -> Row:
     timed = {"tokens_per_second": speed} if speed else {}
-    return {"batch_size": 4, "tried": [4], "out_of_memory": 0, "seconds": 1.0, "reason": None, **timed, **more}
+    return {
+        "batch_size": 4,
+        "tried": [4],
+        "out_of_memory": 0,
+        "seconds": 1.0,
+        "reason": None,
+        **timed,
+        **more,
+    }
 
 
 def test_the_ratio_is_over_the_best_peer(tmp_path: Path) -> None:
     store = bench_in(tmp_path).store
     store.add(STAGE, "trainer", peer(100.0))
     store.add(STAGE, "accelerate", peer(120.0))
-    store.add(STAGE, "torch defaults", {**peer(None), "batch_size": None, "reason": "memory runs out with one sample"})
+    store.add(
+        STAGE,
+        "torch defaults",
+        {**peer(None), "batch_size": None, "reason": "memory runs out with one sample"},
+    )
     store.add(STAGE, "lightning", {"left_out": "lightning takes no part."})
     assert "over the best peer" not in peers.summarize(store).figures
     store.add(STAGE, OURS["lora"], {"measurement": measurement(180.0)})
@@ -52,13 +64,19 @@ def test_what_the_search_measured_nothing_of_the_peers_kind_for_is_searched_quic
     assert not peers.summarize(bench.store).tables  # it is no peer
 
 
-def test_a_peer_is_asked_once_and_then_timed_at_a_divisor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_peer_is_asked_once_and_then_timed_at_a_divisor(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     bench, asked = bench_in(tmp_path), []
 
-    def answer(_: object, function: object, workload: object, tool: str, *more: object, **__: object) -> Row:
+    def answer(
+        _: object, function: object, workload: object, tool: str, *more: object, **__: object
+    ) -> Row:
         asked.append((function, more[1:]))
         return (
-            peer(None) | {"batch_size": 3} if function is peers.settled else {"tokens_per_second": 9.0, "seconds": [1]}
+            peer(None) | {"batch_size": 3}
+            if function is peers.settled
+            else {"tokens_per_second": 9.0, "seconds": [1]}
         )
 
     monkeypatch.setattr(peers, "_asked", answer)
@@ -71,7 +89,9 @@ def test_a_peer_is_asked_once_and_then_timed_at_a_divisor(tmp_path: Path, monkey
 
 
 @pytest.mark.filterwarnings("ignore")  # other libraries' own
-@pytest.mark.parametrize("tool", [usual.TRAINER, "accelerate", usual.TORCH, usual.TORCH_CHECKPOINTED])
+@pytest.mark.parametrize(
+    "tool", [usual.TRAINER, "accelerate", usual.TORCH, usual.TORCH_CHECKPOINTED]
+)
 def test_every_peer_settles_within_its_bytes_and_is_timed(tool: str) -> None:
     workload = llama_workload(4)
     ample = usual.settled(workload, tool, 1 << 30, "cpu")

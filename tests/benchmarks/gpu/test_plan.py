@@ -14,12 +14,17 @@ def planned(capsys: pytest.CaptureFixture[str], minutes: int) -> str:
     return capsys.readouterr().out
 
 
-def test_each_step_is_told_with_its_time_and_what_it_tells(capsys: pytest.CaptureFixture[str]) -> None:
+def test_each_step_is_told_with_its_time_and_what_it_tells(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     told = planned(capsys, 15)
     for case in read_list(FIRST):
         assert f"first.sh: {case.name}" in told
         assert case.tells in told
-    begins = [60 * int(minute) + int(second) for minute, second in re.findall(r"^ *(\d+):(\d\d) ", told, re.MULTILINE)]
+    begins = [
+        60 * int(minute) + int(second)
+        for minute, second in re.findall(r"^ *(\d+):(\d\d) ", told, re.MULTILINE)
+    ]
     assert begins == sorted(begins)
     assert begins[-1] <= 15 * 60 - 170, "second.sh has its time"
 

@@ -17,7 +17,9 @@ ROOT = Path(__file__).resolve().parents[3]
 def rehearsed(script: str, out: Path) -> str:
     environment = {**os.environ, "REHEARSAL": "1", "OUT": str(out), "PYTHON": sys.executable}
     command = ["bash", f"benchmarks/gpu/{script}"]
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 

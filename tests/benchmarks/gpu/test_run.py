@@ -13,7 +13,9 @@ from benchmarks.gpu.store import Store
 from tests.benchmarks.gpu.rows import bench_in, with_executor
 
 
-def stage(name: str, action: Any = lambda bench: None, *, share: float = 0.5, least: float = 30.0) -> Stage:
+def stage(
+    name: str, action: Any = lambda bench: None, *, share: float = 0.5, least: float = 30.0
+) -> Stage:
     return Stage(name, share, least, action, lambda store: Summary())
 
 
@@ -32,11 +34,15 @@ def with_stages(monkeypatch: pytest.MonkeyPatch, *stages: Stage) -> list[str]:
         (540.0, 1, 540.0),  # nobody else waits
     ],
 )
-def test_a_stage_gets_its_share_of_the_time_that_is_left(left: float, waiting: int, seconds: float) -> None:
+def test_a_stage_gets_its_share_of_the_time_that_is_left(
+    left: float, waiting: int, seconds: float
+) -> None:
     assert run.seconds_for([stage("a"), stage("b")][:waiting], left) == seconds
 
 
-def test_one_that_fails_is_told_and_stops_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_that_fails_is_told_and_stops_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def fail(bench: Bench) -> None:
         raise ValueError("broken")
 
@@ -48,18 +54,32 @@ def test_one_that_fails_is_told_and_stops_no_other(tmp_path: Path, monkeypatch: 
         time.sleep(60)
 
     bench = bench_in(tmp_path)
-    stages = [stage("a", fail), stage("b", leave_out), stage("c", wait, share=0.01), stage("d"), stage("e")]
+    stages = [
+        stage("a", fail),
+        stage("b", leave_out),
+        stage("c", wait, share=0.01),
+        stage("d"),
+        stage("e"),
+    ]
     names = with_stages(monkeypatch, *stages)
     start = time.monotonic()
     assert run._work(bench, names, start + 100.0) == 1
     assert time.monotonic() - start < 20
     rows = {name: bench.store.get("stage", name) for name in names}
-    assert [row and row["outcome"] for row in rows.values()] == ["failed", "left out", "time was up", "done", "done"]
+    assert [row and row["outcome"] for row in rows.values()] == [
+        "failed",
+        "left out",
+        "time was up",
+        "done",
+        "done",
+    ]
     assert "ValueError: broken" in rows["a"]["reason"]
     assert rows["b"]["reason"] == "no package"
     assert bench.store.get("c", "begun") is not None
     results = json.loads((tmp_path / "results.json").read_text())
-    assert [row["outcome"] for row in results["stages"]] == [row["outcome"] for row in rows.values()]
+    assert [row["outcome"] for row in results["stages"]] == [
+        row["outcome"] for row in rows.values()
+    ]
 
 
 def test_figures_that_cannot_be_told_are_a_note_and_end_nothing(
@@ -72,7 +92,9 @@ def test_figures_that_cannot_be_told_are_a_note_and_end_nothing(
     assert "what is stored cannot be summarized: TypeError" in (tmp_path / "results.md").read_text()
 
 
-def test_where_no_time_is_left_nothing_is_begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_no_time_is_left_nothing_is_begun(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     bench = bench_in(tmp_path, smoke=False)
     names = with_stages(monkeypatch, stage("a", lambda bench: pytest.fail("begun")))
     assert run._work(bench, names, time.monotonic() + 10.0) == 0
@@ -96,7 +118,9 @@ def test_what_is_done_is_left_out_unless_it_is_named_and_failures_are_tried_agai
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ran: list[str] = []
-    stages = [stage(name, lambda bench, name=name: ran.append(name), least=0.0) for name in ("a", "b")]
+    stages = [
+        stage(name, lambda bench, name=name: ran.append(name), least=0.0) for name in ("a", "b")
+    ]
     with_stages(monkeypatch, *stages)
     bench = bench_in(tmp_path / "gpu-smoke")
     bench.store.add("stage", "a", {"stage": "a", "outcome": "done", "reason": None, "seconds": 1.0})
@@ -119,7 +143,10 @@ def test_what_is_done_is_left_out_unless_it_is_named_and_failures_are_tried_agai
 
 
 def test_figures_of_another_machine_are_not_mixed_in(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, executor: LocalExecutor
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    executor: LocalExecutor,
 ) -> None:
     with_executor(monkeypatch, executor)
     bench = bench_in(tmp_path / "gpu-smoke")

@@ -51,7 +51,12 @@ def test_figures_are_of_the_first_search_alone(tmp_path: Path) -> None:
     store.add(STAGE, "24 GiB", found(resumed=True))
     store.add(STAGE, "16 GiB", {"gib": 16, "resumed": False, "failed": "exit code 3: nothing fits"})
     summary = search.summarize(store)
-    assert summary.figures == {"search seconds": 200.0, "probes": 2, "out of memory": 1, "tokens/s": 200.0}
+    assert summary.figures == {
+        "search seconds": 200.0,
+        "probes": 2,
+        "out of memory": 1,
+        "tokens/s": 200.0,
+    }
     assert summary.tables[0].rows[0][:6] == ["24 GiB", "200", "2", "1", "bound", "200"]
     assert summary.notes == [
         "the search within 16 GiB: exit code 3: nothing fits",
@@ -62,11 +67,18 @@ def test_figures_are_of_the_first_search_alone(tmp_path: Path) -> None:
 
 
 def test_an_answer_that_is_none_is_a_failure(tmp_path: Path) -> None:
-    assert "exit code 3" in search._found(tmp_path, Ended(3, '{"best": null, "error": null}', "nothing fits"))["failed"]
+    assert (
+        "exit code 3"
+        in search._found(tmp_path, Ended(3, '{"best": null, "error": null}', "nothing fits"))[
+            "failed"
+        ]
+    )
     assert "Traceback" in search._found(tmp_path, Ended(1, "no json", "Traceback: x"))["failed"]
 
 
-def test_candidates_were_not_measured_and_the_fastest_predicted_come_first(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_candidates_were_not_measured_and_the_fastest_predicted_come_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     configs = [Config({"precision": "bf16", "micro_batch_size": size}) for size in range(1, 9)]
     seconds = [8.0, 7.0, 6.0, 5.0, 4.0, 3.0, 2.0, 1.0]
     nbytes = [GIB / 2] * 7 + [2.0 * GIB]  # the fastest would not fit
@@ -74,7 +86,9 @@ def test_candidates_were_not_measured_and_the_fastest_predicted_come_first(monke
     assert [each["micro_batch_size"] for each in row["predicted"]] == [7, 5]
     assert {each["micro_batch_size"] for each in row["random"]} < {1, 2, 3, 4}
     assert len(row["random"]) == 2
-    assert row == asked_for(monkeypatch, configs, nbytes, seconds, seen=configs[5]), "the same when it is asked again"
+    assert row == asked_for(monkeypatch, configs, nbytes, seconds, seen=configs[5]), (
+        "the same when it is asked again"
+    )
 
 
 def test_near_twins_are_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -85,12 +99,18 @@ def test_near_twins_are_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
     other = [{"micro_batch_size": 2}, {"lora_rank": 0}, {"precision": "fp32"}]
     others = [Config({**alike, **change}) for change in other]
     configs = [*twins, *others]
-    row = asked_for(monkeypatch, configs, [GIB / 2] * 7, [1.0, 0.9, 0.8, 0.7, 2.0, 3.0, 4.0], seen=twins[0])
+    row = asked_for(
+        monkeypatch, configs, [GIB / 2] * 7, [1.0, 0.9, 0.8, 0.7, 2.0, 3.0, 4.0], seen=twins[0]
+    )
     assert [*row["predicted"], *row["random"]] == [dict(each) for each in others]
 
 
 def asked_for(
-    monkeypatch: pytest.MonkeyPatch, configs: list[Config], nbytes: list[float], seconds: list[float], seen: Config
+    monkeypatch: pytest.MonkeyPatch,
+    configs: list[Config],
+    nbytes: list[float],
+    seconds: list[float],
+    seen: Config,
 ) -> Row:
     monkeypatch.setattr(search, "legal_configs", lambda *_: configs)
     monkeypatch.setattr(search, "predict_all", lambda *_, **__: (nbytes, seconds))

@@ -12,7 +12,11 @@ from tests.benchmarks.gpu.rows import MIB, bench_in, case, measurement
 
 def test_memory_tells_errors_by_group_and_reasons(tmp_path: Path) -> None:
     store = bench_in(tmp_path).store
-    rows = [case(110), case(device=120, lever="compile"), case(outcome="out_of_memory", lever="liger")]
+    rows = [
+        case(110),
+        case(device=120, lever="compile"),
+        case(outcome="out_of_memory", lever="liger"),
+    ]
     rows += [{**case(), "left_out": "no package."}]
     del rows[-1]["measurement"]
     for key, row in enumerate(rows):
@@ -23,7 +27,10 @@ def test_memory_tells_errors_by_group_and_reasons(tmp_path: Path) -> None:
     assert (summary.figures["interval hit"], summary.figures["above the interval"]) == (0.5, 1)
     assert summary.figures["ran out of memory"] == 1
     assert [row[0] for row in summary.tables[0].rows] == ["all", "lora", "8B", "plain", "compile"]
-    assert list(summary.notes) == ["8B lora, liger: out_of_memory: the reason", "8B lora, plain: no package."]
+    assert list(summary.notes) == [
+        "8B lora, liger: out_of_memory: the reason",
+        "8B lora, plain: no package.",
+    ]
     assert memory.summarize(bench_in(tmp_path / "empty").store).tables == []
 
 

@@ -18,7 +18,9 @@ def test_every_number_of_the_issue_has_a_verdict() -> None:
     ]
 
 
-@pytest.mark.parametrize(("seen", "reached"), [(0.019, True), (0.02, True), (0.021, False), (None, None)])
+@pytest.mark.parametrize(
+    ("seen", "reached"), [(0.019, True), (0.02, True), (0.021, False), (None, None)]
+)
 def test_at_most(seen: float | None, reached: bool | None) -> None:
     found = verdicts({"memory": {"allocated median": seen}})[0]
     assert (found.wanted, found.reached) == ("at most 2.0%", reached)
@@ -28,7 +30,11 @@ def test_at_most(seen: float | None, reached: bool | None) -> None:
 @pytest.mark.parametrize(("seen", "reached"), [(1.29, False), (1.3, True), (2.0, True)])
 def test_at_least(seen: float, reached: bool) -> None:
     found = next(each for each in verdicts({"peers": {"over the best peer": seen}}) if each.seen)
-    assert (found.wanted, found.seen, found.reached) == ("at least x 1.30", f"x {seen:.2f}", reached)
+    assert (found.wanted, found.seen, found.reached) == (
+        "at least x 1.30",
+        f"x {seen:.2f}",
+        reached,
+    )
 
 
 def test_what_was_not_measured_is_neither() -> None:

@@ -12,7 +12,10 @@ from benchmarks.estimate_memory import Row, summaries, summary_of
 
 
 def test_prints_and_writes_what_was_predicted_and_measured(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, executor: LocalExecutor
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    executor: LocalExecutor,
 ) -> None:
     monkeypatch.setattr(estimate_memory, "LocalExecutor", lambda: contextlib.nullcontext(executor))
     out = tmp_path / "figures.json"
@@ -44,7 +47,9 @@ def test_what_ends_otherwise_is_a_row_with_its_reason(executor: LocalExecutor) -
 
 def test_scratch_memory_in_kernels_is_measured_apart(executor: LocalExecutor) -> None:
     knobs = {"precision": "bf16", "micro_batch_size": 2, "optimizer": "sgd"}
-    row = estimate_memory.completed(executor, Row("cnn", estimate_memory.written(knobs)), again=False)
+    row = estimate_memory.completed(
+        executor, Row("cnn", estimate_memory.written(knobs)), again=False
+    )
     assert row.error == pytest.approx(0, abs=1e-4), row
     assert row.scratch is not None and row.scratch > 0.001, row
 

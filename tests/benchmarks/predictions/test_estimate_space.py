@@ -13,9 +13,13 @@ knobs:
 """
 
 
-def test_the_smoke_run_prints_and_writes_its_figures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_smoke_run_prints_and_writes_its_figures(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "few.yaml").write_text(FEW)
-    estimate_space.main(["--smoke", "--space", str(tmp_path / "few.yaml"), "--out", str(tmp_path / "figures.json")])
+    estimate_space.main(
+        ["--smoke", "--space", str(tmp_path / "few.yaml"), "--out", str(tmp_path / "figures.json")]
+    )
     assert "ranks of bytes" in capsys.readouterr().out
     assert (tmp_path / "figures.json").is_file()
 

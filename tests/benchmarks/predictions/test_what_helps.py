@@ -7,7 +7,9 @@ from benchmarks import what_helps
 
 
 @pytest.mark.slow  # its quick twin is in tests/tuning/test_remedies.py
-def test_what_is_named_for_a_small_model_fits(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_named_for_a_small_model_fits(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     out = tmp_path / "cases.jsonl"
     what_helps.main(["--smoke", "--out", str(out)])
     said = capsys.readouterr().out

@@ -12,10 +12,20 @@ from autofit.estimate.trace import Trace, trace
 from autofit.training.meta_model import meta_model_from
 from benchmarks import published_memory
 from benchmarks.published_layers import Shape
-from benchmarks.published_memory import Outcome, fused_run, hardware_of, inexpressible, signs, split_run, summary
+from benchmarks.published_memory import (
+    Outcome,
+    fused_run,
+    hardware_of,
+    inexpressible,
+    signs,
+    split_run,
+    summary,
+)
 from benchmarks.published_runs import rows
 
-SMALL = Shape(layers=2, hidden=256, heads=4, groups=2, inner=512, vocabulary=1024, positions=512, tied=True)
+SMALL = Shape(
+    layers=2, hidden=256, heads=4, groups=2, inner=512, vocabulary=1024, positions=512, tied=True
+)
 ROWS = {row["id"]: row for row in rows("published_memory")}
 
 
@@ -89,7 +99,9 @@ def test_an_earlier_micro_batch_holds_its_logits_and_the_inputs_of_four_bit_laye
 
 
 def test_torchtunes_flags_need_less_one_after_the_other() -> None:
-    plain, compiled, chunked, checkpointed, in_backward = (traced(f"torchtune-00{n}")[1] for n in (2, 3, 4, 5, 6))
+    plain, compiled, chunked, checkpointed, in_backward = (
+        traced(f"torchtune-00{n}")[1] for n in (2, 3, 4, 5, 6)
+    )
     assert plain > compiled > chunked > checkpointed > in_backward
 
 
@@ -98,11 +110,15 @@ def test_a_compiled_run_trains_the_weights_of_a_plain_one() -> None:
 
 
 def outcome(name: str, error: float | None, **row: str) -> Outcome:
-    return Outcome({**ROWS[name], **row}, 100.0, None if error is None else 100.0 * (1 + error), "why")
+    return Outcome(
+        {**ROWS[name], **row}, 100.0, None if error is None else 100.0 * (1 + error), "why"
+    )
 
 
 def test_summary_counts_errors_and_reasons() -> None:
-    figures = summary([outcome("litgpt-001", 0.02), outcome("litgpt-002", -0.2), outcome("litgpt-003", None)])
+    figures = summary(
+        [outcome("litgpt-001", 0.02), outcome("litgpt-002", -0.2), outcome("litgpt-003", None)]
+    )
     assert (figures["rows"], figures["predicted"]) == (3, 2)
     assert figures["median_error"] == pytest.approx(0.11)
     assert figures["worst_error"] == pytest.approx(0.2)
@@ -112,12 +128,19 @@ def test_summary_counts_errors_and_reasons() -> None:
 
 def test_signs_are_of_groups_of_eight_and_more() -> None:
     many = signs([outcome("litgpt-001", 0.01) for _ in range(8)])
-    assert many["method lora"] == {"rows": 8, "too_high": 8, "chance": 2 / 2**8, "median": pytest.approx(0.01)}
+    assert many["method lora"] == {
+        "rows": 8,
+        "too_high": 8,
+        "chance": 2 / 2**8,
+        "median": pytest.approx(0.01),
+    }
     assert signs([outcome("litgpt-001", 0.01) for _ in range(7)]) == {}
 
 
 def test_table_shows_every_row_in_its_own_unit() -> None:
-    shown: list[Any] = published_memory.table([outcome("litgpt-001", 0.5), outcome("torchtune-002", None)]).splitlines()
+    shown: list[Any] = published_memory.table(
+        [outcome("litgpt-001", 0.5), outcome("torchtune-002", None)]
+    ).splitlines()
     assert "+50.00%" in shown[2]
     assert "60.0 GiB | - | why" in shown[3]
 

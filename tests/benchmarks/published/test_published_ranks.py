@@ -32,9 +32,14 @@ def test_tokens_of_a_context_group_are_shared() -> None:
 
 
 def test_memory_is_held_against_what_was_published(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(published_ranks, "memory_of", lambda row: float(row["mem_value"]) * 1.1 * GIB)
+    monkeypatch.setattr(
+        published_ranks, "memory_of", lambda row: float(row["mem_value"]) * 1.1 * GIB
+    )
     told = memory_table([ROWS["fms-012"], ROWS["torchtitan-001"]])
-    assert "| fms-012 | Mistral-7B-v0.1 | full, 4 x 4096 | allocated | 37.11 | 33.74 | +10.0% |" in told
+    assert (
+        "| fms-012 | Mistral-7B-v0.1 | full, 4 x 4096 | allocated | 37.11 | 33.74 | +10.0% |"
+        in told
+    )
     assert "pytorch/torchtitan: 1 rows: median error 10.0%, bias +10.0%, 100% within 12 %" in told
     assert "all: 2 rows: median error 10.0%" in told
 
@@ -47,7 +52,9 @@ def short(monkeypatch: pytest.MonkeyPatch, *, layers: int) -> None:
 
     def cut(name: str) -> HuggingFaceModel:
         model = preset(name)
-        return replace(model, config={**model.config, "num_hidden_layers": layers, "vocab_size": 1024})
+        return replace(
+            model, config={**model.config, "num_hidden_layers": layers, "vocab_size": 1024}
+        )
 
     monkeypatch.setattr(published_runs, "preset_model", cut)
     configs = published_runs._configs()
@@ -56,7 +63,12 @@ def short(monkeypatch: pytest.MonkeyPatch, *, layers: int) -> None:
 
 
 def kept_by_a_layer(
-    monkeypatch: pytest.MonkeyPatch, row: dict[str, str], run: Any, *, layers: int, width: int = 4096
+    monkeypatch: pytest.MonkeyPatch,
+    row: dict[str, str],
+    run: Any,
+    *,
+    layers: int,
+    width: int = 4096,
 ) -> float:
     """What a further layer adds at the peak, in hidden states of 16 bits."""
     peaks = []
@@ -65,7 +77,9 @@ def kept_by_a_layer(
         workload, config, hardware = run(row)
         with one_root():
             found = trace(workload, config, hardware)
-        peaks.append(sum(peak_of(found, hardware).parts[part] for part in ("activations", "temporary")))
+        peaks.append(
+            sum(peak_of(found, hardware).parts[part] for part in ("activations", "temporary"))
+        )
     return (peaks[1] - peaks[0]) / (int(row["micro_batch"]) * int(row["seq_len"]) * width * 2)
 
 
@@ -74,11 +88,17 @@ def test_of_torchtitan_a_layer_saves_attention_and_every_second_product(
     monkeypatch: pytest.MonkeyPatch, name: str, kept: float
 ) -> None:
     """Its input, q, v, gate, down and attention; compiled all but down."""
-    assert kept_by_a_layer(monkeypatch, ROWS[name], titan_run, layers=1) == pytest.approx(kept, rel=0.01)
+    assert kept_by_a_layer(monkeypatch, ROWS[name], titan_run, layers=1) == pytest.approx(
+        kept, rel=0.01
+    )
 
 
-def test_of_frozen_blocks_inputs_and_their_gradients_stay_to_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert kept_by_a_layer(monkeypatch, ROWS["fms-163"], trainer_run, layers=3) == pytest.approx(2, rel=0.01)
+def test_of_frozen_blocks_inputs_and_their_gradients_stay_to_the_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert kept_by_a_layer(monkeypatch, ROWS["fms-163"], trainer_run, layers=3) == pytest.approx(
+        2, rel=0.01
+    )
 
 
 def test_of_a_model_whose_cache_is_on_keys_values_and_queries_stay_with_its_inputs(

@@ -17,7 +17,9 @@ def _experiment(results: Path, number: int, name: str, *, ran: bool = True) -> N
 
 
 def _optimal(results: Path, size: int) -> None:
-    (results / "ds_config_optimal.json").write_text(json.dumps({"train_micro_batch_size_per_gpu": size}))
+    (results / "ds_config_optimal.json").write_text(
+        json.dumps({"train_micro_batch_size_per_gpu": size})
+    )
 
 
 def test_its_answer_is_read_with_what_it_tried(tmp_path: Path) -> None:
@@ -27,7 +29,12 @@ def test_its_answer_is_read_with_what_it_tried(tmp_path: Path) -> None:
     _experiment(tmp_path, 2, "z0_gas1_tmbspg8", ran=False)
     _optimal(tmp_path, 2)
     seen = found(tmp_path, "", 12.0)
-    assert (seen.batch_size, seen.tried, seen.out_of_memory, seen.seconds) == (2, (1, 8, 2), 1, 12.0)
+    assert (seen.batch_size, seen.tried, seen.out_of_memory, seen.seconds) == (
+        2,
+        (1, 8, 2),
+        1,
+        12.0,
+    )
     assert seen.reason is None
 
 
@@ -41,7 +48,8 @@ def test_an_optimum_that_did_not_run_is_no_answer(tmp_path: Path) -> None:
 
 def test_without_an_answer_its_last_words_are_told(tmp_path: Path) -> None:
     said = (
-        "[2026-11-21 19:03:42,680] [ERROR] [autotuner.py:701:run] The model is not runnable with error = no\n[x] done\n"
+        "[2026-11-21 19:03:42,680] [ERROR] [autotuner.py:701:run] "
+        "The model is not runnable with error = no\n[x] done\n"
     )
     assert found(tmp_path, said, 12.0).reason == "The model is not runnable with error = no"
     assert found(tmp_path, "one\nlast\n", 12.0).reason == "last"

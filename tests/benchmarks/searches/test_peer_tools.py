@@ -58,7 +58,10 @@ def test_data_is_the_effective_batch_over_and_over() -> None:
     for workload in (llama_workload(BATCH), workload_named("cnn")):
         rows, samples = Rows(workload), workload.effective_batch_size
         batch, again = list(zip(range(2), DataLoader(rows, batch_size=samples), strict=False))
-        values = [list(each.values()) if isinstance(each, dict) else each for each in (batch[1], again[1], rows.batch)]
+        values = [
+            list(each.values()) if isinstance(each, dict) else each
+            for each in (batch[1], again[1], rows.batch)
+        ]
         for first, second, whole in zip(*values, strict=True):
             assert torch.equal(first, whole)
             assert torch.equal(second, whole)

@@ -40,16 +40,22 @@ class Asked:
 
 
 def _row(name: str = "cnn", budget: str = "medium") -> dict[str, Any]:
-    answers = [_answer("full", FAST, (20.0, 30.0, 28.0)), _answer("accelerate", SLOW, (10.0, 10.0, 20.0))]
+    answers = [
+        _answer("full", FAST, (20.0, 30.0, 28.0)),
+        _answer("accelerate", SLOW, (10.0, 10.0, 20.0)),
+    ]
     answers += [_answer("lightning", SLOW, (10.0, 10.0, 20.0)), _answer("deepspeed", None)]
     found = {"workload": name, "budget": budget, "budget_gib": 0.2, "ratios": peers.ratios(answers)}
     return {**found, "answers": [answer.to_dict() for answer in answers]}
 
 
 @pytest.mark.parametrize(
-    ("batch_size", "effective", "micro"), [(2, 8, 2), (7, 16, 4), (9, 16, 8), (64, 16, 16), (1, 7, 1), (5, 7, 1)]
+    ("batch_size", "effective", "micro"),
+    [(2, 8, 2), (7, 16, 4), (9, 16, 8), (64, 16, 16), (1, 7, 1), (5, 7, 1)],
 )
-def test_a_batch_size_becomes_the_largest_micro_batch_that_divides(batch_size: int, effective: int, micro: int) -> None:
+def test_a_batch_size_becomes_the_largest_micro_batch_that_divides(
+    batch_size: int, effective: int, micro: int
+) -> None:
     assert peers.micro_batch(batch_size, effective) == micro
 
 
@@ -60,7 +66,11 @@ def test_an_answer_is_plain_training_with_its_micro_batch(executor: LocalExecuto
     answer = peers.found_by_peer(Asked(found), medium, "accelerate")  # type: ignore[arg-type]
     assert answer.config
     assert (answer.tried, answer.out_of_memory, answer.batch_size) == (5, 4, 9)
-    on = {knob: value for knob, value in answer.config.items() if value not in (None, False, 0, "none", "standard")}
+    on = {
+        knob: value
+        for knob, value in answer.config.items()
+        if value not in (None, False, 0, "none", "standard")
+    }
     assert on == {
         "precision": "fp32",
         "micro_batch_size": 8,
@@ -79,7 +89,12 @@ def test_a_tool_that_finds_nothing_has_no_config_but_a_reason(found: Found | Non
 
 def test_answers_are_probed_in_turn_once_where_they_are_the_same() -> None:
     seen: list[Config] = []
-    answers = [_answer("full", FAST), _answer("accelerate", SLOW), _answer("lightning", SLOW), _answer("late", LARGE)]
+    answers = [
+        _answer("full", FAST),
+        _answer("accelerate", SLOW),
+        _answer("lightning", SLOW),
+        _answer("late", LARGE),
+    ]
 
     def measure(config: Config) -> Measurement:
         seen.append(config)
@@ -108,7 +123,11 @@ def test_a_report_tells_ratios_and_who_found_nothing() -> None:
     assert "micro_batch_size" not in told[2]
     assert told[4].endswith("fits nothing: too large")
     assert "full x 2.00 (1.40-3.00) (accelerate)" in peers.summary([_row()])
-    nothing = {**_row(), "answers": [_answer("full", FAST, (1.0,)).to_dict()], "ratios": {"full": {}}}
+    nothing = {
+        **_row(),
+        "answers": [_answer("full", FAST, (1.0,)).to_dict()],
+        "ratios": {"full": {}},
+    }
     assert "none of the others" in peers.summary([nothing])
 
 
@@ -118,9 +137,16 @@ def test_the_same_config_is_said_to_be_the_same() -> None:
     assert "exact the same" in peers.report(row)
 
 
-def test_rows_are_kept_in_order_and_replaced_but_not_beside_those_of_other_versions(tmp_path: Path) -> None:
+def test_rows_are_kept_in_order_and_replaced_but_not_beside_those_of_other_versions(
+    tmp_path: Path,
+) -> None:
     path = tmp_path / "results" / "peers.json"
-    for row in (_row("cnn"), _row("gpt2"), {**_row("cnn"), "budget_gib": 0.3}, _row("gpt2", "tight")):
+    for row in (
+        _row("cnn"),
+        _row("gpt2"),
+        {**_row("cnn"), "budget_gib": 0.3},
+        _row("gpt2", "tight"),
+    ):
         peers.keep(path, {"torch": "1"}, row)
     rows = json.loads(path.read_text())["problems"]
     assert [(row["workload"], row["budget"], row["budget_gib"]) for row in rows] == [
@@ -138,10 +164,19 @@ def test_what_is_not_installed_is_said_in_one_sentence(monkeypatch: pytest.Monke
     assert peers.missing("accelerate") is None
 
 
-def test_a_search_answers_with_what_it_spent(shared_zygote: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    plain = {"optimizer": "adamw", "activation_checkpointing": "none", "micro_batch_size": 16, "attention": "sdpa"}
+def test_a_search_answers_with_what_it_spent(
+    shared_zygote: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = {
+        "optimizer": "adamw",
+        "activation_checkpointing": "none",
+        "micro_batch_size": 16,
+        "attention": "sdpa",
+    }
     search = peers.autofit.search
-    monkeypatch.setattr(peers.autofit, "search", lambda workload, **options: search(workload, **options, set=plain))
+    monkeypatch.setattr(
+        peers.autofit, "search", lambda workload, **options: search(workload, **options, set=plain)
+    )
     problem = Problem("cnn", "tight", 1000, workload_named("cnn"), CPU)
     answer = peers.found_by_autofit(problem, "exact")
     assert (answer.tool, answer.config, answer.reason) == ("exact", None, "nothing fits")

@@ -50,15 +50,29 @@ def test_noise_is_how_far_the_probes_of_one_config_differ() -> None:
         for seconds in others:
             row.add(_measured(seconds))
     noise = Table({}, rows).noise()["noise"]
-    assert noise == {"median": pytest.approx(0.1 / 1.05, abs=1e-4), "worst": pytest.approx(1 / 2.5, abs=1e-4)}
-    assert rank_tables.agreement(rows) == pytest.approx(0.866, abs=1e-3)  # two that tied are told apart the second time
+    assert noise == {
+        "median": pytest.approx(0.1 / 1.05, abs=1e-4),
+        "worst": pytest.approx(1 / 2.5, abs=1e-4),
+    }
+    assert rank_tables.agreement(rows) == pytest.approx(
+        0.866, abs=1e-3
+    )  # two that tied are told apart the second time
 
 
 def test_a_table_is_recorded_goes_on_where_it_was_stopped_and_is_ranked(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, executor: LocalExecutor
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    executor: LocalExecutor,
 ) -> None:
-    monkeypatch.setattr(record_table, "SpaceEstimator", functools.partial(SpaceEstimator, measuring=0.5))
-    small = {"widths": (16, 32), "depth": 1, "image_size": 32}  # three real steps of the usual one take seconds
+    monkeypatch.setattr(
+        record_table, "SpaceEstimator", functools.partial(SpaceEstimator, measuring=0.5)
+    )
+    small = {
+        "widths": (16, 32),
+        "depth": 1,
+        "image_size": 32,
+    }  # three real steps of the usual one take seconds
     monkeypatch.setitem(record_table.MODELS, "cnn", Case("convolutions", small, 16))
     monkeypatch.setattr(record_table, "LocalExecutor", lambda: contextlib.nullcontext(executor))
     space, out = tmp_path / "two.yaml", tmp_path / "table.json"
@@ -105,8 +119,12 @@ def test_a_table_of_several_devices_holds_the_rates_of_one_of_them(
     monkeypatch.setattr(record_table, "GangExecutor", Gang)
     monkeypatch.setattr(record_table, "place_ranks", lambda *_: "two")
     monkeypatch.setattr(record_table, "_rates", lambda workload, hardware, configs: hardware.world)
-    monkeypatch.setattr(record_table, "record", lambda table, path, gang, *_, **__: kept.append(table))
-    record_table.main(["--model", "cnn", "--devices", "2", "--space", str(space), "--out", str(out)])
+    monkeypatch.setattr(
+        record_table, "record", lambda table, path, gang, *_, **__: kept.append(table)
+    )
+    record_table.main(
+        ["--model", "cnn", "--devices", "2", "--space", str(space), "--out", str(out)]
+    )
     assert (kept[0].hardware.world, kept[0].about["rates"]) == (2, {"by a rank": 2})
     assert {row.config["data_parallel"] for row in kept[0].rows} == {"fsdp", "ddp"}
 

@@ -25,10 +25,14 @@ def _row(size: int) -> Row:
     return Row(Config(micro_batch_size=size), Outcome.FITS, 100 * size, None, [probe])
 
 
-def _problem(budget: int, seconds: Callable[[int], float], nbytes: Callable[[int], float]) -> Problem:
+def _problem(
+    budget: int, seconds: Callable[[int], float], nbytes: Callable[[int], float]
+) -> Problem:
     rows = {row.config: row for row in map(_row, SIZES)}
     expected = Predictions.of(list(rows), list(map(nbytes, SIZES)), list(map(seconds, SIZES)))
-    return Problem(SPACE, Constraints(off={"micro_batch_size": 1}), expected, rows, budget, samples=16)
+    return Problem(
+        SPACE, Constraints(off={"micro_batch_size": 1}), expected, rows, budget, samples=16
+    )
 
 
 def test_good_predictions_are_right_about_everything() -> None:
@@ -45,13 +49,20 @@ def test_good_predictions_are_right_about_everything() -> None:
 
 
 def test_wrong_predictions_are_told() -> None:
-    problem = _problem(410, lambda size: 3.0 * (1 + size / 4), lambda size: 100.0 * size + (400 if size == 8 else 0))
+    problem = _problem(
+        410,
+        lambda size: 3.0 * (1 + size / 4),
+        lambda size: 100.0 * size + (400 if size == 8 else 0),
+    )
     rows = list(judged(problem, CPU, 0))
     assert any(row.get("regret", 0) > 0 or row.get("speed_off", 0) > 0.1 for row in rows)
 
 
 def test_what_each_figure_is() -> None:
-    rows = [{"of": "x", "fits": fits, "speed_off": off} for fits, off in ((True, 0.0), (False, 0.1), (True, 0.2))]
+    rows = [
+        {"of": "x", "fits": fits, "speed_off": off}
+        for fits, off in ((True, 0.0), (False, 0.1), (True, 0.2))
+    ]
     (row,) = summary(rows).values()
     assert row == pytest.approx({"count": 3, "fits": 2 / 3, "speed_off": 0.1, "speed_off_95": 0.19})
     assert json.loads(json.dumps(summary(rows))) == summary(rows)

@@ -24,8 +24,12 @@ def test_a_few_losses_on_one_rank_and_on_two(
     assert "0 of 2 that couple samples are split: none" in out
 
 
-def test_what_is_split_wrongly_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_split_wrongly_is_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """A case that claims to couple samples, and does not."""
-    monkeypatch.setattr(equal_work, "drawn", lambda *_: [few(0, 0)[0], replace(few(0, 0)[1], splits=False)])
+    monkeypatch.setattr(
+        equal_work, "drawn", lambda *_: [few(0, 0)[0], replace(few(0, 0)[1], splits=False)]
+    )
     assert equal_work.main([]) == 1
     assert "1 of 1 that couple samples are split: classes" in capsys.readouterr().out

@@ -12,7 +12,10 @@ from benchmarks import loop_overhead
 
 @pytest.mark.usefixtures("shared_zygote")
 def test_smoke_prints_and_writes_every_figure(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, executor: LocalExecutor
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    executor: LocalExecutor,
 ) -> None:
     monkeypatch.setattr(loop_overhead, "LocalExecutor", lambda: contextlib.nullcontext(executor))
     assert loop_overhead.main(["--smoke", "--out", str(tmp_path / "figures.json")]) == 0

@@ -18,11 +18,17 @@ def test_each_family_of_transformers_has_the_task_it_is_most_used_for() -> None:
     assert tasks["bert"] == "masked-lm"
     assert tasks["wav2vec2"] == "ctc"
     assert tasks["whisper"] == "speech-seq2seq"
-    assert {each.task for each in found if each.name == "bert"} >= {"masked-lm", "token-classification", "embeddings"}
+    assert {each.task for each in found if each.name == "bert"} >= {
+        "masked-lm",
+        "token-classification",
+        "embeddings",
+    }
     assert len({each.key for each in found}) == len(found)
 
 
-def test_plain_networks_are_functions_of_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plain_networks_are_functions_of_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(families, "LIBRARIES", ("timm", "diffusers"))
     found, lacking = families.families()
     plain = [each for each in found if each.library.startswith("plain/")]
@@ -35,15 +41,21 @@ def test_plain_networks_are_functions_of_files(tmp_path: Path, monkeypatch: pyte
 
 
 def test_a_directory_with_a_config_stands_for_a_family(tmp_path: Path) -> None:
-    family = next(each for each in of_transformers() if each.name == "llama" and each.task == "causal-lm")
+    family = next(
+        each for each in of_transformers() if each.name == "llama" and each.task == "causal-lm"
+    )
     model, options = written(family, tmp_path)
     assert Path(model).name == "llama"
     assert options == {"effective_batch_size": 4, "sequence_length": 32}
     assert resolve(model, **options).task == "causal-lm"
 
 
-def test_what_cannot_be_built_is_told_from_what_does_not_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("benchmarks.zoo.shrink.overrides", lambda: {"llama": {"num_attention_heads": 7}})
+def test_what_cannot_be_built_is_told_from_what_does_not_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        "benchmarks.zoo.shrink.overrides", lambda: {"llama": {"num_attention_heads": 7}}
+    )
     with pytest.raises(families.NotBuiltError, match="7"):
         written(families.Family("transformers", "llama", "causal-lm", "LlamaForCausalLM"), tmp_path)
 
@@ -51,8 +63,18 @@ def test_what_cannot_be_built_is_told_from_what_does_not_work(tmp_path: Path, mo
 @pytest.mark.parametrize(
     ("name", "task", "architecture", "why"),
     [
-        ("pp_doclayout_v3", "object-detection", "PPDocLayoutV3ForObjectDetection", "refuses labels"),
-        ("pp_ocrv5_server_det", "object-detection", "PPOCRV5ServerDetForObjectDetection", "takes no labels"),
+        (
+            "pp_doclayout_v3",
+            "object-detection",
+            "PPDocLayoutV3ForObjectDetection",
+            "refuses labels",
+        ),
+        (
+            "pp_ocrv5_server_det",
+            "object-detection",
+            "PPOCRV5ServerDetForObjectDetection",
+            "takes no labels",
+        ),
         ("musicgen", "causal-lm", "MusicgenForCausalLM", "the config of a part"),
     ],
 )

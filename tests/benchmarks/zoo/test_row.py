@@ -50,7 +50,9 @@ def test_a_row_holds_all_that_is_tried(
 ) -> None:
     settings = {"lora": SETTINGS["lora"]}
     monkeypatch.setattr("benchmarks.zoo.row.SETTINGS", settings)
-    monkeypatch.setattr("benchmarks.zoo.row.LEVERS", {name: LEVERS[name] for name in ("lora", "checkpointing")})
+    monkeypatch.setattr(
+        "benchmarks.zoo.row.LEVERS", {name: LEVERS[name] for name in ("lora", "checkpointing")}
+    )
     model, options = written(Family("plain/objectives", "perceptron", "custom"), tmp_path)
     row = plain(tried(model, executor, options=options))
     figures = row["settings"]["lora"]

@@ -39,13 +39,18 @@ def test_rows_are_measured_once_and_what_did_not_work_again(
 ) -> None:
     asked = Answering.asked = []
     monkeypatch.setattr(run, "Worker", Answering)
-    monkeypatch.setattr(run, "families", lambda: (FOUND, ["timm is left out: no module named timm."]))
+    monkeypatch.setattr(
+        run, "families", lambda: (FOUND, ["timm is left out: no module named timm."])
+    )
     out = ["--out", str(tmp_path)]
     assert run.main([*out, "--only", "causal-lm"]) == 0
     assert run.main(out) == 0
     assert asked == ["llama", "llama searched", "gan"]
     lines = [json.loads(line) for line in (tmp_path / "zoo.jsonl").read_text().splitlines()]
-    assert [each["key"] for each in lines] == ["transformers/llama/causal-lm", "plain/images/gan/custom"]
+    assert [each["key"] for each in lines] == [
+        "transformers/llama/causal-lm",
+        "plain/images/gan/custom",
+    ]
     text = (tmp_path / "zoo.md").read_text()
     assert "1 of 2: 50.0%" in text
     assert "timm is left out" in text

@@ -38,7 +38,18 @@ def test_configs_within_a_config_are_shrunk_too() -> None:
 
 def test_overrides_are_of_families_that_there_are() -> None:
     # Than the oldest transformers that is supported.
-    newer = {"deimv2", "dots3_note", "glmga", "mistral_large4", "molmo2", "muse_spark", "nemo_speechlm"}
+    newer = {
+        "deimv2",
+        "dots3_note",
+        "glmga",
+        "mistral_large4",
+        "molmo2",
+        "muse_spark",
+        "nemo_speechlm",
+    }
     newer |= {"bailing_hybrid", "nemotron_h_omni", "step3p7", "tipsv2_dpt"}
     assert set(overrides()) <= set(transformers.CONFIG_MAPPING) | newer
-    assert merged({"a": 1, "b": {"c": 2, "d": 3}}, {"b": {"c": 4}}) == {"a": 1, "b": {"c": 4, "d": 3}}
+    assert merged({"a": 1, "b": {"c": 2, "d": 3}}, {"b": {"c": 4}}) == {
+        "a": 1,
+        "b": {"c": 4, "d": 3},
+    }

@@ -41,7 +41,13 @@ ENVIRONMENTS = {
     "axolotl": Environment(
         alone=("axolotl==0.19.0",),
         packages=(
-            *("transformers==5.16.1", "accelerate==1.13.0", "datasets==4.8.4", "pydantic==2.12.5", "peft==0.20.0"),
+            *(
+                "transformers==5.16.1",
+                "accelerate==1.13.0",
+                "datasets==4.8.4",
+                "pydantic==2.12.5",
+                "peft==0.20.0",
+            ),
             *("trl==1.9.0", "evaluate==0.4.1", "wandb", "addict", "pillow"),
         ),
         wrong=(
@@ -61,17 +67,29 @@ ENVIRONMENTS = {
     "llamafactory": Environment(
         alone=("llamafactory==0.9.5", "antlr4-python3-runtime==4.9.3"),
         packages=(
-            *("transformers==5.6.0", "accelerate==1.11.0", "datasets==4.0.0", "peft==0.18.1", "trl==0.24.0"),
+            *(
+                "transformers==5.6.0",
+                "accelerate==1.11.0",
+                "datasets==4.0.0",
+                "peft==0.18.1",
+                "trl==0.24.0",
+            ),
             "omegaconf",
         ),
-        wrong=(key("max_seq_length: 512"), instead("optim: adamw", "optim: adamv"), key("lora_rank: four")),
+        wrong=(
+            key("max_seq_length: 512"),
+            instead("optim: adamw", "optim: adamv"),
+            key("lora_rank: four"),
+        ),
     ),
     "torchtune": Environment(
         alone=("torchao==0.13.0",),
         packages=("torchtune==0.6.1",),
         wrong=(
             key("micro_batch_size: 2"),
-            instead("torchtune.models.llama3_1.llama3_1_8b", "torchtune.models.llama3_1.llama3_1_9b"),
+            instead(
+                "torchtune.models.llama3_1.llama3_1_8b", "torchtune.models.llama3_1.llama3_1_9b"
+            ),
             instead("torch.optim.AdamW\n", "torch.optim.AdamW\n  learning_rate: 1\n"),
         ),
     ),
@@ -94,7 +112,15 @@ ENVIRONMENTS = {
     ),
     "unsloth": Environment(
         alone=(
-            *("unsloth==2026.10.9", "unsloth_zoo", "requests", "urllib3", "charset_normalizer", "certifi", "idna"),
+            *(
+                "unsloth==2026.10.9",
+                "unsloth_zoo",
+                "requests",
+                "urllib3",
+                "charset_normalizer",
+                "certifi",
+                "idna",
+            ),
             *("msgspec", "nest_asyncio", "cut_cross_entropy", "tyro"),
         ),
         wrong=(
@@ -105,7 +131,15 @@ ENVIRONMENTS = {
     "ludwig": Environment(
         alone=("--ignore-requires-python", "ludwig==0.17.10"),  # it asks for Python 3.12
         packages=(
-            *("jsonschema", "dataclasses-json", "retry", "tabulate", "torchmetrics", "torchinfo", "absl-py"),
+            *(
+                "jsonschema",
+                "dataclasses-json",
+                "retry",
+                "tabulate",
+                "torchmetrics",
+                "torchinfo",
+                "absl-py",
+            ),
             *("xlrd", "openpyxl", "lxml", "requests", "py-cpuinfo"),
         ),
         wrong=(
@@ -135,7 +169,10 @@ def made(environment: Environment, folder: Path) -> Path:
     held = folder / "held.txt"
     held.write_text("torch==2.13.0\n")
     pip = [str(python), "-m", "pip", "install", "-q", "-c", str(held)]
-    for names in (environment.packages, ("--no-deps", *environment.alone) if environment.alone else ()):
+    for names in (
+        environment.packages,
+        ("--no-deps", *environment.alone) if environment.alone else (),
+    ):
         if names:
             subprocess.run([*pip, *names], check=True, timeout=600, env=environment_variables())
     return python

@@ -25,7 +25,9 @@ def launched(path: Path, text: str) -> Any:
     arguments = launch_command_parser().parse_args(["--config_file", str(file), "script.py"])
     arguments, defaults, _ = _validate_launch_command(arguments)
     assert {key.removeprefix("dynamo_") for key in defaults.dynamo_config} <= DYNAMO
-    assert all(hasattr(arguments, key) for key in (*defaults.fsdp_config, *defaults.parallelism_config))
+    assert all(
+        hasattr(arguments, key) for key in (*defaults.fsdp_config, *defaults.parallelism_config)
+    )
     return arguments
 
 
@@ -44,9 +46,16 @@ SIZES = {"hsdp": (2, 2, 1, 1), "tensor": (1, 2, 2, 1), "context": (1, 2, 1, 2)}
 
 @pytest.mark.parametrize(
     ("tool", "case"),
-    [*(("accelerate", case) for case in SEVERAL), ("trl", "hsdp"), ("trl", "context"), ("llamafactory", "fsdp")],
+    [
+        *(("accelerate", case) for case in SEVERAL),
+        ("trl", "hsdp"),
+        ("trl", "context"),
+        ("llamafactory", "fsdp"),
+    ],
 )
-def test_processes_are_made_as_the_launcher_tells_them(tool: str, case: str, tmp_path: Path) -> None:
+def test_processes_are_made_as_the_launcher_tells_them(
+    tool: str, case: str, tmp_path: Path
+) -> None:
     """accelerate's own plugins, from the environment that its launcher gives each process."""
     files = write(tool_named(tool), source(**CASES[case])).files
     arguments = launched(tmp_path, list(files.values())[tool != "accelerate"])

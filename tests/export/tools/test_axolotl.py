@@ -26,7 +26,10 @@ def departures(**knobs: Any) -> dict[str, bool]:
     ("form", "kind"),
     [
         ("text", {"type": "completion", "field": "text"}),
-        ("messages", {"type": "chat_template", "roles_to_train": ["assistant"], "train_on_eos": "turn"}),
+        (
+            "messages",
+            {"type": "chat_template", "roles_to_train": ["assistant"], "train_on_eos": "turn"},
+        ),
         (
             "prompt+completion",
             {
@@ -56,8 +59,17 @@ def test_full_training_in_bfloat16_is_told_as_autocast_and_named() -> None:
 
 def test_adapters_are_held_as_measured() -> None:
     told = keys(**LORA)
-    assert (told["bf16"], told["bfloat16"], told["peft_autocast_adapter_dtype"]) == (False, True, False)
-    assert (told["adapter"], told["lora_r"], told["lora_alpha"], told["lora_dropout"]) == ("lora", 16, 32, 0.0)
+    assert (told["bf16"], told["bfloat16"], told["peft_autocast_adapter_dtype"]) == (
+        False,
+        True,
+        False,
+    )
+    assert (told["adapter"], told["lora_r"], told["lora_alpha"], told["lora_dropout"]) == (
+        "lora",
+        16,
+        32,
+        0.0,
+    )
     assert told["lora_mlp_kernel"] is False
     assert not departures(**LORA)
     assert keys(lora_rank=8, lora_targets="attention")["lora_target_modules"] == list(ATTENTION)
@@ -67,7 +79,10 @@ def test_adapters_are_held_as_measured() -> None:
 def test_four_bits_are_nf4(value: str, nested: bool) -> None:
     told = keys(**{**LORA, "quantization": value})
     assert (told["adapter"], told["load_in_4bit"]) == ("qlora", True)
-    assert told["bnb_config_kwargs"] == {"bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": nested}
+    assert told["bnb_config_kwargs"] == {
+        "bnb_4bit_quant_type": "nf4",
+        "bnb_4bit_use_double_quant": nested,
+    }
 
 
 def test_eight_bits_keep_the_plain_adapter() -> None:
@@ -76,13 +91,30 @@ def test_eight_bits_keep_the_plain_adapter() -> None:
 
 
 def test_checkpointing_in_all_its_kinds() -> None:
-    assert keys(activation_checkpointing="alternate")["gradient_checkpointing_kwargs"]["every_n_layers"] == 2
-    assert "aten::mm" in keys(activation_checkpointing="selective")["selective_checkpointing"]["save"]
+    assert (
+        keys(activation_checkpointing="alternate")["gradient_checkpointing_kwargs"][
+            "every_n_layers"
+        ]
+        == 2
+    )
+    assert (
+        "aten::mm" in keys(activation_checkpointing="selective")["selective_checkpointing"]["save"]
+    )
     with_adapters = keys(**LORA, activation_checkpointing="selective")
     assert with_adapters["selective_checkpointing"]["save"] == ["attention"]
-    assert departures(**LORA, activation_checkpointing="selective") == {"activation_checkpointing": False}
-    assert departures(compile="default", activation_checkpointing="budget-0.5")["activation_checkpointing"] is True
-    assert keys(activation_checkpointing="full", activation_offload="cpu")["activation_offloading"] == "hidden_states"
+    assert departures(**LORA, activation_checkpointing="selective") == {
+        "activation_checkpointing": False
+    }
+    assert (
+        departures(compile="default", activation_checkpointing="budget-0.5")[
+            "activation_checkpointing"
+        ]
+        is True
+    )
+    assert (
+        keys(activation_checkpointing="full", activation_offload="cpu")["activation_offloading"]
+        == "hidden_states"
+    )
     assert departures(activation_offload="cpu") == {"activation_offload": True}
 
 
@@ -102,7 +134,10 @@ def test_the_plugin_is_named_where_a_key_of_it_is() -> None:
     assert departures(loss="chunked") == {"loss": True}
     assert "plugins" not in keys(**LORA, loss="chunked")  # whose bfloat16 the plugin does not know
     cut = keys(precision="bf16-mixed", loss="chunked", kernels="liger")
-    assert [each.rpartition(".")[2] for each in cut["plugins"]] == ["LigerPlugin", "CutCrossEntropyPlugin"]
+    assert [each.rpartition(".")[2] for each in cut["plugins"]] == [
+        "LigerPlugin",
+        "CutCrossEntropyPlugin",
+    ]
     assert (cut["cut_cross_entropy"], cut["liger_fused_linear_cross_entropy"]) == (True, False)
     assert departures(precision="bf16-mixed", loss="chunked")["loss"] is False
 

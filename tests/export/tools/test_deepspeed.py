@@ -26,7 +26,10 @@ def test_the_head_is_the_first_key() -> None:
 def test_each_offload_has_the_stage_that_serves_it() -> None:
     assert keys()["zero_optimization"]["stage"] == 0
     optimizer = keys(optimizer_offload="cpu")["zero_optimization"]
-    assert (optimizer["stage"], optimizer["offload_optimizer"]) == (2, {"device": "cpu", "pin_memory": True})
+    assert (optimizer["stage"], optimizer["offload_optimizer"]) == (
+        2,
+        {"device": "cpu", "pin_memory": True},
+    )
     both = keys(**LORA, optimizer_offload="cpu", parameter_offload="cpu")["zero_optimization"]
     assert (both["stage"], both["offload_param"]["device"]) == (3, "cpu")
 

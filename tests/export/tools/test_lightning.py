@@ -12,8 +12,15 @@ from tests.export.sources import CASES, FSDP, source
 def test_the_trainers_section_holds_precision_and_accumulation() -> None:
     made = write(tool_named("lightning"), source(**CASES["full"]))
     trainer: dict[str, Any] = yaml.safe_load(made.files["lightning.yaml"])["trainer"]
-    assert (trainer["precision"], trainer["accumulate_grad_batches"], trainer["devices"]) == ("bf16-true", 4, 1)
-    assert {each.knob for each in made.departures} == {"micro_batch_size", "activation_checkpointing"}
+    assert (trainer["precision"], trainer["accumulate_grad_batches"], trainer["devices"]) == (
+        "bf16-true",
+        4,
+        1,
+    )
+    assert {each.knob for each in made.departures} == {
+        "micro_batch_size",
+        "activation_checkpointing",
+    }
 
 
 def test_any_model_can_be_trained_with_it() -> None:
@@ -32,5 +39,8 @@ def test_gradients_that_live_on_through_the_next_forward_are_told() -> None:
 
 def test_fsdp_is_ddp_on_a_cpu_where_lightning_refuses_it() -> None:
     made = write(tool_named("lightning"), source("cpu", **FSDP))
-    assert yaml.safe_load(made.files["lightning.yaml"])["trainer"]["strategy"] == "ddp_find_unused_parameters_true"
+    assert (
+        yaml.safe_load(made.files["lightning.yaml"])["trainer"]["strategy"]
+        == "ddp_find_unused_parameters_true"
+    )
     assert [each.may_not_fit for each in made.departures if each.knob in FSDP] == [True, True]

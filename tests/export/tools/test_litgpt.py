@@ -45,7 +45,10 @@ def test_adapters_are_told_by_kinds_of_layers() -> None:
 
 
 def test_quantised_weights_want_one_format() -> None:
-    assert (keys(**CASES["qlora"])["quantize"], keys(**CASES["qlora"])["precision"]) == ("bnb.nf4", "bf16-true")
+    assert (keys(**CASES["qlora"])["quantize"], keys(**CASES["qlora"])["precision"]) == (
+        "bnb.nf4",
+        "bf16-true",
+    )
     mixed = {**CASES["qlora"], "precision": "bf16-mixed", "activation_checkpointing": "none"}
     assert keys(**mixed)["precision"] == "bf16-true"
     assert departures(**mixed) == {"precision": False}

@@ -56,7 +56,11 @@ def test_adapters_and_quantisation() -> None:
     told = keys(**CASES["qlora"])
     assert (told["finetuning_type"], told["lora_rank"], told["lora_alpha"]) == ("lora", 16, 32)
     assert told["lora_target"].startswith("q_proj,k_proj")
-    assert (told["quantization_bit"], told["quantization_type"], told["double_quantization"]) == (4, "nf4", False)
+    assert (told["quantization_bit"], told["quantization_type"], told["double_quantization"]) == (
+        4,
+        "nf4",
+        False,
+    )
     assert keys()["quantization_bit"] is None
     assert departures(**LORA) == {"precision": True}
 

@@ -31,6 +31,9 @@ def test_sections() -> None:
 
 
 def test_what_it_does_otherwise_is_named() -> None:
-    named = {each.knob: each.may_not_fit for each in exported(**LORA, loss="chunked", compile="default").departures}
+    named = {
+        each.knob: each.may_not_fit
+        for each in exported(**LORA, loss="chunked", compile="default").departures
+    }
     assert named == {"precision": True, "loss": True, "compile": False}
     assert {each.knob for each in exported(optimizer="adamw-4bit").departures} == {"optimizer"}

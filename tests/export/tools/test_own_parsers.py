@@ -59,7 +59,12 @@ def parsed(python: Path, name: str, files: list[Path]) -> dict[str, str | None]:
     """What each file was refused for, by its path."""
     command = [python, "-P", PARSERS / "run.py", PARSERS / f"parse_{name}.py", *files]
     done = subprocess.run(
-        list(map(str, command)), capture_output=True, text=True, check=False, env=environment_variables(), timeout=900
+        list(map(str, command)),
+        capture_output=True,
+        text=True,
+        check=False,
+        env=environment_variables(),
+        timeout=900,
     )
     assert done.returncode == 0, done.stderr[-4000:]
     lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"file"')]

@@ -36,7 +36,9 @@ def test_its_own_loader_takes_it(case: str, tmp_path: Path) -> None:
 
 
 def test_its_own_loader_refuses_wrong_keys(tmp_path: Path) -> None:
-    data = json.loads(write(tool_named("peft"), source(**CASES["lora"])).files["peft/adapter_config.json"])
+    data = json.loads(
+        write(tool_named("peft"), source(**CASES["lora"])).files["peft/adapter_config.json"]
+    )
     with pytest.raises(Exception, match="rank"):
         load(tmp_path, json.dumps({**data, "rank": 8}))
     with pytest.raises(AssertionError):

@@ -21,7 +21,9 @@ def script(**knobs: Any) -> str:
 
 
 def test_flavours_it_does_not_have_are_refused() -> None:
-    with pytest.raises(InputError, match="no flavour of torchtitan's is known here for path/to/weights"):
+    with pytest.raises(
+        InputError, match="no flavour of torchtitan's is known here for path/to/weights"
+    ):
         exported({"weights": "path/to/weights"})
     text = exported({"weights": "Qwen/Qwen3-8B"}).files["torchtitan_config.py"]
     assert "from torchtitan.models.qwen3 import model_registry" in text
@@ -38,7 +40,9 @@ def test_what_is_told_stands_in_the_function() -> None:
     assert "CompileConfig(enable=True)" in compiled
     assert "ChunkedLossWrapper.Config(loss_fn=CrossEntropyLoss" in compiled
     assert "Float8LinearConverter" in script(precision="fp8")
-    assert "MemoryBudgetAC.Config(memory_budget=0.5)" in script(activation_checkpointing="budget-0.5")
+    assert "MemoryBudgetAC.Config(memory_budget=0.5)" in script(
+        activation_checkpointing="budget-0.5"
+    )
 
 
 def test_what_it_has_not_is_named() -> None:

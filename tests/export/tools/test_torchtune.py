@@ -24,17 +24,27 @@ def departures(**knobs: Any) -> dict[str, bool]:
 
 
 def test_models_without_a_builder_are_refused() -> None:
-    with pytest.raises(InputError, match="no builder of torchtune's is known here for openai-community/gpt2"):
+    with pytest.raises(
+        InputError, match="no builder of torchtune's is known here for openai-community/gpt2"
+    ):
         exported({"weights": "openai-community/gpt2"})
 
 
 def test_the_recipes_get_what_each_reads() -> None:
     full = keys(**CASES["full"])
     assert full["model"] == {"_component_": "torchtune.models.llama3_1.llama3_1_8b"}
-    assert (full["optimizer_in_bwd"], full["enable_activation_checkpointing"], full["dtype"]) == (False, True, "bf16")
+    assert (full["optimizer_in_bwd"], full["enable_activation_checkpointing"], full["dtype"]) == (
+        False,
+        True,
+        "bf16",
+    )
     lora = keys(**LORA)
     assert lora["model"]["_component_"] == "torchtune.models.llama3_1.lora_llama3_1_8b"
-    assert (lora["model"]["lora_rank"], lora["model"]["lora_alpha"], lora["model"]["apply_lora_to_mlp"]) == (
+    assert (
+        lora["model"]["lora_rank"],
+        lora["model"]["lora_alpha"],
+        lora["model"]["apply_lora_to_mlp"],
+    ) == (
         16,
         32,
         True,

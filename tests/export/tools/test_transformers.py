@@ -21,7 +21,9 @@ from tests.export.sources import CASES, source
 TOOL = tool_named("transformers")
 
 
-INSTALLED = {"versions": {"transformers": transformers.__version__}}  # whose own parser reads the YAML here
+INSTALLED = {
+    "versions": {"transformers": transformers.__version__}
+}  # whose own parser reads the YAML here
 RENAMED = hasattr(TrainingArguments, "activation_checkpointing")
 
 
@@ -44,7 +46,9 @@ def test_its_own_parser_takes_every_case(case: str, tmp_path: Path) -> None:
     made = exported(**CASES[case])
     arguments = parsed(made.files["training_arguments.yaml"], tmp_path)
     assert arguments.per_device_train_batch_size == 2
-    checkpointing = arguments.activation_checkpointing if RENAMED else arguments.gradient_checkpointing
+    checkpointing = (
+        arguments.activation_checkpointing if RENAMED else arguments.gradient_checkpointing
+    )
     assert checkpointing is (CASES[case].get("activation_checkpointing") == "full")
     assert arguments.torch_compile is ("compile" in CASES[case])
     assert arguments.bf16 is (CASES[case]["precision"] == "bf16-mixed")
@@ -60,7 +64,9 @@ def test_its_own_parser_refuses_a_wrong_key(tmp_path: Path) -> None:
 
 
 def test_what_arguments_have_no_name_for_stands_in_the_script() -> None:
-    script = exported(**CASES["qlora"], lora_alpha=8, lora_dropout=0.1).files["train_transformers.py"]
+    script = exported(**CASES["qlora"], lora_alpha=8, lora_dropout=0.1).files[
+        "train_transformers.py"
+    ]
     assert 'bnb_4bit_quant_type="nf4"' in script
     assert 'bnb_4bit_compute_dtype="bfloat16"' in script
     assert "r=16" in script
@@ -68,7 +74,10 @@ def test_what_arguments_have_no_name_for_stands_in_the_script() -> None:
     assert "lora_dropout=0.1" in script
     assert "parameter.data.to(torch.bfloat16)" in script
     compiled = exported(compile="default", activation_checkpointing="budget-0.5")
-    assert 'os.environ["ACCELERATE_DYNAMO_USE_REGIONAL_COMPILATION"] = "1"' in compiled.files["train_transformers.py"]
+    assert (
+        'os.environ["ACCELERATE_DYNAMO_USE_REGIONAL_COMPILATION"] = "1"'
+        in compiled.files["train_transformers.py"]
+    )
     assert "activation_memory_budget = 0.5" in compiled.files["train_transformers.py"]
     assert not compiled.departures
     eager = exported(attention="eager").files["train_transformers.py"]
@@ -104,7 +113,10 @@ def test_the_script_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     rows = [{"input_ids": [1] * 16, "labels": [1] * 16} for _ in range(8)]
     Dataset.from_list(rows).save_to_disk(tmp_path / "data")
     others = {**INSTALLED, "weights": str(weights), "sequence_length": 16}
-    made = write(TOOL, source("cpu", "causal-lm", others, precision="bf16", lora_rank=4, lora_targets="attention"))
+    made = write(
+        TOOL,
+        source("cpu", "causal-lm", others, precision="bf16", lora_rank=4, lora_targets="attention"),
+    )
     for name, text in made.files.items():
         (tmp_path / name).write_text(text)
     settings = yaml.safe_load((tmp_path / "training_arguments.yaml").read_text())

@@ -45,7 +45,12 @@ def test_its_own_parser_takes_every_case(case: str, tmp_path: Path) -> None:
     assert training.max_length == 2048
     assert (lora is not None) is ("lora_rank" in knobs)
     if lora is not None:
-        assert (lora.r, lora.lora_alpha, lora.lora_dropout, set(lora.target_modules)) == (16, 32, 0.0, set(LINEAR))
+        assert (lora.r, lora.lora_alpha, lora.lora_dropout, set(lora.target_modules)) == (
+            16,
+            32,
+            0.0,
+            set(LINEAR),
+        )
     assert (quantization is not None) is ("quantization" in knobs)
     if quantization is not None:
         assert quantization.bnb_4bit_quant_type == "nf4"
@@ -57,7 +62,9 @@ def test_its_own_parser_takes_every_case(case: str, tmp_path: Path) -> None:
     ("form", "learnt"),
     [("text", (False, False)), ("prompt+completion", (False, True)), ("messages", (True, False))],
 )
-def test_the_data_of_the_search_are_read_and_learnt_alike(form: str, learnt: tuple[bool, bool], tmp_path: Path) -> None:
+def test_the_data_of_the_search_are_read_and_learnt_alike(
+    form: str, learnt: tuple[bool, bool], tmp_path: Path
+) -> None:
     made = write(TOOL, source("cpu", others={"data": "/data/rows.jsonl", "form": form}))
     training, *_ = parsed(tmp_path, made.files["trl.yaml"])
     assert (training.assistant_only_loss, training.completion_only_loss) == learnt
@@ -67,13 +74,20 @@ def test_the_data_of_the_search_are_read_and_learnt_alike(form: str, learnt: tup
 
 
 @pytest.mark.parametrize("wrong", ["max_seq_length: 512", "optim: adamv", "lora_r: four"])
-def test_its_own_parser_refuses_what_is_wrong(wrong: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_its_own_parser_refuses_what_is_wrong(
+    wrong: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises((SystemExit, ValueError)):
         parsed(tmp_path, f"{write(TOOL, source('cpu')).files['trl.yaml']}\n{wrong}\n")
 
 
 def test_checkpointing_goes_by_the_names_of_the_transformers_it_was_measured_with() -> None:
-    before = source("cuda", "causal-lm", {"versions": {"transformers": "5.17.0"}}, activation_checkpointing="selective")
+    before = source(
+        "cuda",
+        "causal-lm",
+        {"versions": {"transformers": "5.17.0"}},
+        activation_checkpointing="selective",
+    )
     keys = write(TOOL, before).keys["activation_checkpointing"]
     assert keys == {
         "gradient_checkpointing": True,
@@ -92,7 +106,9 @@ def test_its_loss_is_never_that_of_the_full_logits() -> None:
 
 
 def test_where_its_chunks_take_more_than_was_measured_is_said() -> None:
-    assert departures(precision="bf16", loss="chunked") == {"loss": True}  # the head's gradient is made in float32
+    assert departures(precision="bf16", loss="chunked") == {
+        "loss": True
+    }  # the head's gradient is made in float32
     assert departures(precision="bf16") == {"loss": False}
     on_cpu = write(TOOL, source("cpu", loss="chunked")).departures
     assert [(each.knob, each.may_not_fit) for each in on_cpu] == [("loss", True)]
@@ -103,9 +119,14 @@ def test_what_it_does_otherwise_is_named() -> None:
     assert departures(**lora, loss="chunked") == {"precision": True}  # adapters in float32
     assert departures(**{**lora, "precision": "bf16-mixed"}, loss="chunked") == {}
     assert departures(**CASES["qlora"], loss="chunked") == {}
-    assert departures(**{**lora, "lora_targets": "all-linear+head"}, loss="chunked")["lora_targets"] is False
+    assert (
+        departures(**{**lora, "lora_targets": "all-linear+head"}, loss="chunked")["lora_targets"]
+        is False
+    )
     assert departures(**lora, lora_alpha=4.5, loss="chunked")["lora_alpha"] is False
-    assert departures(activation_checkpointing="selective", loss="chunked") == {"activation_checkpointing": False}
+    assert departures(activation_checkpointing="selective", loss="chunked") == {
+        "activation_checkpointing": False
+    }
     assert departures(optimizer_offload="cpu", loss="chunked") == {"optimizer_offload": True}
 
 
@@ -120,7 +141,9 @@ def test_offloading_takes_the_option_that_goes_with_checkpointing() -> None:
     bare = write(TOOL, source(activation_offload="cpu"))
     assert bare.keys["activation_offload"] == {"activation_offloading": True}
     both = write(TOOL, source(activation_offload="cpu", activation_checkpointing="full"))
-    assert both.keys["activation_checkpointing"]["activation_checkpointing_kwargs"]["offload"] is True
+    assert (
+        both.keys["activation_checkpointing"]["activation_checkpointing_kwargs"]["offload"] is True
+    )
     assert both.keys["activation_offload"] == {"activation_offloading": False}
 
 

@@ -37,9 +37,13 @@ def test_the_script_loads_adapts_and_trains() -> None:
 
 def test_a_cpu_is_given_no_key_that_is_of_cards() -> None:
     given = {
-        device: write(tool_named("unsloth"), source(device)).files["train_unsloth.py"] for device in ("cpu", "cuda")
+        device: write(tool_named("unsloth"), source(device)).files["train_unsloth.py"]
+        for device in ("cpu", "cuda")
     }
-    assert {device: "float32_mixed_precision" in text for device, text in given.items()} == {"cpu": False, "cuda": True}
+    assert {device: "float32_mixed_precision" in text for device, text in given.items()} == {
+        "cpu": False,
+        "cuda": True,
+    }
 
 
 def test_the_yaml_holds_less_and_says_so() -> None:
@@ -48,12 +52,18 @@ def test_the_yaml_holds_less_and_says_so() -> None:
     assert told["training"]["gradient_checkpointing"] == "true"
     assert told["lora"]["target_modules"].startswith("q_proj,")
     assert "always takes adamw_8bit" in text
-    assert yaml.safe_load(exported().files["unsloth.yaml"])["training"]["gradient_checkpointing"] == "none"
+    assert (
+        yaml.safe_load(exported().files["unsloth.yaml"])["training"]["gradient_checkpointing"]
+        == "none"
+    )
 
 
 def test_offloading_is_its_own_checkpointing() -> None:
     made = exported(activation_checkpointing="full", activation_offload="cpu")
-    assert calls(made.files["train_unsloth.py"])["from_pretrained"]["use_gradient_checkpointing"] == "'unsloth'"
+    assert (
+        calls(made.files["train_unsloth.py"])["from_pretrained"]["use_gradient_checkpointing"]
+        == "'unsloth'"
+    )
     assert {each.knob for each in made.departures} == {"kernels", "loss"}
 
 

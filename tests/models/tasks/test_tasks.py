@@ -61,9 +61,22 @@ SPEECH = {
     "num_conv_pos_embedding_groups": 2,
     "vocab_size": 32,
 }
-MROPE = {"rope_parameters": {"rope_type": "default", "mrope_section": [2, 3, 3], "rope_theta": 10000.0}}
-TOWER = {"depth": 1, "hidden_size": 32, "intermediate_size": 32, "num_heads": 2, "out_hidden_size": 32}
-MARKS = {"image_token_id": 299, "video_token_id": 298, "vision_start_token_id": 297, "vision_end_token_id": 296}
+MROPE = {
+    "rope_parameters": {"rope_type": "default", "mrope_section": [2, 3, 3], "rope_theta": 10000.0}
+}
+TOWER = {
+    "depth": 1,
+    "hidden_size": 32,
+    "intermediate_size": 32,
+    "num_heads": 2,
+    "out_hidden_size": 32,
+}
+MARKS = {
+    "image_token_id": 299,
+    "video_token_id": 298,
+    "vision_start_token_id": 297,
+    "vision_end_token_id": 296,
+}
 GEMMA3 = {
     "text_config": {**TEXT, "model_type": "gemma3_text"},
     "vision_config": {**VISION, "model_type": "siglip_vision_model"},
@@ -72,7 +85,11 @@ GEMMA3 = {
     "boi_token_index": 297,
     "eoi_token_index": 298,
 }
-QWEN = {"text_config": {**TEXT, **MROPE}, "vision_config": {**TOWER, "fullatt_block_indexes": [0]}, **MARKS}
+QWEN = {
+    "text_config": {**TEXT, **MROPE},
+    "vision_config": {**TOWER, "fullatt_block_indexes": [0]},
+    **MARKS,
+}
 SMOL = {
     "text_config": {**TEXT, "model_type": "llama"},
     "vision_config": VISION,
@@ -227,11 +244,15 @@ FAMILIES: list[tuple[Family, str, dict[str, tuple[int, ...]]]] = [
 
 def workload(directory: Path, family: Family) -> Workload:
     kind, name, config, task, length = family
-    (directory / "config.json").write_text(json.dumps({"model_type": kind, "architectures": [name], **config}))
+    (directory / "config.json").write_text(
+        json.dumps({"model_type": kind, "architectures": [name], **config})
+    )
     return resolve(str(directory), task=task, sequence_length=length, effective_batch_size=4)
 
 
-@pytest.mark.parametrize(("family", "task", "shapes"), FAMILIES, ids=[f"{each[0][1]}-{each[1]}" for each in FAMILIES])
+@pytest.mark.parametrize(
+    ("family", "task", "shapes"), FAMILIES, ids=[f"{each[0][1]}-{each[1]}" for each in FAMILIES]
+)
 def test_a_class_is_trained_for_its_task(
     tmp_path: Path, family: Family, task: str, shapes: dict[str, tuple[int, ...]]
 ) -> None:
@@ -240,7 +261,9 @@ def test_a_class_is_trained_for_its_task(
     made = cloudpickle.loads(cloudpickle.dumps(workload(tmp_path, family)))
     assert made.task == task
     batch = made.batch(2)
-    assert {name: tuple(each.shape) for name, each in batch.items() if isinstance(each, torch.Tensor)} == shapes
+    assert {
+        name: tuple(each.shape) for name, each in batch.items() if isinstance(each, torch.Tensor)
+    } == shapes
     torch.manual_seed(0)
     model = made.model()
     loss = made.loss(model, batch) if made.loss else model(**batch).loss
@@ -254,14 +277,18 @@ def test_a_class_is_trained_for_its_task(
 def test_what_is_more_than_text_is_trained_on_text_unless_asked(tmp_path: Path) -> None:
     note = f"{tmp_path.name} takes more than text, and is trained here on text alone; "
     family = ("gemma3", "Gemma3ForConditionalGeneration", GEMMA3, None, 16)
-    assert workload(tmp_path, family).notes == (note + "--task image-text-to-text trains it on images, too.",)
+    assert workload(tmp_path, family).notes == (
+        note + "--task image-text-to-text trains it on images, too.",
+    )
     assert workload(tmp_path, (*family[:3], "image-text-to-text", 16)).notes == ()
 
 
 def test_the_loss_of_an_image_text_model_leaves_its_image_out(tmp_path: Path) -> None:
     family = ("gemma3", "Gemma3ForConditionalGeneration", GEMMA3, "image-text-to-text", 16)
     made = workload(tmp_path, family)
-    assert loss_count(made, made.batch(3)) == 3 * (16 - 6)  # four tokens of the image, between two marks
+    assert loss_count(made, made.batch(3)) == 3 * (
+        16 - 6
+    )  # four tokens of the image, between two marks
 
 
 def test_the_loss_of_what_is_read_in_an_image_counts_every_token(tmp_path: Path) -> None:
@@ -283,7 +310,9 @@ def test_pairs_are_told_apart_by_their_loss(tmp_path: Path) -> None:
     ids = made.batch(3)["input_ids"]
     model = made.model().eval()
     same = {"input_ids": ids[:, :1].expand(-1, 2, -1)}  # both texts of a pair are one
-    assert made.loss(model, same) < made.loss(model, {"input_ids": torch.cat([ids[:, :1], ids.roll(1, 0)[:, :1]], 1)})
+    assert made.loss(model, same) < made.loss(
+        model, {"input_ids": torch.cat([ids[:, :1], ids.roll(1, 0)[:, :1]], 1)}
+    )
 
 
 @pytest.mark.parametrize(
@@ -311,7 +340,9 @@ def test_pairs_are_told_apart_by_their_loss(tmp_path: Path) -> None:
          "autofit knows no batches of images and text for"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_trained_is_one_sentence(tmp_path: Path, family: Family, message: str) -> None:
+def test_what_cannot_be_trained_is_one_sentence(
+    tmp_path: Path, family: Family, message: str
+) -> None:
     with pytest.raises(InputError) as caught:
         workload(tmp_path, family)
     assert message in str(caught.value)
@@ -319,9 +350,13 @@ def test_what_cannot_be_trained_is_one_sentence(tmp_path: Path, family: Family, 
 
 
 def test_a_preset_is_trained_for_another_task_when_asked() -> None:
-    assert resolve("bert-base", task="token-classification", sequence_length=8).task == "token-classification"
+    assert (
+        resolve("bert-base", task="token-classification", sequence_length=8).task
+        == "token-classification"
+    )
     with pytest.raises(
-        InputError, match="the preset tiny-llama is of llama, which transformers has no model of for ctc"
+        InputError,
+        match="the preset tiny-llama is of llama, which transformers has no model of for ctc",
     ):
         resolve("tiny-llama", task="ctc")
 

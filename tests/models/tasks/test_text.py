@@ -14,7 +14,9 @@ from autofit.models.tasks.text import KEEPS_APART, ClassLabels, RandomTokens
 FACTORIES = {
     "causal-lm": RandomTokens("causal-lm", 16, 50),
     "masked-lm": RandomTokens("masked-lm", 16, 50, pad_token_id=0),
-    "sequence-classification": RandomTokens("sequence-classification", 16, 50, labels=ClassLabels(3)),
+    "sequence-classification": RandomTokens(
+        "sequence-classification", 16, 50, labels=ClassLabels(3)
+    ),
     "image-classification": RandomImages(3, 8, 12, ClassLabels(5)),
 }
 every_factory = pytest.mark.parametrize("factory", FACTORIES.values(), ids=FACTORIES)
@@ -46,7 +48,9 @@ def test_batches_can_be_made_of_fake_tensors_and_under_another_default_device(fa
     real = factory(2)
     with FakeTensorMode():
         fake = factory(2)
-    assert {key: tensor.shape for key, tensor in fake.items()} == {key: tensor.shape for key, tensor in real.items()}
+    assert {key: tensor.shape for key, tensor in fake.items()} == {
+        key: tensor.shape for key, tensor in real.items()
+    }
     with torch.device("meta"):
         assert {tensor.device.type for tensor in factory(2).values()} == {"cpu"}
 
@@ -90,7 +94,9 @@ def test_ids_cover_the_vocabulary_but_the_padding(vocabulary: int, data: st.Data
         (ClassLabels(4, "regression"), (3, 4), torch.float32),
     ],
 )
-def test_labels_have_the_form_of_the_problem(labels: ClassLabels, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+def test_labels_have_the_form_of_the_problem(
+    labels: ClassLabels, shape: tuple[int, ...], dtype: torch.dtype
+) -> None:
     made = labels(3, torch.Generator().manual_seed(0))
     assert (tuple(made.shape), made.dtype) == (shape, dtype)
 
@@ -99,8 +105,15 @@ def test_labels_have_the_form_of_the_problem(labels: ClassLabels, shape: tuple[i
 @pytest.mark.parametrize("kind", sorted(KEEPS_APART))
 def test_where_positions_start_again_a_model_sees_nothing_before(kind: str) -> None:
     sizes = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
-    sizes |= {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": 64}
-    config = transformers.AutoConfig.for_model(kind, **sizes, pad_token_id=0, bos_token_id=1, eos_token_id=2)
+    sizes |= {
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 8,
+        "max_position_embeddings": 64,
+    }
+    config = transformers.AutoConfig.for_model(
+        kind, **sizes, pad_token_id=0, bos_token_id=1, eos_token_id=2
+    )
     torch.manual_seed(0)
     model = transformers.AutoModelForCausalLM.from_config(config).eval()
     for weight in model.parameters():

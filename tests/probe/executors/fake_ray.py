@@ -44,7 +44,9 @@ class Actor:
         self._asked: list[Reference] = []
 
     def __getattr__(self, name: str) -> Any:
-        return SimpleNamespace(remote=lambda *arguments: self._call(getattr(self._zygote, name), arguments))
+        return SimpleNamespace(
+            remote=lambda *arguments: self._call(getattr(self._zygote, name), arguments)
+        )
 
     def _call(self, method: Callable[..., Any], arguments: tuple[Any, ...]) -> Reference:
         reference = Reference()
@@ -83,15 +85,26 @@ class Actor:
 @contextmanager
 def _started_bare() -> Iterator[None]:
     """Inside, zygotes import no library, and leave the environment of this process as it is."""
-    with _STARTING, mock.patch.dict(os.environ), mock.patch.object(local, "START", FIRST + local.START):
+    with (
+        _STARTING,
+        mock.patch.dict(os.environ),
+        mock.patch.object(local, "START", FIRST + local.START),
+    ):
         yield
 
 
 class Group:
     """A placement group: bundles of resources, on nodes once there is room."""
 
-    def __init__(self, ray: "FakeRay", bundles: Sequence[dict[str, int]], strategy: str, without: str) -> None:
-        self.ray, self.bundles, self.spread, self.without = ray, bundles, strategy == "STRICT_SPREAD", without
+    def __init__(
+        self, ray: "FakeRay", bundles: Sequence[dict[str, int]], strategy: str, without: str
+    ) -> None:
+        self.ray, self.bundles, self.spread, self.without = (
+            ray,
+            bundles,
+            strategy == "STRICT_SPREAD",
+            without,
+        )
         self.nodes: list[str] = []
 
     def wait(self, seconds: float) -> bool:
@@ -122,25 +135,32 @@ class FakeRay:
         self.changed = threading.Condition()
         self.actors: list[Actor] = []
         self.groups: list[Group] = []
-        self.versions: dict[str, dict[str, str | None]] = {}  # of nodes, where they are not those here
+        self.versions: dict[
+            str, dict[str, str | None]
+        ] = {}  # of nodes, where they are not those here
         self._count = itertools.count()
         strategies = SimpleNamespace(
             NodeAffinitySchedulingStrategy=lambda node, soft: node,
-            PlacementGroupSchedulingStrategy=lambda group, placement_group_bundle_index: group.nodes[
-                placement_group_bundle_index
-            ],
+            PlacementGroupSchedulingStrategy=lambda group, placement_group_bundle_index: (
+                group.nodes[placement_group_bundle_index]
+            ),
         )
         self.util = SimpleNamespace(
             placement_group=self._group,
             remove_placement_group=self._remove,
-            placement_group_table=lambda group: {"bundles_to_node_id": dict(enumerate(group.nodes))},
+            placement_group_table=lambda group: {
+                "bundles_to_node_id": dict(enumerate(group.nodes))
+            },
             scheduling_strategies=strategies,
         )
 
     @contextmanager
     def installed(self) -> Iterator["FakeRay"]:
         """Inside, `import ray` finds this."""
-        with mock.patch.dict(sys.modules, {"ray": self, "ray.util": self.util, "ray.util.scheduling_strategies": self}):
+        with mock.patch.dict(
+            sys.modules,
+            {"ray": self, "ray.util": self.util, "ray.util.scheduling_strategies": self},
+        ):
             yield self
 
     def is_initialized(self) -> bool:
@@ -148,7 +168,12 @@ class FakeRay:
 
     def nodes(self) -> list[dict[str, Any]]:
         return [
-            {"NodeID": name, "Alive": True, "NodeManagerAddress": "127.0.0.1", "Resources": dict(resources)}
+            {
+                "NodeID": name,
+                "Alive": True,
+                "NodeManagerAddress": "127.0.0.1",
+                "Resources": dict(resources),
+            }
             for name, resources in self.alive.items()
         ]
 
@@ -173,7 +198,9 @@ class FakeRay:
             if actor.node == node:
                 actor.kill()
 
-    def _group(self, bundles: Any, strategy: str, bundle_label_selector: Sequence[dict[str, str]] = ()) -> Group:
+    def _group(
+        self, bundles: Any, strategy: str, bundle_label_selector: Sequence[dict[str, str]] = ()
+    ) -> Group:
         without = bundle_label_selector[0]["ray.io/node-id"] if bundle_label_selector else ""
         group = Group(self, bundles, strategy, without)
         with self.changed:
@@ -188,7 +215,9 @@ class FakeRay:
     def remote(self, what: Any = None, **_: Any) -> Any:
         if what is None:
             return lambda function: self.remote(function)
-        return SimpleNamespace(options=lambda scheduling_strategy: self._on(scheduling_strategy, what))
+        return SimpleNamespace(
+            options=lambda scheduling_strategy: self._on(scheduling_strategy, what)
+        )
 
     def _on(self, node: str, what: Any) -> Any:
         def remote(*arguments: Any) -> Any:
@@ -202,7 +231,9 @@ class FakeRay:
 
         return SimpleNamespace(remote=remote)
 
-    def wait(self, references: Sequence[Reference], num_returns: int, timeout: float) -> tuple[list[Any], list[Any]]:
+    def wait(
+        self, references: Sequence[Reference], num_returns: int, timeout: float
+    ) -> tuple[list[Any], list[Any]]:
         done = wait([each.answer for each in references], timeout).done
         return [each for each in references if each.answer in done], [
             each for each in references if each.answer not in done

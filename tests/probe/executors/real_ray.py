@@ -16,7 +16,10 @@ def cluster(nodes: int, processors: int = 1) -> Iterator[Any]:
     pytest.importorskip("ray", reason="pip install 'torch-autofit[cluster]'")
     from ray.cluster_utils import Cluster
 
-    made = Cluster(initialize_head=True, head_node_args={"num_cpus": processors, "include_dashboard": False, **SMALL})
+    made = Cluster(
+        initialize_head=True,
+        head_node_args={"num_cpus": processors, "include_dashboard": False, **SMALL},
+    )
     try:
         for _ in range(nodes - 1):
             made.add_node(num_cpus=processors, **SMALL)

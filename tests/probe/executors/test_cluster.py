@@ -25,7 +25,9 @@ def card(kind: str, count: int) -> dict[str, float]:
     return {"CPU": 64.0, "GPU": float(count), f"accelerator_type:{kind}": 1.0}
 
 
-def cluster(ray: FakeRay, *, until: float = float("inf"), notes: list[str] | None = None, **options: Any) -> Cluster:
+def cluster(
+    ray: FakeRay, *, until: float = float("inf"), notes: list[str] | None = None, **options: Any
+) -> Cluster:
     with ray.installed():
         told = [] if notes is None else notes
         return Cluster(search_options(executor="ray", **options), Path(), told.append, until)
@@ -61,9 +63,12 @@ def test_a_search_names_its_card_and_others_are_left_idle_and_told() -> None:
     notes: list[str] = []
     used = cluster(FakeRay(**nodes), gpu_mem=40, devices=4, notes=notes)
     assert used.describe() == "4 probes run at a time on a Ray cluster of 2 nodes with A100."
-    assert notes == ["the node 127.0.0.1 is left idle: speeds on T4 cannot be compared with those on A100."]
+    assert notes == [
+        "the node 127.0.0.1 is left idle: speeds on T4 cannot be compared with those on A100."
+    ]
     assert (
-        cluster(FakeRay(**nodes), gpu="t4").describe() == "4 probes run at a time on a Ray cluster of 1 node with T4."
+        cluster(FakeRay(**nodes), gpu="t4").describe()
+        == "4 probes run at a time on a Ray cluster of 1 node with T4."
     )
     assert cluster(FakeRay(**nodes), devices="all").world == 8
 
@@ -71,7 +76,9 @@ def test_a_search_names_its_card_and_others_are_left_idle_and_told() -> None:
 def test_unlike_processors_are_told_too() -> None:
     notes: list[str] = []
     used = cluster(FakeRay(a={"CPU": 8.0}, b={"CPU": 16.0}), device="cpu", notes=notes)
-    assert used.describe().startswith("one probe runs at a time on a Ray cluster of 1 node with 16 processors of ")
+    assert used.describe().startswith(
+        "one probe runs at a time on a Ray cluster of 1 node with 16 processors of "
+    )
     assert len(notes) == 1
 
 
@@ -79,7 +86,11 @@ def test_unlike_processors_are_told_too() -> None:
     ("nodes", "options", "room"),
     [
         ({"a": card("H100", 8), "b": card("H100", 8)}, {"devices": 8, "nodes": 2}, 1),
-        ({"a": card("H100", 8), "b": card("H100", 8), "c": card("H100", 8)}, {"devices": 4, "nodes": 2}, 3),
+        (
+            {"a": card("H100", 8), "b": card("H100", 8), "c": card("H100", 8)},
+            {"devices": 4, "nodes": 2},
+            3,
+        ),
         ({"a": card("H100", 8), "b": card("H100", 8)}, {"devices": 3}, 4),
         ({"a": card("H100", 8), "b": card("H100", 8)}, {"workers": 5}, 5),
         ({"a": {"CPU": 8.0}, "b": {"CPU": 8.0}, "c": {"CPU": 8.0}}, {"device": "cpu"}, 3),
@@ -98,7 +109,12 @@ def test_processors_of_a_node_are_divided_by_all_that_train_there() -> None:
 @pytest.mark.parametrize(
     ("nodes", "options", "kind", "words"),
     [
-        ({"a": {"CPU": 8.0}}, {"gpu_mem": 24}, NoDeviceError, "no node of the Ray cluster has a GPU"),
+        (
+            {"a": {"CPU": 8.0}},
+            {"gpu_mem": 24},
+            NoDeviceError,
+            "no node of the Ray cluster has a GPU",
+        ),
         ({"a": {"CPU": 0.0}}, {"device": "cpu"}, ProbeError, "has a processor for tasks"),
         (
             {"a": card("L4", 2)},
@@ -106,11 +122,23 @@ def test_processors_of_a_node_are_divided_by_all_that_train_there() -> None:
             InputError,
             "4 cards of a node are needed, and the cluster's have 2 each",
         ),
-        ({"a": {"CPU": 2.0}}, {"device": "cpu", "workers": 3}, InputError, "3 processors of a node are needed"),
-        ({"a": {"CPU": 2.0}}, {"device": "cpu", "devices": "all"}, InputError, "--devices all means cards"),
+        (
+            {"a": {"CPU": 2.0}},
+            {"device": "cpu", "workers": 3},
+            InputError,
+            "3 processors of a node are needed",
+        ),
+        (
+            {"a": {"CPU": 2.0}},
+            {"device": "cpu", "devices": "all"},
+            InputError,
+            "--devices all means cards",
+        ),
     ],
 )
-def test_what_a_cluster_lacks(nodes: Any, options: dict[str, Any], kind: type[Exception], words: str) -> None:
+def test_what_a_cluster_lacks(
+    nodes: Any, options: dict[str, Any], kind: type[Exception], words: str
+) -> None:
     with pytest.raises(kind, match=words):
         cluster(FakeRay(**nodes), **options)
 
@@ -119,7 +147,8 @@ def test_other_versions_are_told_before_anything_runs() -> None:
     ray = FakeRay(a={"CPU": 2.0}, b={"CPU": 2.0})
     ray.versions["b"] = {"torch": "1.0.0+cu128", "autofit": None}
     with pytest.raises(
-        ProbeError, match=r"the node 127.0.0.1 .* has torch 1.0.0\+cu128 instead of .* and no autofit\."
+        ProbeError,
+        match=r"the node 127.0.0.1 .* has torch 1.0.0\+cu128 instead of .* and no autofit\.",
     ):
         cluster(ray, device="cpu")
     assert not ray.groups
@@ -139,14 +168,19 @@ def test_nodes_that_join_are_used_unless_they_are_unlike(monkeypatch: pytest.Mon
     assert used.room() == 1
 
 
-def test_a_full_cluster_is_waited_for_visibly_and_not_beyond_the_time_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_cluster_is_waited_for_visibly_and_not_beyond_the_time_limit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(module, "_PATIENT", 0.0)
     monkeypatch.setattr(module, "_POLL", 0.01)
     ray, notes = FakeRay(a={"CPU": 2.0}), list[str]()
     others = ray.util.placement_group([{"CPU": 1}], strategy="STRICT_PACK")
     assert others.wait(1)
     used = cluster(ray, device="cpu", notes=notes, until=time.monotonic() + 0.2)
-    with pytest.raises(ProbeError, match=r"had no room for a probe \(2 processors of 1 node\) within the time limit"):
+    with pytest.raises(
+        ProbeError,
+        match=r"had no room for a probe \(2 processors of 1 node\) within the time limit",
+    ):
         used.take(threading.Event())
     assert notes == ["the Ray cluster is full: a probe waits for 2 processors of 1 node."]
     with pytest.raises(ProbeError, match="given up"):
@@ -154,7 +188,9 @@ def test_a_full_cluster_is_waited_for_visibly_and_not_beyond_the_time_limit(monk
     assert ray.groups == [others]
 
 
-def test_a_node_that_is_lost_while_a_gang_starts_there_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_node_that_is_lost_while_a_gang_starts_there_is_not_waited_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Ray itself has what starts there wait for room on other nodes."""
     monkeypatch.setattr(module, "_LOOK_AGAIN", 0.0)
     ray = FakeRay(a={"CPU": 2.0}, b={"CPU": 2.0})

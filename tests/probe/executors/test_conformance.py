@@ -24,7 +24,16 @@ from autofit.core.hardware import GIB
 from autofit.core.measurement import Measurement, Outcome
 from autofit.core.options import search_options
 from autofit.core.workload import Workload
-from autofit.probe import Executor, GangExecutor, LocalExecutor, Place, Plan, PoolExecutor, RayExecutor, Request
+from autofit.probe import (
+    Executor,
+    GangExecutor,
+    LocalExecutor,
+    Place,
+    Plan,
+    PoolExecutor,
+    RayExecutor,
+    Request,
+)
 from tests import tiny
 from tests.probe.bare import bare
 from tests.probe.executors.fake_ray import FakeRay
@@ -34,7 +43,12 @@ from tests.processes import number_in, wait_until, wait_until_gone
 PROCESSORS = sorted(os.sched_getaffinity(0))
 # A core of its own each; on a machine of one core both have that. No CPU minds which card it may see.
 PLACES = [
-    Place(number, card=str(7 + number), processors=frozenset({PROCESSORS[number % len(PROCESSORS)]}), cores=1)
+    Place(
+        number,
+        card=str(7 + number),
+        processors=frozenset({PROCESSORS[number % len(PROCESSORS)]}),
+        cores=1,
+    )
     for number in range(2)
 ]
 REAL = "ray, on real nodes"
@@ -95,7 +109,9 @@ def hung(folder: Path, count: int) -> list[int]:
 MARKS = {"ray, of gangs": pytest.mark.slow, REAL: pytest.mark.cluster}
 
 
-@pytest.fixture(scope="module", params=[pytest.param(name, marks=MARKS.get(name, ())) for name in FACTORIES])
+@pytest.fixture(
+    scope="module", params=[pytest.param(name, marks=MARKS.get(name, ())) for name in FACTORIES]
+)
 def factory(request: pytest.FixtureRequest) -> Iterator[Callable[[Path], Executor]]:
     """Makes one that writes its logs to a folder."""
     with cluster(2) if request.param == REAL else contextlib.nullcontext():
@@ -103,13 +119,17 @@ def factory(request: pytest.FixtureRequest) -> Iterator[Callable[[Path], Executo
 
 
 @pytest.fixture(scope="module")
-def executor(factory: Callable[[Path], Executor], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Executor]:
+def executor(
+    factory: Callable[[Path], Executor], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Executor]:
     """One executor for all tests that leave it in working order."""
     with factory(tmp_path_factory.mktemp("logs")) as executor:
         yield executor
 
 
-def test_as_many_configs_as_it_has_places_are_measured_at_once(executor: Executor, tmp_path: Path) -> None:
+def test_as_many_configs_as_it_has_places_are_measured_at_once(
+    executor: Executor, tmp_path: Path
+) -> None:
     folder, places = str(tmp_path), executor.places
 
     def meet() -> None:
@@ -120,7 +140,9 @@ def test_as_many_configs_as_it_has_places_are_measured_at_once(executor: Executo
     workload = doing(meet)
     with ThreadPoolExecutor(places) as threads:
         found = list(threads.map(lambda number: measure(executor, workload, number), range(places)))
-    assert [(each.outcome, each.number) for each in found] == [(Outcome.FITS, number) for number in range(places)]
+    assert [(each.outcome, each.number) for each in found] == [
+        (Outcome.FITS, number) for number in range(places)
+    ]
     assert all(each.step_seconds and each.seconds > 0 for each in found)
 
 
@@ -185,7 +207,9 @@ def test_whatever_it_runs_ends_when_time_is_over(executor: Executor) -> None:
     began = time.monotonic()
     executor.end_by(began + 1.0)
     try:
-        with pytest.raises(ProbeError, match=r"looking at the model took more than [01] s") as caught:
+        with pytest.raises(
+            ProbeError, match=r"looking at the model took more than [01] s"
+        ) as caught:
             executor.look(doing(lambda: time.sleep(600)), "cpu", GIB)
     finally:
         executor.end_by(math.inf)
@@ -209,7 +233,9 @@ def test_ctrl_c_comes_through_and_closing_leaves_nothing_behind(
 
     def press() -> None:
         hung(tmp_path, executor.devices)
-        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)  # which also ends a wait for an answer
+        signal.pthread_kill(
+            threading.main_thread().ident or 0, signal.SIGINT
+        )  # which also ends a wait for an answer
 
     presser = threading.Thread(target=press)
     with pytest.raises(KeyboardInterrupt), executor:
@@ -219,11 +245,17 @@ def test_ctrl_c_comes_through_and_closing_leaves_nothing_behind(
     wait_until_gone(hung(tmp_path, executor.devices))
 
 
-def test_giving_up_frees_everyone_who_waits(factory: Callable[[Path], Executor], tmp_path: Path) -> None:
+def test_giving_up_frees_everyone_who_waits(
+    factory: Callable[[Path], Executor], tmp_path: Path
+) -> None:
     executor = factory(tmp_path)
     count, workload = executor.places, hanging(tmp_path)
-    with ThreadPoolExecutor(count + 1) as threads:  # one more than there are places waits for its turn
-        waiting = [threads.submit(measure, executor, workload, number) for number in range(count + 1)]
+    with ThreadPoolExecutor(
+        count + 1
+    ) as threads:  # one more than there are places waits for its turn
+        waiting = [
+            threads.submit(measure, executor, workload, number) for number in range(count + 1)
+        ]
         children = hung(tmp_path, count * executor.devices)
         executor.give_up()
         assert all(isinstance(each.exception(timeout=60), ProbeError) for each in waiting)
@@ -235,7 +267,9 @@ def test_giving_up_frees_everyone_who_waits(factory: Callable[[Path], Executor],
     wait_until_gone(children)
 
 
-def test_an_executor_that_still_starts_is_closed_at_once(factory: Callable[[Path], Executor], tmp_path: Path) -> None:
+def test_an_executor_that_still_starts_is_closed_at_once(
+    factory: Callable[[Path], Executor], tmp_path: Path
+) -> None:
     executor = factory(tmp_path)
     with ThreadPoolExecutor(1) as threads:
         waiting = threads.submit(measure, executor, tiny.mlp_workload())

@@ -13,7 +13,9 @@ from autofit.probe import Executor, Request
 from autofit.probe.measure import list_cards
 from tests import tiny
 
-CARD = dataclasses.replace(tiny.CPU, device="cuda", name="NVIDIA H200", memory_bytes=140 * GIB, capability=(9, 0))
+CARD = dataclasses.replace(
+    tiny.CPU, device="cuda", name="NVIDIA H200", memory_bytes=140 * GIB, capability=(9, 0)
+)
 SMALLER = dataclasses.replace(CARD, memory_bytes=70 * GIB)
 OTHER = dataclasses.replace(CARD, name="NVIDIA T4")
 
@@ -27,7 +29,9 @@ class Cards(Executor):
     def measure(self, workload: Workload, request: Request, *, number: int) -> Measurement:
         raise NotImplementedError
 
-    def run(self, function: Callable[..., Any], workload: Workload | None, *arguments: Any, **_: Any) -> Any:
+    def run(
+        self, function: Callable[..., Any], workload: Workload | None, *arguments: Any, **_: Any
+    ) -> Any:
         if function is list_cards:
             return tuple(self.cards)
         if (card := self.cards[arguments[0]]) is None:
@@ -52,4 +56,8 @@ def test_a_card_that_has_less_free_than_a_probe_may_take_is_left_out() -> None:
     small = dataclasses.replace(CARD, memory_bytes=8 * GIB)
     executor = Cards(a=small, desktop=dataclasses.replace(small, used_bytes=GIB), b=small)
     assert executor.idle_cards_like(small, Budget(8 * GIB, GIB).cap_bytes("cuda")) == ["a", "b"]
-    assert executor.idle_cards_like(small, Budget(7 * GIB, GIB).cap_bytes("cuda")) == ["a", "desktop", "b"]
+    assert executor.idle_cards_like(small, Budget(7 * GIB, GIB).cap_bytes("cuda")) == [
+        "a",
+        "desktop",
+        "b",
+    ]

@@ -39,7 +39,9 @@ def worker(actor: Answering, tmp_path: Path) -> Any:
         yield worker
 
 
-def test_an_answer_that_comes_late_is_not_taken_for_the_next_ones(actor: Answering, worker: FarWorker) -> None:
+def test_an_answer_that_comes_late_is_not_taken_for_the_next_ones(
+    actor: Answering, worker: FarWorker
+) -> None:
     for late_before_the_next in (True, False):
         worker.send(JOB)
         with pytest.raises(LostError, match="does not answer"):
@@ -57,7 +59,9 @@ def test_an_answer_that_comes_late_is_not_taken_for_the_next_ones(actor: Answeri
         assert worker.receive(60.0).payload == b"right"
 
 
-def test_its_log_comes_along_and_its_folder_may_be_gone(actor: Answering, worker: FarWorker, tmp_path: Path) -> None:
+def test_its_log_comes_along_and_its_folder_may_be_gone(
+    actor: Answering, worker: FarWorker, tmp_path: Path
+) -> None:
     worker.send(JOB)
     actor.asked[0].answer.set_result((Ended(b"", 1, "the last line"), b"much\nthe last line\n"))
     assert worker.receive(60.0).last_line == "the last line"
@@ -70,7 +74,9 @@ def test_what_ends_the_actor_or_its_zygote_is_a_loss(actor: Answering, worker: F
     with pytest.raises(LostError, match="a node of the cluster was lost"):
         worker.receive(60.0)
     worker.send(JOB)
-    actor.asked[1].answer.set_result((ProbeError("the process that starts probes ended: killed by SIGKILL."), b""))
+    actor.asked[1].answer.set_result(
+        (ProbeError("the process that starts probes ended: killed by SIGKILL."), b"")
+    )
     with pytest.raises(LostError, match="killed by SIGKILL"):
         worker.receive(60.0)
 

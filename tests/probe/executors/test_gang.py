@@ -47,12 +47,20 @@ def stores(process: int) -> list[Path]:
 def leaves_nothing(gang: GangExecutor) -> Iterator[None]:
     """Neither children of the zygotes nor the file where ranks met."""
     yield
-    assert not [child for worker in gang._workers for child in psutil.Process(worker._process.pid).children()]
+    assert not [
+        child
+        for worker in gang._workers
+        for child in psutil.Process(worker._process.pid).children()
+    ]
     assert not stores(os.getpid())
 
 
 def measure(
-    gang: GangExecutor, workload: Workload, knobs: Mapping[str, Any] | None = None, budget: int = GIB, number: int = 0
+    gang: GangExecutor,
+    workload: Workload,
+    knobs: Mapping[str, Any] | None = None,
+    budget: int = GIB,
+    number: int = 0,
 ) -> Measurement:
     config = techniques.canonicalize(knobs or {}, workload, TWO)
     request = Request(config, TWO, Budget(budget, 8 * GIB), Plan(min_steps=2, max_steps=3))
@@ -74,14 +82,18 @@ def on_rank_1(action: Callable[[], object]) -> Workload:
 
 @pytest.mark.parametrize("kind", ["ddp", "fsdp"])
 def test_what_is_measured_is_of_all_ranks(gang: GangExecutor, kind: str) -> None:
-    found = measure(gang, tiny.transformer_workload(), {"data_parallel": kind, "micro_batch_size": 1}, number=3)
+    found = measure(
+        gang, tiny.transformer_workload(), {"data_parallel": kind, "micro_batch_size": 1}, number=3
+    )
     assert (found.outcome, found.number, found.reason) == (Outcome.FITS, 3, None)
     assert found.config["gradient_accumulation_steps"] == 2
     assert found.step_seconds
     assert found.samples_per_second == pytest.approx(4 / found.step_seconds.median)
     assert found.peak_bytes
     assert found.peak_bytes.allocated > 100_000
-    assert {"0003.log", "0003-rank-1.log"} <= {path.name for path in gang._workers[0].logs.iterdir()}
+    assert {"0003.log", "0003-rank-1.log"} <= {
+        path.name for path in gang._workers[0].logs.iterdir()
+    }
 
 
 def test_each_rank_sees_its_part_of_the_batch_and_the_slowest_counts(gang: GangExecutor) -> None:
@@ -92,7 +104,9 @@ def test_each_rank_sees_its_part_of_the_batch_and_the_slowest_counts(gang: GangE
         time.sleep(0.05 if os.environ["RANK"] == "1" else 0.0)
         return tiny.classify(model, batch)
 
-    found = measure(gang, Workload(model=plain.model, batch=plain.batch, loss=loss, effective_batch_size=4))
+    found = measure(
+        gang, Workload(model=plain.model, batch=plain.batch, loss=loss, effective_batch_size=4)
+    )
     assert found.fits, found.reason
     assert found.step_seconds
     assert found.step_seconds.low > 0.05
@@ -121,13 +135,21 @@ def test_a_step_is_recorded_on_all_ranks(gang: GangExecutor, tmp_path: Path) -> 
 FAULTS: dict[str, tuple[Callable[[], object], Outcome, str]] = {
     "raises": (fail, Outcome.FAILED, "ValueError: bad luck"),
     "exits": (lambda: os._exit(7), Outcome.FAILED, "exit code 7"),
-    "is killed": (lambda: os.kill(os.getpid(), signal.SIGKILL), Outcome.HOST_OUT_OF_MEMORY, "killed the process"),
+    "is killed": (
+        lambda: os.kill(os.getpid(), signal.SIGKILL),
+        Outcome.HOST_OUT_OF_MEMORY,
+        "killed the process",
+    ),
     "is out of memory": (
         lambda: torch.empty(int(1.6 * GIB), dtype=torch.uint8),
         Outcome.OUT_OF_MEMORY,
         "needs more than 1.00 GiB",
     ),
-    "lacks host memory": (lambda: bytearray(1 << 60), Outcome.OUT_OF_MEMORY, "ran into the resource limit"),
+    "lacks host memory": (
+        lambda: bytearray(1 << 60),
+        Outcome.OUT_OF_MEMORY,
+        "ran into the resource limit",
+    ),
 }
 
 
@@ -155,7 +177,9 @@ def test_the_rank_that_needs_most_is_named(gang: GangExecutor) -> None:
     found = measure(gang, workload, budget=fits.peak_bytes.allocated - 10_000)
     assert found.outcome is Outcome.OUT_OF_MEMORY
     assert found.peak_bytes
-    assert found.peak_bytes.allocated == pytest.approx(fits.peak_bytes.allocated, abs=1000)  # gloo's own come and go
+    assert found.peak_bytes.allocated == pytest.approx(
+        fits.peak_bytes.allocated, abs=1000
+    )  # gloo's own come and go
     assert found.reason
     assert found.reason.startswith("rank 1 of 2: needs ")
     assert found.step_seconds is None
@@ -164,8 +188,16 @@ def test_the_rank_that_needs_most_is_named(gang: GangExecutor) -> None:
 @pytest.mark.parametrize(
     ("action", "outcome", "words"),
     [
-        (lambda: time.sleep(600), Outcome.TIMED_OUT, "rank 1 of 2 hangs: the others waited for it in accumulate"),
-        (lambda: torch.distributed.barrier(), Outcome.FAILED, "the ranks waited for each other: rank 0 in accumulate"),
+        (
+            lambda: time.sleep(600),
+            Outcome.TIMED_OUT,
+            "rank 1 of 2 hangs: the others waited for it in accumulate",
+        ),
+        (
+            lambda: torch.distributed.barrier(),
+            Outcome.FAILED,
+            "the ranks waited for each other: rank 0 in accumulate",
+        ),
     ],
     ids=["hangs", "is out of step"],
 )
@@ -204,7 +236,9 @@ def hang_and_be_killed(folder: Path) -> None:
 
 def test_of_a_caller_that_is_killed_nothing_is_left(tmp_path: Path) -> None:
     code = "from tests.probe.executors.test_gang import *; hang_and_be_killed(Path(sys.argv[1]))"
-    caller = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], cwd=Path(__file__).parents[3])
+    caller = subprocess.Popen(
+        [sys.executable, "-c", code, str(tmp_path)], cwd=Path(__file__).parents[3]
+    )
     assert caller.wait() == -signal.SIGKILL
     wait_until_gone(hung(tmp_path, 2))
     wait_until(lambda: not stores(caller.pid), "the file where they met is deleted")

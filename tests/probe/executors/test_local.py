@@ -110,7 +110,9 @@ def test_samples_per_second_where_the_unit_is_samples(executor: LocalExecutor) -
     assert seen.tokens_per_second is None
 
 
-def test_the_peak_is_the_same_on_every_run_and_the_verdict_flips_at_it(executor: LocalExecutor) -> None:
+def test_the_peak_is_the_same_on_every_run_and_the_verdict_flips_at_it(
+    executor: LocalExecutor,
+) -> None:
     workload = tiny.transformer_workload()
     first, second = (measure(executor, workload, {"micro_batch_size": 2}) for _ in range(2))
     assert first.peak_bytes
@@ -144,7 +146,9 @@ def test_far_too_large_stops_before_it_takes_the_memory(executor: LocalExecutor)
 
 
 def test_an_allocation_that_the_guard_forbids_is_out_of_memory(executor: LocalExecutor) -> None:
-    seen = measure(executor, doing(lambda: bytearray(4 << 30)))  # never touched, so no page of it is ever taken
+    seen = measure(
+        executor, doing(lambda: bytearray(4 << 30))
+    )  # never touched, so no page of it is ever taken
     assert seen.outcome is Outcome.OUT_OF_MEMORY
     assert "limit" in (seen.reason or "")
 
@@ -205,7 +209,9 @@ def test_timed_out_takes_its_grandchildren_along(impatient: LocalExecutor, tmp_p
     wait_until_gone([number_in(tmp_path / "child"), number_in(tmp_path / "grandchild")])
 
 
-def test_what_a_probe_starts_and_forgets_ends_with_it(executor: LocalExecutor, tmp_path: Path) -> None:
+def test_what_a_probe_starts_and_forgets_ends_with_it(
+    executor: LocalExecutor, tmp_path: Path
+) -> None:
     """It also holds the pipe open, through which the answer comes; and a daemon, which ignores what asks it to end."""
 
     def forget() -> None:
@@ -221,7 +227,9 @@ def test_what_a_probe_starts_and_forgets_ends_with_it(executor: LocalExecutor, t
     wait_until_gone([number_in(tmp_path / "forgotten"), number_in(tmp_path / "daemon")])
 
 
-def test_shared_memory_that_a_probe_leaves_is_removed_by_its_tracker(executor: LocalExecutor, tmp_path: Path) -> None:
+def test_shared_memory_that_a_probe_leaves_is_removed_by_its_tracker(
+    executor: LocalExecutor, tmp_path: Path
+) -> None:
     def share() -> None:
         block = shared_memory.SharedMemory(create=True, size=100)
         (tmp_path / block.name).touch()
@@ -269,7 +277,16 @@ def in_a_circle() -> BaseException:
         (in_a_circle, "ValueError: first"),
         (lambda: ValueError("\x1b[31m\udc80"), "ValueError: \\x1b[31m\\udc80"),
     ],
-    ids=["exit", "Ctrl-C", "generator", "no words", "50 MB", "many lines", "a circle", "not printable"],
+    ids=[
+        "exit",
+        "Ctrl-C",
+        "generator",
+        "no words",
+        "50 MB",
+        "many lines",
+        "a circle",
+        "not printable",
+    ],
 )
 def test_whatever_a_model_raises_is_a_failure_told_in_few_words(
     executor: LocalExecutor, error: Callable[[], BaseException], last_line: str
@@ -351,7 +368,9 @@ def test_a_model_that_mistreats_its_process_costs_only_itself(
     assert measure(impatient, tiny.mlp_workload()).outcome is Outcome.FITS
 
 
-def test_of_a_model_that_forks_in_every_forward_only_the_first_goes_on(executor: LocalExecutor, tmp_path: Path) -> None:
+def test_of_a_model_that_forks_in_every_forward_only_the_first_goes_on(
+    executor: LocalExecutor, tmp_path: Path
+) -> None:
     """Each copy comes back from the loss as well, and all of them would double with the next one."""
 
     def fork() -> None:
@@ -371,7 +390,9 @@ def test_of_a_model_that_forks_in_every_forward_only_the_first_goes_on(executor:
         (signal.SIGABRT, Outcome.FAILED, "SIGABRT"),
     ],
 )
-def test_killed_by_a_signal(executor: LocalExecutor, sent: int, outcome: Outcome, words: str) -> None:
+def test_killed_by_a_signal(
+    executor: LocalExecutor, sent: int, outcome: Outcome, words: str
+) -> None:
     seen = measure(executor, doing(lambda: os.kill(os.getpid(), sent)))
     assert seen.outcome is outcome
     assert words in (seen.reason or "")
@@ -384,9 +405,24 @@ def log_of(executor: LocalExecutor, number: int) -> str:
 @pytest.mark.parametrize(
     ("line", "code", "outcome", "reason"),
     [
-        ("Error out of memory at line 77 in file /src/csrc/ops.cu", 1, Outcome.OUT_OF_MEMORY, "out of memory"),
-        ("Error invalid argument at line 7 in file /src/csrc/ops.cu", 1, Outcome.FAILED, "invalid argument"),
-        ("Error out of memory at line 77 in file /src/csrc/ops.cu", 7, Outcome.FAILED, "exit code 7"),
+        (
+            "Error out of memory at line 77 in file /src/csrc/ops.cu",
+            1,
+            Outcome.OUT_OF_MEMORY,
+            "out of memory",
+        ),
+        (
+            "Error invalid argument at line 7 in file /src/csrc/ops.cu",
+            1,
+            Outcome.FAILED,
+            "invalid argument",
+        ),
+        (
+            "Error out of memory at line 77 in file /src/csrc/ops.cu",
+            7,
+            Outcome.FAILED,
+            "exit code 7",
+        ),
         ("torch.OutOfMemoryError: CUDA out of memory", 1, Outcome.FAILED, "exit code 1"),
     ],
     ids=["out of memory", "another error", "another way to end", "another's words"],
@@ -403,14 +439,22 @@ def test_of_a_process_that_bitsandbytes_ended_the_last_line_tells_why(
     assert (seen.reason or "").endswith(reason)
 
 
-def test_the_last_line_of_an_earlier_probe_in_the_same_log_tells_nothing(executor: LocalExecutor) -> None:
-    (executor.logs / "0054.log").write_text("Error out of memory at line 77 in file /src/csrc/ops.cu\n")
+def test_the_last_line_of_an_earlier_probe_in_the_same_log_tells_nothing(
+    executor: LocalExecutor,
+) -> None:
+    (executor.logs / "0054.log").write_text(
+        "Error out of memory at line 77 in file /src/csrc/ops.cu\n"
+    )
     seen = measure(executor, doing(lambda: os._exit(1)), number=54)
     assert (seen.outcome, seen.reason) == (Outcome.FAILED, "exit code 1")
 
 
-def test_the_last_line_of_another_function_in_the_same_log_tells_nothing(executor: LocalExecutor) -> None:
-    executor.run(lambda _: os.write(2, b"an unrelated line\n"), None, log="shared.log", timeout=60.0)
+def test_the_last_line_of_another_function_in_the_same_log_tells_nothing(
+    executor: LocalExecutor,
+) -> None:
+    executor.run(
+        lambda _: os.write(2, b"an unrelated line\n"), None, log="shared.log", timeout=60.0
+    )
     with pytest.raises(ProbeError, match="exit code 7") as caught:
         executor.run(lambda _: os._exit(7), None, log="shared.log", timeout=60.0)
     assert caught.value.remedy == ""
@@ -458,7 +502,12 @@ def test_running_out_counts_only_where_others_left_the_card_what_the_budget_allo
     monkeypatch.setattr(executor, "_call", answers)
     with pytest.raises(ProbeError, match="others use the card"):
         executor.measure(tiny.mlp_workload(), Request(config, card, BUDGET, QUICK), number=55)
-    assert executor.measure(tiny.mlp_workload(), Request(config, card, BUDGET, QUICK), number=55).number == 55
+    assert (
+        executor.measure(
+            tiny.mlp_workload(), Request(config, card, BUDGET, QUICK), number=55
+        ).number
+        == 55
+    )
 
 
 def test_output_goes_to_a_log_of_its_own_and_is_never_parsed(
@@ -473,7 +522,9 @@ def test_output_goes_to_a_log_of_its_own_and_is_never_parsed(
     assert measure(executor, doing(chatter), number=51).outcome is Outcome.FITS
     measure(executor, tiny.mlp_workload(), number=52)
     log = (executor.logs / "0051.log").read_bytes()
-    assert all(word in log for word in (b"outcome:", b"OutOfMemoryError", b"\x80\x04N.", b"a grandchild"))
+    assert all(
+        word in log for word in (b"outcome:", b"OutOfMemoryError", b"\x80\x04N.", b"a grandchild")
+    )
     assert log_of(executor, 52) == ""
     assert capfd.readouterr() == ("", "")
 
@@ -489,7 +540,9 @@ def test_lambdas_closures_and_local_classes_reach_the_child(executor: LocalExecu
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return self.layer(x).square().mean()
 
-    workload = Workload(model=lambda: Local(3), batch=lambda n: {"x": torch.ones(n, width)}, effective_batch_size=2)
+    workload = Workload(
+        model=lambda: Local(3), batch=lambda n: {"x": torch.ones(n, width)}, effective_batch_size=2
+    )
     assert measure(executor, workload).fits
 
 
@@ -558,7 +611,9 @@ class Poisoned(Technique):
         setup.model.out.bias.data.fill_(torch.nan)
 
 
-def test_a_technique_of_ones_own_works_in_the_child(executor: LocalExecutor, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_technique_of_ones_own_works_in_the_child(
+    executor: LocalExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(techniques, "_registry", dict(techniques._registry))
     techniques.register(Poisoned())
     seen = measure(executor, tiny.mlp_workload(), {"poisoned": True})
@@ -587,7 +642,9 @@ def test_the_parent_computes_nothing(executor: LocalExecutor) -> None:
     assert not torch.cuda.is_initialized()
 
 
-def test_the_first_probe_may_take_twice_as_long(executor: LocalExecutor, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_first_probe_may_take_twice_as_long(
+    executor: LocalExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
     given: list[float] = []
 
     def call(*arguments: Any) -> Any:
@@ -622,9 +679,14 @@ def test_a_look_tells_the_traits(executor: LocalExecutor) -> None:
 
 def test_workloads_are_told_apart_alike_in_every_process(executor: LocalExecutor) -> None:
     living = workload_from(tiny.MLP(), [tiny.mlp_workload().batch(4)], tiny.classify)
-    told = [executor.look(each, "cpu", GIB)[1].fingerprint for each in (living, living, tiny.mlp_workload())]
+    told = [
+        executor.look(each, "cpu", GIB)[1].fingerprint
+        for each in (living, living, tiny.mlp_workload())
+    ]
     assert told[0] == told[1] == told[2]
-    other = workload_from(tiny.MLP(), [tiny.mlp_workload().batch(4)], lambda model, batch: model(batch[0]).mean())
+    other = workload_from(
+        tiny.MLP(), [tiny.mlp_workload().batch(4)], lambda model, batch: model(batch[0]).mean()
+    )
     assert executor.look(other, "cpu", GIB)[1].fingerprint not in (None, told[0])
 
 
@@ -632,11 +694,15 @@ def test_a_look_at_a_factory_that_raises_blames_it(executor: LocalExecutor) -> N
     def broken() -> nn.Module:
         raise ValueError("no such layer")
 
-    with pytest.raises(InputError, match=r"model factory raised ValueError: no such layer \(at .*test_local.py:"):
+    with pytest.raises(
+        InputError, match=r"model factory raised ValueError: no such layer \(at .*test_local.py:"
+    ):
         executor.look(Workload(model=broken, batch=lambda n: torch.ones(n)), "cpu", GIB)
 
 
-def test_a_look_that_dies_or_hangs_is_a_probe_error(executor: LocalExecutor, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_look_that_dies_or_hangs_is_a_probe_error(
+    executor: LocalExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with pytest.raises(ProbeError, match=r"ended its process: killed by SIGSEGV"):
         executor.look(doing(lambda: os.kill(os.getpid(), signal.SIGSEGV)), "cpu", GIB)
     monkeypatch.setattr("autofit.probe.executors.LOOK_SECONDS", 0.5)
@@ -654,5 +720,7 @@ def test_parametrized_modules_reach_the_child(executor: LocalExecutor) -> None:
         return model
 
     plain, living = tiny.mlp_workload(), factory()
-    workload = Workload(model=lambda: living, batch=plain.batch, loss=plain.loss, effective_batch_size=4)
+    workload = Workload(
+        model=lambda: living, batch=plain.batch, loss=plain.loss, effective_batch_size=4
+    )
     assert measure(executor, workload).outcome is Outcome.FITS

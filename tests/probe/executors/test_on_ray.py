@@ -43,7 +43,9 @@ def test_a_probe_whose_node_dies_is_done_again_elsewhere(tmp_path: Path) -> None
     """With what it has measured, the log included; and what it leaves of the cluster when it explored."""
     ray, notes = FakeRay(a={"CPU": 1.0}, b={"CPU": 1.0}), list[str]()
     with ray.installed():
-        executor = RayExecutor(search_options(device="cpu", probe_timeout=120.0), tmp_path, notes.append)
+        executor = RayExecutor(
+            search_options(device="cpu", probe_timeout=120.0), tmp_path, notes.append
+        )
     with executor, ThreadPoolExecutor(1) as threads:
         with executor.explorer() as explorer:
             asked = threads.submit(measure, explorer, hanging(tmp_path))
@@ -51,10 +53,14 @@ def test_a_probe_whose_node_dies_is_done_again_elsewhere(tmp_path: Path) -> None
             ray.lose(ray.actors[-1].node)
             wait_until(lambda: len(list(tmp_path.glob("*.hangs"))) == 2, "it runs elsewhere")
             wait_until_gone(first)
-            assert notes == ["a node of the cluster was lost. What ran there is done again elsewhere."]
+            assert notes == [
+                "a node of the cluster was lost. What ran there is done again elsewhere."
+            ]
             explorer.give_up()
             assert isinstance(asked.exception(timeout=60), ProbeError)
-        assert measure(executor, tiny.mlp_workload(), number=7).outcome is Outcome.FITS  # which was not given up
+        assert (
+            measure(executor, tiny.mlp_workload(), number=7).outcome is Outcome.FITS
+        )  # which was not given up
         paths = executor.trace(
             tiny.mlp_workload(), techniques.canonicalize({}, tiny.mlp_workload(), tiny.CPU), tiny.CPU,
             Budget(GIB, 4 * GIB), directory=tmp_path / "trace",
@@ -67,8 +73,16 @@ def test_a_probe_whose_node_dies_is_done_again_elsewhere(tmp_path: Path) -> None
 
 def cluster_of(gang: Gang, end: Callable[[Any], None], *, shares_nodes: bool = False) -> Any:
     """A cluster that has one gang, as often as it is asked for."""
-    given = {"world": 1, "processors": 1, "sharing": 1, "room": lambda: 2, "give_back": lambda _: None}
-    return SimpleNamespace(**given, take=lambda _: dataclasses.replace(gang), end=end, shares_nodes=shares_nodes)
+    given = {
+        "world": 1,
+        "processors": 1,
+        "sharing": 1,
+        "room": lambda: 2,
+        "give_back": lambda _: None,
+    }
+    return SimpleNamespace(
+        **given, take=lambda _: dataclasses.replace(gang), end=end, shares_nodes=shares_nodes
+    )
 
 
 @pytest.mark.parametrize(
@@ -76,7 +90,11 @@ def cluster_of(gang: Gang, end: Callable[[Any], None], *, shares_nodes: bool = F
     [("adamw", True, 2), ("paged-adamw-8bit", True, 1), ("paged-adamw-8bit", False, 2)],
 )
 def test_what_keeps_something_on_the_host_is_measured_one_at_a_time_on_a_node(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, optimizer: str, shares_nodes: bool, at_once: int
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    optimizer: str,
+    shares_nodes: bool,
+    at_once: int,
 ) -> None:
     monkeypatch.setattr(Counting, "most", 0)
     monkeypatch.setattr(Counting, "meeting", threading.Barrier(2) if at_once == 2 else None)
@@ -95,10 +113,14 @@ def test_a_probe_that_takes_every_node_along_has_failed(tmp_path: Path) -> None:
         raise LostError("a node of the cluster was lost.")
 
     ended: list[Any] = []
-    executor_of_gang: Any = SimpleNamespace(measure=lost, run=lost, give_up=lambda: None, end_by=lambda _: None)
+    executor_of_gang: Any = SimpleNamespace(
+        measure=lost, run=lost, give_up=lambda: None, end_by=lambda _: None
+    )
     gang = Gang(None, [], [], executor_of_gang)
     notes: list[str] = []
-    executor = RayExecutor(search_options(device="cpu"), tmp_path, notes.append, within=cluster_of(gang, ended.extend))
+    executor = RayExecutor(
+        search_options(device="cpu"), tmp_path, notes.append, within=cluster_of(gang, ended.extend)
+    )
     found = measure(executor, tiny.mlp_workload(), number=3)
     assert (found.outcome, found.number) == (Outcome.FAILED, 3)
     assert "lost with its node 3 times" in (found.reason or "")
@@ -129,13 +151,17 @@ def test_a_search_that_is_killed_leaves_nothing_of_a_cluster_of_its_own(
 ) -> None:
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     shared = set(Path("/dev/shm").iterdir())
-    driver = subprocess.Popen([sys.executable, "-c", DRIVER, str(tmp_path)], cwd=Path(__file__).parents[3])
+    driver = subprocess.Popen(
+        [sys.executable, "-c", DRIVER, str(tmp_path)], cwd=Path(__file__).parents[3]
+    )
     hung(tmp_path, 1)
     started = descendants(driver.pid)
     driver.kill()
     driver.wait()
     # Two agents of Ray try to tell somebody for a minute.
-    wait_until(lambda: not any(map(alive, started)), "all processes have ended", seconds=2 * DEADLINE)
+    wait_until(
+        lambda: not any(map(alive, started)), "all processes have ended", seconds=2 * DEADLINE
+    )
     assert set(Path("/dev/shm").iterdir()) <= shared
 
 
@@ -149,7 +175,9 @@ def real() -> Iterator[Any]:
 def zygotes() -> list[int]:
     """The actors of Ray on this machine."""
     return [
-        each.pid for each in psutil.process_iter(["cmdline"]) if "ray::Zygote" in " ".join(each.info["cmdline"] or ())
+        each.pid
+        for each in psutil.process_iter(["cmdline"])
+        if "ray::Zygote" in " ".join(each.info["cmdline"] or ())
     ]
 
 
@@ -178,14 +206,18 @@ def test_real_nodes_measure_as_this_machine_does(real: Any, tmp_path: Path) -> N
 
 @pytest.mark.cluster
 def test_a_search_that_is_killed_leaves_nothing_on_the_nodes(real: Any, tmp_path: Path) -> None:
-    driver = subprocess.Popen([sys.executable, "-c", DRIVER, str(tmp_path)], cwd=Path(__file__).parents[3])
+    driver = subprocess.Popen(
+        [sys.executable, "-c", DRIVER, str(tmp_path)], cwd=Path(__file__).parents[3]
+    )
     children = hung(tmp_path, 1)
     assert zygotes()
     driver.kill()
     driver.wait()
     wait_until_gone(children)
     wait_until(lambda: not zygotes(), "all actors have ended")
-    with RayExecutor(search_options(device="cpu"), tmp_path) as executor:  # which finds all of the room
+    with RayExecutor(
+        search_options(device="cpu"), tmp_path
+    ) as executor:  # which finds all of the room
         assert executor.run(lambda _: 7, None, log="seven.log", timeout=60.0) == 7
 
 
@@ -203,7 +235,9 @@ def test_a_search_goes_on_while_a_node_is_lost_and_another_joins(real: Any, tmp_
             real.add_node(num_cpus=1, **SMALL)
 
     def loss(model: nn.Module, batch: Any) -> torch.Tensor:
-        float(next(model.parameters()).sum())  # which nothing can be predicted of: the search goes on to its last trial
+        float(
+            next(model.parameters()).sum()
+        )  # which nothing can be predicted of: the search goes on to its last trial
         time.sleep(0.05 / len(batch[0]))  # so that which size is best is no matter of noise
         return tiny.classify(model, batch)
 
@@ -211,9 +245,16 @@ def test_a_search_goes_on_while_a_node_is_lost_and_another_joins(real: Any, tmp_
     workload = Workload(model=plain.model, batch=plain.batch, loss=loss, effective_batch_size=4)
     knobs = "  micro_batch_size: [1, 2, 4]\n  optimizer: [adamw, sgd]\n  optimizer_in_backward: [false]\n"
     (tmp_path / "space.yaml").write_text(f"description: for a test\nknobs:\n{knobs}")
-    given: dict[str, Any] = {"space": str(tmp_path / "space.yaml"), "store": False, "device": "cpu", "mem": 1}
+    given: dict[str, Any] = {
+        "space": str(tmp_path / "space.yaml"),
+        "store": False,
+        "device": "cpu",
+        "mem": 1,
+    }
     given |= {"tolerance": 0.0}
-    result = autofit.search(workload, executor="ray", out=tmp_path / "run", listener=listener, **given)
+    result = autofit.search(
+        workload, executor="ray", out=tmp_path / "run", listener=listener, **given
+    )
     local = autofit.search(workload, out=tmp_path / "local", **given)
     assert result.best
     assert local.best

@@ -40,14 +40,18 @@ def test_each_measures_in_its_own_place(tmp_path: Path) -> None:
         told = os.environ["CUDA_VISIBLE_DEVICES"], os.environ["OMP_NUM_THREADS"]
         seen = Path(folder) / f"{os.getpid()}.json"
         if not seen.exists():
-            seen.write_text(json.dumps([sorted(os.sched_getaffinity(0)), torch.get_num_threads(), *told]))
+            seen.write_text(
+                json.dumps([sorted(os.sched_getaffinity(0)), torch.get_num_threads(), *told])
+            )
         while len(list(Path(folder).glob("*.json"))) < 2:  # else one worker could do both
             time.sleep(0.01)
 
     with bare(lambda: PoolExecutor(PLACES, tmp_path, 120.0)) as executor:
         workload = doing(meet)
         side_by_side(lambda number: measure(executor, workload, number))
-    found = sorted((json.loads(path.read_text()) for path in tmp_path.glob("*.json")), key=lambda each: each[2])
+    found = sorted(
+        (json.loads(path.read_text()) for path in tmp_path.glob("*.json")), key=lambda each: each[2]
+    )
     assert found == [[sorted(place.processors), 1, place.card, "1"] for place in PLACES]
     assert sorted(os.sched_getaffinity(0)) == PROCESSORS
 
@@ -148,7 +152,9 @@ def test_a_gang_takes_places_of_its_own(monkeypatch: pytest.MonkeyPatch, tmp_pat
     assert Counting.most == gangs.places == 2
 
 
-def test_a_worker_that_cannot_be_started_ends_those_that_were(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_worker_that_cannot_be_started_ends_those_that_were(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     ended: list[int] = []
 
     class Failing:

@@ -50,7 +50,14 @@ def test_a_result_of_which_nothing_fits(record: Make) -> None:
 
 
 def estimate(**changes: Any) -> Estimate:
-    parts = {"parameters": 6, "gradients": 2, "optimizer": 4, "activations": 5, "temporary": 1, "context": 1}
+    parts = {
+        "parameters": 6,
+        "gradients": 2,
+        "optimizer": 4,
+        "activations": 5,
+        "temporary": 1,
+        "context": 1,
+    }
     breakdown = {name: size * GIB for name, size in parts.items()}
     return Estimate(
         Config(precision="bf16"),
@@ -63,7 +70,11 @@ def estimate(**changes: Any) -> Estimate:
 def test_an_estimate() -> None:
     budget = Budget(24 * GIB, GIB)
     html = estimate(
-        budget=budget, step_seconds=1.25, samples_per_second=6.4, bottleneck="compute", utilisation=0.4
+        budget=budget,
+        step_seconds=1.25,
+        samples_per_second=6.4,
+        bottleneck="compute",
+        utilisation=0.4,
     )._repr_html_()
     told = rows(html)
     assert told["Memory"] == "19.00 to 20.00 GiB, fits 24.00 GiB"
@@ -83,14 +94,18 @@ def test_an_estimate_of_which_little_is_known() -> None:
 @pytest.mark.parametrize("steps", [2, 3000])
 def test_a_training(steps: int) -> None:
     losses = [2.0 - step / steps for step in range(steps)]
-    html = trained_html(losses, [1.5, 1.25], Config(precision="bf16"), samples=8 * steps, seconds=0.5 * steps)
+    html = trained_html(
+        losses, [1.5, 1.25], Config(precision="bf16"), samples=8 * steps, seconds=0.5 * steps
+    )
     told = rows(html)
     assert told["Steps"] == f"{steps:,} ({8 * steps:,} samples)"
     assert told["Loss"] == f"2 at first, {2.0 - (steps - 1) / steps:.4g} at last"
     assert told["Evaluation"] == "1.5, 1.25"
     assert told["Speed"] == "16 samples/s"
     assert told["Numbers"].startswith("bfloat16 throughout")
-    (curve,) = (each.get("d", "") for each in picture(html).iter() if each.get("class") == "leading")
+    (curve,) = (
+        each.get("d", "") for each in picture(html).iter() if each.get("class") == "leading"
+    )
     assert 2 <= curve.count(",") <= 430
 
 

@@ -18,7 +18,9 @@ def test_what_is_on_and_what_is_off() -> None:
     )
     assert words["Trained"][0].startswith("LoRA adapters of rank 8 on all linear layers")
     assert words["Frozen weights"] == ("in 4 bits (NF4)", "quantization: nf4")
-    assert {"activation_checkpointing", "compile", "optimizer_in_backward"} <= set(off_knobs(config))
+    assert {"activation_checkpointing", "compile", "optimizer_in_backward"} <= set(
+        off_knobs(config)
+    )
     assert len(config_rows(config)) + len(off_knobs(config)) + 5 >= len(config)
 
 

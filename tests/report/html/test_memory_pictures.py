@@ -21,14 +21,18 @@ def test_a_bar_for_each_tier_that_was_followed(record: Records) -> None:
     assert "all weights: 1.50 GiB" in markup
     assert "LoRA: 1.50 GiB" in markup
     assert "measured 0.90" in markup
-    bars = [float(each) for each in re.findall(r'<rect [^>]*width="([\d.]+)" [^>]*class="band', markup)]
+    bars = [
+        float(each) for each in re.findall(r'<rect [^>]*width="([\d.]+)" [^>]*class="band', markup)
+    ]
     first = bars[: len(bars) // 2]
     total = sum(first) + 0.8 * len(first)
     assert [round((each + 0.8) / total * 20) for each in first] == [3, 2, 3, 4, 8]
 
 
 @pytest.mark.parametrize(("budget", "anchor"), [(1000.0, "start"), (2.0, "middle"), (0.5, "end")])
-def test_what_was_measured_is_written_inside_the_picture(record: Records, budget: float, anchor: str) -> None:
+def test_what_was_measured_is_written_inside_the_picture(
+    record: Records, budget: float, anchor: str
+) -> None:
     picture = breakdown(record(budget=Budget(int(budget * GIB), GIB)), 340)
     assert picture
     (label, *_) = re.findall(r"<text [^>]*>measured", picture.markup())
@@ -37,9 +41,16 @@ def test_what_was_measured_is_written_inside_the_picture(record: Records, budget
 
 @pytest.mark.parametrize(
     ("predicted", "words"),
-    [(1.5, "as measured"), (1.8, "20 % more than measured"), (1.4995, "as measured"), (1.2, "20 % less than measured")],
+    [
+        (1.5, "as measured"),
+        (1.8, "20 % more than measured"),
+        (1.4995, "as measured"),
+        (1.2, "20 % less than measured"),
+    ],
 )
-def test_how_far_it_is_from_what_was_measured(record: Records, predicted: float, words: str) -> None:
+def test_how_far_it_is_from_what_was_measured(
+    record: Records, predicted: float, words: str
+) -> None:
     whole = record()
     line = dataclasses.replace(whole.timelines["full"], peak_bytes=int(predicted * GIB))
     told = timeline_words(dataclasses.replace(whole, timelines={"full": line}), "full")
@@ -68,6 +79,9 @@ def test_a_small_picture_has_fewer_moments(record: Records) -> None:
     moments = tuple((1, 1, 1, place % 7, 0, 0, 1) for place in range(400))
     long = dataclasses.replace(line, moments=moments, at=tuple(place / 400 for place in range(400)))
     long_record = dataclasses.replace(whole, timelines={"full": long})
-    small, large = timeline_picture(long_record, "full", 360), timeline_picture(long_record, "full", 720)
+    small, large = (
+        timeline_picture(long_record, "full", 360),
+        timeline_picture(long_record, "full", 720),
+    )
     assert small and large
     assert small.markup().count("H") < 0.5 * large.markup().count("H")

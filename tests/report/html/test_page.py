@@ -99,8 +99,13 @@ def test_it_needs_no_network(record: Records, tmp_path: Path) -> None:
         assert tag not in ("iframe", "object", "embed", "base", "img"), tag
         for name in ("src", "href", "action", "data", "poster", "srcset"):
             given = attributes.get(name)
-            assert given is None or given == "data:," or given.startswith(("#", "probes/")), (tag, given)
-    assert not re.search(r"url\(|@import|https?://(?!www\.w3\.org)", report_page(record(), tmp_path))
+            assert given is None or given == "data:," or given.startswith(("#", "probes/")), (
+                tag,
+                given,
+            )
+    assert not re.search(
+        r"url\(|@import|https?://(?!www\.w3\.org)", report_page(record(), tmp_path)
+    )
 
 
 def test_what_comes_from_users_is_only_words(record: Records, tmp_path: Path) -> None:
@@ -117,7 +122,9 @@ def test_what_comes_from_users_is_only_words(record: Records, tmp_path: Path) ->
             for place, each in enumerate(record().result.trials)
         ),
     )
-    evil = dataclasses.replace(evil, options={**evil.options, "space": EVIL, "set": {EVIL: (EVIL,)}}, finished=EVIL)
+    evil = dataclasses.replace(
+        evil, options={**evil.options, "space": EVIL, "set": {EVIL: (EVIL,)}}, finished=EVIL
+    )
     folder = tmp_path / "exports"
     folder.mkdir()
     (folder / "tool.yaml").write_text(EVIL)
@@ -145,7 +152,10 @@ def test_every_trial_is_a_row_that_can_be_sorted(record: Records, tmp_path: Path
 
 
 def test_the_work_of_a_page_grows_as_the_trials_do(
-    record: Records, measured: Callable[..., Measurement], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    record: Records,
+    measured: Callable[..., Measurement],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Configs are compared some ten times for each trial, not with each other trial's."""
     compared: list[Config] = []
@@ -158,7 +168,9 @@ def test_the_work_of_a_page_grows_as_the_trials_do(
     monkeypatch.setattr(Config, "__eq__", counting)
     counts = []
     for trials in (50, 200):
-        others = [measured(10.0 + number, 1.0, micro_batch_size=number + 100) for number in range(trials)]
+        others = [
+            measured(10.0 + number, 1.0, micro_batch_size=number + 100) for number in range(trials)
+        ]
         drawn = record(trials=(*others, *record().result.trials))
         compared.clear()
         report_page(drawn, tmp_path)
@@ -181,7 +193,11 @@ def test_the_exports_that_there_are_can_be_copied(record: Records, tmp_path: Pat
 
 def missed(each: Measurement) -> Measurement:
     return dataclasses.replace(
-        each, outcome=Outcome.OUT_OF_MEMORY, step_seconds=None, samples_per_second=None, tokens_per_second=None
+        each,
+        outcome=Outcome.OUT_OF_MEMORY,
+        step_seconds=None,
+        samples_per_second=None,
+        tokens_per_second=None,
     )
 
 
@@ -221,12 +237,26 @@ def test_where_nothing_fits_it_says_what_would_help(record: Records, tmp_path: P
     assert "Every trial" in told.text
 
 
-def test_an_interrupted_search_without_predictions_leaves_no_empty_box(record: Records, tmp_path: Path) -> None:
-    whole = record(stopped_by="interrupt", frontier={}, alternatives=(), other_budgets=(), predicted=False, bound=None)
+def test_an_interrupted_search_without_predictions_leaves_no_empty_box(
+    record: Records, tmp_path: Path
+) -> None:
+    whole = record(
+        stopped_by="interrupt",
+        frontier={},
+        alternatives=(),
+        other_budgets=(),
+        predicted=False,
+        bound=None,
+    )
     bare = dataclasses.replace(whole, predicted=(), timelines={}, options={}, finished="")
     page = report_page(bare, tmp_path)
     headings = re.findall(r"<h2>(.*?)</h2>", page)
-    assert headings == ["Throughput against memory", "The search", "Every trial", "Where and with what"]
+    assert headings == [
+        "Throughput against memory",
+        "The search",
+        "Every trial",
+        "Where and with what",
+    ]
     assert "interrupted" in page
     assert "predicted" not in Reader(page).text
     for tag in ("figure", "section", "ul", "dd"):
@@ -234,7 +264,9 @@ def test_an_interrupted_search_without_predictions_leaves_no_empty_box(record: R
 
 
 def test_nothing_measured_at_all(record: Records, tmp_path: Path) -> None:
-    empty = record(best=None, runner_up=None, tiers={}, trials=(), frontier={}, alternatives=(), files={})
+    empty = record(
+        best=None, runner_up=None, tiers={}, trials=(), frontier={}, alternatives=(), files={}
+    )
     told = read(dataclasses.replace(empty, predicted=(), timelines={}), tmp_path).text
     assert "Nothing fits" in told
     assert "Every trial" not in told
@@ -247,8 +279,12 @@ def test_a_model_of_ones_own_is_trained_in_python(record: Records, tmp_path: Pat
         result=dataclasses.replace(
             own.result,
             workload={"task": "custom", "sequence_length": None, "effective_batch_size": 8},
-            best=dataclasses.replace(own.result.best, tokens_per_second=None) if own.result.best else None,
-            trials=tuple(dataclasses.replace(each, tokens_per_second=None) for each in own.result.trials),
+            best=dataclasses.replace(own.result.best, tokens_per_second=None)
+            if own.result.best
+            else None,
+            trials=tuple(
+                dataclasses.replace(each, tokens_per_second=None) for each in own.result.trials
+            ),
         ),
     )
     told = read(own, tmp_path).text
@@ -262,9 +298,13 @@ def test_what_finalists_learn(record: Records, tmp_path: Path) -> None:
     assert "What the finalists learn" not in report_page(record(), tmp_path)
     judged = record()
     assert judged.result.best
-    other = LearningCurve(judged.result.best.config.replace(precision="fp32"), reason="memory ran out")
+    other = LearningCurve(
+        judged.result.best.config.replace(precision="fp32"), reason="memory ran out"
+    )
     curve = LearningCurve(judged.result.best.config).with_run([1.0] * 20, [3.0] * 18 + [2.25] * 2)
-    judged = dataclasses.replace(judged, result=dataclasses.replace(judged.result, learning=(curve, other)))
+    judged = dataclasses.replace(
+        judged, result=dataclasses.replace(judged.result, learning=(curve, other))
+    )
     assert "loss-by-seconds" in pictures(judged)
     told = read(judged, tmp_path).text
     assert "What the finalists learn" in told
@@ -273,20 +313,29 @@ def test_what_finalists_learn(record: Records, tmp_path: Path) -> None:
 
 def test_other_numbers_of_devices(record: Records, tmp_path: Path) -> None:
     assert "Other numbers of devices" not in report_page(record(), tmp_path)
-    found = (OnDevices(1, 9 * GIB, 100.0), OnDevices(2, 5 * GIB, 190.0), OnDevices(4, 3 * GIB, 350.0))
+    found = (
+        OnDevices(1, 9 * GIB, 100.0),
+        OnDevices(2, 5 * GIB, 190.0),
+        OnDevices(4, 3 * GIB, 350.0),
+    )
     several = record()
-    several = dataclasses.replace(several, result=dataclasses.replace(several.result, on_devices=found))
+    several = dataclasses.replace(
+        several, result=dataclasses.replace(several.result, on_devices=found)
+    )
     assert {"memory-by-devices", "speed-by-devices"} <= pictures(several).keys()
     told = read(several, tmp_path).text
     assert "Other numbers of devices" in told
     assert "2 devices: 190" in told
     unknown = tuple(dataclasses.replace(each, rate=None) for each in found)
-    several = dataclasses.replace(several, result=dataclasses.replace(several.result, on_devices=unknown))
+    several = dataclasses.replace(
+        several, result=dataclasses.replace(several.result, on_devices=unknown)
+    )
     assert "speed-by-devices" not in pictures(several)
 
 
 @pytest.mark.parametrize(
-    "name", ["throughput-against-memory", "memory-breakdown", "memory-timeline-lora", "what-knobs-buy"]
+    "name",
+    ["throughput-against-memory", "memory-breakdown", "memory-timeline-lora", "what-knobs-buy"],
 )
 def test_pictures_have_names(record: Records, name: str) -> None:
     assert name in pictures(record())
@@ -294,13 +343,22 @@ def test_pictures_have_names(record: Records, name: str) -> None:
 
 def test_what_all_trials_share_is_told_whole(record: Records) -> None:
     trials = [each for each in record().result.trials if each.config["micro_batch_size"] == 8][:2]
-    assert shared_knobs(record(trials=tuple(trials)).result) == "micro-batch 8x1, adamw, sdpa attention"
+    assert (
+        shared_knobs(record(trials=tuple(trials)).result)
+        == "micro-batch 8x1, adamw, sdpa attention"
+    )
     assert shared_knobs(record(trials=tuple(trials[:1])).result) == ""
 
 
 @pytest.mark.parametrize(
     ("seconds", "words"),
-    [(12, "12 seconds"), (90, "1.5 minutes"), (7200, "2 hours"), (172_800, "2 days"), (3.2e9, "37,037 days")],
+    [
+        (12, "12 seconds"),
+        (90, "1.5 minutes"),
+        (7200, "2 hours"),
+        (172_800, "2 days"),
+        (3.2e9, "37,037 days"),
+    ],
 )
 def test_times_to_train(seconds: float, words: str) -> None:
     assert training_time(seconds) == words

@@ -15,8 +15,20 @@ from autofit.report.run_report import browser
 CHROMIUM = browser()
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")
 FLAGS = (
-    *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--hide-scrollbars"),
-    *("--disable-background-networking", "--disable-component-update", "--disable-sync", "--enable-logging=stderr"),
+    *(
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--disable-quic",
+        "--no-first-run",
+        "--hide-scrollbars",
+    ),
+    *(
+        "--disable-background-networking",
+        "--disable-component-update",
+        "--disable-sync",
+        "--enable-logging=stderr",
+    ),
 )
 # What a reader does, and what they then see.
 ACTIONS = """
@@ -63,7 +75,9 @@ def page(record: Callable[..., Record], tmp_path: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize("flags", [(), ("--blink-settings=preferredColorScheme=0",)], ids=["light", "dark"])
+@pytest.mark.parametrize(
+    "flags", [(), ("--blink-settings=preferredColorScheme=0",)], ids=["light", "dark"]
+)
 def test_it_draws_without_an_error(page: Path, tmp_path: Path, flags: tuple[str, ...]) -> None:
     picture = tmp_path / "page.png"
     done = chromium(page, tmp_path, f"--screenshot={picture}", "--window-size=1100,3000", *flags)
@@ -87,6 +101,8 @@ def test_what_a_reader_does(page: Path, tmp_path: Path, width: int) -> None:
     assert seen["stops"] == 1
     assert seen["tip"].startswith("probe ")
     assert seen["next"]
-    assert seen["peak"].startswith("60 % of the step: 1.5 GiB \u2014 temporary 0.6, activations 0.3, gradients 0.225, ")
+    assert seen["peak"].startswith(
+        "60 % of the step: 1.5 GiB \u2014 temporary 0.6, activations 0.3, gradients 0.225, "
+    )
     assert seen["after"].startswith("100 % of the step: 0.75 GiB ")
     assert seen["wider"] <= 0  # nothing has to be scrolled sideways but the table of trials

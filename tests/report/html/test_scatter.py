@@ -24,7 +24,9 @@ def test_every_config_is_a_link_to_its_trial(record: Records) -> None:
 
 def test_what_ran_out_is_beyond_the_budget(record: Records) -> None:
     whole = record()
-    tiny = tuple(Predicted(0.1 * GIB, 0.1) for _ in whole.result.trials)  # predicted to fit, and did not
+    tiny = tuple(
+        Predicted(0.1 * GIB, 0.1) for _ in whole.result.trials
+    )  # predicted to fit, and did not
     picture = scatter(dataclasses.replace(whole, predicted=tiny))
     assert picture
     markup = picture.markup()
@@ -53,4 +55,7 @@ def test_on_a_card_what_may_be_used_is_the_limit(record: Records) -> None:
 
 
 def test_there_is_none_where_nothing_fits(record: Records) -> None:
-    assert scatter(record(best=None, tiers={}, runner_up=None, trials=record().result.trials[:1])) is None
+    assert (
+        scatter(record(best=None, tiers={}, runner_up=None, trials=record().result.trials[:1]))
+        is None
+    )

@@ -13,7 +13,14 @@ from axolotl.utils.schemas.config import AxolotlInputConfig
 from axolotl.utils.schemas.enums import CustomSupportedOptimizers
 from transformers.training_args import OptimizerNames
 
-CARD = {"bf16": True, "tf32": True, "fp8": False, "n_gpu": 1, "n_node": 1, "compute_capability": "sm_80"}
+CARD = {
+    "bf16": True,
+    "tf32": True,
+    "fp8": False,
+    "n_gpu": 1,
+    "n_node": 1,
+    "compute_capability": "sm_80",
+}
 
 
 def parse(path):
@@ -21,7 +28,9 @@ def parse(path):
     config = DictDefault(given)
     prepare_plugins(config)
     several = {"n_gpu": 4} if "fsdp_config" in given or given.get("ddp") else {}
-    checked = validate_config(config, capabilities=CARD | several, env_capabilities={"torch_version": "2.13.0"})
+    checked = validate_config(
+        config, capabilities=CARD | several, env_capabilities={"torch_version": "2.13.0"}
+    )
     known = set(AxolotlInputConfig.model_fields)
     if given.get("plugins"):
         from axolotl.integrations.config import merge_input_args
@@ -29,6 +38,15 @@ def parse(path):
         known |= set(merge_input_args()[1].model_fields)
     assert set(given) <= known, f"our check: axolotl knows no {sorted(set(given) - known)}"
     optimizers = {each.value for each in (*CustomSupportedOptimizers, *OptimizerNames)}
-    assert given["optimizer"] in optimizers, f"our check: axolotl knows no optimizer {given['optimizer']}"
-    for name in ("learning_rate", "micro_batch_size", "gradient_accumulation_steps", "sequence_len"):
-        assert checked[name] == given[name], f"axolotl makes {checked[name]!r} of {name} {given[name]!r}"
+    assert given["optimizer"] in optimizers, (
+        f"our check: axolotl knows no optimizer {given['optimizer']}"
+    )
+    for name in (
+        "learning_rate",
+        "micro_batch_size",
+        "gradient_accumulation_steps",
+        "sequence_len",
+    ):
+        assert checked[name] == given[name], (
+            f"axolotl makes {checked[name]!r} of {name} {given[name]!r}"
+        )

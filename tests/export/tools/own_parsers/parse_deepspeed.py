@@ -6,7 +6,9 @@ from pathlib import Path
 from deepspeed.runtime import constants
 from deepspeed.runtime.config import DeepSpeedConfig
 
-KNOWN = {value for name, value in vars(constants).items() if name.isupper() and isinstance(value, str)}
+KNOWN = {
+    value for name, value in vars(constants).items() if name.isupper() and isinstance(value, str)
+}
 
 
 def parse(path):

@@ -15,7 +15,9 @@ def parse(path):
     command = "finetune_lora" if "lora_r" in given else "finetune_full"
     parser = capture_parser(lambda: CLI(PARSER_DATA))
     config = parser.parse_args([command, "--config", path])
-    assert given["precision"] in get_args(_PRECISION_INPUT_STR), f"our check: no precision {given['precision']}"
+    assert given["precision"] in get_args(_PRECISION_INPUT_STR), (
+        f"our check: no precision {given['precision']}"
+    )
     module, _, name = given["optimizer"]["class_path"].rpartition(".")
     assert hasattr(importlib.import_module(module), name), f"our check: no optimizer {name}"
     train = config[command]["train"]

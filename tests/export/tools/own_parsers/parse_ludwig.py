@@ -37,7 +37,11 @@ from ludwig.schema.llms.quantization import QuantizationConfig
 from ludwig.schema.optimizers import optimizer_registry
 from ludwig.schema.trainer import FineTuneTrainerConfig
 
-SECTIONS = {"trainer": FineTuneTrainerConfig, "adapter": LoraConfig, "quantization": QuantizationConfig}
+SECTIONS = {
+    "trainer": FineTuneTrainerConfig,
+    "adapter": LoraConfig,
+    "quantization": QuantizationConfig,
+}
 assert transformers
 TOP = {"model_type", "base_model", "input_features", "output_features", "preprocessing", *SECTIONS}
 

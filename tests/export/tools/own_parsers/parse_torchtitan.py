@@ -26,6 +26,8 @@ def parse(path):
         for each in dataclasses.fields(section):
             if typing.get_origin(hints[each.name]) is typing.Literal:
                 value = getattr(section, each.name)
-                assert value in typing.get_args(hints[each.name]), f"our check: no {each.name} {value}"
+                assert value in typing.get_args(hints[each.name]), (
+                    f"our check: no {each.name} {value}"
+                )
     unmatched = [text for text in warned if "match" in text.lower() and "lora" in text.lower()]
     assert not unmatched, f"our check: {unmatched}"

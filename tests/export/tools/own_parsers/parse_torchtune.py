@@ -9,11 +9,41 @@ from torchtune import config
 
 RECIPES = Path(torchtune.__file__).parents[1] / "recipes"
 
-READ = {"output_dir", "tokenizer", "dataset", "seed", "shuffle", "model", "checkpointer", "resume_from_checkpoint"}
-READ |= {"batch_size", "epochs", "optimizer", "loss", "max_steps_per_epoch", "gradient_accumulation_steps", "compile"}
-READ |= {"clip_grad_norm", "device", "dtype", "metric_logger", "log_every_n_steps", "log_peak_memory_stats", "profiler"}
+READ = {
+    "output_dir",
+    "tokenizer",
+    "dataset",
+    "seed",
+    "shuffle",
+    "model",
+    "checkpointer",
+    "resume_from_checkpoint",
+}
+READ |= {
+    "batch_size",
+    "epochs",
+    "optimizer",
+    "loss",
+    "max_steps_per_epoch",
+    "gradient_accumulation_steps",
+    "compile",
+}
+READ |= {
+    "clip_grad_norm",
+    "device",
+    "dtype",
+    "metric_logger",
+    "log_every_n_steps",
+    "log_peak_memory_stats",
+    "profiler",
+}
 READ |= {"enable_activation_checkpointing", "enable_activation_offloading"}
-DIVIDED = {"fsdp_cpu_offload", "fsdp_reshard_after_forward", "tensor_parallel_dim", "tensor_parallel_plan"}
+DIVIDED = {
+    "fsdp_cpu_offload",
+    "fsdp_reshard_after_forward",
+    "tensor_parallel_dim",
+    "tensor_parallel_plan",
+}
 FULL, LORA = {"optimizer_in_bwd"}, {"lr_scheduler", "save_adapter_weights_only"}
 
 
@@ -24,8 +54,12 @@ def parse(path):
     several = bool(DIVIDED & set(given))
     name = f"{'lora' if adapters else 'full'}_finetune_{'distributed' if several else 'single_device'}.py"
     recipe = (RECIPES / name).read_text()
-    known = READ | (LORA if adapters else FULL) | {each for each in DIVIDED if f'"{each}"' in recipe}
+    known = (
+        READ | (LORA if adapters else FULL) | {each for each in DIVIDED if f'"{each}"' in recipe}
+    )
     unknown = set(given) - known
     assert not unknown, f"our check: the recipe reads no {sorted(unknown)}"
-    missing = set(re.findall(r"cfg\.([a-z_]+)\b(?!\()", recipe)) - set(given) - {"get", "lr_scheduler"}
+    missing = (
+        set(re.findall(r"cfg\.([a-z_]+)\b(?!\()", recipe)) - set(given) - {"get", "lr_scheduler"}
+    )
     assert not missing - {"profiler"}, f"our check: the recipe wants {sorted(missing)}"
