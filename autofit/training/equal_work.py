@@ -11,7 +11,7 @@ is the same. So the proof is of a copy with random weights, in fp64 where that i
 import math
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
@@ -33,13 +33,13 @@ from autofit.training import random_state
 from autofit.training.call_state import CallState
 from autofit.training.meta_model import DRAWN_DEVIATION
 from autofit.training.recorded_draws import RecordedDraws
+from autofit.training.sampled_gradients import NothingToCompareError, SampledGradients
 from autofit.training.smooth_relu import SmoothRelu
-from autofit.training.strategy import strategy_of
 from autofit.training.varied_outcomes import VariedOutcomes
 
 Found = TypeVar("Found")
 _CHEAP = 4_000_000  # weights of a model that is tried in fp64
-_COORDINATES = 2048  # of each weight's gradient that are compared
+_FEW = 2048  # numbers of a weight that tell how it was drawn
 # Relative deviations that rounding may cause: at least, and in proportion to what another order of the samples causes.
 _ROUNDING = {torch.float64: 1e-10, torch.float32: 2e-5}
 _ROUNDING_FACTOR = 10.0
@@ -49,7 +49,6 @@ _MOST_NOISE = {
 }  # of another order; with more a loss is not the same twice
 _GIVEN_COUNT = 1e-6  # a count of the user's may be a sum of fp32 numbers
 _DOUBTFUL = 1e-2  # a deviation in fp32 that may still be rounding, so that fp64 decides
-_SMALLEST = 1e-4  # of the largest gradient: a weight with a smaller one is compared with that
 _SAME_WEIGHT = 1e-3  # of a sample, by two counts that gradients cannot tell apart
 _ALIKE = {
     torch.float64: 1e-7,
@@ -74,11 +73,7 @@ class Proof:
     deviation: float = 0.0  # of the samples' weighted sum from the whole gradient, relative
 
 
-class _NothingToCompareError(Exception):
-    """A pass whose loss is not finite or reaches no weight, or that raises for single samples."""
-
-
-class _AlikeError(_NothingToCompareError):
+class _AlikeError(NothingToCompareError):
     """Samples whose gradients do not tell their weights."""
 
     def __init__(self) -> None:
@@ -148,7 +143,7 @@ def _proof_of(setup: Setup, batch: Any) -> Proof:
         proof, _ = _first_proof(setup, [_Trial(diversified(batch, setup.model))])
     if proof:
         return proof
-    own = isinstance(problem, _NothingToCompareError)
+    own = isinstance(problem, NothingToCompareError)
     return Proof(
         None,
         reason=str(problem) if own or problem is None else f"it raised {describe_error(problem)}",
@@ -254,10 +249,9 @@ def _draw_weights(model: nn.Module) -> None:
             continue
         if weight.dim() >= 2:
             wanted = (weight.numel() // weight.shape[0]) ** -0.5
-            spread = float(weight.reshape(-1)[:_COORDINATES].std(correction=0))
-            if (
-                abs(spread / DRAWN_DEVIATION - 1) < 0.2
-            ):  # as probes draw them: to draw 100M again takes half a second
+            spread = float(weight.reshape(-1)[:_FEW].std(correction=0))
+            is_drawn = abs(spread / DRAWN_DEVIATION - 1) < 0.2  # as probes draw weights
+            if is_drawn:  # to draw 100M again takes half a second
                 weight.mul_(wanted / DRAWN_DEVIATION)
             else:
                 weight.normal_(0.0, wanted, generator=generator)
@@ -281,7 +275,7 @@ def _compare(setup: Setup, batch: Any, dtype: torch.dtype, varied: VariedOutcome
     workload = setup.workload
     samples = sample_count(batch, workload.split)
     slices = [take_samples(batch, [sample], workload.split) for sample in range(samples)]
-    gradients = _Gradients(setup, varied)
+    gradients = SampledGradients(setup, varied)
     calls = CallState(workload.loss, setup.model)
     host = random_state.capture(torch.device("cpu"))
 
@@ -293,7 +287,7 @@ def _compare(setup: Setup, batch: Any, dtype: torch.dtype, varied: VariedOutcome
     except Exception as error:
         if is_out_of_memory(error):
             raise
-        raise _NothingToCompareError(
+        raise NothingToCompareError(
             f"the loss of a single sample raised {describe_error(error)}"
         ) from error
 
@@ -364,7 +358,7 @@ def _sliced(setup: Setup, batch: Any, varied: VariedOutcomes | None) -> "_Eviden
     """The gradients of a batch and of two slices of it, one of them larger."""
     workload = setup.workload
     samples = sample_count(batch, workload.split)
-    gradients = _Gradients(setup, varied)
+    gradients = SampledGradients(setup, varied)
     draws = RecordedDraws(samples)
     with draws:
         whole, _ = gradients.of(batch)
@@ -452,7 +446,7 @@ def _judge(evidence: _Evidence, tolerance: float, alike: float) -> Proof:
     is_present = columns.norm(dim=0) > 0
     present = columns[:, is_present]
     if present.shape[1] < 2:
-        raise _NothingToCompareError("the loss of most single samples is not a number")
+        raise NothingToCompareError("the loss of most single samples is not a number")
     strengths = torch.linalg.svdvals(present / present.norm(dim=0))
     if float(strengths[1] / strengths[0]) < alike:  # some may be the same sample, but not all
         raise _AlikeError
@@ -493,125 +487,6 @@ def _judge(evidence: _Evidence, tolerance: float, alike: float) -> Proof:
     chosen = next((count for count, _ in accepted if count == default), accepted[0][0])
     rivals = tuple(count for count, _ in accepted if count != chosen)
     return Proof(chosen, rivals, deviation=evidence.deviation(dict(accepted)[chosen]))
-
-
-class _Gradients:
-    """Gradients of a loss by all trained weights, at the same coordinates of each weight every time."""
-
-    def __init__(self, setup: Setup, varied: VariedOutcomes | None) -> None:
-        self._setup = setup
-        self._varied = varied
-        trained = [weight for _, weight in setup.trainable()]
-        self._weights = [
-            weight for weight in trained if weight.is_floating_point() or weight.is_complex()
-        ]
-        self._coordinates: dict[int, torch.Tensor] = {}  # by the number of the weight
-        self._sizes: list[float] = []
-
-    def of(self, batch: Any) -> tuple[torch.Tensor, float | None]:
-        """The gradient of the loss of a batch in fp64, each weight's part by its size in the first one; and the count
-        that the loss gave, if it did."""
-        setup = self._setup
-        on_device = map_tensors(batch, lambda tensor: tensor.to(setup.device))
-        if self._varied:
-            self._varied.begin(on_device)
-        with self._varied or nullcontext(), torch.enable_grad(), setup.step_context():
-            loss, count = strategy_of(setup).forward(on_device)
-            if not bool(loss.detach().isfinite()):
-                raise _NothingToCompareError(
-                    f"the loss is {float(loss.detach())} with random weights"
-                )
-            found = self._backward(loss)
-
-        parts = []
-        for number, weight in enumerate(self._weights):
-            if number not in self._coordinates:  # nothing reached it in the first pass
-                self._coordinates[number] = _coordinates(
-                    torch.zeros((), device=weight.device).expand(_real_shape(weight))
-                )
-            nothing = torch.zeros(len(self._coordinates[number]), dtype=torch.float64)
-            parts.append(found.get(number, nothing))
-
-        if not self._sizes:
-            sizes = [float(part.norm()) for part in parts]
-            largest = max(sizes)
-            if not largest:
-                raise _NothingToCompareError("the loss has no gradient with random weights")
-            self._sizes = [max(size, _SMALLEST * largest) for size in sizes]
-        return torch.cat(
-            [part / size for part, size in zip(parts, self._sizes, strict=True)]
-        ), count
-
-    def of_slices(
-        self, slices: Sequence[Any], sizes: Sequence[int], draws: RecordedDraws
-    ) -> tuple[list[torch.Tensor | None], list[float | None]]:
-        """The same of each slice of a batch, which has so many of its samples and their random draws; None and 0 where
-        it has no valid label."""
-        parts: list[torch.Tensor | None] = []
-        own_counts: list[float | None] = []
-        start = 0
-        for part, size in zip(slices, sizes, strict=True):
-            draws.replay(range(start, start + size))
-            start += size
-            try:
-                with draws:
-                    gradient, own_count = self.of(part)
-            except _NothingToCompareError:
-                parts.append(None)
-                own_counts.append(0.0)
-            else:
-                parts.append(gradient)
-                own_counts.append(own_count)
-        return parts, own_counts
-
-    def _backward(self, loss: torch.Tensor) -> dict[int, torch.Tensor]:
-        """The gradient at the coordinates of each weight that it reaches. Each is freed before the next is made, since
-        memory for those of all weights together takes longer to get than they take to compute."""
-        found: dict[int, torch.Tensor] = {}
-
-        def take(number: int, weight: torch.Tensor) -> None:
-            assert weight.grad is not None
-            gradient = weight.grad.detach().to_dense()
-            gradient = (
-                torch.view_as_real(gradient.resolve_conj()) if gradient.is_complex() else gradient
-            )
-            weight.grad = None
-            if number not in self._coordinates:
-                self._coordinates[number] = _coordinates(gradient)
-            taken = gradient.reshape(-1)[self._coordinates[number]].to("cpu", torch.float64)
-            found[number] = (
-                found[number] + taken if number in found else taken
-            )  # reentrant checkpointing comes twice
-
-        with ExitStack() as stack:
-            for number, weight in enumerate(self._weights):
-                handle = weight.register_post_accumulate_grad_hook(partial(take, number))
-                stack.callback(handle.remove)
-            loss.backward()
-        return found
-
-
-def _real_shape(weight: torch.Tensor) -> tuple[int, ...]:
-    return (*weight.shape, 2) if weight.is_complex() else tuple(weight.shape)
-
-
-def _coordinates(gradient: torch.Tensor) -> torch.Tensor:
-    """Which entries of a weight's gradient are compared: all of a small one; else some everywhere, and those of its
-    strongest rows, since that of an embedding is zero for all tokens that a batch does not hold."""
-    if gradient.numel() <= _COORDINATES:
-        return torch.arange(gradient.numel(), device=gradient.device)
-
-    rows = gradient.flatten(1) if gradient.dim() > 1 else gradient.unsqueeze(1)
-    half = _COORDINATES // 2
-    everywhere = torch.arange(half, device=gradient.device) * (gradient.numel() // half)
-    count = min(len(rows), max(TRIAL_SAMPLES, half // rows.shape[1]))
-    strongest = rows.abs().sum(dim=1).topk(count).indices
-    columns = torch.linspace(
-        0, rows.shape[1] - 1, min(rows.shape[1], half // count), device=gradient.device
-    ).long()
-    of_rows = strongest.unsqueeze(1) * rows.shape[1] + columns
-    chosen: torch.Tensor = torch.cat([everywhere, of_rows.reshape(-1)]).unique()
-    return chosen
 
 
 def _relative(one: torch.Tensor, other: torch.Tensor) -> float:

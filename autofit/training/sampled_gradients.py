@@ -1,0 +1,141 @@
+"""Gradients of a loss at some coordinates of every weight, to be compared between passes over the same samples."""
+
+from collections.abc import Sequence
+from contextlib import ExitStack, nullcontext
+from functools import partial
+from typing import Any
+
+import torch
+
+from autofit.data.batch import map_tensors
+from autofit.data.trial_batches import TRIAL_SAMPLES
+from autofit.setup import Setup
+from autofit.training.recorded_draws import RecordedDraws
+from autofit.training.strategy import strategy_of
+from autofit.training.varied_outcomes import VariedOutcomes
+
+_COORDINATES = 2048  # of each weight's gradient that are compared
+_SMALLEST = 1e-4  # of the largest gradient: a weight with a smaller one is compared with that
+
+
+class NothingToCompareError(Exception):
+    """A pass whose loss is not finite or reaches no weight, or that raises for single samples."""
+
+
+class SampledGradients:
+    """Gradients of a loss by all trained weights, at the same coordinates of each weight every time."""
+
+    def __init__(self, setup: Setup, varied: VariedOutcomes | None) -> None:
+        self._setup = setup
+        self._varied = varied
+        trained = [weight for _, weight in setup.trainable()]
+        self._weights = [
+            weight for weight in trained if weight.is_floating_point() or weight.is_complex()
+        ]
+        self._coordinates: dict[int, torch.Tensor] = {}  # by the number of the weight
+        self._sizes: list[float] = []
+
+    def of(self, batch: Any) -> tuple[torch.Tensor, float | None]:
+        """The gradient of the loss of a batch in fp64, each weight's part by its size in the first one; and the count
+        that the loss gave, if it did."""
+        setup = self._setup
+        on_device = map_tensors(batch, lambda tensor: tensor.to(setup.device))
+        if self._varied:
+            self._varied.begin(on_device)
+        with self._varied or nullcontext(), torch.enable_grad(), setup.step_context():
+            loss, count = strategy_of(setup).forward(on_device)
+            if not bool(loss.detach().isfinite()):
+                raise NothingToCompareError(
+                    f"the loss is {float(loss.detach())} with random weights"
+                )
+            found = self._backward(loss)
+
+        parts = []
+        for number, weight in enumerate(self._weights):
+            if number not in self._coordinates:  # nothing reached it in the first pass
+                self._coordinates[number] = _coordinates(
+                    torch.zeros((), device=weight.device).expand(_real_shape(weight))
+                )
+            nothing = torch.zeros(len(self._coordinates[number]), dtype=torch.float64)
+            parts.append(found.get(number, nothing))
+
+        if not self._sizes:
+            sizes = [float(part.norm()) for part in parts]
+            largest = max(sizes)
+            if not largest:
+                raise NothingToCompareError("the loss has no gradient with random weights")
+            self._sizes = [max(size, _SMALLEST * largest) for size in sizes]
+        return torch.cat(
+            [part / size for part, size in zip(parts, self._sizes, strict=True)]
+        ), count
+
+    def of_slices(
+        self, slices: Sequence[Any], sizes: Sequence[int], draws: RecordedDraws
+    ) -> tuple[list[torch.Tensor | None], list[float | None]]:
+        """The same of each slice of a batch, which has so many of its samples and their random draws; None and 0 where
+        it has no valid label."""
+        parts: list[torch.Tensor | None] = []
+        own_counts: list[float | None] = []
+        start = 0
+        for part, size in zip(slices, sizes, strict=True):
+            draws.replay(range(start, start + size))
+            start += size
+            try:
+                with draws:
+                    gradient, own_count = self.of(part)
+            except NothingToCompareError:
+                parts.append(None)
+                own_counts.append(0.0)
+            else:
+                parts.append(gradient)
+                own_counts.append(own_count)
+        return parts, own_counts
+
+    def _backward(self, loss: torch.Tensor) -> dict[int, torch.Tensor]:
+        """The gradient at the coordinates of each weight that it reaches. Each is freed before the next is made, since
+        memory for those of all weights together takes longer to get than they take to compute."""
+        found: dict[int, torch.Tensor] = {}
+
+        def take(number: int, weight: torch.Tensor) -> None:
+            assert weight.grad is not None
+            gradient = weight.grad.detach().to_dense()
+            weight.grad = None
+            if gradient.is_complex():
+                gradient = torch.view_as_real(gradient.resolve_conj())
+
+            if number not in self._coordinates:
+                self._coordinates[number] = _coordinates(gradient)
+            taken = gradient.reshape(-1)[self._coordinates[number]].to("cpu", torch.float64)
+            if number in found:  # reentrant checkpointing comes twice
+                taken = found[number] + taken
+            found[number] = taken
+
+        with ExitStack() as stack:
+            for number, weight in enumerate(self._weights):
+                handle = weight.register_post_accumulate_grad_hook(partial(take, number))
+                stack.callback(handle.remove)
+            loss.backward()
+        return found
+
+
+def _real_shape(weight: torch.Tensor) -> tuple[int, ...]:
+    return (*weight.shape, 2) if weight.is_complex() else tuple(weight.shape)
+
+
+def _coordinates(gradient: torch.Tensor) -> torch.Tensor:
+    """Which entries of a weight's gradient are compared: all of a small one; else some everywhere, and those of its
+    strongest rows, since that of an embedding is zero for all tokens that a batch does not hold."""
+    if gradient.numel() <= _COORDINATES:
+        return torch.arange(gradient.numel(), device=gradient.device)
+
+    rows = gradient.flatten(1) if gradient.dim() > 1 else gradient.unsqueeze(1)
+    half = _COORDINATES // 2
+    everywhere = torch.arange(half, device=gradient.device) * (gradient.numel() // half)
+    count = min(len(rows), max(TRIAL_SAMPLES, half // rows.shape[1]))
+    strongest = rows.abs().sum(dim=1).topk(count).indices
+    columns = torch.linspace(
+        0, rows.shape[1] - 1, min(rows.shape[1], half // count), device=gradient.device
+    ).long()
+    of_rows = strongest.unsqueeze(1) * rows.shape[1] + columns
+    chosen: torch.Tensor = torch.cat([everywhere, of_rows.reshape(-1)]).unique()
+    return chosen
