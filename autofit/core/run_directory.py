@@ -102,7 +102,7 @@ class RunDirectory:
         if not any(b'"measurement":' in line for line in self.lines):
             if error is not None and self._is_held():
                 self._discard()
-        elif is_here:
+        elif is_here or (error is None and self._elsewhere is None):
             self.restored()
         self._lock.close()
 

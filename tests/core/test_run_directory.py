@@ -283,6 +283,20 @@ def test_what_is_deleted_meanwhile_is_made_again(tmp_path: Path, deleted: str) -
             RunDirectory(tmp_path / "run", resume=True).__enter__()
 
 
+def test_measurements_outlive_a_directory_that_is_deleted_as_the_search_ends(
+    tmp_path: Path,
+) -> None:
+    told: list[str] = []
+    with RunDirectory(tmp_path / "run") as run:
+        run.notify = told.append
+        run.lines.append(MEASURED)
+        run.journal.write_bytes(MEASURED)
+        shutil.rmtree(tmp_path / "run")
+    assert run.journal.read_bytes() == MEASURED
+    (note,) = told
+    assert "was deleted during the search: it is made again" in note
+
+
 def test_one_that_is_moved_stays_where_it_is_now(tmp_path: Path) -> None:
     with RunDirectory(tmp_path / "run") as run:
         (tmp_path / "run").rename(tmp_path / "mine")

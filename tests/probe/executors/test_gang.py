@@ -191,12 +191,12 @@ def test_the_rank_that_needs_most_is_named(gang: GangExecutor) -> None:
         (
             lambda: time.sleep(600),
             Outcome.TIMED_OUT,
-            "rank 1 of 2 hangs: the others waited for it in accumulate",
+            "rank 1 of 2 hangs: the others waited for it in _backward (strategy.py:",
         ),
         (
             lambda: torch.distributed.barrier(),
             Outcome.FAILED,
-            "the ranks waited for each other: rank 0 in accumulate",
+            "the ranks waited for each other: rank 0 in _backward (strategy.py:",
         ),
     ],
     ids=["hangs", "is out of step"],
