@@ -54,6 +54,12 @@ _COMMANDS: tuple[Callable[..., int], ...] = (
 class _Commands(PlainFlags, TyperGroup):
     """Reports Ctrl-C as any other end; typer itself exits without a word."""
 
+    def make_context(self, *arguments: Any, **more: Any) -> Any:
+        try:
+            return super().make_context(*arguments, **more)
+        except KeyboardInterrupt as error:
+            raise typer.Abort from error
+
     def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)

@@ -16,14 +16,15 @@ from autofit.cli import main
 from tests.cli.command import Run, assert_error
 
 
+@pytest.mark.parametrize("where", ["models.describe_presets", "_Commands.parse_args"])
 @pytest.mark.parametrize("as_json", [True, False], ids=["json", "plain"])
 def test_an_interrupt_before_anything_is_known(
-    run: Run, monkeypatch: pytest.MonkeyPatch, as_json: bool
+    run: Run, monkeypatch: pytest.MonkeyPatch, as_json: bool, where: str
 ) -> None:
     def press(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("autofit.cli.models.describe_presets", press)
+    monkeypatch.setattr(f"autofit.cli.{where}", press, raising=False)
     printed = run("models", *(["--json"] if as_json else []))
     assert printed.code == 130
     assert printed.err == "autofit: interrupted.\n"
