@@ -16,9 +16,8 @@ def main(arguments: list[str] | None = None) -> None:
             sys.stdout.write('{"schema": 1, "error": {"message": "interrupted.", "remedy": ""}}\n')
         sys.exit(130)
     finally:
-        signal.signal(
-            signal.SIGINT, signal.SIG_IGN
-        )  # all is said: libraries would end with a traceback
+        # all is said: libraries would end with a traceback
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
         gc.freeze()  # or Python looks through all that was imported for garbage, which takes half a second
 
 

@@ -14,9 +14,8 @@ import autofit
 TEXT = Path(__file__).parent / "data" / "alice.txt"
 SEQUENCE_LENGTH = 64
 BATCH_SIZE = 16
-MEMORY_GIB = (
-    1 / 64
-)  # small as the model is, all 16 samples at once do not fit without checkpointing
+# small as the model is, all 16 samples at once do not fit without checkpointing
+MEMORY_GIB = 1 / 64
 
 
 def make_model() -> LlamaForCausalLM:
@@ -36,9 +35,8 @@ def make_loader() -> DataLoader:
     """Batches of {"input_ids", "labels"}: what the model's forward takes, so that no loss has to be written."""
     tokens = torch.tensor(list(TEXT.read_bytes()))
     rows = tokens[: len(tokens) // SEQUENCE_LENGTH * SEQUENCE_LENGTH].view(-1, SEQUENCE_LENGTH)
-    samples = [
-        {"input_ids": row, "labels": row} for row in rows
-    ]  # the model shifts the labels itself
+    # the model shifts the labels itself
+    samples = [{"input_ids": row, "labels": row} for row in rows]
     return DataLoader(samples, batch_size=BATCH_SIZE, shuffle=True, drop_last=True)
 
 

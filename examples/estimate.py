@@ -8,11 +8,8 @@ import autofit
 GIB = 2**30
 MODEL = "tiny-llama"  # or "llama-3.1-8b", a directory with a config.json, or a Workload of your own
 CARDS = ("rtx-3060", "rtx-4090", "h100")
-CONFIG = {
-    "precision": "bf16",
-    "micro_batch_size": 4,
-    "activation_checkpointing": "full",
-}  # the other knobs are off
+# the other knobs are off
+CONFIG = {"precision": "bf16", "micro_batch_size": 4, "activation_checkpointing": "full"}
 
 
 def main(model: str = MODEL) -> dict[str, autofit.Estimate]:

@@ -90,9 +90,8 @@ def losses_of_trainer(config: dict, steps: int) -> list[float]:
             save_strategy="no",
             disable_tqdm=True,
         )
-        for (
-            note
-        ) in setup.notes:  # what Trainer cannot run as it was measured: nothing, with this config
+        # what Trainer cannot run as it was measured: nothing, with this config
+        for note in setup.notes:
             print(f"note: {note}")
         torch.manual_seed(0)  # adapters begin at random, and autofit.fit has a seed of 0
         trainer = Trainer(

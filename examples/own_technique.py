@@ -20,18 +20,16 @@ class MemoryFormat(autofit.Technique):
     """`channels_last` for the weights of convolutions and for the images that enter the model."""
 
     name = "memory_format"
-    stage = (
-        autofit.Stage.BLOCKS
-    )  # weights exist by now; the optimizer, which comes at STEP, sees the final ones
+    # weights exist by now; the optimizer, which comes at STEP, sees the final ones
+    stage = autofit.Stage.BLOCKS
     off = "contiguous"
     values = ("contiguous", "channels_last")
 
     def exact(self, value: object, workload: autofit.Workload) -> bool:
         return True  # the same sums, up to rounding
 
-    def apply(
-        self, setup: autofit.Setup, value: object
-    ) -> None:  # never called with the value that is off
+    # never called with the value that is off
+    def apply(self, setup: autofit.Setup, value: object) -> None:
         setup.model.to(memory_format=torch.channels_last)
         hook = setup.model.register_forward_pre_hook(_to_channels_last)
         setup.on_close(hook.remove)  # the user gets the model back without it
@@ -43,9 +41,8 @@ def _to_channels_last(model: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Ten
     )
 
 
-autofit.register(
-    MemoryFormat()
-)  # where the file is imported, so that every way to start a search knows the knob
+# where the file is imported, so that every way to start a search knows the knob
+autofit.register(MemoryFormat())
 
 
 def block() -> nn.Module:

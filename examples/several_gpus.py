@@ -24,9 +24,8 @@ def main(steps: int = 60, output: Path = Path("several-gpus")) -> autofit.Traine
     """Train on all GPUs, then go on with one: a checkpoint belongs to no number of GPUs."""
     torch.manual_seed(0)
     model = Classifier()
-    loader = DataLoader(
-        make_data(8192), batch_size=256, shuffle=True
-    )  # the batch of all GPUs together
+    # the batch of all GPUs together
+    loader = DataLoader(make_data(8192), batch_size=256, shuffle=True)
     with_cuda = torch.cuda.is_available()
     devices = torch.cuda.device_count() if with_cuda else 2
     options = {

@@ -44,9 +44,8 @@ def losses_of_accelerate(config: dict, steps: int) -> list[float]:
     )
     torch.manual_seed(0)  # adapters begin at random, and autofit.fit has a seed of 0
     model = setup.prepare(model)
-    kind = (
-        "activation" if hasattr(arguments, "activation_checkpointing") else "gradient"
-    )  # before transformers 5.23
+    # before transformers 5.23
+    kind = "activation" if hasattr(arguments, "activation_checkpointing") else "gradient"
     if getattr(arguments, f"{kind}_checkpointing"):  # what Trainer does by itself
         getattr(model, f"{kind}_checkpointing_enable")(
             getattr(arguments, f"{kind}_checkpointing_kwargs")
@@ -70,9 +69,8 @@ def losses_of_accelerate(config: dict, steps: int) -> list[float]:
             with accelerator.accumulate(model):
                 # The sum over this micro-batch's labels, divided by the number of labels in the whole batch.
                 loss = model(**micro_batch, num_items_in_batch=total).loss
-                accelerator.backward(
-                    loss * accumulated
-                )  # because it divides by the number of micro-batches
+                # because it divides by the number of micro-batches
+                accelerator.backward(loss * accumulated)
                 optimizer.step()
                 optimizer.zero_grad()
             losses[-1] += loss.item()

@@ -37,11 +37,8 @@ _COMMENT = re.compile(r"<!--.*?-->", re.DOTALL)
 INSTALLS = "python3 -m venv .venv && .venv/bin/pip install -q -c constraints.txt -e "  # what CI itself runs
 NAMED, FOLDER = "llama-3.1-8b", "./llama-3.1-8b"
 LARGE = "llama-3.1-70b"  # for many devices, each of which takes part of a batch
-SMALL = {
-    **tiny.LLAMA,
-    "vocab_size": 259,
-    "architectures": ["LlamaForCausalLM"],
-}  # bytes, and three of the tokenizer
+# bytes, and three of the tokenizer
+SMALL = {**tiny.LLAMA, "vocab_size": 259, "architectures": ["LlamaForCausalLM"]}
 
 
 class Block(NamedTuple):
@@ -218,9 +215,8 @@ def once(blocks: list[Block]) -> list[Block]:
     )[::-1]
 
 
-@pytest.mark.filterwarnings(
-    "ignore:.*is_gradient_checkpointing.*:FutureWarning"
-)  # of peft, in train.py
+# of peft, in train.py
+@pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing.*:FutureWarning")
 @pytest.mark.parametrize("block", once(blocks("sh")), ids=str)
 def test_commands_run(block: Block, reader: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for words in commands(block):
@@ -239,9 +235,8 @@ def inline() -> list[tuple[str, list[str]]]:
     for page in PAGES:
         text = _COMMENT.sub("", _FENCE.sub("", page.read_text(encoding="utf-8")))
         for quoted in re.findall(r"`([^`]+)`", text):
-            words = [
-                word for word in quoted.split() if "=" not in word.split("-")[0]
-            ]  # variables before a command
+            # variables before a command
+            words = [word for word in quoted.split() if "=" not in word.split("-")[0]]
             shown = any(
                 set(words) <= set(command) for block in blocks("sh") for command in commands(block)
             )
@@ -316,9 +311,8 @@ def test_snippets_run_one_after_the_other(
     page: Path, reader: Path, request: pytest.FixtureRequest
 ) -> None:
     here = sys.modules[__name__]
-    cloudpickle.register_pickle_by_value(
-        here
-    )  # as what a reader writes; to import this file takes a probe a second
+    # as what a reader writes; to import this file takes a probe a second
+    cloudpickle.register_pickle_by_value(here)
     request.addfinalizer(lambda: cloudpickle.unregister_pickle_by_value(here))
     names = prelude(reader)
     for block in blocks("python"):

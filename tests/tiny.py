@@ -58,9 +58,8 @@ GPT2 = {
     "n_layer": 2,
     "n_head": 2,
     "n_positions": 32,
-    **dict.fromkeys(
-        ("bos_token_id", "eos_token_id")
-    ),  # those it has by default are beyond this vocabulary
+    # those it has by default are beyond this vocabulary
+    **dict.fromkeys(("bos_token_id", "eos_token_id")),
     **dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0),
 }
 BERT = {
@@ -97,9 +96,8 @@ _MIXTURE = {
     "max_position_embeddings": 64,
     **dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id"), 0),
 }
-MIXTURES: dict[
-    str, dict[str, Any]
-] = {  # of four experts; in the second, with biases and transposed
+# of four experts; in the second, with biases and transposed
+MIXTURES: dict[str, dict[str, Any]] = {
     "qwen3_moe": {"num_experts": 4, "head_dim": 32},
     "gpt_oss": {"num_local_experts": 4, "head_dim": 32, "sliding_window": 8},
     "deepseek_v3": {
@@ -294,16 +292,8 @@ def mlp_workload(effective_batch_size: int = 4) -> Workload:
     )
 
 
-LENGTHS = (
-    16,
-    3,
-    9,
-    0,
-    16,
-    1,
-    5,
-    12,
-)  # valid labels from the front of each sample; of 0 and 1, none is predicted
+# valid labels from the front of each sample; of 0 and 1, none is predicted
+LENGTHS = (16, 3, 9, 0, 16, 1, 5, 12)
 
 
 def padded_batch(lengths: tuple[int, ...] = LENGTHS) -> dict[str, torch.Tensor]:

@@ -42,9 +42,8 @@ def config_fault(error: BaseException) -> Fault | None:
     if seen is None:
         return None
     for rule in _RULES:
-        with suppress(
-            Exception
-        ):  # a config of somebody else's, or tensors of a device that has failed
+        # a config of somebody else's, or tensors of a device that has failed
+        with suppress(Exception):
             if found := rule(seen):
                 return found
     return None

@@ -41,9 +41,8 @@ class _FixedPoint:
     names: tuple[str, ...]
     given: Callable[[str], Value]
     values: dict[tuple[int, str], Value] = field(default_factory=dict)  # by round and knob
-    reads: dict[tuple[int, str], set[str]] = field(
-        default_factory=dict
-    )  # what each of these values was made from
+    # what each of these values was made from
+    reads: dict[tuple[int, str], set[str]] = field(default_factory=dict)
     fixed: dict[str, Value] = field(default_factory=dict)
 
     def value(self, name: str) -> Value:

@@ -26,9 +26,8 @@ CHAT_TEMPLATE = (
 
 def byte_tokenizer() -> PreTrainedTokenizerFast:
     """A tokenizer of 256 tokens, byte b with id b, without an end of text; 0 pads and 1 masks."""
-    model = models.BPE(
-        _VOCABULARY, [], byte_fallback=True
-    )  # no merges: every character falls back to its bytes
+    # no merges: every character falls back to its bytes
+    model = models.BPE(_VOCABULARY, [], byte_fallback=True)
     tokenizer = Tokenizer(model)
     tokenizer.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
     # split_special_tokens: a text that spells "<0x00>" is six characters, not padding.

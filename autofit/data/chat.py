@@ -54,9 +54,8 @@ class _Frame:
     """What a template writes around the assistant's turns."""
 
     header: str  # stands before each turn, as the generation prompt does; empty where the template has none
-    closings: Mapping[
-        str, str
-    ]  # by role: what closes a message after which a turn begins without a header
+    # by role: what closes a message after which a turn begins without a header
+    closings: Mapping[str, str]
     end: str  # closes a turn that others follow
     last: str  # closes the last turn
 
@@ -66,9 +65,8 @@ class ChatTemplate:
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
-        self._frames: dict[
-            str, _Frame
-        ] = {}  # by template: a tokenizer may have another one for tools
+        # by template: a tokenizer may have another one for tools
+        self._frames: dict[str, _Frame] = {}
         added = {str(token) for token in tokenizer.added_tokens_decoder.values()}
         self._tokens = added | set(tokenizer.all_special_tokens)
 

@@ -24,14 +24,8 @@ _ROLES = {  # ShareGPT's words, and others that data sets have in their place
     "tool": "tool",
     "observation": "tool",
 }
-_CONTEXT = (
-    "system",
-    "history",
-    "context",
-    "passage",
-    "choices",
-    "options",
-)  # what a question may need
+# what a question may need
+_CONTEXT = ("system", "history", "context", "passage", "choices", "options")
 _ALPACA = (
     "Below is an instruction that describes a task. Write a response that appropriately completes "
     "the request.\n\n### Instruction:\n{instruction}\n\n### Response:"
@@ -59,9 +53,8 @@ class Shape:
     read: Callable[[Row, str], dict[str, Any]]  # a row and its location -> the fields of the form
     beside: tuple[str, ...] = ()  # columns that are read where they are
     refused: tuple[str, ...] = ()  # columns that the row needs, and that are not read
-    shows: Callable[[Row], bool] = lambda row: (
-        True
-    )  # whether a row is of this shape, given its columns
+    # whether a row is of this shape, given its columns
+    shows: Callable[[Row], bool] = lambda row: True
     note: str = ""
 
     def has_columns(self, row: Row) -> bool:

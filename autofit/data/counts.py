@@ -15,12 +15,8 @@ from autofit.data.batch import IGNORED_LABEL, labels_of, sample_count, split
 from autofit.data.layouts import layout_of
 
 SAMPLES = Count()
-_IGNORED = (
-    IGNORED_LABEL,
-    -1,
-    0,
-    255,
-)  # what losses leave out: torch's default, and what data sets pad labels with
+# what losses leave out: torch's default, and what data sets pad labels with
+_IGNORED = (IGNORED_LABEL, -1, 0, 255)
 _SIZES = ("len", "size", "count", "num")  # in the names of tensors that hold the sizes of samples
 _MOST_DIMS = 4  # of tensors of labels: those of videos' pixels
 _Path = tuple[Any, ...]
@@ -39,9 +35,8 @@ def by_task(workload: Workload, batch: Any) -> Count:
     token count where they are valid; anything else counts samples, also CTC: its loss is divided by each sample's own
     number of labels."""
     task = TASKS[workload.task]
-    if (
-        task.predicts_next_token and labels_of(batch, "shift_labels") is not None
-    ):  # which transformers prefers
+    # which transformers prefers
+    if task.predicts_next_token and labels_of(batch, "shift_labels") is not None:
         return Count("unequal", ("shift_labels",))
 
     labels = labels_of(batch)

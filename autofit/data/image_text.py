@@ -73,9 +73,8 @@ class SeenTexts:
                 labels[number, stop - size : stop] = span
                 if images == len(self.images[index]):
                     last_image = min(last_image, stop - size)
-            if (
-                last_image >= self.length
-            ):  # cutting would cut an image; told before training but for a few tokens
+            # cutting would cut an image; told before training but for a few tokens
+            if last_image >= self.length:
                 message = f"{self.locations[index]} has {count} tokens, and none to learn behind all images among the"
                 raise InputError(f"{message} first {self.length}.", _SHORTER)
         batch = {**inputs, "labels": labels}
@@ -328,9 +327,8 @@ def _written(tokenizer: Any, rows: dict[str, list[Any]]) -> dict[str, list[Any]]
             np.array(encoded["input_ids"]),
             np.array(encoded["offset_mapping"]).reshape(-1, 2),
         )
-        starts = np.where(
-            offsets[:, 1] > offsets[:, 0], offsets[:, 0], -1
-        )  # not of tokens that are added
+        # not of tokens that are added
+        starts = np.where(offsets[:, 1] > offsets[:, 0], offsets[:, 0], -1)
         inside = [np.flatnonzero((starts >= start) & (starts < end)) for start, end, _ in spans]
         columns["text"].append(text)
         columns["tokens"].append(len(ids))

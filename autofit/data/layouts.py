@@ -17,10 +17,8 @@ from autofit.core.workload import Rows
 
 Take = Callable[[Sequence[int]], torch.Tensor]  # samples -> what a tensor holds of them
 _PACKED = ("pixel_values", "image_grid_thw", 1), ("pixel_values_videos", "video_grid_thw", 2)
-_TYPES = (
-    "mm_token_type_ids",
-    "token_type_ids",
-)  # say which tokens stand for images (1) and videos (2)
+# say which tokens stand for images (1) and videos (2)
+_TYPES = ("mm_token_type_ids", "token_type_ids")
 _TRIED = 8  # kinds of tokens, where no types say which they are
 _BOUNDS = "cu_seq"  # cu_seqlens, cu_seq_lens_q, ...: where packed sequences begin and end
 
@@ -122,9 +120,8 @@ def _of_images(tensors: Mapping[Any, torch.Tensor]) -> Layout | None:
             for size, (start, after) in zip(sizes, itertools.pairwise(starts), strict=True)
         ]
     positions = tensors.get("position_ids")
-    if (
-        positions is not None and positions.dim() == 3 and positions.shape[1] == samples
-    ):  # of time, height and width
+    # of time, height and width
+    if positions is not None and positions.dim() == 3 and positions.shape[1] == samples:
         takes[id(positions)] = _rows(positions, range(samples + 1), dim=1)
     return Layout(sizes, takes) if takes else None
 

@@ -13,9 +13,8 @@ class LabelRule:
     classes: int | None = (
         None  # 1 means that labels are measured values (regression), None that it is not known
     )
-    names: Mapping[str, int] = field(
-        default_factory=dict
-    )  # used when all names of a file are among them
+    # used when all names of a file are among them
+    names: Mapping[str, int] = field(default_factory=dict)
     strict: bool = False  # names that are not among `names` are an error, as in evaluation data
 
 

@@ -20,9 +20,8 @@ class Processing:
     """What makes a model's batches of images or sound."""
 
     processor: Any  # or the feature extractor
-    arguments: frozenset[str] = (
-        frozenset()
-    )  # of the model's forward; what else a processor makes is left out
+    # of the model's forward; what else a processor makes is left out
+    arguments: frozenset[str] = frozenset()
     start: int | None = None  # the token that the model itself puts before the labels
     samples_a_label: int | None = None  # of a wave, at least, where a loss aligns them
 
@@ -56,9 +55,8 @@ class _NoVideo:
 
 def _without_video(folder: str | Path, name: str) -> Any:
     """The processor of that class from its parts without the one for videos, which needs torchvision."""
-    from transformers.models.auto.image_processing_auto import (
-        AutoImageProcessor,
-    )  # transformers' own: with torchvision
+    # transformers' own: with torchvision
+    from transformers.models.auto.image_processing_auto import AutoImageProcessor
 
     kinds: dict[str, Any] = {
         "tokenizer": transformers.AutoTokenizer,

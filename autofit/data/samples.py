@@ -62,14 +62,12 @@ class Stacked:
 class Ragged:
     """Sequences of different lengths, one after the other; a batch is padded to its longest one."""
 
-    tokens: Mapping[
-        str, torch.Tensor
-    ]  # `input_ids`, `labels` where they are tokens, `token_type_ids`; [all tokens]
+    # `input_ids`, `labels` where they are tokens, `token_type_ids`; [all tokens]
+    tokens: Mapping[str, torch.Tensor]
     spans: torch.Tensor  # where each sample begins and ends in them, [samples, 2]
     pad_id: int  # pads input ids; labels are padded with the ignored label
-    per_sample: Mapping[str, torch.Tensor] = field(
-        default_factory=dict
-    )  # tensors of one value per sample, [samples]
+    # tensors of one value per sample, [samples]
+    per_sample: Mapping[str, torch.Tensor] = field(default_factory=dict)
     label_spans: torch.Tensor | None = None  # of labels that are a text of their own
 
     def __len__(self) -> int:
@@ -204,12 +202,10 @@ class FileLoader:
     mask_id: int | None = (
         None  # hides tokens at random, which become labels (masked language models)
     )
-    notes: tuple[
-        str, ...
-    ] = ()  # what the user should know about how the samples were made, a sentence each
-    label_names: Mapping[str, int] = field(
-        default_factory=dict
-    )  # the numbers of classes that have names in the data
+    # what the user should know about how the samples were made, a sentence each
+    notes: tuple[str, ...] = ()
+    # the numbers of classes that have names in the data
+    label_names: Mapping[str, int] = field(default_factory=dict)
     zeros: tuple[str, ...] = ()  # further arguments of the forward, zero for each token
     ahead: bool = False  # make the next batch while one is used: of samples that take long
     lengths: Lengths | None = None  # of what can be packed, before it is

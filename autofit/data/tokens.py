@@ -211,9 +211,8 @@ def _ids_within(
     if is_byte_tokenizer(tokenizer):
         for text, parts in zip(texts, spans, strict=True):
             ids = byte_ids(text)
-            characters = np.cumsum(
-                (ids & 0xC0) != 0x80
-            )  # all bytes of a character but its first begin with 10
+            # all bytes of a character but its first begin with 10
+            characters = np.cumsum((ids & 0xC0) != 0x80)
             yield ids, _within(parts, characters - 1, characters)
         return
 
@@ -259,9 +258,8 @@ def _within(spans: list[chat.Span], starts: Any, ends: Any) -> Any:
 
 def _framed(encoding: Encoding, rows: Columns) -> Columns:
     """Text within the tokens that the tokenizer puts around it, which are never masked."""
-    samples, is_cut = _framed_ids(
-        encoding, "text", [text or " " for text in rows["text"]]
-    )  # no tokens have no class
+    # no tokens have no class
+    samples, is_cut = _framed_ids(encoding, "text", [text or " " for text in rows["text"]])
     labels: list[Any] = [[] for _ in samples]
     if encoding.masked:
         labels = [np.where(np.array(special, bool), IGNORED_LABEL, ids) for ids, special in samples]

@@ -15,14 +15,8 @@ from autofit.data.layouts import layout_of
 
 TRIAL_SAMPLES = 4  # that a loss is tried on; each more takes time, and hardly tells more
 _LABELS = ("label", "target", "tags", "answer")  # in the names of tensors that hold labels
-_POSITIONS = (
-    "position",
-    "length",
-    "seq",
-    "index",
-    "type",
-    "size",
-)  # numbers that other tensors depend on
+# numbers that other tensors depend on
+_POSITIONS = ("position", "length", "seq", "index", "type", "size")
 _LENGTH = 16  # tokens that rows are cut to
 _LOOKED_AT = 256  # samples among which those that differ most are found
 

@@ -162,9 +162,8 @@ def _serve(connection: Any, job: str, folder: str, count: str, device: str, time
         shutil.rmtree(folder, ignore_errors=True)
         return
     ranks = int(count)
-    logging.getLogger("torch.multiprocessing").setLevel(
-        logging.ERROR
-    )  # that it ends ranks is told here, and why
+    # that it ends ranks is told here, and why
+    logging.getLogger("torch.multiprocessing").setLevel(logging.ERROR)
     given = (int(job), Path(folder), ranks, device, float(timeout), connection)
     tempfile.tempdir = folder  # torch leaves files there if this process is killed
     context: Any = start_processes(_rank, given, ranks, join=False, start_method="fork")
@@ -178,15 +177,13 @@ def _serve(connection: Any, job: str, folder: str, count: str, device: str, time
         signal.signal(number, pass_on)
     while True:
         codes = {rank: process.exitcode for rank, process in enumerate(context.processes)}
-        ended = {
-            rank: code for rank, code in codes.items() if code
-        }  # those that failed by themselves
+        # those that failed by themselves
+        ended = {rank: code for rank, code in codes.items() if code}
         if ended or None not in codes.values():
             break
         alive = [context.processes[rank].sentinel for rank, code in codes.items() if code is None]
-        if connection in multiprocessing.connection.wait(
-            [*alive, connection], _LOOK_SECONDS
-        ):  # the caller is gone
+        # the caller is gone
+        if connection in multiprocessing.connection.wait([*alive, connection], _LOOK_SECONDS):
             for process in context.processes:
                 process.kill()
                 process.join()

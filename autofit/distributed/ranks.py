@@ -81,9 +81,8 @@ class Ranks:
         if self.are_several and tensor.numel():
             with torch.no_grad():
                 values = tensor.contiguous()
-                dist.broadcast(
-                    values.view(-1).view(torch.uint8), 0
-                )  # backends do not know every dtype
+                # backends do not know every dtype
+                dist.broadcast(values.view(-1).view(torch.uint8), 0)
                 tensor.copy_(values)
         return tensor
 

@@ -27,9 +27,8 @@ def first_of(devices: int, nodes: int, device: str) -> Iterator[None]:
     take_place(Place(0, world, 0, devices), device)
     kernels = torch.library.Library("c10d", "IMPL")
     with warnings.catch_warnings():
-        warnings.filterwarnings(
-            "ignore", message="Warning only once for all operators"
-        )  # that this overrides others
+        # that this overrides others
+        warnings.filterwarnings("ignore", message="Warning only once for all operators")
         for name, kernel in _KERNELS.items():
             kernels.impl(name, kernel, device.upper(), allow_override=True)
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=world)

@@ -30,10 +30,8 @@ _FLASH_HEAD = (
     256  # largest head size of PyTorch's flash kernel: sdp_utils.cpp, check_head_dim_size_flash
 )
 _CUDNN_FIRST = (9, 10)  # major capabilities on which PyTorch prefers cuDNN's kernel
-_CUDNN_HEAD, _CUDNN_HEADS = (
-    128,
-    (192, 128),
-)  # largest head size, and the one pair (of keys, of values) beyond it
+# largest head size, and the one pair (of keys, of values) beyond it
+_CUDNN_HEAD, _CUDNN_HEADS = (128, (192, 128))
 # check_requires_grad_and_head_dim_gt192_constraints_on_sm86_89_or_120
 _LITTLE_SHARED_MEMORY = ((8, 6), (8, 9), (12, 0))
 _MATCHING = "linear_sum_assignment"
@@ -314,9 +312,8 @@ def _cuda_attention(
             if takes(call, hardware):
                 return compute(call)
         if not torch.backends.cuda.math_sdp_enabled():
-            raise RuntimeError(
-                "No available kernel. Aborting execution."
-            )  # word for word PyTorch's
+            # word for word PyTorch's
+            raise RuntimeError("No available kernel. Aborting execution.")
         math: Any = torch.ops.aten._scaled_dot_product_attention_math.default
         return math(
             query,
@@ -410,8 +407,5 @@ def _by_efficient(call: _Attention) -> Any:
     )[0]
 
 
-_KERNELS = (
-    (_takes_cudnn, _by_cudnn),
-    (_takes_flash, _by_flash),
-    (_takes_efficient, _by_efficient),
-)  # the first one
+# the first one
+_KERNELS = ((_takes_cudnn, _by_cudnn), (_takes_flash, _by_flash), (_takes_efficient, _by_efficient))

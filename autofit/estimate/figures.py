@@ -55,9 +55,8 @@ def predict_all(
         predictions.on_host,
     )
     figures = [each.tolist() for each in arrays]
-    if (
-        key and measuring >= MEASURING_SECONDS and estimator.complete
-    ):  # a search with more time should know more
+    # a search with more time should know more
+    if key and measuring >= MEASURING_SECONDS and estimator.complete:
         write_cache(path, figures)
     return _within_host(figures, host_bytes)
 

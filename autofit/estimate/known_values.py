@@ -19,9 +19,8 @@ from torch.utils._pytree import tree_iter, tree_map_only
 from autofit.estimate.operator_costs import tensors_in
 
 _SMALL, _FEW = 2**20, 16  # elements that are computed at once: of whole numbers, and of floats
-_LARGEST_DRAW = (
-    1 - 2**-24
-)  # layers are dropped by small numbers: none is, which takes the most memory
+# layers are dropped by small numbers: none is, which takes the most memory
+_LARGEST_DRAW = 1 - 2**-24
 _UNIFORM = ("aten::rand", "aten::rand_like", "aten::uniform", "aten::uniform_")
 # That all numbers are finite, or any is none: nothing is wrong.
 _CHECKS = {"aten::all": True, "aten::any": False, "aten::isnan": False, "aten::isinf": False}
@@ -117,9 +116,8 @@ def follow(
     inputs, results = [_value(each) for each in given], tensors_in(result)
     written = list(_written(func, args, kwargs)) if is_mutable else []
     values = [value for value in inputs if value]
-    assumed = any(
-        each.assumed for each in values
-    )  # hardly any of these are read, and they are many
+    # hardly any of these are read, and they are many
+    assumed = any(each.assumed for each in values)
     at_once = bool(written) or (not assumed and all(map(_is_small, results)))
     unknown = unknown or (draws and not at_once)
     if written and not unknown and sum(each.numel() for each in given) <= _SMALL:

@@ -121,9 +121,8 @@ def _mkldnn_rnn_layer(inputs: torch.Tensor, *rest: Any) -> tuple[torch.Tensor, .
         torch.empty_like(cell),
     )
     like = tuple((tuple(each.shape), each.dtype) for each in (inputs, *weights, hidden, cell))
-    options = tuple(
-        tuple(each) if isinstance(each, list) else each for each in rest[6:]
-    )  # to be hashed
+    # to be hashed
+    options = tuple(tuple(each) if isinstance(each, list) else each for each in rest[6:])
     nbytes = _rnn_workspace(like, options, 1 if first else 0) if training else 0
     return *outputs, inputs.new_empty(nbytes, dtype=torch.uint8)
 

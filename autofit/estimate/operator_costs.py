@@ -16,10 +16,8 @@ _KINDS = {
     **dict.fromkeys(("convolution", "convolution_backward", "_convolution"), "convolution"),
 }
 _FLOPS = {**flop_registry, torch.ops.aten._int_mm: flop_registry[torch.ops.aten.mm]}
-_ADDED_TO = (
-    "::addmm",
-    "::baddbmm",
-)  # their first argument is added to the product, and may be wider
+# their first argument is added to the product, and may be wider
+_ADDED_TO = ("::addmm", "::baddbmm")
 _FUSED_ATTENTION, _RNN = "scaled_dot_product", "mkldnn_rnn_layer"
 _FREE = (
     "detach",
@@ -120,9 +118,8 @@ def _is_causal(func: Any, args: Any, kwargs: Any) -> bool:
 
 def _flops(func: Any, args: Any, kwargs: Any, result: Any) -> int:
     name = func._schema.name
-    if (
-        _FUSED_ATTENTION in name
-    ):  # PyTorch 2.11 counts nothing where keys have fewer heads than queries
+    # PyTorch 2.11 counts nothing where keys have fewer heads than queries
+    if _FUSED_ATTENTION in name:
         # Products of (batch, heads, length, size), 2 operations each: 2 forward, 5 backward (scores again, then the
         # gradients of probabilities, values, queries and keys), of which 1 and 2 run over the size of a value.
         backward = name.endswith("backward")
@@ -133,17 +130,14 @@ def _flops(func: Any, args: Any, kwargs: Any, result: Any) -> int:
         return int(
             products // 2 if "cpu" not in name and _is_causal(func, args, kwargs) else products
         )
-    if (
-        _RNN in name
-    ):  # each step multiplies by both weights, and its backward by their transposes, and twice
+    # each step multiplies by both weights, and its backward by their transposes, and twice
+    if _RNN in name:
         products = 2 * args[0].shape[:-1].numel() * (args[1].numel() + args[2].numel())
         return int(2 * products if name.endswith("backward") else products)
-    if name.endswith(
-        "::_grouped_mm"
-    ):  # each row with one expert's weights, or their gradients from each row once
+    # each row with one expert's weights, or their gradients from each row once
+    if name.endswith("::_grouped_mm"):
         return int(2 * args[0].numel() * args[1].shape[-1])
     count = _FLOPS.get(func._overloadpacket)
-    args = tuple(
-        arg for arg in args if not isinstance(arg, torch.dtype)
-    )  # the wider format of a product
+    # the wider format of a product
+    args = tuple(arg for arg in args if not isinstance(arg, torch.dtype))
     return int(count(*args, **kwargs, out_val=result)) if count is not None else 0

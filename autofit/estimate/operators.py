@@ -21,9 +21,8 @@ from autofit.estimate.rates import SIZE, Rates
 from autofit.estimate.roofline import Speed, working_seconds
 from autofit.estimate.scaling import Symbols
 
-_LARGEST = (
-    32 * MIB
-)  # bytes of a call's tensors: memory for larger ones comes fresh from the system, which takes longer
+# bytes of a call's tensors: memory for larger ones comes fresh from the system, which takes longer
+_LARGEST = 32 * MIB
 _HARMLESS = ("aten", "bitsandbytes", "torchao")  # libraries whose operators only compute
 # The first reads a workspace that made-up values are none of, and crashes; the second would compute empty groups.
 _UNSAFE = ("aten::mkldnn_rnn_layer_backward", "aten::_grouped_mm")

@@ -15,9 +15,8 @@ from torch import Tensor
 from torch.nn import functional
 
 _State = list[Tensor]  # the hidden state, and an LSTM's memory
-_Cell = Callable[
-    [Tensor, _State, list[Tensor]], _State
-]  # (multiplied inputs of a step, state, weights) -> state
+# (multiplied inputs of a step, state, weights) -> state
+_Cell = Callable[[Tensor, _State, list[Tensor]], _State]
 
 
 def packed_operators() -> Iterator[tuple[str, Callable[..., Any]]]:

@@ -38,9 +38,8 @@ class Pass:
         """(the peak, what is alive at the end), without parameters and state; `added`: gradients are added to those of
         earlier micro-batches, or applied, as soon as they are there."""
         mode, resting = (added, config.activation_offload == "cpu"), rest_on_host(config)
-        leaves = (
-            config.parameter_offload == "cpu" and updated_on(config) is not None
-        )  # by its weights or gradients
+        # by its weights or gradients
+        leaves = config.parameter_offload == "cpu" and updated_on(config) is not None
         key = *mode, resting, leaves
         if key not in self._memory:
             before, leaving = (
@@ -173,9 +172,8 @@ class Pass:
 
         phases: dict[str, list[tuple[Sequence[Unit], int]]] = {"forward": [], "backward": []}
         for run, repeats in self.schedule:
-            rounds = (
-                repeats if isinstance(repeats, int) else 1
-            )  # chunks of a loss have a number at each pair
+            # chunks of a loss have a number at each pair
+            rounds = repeats if isinstance(repeats, int) else 1
             times = 1 if isinstance(repeats, int) else repeats
             phases[run[0].phase].append(([unit(segment, times) for segment in run], rounds))
         together = micro_batch if speed.asynchronous else one_after_another

@@ -71,9 +71,8 @@ _COPIED = 64 * MIB  # larger than the caches of processors that have no memory o
 class Rates:
     """What a device reaches."""
 
-    matmul: Mapping[
-        str, float
-    ]  # floating-point operations per second of large products, by the name of the format
+    # floating-point operations per second of large products, by the name of the format
+    matmul: Mapping[str, float]
     bandwidth: float  # bytes per second of its memory
     link: float  # bytes per second to and from the host
     launch_seconds: float  # of one operator, however small
@@ -185,9 +184,8 @@ def measure(seconds: float = 0.5, clock: Callable[[], float] = time.perf_counter
         "small": lambda: chain(small),
         "pass": lambda: _passed(small),
     }
-    for (
-        task
-    ) in tasks.values():  # the first of each imports and makes what the others find, for a second
+    # the first of each imports and makes what the others find, for a second
+    for task in tasks.values():
         task()
     times: dict[str, list[float]] = {name: [] for name in tasks}
     start = clock()

@@ -39,10 +39,8 @@ from autofit.setup.host_copies import plain_tensors
 # References to a gradient that only the engine holds, and to its storage, inside a dispatch.
 _CPP_REFERENCES, _PYTHON_REFERENCES, _HOLDERS = 4, 3, 2
 _READ = torch.ops.aten._local_scalar_dense.default
-_LIBRARIES = (
-    str(Path(torch.__file__).parent),
-    str(Path(__file__).parents[1]),
-)  # where nobody's model is
+# where nobody's model is
+_LIBRARIES = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]))
 _LIFT = torch.ops.aten.lift_fresh.default
 _ADD = torch.ops.aten.add.Tensor
 _COPIES = ("aten::copy_", "fsdp::all_gather_copy_in")
@@ -154,9 +152,8 @@ class Recorder(StorageTracker):
         """Label the storages of a tensor or container, and say which block of the model they belong to."""
         self.see(value)
         for number in self.storages_of(value):
-            if (
-                self.labels.get(number) == HOST
-            ):  # the state of an offloaded optimizer stays on the host
+            # the state of an offloaded optimizer stays on the host
+            if self.labels.get(number) == HOST:
                 continue
             self.labels[number] = name
             if name == "gradients":
@@ -204,9 +201,8 @@ class Recorder(StorageTracker):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        if (
-            func is _DEVICE
-        ):  # seven of ten calls; the fake mode would run all of its own checks on them
+        # seven of ten calls; the fake mode would run all of its own checks on them
+        if func is _DEVICE:
             return args[0].fake_device if isinstance(args[0], FakeTensor) else args[0].device
         if func is _READ:
             return self._read(args[0])
@@ -219,9 +215,8 @@ class Recorder(StorageTracker):
         if self.phase is not None and (phase := self.phase()) != self.marks[-1].phase:
             self.mark(phase)
         self._dispatched += 1
-        if (
-            self._as_tracked and func is not _LIFT
-        ):  # tensors that a model holds beside its parameters and buffers
+        # tensors that a model holds beside its parameters and buffers
+        if self._as_tracked and func is not _LIFT:
             self.see([each for each in tensors_in(args) if not isinstance(each, FakeTensor)])
         if self.before_each is not None:
             self.before_each()
@@ -319,9 +314,8 @@ class Recorder(StorageTracker):
 
     def _with_host(self, func: Any, given: Any, result: Any, cost: Cost | None) -> Cost | None:
         """The cost, where what the host computes is not the device's work, and a copy between them is a transfer."""
-        tensors = [
-            each for each in tensors_in(given) if each.dim()
-        ]  # not numbers, which may come from anywhere
+        # not numbers, which may come from anywhere
+        tensors = [each for each in tensors_in(given) if each.dim()]
         on_host = [self.is_on_host(each) for each in tensors]
         sides = set(on_host)
         if sides == {True}:

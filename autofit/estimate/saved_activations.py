@@ -50,9 +50,8 @@ class SavedTensors:
     def _pack(self, tensor: torch.Tensor) -> torch.Tensor | tuple[int, torch.Tensor]:
         number = next(self._recorder.storages_of(tensor), None) if tensor in self._movable else None
         if number is None:
-            return (
-                tensor.detach() if tensor.requires_grad else tensor
-            )  # or an output would hold itself
+            # or an output would hold itself
+            return tensor.detach() if tensor.requires_grad else tensor
         self._look()
         address, times = self._held.get(number, (tensor.untyped_storage()._cdata, 0))
         self._held[number] = address, times + 1

@@ -38,9 +38,8 @@ class Symbols:
         return cls(*free[:3])
 
 
-UNSCALED = Symbols(
-    2**31 - 1, 2**61 - 1, 2**19 - 1
-)  # primes that divide no size: amounts stay as traced
+# primes that divide no size: amounts stay as traced
+UNSCALED = Symbols(2**31 - 1, 2**61 - 1, 2**19 - 1)
 
 
 @dataclass(frozen=True)

@@ -30,9 +30,8 @@ def run_schedule(
             if resting and segment.of_block:
                 _, more = segment.memory[True, mode[1]]
             rise, net = np.maximum(rise, net + climbed), net + more
-            if (
-                segment.of_block and segment.phase == "backward"
-            ):  # from the second one on a block leaves
+            # from the second one on a block leaves
+            if segment.of_block and segment.phase == "backward":
                 net, leaving = net + leaving, 0.0
         # The highest of what is repeated is in its first round or in its last.
         highest = np.maximum(np.maximum(highest, live + rise), live + net * (repeats - 1) + rise)
@@ -97,9 +96,8 @@ def with_head(schedule: Schedule, head: Segments, let_go: Floats) -> Schedule:
 
 def _head(segments: Segments) -> Schedule:
     """The forward after the last block: the head, and each chunk of its loss."""
-    _, *others = (
-        segment for segment in segments.items if segment.phase == "forward"
-    )  # the first is the embedding
+    # the first is the embedding
+    _, *others = (segment for segment in segments.items if segment.phase == "forward")
     return [
         ([segment], segments.times(segment)) for segment in others if segment.block in (None, CHUNK)
     ]

@@ -47,9 +47,8 @@ class Segment:
 
     phase: str
     block: int | None
-    memory: dict[
-        Mode, tuple[Floats, Floats]
-    ]  # (the highest above the start, the difference between end and start)
+    # (the highest above the start, the difference between end and start)
+    memory: dict[Mode, tuple[Floats, Floats]]
     saved: Floats  # what goes to the host if saved tensors are offloaded
     newest: Floats  # the last of these tensors
     moved: Floats  # how many they are

@@ -22,9 +22,8 @@ from autofit.techniques.loss import ROWS, token_slices
 _LONGEST_PERIOD = (
     8  # blocks: Gemma 3 has five of one kind and one of another; hybrids repeat every eight
 )
-CHUNK = (
-    -1
-)  # in place of a block, in marks: part of the forward that runs once for each chunk of the loss
+# in place of a block, in marks: part of the forward that runs once for each chunk of the loss
+CHUNK = -1
 
 
 @dataclass(frozen=True)

@@ -26,9 +26,8 @@ class Skeleton:
     def whole(cls, workload: Workload, hardware: Hardware) -> Self:
         """The model with all of its blocks, its weights moved to meta where a factory made real ones."""
         tracker = StorageTracker()
-        with (
-            tracker if hardware.device == "cpu" else nullcontext()
-        ):  # models are made in the host's memory
+        # models are made in the host's memory
+        with tracker if hardware.device == "cpu" else nullcontext():
             model = meta_model_from(workload.model)
         moved: dict[nn.Parameter, nn.Parameter] = {}
         for module in model.modules():

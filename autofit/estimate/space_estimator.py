@@ -54,9 +54,8 @@ from autofit.setup.saved_tensors import WINDOW
 from autofit.training.meta_model import meta_model_from
 
 _Traced = tuple[Segments | None, Calls | None]  # Calls where they are to be measured
-_Update = tuple[
-    Value, tuple[tuple[Kind, int], ...]
-]  # an optimizer, and how many weights of each kind it steps
+# an optimizer, and how many weights of each kind it steps
+_Update = tuple[Value, tuple[tuple[Kind, int], ...]]
 _PART = 2000  # groups that one process puts together in one go
 
 
@@ -135,9 +134,8 @@ class SpaceEstimator:
             Calls(self._symbols) if rates.measured_here and rates.operators is None else None
         )
         self._update_costs: dict[_Update, OptimizerCost] = {}
-        self._optimizers: dict[
-            tuple[Any, int], _OptimizerRow
-        ] = {}  # by value of the knob and id of the segments
+        # by value of the knob and id of the segments
+        self._optimizers: dict[tuple[Any, int], _OptimizerRow] = {}
         self._updates: dict[OptimizerCost, float] = {}
         self._passes: dict[tuple[Value, ...], Pass | None] = {}
         self._computed: Computed = {}  # shared by passes
@@ -280,9 +278,8 @@ class SpaceEstimator:
             else:
                 head, *blocks = complete
                 schedule = alternating(*blocks) if len(blocks) == 2 else as_traced(blocks[0])
-                schedule = with_head(
-                    schedule, head, blocks[0].let_go
-                )  # alternating ones end with a plain block
+                # alternating ones end with a plain block
+                schedule = with_head(schedule, head, blocks[0].let_go)
                 self._passes[key] = Pass(plain, schedule, self._computed)
         return self._passes[key]
 
@@ -353,9 +350,8 @@ class SpaceEstimator:
         at_once = np.maximum(held + first + window, update)
         if config.optimizer_in_backward:
             at_once = held + added + optimizer.largest + window
-        by_host = (
-            optimizer.moved + gradients
-        ) / self.rates.link  # its own traffic, and weights come back
+        # its own traffic, and weights come back
+        by_host = (optimizer.moved + gradients) / self.rates.link
         there = config.fsdp_offload == "cpu"  # gradients are on the host, too
         added_up = (
             optimizer.weights / self.rates.link
@@ -366,9 +362,8 @@ class SpaceEstimator:
         speed = Speed.of(self.rates, self._hardware, config)
         each = step_pass.seconds(speed, config, exchanges)
         last = step_pass.seconds(speed, config, exchanges, last=True)
-        whole = (
-            layout.shard * layout.context if config.lora_rank else 1
-        )  # until the last micro-batch
+        # until the last micro-batch
+        whole = layout.shard * layout.context if config.lora_rank else 1
         accumulating = np.maximum(held + whole * earlier + added + window, update)
         return _Step(
             accumulating=np.maximum(accumulating, made_with),
@@ -385,9 +380,8 @@ class SpaceEstimator:
         """Bytes that the host holds for one device."""
         segments, total = step_pass.segments, optimizer.paged
         if "cpu" in (config.optimizer_offload, config.fsdp_offload):
-            total = (
-                total + 2 * optimizer.weights + optimizer.state
-            )  # copies of weights, their gradients
+            # copies of weights, their gradients
+            total = total + 2 * optimizer.weights + optimizer.state
         if config.parameter_offload == "cpu" and not rest_on_host(config) and segments.depth:
             total = total + segments.streamed_block * segments.depth.whole
         return total + step_pass.saved[0] if config.activation_offload == "cpu" else total

@@ -68,9 +68,8 @@ def timeline_of(
     timed = sum(seconds) > 0
     weights = seconds if timed else [after.events - mark.events for mark, after in spans]
     total = sum(weights) or 1.0
-    starts = list(
-        accumulate((weight / total for weight in weights), initial=0.0)
-    )  # of spans, from 0 to 1
+    # of spans, from 0 to 1
+    starts = list(accumulate((weight / total for weight in weights), initial=0.0))
     edges = [first, *(after.events for _, after in spans)]  # the events of a span are evenly spaced
     workspace = workspace_bytes(hardware)
     shown = _fullest(list(_moments(traced, hardware, first, last)), most)

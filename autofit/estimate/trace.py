@@ -172,15 +172,13 @@ def trace(
                 setup.forward_contexts.append(saved.hooks)
             owners = _owners(setup)
             packed, reached = _step(setup, recorder, fake_mode, owners)
-        trainable = [
-            parameter for _, parameter in setup.trainable() if parameter in reached
-        ]  # until it is given back
+        # until it is given back
+        trainable = [parameter for _, parameter in setup.trainable() if parameter in reached]
         streamable = streamable_weights(setup.model, setup.config)
     except (AutofitError, KeyboardInterrupt):
         raise
-    except (
-        BaseException
-    ) as error:  # the model's own code, under conditions that it was not written for
+    # the model's own code, under conditions that it was not written for
+    except BaseException as error:
         why = (
             f"{operator} needs numbers"
             if (operator := getattr(error, "func", None))

@@ -19,9 +19,8 @@ class Case:
     micro_batch_size: int
     sequence_length: int | None
     model_config: Mapping[str, Any]  # as transformers writes it
-    versions: Mapping[str, str] = field(
-        default_factory=dict
-    )  # of the packages it was measured with
+    # of the packages it was measured with
+    versions: Mapping[str, str] = field(default_factory=dict)
     apart: bool = False  # packed samples do not see one another
 
     @property

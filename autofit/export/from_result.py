@@ -58,11 +58,8 @@ def export(
     require(isinstance(strict, bool), "strict must be True or False", strict)
     result = result_of(result)
     model = None
-    if result.source.get("kind") in (
-        "preset",
-        "directory",
-        "hub",
-    ):  # others only the user's own code can build
+    # others only the user's own code can build
+    if result.source.get("kind") in ("preset", "directory", "hub"):
         model = workload_from_source(result.source, result.workload).model
     path = None if output is None else expanded(output, "output")
     export = write(tool, _source(result, model), tool_version, path.name if path else "")

@@ -71,10 +71,8 @@ _KNOWN_CLASSES = (
     'if data["labels"].max() >= NUM_LABELS:',
     '    raise SystemExit("the data has more classes than the model: change NUM_LABELS")',
 )
-_COUNTED = {
-    "tokens": "EFFECTIVE_BATCH_SIZE * SEQUENCE_LENGTH",
-    "samples": "EFFECTIVE_BATCH_SIZE",
-}  # in a step
+# in a step
+_COUNTED = {"tokens": "EFFECTIVE_BATCH_SIZE * SEQUENCE_LENGTH", "samples": "EFFECTIVE_BATCH_SIZE"}
 _MATRICES = (
     'matrices = {"params": [p for p in trained if p.dim() >= 2], "weight_decay": WEIGHT_DECAY}',
     'others = {"params": [p for p in trained if p.dim() < 2], "weight_decay": 0.0}',

@@ -143,9 +143,8 @@ def accelerate(
         kind = request.config.data_parallel
         if kind not in ("ddp", "fsdp") and request.layout.world == 1:
             return ToolKeys(off or {}, as_measured=True)
-        kind = (
-            "ddp" if kind == "ddp" or request.source.device == "cpu" else "fsdp"
-        )  # which alone may be beside a split
+        # which alone may be beside a split
+        kind = "ddp" if kind == "ddp" or request.source.device == "cpu" else "fsdp"
         keys: dict[str, Any] = {
             "compute_environment": "LOCAL_MACHINE",
             "distributed_type": "FSDP"

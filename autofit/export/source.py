@@ -73,9 +73,8 @@ class ExportSource:
     targets: tuple[str, ...] = ()  # the layers that get adapters, as peft matches names
     outputs: tuple[str, ...] = ()  # those of them that compute the model's outputs
     heads: tuple[str, ...] = ()  # the layers trained whole beside adapters
-    experts: tuple[
-        str, ...
-    ] = ()  # the parameters that hold the weights of experts, where there are adapters
+    # the parameters that hold the weights of experts, where there are adapters
+    experts: tuple[str, ...] = ()
     adapted_experts: tuple[str, ...] = ()  # those of them that get adapters
     off: Mapping[str, Value] = field(default_factory=dict)  # of every registered knob
 

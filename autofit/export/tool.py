@@ -104,14 +104,12 @@ class Tool:
     title: (
         str  # in small letters and without hyphens, the word after `--to` and the name of its file
     )
-    versions: tuple[
-        str, ...
-    ]  # where its keys changed, oldest first; the last one is what this was checked with
+    # where its keys changed, oldest first; the last one is what this was checked with
+    versions: tuple[str, ...]
     run: str  # how the export is used, one line, from the slots of `command`
     knobs: Mapping[str, Share]  # the keys of each knob, written out also when it is off
-    fixed: Callable[
-        [Request], Mapping[str, Any]
-    ]  # keys that no knob decides: the model, the data, how to learn
+    # keys that no knob decides: the model, the data, how to learn
+    fixed: Callable[[Request], Mapping[str, Any]]
     file: str = ""  # what its most important file is called; empty: NAME.yaml
     # The text of every file by name, that one first, from all keys, nested as the tool has them, the header, and what
     # the first one is called now; None: one YAML file of all keys.
@@ -120,15 +118,13 @@ class Tool:
     without: str = ""  # what the tool does with a knob that is not in `knobs`, as half a sentence
     without_may_not_fit: bool = True  # that may take more memory than was measured
     tasks: tuple[str, ...] = ()  # what the tool can train; empty: anything
-    splits: tuple[
-        str, ...
-    ] = ()  # of tensor_parallel and context_parallel, those that it has keys for
+    # of tensor_parallel and context_parallel, those that it has keys for
+    splits: tuple[str, ...] = ()
     expert_targets: str = (
         ""  # the key of experts' parameters that get adapters; empty: there is none
     )
-    quantises_experts: tuple[
-        Value, ...
-    ] = ()  # the values of `quantization` that it holds experts in, too
+    # the values of `quantization` that it holds experts in, too
+    quantises_experts: tuple[Value, ...] = ()
     caches_casts: bool = (
         True  # whether its autocast keeps copies of weights until a forward is over
     )
@@ -331,9 +327,8 @@ def _share(tool: Tool, knob: str, request: Request) -> ToolKeys:
     source, share = request.source, tool.knobs.get(knob)
     value, off, registered = source.config[knob], source.off.get(knob), knob in source.off
     of_adapters = bool(knob_named(knob).beside)
-    if (
-        share and of_adapters and not source.config.lora_rank
-    ):  # tools are asked for these only beside adapters
+    # tools are asked for these only beside adapters
+    if share and of_adapters and not source.config.lora_rank:
         return ToolKeys()
     answer = share(request) if share else ToolKeys()
     if (

@@ -399,8 +399,7 @@ TRAINER_KNOBS: dict[str, Callable[[TrainerCase], TrainerKeywords]] = {
     "parameter_offload": _impossible("parameter_offload", "Trainer keeps weights on the device"),
     "compile": _compile,
     "attention": _attention,
-    "loss": _impossible(
-        "loss", "Trainer holds the logits of all tokens", "chunked"
-    ),  # `fused` is one of Liger's
+    # `fused` is one of Liger's
+    "loss": _impossible("loss", "Trainer holds the logits of all tokens", "chunked"),
     "kernels": _liger,
 }

@@ -15,9 +15,8 @@ from autofit.core.pareto import OtherBudget
 from autofit.hardware.catalogue import card, card_names, sold_bytes
 from autofit.hardware.device import END_OTHERS
 
-_STEP = (
-    GIB // 4
-)  # free memory is rounded down to this: a little more held by a display tomorrow changes no budget
+# free memory is rounded down to this: a little more held by a display tomorrow changes no budget
+_STEP = GIB // 4
 _MORE_BYTES = 4 * GIB
 _SAME_SIZE = 0.1  # cards sold as one size differ by less: of 24 GB ones 22.0 and 23.6 GiB are free
 
@@ -86,9 +85,8 @@ def other_budgets(budget: Budget, hardware: Hardware) -> tuple[OtherBudget, ...]
         ("4 GiB more", _MORE_BYTES) if size >= _MORE_BYTES else ("a quarter more", size // 4)
     )
     budgets.append(OtherBudget(why, size + more))
-    by_size = {
-        each.device_bytes: each for each in reversed(budgets)
-    }  # of two of the same size the first stays
+    # of two of the same size the first stays
+    by_size = {each.device_bytes: each for each in reversed(budgets)}
     return tuple(by_size[nbytes] for nbytes in sorted(by_size))
 
 

@@ -17,18 +17,15 @@ from functools import partial
 
 MIN_BLOCK = 512  # kMinBlockSize: every size is a multiple of it
 SMALL_SIZE = 1 << 20  # kSmallSize: the largest allocation of the small pool
-SMALL_SEGMENT = (
-    2 << 20
-)  # kSmallBuffer: a segment of the small pool; with expandable segments its page
-LARGE_SEGMENT = (
-    20 << 20
-)  # kLargeBuffer, now the default of large_segment_size: likewise for the large pool
+# kSmallBuffer: a segment of the small pool; with expandable segments its page
+SMALL_SEGMENT = 2 << 20
+# kLargeBuffer, now the default of large_segment_size: likewise for the large pool
+LARGE_SEGMENT = 20 << 20
 MIN_LARGE = 10 << 20  # kMinLargeAlloc: from here on a segment holds one allocation
 ROUND_LARGE = 2 << 20  # kRoundLarge: and is a multiple of this
 
-_LARGE_POOL_BASE = (
-    LARGE_SEGMENT << 30
-)  # apart from the small pool's addresses, and the start of a page
+# apart from the small pool's addresses, and the start of a page
+_LARGE_POOL_BASE = LARGE_SEGMENT << 30
 
 Event = tuple[int, int]  # (storage id, bytes): more than 0 bytes allocates, 0 frees
 

@@ -27,9 +27,8 @@ class Card:
     memory_bytes: int
     sold_gb: int  # the size on the box, in GB
     capability: tuple[int, int]
-    flops_per_second: Mapping[
-        str, float
-    ]  # of dense products, by their format (fp32, tf32, bf16, fp16, fp8, int8)
+    # of dense products, by their format (fp32, tf32, bf16, fp16, fp8, int8)
+    flops_per_second: Mapping[str, float]
     bandwidth: float  # of the memory
     link: float  # to the host
     links: Links  # to other cards
@@ -162,9 +161,8 @@ def sold_bytes(hardware: Hardware) -> int:
     """The size that a card is sold as, a little more than it has; of an unknown card the largest it can be."""
     listed = card_like(hardware)
     most = int(hardware.memory_bytes * _SOLD_TO_REAL)
-    if (
-        listed and hardware.memory_bytes <= listed.sold_gb * GIB <= most
-    ):  # else part of it, or one with more chips
+    # else part of it, or one with more chips
+    if listed and hardware.memory_bytes <= listed.sold_gb * GIB <= most:
         return listed.sold_gb * GIB
     return most
 
@@ -197,9 +195,8 @@ def standing_in_for(present: Hardware, target: Card) -> Hardware:
         raise InputError(
             f"{target.title} has more memory than the card here: {has}.", "Search on a larger card."
         )
-    memory_bytes = min(
-        target.memory_bytes, present.memory_bytes
-    )  # 24 GB are 22.0 GiB of one and 23.6 of another
+    # 24 GB are 22.0 GiB of one and 23.6 of another
+    memory_bytes = min(target.memory_bytes, present.memory_bytes)
     return replace(
         present,
         name=target.title,

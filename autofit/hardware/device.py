@@ -131,9 +131,8 @@ def used_bytes_without_context() -> int:
     if not used:
         return 0
     try:
-        properties = torch.cuda.get_device_properties(
-            0
-        )  # after nvidia-smi, because CUDA takes memory of the card
+        # after nvidia-smi, because CUDA takes memory of the card
+        properties = torch.cuda.get_device_properties(0)
     except RuntimeError:  # the next use of the card raises it again, and says more
         return 0
     return 0 if " MIG " in properties.name else used.get(f"GPU-{properties.uuid}", 0)
@@ -164,9 +163,8 @@ def _limits(groups: Path, mount: Path) -> Iterator[HostMemory]:
             root, files = mount / "memory", _FILES_1
         else:
             continue
-        inside = root / path.lstrip(
-            "/"
-        )  # absent in some containers, whose limit is then at the root
+        # absent in some containers, whose limit is then at the root
+        inside = root / path.lstrip("/")
         for folder in (inside, *inside.parents):
             if folder.is_relative_to(root) and (limit := _limit(folder, *files)):
                 yield limit

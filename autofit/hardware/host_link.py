@@ -19,9 +19,8 @@ def host_link(name: str) -> float | None:
     if found is None:
         try:
             found = measured("cuda", torch.cuda.synchronize)
-        except (
-            RuntimeError
-        ):  # the card, or what may be pinned, is full: whoever needs the room will say so
+        # the card, or what may be pinned, is full: whoever needs the room will say so
+        except RuntimeError:
             return None
         write_cache(path, found)
     return found

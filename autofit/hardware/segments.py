@@ -13,9 +13,8 @@ import torch
 
 from autofit.core.environment import ALLOCATOR, EXPANDABLE, FIXED, allocator_variable
 
-_set_here: list[
-    str
-] = []  # the last of this process's changes, because PyTorch 2.11 cannot read its settings
+# the last of this process's changes, because PyTorch 2.11 cannot read its settings
+_set_here: list[str] = []
 
 
 def settings() -> str:

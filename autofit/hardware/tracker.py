@@ -88,9 +88,8 @@ class StorageTracker(TorchDispatchMode):
     def see(self, value: Any) -> None:
         """Count the storages of a tensor, or of those in a list or tuple."""
         if isinstance(value, torch.Tensor):
-            if is_traceable_wrapper_subclass(
-                value
-            ):  # quantised weights: their bytes are in the inner tensors
+            # quantised weights: their bytes are in the inner tensors
+            if is_traceable_wrapper_subclass(value):
                 inner: Any = value
                 self.see([getattr(value, name) for name in inner.__tensor_flatten__()[0]])
             elif value.layout is torch.sparse_coo:  # the gradient of a sparse embedding

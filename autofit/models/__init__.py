@@ -194,9 +194,6 @@ def _existing(model: str) -> Path | None:
     try:
         path = Path(model).expanduser()
         return path if path.exists() else None
-    except (
-        OSError,
-        RuntimeError,
-        ValueError,
-    ):  # too long for a file name, no such user, a null character
+    # too long for a file name, no such user, a null character
+    except (OSError, RuntimeError, ValueError):
         return None

@@ -19,10 +19,8 @@ from autofit.core.files import expanded, read_text
 from autofit.models.huggingface import HuggingFaceModel
 from autofit.models.tasks.choice import chosen_task, remedy_for
 
-_DEQUANTISED = (
-    "mxfp4",
-    "fp8",
-)  # formats of checkpoints that transformers dequantises as it reads them
+# formats of checkpoints that transformers dequantises as it reads them
+_DEQUANTISED = ("mxfp4", "fp8")
 _MOST_BYTES, _MOST_PARTS = 2**24, 2**20  # of a config.json; layers, labels or frames
 _SECONDS = 5.0  # to wait for an answer of a few hundred bytes, unless HF_HUB_ETAG_TIMEOUT is set
 
@@ -133,9 +131,8 @@ def _raw_config(origin: _Origin) -> Mapping[str, Any]:
             raise InputError(
                 message, "Correct it, or write it again with save_pretrained."
             ) from error
-        first = (
-            str(error).strip().partition("\n")[0].rstrip(".")
-        )  # transformers adds advice of several lines
+        # transformers adds advice of several lines
+        first = str(error).strip().partition("\n")[0].rstrip(".")
         message = (
             f"{origin.path} is no directory here, and its config.json cannot be fetched: {first}."
         )

@@ -57,9 +57,8 @@ class HuggingFaceModel:
         import transformers
 
         config = self.transformers_config()
-        vars(config).pop(
-            "quantization_config", None
-        )  # of the checkpoint's weights, not of those made here
+        # of the checkpoint's weights, not of those made here
+        vars(config).pop("quantization_config", None)
         auto = getattr(transformers, self.auto_class())
         try:
             # float32 whatever config.json says: what holds the weights is decided by the precision that is searched.
@@ -126,9 +125,8 @@ class HuggingFaceModel:
             task.labels == "other tokens" or self.config["model_type"] == "vision-encoder-decoder"
         )
         if shifted and getattr(config, "decoder_start_token_id", None) is None:
-            config.decoder_start_token_id = (
-                padding(config) or 0
-            )  # before the labels, which are the decoder's input
+            # before the labels, which are the decoder's input
+            config.decoder_start_token_id = padding(config) or 0
         return config
 
 

@@ -126,9 +126,8 @@ def measure(workload: Workload, request: Request) -> Measurement:
     found = _measured(workload, own, _alone(request.hardware), rank=0).measurement
     if request.hardware.world == 1:
         return found
-    return dataclasses.replace(
-        found, loss=None, communication_seconds=0.0
-    )  # of weights that nobody has
+    # of weights that nobody has
+    return dataclasses.replace(found, loss=None, communication_seconds=0.0)
 
 
 def _alone(hardware: Hardware) -> contextlib.AbstractContextManager[None]:
@@ -244,9 +243,8 @@ def _probe(workload: Workload, request: Request) -> Probe:
 def _root_cause(error: BaseException) -> BaseException:
     """The error that ended the device, if any: every later call fails too, and clean-up code reports that instead."""
     chain, each = {id(error): error}, error
-    while (before := each.__context__) and id(
-        before
-    ) not in chain:  # a chain made by hand may be a circle
+    # a chain made by hand may be a circle
+    while (before := each.__context__) and id(before) not in chain:
         each = chain[id(before)] = before
     fatal = [
         each
@@ -275,8 +273,7 @@ def _classify(error: BaseException, request: Request) -> tuple[Outcome, str]:
     text = "".join(printable(each, _MOST_KEPT) for each in parts)
     sys.stderr.write(text)
     lines = text.strip().splitlines()
-    if isinstance(
-        error, torch.AcceleratorError
-    ):  # its first line says what it is; how to debug PyTorch follows
+    # its first line says what it is; how to debug PyTorch follows
+    if isinstance(error, torch.AcceleratorError):
         del lines[len(lines) - len(str(error).strip().splitlines()) + 1 :]
     return Outcome.FAILED, "\n".join(lines[-12:])

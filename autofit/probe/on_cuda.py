@@ -16,12 +16,10 @@ from autofit.probe.steps import Probe, Request, peak_resident_bytes
 from autofit.setup import Setup
 from autofit.training.step import train_step
 
-_MOST_BESIDE = (
-    2 * GIB
-)  # that kernels and workspaces of a process add to its context; communicators as much again
-_UNEVEN = (
-    256 * MIB
-)  # the size of a context differs between processes, and what a desktop takes changes
+# that kernels and workspaces of a process add to its context; communicators as much again
+_MOST_BESIDE = 2 * GIB
+# the size of a context differs between processes, and what a desktop takes changes
+_UNEVEN = 256 * MIB
 
 
 def open_card() -> int:

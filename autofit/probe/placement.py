@@ -33,9 +33,8 @@ class Place:
         if self.card is not None:
             environment["CUDA_VISIBLE_DEVICES"] = self.card
         if self.cores:
-            for (
-                name
-            ) in _THREADS:  # one a core, as PyTorch has it by itself, unless the user wants fewer
+            # one a core, as PyTorch has it by itself, unless the user wants fewer
+            for name in _THREADS:
                 asked = environment.get(name, "")
                 environment[name] = str(
                     min(self.cores, int(asked)) if asked.isdecimal() else self.cores

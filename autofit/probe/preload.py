@@ -74,9 +74,8 @@ def _answering(cards: Callable[[], _Cards]) -> Iterator[None]:
     ):
         yield
     interface = sys.modules.get("torch._dynamo.device_interface")
-    getattr(
-        interface, "caching_worker_device_properties", {}
-    ).clear()  # a cache; children ask the card itself
+    # a cache; children ask the card itself
+    getattr(interface, "caching_worker_device_properties", {}).clear()
 
 
 def _described_card() -> _Cards:

@@ -61,12 +61,10 @@ class Probe(ABC):
     def __init__(self, workload: Workload, request: Request) -> None:
         self.workload = workload
         self.request = request
-        self.usable = request.budget.cap_bytes(
-            request.hardware.device
-        )  # of the device, the context included
-        self.cap = request.budget.cap_bytes(
-            request.hardware.device, request.hardware.context_bytes
-        )  # of tensors
+        # of the device, the context included
+        self.usable = request.budget.cap_bytes(request.hardware.device)
+        # of tensors
+        self.cap = request.budget.cap_bytes(request.hardware.device, request.hardware.context_bytes)
         self.setup: Setup | None = None
         self.batch: Any = None
         self.loss: float | None = None
@@ -116,9 +114,8 @@ class Probe(ABC):
                 self.workload.split,
             )
         stepped = tried = 0
-        while (
-            stepped < _WARM_STEPS and tried < 50
-        ):  # a scaler may skip the first steps until its scale is low enough
+        # a scaler may skip the first steps until its scale is low enough
+        while stepped < _WARM_STEPS and tried < 50:
             loss = accumulate(setup, part if stepped else first)
             self._check(loss)
             stepped += update(setup)
@@ -231,9 +228,8 @@ class Probe(ABC):
 
     def built(self) -> None:
         """Called when the training run is built."""
-        if (
-            self.setup and not self.compiles and (live := self.live())
-        ):  # a hook would be compiled, too
+        # a hook would be compiled, too
+        if self.setup and not self.compiles and (live := self.live()):
             self.holders = Holders(self.setup, live)
 
     def live(self) -> Callable[[], int] | None:

@@ -29,11 +29,8 @@ from autofit.core.forks import adopt_orphans, die_with_parent, ending_forks
 from autofit.core.zygote_process import START
 from autofit.probe.preload import preload
 
-_LOOK_SECONDS, _MOST_LOGGED, _KEPT_OF_LOG = (
-    0.5,
-    2**24,
-    2**20,
-)  # what a model prints may be gigabytes
+# what a model prints may be gigabytes
+_LOOK_SECONDS, _MOST_LOGGED, _KEPT_OF_LOG = (0.5, 2**24, 2**20)
 # Seconds for what a job left running: to clean up (multiprocessing's tracker removes shared memory), and to be gone.
 _PATIENCE, _LONGEST_END = 0.5, 10.0
 
@@ -61,9 +58,8 @@ class Ended:
     """How a child ended."""
 
     payload: bytes  # its answer, a pickle of what the function returned; empty: none
-    code: (
-        int | None
-    )  # its exit code; -number: killed by that signal; None: its time was up, or the parent's patience
+    # its exit code; -number: killed by that signal; None: its time was up, or the parent's patience
+    code: int | None
     last_line: str = ""  # of its log, which the parent looks up
 
 
@@ -173,9 +169,8 @@ def _collect(
         elif deaths in ready:
             os.read(deaths, 1 << 16)  # first, so that a later death makes it readable again
             if os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT):
-                os.set_blocking(
-                    reader, False
-                )  # a process that the child left behind may hold the pipe open
+                # a process that the child left behind may hold the pipe open
+                os.set_blocking(reader, False)
                 with contextlib.suppress(BlockingIOError):
                     while part := os.read(reader, 1 << 16):  # written since the pipe was looked at
                         parts += part

@@ -197,9 +197,8 @@ def nothing_fits_lines(result: Result) -> list[str]:
         smallest = (
             f"The smallest budget in which anything is expected to fit is {fmt.gib(size)} GiB"
         )
-        how = (
-            smallest if size > budget else "Not measured, but expected to fit"
-        )  # the search ended before it
+        # the search ended before it
+        how = smallest if size > budget else "Not measured, but expected to fit"
         lines.append(f"{how}: {fmt.describe(point.config)} {fmt.source(point.measured)}.")
     enough = least[0] if least else needed
     helps = _remedies(result, enough if enough and enough > budget else None)
@@ -213,9 +212,8 @@ def probe_counts(result: Result) -> str:
     """How many configs there were, how many were measured with what outcome, and why the others were not."""
     if result.stopped_by == "prediction":
         return prediction_counts(result)
-    measured = {
-        (trial.config, trial.outcome) for trial in result.trials
-    }  # a long search measures its leader again
+    # a long search measures its leader again
+    measured = {(trial.config, trial.outcome) for trial in result.trials}
     counts = {
         word: sum(each is outcome for _, each in measured) for outcome, word in fmt.OUTCOMES.items()
     }

@@ -26,9 +26,8 @@ _WORTH_A_WORD = (
 _NOTHING = 0.005
 _MOST_CHANGES = 4
 
-Change = tuple[
-    Alternative, float
-]  # and the speed it leaves against the best's, 0 where that is unknown
+# and the speed it leaves against the best's, 0 where that is unknown
+Change = tuple[Alternative, float]
 
 
 def knob_lines(result: Result) -> list[str]:

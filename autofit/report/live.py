@@ -118,9 +118,8 @@ class LiveDisplay:
             refused = f", {event.refused:,} of them refused beforehand" if event.refused else ""
             measured = f"at most {probes}" if event.trials else "none of them can be measured here"
             return f"{event.model} on {place}: {configs}{refused}; {measured}"
-        if isinstance(
-            event, PhaseStarted
-        ):  # before a search, an error about wrong input stands alone
+        # before a search, an error about wrong input stands alone
+        if isinstance(event, PhaseStarted):
             return event.doing if search else None
         if not isinstance(event, ProbeFinished):
             return event.text if isinstance(event, Note) else None
@@ -147,9 +146,8 @@ class _Lines(Live):
     def __init__(self, console: Console, content: Callable[[], RenderableType]) -> None:
         self._content: Callable[[], RenderableType] = content
         self._widths: list[int] = []
-        redirect = (
-            sys.stdout.isatty()
-        )  # output to a file or a pipe disturbs nothing, and wants what it is sent
+        # output to a file or a pipe disturbs nothing, and wants what it is sent
+        redirect = sys.stdout.isatty()
         super().__init__(
             self, console=console, transient=True, auto_refresh=False, redirect_stdout=redirect
         )
@@ -163,9 +161,8 @@ class _Lines(Live):
         super().stop()
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        narrower = options.update_width(
-            max(1, options.max_width - 1)
-        )  # a terminal may break a line that fills it
+        # a terminal may break a line that fills it
+        narrower = options.update_width(max(1, options.max_width - 1))
         lines = console.render_lines(self._content(), narrower, pad=False)[
             : max(0, console.height - 2)
         ]

@@ -35,13 +35,11 @@ class Progress:
         self.running: dict[int, tuple[ProbeStarted, float]] = {}  # by number, with its start time
         self.best: Measurement | None = None
         self.first: Measurement | None = None  # that fitted
-        self.bests: list[
-            float
-        ] = []  # the highest throughput of any leader after each probe; 0 before anything fits
+        # the highest throughput of any leader after each probe; 0 before anything fits
+        self.bests: list[float] = []
         self.counts: Counter[Outcome] = Counter()
-        self.latest: dict[
-            tuple[int, bool], Measurement
-        ] = {}  # by number and whether it verified, newest last
+        # by number and whether it verified, newest last
+        self.latest: dict[tuple[int, bool], Measurement] = {}
         self.done = 0
         self.verified = 0
         self.idle_since = now
@@ -100,9 +98,8 @@ class Progress:
             )
             self.done = max(self.done, self._highest + 1 - unfinished)
             leading = self.best.throughput if self.best else 0.0
-            self.bests.append(
-                max([leading, *self.bests[-1:]])
-            )  # the leader may change where the machine drifts
+            # the leader may change where the machine drifts
+            self.bests.append(max([leading, *self.bests[-1:]]))
             self.first = self.first or (measurement if measurement.fits else None)
         self.running.pop(measurement.number, None)
         self.idle_since = now

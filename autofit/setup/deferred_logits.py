@@ -28,9 +28,8 @@ from autofit.setup.state import Setup, evaluation_mode
 
 FEW_TOKENS = 16  # enough to tell one loss from another
 NO_HEAD = "the model is not a causal language model of transformers with a linear output head; use standard."
-SummedLoss = Callable[
-    ["Pending", torch.Tensor, int], torch.Tensor
-]  # (pending logits, classes, ignored class) -> sum
+# (pending logits, classes, ignored class) -> sum
+SummedLoss = Callable[["Pending", torch.Tensor, int], torch.Tensor]
 
 # Functions of torch that treat each logit by itself. `to` and indexing are checked further.
 _ELEMENTWISE = {
@@ -191,9 +190,8 @@ class DeferredLogits(torch.Tensor):
     def __torch_dispatch__(  # type: ignore[override]  # torch's own annotation lacks the function
         cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        return cls.__torch_function__(
-            func, types, args, kwargs
-        )  # calls that bypass __torch_function__
+        # calls that bypass __torch_function__
+        return cls.__torch_function__(func, types, args, kwargs)
 
     def _after(self, step: Step) -> DeferredLogits:
         """One more step; its effect on dtype and vocabulary is tried on a tensor of no tokens."""

@@ -66,9 +66,8 @@ class Dequantised(nn.Module):
         )
 
         module = weight.module
-        if not parametrize.is_parametrized(
-            module
-        ):  # some experts read a weight once for each of them
+        # some experts read a weight once for each of them
+        if not parametrize.is_parametrized(module):
             module.register_forward_pre_hook(_enable_parametrization_cache)
             module.register_forward_hook(_disable_parametrization_cache, always_call=True)
         parametrize.register_parametrization(module, weight.name, cls(value), unsafe=True)
@@ -193,9 +192,8 @@ def plain_experts(module: Any, dtype: torch.dtype) -> nn.Module:
         deltas[experts.parameter_name] = _Adapted(experts, experts.active_adapters)
         experts = experts.base_layer
     plain = {name: stored[0](stored.original) for name, stored in quantised_weights(experts)}
-    if (
-        plain
-    ):  # not by torch, which would change the class, and with it the model of which this is a copy
+    # not by torch, which would change the class, and with it the model of which this is a copy
+    if plain:
         experts.__class__ = parametrize.type_before_parametrizations(experts)
         del experts.parametrizations
     for name in {**plain, **deltas}:

@@ -81,9 +81,8 @@ def _attention(
     if target is not None:
         query, key, value = (tensor.to(target) for tensor in (query, key, value))
     tokens = length
-    if (
-        attention_mask is not None
-    ):  # padded batches: the same number of tokens, in samples of one length
+    # padded batches: the same number of tokens, in samples of one length
+    if attention_mask is not None:
         tokens = -(-int(attention_mask.sum()) // batch)
         # Copies, laid out as a projection leaves them.
         query, key, value = (

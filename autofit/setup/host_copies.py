@@ -18,9 +18,8 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from autofit.core.hardware import CUDA_MEMORY_ALLOCATION
 
-Ticket = (
-    torch.cuda.Event | None
-)  # what the computation waits for before it relies on a copy; None: already done
+# what the computation waits for before it relies on a copy; None: already done
+Ticket = torch.cuda.Event | None
 
 
 class CopyLane:

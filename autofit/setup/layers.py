@@ -16,12 +16,8 @@ from torch.utils._python_dispatch import _disable_current_modes
 from autofit.core.tasks import task_of
 
 _READ = re.compile(r"self\.(\w+)\.weight\b")
-_MAKING = (
-    "__init__",
-    "_init_weights",
-    "init_weights",
-    "reset_parameters",
-)  # before weights are quantised
+# before weights are quantised
+_MAKING = ("__init__", "_init_weights", "init_weights", "reset_parameters")
 _reads: dict[type, set[str]] = {}  # by class
 _multiply: dict[type, bool] = {}  # by class of a forward of its own
 _REPLACE = re.compile(r"[/\\](bitsandbytes|peft|torch)[/\\]")
@@ -51,17 +47,15 @@ def _multiplies(layer: nn.Linear) -> bool:
         return False
     if kind.forward is not nn.Linear.forward and kind not in _multiply:
         with _disable_current_modes(), torch.no_grad(), torch.random.fork_rng(devices=[]):
-            generator = torch.Generator().manual_seed(
-                0
-            )  # of both signs, which chance alone does not warrant
+            # of both signs, which chance alone does not warrant
+            generator = torch.Generator().manual_seed(0)
             tensors = {"weight": torch.randn(2, 3, generator=generator, device="cpu")}
             if layer.bias is not None:
                 tensors["bias"] = torch.randn(2, generator=generator, device="cpu")
             inputs = torch.randn(4, 3, generator=generator, device="cpu")
             _multiply[kind] = False
-            with contextlib.suppress(
-                Exception
-            ):  # whatever code raises that was written for its own weight
+            # whatever code raises that was written for its own weight
+            with contextlib.suppress(Exception):
                 made = functional_call(layer, tensors, (inputs,))
                 _multiply[kind] = torch.allclose(
                     made, functional.linear(inputs, **tensors), atol=1e-4
@@ -144,8 +138,7 @@ def repeated_blocks(model: nn.Module) -> list[nn.Module]:
         kinds = [type(child) for child in children]
         repeats = len(children) >= 2 and max(kinds.count(kind) for kind in kinds) >= 2
         if repeats and any(True for child in children for _ in child.children()):
-            blocks.extend(
-                dict.fromkeys(children)
-            )  # a block with shared weights appears several times
+            # a block with shared weights appears several times
+            blocks.extend(dict.fromkeys(children))
             inside.update(inner for child in children for inner in child.modules())
     return blocks

@@ -211,9 +211,8 @@ class _FusedLoss(torch.autograd.Function):
         counted = classes != 0  # stands for the classes that are not ignored; alive until the end
         counted.sum()
         for part, logits in _logits(hidden, weight, bias, slices):
-            _kernel(
-                logits, logits, logits, classes[part], losses[part]
-            )  # read for the maximum, read, written
+            # read for the maximum, read, written
+            _kernel(logits, logits, logits, classes[part], losses[part])
             if _same_dtype(hidden, weight) and logits.dtype == hidden.dtype:
                 torch.mm(logits, weight, out=to_hidden[part])
             else:
@@ -267,9 +266,8 @@ def _add_product(total: Tensor, left: Tensor, right: Tensor, in_place: bool) -> 
         total.add_(torch.mm(left, right).float())
     elif total.dtype == left.dtype:
         total.addmm_(left, right.to(left.dtype))
-    elif (
-        torch.__version__ < "2.13"
-    ):  # whose fake tensors lack the operator below: one as large, into half of the total
+    # whose fake tensors lack the operator below: one as large, into half of the total
+    elif torch.__version__ < "2.13":
         half = total.view(left.dtype)[:, : right.shape[1]]
         torch.addmm(half, left, right.to(left.dtype), out=half)
     else:

@@ -98,9 +98,8 @@ class SavedTensorsOnHost:
         self._count = 0
         self._live: weakref.WeakValueDictionary[int, _Offloaded] = weakref.WeakValueDictionary()
         self._on_device: OrderedDict[int, int] = OrderedDict()  # number -> bytes in the window
-        self._by_storage: dict[
-            int, tuple[Any, weakref.ref[_Offloaded]]
-        ] = {}  # address -> storage, its copy
+        # address -> storage, its copy
+        self._by_storage: dict[int, tuple[Any, weakref.ref[_Offloaded]]] = {}
 
     def hooks(self) -> saved_tensors_hooks:
         """The context of one micro-batch's forward; its backward may run outside."""
@@ -160,9 +159,8 @@ class SavedTensorsOnHost:
     def _leave_device(self, number: int) -> None:
         self._on_device.pop(number, None)
         if (offloaded := self._live.get(number)) is not None:
-            self._lane.wait(
-                offloaded.ticket
-            )  # or the memory would be reused while it is still being copied
+            # or the memory would be reused while it is still being copied
+            self._lane.wait(offloaded.ticket)
             offloaded.check()
             offloaded.original = offloaded.device = offloaded.ticket = None
 
@@ -180,9 +178,8 @@ class SavedTensorsOnHost:
         offloaded.ticket = None
         tensor = layout.on(flat)
         offloaded.unpacked += 1
-        if (
-            offloaded.unpacked >= offloaded.users
-        ):  # every user has its tensor, which keeps the memory alive
+        # every user has its tensor, which keeps the memory alive
+        if offloaded.unpacked >= offloaded.users:
             offloaded.unpacked = 0
             offloaded.served = True
             self._leave_device(offloaded.number)

@@ -112,9 +112,8 @@ def _divide_when_made(setup: Setup, styles: Styles) -> None:
         if not is_alone or not rest.keys() >= set(parts):
             continue  # tied weights are the root's, an embedding in a block is the block's
 
-        stays = (
-            group is head and config.loss != "standard"
-        )  # until the loss, which multiplies by its weight
+        # until the loss, which multiplies by its weight
+        stays = group is head and config.loss != "standard"
         own = {**options, "reshard_after_forward": False if stays else config.reshard_after_forward}
         setup.weights.on_materialized.append(
             (group, partial(_divide, setup, group, parts, styles, own))

@@ -101,10 +101,8 @@ def split_layers(setup: Setup, parts: list[nn.Module], styles: Styles) -> None:
         parallelize_module(module, mesh, _STYLES[style]())
         made: Any = module._parameters["weight"]
         module._parameters["weight"] = weights.setdefault(given, made)  # tied weights stay tied
-        if style in (
-            _HEAD,
-            _VOCABULARY,
-        ):  # FSDP2 puts a hook on what they return, which would be lost on a view
+        # FSDP2 puts a hook on what they return, which would be lost on a view
+        if style in (_HEAD, _VOCABULARY):
             module.register_forward_hook(lambda module, inputs, output: output.clone())
 
 
@@ -167,9 +165,8 @@ def _styles_of_ends(setup: Setup) -> Styles:
     )
     splits_head = divides and setup.config.loss == "standard"
     if head is not None and head.weight is embedding.weight:
-        together = (
-            splits_head and plain and embedding.padding_idx is None
-        )  # not to be found in a part of a vocabulary
+        # not to be found in a part of a vocabulary
+        together = splits_head and plain and embedding.padding_idx is None
         return {head: _HEAD, embedding: _VOCABULARY} if together else {}
     ends = {head: splits_head, embedding: plain and embedding.embedding_dim % degree == 0}
     return {end: _HEAD for end, splits in ends.items() if splits}

@@ -123,9 +123,8 @@ class _Split:
         own = {
             "input_ids": own_ids,
             "position_ids": torch.arange(start, start + size, device=own_ids.device).unsqueeze(0),
-            "labels": torch.full_like(
-                own_labels, _IGNORED
-            ),  # not read where the loss takes shifted ones
+            # not read where the loss takes shifted ones
+            "labels": torch.full_like(own_labels, _IGNORED),
             "shift_labels": own_labels.contiguous(),
             "num_items_in_batch": (labels != _IGNORED).sum().clamp(min=1),
         }

@@ -20,9 +20,8 @@ from autofit.distributed import Ranks
 
 Context = Callable[[], AbstractContextManager[Any]]
 Holder = Callable[[torch.Tensor], nn.Parameter]
-Slices = Callable[
-    [int, int, int], Iterator[slice]
-]  # (tokens, features, vocabulary) -> the tokens of each chunk
+# (tokens, features, vocabulary) -> the tokens of each chunk
+Slices = Callable[[int, int, int], Iterator[slice]]
 
 
 @dataclass
@@ -102,9 +101,8 @@ class Setup:
     warnings: list[str] = field(default_factory=list)
 
     # What runs in a step.
-    forward_contexts: list[Context] = field(
-        default_factory=list
-    )  # surround the forward of each micro-batch
+    # surround the forward of each micro-batch
+    forward_contexts: list[Context] = field(default_factory=list)
     # Surround all forwards and backwards of a step, for what must also hold while blocks are recomputed.
     step_contexts: list[Context] = field(default_factory=list)
     exchange: Exchange = field(default_factory=Exchange)

@@ -30,9 +30,8 @@ from autofit.core.hardware import MIB
 from autofit.setup.host_copies import CopyLane, Ticket
 from autofit.setup.resting_weights import Block, RestingGradient, RestingWeight, Slot
 
-Updated = Literal[
-    "device", "host"
-]  # where trained weights are updated: in the backward, or on the host after it
+# where trained weights are updated: in the backward, or on the host after it
+Updated = Literal["device", "host"]
 
 # Norms and biases are thousands of times smaller than the matrices beside them: moving them frees nothing.
 SMALLEST = MIB // 16
@@ -100,9 +99,8 @@ class BlockStreamer:
         if owns and storage.nbytes() >= self._smallest and slot not in block.resting:
             block.resting[slot] = RestingWeight(weight, self._lane)
             block.on_device = False
-            if (
-                weight.requires_grad
-            ):  # before it is updated or added to, in whatever order gradients come
+            # before it is updated or added to, in whatever order gradients come
+            if weight.requires_grad:
                 self._handles.append(weight.register_hook(lambda _: self._need(block)))
                 if self._updated == "host":
                     gradient = block.gradients[slot] = RestingGradient(weight, self._lane)
@@ -134,9 +132,8 @@ class BlockStreamer:
     def _rest(self) -> None:
         """Send all blocks to the host."""
         for block in self.blocks:
-            block.gradients_on_device = bool(
-                block.gradients
-            )  # which may not have come from a backward
+            # which may not have come from a backward
+            block.gradients_on_device = bool(block.gradients)
         self._settle()
         for block in self.blocks:
             block.on_device = True  # an operator on an empty fake weight may have filled it
@@ -236,9 +233,8 @@ class BlockStreamer:
             return self.blocks[index - 1] if index else None
         if index + 1 < len(self.blocks):
             return self.blocks[index + 1]
-        return (
-            self.blocks[index - 1] if now == "forward" else self.blocks[0]
-        )  # the backward starts here
+        # the backward starts here
+        return self.blocks[index - 1] if now == "forward" else self.blocks[0]
 
     def _bring(self, block: Block) -> None:
         if not block.on_device:
@@ -247,9 +243,8 @@ class BlockStreamer:
                 block.ticket = self._lane.copy(
                     [weight.filled() for weight in block.resting.values()]
                 )
-            except (
-                BaseException
-            ):  # out of memory half-way: a later run must not take the block for filled
+            # out of memory half-way: a later run must not take the block for filled
+            except BaseException:
                 self._empty(block)
                 self._running = None  # nor the block it failed at for present
                 raise

@@ -46,15 +46,12 @@ class Technique:
     takes: ClassVar[str] = ""  # the accepted values in words, where `values` cannot list them
 
     stage: ClassVar[Stage]
-    cuda_values: ClassVar[
-        tuple[Value, ...]
-    ] = ()  # of these, the ones that are not searched on a CPU
-    host_values: ClassVar[
-        tuple[Value, ...]
-    ] = ()  # the ones that store something in the host's memory
-    compiled_values: ClassVar[
-        tuple[Value, ...]
-    ] = ()  # the ones for which the run calls torch.compile
+    # of these, the ones that are not searched on a CPU
+    cuda_values: ClassVar[tuple[Value, ...]] = ()
+    # the ones that store something in the host's memory
+    host_values: ClassVar[tuple[Value, ...]] = ()
+    # the ones for which the run calls torch.compile
+    compiled_values: ClassVar[tuple[Value, ...]] = ()
     paged_values: ClassVar[tuple[Value, ...]] = ()  # the ones that use CUDA's managed memory
     library: ClassVar[str] = "torch"  # the distribution that implements every value but `off`
     all_exact: ClassVar[bool] = False  # whether every value is the same mathematics as `off`

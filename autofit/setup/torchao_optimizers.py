@@ -64,9 +64,8 @@ class _LowBit(Optimizer):
     def step(self, closure: Any = None) -> Any:
         rates = [group["lr"] for group in self.param_groups]
         for group, rate in zip(self.param_groups, rates, strict=True):
-            group["lr"] = torch.tensor(
-                rate, dtype=torch.float32
-            )  # as a number, each would be a new graph
+            # as a number, each would be a new graph
+            group["lr"] = torch.tensor(rate, dtype=torch.float32)
         modes: list[Any] = _get_current_dispatch_mode_stack()
         watched = any(
             not getattr(mode, "ignore_compile_internals", lambda: False)() for mode in modes
@@ -127,9 +126,8 @@ class _StandIn(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        rates = [
-            torch.tensor(group["lr"]) for group in self.param_groups if self._on_cpu
-        ]  # until all are stepped
+        # until all are stepped
+        rates = [torch.tensor(group["lr"]) for group in self.param_groups if self._on_cpu]
         for group in self.param_groups:
             for weight in group["params"]:
                 if weight.grad is not None:
@@ -148,9 +146,8 @@ class _StandIn(Optimizer):
                 state[moment] = [plain] if small else self._moment(weight)
         temporaries = []
         if not small:
-            temporaries.append(
-                weight.new_zeros(weight.numel() * low.temporary, dtype=torch.uint8)
-            )  # they are written
+            # they are written
+            temporaries.append(weight.new_zeros(weight.numel() * low.temporary, dtype=torch.uint8))
             temporaries += [torch.empty_like(state[moment][1]) for moment in _MOMENTS]
         weight.add_(gradient)
         for moment in _MOMENTS:

@@ -51,11 +51,8 @@ class ActivationCheckpointing(Technique):
 
     record = KNOB
     stage = Stage.BLOCKS
-    cuda_values = (
-        "budget-0.25",
-        "budget-0.5",
-        "budget-0.75",
-    )  # for the compiler, which is not searched on a CPU
+    # for the compiler, which is not searched on a CPU
+    cuda_values = ("budget-0.25", "budget-0.5", "budget-0.75")
     all_exact = True
 
     def canonicalize(self, config: Config, workload: Workload, hardware: Hardware) -> Value:

@@ -12,16 +12,8 @@ from autofit.core.knobs.head_only import KNOB
 from autofit.setup import Config, Hardware, RefusedError, Setup, Stage, Technique, Value, Workload
 from autofit.setup.layers import output_heads
 
-_NAMES = (
-    "fc",
-    "classifier",
-    "head",
-    "heads",
-    "lm_head",
-    "out",
-    "output",
-    "score",
-)  # of output layers outside transformers
+# of output layers outside transformers
+_NAMES = ("fc", "classifier", "head", "heads", "lm_head", "out", "output", "score")
 
 
 class HeadOnly(Technique):

@@ -104,10 +104,8 @@ class LoraRank(Technique):
             # In place, not by get_peft_model: the model keeps its class, so losses that use its attributes still work.
             try:
                 inject_adapter_in_model(config, setup.model, low_cpu_mem_usage=on_meta)
-            except (
-                NotImplementedError,
-                ValueError,
-            ) as error:  # modules that peft rejects, or models: DAB-DETR
+            # modules that peft rejects, or models: DAB-DETR
+            except (NotImplementedError, ValueError) as error:
                 reason = " ".join(str(error).split()).partition(". ")[0]
                 raise RefusedError(
                     f"peft cannot put adapters here: {reason}; use lora_rank 0."
@@ -204,9 +202,8 @@ def adapter_targets(model: nn.Module, targets: str) -> tuple[list[str], list[str
                 )
             named |= set(found)
     of_kinds &= set(usable)
-    trained = {
-        name for name in of_kinds if not is_frozen(linears[name])
-    }  # a reference, or a teacher, stays as it is
+    # a reference, or a teacher, stays as it is
+    trained = {name for name in of_kinds if not is_frozen(linears[name])}
     chosen = (trained or of_kinds) | named
     layers, adapted = ([name for name in names if name in chosen] for names in (usable, experts))
     if not layers and not adapted:
@@ -229,9 +226,8 @@ def _forbidden(kind: str, ending: str) -> bool:
     model_of_one: Any = nn.Module()
     model_of_one.layer = nn.Module()
     model_of_one.config = SimpleNamespace(model_type=kind, to_dict=lambda: {"model_type": kind})
-    setattr(
-        model_of_one.layer, ending, nn.Linear(1, 1, device="meta")
-    )  # without values no random number is drawn
+    # without values no random number is drawn
+    setattr(model_of_one.layer, ending, nn.Linear(1, 1, device="meta"))
     try:
         inject_adapter_in_model(
             LoraConfig(r=1, target_modules=[ending]), model_of_one, low_cpu_mem_usage=True

@@ -143,9 +143,8 @@ def token_slices(
 ) -> Iterator[slice]:
     """The tokens of each chunk."""
     count = rows(tokens, features, vocabulary)
-    return (
-        slice(start, start + count) for start in range(0, max(tokens, 1), count)
-    )  # at least one, maybe empty
+    # at least one, maybe empty
+    return (slice(start, start + count) for start in range(0, max(tokens, 1), count))
 
 
 @dataclass(frozen=True)

@@ -52,9 +52,8 @@ class MicroBatchSize(Technique):
             for each in setup.model.modules()
             if isinstance(each, nn.modules.batchnorm._BatchNorm)
         ]
-        batch_norms = [
-            norm for norm in norms if norm.training
-        ]  # others use the statistics that they have
+        # others use the statistics that they have
+        batch_norms = [norm for norm in norms if norm.training]
         for norm in batch_norms:
             setup.on_close(norm.register_forward_pre_hook(_refuse_one_value).remove)
         if batch_norms and value < setup.workload.effective_batch_size:

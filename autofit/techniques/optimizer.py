@@ -44,10 +44,8 @@ from autofit.setup.torchao_optimizers import torchao_adamw, torchao_stand_in
 _PAGED = ("paged-adamw", "paged-adamw-8bit")
 _BITSANDBYTES = ("adamw-8bit", "lion-8bit", *_PAGED)
 _LIBRARY = dict.fromkeys(_BITSANDBYTES, "bitsandbytes") | dict.fromkeys(COMPILED, "torchao")
-_ADA = (
-    8,
-    9,
-)  # first compute capability whose compiler supports float8_e4m3fn; torchao's README names it too
+# first compute capability whose compiler supports float8_e4m3fn; torchao's README names it too
+_ADA = (8, 9)
 
 
 class Optimizer(Technique):

@@ -139,9 +139,8 @@ class SteppedAtRest(Optimizer):
         self._at_rest()  # has the gradients come to the host
         self._on_host.step()
         for state in self._on_host.state.values():
-            self._note_host(
-                state["step"]
-            )  # made from no other tensor: nothing else shows where it is
+            # made from no other tensor: nothing else shows where it is
+            self._note_host(state["step"])
         if self._others:
             self._others.step()
         self._expose_state()
@@ -198,13 +197,10 @@ class SteppedOnHost(Optimizer):
         self._hooks = {device: next(reversed(_hooks_of(device))) for device in self._on_host}
 
     def step(self, closure: Any = None) -> Any:
-        small = (
-            () if self._inner.d_opt is None else (self._inner.d_opt,)
-        )  # one for all small weights, on the device
-        for optimizer in (
-            *self._inner.optim_dict.values(),
-            *small,
-        ):  # the others: one per weight on the host
+        # one for all small weights, on the device
+        small = () if self._inner.d_opt is None else (self._inner.d_opt,)
+        # the others: one per weight on the host
+        for optimizer in (*self._inner.optim_dict.values(), *small):
             for group in optimizer.param_groups:
                 own = self.param_groups[self._group_of[group["params"][0]]]
                 group.update(lr=own["lr"], weight_decay=own["weight_decay"])
@@ -296,14 +292,12 @@ class _StandIn:
     def step(self, closure: Any = None) -> None:
         if self.d_opt is not None:
             self.d_opt.step()
-        for weight in (
-            weight for weight in self.optim_dict if weight.grad is not None
-        ):  # at first there is no queue
+        # at first there is no queue
+        for weight in (weight for weight in self.optim_dict if weight.grad is not None):
             optimizer, host = self.optim_dict[weight], self.param_d2h_map[weight]
             optimizer.step()
-            self._note_host(
-                optimizer.state[host]["step"]
-            )  # made from no other tensor: nothing else shows where it is
+            # made from no other tensor: nothing else shows where it is
+            self._note_host(optimizer.state[host]["step"])
             weight.copy_(host)
         self.queue.clear()
 

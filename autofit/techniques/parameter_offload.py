@@ -43,9 +43,8 @@ class ParameterOffload(Technique):
     the weights from there."""
 
     record = KNOB
-    stage = (
-        Stage.ADAPT
-    )  # after LoRA froze weights, before weights exist: building needs no more memory than running
+    # after LoRA froze weights, before weights exist: building needs no more memory than running
+    stage = Stage.ADAPT
     cuda_values = host_values = ("cpu",)
     all_exact = True
 

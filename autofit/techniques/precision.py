@@ -61,9 +61,8 @@ class Precision(Technique):
             return ("fp32", "bf16", "bf16-mixed")
         if requirements.too_old(hardware, _AMPERE):
             return ("fp32", "fp16-mixed")
-        return (
-            self.values[:-1] if requirements.too_old(hardware, _ADA) else self.values
-        )  # without fp8
+        # without fp8
+        return self.values[:-1] if requirements.too_old(hardware, _ADA) else self.values
 
     def choices_for(self, workload: Workload, hardware: Hardware) -> tuple[Value, ...]:
         """Where weights must return in their formats: the values that store them so; else those that lose no digits."""

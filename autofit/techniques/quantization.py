@@ -48,14 +48,12 @@ _OUTLIERS = (
 _OUTLIERS_OF_RANDOM = 65504.0
 _COMPUTE = {"bf16": torch.bfloat16, "bf16-mixed": torch.bfloat16, "fp16-mixed": torch.float16}
 _SMALLEST_NESTED = 64  # elements: one block, whose scale is quantised too
-_WHOLE_NUMBERS = re.compile(
-    r"\b(u?int8|Byte|Char|(un)?signed char)\b"
-)  # as PyTorch's messages name them
+# as PyTorch's messages name them
+_WHOLE_NUMBERS = re.compile(r"\b(u?int8|Byte|Char|(un)?signed char)\b")
 _NO_LINEARS = "the model has no frozen linear layer to quantise; use none."
 
-Store = Callable[
-    [Any, torch.Tensor], nn.Parameter
-]  # (layer, [outputs, inputs]) -> its quantised weight
+# (layer, [outputs, inputs]) -> its quantised weight
+Store = Callable[[Any, torch.Tensor], nn.Parameter]
 
 
 class Quantization(Technique):
@@ -214,10 +212,8 @@ def _store_fake_nf4(layer: Any, values: torch.Tensor) -> nn.Parameter:
     packed, state = quantize_4bit(values, compress_statistics=double, quant_type="nf4")
     weight: Any = nn.Parameter(packed, requires_grad=False)
     weight.quant_state = layer.quant_state = state
-    weight.constants = layer.constants = [
-        state.absmax,
-        state.code,
-    ]  # the layer's, which ranks do not divide
+    # the layer's, which ranks do not divide
+    weight.constants = layer.constants = [state.absmax, state.code]
     if state.nested:
         weight.constants += [state.offset, state.state2.absmax, state.state2.code]
     return weight  # type: ignore[no-any-return]

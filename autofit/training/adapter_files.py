@@ -86,9 +86,8 @@ def write(model: Any, files: Sequence[AdapterFile], task: str, directory: Path) 
         if file.beside:
             modules = {plain_name(name).rpartition(".")[0] for name in file.beside}
             config.modules_to_save = sorted({*(config.modules_to_save or ()), *modules})
-        config.task_type = (
-            config.task_type or TASKS[task].peft_type
-        )  # else PeftModel alone reads it
+        # else PeftModel alone reads it
+        config.task_type = config.task_type or TASKS[task].peft_type
         config.base_model_name_or_path = (
             config.base_model_name_or_path or getattr(base, "name_or_path", None) or None
         )

@@ -87,11 +87,8 @@ def _filling(part: Path, path: Path, *, what: str, needed_bytes: int) -> Iterato
             raise _no_room(path, what, needed_bytes, free)
         part.mkdir()
         yield
-    except (
-        OSError,
-        RuntimeError,
-        SafetensorError,
-    ) as error:  # the latter two are what libraries make of the first
+    # the latter two are what libraries make of the first
+    except (OSError, RuntimeError, SafetensorError) as error:
         cause: BaseException | None = error
         while cause is not None and not isinstance(cause, OSError | SafetensorError):
             cause = cause.__cause__ or cause.__context__

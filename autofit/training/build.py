@@ -57,9 +57,8 @@ def build(
         raise
 
     if setup.ranks.are_several:
-        torch.manual_seed(
-            setup.hyperparameters.seed + setup.ranks.sampler
-        )  # dropout of other samples is another one
+        # dropout of other samples is another one
+        torch.manual_seed(setup.hyperparameters.seed + setup.ranks.sampler)
     return setup
 
 

@@ -131,9 +131,8 @@ def save(
             elif isinstance(content, str):
                 (part / name).write_text(content, encoding="utf-8")
             else:
-                with (part / name).open(
-                    "wb"
-                ) as file:  # given a path, torch would hide why the system failed
+                # given a path, torch would hide why the system failed
+                with (part / name).open("wb") as file:
                     torch.save(content, file)
         written = [part / name for name in files]
         if parts:
@@ -368,9 +367,8 @@ def _config_differences(setup: Setup, label: dict[str, Any]) -> list[str]:
     differences: list[str] = []
     layout = {name for name, knob in KNOBS.items() if knob.lays_out_state}
     if updated_on(setup.config) == "host" and setup.config.optimizer_offload == "cpu":
-        layout.add(
-            "parameter_offload"
-        )  # what rests on the host is stepped by an optimizer of its own
+        # what rests on the host is stepped by an optimizer of its own
+        layout.add("parameter_offload")
     for knob in all_techniques():
         mine = setup.config.get(knob.name, knob.off)
         theirs = label["config"].get(knob.name, knob.off)
@@ -409,9 +407,8 @@ def _weight_differences(
 def _restore(setup: Setup, contents: dict[str, Any], path: Path) -> None:
     """Load everything into the setup. Weight decay stays as this run sets it, as the learning rate does."""
     buffers_of = setup.model.get_submodule
-    decays = [
-        group.get("weight_decay") for group in setup.optimizer.param_groups
-    ]  # not every optimizer has one
+    # not every optimizer has one
+    decays = [group.get("weight_decay") for group in setup.optimizer.param_groups]
     if _PARTS in contents:
         sharded_state.restore(setup, contents[_PARTS], contents, path)
     else:
@@ -440,9 +437,8 @@ def _restore(setup: Setup, contents: dict[str, Any], path: Path) -> None:
             group["weight_decay"] = decay
     if setup.scaler and contents["scaler"]:
         setup.scaler.load_state_dict(contents["scaler"])
-    setup.progress.skipped_updates = contents.get(
-        "skipped_updates", 0
-    )  # an earlier autofit wrote none
+    # an earlier autofit wrote none
+    setup.progress.skipped_updates = contents.get("skipped_updates", 0)
     random_state.restore(contents["random"], setup.device)
 
 

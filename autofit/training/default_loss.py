@@ -45,9 +45,8 @@ def default_loss(model: nn.Module, batch: Any) -> Any:
             f"{name} computed no loss of the batch.", f"Put labels in the batch, or p{remedy[1:]}"
         )
     first = output[0] if isinstance(output, tuple | list) and output else None
-    if (
-        isinstance(first, torch.Tensor) and first.numel() == 1
-    ):  # transformers without return_dict, and others
+    # transformers without return_dict, and others
+    if isinstance(first, torch.Tensor) and first.numel() == 1:
         remedy = f"Pass loss=lambda model, batch: model({'**' if kwargs else '*'}batch)[0], if that is one."
     raise InputError(
         f"{name} returned {_described(output)}, which is no loss, and none is given.", remedy

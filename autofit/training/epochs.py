@@ -134,9 +134,8 @@ class Epochs(Iterator[Any]):
         """Give the loader its own state; a sentence where it refuses."""
         try:
             self._loader.load_state_dict(state["loader"])
-        except (
-            Exception
-        ) as error:  # whatever a loader of somebody's raises: its batches can still be counted
+        # whatever a loader of somebody's raises: its batches can still be counted
+        except Exception as error:
             return (
                 f"the loader does not take its own state "
                 f"({describe_error(error)}): it is read again up to its place."
@@ -147,9 +146,8 @@ class Epochs(Iterator[Any]):
         self.batches_done = state["given"]
         if self._is_resized(state) and self._batch_size:
             self.batches_done = self._samples_done // self._batch_size
-        self._pass = batches_of(
-            self._loader
-        )  # without a batch, if the run stopped at the end of an epoch
+        # without a batch, if the run stopped at the end of an epoch
+        self._pass = batches_of(self._loader)
         return None
 
     def _own_place(self, state: Mapping[str, Any]) -> list[str]:

@@ -43,17 +43,13 @@ _FEW = 2048  # numbers of a weight that tell how it was drawn
 # Relative deviations that rounding may cause: at least, and in proportion to what another order of the samples causes.
 _ROUNDING = {torch.float64: 1e-10, torch.float32: 2e-5}
 _ROUNDING_FACTOR = 10.0
-_MOST_NOISE = {
-    torch.float64: 1e-5,
-    torch.float32: 1e-4,
-}  # of another order; with more a loss is not the same twice
+# of another order; with more a loss is not the same twice
+_MOST_NOISE = {torch.float64: 1e-5, torch.float32: 1e-4}
 _GIVEN_COUNT = 1e-6  # a count of the user's may be a sum of fp32 numbers
 _DOUBTFUL = 1e-2  # a deviation in fp32 that may still be rounding, so that fp64 decides
 _SAME_WEIGHT = 1e-3  # of a sample, by two counts that gradients cannot tell apart
-_ALIKE = {
-    torch.float64: 1e-7,
-    torch.float32: 1e-3,
-}  # second by largest singular value of gradients that tell nothing
+# second by largest singular value of gradients that tell nothing
+_ALIKE = {torch.float64: 1e-7, torch.float32: 1e-3}
 _MOST_SAMPLES = 32  # on which what few samples showed must hold
 _LEAST_SAMPLES = 8  # of a model that is not cheap, or of large samples
 _TOO_LARGE = 30_000_000  # weights of a model for which more samples would take seconds
@@ -124,13 +120,11 @@ def _proof_of(setup: Setup, batch: Any) -> Proof:
     over shows where samples differ in it; last one whose samples are made to differ, if they are all alike.
     """
     trials = [_Trial(shortened(batch)), _Trial(batch)]
-    if setup.device.type == "cpu" and not is_own(
-        setup.workload.split
-    ):  # on a card a wrong label ends the process
+    # on a card a wrong label ends the process
+    if setup.device.type == "cpu" and not is_own(setup.workload.split):
         short = shortened(batch)
-        is_mean = (
-            setup.workload.count is None and setup.workload.reduction != "sum"
-        )  # whose `rivals` are watched
+        # whose `rivals` are watched
+        is_mean = setup.workload.count is None and setup.workload.reduction != "sum"
         is_supposed = is_mean and not ignores(batch)
         trials = [
             _Trial(altered(short), is_supposed),
@@ -228,9 +222,8 @@ def _conditions(model: nn.Module, dtype: torch.dtype) -> Iterator[None]:
         stack.enter_context(mock.patch.object(autocast, "__exit__", lambda *_: None))
         stack.enter_context(sdpa_kernel(SDPBackend.MATH))
         stack.enter_context(SmoothRelu())  # type: ignore[no-untyped-call]
-        model._apply(
-            lambda tensor: _tensor_as(tensor, dtype)
-        )  # Module.to makes real numbers of complex ones
+        # Module.to makes real numbers of complex ones
+        model._apply(lambda tensor: _tensor_as(tensor, dtype))
         _draw_weights(model)
         for module in model.modules():
             if isinstance(module, _BatchNorm):

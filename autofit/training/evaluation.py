@@ -41,9 +41,8 @@ def check_evaluation(setup: Setup, loader: Any) -> None:
 
     sample = samples_of(first, 0, 1, setup.workload.split)
     with blamed_on("the loss on eval_loader's first sample"):
-        if (
-            not setup.ranks.are_several
-        ):  # before its terms are counted, which says less of a wrong batch
+        # before its terms are counted, which says less of a wrong batch
+        if not setup.ranks.are_several:
             with evaluation_mode(setup.model):
                 loss_value(setup, sample)
         _sums(setup, [sample])

@@ -85,15 +85,13 @@ def facts_of(workload: Workload, model: nn.Module) -> dict[str, Any]:
     shapes = [(list(tensor.shape), str(tensor.dtype)) for tensor in tensors(workload.batch(1))]
     facts = {
         "model": list(_model_facts(model, code)) if config is None else [workload.task, config],
-        "batch": [
-            [shape[shape[:1] == [1] :], dtype] for shape, dtype in shapes
-        ],  # packed samples have many rows
+        # packed samples have many rows
+        "batch": [[shape[shape[:1] == [1] :], dtype] for shape, dtype in shapes],
         "workload": [workload.summary(), workload.unit, workload.reduction, workload.varying],
         "functions": [code.of(function) for function in functions],
     }
-    if (
-        workload.keeps and "float32" in workload.keeps[1]
-    ):  # then autocast leaves frozen weights in it
+    # then autocast leaves frozen weights in it
+    if workload.keeps and "float32" in workload.keeps[1]:
         facts["frozen"] = list(workload.keeps[1])
     return facts
 

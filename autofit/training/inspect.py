@@ -53,10 +53,8 @@ _MOST_PARAMETERS = 200_000_000  # of a model that is tried whole, since that tak
 _LOOKED_AT = 32  # samples among which those that differ most are found
 _CORRECT_IT = "Correct it there."
 _INSTALLED = tuple(sysconfig.get_path(kind) for kind in ("stdlib", "purelib", "platlib"))
-_LIBRARIES = (
-    str(Path(torch.__file__).parent),
-    str(Path(autofit.__file__).parent),
-)  # where the user fixes no errors
+# where the user fixes no errors
+_LIBRARIES = (str(Path(torch.__file__).parent), str(Path(autofit.__file__).parent))
 
 
 def inspect_workload(workload: Workload, hardware: Hardware, budget_bytes: int | None) -> Traits:
@@ -130,10 +128,8 @@ def _structure(workload: Workload, model: nn.Module) -> Traits:
             "the model has no trainable parameter.", "Set requires_grad on what should be trained."
         )
     digest = None
-    with (
-        suppress(InputError),
-        as_input_error(describe_error),
-    ):  # it reads the user's code and settings; measuring does not need it
+    # it reads the user's code and settings; measuring does not need it
+    with suppress(InputError), as_input_error(describe_error):
         digest = fingerprint(workload, model)
     return Traits(
         parameters=sum(parameter.numel() for parameter in model.parameters()),
@@ -322,10 +318,8 @@ def blamed_on(what: str, remedy: str = _CORRECT_IT) -> Iterator[None]:
         return f"{what} raised {describe_error(error)} (at {frame.filename}:{frame.lineno})."
 
     try:
-        with (
-            as_input_error(says, remedy, but=is_out_of_memory),
-            config_faults_named(),
-        ):  # running out is nobody's mistake
+        # running out is nobody's mistake
+        with as_input_error(says, remedy, but=is_out_of_memory), config_faults_named():
             yield
     except InputError as error:
         cause = error.__cause__

@@ -25,9 +25,8 @@ def encoded(value: Any) -> Any:
     if isinstance(value, np.ndarray | np.generic) and not (
         value.dtype.hasobject or value.dtype.names
     ):
-        shape = (
-            list(value.shape) if isinstance(value, np.ndarray) else None
-        )  # a number of numpy's own
+        # a number of numpy's own
+        shape = list(value.shape) if isinstance(value, np.ndarray) else None
         return {"array": [value.dtype.str, shape, _text(value.tobytes())]}
     if isinstance(value, dict):
         if len(value) != 1 and all(type(key) is str for key in value):

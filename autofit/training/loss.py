@@ -26,9 +26,8 @@ def loss_and_count(setup: Setup, batch: Any) -> tuple[torch.Tensor, float | None
 
     _check_number(loss)
     if torch.is_grad_enabled() and not loss.requires_grad:
-        if (
-            setup.config.lora_rank
-        ):  # code of its own for the backward (Reformer's) may want inputs to be trained
+        # code of its own for the backward (Reformer's) may want inputs to be trained
+        if setup.config.lora_rank:
             raise RefusedError(
                 "no adapter takes part in the loss, by the model's own code; use lora_rank 0."
             )

@@ -17,10 +17,8 @@ import torch
 
 from autofit.core.hardware import GIB, MIB
 
-WINDOWS = (
-    7,
-    56,
-)  # steps whose lowest reading is one floor: fast leaks, and slow ones in noisy readings
+# steps whose lowest reading is one floor: fast leaks, and slow ones in noisy readings
+WINDOWS = (7, 56)
 _FLOORS = 6  # in a row, each above the one before, and the last above all of the first window
 _EVEN = 0.5  # the least rise between two of them, as a share of the largest: what fills up, or jumps, is no leak
 _LEAST_RISE = 32 * 1024  # bytes a step
@@ -125,12 +123,10 @@ class _Floors:
 
     def __init__(self, window: int) -> None:
         self._window = window
-        self._readings: list[
-            tuple[int, int]
-        ] = []  # (bytes, step) of the window that is not full yet
-        self._ends: deque[tuple[tuple[int, int], tuple[int, int]]] = deque(
-            maxlen=_FLOORS
-        )  # lowest and highest
+        # (bytes, step) of the window that is not full yet
+        self._readings: list[tuple[int, int]] = []
+        # lowest and highest
+        self._ends: deque[tuple[tuple[int, int], tuple[int, int]]] = deque(maxlen=_FLOORS)
 
     def add(self, step: int, nbytes: int) -> tuple[int, int, int] | None:
         """(the step of the first floor, bytes risen since, in so many steps) once all floors rise evenly."""

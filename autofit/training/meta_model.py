@@ -43,11 +43,8 @@ def parameters_on_meta() -> Iterator[None]:
                     and parameter.numel() <= _FEW
                     and bool(parameter.isfinite().all())
                 ):
-                    on_meta[
-                        parameter
-                    ].constant = (
-                        parameter.detach().clone()
-                    )  # as D-FINE's scale, which it divides by
+                    # as D-FINE's scale, which it divides by
+                    on_meta[parameter].constant = parameter.detach().clone()
             parameter = on_meta[parameter]
         original(module, name, parameter)
 

@@ -48,9 +48,8 @@ class MetricsFile(Recorder):
         self._open(first_step)
 
     def _open(self, first_step: int) -> None:
-        if (
-            self._path.exists() and not self._path.is_file()
-        ):  # somebody's folder must not keep a run from going on
+        # somebody's folder must not keep a run from going on
+        if self._path.exists() and not self._path.is_file():
             self._path.rename(self._path.with_name(f"{self._path.name}.{time.time_ns()}.aside"))
         if self._path.exists():
             write_atomically(

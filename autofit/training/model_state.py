@@ -16,10 +16,8 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import Checkpoi
 from autofit.setup import Setup
 from autofit.setup.state import modes_of, set_modes
 
-_OWN_CHECKPOINTING = (
-    "gradient_checkpointing",
-    "grad_checkpointing",
-)  # of transformers and diffusers; of timm
+# of transformers and diffusers; of timm
+_OWN_CHECKPOINTING = ("gradient_checkpointing", "grad_checkpointing")
 _NAMED = 3  # modules that a sentence names
 
 
@@ -41,9 +39,8 @@ def stays_in_eval(model: nn.Module) -> list[str]:
 
     names: list[str] = []
     for name, module in model.named_modules():
-        is_inside = bool(names) and name.startswith(
-            f"{names[-1]}."
-        )  # what is inside follows at once
+        # what is inside follows at once
+        is_inside = bool(names) and name.startswith(f"{names[-1]}.")
         if not module.training and not is_inside:
             names.append(name)
     return names

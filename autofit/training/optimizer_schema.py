@@ -19,13 +19,8 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from autofit.core.errors import shown
 
-_OF_A_RUN = (
-    "params",
-    "lr",
-    "lr_ratio",
-    "weight_decay",
-    "initial_lr",
-)  # of a group: what changes no form
+# of a group: what changes no form
+_OF_A_RUN = ("params", "lr", "lr_ratio", "weight_decay", "initial_lr")
 
 
 class StateError(Exception):
@@ -197,9 +192,8 @@ class OptimizerSchema:
         for key in entry.keys() & forms.keys():
             form = forms[key]
             what = f"{key} of {name}"
-            if isinstance(form, dict) and isinstance(
-                entry[key], dict
-            ):  # bitsandbytes nests what it quantises
+            # bitsandbytes nests what it quantises
+            if isinstance(form, dict) and isinstance(entry[key], dict):
                 fitted[key] = self._fitted_entry(form, entry[key], what, on_meta=on_meta)
             elif not isinstance(form, Form):
                 _check_kind(entry[key], form, what)
@@ -235,10 +229,8 @@ class OptimizerSchema:
             False  # of bitsandbytes: pages of CUDA's managed memory are never given back
         )
         try:
-            with (
-                torch.no_grad(),
-                torch.compiler.set_stance("force_eager"),
-            ):  # to compile a step takes 40 s
+            # to compile a step takes 40 s
+            with torch.no_grad(), torch.compiler.set_stance("force_eager"):
                 type(optimizer).step(trial)
             held = trial.state_dict()["state"].get(0, {})
         except Exception:

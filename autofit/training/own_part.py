@@ -74,9 +74,8 @@ class OwnIndices:
     """The same batches of indices as the loader's, of which only this rank's are read."""
 
     def __init__(self, loader: DataLoader[Any], ranks: Ranks) -> None:
-        is_kept = (
-            loader.collate_fn is default_collate
-        )  # another one may leave samples out, or pack them into fewer
+        # another one may leave samples out, or pack them into fewer
+        is_kept = loader.collate_fn is default_collate
         self._part = _Part(loader.batch_sampler, ranks, is_kept)
         self._loader = _with(loader, batch_sampler=self._part)
         self.dataset = loader.dataset

@@ -49,10 +49,8 @@ def note_of_mixed_samples(setup: Setup, batch: Any) -> str | None:
         for _, weight in setup.trainable():
             weight.mul_(_SPREAD if weight.dim() > 1 else 1)
     loss = other = math.nan
-    with (
-        suppress(Exception),
-        evaluation_mode(setup.model),
-    ):  # a user's loss may not take rows without a label
+    # a user's loss may not take rows without a label
+    with suppress(Exception), evaluation_mode(setup.model):
         loss = loss_value(setup, _with(batch, input_ids=ids, labels=own_labels))
         other = loss_value(setup, _with(batch, input_ids=other_ids, labels=own_labels))
     tolerance = _TOLERANCE if setup.config.precision == "fp32" else _LOW_PRECISION_TOLERANCE

@@ -112,14 +112,11 @@ def merged(model: nn.Module) -> nn.Module:
         setattr(parent, name, _merged_layer(child, dtype or torch.get_default_dtype()))
     for parameter in plain.parameters() if dtype else ():
         if parameter.requires_grad and parameter.is_floating_point():
-            parameter.data = parameter.data.to(
-                dtype
-            )  # a head that was trained in fp32 beside weights in bf16
+            # a head that was trained in fp32 beside weights in bf16
+            parameter.data = parameter.data.to(dtype)
 
-    for note in (
-        "peft_config",
-        "_hf_peft_config_loaded",
-    ):  # by which transformers would save adapters alone
+    # by which transformers would save adapters alone
+    for note in ("peft_config", "_hf_peft_config_loaded"):
         plain.__dict__.pop(note, None)
     _note_untied(plain)
     return plain

@@ -166,9 +166,8 @@ class Session:
                 with random_state.preserved(setup.device):
                     try_loss(setup)
                     batch = few_samples(self.workload, 2)
-                    if not isinstance(
-                        batch, Rows
-                    ):  # else a file's, packed for what is known to keep them apart
+                    # else a file's, packed for what is known to keep them apart
+                    if not isinstance(batch, Rows):
                         mixed = note_of_mixed_samples(setup, batch)
                         if mixed:
                             self.listener(mixed)
@@ -254,9 +253,8 @@ class _Training:
         self._saved = 0  # the last step that a checkpoint has
         self._is_counted = False  # the position in the data, because a checkpoint cannot hold it
         self._interrupts = Interrupts(self._note_interrupt)
-        (has_callbacks,) = self._ranks.largest(
-            float(bool(session.callbacks))
-        )  # perhaps given to the first rank alone
+        # perhaps given to the first rank alone
+        (has_callbacks,) = self._ranks.largest(float(bool(session.callbacks)))
         self._has_callbacks = bool(has_callbacks)
         self._agreed: int | None = (
             None  # a signal that came to any of several ranks before a step's loss was known
@@ -307,9 +305,8 @@ class _Training:
         self._note_slow_loader()
         if self._directory:
             save_model(self._setup, self._directory / "model")
-            if (
-                self._ranks.is_first
-            ):  # a run that was killed left half a checkpoint, and this one perhaps wrote none
+            # a run that was killed left half a checkpoint, and this one perhaps wrote none
+            if self._ranks.is_first:
                 clean_up(self._directory / checkpoint.FOLDER)
         return self._history, list(self._evaluations.values())
 
@@ -408,9 +405,8 @@ class _Training:
 
         ends_pass = self._epochs.batches_done == self._epoch_length
         if self._eval_loader is not None and (is_last or ends_pass):
-            with random_state.preserved(
-                self._setup.device
-            ):  # a resumed run does not draw them again
+            # a resumed run does not draw them again
+            with random_state.preserved(self._setup.device):
                 loss = evaluate(self._setup, batches_of(self._eval_loader))
             self._evaluations[report.step] = loss
             for recorder in self._recorders:
@@ -481,9 +477,8 @@ class _Training:
         loaded = checkpoint.load(self._setup, self._directory)
         self._epochs = self._at_the_start()
         notes = list(loaded.notes)
-        if (
-            loaded.data_state is None or "samples" not in loaded.data_state
-        ):  # as an earlier autofit saved it
+        # as an earlier autofit saved it
+        if loaded.data_state is None or "samples" not in loaded.data_state:
             self._epochs.skip_batches(loaded.next_step, self._setup.device)
         else:
             notes += self._epochs.skip(loaded.data_state, self._setup.device)

@@ -47,9 +47,8 @@ class SingleDevice:
                     return self._reduce(loss.detach())
 
                 batch_loss += loss.detach().to(batch_loss.dtype)
-                del (
-                    loss
-                )  # with its graph: bitsandbytes' int8 layers hold their inputs as long as it lives
+                # with its graph: bitsandbytes' int8 layers hold their inputs as long as it lives
+                del loss
         return self._reduce(batch_loss)
 
     def forward(self, micro_batch: Any) -> tuple[torch.Tensor, float | None]:
@@ -150,10 +149,8 @@ class DataParallel(SingleDevice):
 
             if count:
                 weight = weight_of(workload, count, setup.progress.terms)
-                yield (
-                    loss,
-                    weight * setup.ranks.layout.samplers,
-                )  # over which gradients are averaged
+                # over which gradients are averaged
+                yield (loss, weight * setup.ranks.layout.samplers)
             else:
                 yield loss.nan_to_num() * 0.0, 1.0
             del loss

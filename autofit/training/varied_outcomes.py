@@ -49,9 +49,8 @@ class VariedOutcomes(TorchFunctionMode):
         super().__init__()
         self._scalars = scalars
         self._passes = 0
-        self._limits: list[
-            float | None
-        ] = []  # of the comparisons of the first pass, in their order
+        # of the comparisons of the first pass, in their order
+        self._limits: list[float | None] = []
         self._number = 0
         self._origins: Any = WeakTensorKeyDictionary()
 

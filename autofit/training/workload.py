@@ -92,9 +92,8 @@ class _AsAsked:
 
 def with_known_rows(workload: Workload) -> Workload:
     """A workload of the user's own whose batches keep to one layout, also those of a single row."""
-    is_named = (
-        workload.source.get("kind", "function") != "function"
-    )  # whose batches are marked as they are made
+    # whose batches are marked as they are made
+    is_named = workload.source.get("kind", "function") != "function"
     if workload.split is not None or is_named:
         return workload
     return dataclasses.replace(workload, batch=_AsAsked(workload.batch))
@@ -273,9 +272,8 @@ def _look(loader: Any, peek: Peek, cut: Cut | None) -> _Look:
             largest = batch
     if largest is None:
         raise InputError("the loader is empty: it gave no batch.", "Check the data set.")
-    if (
-        not isinstance(loader, DataLoader) and batches_of(loader) is batches
-    ):  # a DataLoader would start workers
+    # a DataLoader would start workers
+    if not isinstance(loader, DataLoader) and batches_of(loader) is batches:
         raise _read_once(f"the loader gives the same {type(batches).__name__} again")
     if peek.worst_case is not None:
         _check_structure(peek.worst_case, structure, "worst_case")
@@ -425,7 +423,6 @@ def length_of(loader: Any) -> int | None:
     """The number of batches in a pass, where it is known without reading one."""
     try:
         return len(loader)
-    except (
-        TypeError
-    ):  # also of a DataLoader over an IterableDataset, which only looks as if it had a length
+    # also of a DataLoader over an IterableDataset, which only looks as if it had a length
+    except TypeError:
         return None

@@ -22,15 +22,8 @@ from autofit.report.html import report_page
 from autofit.report.knob_effects import single_changes
 from autofit.search.predictions import Predictions
 
-_KEPT = {
-    "seed",
-    "tolerance",
-    "trials",
-    "time_limit",
-    "workers",
-    "space",
-    "set",
-}  # of the options, in the record
+# of the options, in the record
+_KEPT = {"seed", "tolerance", "trials", "time_limit", "workers", "space", "set"}
 
 
 def make_record(

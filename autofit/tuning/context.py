@@ -52,9 +52,8 @@ class Context:
     requested_bytes: int | None  # of the device; None: the default budget
     budget: Budget
     placement: Placement  # where probes explore; finalists run one at a time on all of the machine
-    ranks: tuple[
-        Place, ...
-    ]  # where the devices are that train one config together; none: one device
+    # where the devices are that train one config together; none: one device
+    ranks: tuple[Place, ...]
     space: Space
     budget_notes: tuple[str, ...]  # where the budget differs from what the user may expect
 
@@ -90,9 +89,8 @@ class Context:
     @property
     def exact_memory(self) -> bool:
         """Whether the tracked peak alone decides what fits, and is the same on every run."""
-        return (
-            self.hardware.device == "cpu" and self.hardware.world == 1
-        )  # what ranks exchange comes and goes
+        # what ranks exchange comes and goes
+        return self.hardware.device == "cpu" and self.hardware.world == 1
 
     def linked_by(self, link: Link | None) -> Self:
         """The same with the link that was measured between the devices."""

@@ -61,10 +61,8 @@ from autofit.tuning.warm_start import WarmStart, subject_of
 # Of a time limit: when exploring ends, how much longer what then runs may take, and when no finalist is begun any more
 # that would take longer; the rest is for the report.
 EXPLORE_SHARE, OVERRUN_SHARE, VERIFY_SHARE = 0.7, 0.1, 0.9
-PREDICT_SECONDS, PREDICT_SHARE = (
-    300.0,
-    0.5,
-)  # for predicting a space, at most and of a time limit; else it is skipped
+# for predicting a space, at most and of a time limit; else it is skipped
+PREDICT_SECONDS, PREDICT_SHARE = (300.0, 0.5)
 TRACE_SHARE = 0.6  # of that for tracing; the rest is for putting together what could be traced
 _WHY_UNKNOWN = "their steps could not be followed, or not in the time for that"
 # Probes differ by more than steps of one do. Eight configs of tiny-llama, each measured in five processes on 2 busy
@@ -120,9 +118,8 @@ def measured_search(
             )
             executor.end_by(until)
 
-        link_is_measured = (
-            options.link is None and context.hardware == context.measured_on
-        )  # none else is meant
+        # none else is meant
+        link_is_measured = options.link is None and context.hardware == context.measured_on
         if context.ranks and link_is_measured:
             context = context.linked_by(executor.link(context.hardware, context.budget))
 

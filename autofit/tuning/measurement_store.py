@@ -17,11 +17,8 @@ from autofit.core.files import cache_file
 from autofit.core.measurement import Measurement
 
 SCHEMA = 2
-MOST_OF_ONE, MOST, DAYS = (
-    200,
-    10_000,
-    180,
-)  # the newest to keep: of a subject, in all (some 15 MB); and for how long
+# the newest to keep: of a subject, in all (some 15 MB); and for how long
+MOST_OF_ONE, MOST, DAYS = (200, 10_000, 180)
 _WAIT_SECONDS = 10.0  # for other writers; a transaction takes milliseconds
 _CLEARING = "autofit doctor --clear-store begins a new one."
 _CHECK = "Check the directory, or search without it: --no-store."
@@ -176,9 +173,8 @@ class Store:
             raise
         except OSError as error:
             raise StoreError(f"{store} cannot be written: {error.strerror}.", _CHECK) from error
-        except (
-            Exception
-        ) as error:  # of SQLite, or of reading what it gives: flipped bits may look like anything
+        # of SQLite, or of reading what it gives: flipped bits may look like anything
+        except Exception as error:
             if getattr(error, "sqlite_errorname", "").startswith(_NOT_DAMAGED):
                 raise StoreError(f"{store} cannot be used: {error}.", _CHECK) from error
             remedy = self._set_aside() if mend else f"The next search sets it aside; {_CLEARING}"

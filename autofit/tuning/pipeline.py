@@ -125,9 +125,8 @@ def predict_search(
         InputError: an option is wrong; UntraceableError: the model cannot be followed without its weights;
         ProbeError: the prediction took longer than the time limit.
     """
-    without_resuming = options.model_copy(
-        update={"resume": False}
-    )  # measurements are not gone on with by predictions
+    # measurements are not gone on with by predictions
+    without_resuming = options.model_copy(update={"resume": False})
     return _run(
         functools.partial(predicted_search, reason=reason), workload, without_resuming, listener
     )

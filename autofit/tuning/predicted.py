@@ -76,9 +76,8 @@ def predicted_search(
         InputError: an option is wrong; UntraceableError: the model cannot be followed without its weights.
     """
     if options.gpu is not None:
-        card_to_search_for(
-            options.gpu
-        )  # refuses a card that no search can be for, before anything else is said
+        # refuses a card that no search can be for, before anything else is said
+        card_to_search_for(options.gpu)
     listener(Note(no_gpu_note(reason)))
     listener(PhaseStarted("looking at the model"))
 

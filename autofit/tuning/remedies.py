@@ -31,10 +31,8 @@ from autofit.tuning.target import estimate_on
 # code, or what is on its way to the host and back, widen it, most of all gradients, and where all logits leave gaps
 # behind in the allocator's memory (benchmarks.what_helps).
 _ABOVE, _WIDER, _OF_GRADIENTS, _OF_LOGITS = {"cpu": 1.02, "cuda": 1.15}, 1.1, 1.05, 1.16
-_CONTEXT, _COMMUNICATORS = (
-    500 * MIB,
-    640 * MIB,
-)  # of CUDA, where the card does not tell; of NCCL, not measured
+# of CUDA, where the card does not tell; of NCCL, not measured
+_CONTEXT, _COMMUNICATORS = (500 * MIB, 640 * MIB)
 _MEASURING = 0.2  # seconds, for timing operators on a CPU: only the order of speeds matters here
 _DEVICES, _SHORTEST = (2, 4, 8), 128
 _OF_THE_SAME = ("time", "host")  # kinds that change neither the numbers nor the data

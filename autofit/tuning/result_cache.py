@@ -34,14 +34,8 @@ from autofit.training.fingerprint import LAYOUT, cache_key, facts_of
 from autofit.tuning.artifacts import write_run
 from autofit.tuning.measurement_store import Store
 
-_NO_INFLUENCE = {
-    "out",
-    "resume",
-    "probe_timeout",
-    "store",
-    "workers",
-    "memory_snapshot",
-}  # on what is found
+# on what is found
+_NO_INFLUENCE = {"out", "resume", "probe_timeout", "store", "workers", "memory_snapshot"}
 
 
 def key_of(workload: Workload, options: SearchOptions) -> str:

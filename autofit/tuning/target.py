@@ -67,9 +67,8 @@ def _one_device(options: SearchOptions) -> tuple[Hardware, tuple[str, ...]]:
 
 def structure_traits(workload: Workload, hardware: Hardware) -> Traits:
     """What the structure of the model shows."""
-    with as_input_error(
-        lambda error: f"the model cannot be built here: {describe_error(error)}."
-    ):  # of a size that no machine has
+    # of a size that no machine has
+    with as_input_error(lambda error: f"the model cannot be built here: {describe_error(error)}."):
         return inspect_workload(workload, hardware, budget_bytes=None)
 
 

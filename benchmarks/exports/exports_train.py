@@ -26,12 +26,8 @@ RESULTS = Path(__file__).parents[1] / "results" / "exports_train.json"
 # As much as may be off unannounced. A loss that is not trained at all is off by 10 %; older transformers, which
 # LLaMA-Factory asks for, divide it by one label a sample too many: 0.8 % here.
 MEMORY, LOSS = 0.05, 0.01
-_LEARNS_OTHERWISE = (
-    "precision",
-    "optimizer",
-    "quantization",
-    "lora",
-)  # beginnings of knobs that change losses
+# beginnings of knobs that change losses
+_LEARNS_OTHERWISE = ("precision", "optimizer", "quantization", "lora")
 _MORE, _LESS = "It may no longer fit.", "less memory"
 _RUNS = ("ours", "theirs")
 

@@ -77,9 +77,8 @@ def nbytes(tensors: Iterable[torch.Tensor]) -> int:
         tensor: Any = rest.pop()
         if is_traceable_wrapper_subclass(tensor):
             inner = (getattr(tensor, name) for name in tensor.__tensor_flatten__()[0])
-            rest += [
-                each for each in inner if isinstance(each, torch.Tensor)
-            ]  # a DTensor has its mesh there, too
+            # a DTensor has its mesh there, too
+            rest += [each for each in inner if isinstance(each, torch.Tensor)]
         else:
             storage = tensor.untyped_storage()
             sizes[storage._cdata] = storage.nbytes()

@@ -15,9 +15,8 @@ from autofit.core.config import Config
 from autofit.core.layout import Layout
 from benchmarks.export_runs import SCRIPTS, STEPS, Stage, torchrun
 
-Command = Callable[
-    [Stage, Config, Path], list[str]
-]  # (..., the folder of the exported files) -> what python runs
+# (..., the folder of the exported files) -> what python runs
+Command = Callable[[Stage, Config, Path], list[str]]
 _TRAINER = {"max_steps": STEPS, "logging_steps": 1, "save_strategy": "no", "report_to": "none"}
 _LAUNCH = ["-m", "accelerate.commands.launch", "--config_file"]
 
@@ -53,9 +52,8 @@ def _trl(stage: Stage, config: Config, folder: Path) -> list[str]:
 def _llamafactory(stage: Stage, config: Config, folder: Path) -> list[str]:
     described = {"samples": {"file_name": str(stage.lines), "columns": {"prompt": "text"}}}
     (folder / "dataset_info.json").write_text(json.dumps(described))
-    (folder / "torchaudio.py").write_text(
-        '__version__ = "0"\n'
-    )  # it is imported where no sound is, too
+    # it is imported where no sound is, too
+    (folder / "torchaudio.py").write_text('__version__ = "0"\n')
     own = {"stage": "pt", "dataset": "samples", "dataset_dir": str(folder)}
     _added(folder / "llamafactory.yaml", _TRAINER | own)
     if Layout.of(config).world > 1:

@@ -22,7 +22,6 @@ def used_bytes(board: Path) -> int:
 
 
 if __name__ == "__main__":
-    card = (
-        f"GPU-{UUID(int=0)}, " if any("uuid" in word for word in sys.argv) else ""
-    )  # as the runtime here says
+    # as the runtime here says
+    card = f"GPU-{UUID(int=0)}, " if any("uuid" in word for word in sys.argv) else ""
     print(f"{card}{used_bytes(Path(os.environ['FAKE_CUDA_BOARD'])) >> 20}")

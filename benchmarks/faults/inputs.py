@@ -389,9 +389,8 @@ def _stop_early() -> None:
     def reached(*_: Any, **__: Any) -> Any:
         os._exit(_REACHED)
 
-    resource.setrlimit(
-        resource.RLIMIT_AS, (_MOST_BYTES, _MOST_BYTES)
-    )  # what a config asks for may be more than there is
+    # what a config asks for may be more than there is
+    resource.setrlimit(resource.RLIMIT_AS, (_MOST_BYTES, _MOST_BYTES))
     for module in ("tuning.measured", "tuning.predicted", "api.doctor"):
         importlib.import_module(f"autofit.{module}").LocalExecutor = reached  # type: ignore[attr-defined]
     importlib.import_module("autofit.tuning.measured").RayExecutor = reached  # type: ignore[attr-defined]

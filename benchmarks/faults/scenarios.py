@@ -141,10 +141,8 @@ class Scenario(ABC):
     def possible(self) -> list[tuple[str, int]]:
         """What may strike how deep; a kind as often as any other."""
         deep = dict.fromkeys(IN_PROCESS, self.depths) | dict.fromkeys((*AROUND, "interrupt"), (0,))
-        deep |= {
-            "hang": self.depths[1:],
-            "device memory": (self.computing,),
-        }  # a command waits for the others
+        # a command waits for the others
+        deep |= {"hang": self.depths[1:], "device memory": (self.computing,)}
         deep |= {} if self.tries.sandbox.private else {"disk full": ()}
         most = max(map(len, deep.values()))
         return [

@@ -70,10 +70,8 @@ class Tries:
     def __init__(self, sandbox: Sandbox, names: Sequence[str] = _HEAVY) -> None:
         self.sandbox, self.canary = sandbox, sandbox.disk / "canary"
         self.folder = sandbox.disk / "try"
-        self.printed = (
-            sandbox.scratch / "out",
-            sandbox.scratch / "err",
-        )  # not on the disk that runs full
+        # not on the disk that runs full
+        self.printed = (sandbox.scratch / "out", sandbox.scratch / "err")
         os.environ |= {
             "HF_HUB_OFFLINE": "1",
             "OMP_NUM_THREADS": "1",
@@ -142,9 +140,8 @@ class Tries:
             os.killpg(child, signal.SIGKILL)
             ended.broken.append(f"it went on for more than {LIMIT:.0f} s")
         ended.broken += self._left(child)
-        if code not in (None, -9, -11) and (
-            names := sorted(self._temporary() - before)
-        ):  # who is killed leaves them
+        # who is killed leaves them
+        if code not in (None, -9, -11) and (names := sorted(self._temporary() - before)):
             ended.broken.append(f"temporary files are left: {', '.join(names)}")
         if self.canary.exists():
             self.canary.unlink()

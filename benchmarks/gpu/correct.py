@@ -53,10 +53,8 @@ def _options() -> list[str]:
         "-o",
         "addopts=",
     ]
-    options += [
-        "-W",
-        "ignore::pytest.PytestConfigWarning",
-    ]  # a machine may lack the plugins that the options are of
+    # a machine may lack the plugins that the options are of
+    options += ["-W", "ignore::pytest.PytestConfigWarning"]
     if importlib.util.find_spec("pytest_timeout") is not None:
         options += ["-o", f"timeout={TEST_SECONDS}"]
     return options

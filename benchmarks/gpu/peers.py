@@ -26,11 +26,8 @@ from benchmarks.peers import micro_batch, missing
 
 STAGE = "peers"
 PEERS = ("trainer", "accelerate", "torch defaults", "torch, checkpointing", "lightning")
-REHEARSED = (
-    "trainer",
-    "torch defaults",
-    "lightning",
-)  # a loop of its own; none; one that few have installed
+# a loop of its own; none; one that few have installed
+REHEARSED = ("trainer", "torch defaults", "lightning")
 RANK = 16
 OURS = {"lora": "autofit, LoRA", "qlora": "autofit, QLoRA"}
 LIKE_PEERS = "autofit, LoRA, by a quick search"

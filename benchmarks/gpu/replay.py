@@ -43,11 +43,8 @@ NOISE = 0.04  # of a probe on a card, as a share of its step
 _PROBES = 25  # at most in a replay
 _SEQUENCE = 2048
 _BUILD, _STEPS = 3.0, 2.0  # seconds of a probe of what stays on the card
-_STREAMED, _COMPILING, _LOW_BIT = (
-    9.0,
-    37.0,
-    8.0,
-)  # more: to pin weights, to compile, to compile torchao's optimizers
+# more: to pin weights, to compile, to compile torchao's optimizers
+_STREAMED, _COMPILING, _LOW_BIT = (9.0, 37.0, 8.0)
 _LOW_BIT_OPTIMIZERS = ("adamw-4bit", "adamw-8bit-sr", "adamw-fp8", "adamw-sr")
 AT, AT_SECONDS = (1, 2, 5, 10), (60, 120, 180)  # probes, and seconds of them
 

@@ -49,12 +49,8 @@ _HEAD = (
 _PLAN = Plan(min_steps=3, max_steps=10, max_seconds=4.0)
 _LEAST_SEARCH, _LEAST_PROBE = 200.0, 14.0
 _LIMIT, _SHARE = 300.0, 0.7  # what a search may take: seconds, and of the time that is left
-_OF_TWINS = (
-    "precision",
-    "optimizer",
-    "lora_rank",
-    "lora_alpha",
-)  # knobs in which near-twins differ
+# knobs in which near-twins differ
+_OF_TWINS = ("precision", "optimizer", "lora_rank", "lora_alpha")
 _LOW = ("bf16", "bf16-mixed", "fp16-mixed")
 
 
@@ -130,10 +126,8 @@ def _search(bench: Bench, what: Search, gib: float) -> None:
     out = bench.work / f"search-{gib:g}"
     resume = ["--resume"] if (out / "journal.log").exists() else []
     limit = ["--time-limit", f"{max(1, int(min(_LIMIT, bench.left * _SHARE)))}s"]
-    about = {
-        "gib": gib,
-        "resumed": bool(resume),
-    }  # if so, its seconds are those of the last part alone
+    # if so, its seconds are those of the last part alone
+    about = {"gib": gib, "resumed": bool(resume)}
     bench.store.add(
         STAGE, key_of(gib), {**about, **_answer(bench, what, gib, out, [*limit, *resume])}
     )

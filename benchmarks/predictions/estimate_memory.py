@@ -51,10 +51,8 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "attention": ("sdpa", "eager"),
     "loss": ("standard", "chunked"),
 }
-BESIDE = {
-    "lora_targets": {"lora_rank": 8},
-    "quantization": {"lora_rank": 8},
-}  # what a value needs to mean something
+# what a value needs to mean something
+BESIDE = {"lora_targets": {"lora_rank": 8}, "quantization": {"lora_rank": 8}}
 COMPILED: tuple[dict[str, Any], ...] = (
     {"compile": "default"},
     {"compile": "default", "precision": "bf16-mixed", "micro_batch_size": 2},
@@ -314,8 +312,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    from benchmarks.estimate_memory import (
-        main as run,
-    )  # child processes import what they call by its module's name
+    # child processes import what they call by its module's name
+    from benchmarks.estimate_memory import main as run
 
     raise SystemExit(run())

@@ -141,9 +141,8 @@ MODELS: dict[str, Case] = {
             "n_layer": 6,
             "n_head": 4,
             "n_positions": 256,
-            **dict.fromkeys(
-                ("bos_token_id", "eos_token_id")
-            ),  # those it has by default are beyond this vocabulary
+            # those it has by default are beyond this vocabulary
+            **dict.fromkeys(("bos_token_id", "eos_token_id")),
         },
         8,
         128,

@@ -73,9 +73,8 @@ _LLAMA = {
     "num_key_value_heads": 2,
 }
 
-Exchanged = list[
-    tuple[str, int, int, int]
-]  # (kind, ranks of the group, bytes, how often) in a step of a micro-batch
+# (kind, ranks of the group, bytes, how often) in a step of a micro-batch
+Exchanged = list[tuple[str, int, int, int]]
 
 
 @dataclass(frozen=True)
@@ -219,8 +218,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    from benchmarks.ranks_memory import (
-        main as run,
-    )  # ranks import what they call by its module's name
+    # ranks import what they call by its module's name
+    from benchmarks.ranks_memory import main as run
 
     raise SystemExit(run())

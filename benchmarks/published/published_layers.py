@@ -15,10 +15,8 @@ from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.nn import functional
 
-BLOCK, NESTED = (
-    64,
-    256,
-)  # weights that share a scale, and scales that share one: QLoRA, arXiv 2305.14314
+# weights that share a scale, and scales that share one: QLoRA, arXiv 2305.14314
+BLOCK, NESTED = (64, 256)
 
 
 @dataclass(frozen=True)
@@ -74,10 +72,8 @@ class _FourBitProduct(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, layer: FourBitLinear) -> torch.Tensor:
-        ctx.layer, ctx.kept = (
-            layer,
-            x,
-        )  # not by save_for_backward, so that it lives as long as the graph does
+        # not by save_for_backward, so that it lives as long as the graph does
+        ctx.layer, ctx.kept = (layer, x)
         return functional.linear(x, layer.dequantised().to(x.dtype), layer.bias)
 
     @staticmethod

@@ -81,9 +81,8 @@ class _Block(nn.Module):
         k, v = (
             part.repeat_interleave(self.shape.heads // self.shape.groups, dim=2) for part in (k, v)
         )
-        with sdpa_kernel(
-            SDPBackend.FLASH_ATTENTION
-        ):  # PyTorch's choice on Hopper at the end of 2024
+        # PyTorch's choice on Hopper at the end of 2024
+        with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
             parts = (part.transpose(1, 2) for part in (q, k, v))
             attended = functional.scaled_dot_product_attention(*parts, is_causal=True)
         x = x + self.out(attended.transpose(1, 2).reshape(x.shape))

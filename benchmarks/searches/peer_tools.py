@@ -148,18 +148,15 @@ def settle_for(
     """Let the tool of that name choose within so many bytes of tensors; to be called in a process of its own."""
     tried: list[int] = []
     machine = machine_of(nbytes, device)
-    run = (tools or TOOLS)[name](
-        workload, machine, tried
-    )  # what it imports is not part of its time
+    # what it imports is not part of its time
+    run = (tools or TOOLS)[name](workload, machine, tried)
     size, reason = None, None
     start = time.monotonic()
     with machine:
         try:
             size = run()
-        except (
-            RuntimeError,
-            ValueError,
-        ) as error:  # each tool has its own way to say that nothing fits
+        # each tool has its own way to say that nothing fits
+        except (RuntimeError, ValueError) as error:
             reason = f"{type(error).__name__}: {error}"
     return Found(size, tuple(tried), machine.refusals, time.monotonic() - start, reason)
 
@@ -235,7 +232,5 @@ TOOLS: dict[str, Tool] = {
     "lightning": partial(_lightning, mode="power"),
     "lightning-binsearch": partial(_lightning, mode="binsearch"),
 }
-PACKAGES = {
-    "lightning": "lightning",
-    "lightning-binsearch": "lightning",
-}  # that autofit does not bring along
+# that autofit does not bring along
+PACKAGES = {"lightning": "lightning", "lightning-binsearch": "lightning"}

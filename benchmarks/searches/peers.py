@@ -64,9 +64,8 @@ BUDGETS = {
 }
 AMPLE = 1.25
 TOOL_SECONDS = 600.0
-PLAN = Plan(
-    min_steps=5, max_steps=50, max_seconds=5.0, compose=False
-)  # whole steps, as a search verifies
+# whole steps, as a search verifies
+PLAN = Plan(min_steps=5, max_steps=50, max_seconds=5.0, compose=False)
 
 
 @dataclass

@@ -204,9 +204,8 @@ def _begun(
         asked = workload, hardware, configs
         if hardware.world == 1:
             return _rates(*asked)
-        return executor.run(
-            _rates, *asked, log="rates.log", timeout=_RATES_SECONDS
-        )  # on the cores of one rank
+        # on the cores of one rank
+        return executor.run(_rates, *asked, log="rates.log", timeout=_RATES_SECONDS)
 
     about = {
         "model": given.model,

@@ -225,9 +225,8 @@ def _bound_held(problem: Problem, replays: Sequence[Replay]) -> float | None:
                 if each not in measured and problem.fits(row)
             ]
             most = max(map(problem.throughput, left), default=0.0)
-            held.append(
-                most / problem.throughput(best) - 1 <= max(replay.bound, 0.0)
-            )  # it says no more than that
+            # it says no more than that
+            held.append(most / problem.throughput(best) - 1 <= max(replay.bound, 0.0))
     return statistics.mean(held) if held else None
 
 

@@ -174,9 +174,8 @@ def rows_of(cases: Sequence[Case], workload: Workload, *, steps: int) -> list[Ro
             rows[number].seconds.append(time.process_time() - start)
     for number, row in enumerate(rows):
         if number in setups:
-            pairs = zip(
-                row.seconds[2:], rows[0].seconds[2:], strict=True
-            )  # the first ones make state, and compile
+            # the first ones make state, and compile
+            pairs = zip(row.seconds[2:], rows[0].seconds[2:], strict=True)
             row.ratio = statistics.median(own / first for own, first in pairs)
             setups[number].close()
     return rows

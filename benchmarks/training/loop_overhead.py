@@ -159,9 +159,8 @@ def overhead(
 def divided(model: Network) -> Network:
     """The model under FSDP2, where several ranks train."""
     if dist.is_initialized():
-        mesh = init_device_mesh(
-            kind_of_ranks(), (dist.get_world_size(),)
-        )  # by default on a card, where there is one
+        # by default on a card, where there is one
+        mesh = init_device_mesh(kind_of_ranks(), (dist.get_world_size(),))
         for block in model.blocks:
             fully_shard(block, mesh=mesh)
         fully_shard(model, mesh=mesh, reshard_after_forward=False)
@@ -334,9 +333,8 @@ def overheads(*, smoke: bool) -> list[Overhead]:
             micro=len(large[0]) // 4,
             rounds=rounds,
         ),
-        on_ranks(
-            of_ranks, wide, 2 * len(large[0]), rounds, kind, count=2, device=kind
-        ),  # as much for each as above
+        # as much for each as above
+        on_ranks(of_ranks, wide, 2 * len(large[0]), rounds, kind, count=2, device=kind),
     ]
 
 

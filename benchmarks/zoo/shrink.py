@@ -100,9 +100,8 @@ def _shrunk(config: Any) -> dict[str, Any]:
     for key, value in given.items():
         part = vars(config).get(key)
         if isinstance(part, PreTrainedConfig):
-            stages = (
-                getattr(part, "out_features", None) if hasattr(part, "depths") else None
-            )  # of a backbone
+            # of a backbone
+            stages = getattr(part, "out_features", None) if hasattr(part, "depths") else None
             named = {"model_type": part.model_type, **({"out_features": stages} if stages else {})}
             sizes[key] = named | merged(_shrunk(part), overrides().get(part.model_type, {}))
         elif isinstance(value, dict) and "mrope_section" in value:
@@ -122,9 +121,8 @@ def _shrunk(config: Any) -> dict[str, Any]:
     if "num_key_value_heads" in sizes and given["num_key_value_heads"] == heads:
         sizes["num_key_value_heads"] = min(heads, HEADS)
     heads = given.get("num_heads")
-    if isinstance(heads, list | tuple) and isinstance(
-        given.get("embed_dim"), int
-    ):  # of the first stage
+    # of the first stage
+    if isinstance(heads, list | tuple) and isinstance(given.get("embed_dim"), int):
         sizes["embed_dim"] = 8 * heads[0]
     image, patch = given.get("image_size"), given.get("patch_size")
     if isinstance(image, int):

@@ -68,9 +68,8 @@ def test_a_config_may_be_a_mapping_or_a_file_of_its_own_or_a_result(
         config = tmp_path / "it.yaml"
     found = autofit.estimate(tiny.llama_workload(), config, gpu="h100", set={"micro_batch_size": 1})
     assert found.config["activation_checkpointing"] == "full"
-    assert (
-        found.config["gradient_accumulation_steps"] == 4
-    )  # follows from the micro-batch that was set
+    # follows from the micro-batch that was set
+    assert found.config["gradient_accumulation_steps"] == 4
 
 
 @pytest.mark.parametrize(("gpu", "precision"), [("h100", "bf16"), ("t4", "fp16-mixed")])

@@ -166,9 +166,8 @@ def test_what_an_older_autofit_cached_is_searched_for_anew(
     how: dict[str, Any] = {"config": None, "mem": 1, "trials": 1, "set": NARROW, "steps": 1}
     fitted(mlp(), **how)
     (cached,) = cache_file("results", "").glob("*.json")
-    cached.rename(
-        cached.with_name(f"{'0' * 32}.json")
-    )  # named by a digest alone, as by autofit before layout 2
+    # named by a digest alone, as by autofit before layout 2
+    cached.rename(cached.with_name(f"{'0' * 32}.json"))
     cache_file("", "layout").unlink()
     events: list[Event] = []
     assert isinstance(fitted(mlp(), listener=events.append, **how).result, Result)

@@ -75,9 +75,8 @@ def test_a_contrastive_loss_is_searched_unsplit(tmp_path: Path) -> None:
     )
 
 
-@pytest.mark.filterwarnings(
-    "ignore:`is_gradient_checkpointing` is deprecated:FutureWarning"
-)  # peft asks for it
+# peft asks for it
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
 @pytest.mark.usefixtures("shared_zygote")
 def test_adapters_on_adapters_are_refused_before_the_first_probe(tmp_path: Path) -> None:
     from peft import LoraConfig, get_peft_model

@@ -155,9 +155,8 @@ def test_the_seed_decides_weights_and_order(causal: Case) -> None:
 def test_labelled_lines(tmp_path: Path) -> None:
     case = Case(tmp_path, "LlamaForSequenceClassification", BYTES | {"pad_token_id": 0})
     seen = losses(case.train(DATA / "reviews.jsonl", epochs=6))
-    assert mean(seen[-5:]) < 0.7 * mean(
-        seen[:5]
-    )  # a pass is five steps; from the seventh on, rounding decides
+    # a pass is five steps; from the seventh on, rounding decides
+    assert mean(seen[-5:]) < 0.7 * mean(seen[:5])
 
 
 def test_masked_bytes(tmp_path: Path) -> None:
@@ -199,9 +198,8 @@ def test_the_tokenizer_beside_the_weights_is_used(causal: Case) -> None:
     (causal.folder / "a.txt").write_text("the rabbit hole " * 100)
     trained = causal.train(causal.folder / "a.txt", weights=weights, epochs=40)
     assert len(trained.history) == 40 * -(-(301 // 32) // 8)
-    assert (
-        losses(trained)[-1] < 0.5
-    )  # four ids in turn are easily learnt, twelve bytes would not be yet
+    # four ids in turn are easily learnt, twelve bytes would not be yet
+    assert losses(trained)[-1] < 0.5
 
 
 def test_going_on_with_a_stopped_run(causal: Case) -> None:
@@ -308,9 +306,8 @@ def test_evaluation_on_a_second_file(
     trained = causal.train(DATA / "alice.txt", epochs=2, eval_data=causal.folder / "eval.txt")
     first, second = trained.evaluations
     assert second < first < 5.0
-    assert losses(trained) == losses(
-        two_passes[0]
-    )  # evaluation draws nothing that training would have drawn
+    # evaluation draws nothing that training would have drawn
+    assert losses(trained) == losses(two_passes[0])
 
 
 def test_what_fit_takes_is_passed_on(causal: Case) -> None:
@@ -338,9 +335,8 @@ def test_the_names_of_classes_are_kept_in_the_model(classifier: Case) -> None:
     data = csv_of(classifier.folder / "a.csv", "x,good", "yy,bad", "zzz,good")
     other = csv_of(classifier.folder / "b.csv", "x,good")
     trained = classifier.train(data, eval_data=other, epochs=30, output=classifier.folder / "out")
-    assert (
-        trained.evaluations[-1] < 0.3
-    )  # numbered as in the training data, where good is not the first
+    # numbered as in the training data, where good is not the first
+    assert trained.evaluations[-1] < 0.3
     saved = AutoModelForSequenceClassification.from_pretrained(classifier.folder / "out" / "model")
     assert saved.config.id2label == {0: "bad", 1: "good"}
     assert saved.config.label2id == {"bad": 0, "good": 1}
@@ -636,9 +632,8 @@ def test_a_torn_update_goes_on_in_a_fresh_process(tmp_path: Path, executor: Loca
         torch.optim.AdamW.step = torn
         command_line(command)
 
-    with pytest.raises(
-        ProbeError, match="exit code 0"
-    ):  # of the fresh process, which answers nobody
+    # of the fresh process, which answers nobody
+    with pytest.raises(ProbeError, match="exit code 0"):
         executor.run(train_torn, None, log="torn.log", timeout=120.0)
     said = (executor.logs / "torn.log").read_text()
     assert (

@@ -87,9 +87,8 @@ def test_embeddings(tmp_path: Path) -> None:
     assert trained.history[-1].loss < 0.5 * trained.history[0].loss
     assert trained.evaluations[-1] < trained.evaluations[0]
     run.content["config"] = {"micro_batch_size": 2}
-    with pytest.raises(
-        InputError, match="the loss cannot be split"
-    ):  # each pair is told from all others of its batch
+    # each pair is told from all others of its batch
+    with pytest.raises(InputError, match="the loss cannot be split"):
         run.train(data, steps=1)
 
 

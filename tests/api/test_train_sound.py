@@ -105,9 +105,8 @@ def test_two_real_steps(tmp_path: Path, make: Any) -> None:
     assert split[1] < split[0]
 
     sounds.tone(tmp_path / "0.wav", 3000)
-    assert (
-        run.losses(data, steps=1, lr=1e-3)[0] != whole[0]
-    )  # what is heard matters, or it is the same to the bit
+    # what is heard matters, or it is the same to the bit
+    assert run.losses(data, steps=1, lr=1e-3)[0] != whole[0]
 
 
 def test_classes_of_sound(tmp_path: Path) -> None:

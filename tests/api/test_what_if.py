@@ -103,13 +103,11 @@ def test_of_a_mixture_adapters_on_experts_are_told(monkeypatch: pytest.MonkeyPat
     told = what_if.with_experts(found)
     assert told is not None
     assert told["lora_targets"] == "attention+experts"
-    assert (
-        told["device_bytes"]["high"] > found.estimate.high + found.estimate.allocated_bytes
-    )  # thrice the tensors
+    # thrice the tensors
+    assert told["device_bytes"]["high"] > found.estimate.high + found.estimate.allocated_bytes
     assert told["fits"] == "yes"
-    assert (
-        what_if.with_experts(predict(found.workload, PLAIN, gpu="rtx-4090")) is None
-    )  # without adapters
+    # without adapters
+    assert what_if.with_experts(predict(found.workload, PLAIN, gpu="rtx-4090")) is None
     all_of_it = PLAIN | adapted | {"lora_targets": "attention+experts"}
     assert what_if.with_experts(predict(found.workload, all_of_it, gpu="rtx-4090")) is None
 

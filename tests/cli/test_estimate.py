@@ -84,9 +84,8 @@ def test_an_estimate_and_what_lies_around_it(run: Run, monkeypatch: pytest.Monke
     ) -> tuple[list[float], list[float]]:
         return [1.0 + 0.1 * place for place in range(len(configs))], [1.0] * len(configs)
 
-    monkeypatch.setattr(
-        "autofit.api.what_if.predict_all", growing
-    )  # which takes seconds, and is tested in its place
+    # which takes seconds, and is tested in its place
+    monkeypatch.setattr("autofit.api.what_if.predict_all", growing)
     asked = (*ESTIMATE, "--gpu", "h100", "--set", "optimizer=sgd", "--set", "precision=fp32")
     answer = run(*asked, "--json", "--alternatives").json
     knobs = {each["knob"] for each in answer["alternatives"]}

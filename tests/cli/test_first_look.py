@@ -296,12 +296,8 @@ def test_what_is_right_goes_on(ended: Callable[[Sequence[Sequence[str]]], list[E
             "--out",
             "new/run",
         ),
-        (
-            *SEARCH[:2],
-            "mine.py:workload",
-            "--set",
-            "memory_format=channels_last",
-        ),  # which it may register
+        # which it may register
+        (*SEARCH[:2], "mine.py:workload", "--set", "memory_format=channels_last"),
         (
             *ESTIMATE,
             "--set",

@@ -187,9 +187,8 @@ def test_without_the_card_the_best_config_is_predicted(run: Run) -> None:
         SavedResult.load(Path(printed.json["files"]["result"])).config
         == printed.json["predicted"]["config"]
     )
-    assert (
-        printed.err.splitlines()[0] == printed.json["error"]["message"]
-    )  # before all else, and once
+    # before all else, and once
+    assert printed.err.splitlines()[0] == printed.json["error"]["message"]
     assert printed.err.count(printed.json["error"]["message"]) == 1
 
 

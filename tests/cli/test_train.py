@@ -57,10 +57,8 @@ def test_a_step_of_a_training_is_recorded(here: Path, run: Run) -> None:
     [
         ((), "interrupted; with --output it could be resumed\n"),
         (("--output", "o"), "interrupted; go on with --resume --output o\n"),
-        (
-            ("--output", "none"),
-            "interrupted; nothing was trained yet\n",
-        ),  # where --resume would be refused
+        # where --resume would be refused
+        (("--output", "none"), "interrupted; nothing was trained yet\n"),
     ],
 )
 def test_an_interrupted_training_tells_how_to_go_on(

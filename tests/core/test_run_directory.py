@@ -94,10 +94,8 @@ def test_where_another_has_it_the_next_free_one_is_taken(tmp_path: Path) -> None
         assert (second.path.name, third.path.name) == ("model-2", "model-3")
         second.journal.touch()
     with free_run_directory(path) as first, free_run_directory(path) as fourth:
-        assert (first.path.name, fourth.path.name) == (
-            "model",
-            "model-3",
-        )  # the second holds a search
+        # the second holds a search
+        assert (first.path.name, fourth.path.name) == ("model", "model-3")
     with pytest.raises(ZeroDivisionError), free_run_directory(tmp_path / "new"):
         1 / 0  # noqa: B018
     assert not (tmp_path / "new").exists()
@@ -350,8 +348,6 @@ def test_a_file_that_cannot_be_written_is_an_error_that_says_how_to_continue(
         RunDirectory(tmp_path / "new") as run,
     ):
         write_atomically(run.path / "gone" / "x", "text")
-    with (
-        pytest.raises(FileNotFoundError),
-        RunDirectory(tmp_path / "new") as run,
-    ):  # not of this directory
+    # not of this directory
+    with pytest.raises(FileNotFoundError), RunDirectory(tmp_path / "new") as run:
         (tmp_path / "elsewhere").read_text()

@@ -16,10 +16,8 @@ GOOD = {"model": tiny.MLP, "batch": lambda n: n}
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        (
-            {"model": tiny.MLP()},
-            None,
-        ),  # a module can be called, so only calling it shows that it makes no model
+        # a module can be called, so only calling it shows that it makes no model
+        ({"model": tiny.MLP()}, None),
         (
             {"model": "llama"},
             "Workload.model must be a function, not str. Write model=lambda ...: ...",

@@ -234,9 +234,8 @@ def test_masking_is_as_bert_was_trained() -> None:
     assert chosen.float().mean() == pytest.approx(0.15, abs=0.005)
     hidden, kept = (shown == 4)[chosen].float().mean(), (shown == ids)[chosen].float().mean()
     assert hidden == pytest.approx(0.8, abs=0.01)
-    assert kept == pytest.approx(
-        0.101, abs=0.01
-    )  # one in a hundred of the replaced ones is the same by chance
+    # one in a hundred of the replaced ones is the same by chance
+    assert kept == pytest.approx(0.101, abs=0.01)
 
 
 def test_neither_padding_nor_the_frame_is_guessed_or_put_elsewhere() -> None:

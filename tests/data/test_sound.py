@@ -118,9 +118,8 @@ def test_what_is_lost_is_told(folder: Path) -> None:
 
 def test_sound_too_short_for_what_is_said_is_left_out(folder: Path) -> None:
     path = lines(folder, {"audio": "low.wav", "text": "abb"}, {"audio": "high.wav", "text": "abb"})
-    found = loader(
-        path, samples_a_label=900
-    )  # three outputs in 0.2 s, and a blank between equal labels
+    # three outputs in 0.2 s, and a blank between equal labels
+    found = loader(path, samples_a_label=900)
     assert found.notes == ("left out, too short for what is said in them: 1 of 2 samples.",)
     assert found.samples.batch(torch.arange(1))["input_values"].shape == (1, 4800)
     with pytest.raises(

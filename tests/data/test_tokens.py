@@ -81,13 +81,8 @@ def test_a_text_keeps_the_start_and_the_end_that_it_has() -> None:
 
 
 def test_a_completion_is_tokenised_as_it_follows_its_prompt() -> None:
-    vocabulary = {
-        "\u2581": 0,
-        "a": 1,
-        "b": 2,
-        "ab": 3,
-        "</s>": 4,
-    }  # a space, and one before each text, as in Llama 2
+    # a space, and one before each text, as in Llama 2
+    vocabulary = {"\u2581": 0, "a": 1, "b": 2, "ab": 3, "</s>": 4}
     made = Tokenizer(models.BPE(vocabulary, [("a", "b")]))
     made.pre_tokenizer = pre_tokenizers.Metaspace()
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=made, eos_token="</s>")

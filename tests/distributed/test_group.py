@@ -9,10 +9,8 @@ from autofit.distributed.group import is_of_a_peer
     ("message", "of_a_peer"),
     [
         ("[/pytorch/pair.cc:534] Connection closed by peer [127.0.0.1]:21", True),
-        (
-            "Application timeout caused pair closure",
-            True,
-        ),  # of one exchange, while another one timed out
+        # of one exchange, while another one timed out
+        ("Application timeout caused pair closure", True),
         (
             "[/pytorch/unbound_buffer.cc:78] Timed out waiting 5000ms for recv operation to complete",
             True,

@@ -14,9 +14,8 @@ from tests import tiny
 from tests.estimate.traced import AMPERE, transformer
 from tests.tiny import CPU, llama_workload
 
-CARD = replace(
-    AMPERE, here=False
-)  # of another machine: whether a compiler is installed here says nothing
+# of another machine: whether a compiler is installed here says nothing
+CARD = replace(AMPERE, here=False)
 
 
 def pair(workload: Workload, hardware: Any = CARD, **knobs: Any) -> tuple[Estimate, Estimate]:

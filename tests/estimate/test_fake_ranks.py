@@ -25,10 +25,8 @@ from autofit.training.step import accumulate, update
 from tests.ranks import on_ranks
 from tests.tiny import CPU, llama_workload
 
-BATCH, STEPS = (
-    8,
-    5,
-)  # the first one makes the optimizer's state, and DDP rebuilds its buckets before the second
+# the first one makes the optimizer's state, and DDP rebuilds its buckets before the second
+BATCH, STEPS = (8, 5)
 CLOSE = 64  # bytes: scalars that a run holds
 FSDP, DDP, LORA = {"data_parallel": "fsdp"}, {"data_parallel": "ddp"}, {"lora_rank": 4}
 QLORA = LORA | {"quantization": "nf4-dq", "activation_checkpointing": "full"}
@@ -36,10 +34,8 @@ CONFIGS: dict[str, tuple[int, dict[str, Any]]] = {
     "fsdp": (2, FSDP | {"micro_batch_size": 4}),
     "zero-2": (2, FSDP | {"micro_batch_size": 2, "reshard_after_forward": False}),
     "mixed": (2, FSDP | {"micro_batch_size": 2, "precision": "bf16-mixed"}),
-    "adapters": (
-        2,
-        FSDP | LORA | {"micro_batch_size": 2},
-    ),  # whose gradients wait for the last micro-batch
+    # whose gradients wait for the last micro-batch
+    "adapters": (2, FSDP | LORA | {"micro_batch_size": 2}),
     "in-backward": (2, FSDP | {"micro_batch_size": 4, "optimizer_in_backward": True}),
     "context": (2, FSDP | {"micro_batch_size": 8, "context_parallel": 2}),
     "ddp": (2, DDP | {"micro_batch_size": 4}),

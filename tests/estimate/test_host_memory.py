@@ -94,9 +94,8 @@ def test_gradients_of_streamed_weights_are_copied_out_and_in_again_to_be_added_t
     for trace in (once, again):  # weight, gradient and two moments
         assert labelled(trace, "host") == host_bytes_of(trace) == 4 * (weights + tables) + counters
         assert _transferred(trace, "forward") == weights
-        assert (
-            _transferred(trace, "update") <= tables + 2 * _BLOCK
-        )  # what is outside the blocks, and the last gradients
+        # what is outside the blocks, and the last gradients
+        assert _transferred(trace, "update") <= tables + 2 * _BLOCK
     # Gradients go out, but for those of the last two blocks, which the update waits for; weights come in.
     assert _transferred(once, "backward") == pytest.approx(2 * weights + tables, abs=4 * _BLOCK)
     more = _transferred(again, "backward") - _transferred(once, "backward")
@@ -140,9 +139,8 @@ def test_paged_state_is_none_of_the_devices(monkeypatch: pytest.MonkeyPatch) -> 
     plain, paged, wide = (
         _traced(optimizer=value) for value in ("adamw-8bit", "paged-adamw-8bit", "paged-adamw")
     )
-    large = (
-        BLOCKS * 3 * HIDDEN * 512
-    )  # those of at least 100,000 elements: one byte for either moment
+    # those of at least 100,000 elements: one byte for either moment
+    large = BLOCKS * 3 * HIDDEN * 512
     assert labelled(paged, "host") == 2 * large
     assert labelled(wide, "host") == 8 * large
     assert labelled(paged, "optimizer") == labelled(plain, "optimizer") - 2 * large

@@ -18,14 +18,8 @@ from autofit.techniques.precision import Precision
 from tests.estimate.traced import AMPERE, HOPPER, peak, traced, tracked
 from tests.tiny import CPU, llama_workload
 
-SHAPES = [
-    (64, 128),
-    (4096,),
-    (63, 65),
-    (64, 65),
-    (8, 16),
-    (65536,),
-]  # in whole blocks of 128 and 256, and not
+# in whole blocks of 128 and 256, and not
+SHAPES = [(64, 128), (4096,), (63, 65), (64, 65), (8, 16), (65536,)]
 
 
 def _nbytes(tensors: list[torch.Tensor]) -> list[int]:

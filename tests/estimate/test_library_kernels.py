@@ -71,9 +71,8 @@ def test_checkpointing_on_a_gpu_does_not_free_what_int8_layers_hold() -> None:
     knobs = {**LORA, "activation_checkpointing": "full", "precision": "bf16"}
     workload = llama_workload(32, 64)
     int8, nf4 = (traced(workload, AMPERE, quantization=value, **knobs) for value in ("int8", "nf4"))
-    inputs = (
-        32 * 64 * 2 * 2 * (3 * 32 + 128)
-    )  # of two blocks: into attention, out of it, and into the two of the MLP
+    # of two blocks: into attention, out of it, and into the two of the MLP
+    inputs = 32 * 64 * 2 * 2 * (3 * 32 + 128)
     assert (
         peak(int8) - labelled(int8, "parameters")
         > peak(nf4) - labelled(nf4, "parameters") + inputs // 2
@@ -157,9 +156,8 @@ def test_a_recurrent_layer_of_a_card_keeps_what_its_steps_keep_and_that_is_said(
 
     card, state = of(51), 4 * 12 * 4  # bytes of one layer's state
     assert torch.backends.mkldnn.is_available() == torch._C._get_mkldnn_enabled()
-    assert (
-        peak(card) - peak(of(1)) > 50 * 2 * 6 * state
-    )  # in each step of two layers four gates, a cell, an output
+    # in each step of two layers four gates, a cell, an output
+    assert peak(card) - peak(of(1)) > 50 * 2 * 6 * state
     assert card.assumptions == (
         "recurrent layers were traced step by step: cuDNN's kernels are faster, and keep what only cuDNN knows.",
     )

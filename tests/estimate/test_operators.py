@@ -60,9 +60,8 @@ def test_every_size_is_called_but_none_that_needs_much_memory(
     )
     assert seen[:2] == [large, small]
     assert set(seen) == {large, small}
-    assert (
-        found["aten::exp float32"] == found["aten::exp float32 4194304+4194304"]
-    )  # of what moves most
+    # of what moves most
+    assert found["aten::exp float32"] == found["aten::exp float32 4194304+4194304"]
     assert _noted((EXP, huge, {})).measured(RATES) == {}
 
 

@@ -39,9 +39,8 @@ def in_child(executor: LocalExecutor, action: Callable[[Workload], Any]) -> Any:
 
 
 def numbered(_: Workload, processes: int | None) -> tuple[list[tuple[int, int]], int]:
-    with parallel_map(
-        lambda value: (value * value, os.getpid()), processes
-    ) as each:  # what is called need not be pickled
+    # what is called need not be pickled
+    with parallel_map(lambda value: (value * value, os.getpid()), processes) as each:
         assert each([]) == []
         return each(range(20)) + each([20]), os.getpid()
 

@@ -131,9 +131,8 @@ def test_tasks_take_turns_until_the_time_is_up(monkeypatch: pytest.MonkeyPatch) 
     for name in ("chain", "_passed"):
         monkeypatch.setattr(rates, name, lambda small, name=name: seen.append(name) or small)
     rates.measure(seconds=0.0, clock=ticking(0.25))
-    assert (
-        seen == ["chain", "chain", "_passed"] * 2
-    )  # each task once to be warm, and once however slow
+    # each task once to be warm, and once however slow
+    assert seen == ["chain", "chain", "_passed"] * 2
     rates.measure(seconds=20.0, clock=ticking(0.25))
     assert seen == seen[:3] * (len(seen) // 3)
     assert len(seen) > 15
@@ -145,9 +144,8 @@ def test_what_disturbs_some_rounds_changes_no_rate(monkeypatch: pytest.MonkeyPat
     readings = itertools.count()
     times = [0.0]
 
-    def clock() -> (
-        float
-    ):  # each reading a quarter of a second later; for a while in the middle, four of them
+    # each reading a quarter of a second later; for a while in the middle, four of them
+    def clock() -> float:
         times.append(times[-1] + (1.0 if 20 < next(readings) < 40 else 0.25))
         return times[-1]
 

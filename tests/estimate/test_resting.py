@@ -29,9 +29,8 @@ def test_full_training_holds_sixteen_bytes_a_parameter() -> None:
     assert (found.trained, found.parameters) == (PARAMETERS, PARAMETERS)
     assert (found.weights, found.adapters) == (4 * PARAMETERS + BUFFERS, 0)
     assert found.gradients == 4 * PARAMETERS
-    assert found.optimizer == pytest.approx(
-        8 * PARAMETERS, rel=0.01
-    )  # and a counter of steps for each tensor
+    # and a counter of steps for each tensor
+    assert found.optimizer == pytest.approx(8 * PARAMETERS, rel=0.01)
     assert found.blocks == 2
 
 

@@ -66,9 +66,8 @@ def test_a_card_launches_ahead_as_far_as_its_work_reaches() -> None:
 def test_unpacking_weights_of_4_bits_takes_the_host_of_a_card_longer_than_other_operators() -> None:
     unpacking = Cost("memory", "uint8", 0, (8,), "bitsandbytes::dequantize_4bit")
     assert _seconds(unpacking, asynchronous=True)["launch"] == pytest.approx(5e-5, rel=1e-3)
-    assert _seconds(unpacking)["launch"] == pytest.approx(
-        1e-5
-    )  # on a CPU it is measured as a whole
+    # on a CPU it is measured as a whole
+    assert _seconds(unpacking)["launch"] == pytest.approx(1e-5)
 
 
 def test_a_card_waits_at_each_product_in_int8_whatever_is_launched_meanwhile() -> None:
@@ -81,18 +80,15 @@ def test_a_card_waits_at_each_product_in_int8_whatever_is_launched_meanwhile() -
     assert sum(_seconds(product, product, asynchronous=True).values()) == pytest.approx(
         2 * alone, rel=1e-3
     )
-    assert _seconds(product)["compute"] == pytest.approx(
-        1e-3, rel=1e-3
-    )  # on a CPU it is measured as a whole
+    # on a CPU it is measured as a whole
+    assert _seconds(product)["compute"] == pytest.approx(1e-3, rel=1e-3)
 
 
 def test_copies_beside_the_computation_hide_nothing_but_are_launched_with_it() -> None:
     """An update waits for its copies, and the host launches on meanwhile."""
     small, copy = Cost("memory", "float32", 0, (8,)), replace(COPY, sizes=(10**6,))
-    costs, speed = (
-        [*[small] * 50, copy],
-        Speed(RATES, asynchronous=True),
-    )  # 500 us of launches, a copy of 100 us
+    # 500 us of launches, a copy of 100 us
+    costs, speed = ([*[small] * 50, copy], Speed(RATES, asynchronous=True))
     waiting, beside = (
         waits_of(costs, speed, overlapping=overlapping) for overlapping in (False, True)
     )

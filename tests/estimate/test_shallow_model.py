@@ -32,9 +32,8 @@ def test_alternating_blocks_are_kept_in_pairs() -> None:
     )
     assert even is not None and odd is not None
     assert even.period == odd.period == 2
-    assert (
-        even.retained % 2 == 0 and odd.retained % 2 == 1
-    )  # which of two blocks is checkpointed depends on how many there are
+    # which of two blocks is checkpointed depends on how many there are
+    assert even.retained % 2 == 0 and odd.retained % 2 == 1
 
 
 def test_blocks_of_other_kinds_among_them_are_repeated_as_they_come() -> None:

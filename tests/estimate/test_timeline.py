@@ -75,9 +75,8 @@ def test_when_things_happen_is_in_time_where_the_speed_is_known() -> None:
     timed, counted = timeline_of(traced, tiny.CPU, rates=UNKNOWN), timeline_of(traced, tiny.CPU)
     assert timed.timed
     assert not counted.timed
-    assert dict(timed.phases)["backward"] == pytest.approx(
-        1 / 3, abs=0.1
-    )  # a backward is two forwards
+    # a backward is two forwards
+    assert dict(timed.phases)["backward"] == pytest.approx(1 / 3, abs=0.1)
     assert timed.moments == counted.moments
 
 

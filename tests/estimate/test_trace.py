@@ -100,9 +100,8 @@ def test_gradients_that_are_views_keep_what_they_are_views_of(samples: int) -> N
         effective_batch_size=4,
     )
     knobs = {"precision": "fp32", "micro_batch_size": samples, "optimizer": "sgd"}
-    assert peak(traced(workload, **knobs)) == pytest.approx(
-        tracked(workload, knobs), abs=64
-    )  # some numbers
+    # some numbers
+    assert peak(traced(workload, **knobs)) == pytest.approx(tracked(workload, knobs), abs=64)
 
 
 def test_a_step_is_marked_phase_by_phase_and_block_by_block() -> None:

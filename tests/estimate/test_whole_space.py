@@ -287,9 +287,8 @@ FAR: dict[str, dict[str, Any]] = {
         "kernels": "liger",
     },
 }
-ELSEWHERE = replace(
-    AMPERE, here=False
-)  # whether a compiler or a library is installed here says nothing of there
+# whether a compiler or a library is installed here says nothing of there
+ELSEWHERE = replace(AMPERE, here=False)
 KINDS = ("none", "alternate", "full")
 COMPILED: dict[str, dict[str, Any]] = {
     f"{kind}, {way}": {"activation_checkpointing": kind, "compile": way, "micro_batch_size": 4}
@@ -377,9 +376,8 @@ def test_compiled_transformers_keep_as_little_as_one_estimate_alone_says(
 def test_predictions_are_kept_on_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     configs = list(_configs(CPU, CHANGES[:2]))
     first = predict_all(WORKLOAD, CPU, configs)
-    monkeypatch.setattr(
-        sys.modules[SpaceEstimator.__module__], "trace", None
-    )  # nothing can be traced from here on
+    # nothing can be traced from here on
+    monkeypatch.setattr(sys.modules[SpaceEstimator.__module__], "trace", None)
     assert predict_all(WORKLOAD, CPU, configs) == first
     with pytest.raises(TypeError):
         predict_all(WORKLOAD, CPU, configs[:1])
@@ -391,9 +389,8 @@ def test_when_the_time_for_tracing_is_over_the_rest_stays_unknown_and_nothing_is
     configs, traces = list(_configs(AMPERE, CHANGES)), itertools.count()
     rushed = SpaceEstimator(WORKLOAD, AMPERE, UNKNOWN, configs, within=8.5)
     start = time.monotonic()
-    monkeypatch.setattr(
-        time, "monotonic", lambda: start + next(traces)
-    )  # each trace takes a second
+    # each trace takes a second
+    monkeypatch.setattr(time, "monotonic", lambda: start + next(traces))
     predictions = rushed.predict()
     known = np.isfinite(predictions.allocated)
     assert not rushed.complete

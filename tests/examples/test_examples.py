@@ -129,9 +129,8 @@ def test_the_model_that_comes_back_is_the_one_that_was_given(example: Example) -
     assert model.leave.weight is weight
     assert not torch.equal(weight, before)
     assert len(trained.history) == 4
-    assert all(
-        "forward" not in block.__dict__ for block in model.blocks
-    )  # given back without wrappers
+    # given back without wrappers
+    assert all("forward" not in block.__dict__ for block in model.blocks)
 
 
 @pytest.mark.usefixtures("unpredicted")
@@ -158,10 +157,8 @@ def test_an_encoder_with_real_weights_learns_to_judge_within_a_budget_that_only_
     learned = {
         name for name, parameter in trained.model.named_parameters() if parameter.requires_grad
     }
-    assert {
-        "classifier.weight",
-        "classifier.bias",
-    } < learned  # the head is new: low-rank updates are not enough for it
+    # the head is new: low-rank updates are not enough for it
+    assert {"classifier.weight", "classifier.bias"} < learned
     assert all("lora_" in name or name.startswith("classifier") for name in learned)
 
 
@@ -183,11 +180,8 @@ def test_a_prediction_is_made_for_cards_that_are_not_here(
     [
         ({}, 17, 1e-5),  # more than one pass
         ({"lora_rank": 8, "micro_batch_size": 8, "gradient_accumulation_steps": 2}, 17, 1e-5),
-        (
-            {"lora_rank": 8, "precision": "bf16-mixed"},
-            5,
-            1e-3,
-        ),  # slow on a CPU without products of bf16
+        # slow on a CPU without products of bf16
+        ({"lora_rank": 8, "precision": "bf16-mixed"}, 5, 1e-3),
     ],
 )
 def test_the_neighbours_losses_are_autofits(
@@ -200,9 +194,8 @@ def test_the_neighbours_losses_are_autofits(
     config = {**example("hf_trainer").CONFIG, **knobs}
     mine, of_trainer = example("hf_trainer").main(config, steps)
     accelerate = example("with_accelerate")
-    monkeypatch.setattr(
-        accelerate, "losses_of_autofit", lambda *_: mine
-    )  # of the same config, model and data
+    # of the same config, model and data
+    monkeypatch.setattr(accelerate, "losses_of_autofit", lambda *_: mine)
     _, of_accelerate = accelerate.main(config, steps)
     assert len(mine) == steps
     assert of_trainer == pytest.approx(mine, rel=tolerance)

@@ -69,9 +69,8 @@ def test_a_search_and_a_training_in_a_notebook(kernel: BlockingKernelClient) -> 
     shown = [
         each["data"] for each in sent if each["type"] in ("display_data", "update_display_data")
     ]
-    assert (
-        sum(each["type"] == "display_data" for each in sent) == 2
-    )  # of the search and of the training, then updated
+    # of the search and of the training, then updated
+    assert sum(each["type"] == "display_data" for each in sent) == 2
     assert len(shown) > 6
     assert all(re.match(r"<pre.*>", each["text/html"]) for each in shown)
     assert any("measuring probe 1" in each["text/plain"] for each in shown)
@@ -79,9 +78,8 @@ def test_a_search_and_a_training_in_a_notebook(kernel: BlockingKernelClient) -> 
     assert "20/20" in shown[-1]["text/plain"]
     streams = "".join(each["text"] for each in sent if each["type"] == "stream")
     assert "accuracy on unseen points" in streams
-    assert not [
-        each for each in sent if "\x1b" in str(each) or "\\x1b" in str(each)
-    ]  # no colours of a terminal
+    # no colours of a terminal
+    assert not [each for each in sent if "\x1b" in str(each) or "\\x1b" in str(each)]
     # Notes; and what tqdm says to others, who use its own bar in notebooks, where the package of its widgets lacks.
     told = "".join(each["text"] for each in sent if each.get("name") == "stderr")
     assert re.fullmatch(

@@ -203,9 +203,8 @@ def test_the_compilers_budget_is_set_before_it_runs(emit: Emit) -> None:
 
 @pytest.mark.slow
 def test_a_compiled_script_trains(emit: Emit) -> None:
-    one = {
-        "model_config": {**ARCHITECTURES["causal-lm"], "num_hidden_layers": 1}
-    }  # each is compiled
+    # each is compiled
+    one = {"model_config": {**ARCHITECTURES["causal-lm"], "num_hidden_layers": 1}}
     script = module_of(
         emit("causal-lm", one, compile="default", activation_checkpointing="budget-0.5")
     )

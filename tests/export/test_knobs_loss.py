@@ -81,9 +81,8 @@ def test_loss_and_gradients_are_the_models_own(
     emit: Emit, architectures: dict[str, Any], kind: str, knobs: dict[str, Any]
 ) -> None:
     architecture = small(kind, architectures)
-    full = transformers.AutoConfig.for_model(
-        **architecture
-    ).to_dict()  # with what config.json leaves to defaults
+    # with what config.json leaves to defaults
+    full = transformers.AutoConfig.for_model(**architecture).to_dict()
     script = module_of(emit("causal-lm", {"model_config": full}, **CHUNKED, **knobs))
     script.CHUNK_TOKENS = 24  # 192 tokens: none is left over; 7 rows of chunks
     model = model_of(script).eval()

@@ -34,10 +34,8 @@ FSDP: dict[str, Any] = {
 FSDP |= {"reshard_after_forward": True, "fsdp_offload": "none"}
 ZERO_2 = FSDP | {"reshard_after_forward": False}
 HSDP = FSDP | {"data_parallel_replicate": 2}
-SPLIT = {
-    "micro_batch_size": 2,
-    "gradient_accumulation_steps": 2,
-}  # of the 4 samples of each of 2 ranks
+# of the 4 samples of each of 2 ranks
+SPLIT = {"micro_batch_size": 2, "gradient_accumulation_steps": 2}
 WHOLE = {"micro_batch_size": 4}
 LORA = {"lora_rank": 8, "lora_targets": "all-linear"}
 NF4 = {"quantization": "nf4"} if NEW_ENOUGH else {}
@@ -133,9 +131,8 @@ def test_losses_and_weights_are_those_of_one_device(
     if tolerance == LOSS:
         assert_trained_alike(ranks, alone, lr=LR)
     else:
-        most = (
-            LR if "optimizer" in knobs else 2 * 3 * LR
-        )  # three steps there, or three the other way
+        # three steps there, or three the other way
+        most = LR if "optimizer" in knobs else 2 * 3 * LR
         for name, weight in alone.items():
             torch.testing.assert_close(ranks[name], weight, rtol=0, atol=most)
 

@@ -20,9 +20,8 @@ DATA = Path(__file__).parents[2] / "examples" / "data"
 LENGTH, BATCH, SAMPLES, STEPS = 16, 8, 21, 4  # three steps a pass; the last is filled up
 SPLIT = {"micro_batch_size": 2, "gradient_accumulation_steps": 4}
 LORA = {"lora_rank": 8, "lora_targets": "all-linear"}
-DRAWS: dict[
-    str, dict[str, Any]
-] = {  # with what makes each of them draw random numbers while it trains
+# with what makes each of them draw random numbers while it trains
+DRAWS: dict[str, dict[str, Any]] = {
     "llama": {**ARCHITECTURES["causal-lm"], "attention_dropout": 0.1},
     "gpt2": {
         **ARCHITECTURES["gpt2"],
@@ -37,15 +36,10 @@ DRAWS: dict[
 }
 DRAWS["answers"] = DRAWS["llama"]
 DRAWS["sequence-classification"] = DRAWS["masked-lm"]
-DRAWS["roberta"] = {
-    **DRAWS["masked-lm"],
-    "model_type": "roberta",
-    "pad_token_id": 0,
-}  # a head of two layers
-DRAWS["decoder"] = {
-    **DRAWS["llama"],
-    "num_labels": 2,
-}  # finds the last token of each text by the padding
+# a head of two layers
+DRAWS["roberta"] = {**DRAWS["masked-lm"], "model_type": "roberta", "pad_token_id": 0}
+# finds the last token of each text by the padding
+DRAWS["decoder"] = {**DRAWS["llama"], "num_labels": 2}
 DRAWS["resnet"] = {  # with running statistics
     "model_type": "resnet",
     "embedding_size": 8,

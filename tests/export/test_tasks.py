@@ -154,9 +154,8 @@ def test_a_chat_that_is_not_written_turn_by_turn_is_for_autofit_train(emit: Emit
     script = module_of(emit(others={"workload": workload}))
     turns = [{"role": role, "content": "a"} for role in ("user", "assistant", "user", "assistant")]
     with pytest.raises(ValueError, match="does not write one turn after the other"):
-        script.read_chat(
-            turns, None, tokenizer_for(of_trl("qwen3"))
-        )  # takes back the reasoning of old turns
+        # takes back the reasoning of old turns
+        script.read_chat(turns, None, tokenizer_for(of_trl("qwen3")))
 
 
 def test_documents_of_jsonl_end_in_the_tokenizers_end_token(

@@ -128,10 +128,8 @@ def test_stochastic_rounding_is_an_argument_of_torchaos_optimizer() -> None:
     wanted = {"optim": "adamw_torch_8bit", "optim_args": "bf16_stochastic_round=True"}
     assert wanted.items() <= found.arguments.items()
     assert not found.notes
-    for value in (
-        "adamw-sr",
-        "adamw-master",
-    ):  # with states in 32 bits, or beside copies of the weights
+    # with states in 32 bits, or beside copies of the weights
+    for value in ("adamw-sr", "adamw-master"):
         (note,) = told("cuda", precision="bf16", optimizer=value).notes
         assert note.endswith("takes its place, in less memory than measured.")
     assert told("cuda", optimizer="lion-8bit").arguments["adam_beta2"] == 0.99

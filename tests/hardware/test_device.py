@@ -72,10 +72,8 @@ def smi(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     ("answer", "expected"),
     [
         (f"GPU-{CARD}, 512\n", 512 * MIB),
-        (
-            f"GPU-{OTHER}, 9\nGPU-{CARD}, 512\n",
-            512 * MIB,
-        ),  # by the bus, where CUDA numbers by speed
+        # by the bus, where CUDA numbers by speed
+        (f"GPU-{OTHER}, 9\nGPU-{CARD}, 512\n", 512 * MIB),
         (f"GPU-{OTHER}, 9\n", 0),
         (f"GPU-{CARD}, [N/A]\n", 0),  # where memory is the host's as well
         ("No devices were found\n", 0),

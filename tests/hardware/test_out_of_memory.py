@@ -56,12 +56,10 @@ def free(monkeypatch: pytest.MonkeyPatch) -> Callable[[int | None], None]:
         RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"),
         RuntimeError("cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED"),
         RuntimeError("Triton Error [CUDA]: out of memory"),
-        RuntimeError(
-            "CUDA driver error: out of memory"
-        ),  # segments that grow, and Inductor's launcher
-        RuntimeError(
-            "CUDA error: out of memory\nSearch for ..."
-        ),  # of functions that lose the type
+        # segments that grow, and Inductor's launcher
+        RuntimeError("CUDA driver error: out of memory"),
+        # of functions that lose the type
+        RuntimeError("CUDA error: out of memory\nSearch for ..."),
     ],
     ids=str,
 )

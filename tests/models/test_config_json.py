@@ -281,9 +281,8 @@ def test_a_checkpoint_that_is_dequantised_as_it_is_read_is_meant_as_such(directo
         [(n, p.shape) for n, p in each.model().named_parameters()] for each in (workload, plain)
     )
     assert shapes == theirs
-    assert not hasattr(
-        workload.model().config, "quantization_config"
-    )  # or what is trained would be saved as if it had
+    # or what is trained would be saved as if it had
+    assert not hasattr(workload.model().config, "quantization_config")
     assert workload.model.transformers_config().quantization_config == {
         **stored,
         "dequantize": True,

@@ -252,7 +252,6 @@ def test_a_config_without_a_vocabulary_is_refused() -> None:
 def test_the_longest_sample_is_what_the_positions_allow() -> None:
     assert small("gpt2").longest() == 64
     roberta = {"model_type": "roberta", "max_position_embeddings": 64, "pad_token_id": 1}
-    assert (
-        HuggingFaceModel("r", "masked-lm", roberta).longest() == 62
-    )  # numbered from behind the padding token
+    # numbered from behind the padding token
+    assert HuggingFaceModel("r", "masked-lm", roberta).longest() == 62
     assert small(FAMILIES["vit"]).longest() is None

@@ -157,9 +157,8 @@ sys.stdin.read()
 def filled(left_mib: int) -> Iterator[None]:
     """Another process holds the card but for so much."""
     command = [sys.executable, "-c", _FILLS.format(left=left_mib)]
-    with subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    ) as other:  # ends when its input does
+    # ends when its input does
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
         assert other.stdout
         assert other.stdout.readline() == b"holds\n"
         yield
@@ -341,9 +340,8 @@ def test_a_killed_child_leaves_no_memory_behind_and_the_next_probe_is_unharmed(
     for child in psutil.Process(executor._process.pid).children():
         child.kill()
     hanging.join(timeout=60)
-    assert [each.outcome for each in seen] == [
-        Outcome.HOST_OUT_OF_MEMORY
-    ]  # what a kill by the system means
+    # what a kill by the system means
+    assert [each.outcome for each in seen] == [Outcome.HOST_OUT_OF_MEMORY]
     assert until(lambda: used_bytes() - before < 64 * MIB)
     assert measure(executor, holding(0.1), 8, micro_batch=4).outcome is Outcome.FITS
 

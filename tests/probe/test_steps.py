@@ -265,9 +265,8 @@ def test_compiling_is_measured_apart(monkeypatch: pytest.MonkeyPatch, unguarded:
     torch._dynamo.utils.counters.clear()
     seen = measure(workload, request(workload, compile="default"))
     assert seen.fits, seen.reason
-    assert (
-        torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
-    )  # nothing kept it from compiling
+    # nothing kept it from compiling
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
     assert 0 < seen.compile_seconds < seen.warmup_seconds
     assert plain.compile_seconds == 0
     assert seen.peak_bytes and plain.peak_bytes

@@ -156,9 +156,8 @@ def test_only_what_differs_in_one_knob_is_told_the_fastest_first(result: Results
 
 def test_what_did_not_fit_is_said_so(result: Results, measured: Callable[..., object]) -> None:
     finished = result()
-    whole = measured(
-        0, 2.4, precision="bf16-mixed"
-    )  # the micro-batch alone, and what follows from it
+    # the micro-batch alone, and what follows from it
+    whole = measured(0, 2.4, precision="bf16-mixed")
     assert (
         single_changes(result(trials=(*finished.trials, whole)))[-1]
         == "micro_batch_size 8: out of memory"

@@ -277,12 +277,13 @@ def test_changes_are_told_as_savings_and_costs(shown: Shown) -> None:
         for line in lines
         if line.strip() and line.split()[-1] in ("yes", "maybe", "no")
     ]
+    # not what changes nothing, and of a size only its neighbours
     assert rows == [
         ["activation_checkpointing", "none", "22.00", "+10%", "-20%", "maybe"],
         ["micro_batch_size", "2", "17.00", "-15%", "+5%", "yes"],
         ["micro_batch_size", "8", "24.00", "+20%", "-5%", "no"],
         ["optimizer_offload", "cpu", "18.00", "-10%", "+20%", "yes"],
-    ]  # not what changes nothing, and of a size only its neighbours
+    ]
     assert (
         lines[-1]
         == "Largest that fits, all else as it is: micro-batch 4, LoRA rank 256, sequence none."

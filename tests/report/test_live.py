@@ -222,9 +222,8 @@ def test_a_real_terminal_is_never_cleared_and_its_cursor_stays() -> None:
     screen.write(written)
     assert screen.text.splitlines() == [*LEFT, "the answer"]
     assert not re.search(r"\x1b\[[0-9]*J|\x1b\[H|\x1b\[\?1049h", written)
-    assert written.index("\x1b[?25h") - written.index("\x1b[?25l") == len(
-        "\x1b[?25l"
-    )  # a killed search leaves it
+    # a killed search leaves it
+    assert written.index("\x1b[?25h") - written.index("\x1b[?25l") == len("\x1b[?25l")
     assert COLOURS.search(written)
 
 
@@ -287,9 +286,8 @@ def test_what_others_print_comes_above_and_output_goes_where_it_went_before(
     with watched.display:
         watched.console.print("a note")
         sys.stderr.write("a warning\n")
-        assert (
-            sys.stdout is before[0]
-        )  # under pytest no terminal: nothing of it can disturb the lines
+        # under pytest no terminal: nothing of it can disturb the lines
+        assert sys.stdout is before[0]
         assert watched.tick() == ["a note", "a warning", "now       loading PyTorch, 0:01"]
     assert watched.shown() == ["a note", "a warning"]
     assert (sys.stdout, sys.stderr) == before

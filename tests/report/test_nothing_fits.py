@@ -192,9 +192,8 @@ def test_what_a_search_measured_to_need_less_is_named_the_fastest_first(result: 
         for each in others
         if whole.best.peak_bytes
     )
-    assert (
-        measured_remedies(whole, {**whole.best.config, "precision": "fp8"}) == []
-    )  # never measured
+    # never measured
+    assert measured_remedies(whole, {**whole.best.config, "precision": "fp8"}) == []
 
 
 def test_a_terminal_shows_points_and_what_was_written(

@@ -272,9 +272,8 @@ def test_probes_side_by_side_and_those_of_before_a_resume_are_counted(
 
 
 def test_the_curve_of_the_best_never_falls(events: list[Event], measured: Measured) -> None:
-    slower = dataclasses.replace(
-        measured(90, precision="bf16"), number=3
-    )  # the leader, where the machine has drifted
+    # the leader, where the machine has drifted
+    slower = dataclasses.replace(measured(90, precision="bf16"), number=3)
     progress = after([*events[:10], ProbeStarted(3, slower.config), ProbeFinished(slower, slower)])
     assert progress.bests == [50, 50, 100, 100]
     assert progress.best == slower

@@ -252,7 +252,5 @@ def test_a_browser_makes_them(run: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     svg = '<svg xmlns="http://www.w3.org/2000/svg" width="40" height="30"><rect width="40" height="30"/></svg>'
     run_report.to_png(svg, path, (40, 30))
     data = path.read_bytes()
-    assert [int.from_bytes(data[place : place + 4], "big") for place in (16, 20)] == [
-        80,
-        60,
-    ]  # sharp
+    # sharp
+    assert [int.from_bytes(data[place : place + 4], "big") for place in (16, 20)] == [80, 60]

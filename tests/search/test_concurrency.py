@@ -126,9 +126,8 @@ def held(
 def test_as_many_at_a_time_as_there_are_workers_and_each_config_once(
     side_by_side: SideBySide,
 ) -> None:
-    outcome = side_by_side.search(
-        5 * WORKERS
-    )  # the barrier: with fewer at a time it would never end
+    # the barrier: with fewer at a time it would never end
+    outcome = side_by_side.search(5 * WORKERS)
     assert side_by_side.most == WORKERS
     assert outcome.stopped_by == "trials"
     assert [each.number for each in outcome.measurements] == list(range(5 * WORKERS))
@@ -256,9 +255,8 @@ def test_the_time_limit_lets_what_runs_come_to_its_end(
         limits=limits,
     )
     assert outcome.stopped_by == "time"
-    assert (
-        len(outcome.measurements) == 3 + 3
-    )  # begun before the limit: three at once, one more as each of these ended
+    # begun before the limit: three at once, one more as each of these ended
+    assert len(outcome.measurements) == 3 + 3
 
 
 def test_all_that_the_search_says_it_says_in_its_own_thread(side_by_side: SideBySide) -> None:

@@ -47,9 +47,8 @@ def test_before_any_probe_only_compiling_is_expected_to_cost_more() -> None:
     told = seconds_of([])
     assert {round(told[each] / told[PLAIN], 6) for each in CONFIGS[:4]} == {1.0}
     assert 5 < told[COMPILED] / told[PLAIN] < 20
-    assert (
-        3 < told[AUTOTUNED] / told[COMPILED] < 10
-    )  # which times many kernels, one after the other
+    # which times many kernels, one after the other
+    assert 3 < told[AUTOTUNED] / told[COMPILED] < 10
 
 
 @given(st.lists(st.sampled_from(CONFIGS[:4]), min_size=1, max_size=6), st.floats(0.01, 1e4))

@@ -18,9 +18,10 @@ from autofit.core.measurement import Outcome
 from autofit.search.journal import Journal
 from autofit.search.study import Limits, SearchOutcome, search
 
+# which takes seconds to import
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("optuna_dashboard") is None, reason="optuna-dashboard is not installed"
-)  # which takes seconds to import
+)
 _START = (
     "import sys; from optuna_dashboard._cli import main; sys.argv[0] = 'optuna-dashboard'; main()"
 )

@@ -119,6 +119,5 @@ def test_a_search_on_a_machine_that_slows_down_measures_its_leader_again(formula
     again = len(problem.probed) - len(set(problem.probed))
     assert 3 <= again <= 40 // AGAIN_AFTER_PROBES
     assert 0.1 < found.slowdown < 0.5
-    assert all(
-        best in found.measurements for _, best in problem.finished if best
-    )  # as measured, not as corrected
+    # as measured, not as corrected
+    assert all(best in found.measurements for _, best in problem.finished if best)

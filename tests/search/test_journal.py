@@ -345,9 +345,8 @@ def test_what_a_full_disk_refused_is_written_as_soon_as_there_is_room(
     with pytest.raises(OSError, match="No space left") as caught:
         record(study, trial, measured(0))
     assert caught.value.filename == str(journal.path)
-    assert (
-        journal.path.read_bytes() == whole
-    )  # no half of a line is left, after which others could not be read
+    # no half of a line is left, after which others could not be read
+    assert journal.path.read_bytes() == whole
     monkeypatch.undo()
     study.tell(trial, state=TrialState.FAIL)
     said: list[str] = []

@@ -575,9 +575,8 @@ def test_the_same_search_again_takes_few_probes(formula: Any, seed: int) -> None
     known = replace(_expected(problem), prior_measurements=_known(problem, first.measurements))
     second = search(problem.space, known, limits=limits)
     assert (first.stopped_by, second.stopped_by) == ("bound", "bound")
-    assert len(second.measurements) <= min(
-        3, len(first.measurements)
-    )  # one for each tier, and one in doubt
+    # one for each tier, and one in doubt
+    assert len(second.measurements) <= min(3, len(first.measurements))
     assert regret(problem, second.measurements) < 0.1
 
 

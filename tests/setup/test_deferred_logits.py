@@ -137,9 +137,8 @@ def test_evaluation_generation_and_outputs_without_labels_are_untouched() -> Non
         plain = model(input_ids=batch["input_ids"]).logits
         assert type(plain) is torch.Tensor
         torch.testing.assert_close(plain, logits)
-        assert torch.equal(
-            model(**batch).logits[:, -1], logits[:, -1]
-        )  # made when they are asked for
+        # made when they are asked for
+        assert torch.equal(model(**batch).logits[:, -1], logits[:, -1])
         again = model.generate(
             batch["input_ids"][:1, :4], max_new_tokens=4, do_sample=False, pad_token_id=0
         )

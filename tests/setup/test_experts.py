@@ -121,9 +121,8 @@ def test_building_never_holds_all_experts_unquantised(value: str) -> None:
             {**ADAPTED, "lora_rank": 1, "lora_targets": "attention", "quantization": value},
             CPU,
         )
-    assert (
-        tracker.peak < 6 * 1.3 * one / (32 / (8 if value == "int8" else 4)) + 3 * one
-    )  # of six times one
+    # of six times one
+    assert tracker.peak < 6 * 1.3 * one / (32 / (8 if value == "int8" else 4)) + 3 * one
 
 
 CONFIGS: list[dict[str, Any]] = [
@@ -198,9 +197,8 @@ def test_30_billion_parameters_are_predicted_on_a_card_of_24_gb_unless_the_exper
     attention, experts = predict_all(workload, AMPERE, configs)[0]
     adapters = 48 * 128 * 16 * ((2048 + 1536) + (768 + 2048))
     assert 17.5 * GIB < attention < 19.5 * GIB
-    assert (
-        attention + adapters * 2 * 4 * 0.95 < experts < 24 * GIB
-    )  # with gradients and two moments, in 2 bytes
+    # with gradients and two moments, in 2 bytes
+    assert attention + adapters * 2 * 4 * 0.95 < experts < 24 * GIB
 
 
 @pytest.mark.parametrize("kind", ["qwen3_moe", "gpt_oss"])

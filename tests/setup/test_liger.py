@@ -71,9 +71,8 @@ def real() -> Iterator[pytest.MonkeyPatch]:
     monkeypatch.setattr(interface, "__getitem__", lambda *_: lambda *args, **kwargs: None)
     fused = importlib.import_module("liger_kernel.ops.fused_linear_cross_entropy")
     monkeypatch.setattr(fused, "_can_use_mm_out", lambda one, other: liger._same_dtype(one, other))
-    monkeypatch.setattr(
-        torch, "equal", lambda *_: False
-    )  # the sum of the losses is divided by their number
+    # the sum of the losses is divided by their number
+    monkeypatch.setattr(torch, "equal", lambda *_: False)
 
     def apply(setup: Setup) -> None:
         setup.on_close(kernels._State(setup.model).restore)
@@ -143,11 +142,8 @@ def test_on_a_gpu_a_step_holds_what_is_predicted(knobs: dict[str, Any]) -> None:
         of_kind("llama", 8192, hidden_size=256, intermediate_size=1024, length=512),
     )
     peaks = {}
-    for name, given in {
-        "warm": {},
-        "plain": {},
-        "kernels": knobs,
-    }.items():  # the first makes cuBLAS's workspaces
+    # the first makes cuBLAS's workspaces
+    for name, given in {"warm": {}, "plain": {}, "kernels": knobs}.items():
         given = {"precision": knobs.get("precision", "fp32")} | given
         torch.cuda.empty_cache()
         before = torch.cuda.memory_allocated()
@@ -179,16 +175,11 @@ def test_less_is_kept_than_by_the_models_own_operations() -> None:
 def test_no_norm_and_no_activation_takes_more_than_one_operator_each_way() -> None:
     step = trace(of_kind("llama"), LIGER | {"precision": "bf16"}, CARD)
     launches = [cost for cost in step.costs if cost.name == "autofit::kernel"]
-    assert len(launches) == 2 * (
-        5 + 2 + 2
-    )  # five norms, and of two blocks the activation and the rotation
+    # five norms, and of two blocks the activation and the rotation
+    assert len(launches) == 2 * (5 + 2 + 2)
     hidden = 4 * 48 * 32 * 2
-    assert launches[0].sizes == (
-        hidden,
-        32 * 2,
-        hidden,
-        4 * 48 * 4,
-    )  # the first norm reads and writes each once
+    # the first norm reads and writes each once
+    assert launches[0].sizes == (hidden, 32 * 2, hidden, 4 * 48 * 4)
 
 
 @pytest.mark.parametrize(

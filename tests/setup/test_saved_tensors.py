@@ -90,9 +90,8 @@ def test_loss_and_gradients_are_the_same_to_the_bit(
 def test_what_is_packed_comes_back_but_for_the_window() -> None:
     _, offload = stepped(WORKLOADS["plain"], {}, window=0)
     largest = 4 * 12 * 128 * 4  # samples, tokens, the inside of the MLP
-    assert (
-        0 < offload.packed_bytes - offload.fetched_bytes <= 2 * largest
-    )  # the last of each forward never left
+    # the last of each forward never left
+    assert 0 < offload.packed_bytes - offload.fetched_bytes <= 2 * largest
     _, offload = stepped(WORKLOADS["plain"], {}, window=10**9)
     assert offload.fetched_bytes == 0
 
@@ -108,9 +107,8 @@ def test_buffers_are_used_again_from_step_to_step() -> None:
         held.append(offload.pool.held_bytes)
     assert held[0] > 0
     assert len(set(held[1:])) == 1
-    assert (
-        sum(len(free) * size for size, free in offload.pool._free.items()) == held[-1]
-    )  # all are back
+    # all are back
+    assert sum(len(free) * size for size, free in offload.pool._free.items()) == held[-1]
 
 
 @pytest.mark.parametrize(
@@ -292,9 +290,8 @@ def test_after_the_forward_the_device_holds_less_by_what_was_packed() -> None:
     hosts = [buffer for free in offload.pool._free.values() for buffer in free]
     assert (plain - live(hosts, offload.hooks())) == pytest.approx(before, rel=0.1)
     layers = 4 * 1024 * (48 + 96) * 4  # a layer's input and what is between its two matrices
-    head = (
-        1024 * (48 + 10) * 4 + 1024 * 8
-    )  # what enters it, the loss's log-probabilities, the classes
+    # what enters it, the loss's log-probabilities, the classes
+    head = 1024 * (48 + 10) * 4 + 1024 * 8
     assert before == layers + head
 
 
@@ -314,10 +311,8 @@ def wide() -> Iterator[tuple[nn.Module, torch.Tensor]]:
     torch.manual_seed(0)
     device = torch.device("cuda")
     layers = [nn.Sequential(nn.Linear(1024, 1024), nn.GELU()) for _ in range(12)]
-    yield (
-        nn.Sequential(*layers).to(device),
-        torch.randn(16384, 1024, device=device),
-    )  # 64 MiB after every operation
+    # 64 MiB after every operation
+    yield (nn.Sequential(*layers).to(device), torch.randn(16384, 1024, device=device))
     torch.cuda.empty_cache()
 
 

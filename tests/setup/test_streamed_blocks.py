@@ -124,9 +124,8 @@ def test_gradients_are_the_same_with_two_blocks_at_a_time(
         p.nbytes for block in repeated_blocks(model) for p in block.parameters() if p.dim() >= 2
     )
     assert streamed_bytes(streamer) == matrices
-    assert resident_bytes(streamer) == pytest.approx(
-        matrices / 5
-    )  # the first block alone, after the backward
+    # the first block alone, after the backward
+    assert resident_bytes(streamer) == pytest.approx(matrices / 5)
 
 
 @every_workload
@@ -137,9 +136,8 @@ def test_each_weight_is_copied_once_a_forward_and_once_a_backward(workload: Work
     lane = streamer._lane
     before = lane.asked
     gradients(model, loss_of(model, batch))
-    assert (
-        lane.asked - before == 4 + 3
-    )  # the first is there, the last two are kept for the backward
+    # the first is there, the last two are kept for the backward
+    assert lane.asked - before == 4 + 3
 
 
 def test_when_the_first_block_needs_no_gradient_as_with_lora() -> None:
@@ -194,15 +192,15 @@ def test_weights_that_are_tied_to_another_block_or_to_something_else_stay() -> N
     workload = WORKLOADS["plain"]
     model, batch = half_frozen(workload), workload.batch(4)
     model.blocks[1].mlp[0].weight = model.blocks[0].mlp[0].weight
+    # one memory
     model.blocks[2].mlp[2].weight = nn.Parameter(
         model.blocks[3].mlp[2].weight.data, requires_grad=False
-    )  # one memory
+    )
     model.extra = nn.Linear(32, 96, bias=False)
     model.extra.weight = model.blocks[4].attn["qkv"].weight
     model.blocks[4].mlp.append(nn.Linear(32, 32, bias=False))
-    model.blocks[4].mlp[3].weight = (
-        model.blocks[4].attn["out"].weight
-    )  # inside of one block: streamed, once
+    # inside of one block: streamed, once
+    model.blocks[4].mlp[3].weight = model.blocks[4].attn["out"].weight
     plain = gradients(model, loss_of(model, batch))
     streamer = streamed(model)
     assert same(plain, gradients(model, loss_of(model, batch)))
@@ -381,9 +379,8 @@ def out_of_memory_at(monkeypatch: pytest.MonkeyPatch, streamer: BlockStreamer, n
     monkeypatch.setattr(list(streamer.blocks[number].resting.values())[-1], "filled", filled)
 
 
-@pytest.mark.filterwarnings(
-    "ignore:The .grad attribute"
-)  # dynamo looks at that of every input, also without streaming
+# dynamo looks at that of every input, also without streaming
+@pytest.mark.filterwarnings("ignore:The .grad attribute")
 @pytest.mark.parametrize("checkpoint_every", [0, 1])
 def test_compiled_blocks_keep_one_piece(checkpoint_every: int) -> None:
     workload = WORKLOADS["plain"]
@@ -405,9 +402,8 @@ def test_compiled_blocks_keep_one_piece(checkpoint_every: int) -> None:
 def deep() -> Iterator[tuple[nn.Module, torch.Tensor]]:
     torch.manual_seed(0)
     device = torch.device("cuda")
-    model = nn.Sequential(
-        *(nn.Sequential(nn.Linear(4096, 4096), nn.GELU()) for _ in range(16))
-    )  # 64 MiB each
+    # 64 MiB each
+    model = nn.Sequential(*(nn.Sequential(nn.Linear(4096, 4096), nn.GELU()) for _ in range(16)))
     for block in model:
         block[0].weight.requires_grad_(False)
     yield model.to(device), torch.randn(256, 4096, device=device)
@@ -487,9 +483,8 @@ def test_trained_weights_come_back_as_the_backward_left_them(
         assert torch.equal(expected, found)
         expected.backward()
         found.backward()
-    assert max(log) == 3 + (
-        name == "Backwards"
-    )  # one on its way to the host, and one that was fetched in vain
+    # one on its way to the host, and one that was fetched in vain
+    assert max(log) == 3 + (name == "Backwards")
     weights = dict(plain.named_parameters())
     for key, tensor in model.state_dict().items():
         assert torch.equal(tensor, weights.get(key, tensor)), key

@@ -39,9 +39,8 @@ WORKLOADS: dict[str, Workload] = {
     ),
     "mlp": tiny.mlp_workload(EFFECTIVE_BATCH),
 }
-GRAPHS = dict.fromkeys(WORKLOADS, 1) | {
-    "mlp": 2
-}  # what enters the first block of an mlp needs no gradient
+# what enters the first block of an mlp needs no gradient
+GRAPHS = dict.fromkeys(WORKLOADS, 1) | {"mlp": 2}
 EXACT = [
     (technique.name, value)
     for technique in ON_ONE_DEVICE
@@ -99,9 +98,8 @@ def test_an_exact_value_is_the_same_mathematics(name: str, value: Value, model: 
         torch.testing.assert_close(gradient, plain_gradients[key], rtol=1e-3, atol=2e-6)
     for key, weight in weights.items():
         if key in plain_gradients:  # a BERT's pooler takes no part in filling masks
-            clear = (
-                plain_gradients[key].abs() > 1e-4
-            )  # Adam keeps only the sign of what is nothing but rounding
+            # Adam keeps only the sign of what is nothing but rounding
+            clear = plain_gradients[key].abs() > 1e-4
             torch.testing.assert_close(
                 weight[clear], plain_weights[key][clear], rtol=1e-4, atol=1e-5
             )

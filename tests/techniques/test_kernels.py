@@ -210,9 +210,8 @@ def test_it_needs_cuda_and_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
     assert technique.refuse(config, workload, tiny.CPU).endswith("CUDA only; use none.")
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     assert "pip install liger-kernel" in technique.refuse(config, workload, CUDA)
-    assert (
-        technique.refuse(config, workload, replace(CUDA, here=False)) is None
-    )  # to plan it need not be installed
+    # to plan it need not be installed
+    assert technique.refuse(config, workload, replace(CUDA, here=False)) is None
     monkeypatch.setattr("importlib.util.find_spec", lambda name: name)
     assert technique.refuse(config, workload, CUDA) is None
     monkeypatch.setattr("shutil.which", lambda name: None)

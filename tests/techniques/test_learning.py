@@ -38,11 +38,8 @@ BANDS: dict[tuple[str, Value], tuple[dict[str, Value], float, float]] = {
     ("quantization", "int8"): (LORA, 0.05, 2e-2),
     ("quantization", "nf4"): (LORA, 0.05, 2e-2),
     ("quantization", "nf4-dq"): (LORA, 0.05, 2e-2),
-    ("lora_rank", 8): (
-        {},
-        0.35,
-        2e-2,
-    ),  # beside random frozen weights: less than training all, far from nothing
+    # beside random frozen weights: less than training all, far from nothing
+    ("lora_rank", 8): ({}, 0.35, 2e-2),
     ("lora_alpha", 24): (LORA, 0.05, 2e-2),
     ("lora_dropout", 0.1): (LORA, 0.05, 2e-2),
     ("lora_dora", True): (LORA, 0.1, 2e-2),

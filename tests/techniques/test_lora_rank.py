@@ -132,12 +132,8 @@ def test_the_transposed_layers_of_gpt2_get_adapters_too_without_a_warning() -> N
     )
     setup = build(workload, {"lora_rank": 2}, tiny.CPU)
     assert sum(parameter.numel() for _, parameter in setup.trainable()) == 2 * 2 * sum(
-        (
-            32 + 96,
-            32 + 32,
-            32 + 128,
-            128 + 32,
-        )  # c_attn, c_proj, c_fc, c_proj: in + out, of each of two layers
+        # c_attn, c_proj, c_fc, c_proj: in + out, of each of two layers
+        (32 + 96, 32 + 32, 32 + 128, 128 + 32)
     )
     assert accumulate(setup, workload.batch(2)).isfinite()
     assert not setup.warnings
@@ -214,9 +210,8 @@ def sees_adapters(effect: Effect, rank: int, chosen: Callable[[str, nn.Linear], 
         for key, each in effect.setup.model.state_dict().items()
     }
     assert all(torch.equal(after[key], before[key]) for key in before)
-    assert all(
-        parameter.any() for key, parameter in trainable if "lora_B" in key
-    )  # 0 until it was trained
+    # 0 until it was trained
+    assert all(parameter.any() for key, parameter in trainable if "lora_B" in key)
 
 
 def shows(effect: Effect) -> None:
@@ -244,9 +239,8 @@ def test_pytorchs_own_encoder_is_evaluated_with_its_adapters(quantization: str) 
     workload = Workload(model=Encoder, batch=lambda n: batch, effective_batch_size=4)
     config = {"lora_rank": 4, "quantization": quantization}
     setup = build(workload, config, tiny.CPU, hyperparameters=Hyperparameters(lr=0.05))
-    assert not any(
-        "self_attn" in name for name, _ in setup.trainable()
-    )  # their weights are read, not called
+    # their weights are read, not called
+    assert not any("self_attn" in name for name, _ in setup.trainable())
     for _ in range(3):
         train_step(setup, batch)
     # Past the adapters it was 6 % off. bitsandbytes multiplies int8 in another way in evaluation.
@@ -256,9 +250,8 @@ def test_pytorchs_own_encoder_is_evaluated_with_its_adapters(quantization: str) 
     assert evaluate(setup, [batch]) == expected
     setup.close()
     with torch.no_grad():
-        assert (
-            float(setup.model.eval()(**batch)) == expected
-        )  # and by whom the model is given back to
+        # and by whom the model is given back to
+        assert float(setup.model.eval()(**batch)) == expected
 
 
 def test_the_nested_tensors_of_pytorchs_encoder_are_left_too() -> None:
@@ -285,9 +278,8 @@ def test_the_nested_tensors_of_pytorchs_encoder_are_left_too() -> None:
     assert evaluate(setup, [batch]) == expected
 
 
-@pytest.mark.parametrize(
-    "kind", [ValueError, NotImplementedError]
-)  # of a layer; of a model without embeddings
+# of a layer; of a model without embeddings
+@pytest.mark.parametrize("kind", [ValueError, NotImplementedError])
 def test_what_peft_does_not_take_is_refused(
     kind: type[Exception], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -464,9 +456,8 @@ def test_adapters_on_adapters_are_refused_and_those_there_can_be_trained_on() ->
     assert trained(build(workload, {}, tiny.CPU, model=model)) == before
 
 
-@pytest.mark.filterwarnings(
-    "ignore:`is_gradient_checkpointing` is deprecated:FutureWarning"
-)  # peft asks for it
+# peft asks for it
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
 def test_a_model_that_has_adapters_is_known_before_it_is_built() -> None:
     workload = tiny.llama_workload()
     adapters = LoraConfig(r=4, target_modules=["q_proj"])

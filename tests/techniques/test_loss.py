@@ -82,9 +82,8 @@ def living(workload: Workload) -> nn.Module:
         if parameter.dim() < 2 and name.endswith("bias"):
             nn.init.normal_(parameter.data, 0.0, 0.1)
     model.get_output_embeddings().weight.data.mul_(5)
-    return (
-        model.eval()
-    )  # build() sets it to train; no tiny model here draws dropout but gpt2 and phi
+    # build() sets it to train; no tiny model here draws dropout but gpt2 and phi
+    return model.eval()
 
 
 def uneven(batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -105,9 +104,8 @@ def step(
     with contextlib.closing(build(workload, knobs, tiny.CPU, model=model)) as setup:
         draws = torch.Generator().manual_seed(1)
         for name, parameter in setup.trainable():
-            if (
-                "lora_" in name
-            ):  # the same ones in every precision, and B not zero, or A's gradient is
+            # the same ones in every precision, and B not zero, or A's gradient is
+            if "lora_" in name:
                 parameter.data.copy_(torch.randn(parameter.shape, generator=draws) * 0.02)
         loss = float(accumulate(setup, uneven(workload.batch(4))))
         return loss, {name: each.grad for name, each in setup.trainable() if each.grad is not None}
@@ -132,9 +130,8 @@ def test_the_loss_and_the_gradients_are_those_of_the_model_itself(
         torch.testing.assert_close(gradient, expected[name], rtol=1e-3, atol=1e-5)
 
 
-@pytest.mark.filterwarnings(
-    "ignore:`is_gradient_checkpointing` is deprecated:FutureWarning"
-)  # peft asks for it
+# peft asks for it
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
 @pytest.mark.parametrize(
     "options", [{}, {"modules_to_save": ["lm_head"]}, {"target_modules": ["lm_head"]}], ids=str
 )
@@ -363,9 +360,8 @@ def test_on_cuda_fused_needs_liger_and_a_head_without_adapters(
     config = canonicalize({"loss": "fused"}, llama, tiny.CPU)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     assert "pip install liger-kernel" in technique.refuse(config, llama, cuda)
-    assert (
-        technique.refuse(config, llama, replace(cuda, here=False)) is None
-    )  # to plan it need not be installed
+    # to plan it need not be installed
+    assert technique.refuse(config, llama, replace(cuda, here=False)) is None
     monkeypatch.setattr("importlib.util.find_spec", lambda name: name)
     assert technique.refuse(config, llama, cuda) is None
     with monkeypatch.context() as patch:
@@ -459,9 +455,8 @@ def test_masked_language_models_are_refused_when_nothing_says_what_they_are() ->
         build(workload, CHUNKED, tiny.CPU)
 
 
-@pytest.mark.parametrize(
-    ("value", "chunks"), [("chunked", [8] * 16), ("fused", [])]
-)  # of which Liger's has a stand-in
+# of which Liger's has a stand-in
+@pytest.mark.parametrize(("value", "chunks"), [("chunked", [8] * 16), ("fused", [])])
 def test_under_fake_tensors_it_is_traced_without_a_comparison(
     value: str, chunks: list[int]
 ) -> None:

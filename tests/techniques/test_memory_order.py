@@ -70,10 +70,8 @@ def peak_bytes(name: str, config: Config) -> int:
     with StorageTracker() as tracker:
         setup = build(workload, config, tiny.CPU)
         batch = workload.batch(workload.effective_batch_size)
-        for samples in (
-            setup.micro_batch_size,
-            2 * setup.micro_batch_size,
-        ):  # state exists from the second step on
+        # state exists from the second step on
+        for samples in (setup.micro_batch_size, 2 * setup.micro_batch_size):
             accumulate(setup, map_tensors(batch, operator.itemgetter(slice(samples))))
             assert update(setup)
     return tracker.peak

@@ -36,9 +36,8 @@ from tests.techniques.contract import Effect, knobs
 
 OPTIMIZER = technique_named("optimizer")
 LOW_BIT = ("adamw-4bit", "adamw-fp8")
-IN_EARNEST = pytest.mark.filterwarnings(
-    "ignore:`torch.jit.script:DeprecationWarning"
-)  # Inductor's own import of it
+# Inductor's own import of it
+IN_EARNEST = pytest.mark.filterwarnings("ignore:`torch.jit.script:DeprecationWarning")
 PAGED = ("paged-adamw", "paged-adamw-8bit")
 OF_BF16 = ("adamw-master", "adamw-sr", "adamw-8bit-sr")
 ON_CPU = tuple(value for value in OPTIMIZER.values if value not in PAGED)
@@ -86,9 +85,8 @@ def test_weight_decay_pulls_weights_towards_zero(value: str) -> None:
             tiny.mlp_workload(), {"optimizer": value}, tiny.CPU, hyperparameters=hyperparameters
         )
         train_step(setup, setup.workload.batch(4))
-        return setup.model.layers[0][
-            0
-        ].weight.detach()  # 4608 elements: large enough for every format
+        # 4608 elements: large enough for every format
+        return setup.model.layers[0][0].weight.detach()
 
     before = build(tiny.mlp_workload(), {}, tiny.CPU).model.layers[0][0].weight.detach()
     pulled = after(0.0) - after(0.5)
@@ -119,9 +117,8 @@ def test_another_one_of_the_same_kind_can_be_made(value: str) -> None:
 @pytest.mark.parametrize("value", ON_CPU)
 def test_the_loops_learning_rate_is_the_one_that_is_stepped_with(value: str) -> None:
     def moved(warmup_steps: int) -> float:
-        chosen = Hyperparameters(
-            lr=1e-3, warmup_steps=warmup_steps
-        )  # the first step of 9 of warm-up is at a tenth
+        # the first step of 9 of warm-up is at a tenth
+        chosen = Hyperparameters(lr=1e-3, warmup_steps=warmup_steps)
         setup = build(
             tiny.mlp_workload(), knobs("optimizer", value), tiny.CPU, hyperparameters=chosen
         )
@@ -637,9 +634,8 @@ def test_the_paged_state_is_no_memory_of_the_allocator(tmp_path: Path) -> None:
         state = setup.optimizer.state[setup.model.weight]
         assert state["state1"].is_paged
         assert state["state2"].is_paged
-    assert (
-        torch.cuda.memory_allocated() - before < 1.1 * 4 * 2**20
-    )  # the second weight alone: 4 MiB
+    # the second weight alone: 4 MiB
+    assert torch.cuda.memory_allocated() - before < 1.1 * 4 * 2**20
     assert train_step(second, workload.batch(4)) == train_step(first, workload.batch(4))
     assert torch.equal(first.model.weight, second.model.weight)
 

@@ -149,9 +149,8 @@ def test_a_tied_head_under_a_chunked_loss_is_stepped_once() -> None:
     torch.testing.assert_close(losses[0], losses[1])
     assert set(calls.values()) == {2}
     for (_, left), (_, right) in zip(plain.trainable(), front.trainable(), strict=True):
-        torch.testing.assert_close(
-            left, right, rtol=1e-4, atol=1e-4
-        )  # slices add up in another order
+        # slices add up in another order
+        torch.testing.assert_close(left, right, rtol=1e-4, atol=1e-4)
 
 
 def test_with_checkpointing_and_adapters_it_steps_as_the_plain_optimizer() -> None:
@@ -233,9 +232,8 @@ def test_a_run_that_was_stopped_goes_on_as_if_it_never_was(tmp_path: Path, optim
         train_step(first, workload.batch(4))
     checkpoint.save(first, tmp_path, 2)
     second = run(workload, True, optimizer=optimizer)
-    accumulate(
-        second, workload.batch(3)
-    )  # all that a checkpoint holds is another now, in the middle of a step
+    # all that a checkpoint holds is another now, in the middle of a step
+    accumulate(second, workload.batch(3))
     assert checkpoint.load(second, tmp_path).next_step == 2
     for group in (*first.optimizer.param_groups, *second.optimizer.param_groups):
         group["lr"] = 3e-3
@@ -305,9 +303,8 @@ def test_clipping_is_refused_and_the_model_left_alone() -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.filterwarnings(
-    "ignore:`torch.jit.script:DeprecationWarning"
-)  # Inductor's own import of it
+# Inductor's own import of it
+@pytest.mark.filterwarnings("ignore:`torch.jit.script:DeprecationWarning")
 @pytest.mark.parametrize("optimizer", [*OPTIMIZERS, "paged-adamw-8bit"])
 def test_on_the_gpu(optimizer: str) -> None:
     """There the hooks run in a thread of autograd's own."""
@@ -328,9 +325,6 @@ def test_on_the_gpu(optimizer: str) -> None:
         weights.append([weight.detach().cpu() for _, weight in setup.trainable()])
         del setup
     torch.testing.assert_close(weights[0], weights[1], rtol=1e-4, atol=1e-5)
-    if optimizer in (
-        "adamw",
-        "sgd",
-        "adamw-8bit",
-    ):  # whose step needs no temporary of the weight's size
+    # whose step needs no temporary of the weight's size
+    if optimizer in ("adamw", "sgd", "adamw-8bit"):
         assert peaks[0] - peaks[1] == pytest.approx(7 * 4 * 1024 * 1024, rel=0.1)

@@ -43,9 +43,8 @@ def stepped(setup: Setup, number: int) -> float:
     torch.manual_seed(number)
     own, _ = own_samples(setup.workload.batch(4), setup.ranks.sampler, setup.ranks.layout.samplers)
     loss = float(accumulate(setup, own))
-    watched = (
-        StorageTracker() if setup.config["optimizer"] in COMPILED else nullcontext()
-    )  # which forbids compilation
+    # which forbids compilation
+    watched = StorageTracker() if setup.config["optimizer"] in COMPILED else nullcontext()
     with watched:
         update(setup)
     return loss

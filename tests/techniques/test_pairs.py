@@ -172,9 +172,8 @@ cover = cache(Cover)
 
 @pytest.mark.parametrize("share", range(SHARES))
 def test_it_trains_or_is_refused_when_built(share: int) -> None:
-    configs = (
-        cover().configs
-    )  # in this order: what is compiled forgets what torchao compiled for others
+    # in this order: what is compiled forgets what torchao compiled for others
+    configs = cover().configs
     for config in configs[share * len(configs) // SHARES : (share + 1) * len(configs) // SHARES]:
         try:
             train(config)

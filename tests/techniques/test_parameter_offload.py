@@ -231,9 +231,8 @@ def test_beside_activation_offload_no_weight_is_packed(
     assert offload.packed_bytes == (DEPTH + 1) * features + DEPTH * inside
 
 
-@pytest.mark.filterwarnings(
-    "ignore:The .grad attribute"
-)  # dynamo looks at that of every input, also without streaming
+# dynamo looks at that of every input, also without streaming
+@pytest.mark.filterwarnings("ignore:The .grad attribute")
 def test_compiled_blocks(streamers: list[BlockStreamer], monkeypatch: pytest.MonkeyPatch) -> None:
     compiling = technique_named("compile")
     monkeypatch.setattr(f"{type(compiling).__module__}.BACKEND", "aot_eager")
@@ -356,9 +355,8 @@ def test_a_training_of_streamed_weights_is_saved_and_goes_on(
     plain, expected = trained(workload, WHOLE | {"optimizer": "adamw"}, 4)
     setup, losses = trained(workload, config, 2)
     save(setup, tmp_path, 2)
-    losses.append(
-        train_step(setup, workload.batch(4))
-    )  # after which the checkpoint must still hold the former weights
+    # after which the checkpoint must still hold the former weights
+    losses.append(train_step(setup, workload.batch(4)))
     again, _ = trained(workload, config, 1)
     assert load(again, tmp_path).next_step == 2
     assert evaluate(again, [workload.batch(4)]) == pytest.approx(float(expected[2]))

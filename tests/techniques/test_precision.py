@@ -246,11 +246,8 @@ def shows(effect: Effect) -> None:
     low = torch.float16 if effect.value == "fp16-mixed" else torch.bfloat16
     mixed = effect.value.endswith("-mixed")
     assert dtypes_of(effect.setup.model.parameters()) == {torch.float32 if mixed else low}
-    products = (
-        "aten.mm",
-        "aten.addmm",
-        "scaled_dot_product_flash",
-    )  # some transformers rotate by a bmm in float32
+    # some transformers rotate by a bmm in float32
+    products = ("aten.mm", "aten.addmm", "scaled_dot_product_flash")
     assert effect.trace.dtypes(*products) == {low}
     assert effect.off_trace.dtypes(*products) == {torch.float32}
     assert effect.trace.loss != effect.off_trace.loss

@@ -45,11 +45,8 @@ FALCON = {
     "num_hidden_layers": 2,
     "num_attention_heads": 2,
 }
-WORST = {
-    "int8": 0.5 / 127,
-    "nf4": 0.16,
-    "nf4-dq": 0.17,
-}  # rounding error, relative to the largest weight of a block
+# rounding error, relative to the largest weight of a block
+WORST = {"int8": 0.5 / 127, "nf4": 0.16, "nf4-dq": 0.17}
 
 
 def beside(value):
@@ -129,9 +126,8 @@ WIDE = Workload(model=Wide, batch=lambda n: {"x": torch.ones(n, 256)}, effective
 @pytest.mark.parametrize("from_living", [True, False])
 @pytest.mark.parametrize("value", CHANGES)
 def test_building_never_holds_the_whole_model_unquantised(value: str, from_living: bool) -> None:
-    importlib.import_module(
-        "bitsandbytes"
-    )  # here: pytest keeps what it logs then, and with it all its callers hold
+    # here: pytest keeps what it logs then, and with it all its callers hold
+    importlib.import_module("bitsandbytes")
     config = {"quantization": value, "lora_rank": 1}
     one, count = 256 * 256 * 4, 8
     model = Wide() if from_living else None
@@ -142,9 +138,8 @@ def test_building_never_holds_the_whole_model_unquantised(value: str, from_livin
     held = count * predicted_bytes(value, 256, 256)
     assert tracker.live < held + 0.3 * one  # adapters are of rank 1
     if not from_living:
-        assert (
-            tracker.peak < held + 4 * one
-        )  # a weight, and what quantising one takes; half of the eight at most
+        # a weight, and what quantising one takes; half of the eight at most
+        assert tracker.peak < held + 4 * one
     else:
         assert tracker.peak < count * one + 4 * one  # no second copy of the model
 
@@ -353,8 +348,7 @@ def test_a_model_that_computes_with_quantised_weights_is_told_in_a_sentence(valu
     words = f"{value} does not fit this model, whose code computes with weights instead of calling layers"
     with pytest.raises(RefusedError, match=words):
         train_step(build(workload, knobs, tiny.CPU), features(2))
-    if (
-        value != "int8"
-    ):  # whose shape is that of the weight, and fake tensors do not compare formats
+    # whose shape is that of the weight, and fake tensors do not compare formats
+    if value != "int8":
         with pytest.raises(RefusedError, match=words):
             traced(workload, **knobs)

@@ -85,9 +85,10 @@ def test_every_technique_says_what_it_is() -> None:
 
 def test_a_technique_of_ones_own_joins_in(chatter: Technique) -> None:
     assert techniques.technique_named("chatter") is chatter
+    # by its name
     assert (
         next(each for each in techniques.all_techniques() if each.stage is Stage.COMPILE) is chatter
-    )  # by its name
+    )
     assert techniques.added_techniques() == [chatter]
     config = techniques.canonicalize({"chatter": "loud"}, WORKLOAD, tiny.CPU)
     assert config["chatter"] == "loud"

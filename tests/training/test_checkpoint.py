@@ -88,9 +88,8 @@ def test_a_run_that_was_stopped_goes_on_as_if_it_never_was(
 
 
 @pytest.mark.parametrize("value", ["adamw-4bit", "adamw-fp8"])
-@torch.compiler.set_stance(
-    "force_eager"
-)  # torchao compiles its update, which takes 20 s and changes no state's class
+# torchao compiles its update, which takes 20 s and changes no state's class
+@torch.compiler.set_stance("force_eager")
 def test_tensors_of_torchaos_own_kind(tmp_path: Path, value: str) -> None:
     setups = [
         build(

@@ -203,9 +203,8 @@ def test_state_of_every_optimizer_is_of_its_own_form(
     forged(save(setup, tmp_path, 2), "optimizer.pt", cut)
     again = run(config)
     assert checkpoint.load(again, tmp_path).next_step == 1
-    forged(
-        save(setup, tmp_path, 3), "optimizer.pt", lambda state: None
-    )  # nothing is wrong with that one
+    # nothing is wrong with that one
+    forged(save(setup, tmp_path, 3), "optimizer.pt", lambda state: None)
     assert checkpoint.load(again, tmp_path).next_step == 3
 
 

@@ -400,9 +400,8 @@ HISTORY: list[float] = []
 def test_a_proof_leaves_nothing_behind_in_its_users_loss() -> None:
     def logged(model: nn.Module, batch: Any) -> torch.Tensor:
         CALLS["number"] += 1
-        loss = (
-            each_of(model, batch).mean() + 0 * model(batch["x"]).std(0).mean()
-        )  # warns of a single sample
+        # warns of a single sample
+        loss = each_of(model, batch).mean() + 0 * model(batch["x"]).std(0).mean()
         HISTORY.append(loss.item())
         return loss
 

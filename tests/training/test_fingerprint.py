@@ -71,9 +71,8 @@ def fingerprint(workload: Workload) -> str:
 def in_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> InFile:
     """The fingerprint of a workload whose code stands in a file, with a module beside it."""
     monkeypatch.setattr(sys, "path", list(sys.path))
-    monkeypatch.setattr(
-        sys, "dont_write_bytecode", True
-    )  # two versions may be written within a clock's tick
+    # two versions may be written within a clock's tick
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
 
     def told(halved: str = "x / 2", remark: str = "", **changes: str) -> str:
         (tmp_path / "mine.py").write_text(remark + SOURCE.format(**(PLAIN | changes)))

@@ -41,9 +41,8 @@ def test_each_kind_is_counted_once_and_the_rest_is_told() -> None:
     assert sum(found.held.values()) == tracker.live
     assert (found.phase, found.asked_bytes) == ("backward", MIB)
     assert len(found.largest) == 5
-    assert (
-        next(iter(found.largest)) == "optimizer of block 0"
-    )  # larger than that of embedding and head
+    # larger than that of embedding and head
+    assert next(iter(found.largest)) == "optimizer of block 0"
     assert sorted(found.largest.values(), reverse=True) == list(found.largest.values())
     setup.close()
 

@@ -64,9 +64,8 @@ def test_a_convolutional_network() -> None:
     traits = look(tiny.conv_workload())
     assert (traits.blocks, traits.linears, traits.attention, traits.sdpa) == (3, 1, False, False)
     assert traits.batch_norm
-    assert (
-        traits.splits
-    )  # tried with the stored statistics, so BatchNorm does not couple the samples
+    # tried with the stored statistics, so BatchNorm does not couple the samples
+    assert traits.splits
 
 
 def test_a_network_on_feature_vectors() -> None:

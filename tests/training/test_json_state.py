@@ -106,9 +106,8 @@ def test_numbers_of_numpy_and_dicts_of_other_kinds() -> None:
             (torch.eye(2).to_sparse(), "Tensor"),
         ),
     ],
-    ids=lambda each: (
-        each if isinstance(each, str) else type(each).__name__
-    ),  # the same in every worker
+    # the same in every worker
+    ids=lambda each: each if isinstance(each, str) else type(each).__name__,
 )
 def test_what_does_not_travel_is_named(value: Any, kind: str) -> None:
     with pytest.raises(TypeError, match=kind):

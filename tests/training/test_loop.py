@@ -478,9 +478,8 @@ def test_the_first_update_has_no_state_that_could_be_torn(monkeypatch: pytest.Mo
     def fails_once(self: Any, closure: Any = None) -> None:
         steps.append(1)
         if len(steps) == 1:
-            self.state[self.param_groups[0]["params"][0]]["exp_avg"] = torch.zeros(
-                1
-            )  # some of it was made
+            # some of it was made
+            self.state[self.param_groups[0]["params"][0]]["exp_avg"] = torch.zeros(1)
             raise torch.OutOfMemoryError("CUDA out of memory")
         step(self, closure)
 

@@ -57,9 +57,8 @@ def test_two_parameters_of_one_shape_are_not_one() -> None:
 def test_frozen_numbers_are_constants() -> None:
     def factory() -> nn.Module:
         model = nn.Linear(3, 3)
-        model.scale = nn.Parameter(
-            torch.tensor([4.0]), requires_grad=False
-        )  # what D-FINE divides by
+        # what D-FINE divides by
+        model.scale = nn.Parameter(torch.tensor([4.0]), requires_grad=False)
         return model
 
     setup = build(

@@ -46,9 +46,8 @@ def language_model(kind: str) -> nn.Module:
     model = transformers.AutoModelForCausalLM.from_config(config)
     for weight in model.parameters():
         if weight.dim() > 1:
-            nn.init.normal_(
-                weight, std=0.3
-            )  # or attention is about even, and shows little of what it sees
+            # or attention is about even, and shows little of what it sees
+            nn.init.normal_(weight, std=0.3)
     assert model.config.use_cache
     return model
 

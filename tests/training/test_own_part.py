@@ -94,9 +94,8 @@ def test_a_pass_that_begins_within_a_batch_is_divided_again(start: int) -> None:
     assert [parts[0].samples for parts in zip(*found, strict=True)] == [
         len(batch) for batch in seen
     ]
-    assert (
-        len(read) <= SAMPLES - start + 1
-    )  # what was seen before is not read; a rank without any reads one
+    # what was seen before is not read; a rank without any reads one
+    assert len(read) <= SAMPLES - start + 1
 
 
 def test_a_rank_without_samples_holds_one_that_does_not_count() -> None:

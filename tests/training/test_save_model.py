@@ -152,12 +152,12 @@ def test_a_transformers_model_is_read_by_from_pretrained(
     assert torch.equal(logits(read, setup.workload), logits(setup.model, setup.workload))
 
 
-@pytest.mark.filterwarnings(
-    "ignore:fan_in_fan_out is set to:UserWarning"
-)  # peft sees to that itself
+# peft sees to that itself
+@pytest.mark.filterwarnings("ignore:fan_in_fan_out is set to:UserWarning")
+# and asks us
 @pytest.mark.filterwarnings(
     "ignore:Model has `tie_word_embeddings=True` and a tied layer:UserWarning"
-)  # and asks us
+)
 @pytest.mark.parametrize(("name", "config"), ADAPTERS, ids=str)
 def test_an_adapter_is_read_by_peft(tmp_path: Path, name: str, config: dict[str, Any]) -> None:
     """On the weights that it was trained beside, which adapters that have learned nothing leave as they are."""

@@ -419,19 +419,16 @@ def test_a_torn_update_can_go_on_in_a_fresh_process(
         "memory ran out in the update of step 2, which left weights half updated: training goes on in a fresh process, "
         "from the last checkpoint."
     ]
-    again = Run(
-        directory=tmp_path, resume=True
-    )  # there was none yet: from the start, in smaller slices
+    # there was none yet: from the start, in smaller slices
+    again = Run(directory=tmp_path, resume=True)
     assert [report.step for report in again(steps=3)] == [1, 2, 3]
     assert "goes on with micro_batch_size 4" in again.told[0]
 
 
 def test_on_a_card_memory_is_reserved_as_it_was_in_probes(monkeypatch: pytest.MonkeyPatch) -> None:
     """The CPU stands for the card, whose allocator has its settings in any build of PyTorch."""
-    for variable in (
-        "PYTORCH_ALLOC_CONF",
-        "PYTORCH_CUDA_ALLOC_CONF",
-    ):  # the command line sets one for its process
+    # the command line sets one for its process
+    for variable in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
         monkeypatch.delenv(variable, raising=False)
     set_to: list[str] = []
     monkeypatch.setattr(segments, "settings", lambda: set_to[-1] if set_to else "")

@@ -212,9 +212,8 @@ def interrupted(report: StepReport) -> None:
 
 
 def stopped(knobs: Mapping[str, Any], folder: Path) -> str:
-    signal.signal(
-        signal.SIGINT, signal.default_int_handler
-    )  # whoever started the tests may ignore it
+    # whoever started the tests may ignore it
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         session(knobs, folder, STEPS, interrupted)  # a callback, and so on the first rank only
     except KeyboardInterrupt:
@@ -297,7 +296,5 @@ def counted_session(
 def test_ranks_go_on_at_the_same_sample_with_another_batch_size(tmp_path: Path) -> None:
     on_ranks(2, counted_session, tmp_path, 4, MIDDLE)
     for losses, _ in on_ranks(2, counted_session, tmp_path, 8, 3, 1):
-        assert losses == [
-            13.5,
-            19.5,
-        ]  # the means of 12 to 15, which were left of a batch, and of 16 to 23
+        # the means of 12 to 15, which were left of a batch, and of 16 to 23
+        assert losses == [13.5, 19.5]

@@ -198,10 +198,8 @@ def test_every_value_is_run_above_or_refused_in_a_sentence(
         if name not in REFUSED[kind]
         for knob, value in knobs.items()
     }
-    elsewhere = {
-        ("optimizer", "adamw-4bit"),
-        ("optimizer", "adamw-fp8"),
-    }  # techniques/test_optimizer_over_shards.py
+    # techniques/test_optimizer_over_shards.py
+    elsewhere = {("optimizer", "adamw-4bit"), ("optimizer", "adamw-fp8")}
     hardware = dataclasses.replace(
         CPU, devices=2, device=device, here=device == "cpu", capability=(9, 0)
     )

@@ -61,10 +61,8 @@ MODELS: dict[str, dict[str, Any]] = {
         ("q_lora_rank", "kv_lora_rank", "qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim"), 8
     ),
     "own code": SMALL
-    | {
-        "model_type": "doge",
-        "keep_window_size": 64,
-    },  # whose attention has a weight outside of layers
+    # whose attention has a weight outside of layers
+    | {"model_type": "doge", "keep_window_size": 64},
     "mixture": SMALL | {"model_type": "mixtral", "num_local_experts": 2},
 }
 TENSOR, CONTEXT, FSDP = {"tensor_parallel": 2}, {"context_parallel": 2}, {"data_parallel": "fsdp"}
@@ -166,9 +164,8 @@ def losses(name: str, knobs: dict[str, Any], world: int) -> tuple[list[float], .
         assert update(setup)
         if step == 0:
             with torch.no_grad():
-                beside.append(
-                    loss_value(setup, batch_of(workload, 0, 1))
-                )  # a forward without a backward
+                # a forward without a backward
+                beside.append(loss_value(setup, batch_of(workload, 0, 1)))
     setup.close()
     assert all(type(each.data) is torch.Tensor for each in setup.model.parameters()), (
         "not put together"

@@ -137,9 +137,8 @@ def test_the_card_is_free_meanwhile() -> None:
     assert all(
         torch.equal(one.cpu(), other) for one, other in zip(model.parameters(), before, strict=True)
     )
-    model(
-        torch.ones(1, 1, 1024, device="cuda")
-    )  # cuDNN warns of weights that no longer lie in one piece
+    # cuDNN warns of weights that no longer lie in one piece
+    model(torch.ones(1, 1, 1024, device="cuda"))
 
 
 def partly_frozen() -> nn.Module:
@@ -166,10 +165,8 @@ def test_what_is_to_be_kept(model: nn.Module, settings: dict[str, Any], keeps: A
 
 def changed(model: nn.Module, *, dtypes: bool) -> dict[str, torch.dtype]:
     """The dtypes after all weights were held in another one, and running statistics beside them."""
-    with (
-        pytest.raises(KeyboardInterrupt),
-        restored(model, dtypes=dtypes),
-    ):  # also where training is broken off
+    # also where training is broken off
+    with pytest.raises(KeyboardInterrupt), restored(model, dtypes=dtypes):
         model.bfloat16()
         model.eval()
         model.blocks[0].norm = nn.BatchNorm2d(16)  # one that was not there before

@@ -69,9 +69,8 @@ def test_values_are_kept_that_fit_and_are_not_far_behind() -> None:
     assert kept == {
         "loss": ("chunked", "standard"),
         "activation_checkpointing": ("selective",),
-        "lora_targets": (
-            "all-linear",
-        ),  # null of them all, as nothing is adapted: nothing is known of it
+        # null of them all, as nothing is adapted: nothing is known of it
+        "lora_targets": ("all-linear",),
     }
     # Where the first does not fit, what needs no more may fit together, however slow it is.
     kept = worth_searching(values, rows, 7.0, 1.1)

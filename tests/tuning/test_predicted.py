@@ -206,9 +206,8 @@ def test_the_fastest_that_may_fit_comes_first_and_ties_go_to_what_learns_better(
     assert within(every, 90).preferred().get("precision") == "fp8"
     assert within(every, 91, tolerance=0.03).preferred().get("precision") == "bf16-mixed"
     assert within(every, 40, tolerance=0.03).preferred() is None
-    assert (
-        within(every, 40).smallest().get("precision") == "bf16"
-    )  # 50 may come to 40 when looked at closely
+    # 50 may come to 40 when looked at closely
+    assert within(every, 40).smallest().get("precision") == "bf16"
     assert within(every, 38).smallest() is None
 
 
@@ -225,9 +224,8 @@ def test_how_far_the_upper_end_lies_above_is_learned_from_what_was_followed() ->
     every += figures(("tf32", 7.0, 88), compiled="default")
     candidates = within(every, 90)
     first = candidates.preferred()
-    candidates.learn(
-        first, (estimate(first, high=114), None)
-    )  # 104 of tensors where 80 were expected: 1.3 times
+    # 104 of tensors where 80 were expected: 1.3 times
+    candidates.learn(first, (estimate(first, high=114), None))
     assert candidates.preferred().get("precision") == "fp8"  # 75 would come to 97
     candidates.learn(candidates.preferred(), None)  # which cannot be followed
     assert candidates.preferred().get("precision") == "tf32"  # of compiled ones nothing was learned

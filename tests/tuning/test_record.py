@@ -47,9 +47,8 @@ class LocalExecutor:
             raise self.error
         if function is timelines:
             assert log == "timeline.log"
-            return timelines(
-                workload, *arguments, processes=1
-            )  # this process has threads, and must not be forked
+            # this process has threads, and must not be forked
+            return timelines(workload, *arguments, processes=1)
         assert log == "devices.log"
         return function(workload, *arguments)
 

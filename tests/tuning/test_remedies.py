@@ -80,10 +80,8 @@ def test_the_kinds_come_in_the_order_of_what_they_cost(monkeypatch: pytest.Monke
     assert {"host", "numbers", "lora", "devices", "memory"} <= set(kinds)
     assert "time" not in kinds  # weights and state alone are 16 GiB
     assert "--set optimizer_offload=cpu" in " ".join(of_kind("host", found).options)
-    assert of_kind("devices", found).options[:2] == (
-        "--devices",
-        "4",
-    )  # 16 / 2 and 1 take 10 with the margin
+    # 16 / 2 and 1 take 10 with the margin
+    assert of_kind("devices", found).options[:2] == ("--devices", "4")
     assert of_kind("devices", found).devices == 4
     assert "data_parallel=fsdp" in of_kind("devices", found).options
 
@@ -182,9 +180,8 @@ def test_weights_that_are_split_over_cards_can_wait_in_host_memory(
 
 def test_what_is_named_fits_when_its_step_is_followed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Some of what benchmarks.what_helps draws: a model whose logits and activations are most of its memory."""
-    monkeypatch.setattr(
-        remedies, "_DEVICES", ()
-    )  # several cards take as long to follow as all the rest
+    # several cards take as long to follow as all the rest
+    monkeypatch.setattr(remedies, "_DEVICES", ())
     plain = tiny.llama_workload(
         16, sequence_length=1024, max_position_embeddings=1024, vocab_size=8192
     )

@@ -249,10 +249,8 @@ def test_what_an_older_autofit_cached_is_not_used_and_that_is_said_once(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert result_cache.outdated_note() is None  # an empty cache
     cache_file("", "layout").unlink()
-    old = {
-        "results": f"{'0' * 32}.yaml",
-        "estimates": f"{'1' * 32}.json",
-    }  # named by their digests alone
+    # named by their digests alone
+    old = {"results": f"{'0' * 32}.yaml", "estimates": f"{'1' * 32}.json"}
     for folder, name in old.items():
         cache_file(folder, name).parent.mkdir()
         cache_file(folder, name).write_text(OLD_RESULT if folder == "results" else "[[1.0], [2.0]]")

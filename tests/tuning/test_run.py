@@ -234,9 +234,8 @@ def test_nothing_fits(bench: Bench) -> None:
     assert result.nearest_miss
     assert result.nearest_miss.config["micro_batch_size"] == 1
     assert not bench.executor.verified
-    assert (
-        result.skipped["dominated"] == 2
-    )  # 1 proves it for 2 and 4, but not for 8, which accumulates nothing
+    # 1 proves it for 2 and 4, but not for 8, which accumulates nothing
+    assert result.skipped["dominated"] == 2
     report = bench.folder / "run" / "report.html"
     assert result.files == {"result": None, "script": None, "exports": None, "report": str(report)}
     assert "Nothing fits" in report.read_text()
@@ -449,9 +448,8 @@ def test_the_record_is_the_result_and_what_was_predicted_of_it(bench: Bench) -> 
     assert record.options["seed"] == 7
     sizes = [int(str(trial.config["micro_batch_size"])) for trial in result.trials]
     assert [each.allocated_bytes for each in record.predicted] == [size * MIB for size in sizes]
-    assert (
-        not record.timelines
-    )  # the step could not be followed, and the search is not the worse for it
+    # the step could not be followed, and the search is not the worse for it
+    assert not record.timelines
 
 
 def test_a_report_that_cannot_be_drawn_loses_nothing(

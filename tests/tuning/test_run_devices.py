@@ -140,9 +140,8 @@ def test_one_rank_stands_for_all_where_there_are_fewer_devices(
         return Exchanges(units, units, 0)
 
     def answer(config: Config, _: bool) -> Measurement:
-        return fits(
-            config, 4.0, communication_seconds=0.0
-        )  # a step of 2 s, as much as the prediction's
+        # a step of 2 s, as much as the prediction's
+        return fits(config, 4.0, communication_seconds=0.0)
 
     monkeypatch.setattr(bench.executor, "run", run)
     monkeypatch.setattr(Annotator, "timelines", lambda *_: {})
@@ -279,9 +278,8 @@ def test_a_search_that_is_interrupted_and_resumed_measures_nothing_twice(
 ) -> None:
     monkeypatch.setattr("autofit.tuning.context.place_ranks", lambda *_: tuple(PLACES))
     monkeypatch.setattr(tune, "GangExecutor", lambda *given: bare(lambda: GangExecutor(*given)))
-    monkeypatch.setattr(
-        GangExecutor, "link", lambda *_: None
-    )  # a slow one would rule out small micro-batches
+    # a slow one would rule out small micro-batches
+    monkeypatch.setattr(GangExecutor, "link", lambda *_: None)
     knobs = (
         "  micro_batch_size: [1]\n  data_parallel: all\n  optimizer: [adamw]\n  attention: [sdpa]\n"
     )
@@ -294,9 +292,8 @@ def test_a_search_that_is_interrupted_and_resumed_measures_nothing_twice(
             if len(measured) == 1:
                 raise KeyboardInterrupt
 
-    monkeypatch.setattr(
-        Surrogate, "can_improve", lambda *_: True
-    )  # else noise decides whether to go on
+    # else noise decides whether to go on
+    monkeypatch.setattr(Surrogate, "can_improve", lambda *_: True)
     assert searched(tmp_path, listener).stopped_by == "interrupt"
     result = searched(tmp_path, listener, resume=True)
     assert {each.outcome for each in result.trials} == {Outcome.FITS}

@@ -62,9 +62,8 @@ def test_finals_end_in_time_once_something_is_verified(
 
     clock, now = [0.0], time.monotonic
     monkeypatch.setattr(tune.time, "monotonic", lambda: now() + clock[0])
-    result = bench.search(
-        answer, time_limit=500
-    )  # some 100 of which a busy machine may take itself
+    # some 100 of which a busy machine may take itself
+    result = bench.search(answer, time_limit=500)
     assert result.best
     assert result.best.verified
     assert result.search_seconds < 500
@@ -174,9 +173,8 @@ def test_how_many_configs_no_prediction_is_known_of_is_told(
     def run(function: Any, workload: Workload, *arguments: Any, log: str, timeout: float) -> Any:
         found = answer(function, workload, *arguments, log=log, timeout=timeout)
         if log == "estimate.log":
-            assert (
-                function.keywords["within"] == 0.6 * 0.5 * 100
-            )  # of the half of the time that predicting may take
+            # of the half of the time that predicting may take
+            assert function.keywords["within"] == 0.6 * 0.5 * 100
             found = [[1.0 + number, *figures[1:]] for number, figures in enumerate(found)]
         return found
 

@@ -285,9 +285,8 @@ def test_later_searches_know_what_was_measured_on_as_many_cores(bench: Bench) ->
     assert len(first.trials) == 8
     for folder, workers in (("again", 2), ("fewer", 4)):
         bench.search(mem=1, workers=workers, trials=1, out=bench.folder / folder, listener=listener)
-    assert known == [
-        "earlier searches measured 8 configs"
-    ]  # with the same cores each; with others, nothing yet
+    # with the same cores each; with others, nothing yet
+    assert known == ["earlier searches measured 8 configs"]
     verified = len(set(bench.machine.verified))
     bench.search(mem=1, trials=1, out=bench.folder / "alone", listener=listener)
     assert known[1:] == [f"earlier searches measured {verified} configs"]

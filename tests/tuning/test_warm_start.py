@@ -181,9 +181,8 @@ def test_a_search_that_is_resumed_has_its_own_in_its_journal(tmp_path: Path) -> 
     knows(subject(), tmp_path / "b").add(fits(2))
     known = knows(subject(), tmp_path / "a").prior_measurements(resumed=True)
     assert [each.config["micro_batch_size"] for each in known] == [2]
-    assert (
-        len(knows(subject(), tmp_path / "a").prior_measurements(resumed=False)) == 2
-    )  # another run in the same place
+    # another run in the same place
+    assert len(knows(subject(), tmp_path / "a").prior_measurements(resumed=False)) == 2
 
 
 def test_other_budgets_are_answered_by_peaks() -> None:

@@ -93,9 +93,8 @@ def _products_in_fp8(case: Case) -> Fragments:
 def quantization(case: Case) -> Fragments | None:
     """Linear layers but the output head in 8 or 4 bits as they are loaded, by bitsandbytes."""
     value = case.config.quantization
-    if (
-        value not in ("int8", "nf4", "nf4-dq") or case.has_experts
-    ):  # which from_pretrained does not quantise
+    # which from_pretrained does not quantise
+    if value not in ("int8", "nf4", "nf4-dq") or case.has_experts:
         return None
     four_bits = (
         "load_in_4bit=True",

@@ -57,9 +57,8 @@ def _zero(request: Request) -> dict[str, Any]:
 def _precision(request: Request) -> ToolKeys:
     value = request.config.precision
     narrow, autocast = value in ("bf16", "fp8"), value in _AUTOCAST
-    in_bf16 = (
-        narrow and request.config.optimizer != "adamw-master"
-    )  # what DeepSpeed does unless it is told otherwise
+    # what DeepSpeed does unless it is told otherwise
+    in_bf16 = narrow and request.config.optimizer != "adamw-master"
     keys = {
         **_zero(request),
         "fp16.enabled": False,

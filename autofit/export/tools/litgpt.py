@@ -95,9 +95,8 @@ TOOL = Tool(
     packs=False,
     refuse=lambda source: _QUANTISED if _quantised_on_several(source) else batches_fit(source),
     fixed=lambda request: {
-        "checkpoint_dir": str(
-            PurePosixPath("checkpoints", request.source.weights)
-        ),  # a directory stays what it is
+        # a directory stays what it is
+        "checkpoint_dir": str(PurePosixPath("checkpoints", request.source.weights)),
         "out_dir": "output",
         "data.class_path": "litgpt.data.JSON",
         "data.init_args.json_path": "path/to/data.json",

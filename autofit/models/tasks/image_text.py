@@ -18,11 +18,8 @@ if TYPE_CHECKING:
 
 _SIDE = 448  # pixels of an image, where models take every size
 _PATCHES = 2048  # of a page that Pix2Struct reads (arXiv:2210.03347)
-_SIZED = (
-    "mistral3",
-    "lighton_ocr",
-    "mistral_large4",
-)  # kinds whose forward is told the size of each image
+# kinds whose forward is told the size of each image
+_SIZED = ("mistral3", "lighton_ocr", "mistral_large4")
 _FRAMES = {"instructblipvideo": 4}  # of a sample, by kinds that see nothing but videos
 # Under which keys configs have the tokens that stand for an image, for other media, and before and behind an image.
 _IMAGE_TOKEN = ("image_token_id", "image_token_index")
@@ -148,9 +145,8 @@ def image_text_batches(asked: Asked) -> RandomImageText | RandomReading:
     keys = ("video_token_index",) if frames else _IMAGE_TOKEN
     known = whole_numbers(config, *keys)
     token = known[0] if known else None
-    is_beside = not known and not any(
-        hasattr(config, key) for key in keys
-    )  # BLIP attends to images apart
+    # BLIP attends to images apart
+    is_beside = not known and not any(hasattr(config, key) for key in keys)
     if vision is None or not (known or is_beside) or "pixel_values" not in asked.arguments:
         raise InputError(
             f"autofit knows no batches of images and text for {asked.name}.", YOUR_FUNCTION
@@ -168,9 +164,8 @@ def image_text_batches(asked: Asked) -> RandomImageText | RandomReading:
         if config.model_type in _SIZED:
             sizes = sides
         tokens = _counted_tokens(asked, vision, pixels) * max(1, frames) if known else 0
-    if (
-        "image_embeds_position_mask" in asked.arguments
-    ):  # Kosmos-2 is told where an image is, whatever its tokens are
+    # Kosmos-2 is told where an image is, whatever its tokens are
+    if "image_embeds_position_mask" in asked.arguments:
         token = asked.size(text, "vocab_size") - 1
         tokens = asked.size(config, "latent_query_num")
 

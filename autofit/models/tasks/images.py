@@ -114,9 +114,8 @@ def _pixels(*shape: int) -> tuple[torch.Generator, torch.Tensor]:
 def image_batches(asked: Asked) -> RandomImages | RandomTokens:
     """The batches of a model of images, by its config."""
     asked.no_length("images")
-    if (
-        "input_ids" in asked.arguments and "pixel_values" not in asked.arguments
-    ):  # ImageGPT reads colours as words
+    # ImageGPT reads colours as words
+    if "input_ids" in asked.arguments and "pixel_values" not in asked.arguments:
         return text_batches(replace(asked, arguments=()))
     vision = getattr(asked.config, "vision_config", asked.config)  # of models of images and text
     channels = image_channels(asked, vision)

@@ -84,9 +84,8 @@ def _shape(asked: Asked, argument: str) -> tuple[int, ...]:
         asked.config, "encoder", asked.config
     )
     frames = round(_SECONDS / _FRAME_SECONDS)
-    if (
-        config.model_type == "whisper"
-    ):  # sound is always padded to 30 s, two frames of which make a position
+    # sound is always padded to 30 s, two frames of which make a position
+    if config.model_type == "whisper":
         return asked.size(config, "num_mel_bins"), 2 * asked.size(config, "max_source_positions")
     if config.model_type == "audio-spectrogram-transformer":
         return asked.size(config, "max_length"), asked.size(config, "num_mel_bins")
@@ -102,8 +101,7 @@ def _shape(asked: Asked, argument: str) -> tuple[int, ...]:
         "n_mels",
     )
     bins = asked.size(config, *keys)
-    if config.model_type.startswith(
-        "granite_speech5"
-    ):  # of two frames, and what each differs by from those around it
+    # of two frames, and what each differs by from those around it
+    if config.model_type.startswith("granite_speech5"):
         return frames // 2, 4 * bins
     return frames, bins

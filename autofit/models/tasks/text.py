@@ -107,10 +107,8 @@ class RandomTokens:
     document_tokens: int = (
         0  # of each of the documents in a sample, whose positions start again; 0: it is one
     )
-    sound: tuple[int, int] = (
-        0,
-        0,
-    )  # codes of sound beside each token, and how many there are to choose from
+    # codes of sound beside each token, and how many there are to choose from
+    sound: tuple[int, int] = (0, 0)
 
     def __call__(self, n: int) -> dict[str, torch.Tensor]:
         import torch
@@ -186,14 +184,12 @@ def text_batches(asked: Asked) -> RandomTokens:
     text = asked.config.get_text_config()
     by_characters = not hasattr(text, "vocab_size")  # CANINE hashes them
     vocabulary = _CHARACTERS if by_characters else asked.size(text, "vocab_size")
-    shortest = (
-        2 if asked.task.predicts_next_token else 1
-    )  # the first token of a sample is never predicted
+    # the first token of a sample is never predicted
+    shortest = 2 if asked.task.predicts_next_token else 1
     labels = class_labels(asked.config) if asked.task.classifies else None
     regions = asked.size(text, "visual_feat_dim") if hasattr(text, "visual_feat_dim") else 0
-    if (
-        regions and asked.task.labels == "span"
-    ):  # LXMERT's answers are classes, not parts of the text
+    # LXMERT's answers are classes, not parts of the text
+    if regions and asked.task.labels == "span":
         labels = ClassLabels(asked.size(text, "num_qa_labels"))
     streams = hasattr(text, "codebook_vocab_size")  # Kyutai's models hear while they write
     frames = getattr(asked.config, "audio_length_per_tok", 0)  # and Voxtral's

@@ -25,9 +25,8 @@ from autofit.probe.timing import Plan
 
 LOOK_SECONDS = 600.0
 LEAST_SECONDS = 1e-3  # that anything is given, also where no time is left
-Work = Callable[
-    ..., Any
-]  # of a workload and arguments; both, and its answer, are sent between processes
+# of a workload and arguments; both, and its answer, are sent between processes
+Work = Callable[..., Any]
 
 
 class Executor(ABC):

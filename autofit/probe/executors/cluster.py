@@ -212,9 +212,8 @@ class Cluster:
         self._look(again=False)
         slots = self._slots()
         most = sum(slots) // self.nodes
-        while (
-            sum(min(slot, most) for slot in slots) < most * self.nodes
-        ):  # a gang has one on each of its nodes
+        # a gang has one on each of its nodes
+        while sum(min(slot, most) for slot in slots) < most * self.nodes:
             most -= 1
         return max(1, min(most, self._options.workers or most))
 
@@ -335,9 +334,8 @@ class Cluster:
                 if given_up.is_set():
                     raise LostError("probes were given up.")
                 self._look(again=False)
-                if (
-                    set(nodes) - self._alive
-                ):  # Ray waits for room elsewhere, which gangs that are idle here may take
+                # Ray waits for room elsewhere, which gangs that are idle here may take
+                if set(nodes) - self._alive:
                     raise LostError("a node of the cluster was lost.")
             ray.get(begun)
         except BaseException as error:

@@ -131,9 +131,8 @@ class FarWorker(Worker):
     def receive(self, timeout: float) -> Ended:
         try:
             rang = wait([self.connection], timeout)
-        except (
-            BaseException
-        ):  # Ctrl-C: the next caller would take the answer still to come for its own
+        # Ctrl-C: the next caller would take the answer still to come for its own
+        except BaseException:
             self.give_up()
             raise
         self._check()
@@ -211,9 +210,8 @@ class FarGang(RanksExecutor):
         return paths[0]
 
     def link(self, hardware: Hardware, budget: Budget) -> Link | None:
-        return (
-            super().link(hardware, budget) if hardware.nodes == 1 else None
-        )  # it is of the links of a node
+        # it is of the links of a node
+        return super().link(hardware, budget) if hardware.nodes == 1 else None
 
 
 def _kept(files: dict[str, tuple[str, bytes]], directory: Path) -> dict[str, str]:

@@ -180,9 +180,8 @@ class RanksExecutor(Executor):
                     if not _worked(answers[rank]):
                         deadline = min(deadline, time.monotonic() + _GRACE)
         finally:
-            with contextlib.suppress(
-                ProbeError
-            ):  # of a zygote that has ended itself, which the next probe is told
+            # of a zygote that has ended itself, which the next probe is told
+            with contextlib.suppress(ProbeError):
                 for worker in running.values():
                     worker.stop()
                 for worker in running.values():
@@ -210,9 +209,8 @@ class GangExecutor(RanksExecutor):
 
     def meeting(self) -> tuple[str, str | None]:
         store = Path(tempfile.gettempdir(), f"autofit-ranks-{os.getpid()}-{uuid.uuid4().hex}")
-        store.parent.mkdir(
-            parents=True, exist_ok=True
-        )  # what cleans temporary files may have taken it meanwhile
+        # what cleans temporary files may have taken it meanwhile
+        store.parent.mkdir(parents=True, exist_ok=True)
         self._stores.append(store)
         return f"file://{store}", str(store)
 

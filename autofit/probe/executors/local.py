@@ -37,10 +37,8 @@ from autofit.probe.placement import Place
 from autofit.probe.steps import Request
 from autofit.probe.zygote import Ended, Job, Preload
 
-_START_SECONDS, LATE_SECONDS = (
-    300.0,
-    60.0,
-)  # until a zygote is ready; and beyond a job's timeout, until it is stuck
+# until a zygote is ready; and beyond a job's timeout, until it is stuck
+_START_SECONDS, LATE_SECONDS = (300.0, 60.0)
 _END_SECONDS = 5.0  # until it has ended what its child started
 _TIME_OVER = "The time limit was over: give a longer one."
 _HINT = "The last line of its log: "
@@ -94,9 +92,8 @@ class Worker(Executor):
             outcome, reason = how_it_ended(answer, timeout)
             answer = Measurement(config=request.config, outcome=outcome, reason=reason)
         if answer.outcome is Outcome.OUT_OF_MEMORY and request.hardware.device == "cuda":
-            self._look(
-                check_free_memory, None, request.budget, request.hardware
-            )  # others may have come meanwhile
+            # others may have come meanwhile
+            self._look(check_free_memory, None, request.budget, request.hardware)
         return dataclasses.replace(answer, number=number, seconds=seconds)
 
     def run(
@@ -219,18 +216,16 @@ class LocalExecutor(Worker):
                     self._zygote.names != TRANSFORMERS
                     and "transformers.modeling_utils" in sys.modules
                 ):
-                    self.connection.send(
-                        Preload(TRANSFORMERS)
-                    )  # else each child would import them anew
+                    # else each child would import them anew
+                    self.connection.send(Preload(TRANSFORMERS))
                     self._receive(self.seconds_within(_START_SECONDS))
                 self._ready = True
 
     def send(self, job: Job) -> None:
         path = self.logs / job.log
         path.parent.mkdir(parents=True, exist_ok=True)  # it may have been deleted since
-        with path.open(
-            "ab"
-        ) as file:  # an OSError where it cannot be made: the child could not say so
+        # an OSError where it cannot be made: the child could not say so
+        with path.open("ab") as file:
             self._written = path, file.tell()
         began = time.monotonic()
         self.ready()  # which may take seconds, of the job's time
@@ -254,9 +249,8 @@ class LocalExecutor(Worker):
             yield
         except (EOFError, OSError) as error:
             raise self._no_answer() from error
-        except (
-            BaseException
-        ):  # Ctrl-C: the next caller would take the answer still to come for its own
+        # Ctrl-C: the next caller would take the answer still to come for its own
+        except BaseException:
             self.give_up()
             raise
 
@@ -287,10 +281,8 @@ class LocalExecutor(Worker):
     def _keep_log(self) -> bytes:
         """Write what the zygote printed to its log; returns all of it."""
         printed = self._zygote.printed()
-        with (
-            contextlib.suppress(OSError),
-            (self.logs / self._log).open("ab") as log,
-        ):  # it may have been deleted since
+        # it may have been deleted since
+        with contextlib.suppress(OSError), (self.logs / self._log).open("ab") as log:
             log.write(printed[self._logged :])
             self._logged = len(printed)
         return printed

@@ -26,11 +26,8 @@ def test_a_kind_says_where_the_time_of_a_step_goes(config: dict[str, object], ki
 
 
 def test_ratios_are_geometric_means_of_each_kind() -> None:
-    rows = [
-        case(step=20.0, speed=100.0),
-        case(step=5.0, speed=100.0),
-        {"failed": "x"},
-    ]  # a step takes 10 s
+    # a step takes 10 s
+    rows = [case(step=20.0, speed=100.0), case(step=5.0, speed=100.0), {"failed": "x"}]
     assert mean_ratio(by_kind(rows)["full"]) == pytest.approx(1.0)
     table = kinds_table(rows)
     assert table is not None

@@ -39,9 +39,8 @@ def ended(process: subprocess.Popen[str]) -> tuple[int, str]:
     return process.returncode, out + err
 
 
-@pytest.mark.timeout(
-    600, method="thread"
-)  # the command needs the alarm; a minute where others use the cores too
+# the command needs the alarm; a minute where others use the cores too
+@pytest.mark.timeout(600, method="thread")
 def test_a_rehearsal_that_is_stopped_goes_on_and_every_stage_comes_to_its_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, executor: LocalExecutor
 ) -> None:

@@ -22,10 +22,8 @@ def truth() -> SyntheticTruth:
 def test_a_config_takes_what_is_predicted_corrected_by_what_its_kind_took(
     truth: SyntheticTruth,
 ) -> None:
-    for config, seconds in (
-        (NF4, 12.5),
-        (COMPILED, 6.0),
-    ):  # nothing was measured of the second's kind
+    # nothing was measured of the second's kind
+    for config, seconds in ((NF4, 12.5), (COMPILED, 6.0)):
         row = truth[config]
         assert row.step_seconds == pytest.approx(seconds, rel=4 * NOISE)
         assert len(set(row.medians)) == 3, "probes differ"

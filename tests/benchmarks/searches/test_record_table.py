@@ -54,9 +54,8 @@ def test_noise_is_how_far_the_probes_of_one_config_differ() -> None:
         "median": pytest.approx(0.1 / 1.05, abs=1e-4),
         "worst": pytest.approx(1 / 2.5, abs=1e-4),
     }
-    assert rank_tables.agreement(rows) == pytest.approx(
-        0.866, abs=1e-3
-    )  # two that tied are told apart the second time
+    # two that tied are told apart the second time
+    assert rank_tables.agreement(rows) == pytest.approx(0.866, abs=1e-3)
 
 
 def test_a_table_is_recorded_goes_on_where_it_was_stopped_and_is_ranked(
@@ -68,11 +67,8 @@ def test_a_table_is_recorded_goes_on_where_it_was_stopped_and_is_ranked(
     monkeypatch.setattr(
         record_table, "SpaceEstimator", functools.partial(SpaceEstimator, measuring=0.5)
     )
-    small = {
-        "widths": (16, 32),
-        "depth": 1,
-        "image_size": 32,
-    }  # three real steps of the usual one take seconds
+    # three real steps of the usual one take seconds
+    small = {"widths": (16, 32), "depth": 1, "image_size": 32}
     monkeypatch.setitem(record_table.MODELS, "cnn", Case("convolutions", small, 16))
     monkeypatch.setattr(record_table, "LocalExecutor", lambda: contextlib.nullcontext(executor))
     space, out = tmp_path / "two.yaml", tmp_path / "table.json"

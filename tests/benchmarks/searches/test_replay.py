@@ -119,9 +119,8 @@ def test_what_an_earlier_search_measured_corrects_wrong_predictions_before_the_f
         each.step_seconds * wrong.throughput(each.config) / 8 for each in timed if each.step_seconds
     ]
     assert shares
-    assert all(
-        1.15 * 0.95 <= share * 1.0001 <= 1.15 * 1.06 for share in shares
-    )  # a slower day, and its noise
+    # a slower day, and its noise
+    assert all(1.15 * 0.95 <= share * 1.0001 <= 1.15 * 1.06 for share in shares)
 
 
 def test_tools_that_search_the_micro_batch_alone_leave_all_else_at_its_default() -> None:
@@ -144,9 +143,8 @@ def test_a_table_is_replayed(tmp_path: Path, capsys: pytest.CaptureFixture[str])
         "description: Four.\nknobs:\n  precision: [bf16, fp32]\n  micro_batch_size: [4, 8]\n"
     )
     options, workload = SearchOptions(space=str(space), device="cpu"), workload_named("cnn")
-    configs = [
-        config.replace(attention=None) for config in legal_configs(options, workload, CPU)
-    ]  # as it is looked at
+    # as it is looked at
+    configs = [config.replace(attention=None) for config in legal_configs(options, workload, CPU)]
     rows = [
         _row(str(config["precision"]), int(config["micro_batch_size"] or 1)) for config in configs
     ]
@@ -211,9 +209,8 @@ def test_what_a_search_says_of_the_rest_is_held_against_the_truth() -> None:
     ]
     for run in runs:
         run.probe(second)
-    assert (
-        summary(problem, runs)["bound_held"] == 0.5
-    )  # the best that is left is 1.5 / 1.25 as fast
+    # the best that is left is 1.5 / 1.25 as fast
+    assert summary(problem, runs)["bound_held"] == 0.5
 
 
 def test_workers_are_simulated_side_by_side_each_as_fast_as_alone() -> None:

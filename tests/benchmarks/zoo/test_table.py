@@ -53,9 +53,8 @@ def test_a_family_works_where_its_levers_work_or_are_refused_well() -> None:
         "nf4: RuntimeError: no"
     ]
     assert problems(row(looked_at=REFUSED, settings={}))[0].startswith("model: lora_rank")
-    assert problems(row(search=REFUSED))[0].startswith(
-        "search: "
-    )  # a refusal of the whole is none that works
+    # a refusal of the whole is none that works
+    assert problems(row(search=REFUSED))[0].startswith("search: ")
     assert problems({"failed": "took more than 240 s"}) == ["row: took more than 240 s"]
     untraced = row()
     untraced["settings"]["full"] |= {"predicted": None, "prediction": REFUSED}

@@ -21,9 +21,8 @@ from tests.export.sources import CASES, source
 TOOL = tool_named("transformers")
 
 
-INSTALLED = {
-    "versions": {"transformers": transformers.__version__}
-}  # whose own parser reads the YAML here
+# whose own parser reads the YAML here
+INSTALLED = {"versions": {"transformers": transformers.__version__}}
 RENAMED = hasattr(TrainingArguments, "activation_checkpointing")
 
 

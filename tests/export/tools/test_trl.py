@@ -106,9 +106,8 @@ def test_its_loss_is_never_that_of_the_full_logits() -> None:
 
 
 def test_where_its_chunks_take_more_than_was_measured_is_said() -> None:
-    assert departures(precision="bf16", loss="chunked") == {
-        "loss": True
-    }  # the head's gradient is made in float32
+    # the head's gradient is made in float32
+    assert departures(precision="bf16", loss="chunked") == {"loss": True}
     assert departures(precision="bf16") == {"loss": False}
     on_cpu = write(TOOL, source("cpu", loss="chunked")).departures
     assert [(each.knob, each.may_not_fit) for each in on_cpu] == [("loss", True)]

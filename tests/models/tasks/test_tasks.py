@@ -286,9 +286,8 @@ def test_what_is_more_than_text_is_trained_on_text_unless_asked(tmp_path: Path) 
 def test_the_loss_of_an_image_text_model_leaves_its_image_out(tmp_path: Path) -> None:
     family = ("gemma3", "Gemma3ForConditionalGeneration", GEMMA3, "image-text-to-text", 16)
     made = workload(tmp_path, family)
-    assert loss_count(made, made.batch(3)) == 3 * (
-        16 - 6
-    )  # four tokens of the image, between two marks
+    # four tokens of the image, between two marks
+    assert loss_count(made, made.batch(3)) == 3 * (16 - 6)
 
 
 def test_the_loss_of_what_is_read_in_an_image_counts_every_token(tmp_path: Path) -> None:

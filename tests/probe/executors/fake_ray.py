@@ -135,9 +135,8 @@ class FakeRay:
         self.changed = threading.Condition()
         self.actors: list[Actor] = []
         self.groups: list[Group] = []
-        self.versions: dict[
-            str, dict[str, str | None]
-        ] = {}  # of nodes, where they are not those here
+        # of nodes, where they are not those here
+        self.versions: dict[str, dict[str, str | None]] = {}
         self._count = itertools.count()
         strategies = SimpleNamespace(
             NodeAffinitySchedulingStrategy=lambda node, soft: node,

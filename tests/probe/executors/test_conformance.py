@@ -233,9 +233,8 @@ def test_ctrl_c_comes_through_and_closing_leaves_nothing_behind(
 
     def press() -> None:
         hung(tmp_path, executor.devices)
-        signal.pthread_kill(
-            threading.main_thread().ident or 0, signal.SIGINT
-        )  # which also ends a wait for an answer
+        # which also ends a wait for an answer
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
 
     presser = threading.Thread(target=press)
     with pytest.raises(KeyboardInterrupt), executor:
@@ -250,9 +249,8 @@ def test_giving_up_frees_everyone_who_waits(
 ) -> None:
     executor = factory(tmp_path)
     count, workload = executor.places, hanging(tmp_path)
-    with ThreadPoolExecutor(
-        count + 1
-    ) as threads:  # one more than there are places waits for its turn
+    # one more than there are places waits for its turn
+    with ThreadPoolExecutor(count + 1) as threads:
         waiting = [
             threads.submit(measure, executor, workload, number) for number in range(count + 1)
         ]

@@ -146,9 +146,8 @@ def test_far_too_large_stops_before_it_takes_the_memory(executor: LocalExecutor)
 
 
 def test_an_allocation_that_the_guard_forbids_is_out_of_memory(executor: LocalExecutor) -> None:
-    seen = measure(
-        executor, doing(lambda: bytearray(4 << 30))
-    )  # never touched, so no page of it is ever taken
+    # never touched, so no page of it is ever taken
+    seen = measure(executor, doing(lambda: bytearray(4 << 30)))
     assert seen.outcome is Outcome.OUT_OF_MEMORY
     assert "limit" in (seen.reason or "")
 

@@ -58,9 +58,8 @@ def test_a_probe_whose_node_dies_is_done_again_elsewhere(tmp_path: Path) -> None
             ]
             explorer.give_up()
             assert isinstance(asked.exception(timeout=60), ProbeError)
-        assert (
-            measure(executor, tiny.mlp_workload(), number=7).outcome is Outcome.FITS
-        )  # which was not given up
+        # which was not given up
+        assert measure(executor, tiny.mlp_workload(), number=7).outcome is Outcome.FITS
         paths = executor.trace(
             tiny.mlp_workload(), techniques.canonicalize({}, tiny.mlp_workload(), tiny.CPU), tiny.CPU,
             Budget(GIB, 4 * GIB), directory=tmp_path / "trace",
@@ -215,9 +214,8 @@ def test_a_search_that_is_killed_leaves_nothing_on_the_nodes(real: Any, tmp_path
     driver.wait()
     wait_until_gone(children)
     wait_until(lambda: not zygotes(), "all actors have ended")
-    with RayExecutor(
-        search_options(device="cpu"), tmp_path
-    ) as executor:  # which finds all of the room
+    # which finds all of the room
+    with RayExecutor(search_options(device="cpu"), tmp_path) as executor:
         assert executor.run(lambda _: 7, None, log="seven.log", timeout=60.0) == 7
 
 
@@ -235,9 +233,8 @@ def test_a_search_goes_on_while_a_node_is_lost_and_another_joins(real: Any, tmp_
             real.add_node(num_cpus=1, **SMALL)
 
     def loss(model: nn.Module, batch: Any) -> torch.Tensor:
-        float(
-            next(model.parameters()).sum()
-        )  # which nothing can be predicted of: the search goes on to its last trial
+        # which nothing can be predicted of: the search goes on to its last trial
+        float(next(model.parameters()).sum())
         time.sleep(0.05 / len(batch[0]))  # so that which size is best is no matter of noise
         return tiny.classify(model, batch)
 

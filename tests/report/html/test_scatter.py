@@ -24,9 +24,8 @@ def test_every_config_is_a_link_to_its_trial(record: Records) -> None:
 
 def test_what_ran_out_is_beyond_the_budget(record: Records) -> None:
     whole = record()
-    tiny = tuple(
-        Predicted(0.1 * GIB, 0.1) for _ in whole.result.trials
-    )  # predicted to fit, and did not
+    # predicted to fit, and did not
+    tiny = tuple(Predicted(0.1 * GIB, 0.1) for _ in whole.result.trials)
     picture = scatter(dataclasses.replace(whole, predicted=tiny))
     assert picture
     markup = picture.markup()

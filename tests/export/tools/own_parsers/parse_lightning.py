@@ -13,9 +13,8 @@ def parse(path):
     given["trainer"] |= {"accelerator": "cpu", "logger": False, "enable_checkpointing": False}
     parser = LightningArgumentParser()
     parser.add_lightning_class_args(Trainer, "trainer")
-    told = parser.parse_object(
-        {"trainer": given["trainer"]}
-    )  # for several devices, of which none are here
+    # for several devices, of which none are here
+    told = parser.parse_object({"trainer": given["trainer"]})
     assert told.trainer.devices == given["trainer"].pop("devices")
     given["trainer"].pop("strategy", None)
     here = Path(path).with_name("here.yaml")
