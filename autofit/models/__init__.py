@@ -51,6 +51,10 @@ def _presets() -> dict[str, Preset]:
     return {name: Preset(name=name, **entry) for name, entry in entries.items()}
 
 
+# What a model may be named by besides.
+_OTHER_MODELS = "Others: a directory with config.json, a hub id (OWNER/NAME) or file.py:FUNCTION."
+
+
 def preset_names() -> tuple[str, ...]:
     """The names of all presets, in the order of the file."""
     return tuple(_presets())
@@ -100,7 +104,8 @@ def kind_of(model: str) -> str:
         return "hub"
     if "/" in model:
         raise InputError(f"the directory {model} is not there.", "Check the path.")
-    raise unknown("model", model, preset_names())
+    error = unknown("model", model, preset_names())
+    raise InputError(error.message, f"{error.remedy} {_OTHER_MODELS}")
 
 
 def resolve(

@@ -83,6 +83,9 @@ def test_a_source_survives_yaml_and_leads_back(model: str, monkeypatch: pytest.M
     assert facts(workload_from_source(source, first.summary())) == facts(first)
 
 
+OTHERS = "Others: a directory with config.json, a hub id (OWNER/NAME) or file.py:FUNCTION."
+
+
 def facts(workload: Workload) -> tuple[object, ...]:
     return (workload.name, workload.source, workload.summary(), workload.unit, workload.batch)
 
@@ -90,9 +93,9 @@ def facts(workload: Workload) -> tuple[object, ...]:
 @pytest.mark.parametrize(
     ("model", "message"),
     [
-        ("gpt-2", "unknown model 'gpt-2'. Did you mean 'gpt2'?"),
-        ("", f"unknown model ''. Known: {', '.join(sorted(preset_names()))}."),
-        ("llama:7b", "unknown model 'llama:7b'. Did you mean 'llama-2-7b'?"),
+        ("gpt-2", f"unknown model 'gpt-2'. Did you mean 'gpt2'? {OTHERS}"),
+        ("", f"unknown model ''. Known: {', '.join(sorted(preset_names()))}. {OTHERS}"),
+        ("llama:7b", f"unknown model 'llama:7b'. Did you mean 'llama-2-7b'? {OTHERS}"),
         ("flow.py", "flow.py is a file, not a model. Write flow.py:FUNCTION."),
         (
             "model/config.json",
@@ -104,7 +107,10 @@ def facts(workload: Workload) -> tuple[object, ...]:
             "~nobody-of-that-name/model",
             "the directory ~nobody-of-that-name/model is not there. Check the path.",
         ),
-        ("x" * 5000, f"unknown model '{'x' * 199}.... Known: {', '.join(sorted(preset_names()))}."),
+        (
+            "x" * 5000,
+            f"unknown model '{'x' * 199}.... Known: {', '.join(sorted(preset_names()))}. {OTHERS}",
+        ),
     ],
 )
 def test_names_that_mean_nothing(model: str, message: str) -> None:
