@@ -29,11 +29,12 @@ from autofit.distributed.group import joined
 from autofit.report.explain import nothing_fits
 from autofit.report.html import trained_html
 from autofit.training import checkpoint
+from autofit.training.checkpoint_policy import CheckpointPolicy
 from autofit.training.loop import Callback, StepReport
 from autofit.training.metrics import Bar
 from autofit.training.on_devices import run_on_devices
 from autofit.training.save_model import merged
-from autofit.training.session import CheckpointPolicy, Session
+from autofit.training.session import Session
 from autofit.training.user_model import dtypes_to_restore
 from autofit.training.workload import (
     Peek,
