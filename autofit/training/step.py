@@ -9,7 +9,7 @@ from autofit.data.batch import few_samples
 from autofit.distributed.kinds import clip
 from autofit.setup import Setup
 from autofit.training import random_state
-from autofit.training.own_part import OwnPart
+from autofit.training.local_batch import LocalBatch
 from autofit.training.strategy import strategy_of
 
 
@@ -23,7 +23,7 @@ def train_step(setup: Setup, batch: Any) -> torch.Tensor:
 def accumulate(setup: Setup, batch: Any) -> torch.Tensor:
     """Forward and backward over all micro-batches of `batch`; returns its loss, detached, on the device. Where several
     ranks train, `batch` is this one's part of the effective batch, and the loss that of the whole."""
-    part = batch if isinstance(batch, OwnPart) else OwnPart(batch)
+    part = batch if isinstance(batch, LocalBatch) else LocalBatch(batch)
     return strategy_of(setup).forward_backward(part)
 
 

@@ -14,8 +14,8 @@ from autofit.core.errors import InputError
 from autofit.data.batch import map_tensors, sample_count, split
 from autofit.data.counts import counted_slices, counts_samples, weight_of
 from autofit.setup import Setup
+from autofit.training.local_batch import LocalBatch
 from autofit.training.loss import loss_and_count
-from autofit.training.own_part import OwnPart
 
 
 def strategy_of(setup: Setup) -> "SingleDevice":
@@ -29,7 +29,7 @@ class SingleDevice:
     def __init__(self, setup: Setup) -> None:
         self.setup = setup
 
-    def forward_backward(self, part: OwnPart) -> torch.Tensor:
+    def forward_backward(self, part: LocalBatch) -> torch.Tensor:
         """Add the gradients of a batch to the weights', micro-batch by micro-batch; returns its loss, detached, on the
         device. They equal those of the unsplit batch. Where the backward applies gradients, none are applied of a loss
         that is not finite, which is returned."""
@@ -68,14 +68,14 @@ class SingleDevice:
             loss, _ = self.forward(batch)
             return float(loss.detach())
 
-    def _losses(self, part: OwnPart) -> Iterator[tuple[torch.Tensor, float]]:
+    def _losses(self, part: LocalBatch) -> Iterator[tuple[torch.Tensor, float]]:
         """The mean loss of each micro-batch, and its weight in the loss of the batch. Holds no loss that it gave."""
         slices, terms = self._counted_slices(part)
         self._begin(part, terms, len(slices))
         for micro_batch, count in slices:
             yield self.forward(micro_batch)[0], weight_of(self.setup.workload, count, terms)
 
-    def _counted_slices(self, part: OwnPart) -> tuple[list[tuple[Any, float]], float]:
+    def _counted_slices(self, part: LocalBatch) -> tuple[list[tuple[Any, float]], float]:
         """This device's micro-batches, each with the number of terms in its loss, and the terms in all of them."""
         setup = self.setup
         slices = (
@@ -85,7 +85,7 @@ class SingleDevice:
         )
         return slices, sum(count for _, count in slices)
 
-    def _begin(self, part: OwnPart, terms: float, forwards: int) -> None:
+    def _begin(self, part: LocalBatch, terms: float, forwards: int) -> None:
         """Note how many terms the loss of the whole effective batch has. Raises InputError where each of several
         backwards would take a step."""
         setup = self.setup
@@ -129,7 +129,7 @@ class DataParallel(SingleDevice):
         self.setup.exchange.reshard()
         return value
 
-    def _losses(self, part: OwnPart) -> Iterator[tuple[torch.Tensor, float]]:
+    def _losses(self, part: LocalBatch) -> Iterator[tuple[torch.Tensor, float]]:
         """As on one device, but of as many forwards as the rank with most micro-batches makes, since every forward
         gathers weights from all. Those beyond its own count nothing, as does a part that is not to count."""
         setup = self.setup
@@ -160,7 +160,7 @@ class DataParallel(SingleDevice):
             setup.exchange.reshard()
 
     def _agree(
-        self, part: OwnPart, own_terms: float, micro_batches: int, first: Any
+        self, part: LocalBatch, own_terms: float, micro_batches: int, first: Any
     ) -> tuple[int, list[torch.Tensor]]:
         """How many forwards each rank makes. Also the loss of the first one, where that ran while ranks exchanged what
         they have: on two CPU ranks, to ask costs a step of 250 ms about 1.5 %."""
