@@ -14,11 +14,11 @@ from autofit.hardware.out_of_memory import is_out_of_memory
 from autofit.setup import Setup
 from autofit.setup.state import set_modes
 from autofit.training.count_guard import CountGuard
-from autofit.training.holders import shortage_of
 from autofit.training.inspect import Prover
+from autofit.training.local_batch import LocalBatch, local_batch
+from autofit.training.memory_attribution import oom_snapshot
 from autofit.training.memory_watch import MemoryWatch, StepMemory
 from autofit.training.oom_recovery import Recovery
-from autofit.training.own_part import OwnPart, own_part
 from autofit.training.step import accumulate, update
 
 Listener = Callable[[str], None]
@@ -106,10 +106,7 @@ def train(
             step.
         OutOfMemoryError: no fallback is left, or memory ran out while weights were being updated.
     """
-    stepper = _Stepper(setup, listener, prover or Prover(setup.workload, setup.hardware))
-    if not setup.model.training:  # a callback evaluated it, and left it so
-        set_modes(setup.modes)
-
+    stepper = Stepper(setup, listener, prover or Prover(setup.workload, setup.hardware))
     reports = []
     iterator = iter(batches)
     for step in range(first_step, steps):
@@ -124,7 +121,6 @@ def train(
         lr = setup.hyperparameters.lr * learning_rate_factor(setup.hyperparameters, steps, updates)
         report = stepper.run(batch, step=step, lr=lr, start=start)
         reports.append(report)
-        setup.progress.is_whole = True
 
         answers = [callback(report) for callback in callbacks]
         if any(answer is STOP for answer in answers):
@@ -132,7 +128,7 @@ def train(
     return reports
 
 
-class _Stepper:
+class Stepper:
     """Runs the steps of one setup and retries those that run out of memory."""
 
     def __init__(self, setup: Setup, listener: Listener, prover: Prover) -> None:
@@ -144,15 +140,33 @@ class _Stepper:
         self._step_seconds: list[float] = []  # of the steps since the config last changed
         self._seconds_before: float | None = None  # the median step before that
 
-    def run(self, batch: Any, *, step: int, lr: float, start: float) -> StepReport:
-        """One step, from 0; `start`: when the wait for its batch began."""
+    def run(
+        self,
+        batch: Any,
+        *,
+        step: int,
+        lr: float | None = None,
+        start: float | None = None,
+    ) -> StepReport:
+        """One optimizer step, counted from 0.
+
+        Args:
+            lr: the learning rate; None: those that the optimizer's groups have.
+            start: when the wait for the batch began; None: now.
+        """
         setup = self._setup
         progress = setup.progress
         begun = time.perf_counter()
-        part = own_part(setup, batch)
+        if start is None:
+            start = begun
+        if not setup.model.training:  # somebody evaluated it, and left it so
+            set_modes(setup.modes)
+
+        part = local_batch(setup, batch)
         self._guard.check(part)
-        for group in setup.optimizer.param_groups:
-            group["lr"] = lr * (group.get("lr_ratio") or 1.0)
+        if lr is not None:
+            for group in setup.optimizer.param_groups:
+                group["lr"] = lr * (group.get("lr_ratio") or 1.0)
 
         self._recovery.snapshot()
         tried = self._try(part, step)
@@ -168,6 +182,7 @@ class _Stepper:
         elif not is_updated:
             skipped = "no label"
 
+        progress.is_whole = True
         seconds = time.perf_counter() - begun
         self._note_cost(seconds)
         tokens = None
@@ -180,7 +195,7 @@ class _Stepper:
         return StepReport(
             step=step + 1,
             loss=loss,
-            lr=lr,
+            lr=float(setup.optimizer.param_groups[0]["lr"] if lr is None else lr),
             samples=part.samples,
             tokens=tokens,
             gradient_norm=norm,
@@ -190,7 +205,7 @@ class _Stepper:
             memory=self._watch.after(step + 1),
         )
 
-    def _try(self, batch: OwnPart, step: int) -> tuple[float, bool] | None:
+    def _try(self, batch: LocalBatch, step: int) -> tuple[float, bool] | None:
         """One optimizer step: its loss, and whether it updated weights; None when memory ran out."""
         setup = self._setup
         setup.progress.is_whole = False
@@ -206,9 +221,9 @@ class _Stepper:
                 self._undo(error)
                 raise
 
-            shortage = shortage_of(setup, error)  # while the error's frames hold what they held
-            if shortage.asked_bytes is not None:
-                self._notify(shortage.words)
+            snapshot = oom_snapshot(setup, error)  # while the error's frames hold what they held
+            if snapshot.asked_bytes is not None:
+                self._notify(snapshot.words)
             return None
 
     def _undo(self, error: Exception) -> None:
