@@ -31,6 +31,12 @@ def is_linear(module: nn.Module) -> bool:
     )
 
 
+def is_quantized(module: nn.Module) -> bool:
+    """A linear layer of a library that quantises, whose weight is not trained."""
+    is_theirs = type(module).__module__.startswith(_LIBRARIES)
+    return isinstance(module, nn.Linear) and is_theirs and not module.weight.requires_grad
+
+
 def is_plain_linear(module: nn.Module) -> bool:
     """A linear layer that is called, including GPT-2's transposed ones. Not the last layer of an nn.MultiheadAttention,
     whose weight is read without a call, so a replacement has no effect; not a subclass whose forward computes something

@@ -45,6 +45,10 @@ _ADAPTED = (
     "the model already has adapters from an earlier training: use lora_rank 0 to train those on, or merge them into the"
     " weights first."
 )
+_QUANTIZED = (
+    "the model's weights came quantised, and its norms and embeddings alone would be trained: use"
+    " LoRA (space lora, or lora_rank 16), or load plain weights."
+)
 
 
 class LoraRank(Technique):
@@ -63,7 +67,10 @@ class LoraRank(Technique):
         return int(value or 0)
 
     def refuse(self, config: Config, workload: Workload, hardware: Hardware) -> str | None:
+        traits = workload.traits
         if not config[self.name]:
+            if traits and traits.quantized and not traits.adapters and not config.head_only:
+                return _QUANTIZED
             return None
         if lacking := requirements.missing("peft"):
             return f"LoRA needs {lacking}, or use lora_rank 0."

@@ -26,6 +26,7 @@ from autofit.techniques import all_techniques, canonicalize
 from autofit.training import atomic_writes, checkpoint
 from autofit.training.build import adapt
 from autofit.training.checkpoint_policy import describe_batch_split
+from autofit.training.evaluation import EvaluationPlan
 from autofit.training.host_tensors import Tensors, detached, gathered
 from autofit.training.meta_model import materialize, meta_copy
 from autofit.training.session import Answer, Session
@@ -56,7 +57,7 @@ def run_on_devices(
     devices: int,
     steps: int,
     epochs: int | None = None,
-    eval_loader: Any = None,
+    evaluation: EvaluationPlan | None = None,
     timeout: float = TIMEOUT,
 ) -> Answer:
     """What `Session.run` does, on so many devices.
@@ -68,7 +69,7 @@ def run_on_devices(
     folder = _roomy_folder(weights)
     with _nameless(folder) as given, _nameless(folder) as trained:
         _write(weights, given)
-        options = {"steps": steps, "epochs": epochs, "eval_loader": eval_loader}
+        options = {"steps": steps, "epochs": epochs, "evaluation": evaluation}
         job = _Job(_without_weights(session), given, trained, config, device, loader, options)
 
         answer = None
