@@ -34,7 +34,7 @@ def is_of_another_world(config: Mapping[str, Value], world: int) -> bool:
     return "data_parallel_shard" in config and Layout.of(config).world != world
 
 
-def fitted_here(
+def refit_to_devices(
     config: Mapping[str, Value],
     world: int,
     workload: Workload,

@@ -3,11 +3,13 @@
 import dataclasses
 import functools
 import importlib.metadata
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, Self
 
 from autofit.core.budget import FREE_FRACTION, Budget, gib_to_bytes
+from autofit.core.environment import versions
 from autofit.core.errors import InputError, pluralize
 from autofit.core.events import Listener
 from autofit.core.hardware import GIB, Hardware
@@ -169,6 +171,25 @@ class Context:
         return identity
 
 
+def about_search(
+    workload: Workload, hardware: Hardware, budget: Budget, start: float
+) -> dict[str, Any]:
+    """The fields of a Result that say what was searched for, and how long that took.
+
+    Args:
+        start: by time.monotonic().
+    """
+    return {
+        "model": workload.name,
+        "workload": workload.description(),
+        "source": workload.source,
+        "hardware": hardware,
+        "budget": budget,
+        "versions": versions(),
+        "search_seconds": time.monotonic() - start,
+    }
+
+
 def context_of(
     workload: Workload, options: SearchOptions, executor: Executor, journal: Path
 ) -> Context:
@@ -180,7 +201,7 @@ def context_of(
 
     memory = options.gpu_mem if options.mem is None else options.mem
     budget_bytes = None if memory is None else gib_to_bytes(memory)
-    found, traits = executor.look(workload, options.wanted_device, budget_bytes)
+    found, traits = executor.inspect(workload, options.wanted_device, budget_bytes)
     workload = dataclasses.replace(workload, traits=traits)
 
     devices = options.devices if isinstance(options.devices, int) else 1

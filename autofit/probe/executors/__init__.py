@@ -71,7 +71,7 @@ class Executor(ABC):
     def close(self) -> None:
         """End all processes; safe to call twice."""
 
-    def room(self) -> int:
+    def free_slots(self) -> int:
         """How many configs can be measured at once now."""
         return self.places
 
@@ -98,7 +98,7 @@ class Executor(ABC):
         hardware: Hardware = self._look(detect_hardware, None, device)
         return hardware
 
-    def look(
+    def inspect(
         self, workload: Workload, device: str | None, budget_bytes: int | None
     ) -> tuple[Hardware, Traits]:
         """The hardware, and the workload's traits on it; an InputError for the workload, a ProbeError for no device."""

@@ -207,7 +207,7 @@ class Cluster:
             message = f"{self.sharing} {what} of a node are needed, and the cluster's have {min(amounts)} each."
             raise InputError(message, "Give fewer --devices, or fewer --workers.")
 
-    def room(self) -> int:
+    def free_slots(self) -> int:
         """How many gangs there is room for, at least 1; what others take of it is not known."""
         self._look(again=False)
         slots = self._slots()
@@ -229,7 +229,7 @@ class Cluster:
 
     def describe(self) -> str:
         """A sentence on what is used."""
-        count, nodes = self.room(), pluralize(len(self._alike), "node")
+        count, nodes = self.free_slots(), pluralize(len(self._alike), "node")
         at_once = f"{count} probes run at a time" if count > 1 else "one probe runs at a time"
         return f"{at_once} on a Ray cluster of {nodes} with {self._kind}."
 

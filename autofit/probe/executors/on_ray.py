@@ -46,7 +46,7 @@ class RayExecutor(Executor):
         self._notify, self.timeout = notify, options.probe_timeout
         self._shared = within is not None
         self._cluster = within or Cluster(*self._given)
-        self.devices, self.places = self._cluster.world, self._cluster.room()
+        self.devices, self.places = self._cluster.world, self._cluster.free_slots()
         ranks = tuple(Place(rank, cores=self._cluster.processors) for rank in range(self.devices))
         self.own_ranks, self.sharing = ranks if self.devices > 1 else (), self._cluster.sharing
         self._taken: set[Gang] = set()
@@ -55,8 +55,8 @@ class RayExecutor(Executor):
         self._changed = threading.Condition()
         self._given_up = threading.Event()
 
-    def room(self) -> int:
-        return self._cluster.room()
+    def free_slots(self) -> int:
+        return self._cluster.free_slots()
 
     def describe(self) -> str:
         """A sentence on where probes run."""
