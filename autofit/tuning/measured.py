@@ -311,14 +311,13 @@ class MeasuredSearch:
         self._finals = finals
 
     def answer(self) -> Result:
-        """What was found, without what else it is told with."""
+        """What was found, without annotations."""
         context = self.context
         outcome = self._outcome
         finals = self._finals
 
         ranked = self._ranking.finalists(finals.candidates())
-        best = ranked[0] if ranked else None
-        runner_up = ranked[1] if len(ranked) > 1 else None
+        best, runner_up, *_ = (*ranked, None, None)
 
         comparable = finals.latest()
         if context.fewer_cores and finals.verified:
@@ -435,7 +434,7 @@ class MeasuredSearch:
         )
 
     def _narrowed_space(self) -> Space:
-        """The space to search: of a large or a quick one the part that is predicted to be worth it."""
+        """The space, or the part of a large or quick one that is predicted to be worth it."""
         context = self.context
         narrowing = Narrowing(
             context.workload,

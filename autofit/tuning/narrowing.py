@@ -81,13 +81,15 @@ class Narrowing:
 
         if not splits_batches:
             whole = without_micro_batches(space, self.workload)
-            found = self.quick(whole) if fast and whole else None
-            if found:
-                return found
+            if fast and whole:
+                found = self.quick(whole)
+                if found:
+                    return found
             space = self.with_whole_batches(space)
 
-        found = self.quick(space) if fast else None
-        return found or space
+        if fast:
+            return self.quick(space) or space
+        return space
 
     def narrowed(self, space: Space) -> tuple[Space, str | None]:
         """The space with what is predicted to be among the best, and a note on what is left out.

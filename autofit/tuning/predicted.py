@@ -50,8 +50,8 @@ _NO_LIMIT = 86_400.0  # seconds, where the user sets no time limit
 _ROUNDS = 6  # configs of a tier to follow before none counts as surely fitting
 _SURELY_TOO_LARGE = 1.3  # times the usable memory: a rough figure beyond needs no closer look
 _HOST_UNKNOWN = (
-    "The host of that card is unknown: it is taken to have {:.0f} GiB, and configs that need none of "
-    "it are preferred; --host-mem says what it has."
+    "The host of that card is unknown: it is taken to have {:.0f} GiB, and configs that need none "
+    "of it are preferred; --host-mem says what it has."
 )
 _POINTS = 1000  # of each tier, the nearest to its frontier, which is drawn through few of them
 
@@ -68,8 +68,9 @@ def predicted_search(
     *,
     reason: str,
 ) -> Iterator["PredictedSearch"]:
-    """Look at the model and the hardware that is meant, and give the search with its executor, which
-    ends here.
+    """Look at the model and the hardware that is meant, and give the search.
+
+    Its executor ends here.
 
     Args:
         reason: why nothing can be measured.
@@ -207,7 +208,10 @@ class PredictedSearch:
         """What was predicted, without annotations."""
         fits = sum(figures.nbytes <= self._cap for figures in self._figures)
         best = self._best()
+        notes = self._notes
         of_data = packing_note(self.workload.description(), best)
+        if of_data:
+            notes = (*notes, of_data)
         return Result(
             best=None,
             tiers={},
@@ -215,7 +219,7 @@ class PredictedSearch:
             skipped={"predicted": len(self._figures) - fits, "refused": self._refused},
             stopped_by="prediction",
             space_size=self._size,
-            notes=(*self._notes, of_data) if of_data else self._notes,
+            notes=notes,
             frontier=self._frontier(),
             other_budgets=other_budgets(self._budget, self._hardware),
             predicted=True,
@@ -237,7 +241,7 @@ class PredictedSearch:
         """Nothing was measured that could be learnt from."""
 
     def _best_of_tiers(self) -> dict[str, Estimate | None]:
-        """The best config of each tier that is predicted to surely fit, or else one that may fit."""
+        """The best config of each tier that is predicted to surely fit, else one that may fit."""
         by_tier: dict[str, list[Figures]] = {name: [] for name in TIERS}
         for figures in self._figures:
             by_tier[tier(figures.config)].append(figures)
@@ -410,5 +414,6 @@ def _follow_all(
             dataclasses.replace(line, resting=resting, bottleneck=estimate.bottleneck),
         )
 
-    with parallel_map(follow, None if len(configs) > 1 else 1) as follow_each:
+    processes = 1 if len(configs) < 2 else None
+    with parallel_map(follow, processes) as follow_each:
         return follow_each(configs)
