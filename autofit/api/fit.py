@@ -54,7 +54,7 @@ from autofit.training.workload import (
     workload_from,
 )
 from autofit.tuning import result_cache
-from autofit.tuning.changed_world import fitted_here, is_of_another_world
+from autofit.tuning.changed_world import is_of_another_world, refit_to_devices
 from autofit.tuning.pipeline import run_search
 
 # In an output directory: the run directory of the search, and its result.
@@ -333,7 +333,7 @@ def fit(
             device = checked.wanted_device
 
         if place is None and is_of_another_world(config, world):
-            world, config = fitted_here(
+            world, config = refit_to_devices(
                 config,
                 world,
                 workload,
