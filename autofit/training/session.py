@@ -135,6 +135,7 @@ class Session:
             "micro_batch_size": micro,
             "gradient_accumulation_steps": part // micro,
         }
+
         words = describe_batch_split(split)
         self.listener(f"memory ran out in this run before, so it goes on with {words}.")
         return split
@@ -166,6 +167,7 @@ class Session:
         """Find out before the first step what would fail after it; draws no random number."""
         if self.policy.directory:
             checkpoint.check_savable(setup)
+
         with random_state.preserved(setup.device):
             try_loss(setup)
             batch = few_samples(self.workload, 2)
@@ -174,6 +176,7 @@ class Session:
                 mixed = note_of_mixed_samples(setup, batch)
                 if mixed:
                     self.listener(mixed)
+
             if eval_loader is not None:
                 check_evaluation(setup, eval_loader)
 
@@ -221,9 +224,11 @@ class _Training:
         self._directory = session.policy.directory
 
         self._loader = own_loader(loader, setup.ranks)
+
         self._eval_loader = None
         if eval_loader is not None:
             self._eval_loader = own_loader(eval_loader, setup.ranks)
+
         self._epochs = self._at_the_start()
         self._epoch_length = length_of(loader)
         self._is_counted = False  # the position in the data, because a checkpoint cannot hold it
@@ -240,6 +245,7 @@ class _Training:
         (has_callbacks,) = self._ranks.largest(float(bool(session.callbacks)))
         self._has_callbacks = bool(has_callbacks)
         self._is_ended_by_callback = False
+
         self._interrupts: AgreedInterrupts | None = None
         if self._directory:
             self._interrupts = AgreedInterrupts(setup, self._note_interrupt)
@@ -258,6 +264,7 @@ class _Training:
         if self._policy.resume and self._has_checkpoint():
             first = self._resume()
             steps = self._last_step(first, steps, epochs)
+
         if first > steps:
             done = pluralize(first, "step")
             self._notify(
@@ -270,6 +277,7 @@ class _Training:
                 stack.callback(recorder.close)
             if self._interrupts:
                 stack.enter_context(self._interrupts)
+
             while torn := self._attempt(first, steps):
                 first = self._back_to_checkpoint(torn)
 
@@ -283,6 +291,7 @@ class _Training:
         return self._history, list(self._evaluations.values())
 
     def _open_recorders(self, first: int, steps: int) -> None:
+        """Open what records steps and evaluations, on the first rank."""
         if not self._ranks.is_first:
             return
         if self._directory:
@@ -290,6 +299,7 @@ class _Training:
             self._recorders.append(MetricsFile(path, first_step=first))
             if requirements.installed("tensorboard"):
                 self._recorders.append(TensorBoard(self._directory / "tensorboard"))
+
         if self._session.progress:
             self._recorders.append(Bar(steps, first_step=first))
 
@@ -314,6 +324,7 @@ class _Training:
         except OutOfMemoryError as error:
             if not error.torn:
                 raise
+
             self._policy.save_batch_split(self._setup.config)
             if self._ranks.are_several:  # the others cannot go back by themselves
                 error.knobs = batch_split_of(self._setup.config)
@@ -414,6 +425,7 @@ class _Training:
         is_due = self._done % self._policy.checkpoint_every == 0
         if is_interrupted or is_due or is_last:
             self._save(self._directory, self._done)
+
         if is_interrupted:
             done = pluralize(self._done, "step")
             self._notify(f"stopped: the state after {done} is kept in {self._directory}.")
@@ -431,10 +443,12 @@ class _Training:
             recorder.evaluated(self._done, loss)
 
     def _note_interrupt(self, number: int) -> None:
+        """Say that a signal came."""
         name = signal.Signals(number).name
         self._notify(f"{name}: stopping after this step, with a checkpoint; again: at once.")
 
     def _save(self, directory: Path, next_step: int) -> None:
+        """Write a checkpoint, with the position in the data."""
         self._saved = next_step
         try:
             state = json_state.encoded(self._epochs.state())
@@ -452,6 +466,7 @@ class _Training:
         )
 
     def _has_checkpoint(self) -> bool:
+        """Whether there is a checkpoint to go back to."""
         return self._directory is not None and checkpoint.exists(self._directory)
 
     def _resume(self) -> int:
@@ -477,6 +492,7 @@ class _Training:
         """The number of steps in all of a resumed run that is to make so many epochs."""
         if epochs is None:
             return steps
+
         total = first + self._epochs.batches_left(steps // epochs, epochs)
         if total != steps:
             passes = pluralize(epochs, "epoch")
@@ -515,13 +531,16 @@ class _Training:
     def _located(self, error: DivergedError) -> AutofitError:
         """The error with the batch that caused it, after saving the weights before it."""
         message = f"{error.message[:-1]} ({self._epochs.position})"
+
         if self._directory:
             self._save(self._directory, error.step - 1)
             message += f"; the state before it is kept in {self._directory}"
         return DivergedError(error.loss, error.step, f"{message}.")
 
     def _note_skipped_steps(self) -> None:
+        """Say how many steps changed no weight."""
         reasons = [report.skipped for report in self._history]
+
         overflows = reasons.count("overflow")
         unlabelled = reasons.count("no label")
         steps = pluralize(len(reasons), "step")
@@ -530,6 +549,7 @@ class _Training:
                 f"the loss scaler of fp16-mixed skipped {overflows} of {steps}, whose gradients "
                 "overflowed: the schedule was held back for them."
             )
+
         if unlabelled > 1:  # the first one was told of
             self._notify(
                 f"the batches of {unlabelled} of {steps} had no label that counts: "
@@ -537,8 +557,10 @@ class _Training:
             )
 
     def _note_slow_loader(self) -> None:
+        """Say where much of the time was spent waiting for data."""
         waiting = sum(report.data_seconds for report in self._history)
         total = waiting + sum(report.seconds for report in self._history)
+
         if waiting > _SLOW_LOADER_SECONDS and waiting / total > _SLOW_LOADER_SHARE:
             self._notify(
                 f"the loader is too slow for this device: {waiting / total:.0%} of the time was "

@@ -68,6 +68,7 @@ class SingleDevice:
             return tensor.to(setup.device, non_blocking=True)
 
         on_device = map_tensors(micro_batch, moved)
+
         with setup.forward_context():
             return loss_and_count(setup, on_device)
 
@@ -91,6 +92,7 @@ class SingleDevice:
         """This device's micro-batches, each with the number of terms in its loss; terms in all."""
         if not part.counts:
             return [], 0
+
         setup = self.setup
         slices = counted_slices(setup.workload, part.batch, setup.micro_batch_size)
         return slices, sum(count for _, count in slices)
