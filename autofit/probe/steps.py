@@ -18,14 +18,14 @@ import torch
 from autofit.core.budget import Budget
 from autofit.core.config import Config
 from autofit.core.hardware import GIB, Hardware
-from autofit.core.measurement import Measurement, Outcome, PeakBytes, Shortage
+from autofit.core.measurement import Measurement, OomSnapshot, Outcome, PeakBytes
 from autofit.core.workload import Workload
 from autofit.data.batch import sample_count, samples_of
 from autofit.probe.timing import Plan, interval_of_median, slowed_by, time_steps
 from autofit.setup import Setup, Technique
 from autofit.techniques import added_techniques, all_techniques
 from autofit.training.build import build
-from autofit.training.holders import Holders
+from autofit.training.memory_attribution import MemoryAttribution
 from autofit.training.step import accumulate, train_step, update
 
 _TREND = 0.05  # a smaller slowdown within a probe is not worth a warning
@@ -71,8 +71,8 @@ class Probe(ABC):
         self.samples: list[float] = []
         self.hopeless = False
         self.composed = False
-        self.holders: Holders | None = None
-        self.shortage: Shortage | None = None
+        self.attribution: MemoryAttribution | None = None
+        self.shortage: OomSnapshot | None = None
         self.build_seconds = self.warmup_seconds = 0.0
         self.compiles = any(each.compiles(request.config[each.name]) for each in all_techniques())
         self.pages = any(each.pages(request.config[each.name]) for each in all_techniques())
@@ -96,7 +96,7 @@ class Probe(ABC):
         self.setup = build(self.workload, self.request.config, self.request.hardware)
         self.build_seconds = time.monotonic() - start
         self.built()
-        with self.holders.watching_forwards() if self.holders else nullcontext():
+        with self.attribution.watching_forwards() if self.attribution else nullcontext():
             return self._warm_up(self.setup, start)
 
     def _warm_up(self, setup: Setup, start: float) -> Setup:
@@ -230,7 +230,7 @@ class Probe(ABC):
         """Called when the training run is built."""
         # a hook would be compiled, too
         if self.setup and not self.compiles and (live := self.live()):
-            self.holders = Holders(self.setup, live)
+            self.attribution = MemoryAttribution(self.setup, live)
 
     def live(self) -> Callable[[], int] | None:
         """What counts the bytes of all tensors, while they are watched."""
@@ -238,8 +238,8 @@ class Probe(ABC):
 
     def note_shortage(self, asked: int | None) -> None:
         """Note what holds memory as it runs out, unless that was noted before."""
-        if self.holders and self.shortage is None:
-            self.shortage = self.holders.shortage(asked)
+        if self.attribution and self.shortage is None:
+            self.shortage = self.attribution.snapshot(asked)
 
     def warmed_up(self, setup: Setup) -> None:  # noqa: B027
         """Called after the first steps."""

@@ -13,7 +13,7 @@ from autofit.data.batch import split
 from autofit.data.counts import counted
 from autofit.setup import Setup
 from autofit.training.inspect import Prover
-from autofit.training.own_part import OwnPart
+from autofit.training.local_batch import LocalBatch
 
 _SAME = 1e-9  # relative difference of weights that rounding makes
 
@@ -26,7 +26,7 @@ class CountGuard:
         self._prover = prover
         self._notify = notify
 
-    def check(self, part: OwnPart) -> None:
+    def check(self, part: LocalBatch) -> None:
         """Prove the count again where this rank's part of a batch tells more than what was seen before; raises
         InputError where its loss cannot be split after all."""
         setup = self._setup
@@ -58,7 +58,7 @@ class CountGuard:
         traits = dataclasses.replace(traits, count=chosen, rivals=rivals)
         setup.workload = dataclasses.replace(setup.workload, traits=traits)
 
-    def _differing(self, chosen: Count, rivals: tuple[Count, ...], part: OwnPart) -> bool:
+    def _differing(self, chosen: Count, rivals: tuple[Count, ...], part: LocalBatch) -> bool:
         """Whether a rival would weigh the slices of a batch otherwise."""
         workload = self._setup.workload
         slices: list[object] = []

@@ -17,7 +17,7 @@ from autofit.data.batch import Cut, sample_count, samples_of, tensors
 from autofit.data.samples import FileLoader
 from autofit.training import random_state
 from autofit.training.host_tensors import bytes_of
-from autofit.training.own_part import OwnIndices, OwnPart
+from autofit.training.local_batch import LocalBatch, LocalIndices
 from autofit.training.workload import batches_of, empty_pass, is_stateful, samples_in_pass
 
 _END = object()  # of a pass: a loader may give anything else as a batch
@@ -189,7 +189,7 @@ class Epochs(Iterator[Any]):
         self._begin_pass()
         wanted = state["samples"]
         is_resized = self._is_resized(state)
-        if is_resized and isinstance(self._loader, OwnIndices):
+        if is_resized and isinstance(self._loader, LocalIndices):
             return self._begin_at_index(self._loader, wanted)
 
         batch: Any = None
@@ -220,7 +220,7 @@ class Epochs(Iterator[Any]):
             return bool(self._samples_done >= state["samples"])
         return bool(self.batches_done >= state["given"])
 
-    def _begin_at_index(self, loader: OwnIndices, sample: int) -> Notes:
+    def _begin_at_index(self, loader: LocalIndices, sample: int) -> Notes:
         """Go on at a sample of a pass that is read by indices, each rank its own."""
         assert self._batch_size, "it differs from another one"
         self._pass = loader.batches_from(sample)
@@ -234,7 +234,7 @@ class Epochs(Iterator[Any]):
 
         A batch that cannot be cut is trained on again as a whole.
         """
-        if isinstance(batch, OwnPart) or self._cut is not None:
+        if isinstance(batch, LocalBatch) or self._cut is not None:
             self._rest = batch
             return [
                 f"{pluralize(begun, 'sample')} of a batch of {count} are trained on again: "
@@ -277,13 +277,13 @@ class Epochs(Iterator[Any]):
 
     def _count(self, batch: Any) -> int:
         """The samples of a batch, of all ranks."""
-        if isinstance(batch, OwnPart):
+        if isinstance(batch, LocalBatch):
             return batch.samples
         return sample_count(batch, self._cut)
 
     def _digest(self, batch: Any) -> int | None:
         """A checksum of a batch's first sample; None where ranks hold different ones."""
-        if batch is None or isinstance(batch, OwnPart):
+        if batch is None or isinstance(batch, LocalBatch):
             return None
 
         crc = 0

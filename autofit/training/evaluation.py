@@ -13,7 +13,7 @@ from autofit.hardware.out_of_memory import is_out_of_memory
 from autofit.setup import Setup
 from autofit.setup.state import evaluation_mode
 from autofit.training.inspect import blamed_on
-from autofit.training.own_part import own_part
+from autofit.training.local_batch import local_batch
 from autofit.training.step import loss_value
 from autofit.training.workload import batches_of, put_back
 
@@ -61,7 +61,7 @@ def _sums(setup: Setup, batches: Iterable[Any]) -> tuple[float, float]:
 
     with evaluation_mode(setup.model):
         for batch in batches:
-            part = own_part(setup, batch)
+            part = local_batch(setup, batch)
             samples = 0
             if part.counts:
                 samples = sample_count(part.batch, workload.split)

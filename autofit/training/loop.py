@@ -14,11 +14,11 @@ from autofit.hardware.out_of_memory import is_out_of_memory
 from autofit.setup import Setup
 from autofit.setup.state import set_modes
 from autofit.training.count_guard import CountGuard
-from autofit.training.holders import shortage_of
 from autofit.training.inspect import Prover
+from autofit.training.local_batch import LocalBatch, local_batch
+from autofit.training.memory_attribution import oom_snapshot
 from autofit.training.memory_watch import MemoryWatch, StepMemory
 from autofit.training.oom_recovery import Recovery
-from autofit.training.own_part import OwnPart, own_part
 from autofit.training.step import accumulate, update
 
 Listener = Callable[[str], None]
@@ -150,7 +150,7 @@ class _Stepper:
         setup = self._setup
         progress = setup.progress
         begun = time.perf_counter()
-        part = own_part(setup, batch)
+        part = local_batch(setup, batch)
         self._guard.check(part)
         for group in setup.optimizer.param_groups:
             group["lr"] = lr * (group.get("lr_ratio") or 1.0)
@@ -191,7 +191,7 @@ class _Stepper:
             memory=self._watch.after(step + 1),
         )
 
-    def _try(self, batch: OwnPart, step: int) -> tuple[float, bool] | None:
+    def _try(self, batch: LocalBatch, step: int) -> tuple[float, bool] | None:
         """One optimizer step: its loss, and whether it updated weights; None when memory ran out."""
         setup = self._setup
         setup.progress.is_whole = False
@@ -208,9 +208,9 @@ class _Stepper:
                 self._undo(error)
                 raise
 
-            shortage = shortage_of(setup, error)  # while the error's frames hold what they held
-            if shortage.asked_bytes is not None:
-                self._notify(shortage.words)
+            snapshot = oom_snapshot(setup, error)  # while the error's frames hold what they held
+            if snapshot.asked_bytes is not None:
+                self._notify(snapshot.words)
             return None
 
     def _undo(self, error: Exception) -> None:

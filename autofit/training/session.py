@@ -45,9 +45,9 @@ from autofit.training.checkpoint_policy import (
 from autofit.training.epochs import Epochs
 from autofit.training.evaluation import check_evaluation, evaluate
 from autofit.training.inspect import Prover, try_loss
+from autofit.training.local_batch import local_loader
 from autofit.training.loop import SEARCH_AGAIN, STOP, Callback, Listener, StepReport, Stop, train
 from autofit.training.metrics import Bar, MetricsFile, Recorder, TensorBoard
-from autofit.training.own_part import own_loader
 from autofit.training.packed_samples import note_of_mixed_samples
 from autofit.training.save_model import save_model
 from autofit.training.user_model import restored
@@ -223,11 +223,11 @@ class _Training:
         self._notify = session.listener
         self._directory = session.policy.directory
 
-        self._loader = own_loader(loader, setup.ranks)
+        self._loader = local_loader(loader, setup.ranks)
 
         self._eval_loader = None
         if eval_loader is not None:
-            self._eval_loader = own_loader(eval_loader, setup.ranks)
+            self._eval_loader = local_loader(eval_loader, setup.ranks)
 
         self._epochs = self._at_the_start()
         self._epoch_length = length_of(loader)

@@ -9,7 +9,7 @@ from autofit.data.batch import few_samples
 from autofit.distributed.kinds import clip
 from autofit.setup import Setup
 from autofit.training import random_state
-from autofit.training.own_part import OwnPart
+from autofit.training.local_batch import LocalBatch
 from autofit.training.strategy import strategy_of
 
 
@@ -26,8 +26,8 @@ def accumulate(setup: Setup, batch: Any) -> torch.Tensor:
     The loss is detached. Where several ranks train, `batch` is this one's part of the effective
     batch, and the loss that of the whole.
     """
-    if not isinstance(batch, OwnPart):
-        batch = OwnPart(batch)
+    if not isinstance(batch, LocalBatch):
+        batch = LocalBatch(batch)
     return strategy_of(setup).forward_backward(batch)
 
 

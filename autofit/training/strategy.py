@@ -15,8 +15,8 @@ from autofit.core.errors import InputError
 from autofit.data.batch import map_tensors, sample_count, split
 from autofit.data.counts import counted_slices, counts_samples, weight_of
 from autofit.setup import Setup
+from autofit.training.local_batch import LocalBatch
 from autofit.training.loss import loss_and_count
-from autofit.training.own_part import OwnPart
 
 
 def strategy_of(setup: Setup) -> "SingleDevice":
@@ -32,7 +32,7 @@ class SingleDevice:
     def __init__(self, setup: Setup) -> None:
         self.setup = setup
 
-    def forward_backward(self, part: OwnPart) -> torch.Tensor:
+    def forward_backward(self, part: LocalBatch) -> torch.Tensor:
         """Add the gradients of a batch to the weights', micro-batch by micro-batch.
 
         They equal those of the unsplit batch. Returns its loss, detached, on the device. Where the
@@ -78,7 +78,7 @@ class SingleDevice:
             loss, _ = self.forward(batch)
             return float(loss.detach())
 
-    def _losses(self, part: OwnPart) -> Iterator[tuple[torch.Tensor, float]]:
+    def _losses(self, part: LocalBatch) -> Iterator[tuple[torch.Tensor, float]]:
         """The mean loss of each micro-batch, and its weight in the loss of the batch.
 
         Holds no loss that it gave.
@@ -88,7 +88,7 @@ class SingleDevice:
         for micro_batch, count in slices:
             yield self.forward(micro_batch)[0], weight_of(self.setup.workload, count, terms)
 
-    def _counted_slices(self, part: OwnPart) -> tuple[list[tuple[Any, float]], float]:
+    def _counted_slices(self, part: LocalBatch) -> tuple[list[tuple[Any, float]], float]:
         """This device's micro-batches, each with the number of terms in its loss; terms in all."""
         if not part.counts:
             return [], 0
@@ -97,7 +97,7 @@ class SingleDevice:
         slices = counted_slices(setup.workload, part.batch, setup.micro_batch_size)
         return slices, sum(count for _, count in slices)
 
-    def _begin(self, part: OwnPart, terms: float, forwards: int) -> None:
+    def _begin(self, part: LocalBatch, terms: float, forwards: int) -> None:
         """Note how many terms the loss of the whole effective batch has.
 
         Raises InputError where each of several backwards would take a step.
@@ -151,7 +151,7 @@ class DataParallel(SingleDevice):
         self.setup.exchange.reshard()
         return value
 
-    def _losses(self, part: OwnPart) -> Iterator[tuple[torch.Tensor, float]]:
+    def _losses(self, part: LocalBatch) -> Iterator[tuple[torch.Tensor, float]]:
         """As on one device, but of as many forwards as the rank with most micro-batches makes.
 
         Every forward gathers weights from all ranks. Those beyond a rank's own micro-batches count
@@ -188,7 +188,7 @@ class DataParallel(SingleDevice):
             setup.exchange.reshard()
 
     def _agree(
-        self, part: OwnPart, own_terms: float, micro_batches: int, first: Any
+        self, part: LocalBatch, own_terms: float, micro_batches: int, first: Any
     ) -> tuple[int, list[torch.Tensor]]:
         """How many forwards each rank makes.
 

@@ -17,8 +17,8 @@ from autofit.setup.sharding import NEW_ENOUGH
 from autofit.techniques import all_techniques, canonicalize, refuse
 from autofit.techniques import compile as compiling
 from autofit.training.build import build
+from autofit.training.local_batch import LocalBatch
 from autofit.training.loop import train
-from autofit.training.own_part import OwnPart
 from autofit.training.step import accumulate, loss_value, update
 from tests.ranks import on_ranks
 from tests.tiny import CPU, llama_workload, mixture_workload, mlp_workload
@@ -126,7 +126,7 @@ def losses(
         own, counts = own_samples(
             batch_of(workload, step, samples), setup.ranks.sampler, setup.ranks.layout.samplers
         )
-        found.append(float(accumulate(setup, OwnPart(own, counts))))
+        found.append(float(accumulate(setup, LocalBatch(own, counts))))
         assert update(setup)
         if step == 0:
             with torch.no_grad():

@@ -9,17 +9,17 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_iter
 
-from autofit.core.measurement import Shortage
+from autofit.core.measurement import OomSnapshot
 from autofit.hardware.out_of_memory import asked_bytes
 from autofit.setup import Setup
 from autofit.setup.host_copies import plain_tensors
 from autofit.setup.layers import repeated_blocks
 
-_MOST = 5  # holders that are named
+_MOST = 5  # named owners
 _BESIDE = "beside the blocks"
 
 
-class Holders:
+class MemoryAttribution:
     """Knows the blocks of a setup, and what each has kept of its last forward.
 
     `live`: the bytes that all tensors on the device take now; None where nobody counts them, as on a CPU while it
@@ -54,7 +54,7 @@ class Holders:
             for handle in handles:
                 handle.remove()
 
-    def shortage(self, asked: int | None) -> Shortage:
+    def snapshot(self, asked: int | None) -> OomSnapshot:
         """What is held now, and by whom."""
         setup = self._setup
         owners = self._owners()
@@ -90,7 +90,7 @@ class Holders:
                 largest.update(
                     {_holder("activations", number): size for number, size in self._kept.items()}
                 )
-        return Shortage(
+        return OomSnapshot(
             phase, asked, held, dict(item for item in largest.most_common(_MOST) if item[1] > 0)
         )
 
@@ -112,12 +112,12 @@ class Holders:
         return total
 
 
-def shortage_of(setup: Setup, error: BaseException) -> Shortage:
+def oom_snapshot(setup: Setup, error: BaseException) -> OomSnapshot:
     """What is held where a training runs out of memory."""
     on_cuda = setup.device.type == "cuda"
-    return Holders(
+    return MemoryAttribution(
         setup, (lambda: torch.cuda.memory_allocated(setup.device)) if on_cuda else None
-    ).shortage(asked_bytes(error))
+    ).snapshot(asked_bytes(error))
 
 
 def _holder(kind: str, block: int | None) -> str:

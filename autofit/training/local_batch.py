@@ -18,7 +18,7 @@ from autofit.setup import Setup
 
 
 @dataclass(frozen=True)
-class OwnPart:
+class LocalBatch:
     """Samples of this rank; one that does not count where there are none for it."""
 
     batch: Any
@@ -27,9 +27,9 @@ class OwnPart:
     largest: int | None = None  # samples of the largest part; None where a rank cannot know it
 
 
-def own_part(setup: Setup, batch: Any) -> OwnPart:
+def local_batch(setup: Setup, batch: Any) -> LocalBatch:
     """The part of a batch, if it is not one already."""
-    if isinstance(batch, OwnPart):
+    if isinstance(batch, LocalBatch):
         return batch
 
     ranks = setup.ranks
@@ -39,15 +39,15 @@ def own_part(setup: Setup, batch: Any) -> OwnPart:
     counts = True
     if parts > 1 or not samples:
         batch, counts = own_samples(batch, ranks.sampler, parts, cut)
-    return OwnPart(batch, counts, samples, None if cut else _largest(samples, ranks))
+    return LocalBatch(batch, counts, samples, None if cut else _largest(samples, ranks))
 
 
 def _largest(samples: int, ranks: Ranks) -> int:
     return -(-samples // ranks.layout.samplers)
 
 
-def own_loader(loader: Any, ranks: Ranks) -> Any:
-    """A loader of `OwnPart`s where that saves reading; else the loader itself. Loaders that save their position are
+def local_loader(loader: Any, ranks: Ranks) -> Any:
+    """A loader of `LocalBatch`s where that saves reading; else the loader itself. Loaders that save their position are
     left as they are: each rank's would be another one."""
     parts = ranks.layout.samplers
     if (
@@ -63,14 +63,14 @@ def own_loader(loader: Any, ranks: Ranks) -> Any:
             type(loader.batch_sampler) is BatchSampler
             and type(loader.sampler).__module__ == Sampler.__module__
         )
-        return OwnIndices(loader, ranks) if is_plain else loader
+        return LocalIndices(loader, ranks) if is_plain else loader
 
     is_theirs = type(loader.dataset).__module__.startswith("datasets.")
     is_split = loader.batch_size is not None and not loader.batch_size % parts
-    return _OwnStream(loader, ranks) if is_theirs and is_split else loader
+    return _LocalStream(loader, ranks) if is_theirs and is_split else loader
 
 
-class OwnIndices:
+class LocalIndices:
     """The same batches of indices as the loader's, of which only this rank's are read."""
 
     def __init__(self, loader: DataLoader[Any], ranks: Ranks) -> None:
@@ -83,17 +83,17 @@ class OwnIndices:
     def __len__(self) -> int:
         return len(self._loader)
 
-    def batches_from(self, sample: int) -> Iterator[OwnPart]:
+    def batches_from(self, sample: int) -> Iterator[LocalBatch]:
         """A pass that begins at a sample, within a batch where that is so."""
         self._part.left_out = sample
         return iter(self)
 
-    def __iter__(self) -> Iterator[OwnPart]:
+    def __iter__(self) -> Iterator[LocalBatch]:
         given = self._part.given
         given.clear()
 
         for batch in self._loader:
-            yield OwnPart(batch, *given.popleft())
+            yield LocalBatch(batch, *given.popleft())
 
 
 class _Part(Sampler[list[int]]):
@@ -104,7 +104,7 @@ class _Part(Sampler[list[int]]):
         self._ranks = ranks
         self._is_kept = is_kept
         self.left_out = 0  # samples at the front of the next pass
-        # What an `OwnPart` holds beside its samples, for each batch that is being read, in order.
+        # What a `LocalBatch` holds beside its samples, for each batch that is being read, in order.
         self.given: deque[tuple[bool, int, int | None]] = deque()
 
     def __len__(self) -> int:
@@ -127,7 +127,7 @@ class _Part(Sampler[list[int]]):
             yield own or indices[:1]
 
 
-class _OwnStream:
+class _LocalStream:
     """Every n-th sample, or the own shards, of a stream. Ranks end a pass together: one that has no more takes part
     with a sample that does not count."""
 
@@ -139,7 +139,7 @@ class _OwnStream:
         own = split_dataset_by_node(loader.dataset, ranks.sampler, parts)
         self._loader = _with(loader, dataset=own, batch_size=(loader.batch_size or parts) // parts)
 
-    def __iter__(self) -> Iterator[OwnPart]:
+    def __iter__(self) -> Iterator[LocalBatch]:
         spare: Any = None
         batches = iter(self._loader)
 
@@ -153,7 +153,7 @@ class _OwnStream:
             if spare is None:
                 assert batch is not None, "a stream has a sample for each rank"
                 spare = samples_of(batch, 0, 1)
-            yield OwnPart(spare if batch is None else batch, batch is not None, samples)
+            yield LocalBatch(spare if batch is None else batch, batch is not None, samples)
 
 
 def _with(loader: DataLoader[Any], **changes: Any) -> DataLoader[Any]:
