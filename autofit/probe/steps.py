@@ -102,7 +102,7 @@ class Probe(ABC):
     def _warm_up(self, setup: Setup, start: float) -> Setup:
         # A rank's own part, as a DataLoader reads it.
         self.batch = self.workload.batch(
-            self.workload.effective_batch_size // setup.ranks.layout.samplers
+            self.workload.effective_batch_size // setup.ranks.layout.dp_degree
         )
         # Two micro-batches: the second runs with gradients alive, so no later one needs more memory.
         first = part = self.part(setup, 2)

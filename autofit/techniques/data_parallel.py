@@ -39,13 +39,13 @@ class DataParallel(Technique):
         if value is None:
             return None
         layout = Layout.of(config)
-        if layout.samplers > 1 and workload.traits and not workload.traits.splits:
+        if layout.dp_degree > 1 and workload.traits and not workload.traits.splits:
             return "this loss cannot be split, and each device would see a part of the batch; use one device."
-        if value == "ddp" and layout.world > layout.samplers:
+        if value == "ddp" and layout.world > layout.dp_degree:
             return "ddp was not tried beside tensor_parallel or context_parallel; use fsdp."
         if value == "none" and layout.context > 1:
             return "context_parallel adds up gradients as fsdp does; use fsdp."
-        if value == "none" and layout.samplers > 1:
+        if value == "none" and layout.dp_degree > 1:
             return f"without it {hardware.world} devices would all do the same; use ddp or fsdp."
         if value == "ddp" and config.optimizer_in_backward:
             return "updates in the backward come before ddp has averaged the gradients; use fsdp, or leave them out."

@@ -1,7 +1,7 @@
 """data_parallel_shard: among how many devices weights are divided; derived, so that a config is complete."""
 
 from autofit.core.knobs.data_parallel_shard import KNOB
-from autofit.core.layout import kind_of, samplers
+from autofit.core.layout import dp_degree, kind_of
 from autofit.setup import Config, Hardware, InputError, Value, Workload
 from autofit.setup.technique import Degree
 
@@ -16,7 +16,7 @@ class DataParallelShard(Degree):
 
     def canonicalize(self, config: Config, workload: Workload, hardware: Hardware) -> Value:
         """Raises InputError where a given number contradicts the others."""
-        sharded, devices = kind_of(config, hardware) == "fsdp", samplers(config, hardware)
+        sharded, devices = kind_of(config, hardware) == "fsdp", dp_degree(config, hardware)
         replicas = config.data_parallel_replicate or 1
         shards = devices // replicas if sharded else 1
         left = None if hardware.world == 1 else shards

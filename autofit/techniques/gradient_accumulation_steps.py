@@ -1,7 +1,7 @@
 """gradient_accumulation_steps: derived from the batch sizes; written out so that a config is complete, never set."""
 
 from autofit.core.knobs.gradient_accumulation_steps import KNOB
-from autofit.core.layout import samplers
+from autofit.core.layout import dp_degree
 from autofit.setup import Config, Hardware, InputError, Stage, Technique, Value, Workload
 
 
@@ -15,7 +15,7 @@ class GradientAccumulationSteps(Technique):
 
     def canonicalize(self, config: Config, workload: Workload, hardware: Hardware) -> Value:
         """Raises InputError when the batch sizes do not divide, or contradict a given number."""
-        effective, ranks = workload.effective_batch_size, samplers(config, hardware)
+        effective, ranks = workload.effective_batch_size, dp_degree(config, hardware)
         if effective % ranks:
             message = f"an effective batch of {effective} cannot be divided among {ranks} devices"
             raise InputError(f"{message}.", f"Choose a multiple of {ranks}, or fewer devices.")

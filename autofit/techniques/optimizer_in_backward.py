@@ -12,7 +12,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from autofit.core.knobs.optimizer_in_backward import KNOB
-from autofit.core.layout import samplers
+from autofit.core.layout import dp_degree
 from autofit.setup import (
     Config,
     Hardware,
@@ -39,7 +39,7 @@ class OptimizerInBackward(Technique):
         if not config[self.name]:
             return None
         if config.gradient_accumulation_steps != 1:
-            whole = workload.effective_batch_size // samplers(config, hardware)
+            whole = workload.effective_batch_size // dp_degree(config, hardware)
             return f"gradients that are applied at once cannot accumulate; set micro_batch_size to the whole {whole}."
         if config.precision == "fp16-mixed":
             return "the loss scaler of fp16-mixed must see all gradients before any is applied; use bf16-mixed."

@@ -178,7 +178,7 @@ class DataParallel(SingleDevice):
             if count:
                 weight = weight_of(workload, count, setup.progress.terms)
                 # Gradients are averaged over the ranks that see other samples.
-                yield loss, weight * setup.ranks.layout.samplers
+                yield loss, weight * setup.ranks.layout.dp_degree
             else:
                 yield loss.nan_to_num() * 0.0, 1.0
             del loss
@@ -210,7 +210,7 @@ class DataParallel(SingleDevice):
 
         all_terms, most = answer()
         forwards = int(max(most))
-        self._begin(part, sum(all_terms) * ranks.layout.samplers / ranks.layout.world, forwards)
+        self._begin(part, sum(all_terms) * ranks.layout.dp_degree / ranks.layout.world, forwards)
         return forwards, early
 
     def _reduce(self, loss: torch.Tensor) -> torch.Tensor:
