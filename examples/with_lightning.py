@@ -17,9 +17,10 @@ import autofit
 class LanguageModel(pl.LightningModule):
     """Trains a model as a config says."""
 
-    def __init__(self, config: dict) -> None:
+    def __init__(self, config: dict, steps: int) -> None:
         super().__init__()
         self.automatic_optimization = False
+        self.steps = steps
         self.losses = []
         self.model = make_model()
         self.step = autofit.prepare(self.model, config, loader=make_loader(), lr=LR, device="cpu")
@@ -32,26 +33,23 @@ class LanguageModel(pl.LightningModule):
         loss = self.step(batch)
         self.log("loss", loss, prog_bar=True)
         self.losses.append(loss)
+        self.trainer.should_stop = len(self.losses) == self.steps
 
 
 def losses_of_lightning(config: dict, steps: int) -> list[float]:
     """The loss of every step under Lightning's Trainer."""
-    module = LanguageModel(config)
-    loader = make_loader()
-    epochs = -(-steps // len(loader))
-    batches = [batch for _ in range(epochs) for batch in loader][:steps]
-
+    module = LanguageModel(config, steps)
     logging.getLogger("pytorch_lightning").setLevel(logging.ERROR)
     trainer = pl.Trainer(
         accelerator="cpu",
-        max_epochs=1,
+        max_epochs=-1,
         logger=False,
         enable_checkpointing=False,
         enable_progress_bar=False,
     )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of workers for the loader, and of evaluation
-        trainer.fit(module, batches)
+        trainer.fit(module, make_loader())
     module.step.close()
     return module.losses
 

@@ -19,11 +19,15 @@ from autofit.core.place import given_place
 from autofit.core.result import knobs_of
 from autofit.core.workload import Hyperparameters
 from autofit.distributed.group import joined
+from autofit.setup import Setup
 from autofit.training import checkpoint
 from autofit.training.evaluation import evaluate
-from autofit.training.loop import StepReport
+from autofit.training.loop import Stepper, StepReport
 from autofit.training.prepared import Prepared, on_device
 from autofit.training.workload import training_workload
+
+# Builds the model for what the batches of a loader are like; what it opens goes to the stack.
+_Build = Callable[[Any, contextlib.ExitStack], tuple[Setup, Stepper]]
 
 
 class TrainingStep:
@@ -36,15 +40,16 @@ class TrainingStep:
     Where several devices train, each process calls it with the whole batch, and trains on its part.
     """
 
-    def __init__(self, build: Callable[[Any, contextlib.ExitStack], Prepared], loader: Any) -> None:
+    def __init__(self, build: _Build, loader: Any) -> None:
         self._build = build
         self._stack = contextlib.ExitStack()
-        self._prepared: Prepared | None = None
+        self._setup: Setup | None = None
+        self._stepper: Stepper | None = None
         self._is_closed = False
         self._steps = 0
         self.report: StepReport | None = None  # of the last step
         if loader is not None:
-            self._prepared = build(loader, self._stack)
+            self._setup, self._stepper = build(loader, self._stack)
 
     @torch.inference_mode(mode=False)  # as `fit` has it
     @torch.enable_grad()
@@ -60,42 +65,42 @@ class TrainingStep:
         """
         if self._is_closed:
             raise InputError("this training step was closed.", "Prepare the model again.")
-        if self._prepared is None:
-            self._prepared = self._build([batch], self._stack)
+        if self._stepper is None:
+            self._setup, self._stepper = self._build([batch], self._stack)
 
-        self.report = self._prepared.stepper.run(batch, step=self._steps)
+        self.report = self._stepper.run(batch, step=self._steps)
         self._steps += 1
         return self.report.loss
 
     @property
     def model(self) -> nn.Module:
         """The model as it trains: with adapters, hooks, and weights where the config has them."""
-        return self._built.setup.model
+        return self._built.model
 
     @property
     def optimizer(self) -> Optimizer:
         """The optimizer, for a scheduler of learning rates; `step(batch)` calls it."""
-        return self._built.setup.optimizer
+        return self._built.optimizer
 
     @property
     def config(self) -> Config:
         """The config that it trains with by now."""
-        return self._built.setup.config
+        return self._built.config
 
     def evaluate(self, batches: Any) -> float:
         """The mean loss over batches, in eval mode, without gradients."""
-        return evaluate(self._built.setup, batches)
+        return evaluate(self._built, batches)
 
     def state_dict(self) -> dict[str, Any]:
         """All that training changes: weights, buffers, optimizer, loss scaler and random numbers.
 
         It shares no memory with the model. Where several devices train, it is this one's own.
         """
-        return {"steps": self._steps, **checkpoint.state_of(self._built.setup)}
+        return {"steps": self._steps, **checkpoint.state_of(self._built)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where `state_dict` was taken, with the same model and config."""
-        checkpoint.restore_state(self._built.setup, state)
+        checkpoint.restore_state(self._built, state)
         self._steps = state["steps"]
 
     def close(self) -> None:
@@ -115,11 +120,11 @@ class TrainingStep:
         self.close()
 
     @property
-    def _built(self) -> Prepared:
-        if self._prepared is None:
+    def _built(self) -> Setup:
+        if self._setup is None:
             message = "the model is built at the first step, and there was none yet."
             raise InputError(message, "Give prepare() a loader, whose batches show what to build.")
-        return self._prepared
+        return self._setup
 
 
 def prepare(
@@ -169,7 +174,7 @@ def prepare(
         message = f"the config is for {wanted} devices, and this process was started alone."
         raise InputError(message, f"Start it with torchrun --nproc-per-node {wanted} SCRIPT.")
 
-    def build(batches: Any, stack: contextlib.ExitStack) -> Prepared:
+    def build(batches: Any, stack: contextlib.ExitStack) -> tuple[Setup, Stepper]:
         workload = training_workload(
             model,
             batches,
@@ -192,7 +197,7 @@ def prepare(
             prepared = Prepared(workload, model, fitted, hardware, hyperparameters, say)
             building.callback(prepared.close)
             stack.push(building.pop_all())
-        return prepared
+        return prepared.setup, Stepper(prepared.setup, say, prepared.prover)
 
     return TrainingStep(build, loader)
 

@@ -4,10 +4,11 @@ A checkpoint holds what training changes. It can be resumed by the model and con
 and by configs that learn the same: `load` compares the two before it changes anything.
 """
 
+import copy
 import hashlib
 import io
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -269,6 +270,44 @@ def load(setup: Setup, directory: Path) -> Loaded:
         f"there is no checkpoint to resume in {directory}.",
         "Leave out resume, or check the directory.",
     )
+
+
+def state_of(setup: Setup) -> dict[str, Any]:
+    """What training changes, in memory of its own; where several ranks train, this one's part."""
+    weights = {}
+    for name, value in setup.trained_values():
+        weights[name] = value.detach().clone()
+    buffers = {}
+    for name, buffer in setup.model.named_buffers():
+        buffers[name] = buffer.detach().clone()
+
+    return {
+        "weights": weights,
+        "buffers": buffers,
+        "optimizer": copy.deepcopy(setup.optimizer.state_dict()),
+        "scaler": setup.scaler.state_dict() if setup.scaler else None,
+        "skipped_updates": setup.progress.skipped_updates,
+        "random": random_state.capture(setup.device),
+    }
+
+
+@torch.no_grad()
+def restore_state(setup: Setup, state: Mapping[str, Any]) -> None:
+    """Load what `state_of` gave for the same model and config; raises InputError for another's."""
+    weights = dict(setup.trained_values())
+    differing = weights.keys() ^ state["weights"].keys()
+    if differing:
+        message = f"the state is of another model or config: {min(differing)} is in only one."
+        raise InputError(message, "Give the model and config it was made with.")
+
+    for name, value in weights.items():
+        value.copy_(state["weights"][name])
+    setup.optimizer.load_state_dict(state["optimizer"])
+    _restore_buffers(setup, state["buffers"])
+    if setup.scaler and state["scaler"]:
+        setup.scaler.load_state_dict(state["scaler"])
+    setup.progress.skipped_updates = state["skipped_updates"]
+    random_state.restore(state["random"], setup.device)
 
 
 @contextmanager

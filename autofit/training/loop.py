@@ -106,10 +106,7 @@ def train(
             step.
         OutOfMemoryError: no fallback is left, or memory ran out while weights were being updated.
     """
-    stepper = _Stepper(setup, listener, prover or Prover(setup.workload, setup.hardware))
-    if not setup.model.training:  # a callback evaluated it, and left it so
-        set_modes(setup.modes)
-
+    stepper = Stepper(setup, listener, prover or Prover(setup.workload, setup.hardware))
     reports = []
     iterator = iter(batches)
     for step in range(first_step, steps):
@@ -124,7 +121,6 @@ def train(
         lr = setup.hyperparameters.lr * learning_rate_factor(setup.hyperparameters, steps, updates)
         report = stepper.run(batch, step=step, lr=lr, start=start)
         reports.append(report)
-        setup.progress.is_whole = True
 
         answers = [callback(report) for callback in callbacks]
         if any(answer is STOP for answer in answers):
@@ -132,7 +128,7 @@ def train(
     return reports
 
 
-class _Stepper:
+class Stepper:
     """Runs the steps of one setup and retries those that run out of memory."""
 
     def __init__(self, setup: Setup, listener: Listener, prover: Prover) -> None:
@@ -145,15 +141,33 @@ class _Stepper:
         self._step_seconds: list[float] = []  # of the steps since the config last changed
         self._seconds_before: float | None = None  # the median step before that
 
-    def run(self, batch: Any, *, step: int, lr: float, start: float) -> StepReport:
-        """One step, from 0; `start`: when the wait for its batch began."""
+    def run(
+        self,
+        batch: Any,
+        *,
+        step: int,
+        lr: float | None = None,
+        start: float | None = None,
+    ) -> StepReport:
+        """One optimizer step, counted from 0.
+
+        Args:
+            lr: the learning rate; None: those that the optimizer's groups have.
+            start: when the wait for the batch began; None: now.
+        """
         setup = self._setup
         progress = setup.progress
         begun = time.perf_counter()
+        if start is None:
+            start = begun
+        if not setup.model.training:  # somebody evaluated it, and left it so
+            set_modes(setup.modes)
+
         part = local_batch(setup, batch)
         self._guard.check(part)
-        for group in setup.optimizer.param_groups:
-            group["lr"] = lr * (group.get("lr_ratio") or 1.0)
+        if lr is not None:
+            for group in setup.optimizer.param_groups:
+                group["lr"] = lr * (group.get("lr_ratio") or 1.0)
 
         self._recovery.snapshot()
         tried = self._try(part, step)
@@ -169,6 +183,7 @@ class _Stepper:
         elif not is_updated:
             skipped = "no label"
 
+        progress.is_whole = True
         seconds = time.perf_counter() - begun
         self._note_cost(seconds)
         tokens = None
@@ -181,7 +196,7 @@ class _Stepper:
         return StepReport(
             step=step + 1,
             loss=loss,
-            lr=lr,
+            lr=float(setup.optimizer.param_groups[0]["lr"] if lr is None else lr),
             samples=part.samples,
             tokens=tokens,
             gradient_norm=norm,

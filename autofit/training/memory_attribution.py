@@ -1,4 +1,7 @@
-"""Who holds memory at a moment of a training: weights, gradients and optimizer state by block, and what is beside."""
+"""Who holds memory at a moment of a training: weights, gradients and optimizer state by block.
+
+What lies beside the blocks is counted as well.
+"""
 
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -16,36 +19,39 @@ from autofit.setup.host_copies import plain_tensors
 from autofit.setup.layers import repeated_blocks
 
 _MOST = 5  # named owners
-_BESIDE = "beside the blocks"
 
 
 class MemoryAttribution:
-    """Knows the blocks of a setup, and what each has kept of its last forward.
+    """Knows the blocks of a setup, and what each of them keeps of its last forward.
 
-    `live`: the bytes that all tensors on the device take now; None where nobody counts them, as on a CPU while it
-    trains.
+    `live` gives the bytes that all tensors on the device take now; it is None where nobody counts
+    them, as on a CPU while it trains.
     """
 
     def __init__(self, setup: Setup, live: Callable[[], int] | None = None) -> None:
         self._setup = setup
         self._live = live
         self._blocks = repeated_blocks(setup.model)
-        self._kept: dict[int, int] = {}
+        self._kept: dict[int, int] = {}  # bytes, by the number of the block
 
     @contextmanager
     def watching_forwards(self) -> Iterator[None]:
         """Note what each block keeps of the forwards inside."""
         live = self._live
+        if live is None:
+            yield
+            return
+
         handles: list[Any] = []
         before: dict[int, int] = {}
 
         def begin(number: int, *_: Any) -> None:
-            before[number] = live() if live else 0
+            before[number] = live()
 
         def end(number: int, *_: Any) -> None:
-            self._kept[number] = (live() if live else 0) - before[number]
+            self._kept[number] = live() - before[number]
 
-        for number, block in enumerate(self._blocks if live else ()):
+        for number, block in enumerate(self._blocks):
             handles.append(block.register_forward_pre_hook(partial(begin, number)))
             handles.append(block.register_forward_hook(partial(end, number)))
         try:
@@ -55,56 +61,55 @@ class MemoryAttribution:
                 handle.remove()
 
     def snapshot(self, asked: int | None) -> OomSnapshot:
-        """What is held now, and by whom."""
+        """What is held now, and by whom, where `asked` bytes more did not fit."""
         setup = self._setup
-        owners = self._owners()
         phase = setup.progress.phase
-        state: dict[Any, Any] = setup.optimizer.state
+        block_of = self._block_of()
         largest: Counter[str] = Counter()
-        held: dict[str, int] = {}
+        held = Counter(weights=0, gradients=0, optimizer=0)
         seen: set[int] = set()
 
-        def count(kind: str, tensors: Any) -> None:
-            sizes: Counter[int | None] = Counter()
-            for owner, tensor in tensors:
-                sizes[owner] += self._bytes_of(tensor, seen)
-            held[kind] = sizes.total()
-            largest.update({_holder(kind, owner): size for owner, size in sizes.items()})
+        def count(kind: str, tensor: Any, block: int | None) -> None:
+            size = self._bytes_of(tensor, seen)
+            held[kind] += size
+            largest[_owner(kind, block)] += size
 
-        named = [*setup.model.parameters(), *setup.model.buffers()]
-        count("weights", [(owners.get(each), each) for each in named])
-        count(
-            "gradients", [(owners.get(each), each.grad) for each in named if each.grad is not None]
-        )
-        count(
-            "optimizer",
-            [
-                (owners.get(each), leaf)
-                for each, of_one in state.items()
-                for leaf in tree_iter(of_one)
-            ],
-        )
+        tensors = [*setup.model.parameters(), *setup.model.buffers()]
+        for tensor in tensors:
+            count("weights", tensor, block_of.get(tensor))
+        for tensor in tensors:
+            if tensor.grad is not None:
+                count("gradients", tensor.grad, block_of.get(tensor))
+
+        state: dict[Any, Any] = setup.optimizer.state
+        for weight, of_weight in state.items():
+            for value in tree_iter(of_weight):
+                count("optimizer", value, block_of.get(weight))
+
         if self._live:
-            held["others"] = max(0, self._live() - sum(held.values()))
+            held["others"] = max(0, self._live() - held.total())
             if phase == "forward":  # a backward gives them up, one after the other
-                largest.update(
-                    {_holder("activations", number): size for number, size in self._kept.items()}
-                )
-        return OomSnapshot(
-            phase, asked, held, dict(item for item in largest.most_common(_MOST) if item[1] > 0)
-        )
+                for number, size in self._kept.items():
+                    largest[_owner("activations", number)] = size
 
-    def _owners(self) -> dict[Any, int]:
-        return {
-            tensor: number
-            for number, block in enumerate(self._blocks)
-            for tensor in (*block.parameters(), *block.buffers())
-        }
+        named = {owner: size for owner, size in largest.most_common(_MOST) if size > 0}
+        return OomSnapshot(phase, asked, dict(held), named)
+
+    def _block_of(self) -> dict[Any, int]:
+        """The number of the block that each tensor of the model lies in."""
+        blocks = {}
+        for number, block in enumerate(self._blocks):
+            for tensor in (*block.parameters(), *block.buffers()):
+                blocks[tensor] = number
+        return blocks
 
     def _bytes_of(self, value: Any, seen: set[int]) -> int:
         """Bytes on the device of storages that were not counted before."""
+        if not isinstance(value, torch.Tensor):
+            return 0
+
         total = 0
-        for tensor in plain_tensors(value) if isinstance(value, torch.Tensor) else ():
+        for tensor in plain_tensors(value):
             storage = tensor.untyped_storage()
             if tensor.device.type == self._setup.device.type and storage._cdata not in seen:
                 seen.add(storage._cdata)
@@ -114,11 +119,11 @@ class MemoryAttribution:
 
 def oom_snapshot(setup: Setup, error: BaseException) -> OomSnapshot:
     """What is held where a training runs out of memory."""
-    on_cuda = setup.device.type == "cuda"
-    return MemoryAttribution(
-        setup, (lambda: torch.cuda.memory_allocated(setup.device)) if on_cuda else None
-    ).snapshot(asked_bytes(error))
+    live = None
+    if setup.device.type == "cuda":
+        live = partial(torch.cuda.memory_allocated, setup.device)
+    return MemoryAttribution(setup, live).snapshot(asked_bytes(error))
 
 
-def _holder(kind: str, block: int | None) -> str:
-    return f"{kind} {_BESIDE}" if block is None else f"{kind} of block {block}"
+def _owner(kind: str, block: int | None) -> str:
+    return f"{kind} beside the blocks" if block is None else f"{kind} of block {block}"

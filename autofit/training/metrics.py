@@ -1,4 +1,7 @@
-"""Recorders of a training run: a metrics file, TensorBoard, and a progress bar, all callbacks like a user's own."""
+"""Recorders of a training run: a metrics file, TensorBoard, and a progress bar.
+
+All are callbacks like a user's own.
+"""
 
 import json
 import sys
@@ -39,8 +42,10 @@ class Recorder(ABC):
 
 
 class MetricsFile(Recorder):
-    """JSON lines, one per step or evaluation, each flushed at once. Opening drops the lines of steps after
-    `first_step`, which a resumed run does again."""
+    """JSON lines, one per step or evaluation, each flushed at once.
+
+    Opening drops the lines of steps after `first_step`, which a resumed run does again.
+    """
 
     def __init__(self, path: Path, *, first_step: int = 0) -> None:
         self._path = path
@@ -48,14 +53,15 @@ class MetricsFile(Recorder):
         self._open(first_step)
 
     def _open(self, first_step: int) -> None:
+        path = self._path
         # somebody's folder must not keep a run from going on
-        if self._path.exists() and not self._path.is_file():
-            self._path.rename(self._path.with_name(f"{self._path.name}.{time.time_ns()}.aside"))
-        if self._path.exists():
-            write_atomically(
-                self._path, "".join(line for line, step in _lines(self._path) if step <= first_step)
-            )
-        self._file: IO[str] = self._path.open("a", encoding="utf-8")
+        if path.exists() and not path.is_file():
+            path.rename(path.with_name(f"{path.name}.{time.time_ns()}.aside"))
+
+        if path.exists():
+            kept = [line for line, step in _lines(path) if step <= first_step]
+            write_atomically(path, "".join(kept))
+        self._file: IO[str] = path.open("a", encoding="utf-8")
 
     def back_to(self, first_step: int) -> None:
         self._file.close()
@@ -72,20 +78,22 @@ class MetricsFile(Recorder):
         self._file.close()
 
     def _write(self, row: dict[str, Any]) -> None:
-        self._file.write(
-            json.dumps({name: value for name, value in row.items() if value is not None}) + "\n"
-        )
+        known = {name: value for name, value in row.items() if value is not None}
+        self._file.write(json.dumps(known) + "\n")
         self._file.flush()
 
 
 def _lines(path: Path) -> Iterator[tuple[str, int]]:
-    """The readable lines, each with its step: a killed run leaves half a line, and a machine that went down may leave
-    anything."""
+    """The readable lines, each with its step.
+
+    A killed run leaves half a line, and a machine that went down may leave anything.
+    """
     for line in path.read_text(encoding="utf-8", errors="replace").split("\n")[:-1]:
         try:
             row = json.loads(line)
         except (ValueError, RecursionError):
             continue
+
         if isinstance(row, dict) and isinstance(row.get("step"), int):
             yield f"{line}\n", row["step"]
 
@@ -103,6 +111,7 @@ class TensorBoard(Recorder):
         if report.seconds:
             values["samples_per_second"] = report.samples / report.seconds
         values |= vars(report.memory)
+
         for name, value in values.items():
             if value is not None:
                 self._writer.add_scalar(f"train/{name}", value, report.step)
@@ -118,23 +127,31 @@ class TensorBoard(Recorder):
 
 
 class Bar(Recorder):
-    """A bar on stderr or in a notebook's cell: steps, loss, rate, the share of time spent waiting for data, and GiB of
-    tensors now, at most and reserved; on a CPU those of the process."""
+    """A progress bar on stderr or in a notebook's cell.
+
+    It shows steps, loss, rate, the share of time spent waiting for data, and GiB of tensors now, at
+    most and reserved; on a CPU those of the process.
+    """
 
     def __init__(self, total: int, *, first_step: int = 0) -> None:
         options = {"total": total, "initial": first_step, "desc": "training", "unit": "step"}
-        self._bar: Any = (
-            _CellBar(**options) if in_notebook() else tqdm(**options, dynamic_ncols=True)
-        )
-        self._waiting = self._elapsed = 0.0
+        self._bar: Any
+        if in_notebook():
+            self._bar = _CellBar(**options)
+        else:
+            self._bar = tqdm(**options, dynamic_ncols=True)
+        self._waiting_seconds = 0.0
+        self._seconds = 0.0
 
     def __call__(self, report: StepReport) -> None:
-        self._waiting += report.data_seconds
-        self._elapsed += report.data_seconds + report.seconds
+        self._waiting_seconds += report.data_seconds
+        self._seconds += report.data_seconds + report.seconds
+
         shown = {"loss": f"{report.loss:.4g}"}
-        if self._elapsed and self._waiting / self._elapsed > 0.01:
-            shown["waiting"] = f"{self._waiting / self._elapsed:.0%}"
+        if self._waiting_seconds > 0.01 * self._seconds:
+            shown["waiting"] = f"{self._waiting_seconds / self._seconds:.0%}"
         shown |= _sizes(report.memory)
+
         self._bar.set_postfix(shown, refresh=False)
         self._bar.update()
 
@@ -155,18 +172,22 @@ class Bar(Recorder):
 
 
 def _sizes(memory: StepMemory) -> dict[str, str]:
-    if memory.allocated_bytes is None:
-        return (
-            {}
-            if memory.resident_bytes is None
-            else {"resident": f"{memory.resident_bytes / GIB:.2f}G"}
-        )
-    sizes = memory.allocated_bytes, memory.peak_bytes, memory.reserved_bytes
-    return {"now/peak/reserved": "/".join(f"{(size or 0) / GIB:.1f}" for size in sizes) + "G"}
+    """What the bar shows of memory, in GiB."""
+    if memory.allocated_bytes is not None:
+        sizes = (memory.allocated_bytes, memory.peak_bytes, memory.reserved_bytes)
+        shown = "/".join(f"{(size or 0) / GIB:.1f}" for size in sizes)
+        return {"now/peak/reserved": f"{shown}G"}
+
+    if memory.resident_bytes is not None:
+        return {"resident": f"{memory.resident_bytes / GIB:.2f}G"}
+    return {}
 
 
 class _CellBar(tqdm):  # type: ignore[misc]
-    """tqdm's line as the output of a notebook's cell; tqdm's own notebook bar needs a package of widgets."""
+    """tqdm's line as the output of a notebook's cell.
+
+    tqdm's own notebook bar needs a package of widgets.
+    """
 
     def __init__(self, **options: Any) -> None:
         self._cell = Cell()

@@ -24,7 +24,7 @@ from autofit.setup.adapters import new_token_rows
 from autofit.training import random_state
 from autofit.training.build import build
 from autofit.training.inspect import Prover, try_loss
-from autofit.training.loop import SEARCH_AGAIN, Listener, Stepper
+from autofit.training.loop import SEARCH_AGAIN, Listener
 from autofit.training.packed_samples import note_of_mixed_samples
 from autofit.training.user_model import restored
 
@@ -62,7 +62,6 @@ class Prepared:
     Attributes:
         setup: the model, the optimizer, and the rest of what was built.
         prover: finds out what the loss averages over.
-        stepper: makes an optimizer step on a batch.
     """
 
     def __init__(
@@ -104,7 +103,6 @@ class Prepared:
                 try_loss(self.setup)
                 for note in _mixed_samples(workload, self):
                     listener(note)
-            self.stepper = Stepper(self.setup, listener, self.prover)
         except BaseException:
             self.close()
             raise

@@ -1,41 +1,30 @@
 """One training of the user's model with a known config: build, resume, run, evaluate, save, restore."""
 
-import dataclasses
 import functools
 import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-import torch
 from torch import nn
 
 from autofit.core.config_faults import config_faults_named
 from autofit.core.errors import (
     AutofitError,
     DivergedError,
-    InputError,
     OutOfMemoryError,
     describe_error,
     pluralize,
-    sentence,
 )
 from autofit.core.hardware import Hardware
-from autofit.core.layout import Layout, largest_divisor, part_of
-from autofit.core.workload import Hyperparameters, Rows, Workload
-from autofit.data.batch import few_samples
-from autofit.distributed.group import devices_of_group
-from autofit.hardware import segments
-from autofit.hardware.device import detect
-from autofit.hardware.out_of_memory import is_out_of_memory
+from autofit.core.layout import largest_divisor, part_of
+from autofit.core.workload import Hyperparameters, Workload
 from autofit.setup import Setup, requirements
-from autofit.setup.adapters import new_token_rows
 from autofit.training import checkpoint, json_state, random_state
 from autofit.training.agreed_interrupts import AgreedInterrupts
 from autofit.training.atomic_writes import clean_up
-from autofit.training.build import build
 from autofit.training.checkpoint_files import FOLDER
 from autofit.training.checkpoint_policy import (
     CheckpointPolicy,
@@ -44,13 +33,12 @@ from autofit.training.checkpoint_policy import (
 )
 from autofit.training.epochs import Epochs
 from autofit.training.evaluation import check_evaluation, evaluate
-from autofit.training.inspect import Prover, try_loss
+from autofit.training.inspect import Prover
 from autofit.training.local_batch import local_loader
-from autofit.training.loop import SEARCH_AGAIN, STOP, Callback, Listener, StepReport, Stop, train
+from autofit.training.loop import STOP, Callback, Listener, StepReport, Stop, train
 from autofit.training.metrics import Bar, MetricsFile, Recorder, TensorBoard
-from autofit.training.packed_samples import note_of_mixed_samples
+from autofit.training.prepared import Prepared, on_device
 from autofit.training.save_model import save_model
-from autofit.training.user_model import restored
 from autofit.training.workload import batches_of, length_of
 
 _SLOW_LOADER_SHARE = 0.1  # of the time
@@ -95,31 +83,34 @@ class Session:
         `epochs`: the passes that the steps make up. A run that is resumed with another batch size
         makes them in other steps.
         """
-        torch.manual_seed(self.hyperparameters.seed)
-        self.model.zero_grad()  # earlier gradients would be added to those of the first step
-        restoring = restored(self.model, dtypes=self.workload.keeps is not None)
-
-        with _shortage_named(), segments.as_in_probes(device, self.listener), restoring:
-            hardware = detect(device).of_several(*devices_of_group())
-            config = {**config, **self._batch_split(config, hardware)}
-            prover = Prover.of(self.workload, self.model, hardware)
-            workload = self._proven(prover, config, is_evaluated=eval_loader is not None)
-            setup = build(
-                workload, config, hardware, model=self.model, hyperparameters=self.hyperparameters
+        with on_device(self.workload, self.model, device, self.listener) as hardware:
+            prepared = Prepared(
+                self.workload,
+                self.model,
+                {**config, **self._batch_split(config, hardware)},
+                hardware,
+                self.hyperparameters,
+                self.listener,
+                is_evaluated=eval_loader is not None,
             )
-            for note in (*hardware.notes, *setup.warnings, *_untrained_rows(self.model)):
-                self.listener(note)
+            setup = prepared.setup
 
             try:
-                self._check(setup, eval_loader)
+                if self.policy.directory:
+                    checkpoint.check_savable(setup)
+                if eval_loader is not None:
+                    with random_state.preserved(setup.device):
+                        check_evaluation(setup, eval_loader)
+
                 with config_faults_named():
-                    answer = _Training(self, setup, loader, eval_loader, prover).run(steps, epochs)
+                    training = _Training(self, setup, loader, eval_loader, prepared.prover)
+                    answer = training.run(steps, epochs)
                 if self.taken:
                     self.taken(setup)
                 return answer
             finally:
                 if not self.taken:
-                    setup.close()
+                    prepared.close()
 
     def _batch_split(self, config: Mapping[str, Any], hardware: Hardware) -> dict[str, Any]:
         """The smaller micro-batch of a run that ran out of memory, perhaps on more or fewer devices."""
@@ -140,74 +131,6 @@ class Session:
         self.listener(f"memory ran out in this run before, so it goes on with {words}.")
         return split
 
-    def _proven(self, prover: Prover, config: Mapping[str, Any], *, is_evaluated: bool) -> Workload:
-        """The workload with what its loss averages over, where a batch is split or evaluated.
-
-        Raises InputError where a batch is to be split and cannot be.
-        """
-        whole = self.workload.effective_batch_size
-        on_several = Layout.of(config).dp_degree > 1
-        is_split = on_several or (config.get("micro_batch_size") or whole) < whole
-        if not is_split and not is_evaluated:
-            return self.workload
-
-        traits = prover.traits()
-        if is_split and not traits.splits:
-            remedy = f"Set micro_batch_size to {whole}, or leave the config to the search."
-            if on_several:
-                remedy = "Train on one device."
-            raise InputError(traits.notes[-1], remedy)
-
-        for note in traits.notes:
-            if note not in self.workload.notes:
-                self.listener(note)
-        return dataclasses.replace(self.workload, traits=traits)
-
-    def _check(self, setup: Setup, eval_loader: Any) -> None:
-        """Find out before the first step what would fail after it; draws no random number."""
-        if self.policy.directory:
-            checkpoint.check_savable(setup)
-
-        with random_state.preserved(setup.device):
-            try_loss(setup)
-            batch = few_samples(self.workload, 2)
-            # else a file's, packed for what is known to keep them apart
-            if not isinstance(batch, Rows):
-                mixed = note_of_mixed_samples(setup, batch)
-                if mixed:
-                    self.listener(mixed)
-
-            if eval_loader is not None:
-                check_evaluation(setup, eval_loader)
-
-
-def _untrained_rows(model: nn.Module) -> list[str]:
-    """A note on rows that were added to a token embedding which is frozen."""
-    rows = new_token_rows(model)
-    if not rows:
-        return []
-    return [
-        f"the token embedding has {pluralize(rows, 'row')} more than the model it was loaded from, "
-        "and is frozen: they stay as they were made. To train them, wrap the model with peft and "
-        "trainable_token_indices, beside lora_rank 0, or train all weights."
-    ]
-
-
-@contextmanager
-def _shortage_named() -> Iterator[None]:
-    """Name memory that runs out outside of steps, which recover by themselves.
-
-    It may run out where weights get to the device, in the first try of the loss, and in callbacks.
-    """
-    try:
-        yield
-    except (RuntimeError, MemoryError) as error:
-        if not is_out_of_memory(error):
-            raise
-        raise OutOfMemoryError(
-            f"memory ran out outside of a step: {sentence(error)}.", SEARCH_AGAIN
-        ) from error
-
 
 class _Training:
     """A session from its build to its last step."""
@@ -224,11 +147,9 @@ class _Training:
         self._directory = session.policy.directory
 
         self._loader = local_loader(loader, setup.ranks)
-
         self._eval_loader = None
         if eval_loader is not None:
             self._eval_loader = local_loader(eval_loader, setup.ranks)
-
         self._epochs = self._at_the_start()
         self._epoch_length = length_of(loader)
         self._is_counted = False  # the position in the data, because a checkpoint cannot hold it
@@ -531,7 +452,6 @@ class _Training:
     def _located(self, error: DivergedError) -> AutofitError:
         """The error with the batch that caused it, after saving the weights before it."""
         message = f"{error.message[:-1]} ({self._epochs.position})"
-
         if self._directory:
             self._save(self._directory, error.step - 1)
             message += f"; the state before it is kept in {self._directory}"
@@ -540,7 +460,6 @@ class _Training:
     def _note_skipped_steps(self) -> None:
         """Say how many steps changed no weight."""
         reasons = [report.skipped for report in self._history]
-
         overflows = reasons.count("overflow")
         unlabelled = reasons.count("no label")
         steps = pluralize(len(reasons), "step")
