@@ -58,7 +58,7 @@ class Ranks:
         return cls(layout, dist.get_rank(), mesh, _context_group(layout))
 
     @property
-    def sampler(self) -> int:
+    def dp_rank(self) -> int:
         """Which part of each effective batch is this rank's."""
         return self.rank // (self.layout.context * self.layout.tensor)
 

@@ -109,7 +109,7 @@ class Probe(ABC):
     def _warm_up(self, setup: Setup, start: float) -> Setup:
         workload = self.workload
         # A rank's own part, as a DataLoader reads it.
-        own_samples = workload.effective_batch_size // setup.ranks.layout.samplers
+        own_samples = workload.effective_batch_size // setup.ranks.layout.dp_degree
         self.batch = workload.batch(own_samples)
 
         # Two micro-batches: the second runs with gradients alive, so no later one needs more.

@@ -7,7 +7,7 @@ from autofit.core.config import Config, Value
 from autofit.core.errors import InputError
 from autofit.core.hardware import Hardware
 from autofit.core.knobs import Knob
-from autofit.core.layout import degrees, samplers
+from autofit.core.layout import degrees, dp_degree
 from autofit.core.workload import Workload
 from autofit.setup.state import Setup
 
@@ -147,7 +147,7 @@ class Degree(Technique):
         possible = self.choices(hardware)
 
         if hardware.world == 1:
-            samplers(config, hardware)
+            dp_degree(config, hardware)
             return None
 
         if given not in possible:

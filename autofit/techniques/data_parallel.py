@@ -42,7 +42,7 @@ class DataParallel(Technique):
 
         layout = Layout.of(config)
         traits = workload.traits
-        if layout.samplers > 1 and traits and not traits.splits:
+        if layout.dp_degree > 1 and traits and not traits.splits:
             return (
                 "this loss cannot be split, and each device would see a part of the batch; use one "
                 "device."
@@ -53,7 +53,7 @@ class DataParallel(Technique):
 
         if value == "none" and layout.context > 1:
             return "context_parallel adds up gradients as fsdp does; use fsdp."
-        if value == "none" and layout.samplers > 1:
+        if value == "none" and layout.dp_degree > 1:
             return f"without it {hardware.world} devices would all do the same; use ddp or fsdp."
 
         if value == "fsdp" and traits and traits.batch_norm and "mixed" in config.precision:
@@ -80,7 +80,7 @@ class DataParallel(Technique):
 
 def _refused_beside_replicas(config: Config, layout: Layout) -> str | None:
     """Why weights of this config cannot be held by every device."""
-    if layout.world > layout.samplers:
+    if layout.world > layout.dp_degree:
         return "ddp was not tried beside tensor_parallel or context_parallel; use fsdp."
     if config.optimizer_in_backward:
         return (

@@ -1,7 +1,7 @@
 """data_parallel_replicate: how many groups of devices hold all weights between them."""
 
 from autofit.core.knobs.data_parallel_replicate import KNOB
-from autofit.core.layout import kind_of, samplers
+from autofit.core.layout import dp_degree, kind_of
 from autofit.setup import Config, Hardware, InputError, Value, Workload
 from autofit.setup.technique import Degree
 
@@ -28,7 +28,7 @@ class DataParallelReplicate(Degree):
                 )
             return None
 
-        world = samplers(config, hardware)
+        world = dp_degree(config, hardware)
         if kind != "fsdp":
             if given not in (None, world):
                 raise InputError(

@@ -2,7 +2,7 @@
 complete."""
 
 from autofit.core.knobs.data_parallel_shard import KNOB
-from autofit.core.layout import kind_of, samplers
+from autofit.core.layout import dp_degree, kind_of
 from autofit.setup import Config, Hardware, InputError, Value, Workload
 from autofit.setup.technique import Degree
 
@@ -21,7 +21,7 @@ class DataParallelShard(Degree):
     def canonicalize(self, config: Config, workload: Workload, hardware: Hardware) -> Value:
         """Raises InputError where a given number contradicts the others."""
         kind = kind_of(config, hardware)
-        devices = samplers(config, hardware)
+        devices = dp_degree(config, hardware)
         replicas = config.data_parallel_replicate or 1
         left = None
         if hardware.world > 1:

@@ -2,7 +2,7 @@
 complete, never set."""
 
 from autofit.core.knobs.gradient_accumulation_steps import KNOB
-from autofit.core.layout import samplers
+from autofit.core.layout import dp_degree
 from autofit.setup import Config, Hardware, InputError, Stage, Technique, Value, Workload
 
 
@@ -19,7 +19,7 @@ class GradientAccumulationSteps(Technique):
     def canonicalize(self, config: Config, workload: Workload, hardware: Hardware) -> Value:
         """Raises InputError when the batch sizes do not divide, or contradict a given number."""
         effective = workload.effective_batch_size
-        ranks = samplers(config, hardware)
+        ranks = dp_degree(config, hardware)
         if effective % ranks:
             raise InputError(
                 f"an effective batch of {effective} cannot be divided among {ranks} devices.",

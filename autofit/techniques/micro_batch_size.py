@@ -7,7 +7,7 @@ from typing import Any
 from torch import nn
 
 from autofit.core.knobs.micro_batch_size import KNOB
-from autofit.core.layout import samplers
+from autofit.core.layout import dp_degree
 from autofit.core.measurement import BATCH_NORM
 from autofit.setup import Config, Hardware, RefusedError, Setup, Stage, Technique, Value, Workload
 
@@ -66,7 +66,7 @@ class MicroBatchSize(Technique):
 
 def share_of(config: Config, workload: Workload, hardware: Hardware) -> int:
     """The samples of an effective batch that one device sees."""
-    return max(1, workload.effective_batch_size // samplers(config, hardware))
+    return max(1, workload.effective_batch_size // dp_degree(config, hardware))
 
 
 def _refuse_one_value(module: nn.Module, args: tuple[Any, ...]) -> None:

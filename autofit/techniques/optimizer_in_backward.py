@@ -13,7 +13,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from autofit.core.knobs.optimizer_in_backward import KNOB
-from autofit.core.layout import samplers
+from autofit.core.layout import dp_degree
 from autofit.setup import (
     Config,
     Hardware,
@@ -43,7 +43,7 @@ class OptimizerInBackward(Technique):
             return None
 
         if config.gradient_accumulation_steps != 1:
-            whole = workload.effective_batch_size // samplers(config, hardware)
+            whole = workload.effective_batch_size // dp_degree(config, hardware)
             return (
                 "gradients that are applied at once cannot accumulate; set micro_batch_size to the "
                 f"whole {whole}."

@@ -141,6 +141,7 @@ class Stepper:
         self._recovery = Recovery(setup, lambda: prover.on_host().traits().splits)
         self._guard = CountGuard(setup, prover, listener)
         self._watch = MemoryWatch(setup.device, listener)
+
         self._step_seconds: list[float] = []  # of the steps since the config last changed
         self._seconds_before: float | None = None  # the median step before that
 
@@ -219,6 +220,7 @@ class Stepper:
                 # also the running statistics, which the forward has spoilt
                 self._recovery.roll_back()
                 raise DivergedError(loss, step + 1)
+
             return loss, update(setup)
         except Exception as error:
             if not is_out_of_memory(error):

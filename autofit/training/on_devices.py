@@ -111,6 +111,7 @@ def _smaller(job: _Job, knobs: Mapping[str, Any]) -> _Job:
     """The job from the last checkpoint, or from the start, with knobs that need less memory."""
     policy = job.session.policy
     is_resumed = policy.directory is not None and checkpoint.exists(policy.directory)
+
     session = dataclasses.replace(
         job.session, policy=dataclasses.replace(policy, resume=is_resumed)
     )
@@ -137,6 +138,7 @@ def _train(say: Said, job: _Job) -> Answer:
 def _give(path: Path, setup: Setup) -> None:
     """Leave what training changed for the process that started this one."""
     changed = gathered(dict(setup.trainable()) | dict(setup.model.named_buffers()), setup.ranks)
+
     if setup.ranks.is_first:
         _write(detached(changed.items()), path)
 
@@ -215,6 +217,7 @@ def _write(tensors: Tensors, path: Path) -> None:
 
 
 def _mapped(path: Path) -> Tensors:
+    """The tensors of such a file, in the memory that all processes share."""
     return torch.load(path, mmap=True, weights_only=True)  # type: ignore[no-any-return]
 
 
@@ -222,6 +225,7 @@ def _roomy_folder(tensors: Tensors) -> Path:
     """Where weights lie in memory twice at most, else where temporary files lie."""
     needed = sum(tensor.numel() * tensor.itemsize for tensor in tensors.values())
     free = atomic_writes.free_bytes(_SHARED) or 0
+
     if free > 3 * needed:
         return _SHARED
     return Path(tempfile.gettempdir())

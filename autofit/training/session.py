@@ -131,6 +131,7 @@ class Session:
             "micro_batch_size": micro,
             "gradient_accumulation_steps": part // micro,
         }
+
         words = describe_batch_split(split)
         self.listener(f"memory ran out in this run before, so it goes on with {words}.")
         return split
@@ -181,6 +182,7 @@ class _Training:
         (has_callbacks,) = self._ranks.largest(float(bool(session.callbacks)))
         self._has_callbacks = bool(has_callbacks)
         self._is_ended_by_callback = False
+
         self._interrupts: AgreedInterrupts | None = None
         if self._directory:
             self._interrupts = AgreedInterrupts(setup, self._note_interrupt)
@@ -199,6 +201,7 @@ class _Training:
         if self._policy.resume and self._has_checkpoint():
             first = self._resume()
             steps = self._last_step(first, steps, epochs)
+
         if first > steps:
             done = pluralize(first, "step")
             self._notify(
@@ -211,6 +214,7 @@ class _Training:
                 stack.callback(recorder.close)
             if self._interrupts:
                 stack.enter_context(self._interrupts)
+
             while torn := self._attempt(first, steps):
                 first = self._back_to_checkpoint(torn)
             if self._done and self._done not in self._evaluations:
@@ -227,6 +231,7 @@ class _Training:
         return self._history, list(self._evaluations.values())
 
     def _open_recorders(self, first: int, steps: int) -> None:
+        """Open what records steps and evaluations, on the first rank."""
         if not self._ranks.is_first:
             return
         if self._directory:
@@ -237,6 +242,7 @@ class _Training:
             self._evaluations = {evaluation.step: evaluation for evaluation in evaluations}
             if requirements.installed("tensorboard"):
                 self._recorders.append(TensorBoard(self._directory / "tensorboard"))
+
         if self._session.progress:
             progress = Bar if Bar.wanted() else ProgressLines
             self._recorders.append(progress(steps, first_step=first))
@@ -262,6 +268,7 @@ class _Training:
         except OutOfMemoryError as error:
             if not error.torn:
                 raise
+
             self._policy.save_batch_split(self._setup.config)
             if self._ranks.are_several:  # the others cannot go back by themselves
                 error.knobs = batch_split_of(self._setup.config)
@@ -362,6 +369,7 @@ class _Training:
         is_due = self._done % self._policy.checkpoint_every == 0
         if is_interrupted or is_due or is_last:
             self._save(self._directory, self._done)
+
         if is_interrupted:
             done = pluralize(self._done, "step")
             self._notify(f"stopped: the state after {done} is kept in {self._directory}.")
@@ -398,10 +406,12 @@ class _Training:
         self._notify(f"the model has the weights after {steps}, which evaluated best.")
 
     def _note_interrupt(self, number: int) -> None:
+        """Say that a signal came."""
         name = signal.Signals(number).name
         self._notify(f"{name}: stopping after this step, with a checkpoint; again: at once.")
 
     def _save(self, directory: Path, next_step: int) -> None:
+        """Write a checkpoint, with the position in the data."""
         self._saved = next_step
         try:
             state = json_state.encoded(self._epochs.state())
@@ -419,6 +429,7 @@ class _Training:
         )
 
     def _has_checkpoint(self) -> bool:
+        """Whether there is a checkpoint to go back to."""
         return self._directory is not None and checkpoint.exists(self._directory)
 
     def _resume(self) -> int:
@@ -444,6 +455,7 @@ class _Training:
         """The number of steps in all of a resumed run that is to make so many epochs."""
         if epochs is None:
             return steps
+
         total = first + self._epochs.batches_left(steps // epochs, epochs)
         if total != steps:
             passes = pluralize(epochs, "epoch")
@@ -497,6 +509,7 @@ class _Training:
                 f"the loss scaler of fp16-mixed skipped {overflows} of {steps}, whose gradients "
                 "overflowed: the schedule was held back for them."
             )
+
         if unlabelled > 1:  # the first one was told of
             self._notify(
                 f"the batches of {unlabelled} of {steps} had no label that counts: "
