@@ -446,7 +446,7 @@ class MeasuredSearch:
         try:
             return narrowing.part_of(
                 context.space,
-                splits_batches="micro_batch_size" in self.options.set,
+                settings=self.options.set,
                 fast=self.options.fast,
                 notify=self.notify,
             )

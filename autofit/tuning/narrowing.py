@@ -66,12 +66,14 @@ class Narrowing:
     predict: Predict
     seed: int
 
-    def part_of(self, space: Space, *, splits_batches: bool, fast: bool, notify: Notify) -> Space:
+    def part_of(
+        self, space: Space, *, settings: Mapping[str, object], fast: bool, notify: Notify
+    ) -> Space:
         """The part of a space that a search looks at.
 
         Args:
-            splits_batches: whether the user said how to split batches, so that it is not decided
-                here for a model with BatchNorm.
+            settings: knobs that the user set. How batches are split is not decided here if the
+                user did.
             fast: whether usual values suffice.
             notify: hears of what is left out.
         """
@@ -79,7 +81,7 @@ class Narrowing:
         if note:
             notify(note)
 
-        if not splits_batches:
+        if "micro_batch_size" not in settings:
             whole = without_micro_batches(space, self.workload)
             if fast and whole:
                 found = self.quick(whole)

@@ -148,7 +148,7 @@ class PredictedSearch:
         narrowed_notes: list[str] = []
         space = narrowing.part_of(
             space_for(options, self.workload, hardware),
-            splits_batches="micro_batch_size" in options.set,
+            settings=options.set,
             fast=False,
             notify=narrowed_notes.append,
         )

@@ -154,8 +154,7 @@ class _Search:
         offloads = self._also(
             activation_offload=("cpu",), optimizer_offload=("cpu",), parameter_offload=("cpu",)
         )
-        precisions = self._also(precision=("bf16",))["precision"]
-        numbers: Levers = {"precision": precisions[-1:]}
+        numbers = {name: values[-1:] for name, values in self._also(precision=("bf16",)).items()}
         fewer_bits = {**time, **numbers, **self._also(optimizer=("adamw-8bit",))}
         levers = [
             ("time", time),
