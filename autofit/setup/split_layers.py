@@ -140,9 +140,9 @@ def check_alike(setup: Setup, norms: dict[nn.Parameter, torch.Tensor]) -> None:
 
     assert setup.ranks.mesh is not None, "one device splits nothing"
     group = setup.ranks.mesh["tensor"].get_group()
+
     names = []
     own = []
-
     for name, weight in setup.trainable():
         if isinstance(weight.data, DTensor):
             dimensions = weight.data.device_mesh.mesh_dim_names
