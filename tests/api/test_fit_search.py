@@ -98,7 +98,9 @@ def test_search_then_train_then_resume(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 @pytest.mark.usefixtures("shared_zygote")
-def test_nothing_fits(tmp_path: Path) -> None:
+def test_nothing_fits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # which takes seconds to find out
+    monkeypatch.setattr("autofit.tuning.annotations.Annotator.remedies", lambda *_: ())
     how = {"config": None, "mem": 1e-5, "trials": 1, "set": NARROW | {"micro_batch_size": 8}}
     with pytest.raises(
         NothingFitsError, match=r"no config that was tried fits 0\.00 GiB: the nearest needs"
