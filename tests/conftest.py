@@ -88,7 +88,7 @@ def brief_probes() -> Iterator[None]:
     from autofit.tuning import measured
 
     with pytest.MonkeyPatch.context() as patch:
-        for name in ("EXPLORE_PLAN", "VERIFY_PLAN"):
+        for name in ("EXPLORE_PLAN", "VERIFY_PLAN", "FAST_EXPLORE_PLAN", "FAST_PLAN"):
             patch.setattr(
                 measured, name, dataclasses.replace(getattr(measured, name), max_seconds=0.05)
             )
@@ -103,10 +103,17 @@ def executor(
     tmp_path_factory: pytest.TempPathFactory, new_cache: Callable[[], Path]
 ) -> Iterator[Any]:
     """A LocalExecutor that all tests share: its zygote takes seconds to start."""
+    from autofit.core.zygote_process import TRANSFORMERS, ZygoteProcess
     from autofit.probe import LocalExecutor
 
+    # What functions of tests need beside autofit: each child would import it for a second.
+    names = (*TRANSFORMERS, "pytest", "tests.api.fitting")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(new_cache()))
+        patch.setattr(
+            "autofit.probe.executors.local.ZygoteProcess",
+            functools.partial(ZygoteProcess, names=names),
+        )
         shared = LocalExecutor(tmp_path_factory.mktemp("probes"), timeout=120)
     with shared:
         yield shared
