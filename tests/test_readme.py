@@ -1,6 +1,7 @@
 """Every command and every snippet of README.md and docs/ runs, on a model that is small enough for it."""
 
 import contextlib
+import functools
 import importlib
 import importlib.util
 import json
@@ -53,6 +54,7 @@ class Block(NamedTuple):
         return f"{self.page.name}:{self.line}"
 
 
+@functools.cache
 def blocks(*languages: str) -> list[Block]:
     found = []
     for page in PAGES:
@@ -232,14 +234,13 @@ def test_commands_run(block: Block, reader: Path, monkeypatch: pytest.MonkeyPatc
 def inline() -> list[tuple[str, list[str]]]:
     """The commands within sentences, by page, but for those that a block runs with further options."""
     found = {}
+    in_blocks = [set(command) for block in blocks("sh") for command in commands(block)]
     for page in PAGES:
         text = _COMMENT.sub("", _FENCE.sub("", page.read_text(encoding="utf-8")))
         for quoted in re.findall(r"`([^`]+)`", text):
             # variables before a command
             words = [word for word in quoted.split() if "=" not in word.split("-")[0]]
-            shown = any(
-                set(words) <= set(command) for block in blocks("sh") for command in commands(block)
-            )
+            shown = any(set(words) <= command for command in in_blocks)
             if words[:2] == ["python", "-m"] or (
                 words[:1] == ["autofit"] and words[1:] and not shown
             ):
@@ -247,7 +248,10 @@ def inline() -> list[tuple[str, list[str]]]:
     return sorted(found.items())
 
 
-@pytest.mark.parametrize(("name", "words"), inline(), ids=[name for name, _ in inline()])
+INLINE = inline()
+
+
+@pytest.mark.parametrize(("name", "words"), INLINE, ids=[name for name, _ in INLINE])
 def test_commands_within_sentences_are_understood(
     name: str, words: list[str], reader: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
