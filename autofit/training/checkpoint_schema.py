@@ -171,13 +171,14 @@ def check_optimizer(
 
     `parts`: what several ranks wrote, on meta. Raises DamagedError.
     """
+    has_state = "optimizer" in contents  # of one device, or of this rank's parts
     is_divided_anew = contents.get("ranks", 1) == 1 and setup.ranks.are_several
     try:
-        if "optimizer" in contents and not is_divided_anew:
+        if has_state and not is_divided_anew:
             if contents.get("names") not in (None, sharded_state.names_of(setup)):
                 raise StateError("its weights have another order")
             contents["optimizer"] = schema.fitted(contents["optimizer"])
-        elif "optimizer" in contents:
+        elif has_state:
             _check_entries(setup, sharded_state.entries_by_name(contents), schema, on_meta=False)
         elif parts is not None:
             numbers = contents.get("optimizer_numbers") or {}

@@ -160,8 +160,9 @@ def restore(setup: Setup, saved: Tensors, state: dict[str, Any], folder: Path) -
             no_dist=not setup.ranks.are_several,
         )
 
-    if "optimizer" in state:
-        setup.optimizer.load_state_dict(state["optimizer"])
+    own = state.get("optimizer")  # of an optimizer whose state does not divide
+    if own is not None:
+        setup.optimizer.load_state_dict(own)
     else:
         numbers = state.get("optimizer_numbers") or {}
         _restore_optimizer(setup, entries_described(held, numbers))
