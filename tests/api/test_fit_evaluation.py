@@ -91,7 +91,7 @@ def test_the_model_ends_with_its_best_weights(tmp_path: Path, saved: bool, by: A
     )
     assert_same(weights(trained.model), seen[1])
     assert len(trained.history) == 4
-    assert not torch.equal(seen[1]["head.weight"], seen[3]["head.weight"])
+    assert not torch.equal(seen[1]["out.weight"], seen[3]["out.weight"])
 
 
 def test_a_callback_sees_what_was_evaluated_before() -> None:

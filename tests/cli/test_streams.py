@@ -97,7 +97,7 @@ def test_stdout_that_takes_nothing_is_told(tmp_path: Path, redirected: str, reas
     told = (
         "told while it runs"  # and what says that, or is an error that could not be printed as JSON
     )
-    assert all(line.startswith(("autofit: ", told, "step 1: ")) for line in lines), lines
+    assert all(line.startswith(("autofit: ", told, "step 1 of ")) for line in lines), lines
 
 
 @pytest.mark.parametrize("redirected", ["2>/dev/full", "2>&-", "2> >(exec <&-)"])

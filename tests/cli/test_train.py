@@ -20,7 +20,7 @@ def test_the_result_of_a_search_is_trained(run: Run) -> None:
     assert trained.code == 0
     first, last = map(float, trained.out.strip().removeprefix("40 steps, loss ").split(" -> "))
     assert last < 0.75 * first
-    assert "step 40: loss" in trained.err
+    assert "step 40 of 40: loss" in trained.err
     further = (
         "--weights",
         "out/model",
