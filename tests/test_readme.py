@@ -296,14 +296,18 @@ def prelude(folder: Path) -> dict[str, Any]:
         "autofit": autofit,
         "MyModel": MyModel,
         "my_loss": my_loss,
+        "config": {"optimizer": "adamw"},
         "dataset": samples,
         "weights": str(folder / "llama-3.1-8b"),
         "data": [{"input_ids": torch.arange(16), "labels": torch.arange(16)}] * 8,
         "model": AutoModelForCausalLM.from_pretrained(folder / "llama-3.1-8b"),
-        "loader": DataLoader(
-            [{"input_ids": torch.arange(16), "labels": torch.arange(16)}] * 8, batch_size=4
-        ),
+        **dict.fromkeys(("loader", "held_out"), token_loader()),
     }
+
+
+def token_loader() -> DataLoader:
+    sample = {"input_ids": torch.arange(16), "labels": torch.arange(16)}
+    return DataLoader([sample] * 8, batch_size=4)
 
 
 @pytest.mark.parametrize(
@@ -318,11 +322,12 @@ def test_snippets_run_one_after_the_other(
     # as what a reader writes; to import this file takes a probe a second
     cloudpickle.register_pickle_by_value(here)
     request.addfinalizer(lambda: cloudpickle.unregister_pickle_by_value(here))
-    names = prelude(reader)
-    for block in blocks("python"):
-        if block.page == page:
-            exec(compile(block.text, str(block), "exec"), names)
-    assert names["autofit"].__version__
+    for _ in range(2 if page.name == "README.md" else 1):  # searches are cached, training resumes
+        names = prelude(reader)
+        for block in blocks("python"):
+            if block.page == page:
+                exec(compile(block.text, str(block), "exec"), names)
+        assert names["autofit"].__version__
 
 
 # Samples

@@ -396,6 +396,15 @@ ResumeTraining = Annotated[
     bool,
     _option(_RUN, "Resume from the checkpoint in --output.", None, "--resume"),
 ]
+AutoResume = Annotated[
+    bool,
+    _option(
+        _RUN,
+        "Resume where --output holds a checkpoint, else begin: for a job that may start again.",
+        None,
+        "--auto-resume",
+    ),
+]
 CheckpointEvery = Annotated[
     int,
     _option(_RUN, "Steps between two checkpoints.", "N"),
@@ -446,6 +455,7 @@ Version = Annotated[bool, typer.Option("--version", help="Print the version.")]
 _result = typer.Argument(metavar="RESULT.yaml", help="Of a search, in its run directory.")
 Result = Annotated[Path, _result]
 ResultOrNone = Annotated[Path | None, _result]
+Run = Annotated[Path, typer.Argument(metavar="RUN_DIR", help="Of a search that has ended.")]
 Runs = Annotated[
     list[Path], typer.Argument(metavar="RUN_DIR", help="A run directory; two are compared.")
 ]

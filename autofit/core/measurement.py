@@ -59,7 +59,7 @@ class PeakBytes:
 
 
 @dataclass(frozen=True)
-class Shortage:
+class OomSnapshot:
     """What memory held when it ran out.
 
     Attributes:
@@ -116,7 +116,7 @@ class Measurement:
     # The predicted part of the step time, where only the first of several ranks was measured.
     communication_seconds: float | None = None
     warnings: tuple[str, ...] = ()
-    shortage: Shortage | None = None  # of one that ran out of memory while it was watched
+    shortage: OomSnapshot | None = None  # of one that ran out of memory while it was watched
 
     @property
     def fits(self) -> bool:

@@ -1,7 +1,7 @@
-"""What a model and a loss keep from one call to the next: counters, running numbers, lists that they log to.
+"""What a model and a loss keep from one call to the next: counters, running numbers, lists.
 
-A loss that is annealed by the number of its calls is another one in micro-batches, which are more calls. Calls that
-only try a loss out leave nothing behind in its user's counters and lists.
+A loss that is annealed by the number of its calls changes in micro-batches, which are more calls.
+Calls that only try a loss out leave nothing behind in the user's counters and lists.
 """
 
 import functools
@@ -30,21 +30,35 @@ class CallState:
     """The numbers and lists that a loss, and a model, hold now."""
 
     def __init__(self, loss: Any, model: nn.Module | None = None) -> None:
-        holders = list(_holders(loss))
+        scopes = list(_scopes(loss))
+        buffers: list[_Slot] = []
         if model is not None:
-            holders += _of_modules(model)
-        slots = [_of_key(holder, key) for holder in holders for key in list(holder)]
+            scopes += map(vars, model.modules())
+            buffers = _of_buffers(model)
+
+        slots = []
+        for scope in scopes:
+            slots += [_of_key(scope, key) for key in scope]
         slots += _of_cells(loss)
-        if model is not None:
-            slots += _of_buffers(model)
-        self._numbers = [(slot, slot.read()) for slot in slots if _is_number(slot.read())]
-        lists = {id(value): value for slot in slots if type(value := slot.read()) is list}
-        self._lists = [(value, len(value)) for value in lists.values()]
+        slots += buffers
+
+        self._numbers = []
+        lists = {}
+        for slot in slots:
+            value = slot.read()
+            if _is_number(value):
+                self._numbers.append((slot, value))
+            elif type(value) is list:
+                lists[id(value)] = value
+        self._lists = [(items, len(items)) for items in lists.values()]
 
     @classmethod
     @contextmanager
     def preserved(cls, loss: Any, *, lists: bool = True) -> Iterator[Self]:
-        """Undo what calls inside do to the numbers of a loss and, with `lists`, to the length of its lists."""
+        """Undo what calls inside do to the numbers of a loss.
+
+        With `lists`, also what they do to the length of its lists.
+        """
         state = cls(loss)
         if not lists:
             state._lists.clear()
@@ -54,7 +68,7 @@ class CallState:
             state.restore()
 
     def moved(self) -> list[str]:
-        """The names of the numbers that are other ones by now."""
+        """The names of the numbers that have changed."""
         return [slot.name for slot, number in self._numbers if slot.read() != number]
 
     def advance(self) -> None:
@@ -77,36 +91,37 @@ def _is_number(value: Any) -> bool:
     return type(value) in (int, float) and math.isfinite(value)
 
 
-def _of_key(holder: dict[str, Any], key: str) -> _Slot:
-    return _Slot(
-        str(key), functools.partial(holder.get, key), functools.partial(holder.__setitem__, key)
-    )
-
-
-def _of_modules(model: nn.Module) -> list[dict[str, Any]]:
-    return [vars(module) for module in model.modules()]
+def _of_key(scope: dict[str, Any], key: str) -> _Slot:
+    read = functools.partial(scope.get, key)
+    write = functools.partial(scope.__setitem__, key)
+    return _Slot(str(key), read, write)
 
 
 def _of_buffers(model: nn.Module) -> list[_Slot]:
-    named = [(name, buffer) for name, buffer in model.named_buffers() if buffer.numel() == 1]
-    return [
-        _Slot(name, buffer.item, buffer.fill_) for name, buffer in named if not buffer.is_complex()
-    ]
+    slots = []
+    for name, buffer in model.named_buffers():
+        if buffer.numel() == 1 and not buffer.is_complex():
+            slots.append(_Slot(name, buffer.item, buffer.fill_))
+    return slots
 
 
-def _plain(loss: Any) -> Any:
+def _without_partial(loss: Any) -> Any:
     while isinstance(loss, functools.partial):
         loss = loss.func
     return loss
 
 
 def _function(loss: Any) -> FunctionType | None:
-    loss = _plain(loss)
+    """The function in Python that computes a loss; None where there is none."""
+    loss = _without_partial(loss)
     if isinstance(loss, MethodType):
         loss = loss.__func__
     elif not isinstance(loss, FunctionType):
         loss = vars(type(loss)).get("forward" if isinstance(loss, nn.Module) else "__call__")
-    return loss if isinstance(loss, FunctionType) else None
+
+    if isinstance(loss, FunctionType):
+        return loss
+    return None
 
 
 def _of_cells(loss: Any) -> list[_Slot]:
@@ -114,10 +129,12 @@ def _of_cells(loss: Any) -> list[_Slot]:
     function = _function(loss)
     if function is None:
         return []
+
     slots = []
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        read = functools.partial(_content, cell)
         write = functools.partial(setattr, cell, "cell_contents")
-        slots.append(_Slot(name, functools.partial(_content, cell), write))
+        slots.append(_Slot(name, read, write))
     return slots
 
 
@@ -129,26 +146,27 @@ def _content(cell: Any) -> Any:
         return None
 
 
-def _holders(loss: Any) -> Iterator[dict[str, Any]]:
+def _scopes(loss: Any) -> Iterator[dict[str, Any]]:
     """The attributes of a loss, the global names that it uses, and what these hold."""
+    plain = _without_partial(loss)
+    found: list[Any] = [getattr(plain, "__self__", plain)]
     function = _function(loss)
-    found: list[Any] = [getattr(_plain(loss), "__self__", _plain(loss))]
     if function is not None:
-        names = _names(function.__code__)
-        used = {name: function.__globals__[name] for name in names if name in function.__globals__}
-        yield _Globals(function.__globals__, used)
-        found += [
-            *used.values(),
-            *(slot.read() for slot in _of_cells(loss)),
-            *(function.__defaults__ or ()),
-        ]
+        module = function.__globals__
+        used = {name: module[name] for name in names_of(function.__code__) if name in module}
+        yield _Globals(module, used)
+        found += used.values()
+        found += [slot.read() for slot in _of_cells(loss)]
+        found += function.__defaults__ or ()
+
     seen: set[int] = set()
     for value in found:
         if id(value) in seen or isinstance(value, type | ModuleType | FunctionType):
             continue
         seen.add(id(value))
+
         if isinstance(value, nn.Module):
-            yield from _of_modules(value)
+            yield from map(vars, value.modules())
         elif type(value) is dict:
             yield value
         elif isinstance(getattr(value, "__dict__", None), dict):
@@ -169,10 +187,10 @@ class _Globals(dict[str, Any]):
         self._module[name] = value
 
 
-def _names(code: CodeType) -> set[str]:
+def names_of(code: CodeType) -> set[str]:
     """The names that code uses, also that of functions inside it."""
     names = set(code.co_names)
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
-            names |= _names(constant)
+            names |= names_of(constant)
     return names

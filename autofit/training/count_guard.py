@@ -1,7 +1,8 @@
-"""A check of every batch for what earlier ones did not tell: which of several counts a loss averages over.
+"""A check of every batch for what earlier ones did not tell: which count a loss averages over.
 
-Samples with all their labels do not tell a mean over samples from one over labels. Training may begin all the same,
-since both give the same. The first batch in which they differ is tried before it is trained.
+Samples with all their labels do not tell a mean over samples from one over labels. Training may
+begin all the same, since both give the same. The first batch in which they differ is tried before
+it is trained.
 """
 
 import dataclasses
@@ -13,7 +14,7 @@ from autofit.data.batch import split
 from autofit.data.counts import counted
 from autofit.setup import Setup
 from autofit.training.inspect import Prover
-from autofit.training.own_part import OwnPart
+from autofit.training.local_batch import LocalBatch
 
 _SAME = 1e-9  # relative difference of weights that rounding makes
 
@@ -26,9 +27,11 @@ class CountGuard:
         self._prover = prover
         self._notify = notify
 
-    def check(self, part: OwnPart) -> None:
-        """Prove the count again where this rank's part of a batch tells more than what was seen before; raises
-        InputError where its loss cannot be split after all."""
+    def check(self, part: LocalBatch) -> None:
+        """Prove the count again where this rank's part of a batch tells more than earlier ones.
+
+        Raises InputError where its loss cannot be split after all.
+        """
         setup = self._setup
         traits = setup.workload.traits
         if traits is None or traits.count is None or not traits.rivals or not part.counts:
@@ -38,47 +41,50 @@ class CountGuard:
 
         proof = self._prover.proof(part.batch)
         if proof.count is None:
-            message = f"the loss of this batch cannot be split: {proof.reason}"
             raise InputError(
-                f"{message}.",
+                f"the loss of this batch cannot be split: {proof.reason}.",
                 "Say with count= what it is a mean over, or train without micro-batches.",
             )
-        rivals = tuple(rival for rival in proof.rivals if rival in traits.rivals)
+
         chosen = traits.count
         if chosen != proof.count and chosen not in proof.rivals:
-            if setup.ranks.are_several:  # the others weigh their slices by the count before
-                message = (
-                    f"the loss is a mean over {proof.count}, which only a batch in training shows"
-                )
-                raise InputError(f"{message}.", "Give that as count=, a function of a batch.")
-            self._notify(
-                f"the loss is a mean over {proof.count}: this batch is the first that shows it."
-            )
             chosen = proof.count
+            found = f"the loss is a mean over {chosen}"
+            if setup.ranks.are_several:  # the others weigh their slices by the count before
+                raise InputError(
+                    f"{found}, which only a batch in training shows.",
+                    "Give that as count=, a function of a batch.",
+                )
+            self._notify(f"{found}: this batch is the first that shows it.")
+
+        rivals = tuple(rival for rival in proof.rivals if rival in traits.rivals)
         traits = dataclasses.replace(traits, count=chosen, rivals=rivals)
         setup.workload = dataclasses.replace(setup.workload, traits=traits)
 
-    def _differing(self, chosen: Count, rivals: tuple[Count, ...], part: OwnPart) -> bool:
+    def _differing(self, chosen: Count, rivals: tuple[Count, ...], part: LocalBatch) -> bool:
         """Whether a rival would weigh the slices of a batch otherwise."""
-        workload = self._setup.workload
+        cut = self._setup.workload.split
         slices: list[object] = []
         for rival in rivals:
             if _leaves_nothing_out(rival, part.batch) and chosen.kind == "samples":
                 continue
-            slices = slices or list(split(part.batch, self._setup.micro_batch_size, workload.split))
-            ours = [counted(chosen, each, workload.split) for each in slices]
-            theirs = [counted(rival, each, workload.split) for each in slices]
+
+            slices = slices or list(split(part.batch, self._setup.micro_batch_size, cut))
+            ours = [counted(chosen, micro_batch, cut) for micro_batch in slices]
+            theirs = [counted(rival, micro_batch, cut) for micro_batch in slices]
             if not _are_proportional(ours, theirs):
                 return True
         return False
 
 
 def _leaves_nothing_out(count: Count, batch: object) -> bool:
-    """Whether a count of entries that differ from a value counts all of them, as that of samples does."""
+    """Whether a count of entries that differ from a value counts all entries, as samples do."""
     if count.kind != "unequal" or count.mask is not None:
         return False
-    everything = dataclasses.replace(count, kind="elements", columns="all")
-    return counted(dataclasses.replace(count, columns="all"), batch) == counted(everything, batch)
+
+    counts = dataclasses.replace(count, columns="all")
+    everything = dataclasses.replace(counts, kind="elements")
+    return counted(counts, batch) == counted(everything, batch)
 
 
 def _are_proportional(ours: list[float], theirs: list[float]) -> bool:
@@ -86,7 +92,6 @@ def _are_proportional(ours: list[float], theirs: list[float]) -> bool:
     their_total = sum(theirs)
     if not our_total or not their_total:
         return our_total == their_total
-    return all(
-        abs(our / our_total - their / their_total) <= _SAME
-        for our, their in zip(ours, theirs, strict=True)
-    )
+
+    pairs = zip(ours, theirs, strict=True)
+    return all(abs(our / our_total - their / their_total) <= _SAME for our, their in pairs)

@@ -24,65 +24,79 @@ def default_loss(model: nn.Module, batch: Any) -> Any:
     except (TypeError, AttributeError, ValueError) as error:
         _check_columns(model, kwargs, error)
         raise
-    loss = (
-        output["loss"]
-        if isinstance(output, dict) and "loss" in output
-        else getattr(output, "loss", output)
-    )
+
+    loss = getattr(output, "loss", output)
+    if isinstance(output, dict) and "loss" in output:
+        loss = output["loss"]
     if isinstance(loss, torch.Tensor) and (loss.numel() == 1 or loss is not output):
         return loss
+
     name = type(model).__name__
-    remedy = _remedy(batch)
-    losses = (
-        {key: output[key] for key in output if "loss" in str(key)}
-        if isinstance(output, Mapping)
-        else output
-    )
+    losses = output
+    if isinstance(output, Mapping):
+        losses = {key: output[key] for key in output if "loss" in str(key)}
     if is_several(losses):
         raise multiple_losses_error(f"{name} returned {_described(losses)} losses")
+
+    remedy = _remedy(batch)
     if loss is None and output is not None:
-        raise InputError(
-            f"{name} computed no loss of the batch.", f"Put labels in the batch, or p{remedy[1:]}"
-        )
-    first = output[0] if isinstance(output, tuple | list) and output else None
-    # transformers without return_dict, and others
-    if isinstance(first, torch.Tensor) and first.numel() == 1:
-        remedy = f"Pass loss=lambda model, batch: model({'**' if kwargs else '*'}batch)[0], if that is one."
-    raise InputError(
-        f"{name} returned {_described(output)}, which is no loss, and none is given.", remedy
-    )
+        message = f"{name} computed no loss of the batch."
+        raise InputError(message, f"Put labels in the batch, or p{remedy[1:]}")
+
+    if isinstance(output, tuple | list) and output:
+        first = output[0]
+        # transformers without return_dict, and others
+        if isinstance(first, torch.Tensor) and first.numel() == 1:
+            stars = "**" if kwargs else "*"
+            remedy = f"Pass loss=lambda model, batch: model({stars}batch)[0], if that is one."
+
+    message = f"{name} returned {_described(output)}, which is no loss, and none is given."
+    raise InputError(message, remedy)
 
 
 def _check_columns(model: nn.Module, columns: Mapping[str, Any], error: Exception) -> None:
-    """Raise an InputError where an error of the model's code comes from a column that it does not take, or, in a model
-    of transformers, from one that holds lists."""
+    """Raise an InputError where an error of the model's code comes from a column of the batch.
+
+    It may be a column that the model does not take or, in a model of transformers, one that holds
+    lists.
+    """
     text = message_of(error)
     found = _NOT_TAKEN.search(text)
-    name = found[1] if found else None
-    signature = _signature(model)
-    if name in columns and (signature is None or name not in signature.parameters):
-        raise _untaken(model, [str(name)]) from error
+    if found and found[1] in columns:
+        signature = _signature(model)
+        if signature is None or found[1] not in signature.parameters:
+            raise _untaken(model, [found[1]]) from error
 
     lists = [name for name, value in columns.items() if isinstance(value, list | tuple)]
     is_of_transformers = hasattr(getattr(model, "config", None), "model_type")
     if not lists or not is_of_transformers or not _LISTS.search(text):
         return
+
     first = columns[lists[0]]
-    holds = "texts" if first and isinstance(first[0], str) else "lists"
-    if first and isinstance(first[0], torch.Tensor):
-        holds = f"a list of {pluralize(len(first), 'tensor')}, as DataLoader's own collate_fn makes it of lists"
-    message = f"{type(model).__name__} does not take the batches: {' and '.join(lists)} should be tensors, not {holds}."
+    holds = "lists"
+    if first and isinstance(first[0], str):
+        holds = "texts"
+    elif first and isinstance(first[0], torch.Tensor):
+        count = pluralize(len(first), "tensor")
+        holds = f"a list of {count}, as DataLoader's own collate_fn makes it of lists"
+
+    name = type(model).__name__
+    names = " and ".join(lists)
+    message = f"{name} does not take the batches: {names} should be tensors, not {holds}."
     remedy = 'Give tensors: dataset.set_format("torch"), or a collate_fn that pads and stacks them.'
     raise InputError(message, remedy) from error
 
 
 def _untaken(model: nn.Module, columns: list[str]) -> InputError:
     """The error for columns of a batch that a model's forward does not take."""
+    forward = f"{type(model).__name__}.forward"
     names = " and ".join(columns)
-    message = f"{type(model).__name__}.forward does not take {names} of the batches, and no loss is given."
     listed = ", ".join(f'"{name}"' for name in columns)
-    remedy = f"Leave {names} out (dataset.remove_columns([{listed}]), or in collate_fn), or pass a loss of your own."
-    return InputError(message, remedy)
+    return InputError(
+        f"{forward} does not take {names} of the batches, and no loss is given.",
+        f"Leave {names} out (dataset.remove_columns([{listed}]), or in collate_fn), or pass a loss"
+        " of your own.",
+    )
 
 
 def _signature(model: nn.Module) -> inspect.Signature | None:
@@ -95,34 +109,39 @@ def _signature(model: nn.Module) -> inspect.Signature | None:
 
 def is_several(losses: Any) -> bool:
     """Whether they are losses of several optimizers, or of several parts of one."""
-    values = list(losses.values()) if isinstance(losses, Mapping) else losses
-    trained = torch.is_grad_enabled()  # a metric beside a loss is not
-    numbers = isinstance(values, tuple | list) and all(
-        isinstance(each, torch.Tensor) for each in values
-    )
-    return (
-        numbers
-        and len(values) > 1
-        and all(v.numel() == 1 and (v.requires_grad or not trained) for v in values)
-    )
+    values = losses
+    if isinstance(losses, Mapping):
+        values = list(losses.values())
+    if not isinstance(values, tuple | list) or len(values) < 2:
+        return False
+
+    for value in values:
+        if not isinstance(value, torch.Tensor) or value.numel() != 1:
+            return False
+        if torch.is_grad_enabled() and not value.requires_grad:  # a metric beside a loss
+            return False
+    return True
 
 
 def check_call(model: nn.Module, batch: Any) -> None:
     """Check by its signature that a model takes the batch, as it must where no loss is given."""
     if model._forward_pre_hooks:  # they may change what the forward gets
         return
+
     signature = _signature(model)
     args, kwargs = _arguments(batch)
-    if signature and not _binds(signature, *args, **kwargs):
-        untaken = [name for name in kwargs if name not in signature.parameters]
-        taken = {name: value for name, value in kwargs.items() if name not in untaken}
-        if untaken and taken and _binds(signature, **taken):
-            raise _untaken(model, untaken)
-        forward = f"{type(model).__name__}.forward({', '.join(signature.parameters)})"
-        message = (
-            f"a batch is {_described(batch)}, which {forward} does not take, and no loss is given."
-        )
-        raise InputError(message, _remedy(batch))
+    if signature is None or _binds(signature, *args, **kwargs):
+        return
+
+    untaken = [name for name in kwargs if name not in signature.parameters]
+    taken = {name: value for name, value in kwargs.items() if name not in untaken}
+    if untaken and taken and _binds(signature, **taken):
+        raise _untaken(model, untaken)
+
+    given = _described(batch)
+    forward = f"{type(model).__name__}.forward({', '.join(signature.parameters)})"
+    message = f"a batch is {given}, which {forward} does not take, and no loss is given."
+    raise InputError(message, _remedy(batch))
 
 
 def _binds(signature: inspect.Signature, /, *args: Any, **columns: Any) -> bool:
@@ -142,37 +161,45 @@ def check_loss_function(loss: Any) -> None:
     elif loss is None or callable(loss):
         return
     else:
-        raise InputError(
-            f"the loss must be a function of (model, batch), not {shown(loss)}.", _remedy(())
-        )
+        message = f"the loss must be a function of (model, batch), not {shown(loss)}."
+        raise InputError(message, _remedy(()))
+
     message = f"{name} is a function of outputs and targets; a loss is one of (model, batch)."
     raise InputError(message, f"Pass loss=lambda model, batch: {name}(model(batch[0]), batch[1]).")
 
 
 def _arguments(batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    if isinstance(batch, dict) or hasattr(batch, "keys"):
+    """The positional and the keyword arguments that a model gets of a batch."""
+    if hasattr(batch, "keys"):
         return (), {**batch}
-    return (tuple(batch), {}) if isinstance(batch, tuple | list) else ((batch,), {})
+    if isinstance(batch, tuple | list):
+        return tuple(batch), {}
+    return (batch,), {}
 
 
 def _remedy(batch: Any) -> str:
     """How to pass a loss, in the names that the batch has."""
-    _, kwargs = _arguments(batch)
+    inputs = "0"
+    targets = "1"
+    _, columns = _arguments(batch)
+    if columns:
+        names = list(columns)
+        inputs = f'"{names[0]}"'
+        targets = f'"{names[-1]}"'
+
+    example = f"F.cross_entropy(model(batch[{inputs}]), batch[{targets}])"
     if isinstance(batch, torch.Tensor):
         example = "F.mse_loss(model(batch), batch)"
-    else:
-        inputs, targets = (
-            (f'"{next(iter(kwargs))}"', f'"{list(kwargs)[-1]}"') if kwargs else ("0", "1")
-        )
-        example = f"F.cross_entropy(model(batch[{inputs}]), batch[{targets}])"
     return f"Pass loss=..., for example loss=lambda model, batch: {example}."
 
 
 def _described(value: Any) -> str:
     if isinstance(value, torch.Tensor):
         return f"a tensor of shape {tuple(value.shape)}"
-    if isinstance(value, Mapping) or hasattr(value, "keys"):
-        return f"a {type(value).__name__} of {', '.join(map(str, value.keys()))}"
+
+    kind = f"a {type(value).__name__}"
+    if hasattr(value, "keys"):
+        return f"{kind} of {', '.join(map(str, value.keys()))}"
     if isinstance(value, tuple | list):
-        return f"a {type(value).__name__} of {len(value)}"
-    return f"a {type(value).__name__}"
+        return f"{kind} of {len(value)}"
+    return kind

@@ -1,5 +1,8 @@
-"""Inspection of a workload before anything is measured: the model's structure, and whether its loss can be split. Runs
-in a probe process. Every mistake in the user's own factories becomes one sentence here."""
+"""Inspection of a workload before anything is measured: its model's structure, and its loss.
+
+Whether the loss can be split is found by trying. Runs in a probe process. Every mistake in the
+user's own factories becomes one sentence here.
+"""
 
 import copy
 import dataclasses
@@ -31,47 +34,61 @@ from autofit.setup import Setup
 from autofit.setup.adapters import has_adapters
 from autofit.setup.deferred_logits import defers_logits
 from autofit.setup.experts import expert_weights
-from autofit.setup.layers import is_linear, repeated_blocks
+from autofit.setup.layers import is_linear, is_quantized, repeated_blocks
 from autofit.setup.split_layers import heads_of, planned
 from autofit.setup.state import evaluation_mode
 from autofit.training import random_state
 from autofit.training.build import build
 from autofit.training.call_state import CallState
 from autofit.training.default_loss import check_call
-from autofit.training.equal_work import Proof, prove, samples_to_try
+from autofit.training.equal_work import prove, samples_to_try
 from autofit.training.fingerprint import fingerprint
+from autofit.training.gradient_evidence import Proof
 from autofit.training.meta_model import meta_copy, meta_model_from
 from autofit.training.model_state import stays_in_eval
 from autofit.training.packed_samples import note_of_mixed_samples
 from autofit.training.step import loss_value
 
 _SPLITTABLE_SOURCES = ("preset", "directory", "hub")  # transformers models with their own loss
-_BYTES_OF_TRIAL = (
-    8  # of each weight: itself in fp32, and as much for activations and the gradients of a few
-)
+# of each weight: itself in fp32, and as much for activations and the gradients of a few
+_BYTES_OF_TRIAL = 8
 _MOST_PARAMETERS = 200_000_000  # of a model that is tried whole, since that takes seconds
 _LOOKED_AT = 32  # samples among which those that differ most are found
 _CORRECT_IT = "Correct it there."
 _INSTALLED = tuple(sysconfig.get_path(kind) for kind in ("stdlib", "purelib", "platlib"))
 # where the user fixes no errors
 _LIBRARIES = (str(Path(torch.__file__).parent), str(Path(autofit.__file__).parent))
+_COUPLED_BY_ROUTERS = (
+    "the loss of the model's routers couples the samples of a batch, so the micro-batch stays the"
+    " whole of it."
+)
+_TOO_LARGE = (
+    "the model is too large to prove that its loss can be split, so the micro-batch stays the whole"
+    " batch."
+)
 
 
 def inspect_workload(workload: Workload, hardware: Hardware, budget_bytes: int | None) -> Traits:
-    """Read the model's structure, and find out by trying whether its loss can be split and what it averages over. The
-    trial needs weights and gradients in fp32: of a model that is too large for that, few of its repeated blocks are
-    tried. Without a budget nothing is."""
+    """Read the model's structure, and find out whether its loss can be split.
+
+    That, and what the loss averages over, is found by trying. The trial needs weights and gradients
+    in fp32: of a model that is too large for that, few of its repeated blocks are tried. Without a
+    budget nothing is.
+    """
     with blamed_on("the model factory"):
         model = meta_model_from(workload.model)
     traits = _structure(workload, model)
     if budget_bytes is None:
         return traits
+
     largest = budget_bytes // _BYTES_OF_TRIAL
     is_large = traits.parameters > min(largest, _MOST_PARAMETERS)
     is_named = workload.source.get("kind") in _SPLITTABLE_SOURCES
     if workload.loss is None and (is_named or (is_large and task_of(model) is not CUSTOM)):
-        known = _known_loss(model)
-        return dataclasses.replace(traits, splits=known.splits, notes=(*traits.notes, *known.notes))
+        # transformers' own losses are known: all are means over what the task says, but for these
+        if _has_router_loss(model):
+            return _unsplit(traits, _COUPLED_BY_ROUTERS)
+        return traits
     if workload.effective_batch_size == 1:
         return traits
 
@@ -85,32 +102,28 @@ def inspect_workload(workload: Workload, hardware: Hardware, budget_bytes: int |
         except Exception as error:
             if not is_out_of_memory(error):
                 raise
-    note = "the model is too large to prove that its loss can be split, so the micro-batch stays the whole batch."
+    return _unsplit(traits, _TOO_LARGE)
+
+
+def _unsplit(traits: Traits, note: str) -> Traits:
     return dataclasses.replace(traits, splits=False, notes=(*traits.notes, note))
 
 
-@dataclasses.dataclass(frozen=True)
-class _KnownLoss:
-    splits: bool
-    notes: tuple[str, ...] = ()
+def _has_router_loss(model: nn.Module) -> bool:
+    """Whether the loss of a transformers model has a part of its routers.
 
-
-def _known_loss(model: nn.Module) -> _KnownLoss:
-    """What is known of transformers' own losses without trying: all are means over what the task says, but for those
-    with a loss of their routers, which couples all tokens of a batch."""
+    That couples all tokens of a batch.
+    """
     config = getattr(model, "config", None)
-    configs = [config, getattr(config, "text_config", None)]
-    if any(getattr(each, "output_router_logits", False) for each in configs):
-        note = (
-            "the loss of the model's routers couples the samples "
-            "of a batch, so the micro-batch stays the whole of it."
-        )
-        return _KnownLoss(False, (note,))
-    return _KnownLoss(True)
+    text_config = getattr(config, "text_config", None)
+    return any(getattr(part, "output_router_logits", False) for part in (config, text_config))
 
 
 def _shallow(factory: Callable[[], Any]) -> nn.Module:
-    """The model with the first two of its repeated blocks: how a loss averages does not depend on depth."""
+    """The model with the first two of its repeated blocks.
+
+    How a loss averages does not depend on depth.
+    """
     model = meta_model_from(factory)
     blocks = repeated_blocks(model)
     for module in model.modules():
@@ -120,34 +133,45 @@ def _shallow(factory: Callable[[], Any]) -> nn.Module:
 
 
 def _structure(workload: Workload, model: nn.Module) -> Traits:
-    linears = [name for name, module in model.named_modules() if is_linear(module)]
-    kept = bool(stays_in_eval(model))
-    modules = [module for module in model.modules() if module.training or not kept]
+    """The traits that the model's structure tells."""
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise InputError(
             "the model has no trainable parameter.", "Set requires_grad on what should be trained."
         )
+
+    linears = [name for name, module in model.named_modules() if is_linear(module)]
+    experts = [weight.module_name.rpartition(".")[2] for weight in expert_weights(model)]
+
+    batch_norm = False
+    dropout = False
+    keeps_eval = bool(stays_in_eval(model))
+    for module in model.modules():
+        if keeps_eval and not module.training:
+            continue
+        if isinstance(module, nn.modules.batchnorm._BatchNorm):
+            batch_norm = True
+        if isinstance(module, nn.modules.dropout._DropoutNd) and module.p > 0:
+            dropout = True
+
     digest = None
     # it reads the user's code and settings; measuring does not need it
     with suppress(InputError), as_input_error(describe_error):
         digest = fingerprint(workload, model)
+
     return Traits(
         parameters=sum(parameter.numel() for parameter in model.parameters()),
         blocks=len(repeated_blocks(model)),
         linears=len(linears),
-        experts=next(
-            (weight.module_name.rpartition(".")[2] for weight in expert_weights(model)), None
-        ),
+        experts=experts[0] if experts else None,
         attention=any("attn" in name or "attention" in name for name in linears),
         sdpa=bool(getattr(model, "_supports_sdpa", False)),
-        batch_norm=any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in modules),
-        dropout=any(
-            isinstance(module, nn.modules.dropout._DropoutNd) and module.p > 0 for module in modules
-        ),
+        batch_norm=batch_norm,
+        dropout=dropout,
         heads=math.gcd(*heads_of(model)),
         plan=any(True for _ in planned(model)),
         head=defers_logits(model),
         adapters=has_adapters(model),
+        quantized=any(map(is_quantized, model.modules())),
         notes=workload.notes,
         fingerprint=digest,
     )
@@ -155,12 +179,15 @@ def _structure(workload: Workload, model: nn.Module) -> Traits:
 
 def _with_loss_traits(traits: Traits, workload: Workload, hardware: Hardware) -> Traits:
     """Whether the loss splits and whether the forward uses fused attention, found by trying."""
-    samples = min(TRIAL_SAMPLES, workload.effective_batch_size)
+    whole = workload.effective_batch_size
+    samples = min(TRIAL_SAMPLES, whole)
     with blamed_on("the batch factory"):
         batch = workload.batch(samples)
-    if (given := sample_count(batch, workload.split)) != samples:
+    given = sample_count(batch, workload.split)
+    if given != samples:
         message = f"the batch factory was asked for {samples} samples and gave {given}."
         raise InputError(message, "batch(n) must give n samples along dim 0 of every tensor.")
+
     setup = build(workload, {}, hardware)
     attention = _FusedAttentionWatch()
     try:
@@ -169,72 +196,79 @@ def _with_loss_traits(traits: Traits, workload: Workload, hardware: Hardware) ->
         with attention:
             try_loss(setup, batch)
         mixed = note_of_mixed_samples(setup, batch)
+
         trial = getattr(workload.batch, "differing", None)
         if trial is None:
-            trial = _few_of(
-                workload, few_samples(workload, min(_LOOKED_AT, workload.effective_batch_size))
-            )
-        more = min(samples_to_try(setup, trial), workload.effective_batch_size)
+            trial = _few_of(workload, few_samples(workload, min(_LOOKED_AT, whole)))
+        more = min(samples_to_try(setup, trial), whole)
         proof = prove(setup, trial, shortened(few_samples(workload, more)))
     finally:
         setup.close()
-    notes = (*traits.notes, mixed) if mixed else traits.notes
+
+    notes = traits.notes
+    if mixed:
+        notes = (*notes, mixed)
     traits = dataclasses.replace(traits, sdpa=attention.ran, notes=notes)
     return _with_proof(traits, workload, proof)
 
 
 @dataclasses.dataclass(frozen=True)
 class Prover:
-    """Proves what the loss of a training averages over, on copies of its model. The workload's `model` makes one."""
+    """Proves what the loss of a training averages over, on copies of its model.
+
+    The workload's `model` makes one.
+    """
 
     workload: Workload
     hardware: Hardware
 
     @classmethod
     def of(cls, workload: Workload, model: nn.Module, hardware: Hardware) -> Self:
-        """The prover for a model of the user's, which is copied without its weights. One that cannot be copied is told
-        when a proof is wanted. Each of several ranks proves for itself, as one device."""
-        hardware = hardware.of_several(1)
+        """The prover for a model of the user's, which is copied without its weights.
+
+        One that cannot be copied raises InputError when a proof is wanted. Each of several ranks
+        proves for itself, as one device.
+        """
         try:
             with blamed_on("copying the model's structure"):
-                structure = meta_copy(model)
+                factory = functools.partial(copy.deepcopy, meta_copy(model))
         except InputError as error:
-            return cls(
-                dataclasses.replace(workload, model=functools.partial(_raise, error)), hardware
-            )
-        return cls(dataclasses.replace(workload, model=lambda: copy.deepcopy(structure)), hardware)
+            factory = functools.partial(_raise, error)
+        return cls(dataclasses.replace(workload, model=factory), hardware.of_several(1))
 
     def traits(self) -> Traits:
         """The traits of the workload, with the proof."""
         hardware = self.hardware
-        on_cpu = hardware.device == "cpu"
-        free = hardware.host_free_bytes if on_cpu else hardware.memory_bytes - hardware.used_bytes
-        with (
-            random_state.preserved(torch.device(hardware.device)),
-            CallState.preserved(self.workload.loss),
-        ):
+        free = hardware.memory_bytes - hardware.used_bytes
+        if hardware.device == "cpu":
+            free = hardware.host_free_bytes
+        with self._calls_undone():
             return inspect_workload(self.workload, hardware, free)
 
     def on_host(self) -> Self:
         """The same on the host, where a card has no memory left."""
-        return (
-            self
-            if self.hardware.device == "cpu"
-            else dataclasses.replace(self, hardware=detect("cpu"))
-        )
+        if self.hardware.device == "cpu":
+            return self
+        return dataclasses.replace(self, hardware=detect("cpu"))
 
     def proof(self, batch: Any) -> Proof:
         """What the gradients of a batch show; of its samples those that differ most."""
-        device = torch.device(self.hardware.device)
-        with random_state.preserved(device), CallState.preserved(self.workload.loss):
-            setup = build(self.workload, {}, self.hardware)
-            cut = self.workload.split
-            samples = min(samples_to_try(setup, batch), sample_count(batch, cut))
+        workload = self.workload
+        with self._calls_undone():
+            setup = build(workload, {}, self.hardware)
+            samples = min(samples_to_try(setup, batch), sample_count(batch, workload.split))
             try:
-                more = samples_of(batch, 0, samples, cut)
-                return prove(setup, _few_of(self.workload, batch), shortened(more))
+                more = samples_of(batch, 0, samples, workload.split)
+                return prove(setup, _few_of(workload, batch), shortened(more))
             finally:
                 setup.close()
+
+    @contextmanager
+    def _calls_undone(self) -> Iterator[None]:
+        """Undo what calls inside leave in random generators and in the loss."""
+        device = torch.device(self.hardware.device)
+        with random_state.preserved(device), CallState.preserved(self.workload.loss):
+            yield
 
 
 def _raise(error: InputError) -> nn.Module:
@@ -253,37 +287,43 @@ def _with_proof(traits: Traits, workload: Workload, proof: Proof) -> Traits:
     """The traits with what a proof found, and a sentence of it where the loss is the user's own."""
     if proof.count is None:
         note = (
-            f"the loss cannot be split, so the micro-batch stays the whole batch: {proof.reason}. If it is a mean over "
-            "something else than samples or labels, say over what with count=."
+            f"the loss cannot be split, so the micro-batch stays the whole batch: {proof.reason}."
+            " If it is a mean over something else than samples or labels, say over what with"
+            " count=."
         )
-        return dataclasses.replace(traits, splits=False, notes=(*traits.notes, note))
+        return _unsplit(traits, note)
+
     if workload.count is not None or workload.reduction == "sum":
         return traits
+
     notes = traits.notes
     if workload.loss is not None:
-        what = (
-            "is a sum over samples"
-            if proof.count.kind == "sum"
-            else f"is a mean over {proof.count}"
-        )
-        notes = (*notes, f"the loss {what}, as gradients of a few samples show.")
+        what = f"a mean over {proof.count}"
+        if proof.count.kind == "sum":
+            what = "a sum over samples"
+        notes = (*notes, f"the loss is {what}, as gradients of a few samples show.")
     return dataclasses.replace(traits, count=proof.count, rivals=proof.rivals, notes=notes)
 
 
 def try_loss(setup: Setup, batch: Any = None) -> None:
-    """Try the loss on a sample, and on a few others that are cut short, so that a mistake in it is told before
-    training; a loss that does not take so few (the largest of ten) on a whole batch."""
+    """Try the loss on a sample, and on a few others that are cut short.
+
+    So a mistake in it shows before training. A loss that does not take so few (the largest of ten)
+    is tried on a whole batch.
+    """
     workload = setup.workload
     whole = workload.effective_batch_size
-    few = few_samples(workload, min(TRIAL_SAMPLES, whole)) if batch is None else batch
-    samples = sample_count(few, workload.split)
+    if batch is None:
+        batch = few_samples(workload, min(TRIAL_SAMPLES, whole))
+    samples = sample_count(batch, workload.split)
+
     # These are calls like any other for a list that the loss logs to.
     calls = CallState.preserved(workload.loss, lists=False)
     with calls, evaluation_mode(setup.model), blamed_on("the loss"):
         try:
-            loss_value(setup, samples_of(few, 0, 1, workload.split))
+            loss_value(setup, samples_of(batch, 0, 1, workload.split))
             if samples > 1:
-                loss_value(setup, shortened(samples_of(few, 1, samples, workload.split)))
+                loss_value(setup, shortened(samples_of(batch, 1, samples, workload.split)))
         except Exception as error:
             if whole == 1 or is_out_of_memory(error):
                 raise
@@ -291,7 +331,10 @@ def try_loss(setup: Setup, batch: Any = None) -> None:
 
 
 class _FusedAttentionWatch(TorchDispatchMode):
-    """Notices PyTorch's fused attention; under dispatch the operator arrives in one of its backend forms."""
+    """Notices PyTorch's fused attention.
+
+    Under dispatch the operator arrives in one of its backend forms.
+    """
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -310,8 +353,10 @@ class _FusedAttentionWatch(TorchDispatchMode):
 
 @contextmanager
 def blamed_on(what: str, remedy: str = _CORRECT_IT) -> Iterator[None]:
-    """Turn whatever a user's function raises into one sentence: what raised, its message, and where. Where it comes
-    from the config of a model, the sentence is about that."""
+    """Turn whatever a user's function raises into a sentence: what raised, the message, and where.
+
+    Where it comes from the config of a model, the sentence is about that.
+    """
 
     def says(error: BaseException) -> str:
         frame, _ = _place_of(error)
@@ -329,8 +374,8 @@ def blamed_on(what: str, remedy: str = _CORRECT_IT) -> Iterator[None]:
 
 
 def _place_of(error: BaseException) -> tuple[traceback.FrameSummary, bool]:
-    """The innermost line of the user's own code, else of a library; and whether it is the user's."""
+    """The innermost line of the user's code, else of a library; and whether it is the user's."""
     frames = traceback.extract_tb(error.__traceback__)
-    own = [each for each in frames if not each.filename.startswith((*_LIBRARIES, *_INSTALLED))]
-    others = [each for each in frames if not each.filename.startswith(_LIBRARIES)]
+    others = [frame for frame in frames if not frame.filename.startswith(_LIBRARIES)]
+    own = [frame for frame in others if not frame.filename.startswith(_INSTALLED)]
     return (own or others or frames)[-1], bool(own)

@@ -1,4 +1,4 @@
-"""The loss of one micro-batch: the user's or the model's own, checked to be a number that can be trained on."""
+"""The loss of one micro-batch, the user's or the model's own, checked to be a trainable number."""
 
 from typing import Any
 
@@ -11,18 +11,21 @@ from autofit.training.default_loss import default_loss, is_several
 
 
 def loss_and_count(setup: Setup, batch: Any) -> tuple[torch.Tensor, float | None]:
-    """The mean loss of a micro-batch on the device, and the number of its terms where the loss gives it, as
-    (sum, count). Raises InputError for what is no trainable number."""
+    """The mean loss of a micro-batch on the device.
+
+    Also the number of its terms, where the loss gives that, as (sum, count). Raises InputError for
+    what is no trainable number.
+    """
     own_loss = setup.workload.loss
+    compute = default_loss if own_loss is None else own_loss
     with ending_forks():
-        loss = (
-            default_loss(setup.model, batch) if own_loss is None else own_loss(setup.model, batch)
-        )
+        loss = compute(setup.model, batch)
 
     count: float | None = None
     if own_loss is not None and _is_sum_and_count(loss):
+        total = loss[0]
         count = float(loss[1])
-        loss = loss[0] / count if count else loss[0] * torch.nan
+        loss = total / count if count else total * torch.nan
 
     _check_number(loss)
     if torch.is_grad_enabled() and not loss.requires_grad:
@@ -37,21 +40,24 @@ def loss_and_count(setup: Setup, batch: Any) -> tuple[torch.Tensor, float | None
 
 
 def _is_sum_and_count(loss: Any) -> bool:
-    """Whether a loss is a pair of a tensor to be trained and a plain number, which is no second loss."""
+    """Whether a loss is a pair of a tensor to be trained and a plain number, not a second loss."""
     if not isinstance(loss, tuple) or len(loss) != 2:
         return False
 
     total, count = loss
     if not isinstance(total, torch.Tensor) or total.numel() != 1:
         return False
+
     if not isinstance(count, torch.Tensor):
         return isinstance(count, int | float) and not isinstance(count, bool)
+
     if count.numel() != 1 or count.requires_grad:
         return False
     return total.requires_grad or not count.is_floating_point()
 
 
 def _check_number(loss: Any) -> None:
+    """Raise an InputError for a loss that is not one number in a tensor."""
     if isinstance(loss, torch.Tensor):
         if loss.numel() == 1:
             return
@@ -62,4 +68,5 @@ def _check_number(loss: Any) -> None:
     else:
         given = type(loss).__name__
         remedy = "Let it return that tensor."
+
     raise InputError(f"the loss must be one number in a tensor, not {given}.", remedy)

@@ -1,7 +1,7 @@
 """Out-of-memory recovery: roll the step back, retry with a cheaper equivalent config.
 
-A smaller micro-batch with more accumulation, then full checkpointing: both learn the same and leave the optimizer's
-state as it is. Never another rank, precision or optimizer.
+A smaller micro-batch with more accumulation, then full checkpointing: both learn the same and leave
+the optimizer's state as it is. Never another LoRA rank, precision or optimizer.
 """
 
 import gc
@@ -23,22 +23,28 @@ FALLBACK_KNOBS = ("micro_batch_size", "gradient_accumulation_steps", "activation
 
 
 class Recovery:
-    """Rolls a step back, and moves the run to configs that need less memory. `splits`: whether the loss of a batch may
-    be summed up from slices; asked once, before the first split."""
+    """Rolls a step back, and moves the run to configs that need less memory.
+
+    `splits` tells whether the loss of a batch may be summed up from slices; it is asked once,
+    before the first split.
+    """
 
     def __init__(self, setup: Setup, splits: Callable[[], bool]) -> None:
         self._setup = setup
         self._splits = splits
         self._may_split = setup.micro_batch_size < setup.workload.effective_batch_size
-        norms = [module for module in setup.model.modules() if isinstance(module, _NormBase)]
-        buffers = [buffer for norm in norms for buffer in norm.buffers(recurse=False)]
-        self._statistics = [buffer for buffer in buffers if buffer.numel()]
-        self._saved_statistics = [torch.empty_like(buffer) for buffer in self._statistics]
         self._random: dict[str, Any] = {}
         self._versions: list[int] | None = None
 
+        self._statistics: list[torch.Tensor] = []
+        for module in setup.model.modules():
+            if isinstance(module, _NormBase):
+                buffers = module.buffers(recurse=False)
+                self._statistics.extend(buffer for buffer in buffers if buffer.numel())
+        self._saved_statistics = list(map(torch.empty_like, self._statistics))
+
     def snapshot(self) -> None:
-        """Save what a forward changes: running statistics, and the state of torch's random numbers."""
+        """Save what a forward changes: running statistics, and torch's random state."""
         if self._statistics:
             torch._foreach_copy_(self._saved_statistics, self._statistics)
         self._random = random_state.capture_torch(self._setup.device)
@@ -47,13 +53,14 @@ class Recovery:
 
     @torch.no_grad()
     def roll_back(self) -> bool:
-        """Restore the snapshot; False where weights or the optimizer's state are half updated. Call it after the
-        exception's handler has returned: its frames hold tensors."""
+        """Restore the snapshot; False where weights or the optimizer's state are half updated.
+
+        Call it after the exception's handler has returned: its frames hold tensors.
+        """
         setup = self._setup
         phase = setup.progress.phase
-        is_torn = phase == "update" or (
-            phase == "backward" and setup.stepped_in_backward is not None
-        )
+        steps_in_backward = setup.stepped_in_backward is not None
+        is_torn = phase == "update" or (phase == "backward" and steps_in_backward)
         if is_torn and not setup.stepped_in_backward and self._versions == self._weight_versions():
             setup.optimizer.state.clear()  # it was being made, for the first time
             is_torn = False
@@ -88,7 +95,7 @@ class Recovery:
 
     def _smaller_micro_batch(self) -> Config | None:
         setup = self._setup
-        whole = setup.workload.effective_batch_size // setup.ranks.layout.samplers
+        whole = setup.workload.effective_batch_size // setup.ranks.layout.dp_degree
         half = setup.micro_batch_size // 2
         if half < 1 or setup.stepped_in_backward:
             return None
@@ -99,19 +106,19 @@ class Recovery:
 
         size = largest_divisor(whole, half)
         setup.micro_batch_size = size
-        return setup.config.replace(
-            micro_batch_size=size, gradient_accumulation_steps=whole // size
-        )
+        steps = whole // size
+        return setup.config.replace(micro_batch_size=size, gradient_accumulation_steps=steps)
 
     def _full_checkpointing(self) -> Config | None:
         setup = self._setup
         before = setup.config
         config = before.replace(activation_checkpointing="full")
+
         # Nothing may be wrapped later around what these wrap.
-        is_wrapped = {before.compile, before.activation_offload, before.parameter_offload} != {
-            "none"
-        }
-        if config == before or is_wrapped or refuse(config, setup.workload, setup.hardware):
+        wrappers = {before.compile, before.activation_offload, before.parameter_offload}
+        if config == before or wrappers != {"none"}:
+            return None
+        if refuse(config, setup.workload, setup.hardware):
             return None
 
         try:
@@ -122,10 +129,12 @@ class Recovery:
 
 
 def _difference(before: Config, after: Config) -> str:
+    """What one of the fallbacks changed, for a message."""
     if before.micro_batch_size != after.micro_batch_size:
-        old, new = (
-            f"{each.micro_batch_size}x{each.gradient_accumulation_steps}"
-            for each in (before, after)
-        )
+        old = f"{before.micro_batch_size}x{before.gradient_accumulation_steps}"
+        new = f"{after.micro_batch_size}x{after.gradient_accumulation_steps}"
         return f"micro-batch {old} -> {new}"
-    return f"activation_checkpointing {before.activation_checkpointing} -> {after.activation_checkpointing}"
+
+    old = before.activation_checkpointing
+    new = after.activation_checkpointing
+    return f"activation_checkpointing {old} -> {new}"

@@ -1,7 +1,8 @@
-"""Random state: every generator that training and its loaders draw from, captured and restored together.
+"""Random state: every generator that training and its loaders draw from.
 
-torch's (host and device), Python's and numpy's, since augmentations use any of them; captured as plain values, arrays
-and tensors, which a checkpoint reads back without running code.
+torch's (host and device), Python's and numpy's, since augmentations use any of them. They are
+captured and restored together, as plain values, arrays and tensors, which a checkpoint reads back
+without running code.
 """
 
 import inspect
@@ -35,8 +36,13 @@ def capture(device: torch.device) -> dict[str, Any]:
 
 
 def capture_torch(device: torch.device) -> dict[str, Any]:
-    """The state of torch's generators, in a microsecond; numpy's takes 30 to copy, too slow for every step."""
-    cuda = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
+    """The state of torch's generators, in a microsecond.
+
+    numpy's takes 30 to copy, too slow for every step.
+    """
+    cuda = None
+    if device.type == "cuda":
+        cuda = torch.cuda.get_rng_state(device)
     return {"torch": torch.get_rng_state(), "cuda": cuda}
 
 
@@ -47,26 +53,27 @@ def restore(state: dict[str, Any], device: torch.device) -> None:
         torch.cuda.set_rng_state(state["cuda"], device)
     if "numpy" not in state:
         return
+
     random.setstate(state["python"])
     np.random.set_state(state["numpy"])
 
 
 def check(state: Any, device: torch.device) -> None:
-    """Raise a ValueError for what no `capture` made. Generators made for that try it; numpy's would read behind its
-    numbers from a wrong position."""
+    """Raise a ValueError for what no `capture` made.
+
+    Generators made for that try it; numpy's would read behind its numbers from a wrong position.
+    """
     try:
         torch.Generator().set_state(state["torch"])
         if state["cuda"] is not None and device.type == "cuda":
             torch.Generator(device).set_state(state["cuda"])
         if "numpy" not in state:
             return
+
         random.Random().setstate(state["python"])
         inner = state["numpy"]["state"]
-        if (
-            not is_whole(inner["pos"], 0)
-            or inner["pos"] > _NUMPY_NUMBERS
-            or inner["key"].shape != (_NUMPY_NUMBERS,)
-        ):
+        has_position = is_whole(inner["pos"], 0) and inner["pos"] <= _NUMPY_NUMBERS
+        if not has_position or inner["key"].shape != (_NUMPY_NUMBERS,):
             raise ValueError("no position")
         np.random.RandomState().set_state(state["numpy"])
     except (
@@ -81,25 +88,26 @@ def check(state: Any, device: torch.device) -> None:
 
 
 def is_at(state: dict[str, Any], *, torchs: bool = True) -> bool:
-    """Whether the host's generators are where they were captured: nothing was drawn since; `torchs`: by torch, too."""
+    """Whether the host's generators are where they were captured: nothing was drawn since.
+
+    `torchs`: whether torch's generator counts as well.
+    """
     now = capture(torch.device("cpu"))
-    numpy_now = now["numpy"]
-    numpy_before = state["numpy"]
-    if (
-        now["python"] != state["python"]
-        or numpy_now["state"]["pos"] != numpy_before["state"]["pos"]
-    ):
+    numpy_now = now["numpy"]["state"]
+    numpy_before = state["numpy"]["state"]
+    if now["python"] != state["python"] or numpy_now["pos"] != numpy_before["pos"]:
         return False
-    if not np.array_equal(numpy_now["state"]["key"], numpy_before["state"]["key"]):
+    if not np.array_equal(numpy_now["key"], numpy_before["key"]):
         return False
-    return not torchs or bool(torch.equal(now["torch"], state["torch"]))
+    return not torchs or torch.equal(now["torch"], state["torch"])
 
 
 @contextmanager
 def preserved(device: torch.device | None = None) -> Iterator[None]:
-    """Undo all draws made inside; by default also those on a card, if this process uses one already."""
+    """Undo all draws made inside; by default also those on a card that this process uses."""
     if device is None:
         device = torch.device("cuda" if torch.cuda.is_initialized() else "cpu")
+
     state = capture(device)
     try:
         yield
@@ -116,40 +124,45 @@ def seed_host(seed: int) -> None:
 
 @contextmanager
 def generators_preserved(loader: Any) -> Iterator[None]:
-    """Undo draws from generators of a loader's own: of its sampler, its data set, its collator and what they hold. One
-    that is made inside is taken away again."""
-    holders = _reachable_from(loader)
+    """Undo draws from generators of a loader's own.
+
+    They are those of its sampler, its data set, its collator and what they hold. One that is made
+    inside is taken away again.
+    """
     undo: list[Callable[[], Any]] = []
-    before: list[tuple[Any, str, Any]] = []
-    for holder in holders:
+    empty: list[tuple[Any, str]] = []
+    for holder in _reachable_from(loader):
         for name, value in _attributes(holder).items():
             if isinstance(value, _Generator):
                 undo.append(_restoring(value))
             elif value is None:
-                before.append((holder, name, value))
+                empty.append((holder, name))
+
     try:
         yield
     finally:
         for restore_generator in undo:
             restore_generator()
-        for holder, name, value in before:
+        for holder, name in empty:
             if isinstance(_attributes(holder).get(name), _Generator):
-                setattr(holder, name, value)
+                setattr(holder, name, None)
 
 
 def _restoring(generator: Any) -> Callable[[], Any]:
     """A function that sets a generator back to where it is now."""
-    if isinstance(generator, torch.Generator):
-        return partial(generator.set_state, generator.get_state())
+    if isinstance(generator, random.Random):
+        return partial(generator.setstate, generator.getstate())
     if isinstance(generator, np.random.Generator):
-        return partial(setattr, generator.bit_generator, "state", generator.bit_generator.state)
-    if isinstance(generator, np.random.RandomState):
-        return partial(generator.set_state, generator.get_state())
-    return partial(generator.setstate, generator.getstate())
+        bits = generator.bit_generator
+        return partial(setattr, bits, "state", bits.state)
+    return partial(generator.set_state, generator.get_state())
 
 
 def _reachable_from(loader: Any) -> list[Any]:
-    """What a loader holds, directly and through what it holds, as far as attributes and closures show it."""
+    """What a loader holds, directly and through what it holds.
+
+    As far as attributes and closures show it.
+    """
     found: list[Any] = []
     seen: set[int] = set()
     level = [loader]
@@ -160,6 +173,7 @@ def _reachable_from(loader: Any) -> list[Any]:
                 continue
             if isinstance(value, nn.Module | torch.Tensor | ModuleType | type | str | bytes):
                 continue
+
             seen.add(id(value))
             found.append(value)
             following += _attributes(value).values()
@@ -171,13 +185,16 @@ def _attributes(value: Any) -> dict[str, Any]:
     """What an object holds by name; of a container its items, of a function what it refers to."""
     if isinstance(value, MethodType):
         return {"self": value.__self__}
+
     if isinstance(value, FunctionType):
         with suppress(ValueError):  # a cell that is still empty
             names = inspect.getclosurevars(value)
             return {**names.globals, **names.nonlocals}
         return {}
+
     if isinstance(value, partial):
         return {"func": value.func, "args": value.args, "keywords": value.keywords}
+
     if isinstance(value, list | tuple) and len(value) <= _MOST_ITEMS:
         return {str(number): item for number, item in enumerate(value)}
     if isinstance(value, dict) and len(value) <= _MOST_ITEMS:

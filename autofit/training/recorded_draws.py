@@ -1,8 +1,8 @@
 """Random draws of one pass over a batch, replayed when its samples are passed one by one.
 
-A loss with noise or dropout has the same value whole and in slices only for the same draws. Seeds do not give them:
-the draws of several operators interleave. So the values that random operators return are recorded, and each later
-pass gets the rows of its own samples.
+A loss with noise or dropout has the same value whole and in slices only for the same draws. Seeds
+do not give them: the draws of several operators interleave. So the values that random operators
+return are recorded, and each later pass gets the rows of its own samples.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,11 +21,11 @@ class UnprovableDrawError(Exception):
 
 
 class RecordedDraws(TorchDispatchMode):
-    """Records the random values of a pass over `samples` samples, then replays them for some of these.
+    """Records the random values of a pass over `samples` samples, then replays them for some.
 
-    A draw whose shape does not depend on the number of samples belongs to no sample. Training would draw it again for
-    each micro-batch. So it gets extreme values in later passes, its smallest and its largest by turns: where a loss
-    depends on it, gradients show that.
+    A draw whose shape does not depend on the number of samples belongs to no sample. Training would
+    draw it again for each micro-batch. So it gets extreme values in later passes, its smallest and
+    its largest by turns: where a loss depends on it, gradients show that.
     """
 
     def __init__(self, samples: int) -> None:
@@ -51,20 +51,19 @@ class RecordedDraws(TorchDispatchMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        output = func(*args, **(kwargs or {}))
-        name = func._schema.name  # type: ignore[attr-defined]
-        if (
-            isinstance(output, torch.Tensor)
-            and output.is_floating_point()
-            and output.dtype != torch.float64
-        ):
+        kwargs = kwargs or {}
+        output = func(*args, **kwargs)
+        is_float = isinstance(output, torch.Tensor) and output.is_floating_point()
+        if is_float and output.dtype != torch.float64:
             self.saw_single_precision = True
+
+        name = func._schema.name  # type: ignore[attr-defined]
         is_tagged = torch.Tag.nondeterministic_seeded in func.tags  # type: ignore[attr-defined]
         if not is_tagged and name not in _UNTAGGED:
             return output
 
         if any(part in name for part in _FUSED):
-            if _drops(func, args, kwargs or {}):
+            if _drops(func, args, kwargs):
                 raise UnprovableDrawError(f"{name} draws random numbers that cannot be seen")
             return output
 
@@ -99,10 +98,11 @@ class RecordedDraws(TorchDispatchMode):
             return _extreme(recorded, drawn, largest=self._passes % 2 == 0)
 
         rows = recorded.shape[dim] // self._samples
-        indices = [sample * rows + row for sample in self._chosen for row in range(rows)]
-        return recorded.index_select(dim, torch.tensor(indices, device=recorded.device)).view_as(
-            drawn
-        )
+        indices: list[int] = []
+        for sample in self._chosen:
+            indices += range(sample * rows, (sample + 1) * rows)
+        index = torch.tensor(indices, device=recorded.device)
+        return recorded.index_select(dim, index).view_as(drawn)
 
     def _sample_dim(self, number: int, whole: torch.Size, part: torch.Size) -> int | None:
         """The dimension along which the samples of a draw lie; None where it has none."""
@@ -112,18 +112,16 @@ class RecordedDraws(TorchDispatchMode):
         if whole == part:
             return None
 
-        differing = [
-            dim for dim in range(len(whole)) if len(whole) == len(part) and whole[dim] != part[dim]
-        ]
+        draw = f"a draw of shape {tuple(whole)}"
+        differing = []
+        if len(whole) == len(part):
+            differing = [dim for dim in range(len(whole)) if whole[dim] != part[dim]]
         if len(differing) != 1:
-            raise UnprovableDrawError(
-                f"a draw of shape {tuple(whole)} has the shape {tuple(part)} for single samples"
-            )
+            raise UnprovableDrawError(f"{draw} has the shape {tuple(part)} for single samples")
+
         dim = differing[0]
         if whole[dim] * len(self._chosen) != part[dim] * self._samples:
-            raise UnprovableDrawError(
-                f"a draw of shape {tuple(whole)} is not divided evenly among samples"
-            )
+            raise UnprovableDrawError(f"{draw} is not divided evenly among samples")
         self._dims[number] = dim
         return dim
 
@@ -131,16 +129,19 @@ class RecordedDraws(TorchDispatchMode):
 def _drops(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """Whether a fused operator drops anything, by its argument of that name."""
     names = [argument.name for argument in func._schema.arguments]  # type: ignore[attr-defined]
-    given = {**dict(zip(names, args, strict=False)), **kwargs}
-    chance = next((given[name] for name in ("dropout_p", "dropout") if name in given), 0.0)
-    return bool(chance)
+    given = dict(zip(names, args, strict=False)) | kwargs
+    return bool(given.get("dropout_p", given.get("dropout")))
 
 
 def _extreme(recorded: torch.Tensor, drawn: torch.Tensor, *, largest: bool) -> torch.Tensor:
-    """The smallest or the largest value that a draw may have: where they are not known, those that it had."""
+    """The smallest or the largest value that a draw may have; where unknown, that it had."""
     if not drawn.is_floating_point():
         both = torch.stack([recorded, drawn])
         return both.amax(0) if largest else both.amin(0)
+
+    least = -3.0
+    most = 3.0
     if bool(((recorded >= 0) & (recorded < 1)).all()):  # as torch.rand gives them
-        return torch.full_like(drawn, 1 - 2**-10 if largest else 0.0)
-    return torch.full_like(drawn, 3.0 if largest else -3.0)
+        least = 0.0
+        most = 1 - 2**-10
+    return torch.full_like(drawn, most if largest else least)

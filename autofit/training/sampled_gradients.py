@@ -1,5 +1,9 @@
-"""Gradients of a loss at some coordinates of every weight, to be compared between passes over the same samples."""
+"""Gradients of a loss at some coordinates of every weight.
 
+They are compared between passes over the same samples.
+"""
+
+import math
 from collections.abc import Sequence
 from contextlib import ExitStack, nullcontext
 from functools import partial
@@ -23,41 +27,43 @@ class NothingToCompareError(Exception):
 
 
 class SampledGradients:
-    """Gradients of a loss by all trained weights, at the same coordinates of each weight every time."""
+    """Gradients of a loss by all trained weights, always at the same coordinates of each weight."""
 
     def __init__(self, setup: Setup, varied: VariedOutcomes | None) -> None:
         self._setup = setup
         self._varied = varied
-        trained = [weight for _, weight in setup.trainable()]
-        self._weights = [
-            weight for weight in trained if weight.is_floating_point() or weight.is_complex()
-        ]
+        self._weights: list[torch.Tensor] = []
+        for _, weight in setup.trainable():
+            if weight.is_floating_point() or weight.is_complex():
+                self._weights.append(weight)
         self._coordinates: dict[int, torch.Tensor] = {}  # by the number of the weight
         self._sizes: list[float] = []
 
     def of(self, batch: Any) -> tuple[torch.Tensor, float | None]:
-        """The gradient of the loss of a batch in fp64, each weight's part by its size in the first one; and the count
-        that the loss gave, if it did."""
+        """The gradient of the loss of a batch, and the count that the loss gave, if it did.
+
+        The gradient is in fp64. Each weight's part is divided by its size in the first gradient.
+        """
         setup = self._setup
         on_device = map_tensors(batch, lambda tensor: tensor.to(setup.device))
         if self._varied:
             self._varied.begin(on_device)
         with self._varied or nullcontext(), torch.enable_grad(), setup.step_context():
             loss, count = strategy_of(setup).forward(on_device)
-            if not bool(loss.detach().isfinite()):
-                raise NothingToCompareError(
-                    f"the loss is {float(loss.detach())} with random weights"
-                )
+            value = float(loss.detach())
+            if not math.isfinite(value):
+                raise NothingToCompareError(f"the loss is {value} with random weights")
             found = self._backward(loss)
 
         parts = []
         for number, weight in enumerate(self._weights):
-            if number not in self._coordinates:  # nothing reached it in the first pass
-                self._coordinates[number] = _coordinates(
-                    torch.zeros((), device=weight.device).expand(_real_shape(weight))
-                )
-            nothing = torch.zeros(len(self._coordinates[number]), dtype=torch.float64)
-            parts.append(found.get(number, nothing))
+            if number not in found:
+                if number not in self._coordinates:  # nothing reached it in the first pass
+                    zero = torch.zeros((), device=weight.device)
+                    self._coordinates[number] = _coordinates(zero.expand(_real_shape(weight)))
+                size = len(self._coordinates[number])
+                found[number] = torch.zeros(size, dtype=torch.float64)
+            parts.append(found[number])
 
         if not self._sizes:
             sizes = [float(part.norm()) for part in parts]
@@ -65,21 +71,27 @@ class SampledGradients:
             if not largest:
                 raise NothingToCompareError("the loss has no gradient with random weights")
             self._sizes = [max(size, _SMALLEST * largest) for size in sizes]
-        return torch.cat(
-            [part / size for part, size in zip(parts, self._sizes, strict=True)]
-        ), count
+
+        scaled = [part / size for part, size in zip(parts, self._sizes, strict=True)]
+        return torch.cat(scaled), count
 
     def of_slices(
         self, slices: Sequence[Any], sizes: Sequence[int], draws: RecordedDraws
     ) -> tuple[list[torch.Tensor | None], list[float | None]]:
-        """The same of each slice of a batch, which has so many of its samples and their random draws; None and 0 where
-        it has no valid label."""
+        """The same of each slice of a batch; None and 0 where it has no valid label.
+
+        Args:
+            slices: of the batch.
+            sizes: the number of samples of each.
+            draws: of the batch; each slice gets those of its samples.
+        """
         parts: list[torch.Tensor | None] = []
         own_counts: list[float | None] = []
         start = 0
         for part, size in zip(slices, sizes, strict=True):
             draws.replay(range(start, start + size))
             start += size
+
             try:
                 with draws:
                     gradient, own_count = self.of(part)
@@ -92,8 +104,11 @@ class SampledGradients:
         return parts, own_counts
 
     def _backward(self, loss: torch.Tensor) -> dict[int, torch.Tensor]:
-        """The gradient at the coordinates of each weight that it reaches. Each is freed before the next is made, since
-        memory for those of all weights together takes longer to get than they take to compute."""
+        """The gradient at the coordinates of each weight that it reaches, by the weight's number.
+
+        Each gradient is freed before the next is made, since memory for those of all weights
+        together takes longer to get than they take to compute.
+        """
         found: dict[int, torch.Tensor] = {}
 
         def take(number: int, weight: torch.Tensor) -> None:
@@ -123,19 +138,24 @@ def _real_shape(weight: torch.Tensor) -> tuple[int, ...]:
 
 
 def _coordinates(gradient: torch.Tensor) -> torch.Tensor:
-    """Which entries of a weight's gradient are compared: all of a small one; else some everywhere, and those of its
-    strongest rows, since that of an embedding is zero for all tokens that a batch does not hold."""
+    """Which entries of a weight's gradient are compared.
+
+    All of a small one; else some everywhere, and those of its strongest rows, since that of an
+    embedding is zero for all tokens that a batch does not hold.
+    """
     if gradient.numel() <= _COORDINATES:
         return torch.arange(gradient.numel(), device=gradient.device)
 
     rows = gradient.flatten(1) if gradient.dim() > 1 else gradient.unsqueeze(1)
+    width = rows.shape[1]
     half = _COORDINATES // 2
     everywhere = torch.arange(half, device=gradient.device) * (gradient.numel() // half)
-    count = min(len(rows), max(TRIAL_SAMPLES, half // rows.shape[1]))
+
+    count = min(len(rows), max(TRIAL_SAMPLES, half // width))
     strongest = rows.abs().sum(dim=1).topk(count).indices
-    columns = torch.linspace(
-        0, rows.shape[1] - 1, min(rows.shape[1], half // count), device=gradient.device
-    ).long()
-    of_rows = strongest.unsqueeze(1) * rows.shape[1] + columns
+    taken = min(width, half // count)
+    columns = torch.linspace(0, width - 1, taken, device=gradient.device).long()
+    of_rows = strongest.unsqueeze(1) * width + columns
+
     chosen: torch.Tensor = torch.cat([everywhere, of_rows.reshape(-1)]).unique()
     return chosen

@@ -1,7 +1,8 @@
 """ReLU without its kink, for comparisons of gradients.
 
-A unit whose input is close to zero can be on in one pass and off in another by rounding alone. Its gradient is then
-another one, which looks like a loss that couples samples. A smooth function in its place leaves only rounding.
+A unit whose input is close to zero can be on in one pass and off in another by rounding alone. Its
+gradient then differs, which looks like a loss that couples samples. A smooth function in its place
+leaves only rounding.
 """
 
 from collections.abc import Callable
@@ -28,9 +29,13 @@ class SmoothRelu(TorchDispatchMode):
     ) -> Any:
         if func is _RELU:
             return softplus(args[0])
+
         if func is _RELU_IN_PLACE:
             return args[0].copy_(softplus(args[0]))
-        if func is _BACKWARD:  # softplus(x) = y has the derivative 1 - exp(-y)
+
+        if func is _BACKWARD:
+            # softplus(x) = y has the derivative 1 - exp(-y)
             gradient, output, _ = args
             return gradient * -torch.expm1(-output)
+
         return func(*args, **(kwargs or {}))

@@ -22,7 +22,7 @@ from autofit.distributed.stand_in import first_of
 from autofit.hardware.device import detect
 from autofit.hardware.tracker import StorageTracker
 from autofit.training.build import build
-from autofit.training.own_part import own_part
+from autofit.training.local_batch import local_batch
 from autofit.training.step import train_step
 from benchmarks.gpu.bench import Bench
 from benchmarks.gpu.loop import apart
@@ -78,7 +78,7 @@ def trained(_: object, workload: Workload, knobs: Mapping[str, Any], device: str
     """Some steps of one rank, the first ones without being timed: peak bytes of the steps, seconds, the last loss."""
     hardware = detect(device).of_several(dist.get_world_size())
     setup = build(workload, knobs, hardware)
-    own = own_part(setup, workload.batch(workload.effective_batch_size)).batch
+    own = local_batch(setup, workload.batch(workload.effective_batch_size)).batch
     tracker, seconds, loss = StorageTracker(), [], 0.0
     if device == "cuda":
         torch.cuda.reset_peak_memory_stats()

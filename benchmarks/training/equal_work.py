@@ -31,8 +31,8 @@ from autofit.setup import Setup
 from autofit.techniques import precision
 from autofit.training.build import build
 from autofit.training.inspect import Prover
+from autofit.training.local_batch import LocalBatch
 from autofit.training.loss import loss_and_count
-from autofit.training.own_part import OwnPart
 from autofit.training.recorded_draws import RecordedDraws
 from autofit.training.step import accumulate
 from autofit.training.workload import training_workload, without_weights
@@ -113,8 +113,8 @@ def deviation(
             _workload(case, traits, _replayed(case, draws)), config, hardware.of_several(ranks)
         )
         _same_weights(setup, dtype)
-        own, counts = own_samples(batch, setup.ranks.sampler, ranks)
-        part = OwnPart(
+        own, counts = own_samples(batch, setup.ranks.dp_rank, ranks)
+        part = LocalBatch(
             map_tensors(own, lambda tensor: _cast(tensor, dtype)),
             counts,
             samples,

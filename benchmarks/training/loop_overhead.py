@@ -34,8 +34,8 @@ from autofit.hardware.device import detect
 from autofit.models import resolve
 from autofit.probe import LocalExecutor
 from autofit.training.build import build
+from autofit.training.local_batch import local_batch
 from autofit.training.loop import train
-from autofit.training.own_part import own_part
 from autofit.training.step import accumulate
 from autofit.training.workload import workload_from
 from benchmarks.gpu.cases import TINY
@@ -130,7 +130,7 @@ def overhead(
     model = network()
     workload = workload_from(model, [batch], classify)
     setup = build(workload, config, device, model=model, hyperparameters=Hyperparameters(lr=LR))
-    own = own_part(setup, batch).batch
+    own = local_batch(setup, batch).batch
     hand = by_hand(divided(network().to(setup.device)), own, micro=micro, device=setup.device)
     steps = 5
     pairs: list[tuple[float, float]] = []

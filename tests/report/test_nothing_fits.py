@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 from autofit.core.estimate import Remedy
 from autofit.core.hardware import GIB
-from autofit.core.measurement import Measurement, Outcome, Shortage
+from autofit.core.measurement import Measurement, OomSnapshot, Outcome
 from autofit.core.pareto import OtherBudget, Point
 from autofit.core.result import Result
 from autofit.report.explain import explain, nothing_fits_lines, nothing_fits_view, probe_counts
@@ -169,7 +169,7 @@ def test_without_predictions_a_card_gets_hints_of_all_kinds(
 
 
 def test_what_held_memory_in_the_nearest_miss_is_told(result: Results, measured: Measured) -> None:
-    shortage = Shortage(
+    shortage = OomSnapshot(
         "backward", GIB, {"weights": GIB, "others": 2 * GIB}, {"weights of block 1": GIB // 2}
     )
     miss = measured(0, 2.4, others={"shortage": shortage})

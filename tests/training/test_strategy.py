@@ -7,7 +7,7 @@ import torch
 
 from autofit.distributed import Ranks
 from autofit.training.build import build
-from autofit.training.own_part import own_part
+from autofit.training.local_batch import local_batch
 from autofit.training.step import accumulate, loss_value, train_step
 from autofit.training.strategy import DataParallel, SingleDevice, strategy_of
 from tests import tiny
@@ -30,7 +30,7 @@ def test_one_device_neither_asks_nor_reduces(
 
     for name in ("asked", "everywhere", "sum_of"):
         monkeypatch.setattr(Ranks, name, called)
-    part = own_part(setup, setup.workload.batch(4))
+    part = local_batch(setup, setup.workload.batch(4))
     assert train_step(setup, part).isfinite()
     with torch.no_grad():
         assert loss_value(setup, part.batch) > 0

@@ -16,7 +16,7 @@ from autofit.core.workload import Hyperparameters, Workload
 from autofit.data.batch import own_samples
 from autofit.models.huggingface import HuggingFaceModel, huggingface_workload
 from autofit.training.build import build
-from autofit.training.own_part import OwnPart
+from autofit.training.local_batch import LocalBatch
 from autofit.training.step import accumulate, loss_value, update
 from tests.ranks import on_ranks
 from tests.tiny import CPU, GPT2
@@ -158,9 +158,9 @@ def losses(name: str, knobs: dict[str, Any], world: int) -> tuple[list[float], .
     found, beside = [], []
     for step in range(STEPS):
         own, counts = own_samples(
-            batch_of(workload, step), setup.ranks.sampler, setup.ranks.layout.samplers
+            batch_of(workload, step), setup.ranks.dp_rank, setup.ranks.layout.dp_degree
         )
-        found.append(float(accumulate(setup, OwnPart(own, counts))))
+        found.append(float(accumulate(setup, LocalBatch(own, counts))))
         assert update(setup)
         if step == 0:
             with torch.no_grad():

@@ -73,7 +73,7 @@ class Machine(Executor):
     def close(self) -> None:
         pass
 
-    def look(self, *_: object) -> tuple[Hardware, Traits]:
+    def inspect(self, *_: object) -> tuple[Hardware, Traits]:
         return self.hardware, self.traits
 
     def idle_cards_like(self, hardware: Hardware, usable_bytes: int) -> list[str]:

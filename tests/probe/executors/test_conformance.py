@@ -208,7 +208,7 @@ def test_a_workload_that_cannot_be_sent_is_the_users_error(executor: Executor) -
 
 
 def test_it_finds_the_hardware_and_the_traits(executor: Executor) -> None:
-    hardware, traits = executor.look(tiny.transformer_workload(), "cpu", GIB)
+    hardware, traits = executor.inspect(tiny.transformer_workload(), "cpu", GIB)
     assert (hardware.device, traits.blocks) == ("cpu", 3)
     assert executor.detect("cpu").name == hardware.name
 
@@ -220,7 +220,7 @@ def test_whatever_it_runs_ends_when_time_is_over(executor: Executor) -> None:
         with pytest.raises(
             ProbeError, match=r"looking at the model took more than [01] s"
         ) as caught:
-            executor.look(doing(lambda: time.sleep(600)), "cpu", GIB)
+            executor.inspect(doing(lambda: time.sleep(600)), "cpu", GIB)
     finally:
         executor.end_by(math.inf)
     assert "time limit" in caught.value.remedy

@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, WeightedRando
 from autofit.core.layout import Layout
 from autofit.distributed import Ranks
 from autofit.training import random_state
-from autofit.training.own_part import OwnPart, own_loader
+from autofit.training.local_batch import LocalBatch, local_loader
 from tests.ranks import on_ranks
 
 SAMPLES, BATCH = 22, 8  # the last batch holds 6
@@ -64,14 +64,14 @@ def test_the_parts_are_the_batches_and_no_sample_is_read_twice(
     found, read = [], list[int]()
     for rank in range(parts):
         data = Counted()
-        loader = own_loader(kind(data), Ranks(Layout(shard=parts), rank))
+        loader = local_loader(kind(data), Ranks(Layout(shard=parts), rank))
         assert len(loader) == len(expected[0])
         found.append(passes(loader))
         read += data.read
     assert len(read) == sum(len(batch) for batches in expected for batch in batches)
     for number, batches in enumerate(expected):
         for step, batch in enumerate(batches):
-            of_ranks: list[OwnPart] = [each[number][step] for each in found]
+            of_ranks: list[LocalBatch] = [each[number][step] for each in found]
             assert torch.equal(torch.cat([each.batch for each in of_ranks if each.counts]), batch)
             assert {each.samples for each in of_ranks} == {len(batch)}
 
@@ -82,7 +82,7 @@ def test_a_pass_that_begins_within_a_batch_is_divided_again(start: int) -> None:
     found, read = [], list[int]()
     for rank in range(2):
         data = Counted()
-        loader = own_loader(shuffled(data), Ranks(Layout(shard=2), rank))
+        loader = local_loader(shuffled(data), Ranks(Layout(shard=2), rank))
         random_state.seed_host(0)
         found.append(list(loader.batches_from(start)))
         read += data.read
@@ -99,7 +99,7 @@ def test_a_pass_that_begins_within_a_batch_is_divided_again(start: int) -> None:
 
 
 def test_a_rank_without_samples_holds_one_that_does_not_count() -> None:
-    loader = own_loader(DataLoader(Counted(), 21), Ranks(Layout(shard=2), 1))
+    loader = local_loader(DataLoader(Counted(), 21), Ranks(Layout(shard=2), 1))
     assert [(len(each.batch), each.counts, each.samples) for each in loader] == [
         (10, True, 21),
         (1, False, 1),
@@ -114,23 +114,23 @@ class Endless(IterableDataset[torch.Tensor]):
 @pytest.mark.parametrize("parts", [2, 3])
 def test_the_size_of_the_largest_part_is_known_unless_samples_may_be_left_out(parts: int) -> None:
     ranks = [Ranks(Layout(shard=parts), rank) for rank in range(parts)]
-    found = [list(own_loader(DataLoader(Counted(), BATCH), each)) for each in ranks]
+    found = [list(local_loader(DataLoader(Counted(), BATCH), each)) for each in ranks]
     for step in zip(*found, strict=True):
         assert {each.largest for each in step} == {max(len(each.batch) for each in step)}
     filtering = DataLoader(
         Counted(), BATCH, collate_fn=lambda samples: torch.stack(samples[:-1] or samples)
     )
-    assert {each.largest for each in own_loader(filtering, ranks[0])} == {None}
+    assert {each.largest for each in local_loader(filtering, ranks[0])} == {None}
 
 
 def test_what_only_reads_as_a_whole_is_left_as_it_is() -> None:
     several = Ranks(Layout(shard=2), 1)
     own_order = DataLoader(Counted(), batch_sampler=[[0, 1], [2]])
     for loader in ([torch.ones(2)], DataLoader(Endless(), 2), own_order):
-        assert own_loader(loader, several) is loader
+        assert local_loader(loader, several) is loader
     alone = shuffled(Counted())
-    assert own_loader(alone, Ranks()) is alone
-    assert own_loader(alone, Ranks(Layout(tensor=2), 1)) is alone, (
+    assert local_loader(alone, Ranks()) is alone
+    assert local_loader(alone, Ranks(Layout(tensor=2), 1)) is alone, (
         "all ranks of a group need the same samples"
     )
 
@@ -142,7 +142,7 @@ def streamed() -> list[tuple[list[int], bool, int]]:
         .to_iterable_dataset()
         .with_format("torch")
     )
-    loader = own_loader(DataLoader(data, 4), Ranks(Layout(shard=2), torch.distributed.get_rank()))
+    loader = local_loader(DataLoader(data, 4), Ranks(Layout(shard=2), torch.distributed.get_rank()))
     return [(each.batch["x"].tolist(), each.counts, each.samples) for each in loader]
 
 

@@ -6,33 +6,33 @@ import pytest
 import torch
 
 from autofit.core.hardware import GIB, MIB
-from autofit.core.measurement import Shortage
+from autofit.core.measurement import OomSnapshot
 from autofit.hardware.out_of_memory import asked_bytes
 from autofit.hardware.tracker import StorageTracker
 from autofit.setup import Setup
 from autofit.training.build import build
-from autofit.training.holders import Holders
+from autofit.training.memory_attribution import MemoryAttribution
 from autofit.training.step import accumulate, update
 from tests import tiny
 
 WORKLOAD = tiny.llama_workload(4)
 
 
-def built(tracker: StorageTracker, **knobs: Any) -> tuple[Setup, Holders]:
+def built(tracker: StorageTracker, **knobs: Any) -> tuple[Setup, MemoryAttribution]:
     with tracker:
         setup = build(WORKLOAD, {"micro_batch_size": 2, **knobs}, tiny.CPU)
-    return setup, Holders(setup, lambda: tracker.live)
+    return setup, MemoryAttribution(setup, lambda: tracker.live)
 
 
 def test_each_kind_is_counted_once_and_the_rest_is_told() -> None:
     tracker = StorageTracker()
-    setup, holders = built(tracker)
+    setup, attribution = built(tracker)
     batch = WORKLOAD.batch(4)
-    with tracker, holders.watching_forwards():
+    with tracker, attribution.watching_forwards():
         accumulate(setup, batch)
         update(setup)
         accumulate(setup, batch)
-    found = holders.shortage(MIB)
+    found = attribution.snapshot(MIB)
     weights = sum(parameter.nbytes for parameter in setup.model.parameters())
     buffers = sum(buffer.nbytes for buffer in setup.model.buffers())
     assert found.held["weights"] == weights + buffers
@@ -49,12 +49,12 @@ def test_each_kind_is_counted_once_and_the_rest_is_told() -> None:
 
 def test_what_blocks_keep_of_a_forward_is_named_while_it_runs() -> None:
     tracker = StorageTracker()
-    setup, holders = built(tracker, lora_rank=2, optimizer="sgd")
-    seen: list[Shortage] = []
+    setup, attribution = built(tracker, lora_rank=2, optimizer="sgd")
+    seen: list[OomSnapshot] = []
     setup.model.get_submodule("lm_head").register_forward_pre_hook(
-        lambda *_: seen.append(holders.shortage(None))
+        lambda *_: seen.append(attribution.snapshot(None))
     )
-    with tracker, holders.watching_forwards():
+    with tracker, attribution.watching_forwards():
         accumulate(setup, WORKLOAD.batch(4))
     first, *_ = seen
     assert first.phase == "forward"
@@ -106,7 +106,7 @@ def test_the_allocation_that_failed_is_read_from_the_error(
 
 def test_the_words() -> None:
     held = {"weights": 2 * GIB, "gradients": 0, "others": 3 * GIB}
-    words = Shortage("forward", GIB // 2, held, {"activations of block 3": GIB}).words
+    words = OomSnapshot("forward", GIB // 2, held, {"activations of block 3": GIB}).words
     assert words == (
         "Memory ran out in the forward, where 0.5 GiB more did not fit; held were, in GiB, weights 2, others 3. "
         "The largest: activations of block 3 1."
