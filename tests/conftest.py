@@ -7,6 +7,7 @@ import functools
 import gc
 import getpass
 import itertools
+import math
 import os
 import shutil
 import sys
@@ -127,7 +128,7 @@ def shared_zygote(predicting_zygote: None, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.fixture
-def predicting_zygote(executor: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def predicting_zygote(executor: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Searches in this process use the shared zygote instead of starting their own, and follow no steps afterwards."""
     monkeypatch.setattr("autofit.tuning.annotations.Annotator.timelines", lambda *_: {})
     monkeypatch.setattr("autofit.tuning.annotations.Annotator.on_devices", lambda *_: ())
@@ -135,6 +136,8 @@ def predicting_zygote(executor: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(
             f"autofit.{room}.LocalExecutor", lambda *_: contextlib.nullcontext(executor)
         )
+    yield
+    executor.end_by(math.inf)  # the time limit of a search does not hold for other tests
 
 
 @pytest.hookimpl(wrapper=True)

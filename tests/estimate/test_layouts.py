@@ -92,9 +92,8 @@ def test_one_device_is_traced_as_it_is() -> None:
 
 
 CASES: dict[str, dict[str, Any]] = {
-    "fsdp": FSDP | {"micro_batch_size": 2, "precision": "bf16"},
-    "kept": FSDP
-    | {"micro_batch_size": 4, "reshard_after_forward": False, "precision": "bf16-mixed"},
+    "fsdp": FSDP | {"micro_batch_size": 2},
+    "kept": FSDP | {"micro_batch_size": 4, "reshard_after_forward": False},
     "between": FSDP
     | {"micro_batch_size": 2, "data_parallel_replicate": 2, "activation_checkpointing": "full"},
     "ddp": {"data_parallel": "ddp", "micro_batch_size": 2},

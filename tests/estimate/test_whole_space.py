@@ -401,5 +401,6 @@ def test_when_the_time_for_tracing_is_over_the_rest_stays_unknown_and_nothing_is
             getattr(each, figure)[: len(configs)][known] for each in (predictions, near["cuda"])
         )
         assert np.array_equal(found, full)
-    assert all(np.isnan(predict_all(WORKLOAD, AMPERE, configs, within=-1)[0]))
-    assert all(np.isfinite(predict_all(WORKLOAD, AMPERE, configs)[0]))
+    few = configs[:2]
+    assert all(np.isnan(predict_all(WORKLOAD, AMPERE, few, within=-1)[0]))
+    assert all(np.isfinite(predict_all(WORKLOAD, AMPERE, few)[0]))

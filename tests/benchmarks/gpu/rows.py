@@ -2,6 +2,8 @@
 
 import contextlib
 import io
+import math
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -65,10 +67,17 @@ def with_executor(monkeypatch: pytest.MonkeyPatch, executor: LocalExecutor) -> N
     monkeypatch.setattr(
         room, "LocalExecutor", lambda *_: mock.Mock(wraps=executor, close=lambda: None)
     )
-    monkeypatch.setattr(
-        "autofit.tuning.measured.LocalExecutor", lambda *_: contextlib.nullcontext(executor)
-    )
+    monkeypatch.setattr("autofit.tuning.measured.LocalExecutor", lambda *_: _lent(executor))
     monkeypatch.setattr(search, "python", _command)
+
+
+@contextlib.contextmanager
+def _lent(executor: LocalExecutor) -> Iterator[LocalExecutor]:
+    """The executor for one search, whose time limit does not hold for others."""
+    try:
+        yield executor
+    finally:
+        executor.end_by(math.inf)
 
 
 def _command(arguments: list[str], seconds: float) -> Ended:

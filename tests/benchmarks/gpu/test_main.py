@@ -23,7 +23,9 @@ STAGES = ["search", "listed", "loop", "peers", "memory", "speed", "correct", "ra
 
 
 def begun(out: Path) -> subprocess.Popen[str]:
+    # of the stage that is stopped alone: all others are rehearsed in this process, with the zygote that is there
     command = [sys.executable, "-m", "benchmarks.gpu", "--smoke", "--out", str(out)]
+    command += ["--stage", "memory"]
     return subprocess.Popen(
         command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
