@@ -28,9 +28,9 @@ _library.define("kernel(Tensor[] tensors) -> ()")
 _library.impl("kernel", lambda tensors: None, "CompositeExplicitAutograd")
 
 
-def _kernel(*tensors: Tensor) -> None:
+def _kernel(*tensors: Tensor | None) -> None:
     """One launch; a tensor that is both read and written is given twice."""
-    torch.ops.autofit.kernel(list(tensors))
+    torch.ops.autofit.kernel([tensor for tensor in tensors if tensor is not None])
 
 
 # Model types -> whether Liger replaces their rotary embedding, and whether the backward of a norm
