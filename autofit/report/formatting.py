@@ -152,6 +152,18 @@ def misled_note(factor: float) -> str:
     return f"Steps take {off} predicted: predictions may mislead, so nothing is said of what was not measured."
 
 
+def close_call_note(count: int, tolerance: float) -> str | None:
+    """That other configs are as good as the best; None where there are none."""
+    if not count:
+        return None
+
+    others = pluralize(count, "other config")
+    return (
+        f"Too close to call: {others} came within {tolerance * 100:.3g} % of the best. Of all these "
+        "it learns most faithfully, else needs the fewest packages, else the least memory."
+    )
+
+
 def packing_note(workload: Mapping[str, Any], answer: Measurement | Estimate | None) -> str | None:
     """How many tokens of the user's data count in a second, packed or padded; None where no data is known."""
     packing, rate = workload.get("packing"), answer and answer.tokens_per_second

@@ -28,7 +28,7 @@ from autofit.core.result import TIERS, tier
 from autofit.search.drift import is_due
 from autofit.search.encoding import Configs, Mask
 from autofit.search.ranking import Measurements
-from autofit.search.surrogate import Speeds, Surrogate
+from autofit.search.surrogate import Merits, Surrogate
 
 MEASUREMENT = "measurement"  # the user attribute of a trial that holds Measurement.to_trial()
 _READ: weakref.WeakKeyDictionary[Study, dict[int, Measurement]] = weakref.WeakKeyDictionary()
@@ -197,12 +197,12 @@ class SurrogateSampler(BaseSampler):
 
         left = self._independent(measurements, left)
         pool = self.surrogate.pool
-        speeds = self.surrogate.speeds(measurements, pool, rivals)
-        if math.isfinite(speeds.best):
+        merits = self.surrogate.merits(measurements, pool, rivals)
+        if math.isfinite(merits.best):
             candidates = self.surrogate.probe_candidates(measurements, left, rivals)
-            index = self._most_gain_per_second(measurements, left, candidates, speeds)
+            index = self._most_gain_per_second(measurements, left, candidates, merits)
         else:
-            index = self._likely_to_fit(measurements, left, speeds)
+            index = self._likely_to_fit(measurements, left, merits)
 
         return pool.configs[index]
 
@@ -236,7 +236,7 @@ class SurrogateSampler(BaseSampler):
         self,
         measurements: Measurements,
         left: Mask,
-        speeds: Speeds,
+        merits: Merits,
     ) -> int:
         """The fastest of those likely to fit whose probes are cheap; else the smallest config."""
         surrogate = self.surrogate
@@ -245,8 +245,8 @@ class SurrogateSampler(BaseSampler):
         if surrogate.informed and likely.any():
             cost = surrogate.cost(measurements)
             cheap = likely & (cost <= _CHEAP * cost[likely].min())
-            speed = np.where(cheap, speeds.posterior.mean, -math.inf)
-            return int(np.argmax(speed))
+            merit = np.where(cheap, merits.posterior.mean, -math.inf)
+            return int(np.argmax(merit))
 
         sizes = surrogate.memory.sizes(measurements, surrogate.pool)
         works = surrogate.works(measurements, surrogate.pool)
@@ -258,7 +258,7 @@ class SurrogateSampler(BaseSampler):
         measurements: Measurements,
         left: Mask,
         candidates: Mask,
-        speeds: Speeds,
+        merits: Merits,
     ) -> int:
         """The config with the largest expected improvement for the time of its probe."""
         surrogate = self.surrogate
@@ -273,7 +273,7 @@ class SurrogateSampler(BaseSampler):
         possible = next(mask for mask in choices if mask.any())
 
         # Costs are looked at only where the gain may still win.
-        gain = speeds.of(possible).expected_improvement() * feasible[possible]
+        gain = merits.of(possible).expected_improvement() * feasible[possible]
         # Rounding may make a gain a little less than none.
         near = gain >= min(gain.max(), gain.max() / _DEAREST)
         indices = np.flatnonzero(possible)[near]

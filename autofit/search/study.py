@@ -20,12 +20,15 @@ from autofit.core.config import Config
 from autofit.core.constraints import Constraints
 from autofit.core.errors import InputError
 from autofit.core.measurement import Measurement, Outcome
+from autofit.core.result import tier
 from autofit.search.concurrency import Concurrency, Probe, Threaded
 from autofit.search.drift import slowdown
 from autofit.search.encoding import Configs, KnobValues
 from autofit.search.enumeration import Enumeration
 from autofit.search.finals import Explored, Finals
 from autofit.search.journal import Journal, open_study, record
+from autofit.search.objectives import Objective
+from autofit.search.objectives.discounted import RAW_SPEED
 from autofit.search.predictions import Predictions
 from autofit.search.prior_measurements import PriorMeasurement, PriorMeasurements
 from autofit.search.pruning import MemoryOrder
@@ -65,6 +68,7 @@ class SearchProblem:
         prior_measurements: guide the first probes, and are no part of the outcome.
         on_probe: called as each probe starts.
         concurrency: makes of `probe` what runs it, several at a time or not.
+        objective: what is made large.
     """
 
     probe: Probe
@@ -76,6 +80,7 @@ class SearchProblem:
     prior_measurements: Sequence[PriorMeasurement] = ()
     on_probe: Callable[[int, Config], None] = lambda number, config: None
     concurrency: Callable[[Probe], Concurrency] = Threaded
+    objective: Objective = RAW_SPEED
 
 
 @dataclass(frozen=True)
@@ -206,6 +211,7 @@ def search(
         context_bytes=limits.context_bytes,
         predictions=predictions,
         prior=prior,
+        objective=problem.objective,
     )
 
     sampler = SurrogateSampler(
@@ -222,7 +228,8 @@ def search(
             identity = {**journal.identity, "space": knobs}
             journal = dataclasses.replace(journal, identity=identity)
         study = open_study(journal, sampler)
-        finals = Finals(study, limits.asked(), measurements_of(study))
+        asked = {**limits.asked(), "objective": repr(problem.objective)}
+        finals = Finals(study, asked, measurements_of(study))
         explored = finals.explored
         if explored is None:
             stopped_by = _Exploration(study, sampler, problem, limits, began=began).run()
@@ -456,9 +463,25 @@ class _Exploration:
         config = self._sampler.config(trial.params)
         self._problem.on_probe(number, config)
 
-        best = fastest(measurements)
-        best_seconds = best.step_seconds.median if best and best.step_seconds else None
-        self._probes.submit(number, config, best_seconds)
+        self._probes.submit(number, config, self._seconds_to_beat(measurements, config))
+
+    def _seconds_to_beat(self, measurements: Measurements, config: Config) -> float | None:
+        """Seconds of a step with which a config is as good as the best of its tier.
+
+        None until something fits. No other tier ends its probes, so that none is named by a bad
+        one.
+        """
+        if not any(measurement.fits for measurement in measurements):
+            return None
+
+        objective = self._problem.objective
+        rivals = [seen for seen in measurements if tier(seen.config) == tier(config)]
+        best = fastest(rivals, objective)
+        if best is None or best.step_seconds is None:
+            return math.inf
+
+        ahead = objective.discount(best.config) / objective.discount(config)
+        return best.step_seconds.median * max(ahead, 1.0)
 
     def _record(self, number: int, measurement: Measurement | None) -> Measurement | None:
         """Keep what a probe gave; None: its time was up before it ended."""

@@ -42,18 +42,18 @@ from autofit.probe import (
     RayExecutor,
     Request,
 )
-from autofit.report.formatting import drift_note, misled_note, packing_note
+from autofit.report.formatting import close_call_note, drift_note, misled_note, packing_note
 from autofit.search.concurrency import Threaded
 from autofit.search.finals import Finals
 from autofit.search.journal import Journal
 from autofit.search.pareto import Evidence, pareto_report
 from autofit.search.predictions import Predictions
-from autofit.search.ranking import Ranking, nearest_miss
+from autofit.search.ranking import nearest_miss
 from autofit.search.space import Space
 from autofit.search.study import Limits, SearchProblem, search
 from autofit.search.verification import Verification, confirm, verify
 from autofit.tuning.annotations import Annotator
-from autofit.tuning.context import Context, about_search, context_of
+from autofit.tuning.context import Context, about_search, context_of, ranking_for
 from autofit.tuning.narrowing import BytesAndSeconds, Narrowing
 from autofit.tuning.stand_in import Communication, with_communicators
 from autofit.tuning.warm_start import WarmStart, subject_of
@@ -167,7 +167,7 @@ class MeasuredSearch:
         self.predictions: Predictions | None = None
         self.follows = not context.options.fast
 
-        self._ranking = Ranking(context.options.tolerance, techniques.fidelity)
+        self._ranking = ranking_for(context.options)
         self._explorer = executor
         self._directory = directory
         self._listener = listener
@@ -242,6 +242,7 @@ class MeasuredSearch:
                 concurrency=functools.partial(
                     Threaded, room=self._explorer.free_slots, give_up=self._explorer.give_up
                 ),
+                objective=self._ranking.objective,
             )
             space = self._narrowed_space()
             self._outcome = search(
@@ -367,6 +368,8 @@ class MeasuredSearch:
         if outcome.prediction_bias:
             notes.append(misled_note(outcome.prediction_bias))
         if best:
+            close = self._ranking.close_calls(best, self._finals.latest())
+            notes.append(close_call_note(len(close), self.options.tolerance))
             notes += [f"Of the best config: {warning}" for warning in best.warnings]
 
         notes.append(context.placement.describe_measurements())

@@ -51,6 +51,7 @@ class Knob:
     fidelity_order: int = (
         0  # its place, from 1, among those that break a tie of equally fast configs
     )
+    losses: Mapping[Value, int] = field(default_factory=dict)  # how lossy a value is, if it is
 
     # Several devices.
     of_devices: bool = False  # null on one device
