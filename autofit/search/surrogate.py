@@ -130,7 +130,8 @@ class Surrogate:
         self.objective = objective
         self.memory_order = memory_order
         self.prior = prior or PriorMeasurements()
-        self.informed = predictions is not None or bool(self.prior.fits)
+        self.predicts = predictions is not None
+        self.informed = self.predicts or bool(self.prior.fits)
         self._predictions = predictions
         self._features = Features(values)
         self.pool = self.group(pool)
@@ -349,13 +350,13 @@ class Surrogate:
             return False
         return float(merits.probability_above(share).max()) > _CONFIDENCE
 
-    def expects_faster(
+    def expects_better(
         self,
         measurements: Measurements,
         left: Mask,
         share: float,
     ) -> bool:
-        """Whether a config left is expected to be faster than the best by more than a share of it.
+        """Whether a config left is expected to be better than the best by more than a share of it.
 
         Never without predictions, which additive effects do not replace.
         """
@@ -366,6 +367,30 @@ class Surrogate:
         if merits is None:
             return False
         return float(merits.posterior.mean.max()) > merits.best + math.log1p(share)
+
+    def expected_gain(
+        self,
+        measurements: Measurements,
+        left: Mask,
+        rivals: Measurements,
+    ) -> float:
+        """The largest improvement that is expected of any config left, as a share of the best.
+
+        Infinity where nothing can be said, or none of the rivals fits.
+        """
+        if self._predictions is None or self.prediction_bias(measurements):
+            return math.inf
+
+        candidates = self.probe_candidates(measurements, left, rivals)
+        if not candidates.any():
+            return 0.0
+
+        merits = self.merits(measurements, self.pool, rivals)
+        if not math.isfinite(merits.best):
+            return math.inf
+        feasible = self.probability_feasible(measurements, self.pool)
+        gain = merits.of(candidates).expected_improvement() * feasible[candidates]
+        return math.expm1(float(gain.max()))
 
     def prediction_bias(self, measurements: Measurements) -> float:
         """How many times longer than predicted steps take; 0 where predictions do not mislead."""

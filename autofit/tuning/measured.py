@@ -42,7 +42,13 @@ from autofit.probe import (
     RayExecutor,
     Request,
 )
-from autofit.report.formatting import close_call_note, drift_note, misled_note, packing_note
+from autofit.report.formatting import (
+    close_call_note,
+    drift_note,
+    little_seen_note,
+    misled_note,
+    packing_note,
+)
 from autofit.search.concurrency import Threaded
 from autofit.search.finals import Finals
 from autofit.search.journal import Journal
@@ -242,7 +248,7 @@ class MeasuredSearch:
                 concurrency=functools.partial(
                     Threaded, room=self._explorer.free_slots, give_up=self._explorer.give_up
                 ),
-                objective=self._ranking.objective,
+                ranking=self._ranking,
             )
             space = self._narrowed_space()
             self._outcome = search(
@@ -320,10 +326,7 @@ class MeasuredSearch:
         ranked = self._ranking.finalists(finals.candidates())
         best, runner_up, *_ = (*ranked, None, None)
 
-        comparable = finals.latest()
-        if context.fewer_cores and finals.verified:
-            comparable = finals.verified
-        tiers = self._ranking.best_of_tiers(comparable)
+        tiers = self._ranking.best_of_tiers(finals.of_tiers(elsewhere=context.fewer_cores))
         if best:
             tiers[tier(best.config)] = best  # not an explored config that promised more
 
@@ -372,6 +375,7 @@ class MeasuredSearch:
             notes.append(close_call_note(len(close), self.options.tolerance))
             notes += [f"Of the best config: {warning}" for warning in best.warnings]
 
+        notes.append(little_seen_note(outcome.little_seen))
         notes.append(context.placement.describe_measurements())
         if context.of_one_rank:
             notes.append(context.stands_for())
@@ -565,8 +569,7 @@ class MeasuredSearch:
         return measurement
 
     def _check(self) -> None:
-        """Raise an InputError where all configs are refused, for the first's reason; a ProbeError
-        where all probes failed."""
+        """Raise an InputError where all configs are refused, a ProbeError where all probes failed."""
         outcome = self._outcome
         if outcome.skipped["refused"] == outcome.space_size:
             about = self.workload, self.context.hardware
