@@ -145,7 +145,7 @@ def test_a_technique_without_a_name_or_a_stage_is_refused(missing: str) -> None:
         ({"lora_rank": "many"}, "lora_rank cannot be 'many'. It takes a whole number"),
         (
             {"lora_alpha": -3},
-            "lora_alpha cannot be -3. It takes a number above 0, or null for twice the rank.",
+            "lora_alpha cannot be -3. It takes a number above 0, or null for 32.",
         ),
         (
             {"lora_dropout": 1.0},
