@@ -27,6 +27,11 @@ def tier_steps(config: Config) -> int:
     return _STEPS[name]
 
 
+def cost_in_faithfulness(config: Config) -> tuple[int, int]:
+    """By tier, then by lossy values: the larger, the less faithful."""
+    return tier_steps(config), losses(config)
+
+
 def loses_updates(config: Config) -> bool:
     """Whether trained weights are in bf16, without 32-bit copies or stochastic rounding."""
     in_bf16 = config.precision in BF16_WEIGHTS and not config.lora_rank
