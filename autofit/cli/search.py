@@ -6,7 +6,7 @@ from typing import Any
 
 import autofit.cli.options as options
 from autofit.cli.output import INTERRUPTED, heavy, print_json
-from autofit.core.errors import InputError, NothingFitsError, ProbeError
+from autofit.core.errors import InputError, NothingFitsError
 from autofit.core.events import Event, Note
 from autofit.core.files import check_readable
 from autofit.core.knobs import SETTABLE
@@ -24,10 +24,6 @@ from autofit.report.live import LiveDisplay
 from autofit.report.predicted import predicted_view
 from autofit.report.table import result_table
 from autofit.report.terminal import Terminal
-
-_REMEDY = (
-    "Run on a machine with the card to measure, or search for the CPU with --device cpu --mem GIB."
-)
 
 
 def search(
@@ -175,16 +171,13 @@ def search(
     if result.config is None:
         stderr.print(nothing_fits_view(result))
         return NothingFitsError.exit_code
-    return 0 if result.best else ProbeError.exit_code
+    return 0
 
 
 def _print_result(result: Any, as_json: bool, as_markdown: bool, tolerance: float) -> None:
     """Print the answer to stdout; nothing where there is none and no other form was asked for."""
     if as_json:
-        answer = result.to_json()
-        if result.predicted_best is not None:  # its exit code is an error's, which the object names
-            answer["error"] = {"message": result.notes[0], "remedy": _REMEDY}
-        print_json(answer)
+        print_json(result.to_json())
     elif as_markdown and result.run_directory:
         report = heavy("autofit.report.run_report", "report")
         print(report([Path(result.run_directory)], "md", None))
