@@ -88,6 +88,7 @@ def _leaves_nothing_out(count: Count, batch: object) -> bool:
 
 
 def _are_proportional(ours: list[float], theirs: list[float]) -> bool:
+    """Whether slices weigh the same by two counts."""
     our_total = sum(ours)
     their_total = sum(theirs)
     if not our_total or not their_total:

@@ -100,6 +100,7 @@ def prove(setup: Setup, batch: Any, more: Any = None) -> Proof:
 
 
 def _size(model: nn.Module) -> int:
+    """The number of weights."""
     return sum(map(torch.Tensor.numel, model.parameters()))
 
 
@@ -173,6 +174,7 @@ def _first_proof(setup: Setup, trials: Sequence[_Trial]) -> tuple[Proof | None, 
 
 
 def _is_doubtful(proof: Proof) -> bool:
+    """Whether rounding in fp32 may be why it says that the loss cannot be split."""
     return proof.count is None and proof.deviation < _DOUBTFUL
 
 
@@ -244,6 +246,7 @@ def _conditions(model: nn.Module, dtype: torch.dtype) -> Iterator[None]:
 
 
 def _in_format(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """A tensor of real or complex numbers in a format; others stay as they are."""
     if tensor.is_complex():
         return tensor.to(dtype.to_complex())
     if tensor.is_floating_point():
@@ -308,6 +311,7 @@ def _compare(setup: Setup, batch: Any, varied: VariedOutcomes | None, dtype: tor
         return Proof(None, reason=reason, deviation=1.0)
 
     def deviation_of_another_pass(order: Sequence[int]) -> float:
+        """How far the gradient of the samples in another order is from the first one."""
         draws.replay(order)
         with draws:
             gradient, _ = gradients.of(take_samples(batch, order, cut))
@@ -367,6 +371,7 @@ def _held(setup: Setup, proof: Proof, more: Any) -> Proof:
 
 
 def _held_in(setup: Setup, proof: Proof, more: Any, dtype: torch.dtype) -> Proof:
+    """The proof, as far as it holds for more samples in one format."""
     evidence, problem = _first_of_variations(setup, more, dtype, _of_two_slices)
     if evidence is not None:
         return held_by(evidence, proof)

@@ -67,8 +67,12 @@ class Evidence:
 
     def columns(self) -> torch.Tensor:
         """The gradients of the slices, [coordinates, slices]; zero where there is none."""
-        zero = torch.zeros_like(self.whole)
-        return torch.stack([zero if part is None else part for part in self.parts], dim=1)
+        columns = []
+        for part in self.parts:
+            if part is None:
+                part = torch.zeros_like(self.whole)
+            columns.append(part)
+        return torch.stack(columns, dim=1)
 
     def deviation(self, weights: torch.Tensor | None) -> float:
         """How far the slices' gradients with these weights are from the whole one, relative."""
@@ -103,6 +107,7 @@ class Evidence:
         return weights
 
     def _agrees_with_own_counts(self, weights: torch.Tensor) -> bool:
+        """Whether they are the weights by what the loss counted itself, if it did."""
         own = [count for count in self.own_counts if count is not None]
         total = math.fsum(own)
         if len(own) != len(weights) or not total:

@@ -8,7 +8,6 @@ import copy
 import dataclasses
 import functools
 import math
-import sysconfig
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -42,7 +41,7 @@ from autofit.training.build import build
 from autofit.training.call_state import CallState
 from autofit.training.default_loss import check_call
 from autofit.training.equal_work import prove, samples_to_try
-from autofit.training.fingerprint import fingerprint
+from autofit.training.fingerprint import INSTALLED, fingerprint
 from autofit.training.gradient_evidence import Proof
 from autofit.training.meta_model import meta_copy, meta_model_from
 from autofit.training.model_state import stays_in_eval
@@ -55,7 +54,6 @@ _BYTES_OF_TRIAL = 8
 _MOST_PARAMETERS = 200_000_000  # of a model that is tried whole, since that takes seconds
 _LOOKED_AT = 32  # samples among which those that differ most are found
 _CORRECT_IT = "Correct it there."
-_INSTALLED = tuple(sysconfig.get_path(kind) for kind in ("stdlib", "purelib", "platlib"))
 # where the user fixes no errors
 _LIBRARIES = (str(Path(torch.__file__).parent), str(Path(autofit.__file__).parent))
 _COUPLED_BY_ROUTERS = (
@@ -106,6 +104,7 @@ def inspect_workload(workload: Workload, hardware: Hardware, budget_bytes: int |
 
 
 def _unsplit(traits: Traits, note: str) -> Traits:
+    """The traits of a loss that cannot be split, with a note that says why."""
     return dataclasses.replace(traits, splits=False, notes=(*traits.notes, note))
 
 
@@ -376,5 +375,5 @@ def _place_of(error: BaseException) -> tuple[traceback.FrameSummary, bool]:
     """The innermost line of the user's code, else of a library; and whether it is the user's."""
     frames = traceback.extract_tb(error.__traceback__)
     others = [frame for frame in frames if not frame.filename.startswith(_LIBRARIES)]
-    own = [frame for frame in others if not frame.filename.startswith(_INSTALLED)]
+    own = [frame for frame in others if not frame.filename.startswith(INSTALLED)]
     return (own or others or frames)[-1], bool(own)

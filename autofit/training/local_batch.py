@@ -67,6 +67,7 @@ def local_batch(setup: Setup, batch: Any) -> LocalBatch:
 
 
 def _largest(samples: int, ranks: Ranks) -> int:
+    """The samples of the largest local batch."""
     return -(-samples // ranks.layout.samplers)
 
 

@@ -53,6 +53,7 @@ class MetricsFile(Recorder):
         self._open(first_step)
 
     def _open(self, first_step: int) -> None:
+        """Open the file, without the lines of later steps."""
         path = self._path
         # somebody's folder must not keep a run from going on
         if path.exists() and not path.is_file():
