@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from autofit.api.estimate import estimate
     from autofit.api.fit import Trained, fit
     from autofit.api.judge import Judge
+    from autofit.api.prepare import TrainingStep, prepare
     from autofit.api.search import search
     from autofit.api.training_arguments import TrainerSetup, training_arguments
     from autofit.core.config import Config
@@ -38,6 +39,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "fit",
+    "prepare",
     "search",
     "estimate",
     "explain",
@@ -49,6 +51,7 @@ __all__ = [
     "Result",
     "Estimate",
     "Trained",
+    "TrainingStep",
     "TrainerSetup",
     "Technique",
     "Stage",
@@ -65,6 +68,7 @@ __all__ = [
 # The module of each name.
 _HOMES = {
     "fit": "api.fit",
+    "prepare": "api.prepare",
     "search": "api.search",
     "estimate": "api.estimate",
     "explain": "report.explain",
@@ -76,6 +80,7 @@ _HOMES = {
     "Result": "core.result",
     "Estimate": "core.estimate",
     "Trained": "api.fit",
+    "TrainingStep": "api.prepare",
     "TrainerSetup": "api.training_arguments",
     "Technique": "setup",
     "Stage": "setup",

@@ -2,11 +2,13 @@
 work or why not."""
 
 import dataclasses
+import importlib
+from collections.abc import Mapping
 from typing import Any
 
 from autofit import techniques
 from autofit.core.environment import version_of, versions
-from autofit.core.errors import InputError, StoreError
+from autofit.core.errors import InputError, ProbeError, StoreError, describe_error
 from autofit.core.hardware import GIB, Hardware
 from autofit.core.options import search_options
 from autofit.core.tasks.causal_lm import CAUSAL_LM
@@ -28,12 +30,27 @@ _COMPANIONS: tuple[dict[str, Any], ...] = (
     {**_BF16, **_LORA},
 )
 
+# The module of each package that breaks where it does not suit the others.
+_MODULES = {
+    "transformers": "transformers.modeling_utils",
+    "torchvision": "torchvision",
+    "torchaudio": "torchaudio",
+    "peft": "peft",
+    "bitsandbytes": "bitsandbytes",
+    "torchao": "torchao",
+    "triton": "triton",
+    "liger-kernel": "liger_kernel",
+    "flash-attn": "flash_attn",
+}
+_IMPORT_SECONDS = 120.0
+
 
 def examine(device: str | None = None) -> dict[str, Any]:
     """Plain data: hardware, budget in GiB, versions, the store, every technique with its values."""
     options = search_options(device=device)
     with LocalExecutor() as executor:
         hardware = executor.detect(device)
+        broken = _broken_packages(executor)
 
     store = Store()
     count: Count | None = None
@@ -50,9 +67,10 @@ def examine(device: str | None = None) -> dict[str, Any]:
         "hardware": hardware.to_dict(),
         "budget_gib": round(budget.device_bytes / GIB, 2),
         "versions": versions(),
+        "broken": broken,
         "calibration": dataclasses.asdict(calibration_for(hardware)),
         "store": {**_contents(store, count), "trouble": trouble},
-        "techniques": [_availability(technique, hardware) for technique in registered],
+        "techniques": [_availability(technique, hardware, broken) for technique in registered],
     }
 
 
@@ -69,13 +87,51 @@ def _contents(store: Store, count: Count | None) -> dict[str, Any]:
     return contents
 
 
-def _availability(technique: Technique, hardware: Hardware) -> dict[str, Any]:
+def _broken_packages(executor: LocalExecutor) -> dict[str, str]:
+    """What is installed and cannot be imported, each with the error; such as a torchvision that was
+    built for another torch, which takes much of transformers along."""
+    broken = {}
+    for package, module in _MODULES.items():
+        if version_of(package) is None:
+            continue
+        try:
+            error = executor.run(
+                _import_error,
+                None,
+                module,
+                log="doctor.log",
+                timeout=_IMPORT_SECONDS,
+                task=f"importing {package}",
+            )
+        except ProbeError as ended:  # a library that takes its process along
+            error = ended.message
+        if error:
+            broken[package] = error
+    return broken
+
+
+def _import_error(_: None, module: str) -> str | None:
+    """Why a module cannot be imported; None where it can."""
+    try:
+        importlib.import_module(module)
+    except Exception as error:
+        return describe_error(error)
+    return None
+
+
+def _availability(
+    technique: Technique,
+    hardware: Hardware,
+    broken: Mapping[str, str],
+) -> dict[str, Any]:
     """Every value of a knob: its package, whether a search tries it, why it cannot be used here."""
     offered = technique.choices(hardware)
     rows: list[dict[str, Any]] = []
     for value in technique.values or offered:
         package = technique.package(value)
         reason = _reason(technique.name, value, hardware)
+        if reason is None and package in broken:
+            reason = f"{package} cannot be imported: {broken[package]}."
         row = {
             "value": value,
             "package": package,

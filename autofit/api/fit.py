@@ -5,7 +5,7 @@ import dataclasses
 import functools
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -14,6 +14,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from autofit.api.search import check_alone, log_event, run_shown
+from autofit.core.config import Config
 from autofit.core.errors import InputError, multiple_losses_error, pluralize, require, unknown
 from autofit.core.events import Event, Listener, Note
 from autofit.core.files import check_output, expanded, locked, write_atomically
@@ -28,11 +29,12 @@ from autofit.distributed.group import joined
 from autofit.report.explain import nothing_fits
 from autofit.report.html import trained_html
 from autofit.training import checkpoint
+from autofit.training.checkpoint_policy import CheckpointPolicy
 from autofit.training.loop import Callback, StepReport
 from autofit.training.metrics import Bar
 from autofit.training.on_devices import run_on_devices
 from autofit.training.save_model import merged
-from autofit.training.session import CheckpointPolicy, Session
+from autofit.training.session import Session
 from autofit.training.user_model import dtypes_to_restore
 from autofit.training.workload import (
     Peek,
@@ -58,26 +60,35 @@ class Trained:
 
     Attributes:
         model: the user's own model, trained.
+        config: what it was trained with.
         history: a report of each step.
-        result: that of the search, measured now or before; None where the config was given, and a
-            SavedResult where the `search/` of a resumed run is gone.
         evaluations: mean losses on eval_loader, after each pass over the loader and at the end.
+        result: that of the search, measured now or before; None where the config was given, and
+            where the `search/` of a resumed run is gone or its `result.yaml` was edited.
     """
 
     model: nn.Module
-    history: list[StepReport] = field(repr=False)
-    result: Result | SavedResult | None = field(repr=False)
+    config: Config
+    history: list[StepReport]
     evaluations: list[float]
+    result: Result | None
+
+    def __repr__(self) -> str:
+        text = f"Trained: {pluralize(len(self.history), 'step')}"
+        if self.history:
+            text += f", loss {self.history[0].loss:.4g} -> {self.history[-1].loss:.4g}"
+        if self.evaluations:
+            text += f", {self.evaluations[-1]:.4g} on eval_loader"
+        return text
 
     def _repr_html_(self) -> str:
         losses = [step.loss for step in self.history]
-        config = self.result.config if self.result else None
         samples = sum(step.samples for step in self.history)
         seconds = sum(step.seconds for step in self.history)
         return trained_html(
             losses,
             self.evaluations,
-            config or {},
+            self.config,
             samples=samples,
             seconds=seconds,
         )
@@ -285,11 +296,12 @@ def fit(
                 remedy = "Give fewer devices. For a config that trains elsewhere: autofit.search."
                 raise InputError(message, remedy)
 
-            result = _result(session, checked, listener, reuse=search == "auto")
-            config = result.config
-            assert config is not None, "else NothingFitsError"
-            hardware = result.hardware
-            device = hardware["device"] if isinstance(hardware, Mapping) else hardware.device
+            config, device, result = _searched(
+                session,
+                checked,
+                listener,
+                reuse=search == "auto",
+            )
         else:
             checked = search_options(set=settings, **options)
             device = checked.wanted_device
@@ -320,7 +332,7 @@ def fit(
             epochs=passes,
             eval_loader=eval_loader,
         )
-        return Trained(model, history, result, evaluations)
+        return Trained(model, Config(config), history, evaluations, result)
 
 
 def _without_repeats(listener: Listener) -> Listener:
@@ -356,16 +368,17 @@ def _named_optimizer(optimizer: Any) -> dict[str, Any]:
     return {"optimizer": optimizer}
 
 
-def _result(
+def _searched(
     session: Session,
     options: SearchOptions,
     listener: Listener,
     *,
     reuse: bool,
-) -> Result | SavedResult:
-    """The result of the run that is resumed, a cached one, or that of a new search.
+) -> tuple[Config, str | None, Result | None]:
+    """The config to train with, its device, and the result: that of the run which is resumed, a
+    cached one, or that of a new search.
 
-    It is saved beside the checkpoints. Raises NothingFitsError.
+    The result is saved beside the checkpoints. Raises NothingFitsError.
     """
     directory = session.policy.directory
     out = options.out
@@ -374,7 +387,7 @@ def _result(
         out = out or directory / _SEARCH
         saved = directory / _RESULT
         if session.policy.resume and saved.exists():
-            return _resumed_result(saved, out)
+            return _resumed(saved, out)
 
     key = result_cache.key_of(session.workload, options)
     cached = result_cache.find(key) if reuse else None
@@ -397,21 +410,20 @@ def _result(
     if saved is not None:
         saved.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(saved, result.to_yaml())
-    return result
+    assert result.best is not None, "no other is cached"
+    return result.best.config, result.hardware.device, result
 
 
-def _resumed_result(path: Path, out: Path) -> Result | SavedResult:
-    """The result that a run began with: whole where its run directory is there, else what the file
-    says."""
+def _resumed(path: Path, out: Path) -> tuple[Config, str | None, Result | None]:
+    """What the result.yaml that a run began with says, and its result where the run directory of
+    the search is still there and found that config."""
     saved = SavedResult.load(path)
-    try:
+    result = None
+    with contextlib.suppress(InputError):
         record = Record.load(out / RECORD)
-    except InputError:
-        return saved
-
-    # The file may have been edited.
-    is_same = record.intact and record.result.config == saved.config
-    return record.result if is_same else saved
+        if record.intact and record.result.config == saved.config:  # the file may have been edited
+            result = record.result
+    return saved.config, saved.hardware.get("device"), result
 
 
 @contextlib.contextmanager

@@ -15,7 +15,7 @@ import typer
 from typer.core import TyperGroup
 
 import autofit
-from autofit.cli import doctor, estimate, export, models, report, search, spaces, train
+from autofit.cli import doctor, estimate, explain, export, models, report, search, spaces, train
 from autofit.cli.help import Command, PlainFlags
 from autofit.cli.options import Version
 from autofit.cli.output import INTERRUPTED, drop_rest, open_streams, print_error, print_json
@@ -45,6 +45,7 @@ _COMMANDS: tuple[Callable[..., int], ...] = (
     train.train,
     export.export,
     report.report,
+    explain.explain,
     doctor.doctor,
     models.models,
     spaces.spaces,

@@ -446,6 +446,7 @@ Version = Annotated[bool, typer.Option("--version", help="Print the version.")]
 _result = typer.Argument(metavar="RESULT.yaml", help="Of a search, in its run directory.")
 Result = Annotated[Path, _result]
 ResultOrNone = Annotated[Path | None, _result]
+Run = Annotated[Path, typer.Argument(metavar="RUN_DIR", help="Of a search that has ended.")]
 Runs = Annotated[
     list[Path], typer.Argument(metavar="RUN_DIR", help="A run directory; two are compared.")
 ]

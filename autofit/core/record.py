@@ -15,7 +15,7 @@ from typing import Any
 from autofit.core.budget import Budget
 from autofit.core.errors import InputError, sentence, shown
 from autofit.core.estimate import Estimate, Timeline
-from autofit.core.files import read_text
+from autofit.core.files import expanded, read_text
 from autofit.core.measurement import Measurement
 from autofit.core.plain import field_types, from_plain, to_plain
 from autofit.core.result import SCHEMA, TIERS, Result
@@ -87,6 +87,20 @@ class Record:
         }
         data["digest"] = _digest(data)
         return json.dumps(data, default=str)
+
+    @classmethod
+    def of_run(cls, run: str | Path) -> "Record":
+        """The record in the directory of a search; raises InputError where none has ended there."""
+        directory = expanded(run)
+        if not directory.is_dir():
+            what = "is a file, not a run directory" if directory.exists() else "is not there"
+            remedy = "Give the directory of a search, such as autofit-runs/NAME."
+            raise InputError(f"{run} {what}.", remedy)
+
+        if not (directory / RECORD).exists():
+            remedy = "Go on with one by autofit search --resume --out, or give another directory."
+            raise InputError(f"{run} holds no {RECORD}: no search has ended there.", remedy)
+        return cls.load(directory / RECORD)
 
     @classmethod
     def load(cls, path: Path) -> "Record":

@@ -16,10 +16,11 @@ from pydantic import BaseModel, Field, FiniteFloat, ValidationError
 
 from autofit.core.budget import Budget
 from autofit.core.config import Config
-from autofit.core.errors import InputError, require, shown
+from autofit.core.errors import InputError, pluralize, require, shown
 from autofit.core.estimate import Estimate, Remedy
 from autofit.core.files import expanded
 from autofit.core.hardware import GIB, Hardware
+from autofit.core.knobs import KNOBS
 from autofit.core.learning import LearningCurve
 from autofit.core.measurement import Measurement
 from autofit.core.notebook import as_html
@@ -274,6 +275,24 @@ class Result(Answer, Trials, Annotations):
     def _repr_html_(self) -> str | None:
         return as_html(self)
 
+    def __repr__(self) -> str:
+        """The answer of each tier, a line each; `to_json` and `trials_dataframe` hold the rest."""
+        memory = f"{self.budget.device_bytes / GIB:.2f} GiB"
+        trials = pluralize(len(self.trials), "trial")
+        lines = [f"Result: {self.model} on {self.hardware.title} within {memory}, {trials}"]
+
+        for name in self._shown_tiers:
+            measured = self.tiers.get(name)
+            estimate = self.predicted_tiers.get(name)
+            if measured and measured.peak_bytes:
+                lines.append(_line(name, measured, measured.peak_bytes.held_bytes, "measured"))
+            elif estimate:
+                lines.append(_line(name, estimate, estimate.high, "predicted"))
+
+        if self.config is None:
+            lines.append("  nothing fits")
+        return "\n".join(lines)
+
     def to_json(self) -> dict[str, Any]:
         """The one object that `autofit search --json` prints."""
         tiers = self._shown_tiers
@@ -358,6 +377,20 @@ class Result(Answer, Trials, Annotations):
                         "predicted": estimate.to_predicted(),
                     }
         return dump(data)
+
+
+def _line(name: str, answer: Measurement | Estimate, held_bytes: int, how: str) -> str:
+    """The best of a tier: its speed, its memory and the knobs that are on."""
+    rate, unit = answer.tokens_per_second, "tokens"
+    if not rate:
+        rate, unit = answer.samples_per_second, "samples"
+    speed = f"{rate:,.4g} {unit}/s, " if rate else ""
+
+    knobs = []
+    for knob, value in answer.config.items():
+        if value is not None and not (knob in KNOBS and value == KNOBS[knob].off):
+            knobs.append(f"{knob}={value}")
+    return f"  {name}: {speed}{held_bytes / GIB:.2f} GiB ({how}); {', '.join(knobs)}"
 
 
 def _measured(measurement: Measurement | None) -> dict[str, Any] | None:

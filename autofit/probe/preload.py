@@ -19,6 +19,8 @@ import torch
 
 from autofit.core.forks import forked
 
+_NEEDED = ("autofit.probe.measure",)  # by every probe; not every one needs transformers or peft
+
 
 @dataclass(frozen=True)
 class _Cards:
@@ -51,10 +53,13 @@ def preload(names: Sequence[str]) -> bool:
             try:
                 importlib.import_module(name)
             except Exception:
-                if cards().usable:
+                if name in _NEEDED and cards().usable:
                     raise
-                traceback.print_exc()  # to the log; the probe that needs the card reports it
-                return False
+
+                # To the log: a probe that needs the package, or the card, reports it.
+                traceback.print_exc()
+                if not cards().usable:
+                    return False
     return cards().usable and not torch.cuda.is_initialized()
 
 

@@ -1,6 +1,7 @@
 """A result in a few plain sentences: what won and what it gained, or by how much nothing fits and what would help."""
 
 import math
+from pathlib import Path
 
 from rich.console import Group, RenderableType
 from rich.text import Text
@@ -10,6 +11,7 @@ from autofit.core.hardware import GIB
 from autofit.core.knobs import DERIVED
 from autofit.core.measurement import Measurement
 from autofit.core.quoting import lines_of, printed
+from autofit.core.record import Record
 from autofit.core.result import Result
 from autofit.report import formatting as fmt
 from autofit.report.knob_effects import knob_lines
@@ -29,11 +31,21 @@ _STOPPED_BY = {
 }
 
 
-def explain(result: Result) -> str:
-    """Why the best config is the best, what each knob buys, what ruled out the rest, and what other budgets would run;
-    what would help where nothing fits."""
-    remedy = "Of one that is saved: autofit report RUN_DIR."
-    require(isinstance(result, Result), "explain takes the result of a search", result, remedy)
+def explain(result: Result | str | Path) -> str:
+    """Why the best config is the best, what each knob buys, what ruled out the rest, and what other
+    budgets would run; what would help where nothing fits.
+
+    Args:
+        result: of a search, or the directory of one that has ended.
+
+    Raises:
+        InputError: no search has ended in that directory.
+    """
+    if isinstance(result, str | Path):
+        result = Record.of_run(result).result
+
+    rule = "explain takes the result of a search, or its directory"
+    require(isinstance(result, Result), rule, result, "Give what autofit.search gave.")
     return "\n".join(map(printed, lines_of(_explained(result))))
 
 

@@ -241,6 +241,8 @@ def doctor_table(data: Mapping[str, Any]) -> RenderableType:
         "predictions": _calibration(data["calibration"]),
         "store": store["trouble"] or f"{_measurements(store)} in {store['path']}",
     }
+    for package, error in data["broken"].items():
+        rows[f"broken: {package}"] = error
     facts = Table.grid(Column(), Column(overflow="fold"), padding=(0, 2))
     for name, text in rows.items():
         facts.add_row(Text(name, style="bold"), Text(text))

@@ -54,7 +54,7 @@ def report(runs: Sequence[Path], form: str | None, output: Path | None) -> Rende
         raise InputError(
             f"{len(runs)} runs were given.", "Give one to report on, or two to compare."
         )
-    records = [_record(run) for run in runs]
+    records = [Record.of_run(run) for run in runs]
     output = output and expanded(output)
     try:
         if len(runs) == 2:
@@ -70,19 +70,6 @@ def report(runs: Sequence[Path], form: str | None, output: Path | None) -> Rende
         files = " or ".join(str(run / RECORD) for run in runs)
         why = f"{describe_error(error)}, in line {place.lineno} of {Path(place.filename).name}"
         raise InputError(f"nothing can be made of {files}: {why}.", _DAMAGED) from error
-
-
-def _record(run: Path) -> Record:
-    directory = expanded(run)
-    if not directory.is_dir():
-        what = "is a file, not a run directory" if directory.exists() else "is not there"
-        raise InputError(
-            f"{run} {what}.", "Give the directory of a search, such as autofit-runs/NAME."
-        )
-    if not (directory / RECORD).exists():
-        remedy = "Go on with one by autofit search --resume --out, or give another directory."
-        raise InputError(f"{run} holds no {RECORD}: no search has ended there.", remedy)
-    return Record.load(directory / RECORD)
 
 
 def _report(record: Record, directory: Path, form: str, output: Path | None) -> str:

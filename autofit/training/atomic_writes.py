@@ -1,7 +1,8 @@
-"""Atomic writes: directories are filled aside, synced to disk, then renamed, so a crash never leaves half of one.
+"""Atomic writes: directories are filled aside, synced to disk, then renamed.
 
-A directory being written ends in `.part`. One being replaced or removed is renamed first, because deleting its files
-takes time; the next writer cleans up after a crash. A full disk or a missing right becomes one sentence here.
+So a crash never leaves half of one. A directory being written ends in `.part`. One being replaced
+or removed is renamed first, because deleting its files takes time; the next writer cleans up after
+a crash. A full disk or a missing right becomes one sentence here.
 """
 
 import contextlib
@@ -10,7 +11,6 @@ import os
 import shutil
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from functools import partial
 from pathlib import Path
 
 from safetensors import SafetensorError
@@ -26,11 +26,15 @@ _GONE = ".gone"
 
 @contextmanager
 def atomic_directory(path: Path, *, what: str, needed_bytes: int) -> Iterator[Path]:
-    """Yield an empty directory to fill; on exit it becomes `path`, replacing what was there. `what` is for messages:
-    "the checkpoint of step 200". Where writing fails (InputError), nothing partial stays."""
+    """Yield an empty directory to fill; on exit it becomes `path`, replacing what was there.
+
+    `what` is for messages: "the checkpoint of step 200". Where writing fails (InputError), nothing
+    partial stays.
+    """
     part = _hidden(path, _PART)
     with _filling(part, path, what=what, needed_bytes=needed_bytes):
         yield part
+
         for file in (*part.iterdir(), part):
             sync(file)
         former = _hidden(path, _FORMER)
@@ -44,12 +48,17 @@ def atomic_directory(path: Path, *, what: str, needed_bytes: int) -> Iterator[Pa
 
 @contextmanager
 def directory_of_all(ranks: Ranks, path: Path, *, what: str, needed_bytes: int) -> Iterator[Path]:
-    """An `atomic_directory` that several ranks fill, on a file system that all share: where one of them fails, none has
-    written."""
-    first = partial(atomic_directory, path, what=what, needed_bytes=needed_bytes)
+    """An `atomic_directory` that several ranks fill, on a file system that all share.
+
+    Where one of them fails, none has written.
+    """
     with ExitStack() as stack:
+        part = _hidden(path, _PART)
         with ranks.together(what):
-            part = stack.enter_context(first()) if ranks.is_first else _hidden(path, _PART)
+            if ranks.is_first:
+                making = atomic_directory(path, what=what, needed_bytes=needed_bytes)
+                stack.enter_context(making)
+
         with ranks.together(what):
             try:
                 yield part
@@ -57,16 +66,18 @@ def directory_of_all(ranks: Ranks, path: Path, *, what: str, needed_bytes: int) 
                 if ranks.is_first:  # which tells it as it does of its own files
                     raise
                 raise _unwritten(path, what, error.strerror or str(error)) from error
+
         with ranks.together(what):
             stack.close()
 
 
 @contextmanager
 def atomic_files(path: Path, *, what: str, needed_bytes: int) -> Iterator[Path]:
-    """The same for a directory that may hold other files: each new file replaces its namesake whole, others stay."""
+    """An `atomic_directory` that keeps other files: each new one replaces its namesake whole."""
     part = path / _PART
     with _filling(part, path, what=what, needed_bytes=needed_bytes):
         yield part
+
         for file in part.iterdir():
             sync(file)
         for file in part.iterdir():
@@ -82,6 +93,7 @@ def _filling(part: Path, path: Path, *, what: str, needed_bytes: int) -> Iterato
         if part.parent == path.parent:  # else it holds files of others
             clean_up(path.parent)
         _discard(part)
+
         free = free_bytes(path.parent)
         if free is not None and free < needed_bytes:
             raise _no_room(path, what, needed_bytes, free)
@@ -92,14 +104,17 @@ def _filling(part: Path, path: Path, *, what: str, needed_bytes: int) -> Iterato
         cause: BaseException | None = error
         while cause is not None and not isinstance(cause, OSError | SafetensorError):
             cause = cause.__cause__ or cause.__context__
+
         free = free_bytes(path.parent)
         written = sum(file.stat().st_size for file in part.rglob("*") if file.is_file())
         is_full = getattr(cause, "errno", None) in (errno.ENOSPC, errno.EDQUOT)
         if is_full or (free is not None and free < needed_bytes - written):
             raise _no_room(path, what, needed_bytes, (free or 0) + written) from error
+
         if cause is None:
             raise
-        raise _unwritten(path, what, getattr(cause, "strerror", None) or str(cause)) from error
+        reason = getattr(cause, "strerror", None) or str(cause)
+        raise _unwritten(path, what, reason) from error
     finally:
         _discard(part)
 
@@ -126,18 +141,28 @@ def _discard(path: Path) -> None:
 
 
 def complete_entries(folder: Path) -> Iterator[tuple[str, Path]]:
-    """The names and paths in a folder, including what a crash left renamed just before it was replaced."""
-    for path in folder.iterdir() if folder.is_dir() else ():
+    """The names and paths in a folder.
+
+    Includes what a crash left renamed, just before it was replaced.
+    """
+    if not folder.is_dir():
+        return
+    for path in folder.iterdir():
+        name = path.stem[1:]
         if not path.name.startswith("."):
             yield path.name, path
-        elif path.suffix == _FORMER and not os.path.lexists(folder / path.stem[1:]):
-            yield path.stem[1:], path
+        elif path.suffix == _FORMER and not os.path.lexists(folder / name):
+            yield name, path
 
 
 def clean_up(folder: Path) -> None:
-    """Restore the names of complete entries after a crash and remove the rest; only for the process that writes."""
+    """Restore the names of complete entries after a crash and remove the rest.
+
+    Only for the process that writes.
+    """
     for name, path in list(complete_entries(folder)):
         path.rename(folder / name)
+
     for ending in (_PART, _FORMER, _GONE):
         for leftover in folder.glob(f".*{ending}"):
             _discard(leftover)
@@ -153,23 +178,26 @@ def sync(path: Path) -> None:
 
 
 def free_bytes(folder: Path) -> int | None:
-    """None where the file system does not say, or the folder does not exist."""
+    """The free bytes; None where the file system does not say, or the folder does not exist."""
     try:
         usage = shutil.disk_usage(folder)
     except OSError:
         return None
-    return usage.free if usage.total else None
+    if not usage.total:
+        return None
+    return usage.free
 
 
 def _unwritten(path: Path, what: str, reason: str) -> InputError:
-    message = f"{what} cannot be written to {path}: {reason}."
-    return InputError(message, "Choose an output directory that can be written to.")
+    return InputError(
+        f"{what} cannot be written to {path}: {reason}.",
+        "Choose an output directory that can be written to.",
+    )
 
 
 def _no_room(path: Path, what: str, needed_bytes: int, free_bytes: int) -> InputError:
-    sizes = f"it needs {needed_bytes / GIB:.3g} GiB, and {free_bytes / GIB:.3g} GiB is free"
-    message = f"there is no room for {what} in {path.parent}: {sizes}."
     return InputError(
-        message,
+        f"there is no room for {what} in {path.parent}: it needs {needed_bytes / GIB:.3g} GiB, "
+        f"and {free_bytes / GIB:.3g} GiB is free.",
         "Make room there, or choose another output directory; earlier checkpoints are intact.",
     )

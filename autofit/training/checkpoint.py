@@ -1,32 +1,25 @@
 """Checkpoints: the whole state of a training run, one atomic directory each.
 
-`checkpoints/step-00000200/` holds what training changes in 200 steps: trained weights and buffers (safetensors), the
-state of scaler, random numbers and data (JSON), that of the optimizer (read with `weights_only=True`: libraries have
-tensors of their own), and `checkpoint.yaml`, which names the run and holds the checksums of all files, its own last.
-Nothing that is read can run code. Several ranks write one together: each its parts of the weights and of the
-optimizer's state (`sharded_state`) and its random numbers. Any number of ranks reads either.
+A checkpoint holds what training changes. It can be resumed by the model and config that made it,
+and by configs that learn the same: `load` compares the two before it changes anything.
 """
 
+import copy
 import hashlib
 import io
 import json
-import re
-import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import safetensors.torch
 import torch
 from torch.utils._pytree import tree_leaves
 
-from autofit.core import strict_yaml
 from autofit.core.errors import InputError, as_input_error, describe_error
 from autofit.core.files import checksum
 from autofit.core.hardware import MIB
-from autofit.core.knobs import KNOBS
 from autofit.core.workload import check_counts
 from autofit.distributed import Ranks
 from autofit.setup import Setup
@@ -34,34 +27,40 @@ from autofit.setup.host_copies import plain_tensors
 from autofit.setup.sharding import whole
 from autofit.setup.streamed_blocks import updated_on
 from autofit.techniques import all_techniques
-from autofit.training import adapter_files, atomic_writes, json_state, random_state, sharded_state
+from autofit.training import (
+    adapter_files,
+    atomic_writes,
+    checkpoint_files,
+    json_state,
+    random_state,
+    sharded_state,
+)
+from autofit.training.checkpoint_files import (
+    BUFFERS,
+    FORMAT,
+    LABEL,
+    PARTS,
+    WEIGHTS,
+    optimizer_file,
+    state_file,
+)
 from autofit.training.checkpoint_schema import (
-    STATE_FIELDS,
     DamagedError,
-    check_label,
     check_optimizer,
     check_state,
     check_tensors,
 )
+from autofit.training.host_tensors import Tensors, bytes_of, detached
 from autofit.training.optimizer_schema import OptimizerSchema
 
-FOLDER = "checkpoints"
-_LABEL = "checkpoint.yaml"
-_WEIGHTS = "weights.safetensors"
-_BUFFERS = "buffers.safetensors"
-_STATE = "state{}.json"  # ranks after the first put their numbers in
-_OPTIMIZER = "optimizer{}.pt"  # as above
-_PARTS = "parts"  # in what was read: the tensors of which each rank wrote a part
-_FORMAT = 3
-_OWN_SUM = "label_crc32"
-_STEP = re.compile(r"step-(\d{8,})")
 _ANEW = "Train again without resume."
 _SAMPLES = 16  # values of a frozen weight that tell it from another one
+_MOST_DIFFERENCES = 3  # that a sentence names
 
 
 @dataclass(frozen=True)
 class Loaded:
-    """Where a run continues: the next step, the saved position in the data, and notes for the user."""
+    """Where a run continues: the next step, the saved position in the data, notes for the user."""
 
     next_step: int
     data_state: Any = None
@@ -70,23 +69,63 @@ class Loaded:
 
 def exists(directory: Path) -> bool:
     """Whether an output directory holds a checkpoint."""
-    return bool(_steps(directory))
+    return bool(checkpoint_files.steps(directory))
 
 
 def save(
     setup: Setup, directory: Path, next_step: int, *, keep_last: int = 2, data_state: Any = None
 ) -> Path:
-    """Write the state after step `next_step - 1`; then remove all but the last `keep_last` checkpoints. On a GPU, the
-    host holds a copy of the trained weights meanwhile. `data_state` is as `json_state.encoded` makes it. Where writing
-    fails (InputError), earlier checkpoints stay."""
+    """Write the state after step `next_step - 1`; remove all but the last `keep_last` checkpoints.
+
+    On a GPU, the host holds a copy of the trained weights meanwhile. `data_state` is as
+    `json_state.encoded` makes it. Where writing fails (InputError), earlier checkpoints stay.
+    """
     check_counts(keep_last=keep_last)
     ranks = setup.ranks
-    files: dict[str, Any] = {}
-    parts: dict[str, torch.Tensor] = {}  # of this rank
+    files, parts = _contents(setup, data_state)
+    label = {
+        "autofit_checkpoint": FORMAT,
+        "next_step": next_step,
+        "model": setup.workload.name,
+        "effective_batch_size": setup.workload.effective_batch_size,
+        "config": dict(setup.config),
+        "hyperparameters": asdict(setup.hyperparameters),
+        "frozen_weights": _frozen_digest(setup),
+        "ranks": ranks.layout.world,
+        "versions": {"torch": str(torch.__version__)},
+    }
+
+    own_bytes = _storage_bytes((files, parts)) + len(files[state_file(ranks.rank)]) + MIB
+    (most_bytes,) = ranks.largest(own_bytes)
+    path = checkpoint_files.step_directory(directory, next_step)
+    with atomic_writes.directory_of_all(
+        ranks,
+        path,
+        what=f"the checkpoint of step {next_step}",
+        needed_bytes=int(most_bytes) * ranks.layout.world,
+    ) as folder:
+        written = checkpoint_files.write(files, folder)
+        if parts:
+            written += sharded_state.write(parts, folder)
+
+        checksums = ranks.joined({file.name: checksum(file) for file in written})
+        if ranks.is_first:
+            checkpoint_files.write_label({**label, "crc32": checksums}, folder)
+
+    if ranks.is_first:
+        _remove_others(directory, next_step, keep_last)
+    return path
+
+
+def _contents(setup: Setup, data_state: Any) -> tuple[dict[str, Any], Tensors]:
+    """What this rank writes: files by their names, and its parts of tensors that ranks divide."""
+    ranks = setup.ranks
+    parts: Tensors = {}
     optimizer_numbers = None
     if ranks.are_several:
-        parts = {name: weight.detach() for name, weight in setup.trainable()}
-        if by_name := sharded_state.optimizer_state(setup):
+        parts |= {name: weight.detach() for name, weight in setup.trainable()}
+        by_name = sharded_state.optimizer_state(setup)
+        if by_name is not None:
             tensors, optimizer_numbers = by_name
             parts |= tensors
 
@@ -98,120 +137,127 @@ def save(
         "scaler": setup.scaler.state_dict() if setup.scaler else None,
         "skipped_updates": setup.progress.skipped_updates,
     }
-    files[_of(_STATE, ranks.rank)] = json.dumps({**json_state.encoded(state), "data": data_state})
-    if optimizer_numbers is None:
-        files[_of(_OPTIMIZER, ranks.rank)] = setup.optimizer.state_dict()
-    if ranks.is_first:
-        files[_BUFFERS] = detached(setup.model.named_buffers())
-    if not ranks.are_several:
-        files[_WEIGHTS] = detached(setup.trained_values())
+    text = json.dumps({**json_state.encoded(state), "data": data_state})
 
-    label = {
-        "autofit_checkpoint": _FORMAT,
-        "next_step": next_step,
-        "model": setup.workload.name,
-        "effective_batch_size": setup.workload.effective_batch_size,
-        "config": dict(setup.config),
-        "hyperparameters": asdict(setup.hyperparameters),
-        "frozen_weights": _frozen_digest(setup),
-        "ranks": ranks.layout.world,
-        "versions": {"torch": str(torch.__version__)},
-    }
-    path = directory / FOLDER / f"step-{next_step:08d}"
-    (largest,) = ranks.largest(
-        _storage_bytes((files, parts)) + len(files[_of(_STATE, ranks.rank)]) + MIB
-    )
-    what = f"the checkpoint of step {next_step}"
-    with atomic_writes.directory_of_all(
-        ranks, path, what=what, needed_bytes=int(largest) * ranks.layout.world
-    ) as part:
-        for name, content in files.items():
-            if name in (_WEIGHTS, _BUFFERS):
-                safetensors.torch.save_file(content, part / name)
-            elif isinstance(content, str):
-                (part / name).write_text(content, encoding="utf-8")
-            else:
-                # given a path, torch would hide why the system failed
-                with (part / name).open("wb") as file:
-                    torch.save(content, file)
-        written = [part / name for name in files]
-        if parts:
-            written += sharded_state.write(parts, part)
-        checksums = ranks.joined({file.name: checksum(file) for file in written})
-        if ranks.is_first:
-            (part / _LABEL).write_text(
-                _signed(strict_yaml.dump({**label, "crc32": checksums})), encoding="utf-8"
-            )
-    if not ranks.is_first:
-        return path
-    # Later checkpoints could not be read on the way to this step; left there, they would count as the newest.
-    earlier = [path for step, path in _steps(directory) if step <= next_step]
-    for _, existing in _steps(directory):
-        if existing not in earlier[:keep_last]:
-            atomic_writes.remove(existing)
-    return path
+    files: dict[str, Any] = {state_file(ranks.rank): text}
+    if optimizer_numbers is None:
+        files[optimizer_file(ranks.rank)] = setup.optimizer.state_dict()
+    if ranks.is_first:
+        files[BUFFERS] = detached(setup.model.named_buffers())
+    if not ranks.are_several:
+        files[WEIGHTS] = detached(setup.trained_values())
+    return files, parts
+
+
+def _frozen_digest(setup: Setup) -> str:
+    """A digest of some values of every frozen weight, which checkpoints do not hold.
+
+    It is of the state dict, which includes weights that rest on the host. Quantised weights are
+    left out: their bits depend on the device that rounded them.
+    """
+    frozen = set()
+    for name, parameter in setup.model.named_parameters():
+        if not parameter.requires_grad:
+            frozen.add(name)
+
+    digest = hashlib.sha256()
+    for name, tensor in setup.model.state_dict().items():
+        is_plain = tensor.is_floating_point() and tensor.itemsize > 1
+        if name in frozen and is_plain and tensor.numel():
+            stride = -(-tensor.numel() // _SAMPLES)
+            values = whole(tensor.detach()).reshape(-1)[::stride]
+            digest.update(name.encode() + bytes_of(values))
+    return digest.hexdigest()[:16]
+
+
+def _storage_bytes(value: Any) -> int:
+    """The bytes of the tensors in nested containers, each storage counted once."""
+    sizes = {}
+    for leaf in tree_leaves(value):
+        if isinstance(leaf, torch.Tensor):
+            for plain in plain_tensors(leaf):
+                storage = plain.untyped_storage()
+                sizes[storage.data_ptr()] = storage.nbytes()
+    return sum(sizes.values())
+
+
+def _remove_others(directory: Path, next_step: int, keep_last: int) -> None:
+    """Remove all but the last checkpoints up to a step.
+
+    Later ones could not be read on the way to this step; left there, they would count as newest.
+    """
+    kept = 0
+    for step, path in checkpoint_files.steps(directory):
+        if step <= next_step and kept < keep_last:
+            kept += 1
+        else:
+            atomic_writes.remove(path)
 
 
 def check_savable(setup: Setup) -> None:
     """Refuse, before training starts, state that no checkpoint or saved model can hold."""
     remedy = "Leave it out, or train without an output_dir."
-    is_adapted = adapter_files.is_saved_as_adapters(setup.model)
-    if is_adapted:
+    tensors = list(setup.model.named_buffers())
+    if adapter_files.is_saved_as_adapters(setup.model):
         adapter_files.check_savable(setup.model)
-    state = {} if is_adapted else setup.model.state_dict()
-    for name, value in (*setup.model.named_buffers(), *state.items()):
+    else:
+        tensors += setup.model.state_dict().items()
+
+    for name, value in tensors:
         if not isinstance(value, torch.Tensor):
             raise InputError(
                 f"{name} of the model's state is no tensor, and safetensors holds no other.", remedy
             )
         if value.layout is not torch.strided:
             raise InputError(f"{name} is a sparse tensor, which safetensors cannot hold.", remedy)
-    groups = [
-        {key: value for key, value in group.items() if key != "params"}
-        for group in setup.optimizer.param_groups
-    ]
+
+    settings = [{**group, "params": None} for group in setup.optimizer.param_groups]
     file = io.BytesIO()
-    message = "the state_dict of the optimizer holds more than plain values and tensors, which is not safe to load."
     with as_input_error(
-        lambda _: message, "Leave out what is neither, such as objects of classes of your own."
+        lambda _: (
+            "the state_dict of the optimizer holds more than plain values and tensors, "
+            "which is not safe to load."
+        ),
+        "Leave out what is neither, such as objects of classes of your own.",
     ):
-        torch.save(groups, file)
+        torch.save(settings, file)
         torch.load(io.BytesIO(file.getvalue()), weights_only=True)
 
 
 def load(setup: Setup, directory: Path) -> Loaded:
-    """Restore a run from its newest checkpoint, or the one before it where that is damaged."""
+    """Restore a run from its newest checkpoint, or the one before it where that is damaged.
+
+    Raises InputError where there is none, or where it is of another model or config.
+    """
     damaged: list[str] = []
     schema = OptimizerSchema(setup.optimizer, is_own=setup.workload.optimizer is not None)
-    for step, path in _steps(directory):
+
+    for step, path in checkpoint_files.steps(directory):
         label: dict[str, Any] = {}
         contents: dict[str, Any] = {}
         with _damage_noted(setup.ranks, step, damaged) as is_damaged:
-            label |= _read_label(path)
+            label |= checkpoint_files.read_label(path)
             if label["next_step"] != step:
-                raise DamagedError(f"{_LABEL} is not what was written")
+                raise DamagedError(f"{LABEL} is not what was written")
             _check_agreement(path, _config_differences(setup, label))
-            contents |= _read_contents(path, label, setup.ranks)
+            contents |= checkpoint_files.read_contents(path, label, setup.ranks)
             check_state(setup, contents, label)
         if is_damaged():
             continue
 
-        _check_agreement(path, _weight_differences(setup, label, contents[_WEIGHTS]))
+        _check_agreement(path, _weight_differences(setup, label, contents[WEIGHTS]))
         sharded_state.check_divides(setup, contents)
         with _damage_noted(setup.ranks, step, damaged) as is_damaged:
-            check_tensors(setup, contents[_WEIGHTS], contents[_BUFFERS])
-            check_optimizer(setup, contents, contents.get(_PARTS), schema)
+            check_tensors(setup, contents[WEIGHTS], contents[BUFFERS])
+            check_optimizer(setup, contents, contents.get(PARTS), schema)
         if is_damaged():
             continue
 
         _restore(setup, contents, path)
-        notes = [
-            f"{reason}; training goes on from that of step {label['next_step']}."
-            for reason in damaged
-        ]
-        return Loaded(
-            label["next_step"], contents["data"], (*notes, *_changed_settings(setup, label))
-        )
+        notes = [f"{reason}; training goes on from that of step {step}." for reason in damaged]
+        notes += _changed_settings(setup, label)
+        return Loaded(step, contents["data"], tuple(notes))
+
     if damaged:
         raise InputError(f"no checkpoint in {directory} can be read: {damaged[0]}.", _ANEW)
     raise InputError(
@@ -220,221 +266,86 @@ def load(setup: Setup, directory: Path) -> Loaded:
     )
 
 
+def state_of(setup: Setup) -> dict[str, Any]:
+    """What training changes, in memory of its own; where several ranks train, this one's part."""
+    weights = {}
+    for name, value in setup.trained_values():
+        weights[name] = value.detach().clone()
+    buffers = {}
+    for name, buffer in setup.model.named_buffers():
+        buffers[name] = buffer.detach().clone()
+
+    return {
+        "weights": weights,
+        "buffers": buffers,
+        "optimizer": copy.deepcopy(setup.optimizer.state_dict()),
+        "scaler": setup.scaler.state_dict() if setup.scaler else None,
+        "skipped_updates": setup.progress.skipped_updates,
+        "random": random_state.capture(setup.device),
+    }
+
+
+@torch.no_grad()
+def restore_state(setup: Setup, state: Mapping[str, Any]) -> None:
+    """Load what `state_of` gave for the same model and config; raises InputError for another's."""
+    weights = dict(setup.trained_values())
+    differing = weights.keys() ^ state["weights"].keys()
+    if differing:
+        message = f"the state is of another model or config: {min(differing)} is in only one."
+        raise InputError(message, "Give the model and config it was made with.")
+
+    for name, value in weights.items():
+        value.copy_(state["weights"][name])
+    setup.optimizer.load_state_dict(state["optimizer"])
+    _restore_buffers(setup, state["buffers"])
+    if setup.scaler and state["scaler"]:
+        setup.scaler.load_state_dict(state["scaler"])
+    setup.progress.skipped_updates = state["skipped_updates"]
+    random_state.restore(state["random"], setup.device)
+
+
 @contextmanager
 def _damage_noted(ranks: Ranks, step: int, damaged: list[str]) -> Iterator[Callable[[], bool]]:
-    """Add a sentence on what is found to be damaged inside, on any rank; yields whether there was any."""
+    """Add a sentence where what is done inside finds damage, on any rank.
+
+    Yields a function that tells afterwards whether there was any.
+    """
     before = len(damaged)
     damage: DamagedError | None = None
     try:
         yield lambda: len(damaged) > before
     except DamagedError as error:
         damage = error
-    if ranks.largest(float(damage is not None))[0]:
-        damaged.append(
-            f"the checkpoint of step {step} is damaged ({damage or 'as another rank sees'})"
-        )
 
-
-def _of(name: str, rank: int) -> str:
-    """The name of a file of one rank."""
-    return name.format(f"-{rank}" if rank else "")
-
-
-def _frozen_digest(setup: Setup) -> str:
-    """A digest of some values of every frozen weight, which checkpoints do not hold. Read from the state dict, which
-    includes weights that rest on the host. Quantised weights are left out: their bits depend on the device that rounded
-    them."""
-    frozen = {
-        name for name, parameter in setup.model.named_parameters() if not parameter.requires_grad
-    }
-    digest = hashlib.sha256()
-    for name, tensor in setup.model.state_dict().items():
-        if name in frozen and tensor.is_floating_point() and tensor.itemsize > 1 and tensor.numel():
-            values = whole(tensor.detach()).reshape(-1)[:: -(-tensor.numel() // _SAMPLES)]
-            digest.update(
-                name.encode() + values.cpu().contiguous().view(torch.uint8).numpy().tobytes()
-            )
-    return digest.hexdigest()[:16]
-
-
-def detached(named: Iterable[tuple[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
-    """Tensors as safetensors takes them: on the host, contiguous, and sharing no memory."""
-    detached: dict[str, torch.Tensor] = {}
-    addresses: set[int] = set()
-    for name, tensor in named:
-        if tensor.dtype is torch.complex128:
-            raise InputError(
-                f"{name} is of complex128, which safetensors cannot hold.", "Make it complex64."
-            )
-        plain = tensor.detach().cpu().contiguous()
-        storage = plain.untyped_storage()
-        if storage.data_ptr() in addresses or storage.nbytes() != plain.numel() * plain.itemsize:
-            plain = plain.clone(memory_format=torch.contiguous_format)
-        addresses.add(storage.data_ptr())
-        detached[name] = plain
-    return detached
-
-
-def _storage_bytes(value: Any) -> int:
-    """The bytes of the tensors in nested containers, each storage counted once."""
-    found = (leaf for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor))
-    storages = [plain.untyped_storage() for tensor in found for plain in plain_tensors(tensor)]
-    return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
-
-
-def _steps(directory: Path) -> list[tuple[int, Path]]:
-    """The checkpoints of an output directory by their steps, the newest first."""
-    entries = (
-        (_STEP.fullmatch(name), path)
-        for name, path in atomic_writes.complete_entries(directory / FOLDER)
-    )
-    return sorted(((int(match[1]), path) for match, path in entries if match), reverse=True)
-
-
-def _signed(text: str) -> str:
-    return f"{text}{_OWN_SUM}: {zlib.crc32(text.encode())}\n"
-
-
-def _is_signed(label: Path) -> bool:
-    text = label.read_text(encoding="utf-8")
-    return text == _signed(text[: text.rfind(_OWN_SUM)])
-
-
-def _read_label(path: Path) -> dict[str, Any]:
-    try:
-        label = strict_yaml.load_mapping(path / _LABEL)
-    except InputError as error:
-        raise DamagedError(f"{_LABEL} cannot be read") from error
-    check_label(label)
-    is_older = label["autofit_checkpoint"] < _FORMAT and _OWN_SUM not in label
-    if not is_older and not _is_signed(path / _LABEL):
-        raise DamagedError(f"{_LABEL} is not what was written")
-    if label["autofit_checkpoint"] != _FORMAT:
-        message = f"the checkpoint {path} is of format {label['autofit_checkpoint']}, this autofit reads {_FORMAT}."
-        raise InputError(message, "Resume it with the autofit that wrote it.")
-    return label
-
-
-def _read_contents(path: Path, label: dict[str, Any], ranks: Ranks) -> dict[str, Any]:
-    """The contents of every other file, all of them checked before any is used; of weights that several ranks wrote,
-    what they are. State goes to the host: each optimizer knows best what of it belongs on the device, and an offloaded
-    one none. Tensors of a library's own class (torchao's) pass `weights_only`: that library, loaded with the optimizer,
-    has registered them as safe."""
-    contents: dict[str, Any] = {}
-    state, optimizer = (
-        _of(name, ranks.rank % int(label.get("ranks", 1))) for name in (_STATE, _OPTIMIZER)
-    )
-    read = {_WEIGHTS, _BUFFERS, state, optimizer} & label["crc32"].keys()
-    for number, name in enumerate(sorted(label["crc32"].keys() | {_BUFFERS, state})):
-        file = path / name
-        if name not in read and number % ranks.layout.world != ranks.rank:
-            continue  # another rank checks it
-        try:
-            if checksum(file) != label["crc32"].get(name):
-                raise DamagedError(f"{name} is not what was written")
-        except OSError as error:
-            raise DamagedError(f"{name} cannot be read: {error.strerror}") from error
-        try:
-            if name in (_WEIGHTS, _BUFFERS):
-                contents[name] = safetensors.torch.load_file(file)
-            elif name == state:
-                found = json_state.loads(file.read_text(encoding="utf-8"))
-                contents |= {key: found[key] for key in STATE_FIELDS & found.keys()}
-            elif name == optimizer:
-                contents["optimizer"] = torch.load(file, map_location="cpu", weights_only=True)
-        except Exception as error:  # torch raises whatever it stumbles over, with pages of advice
-            raise DamagedError(f"{name} cannot be read ({type(error).__name__})") from error
-    if _WEIGHTS not in label["crc32"]:
-        try:
-            contents[_PARTS] = sharded_state.described(path, label["crc32"].keys())
-        except Exception as error:  # torch's reader, too
-            raise DamagedError(f"its tensors cannot be read ({describe_error(error)})") from error
-        contents[_WEIGHTS] = {
-            name: each for name, each in contents[_PARTS].items() if name not in contents[_BUFFERS]
-        }
-    return contents
-
-
-def _check_agreement(path: Path, differences: list[str]) -> None:
-    if differences:
-        more = f" (and {len(differences) - 3} more)" if len(differences) > 3 else ""
-        message = f"the checkpoint {path} is of another model or config: {'; '.join(differences[:3])}{more}."
-        raise InputError(message, "Give the model and config it was made with.")
-
-
-def _config_differences(setup: Setup, label: dict[str, Any]) -> list[str]:
-    """The knobs by which the two would learn differently, or lay out the optimizer's state differently."""
-    differences: list[str] = []
-    layout = {name for name, knob in KNOBS.items() if knob.lays_out_state}
-    if updated_on(setup.config) == "host" and setup.config.optimizer_offload == "cpu":
-        # what rests on the host is stepped by an optimizer of its own
-        layout.add("parameter_offload")
-    for knob in all_techniques():
-        mine = setup.config.get(knob.name, knob.off)
-        theirs = label["config"].get(knob.name, knob.off)
-        same = knob.exact(mine, setup.workload) and knob.exact(theirs, setup.workload)
-        is_split = knob.name == "micro_batch_size"  # any split of a batch learns the same
-        if mine != theirs and not is_split and (knob.name in layout or not same):
-            differences.append(f"{knob.name} {_word(mine)}, checkpoint has {_word(theirs)}")
-    return differences
-
-
-def _weight_differences(
-    setup: Setup, label: dict[str, Any], saved: dict[str, torch.Tensor]
-) -> list[str]:
-    mine = {name: list(parameter.shape) for name, parameter in setup.trainable()}
-    theirs = {
-        name: list(tensor.shape)
-        for name, tensor in saved.items()
-        if not sharded_state.is_of_optimizer(name)
-    }
-    both = [name for name in mine if name in theirs]
-    differences = [
-        f"weight {n} {mine[n]}, checkpoint has {theirs[n]}" for n in both if mine[n] != theirs[n]
-    ]
-    differences += [
-        f"weight {name} is trained, checkpoint has none" for name in mine if name not in theirs
-    ]
-    differences += [
-        f"weight {name} is not trained, checkpoint has one" for name in theirs if name not in mine
-    ]
-    if not differences and label.get("frozen_weights") != _frozen_digest(setup):
-        differences = ["the frozen weights are not those that it was trained beside"]
-    return differences
+    (is_damaged,) = ranks.largest(float(damage is not None))
+    if is_damaged:
+        reason = damage or "as another rank sees"
+        damaged.append(f"the checkpoint of step {step} is damaged ({reason})")
 
 
 @torch.no_grad()
 def _restore(setup: Setup, contents: dict[str, Any], path: Path) -> None:
-    """Load everything into the setup. Weight decay stays as this run sets it, as the learning rate does."""
-    buffers_of = setup.model.get_submodule
+    """Load everything into the setup; the learning rate and weight decay are this run's own."""
     # not every optimizer has one
     decays = [group.get("weight_decay") for group in setup.optimizer.param_groups]
-    if _PARTS in contents:
-        sharded_state.restore(setup, contents[_PARTS], contents, path)
+
+    if PARTS in contents:
+        sharded_state.restore(setup, contents[PARTS], contents, path)
     else:
         for name, value in setup.trained_values():
-            value.copy_(sharded_state.own_part(contents[_WEIGHTS][name], value))
+            value.copy_(sharded_state.shard_of(contents[WEIGHTS][name], value))
         if setup.ranks.are_several:
             sharded_state.divide_optimizer(setup, contents)
         else:
-            with as_input_error(
-                lambda error: (
-                    f"the optimizer does not take its saved state: {describe_error(error)}."
-                ),
-                _ANEW,
-            ):
+            refusal = "the optimizer does not take its saved state"
+            with as_input_error(lambda error: f"{refusal}: {describe_error(error)}.", _ANEW):
                 setup.optimizer.load_state_dict(contents["optimizer"])
-    for name, values in contents[_BUFFERS].items():
-        parent, _, own_name = name.rpartition(".")
-        buffers = buffers_of(parent)._buffers
-        buffer = buffers.get(own_name)
-        if buffer is not None and buffer.shape == values.shape:
-            buffer.copy_(values)
-        else:  # one that the model makes or replaces while it runs
-            buffers[own_name] = values.to(setup.device)
+
     for group, decay in zip(setup.optimizer.param_groups, decays, strict=True):
         if decay is not None:
             group["weight_decay"] = decay
+
+    _restore_buffers(setup, contents[BUFFERS])
     if setup.scaler and contents["scaler"]:
         setup.scaler.load_state_dict(contents["scaler"])
     # an earlier autofit wrote none
@@ -442,20 +353,98 @@ def _restore(setup: Setup, contents: dict[str, Any], path: Path) -> None:
     random_state.restore(contents["random"], setup.device)
 
 
+def _restore_buffers(setup: Setup, saved: Tensors) -> None:
+    """Load the model's buffers, also those of another shape than it has now."""
+    for name, values in saved.items():
+        parent, _, own_name = name.rpartition(".")
+        buffers = setup.model.get_submodule(parent)._buffers
+        buffer = buffers.get(own_name)
+        if buffer is not None and buffer.shape == values.shape:
+            buffer.copy_(values)
+        else:  # one that the model makes or replaces while it runs
+            buffers[own_name] = values.to(setup.device)
+
+
+def _check_agreement(path: Path, differences: list[str]) -> None:
+    """Raise an InputError that names the first differences, if there are any."""
+    if not differences:
+        return
+
+    named = "; ".join(differences[:_MOST_DIFFERENCES])
+    more = len(differences) - _MOST_DIFFERENCES
+    if more > 0:
+        named += f" (and {more} more)"
+    raise InputError(
+        f"the checkpoint {path} is of another model or config: {named}.",
+        "Give the model and config it was made with.",
+    )
+
+
+def _config_differences(setup: Setup, label: dict[str, Any]) -> list[str]:
+    """The knobs by which the two would learn differently, or lay out optimizer state differently."""
+    config = setup.config
+    workload = setup.workload
+    # What rests on the host is stepped by an optimizer of its own.
+    is_stepped_apart = updated_on(config) == "host" and config.optimizer_offload == "cpu"
+
+    differences = []
+    for technique in all_techniques():
+        knob = technique.name
+        mine = config.get(knob, technique.off)
+        theirs = label["config"].get(knob, technique.off)
+        if mine == theirs or knob == "micro_batch_size":  # any split of a batch learns the same
+            continue
+
+        lays_out_state = technique.record.lays_out_state
+        if knob == "parameter_offload" and is_stepped_apart:
+            lays_out_state = True
+        learns_the_same = technique.exact(mine, workload) and technique.exact(theirs, workload)
+        if lays_out_state or not learns_the_same:
+            differences.append(f"{knob} {_word(mine)}, checkpoint has {_word(theirs)}")
+    return differences
+
+
+def _weight_differences(setup: Setup, label: dict[str, Any], saved: Tensors) -> list[str]:
+    """The weights that only one of the two trains, or of another shape; else the frozen ones."""
+    theirs = {}
+    for name, tensor in saved.items():
+        if not sharded_state.is_of_optimizer(name):
+            theirs[name] = list(tensor.shape)
+
+    reshaped = []
+    missing = []
+    for name, parameter in setup.trainable():
+        shape = list(parameter.shape)
+        found = theirs.pop(name, None)
+        if found is None:
+            missing.append(f"weight {name} is trained, checkpoint has none")
+        elif found != shape:
+            reshaped.append(f"weight {name} {shape}, checkpoint has {found}")
+
+    differences = reshaped + missing
+    differences += [f"weight {name} is not trained, checkpoint has one" for name in theirs]
+    if not differences and label.get("frozen_weights") != _frozen_digest(setup):
+        return ["the frozen weights are not those that it was trained beside"]
+    return differences
+
+
 def _changed_settings(setup: Setup, label: dict[str, Any]) -> list[str]:
     """A sentence for each hyperparameter that differs from the checkpoint's."""
-    mine = {
-        **asdict(setup.hyperparameters),
-        "effective_batch_size": setup.workload.effective_batch_size,
-    }
-    theirs = {**label["hyperparameters"], "effective_batch_size": label.get("effective_batch_size")}
-    changed = [name for name in mine if name in theirs and mine[name] != theirs[name]]
-    return [
-        f"{name} is {_word(mine[name])} from here on, before it was {_word(theirs[name])}."
-        for name in changed
-    ]
+    mine = asdict(setup.hyperparameters)
+    mine["effective_batch_size"] = setup.workload.effective_batch_size
+    theirs = dict(label["hyperparameters"])
+    theirs["effective_batch_size"] = label.get("effective_batch_size")
+
+    notes = []
+    for name, now in mine.items():
+        if name in theirs and theirs[name] != now:
+            before = _word(theirs[name])
+            notes.append(f"{name} is {_word(now)} from here on, before it was {before}.")
+    return notes
 
 
 def _word(value: Any) -> str:
     """A value as YAML has it."""
-    return value if isinstance(value, str) else json.dumps(value)
+    if isinstance(value, str):
+        return value
+    return json.dumps(value)

@@ -1,5 +1,8 @@
-"""What a checkpoint may hold. All that is read of one is checked here, against one schema and the model, before any of
-it is used: right checksums say only that a file is what somebody wrote."""
+"""What a checkpoint may hold.
+
+All that is read of one is checked here, against one schema and the model, before any of it is used:
+right checksums say only that a file is what somebody wrote.
+"""
 
 import math
 from collections.abc import Mapping
@@ -8,12 +11,13 @@ from typing import Annotated, Any
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
-from torch import nn
 
 from autofit.core.errors import printable, sentence, shown
 from autofit.setup import Setup
 from autofit.training import random_state, sharded_state
+from autofit.training.host_tensors import Tensors
 from autofit.training.optimizer_schema import OptimizerSchema, StateError
+from autofit.training.sharded_state import Entries
 
 _MOST_SAMPLES = 2**24  # that a step can take
 _Count = Annotated[int, Field(ge=0, lt=2**63)]
@@ -26,12 +30,14 @@ class DamagedError(Exception):
 
 
 class _Schema(BaseModel):
-    """Fields may be added by a later autofit."""
+    """What part of a checkpoint holds; a later autofit may add fields."""
 
     model_config = ConfigDict(strict=True, extra="allow", arbitrary_types_allowed=True)
 
 
 class _Label(_Schema):
+    """Of checkpoint.yaml: which run this is, and the checksums of all files."""
+
     autofit_checkpoint: int
     next_step: _Count
     config: dict[str, _Plain]
@@ -43,6 +49,8 @@ class _Label(_Schema):
 
 
 class _State(_Schema):
+    """Of state.json; the names and numbers are those of the optimizer's weights."""
+
     random: dict[str, Any]
     ranks: _Positive = 1
     names: list[str] | None = None
@@ -53,7 +61,7 @@ class _State(_Schema):
 
 
 class _Position(_Schema):
-    """Of the data, as `Epochs` has it."""
+    """The position in the data, as `Epochs` has it."""
 
     passes: _Count
     given: _Count
@@ -69,7 +77,7 @@ STATE_FIELDS = _State.model_fields.keys()
 
 def check_label(label: Any) -> None:
     """Raise a DamagedError for other than a label."""
-    _validated(_Label, label, "checkpoint.yaml")
+    _validate(_Label, label, "checkpoint.yaml")
     for name in label["crc32"]:
         if Path(name).name != name:
             raise DamagedError(f"checkpoint.yaml names the file {shown(name)}")
@@ -77,11 +85,12 @@ def check_label(label: Any) -> None:
 
 def check_state(setup: Setup, contents: Mapping[str, Any], label: Mapping[str, Any]) -> None:
     """Raise a DamagedError for other than the state of a run."""
-    _validated(_State, contents, "state.json")
-    if contents.get("ranks", 1) != label.get("ranks", 1):
-        raise DamagedError(
-            f"state.json is of ranks {contents.get('ranks', 1)}, and not {label.get('ranks', 1)}"
-        )
+    _validate(_State, contents, "state.json")
+    ranks = contents.get("ranks", 1)
+    labelled = label.get("ranks", 1)
+    if ranks != labelled:
+        raise DamagedError(f"state.json is of ranks {ranks}, and not {labelled}")
+
     _check_position(contents["data"], label["next_step"])
     try:
         random_state.check(contents["random"], setup.device)
@@ -91,97 +100,113 @@ def check_state(setup: Setup, contents: Mapping[str, Any], label: Mapping[str, A
         _check_scaler(contents["scaler"], setup.scaler.state_dict())
 
 
-def check_tensors(
-    setup: Setup, weights: Mapping[str, torch.Tensor], buffers: Mapping[str, torch.Tensor]
-) -> None:
-    """Check the kinds of numbers of weights, whose names and shapes tell whether they are of this model, and buffers.
-    Raises DamagedError."""
-    for name, weight in setup.trainable():
-        if name in weights and not _is_alike(weights[name], weight):
-            raise DamagedError(
-                f"weight {name} is of {weights[name].dtype}, and not of {weight.dtype}"
-            )
-    modules = dict(setup.model.named_modules())
-    for name, values in buffers.items():
-        parent, _, own_name = name.rpartition(".")
-        module = modules.get(parent)
-        if module is None or (own_name not in module._buffers and hasattr(module, own_name)):
-            raise DamagedError(f"the model has no buffer {printable(name)}")
-        own = module._buffers.get(own_name)
-        if own is None:  # one that the model makes while it runs
-            continue
-        may_grow = not type(module).__module__.startswith("torch.nn.")
-        if not _is_alike(values, own) or not (may_grow or values.shape == own.shape):
-            found, needed = (f"{list(each.shape)} of {each.dtype}" for each in (values, own))
-            raise DamagedError(f"buffer {name} is {found}, and not {needed}")
-
-
-def check_optimizer(
-    setup: Setup,
-    contents: dict[str, Any],
-    parts: Mapping[str, torch.Tensor] | None,
-    schema: OptimizerSchema,
-) -> None:
-    """Check the optimizer's state, and put it as it is to be loaded. `parts`: what several ranks wrote, on meta. Raises
-    DamagedError."""
-    weights = dict(setup.trainable())
-    is_divided_anew = contents.get("ranks", 1) == 1 and setup.ranks.are_several
-    try:
-        if "optimizer" in contents and not is_divided_anew:
-            if contents.get("names") not in (None, sharded_state.names_of(setup)):
-                raise StateError("its weights have another order")
-            contents["optimizer"] = schema.fitted(contents["optimizer"])
-        elif "optimizer" not in contents and parts is None:
-            raise StateError("there is none")
-        elif "optimizer" in contents:
-            for name, entry in sharded_state.entries_by_name(contents).items():
-                schema.check_entry(_weight_of(name, weights), entry, name)
-        else:
-            numbers = contents.get("optimizer_numbers") or {}
-            for name, entry in sharded_state.entries_described(parts or {}, numbers).items():
-                schema.check_entry(_weight_of(name, weights), entry, name, on_meta=True)
-    except StateError as error:
-        raise DamagedError(f"the optimizer's state is not of this model: {error}") from error
-
-
-def _weight_of(name: str, weights: Mapping[str, nn.Parameter]) -> nn.Parameter:
-    if name not in weights:
-        raise StateError(f"there is no weight {printable(name)}")
-    return weights[name]
-
-
-def _is_alike(saved: torch.Tensor, own: torch.Tensor) -> bool:
-    """Whether both hold numbers of one kind, as of whatever width."""
-    kinds = [
-        (each.dtype.is_floating_point, each.dtype.is_complex, each.dtype is torch.bool)
-        for each in (saved, own)
-    ]
-    return kinds[0] == kinds[1]
-
-
 def _check_position(data: dict[str, Any] | None, next_step: int) -> None:
+    """Raise a DamagedError for a position in the data that a run cannot have reached."""
     if data is None or "samples" not in data:  # an earlier autofit counted steps alone
         return
-    _validated(_Position, data, "the position in the data")
+
+    _validate(_Position, data, "the position in the data")
     steps = next_step + 1  # the last one may have begun
-    if data["passes"] > steps or not data["given"] <= data["samples"] <= steps * _MOST_SAMPLES:
+    most_samples = steps * _MOST_SAMPLES
+    if data["passes"] > steps or not data["given"] <= data["samples"] <= most_samples:
         raise DamagedError(f"the position in the data is none that {next_step} steps lead to")
 
 
 def _check_scaler(saved: Mapping[str, Any], own: Mapping[str, Any]) -> None:
+    """Raise a DamagedError for other than the numbers that a loss scaler has."""
     for key in own:
         number = saved.get(key)
         if not isinstance(number, int | float) or not math.isfinite(number) or number < 0:
             raise DamagedError(f"{key} of the loss scaler is {shown(number)}")
 
 
-def _validated(schema: type[_Schema], data: Any, what: str) -> None:
+def check_tensors(setup: Setup, weights: Tensors, buffers: Tensors) -> None:
+    """Check what kind of numbers weights hold, and that buffers fit the model.
+
+    Whether weights are of this model is told by their names and shapes. Raises DamagedError.
+    """
+    for name, weight in setup.trainable():
+        if name in weights and not _is_alike(weights[name], weight):
+            dtype = weights[name].dtype
+            raise DamagedError(f"weight {name} is of {dtype}, and not of {weight.dtype}")
+
+    modules = dict(setup.model.named_modules())
+    for name, values in buffers.items():
+        parent, _, own_name = name.rpartition(".")
+        module = modules.get(parent)
+        if module is None or (own_name not in module._buffers and hasattr(module, own_name)):
+            raise DamagedError(f"the model has no buffer {printable(name)}")
+
+        own = module._buffers.get(own_name)
+        if own is None:  # one that the model makes while it runs
+            continue
+        may_grow = not type(module).__module__.startswith("torch.nn.")
+        has_shape = may_grow or values.shape == own.shape
+        if not has_shape or not _is_alike(values, own):
+            found = f"{list(values.shape)} of {values.dtype}"
+            needed = f"{list(own.shape)} of {own.dtype}"
+            raise DamagedError(f"buffer {name} is {found}, and not {needed}")
+
+
+def _is_alike(saved: torch.Tensor, own: torch.Tensor) -> bool:
+    """Whether both hold numbers of one kind, as of whatever width."""
+    return _kind(saved.dtype) == _kind(own.dtype)
+
+
+def _kind(dtype: torch.dtype) -> tuple[bool, ...]:
+    """What tells floats, complex numbers, booleans and integers apart."""
+    return dtype.is_floating_point, dtype.is_complex, dtype is torch.bool
+
+
+def check_optimizer(
+    setup: Setup,
+    contents: dict[str, Any],
+    parts: Tensors | None,
+    schema: OptimizerSchema,
+) -> None:
+    """Check the optimizer's state, and put it as it is to be loaded.
+
+    `parts`: what several ranks wrote, on meta. Raises DamagedError.
+    """
+    is_divided_anew = contents.get("ranks", 1) == 1 and setup.ranks.are_several
+    try:
+        if "optimizer" in contents and not is_divided_anew:
+            if contents.get("names") not in (None, sharded_state.names_of(setup)):
+                raise StateError("its weights have another order")
+            contents["optimizer"] = schema.fitted(contents["optimizer"])
+        elif "optimizer" in contents:
+            _check_entries(setup, sharded_state.entries_by_name(contents), schema, on_meta=False)
+        elif parts is not None:
+            numbers = contents.get("optimizer_numbers") or {}
+            entries = sharded_state.entries_described(parts, numbers)
+            _check_entries(setup, entries, schema, on_meta=True)
+        else:
+            raise StateError("there is none")
+    except StateError as error:
+        raise DamagedError(f"the optimizer's state is not of this model: {error}") from error
+
+
+def _check_entries(
+    setup: Setup, entries: Entries, schema: OptimizerSchema, *, on_meta: bool
+) -> None:
+    """Raise a StateError unless every entry is that of a trained weight."""
+    weights = dict(setup.trainable())
+    for name, entry in entries.items():
+        if name not in weights:
+            raise StateError(f"there is no weight {printable(name)}")
+        schema.check_entry(weights[name], entry, name, on_meta=on_meta)
+
+
+def _validate(schema: type[_Schema], data: Any, what: str) -> None:
+    """Raise a DamagedError that names the first value of another kind."""
     try:
         schema.model_validate(data)
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"])) or "it"
-        given = "absent" if first["type"] == "missing" else shown(first["input"])
+        given = shown(first["input"])
+        if first["type"] == "missing":
+            given = "absent"
         raise DamagedError(
             f"{what} is not as a training writes it: {printable(where)} is {given}"
         ) from error

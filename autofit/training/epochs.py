@@ -1,8 +1,9 @@
 """Endless epochs over a loader, resumable in the middle of one, also with another batch size.
 
-Each epoch starts with random numbers of its own, so a shuffling loader has the same order when a run resumes. The place
-is kept in samples. A loader that can save and load its position (torchdata's StatefulDataLoader protocol: `state_dict`,
-`load_state_dict`) does so; any other is read again up to the sample where the run stopped.
+Each epoch starts with random numbers of its own, so a shuffling loader has the same order when a
+run resumes. The place is kept in samples. A loader that can save and load its position (torchdata's
+StatefulDataLoader protocol: `state_dict`, `load_state_dict`) does so; any other is read again up to
+the sample where the run stopped.
 """
 
 import zlib
@@ -15,17 +16,21 @@ from autofit.core.errors import describe_error, pluralize
 from autofit.data.batch import Cut, sample_count, samples_of, tensors
 from autofit.data.samples import FileLoader
 from autofit.training import random_state
+from autofit.training.host_tensors import bytes_of
 from autofit.training.local_batch import LocalBatch, LocalIndices
 from autofit.training.workload import batches_of, empty_pass, is_stateful, samples_in_pass
 
 _END = object()  # of a pass: a loader may give anything else as a batch
 
+State = Mapping[str, Any]  # as `Epochs.state` makes it
+Notes = list[str]  # sentences for the user
+
 
 class Epochs(Iterator[Any]):
     """The batches of one training run, without an end; epoch n draws from seed + n.
 
-    `done` is told of every step, so that the place is that of what was trained on. `batch_size`: samples of a usual
-    batch; None where that is not known.
+    `done` is told of every step, so that the place is that of what was trained on. `batch_size`:
+    samples of a usual batch; None where that is not known.
     """
 
     def __init__(
@@ -36,14 +41,15 @@ class Epochs(Iterator[Any]):
         self._batch_size = batch_size
         self._cut = cut
         self._is_stateful = is_stateful(loader)
+        self._pass_samples = samples_in_pass(loader)
+
         self._pass: Iterator[Any] = iter(())
-        self._rest: list[Any] = []  # of a batch that was begun before the run stopped
+        self._rest: Any = None  # of a batch that was begun before the run stopped
         self._last: Any = None  # the whole batch that is done last, until the next one is read
         self._given: Any = None
         self.passes_begun = 0
         self.batches_done = 0  # in the pass under way
         self._samples_done = 0  # in the pass under way
-        self._pass_samples = samples_in_pass(loader)
 
     def __next__(self) -> Any:
         place = self.passes_begun, self.batches_done, self._samples_done, self._last
@@ -54,10 +60,13 @@ class Epochs(Iterator[Any]):
             raise
 
     def _read_next(self) -> Any:
+        """The next batch, of the next pass where this one ends."""
         self._given = None
         self._last = None
-        if self._rest:
-            return self._rest.pop()
+        if self._rest is not None:
+            rest = self._rest
+            self._rest = None
+            return rest
 
         batch = next(self._pass, _END)
         if batch is _END:
@@ -71,6 +80,15 @@ class Epochs(Iterator[Any]):
         self._given = batch
         return batch
 
+    def _begin_pass(self) -> None:
+        """Begin a pass with random numbers of its own."""
+        self._pass = iter(())  # the workers of the last pass end before others start
+        random_state.seed_host(self._seed + self.passes_begun)
+        self.passes_begun += 1
+        self.batches_done = 0
+        self._samples_done = 0
+        self._pass = batches_of(self._loader)
+
     def done(self, samples: int) -> None:
         """Note that the last batch, of so many samples, is trained on."""
         self.batches_done += 1
@@ -79,9 +97,10 @@ class Epochs(Iterator[Any]):
 
     def batches_left(self, pass_length: int, passes: int) -> int:
         """The batches that are left of so many passes; negative where there were more already."""
-        if not self.passes_begun:
-            return passes * pass_length
-        return pass_length - self.batches_done + (passes - self.passes_begun) * pass_length
+        left = (passes - self.passes_begun) * pass_length
+        if self.passes_begun:
+            left += pass_length - self.batches_done
+        return left
 
     @property
     def position(self) -> str:
@@ -102,69 +121,63 @@ class Epochs(Iterator[Any]):
             state["loader"] = self._loader.state_dict()
         return state
 
-    def skip(self, state: Mapping[str, Any], device: torch.device) -> list[str]:
-        """Go on at a place; draws no random number. Returns sentences about samples that are skipped or repeated."""
+    def skip(self, state: State, device: torch.device) -> Notes:
+        """Go on at a place; draws no random number.
+
+        Returns sentences about samples that are skipped or repeated.
+        """
         if not state["passes"]:
             return []
+
         notes = self._changed_length(state)
         with random_state.preserved(device):
             if not self._is_stateful or "loader" not in state:
-                return [*notes, *self._read_up_to(state)]
-
-            refusal = self._load(state)
-            if refusal is not None:
-                return [*notes, refusal, *self._read_up_to(state)]
-            return [*notes, *self._own_place(state)]
+                return notes + self._read_up_to(state)
+            try:
+                self._loader.load_state_dict(state["loader"])
+            # whatever a loader of somebody's raises: its batches can still be counted
+            except Exception as error:
+                notes.append(
+                    f"the loader does not take its own state ({describe_error(error)}): "
+                    "it is read again up to its place."
+                )
+                return notes + self._read_up_to(state)
+            return notes + self._continue_loader(state)
 
     def skip_batches(self, batches: int, device: torch.device) -> None:
-        """Go on behind so many batches, which is all that checkpoints of an earlier autofit know."""
+        """Go on behind so many batches, all that checkpoints of an earlier autofit know."""
         with random_state.preserved(device):
             for _ in range(batches):
                 self.done(self._count(next(self)))
 
-    def _begin_pass(self) -> None:
-        self._pass = iter(())  # the workers of the last pass end before others start
-        random_state.seed_host(self._seed + self.passes_begun)
-        self.passes_begun += 1
-        self.batches_done = 0
-        self._samples_done = 0
-        self._pass = batches_of(self._loader)
-
-    def _load(self, state: Mapping[str, Any]) -> str | None:
-        """Give the loader its own state; a sentence where it refuses."""
-        try:
-            self._loader.load_state_dict(state["loader"])
-        # whatever a loader of somebody's raises: its batches can still be counted
-        except Exception as error:
-            return (
-                f"the loader does not take its own state "
-                f"({describe_error(error)}): it is read again up to its place."
-            )
-
+    def _continue_loader(self, state: State) -> Notes:
+        """Go on with a loader that has its own state, perhaps with another batch size."""
+        is_resized = self._is_resized(state)
+        samples = state["samples"]
         self.passes_begun = state["passes"]
-        self._samples_done = state["samples"]
+        self._samples_done = samples
         self.batches_done = state["given"]
-        if self._is_resized(state) and self._batch_size:
-            self.batches_done = self._samples_done // self._batch_size
+        if is_resized and self._batch_size:
+            self.batches_done = samples // self._batch_size
         # without a batch, if the run stopped at the end of an epoch
         self._pass = batches_of(self._loader)
-        return None
 
-    def _own_place(self, state: Mapping[str, Any]) -> list[str]:
-        """What is to be said of a loader that goes on by its own state with another batch size."""
-        if not self._is_resized(state):
+        if not is_resized:
             return []
         if isinstance(self._loader, FileLoader):  # which counts samples
-            begun = state["samples"] % self._loader.batch_size
-            return [_within(begun, self._loader.batch_size)] if begun else []
+            return _note_within(samples % self._loader.batch_size, self._loader.batch_size)
         return [
-            f"the loader goes on by its own state, saved after {pluralize(state['samples'], 'sample')} of pass"
-            f" {state['passes'] - 1} with batches of {state['batch_size']}: if that counts batches instead of samples,"
-            " some are skipped or repeated."
+            "the loader goes on by its own state, saved after "
+            f"{pluralize(samples, 'sample')} of pass {state['passes'] - 1} with batches of "
+            f"{state['batch_size']}: if that counts batches instead of samples, some are skipped "
+            "or repeated."
         ]
 
-    def _read_up_to(self, state: Mapping[str, Any]) -> list[str]:
-        """Read the loader again up to the place: by batches, or where those have another size now, by samples."""
+    def _read_up_to(self, state: State) -> Notes:
+        """Read the loader again up to the place.
+
+        It is found by batches, or where those have another size now, by samples.
+        """
         self.passes_begun = 0
         for _ in range(state["passes"] - 1):
             self._begin_pass()
@@ -184,66 +197,85 @@ class Epochs(Iterator[Any]):
             batch = next(self._pass, _END)
             if batch is _END:
                 return [
-                    f"the data end after {pluralize(self._samples_done, 'sample')} of pass {self.passes_begun - 1},"
-                    f" before the {wanted} that were trained on in it: training goes on with the next pass."
+                    f"the data end after {pluralize(self._samples_done, 'sample')} of pass "
+                    f"{self.passes_begun - 1}, before the {wanted} that were trained on in it: "
+                    "training goes on with the next pass."
                 ]
+
             is_drawn = not random_state.is_at(before)
             count = self._count(batch)
             if is_resized and self._samples_done + count > wanted:
                 return self._begin_within(batch, wanted - self._samples_done, count)
             self.done(count)
 
-        digests = self._digest(batch), state["last"]
-        if is_resized or is_drawn or None in digests or digests[0] == digests[1]:
+        if is_resized or is_drawn:
             return []
-        return [
-            f"what was read before the place, after {pluralize(wanted, 'sample')} of pass {self.passes_begun - 1}, is"
-            " not what the checkpoint says: the data or their order are other ones now, so that samples may be skipped"
-            " or repeated."
-        ]
+        return self._changed_batch(batch, state)
 
-    def _is_at(self, state: Mapping[str, Any]) -> bool:
+    def _is_at(self, state: State) -> bool:
         """Whether the pass under way has been read up to the place."""
         if self._is_resized(state):
             return bool(self._samples_done >= state["samples"])
         return bool(self.batches_done >= state["given"])
 
-    def _begin_at_index(self, loader: LocalIndices, sample: int) -> list[str]:
+    def _begin_at_index(self, loader: LocalIndices, sample: int) -> Notes:
         """Go on at a sample of a pass that is read by indices, each rank its own."""
         assert self._batch_size, "it differs from another one"
         self._pass = loader.batches_from(sample)
         self._samples_done = sample
         self.batches_done, begun = divmod(sample, self._batch_size)
-        return [_within(begun, self._batch_size)] if begun else []
+        return _note_within(begun, self._batch_size)
 
-    def _begin_within(self, batch: Any, begun: int, count: int) -> list[str]:
-        """Go on within a batch, behind the samples that were trained on; with all of them where it cannot be cut."""
+    def _begin_within(self, batch: Any, begun: int, count: int) -> Notes:
+        """Go on in a batch, behind the samples that were trained on.
+
+        A batch that cannot be cut is trained on again as a whole.
+        """
         if isinstance(batch, LocalBatch) or self._cut is not None:
-            self._rest = [batch]
+            self._rest = batch
             return [
-                f"{pluralize(begun, 'sample')} of a batch of {count} are trained on again: it cannot be cut there."
+                f"{pluralize(begun, 'sample')} of a batch of {count} are trained on again: "
+                "it cannot be cut there."
             ]
 
-        self._rest = [samples_of(batch, begun, count)]
+        self._rest = samples_of(batch, begun, count)
         self._samples_done += begun
-        return [_within(begun, count)]
+        return _note_within(begun, count)
 
-    def _is_resized(self, state: Mapping[str, Any]) -> bool:
-        sizes = state["batch_size"], self._batch_size
-        return None not in sizes and sizes[0] != sizes[1]
+    def _is_resized(self, state: State) -> bool:
+        """Whether batches are known to have another size than before."""
+        before = state["batch_size"]
+        now = self._batch_size
+        return before is not None and now is not None and before != now
 
-    def _changed_length(self, state: Mapping[str, Any]) -> list[str]:
+    def _changed_length(self, state: State) -> Notes:
+        """What is to be said where the data set has another length now."""
         before = state["pass_samples"]
         now = self._pass_samples
         if before is None or now is None or before == now:
             return []
         return [
-            f"the data set has {pluralize(now, 'sample')} now, and had {before} when the checkpoint was made: in the"
-            " pass under way samples may be skipped or repeated, since a shuffled set has another order then."
+            f"the data set has {pluralize(now, 'sample')} now, and had {before} when the "
+            "checkpoint was made: in the pass under way samples may be skipped or repeated, since "
+            "a shuffled set has another order then."
+        ]
+
+    def _changed_batch(self, batch: Any, state: State) -> Notes:
+        """What is to be said where the last batch before the place is another one now."""
+        before = state["last"]
+        now = self._digest(batch)
+        if before is None or now is None or before == now:
+            return []
+        return [
+            f"what was read before the place, after {pluralize(state['samples'], 'sample')} of "
+            f"pass {self.passes_begun - 1}, is not what the checkpoint says: the data or their "
+            "order are other ones now, so that samples may be skipped or repeated."
         ]
 
     def _count(self, batch: Any) -> int:
-        return batch.samples if isinstance(batch, LocalBatch) else sample_count(batch, self._cut)
+        if isinstance(batch, LocalBatch):
+            return batch.samples
+        return sample_count(batch, self._cut)
 
     def _digest(self, batch: Any) -> int | None:
         """A checksum of a batch's first sample; None where ranks hold different ones."""
@@ -252,13 +284,16 @@ class Epochs(Iterator[Any]):
         crc = 0
         for tensor in tensors(samples_of(batch, 0, 1, self._cut)):
             if tensor.layout is torch.strided:
-                data = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
-                crc = zlib.crc32(data.numpy().tobytes(), crc)
+                crc = zlib.crc32(bytes_of(tensor), crc)
         return crc
 
 
-def _within(begun: int, count: int) -> str:
-    before = f"its first {pluralize(begun, 'sample')} {'was' if begun == 1 else 'were'} trained on before"
-    return (
-        f"training goes on within a batch of {count}: {before}, and the next step learns the rest."
-    )
+def _note_within(begun: int, count: int) -> Notes:
+    """A note on training that goes on in a batch of which some samples were trained on."""
+    if not begun:
+        return []
+    were = "was" if begun == 1 else "were"
+    return [
+        f"training goes on within a batch of {count}: its first {pluralize(begun, 'sample')} "
+        f"{were} trained on before, and the next step learns the rest."
+    ]

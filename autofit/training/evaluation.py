@@ -49,8 +49,11 @@ def check_evaluation(setup: Setup, loader: Any) -> None:
 
 
 def _sums(setup: Setup, batches: Iterable[Any]) -> tuple[float, float]:
-    """The sum of losses and the number of terms in it, of all ranks. Slices are as large as the micro-batch, which fits
-    with gradients; where longer samples run out of memory, they are halved, on one device."""
+    """The sum of losses and the number of terms in it, of all ranks.
+
+    Slices are as large as the micro-batch, which fits with gradients; where longer samples run out
+    of memory, they are halved, on one device.
+    """
     workload = setup.workload
     ranks = setup.ranks
     total = weight = 0.0
@@ -59,14 +62,15 @@ def _sums(setup: Setup, batches: Iterable[Any]) -> tuple[float, float]:
     with evaluation_mode(setup.model):
         for batch in batches:
             part = local_batch(setup, batch)
-            samples = sample_count(part.batch, workload.split) if part.counts else 0
-            start = 0
+            samples = 0
+            if part.counts:
+                samples = sample_count(part.batch, workload.split)
 
+            start = 0
             while ranks.largest(samples - start)[0] > 0:
                 if start < samples:
-                    piece = samples_of(
-                        part.batch, start, min(start + size, samples), workload.split
-                    )
+                    stop = min(start + size, samples)
+                    piece = samples_of(part.batch, start, stop, workload.split)
                     count = loss_count(workload, piece)
                 else:  # a forward that only the other ranks need
                     piece = samples_of(part.batch, 0, 1, workload.split)
@@ -81,8 +85,11 @@ def _sums(setup: Setup, batches: Iterable[Any]) -> tuple[float, float]:
                         size = max(1, size // 2)
                         continue
 
-                    if count:
-                        total += loss if is_sum(workload) else loss * count
+                    if count and is_sum(workload):
+                        total += loss
+                    elif count:
+                        total += loss * count
+
                 weight += count
                 start += size
 
@@ -91,7 +98,10 @@ def _sums(setup: Setup, batches: Iterable[Any]) -> tuple[float, float]:
 
 
 def _loss_if_it_fits(setup: Setup, part: Any, size: int) -> float | None:
-    """None when memory ran out; in a function of its own, so that the handler's frames are freed before a retry."""
+    """The loss of some samples; None when memory ran out.
+
+    In a function of its own, so that the handler's frames are freed before a retry.
+    """
     try:
         return loss_value(setup, part)
     except Exception as error:

@@ -22,7 +22,10 @@ from autofit.training.oom_recovery import Recovery
 from autofit.training.step import accumulate, update
 
 Listener = Callable[[str], None]
-SEARCH_AGAIN = "Search again within less memory (--gpu-mem, --mem), or for several devices (docs/out-of-memory.md)."
+SEARCH_AGAIN = (
+    "Search again within less memory (--gpu-mem, --mem), or for several devices "
+    "(docs/out-of-memory.md)."
+)
 _COMPARED_STEPS = 10  # before and after a fallback, to report what it costs
 
 
@@ -30,11 +33,11 @@ _COMPARED_STEPS = 10  # before and after a fallback, to report what it costs
 class StepReport:
     """One optimizer step, as callbacks get it.
 
-    `step` counts from 1: it is the number of steps that are done. `samples` and `tokens` (labels that count, where the
-    unit is tokens) are the batch's; `seconds` excludes the wait for data, which is `data_seconds`. `gradient_norm` is
-    the global norm before clipping, where gradients are clipped. `skipped` says why the step changed no weight:
-    "overflow" (of gradients, seen by the loss scaler) or "no label" (none in the batch counts). `memory` is what is
-    held after the step.
+    `step` counts from 1: it is the number of steps that are done. `samples` and `tokens` (labels
+    that count, where the unit is tokens) are the batch's. `gradient_norm` is the global norm before
+    clipping, where gradients are clipped. `skipped` says why the step changed no weight: "overflow"
+    (of gradients, seen by the loss scaler) or "no label" (none in the batch counts). `seconds`
+    excludes the wait for data, which is `data_seconds`. `memory` is what is held after the step.
     """
 
     step: int
@@ -60,15 +63,21 @@ Callback = Callable[[StepReport], object]  # returns STOP where training is to e
 
 
 def learning_rate_factor(hyperparameters: Hyperparameters, total_steps: int, step: int) -> float:
-    """The factor on the learning rate at a step (0-based), of those that were not skipped: linear warm-up, then the
-    schedule down to 0. A function of the step alone, so a resumed run needs no other state."""
+    """The factor on the learning rate at a step (0-based) of those that were not skipped.
+
+    It warms up linearly, then follows the schedule down to 0. It is a function of the step alone,
+    so a resumed run needs no other state.
+    """
     warmup = hyperparameters.warmup_steps
     if step < warmup:
         return (step + 1) / (warmup + 1)
+
     progress = min(1.0, (step - warmup) / max(1, total_steps - warmup))
     if hyperparameters.schedule == "cosine":
         return 0.5 * (1 + math.cos(math.pi * progress))
-    return 1 - progress if hyperparameters.schedule == "linear" else 1.0
+    if hyperparameters.schedule == "linear":
+        return 1 - progress
+    return 1.0
 
 
 def train(
@@ -81,17 +90,24 @@ def train(
     listener: Listener = lambda _: None,
     prover: Prover | None = None,
 ) -> list[StepReport]:
-    """Run optimizer steps `first_step` to `steps` over `batches`, and report each; the last one is that of which a
-    callback returns STOP. Steps that the loss scaler skips hold the schedule back. A step that runs out of memory is
-    rolled back and retried with a config that needs less and learns the same; `listener` gets a sentence about it and
-    its cost. `prover` finds out whether a loss may be split; None: one for copies that the workload's factory makes.
-    Raises InputError where the batches end early, DivergedError where the loss is not finite (weights and
-    running statistics are those before the step), OutOfMemoryError where no fallback is left, or memory ran out while
-    weights were being updated."""
-    stepper = _Stepper(setup, listener, prover or Prover(setup.workload, setup.hardware))
-    if not setup.model.training:  # a callback evaluated it, and left it so
-        set_modes(setup.modes)
-    reports: list[StepReport] = []
+    """Run optimizer steps `first_step` to `steps` over `batches`, and report each.
+
+    Training ends early after a step of which a callback returns STOP. Steps that the loss scaler
+    skips hold the schedule back. A step that runs out of memory is rolled back and retried with a
+    config that needs less and learns the same; `listener` gets a sentence about it and its cost.
+
+    Args:
+        prover: finds out whether a loss may be split; None: one for copies of the model that the
+            workload's factory makes.
+
+    Raises:
+        InputError: the batches end early.
+        DivergedError: the loss is not finite; weights and running statistics are those before the
+            step.
+        OutOfMemoryError: no fallback is left, or memory ran out while weights were being updated.
+    """
+    stepper = Stepper(setup, listener, prover or Prover(setup.workload, setup.hardware))
+    reports = []
     iterator = iter(batches)
     for step in range(first_step, steps):
         start = time.perf_counter()
@@ -105,7 +121,6 @@ def train(
         lr = setup.hyperparameters.lr * learning_rate_factor(setup.hyperparameters, steps, updates)
         report = stepper.run(batch, step=step, lr=lr, start=start)
         reports.append(report)
-        setup.progress.is_whole = True
 
         answers = [callback(report) for callback in callbacks]
         if any(answer is STOP for answer in answers):
@@ -113,7 +128,7 @@ def train(
     return reports
 
 
-class _Stepper:
+class Stepper:
     """Runs the steps of one setup and retries those that run out of memory."""
 
     def __init__(self, setup: Setup, listener: Listener, prover: Prover) -> None:
@@ -122,17 +137,36 @@ class _Stepper:
         self._recovery = Recovery(setup, lambda: prover.on_host().traits().splits)
         self._guard = CountGuard(setup, prover, listener)
         self._watch = MemoryWatch(setup.device, listener)
-        self._seconds: list[float] = []  # of the steps since the config last changed
+        self._step_seconds: list[float] = []  # of the steps since the config last changed
         self._seconds_before: float | None = None  # the median step before that
 
-    def run(self, batch: Any, *, step: int, lr: float, start: float) -> StepReport:
+    def run(
+        self,
+        batch: Any,
+        *,
+        step: int,
+        lr: float | None = None,
+        start: float | None = None,
+    ) -> StepReport:
+        """One optimizer step, counted from 0.
+
+        Args:
+            lr: the learning rate; None: those that the optimizer's groups have.
+            start: when the wait for the batch began; None: now.
+        """
         setup = self._setup
         progress = setup.progress
         begun = time.perf_counter()
+        if start is None:
+            start = begun
+        if not setup.model.training:  # somebody evaluated it, and left it so
+            set_modes(setup.modes)
+
         part = local_batch(setup, batch)
         self._guard.check(part)
-        for group in setup.optimizer.param_groups:
-            group["lr"] = lr * (group.get("lr_ratio") or 1.0)
+        if lr is not None:
+            for group in setup.optimizer.param_groups:
+                group["lr"] = lr * (group.get("lr_ratio") or 1.0)
 
         self._recovery.snapshot()
         tried = self._try(part, step)
@@ -142,23 +176,29 @@ class _Stepper:
         loss, is_updated = tried
 
         skipped = None
-        norm = progress.gradient_norm
         if not is_updated and setup.scaler is not None and progress.terms:
             skipped = "overflow"
             progress.skipped_updates += 1
         elif not is_updated:
             skipped = "no label"
-            norm = None  # it is that of the step before
 
+        progress.is_whole = True
         seconds = time.perf_counter() - begun
         self._note_cost(seconds)
+        tokens = None
+        if setup.workload.unit == "tokens":
+            tokens = int(progress.terms)
+        norm = None
+        # without a label, it is that of the step before
+        if progress.gradient_norm is not None and skipped != "no label":
+            norm = float(progress.gradient_norm)
         return StepReport(
             step=step + 1,
             loss=loss,
-            lr=lr,
+            lr=float(setup.optimizer.param_groups[0]["lr"] if lr is None else lr),
             samples=part.samples,
-            tokens=int(progress.terms) if setup.workload.unit == "tokens" else None,
-            gradient_norm=float(norm) if norm is not None else None,
+            tokens=tokens,
+            gradient_norm=norm,
             skipped=skipped,
             seconds=seconds,
             data_seconds=begun - start,
@@ -172,13 +212,15 @@ class _Stepper:
         try:
             loss = float(accumulate(setup, batch))
             if not math.isfinite(loss):
-                self._recovery.roll_back()  # also the running statistics, which the forward has spoilt
+                # also the running statistics, which the forward has spoilt
+                self._recovery.roll_back()
                 raise DivergedError(loss, step + 1)
             return loss, update(setup)
         except Exception as error:
             if not is_out_of_memory(error):
                 self._undo(error)
                 raise
+
             snapshot = oom_snapshot(setup, error)  # while the error's frames hold what they held
             if snapshot.asked_bytes is not None:
                 self._notify(snapshot.words)
@@ -192,37 +234,50 @@ class _Stepper:
             error.add_note(f"The step could not be undone: {describe_error(another)}.")
 
     def _fall_back(self, step: int) -> None:
-        """Roll the step back and change the config. The handler has returned, so the step's tensors are freed."""
+        """Roll the step back and change the config.
+
+        The handler has returned, so the step's tensors are freed. Raises OutOfMemoryError where
+        the step cannot be done again.
+        """
         setup = self._setup
+        ranks = setup.ranks
         failure = f"memory ran out in the {setup.progress.phase} of step {step + 1}"
-        if setup.ranks.are_several:  # the others wait for this one in the middle of the step
-            failure = f"{failure} on rank {setup.ranks.rank} of {setup.ranks.layout.world}"
+        change = None
+        if ranks.are_several:  # the others wait for this one in the middle of the step
+            failure += f" on rank {ranks.rank} of {ranks.layout.world}"
             if self._recovery.reduce() is not None:
                 raise OutOfMemoryError(f"{failure}.", torn=True)
-        elif not self._recovery.roll_back():
+        elif self._recovery.roll_back():
+            change = self._recovery.reduce()
+        else:
             self._recovery.reduce()
             raise OutOfMemoryError(f"{failure}, which left weights half updated.", torn=True)
 
-        change = None if setup.ranks.are_several else self._recovery.reduce()
         if change is None:
-            message = f"{failure}, and nothing is left that would need less and learn the same"
             raise OutOfMemoryError(
-                f"{message} (micro-batch {setup.micro_batch_size}).", SEARCH_AGAIN
+                f"{failure}, and nothing is left that would need less and learn the same "
+                f"(micro-batch {setup.micro_batch_size}).",
+                SEARCH_AGAIN,
             )
 
         self._notify(f"{failure}: the step is done again, from here on with {change}.")
-        if self._seconds:
-            self._seconds_before = median(self._seconds[-_COMPARED_STEPS:])
-        self._seconds = []
+        if self._step_seconds:
+            self._seconds_before = median(self._step_seconds[-_COMPARED_STEPS:])
+        self._step_seconds = []
 
     def _note_cost(self, seconds: float) -> None:
-        self._seconds.append(seconds)
-        del self._seconds[: -2 * _COMPARED_STEPS]
-        if self._seconds_before is not None and len(self._seconds) == _COMPARED_STEPS:
-            now = median(self._seconds[1:])  # the first one includes the failed attempt
-            cost = now / self._seconds_before - 1
-            direction = "more" if cost > 0 else "less"
-            self._notify(
-                f"a step takes {now:.3g} s since then, {abs(cost):.0%} {direction} than before."
-            )
-            self._seconds_before = None
+        """Note the time of a step, and say what a fallback costs once enough steps show it."""
+        self._step_seconds.append(seconds)
+        del self._step_seconds[: -2 * _COMPARED_STEPS]
+        if self._seconds_before is None or len(self._step_seconds) != _COMPARED_STEPS:
+            return
+
+        now = median(self._step_seconds[1:])  # the first one includes the failed attempt
+        cost = now / self._seconds_before - 1
+        direction = "less"
+        if cost > 0:
+            direction = "more"
+        self._notify(
+            f"a step takes {now:.3g} s since then, {abs(cost):.0%} {direction} than before."
+        )
+        self._seconds_before = None

@@ -1,5 +1,7 @@
-"""The state that a model needs in every training step, whatever the config: its modes, no cache of keys and values, no
-checkpointing of its own. `Setup.close` gives the model back as it was.
+"""The state that a model needs in every training step, whatever the config.
+
+This is its modes, no cache of keys and values, and no checkpointing of its own. `Setup.close` gives
+the model back as it was.
 
 It stands apart from the techniques, because no knob may decide whether a step computes the same.
 """
@@ -29,11 +31,16 @@ def set_for_training(setup: Setup) -> None:
 
 
 def stays_in_eval(model: nn.Module) -> list[str]:
-    """The names of the outermost submodules that training leaves in eval mode: all that are in it, where the model
-    itself is in train mode. A model in eval mode, as `from_pretrained` returns it, is trained in train mode
-    altogether; of one that peft wrapped, the wrapped model's mode decides."""
+    """The names of the outermost submodules that training leaves in eval mode.
+
+    These are all that are in it, where the model itself is in train mode. A model in eval mode, as
+    `from_pretrained` returns it, is trained in train mode altogether; of one that peft wrapped, the
+    wrapped model's mode decides.
+    """
+    wrapped = model
     unwrap = getattr(model, "get_base_model", None)
-    wrapped = unwrap() if callable(unwrap) else model
+    if callable(unwrap):
+        wrapped = unwrap()
     if not (model.training and wrapped.training):
         return []
 
@@ -59,16 +66,19 @@ def _set_modes(setup: Setup) -> None:
         if len(frozen) > _NAMED:
             names += f" and {len(frozen) - _NAMED} more"
         setup.warnings.append(
-            f"{names}: given in eval mode in a model in train mode, and stays so, without dropout and with stored "
-            "statistics; call model.train() before, if that is not meant."
+            f"{names}: given in eval mode in a model in train mode, and stays so, without dropout "
+            "and with stored statistics; call model.train() before, if that is not meant."
         )
     setup.modes = modes_of(model)
 
 
 def _switch_off_caches(setup: Setup) -> None:
-    """A cache of keys and values serves generation alone. In training it hides restarted positions, by which packed
-    samples are kept apart (transformers makes that mask only without a cache), and a block that is computed again for
-    the backward would fill it again."""
+    """Train without a cache of keys and values, which serves generation alone.
+
+    It hides restarted positions, by which packed samples are kept apart (transformers makes that
+    mask only without a cache), and a block that is computed again for the backward would fill it
+    again.
+    """
     configs = list(_configs(setup.model))
     for config in configs:
         if getattr(config, "use_cache", False):
@@ -81,25 +91,23 @@ def _switch_off_caches(setup: Setup) -> None:
 
 
 def _configs(model: nn.Module) -> Iterator[Any]:
-    """Every config of transformers that a module holds, and those inside it (of a text model beside a vision tower),
-    each once."""
+    """Every config of transformers that a module holds, each once.
+
+    Includes those inside others, as of a text model beside a vision tower.
+    """
     waiting = [vars(module)["config"] for module in model.modules() if "config" in vars(module)]
     seen: set[int] = set()
     while waiting:
         config = waiting.pop()
-        if (
-            id(config) in seen
-            or not hasattr(config, "model_type")
-            or not hasattr(config, "__dict__")
-        ):
-            continue
-        seen.add(id(config))
-        yield config
-        waiting.extend(vars(config).values())
+        is_config = hasattr(config, "model_type") and hasattr(config, "__dict__")
+        if is_config and id(config) not in seen:
+            seen.add(id(config))
+            yield config
+            waiting.extend(vars(config).values())
 
 
 def _unless_trained(plain: Callable[..., Any]) -> Callable[..., Any]:
-    """Keys and values that a cache would get in training are handed on, and kept nowhere."""
+    """A cache's update that keeps no keys and values of training, but hands them on."""
 
     def update(
         cache: Any, keys: torch.Tensor, values: torch.Tensor, layer: int, *args: Any, **options: Any
@@ -112,8 +120,11 @@ def _unless_trained(plain: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _switch_off_own_checkpointing(setup: Setup) -> None:
-    """`activation_checkpointing` alone decides what is computed again: beside the model's own, `none` would not be
-    none, and with `full` every block would run once more."""
+    """Let `activation_checkpointing` alone decide what is computed again.
+
+    Beside the model's own, `none` would not be none, and with `full` every block would run once
+    more.
+    """
     is_found = False
     for module in setup.model.modules():
         for name in _OWN_CHECKPOINTING:
@@ -126,8 +137,8 @@ def _switch_off_own_checkpointing(setup: Setup) -> None:
 
     if is_found:
         setup.warnings.append(
-            "the model came with activation checkpointing switched on: while it is trained here, the knob "
-            "activation_checkpointing decides instead."
+            "the model came with activation checkpointing switched on: while it is trained here, "
+            "the knob activation_checkpointing decides instead."
         )
 
 

@@ -1,7 +1,8 @@
-"""A session on several devices of this machine: one process for each, and the trained weights back in the user's model.
+"""A session on several devices of this machine: one process each, trained weights back in the model.
 
-Weights travel in files without names, which all ranks map: the host holds them once, and nothing stays in memory
-whoever is killed. The model's structure, the loader, the loss and the callbacks travel by cloudpickle.
+Weights travel in files without names, which all ranks map: the host holds them once, and nothing
+stays in memory whoever is killed. The model's structure, the loader, the loss and the callbacks
+travel by cloudpickle.
 """
 
 import dataclasses
@@ -24,10 +25,10 @@ from autofit.setup import Setup, Stage
 from autofit.techniques import all_techniques, canonicalize
 from autofit.training import atomic_writes, checkpoint
 from autofit.training.build import adapt
-from autofit.training.loop import StepReport
+from autofit.training.checkpoint_policy import describe_batch_split
+from autofit.training.host_tensors import Tensors, detached, gathered
 from autofit.training.meta_model import materialize, meta_copy
-from autofit.training.save_model import gathered
-from autofit.training.session import Session
+from autofit.training.session import Answer, Session
 from autofit.training.user_model import restored
 
 _SHARED = Path("/dev/shm")  # memory that processes share, where there is room
@@ -57,20 +58,21 @@ def run_on_devices(
     epochs: int | None = None,
     eval_loader: Any = None,
     timeout: float = TIMEOUT,
-) -> tuple[list[StepReport], list[float]]:
-    """What `Session.run` does, on so many devices. Where memory runs out on one of them, all go back to the last
-    checkpoint, or to the start, with a smaller micro-batch. `timeout`: seconds that one rank waits for another."""
-    named = _plain(session.model)
-    folder = _roomy(named)
-    with _nameless(folder) as given_weights, _nameless(folder) as trained:
-        _write(named, given_weights)
+) -> Answer:
+    """What `Session.run` does, on so many devices.
 
+    Where memory runs out on one of them, all go back to the last checkpoint, or to the start, with
+    a smaller micro-batch. `timeout`: seconds that one rank waits for another.
+    """
+    weights = _plain_weights(session.model)
+    folder = _roomy_folder(weights)
+    with _nameless(folder) as given, _nameless(folder) as trained:
+        _write(weights, given)
         options = {"steps": steps, "epochs": epochs, "eval_loader": eval_loader}
-        job = _Job(
-            _without_weights(session), given_weights, trained, config, device, loader, options
-        )
+        job = _Job(_without_weights(session), given, trained, config, device, loader, options)
 
-        while True:
+        answer = None
+        while answer is None:
             try:
                 answer = on_ranks(
                     _train,
@@ -80,27 +82,19 @@ def run_on_devices(
                     timeout=timeout,
                     said=session.listener,
                 )
-                break
             except OutOfMemoryError as error:
                 if not error.knobs:
                     raise
-
-                session.listener(
-                    f"{error.message[:-1]}: all start again, with {_told(error.knobs)}."
-                )
-                directory = session.policy.directory
-                is_resumed = directory is not None and checkpoint.exists(directory)
-                again = dataclasses.replace(
-                    job.session, policy=dataclasses.replace(session.policy, resume=is_resumed)
-                )
-                job = dataclasses.replace(job, session=again, config={**job.config, **error.knobs})
+                words = describe_batch_split(error.knobs)
+                session.listener(f"{error.message[:-1]}: all start again, with {words}.")
+                job = _smaller(job, error.knobs)
 
         _take_back(session, config, device, trained)
     return answer  # type: ignore[no-any-return]
 
 
 def _without_weights(session: Session) -> Session:
-    """The session with a copy of its model that has no weights, and with nothing that only this process can call."""
+    """The session for other processes: without weights, and what only this process can call."""
     structure = meta_copy(session.model)
     return dataclasses.replace(
         session,
@@ -112,12 +106,22 @@ def _without_weights(session: Session) -> Session:
     )
 
 
-def _train(say: Said, job: _Job) -> tuple[list[StepReport], list[float]]:
+def _smaller(job: _Job, knobs: Mapping[str, Any]) -> _Job:
+    """The job from the last checkpoint, or from the start, with knobs that need less memory."""
+    policy = job.session.policy
+    is_resumed = policy.directory is not None and checkpoint.exists(policy.directory)
+    session = dataclasses.replace(
+        job.session, policy=dataclasses.replace(policy, resume=is_resumed)
+    )
+    return dataclasses.replace(job, session=session, config={**job.config, **knobs})
+
+
+def _train(say: Said, job: _Job) -> Answer:
     """One rank's session."""
     weights = _mapped(job.given)
     structure = job.session.model
 
-    made: dict[nn.Parameter, nn.Parameter] = {}
+    made = {}
     for name, parameter in structure.named_parameters():
         made[parameter] = nn.Parameter(weights[name], parameter.requires_grad)
     for module in structure.modules():
@@ -130,27 +134,35 @@ def _train(say: Said, job: _Job) -> tuple[list[StepReport], list[float]]:
 
 
 def _give(path: Path, setup: Setup) -> None:
-    """Leave what training changed for the caller."""
+    """Leave what training changed for the process that started this one."""
     changed = gathered(dict(setup.trainable()) | dict(setup.model.named_buffers()), setup.ranks)
     if setup.ranks.is_first:
-        _write(checkpoint.detached(changed.items()), path)
+        _write(detached(changed.items()), path)
 
 
 @torch.no_grad()
 def _take_back(session: Session, config: Mapping[str, Any], device: str, path: Path) -> None:
-    """Do to the user's model what the config does to weights (formats, adapters), where it is, and load what was
-    trained. Quantised weights go to the device, which rounds them as the ranks' did."""
+    """Load what was trained into the user's model, where it is.
+
+    Before, do to it what the config does to weights (formats, adapters). Quantised weights go to
+    the device, which rounds them as the ranks' did.
+    """
     model = session.model
-    home = next(model.parameters()).device.type
-    kept = {each.name for each in all_techniques() if each.stage <= Stage.ADAPT}
-    with restored(model, dtypes=session.workload.keeps is not None):
-        hardware = detect(home if config.get("quantization", "none") == "none" else device)
-        plain = canonicalize(
-            {knob: config[knob] for knob in config if knob in kept}, session.workload, hardware
-        )
+    workload = session.workload
+    on_device = device
+    if config.get("quantization", "none") == "none":
+        on_device = next(model.parameters()).device.type
+
+    knobs = {}
+    for technique in all_techniques():
+        if technique.stage <= Stage.ADAPT and technique.name in config:
+            knobs[technique.name] = config[technique.name]
+
+    with restored(model, dtypes=workload.keeps is not None):
+        hardware = detect(on_device)
         setup = Setup(
-            session.workload,
-            plain,
+            workload,
+            canonicalize(knobs, workload, hardware),
             hardware,
             torch.device(hardware.device),
             model,
@@ -165,45 +177,50 @@ def _take_back(session: Session, config: Mapping[str, Any], device: str, path: P
         setup.close()
 
 
-def _plain(model: nn.Module) -> dict[str, torch.Tensor]:
-    """The weights of a model by their names, each once, as safetensors takes them. Raises InputError for others."""
+def _plain_weights(model: nn.Module) -> Tensors:
+    """The weights of a model by their names, each once, as safetensors takes them.
+
+    Raises InputError for others than plain ones.
+    """
     for name, parameter in model.named_parameters():
         if type(parameter) is not nn.Parameter or parameter.layout is not torch.strided:
-            message = f"{name} of the model is a {type(parameter).__name__}, which cannot be given to several processes"
+            kind = type(parameter).__name__
             raise InputError(
-                f"{message}.", "Load plain weights: the knob quantization quantises them."
+                f"{name} of the model is a {kind}, which cannot be given to several processes.",
+                "Load plain weights: the knob quantization quantises them.",
             )
-    return checkpoint.detached(model.named_parameters())
+    return detached(model.named_parameters())
 
 
 @contextmanager
 def _nameless(folder: Path) -> Iterator[Path]:
-    """A path, for this process and those that it starts, to an empty file that is gone when this process is."""
+    """A path to an empty file that is gone when this process is.
+
+    It serves this process and those that it starts.
+    """
     with tempfile.TemporaryFile(dir=folder) as file:
         yield Path(f"/proc/{os.getpid()}/fd/{file.fileno()}")
 
 
-def _write(tensors: Mapping[str, torch.Tensor], path: Path) -> None:
+def _write(tensors: Tensors, path: Path) -> None:
     """Fill such a file; libraries that rename one of their own cannot."""
+    failure = "the weights cannot be given to other processes"
     remedy = f"Make room in {_SHARED}, or in the directory of temporary files (TMPDIR)."
-    says = "the weights cannot be given to other processes"
     with (
-        as_input_error(lambda error: f"{says}: {describe_error(error)}.", remedy),
+        as_input_error(lambda error: f"{failure}: {describe_error(error)}.", remedy),
         path.open("wb") as file,
     ):
-        torch.save(dict(tensors), file)
+        torch.save(tensors, file)
 
 
-def _mapped(path: Path) -> dict[str, torch.Tensor]:
+def _mapped(path: Path) -> Tensors:
     return torch.load(path, mmap=True, weights_only=True)  # type: ignore[no-any-return]
 
 
-def _roomy(tensors: Mapping[str, torch.Tensor]) -> Path:
+def _roomy_folder(tensors: Tensors) -> Path:
     """Where weights lie in memory twice at most, else where temporary files lie."""
     needed = sum(tensor.numel() * tensor.itemsize for tensor in tensors.values())
     free = atomic_writes.free_bytes(_SHARED) or 0
-    return _SHARED if free > 3 * needed else Path(tempfile.gettempdir())
-
-
-def _told(knobs: Mapping[str, Any]) -> str:
-    return ", ".join(f"{knob} {value}" for knob, value in knobs.items())
+    if free > 3 * needed:
+        return _SHARED
+    return Path(tempfile.gettempdir())

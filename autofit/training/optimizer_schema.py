@@ -1,8 +1,10 @@
-"""What the state of an optimizer looks like, to tell a saved one that is not of this model before it is used: compiled
-steps read and write as many elements as a weight has, however few its state has.
+"""What the state of an optimizer looks like.
 
-The optimizer itself says so: a copy of it steps one stand-in for each kind of weight, and what it holds afterwards is
-the form of all state of that kind. No library's layout is written down here.
+It tells a saved state that is not of this model before that is used: compiled steps read and write
+as many elements as a weight has, however few its state has.
+
+The optimizer itself says so: a copy of it steps one stand-in for each kind of weight, and what it
+holds afterwards is the form of all state of that kind. No library's layout is written down here.
 """
 
 import copy
@@ -19,8 +21,11 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from autofit.core.errors import shown
 
-# of a group: what changes no form
+# settings of a group that change no form
 _OF_A_RUN = ("params", "lr", "lr_ratio", "weight_decay", "initial_lr")
+
+Entries = dict[str, Any]  # the state of one weight, or the forms of it
+Group = dict[str, Any]  # of parameters, as an optimizer holds it
 
 
 class StateError(Exception):
@@ -29,7 +34,7 @@ class StateError(Exception):
 
 @dataclass(frozen=True)
 class Form:
-    """How a tensor of the state lies in memory; `inner`: the tensors that it wraps, where its class wraps any."""
+    """How a tensor of the state lies in memory; `inner`: the tensors that its class wraps."""
 
     kind: type
     shape: torch.Size
@@ -40,13 +45,14 @@ class Form:
     @classmethod
     def of(cls, tensor: torch.Tensor) -> "Form":
         """The form of a tensor."""
+        kind: type = torch.Tensor
         inner: dict[str, Form] = {}
         if is_traceable_wrapper_subclass(tensor):
-            wrapped = ((name, getattr(tensor, name)) for name in tensor.__tensor_flatten__()[0])
-            inner = {
-                name: cls.of(value) for name, value in wrapped if isinstance(value, torch.Tensor)
-            }
-        kind = type(tensor) if inner else torch.Tensor
+            for name in tensor.__tensor_flatten__()[0]:
+                value = getattr(tensor, name)
+                if isinstance(value, torch.Tensor):
+                    kind = type(tensor)
+                    inner[name] = cls.of(value)
         return cls(kind, tensor.shape, tensor.dtype, tensor.stride(), inner)
 
     def checked(self, given: Any, name: str) -> torch.Tensor:
@@ -64,35 +70,46 @@ class Form:
         saved = self.checked(given, name)
         if saved.layout is not torch.strided:
             raise StateError(f"{name} is sparse")
+
         if type(saved) is self.kind and self.inner:
             for own, form in self.inner.items():
                 held = getattr(saved, own)
                 if form.fitted(held, f"{own} of {name}") is not held:
                     raise StateError(f"{own} of {name} has other strides")
             return saved
+
         if type(saved) not in (torch.Tensor, nn.Parameter):
             raise StateError(f"{name} is a {type(saved).__name__}")
         if self.inner:  # ranks divide what one device wrote whole
             return saved.contiguous()
         if saved.stride() == self.stride:
             return saved
-        return torch.empty_strided(
+        restrided = torch.empty_strided(
             self.shape, self.stride, dtype=self.dtype, device=saved.device
-        ).copy_(saved)
+        )
+        return restrided.copy_(saved)
 
 
 class OptimizerSchema:
-    """The forms of an optimizer's state. `is_own`: it is of the user's code, whose state may gain entries later on, and
-    whose groups may hold state."""
+    """The forms of an optimizer's state.
+
+    `is_own`: the optimizer is of the user's code. Its state may gain entries later on, and its
+    groups may hold state.
+    """
 
     def __init__(self, optimizer: Optimizer, *, is_own: bool) -> None:
         self._optimizer = optimizer
         self._is_own = is_own
-        self._known: dict[Hashable, dict[str, Any]] = {}
-        for each in _flat(_parts_of(optimizer)):  # at once: ranks may have to step together
-            for group in each.param_groups:
-                for weight in group["params"]:
-                    self._forms(each, group, weight)
+        self._known: dict[Hashable, Entries] = {}
+        for part, group in self._groups():  # at once: ranks may have to step together
+            for weight in group["params"]:
+                self._forms(part, group, weight)
+
+    def _groups(self) -> Iterator[tuple[Optimizer, Group]]:
+        """The groups of all optimizers that this one consists of."""
+        for optimizer in _flat(_parts_of(self._optimizer)):
+            for group in optimizer.param_groups:
+                yield optimizer, group
 
     @torch.no_grad()
     def fitted(self, saved: Any) -> Any:
@@ -100,39 +117,42 @@ class OptimizerSchema:
         return self._fitted_parts(_parts_of(self._optimizer), saved, "the state")
 
     def check_entry(
-        self, weight: nn.Parameter, given: Mapping[str, Any], name: str, *, on_meta: bool = False
+        self, weight: nn.Parameter, given: Entries, name: str, *, on_meta: bool = False
     ) -> None:
-        """Raise a StateError unless entries are those of a weight; `on_meta`: where only their shapes are known."""
-        for optimizer in _flat(_parts_of(self._optimizer)):
-            for group in optimizer.param_groups:
-                if any(each is weight for each in group["params"]):
-                    self._fitted_entry(
-                        self._forms(optimizer, group, weight), given, name, on_meta=on_meta
-                    )
+        """Raise a StateError unless entries are those of a weight.
+
+        `on_meta`: only their shapes are known.
+        """
+        for optimizer, group in self._groups():
+            if any(parameter is weight for parameter in group["params"]):
+                forms = self._forms(optimizer, group, weight)
+                self._fitted_entry(forms, given, name, on_meta=on_meta)
 
     def _fitted_parts(self, parts: Any, saved: Any, name: str) -> Any:
-        """The same for optimizers in containers."""
+        """The state to load of optimizers in containers."""
         if isinstance(parts, Optimizer):
             return self._fitted_optimizer(parts, saved, name)
         if type(saved) is not type(parts) or (parts is not None and len(saved) != len(parts)):
             raise StateError(f"{name} is {shown(saved)}")
+
         if isinstance(parts, dict):
             if saved.keys() != parts.keys():
                 raise StateError(f"{name} holds {shown(sorted(map(str, saved)))}")
-            return {
-                key: self._fitted_parts(part, saved[key], f"{key} of {name}")
-                for key, part in parts.items()
-            }
+            fitted = {}
+            for key, part in parts.items():
+                fitted[key] = self._fitted_parts(part, saved[key], f"{key} of {name}")
+            return fitted
+
         if isinstance(parts, list):
-            pairs = zip(parts, saved, strict=True)
-            return [
-                self._fitted_parts(part, given, f"{n} of {name}")
-                for n, (part, given) in enumerate(pairs)
-            ]
+            numbered = self._fitted_parts(dict(enumerate(parts)), dict(enumerate(saved)), name)
+            return list(numbered.values())
         return saved
 
     def _fitted_optimizer(self, optimizer: Optimizer, saved: Any, name: str) -> Any:
-        """The state of one optimizer of PyTorch's own form; a user's class may have another one, which it checks."""
+        """The state of one optimizer of PyTorch's own form.
+
+        A user's class may have another one, which it checks by itself.
+        """
         own = optimizer.state_dict()
         has_form = isinstance(own, dict) and {"state", "param_groups"} <= own.keys()
         if not isinstance(saved, type(own)) or (has_form and not own.keys() <= saved.keys()):
@@ -144,79 +164,89 @@ class OptimizerSchema:
         held = saved["state"]
         if not isinstance(held, dict):
             raise StateError(f"{name} is {shown(held)}")
-        weights = {
-            number: (group, weight)
-            for group, numbered in zip(optimizer.param_groups, own["param_groups"], strict=True)
-            for weight, number in zip(group["params"], numbered["params"], strict=True)
-        }
-        state: dict[Any, Any] = {}
+
+        forms = {}
+        for group, numbered in zip(optimizer.param_groups, own["param_groups"], strict=True):
+            for weight, number in zip(group["params"], numbered["params"], strict=True):
+                if number in held:
+                    forms[number] = self._forms(optimizer, group, weight)
+
+        state = {}
         for number, entry in held.items():
-            if number in weights:
-                group, weight = weights[number]
-                forms = self._forms(optimizer, group, weight)
-                state[number] = self._fitted_entry(forms, entry, f"weight {number}")
+            if number in forms:
+                state[number] = self._fitted_entry(forms[number], entry, f"weight {number}")
             elif self._is_own:
                 state[number] = entry
             else:
                 raise StateError(f"{name} has a weight {shown(number)}")
         return {**saved, "state": state, "param_groups": groups}
 
-    def _fitted_groups(
-        self, own: list[dict[str, Any]], saved: Any, name: str
-    ) -> list[dict[str, Any]]:
-        """The settings of the groups: this run's own, but for a user's class, which may hold state there."""
-        are_groups = isinstance(saved, list) and all(isinstance(group, dict) for group in saved)
-        if not are_groups or [group.get("params") for group in saved] != [
-            group["params"] for group in own
-        ]:
+    def _fitted_groups(self, own: list[Group], saved: Any, name: str) -> list[Group]:
+        """The settings of the groups.
+
+        They are this run's own, but for a user's class, which may hold state there.
+        """
+        if not isinstance(saved, list) or len(saved) != len(own):
             raise StateError(f"{name} is of other groups of weights")
-        if not self._is_own:
-            return own
+
+        groups = []
         for group, given in zip(own, saved, strict=True):
-            for key in group.keys() & given.keys():
-                _check_kind(given[key], group[key], f"{key} of a group")
-        return [{**group, **given} for group, given in zip(own, saved, strict=True)]
+            if not isinstance(given, dict) or given.get("params") != group["params"]:
+                raise StateError(f"{name} is of other groups of weights")
+            settings = group
+            if self._is_own:
+                for key in group.keys() & given.keys():
+                    _check_kind(given[key], group[key], f"{key} of a group")
+                settings = {**group, **given}
+            groups.append(settings)
+        return groups
 
     def _fitted_entry(
-        self, forms: Mapping[str, Any], entry: Any, name: str, *, on_meta: bool = False
-    ) -> dict[str, Any]:
+        self, forms: Entries, entry: Any, name: str, *, on_meta: bool = False
+    ) -> Entries:
+        """The state of a weight to load; what is on meta is only checked."""
         if not isinstance(entry, dict):
             raise StateError(f"the state of {name} is {shown(entry)}")
-        lacking = [key for key in forms if key not in entry]
-        others = [] if self._is_own else [key for key in entry if key not in forms]
-        if entry and (lacking or others):
-            wrong = f"lacks {lacking[0]}" if lacking else f"holds {shown(others[0])}"
-            raise StateError(f"the state of {name} {wrong}")
+        for key in forms:
+            if entry and key not in entry:
+                raise StateError(f"the state of {name} lacks {key}")
+        for key in entry:
+            if key not in forms and not self._is_own:
+                raise StateError(f"the state of {name} holds {shown(key)}")
 
         fitted = dict(entry)
         for key in entry.keys() & forms.keys():
             form = forms[key]
+            given = entry[key]
             what = f"{key} of {name}"
             # bitsandbytes nests what it quantises
-            if isinstance(form, dict) and isinstance(entry[key], dict):
-                fitted[key] = self._fitted_entry(form, entry[key], what, on_meta=on_meta)
+            if isinstance(form, dict) and isinstance(given, dict):
+                fitted[key] = self._fitted_entry(form, given, what, on_meta=on_meta)
             elif not isinstance(form, Form):
-                _check_kind(entry[key], form, what)
+                _check_kind(given, form, what)
             elif on_meta:
-                form.checked(entry[key], what)
+                form.checked(given, what)
             else:
-                fitted[key] = form.fitted(entry[key], what)
+                fitted[key] = form.fitted(given, what)
         return fitted
 
-    def _forms(
-        self, optimizer: Optimizer, group: Mapping[str, Any], weight: nn.Parameter
-    ) -> dict[str, Any]:
+    def _forms(self, optimizer: Optimizer, group: Group, weight: nn.Parameter) -> Entries:
         """The forms of the entries of a weight."""
         settings = {key: value for key, value in group.items() if key not in _OF_A_RUN}
-        place = str(weight.device), str(getattr(weight, "placements", None))
-        key = (type(optimizer), repr(settings), weight.shape, weight.stride(), weight.dtype, place)
+        key = (
+            type(optimizer),
+            repr(settings),
+            weight.shape,
+            weight.stride(),
+            weight.dtype,
+            str(weight.device),
+            str(getattr(weight, "placements", None)),
+        )
         if key not in self._known:
             self._known[key] = self._measured(optimizer, group, weight)
         return self._known[key]
 
-    def _measured(
-        self, optimizer: Optimizer, group: Mapping[str, Any], weight: nn.Parameter
-    ) -> dict[str, Any]:
+    def _measured(self, optimizer: Optimizer, group: Group, weight: nn.Parameter) -> Entries:
         """What a copy of the optimizer holds of a stand-in for a weight after a step."""
         stand_in = nn.Parameter(torch.zeros_like(weight))  # the weight itself may rest elsewhere
         stand_in.grad = torch.zeros_like(stand_in)
@@ -225,9 +255,9 @@ class OptimizerSchema:
         vars(trial).update(vars(optimizer))
         trial.state = defaultdict(dict)
         trial.param_groups = [{**settings, "params": [stand_in]}]
-        trial.is_paged = (
-            False  # of bitsandbytes: pages of CUDA's managed memory are never given back
-        )
+        # of bitsandbytes: pages of CUDA's managed memory are never given back
+        trial.is_paged = False
+
         try:
             # to compile a step takes 40 s
             with torch.no_grad(), torch.compiler.set_stance("force_eager"):
@@ -236,38 +266,44 @@ class OptimizerSchema:
         except Exception:
             if not self._is_own:
                 raise
-            held = {}  # a user's class that steps its own weights alone: PyTorch's operators check what it does
-        forms = (
-            {key: _form_of(value) for key, value in held.items()} if isinstance(held, dict) else {}
-        )
-        if self._is_own:  # what is not of the weight's shape may change it as training goes on
-            return {
-                key: form
-                for key, form in forms.items()
-                if isinstance(form, Form) and form.shape == weight.shape
-            }
+            # A user's class that steps its own weights alone: PyTorch's operators check what it does.
+            held = {}
+
+        forms = {}
+        if isinstance(held, dict):
+            forms = _form_of(held)
+        if self._is_own:  # what is not of the weight's shape may change as training goes on
+            for key, form in list(forms.items()):
+                if not isinstance(form, Form) or form.shape != weight.shape:
+                    del forms[key]
         return forms
 
 
 def _form_of(value: Any) -> Any:
+    """The forms of the tensors in nested dicts; other values as they are."""
     if isinstance(value, torch.Tensor):
         return Form.of(value)
-    return (
-        {key: _form_of(each) for key, each in value.items()} if isinstance(value, dict) else value
-    )
+    if isinstance(value, dict):
+        return {key: _form_of(item) for key, item in value.items()}
+    return value
 
 
 def _parts_of(optimizer: Optimizer) -> Any:
-    """The optimizers that one consists of, in the containers that its `state_dict` has their states in."""
+    """The optimizers that one consists of, in the containers that its `state_dict` has."""
     parts = getattr(optimizer, "parts", None)
-    return parts() if callable(parts) else optimizer
+    if callable(parts):
+        return parts()
+    return optimizer
 
 
 def _flat(parts: Any) -> Iterator[Optimizer]:
+    """The optimizers in nested containers."""
+    if isinstance(parts, dict):
+        parts = list(parts.values())
     if isinstance(parts, Optimizer):
         yield parts
-    elif isinstance(parts, dict | list):
-        for part in parts.values() if isinstance(parts, dict) else parts:
+    elif isinstance(parts, list):
+        for part in parts:
             yield from _flat(part)
 
 
@@ -275,20 +311,23 @@ def _check_kind(given: Any, like: Any, name: str) -> None:
     """Raise a StateError for a plain value of another kind, or a number that is none."""
     if like is None:
         return
-    is_number = [
-        isinstance(each, int | float) and not isinstance(each, bool) for each in (given, like)
-    ]
-    is_fine = (
-        is_number[0] and math.isfinite(given) if is_number[1] else isinstance(given, type(like))
-    )
-    if isinstance(like, tuple | list) and is_fine:
+
+    is_fine = isinstance(given, type(like))
+    if _is_number(like):
+        is_fine = _is_number(given) and math.isfinite(given)
+    elif is_fine and isinstance(like, tuple | list):
         is_fine = len(given) == len(like)
-        for each, own in zip(given, like, strict=False):
-            _check_kind(each, own, name)
-    if isinstance(like, torch.Tensor) and is_fine:
+        for item, own in zip(given, like, strict=False):
+            _check_kind(item, own, name)
+    elif is_fine and isinstance(like, torch.Tensor):
         is_fine = given.shape == like.shape
+
     if not is_fine:
         raise StateError(f"{name} is {shown(given)}, and not as {shown(like)}")
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _words(shape: torch.Size, dtype: torch.dtype) -> str:

@@ -1,11 +1,11 @@
-"""Tensors of a checkpoint that several ranks write, each its own parts, and that any number of ranks reads.
+"""Tensors of a checkpoint that several ranks write, each its own parts; any number of ranks reads.
 
-torch.distributed.checkpoint divides and joins them, in safetensors: its own format's reader and planner would unpickle
-what they read, and so run code.
+torch.distributed.checkpoint divides and joins them, in safetensors: its own format's reader and
+planner would unpickle what they read, and so run code.
 """
 
 import warnings
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Iterator, Set
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -23,35 +23,44 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 from autofit.core.errors import InputError, pluralize, shown
 from autofit.setup import Setup
+from autofit.training.host_tensors import Tensors
 from autofit.training.optimizer_schema import StateError
 
 _OPTIMIZER = "optimizer/"
 
+Entries = dict[str, dict[str, Any]]  # the optimizer's state: weight -> key -> value
+
 
 class _TensorsOnly(DefaultLoadPlanner):  # type: ignore[misc]
+    """Refuses to unpickle what is no tensor."""
+
     def load_bytes(self, read_item: Any, value: Any) -> None:
         raise ValueError(f"{read_item.dest_index.fqn} is no tensor")
 
 
-def write(tensors: dict[str, torch.Tensor], folder: Path) -> list[Path]:
+def write(tensors: Tensors, folder: Path) -> list[Path]:
     """Write the parts of this rank, and return the files; all ranks call it with the same names."""
-    with _plainly():
-        dcp.save(
-            tensors, storage_writer=HuggingFaceStorageWriter(str(folder), save_distributed=True)
-        )
+    with _as_plain_errors():
+        writer = HuggingFaceStorageWriter(str(folder), save_distributed=True)
+        dcp.save(tensors, storage_writer=writer)
     return list(folder.glob(f"shard-{dist.get_rank() + 1:05d}-*.safetensors"))
 
 
-def described(folder: Path, files: Set[str]) -> dict[str, torch.Tensor]:
-    """The whole tensors by their names, on meta: their shapes and dtypes. Raises ValueError for others than these
-    files, all of which torch's reader reads."""
-    if strange := {file.name for file in folder.glob("*.safetensors")} - files:
-        raise ValueError(f"nobody wrote {shown(min(strange))}")
+def described(folder: Path, files: Set[str]) -> Tensors:
+    """The whole tensors by their names, on meta: their shapes and dtypes.
+
+    Raises ValueError for others than these files: torch's reader reads all that it finds.
+    """
+    unknown = {file.name for file in folder.glob("*.safetensors")} - files
+    if unknown:
+        raise ValueError(f"nobody wrote {shown(min(unknown))}")
+
     found = HuggingFaceStorageReader(str(folder)).read_metadata().state_dict_metadata
-    return {
-        name: torch.empty(each.size, dtype=each.properties.dtype, device="meta")
-        for name, each in found.items()
-    }
+    tensors = {}
+    for name, metadata in found.items():
+        dtype = metadata.properties.dtype
+        tensors[name] = torch.empty(metadata.size, dtype=dtype, device="meta")
+    return tensors
 
 
 def is_of_optimizer(name: str) -> bool:
@@ -59,111 +68,113 @@ def is_of_optimizer(name: str) -> bool:
     return name.startswith(_OPTIMIZER)
 
 
-def optimizer_state(
-    setup: Setup,
-) -> tuple[dict[str, torch.Tensor], dict[str, dict[str, Any]]] | None:
-    """The optimizer's state by names: tensors that divide as their parameters do or are whole everywhere, and numbers.
-    None for an optimizer of another kind, whose state belongs to the parts of one rank."""
+def optimizer_state(setup: Setup) -> tuple[Tensors, Entries] | None:
+    """The optimizer's state: tensors by their names in a file, and numbers.
+
+    Tensors divide as their parameters do, or are whole on every rank. None for an optimizer of
+    another kind, whose state belongs to the parts of one rank.
+    """
     if not _divides(setup):
         return None
-    tensors: dict[str, torch.Tensor] = {}
-    numbers: dict[str, dict[str, Any]] = {}
+
+    tensors = {}
+    numbers: Entries = {}
     for name, parameter in setup.trainable():
         for key, value in setup.optimizer.state.get(parameter, {}).items():
-            if isinstance(value, torch.Tensor):
-                if (
-                    isinstance(parameter, DTensor)
-                    and value.dim()
-                    and value.shape != parameter.shape
-                ):
-                    return None
-                tensors[f"{_OPTIMIZER}{name}/{key}"] = value
-            else:
+            if not isinstance(value, torch.Tensor):
                 numbers.setdefault(name, {})[key] = value
+                continue
+
+            is_scalar = not value.dim()
+            if isinstance(parameter, DTensor) and value.shape != parameter.shape and not is_scalar:
+                return None
+            tensors[_tensor_name(name, key)] = value
     return tensors, numbers
 
 
 def check_divides(setup: Setup, state: dict[str, Any]) -> None:
-    """Raise an InputError for an optimizer of another kind whose state was written on other ranks: it cannot be divided
-    anew."""
+    """Raise an InputError for optimizer state of other ranks that cannot be divided anew."""
     ranks = state.get("ranks", 1)
-    if (
-        "optimizer" not in state
-        or ranks == setup.ranks.layout.world
-        or (ranks == 1 and _divides(setup))
-    ):
+    if "optimizer" not in state or ranks == setup.ranks.layout.world:
         return
-    on = pluralize(ranks, "device") if ranks > 1 else "one device"
-    message = f"the state of optimizer {setup.config.optimizer} was written on {on}, each for its own parts"
-    raise InputError(f"{message}, and cannot be divided anew.", f"Resume on {on}.")
+    if ranks == 1 and _divides(setup):
+        return
+
+    devices = "one device" if ranks == 1 else pluralize(ranks, "device")
+    raise InputError(
+        f"the state of optimizer {setup.config.optimizer} was written on {devices}, each for its "
+        "own parts, and cannot be divided anew.",
+        f"Resume on {devices}.",
+    )
 
 
-def entries_by_name(state: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """The optimizer's state of each weight that one device wrote. Raises StateError for what none did."""
+def entries_by_name(state: dict[str, Any]) -> Entries:
+    """The optimizer's state of each weight, as one device wrote it.
+
+    Raises StateError for what none wrote.
+    """
     saved = state["optimizer"]
     names = state.get("names")
     if not isinstance(saved, dict) or not isinstance(saved.get("state"), dict) or names is None:
         raise StateError(f"it is {shown(saved)}")
+
     numbered = dict(enumerate(names))
     if not saved["state"].keys() <= numbered.keys():
         raise StateError(f"it is of the weights {shown(list(saved['state']))}")
     return {numbered[number]: entries for number, entries in saved["state"].items()}
 
 
-def entries_described(
-    parts: Mapping[str, torch.Tensor], numbers: Mapping[str, Any]
-) -> dict[str, dict[str, Any]]:
-    """The same of what several ranks wrote, the tensors on meta."""
-    entries: dict[str, dict[str, Any]] = {name: dict(own) for name, own in numbers.items()}
-    for tensor in filter(is_of_optimizer, parts):
-        name, _, key = tensor.removeprefix(_OPTIMIZER).rpartition("/")
-        entries.setdefault(name, {})[key] = parts[tensor]
+def entries_described(tensors: Tensors, numbers: Entries) -> Entries:
+    """The optimizer's state of each weight, as several ranks wrote it."""
+    entries = {name: dict(own) for name, own in numbers.items()}
+    for path, tensor in tensors.items():
+        if is_of_optimizer(path):
+            name, key = _owner_and_key(path)
+            entries.setdefault(name, {})[key] = tensor
     return entries
 
 
-def restore(
-    setup: Setup, saved: dict[str, torch.Tensor], state: dict[str, Any], folder: Path
-) -> None:
+def restore(setup: Setup, saved: Tensors, state: dict[str, Any], folder: Path) -> None:
     """Fill this rank's weights and optimizer state from what several ranks wrote."""
     weights = dict(setup.trained_values())
-    held = {name: weights[name] for name in saved if name in weights}
-    held |= {
-        name: _like(each, _owner(name, weights), setup)
-        for name, each in saved.items()
-        if is_of_optimizer(name)
-    }
-    with _plainly():
-        reader = HuggingFaceStorageReader(str(folder))
+    held = {}
+    for name, tensor in saved.items():
+        if name in weights:
+            held[name] = weights[name]
+        elif is_of_optimizer(name):
+            owner, _ = _owner_and_key(name)
+            held[name] = _empty_for(tensor, weights[owner], setup)
+
+    with _as_plain_errors():
         dcp.load(
-            held, storage_reader=reader, planner=_TensorsOnly(), no_dist=not setup.ranks.are_several
+            held,
+            storage_reader=HuggingFaceStorageReader(str(folder)),
+            planner=_TensorsOnly(),
+            no_dist=not setup.ranks.are_several,
         )
+
     if "optimizer" in state:
         setup.optimizer.load_state_dict(state["optimizer"])
-        return
-    tensors = {name: each for name, each in held.items() if is_of_optimizer(name)}
-    _restore_optimizer(setup, tensors, state.get("optimizer_numbers") or {})
+    else:
+        numbers = state.get("optimizer_numbers") or {}
+        _restore_optimizer(setup, entries_described(held, numbers))
 
 
 def divide_optimizer(setup: Setup, state: dict[str, Any]) -> None:
     """Give this rank its part of an optimizer's state that one device wrote whole."""
-    weights: dict[str, torch.Tensor] = {
-        name: parameter.detach() for name, parameter in setup.trainable()
-    }
-    tensors: dict[str, torch.Tensor] = {}
-    numbers: dict[str, dict[str, Any]] = {}
-    for name, entries in entries_by_name(state).items():
-        for key, value in entries.items():
-            if not isinstance(value, torch.Tensor):
-                numbers.setdefault(name, {})[key] = value
-            else:
-                is_divided = value.dim() and value.shape == weights[name].shape
-                tensors[f"{_OPTIMIZER}{name}/{key}"] = (
-                    own_part(value, weights[name]) if is_divided else value
-                )
-    _restore_optimizer(setup, tensors, numbers)
+    weights = dict(setup.trainable())
+    entries = {}
+    for name, whole in entries_by_name(state).items():
+        weight = weights[name].detach()
+        own = dict(whole)
+        for key, value in whole.items():
+            if isinstance(value, torch.Tensor) and value.dim() and value.shape == weight.shape:
+                own[key] = shard_of(value, weight)
+        entries[name] = own
+    _restore_optimizer(setup, entries)
 
 
-def own_part(whole: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+def shard_of(whole: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     """This rank's part of a tensor that every rank has whole."""
     if not isinstance(like, DTensor):
         return whole
@@ -173,53 +184,58 @@ def own_part(whole: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
 
 def names_of(setup: Setup) -> list[str]:
     """The names of the optimizer's parameters, in its own order."""
-    names = {parameter: name for name, parameter in setup.trainable()}
-    return [
-        names.get(each, "") for group in setup.optimizer.param_groups for each in group["params"]
-    ]
+    by_parameter = {parameter: name for name, parameter in setup.trainable()}
+    names: list[str] = []
+    for group in setup.optimizer.param_groups:
+        names += [by_parameter.get(parameter, "") for parameter in group["params"]]
+    return names
 
 
 def _divides(setup: Setup) -> bool:
+    """Whether the optimizer's state divides as the weights do."""
     return type(setup.optimizer).__module__.startswith("torch.optim")
 
 
-def _owner(name: str, weights: dict[str, torch.Tensor]) -> torch.Tensor:
-    return weights[name.removeprefix(_OPTIMIZER).rpartition("/")[0]]
+def _tensor_name(weight: str, key: str) -> str:
+    return f"{_OPTIMIZER}{weight}/{key}"
 
 
-def _like(saved: torch.Tensor, weight: torch.Tensor, setup: Setup) -> torch.Tensor:
+def _owner_and_key(name: str) -> tuple[str, str]:
+    """The weight that a tensor of the optimizer's state belongs to, and what it is there."""
+    weight, _, key = name.removeprefix(_OPTIMIZER).rpartition("/")
+    return weight, key
+
+
+def _empty_for(saved: torch.Tensor, weight: torch.Tensor, setup: Setup) -> torch.Tensor:
     """Room for state of a weight: divided as that is where it has its shape."""
-    if saved.dim() and saved.shape == weight.shape:
+    if not saved.dim():
+        return torch.empty((), dtype=saved.dtype, device="cpu")
+    if saved.shape == weight.shape:
         return torch.empty_like(weight, dtype=saved.dtype)
-    return torch.empty(
-        saved.shape, dtype=saved.dtype, device=setup.device if saved.dim() else "cpu"
-    )
+    return torch.empty(saved.shape, dtype=saved.dtype, device=setup.device)
 
 
-def _restore_optimizer(
-    setup: Setup, tensors: dict[str, torch.Tensor], numbers: dict[str, dict[str, Any]]
-) -> None:
-    state: dict[int, dict[str, Any]] = {}
+def _restore_optimizer(setup: Setup, entries: Entries) -> None:
+    """Load this rank's state of each weight, with the settings of this run."""
+    state = {}
     for number, name in enumerate(names_of(setup)):
-        prefix = f"{_OPTIMIZER}{name}/"
-        of_it = {
-            key.removeprefix(prefix): value
-            for key, value in tensors.items()
-            if key.startswith(prefix)
-        }
-        if of_it := of_it | numbers.get(name, {}):
-            state[number] = of_it
-    setup.optimizer.load_state_dict(
-        {"state": state, "param_groups": setup.optimizer.state_dict()["param_groups"]}
-    )
+        if entries.get(name):
+            state[number] = entries[name]
+
+    groups = setup.optimizer.state_dict()["param_groups"]
+    setup.optimizer.load_state_dict({"state": state, "param_groups": groups})
 
 
 @contextmanager
-def _plainly() -> Iterator[None]:
-    """Without a warning, and with what failed on a rank in place of PyTorch's own error, which is no Exception."""
+def _as_plain_errors() -> Iterator[None]:
+    """Raise what failed on a rank in place of PyTorch's own error, which is no Exception.
+
+    Also keeps back PyTorch's warning that it runs without other ranks.
+    """
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")
         try:
             yield
         except CheckpointException as error:
-            raise min(error.failures.items())[1][0] from error
+            failure, _ = min(error.failures.items())[1]
+            raise failure from error

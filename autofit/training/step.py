@@ -21,14 +21,21 @@ def train_step(setup: Setup, batch: Any) -> torch.Tensor:
 
 
 def accumulate(setup: Setup, batch: Any) -> torch.Tensor:
-    """Forward and backward over all micro-batches of `batch`; returns its loss, detached, on the device. Where several
-    ranks train, `batch` is this one's part of the effective batch, and the loss that of the whole."""
-    part = batch if isinstance(batch, LocalBatch) else LocalBatch(batch)
-    return strategy_of(setup).forward_backward(part)
+    """Forward and backward over all micro-batches of `batch`; returns its loss on the device.
+
+    The loss is detached. Where several ranks train, `batch` is this one's part of the effective
+    batch, and the loss that of the whole.
+    """
+    if not isinstance(batch, LocalBatch):
+        batch = LocalBatch(batch)
+    return strategy_of(setup).forward_backward(batch)
 
 
 def update(setup: Setup) -> bool:
-    """Apply the gradients unless the backward did; False when there are none or the loss scaler skipped the step."""
+    """Apply the gradients unless the backward did.
+
+    False when there are none, or the loss scaler skipped the step.
+    """
     optimizer = setup.optimizer
     scaler = setup.scaler
     if setup.stepped_in_backward:
@@ -55,6 +62,7 @@ def update(setup: Setup) -> bool:
         is_stepped = bool(scaler.get_scale() >= scale)  # it only falls after a skipped step
     else:
         optimizer.step()
+
     optimizer.zero_grad(set_to_none=True)
     return is_stepped
 
@@ -65,8 +73,10 @@ def loss_value(setup: Setup, batch: Any) -> float:
 
 
 def reached(setup: Setup) -> set[nn.Parameter]:
-    """The trained weights that the loss of a micro-batch reaches, found in the graph of its forward. Neither running
-    statistics nor random numbers are other ones after it."""
+    """The trained weights that the loss of a micro-batch reaches, found in the graph of its forward.
+
+    Neither running statistics nor random numbers are other ones after it.
+    """
     batch = few_samples(setup.workload, setup.micro_batch_size)
     buffers = [(buffer, buffer.clone()) for buffer in setup.model.buffers()]
     with random_state.preserved(setup.device), setup.step_context():
@@ -74,7 +84,7 @@ def reached(setup: Setup) -> set[nn.Parameter]:
     for buffer, before in buffers:
         buffer.copy_(before)
 
-    weights: set[nn.Parameter] = set()
+    weights = set()
     seen: set[Any] = {None}
     waiting: list[Any] = [loss.grad_fn]
     while waiting:

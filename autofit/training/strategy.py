@@ -1,7 +1,8 @@
-"""Strategies of the training step: how one device, or several that train together, go through a batch.
+"""Strategies of the training step: how one device, or several together, go through a batch.
 
-`forward_backward` adds the gradients of a whole effective batch to the weights, however the batch is cut and whoever
-sees which part of it. Several devices agree before they do, and reduce what they found; one device does neither.
+`forward_backward` adds the gradients of a whole effective batch to the weights, however the batch
+is cut and whoever sees which part of it. Several devices agree before they do, and reduce what they
+found; one device does neither.
 """
 
 from collections.abc import Iterator
@@ -20,7 +21,9 @@ from autofit.training.loss import loss_and_count
 
 def strategy_of(setup: Setup) -> "SingleDevice":
     """The strategy for as many devices as the setup trains on."""
-    return DataParallel(setup) if setup.ranks.are_several else SingleDevice(setup)
+    if setup.ranks.are_several:
+        return DataParallel(setup)
+    return SingleDevice(setup)
 
 
 class SingleDevice:
@@ -30,13 +33,15 @@ class SingleDevice:
         self.setup = setup
 
     def forward_backward(self, part: LocalBatch) -> torch.Tensor:
-        """Add the gradients of a batch to the weights', micro-batch by micro-batch; returns its loss, detached, on the
-        device. They equal those of the unsplit batch. Where the backward applies gradients, none are applied of a loss
-        that is not finite, which is returned."""
+        """Add the gradients of a batch to the weights', micro-batch by micro-batch.
+
+        They equal those of the unsplit batch. Returns its loss, detached, on the device. Where the
+        backward applies gradients, none are applied of a loss that is not finite, which is
+        returned.
+        """
         setup = self.setup
-        setup.progress.phase = (
-            "forward"  # already while data moves: the last step ended in "update"
-        )
+        # already while data moves: the last step ended in "update"
+        setup.progress.phase = "forward"
         batch_loss = torch.zeros((), device=setup.device)
 
         with setup.step_context():
@@ -52,13 +57,17 @@ class SingleDevice:
         return self._reduce(batch_loss)
 
     def forward(self, micro_batch: Any) -> tuple[torch.Tensor, float | None]:
-        """The mean loss of a micro-batch, which is moved to the device, and the number of terms in it where the loss
-        gives it. To be called in a step context."""
+        """The mean loss of a micro-batch, which is moved to the device, in a step context.
+
+        Also the number of terms in it, where the loss gives it.
+        """
         setup = self.setup
         setup.progress.phase = "forward"
-        on_device = map_tensors(
-            micro_batch, lambda tensor: tensor.to(setup.device, non_blocking=True)
-        )
+
+        def moved(tensor: torch.Tensor) -> torch.Tensor:
+            return tensor.to(setup.device, non_blocking=True)
+
+        on_device = map_tensors(micro_batch, moved)
         with setup.forward_context():
             return loss_and_count(setup, on_device)
 
@@ -69,46 +78,54 @@ class SingleDevice:
             return float(loss.detach())
 
     def _losses(self, part: LocalBatch) -> Iterator[tuple[torch.Tensor, float]]:
-        """The mean loss of each micro-batch, and its weight in the loss of the batch. Holds no loss that it gave."""
+        """The mean loss of each micro-batch, and its weight in the loss of the batch.
+
+        Holds no loss that it gave.
+        """
         slices, terms = self._counted_slices(part)
         self._begin(part, terms, len(slices))
         for micro_batch, count in slices:
             yield self.forward(micro_batch)[0], weight_of(self.setup.workload, count, terms)
 
     def _counted_slices(self, part: LocalBatch) -> tuple[list[tuple[Any, float]], float]:
-        """This device's micro-batches, each with the number of terms in its loss, and the terms in all of them."""
+        """This device's micro-batches, each with the number of terms in its loss; terms in all."""
+        if not part.counts:
+            return [], 0
         setup = self.setup
-        slices = (
-            counted_slices(setup.workload, part.batch, setup.micro_batch_size)
-            if part.counts
-            else []
-        )
+        slices = counted_slices(setup.workload, part.batch, setup.micro_batch_size)
         return slices, sum(count for _, count in slices)
 
     def _begin(self, part: LocalBatch, terms: float, forwards: int) -> None:
-        """Note how many terms the loss of the whole effective batch has. Raises InputError where each of several
-        backwards would take a step."""
+        """Note how many terms the loss of the whole effective batch has.
+
+        Raises InputError where each of several backwards would take a step.
+        """
         setup = self.setup
         setup.progress.terms = terms
 
         if setup.stepped_in_backward and forwards > 1:
             samples = sample_count(part.batch, setup.workload.split)
-            message = f"a batch of {samples} samples is more than one micro-batch of {setup.micro_batch_size}"
             raise InputError(
-                f"{message}, and each backward takes a step.", "Set optimizer_in_backward to false."
+                f"a batch of {samples} samples is more than one micro-batch of "
+                f"{setup.micro_batch_size}, and each backward takes a step.",
+                "Set optimizer_in_backward to false.",
             )
 
     def _backward(self, loss: torch.Tensor) -> bool:
-        """Add the gradients of a loss to the weights'. False, and nothing done, where they would be applied at once
-        and the loss is not finite: each weight would be NaN."""
+        """Add the gradients of a loss to the weights'.
+
+        False, and nothing done, where they would be applied at once and the loss is not finite:
+        each weight would be NaN.
+        """
         setup = self.setup
         setup.progress.phase = "backward"
 
         if setup.stepped_in_backward and not self._sum_over_ranks(loss.detach()).isfinite():
             return False
 
-        scaled = setup.scaler.scale(loss) if setup.scaler else loss
-        scaled.backward()
+        if setup.scaler:
+            loss = setup.scaler.scale(loss)
+        loss.backward()
         return True
 
     def _reduce(self, loss: torch.Tensor) -> torch.Tensor:
@@ -120,8 +137,11 @@ class SingleDevice:
 
 
 class DataParallel(SingleDevice):
-    """The steps of one of several ranks. Each gets its part of the effective batch, and those of one tensor or context
-    group get the same. All decide alike on how a step goes on, or one would wait for ever for another."""
+    """The steps of one of several ranks.
+
+    Each gets its part of the effective batch, and those of one tensor or context group get the
+    same. All decide alike on how a step goes on, or one would wait for ever for another.
+    """
 
     def loss_value(self, batch: Any) -> float:
         """As on one device; all ranks call it together."""
@@ -130,8 +150,11 @@ class DataParallel(SingleDevice):
         return value
 
     def _losses(self, part: LocalBatch) -> Iterator[tuple[torch.Tensor, float]]:
-        """As on one device, but of as many forwards as the rank with most micro-batches makes, since every forward
-        gathers weights from all. Those beyond its own count nothing, as does a part that is not to count."""
+        """As on one device, but of as many forwards as the rank with most micro-batches makes.
+
+        Every forward gathers weights from all ranks. Those beyond a rank's own micro-batches count
+        nothing, as does a part that is not to count.
+        """
         setup = self.setup
         workload = setup.workload
         slices, own_terms = self._counted_slices(part)
@@ -145,12 +168,15 @@ class DataParallel(SingleDevice):
         for number in range(forwards):
             micro_batch, count = slices[number]
             setup.exchange.sync_gradients(number + 1 == forwards)
-            loss = early.pop() if early else self.forward(micro_batch)[0]
+            if early:
+                loss = early.pop()
+            else:
+                loss, _ = self.forward(micro_batch)
 
             if count:
                 weight = weight_of(workload, count, setup.progress.terms)
-                # over which gradients are averaged
-                yield (loss, weight * setup.ranks.layout.samplers)
+                # Gradients are averaged over the ranks that see other samples.
+                yield loss, weight * setup.ranks.layout.samplers
             else:
                 yield loss.nan_to_num() * 0.0, 1.0
             del loss
@@ -162,18 +188,21 @@ class DataParallel(SingleDevice):
     def _agree(
         self, part: LocalBatch, own_terms: float, micro_batches: int, first: Any
     ) -> tuple[int, list[torch.Tensor]]:
-        """How many forwards each rank makes. Also the loss of the first one, where that ran while ranks exchanged what
-        they have: on two CPU ranks, to ask costs a step of 250 ms about 1.5 %."""
+        """How many forwards each rank makes.
+
+        Also the loss of the first one, where that ran while ranks exchanged what they have: on two
+        CPU ranks, to ask costs a step of 250 ms about 1.5 %.
+        """
         setup = self.setup
-        ranks = self.setup.ranks
+        ranks = setup.ranks
         if part.largest is not None and counts_samples(setup.workload, part.batch):
             forwards = -(-part.largest // setup.micro_batch_size)
             self._begin(part, part.samples, forwards)
             return forwards, []
 
-        early: list[torch.Tensor] = []
+        early = []
         answer = ranks.asked(own_terms, micro_batches)
-        # A GPU would have to end the forward before, and that of ddp asks whether gradients are averaged.
+        # A GPU would have to end the forward before; that of ddp asks whether gradients are averaged.
         if setup.device.type == "cpu" and setup.exchange.replicate is None:
             early.append(self.forward(first)[0])
 
@@ -183,9 +212,11 @@ class DataParallel(SingleDevice):
         return forwards, early
 
     def _reduce(self, loss: torch.Tensor) -> torch.Tensor:
-        """Average over ranks what the backward did not, and return the loss of the effective batch. Other numbers that
-        are added up travel with it: each time that ranks wait for one another costs a step of 200 ms on two CPU ranks
-        about 1 %."""
+        """Average over ranks what the backward did not, and return the loss of the effective batch.
+
+        Other numbers that are added up travel with it: each time that ranks wait for one another
+        costs a step of 200 ms on two CPU ranks about 1 %.
+        """
         exchange = self.setup.exchange
         ranks = self.setup.ranks
         for average in exchange.after_backward:

@@ -6,7 +6,7 @@ import dataclasses
 import itertools
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -42,31 +42,30 @@ _Optimizer = Callable[[Any], Any]  # makes one of parameter groups
 _FORM_BATCHES = 4  # show whether a row is one sample or several
 _FEW_SHAPES = 8  # such as those of buckets: planning once for each of them pays
 _PAD = "Give a collate_fn that pads them, such as transformers.DataCollatorForSeq2Seq(tokenizer)."
-_NOT_COPIED = "Take that out of the model, or search with autofit.Workload(model=...) and a function that makes it."
+_NOT_COPIED = (
+    "Take that out of the model, or search with autofit.Workload(model=...) and a function that "
+    "makes it."
+)
 
 
 @dataclass(frozen=True)
 class Peek:
-    """How to find the largest batch: the one given, or the largest of the loader's first `batches`."""
+    """How to find the largest batch: the one given, or the largest of the loader's first ones."""
 
     worst_case: Any = None
     batches: int = 64
 
     def __post_init__(self) -> None:
-        fine = is_whole(self.batches, 1) and self.batches <= sys.maxsize
-        require(fine, "peek must be a positive whole number of batches", self.batches)
-
-
-def workload_from(model: nn.Module, loader: Any, loss: _Loss | None, **options: Any) -> Workload:
-    """The workload of a search for training `model` on `loader`, with the options of `training_workload`; probes get a
-    copy of the model without weights."""
-    return without_weights(training_workload(model, loader, loss, **options), model)
+        is_fine = is_whole(self.batches, 1) and self.batches <= sys.maxsize
+        require(is_fine, "peek must be a positive whole number of batches", self.batches)
 
 
 @dataclass(frozen=True)
 class LargestBatch:
-    """The batch factory of a loader: repeats the samples of its largest batch. `differing` are a few samples of any
-    batch that differ as much as any, on which a loss is tried."""
+    """The batch factory of a loader: repeats the samples of its largest batch.
+
+    `differing` are a few samples of any batch that differ as much as any, on which a loss is tried.
+    """
 
     largest: Any
     differing: Any
@@ -78,7 +77,7 @@ class LargestBatch:
 
 @dataclass(frozen=True)
 class _AsAsked:
-    """A user's batch factory: of `samples` rows that it gives when asked for as many, each is known to be a sample."""
+    """A user's batch factory that marks rows as samples, where it gives as many as are asked for."""
 
     batch: Callable[[int], Any]
 
@@ -106,6 +105,14 @@ def without_weights(workload: Workload, model: nn.Module) -> Workload:
     return dataclasses.replace(workload, model=lambda: structure)  # each probe unpickles its own
 
 
+def workload_from(model: nn.Module, loader: Any, loss: _Loss | None, **options: Any) -> Workload:
+    """The workload of a search for training `model` on `loader`.
+
+    It has the options of `training_workload`; probes get a copy of the model without weights.
+    """
+    return without_weights(training_workload(model, loader, loss, **options), model)
+
+
 def training_workload(
     model: nn.Module,
     loader: Any,
@@ -116,78 +123,80 @@ def training_workload(
     count: Callable[[Any], float] | None = None,
     peek: Peek | None = None,
 ) -> Workload:
-    """The workload of training `model` itself on `loader`, whose own batch size is the effective batch. Reads the first
-    batches to find the largest shape; the model is not touched."""
+    """The workload of training `model` itself on `loader`, whose batch size is the effective batch.
+
+    Reads the first batches to find the largest shape; the model is not touched. Raises InputError
+    for a model, loader or function that cannot be trained with.
+    """
     _check_model(model)
     check_loss_function(loss)
-    require(
-        split is None or callable(split),
-        "split must be a function of (batch, size)",
-        split,
-        "Leave it out.",
-    )
-    require(
-        count is None or callable(count),
-        "count must be a function of a batch",
-        count,
-        "Leave it out.",
-    )
+    _check_function(split, "split must be a function of (batch, size)")
+    _check_function(count, "count must be a function of a batch")
+
     peek = peek or Peek()
     with put_back(loader):
-        look = _look(loader, peek, split)
-    largest = look.largest
-    split = look.cut
+        seen = _inspect(loader, peek, split)
     if loss is None:
-        check_call(model, largest)
-    one = repeat_to(largest, 1, split)
-    ids = one.get("input_ids") if isinstance(one, Mapping) or hasattr(one, "keys") else None
-    sequence_length = (
-        int(ids.shape[1]) if isinstance(ids, torch.Tensor) and ids.dim() == 2 else None
-    )
+        check_call(model, seen.largest)
+
+    sequence_length = _sequence_length(repeat_to(seen.largest, 1, seen.cut))
+    unit = "samples"
+    packing = None
+    if sequence_length:
+        unit = "tokens"
+        if seen.padding:
+            packing = False
+    document_tokens = None
+    if seen.cut is by_rows:
+        document_tokens = _document_tokens(seen.largest)
+
     task = task_of(model)
-    if task.predicts_next_token and labels_of(largest) is None:  # it has none to shift
+    if task.predicts_next_token and labels_of(seen.largest) is None:  # it has none to shift
         task = CUSTOM
+    reduction = "mean"
+    if not loss:
+        reduction = reduction_of(task, getattr(model, "config", None))
+
     return Workload(
         model=lambda: model,
-        batch=LargestBatch(map_tensors(largest, _on_host), look.varied, split),
+        batch=LargestBatch(map_tensors(seen.largest, _on_host), seen.varied, seen.cut),
         loss=loss,
         optimizer=optimizer,
-        split=split,
+        split=seen.cut,
         count=count,
-        effective_batch_size=look.samples,
-        varying=look.shapes > _FEW_SHAPES,
-        packing=False if look.padding and sequence_length else None,
-        padding=look.padding,
-        unit="tokens" if sequence_length else "samples",
+        effective_batch_size=seen.samples,
+        varying=len(seen.shapes) > _FEW_SHAPES,
+        packing=packing,
+        padding=seen.padding,
+        unit=unit,
         sequence_length=sequence_length,
-        document_tokens=_document_tokens(largest) if split is by_rows else None,
+        document_tokens=document_tokens,
         task=task.name,
         name=type(model).__name__,
-        reduction="mean" if loss else reduction_of(task, getattr(model, "config", None)),
-        notes=_unread(loader, peek, look),
+        reduction=reduction,
+        notes=_unread(loader, peek, seen),
     )
 
 
-def _unread(loader: Any, peek: Peek, look: "_Look") -> tuple[str, ...]:
-    """A sentence where samples differ in shape and the loader may give longer ones than those that were read."""
-    is_all_read = look.batches < peek.batches or look.batches == length_of(loader)
-    if look.shapes == 1 or is_all_read or peek.worst_case is not None:
-        return ()
-    return (
-        f"no more than {peek.batches} batches of the loader were read to find the longest samples: a longer one may"
-        " need more memory than is measured (fit takes worst_case= and peek=).",
-    )
+def _check_function(function: Any, message: str) -> None:
+    """Raise an InputError for other than a function or None."""
+    require(function is None or callable(function), message, function, "Leave it out.")
 
 
 def _check_model(model: Any) -> None:
+    """Raise an InputError for what is no model, or one that cannot be trained as it is."""
     if not isinstance(model, nn.Module):
-        message = (
-            f"the model must be an nn.Module or the name of one, not a {type(model).__name__}."
+        kind = type(model).__name__
+        raise InputError(
+            f"the model must be an nn.Module or the name of one, not a {kind}.",
+            "Pass the model itself, or an autofit.Workload.",
         )
-        raise InputError(message, "Pass the model itself, or an autofit.Workload.")
     if any(isinstance(module, torch.jit.ScriptModule) for module in model.modules()):
-        message = "the model has scripted modules (torch.jit), whose weights cannot be replaced."
-        raise InputError(message, "Give the module that they were made of.")
+        raise InputError(
+            "the model has scripted modules (torch.jit), whose weights cannot be replaced.",
+            "Give the module that they were made of.",
+        )
+
     devices = sorted({str(parameter.device) for parameter in model.parameters()})
     if "meta" in devices:
         raise InputError(
@@ -195,107 +204,156 @@ def _check_model(model: Any) -> None:
             "Load them first.",
         )
     if any(is_lazy(parameter) for parameter in model.parameters()):
-        message = "the model has lazy modules, whose weights have no shape yet."
-        raise InputError(message, "Call it on a batch once, before it is given away.")
+        raise InputError(
+            "the model has lazy modules, whose weights have no shape yet.",
+            "Call it on a batch once, before it is given away.",
+        )
     if len(devices) > 1:
-        message = f"the model's weights are spread over {' and '.join(devices)}; autofit trains on one device."
-        raise InputError(message, "Load it without a device_map.")
+        raise InputError(
+            f"the model's weights are spread over {' and '.join(devices)}; autofit trains on one "
+            "device.",
+            "Load it without a device_map.",
+        )
+
+
+def _sequence_length(batch: Any) -> int | None:
+    """The tokens of each sample in a batch; None for other than token ids."""
+    ids = _entry(batch, "input_ids")
+    if isinstance(ids, torch.Tensor) and ids.dim() == 2:
+        return int(ids.shape[1])
+    return None
+
+
+def _document_tokens(batch: Any) -> int | None:
+    """The mean length of the samples that are packed into rows; None where each row is one."""
+    positions = positions_in_rows(batch)
+    if positions is None or not (positions[:, 1:] == 0).any():
+        return None
+    return max(1, round(positions.numel() / int((positions == 0).sum())))
+
+
+def _has_keys(batch: Any) -> bool:
+    """Whether a batch is a mapping, or looks as one."""
+    return isinstance(batch, Mapping) or hasattr(batch, "keys")
+
+
+def _entry(batch: Any, key: str) -> Any:
+    """What a batch has at a key; None where it has none."""
+    if not _has_keys(batch):
+        return None
+    return batch.get(key)
 
 
 def _on_host(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().cpu()
 
 
-@dataclass(frozen=True)
-class _Look:
-    """What the first batches of a loader are: the one with the largest samples, the most samples that a batch has, how
-    many shapes samples have, the share of padding by masks of attention, how many batches were read, how they are
-    split, and a few samples that differ much."""
+@dataclass
+class _Inspection:
+    """What the first batches of a loader are."""
 
-    largest: Any
-    samples: int
-    shapes: int
-    padding: float
-    batches: int
-    cut: Cut | None
-    varied: Any
+    cut: Cut | None  # how they are split
+    largest: Any = None  # the one with the largest samples
+    varied: Any = None  # a few samples that differ much
+    variety: float = -1.0  # of these
+    structure: str = ""
+    batches: int = 0  # that were read
+    samples: int = 0  # the most that a batch has
+    shapes: set[tuple[Any, ...]] = field(default_factory=set)  # of samples
+    tokens: int = 0  # by masks of attention
+    attended: int = 0  # of these, those that are no padding
+
+    @property
+    def padding(self) -> float:
+        """The share of padding."""
+        if not self.tokens:
+            return 0.0
+        return 1 - self.attended / self.tokens
+
+    def add(self, batch: Any) -> None:
+        """Look at one more batch; raises InputError where its structure is another one."""
+        cut = self.cut
+        self.structure = self.structure or _structure(batch)
+        _check_structure(batch, self.structure, f"batch {self.batches} of the loader")
+        self.batches += 1
+
+        samples = sample_count(batch, cut)
+        self.samples = max(self.samples, samples)
+        if samples > 1 and not is_own(cut):
+            found = variety(batch)
+            if found > self.variety:
+                self.variety = found
+                differing = most_different(batch, TRIAL_SAMPLES)
+                self.varied = map_tensors(differing, lambda tensor: _on_host(tensor).clone())
+
+        mask = _entry(batch, "attention_mask")
+        if isinstance(mask, torch.Tensor) and mask.dim() == 2:
+            self.tokens += mask.numel()
+            self.attended += int((mask != 0).sum())
+
+        layout = None
+        if not has_rows(batch, cut):
+            layout = layout_of(batch)
+        shapes = [tensor.shape[1:] for tensor in tensors(batch)]
+        self.shapes.add((layout and tuple(layout.sizes), *shapes))
+
+        # Per sample: the last batch may hold few samples that are the longest.
+        elements = _elements_per_sample(batch, cut)
+        if self.largest is None or elements > _elements_per_sample(self.largest, cut):
+            self.largest = batch
 
 
-def _look(loader: Any, peek: Peek, cut: Cut | None) -> _Look:
-    """Read the first batches of a loader. Holds few of them at a time: each that comes from a worker takes shared
-    memory and open files."""
-    largest: Any = None
-    varied: Any = None
-    most_variety = -1.0
-    structure = ""
-    samples = 0
-    shapes = set()
-    held = 0
-    seen = 0
-    read = 0
+def _inspect(loader: Any, peek: Peek, cut: Cut | None) -> _Inspection:
+    """Read the first batches of a loader.
+
+    Holds few of them at a time: each that comes from a worker takes shared memory and open files.
+    """
     batches = batches_of(loader)
     peeked: Iterator[Any] = itertools.islice(_collated(batches), peek.batches)
     if cut is None:
         first = list(itertools.islice(peeked, 1))
         if first and positions_in_rows(first[0]) is not None:
             first += itertools.islice(peeked, _FORM_BATCHES - 1)
-            cut = by_rows if _are_rows(first, loader) else None
+            if _are_rows(first, loader):
+                cut = by_rows
         peeked = itertools.chain(_given_away(first), peeked)
-    for number, batch in enumerate(peeked):
-        read = number + 1
-        structure = structure or _structure(batch)
-        _check_structure(batch, structure, f"batch {number} of the loader")
-        samples = max(samples, sample_count(batch, cut))
-        if (
-            not is_own(cut)
-            and sample_count(batch, cut) > 1
-            and (found := variety(batch)) > most_variety
-        ):
-            most_variety = found
-            varied = map_tensors(
-                most_different(batch, TRIAL_SAMPLES), lambda tensor: _on_host(tensor).clone()
-            )
-        mask = (
-            batch.get("attention_mask")
-            if isinstance(batch, Mapping) or hasattr(batch, "keys")
-            else None
-        )
-        if isinstance(mask, torch.Tensor) and mask.dim() == 2:
-            held = held + mask.numel()
-            seen = seen + int((mask != 0).sum())
-        layout = None if has_rows(batch, cut) else layout_of(batch)
-        shapes.add(
-            (layout and tuple(layout.sizes), *(tensor.shape[1:] for tensor in tensors(batch)))
-        )
-        # Per sample: the last batch may hold few samples that are the longest.
-        if largest is None or _elements_per_sample(batch, cut) > _elements_per_sample(largest, cut):
-            largest = batch
-    if largest is None:
+
+    seen = _Inspection(cut)
+    for batch in peeked:
+        seen.add(batch)
+    if seen.largest is None:
         raise InputError("the loader is empty: it gave no batch.", "Check the data set.")
+
     # a DataLoader would start workers
     if not isinstance(loader, DataLoader) and batches_of(loader) is batches:
         raise _read_once(f"the loader gives the same {type(batches).__name__} again")
     if peek.worst_case is not None:
-        _check_structure(peek.worst_case, structure, "worst_case")
-        largest = peek.worst_case
+        _check_structure(peek.worst_case, seen.structure, "worst_case")
+        seen.largest = peek.worst_case
     if is_own(cut):  # only a whole batch can be made as large
-        samples = sample_count(largest, cut)
-    padding = 1 - seen / held if held else 0.0
-    return _Look(largest, samples, len(shapes), padding, read, cut, varied)
+        seen.samples = sample_count(seen.largest, cut)
+    return seen
+
+
+def _unread(loader: Any, peek: Peek, seen: _Inspection) -> tuple[str, ...]:
+    """A sentence where samples differ in shape and the loader may give longer ones than were read."""
+    is_all_read = seen.batches < peek.batches or seen.batches == length_of(loader)
+    if len(seen.shapes) == 1 or is_all_read or peek.worst_case is not None:
+        return ()
+    return (
+        f"no more than {peek.batches} batches of the loader were read to find the longest samples: "
+        "a longer one may need more memory than is measured (fit takes worst_case= and peek=).",
+    )
 
 
 def _collated(batches: Iterator[Any]) -> Iterator[Any]:
-    """The batches of a loader; an InputError where torch's own collate_fn cannot stack its samples."""
+    """The batches of a loader; an InputError where torch's collate_fn cannot stack its samples."""
     with as_input_error(
         lambda error: f"the loader cannot stack its samples: {sentence(error)}.",
         _PAD,
-        but=_is_no_stacking,
+        but=lambda error: not isinstance(error, RuntimeError) or "equal size" not in str(error),
     ):
         yield from batches
-
-
-def _is_no_stacking(error: BaseException) -> bool:
-    return not isinstance(error, RuntimeError) or "equal size" not in str(error)
 
 
 def _given_away(items: list[Any]) -> Iterator[Any]:
@@ -305,59 +363,75 @@ def _given_away(items: list[Any]) -> Iterator[Any]:
 
 
 def _are_rows(batches: list[Any], loader: Any) -> bool:
-    """Whether each row of these batches is one sample, although positions start again in it. One batch of one row does
-    not show it: DataCollatorWithFlattening puts all samples of a batch into one row, and a packer fills rows, which a
-    loader may then give one at a time. But several rows in any batch are samples; so is one where the loader puts a
-    single item into a batch; and rows of one length that are divided differently were filled by a packer."""
-    found = [positions_in_rows(batch) for batch in batches]
-    positions = [each for each in found if each is not None]
-    if any(len(each) > 1 for each in positions):
-        return True
+    """Whether each row of these batches is one sample, although positions start again in it.
+
+    One batch of one row does not show it: DataCollatorWithFlattening puts all samples of a batch
+    into one row, and a packer fills rows, which a loader may then give one at a time. But several
+    rows in any batch are samples; so is one where the loader puts a single item into a batch; and
+    rows of one length that are divided differently were filled by a packer.
+    """
     if isinstance(loader, DataLoader) and loader.batch_size == 1:
         return True
 
-    lengths = {each.shape[1] for each in positions}
-    divisions = {tuple((each[0] == 0).nonzero().flatten().tolist()) for each in positions}
+    lengths = set()
+    divisions = set()
+    for batch in batches:
+        positions = positions_in_rows(batch)
+        if positions is None:
+            continue
+        if len(positions) > 1:
+            return True
+        lengths.add(positions.shape[1])
+        divisions.add(tuple((positions[0] == 0).nonzero().flatten().tolist()))
     return len(lengths) == 1 and len(divisions) > 1
 
 
-def _document_tokens(batch: Any) -> int | None:
-    """The length in the mean of the samples that are packed into rows; None where each row is one."""
-    positions = positions_in_rows(batch)
-    if positions is None or not (positions[:, 1:] == 0).any():
-        return None
-    return max(1, round(positions.numel() / int((positions == 0).sum())))
-
-
 def _check_structure(batch: Any, structure: str, name: str) -> None:
-    if _structure(batch) != structure:
-        message = f"{name} is {_structure(batch)}, but the first batch is {structure}."
-        raise InputError(message, "Give all batches the same structure.")
+    """Raise an InputError for a batch that is structured in another way."""
+    found = _structure(batch)
+    if found != structure:
+        raise InputError(
+            f"{name} is {found}, but the first batch is {structure}.",
+            "Give all batches the same structure.",
+        )
 
 
 def _structure(batch: Any, lists: Set[int] = frozenset()) -> str:
-    """A batch's containers, keys and tensors in words."""
+    """A batch's containers, keys and tensors in words; `lists`: the ids of lists of samples."""
     if isinstance(batch, torch.Tensor):
         return f"a tensor of {batch.dim()} dimensions"
-    lists = lists or (layout.lists if (layout := layout_of(batch)) else frozenset())
+
+    if not lists:
+        layout = layout_of(batch)
+        if layout:
+            lists = layout.lists
     if id(batch) in lists:
         return f"a list of {_structure(batch[0])}"
-    if isinstance(batch, Mapping) or hasattr(batch, "keys"):
-        return f"{{{', '.join(f'{key}: {_structure(batch[key], lists)}' for key in sorted(batch.keys(), key=str))}}}"
+
+    if _has_keys(batch):
+        keys = sorted(batch.keys(), key=str)
+        entries = [f"{key}: {_structure(batch[key], lists)}" for key in keys]
+        return f"{{{', '.join(entries)}}}"
     if isinstance(batch, tuple) or (isinstance(batch, list) and tensors(batch)):
-        return f"({', '.join(_structure(part, lists) for part in batch)})"
+        parts = [_structure(part, lists) for part in batch]
+        return f"({', '.join(parts)})"
     return f"a {type(batch).__name__}"
 
 
 def _elements_per_sample(batch: Any, cut: Cut | None) -> float:
+    """The numbers that a sample is made of, in the mean where samples may differ."""
+    samples = max(1, sample_count(batch, cut))
     if cut is None and layout_of(batch):
-        return sum(tensor.numel() for tensor in tensors(repeat_to(batch, 1)))
-    return sum(tensor.numel() for tensor in tensors(batch)) / max(1, sample_count(batch, cut))
+        batch = repeat_to(batch, 1)
+        samples = 1
+    return sum(tensor.numel() for tensor in tensors(batch)) / samples
 
 
 def batches_of(loader: Any, *, name: str = "loader") -> Iterator[Any]:
-    """A fresh pass over a loader: an iterable that can be read again, or a function that returns an iterator. A bare
-    iterator is refused, because its first batches would be lost to the search."""
+    """A fresh pass over a loader: an iterable that can be read again, or a function that makes one.
+
+    Raises InputError for a bare iterator, because its first batches would be lost to the search.
+    """
     if callable(loader) and not isinstance(loader, Iterable):
         made = loader()
         require(
@@ -366,19 +440,25 @@ def batches_of(loader: Any, *, name: str = "loader") -> Iterator[Any]:
             made,
         )
         return iter(made)
+
+    kind = type(loader).__name__
     if not isinstance(loader, Iterable):
-        message = f"the {name} must be an iterable of batches, not a {type(loader).__name__}."
-        raise InputError(message, "For example a DataLoader.")
+        raise InputError(
+            f"the {name} must be an iterable of batches, not a {kind}.", "For example a DataLoader."
+        )
     batches = iter(loader)  # once: it starts a DataLoader's workers and draws its seed
     if batches is loader:
-        raise _read_once(f"the {name} is a {type(loader).__name__}")
+        raise _read_once(f"the {name} is a {kind}")
     return batches
 
 
 @contextlib.contextmanager
 def put_back(loader: Any) -> Iterator[None]:
-    """Undo what a look at a loader moves: the random numbers of the process and of the loader itself, and the position
-    of a loader that has a state."""
+    """Undo what reading a loader moves.
+
+    That is the random numbers of the process and of the loader itself, and the position of a loader
+    that has a state.
+    """
     with random_state.preserved(), random_state.generators_preserved(loader):
         state = None
         if is_stateful(loader):
@@ -392,17 +472,16 @@ def put_back(loader: Any) -> Iterator[None]:
 
 
 def _read_once(what: str) -> InputError:
-    message = f"{what}, which can be read only once: one look would use it up."
     return InputError(
-        message, "Pass a function that returns it, or a DataLoader, or a list of batches."
+        f"{what}, which can be read only once: one look would use it up.",
+        "Pass a function that returns it, or a DataLoader, or a list of batches.",
     )
 
 
 def empty_pass() -> InputError:
-    """The error for a pass that gives no batch although an earlier look did."""
-    message = "a pass over the loader gave no batch: it is empty, or can be read only once."
+    """The error for a pass that gives no batch although an earlier one did."""
     return InputError(
-        message,
+        "a pass over the loader gave no batch: it is empty, or can be read only once.",
         "Pass a DataLoader, a list of batches, or a function that returns a fresh iterator.",
     )
 
@@ -413,10 +492,10 @@ def is_stateful(loader: Any) -> bool:
 
 
 def samples_in_pass(loader: Any) -> int | None:
-    """The number of samples in the data set of a loader, where it is known without reading one."""
-    return length_of(
-        loader.samples if isinstance(loader, FileLoader) else getattr(loader, "dataset", None)
-    )
+    """The number of samples in a loader's data set, where it is known without reading one."""
+    if isinstance(loader, FileLoader):
+        return length_of(loader.samples)
+    return length_of(getattr(loader, "dataset", None))
 
 
 def length_of(loader: Any) -> int | None:

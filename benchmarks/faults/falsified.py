@@ -17,7 +17,7 @@ import yaml
 from safetensors.torch import load_file, save_file
 
 from autofit.core.files import checksum
-from autofit.training.checkpoint import _OWN_SUM, _signed
+from autofit.training.checkpoint_files import OWN_SUM, signed
 
 _LINE = re.compile(r'(\{"op_code":.*),"crc":"[0-9a-f]{8}"\}')
 _OTHERS: tuple[Any, ...] = (None, "text", -1, 2**70, 1.5, True, [], {}, [1, [2]], {"a": None})
@@ -44,7 +44,7 @@ def _rewrite(
     file: Path, read: Callable[[str], Any], write: Callable[[Any], str], rng: random.Random
 ) -> None:
     text = file.read_text(encoding="utf-8")
-    body = text[: text.rfind(_OWN_SUM)] if _OWN_SUM in text else text
+    body = text[: text.rfind(OWN_SUM)] if OWN_SUM in text else text
     file.write_text(write(_with_other_leaf(read(body), rng)), encoding="utf-8")
 
 
@@ -71,11 +71,11 @@ def _sign_again(file: Path) -> None:
     text = label.read_text(encoding="utf-8")
     known = yaml.safe_load(text)
     if isinstance(known, dict):
-        known.pop(_OWN_SUM, None)
+        known.pop(OWN_SUM, None)
         if isinstance(known.get("crc32"), dict) and file.name in known["crc32"]:
             known["crc32"][file.name] = checksum(file)
         text = yaml.safe_dump(known)
-    label.write_text(_signed(text), encoding="utf-8")
+    label.write_text(signed(text), encoding="utf-8")
 
 
 def _with_other_tensor(

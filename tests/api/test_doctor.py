@@ -1,19 +1,26 @@
 """What this machine offers, told without opening the device in this process."""
 
 import importlib.metadata
+import io
 import json
+import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from rich.console import Console
 
 from autofit import techniques
+from autofit.api import doctor
 from autofit.api.doctor import clear_store, examine
 from autofit.core.config import Config
 from autofit.core.errors import InputError, ProbeError
 from autofit.core.hardware import GIB
 from autofit.core.measurement import Measurement, Outcome
+from autofit.probe import LocalExecutor
+from autofit.report.listings import doctor_table
 from autofit.tuning.measurement_store import Store, Stored, Subject
 
 pytestmark = pytest.mark.usefixtures("shared_zygote")
@@ -27,6 +34,7 @@ def test_what_there_is() -> None:
         "hardware",
         "budget_gib",
         "versions",
+        "broken",
         "calibration",
         "store",
         "techniques",
@@ -105,6 +113,33 @@ def test_a_missing_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "pip install bitsandbytes" in values_of(found, "optimizer")["adamw-8bit"]["reason"]
     assert values_of(found, "lora_rank")[0]["available"]
     assert "pip install peft" in values_of(found, "lora_rank")[8]["reason"]
+
+
+def test_a_broken_library_is_named_with_its_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert examine("cpu")["broken"] == {}
+
+    fails = tmp_path / "fails.py"
+    fails.write_text("raise RuntimeError('operator nms does not exist')")
+    ends = tmp_path / "ends.py"
+    ends.write_text("import os; os._exit(7)")
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    monkeypatch.setattr(doctor, "_MODULES", {"bitsandbytes": "fails", "peft": "ends"})
+    with LocalExecutor() as executor:  # which imports from where this process does now
+        monkeypatch.setattr(doctor, "LocalExecutor", lambda: nullcontext(executor))
+        found = examine("cpu")
+
+    error = "RuntimeError: operator nms does not exist"
+    assert found["broken"] == {
+        "bitsandbytes": error,
+        "peft": "importing peft ended its process: exit code 7.",
+    }
+    reason = values_of(found, "optimizer")["adamw-8bit"]["reason"]
+    assert reason == f"bitsandbytes cannot be imported: {error}."
+    console = Console(width=120, file=io.StringIO(), record=True)
+    console.print(doctor_table(found))
+    assert f"broken: bitsandbytes  {error}" in console.export_text()
 
 
 def test_no_such_device() -> None:

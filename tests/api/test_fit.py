@@ -18,7 +18,6 @@ from autofit.api.fit import fit
 from autofit.core.config import Config
 from autofit.core.errors import InputError, ProbeError
 from autofit.core.events import Event, Note
-from autofit.core.result import SavedResult
 from autofit.training.loop import StepReport
 from tests import tiny
 from tests.api.fitting import (
@@ -285,9 +284,9 @@ def test_every_pass_of_a_shuffling_loader_has_an_order_of_its_own() -> None:
 
 
 def test_a_model_comes_back_in_the_format_it_came_in(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = SavedResult("noisy", {}, {}, {"device": "cpu"}, Config({"precision": "fp32"}), {})
+    found = (Config(precision="fp32"), "cpu", None)
     monkeypatch.setattr(
-        importlib.import_module("autofit.api.fit"), "_result", lambda *_, **__: found
+        importlib.import_module("autofit.api.fit"), "_searched", lambda *_, **__: found
     )
     model = noisy().double()  # which no config trains in
     before = weights(model)

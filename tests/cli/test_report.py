@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+import autofit
 from autofit.core.record import Record
 from tests.cli.command import Output, Run
 
@@ -26,9 +27,15 @@ def test_the_report_of_a_search(here: Path, searched: Output, run: Run) -> None:
     assert "Both chose the same config." in run("report", "run", "run").out
     pictures = run("report", "run", "--format", "svg", "--output", "drawn").out.splitlines()
     assert Path("drawn/memory-timeline-full.svg") in map(Path, pictures)
-    nowhere = run("report", "nowhere")
-    assert nowhere.code == 2
-    assert (
-        nowhere.err
-        == "autofit: nowhere is not there. Give the directory of a search, such as autofit-runs/NAME.\n"
-    )
+    for command in ("report", "explain"):
+        nowhere = run(command, "nowhere")
+        assert nowhere.code == 2
+        assert (
+            nowhere.err
+            == "autofit: nowhere is not there. Give the directory of a search, such as autofit-runs/NAME.\n"
+        )
+
+
+@pytest.mark.usefixtures("here", "searched")
+def test_an_answer_is_explained_as_in_python(run: Run) -> None:
+    assert run("explain", "run").out == f"{autofit.explain('run')}\n"

@@ -367,3 +367,15 @@ def test_without_pandas_that_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pandas", None)
     with pytest.raises(InputError, match="needs pandas"):
         result().trials_dataframe()
+
+
+def test_a_result_prints_as_its_answer_in_a_few_lines() -> None:
+    text = str(result())
+    assert text.splitlines() == [
+        "Result: llama-3.1-8b on NVIDIA H200 within 24.00 GiB, 2 trials",
+        "  lora: 5,120 tokens/s, 22.00 GiB (measured); "
+        "precision=bf16, micro_batch_size=4, lora_rank=8, lora_targets=all-linear",
+    ]
+    assert repr(result()) == text
+    nothing = result(best=None, tiers=dict.fromkeys(TIERS))
+    assert str(nothing).splitlines()[1:] == ["  nothing fits"]

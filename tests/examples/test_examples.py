@@ -24,7 +24,7 @@ from tests import tiny
 EXAMPLES = Path(__file__).parents[2] / "examples"
 NAMES = (
     *("causal_lm", "classifier", "convnet", "encoder", "estimate", "hf_trainer"),
-    *("own_technique", "several_gpus", "with_accelerate"),
+    *("own_loop", "own_technique", "several_gpus", "with_accelerate", "with_lightning"),
 )
 Example = Callable[[str], ModuleType]
 
@@ -193,14 +193,16 @@ def test_the_neighbours_losses_are_autofits(
 ) -> None:
     config = {**example("hf_trainer").CONFIG, **knobs}
     mine, of_trainer = example("hf_trainer").main(config, steps)
-    accelerate = example("with_accelerate")
-    # of the same config, model and data
-    monkeypatch.setattr(accelerate, "losses_of_autofit", lambda *_: mine)
-    _, of_accelerate = accelerate.main(config, steps)
     assert len(mine) == steps
     assert of_trainer == pytest.approx(mine, rel=tolerance)
-    assert of_accelerate == pytest.approx(mine, rel=tolerance)
     assert steps < 17 or mine[-1] < 0.98 * mine[0]
+
+    for name in ("own_loop", "with_lightning", "with_accelerate"):
+        own_loop = example(name)
+        # of the same config, model and data
+        monkeypatch.setattr(own_loop, "losses_of_autofit", lambda *_: mine)
+        _, of_own_loop = own_loop.main(config, steps)
+        assert of_own_loop == mine, "to the bit: it is the same step"
 
 
 def test_a_technique_of_ones_own_takes_effect_and_leaves_the_mathematics_alone(

@@ -62,6 +62,7 @@ for line in sys.stdin:
 def cases(tmp_path_factory: pytest.TempPathFactory) -> Iterator[subprocess.Popen[str]]:
     folder = tmp_path_factory.mktemp("asking")
     (folder / "asking.py").write_text(ASKING)
+    (folder / "broken.py").write_text("raise RuntimeError('it does not suit this torch')")
     command = [sys.executable, "-c", SCRIPT]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(folder), *sys.path])}
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
@@ -100,3 +101,9 @@ def test_an_import_that_fails_on_a_card_that_no_child_can_open_is_noticed_too(
     cases: subprocess.Popen[str],
 ) -> None:
     assert run(cases, "broken", "asking")[:2] == [False, True]
+
+
+def test_a_library_that_cannot_be_imported_is_left_to_the_probe_that_needs_it(
+    cases: subprocess.Popen[str],
+) -> None:
+    assert run(cases, "none", "broken", "asking") == [True, False, [0, None, 0], True]

@@ -41,6 +41,7 @@ DOCTOR: dict[str, Any] = {
     ).to_dict(),
     "budget_gib": 140.0,
     "versions": {"torch": "2.13.0", "peft": "0.21.2"},
+    "broken": {},
     "calibration": {"memory": 1.04, "spread": None, "seconds": 1.25, "count": 6, "discounted": 2},
     "store": {"path": "/cache/[x].sqlite", "measurements": 1234, "models": 1, "trouble": None},
     "techniques": [

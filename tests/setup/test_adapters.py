@@ -20,7 +20,8 @@ from autofit.setup.adapters import (
     new_token_rows,
     plain_name,
 )
-from autofit.training.session import CheckpointPolicy, Session
+from autofit.training.checkpoint_policy import CheckpointPolicy
+from autofit.training.session import Session
 from autofit.training.workload import workload_from
 from tests import tiny
 

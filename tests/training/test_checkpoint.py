@@ -17,7 +17,7 @@ from autofit.core.errors import InputError
 from autofit.core.files import checksum
 from autofit.core.workload import Hyperparameters, Workload
 from autofit.setup import Setup
-from autofit.training import atomic_writes, checkpoint, json_state
+from autofit.training import atomic_writes, checkpoint, checkpoint_files, json_state
 from autofit.training.build import build
 from autofit.training.loop import StepReport, train
 from autofit.training.step import train_step
@@ -54,7 +54,7 @@ def assert_same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) ->
 
 
 def steps(directory: Path) -> list[str]:
-    return sorted(path.name for path in (directory / checkpoint.FOLDER).iterdir())
+    return sorted(path.name for path in (directory / checkpoint_files.FOLDER).iterdir())
 
 
 @pytest.mark.parametrize(
@@ -260,7 +260,7 @@ def test_code_that_somebody_put_into_one_is_not_run(
     torch.save(Harmful(), path / "optimizer.pt")
     label, after = unsigned(path / "checkpoint.yaml"), checksum(path / "optimizer.pt")
     (path / "checkpoint.yaml").write_text(
-        checkpoint._signed(label.replace(str(before), str(after)))
+        checkpoint_files.signed(label.replace(str(before), str(after)))
     )
     with pytest.raises(InputError, match=r"optimizer\.pt cannot be read \(UnpicklingError\)"):
         checkpoint.load(run({}), tmp_path)
@@ -492,7 +492,9 @@ def test_the_room_that_is_asked_for_is_what_is_taken(
 
 
 def test_one_of_another_step_than_its_name_says(tmp_path: Path) -> None:
-    checkpoint.save(run({}), tmp_path, 3).rename(tmp_path / checkpoint.FOLDER / "step-00000005")
+    checkpoint.save(run({}), tmp_path, 3).rename(
+        tmp_path / checkpoint_files.FOLDER / "step-00000005"
+    )
     with pytest.raises(
         InputError,
         match=r"checkpoint of step 5 is damaged \(checkpoint.yaml is not what was written",
@@ -504,7 +506,7 @@ def test_one_of_another_step_than_its_name_says(tmp_path: Path) -> None:
 def test_what_lies_where_a_checkpoint_is_to_be_makes_way(tmp_path: Path, kind: str) -> None:
     setup = run({})
     elsewhere = tmp_path / "elsewhere"
-    places = [tmp_path / checkpoint.FOLDER / f"step-{step:08d}" for step in (1, 2, 9)]
+    places = [tmp_path / checkpoint_files.FOLDER / f"step-{step:08d}" for step in (1, 2, 9)]
     places[0].parent.mkdir()
     if kind == "link to a folder":
         elsewhere.mkdir()

@@ -15,7 +15,7 @@ from autofit.core import strict_yaml
 from autofit.core.errors import InputError
 from autofit.core.files import checksum
 from autofit.setup import Setup
-from autofit.training import checkpoint, json_state
+from autofit.training import checkpoint, checkpoint_files, json_state
 from autofit.training.build import build
 from autofit.training.epochs import Epochs
 from autofit.training.step import train_step
@@ -47,7 +47,7 @@ def forged(path: Path, name: str, change: Change) -> None:
     if name == "checkpoint.yaml":
         label = strict_yaml.load_mapping(file)
         del label["label_crc32"]
-        file.write_text(checkpoint._signed(strict_yaml.dump(changed(label, change))))
+        file.write_text(checkpoint_files.signed(strict_yaml.dump(changed(label, change))))
         return
     if name == "state.json":
         state = json_state.loads(file.read_text())

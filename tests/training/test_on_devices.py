@@ -15,9 +15,10 @@ from torch.utils.data import DataLoader, TensorDataset
 from autofit.core.errors import InputError, OutOfMemoryError
 from autofit.core.workload import Hyperparameters
 from autofit.training import on_devices
+from autofit.training.checkpoint_policy import CheckpointPolicy
 from autofit.training.loop import StepReport
 from autofit.training.on_devices import run_on_devices
-from autofit.training.session import CheckpointPolicy, Session
+from autofit.training.session import Session
 from autofit.training.workload import training_workload
 from tests.tolerances import LOSS, assert_trained_alike
 

@@ -21,8 +21,9 @@ from autofit.core.hardware import Hardware
 from autofit.core.workload import Hyperparameters
 from autofit.hardware import segments
 from autofit.training import checkpoint, session
+from autofit.training.checkpoint_policy import CheckpointPolicy
 from autofit.training.loop import STOP, StepReport
-from autofit.training.session import CheckpointPolicy, Session
+from autofit.training.session import Session
 from autofit.training.workload import workload_from
 from tests import tiny
 

@@ -19,8 +19,9 @@ from autofit.core.layout import fitted_to
 from autofit.core.workload import Hyperparameters
 from autofit.setup.sharding import NEW_ENOUGH
 from autofit.training import sharded_state
+from autofit.training.checkpoint_policy import CheckpointPolicy
 from autofit.training.loop import STOP, StepReport
-from autofit.training.session import METRICS_FILE, CheckpointPolicy, Session
+from autofit.training.session import METRICS_FILE, Session
 from autofit.training.workload import training_workload
 from tests.ranks import on_ranks
 from tests.tiny import llama_workload

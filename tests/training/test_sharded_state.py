@@ -16,7 +16,7 @@ def test_what_failed_on_a_rank_is_raised_as_it_was() -> None:
     )
     with (
         pytest.raises(OSError, match="No space left on device") as raised,
-        sharded_state._plainly(),
+        sharded_state._as_plain_errors(),
     ):
         raise of_torch
     assert raised.value is full

@@ -1,0 +1,79 @@
+"""Named tensors in host memory, as files and other processes get them."""
+
+from collections.abc import Iterable, Mapping
+
+import torch
+from torch.distributed.tensor import DTensor
+
+from autofit.core.errors import InputError
+from autofit.distributed import Ranks
+from autofit.setup.sharding import whole
+
+Tensors = dict[str, torch.Tensor]  # by their names
+
+
+def detached(named: Iterable[tuple[str, torch.Tensor]]) -> Tensors:
+    """Tensors as safetensors takes them: on the host, contiguous, and sharing no memory.
+
+    Raises InputError for a dtype that safetensors lacks.
+    """
+    detached = {}
+    addresses = set()
+
+    for name, tensor in named:
+        if tensor.dtype is torch.complex128:
+            raise InputError(
+                f"{name} is of complex128, which safetensors cannot hold.", "Make it complex64."
+            )
+
+        plain = tensor.detach().cpu().contiguous()
+        storage = plain.untyped_storage()
+        if storage.data_ptr() in addresses or storage.nbytes() != plain.numel() * plain.itemsize:
+            plain = plain.clone(memory_format=torch.contiguous_format)
+
+        addresses.add(storage.data_ptr())
+        detached[name] = plain
+    return detached
+
+
+def bytes_of(tensor: torch.Tensor) -> bytes:
+    """The values of a tensor, in its own order of dimensions."""
+    flat = tensor.detach().cpu().contiguous().reshape(-1)
+    return flat.view(torch.uint8).numpy().tobytes()
+
+
+def each_once(tensors: Tensors) -> Tensors:
+    """Without further names of the same tensor, which safetensors does not take."""
+    names = {id(tensor): name for name, tensor in reversed(tensors.items())}
+    return {name: tensors[name].contiguous() for name in names.values()}
+
+
+@torch.no_grad()
+def gathered(tensors: Mapping[str, torch.Tensor], ranks: Ranks) -> Tensors:
+    """Whole tensors, in the first rank's host memory, one after the other; tied ones stay the same.
+
+    Several ranks call this together, and others than the first get none. On one device, the tensors
+    stay as they are.
+    """
+    if not ranks.are_several:
+        return dict(tensors)
+
+    found = {}
+    names: dict[tuple[int, torch.Size], str] = {}
+    for name, tensor in tensors.items():
+        local = tensor
+        if isinstance(tensor, DTensor):
+            local = tensor.to_local()
+
+        address = local.data_ptr()
+        first = name
+        if address:
+            first = names.setdefault((address, tensor.shape), name)
+
+        if first == name:
+            full = whole(tensor.detach())
+            if ranks.is_first:
+                found[name] = full.cpu()
+        elif ranks.is_first:
+            found[name] = found[first]
+    return found
