@@ -74,7 +74,7 @@ def samples_to_try(setup: Setup, batch: Any) -> int:
         return _LEAST_SAMPLES
 
     samples = sample_count(batch, setup.workload.split)
-    numbers = sum(map(torch.Tensor.numel, tensors(shortened(batch)))) // samples
+    numbers = sum(tensor.numel() for tensor in tensors(shortened(batch))) // samples
     wanted = min(_MOST_SAMPLES, _MOST_NUMBERS // max(1, numbers))
     return max(_LEAST_SAMPLES, wanted)
 
@@ -101,7 +101,7 @@ def prove(setup: Setup, batch: Any, more: Any = None) -> Proof:
 
 def _size(model: nn.Module) -> int:
     """The number of weights."""
-    return sum(map(torch.Tensor.numel, model.parameters()))
+    return sum(weight.numel() for weight in model.parameters())
 
 
 @dataclass(frozen=True)
@@ -139,7 +139,8 @@ def _proof_of(setup: Setup, batch: Any) -> Proof:
 
     proof, problem = _first_proof(setup, trials)
     if isinstance(problem, AlikeError):
-        proof, _ = _first_proof(setup, [_Trial(diversified(batch, setup.model))])
+        trial = _Trial(diversified(batch, setup.model))
+        proof, _ = _first_proof(setup, [trial])
     if proof:
         return proof
 
@@ -184,10 +185,13 @@ def _of_both(supposed: Proof | None, proof: Proof) -> Proof:
         return proof
 
     accepted = (proof.count, *proof.rivals)
-    common = [count for count in (supposed.count, *supposed.rivals) if count and count in accepted]
+    candidates = (supposed.count, *supposed.rivals)
+    common = [count for count in candidates if count and count in accepted]
     if not common:
         return proof
-    return Proof(common[0], tuple(common[1:]), deviation=proof.deviation)
+
+    chosen, *rivals = common
+    return Proof(chosen, tuple(rivals), deviation=proof.deviation)
 
 
 def _attempt(setup: Setup, batch: Any, dtype: torch.dtype) -> tuple[Proof | None, Exception | None]:

@@ -89,8 +89,9 @@ class Evidence:
         is_sum = workload.reduction == "sum"
         number_of = workload.count
         if number_of is None:
-            is_sum = is_sum or (count is not None and count.kind == "sum")
-            number_of = partial(counts.counted, count or counts.SAMPLES, split=workload.split)
+            count = count or counts.SAMPLES
+            is_sum = is_sum or count.kind == "sum"
+            number_of = partial(counts.counted, count, split=workload.split)
 
         numbers = [float(number_of(micro_batch)) for micro_batch in self.slices]
         for number, part in zip(numbers, self.parts, strict=True):
@@ -181,7 +182,12 @@ def _best_weights(evidence: Evidence, alike: float) -> torch.Tensor:
         raise AlikeError
 
     weights = torch.zeros(len(evidence.slices), dtype=torch.float64)
-    solved = torch.linalg.lstsq(present, evidence.whole.unsqueeze(1), rcond=alike, driver="gelsd")
+    solved = torch.linalg.lstsq(
+        present,
+        evidence.whole.unsqueeze(1),
+        rcond=alike,
+        driver="gelsd",
+    )
     weights[is_present] = solved.solution[:, 0]
     return weights
 

@@ -91,7 +91,8 @@ def inspect_workload(workload: Workload, hardware: Hardware, budget_bytes: int |
         return traits
 
     if is_large:
-        workload = dataclasses.replace(workload, model=functools.partial(_shallow, workload.model))
+        shallow = functools.partial(_shallow, workload.model)
+        workload = dataclasses.replace(workload, model=shallow)
         with suppress(InputError):
             model = meta_model_from(workload.model)
     if sum(weight.numel() for weight in model.parameters()) <= largest:
@@ -125,8 +126,11 @@ def _shallow(factory: Callable[[], Any]) -> nn.Module:
     """
     model = meta_model_from(factory)
     blocks = repeated_blocks(model)
+    if not blocks:
+        return model
+
     for module in model.modules():
-        if isinstance(module, nn.ModuleList | nn.Sequential) and blocks and list(module) == blocks:
+        if isinstance(module, nn.ModuleList | nn.Sequential) and list(module) == blocks:
             del module[2:]
     return model
 
@@ -254,7 +258,8 @@ class Prover:
         workload = self.workload
         with self._calls_undone():
             setup = build(workload, {}, self.hardware)
-            samples = min(samples_to_try(setup, batch), sample_count(batch, workload.split))
+            samples = sample_count(batch, workload.split)
+            samples = min(samples, samples_to_try(setup, batch))
             try:
                 more = samples_of(batch, 0, samples, workload.split)
                 return prove(setup, _few_of(workload, batch), shortened(more))
@@ -321,7 +326,8 @@ def try_loss(setup: Setup, batch: Any = None) -> None:
         try:
             loss_value(setup, samples_of(batch, 0, 1, workload.split))
             if samples > 1:
-                loss_value(setup, shortened(samples_of(batch, 1, samples, workload.split)))
+                others = samples_of(batch, 1, samples, workload.split)
+                loss_value(setup, shortened(others))
         except Exception as error:
             if whole == 1 or is_out_of_memory(error):
                 raise
@@ -358,7 +364,8 @@ def blamed_on(what: str, remedy: str = _CORRECT_IT) -> Iterator[None]:
 
     def says(error: BaseException) -> str:
         frame, _ = _place_of(error)
-        return f"{what} raised {describe_error(error)} (at {frame.filename}:{frame.lineno})."
+        place = f"{frame.filename}:{frame.lineno}"
+        return f"{what} raised {describe_error(error)} (at {place})."
 
     try:
         # running out is nobody's mistake
@@ -366,8 +373,10 @@ def blamed_on(what: str, remedy: str = _CORRECT_IT) -> Iterator[None]:
             yield
     except InputError as error:
         cause = error.__cause__
-        if error.remedy == _CORRECT_IT and cause is not None and not _place_of(cause)[1]:
-            error.remedy = "That line is a library's: check the batch and the model's config."
+        if error.remedy == _CORRECT_IT and cause is not None:
+            _, is_of_user = _place_of(cause)
+            if not is_of_user:
+                error.remedy = "That line is a library's: check the batch and the model's config."
         raise
 
 

@@ -165,7 +165,8 @@ class _LocalStream:
         self._ranks = ranks
         parts = ranks.layout.samplers
         own = split_dataset_by_node(loader.dataset, ranks.sampler, parts)
-        self._loader = _with(loader, dataset=own, batch_size=(loader.batch_size or parts) // parts)
+        size = (loader.batch_size or parts) // parts
+        self._loader = _with(loader, dataset=own, batch_size=size)
 
     def __iter__(self) -> Iterator[LocalBatch]:
         spare: Any = None

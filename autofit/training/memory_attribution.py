@@ -112,9 +112,10 @@ class MemoryAttribution:
             return 0
 
         total = 0
+        device_type = self._setup.device.type
         for tensor in plain_tensors(value):
             storage = tensor.untyped_storage()
-            if tensor.device.type == self._setup.device.type and storage._cdata not in seen:
+            if tensor.device.type == device_type and storage._cdata not in seen:
                 seen.add(storage._cdata)
                 total += storage.nbytes()
         return total

@@ -68,7 +68,12 @@ def memory_now(device: torch.device) -> StepMemory:
 
     allocated = stats["allocated_bytes"]["all"]
     reserved = stats["reserved_bytes"]["all"]
-    return StepMemory(allocated["current"], reserved["current"], allocated["peak"], resident)
+    return StepMemory(
+        allocated_bytes=allocated["current"],
+        reserved_bytes=reserved["current"],
+        peak_bytes=allocated["peak"],
+        resident_bytes=resident,
+    )
 
 
 class MemoryWatch:

@@ -49,7 +49,9 @@ class Recovery:
             torch._foreach_copy_(self._saved_statistics, self._statistics)
         self._random = random_state.capture_torch(self._setup.device)
         # Before its first step an optimizer has no state that could be torn.
-        self._versions = None if self._setup.optimizer.state else self._weight_versions()
+        self._versions = None
+        if not self._setup.optimizer.state:
+            self._versions = self._weight_versions()
 
     @torch.no_grad()
     def roll_back(self) -> bool:

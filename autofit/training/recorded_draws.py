@@ -12,7 +12,14 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 _UNTAGGED = ("aten::random_",)  # draws, although PyTorch does not mark it
-_FUSED = ("scaled_dot_product", "efficient_attention", "flash_attention", "rnn", "lstm", "gru")
+_FUSED = (
+    "scaled_dot_product",
+    "efficient_attention",
+    "flash_attention",
+    "rnn",
+    "lstm",
+    "gru",
+)
 _MASKED = "aten::native_dropout"  # returns its input with some elements dropped, and which ones
 
 

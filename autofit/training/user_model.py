@@ -79,7 +79,12 @@ def _move(targets: Iterable[tuple[torch.Tensor, torch.device]]) -> None:
             copies[key] = torch.UntypedStorage(storage.nbytes(), device=device).copy_(storage)
 
         copy = torch.empty(0, dtype=tensor.dtype, device=device)
-        copy.set_(copies[key], tensor.storage_offset(), tensor.size(), tensor.stride())
+        copy.set_(
+            copies[key],
+            tensor.storage_offset(),
+            tensor.size(),
+            tensor.stride(),
+        )
         moved.append((tensor, copy))
 
     for tensor, copy in moved:
