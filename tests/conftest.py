@@ -27,6 +27,11 @@ settings.register_profile(
 settings.load_profile("autofit")
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # before anything imports transformers
+
+# Containers often forbid to keep bytecode; then each of some hundred processes would compile autofit again.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
+
 # Before anything imports torch: each worker has its share of the cores, and idle threads must not spin beside others.
 os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
 _SHARE = len(os.sched_getaffinity(0)) // int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", 1))
@@ -48,12 +53,14 @@ atexit.register(shutil.rmtree, os.environ["HF_DATASETS_CACHE"], ignore_errors=Tr
 def new_cache(tmp_path_factory: pytest.TempPathFactory) -> Callable[[], Path]:
     """Makes a cache of autofit's. It is empty but for what takes seconds and comes out the same each time: how fast the
     machine is, and what is predicted of whole spaces."""
+    own = tmp_path_factory.getbasetemp()
+    of_all_workers = own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
 
     def make() -> Path:
-        cache = tmp_path_factory.getbasetemp() / f"cache-{next(_CACHES)}"
+        cache = own / f"cache-{next(_CACHES)}"
         (cache / "autofit").mkdir(parents=True)
         for kind in ("rates", "estimates"):
-            shared = tmp_path_factory.getbasetemp() / kind
+            shared = of_all_workers / kind
             shared.mkdir(exist_ok=True)
             (cache / "autofit" / kind).symlink_to(shared)
         return cache
@@ -81,7 +88,7 @@ def brief_probes() -> Iterator[None]:
     from autofit.tuning import measured
 
     with pytest.MonkeyPatch.context() as patch:
-        for name in ("EXPLORE_PLAN", "VERIFY_PLAN"):
+        for name in ("EXPLORE_PLAN", "VERIFY_PLAN", "FAST_EXPLORE_PLAN", "FAST_PLAN"):
             patch.setattr(
                 measured, name, dataclasses.replace(getattr(measured, name), max_seconds=0.05)
             )
@@ -96,17 +103,31 @@ def executor(
     tmp_path_factory: pytest.TempPathFactory, new_cache: Callable[[], Path]
 ) -> Iterator[Any]:
     """A LocalExecutor that all tests share: its zygote takes seconds to start."""
+    from autofit.core.zygote_process import TRANSFORMERS, ZygoteProcess
     from autofit.probe import LocalExecutor
 
+    # What functions of tests need beside autofit: each child would import it for a second.
+    names = (*TRANSFORMERS, "pytest", "tests.api.fitting")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(new_cache()))
+        patch.setattr(
+            "autofit.probe.executors.local.ZygoteProcess",
+            functools.partial(ZygoteProcess, names=names),
+        )
         shared = LocalExecutor(tmp_path_factory.mktemp("probes"), timeout=120)
     with shared:
         yield shared
 
 
 @pytest.fixture
-def shared_zygote(executor: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def shared_zygote(predicting_zygote: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Searches in this process use the shared zygote, and predict nothing before they measure: that takes seconds where
+    their probes take tenths."""
+    monkeypatch.setattr("autofit.tuning.measured.MeasuredSearch._predict", lambda *_: None)
+
+
+@pytest.fixture
+def predicting_zygote(executor: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Searches in this process use the shared zygote instead of starting their own, and follow no steps afterwards."""
     monkeypatch.setattr("autofit.tuning.annotations.Annotator.timelines", lambda *_: {})
     monkeypatch.setattr("autofit.tuning.annotations.Annotator.on_devices", lambda *_: ())

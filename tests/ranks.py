@@ -17,8 +17,9 @@ _SECONDS = 60.0
 _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(
     [
+        "pytest",
         "tests.tiny",
-        "autofit.training.build",
+        "autofit.training.session",
         "torch.distributed.fsdp",
         "peft",
         "bitsandbytes",

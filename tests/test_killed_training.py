@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import safetensors.torch
@@ -77,11 +78,19 @@ def run(job):
     torch.manual_seed(job["draws"])  # what else a process may have drawn before
     np.random.seed(job["draws"])
     loader = DataLoader(Noisy(), batch_size=4, shuffle=True)
-    fit(
+    more = {"resume": job["resume"]}
+    if job.get("careful"):
+        more = {
+            "resume": "auto",
+            "eval_every": 2,
+            "metrics": {"accuracy": accuracy, "norm": norm},
+            "keep_best": True,
+        }
+    trained = fit(
         model,
         loader,
         loss=tiny.classify,
-        lr=1e-2,
+        lr=1.0 if job.get("careful") else 1e-2,
         weight_decay=0.1,
         schedule="cosine",
         warmup_steps=3,
@@ -90,21 +99,39 @@ def run(job):
         config={"optimizer": "adamw", "micro_batch_size": 2},
         device="cpu",
         eval_loader=loader,
-        callbacks=(told,),
+        callbacks=(told, stop_early) if job.get("careful") else (told,),
         output_dir=job["out"],
-        resume=job["resume"],
         checkpoint_every=job["every"],
+        **more,
     )
-    return steps
+    history = [(report.step, report.loss) for report in trained.history]
+    found = [(each, each.step, each.metrics) for each in trained.evaluations]
+    return {"steps": steps, "history": history, "evaluations": found}
+
+
+def accuracy(outputs, batch):
+    features, classes = batch
+    return (outputs.argmax(-1) == classes).float().mean()
+
+
+def norm(model, loader):
+    assert not model.training
+    return sum(float(weight.norm()) for weight in model.parameters()) + 0 * len(loader)
+
+
+def stop_early(report):
+    evaluations = report.evaluations
+    if evaluations and report.step - min(evaluations).step > 8:
+        return autofit.STOP
 
 
 for line in sys.stdin:
     job = json.loads(line)
     child = os.fork()
     if child == 0:
-        steps = run(job)
-        with open(job["out"] + "/steps", "w") as file:
-            json.dump(steps, file)
+        found = run(job)
+        with open(job["out"] + "/found", "w") as file:
+            json.dump(found, file)
         os._exit(0)
     print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
 """
@@ -117,7 +144,7 @@ class Runs:
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self.process = process
 
-    def __call__(self, out: Path, *, resume: bool = False, every: int = 3, **how: int) -> int:
+    def __call__(self, out: Path, *, resume: bool = False, every: int = 3, **how: Any) -> int:
         """How the run ended: 0, or the signal that killed it, negative."""
         assert self.process.stdin
         assert self.process.stdout
@@ -153,9 +180,15 @@ def uninterrupted(runs: Runs, tmp_path_factory: pytest.TempPathFactory) -> dict[
     return weights(out)
 
 
-def steps(out: Path) -> list[int]:
-    found: list[int] = json.loads((out / "steps").read_text())
+def found_by(out: Path) -> dict[str, Any]:
+    """What the last run there saw: its own steps, the whole history, and all evaluations."""
+    found: dict[str, Any] = json.loads((out / "found").read_text())
     return found
+
+
+def steps(out: Path) -> list[int]:
+    own: list[int] = found_by(out)["steps"]
+    return own
 
 
 def weights(out: Path) -> dict[str, torch.Tensor]:
@@ -221,3 +254,42 @@ def test_the_newest_checkpoint_is_damaged(
         (tmp_path / "checkpoints" / "step-00000024" / "checkpoint.yaml").read_text()
     )
     assert label["next_step"] == STEPS
+
+
+@pytest.fixture(scope="module")
+def careful(runs: Runs, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that evaluates, stops early and keeps its best weights, whose rate is far too high."""
+    out = tmp_path_factory.mktemp("careful")
+    assert runs(out, careful=True) == 0
+    return out
+
+
+def test_a_run_stops_early_with_its_best_weights_and_a_whole_answer(careful: Path) -> None:
+    found = found_by(careful)
+    last = found["steps"][-1]
+    losses = {step: loss for loss, step, _ in found["evaluations"]}
+    best = min(losses, key=losses.__getitem__)
+    assert [step for step, _ in found["history"]] == list(range(1, last + 1))
+    assert last == best + 9 < STEPS
+    assert list(losses) == [*range(2, last, 2), last]
+    assert checkpoints(careful)[-1] == last, "one can go on from where it stopped"
+    for _, _, metrics in found["evaluations"]:
+        assert 0 <= metrics["accuracy"] <= 1
+        assert metrics["norm"] > 0
+
+
+@pytest.mark.parametrize("step", [3, 6])
+def test_killed_and_started_again_by_the_same_call(
+    runs: Runs, careful: Path, tmp_path: Path, step: int
+) -> None:
+    """`resume="auto"` serves both starts; what is evaluated, kept and told is whole after them."""
+    assert runs(tmp_path, careful=True, step=step) == -signal.SIGKILL
+    assert runs(tmp_path, careful=True) == 0
+    mine = found_by(tmp_path)
+    whole = found_by(careful)
+    assert mine["steps"] == whole["steps"][step // 3 * 3 :]
+    assert mine["history"] == whole["history"]
+    assert mine["evaluations"] == whole["evaluations"]
+    best = weights(careful)
+    for name, tensor in weights(tmp_path).items():
+        assert torch.equal(tensor, best[name]), name

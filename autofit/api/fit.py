@@ -7,7 +7,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, Literal, NoReturn
 
 import torch
 from torch import nn
@@ -15,7 +15,14 @@ from torch.optim import Optimizer
 
 from autofit.api.search import check_alone, log_event, run_shown
 from autofit.core.config import Config
-from autofit.core.errors import InputError, multiple_losses_error, pluralize, require, unknown
+from autofit.core.errors import (
+    InputError,
+    is_whole,
+    multiple_losses_error,
+    pluralize,
+    require,
+    unknown,
+)
 from autofit.core.events import Event, Listener, Note
 from autofit.core.files import check_output, expanded, locked, write_atomically
 from autofit.core.layout import Layout, dividing, fitted_to
@@ -30,6 +37,7 @@ from autofit.report.explain import nothing_fits
 from autofit.report.html import trained_html
 from autofit.training import checkpoint
 from autofit.training.checkpoint_policy import CheckpointPolicy
+from autofit.training.evaluation import Evaluation, EvaluationPlan, Metric
 from autofit.training.loop import Callback, StepReport
 from autofit.training.metrics import Bar
 from autofit.training.on_devices import run_on_devices
@@ -46,7 +54,7 @@ from autofit.training.workload import (
     workload_from,
 )
 from autofit.tuning import result_cache
-from autofit.tuning.changed_world import fitted_here, is_of_another_world
+from autofit.tuning.changed_world import is_of_another_world, refit_to_devices
 from autofit.tuning.pipeline import run_search
 
 # In an output directory: the run directory of the search, and its result.
@@ -62,7 +70,7 @@ class Trained:
         model: the user's own model, trained.
         config: what it was trained with.
         history: a report of each step.
-        evaluations: mean losses on eval_loader, after each pass over the loader and at the end.
+        evaluations: mean losses on eval_loader, each with its `step` and `metrics`.
         result: that of the search, measured now or before; None where the config was given, and
             where the `search/` of a resumed run is gone or its `result.yaml` was edited.
     """
@@ -70,7 +78,7 @@ class Trained:
     model: nn.Module
     config: Config
     history: list[StepReport]
-    evaluations: list[float]
+    evaluations: list[Evaluation]
     result: Result | None
 
     def __repr__(self) -> str:
@@ -117,9 +125,12 @@ def fit(
     steps: int | None = None,
     config: Mapping[str, Any] | None = None,
     eval_loader: Any = None,
+    eval_every: int | None = None,
+    metrics: Mapping[str, Metric] | Sequence[Metric] = (),
+    keep_best: bool | str = False,
     callbacks: Sequence[Callback] = (),
     output_dir: str | Path | None = None,
-    resume: bool = False,
+    resume: bool | Literal["auto"] = False,
     checkpoint_every: int = 200,
     keep_last: int = 2,
     seed: int = 0,
@@ -158,17 +169,27 @@ def fit(
             optimizer of one's own, whose learning rate the loop sets; default: the search chooses.
         config: train with this one, without a search.
         eval_loader: evaluated after each pass over the loader and at the end.
-        callbacks: functions of a StepReport, called after every optimizer step.
+        eval_every: evaluate after so many steps instead, and at the end.
+        metrics: functions, or a mapping of names to functions, that give a number of `(outputs,
+            batch)`, the model's own of some samples and those samples; their mean over samples is
+            reported. One of `(model, loader)`, with these names, is called once.
+        keep_best: the model ends with the weights of the evaluation with the lowest loss, or with
+            the highest value of the metric of this name.
+        callbacks: functions of a StepReport, called after every optimizer step. One that returns
+            `autofit.STOP` ends the training after it, with a checkpoint; `report.evaluations` are
+            those before the step, also of a run that is resumed.
         output_dir: receives the run directory (`search/`) and its `result.yaml`, a checkpoint every
             `checkpoint_every` steps (the `keep_last` newest stay), `metrics.jsonl`, and the trained
-            `model/`. `resume` continues there.
+            `model/`.
+        resume: continue in `output_dir` from its last checkpoint; "auto": where there is one.
         space: the space to search; default: `full`, as far as weights keep the format (dtype) they
             came in, unless `set` says otherwise.
         search: "auto" uses the cached result of a search for the same model, data shape, hardware,
             options and versions, where there is one; "always" searches again.
         worst_case: a batch of the largest samples there are; default: the largest of the loader's
             first `peek` batches.
-        progress: show a bar; default: on a terminal and in a notebook.
+        progress: show a bar, or where there is no terminal a line now and then; default: a bar, on
+            a terminal and in a notebook.
         listener: called with every event; default: the logger `autofit`.
         restart: called when memory ran out in the middle of an update, to resume in a fresh process
             (`autofit train` starts itself again); default: this process goes back to the last
@@ -193,12 +214,14 @@ def fit(
         raise unknown("value for search", search, ("auto", "always"))
     for name, function in ("listener", listener), ("restart", restart):
         require(function is None or callable(function), f"{name} must be a function", function)
-    require(isinstance(resume, bool), "resume must be True or False", resume)
+    fine = isinstance(resume, bool) or resume == "auto"
+    require(fine, 'resume must be True, False or "auto"', resume)
     fine = progress is None or isinstance(progress, bool)
     require(fine, "progress must be True or False", progress)
     fine = eval_loader is None or callable(eval_loader) or isinstance(eval_loader, Iterable)
     rule = "eval_loader must be an iterable of batches"
     require(fine, rule, eval_loader, "Leave it out for none.")
+    evaluation = _evaluation_plan(eval_loader, eval_every, metrics, keep_best)
     search_options(space=space, seed=seed, **options)  # before anything is made of them
     check_devices(devices, nodes)
 
@@ -210,9 +233,12 @@ def fit(
         raise InputError(f"{message}.", remedy)
 
     directory = None
+    is_resumed = bool(resume)
     if output_dir is not None:
         directory = expanded(output_dir, "output_dir").absolute()
-        resume = resume or is_started_again(directory)
+        if resume == "auto":
+            is_resumed = directory.is_dir()
+        is_resumed = is_resumed or is_started_again(directory)
 
     listener = _without_repeats(listener or log_event)
     if not is_first:
@@ -235,7 +261,7 @@ def fit(
 
     with contextlib.ExitStack() as stack:
         if is_first:
-            stack.enter_context(_claimed(directory, resume, listener))
+            stack.enter_context(_claimed(directory, is_resumed, listener))
 
         make_workload = workload_from if config is None else training_workload
         workload = make_workload(
@@ -254,7 +280,7 @@ def fit(
             workload,
             model,
             Hyperparameters(lr, weight_decay, schedule, warmup_steps, max_grad_norm, seed),
-            CheckpointPolicy(directory, resume, checkpoint_every, keep_last),
+            CheckpointPolicy(directory, is_resumed, checkpoint_every, keep_last),
             callbacks=tuple(callbacks),
             listener=lambda text: listener(Note(text)),
             progress=Bar.wanted() if progress is None else progress,
@@ -307,7 +333,7 @@ def fit(
             device = checked.wanted_device
 
         if place is None and is_of_another_world(config, world):
-            world, config = fitted_here(
+            world, config = refit_to_devices(
                 config,
                 world,
                 workload,
@@ -330,9 +356,39 @@ def fit(
             loader,
             steps=total_steps,
             epochs=passes,
-            eval_loader=eval_loader,
+            evaluation=evaluation,
         )
         return Trained(model, Config(config), history, evaluations, result)
+
+
+def _evaluation_plan(
+    loader: Any,
+    every: int | None,
+    metrics: Mapping[str, Metric] | Sequence[Metric],
+    keep_best: bool | str,
+) -> EvaluationPlan | None:
+    """What is evaluated; None without an eval_loader. Raises InputError for what has no meaning."""
+    rule = "metrics must be functions, or a mapping of names to functions"
+    if not isinstance(metrics, Mapping):
+        require(isinstance(metrics, Sequence), rule, metrics, "Write metrics=(function,).")
+        metrics = {getattr(metric, "__name__", str(metric)): metric for metric in metrics}
+    require(all(map(callable, metrics.values())), rule, metrics, "Write metrics=(function,).")
+    require("loss" not in metrics, 'a metric cannot be called "loss"', "loss", "Rename it.")
+
+    fine = every is None or is_whole(every, 1)
+    require(fine, "eval_every must be a positive number of steps", every)
+    if keep_best is True:
+        keep_best = "loss"
+    fine = keep_best is False or keep_best == "loss" or keep_best in metrics
+    rule = "keep_best must be True, False or the name of a metric"
+    require(fine, rule, keep_best, "For example keep_best=True, which keeps the lowest loss.")
+
+    if loader is None:
+        if every is not None or metrics or keep_best:
+            message = "eval_every, metrics and keep_best need data to evaluate on."
+            raise InputError(message, "Give eval_loader.")
+        return None
+    return EvaluationPlan(loader, every, metrics, keep_best or None)
 
 
 def _without_repeats(listener: Listener) -> Listener:
@@ -441,7 +497,8 @@ def _claimed(directory: Path | None, resume: bool, listener: Listener) -> Iterat
 
     if not resume and checkpoint.exists(directory):
         message = f"{directory} already holds a training run."
-        raise InputError(message, "Resume it, or choose another output directory.")
+        remedy = 'Resume it (resume="auto"), or choose another output directory.'
+        raise InputError(message, remedy)
 
     with contextlib.ExitStack() as held:
         try:

@@ -24,6 +24,7 @@ from autofit.export.source import NOTHING_MEASURED
 from autofit.models import HuggingFaceModel, workload_from_source
 from autofit.report.remedies import measured_remedies, remedy_lines
 from autofit.training.loop import Callback
+from autofit.training.metrics import Bar
 from autofit.training.step_trace import SteadyStep, StepTrace
 
 # What transformers dequantises as it loads, where the model's own config says so.
@@ -60,7 +61,8 @@ def train(
             tokens.
         output: receives the checkpoints and the model, with its tokenizer.
         memory_snapshot: trace the third step into `output`.
-        progress: show bars on stderr, while data is read for the first time and while training.
+        progress: show bars on stderr, while data is read for the first time and while training;
+            where that is no terminal, a line now and then.
         training: further arguments of `fit`: lr, schedule, steps, epochs, resume, checkpoint_every,
             ...
 
@@ -91,7 +93,8 @@ def train(
     if packing is None:
         packing = saved.workload.get("packing")
     apart = bool(packing and saved.workload.get("document_tokens"))
-    options = DataOptions(packing, apart, learn=learn, progress=progress)
+    shows_bars = progress and Bar.wanted()
+    options = DataOptions(packing, apart, learn=learn, progress=shows_bars)
     reader = FileReader(workload, factory, weights, trust_remote_code, options, listener)
     loader = reader.loader(data)
     eval_loader = None

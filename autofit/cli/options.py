@@ -396,6 +396,15 @@ ResumeTraining = Annotated[
     bool,
     _option(_RUN, "Resume from the checkpoint in --output.", None, "--resume"),
 ]
+AutoResume = Annotated[
+    bool,
+    _option(
+        _RUN,
+        "Resume where --output holds a checkpoint, else begin: for a job that may start again.",
+        None,
+        "--auto-resume",
+    ),
+]
 CheckpointEvery = Annotated[
     int,
     _option(_RUN, "Steps between two checkpoints.", "N"),

@@ -3,7 +3,7 @@
 import os
 import sys
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import typer
 
@@ -52,6 +52,7 @@ def train(
     devices: options.TrainDevices = None,
     output: options.TrainOutput = None,
     resume: options.ResumeTraining = False,
+    auto_resume: options.AutoResume = False,
     checkpoint_every: options.CheckpointEvery = 200,
     keep_last: options.KeepLast = 2,
     memory_snapshot: options.MemorySnapshot = False,
@@ -80,19 +81,20 @@ def train(
     check_knobs(saved.config)
     for path in filter(None, (data, eval_data)):
         check_readable(path, "the data file")
+    if auto_resume:
+        resume = output is not None and output.is_dir()
     check_output(output, resume)
 
     place = given_place()
     is_first = place is None or not place.rank  # the others know the same
     stderr = Terminal(stderr=True)
-    progress = stderr.is_terminal and not quiet
 
     def print_note(event: Event) -> None:
         if isinstance(event, Note) and is_first:
             stderr.print(event.text, markup=False, highlight=False, soft_wrap=True)
 
     def restart() -> NoReturn:
-        resumed = () if resume else ("--resume",)
+        resumed = () if resume or auto_resume else ("--resume",)
         command = [sys.executable, "-P", "-m", "autofit", *context.obj, *resumed]
         os.execve(sys.executable, command, importing_alike())
 
@@ -120,8 +122,7 @@ def train(
             checkpoint_every=checkpoint_every,
             keep_last=keep_last,
             memory_snapshot=memory_snapshot,
-            progress=progress,
-            callbacks=() if quiet or progress else (_print_step,),
+            progress=not quiet,
             listener=print_note,
             restart=restart,
         )
@@ -147,8 +148,3 @@ def train(
         answer += f", evaluation loss {trained.evaluations[-1]:.4f}"
     Terminal().print(answer, highlight=False)
     return 0
-
-
-def _print_step(step: Any) -> None:
-    """Called in the process that trains, which may be another one."""
-    Terminal(stderr=True).print(f"step {step.step}: loss {step.loss:.4f}", highlight=False)

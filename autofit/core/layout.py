@@ -40,7 +40,7 @@ class Layout:
     @property
     def world(self) -> int:
         """The number of devices."""
-        return self.samplers * self.context * self.tensor
+        return self.dp_degree * self.context * self.tensor
 
     @property
     def groups(self) -> int:
@@ -51,12 +51,12 @@ class Layout:
         return 1 + len([size for size in sizes if 1 < size < self.world])
 
     @property
-    def samplers(self) -> int:
+    def dp_degree(self) -> int:
         """The number of parts that each effective batch is divided into."""
         return self.replicate * self.shard
 
 
-def samplers(config: Mapping[str, Value], hardware: Hardware) -> int:
+def dp_degree(config: Mapping[str, Value], hardware: Hardware) -> int:
     """The number of parts of each effective batch, also of a config that is not canonical yet.
     Raises InputError where the degrees do not divide the devices."""
     alike = _alike(config)
@@ -142,7 +142,7 @@ def kind_of(config: Config, hardware: Hardware) -> Value:
     """`data_parallel` of a config, which is derived where it is not said; null on one device."""
     if hardware.world == 1 or config.data_parallel:
         return config.data_parallel
-    several = samplers(config, hardware)
+    several = dp_degree(config, hardware)
     if several == hardware.world:
         return "ddp"
     if several == 1 and config.context_parallel in (None, 1):

@@ -91,6 +91,7 @@ class Traits:
     batch_norm: bool  # whether slices of a batch change the statistics of normalisation layers
     dropout: bool
     adapters: bool = False  # whether it has some already, of its user's or of an earlier training
+    quantized: bool = False  # whether its linear layers came quantised, and so frozen
     experts: str | None = None  # in the names of all experts' weights: "experts"; None: no experts
     # Whether it is a transformers model with cross-entropy over a linear head: `loss` need not hold
     # all logits.

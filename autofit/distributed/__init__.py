@@ -1,4 +1,5 @@
-"""Several processes that train one model: their Layout as device meshes and groups, and what they agree on."""
+"""Several processes that train one model: their Layout as device meshes and groups, and what they
+agree on."""
 
 from autofit.distributed.ranks import Ranks
 

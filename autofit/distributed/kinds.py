@@ -1,5 +1,8 @@
-"""Kinds of parameters: what one call of PyTorch takes together. It refuses plain tensors beside DTensors, and DTensors
-of several meshes: split layers beside whole ones."""
+"""Kinds of parameters: what one call of PyTorch takes together.
+
+It refuses plain tensors beside DTensors, and DTensors of several meshes: split layers beside whole
+ones.
+"""
 
 import math
 from collections import defaultdict
@@ -14,26 +17,30 @@ from torch.distributed.tensor import DTensor
 def by_kind(parameters: Iterable[nn.Parameter]) -> list[list[nn.Parameter]]:
     """The parameters, those together that are divided over the same dimensions of a mesh."""
     kinds: dict[tuple[str, ...] | None, list[nn.Parameter]] = {}
-    for each in parameters:
-        tensor: torch.Tensor = (
-            each  # not its data: a view fills the storage of a fake weight that rests on the host
-        )
-        kinds.setdefault(
-            tensor.device_mesh.mesh_dim_names if isinstance(tensor, DTensor) else None, []
-        ).append(each)
+    for parameter in parameters:
+        # Not its data: a view fills the storage of a fake weight that rests on the host.
+        tensor: torch.Tensor = parameter
+        dimensions = None
+        if isinstance(tensor, DTensor):
+            dimensions = tensor.device_mesh.mesh_dim_names
+        kinds.setdefault(dimensions, []).append(parameter)
     return list(kinds.values())
 
 
 @torch.no_grad()
 def clip(parameters: Iterable[nn.Parameter], max_norm: float) -> torch.Tensor:
-    """Clip the gradients of all parameters together; returns their norm before. Of divided ones each rank adds up its
-    parts, and what several ranks hold in equal shares."""
-    trained = [each for each in parameters if each.grad is not None]
-    meshes = [each.grad.device_mesh for each in trained if isinstance(each.grad, DTensor)]
+    """Clip the gradients of all parameters together; returns their norm before.
+
+    Of divided ones each rank adds up its parts, and what several ranks hold in equal shares.
+    """
+    trained = [parameter for parameter in parameters if parameter.grad is not None]
+    gradients = [parameter.grad for parameter in trained]
+    meshes = [gradient.device_mesh for gradient in gradients if isinstance(gradient, DTensor)]
     if not meshes:
         return torch.nn.utils.clip_grad_norm_(trained, max_norm)
+
     parts: dict[float, list[torch.Tensor]] = defaultdict(list)  # by the share of this rank
-    for gradient in (each.grad for each in trained):
+    for gradient in gradients:
         pieces = 1
         if isinstance(gradient, DTensor):
             along = zip(gradient.device_mesh.shape, gradient.placements, strict=True)
@@ -41,13 +48,16 @@ def clip(parameters: Iterable[nn.Parameter], max_norm: float) -> torch.Tensor:
             gradient = gradient.to_local()
         assert gradient is not None, "only those that have one"
         parts[pieces / dist.get_world_size()].append(gradient)
-    squares = [
-        torch.nn.utils.get_total_norm(own).to(meshes[0].device_type) ** 2 * share
-        for share, own in parts.items()
-    ]
+
+    squares = []
+    for share, own in parts.items():
+        own_norm = torch.nn.utils.get_total_norm(own).to(meshes[0].device_type)
+        squares.append(own_norm**2 * share)
     total = torch.stack(squares).sum()
     dist.all_reduce(total)
+
     norm = total.sqrt()
+    factor = (max_norm / (norm + 1e-6)).clamp(max=1.0)
     for own in parts.values():
-        torch._foreach_mul_(own, (max_norm / (norm + 1e-6)).clamp(max=1.0).to(own[0].device))
+        torch._foreach_mul_(own, factor.to(own[0].device))
     return norm

@@ -1,17 +1,17 @@
 """Starts ranks on this machine for a function, and ends all of them as soon as one of them does.
 
-    caller ── agent ─┬─ rank 0     answers, and what it says meanwhile, come back over the agent's socket
+    caller ── agent ─┬─ rank 0     its answer, and what it says meanwhile, come back over a socket
                      └─ rank 1...
 
-The agent is a process of autofit's own, so that no rank runs the user's `__main__` again, and a Ctrl-C in the terminal
-reaches the caller alone. Ranks are forked from it, which runs no tensor work and opens no device. Where the caller is
-killed, the agent ends the ranks and removes what lies in their folder; the job has no name in the file system at all.
-torch.distributed's elastic agent would do for restarts on several machines (torchrun is it); here it would wait 30 s
-for ranks that hang, and blame the first that ends, not the one that failed.
+The agent is a process of autofit's own, so that no rank runs the user's `__main__` again, and a
+Ctrl-C in the terminal reaches the caller alone. Ranks are forked from it, which runs no tensor work
+and opens no device. Where the caller is killed, the agent ends the ranks and removes what lies in
+their folder; the job has no name in the file system at all. torch.distributed's elastic agent would
+do for restarts on several machines (torchrun is it); here it would wait 30 s for ranks that hang,
+and blame the first that ends, not the one that failed.
 """
 
 import contextlib
-import io
 import logging
 import multiprocessing.connection
 import os
@@ -47,15 +47,20 @@ import signal
 signal.signal(signal.SIGINT, signal.SIG_DFL)
 from autofit.distributed.launcher import main
 main()"""  # an interrupt while it imports, which takes seconds, ends it without a word
-_LOG, _FAILURE = "rank-{}.log", "rank-{}.failure"
+_LOG = "rank-{}.log"
+_FAILURE = "rank-{}.failure"
 _LAST_CHARACTERS = 2000  # of a log
 
 
 @dataclass(frozen=True)
 class _Told(Failure):
-    """With what the caller of all ranks raises."""
+    """With what the caller of all ranks raises.
 
-    error: AutofitError | None  # one of autofit's own
+    Attributes:
+        error: one of autofit's own.
+    """
+
+    error: AutofitError | None
     text: str
     traceback: str
 
@@ -68,15 +73,17 @@ def on_ranks(
     timeout: float = TIMEOUT,
     said: Said = lambda _: None,
 ) -> Any:
-    """What `function(say, *arguments)` returns on rank 0 of so many new processes, one for each device of this machine.
+    """What `function(say, *arguments)` returns on rank 0 of so many new processes, one for each
+    device of this machine.
 
-    Functions and arguments travel by cloudpickle. `say` sends a value to `said` in this process, from rank 0 only.
-    Output of rank 0 goes where this process's does. The first SIGINT, SIGTERM or SIGHUP is passed on to all ranks, and
-    acts here when they have ended; the second kills them.
+    Functions and arguments travel by cloudpickle. `say` sends a value to `said` in this process,
+    from rank 0 only. Output of rank 0 goes where this process's does. The first SIGINT, SIGTERM or
+    SIGHUP is passed on to all ranks, and acts here when they have ended; the second kills them.
 
     Raises:
-        AutofitError: what a rank raised; RankError: a rank raised another error, died, or did not go on. All ranks are
-        gone by then, within about 3 s, or after `timeout` seconds where one hangs.
+        AutofitError: what a rank raised; RankError: a rank raised another error, died, or did not
+        go on. All ranks are gone by then, within about 3 s, or after `timeout` seconds where one
+        hangs.
     """
     agent: subprocess.Popen[bytes] | None = None
 
@@ -96,25 +103,21 @@ def on_ranks(
         ):
             job.write(pickled((function, arguments)))
             job.flush()
+
         ours, theirs = socket.socketpair()
         environment = importing_alike()
         set_defaults(environment)
-        told_agent = [
-            str(theirs.fileno()),
-            str(job.fileno()),
-            folder,
-            str(count),
-            device,
-            str(timeout),
-        ]
+        descriptors = [theirs.fileno(), job.fileno()]
+        given = map(str, (*descriptors, folder, count, device, timeout))
         with theirs:
             agent = subprocess.Popen(
-                [sys.executable, "-P", "-c", _START, *told_agent],
-                pass_fds=[theirs.fileno(), job.fileno()],
+                [sys.executable, "-P", "-c", _START, *given],
+                pass_fds=descriptors,
                 env=environment,
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,
             )
+
         try:
             if interrupts.received is not None:  # before there was an agent to tell
                 agent.terminate()
@@ -123,6 +126,7 @@ def on_ranks(
         finally:
             agent.kill()  # its ranks die with it
             agent.wait()
+
     if interrupts.received is not None:  # with the folder gone
         interrupts.act()
     if kind == "failed":
@@ -135,7 +139,7 @@ def _listen(connection: Connection, said: Said) -> tuple[str, Any]:
     while True:
         try:
             if not connection.poll(_LOOK_SECONDS):
-                continue  # a signal that another thread got is acted on between two looks
+                continue  # a signal that another thread got is acted on between two polls
             kind, value = connection.recv()
         except EOFError:
             return "failed", RankError("the process that starts ranks ended without an answer.")
@@ -161,40 +165,49 @@ def _serve(connection: Any, job: str, folder: str, count: str, device: str, time
     if connection.poll():  # the caller, which says nothing, was killed meanwhile
         shutil.rmtree(folder, ignore_errors=True)
         return
+
     ranks = int(count)
-    # that it ends ranks is told here, and why
+    # It would say that it ends ranks: the caller hears that, and why.
     logging.getLogger("torch.multiprocessing").setLevel(logging.ERROR)
     given = (int(job), Path(folder), ranks, device, float(timeout), connection)
     tempfile.tempdir = folder  # torch leaves files there if this process is killed
     context: Any = start_processes(_rank, given, ranks, join=False, start_method="fork")
 
     def pass_on(number: int, _: object) -> None:
-        for each in context.pids():
+        for process_id in context.pids():
             with contextlib.suppress(ProcessLookupError):
-                os.kill(each, number)
+                os.kill(process_id, number)
 
     for number in SIGNALS:
         signal.signal(number, pass_on)
+
     while True:
-        codes = {rank: process.exitcode for rank, process in enumerate(context.processes)}
-        # those that failed by themselves
-        ended = {rank: code for rank, code in codes.items() if code}
-        if ended or None not in codes.values():
+        alive = []
+        failed: dict[int, int] = {}  # the exit codes of those that failed by themselves
+        for rank, process in enumerate(context.processes):
+            code = process.exitcode
+            if code is None:
+                alive.append(process.sentinel)
+            elif code:
+                failed[rank] = code
+        if failed or not alive:
             break
-        alive = [context.processes[rank].sentinel for rank, code in codes.items() if code is None]
-        # the caller is gone
-        if connection in multiprocessing.connection.wait([*alive, connection], _LOOK_SECONDS):
+
+        ready = multiprocessing.connection.wait([*alive, connection], _LOOK_SECONDS)
+        if connection in ready:  # the caller is gone
             for process in context.processes:
                 process.kill()
                 process.join()
             shutil.rmtree(folder, ignore_errors=True)
             return
+
     is_over = False
     with contextlib.suppress(ProcessExitedException):
         while not is_over:
             is_over = context.join(_LOOK_SECONDS, grace_period=_GRACE)
-    if ended:
-        connection.send(("failed", _cause(Path(folder), ranks, ended)))
+
+    if failed:
+        connection.send(("failed", _cause(Path(folder), ranks, failed)))
 
 
 def _rank(
@@ -207,17 +220,18 @@ def _rank(
         with (folder / _LOG.format(rank)).open("wb") as log:
             os.dup2(log.fileno(), 1)
             os.dup2(log.fileno(), 2)
+
+    def say(value: Any) -> None:
+        if not rank:
+            connection.send(("said", value))
+
     place = Place(rank, count, rank, count, f"file://{folder}/store")
     try:
-
-        def say(value: Any) -> None:
-            if not rank:
-                connection.send(("said", value))
-
         with joined(place, device, timeout):
             with Path(f"/proc/self/fd/{job}").open("rb") as file:  # each rank from its beginning
                 function, arguments = pickle.load(file)
             answer = function(say, *arguments)
+
         if not rank:
             connection.send(("answer", pickled(answer)))
     except BaseException as error:
@@ -228,34 +242,39 @@ def _rank(
 
 
 def _failure(rank: int, error: BaseException) -> _Told:
-    own = error if isinstance(error, AutofitError) else None
-    written = io.StringIO()
-    traceback.print_exception(error, file=written)
     return _Told(
         **vars(failure_of(rank, error)),
-        error=own,
+        error=error if isinstance(error, AutofitError) else None,
         text=describe_error(error),
-        traceback=written.getvalue(),
+        traceback="".join(traceback.format_exception(error)),
     )
 
 
-def _cause(folder: Path, count: int, ended: dict[int, int]) -> AutofitError:
-    """Why the ranks ended."""
-    written = [folder / _FAILURE.format(rank) for rank in range(count)]
-    found: list[_Told] = [pickle.loads(each.read_bytes()) for each in written if each.exists()]
-    cause = first_cause(found, ended.keys() - {each.rank for each in found})
+def _cause(folder: Path, count: int, codes: dict[int, int]) -> AutofitError:
+    """Why the ranks ended, some of them with exit codes."""
+    found: list[_Told] = []
+    silent = dict(codes)  # of those that wrote no reason
+    for rank in range(count):
+        path = folder / _FAILURE.format(rank)
+        if path.exists():
+            found.append(pickle.loads(path.read_bytes()))
+            silent.pop(rank, None)
+
+    cause = first_cause(found, silent)
     if cause is None:
         return stuck(found, count)
+
     if isinstance(cause, int):
-        code = ended[cause]
-        how = (
-            f"was killed by {signal.Signals(-code).name}"
-            if code < 0
-            else f"ended with exit code {code}"
-        )
+        code = silent[cause]
+        how = f"ended with exit code {code}"
+        if code < 0:
+            how = f"was killed by {signal.Signals(-code).name}"
         words = _last_words(folder, cause)
-        remedy = f"The last line of its output: {words.splitlines()[-1]}" if words else ""
+        remedy = ""
+        if words:
+            remedy = f"The last line of its output: {words.splitlines()[-1]}"
         return RankError(f"rank {cause} of {count} {how}.", remedy, words)
+
     if cause.error is not None:
         return cause.error
     return RankError(
@@ -265,4 +284,6 @@ def _cause(folder: Path, count: int, ended: dict[int, int]) -> AutofitError:
 
 def _last_words(folder: Path, rank: int) -> str:
     log = folder / _LOG.format(rank)
-    return log.read_text(errors="replace").strip()[-_LAST_CHARACTERS:] if log.exists() else ""
+    if not log.exists():
+        return ""
+    return log.read_text(errors="replace").strip()[-_LAST_CHARACTERS:]

@@ -1,4 +1,5 @@
-"""Pickles for other processes of autofit's: of functions and classes of the user's `__main__`, and of models."""
+"""Pickles for other processes of autofit's: of functions and classes of the user's `__main__`, and
+of models."""
 
 import copyreg
 import io
@@ -17,10 +18,14 @@ def pickled(value: Any) -> bytes:
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
-    """cloudpickle that also takes modules with parametrizations (weight_norm), which torch itself refuses to pickle:
-    they could not be opened where their class does not exist, but cloudpickle sends the class along."""
+    """cloudpickle that also takes modules with parametrizations (weight_norm).
+
+    torch itself refuses to pickle them, since they could not be opened where their class does not
+    exist. cloudpickle sends the class along.
+    """
 
     def reducer_override(self, obj: Any) -> Any:
         if isinstance(obj, nn.Module) and is_parametrized(obj):
             return copyreg.__newobj__, (type(obj),), obj.__dict__  # type: ignore[attr-defined]
+
         return super().reducer_override(obj)

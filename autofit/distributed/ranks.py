@@ -1,7 +1,9 @@
-"""Ranks: this process among those that train one model together, and the numbers that all of them agree on.
+"""Ranks: this process among those that train one model together, and the numbers that all of them
+agree on.
 
-Everything that decides how a step goes on (how many micro-batches, what a label weighs, whether a loss is finite) is
-decided on what all ranks know: otherwise one of them waits for ever in a collective that another never enters.
+Everything that decides how a step goes on (how many micro-batches, what a label weighs, whether a
+loss is finite) is decided on what all ranks know: otherwise one of them waits for ever in a
+collective that another never enters.
 """
 
 from collections.abc import Callable, Iterator
@@ -19,27 +21,36 @@ from autofit.core.layout import Layout
 
 @dataclass(frozen=True)
 class Ranks:
-    """One process of a Layout; a training on one device has one."""
+    """One process of a Layout; a training on one device has one.
+
+    Attributes:
+        mesh: of (replicate, shard), and tensor where there is more than one; context groups hold
+            shards, too. None on one device.
+        context: the ranks that see other tokens of the same samples.
+    """
 
     layout: Layout = field(default_factory=Layout)
     rank: int = 0
-    # (replicate, shard), and tensor where there is more than one; context groups hold shards, too. None: one device.
     mesh: DeviceMesh | None = None
-    context: dist.ProcessGroup | None = None  # the ranks that see other tokens of the same samples
+    context: dist.ProcessGroup | None = None
 
     @classmethod
     def of(cls, layout: Layout, device: torch.device) -> Self:
-        """This process. Raises InputError where there are not as many processes as the layout has devices."""
+        """This process.
+
+        Raises InputError where there are not as many processes as the layout has devices.
+        """
         if layout.world == 1:
             return cls(layout)
+
         running = dist.get_world_size() if dist.is_initialized() else 1
         if running != layout.world:
-            processes = f"{running} {'process is' if running == 1 else 'processes are'} running"
-            message = f"this config trains on {layout.world} devices, and {processes}"
+            processes = "process is" if running == 1 else "processes are"
             raise InputError(
-                f"{message}.",
+                f"this config trains on {layout.world} devices, and {running} {processes} running.",
                 f"Start one for each device: torchrun --nproc-per-node {layout.world}.",
             )
+
         sizes = {"replicate": layout.replicate, "shard": layout.shard * layout.context}
         if layout.tensor > 1:
             sizes["tensor"] = layout.tensor
@@ -47,7 +58,7 @@ class Ranks:
         return cls(layout, dist.get_rank(), mesh, _context_group(layout))
 
     @property
-    def sampler(self) -> int:
+    def dp_rank(self) -> int:
         """Which part of each effective batch is this rank's."""
         return self.rank // (self.layout.context * self.layout.tensor)
 
@@ -62,9 +73,10 @@ class Ranks:
         return not self.rank
 
     def sums(self, *numbers: float) -> tuple[float, ...]:
-        """Each number added up over the ranks that see other samples; those that see the same give the same."""
+        """Each number added up over the ranks that see other samples; those that see the same
+        samples give the same."""
         alike = self.layout.context * self.layout.tensor
-        return tuple(sum(each) / alike for each in self.everywhere(*numbers))
+        return tuple(sum(of_ranks) / alike for of_ranks in self.everywhere(*numbers))
 
     def largest(self, *numbers: float) -> tuple[float, ...]:
         """The largest of each number over all ranks."""
@@ -81,7 +93,7 @@ class Ranks:
         if self.are_several and tensor.numel():
             with torch.no_grad():
                 values = tensor.contiguous()
-                # backends do not know every dtype
+                # As bytes: backends do not know every dtype.
                 dist.broadcast(values.view(-1).view(torch.uint8), 0)
                 tensor.copy_(values)
         return tensor
@@ -90,19 +102,28 @@ class Ranks:
         """The entries of all ranks."""
         if not self.are_several:
             return own
-        found: list[Any] = [None] * self.layout.world
-        dist.all_gather_object(found, own)
-        return {key: value for each in found for key, value in each.items()}
+
+        of_ranks: list[Any] = [None] * self.layout.world
+        dist.all_gather_object(of_ranks, own)
+        entries: dict[str, Any] = {}
+        for of_rank in of_ranks:
+            entries |= of_rank
+        return entries
 
     @contextmanager
     def together(self, what: str) -> Iterator[None]:
-        """Wait for all at the end, and fail on all where one fails inside: with its own error there, a RankError on the
-        others. `what`: for messages."""
+        """Wait for all at the end, and fail on all where one fails inside: with its own error
+        there, a RankError on the others.
+
+        Args:
+            what: fails, for messages.
+        """
         failed: Exception | None = None
         try:
             yield
         except Exception as error:
             failed = error
+
         anywhere = self.largest(float(failed is not None))[0]
         if failed is not None:
             raise failed
@@ -116,15 +137,16 @@ class Ranks:
     def asked(self, *numbers: float) -> Callable[[], list[tuple[float, ...]]]:
         """The same by an exchange that goes on until the answer is called for."""
         if not self.are_several:
-            return lambda: [(each,) for each in numbers]
+            return lambda: [(number,) for number in numbers]
+
         device = "cpu" if self.mesh is None else self.mesh.device_type
         own = torch.tensor(numbers, dtype=torch.float64, device=device)
-        found = [torch.empty_like(own) for _ in range(self.layout.world)]
-        exchange = dist.all_gather(found, own, async_op=True)
+        of_ranks = [torch.empty_like(own) for _ in range(self.layout.world)]
+        exchange = dist.all_gather(of_ranks, own, async_op=True)
 
         def answer() -> list[tuple[float, ...]]:
             exchange.wait()
-            return list(zip(*torch.stack(found).tolist(), strict=True))
+            return list(zip(*torch.stack(of_ranks).tolist(), strict=True))
 
         return answer
 
@@ -133,12 +155,11 @@ def _context_group(layout: Layout) -> dist.ProcessGroup | None:
     """This rank's group, which all ranks must make together with all others."""
     if layout.context == 1:
         return None
+
     same_samples = layout.context * layout.tensor
-    starts = [
-        first + tensor
-        for first in range(0, layout.world, same_samples)
-        for tensor in range(layout.tensor)
-    ]
-    return dist.new_subgroups_by_enumeration(
-        [[*range(s, s + same_samples, layout.tensor)] for s in starts]
-    )[0]
+    groups = []
+    for first in range(0, layout.world, same_samples):
+        starts = range(first, first + layout.tensor)
+        groups += [[*range(start, start + same_samples, layout.tensor)] for start in starts]
+    own, _ = dist.new_subgroups_by_enumeration(groups)
+    return own

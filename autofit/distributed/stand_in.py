@@ -1,8 +1,9 @@
 """The first rank without the others: one device measures what each of many holds and computes.
 
-PyTorch's fake process group sends nothing, and not every version of it writes what was to come. Here each collective
-leaves what the others would have sent if they had this rank's numbers, so that steps go on with finite ones; and what
-is gathered is written at once, not part by part, of which there may be a thousand.
+PyTorch's fake process group sends nothing, and not every version of it writes what was to come.
+Here each collective leaves what the others would have sent if they had this rank's numbers, so that
+steps go on with finite ones; and what is gathered is written at once, not part by part, of which
+there may be a thousand.
 """
 
 import sys
@@ -23,11 +24,13 @@ def first_of(devices: int, nodes: int, device: str) -> Iterator[None]:
     """Be the first of the ranks on so many devices of each node inside."""
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
-    world, hook = devices * nodes, sys.excepthook
+    world = devices * nodes
+    hook = sys.excepthook
     take_place(Place(0, world, 0, devices), device)
+
     kernels = torch.library.Library("c10d", "IMPL")
     with warnings.catch_warnings():
-        # that this overrides others
+        # It warns that these override others.
         warnings.filterwarnings("ignore", message="Warning only once for all operators")
         for name, kernel in _KERNELS.items():
             kernels.impl(name, kernel, device.upper(), allow_override=True)
@@ -73,7 +76,9 @@ def _done(result: list[torch.Tensor]) -> Any:
     """A collective that has ended, of whose result DistributedDataParallel asks."""
     from torch._C._distributed_c10d import _create_work_from_future  # type: ignore[attr-defined]
 
-    devices: list[Any] = [each.device for each in result[:1] if each.device.type == "cuda"]
+    devices: list[Any] = []
+    if result and result[0].device.type == "cuda":
+        devices = [result[0].device]
     future = torch.futures.Future[Any](devices=devices)
     future.set_result(result)
     return _create_work_from_future(future).boxed()

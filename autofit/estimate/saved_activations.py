@@ -42,7 +42,7 @@ class SavedTensors:
     @contextmanager
     def hooks(self) -> Iterator[None]:
         """The context of one micro-batch's forward."""
-        self._movable.look()
+        self._movable.inspect()
         self._recorder.before_each = self._look
         with saved_tensors_hooks(self._pack, self._unpack):
             yield

@@ -301,7 +301,7 @@ class SpaceEstimator:
             # Rows of adapters are divided, too: of so many times the rank, each rank has a prime.
             config = config.replace(lora_rank=config.lora_rank * shards)
             small = dataclasses.replace(
-                self._workload, effective_batch_size=self._symbols.samples * layout.samplers
+                self._workload, effective_batch_size=self._symbols.samples * layout.dp_degree
             )
             hardware = self._hardware.of_several(layout.world)
             traced = trace(
@@ -328,7 +328,7 @@ class SpaceEstimator:
         on_host = "cpu" in (config.optimizer_offload, config.fsdp_offload)
         held = segments.parameters + segments.others + (0.0 if on_host else optimizer.state)
         if self._hardware.device == "cpu":  # the rest of the batch is in the same memory
-            of_rank = self._workload.effective_batch_size / layout.samplers
+            of_rank = self._workload.effective_batch_size / layout.dp_degree
             held = held + segments.inputs * (of_rank / self._grid.samples - 1)
         held = held - segments.streamed if config.parameter_offload == "cpu" else held
         first, left = step_pass.memory(config, added=False)

@@ -296,7 +296,7 @@ def _step(
     accumulating, layout = (setup.config.gradient_accumulation_steps or 1) > 1, setup.ranks.layout
     waits = (
         accumulating
-        and layout.samplers > 1
+        and layout.dp_degree > 1
         and (layout.replicate > 1 or bool(setup.config.lora_rank))
     )
     if waits:
@@ -405,7 +405,7 @@ def _make_state(
 def _batch(setup: Setup, recorder: Recorder, fake_mode: Any) -> list[Any]:
     """A micro-batch on the device; on a CPU the rest of the batch is in the same memory. Of a packed batch also the
     whole and the other micro-batches, which may be copies."""
-    of_rank = setup.workload.effective_batch_size // setup.ranks.layout.samplers
+    of_rank = setup.workload.effective_batch_size // setup.ranks.layout.dp_degree
     samples = of_rank if setup.hardware.device == "cpu" else setup.micro_batch_size
     with on_real_tensors():
         real = setup.workload.batch(samples)

@@ -143,8 +143,8 @@ def train_script(
         workload["effective_batch_size"],
     )
     layout = Layout.of(config)
-    micro = config.micro_batch_size or effective // layout.samplers
-    steps = config.gradient_accumulation_steps or effective // (micro * layout.samplers)
+    micro = config.micro_batch_size or effective // layout.dp_degree
+    steps = config.gradient_accumulation_steps or effective // (micro * layout.dp_degree)
     check_batch_sizes(micro, steps, effective, layout)
     case = Case(config, task, device, micro, length, model_config, versions, apart)
     fragments, several = _fragments(case), layout.world > 1

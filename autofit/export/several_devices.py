@@ -122,7 +122,7 @@ def on_one_device(title: str) -> dict[str, Share]:
     """The rows of a tool that trains on one device."""
 
     def instead(request: Request) -> str:
-        count = request.layout.samplers
+        count = request.layout.dp_degree
         batch = (
             f", and takes {count} times the gradient_accumulation_steps for the same batch"
             if count > 1

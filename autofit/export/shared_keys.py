@@ -108,7 +108,7 @@ def refuse_unknown(source: ExportSource, known: Collection[str], what: str) -> s
 def global_batch(request: Request, path: str) -> ToolKeys:
     """The effective batch, from which the tool works out its accumulation."""
     micro, steps = request.config.micro_batch_size, request.config.gradient_accumulation_steps
-    return ToolKeys({path: int(micro or 1) * int(steps or 1) * request.source.layout.samplers})
+    return ToolKeys({path: int(micro or 1) * int(steps or 1) * request.source.layout.dp_degree})
 
 
 def convolutions(request: Request) -> str | None:

@@ -147,8 +147,8 @@ def batches_fit(source: ExportSource) -> str | None:
 
 def check_batch_sizes(micro: int, steps: int, effective: int | None, layout: Layout) -> None:
     """Raise InputError where the micro-batches of a step do not make the effective batch, if that is known."""
-    if effective not in (None, micro * steps * layout.samplers):
+    if effective not in (None, micro * steps * layout.dp_degree):
         message = f"micro_batch_size {micro} x gradient_accumulation_steps {steps}"
-        message += f" on each of {layout.samplers} devices" if layout.samplers > 1 else ""
+        message += f" on each of {layout.dp_degree} devices" if layout.dp_degree > 1 else ""
         message += " is not the effective batch"
         raise InputError(f"{message} of {effective}.", "Search again, or correct the config.")

@@ -1,6 +1,8 @@
-"""CPU contention: the share of time in which some task waited for a processor. Steps on a busy machine are slow.
+"""CPU contention: the share of time in which some task waited for a processor. Steps on a busy
+machine are slow.
 
-Linux counts it (`/proc/pressure/cpu`, "some"); elsewhere the last minute's load beyond the number of processors does.
+Linux counts it (`/proc/pressure/cpu`, "some"). Elsewhere the last minute's load beyond the number
+of processors stands for it.
 """
 
 import os
@@ -19,23 +21,28 @@ class Contention:
     def __init__(
         self, pressure: Path = _PRESSURE, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self._pressure, self._clock = pressure, clock
-        self._start, self._waited = clock(), self._seconds_waited()
+        self._pressure = pressure
+        self._clock = clock
+        self._start = clock()
+        self._waited_before = self._seconds_waited()
 
     def share(self) -> float:
         """The share of the time so far, between 0 and 1."""
-        waited, took = self._seconds_waited(), self._clock() - self._start
-        if waited is None or self._waited is None or took <= 0:
-            load, processors = os.getloadavg()[0], os.cpu_count() or 1
+        waited = self._seconds_waited()
+        took = self._clock() - self._start
+        if waited is None or self._waited_before is None or took <= 0:
+            load, *_ = os.getloadavg()
+            processors = os.cpu_count() or 1
             return max(load - processors, 0.0) / max(load, 1.0)
-        return min(max((waited - self._waited) / took, 0.0), 1.0)
+
+        return min(max((waited - self._waited_before) / took, 0.0), 1.0)
 
     def _seconds_waited(self) -> float | None:
-        """Since the machine was started."""
+        """Since the machine was started; None where the system does not count them."""
         try:
-            found = re.search(
-                r"^some .*total=(\d+)", self._pressure.read_text(encoding="ascii"), re.MULTILINE
-            )
+            text = self._pressure.read_text(encoding="ascii")
         except OSError:
             return None
+
+        found = re.search(r"^some .*total=(\d+)", text, re.MULTILINE)
         return int(found[1]) / _MICROSECONDS if found else None

@@ -1,4 +1,5 @@
-"""What the child processes of an executor run: measure or trace one Config, inspect the workload and the hardware."""
+"""What the child processes of an executor run: measure or trace one Config, inspect the workload
+and the hardware."""
 
 import contextlib
 import dataclasses
@@ -54,18 +55,21 @@ _MOST_KEPT = 4000  # characters of a message
 
 
 def serve(workload: bytes, call: bytes) -> Any:
-    """Call the pickled function with the workload and its arguments, unpickled here, where user modules are imported.
+    """Call the pickled function with the workload and its arguments, unpickled here, where user
+    modules are imported.
 
     Errors of autofit's own kinds are returned, not raised.
     """
-    remedy = "Define its functions in a module that can be imported, or in the notebook or script itself."
+
+    def describe(error: BaseException) -> str:
+        return f"the workload cannot be opened in a probe process: {describe_error(error)}."
+
+    remedy = (
+        "Define its functions in a module that can be imported, or in the notebook or script "
+        "itself."
+    )
     try:
-        with as_input_error(
-            lambda error: (
-                f"the workload cannot be opened in a probe process: {describe_error(error)}."
-            ),
-            remedy,
-        ):
+        with as_input_error(describe, remedy):
             unpickled = pickle.loads(workload)
             function, arguments = pickle.loads(call)
         return function(unpickled, *arguments)
@@ -84,7 +88,10 @@ def list_cards(_: Workload | None) -> tuple[str, ...]:
 
 
 def detect_idle_card(_: Workload | None, card: str) -> Hardware:
-    """One visible card, which becomes the only one of this process; a ProbeError where others use it."""
+    """One visible card, which becomes the only one of this process.
+
+    Raises ProbeError where others use it.
+    """
     os.environ["CUDA_VISIBLE_DEVICES"] = card
     used = used_bytes_without_context()
     if used > _IDLE:
@@ -97,8 +104,9 @@ def inspect(
 ) -> tuple[Hardware, Traits]:
     """The hardware, and the workload's traits on it."""
     hardware = detect(device)
-    on_cpu = hardware.device == "cpu"
-    free = hardware.host_free_bytes if on_cpu else hardware.memory_bytes - hardware.used_bytes
+    free = hardware.host_free_bytes
+    if hardware.device != "cpu":
+        free = hardware.memory_bytes - hardware.used_bytes
     return hardware, inspect_workload(workload, hardware, min(budget_bytes or free, free))
 
 
@@ -109,44 +117,44 @@ def check_free_memory(_: Workload | None, budget: Budget, hardware: Hardware) ->
 
 @dataclass(frozen=True)
 class RankAnswer:
-    """What one of several ranks measured; `failure`: of the error that ended it, if one did."""
+    """What one of several ranks measured, and the error that ended it, if one did."""
 
     measurement: Measurement
     failure: Failure | None
 
 
 def measure(workload: Workload, request: Request) -> Measurement:
-    """Measure one Config; every way a run can end comes back as an Outcome, never as an exception. Of a Config for
-    several devices the first rank is measured, without the others: its memory and its computation.
+    """Measure one Config; every way a run can end comes back as an Outcome, never as an exception.
+
+    Of a Config for several devices the first rank is measured, without the others: its memory and
+    its computation.
 
     Raises:
-        ProbeError: the device cannot be used, or had less memory than the budget allows, so that nothing was measured.
+        ProbeError: the device cannot be used, or had less memory than the budget allows, so that
+        nothing was measured.
     """
     own = dataclasses.replace(request, budget=request.budget.of_each(request.hardware.devices))
     found = _measured(workload, own, _alone(request.hardware), rank=0).measurement
     if request.hardware.world == 1:
         return found
-    # of weights that nobody has
+
+    # Its loss is of weights that nobody has.
     return dataclasses.replace(found, loss=None, communication_seconds=0.0)
 
 
 def _alone(hardware: Hardware) -> contextlib.AbstractContextManager[None]:
-    """What a process runs in by itself: as the first of the ranks where the hardware has several devices."""
-    several = hardware.world > 1
-    return (
-        first_of(hardware.devices, hardware.nodes, hardware.device)
-        if several
-        else contextlib.nullcontext()
-    )
+    """What a process runs in by itself: as the first rank, where the hardware has several."""
+    if hardware.world == 1:
+        return contextlib.nullcontext()
+    return first_of(hardware.devices, hardware.nodes, hardware.device)
 
 
 def measure_on_rank(
     workload: Workload, request: Request, place: Place, timeout: float
 ) -> RankAnswer:
-    """`measure`, as one of several ranks; `timeout`: seconds that it waits for another."""
-    return _measured(
-        workload, request, joined(place, request.hardware.device, timeout), rank=place.rank
-    )
+    """`measure`, as one of several ranks, which waits for another for `timeout` seconds."""
+    group = joined(place, request.hardware.device, timeout)
+    return _measured(workload, request, group, rank=place.rank)
 
 
 def link_of_rank(_: Workload | None, request: Request, place: Place, timeout: float) -> Link:
@@ -165,9 +173,10 @@ def _measured(
 ) -> RankAnswer:
     start = time.monotonic()
     probe = _probe(workload, request)
-    outcome, reason, failure = Outcome.FITS, None, None
+    failure = None
     try:
-        with group:  # what its communicators take of the device, which is open, counts as any growth of the context
+        # The device is open: what communicators take of it counts as any growth of the context.
+        with group:
             probe.run()
             outcome, reason = probe.verdict()
     except BaseException as error:  # nobody can press Ctrl-C here
@@ -176,16 +185,22 @@ def _measured(
         outcome, reason = _classify(cause, request)
         if outcome is Outcome.OUT_OF_MEMORY:  # the error's frames still hold what they held
             probe.note_shortage(asked_bytes(cause))
+
     if outcome is Outcome.OUT_OF_MEMORY:
         probe.check_free_memory()
-    reason = reason and printable(reason, _MOST_KEPT)
+    if reason:
+        reason = printable(reason, _MOST_KEPT)
     return RankAnswer(probe.measurement(outcome, reason, time.monotonic() - start), failure)
 
 
 def trace_step(workload: Workload, request: Request, directory: Path) -> dict[str, str]:
-    """Record the third step of a Config under the cap of its budget; the paths of the files by what they hold.
+    """Record the third step of a Config under the cap of its budget.
 
-    A step of many micro-batches is cut to the first few and the update: a trace of all would be slow to open.
+    A step of many micro-batches is cut to the first few and the update: a trace of all would be
+    slow to open.
+
+    Returns:
+        The paths of the files by what they hold.
     """
     with _alone(request.hardware):
         return _traced(workload, request, directory)
@@ -199,6 +214,7 @@ def _traced(workload: Workload, request: Request, directory: Path) -> dict[str, 
         trace.begin()
         train_step(setup, probe.part(setup, COMPOSED_MICRO_BATCHES))
         trace.end()
+
     return {name: str(path) for name, path in trace.files.items()}
 
 
@@ -206,13 +222,15 @@ def trace_on_rank(
     workload: Workload, request: Request, place: Place, timeout: float, *, directory: Path
 ) -> dict[str, str]:
     """`trace_step`, as one of several ranks, each into a directory of its own."""
-    own = directory / f"rank-{place.rank}" if place.rank else directory
+    if place.rank:
+        directory = directory / f"rank-{place.rank}"
     with joined(place, request.hardware.device, timeout):
-        return _traced(workload, request, own)
+        return _traced(workload, request, directory)
 
 
 def trace_fetched(workload: Workload, request: Request) -> dict[str, tuple[str, bytes]]:
-    """`trace_step` where no directory is shared: the files themselves, each with its path in the directory meant."""
+    """`trace_step` where no directory is shared: the files themselves, each with its path in the
+    directory."""
     return _fetched(functools.partial(trace_step, workload, request))
 
 
@@ -226,32 +244,40 @@ def trace_fetched_on_rank(
 
 
 def _fetched(trace: Callable[[Path], dict[str, str]]) -> dict[str, tuple[str, bytes]]:
+    files = {}
     with tempfile.TemporaryDirectory() as name:
-        paths = {what: Path(path) for what, path in trace(Path(name)).items()}
-        return {
-            what: (str(path.relative_to(name)), path.read_bytes()) for what, path in paths.items()
-        }
+        for what, path in trace(Path(name)).items():
+            inside = Path(path).relative_to(name)
+            files[what] = str(inside), Path(path).read_bytes()
+    return files
 
 
 def _probe(workload: Workload, request: Request) -> Probe:
-    """The probe of the requested device, which puts this process under the cap; a ProbeError if it is unusable."""
+    """The probe of the requested device, which puts this process under the cap.
+
+    Raises ProbeError where the device cannot be used.
+    """
     for technique in request.techniques:
         register(technique)
-    return (CudaProbe if request.hardware.device == "cuda" else CpuProbe)(workload, request)
+    if request.hardware.device == "cuda":
+        return CudaProbe(workload, request)
+    return CpuProbe(workload, request)
 
 
 def _root_cause(error: BaseException) -> BaseException:
-    """The error that ended the device, if any: every later call fails too, and clean-up code reports that instead."""
-    chain, each = {id(error): error}, error
-    # a chain made by hand may be a circle
-    while (before := each.__context__) and id(before) not in chain:
-        each = chain[id(before)] = before
-    fatal = [
-        each
-        for each in chain.values()
-        if isinstance(each, torch.AcceleratorError) and not is_out_of_memory(each)
-    ]
-    return fatal[-1] if fatal else error
+    """The error that ended the device, if any.
+
+    Every later call fails too, and clean-up code reports that instead.
+    """
+    cause = error
+    seen: set[int] = set()
+    link: BaseException | None = error
+    while link is not None and id(link) not in seen:  # a chain made by hand may be a circle
+        seen.add(id(link))
+        if isinstance(link, torch.AcceleratorError) and not is_out_of_memory(link):
+            cause = link
+        link = link.__context__
+    return cause
 
 
 def _classify(error: BaseException, request: Request) -> tuple[Outcome, str]:
@@ -267,13 +293,16 @@ def _classify(error: BaseException, request: Request) -> tuple[Outcome, str]:
         if request.hardware.device == "cpu":
             return Outcome.OUT_OF_MEMORY, "ran into the resource limit that guards the machine"
         return Outcome.HOST_OUT_OF_MEMORY, "the host could not give more memory"
-    parts = [*traceback.format_tb(error.__traceback__), describe_error(error)]
-    if len(message_of(error)) <= _MOST_KEPT:  # of 25 million lines formatting takes 8 seconds
+
+    if len(message_of(error)) <= _MOST_KEPT:
         parts = traceback.format_exception(error)
-    text = "".join(printable(each, _MOST_KEPT) for each in parts)
+    else:  # formatting 25 million lines takes 8 seconds
+        parts = [*traceback.format_tb(error.__traceback__), describe_error(error)]
+    text = "".join(printable(part, _MOST_KEPT) for part in parts)
     sys.stderr.write(text)
+
     lines = text.strip().splitlines()
-    # its first line says what it is; how to debug PyTorch follows
+    # The first line of such an error says what it is; how to debug PyTorch follows.
     if isinstance(error, torch.AcceleratorError):
         del lines[len(lines) - len(str(error).strip().splitlines()) + 1 :]
     return Outcome.FAILED, "\n".join(lines[-12:])

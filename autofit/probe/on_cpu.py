@@ -1,5 +1,6 @@
 """A probe on the CPU: tensor storage is counted as it is allocated and freed."""
 
+import re
 import resource
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,22 +17,29 @@ _GUARD_SLACK = 1.25  # kernels and libraries use memory that no tensor shows
 
 
 class CpuProbe(Probe):
-    """The peak of tensor storage decides: it is the same on every run. A resource limit only guards the machine.
-    Compiled steps are watched through the allocator, which cannot stop a run far over budget; the guard does."""
+    """The peak of tensor storage decides: it is the same on every run.
+
+    A resource limit only guards the machine. Compiled steps are watched through the allocator,
+    which cannot stop a run far over budget; the guard does.
+    """
+
+    watch: AllocationRecord | StorageTracker
 
     def __init__(self, workload: Workload, request: Request) -> None:
         super().__init__(workload, request)
         limit = int(self.cap * _NEAR_MISS)
-        self.watch: AllocationRecord | StorageTracker = (
-            AllocationRecord() if self.compiles else StorageTracker(limit=limit)
-        )
-        if isinstance(self.watch, StorageTracker):
+        if self.compiles:
+            self.watch = AllocationRecord()
+        else:
+            self.watch = StorageTracker(limit=limit)
             self.watch.passed = self.cap, self.note_shortage
         guard_cpu(limit)
 
     def live(self) -> Callable[[], int] | None:
         watch = self.watch
-        return (lambda: watch.live) if isinstance(watch, StorageTracker) else None
+        if isinstance(watch, StorageTracker):
+            return lambda: watch.live
+        return None
 
     @contextmanager
     def watched(self) -> Iterator[None]:
@@ -39,7 +47,8 @@ class CpuProbe(Probe):
             yield
 
     def begins_small(self) -> bool:
-        # Compiled code would be made for few samples. An allocator that caches would be left with other blocks.
+        # Compiled code would be made for few samples. An allocator that caches would be left with
+        # other blocks.
         return not self.compiles
 
     def over_budget(self) -> bool:
@@ -50,14 +59,18 @@ class CpuProbe(Probe):
 
 
 def guard_cpu(budget_bytes: int) -> None:
-    """Bound this process's data segment well above the budget: a guard for the machine, not the verdict. Near such a
-    limit the outcome of a run was measured not to be repeatable; the verdict is the tracker's."""
-    status = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
-    taken = next(
-        (int(line.split()[1]) * 1024 for line in status if line.startswith("VmData:")), None
-    )
-    if taken is None:
+    """Bound this process's data segment well above the budget: a guard for the machine, not the
+    verdict.
+
+    Near such a limit the outcome of a run was measured not to be repeatable; the verdict is the
+    tracker's.
+    """
+    status = Path("/proc/self/status").read_text(encoding="ascii")
+    found = re.search(r"^VmData:\s*(\d+)", status, re.MULTILINE)
+    if found is None:
         raise OSError("/proc/self/status has no VmData")
+
+    taken = int(found[1]) * 1024
     limit = taken + int(budget_bytes * _GUARD_SLACK) + GIB
     _, hard = resource.getrlimit(resource.RLIMIT_DATA)
     if hard != resource.RLIM_INFINITY:

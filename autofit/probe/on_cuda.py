@@ -1,4 +1,5 @@
-"""A probe on a CUDA card: PyTorch's allocator counts, and is held to the budget with what lies beside it."""
+"""A probe on a CUDA card: PyTorch's allocator counts, and is held to the budget together with what
+lies beside it."""
 
 import ctypes
 from collections.abc import Callable
@@ -16,14 +17,18 @@ from autofit.probe.steps import Probe, Request, peak_resident_bytes
 from autofit.setup import Setup
 from autofit.training.step import train_step
 
-# that kernels and workspaces of a process add to its context; communicators as much again
+# What kernels and workspaces of a process add to its context at most; communicators as much again.
 _MOST_BESIDE = 2 * GIB
-# the size of a context differs between processes, and what a desktop takes changes
+# The size of a context differs between processes, and what a desktop takes changes.
 _UNEVEN = 256 * MIB
+_OTHERS = "others use the card, so an out-of-memory there proves nothing"
 
 
 def open_card() -> int:
-    """Free bytes beside a context, made by the computation that it was measured with; a ProbeError for a full card."""
+    """Free bytes beside a context, made by the computation that it was measured with.
+
+    Raises ProbeError for a full card.
+    """
     with opening():
         _compute()
         return torch.cuda.mem_get_info(0)[0]
@@ -36,19 +41,24 @@ def _compute() -> None:
 
 
 def require_free_memory(free_bytes: int, budget: Budget, hardware: Hardware) -> None:
-    """Raise a ProbeError unless a card's free bytes cover the budget: else running out of them says nothing."""
+    """Raise a ProbeError unless a card's free bytes cover the budget: else running out of them says
+    nothing."""
     cap = budget.cap_bytes(hardware.device, hardware.context_bytes)
     if free_bytes < cap - _UNEVEN:
-        free = f"{free_bytes / GIB:.1f} GiB of the card are free where the budget lets tensors take {cap / GIB:.1f}"
         raise ProbeError(
-            f"others use the card, so an out-of-memory there proves nothing: {free}.", END_OTHERS
+            f"{_OTHERS}: {free_bytes / GIB:.1f} GiB of the card are free where the budget lets "
+            f"tensors take {cap / GIB:.1f}.",
+            END_OTHERS,
         )
 
 
 class CudaProbe(Probe):
-    """The caching allocator under a hard cap, which fails where the smaller card would. Memory beside the allocator
-    counts too: its growth in the first steps lowers the cap of the timed ones. Managed memory (`pages`) is not counted,
-    since it gives way: there the card is made as small as the budget instead."""
+    """The caching allocator under a hard cap, which fails where the smaller card would.
+
+    Memory beside the allocator counts too: its growth in the first steps lowers the cap of the
+    timed ones. Managed memory (`pages`) is not counted, since it gives way: there the card is made
+    as small as the budget instead.
+    """
 
     def __init__(self, workload: Workload, request: Request) -> None:
         super().__init__(workload, request)
@@ -66,15 +76,15 @@ class CudaProbe(Probe):
         torch.cuda.set_per_process_memory_fraction(min(1.0, max(0, cap) / self.total), 0)
 
     def prepare(self) -> Setup:
-        """As a Probe does; with pages, the card's memory above the budget is occupied first, so that they move to the
-        host where a smaller card's would. Counting pages against the budget would call every such config too large:
-        they take all that is free, and fit nonetheless. Refusing them would keep them from the cards that they are made
-        for."""
-        above = self.free_bytes - (
-            self.request.budget.device_bytes - self.request.hardware.context_bytes
-        )
-        if self.pages and above > 0:
-            _hold(above)
+        """As a Probe does; with pages, the card's memory above the budget is occupied first.
+
+        So pages move to the host where a smaller card's would. Counting them against the budget
+        would call every such config too large: they take all that is free, and fit nonetheless.
+        Refusing them would keep them from the cards that they are made for.
+        """
+        allowed = self.request.budget.device_bytes - self.request.hardware.context_bytes
+        if self.pages and self.free_bytes > allowed:
+            _hold(self.free_bytes - allowed)
         return super().prepare()
 
     def built(self) -> None:
@@ -86,19 +96,24 @@ class CudaProbe(Probe):
         return lambda: torch.cuda.memory_allocated(0)
 
     def warmed_up(self, setup: Setup) -> None:
-        """Run one more step where the peak so far is not that of later steps. Compiling tries kernels on buffers of its
-        own; and what was reserved before may exceed the lowered cap unused."""
+        """Run one more step where the peak so far is not that of later steps.
+
+        Compiling tries kernels on buffers of its own; and what was reserved before may exceed the
+        lowered cap unused.
+        """
         self.synchronize()
         self._update_context()
         self._allow(self.usable - self.context)
-        if any(setup.ranks.largest(self.compiles or torch.cuda.max_memory_reserved(0) > self.cap)):
+
+        is_other = self.compiles or torch.cuda.max_memory_reserved(0) > self.cap
+        if any(setup.ranks.largest(is_other)):
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats(0)
             train_step(setup, self.part(setup, 2))
         self.retries_before_timing = self._retries()
 
     def _update_context(self) -> None:
-        """Measure what this process holds beside the allocator, which grows as kernels are loaded."""
+        """Measure what this process holds beside the allocator; it grows as kernels are loaded."""
         if self.pages:
             return  # pages would count as context
         self.context = self.request.hardware.context_bytes + max(0, self._beside())
@@ -116,30 +131,42 @@ class CudaProbe(Probe):
     def verdict(self) -> tuple[Outcome, str | None]:
         retries = self._retries() - self.retries_before_timing
         if retries:
-            emptied = f"the allocator had to empty its cache {pluralize(retries, 'time')} in the timed steps"
-            return Outcome.OUT_OF_MEMORY, emptied
-        if peak_resident_bytes() > self.request.budget.host_bytes:
-            return (
-                Outcome.HOST_OUT_OF_MEMORY,
-                f"needs {peak_resident_bytes() / GIB:.2f} GiB of host memory",
-            )
+            times = pluralize(retries, "time")
+            reason = f"the allocator had to empty its cache {times} in the timed steps"
+            return Outcome.OUT_OF_MEMORY, reason
+
+        resident = peak_resident_bytes()
+        if resident > self.request.budget.host_bytes:
+            return Outcome.HOST_OUT_OF_MEMORY, f"needs {resident / GIB:.2f} GiB of host memory"
+
         return super().verdict()
 
     def peak(self) -> PeakBytes:
-        """Peaks of the allocator, and the context. Nothing asks the device: it is dead after an assert in a kernel."""
-        allocated, reserved = torch.cuda.max_memory_allocated(0), torch.cuda.max_memory_reserved(0)
+        """Peaks of the allocator, and the context.
+
+        Nothing asks the device: it is dead after an assert in a kernel.
+        """
+        reserved = torch.cuda.max_memory_reserved(0)
         peak = PeakBytes(
-            allocated, reserved, device=reserved + self.context, resident=peak_resident_bytes()
+            torch.cuda.max_memory_allocated(0),
+            reserved,
+            device=reserved + self.context,
+            resident=peak_resident_bytes(),
         )
         return peak.larger(self.built_peak) if self.built_peak else peak
 
     def check_free_memory(self) -> None:
-        require_free_memory(self.free_bytes, self.request.budget, self.request.hardware)
-        most = _MOST_BESIDE * (2 if self.request.hardware.world > 1 else 1)
-        if not self.pages and (beside := self._beside()) > most:
-            lost = f"{beside / GIB:.1f} GiB of the card were taken beside its tensors while it ran"
+        hardware = self.request.hardware
+        require_free_memory(self.free_bytes, self.request.budget, hardware)
+        if self.pages:
+            return
+
+        beside = self._beside()
+        most = 2 * _MOST_BESIDE if hardware.world > 1 else _MOST_BESIDE
+        if beside > most:
             raise ProbeError(
-                f"others use the card, so an out-of-memory there proves nothing: {lost}.",
+                f"{_OTHERS}: {beside / GIB:.1f} GiB of the card were taken beside its tensors "
+                "while it ran.",
                 END_OTHERS,
             )
 
@@ -148,11 +175,16 @@ class CudaProbe(Probe):
 
 
 def _hold(nbytes: int) -> None:
-    """Occupy memory of the card until this process ends; a ProbeError where the card does not give it. By the runtime's
-    own function, which PyTorch loads for all to see: PyTorch's allocator would count it as tensors. It is plain memory,
-    since managed memory would give way itself."""
+    """Occupy memory of the card until this process ends.
+
+    By the runtime's own function, which PyTorch loads for all to see: PyTorch's allocator would
+    count it as tensors. It is plain memory, since managed memory would give way itself.
+
+    Raises ProbeError where the card does not give it.
+    """
     allocate = getattr(ctypes.CDLL(None), "cudaMalloc", None)
     if allocate is None or allocate(ctypes.byref(ctypes.c_void_p()), ctypes.c_size_t(nbytes)):
         raise ProbeError(
-            f"{nbytes / GIB:.1f} GiB of the card, the part above the budget, could not be set aside."
+            f"{nbytes / GIB:.1f} GiB of the card, the part above the budget, could not be set "
+            "aside."
         )

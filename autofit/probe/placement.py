@@ -1,7 +1,8 @@
 """Where probes run when several run at once: each on a card of its own, or on cores of its own.
 
-A zygote is placed before it starts, because OpenMP, MKL and CUDA read their settings once, when they are loaded. All
-places of a search are alike, so that measurements in one can be compared with another's.
+A zygote is placed before it starts, because OpenMP, MKL and CUDA read their settings once, when
+they are loaded. All places of a search are alike, so that measurements in one can be compared with
+another's.
 """
 
 import contextlib
@@ -21,31 +22,42 @@ _THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 
 @dataclass(frozen=True)
 class Place:
-    """One worker's share of the machine."""
+    """One worker's share of the machine.
 
-    number: int  # from 0
-    card: str | None = None  # what CUDA_VISIBLE_DEVICES calls it; None: all that are visible
-    processors: frozenset[int] = frozenset()  # by the system's numbers; empty: all
-    cores: int = 0  # how many physical ones those belong to; 0: all
+    Attributes:
+        number: from 0.
+        card: what CUDA_VISIBLE_DEVICES calls it; None for all that are visible.
+        processors: by the system's numbers; empty for all.
+        cores: how many physical ones those belong to; 0 for all.
+    """
+
+    number: int
+    card: str | None = None
+    processors: frozenset[int] = frozenset()
+    cores: int = 0
 
     def set_environment(self, environment: MutableMapping[str, str]) -> None:
         """Set the variables that a process placed here reads."""
         if self.card is not None:
             environment["CUDA_VISIBLE_DEVICES"] = self.card
+
         if self.cores:
-            # one a core, as PyTorch has it by itself, unless the user wants fewer
+            # One thread a core, as PyTorch has it by itself, unless the user wants fewer.
             for name in _THREADS:
+                threads = self.cores
                 asked = environment.get(name, "")
-                environment[name] = str(
-                    min(self.cores, int(asked)) if asked.isdecimal() else self.cores
-                )
+                if asked.isdecimal():
+                    threads = min(threads, int(asked))
+                environment[name] = str(threads)
 
     @contextlib.contextmanager
     def entered(self) -> Iterator[None]:
-        """Bind the calling thread to the processors, so that a process started inside is bound from the start."""
+        """Bind the calling thread to the processors, so that a process started inside is bound from
+        the start."""
         if not self.processors:
             yield
             return
+
         before = os.sched_getaffinity(0)
         os.sched_setaffinity(0, self.processors)
         try:
@@ -56,8 +68,8 @@ class Place:
 
 @dataclass(frozen=True)
 class Placement:
-    """Where the probes of a search run: one at a time in each of some places, or in each `devices` of them that train
-    together; no places: one at a time, anywhere."""
+    """Where the probes of a search run: one at a time in each of some places, or in each `devices`
+    of them that train together. Without places it is one at a time, anywhere."""
 
     places: tuple[Place, ...] = ()
     devices: int = 1
@@ -65,32 +77,39 @@ class Placement:
     @property
     def cores_of_each(self) -> int | None:
         """The cores of each place's probes; None where they have all that there are."""
-        return self.places[0].cores or None if self.places else None
+        if not self.places:
+            return None
+        return self.places[0].cores or None
 
     def hardware(self, whole: Hardware) -> Hardware:
         """The hardware as a probe sees it."""
-        processors = len(self.places[0].processors) if self.places else 0
-        return dataclasses.replace(whole, cores=processors or whole.cores)
+        if not self.places or not self.places[0].processors:
+            return whole
+        return dataclasses.replace(whole, cores=len(self.places[0].processors))
 
     def describe(self, hardware: Hardware) -> str | None:
         """A sentence on where probes run; None where that is anywhere."""
         if not self.places:
             return None
-        if self.cores_of_each is None:
-            own = "a card of its own" if self.devices == 1 else f"{self.devices} cards of its own"
-            alone = (
-                "" if self.devices == 1 else "; whatever may be the best is measured again alone"
-            )
-            return (
-                f"{self._at_once()} probes run at a time, each on {own} ({hardware.name}){alone}."
-            )
-        where = f"{self._at_once()} probes run at a time, each on {self._cores()}"
-        return f"{where}; whatever may be the best is measured again on all of them, alone."
+
+        text = f"{self._at_once()} probes run at a time, each on "
+        if self.cores_of_each is not None:
+            text += f"{self._cores()}; whatever may be the best is measured again on all of them, "
+            return text + "alone."
+
+        if self.devices == 1:
+            return text + f"a card of its own ({hardware.name})."
+        text += f"{self.devices} cards of its own ({hardware.name}); whatever may be the best is "
+        return text + "measured again alone."
 
     def describe_measurements(self) -> str | None:
-        """A sentence on what explored measurements mean beside verified ones; None where both had all cores."""
+        """A sentence on what explored measurements mean beside verified ones.
+
+        None where both had all cores.
+        """
         if self.cores_of_each is None:
             return None
+
         where = f"{self._at_once()} probes at a time, each on {self._cores()}"
         return f"Explored {where}; verified measurements are on all cores."
 
@@ -107,39 +126,58 @@ def place_probes(
     idle_cards: Callable[[], Sequence[str]],
     devices: int = 1,
 ) -> Placement:
-    """The placement that a number of workers means on this hardware; an InputError for fewer cards or cores.
+    """The placement that a number of workers means on this hardware.
+
+    Raises InputError where there are fewer cards or cores.
 
     Args:
-        workers: None: as many as there are idle cards for, one on a CPU.
-        devices: that each of them takes.
-        idle_cards: the cards like card 0 that a probe can use, as CUDA_VISIBLE_DEVICES calls them, that one first.
+        workers: None for as many as there are idle cards for, one on a CPU.
+        idle_cards: the cards like card 0 that a probe can use, as CUDA_VISIBLE_DEVICES calls them,
+            that one first.
+        devices: that each worker takes.
     """
     if workers == 1 or (workers is None and hardware.device == "cpu"):
         return Placement()
+
     count = workers and workers * devices
-    if devices > 1 and count is None:
-        count = len(idle_cards()) // devices * devices
-    what = f"{workers} workers" + (f" of {devices} devices" if devices > 1 else "")
+    what = f"{workers} workers"
+    if devices > 1:
+        what += f" of {devices} devices"
+        if count is None:
+            count = len(idle_cards()) // devices * devices
+
     places = _places(count, hardware, idle_cards, what)
-    return Placement(places, devices) if len(places) > devices else Placement()
+    if len(places) <= devices:
+        return Placement()
+    return Placement(places, devices)
 
 
 def place_ranks(
     devices: int | str, hardware: Hardware, idle_cards: Callable[[], Sequence[str]]
 ) -> tuple[Place, ...]:
-    """A place for each of the devices that train together, "all" meaning the cards; none for a device alone, nor where
-    there are fewer cards or cores: one stands for all then. Raises InputError for all of a CPU."""
+    """A place for each of the devices that train together.
+
+    None for a device alone, nor where there are fewer cards or cores: one stands for all then.
+    Raises InputError for "all" of a CPU.
+
+    Args:
+        devices: their number, or "all" for the cards.
+    """
     if devices == 1:
         return ()
+
     if hardware.device == "cpu" and devices == ALL:
         raise InputError(
             "--devices all means cards, and the device is the CPU.", "Give a number: --devices 2."
         )
-    count = devices if isinstance(devices, int) else None
-    if count and count > (
-        len(idle_cards()) if hardware.device == "cuda" else len(physical_cores())
-    ):
-        return ()
+
+    count = None
+    if isinstance(devices, int):
+        count = devices
+        there = idle_cards() if hardware.device == "cuda" else physical_cores()
+        if count > len(there):
+            return ()
+
     places = _places(count, hardware, idle_cards)
     return places if len(places) > 1 else ()
 
@@ -147,28 +185,37 @@ def place_ranks(
 def _places(
     count: int | None, hardware: Hardware, idle_cards: Callable[[], Sequence[str]], what: str = ""
 ) -> tuple[Place, ...]:
-    """So many places on cards, None for all of them, or as many whole cores for each; those left over stay idle. `what`
-    needs them, for messages."""
+    """So many places on cards, or on as many whole cores each; cores left over stay idle.
+
+    Args:
+        count: None for all cards.
+        what: needs them, for messages.
+    """
     if hardware.device == "cuda":
         cards = idle_cards()
         if count and count > len(cards):
-            found = f"{len(cards)} of the visible cards {'is' if len(cards) == 1 else 'are'} an idle {hardware.name}"
+            verb = "is" if len(cards) == 1 else "are"
             raise InputError(
-                f"{what} need a card each like card 0, and {found}.", "Give fewer workers."
+                f"{what} need a card each like card 0, and {len(cards)} of the visible cards "
+                f"{verb} an idle {hardware.name}.",
+                "Give fewer workers.",
             )
         return tuple(Place(number, card=card) for number, card in enumerate(cards[:count]))
+
     assert count, "a CPU is divided by a number"
     cores = physical_cores()
     share = len(cores) // count
     if not share:
-        message = (
-            f"{what} need a core each, and this process may use {pluralize(len(cores), 'core')}."
+        raise InputError(
+            f"{what} need a core each, and this process may use {pluralize(len(cores), 'core')}.",
+            "Give fewer workers.",
         )
-        raise InputError(message, "Give fewer workers.")
-    shares = [
-        frozenset().union(*cores[number * share : (number + 1) * share]) for number in range(count)
-    ]
-    return tuple(Place(number, processors=each, cores=share) for number, each in enumerate(shares))
+
+    places = []
+    for number in range(count):
+        own = cores[number * share : (number + 1) * share]
+        places.append(Place(number, processors=frozenset().union(*own), cores=share))
+    return tuple(places)
 
 
 def physical_cores(topology: Path = _TOPOLOGY) -> list[frozenset[int]]:
@@ -179,19 +226,18 @@ def physical_cores(topology: Path = _TOPOLOGY) -> list[frozenset[int]]:
         text = _read(topology / f"cpu{min(core)}" / "topology" / "physical_package_id")
         return int(text) if text.isdecimal() else 0
 
-    return sorted(
-        {_siblings(topology, each) & allowed for each in allowed},
-        key=lambda core: (socket(core), min(core)),
-    )
+    cores = {_siblings(topology, processor) & allowed for processor in allowed}
+    return sorted(cores, key=lambda core: (socket(core), min(core)))
 
 
 def _siblings(topology: Path, processor: int) -> frozenset[int]:
-    """The processors of the same core, from text such as `0,64` or `0-1`; itself alone where the system is silent."""
+    """The processors of the same core, from text such as `0,64` or `0-1`; itself alone where the
+    system is silent."""
     text = _read(topology / f"cpu{processor}" / "topology" / "thread_siblings_list")
     found = {processor}
     for part in filter(None, text.split(",")):
         first, _, last = part.partition("-")
-        found |= set(range(int(first), int(last or first) + 1))
+        found.update(range(int(first), int(last or first) + 1))
     return frozenset(found)
 
 

@@ -1,7 +1,8 @@
 """Imports before the zygote forks, without opening CUDA there: the driver does not survive a fork.
 
-Some libraries ask for the card when they are imported, to define kernels for it (torchao, which transformers imports).
-During the imports the answers come from a forked child, which ends before the first job.
+Some libraries ask for the card when they are imported, to define kernels for it (torchao, which
+transformers imports). During the imports the answers come from a forked child, which ends before
+the first job.
 """
 
 import contextlib
@@ -37,7 +38,8 @@ class _Cards:
 def preload(names: Sequence[str]) -> bool:
     """Import modules; returns whether children forked from now on can use the device.
 
-    The child also finds out whether there is a card: asking opens CUDA without NVML, and for MIG instances of a card.
+    The child also finds out whether there is a card: asking opens CUDA without NVML, and for MIG
+    instances of a card.
     """
     found = forked(_described_card)
 
@@ -69,7 +71,8 @@ def _answering(cards: Callable[[], _Cards]) -> Iterator[None]:
     real = torch.cuda.get_device_properties
 
     def properties(device: Any = None) -> Any:
-        return cards().properties or real(device)  # card 0 only: each worker sees a card of its own
+        # Only those of card 0: each worker sees a card of its own.
+        return cards().properties or real(device)
 
     with (
         mock.patch.object(torch.cuda, "is_available", lambda: cards().count > 0),
@@ -78,17 +81,21 @@ def _answering(cards: Callable[[], _Cards]) -> Iterator[None]:
         mock.patch.object(torch.cuda, "current_device", lambda: 0),
     ):
         yield
+
     interface = sys.modules.get("torch._dynamo.device_interface")
-    # a cache; children ask the card itself
+    # A cache of these answers: children ask the card itself.
     getattr(interface, "caching_worker_device_properties", {}).clear()
 
 
 def _described_card() -> _Cards:
     if not torch.cuda.is_available():
         return _Cards(count=0)
+
     properties = torch.cuda.get_device_properties(0)
-    public = {
-        name: getattr(properties, name) for name in dir(properties) if not name.startswith("_")
-    }
-    plain = {name: value for name, value in public.items() if isinstance(value, int | float | str)}
+    plain = {}
+    for name in dir(properties):
+        if not name.startswith("_"):
+            value = getattr(properties, name)
+            if isinstance(value, int | float | str):
+                plain[name] = value
     return _Cards(torch.cuda.device_count(), SimpleNamespace(**plain))

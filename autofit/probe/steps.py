@@ -1,7 +1,8 @@
-"""The part of a probe that is the same on every device: build one Config, run real steps, report what was measured.
+"""The part of a probe that is the same on every device: build one Config, run real steps, report
+what was measured.
 
-Where several ranks are measured together, all decide alike: on the slowest one's times, and on whether any is over
-budget.
+Where several ranks are measured together, all decide alike: on the slowest one's times, and on
+whether any is over budget.
 """
 
 import math
@@ -31,6 +32,7 @@ from autofit.training.step import accumulate, train_step, update
 _TREND = 0.05  # a smaller slowdown within a probe is not worth a warning
 COMPOSED_MICRO_BATCHES = 4
 _WARM_STEPS = 2  # optimizer state exists only after the first
+_MOST_SKIPPED = 50
 _FEW_SAMPLES = 2
 
 
@@ -59,12 +61,11 @@ class Probe(ABC):
     """The steps of a probe that are the same on every device, and its measurements so far."""
 
     def __init__(self, workload: Workload, request: Request) -> None:
+        hardware = request.hardware
         self.workload = workload
         self.request = request
-        # of the device, the context included
-        self.usable = request.budget.cap_bytes(request.hardware.device)
-        # of tensors
-        self.cap = request.budget.cap_bytes(request.hardware.device, request.hardware.context_bytes)
+        self.usable = request.budget.cap_bytes(hardware.device)  # the context included
+        self.cap = request.budget.cap_bytes(hardware.device, hardware.context_bytes)  # of tensors
         self.setup: Setup | None = None
         self.batch: Any = None
         self.loss: float | None = None
@@ -73,21 +74,26 @@ class Probe(ABC):
         self.composed = False
         self.attribution: MemoryAttribution | None = None
         self.shortage: OomSnapshot | None = None
-        self.build_seconds = self.warmup_seconds = 0.0
-        self.compiles = any(each.compiles(request.config[each.name]) for each in all_techniques())
-        self.pages = any(each.pages(request.config[each.name]) for each in all_techniques())
+        self.build_seconds = 0.0
+        self.warmup_seconds = 0.0
+
+        config = request.config
+        every = all_techniques()
+        self.compiles = any(technique.compiles(config[technique.name]) for technique in every)
+        self.pages = any(technique.pages(config[technique.name]) for technique in every)
         self.compiled_before = self._compiled()
 
     def run(self) -> None:
         """Build, warm up with memory watched, then time."""
         with self.watched():
             setup = self.prepare()
+
         largest = setup.ranks.largest
         if any(largest(self.over_budget())):
             return
-        plan = self.request.plan
+
         self.samples, self.hopeless = time_steps(
-            self._stepper(setup), plan, lambda: largest(time.monotonic())[0]
+            self._stepper(setup), self.request.plan, lambda: largest(time.monotonic())[0]
         )
 
     def prepare(self) -> Setup:
@@ -96,54 +102,58 @@ class Probe(ABC):
         self.setup = build(self.workload, self.request.config, self.request.hardware)
         self.build_seconds = time.monotonic() - start
         self.built()
+
         with self.attribution.watching_forwards() if self.attribution else nullcontext():
             return self._warm_up(self.setup, start)
 
     def _warm_up(self, setup: Setup, start: float) -> Setup:
+        workload = self.workload
         # A rank's own part, as a DataLoader reads it.
-        self.batch = self.workload.batch(
-            self.workload.effective_batch_size // setup.ranks.layout.samplers
-        )
-        # Two micro-batches: the second runs with gradients alive, so no later one needs more memory.
-        first = part = self.part(setup, 2)
-        if self.begins_small() and self.workload.traits and self.workload.traits.splits:
-            first = samples_of(
-                part,
-                0,
-                min(_FEW_SAMPLES, sample_count(part, self.workload.split)),
-                self.workload.split,
-            )
-        stepped = tried = 0
-        # a scaler may skip the first steps until its scale is low enough
-        while stepped < _WARM_STEPS and tried < 50:
+        own_samples = workload.effective_batch_size // setup.ranks.layout.dp_degree
+        self.batch = workload.batch(own_samples)
+
+        # Two micro-batches: the second runs with gradients alive, so no later one needs more.
+        part = self.part(setup, 2)
+        first = part
+        if self.begins_small() and workload.traits and workload.traits.splits:
+            few = min(_FEW_SAMPLES, sample_count(part, workload.split))
+            first = samples_of(part, 0, few, workload.split)
+
+        stepped = 0
+        tried = 0
+        # A scaler may skip the first steps until its scale is low enough.
+        while stepped < _WARM_STEPS and tried < _MOST_SKIPPED:
             loss = accumulate(setup, part if stepped else first)
             self._check(loss)
             stepped += update(setup)
             del loss  # which a step holds until its end
             tried += 1
+
         if stepped < _WARM_STEPS:
             raise LossDivergedError(f"the loss scaler skipped {tried} steps: gradients overflow")
+
         self.warmed_up(setup)
         self.synchronize()
         self.warmup_seconds = time.monotonic() - start - self.build_seconds
         return setup
 
     def begins_small(self) -> bool:
-        """Whether a few samples are enough for the first step, which only makes what later ones find."""
+        """Whether a few samples are enough for the first step, which only makes what later ones
+        find."""
         return False
 
     def part(self, setup: Setup, micro_batches: int) -> Any:
         """The first few micro-batches of this rank's batch, as a view of it."""
-        samples = (
-            min(micro_batches, setup.config.gradient_accumulation_steps or 1)
-            * setup.micro_batch_size
-        )
+        count = min(micro_batches, setup.config.gradient_accumulation_steps or 1)
+        samples = count * setup.micro_batch_size
         return samples_of(self.batch, 0, samples, self.workload.split)
 
     def _stepper(self, setup: Setup) -> Callable[[], float]:
+        """What runs a step, or enough of it to compose its time, and returns its seconds."""
         accumulation = setup.config.gradient_accumulation_steps or 1
         if not self.request.plan.compose or accumulation <= COMPOSED_MICRO_BATCHES:
             return lambda: self._seconds(setup, lambda: self._check(train_step(setup, self.batch)))
+
         self.composed = True
         part = self.part(setup, COMPOSED_MICRO_BATCHES)
         factor = accumulation / COMPOSED_MICRO_BATCHES
@@ -157,16 +167,20 @@ class Probe(ABC):
     def _seconds(self, setup: Setup, action: Callable[[], Any]) -> float:
         """Of the slowest rank; all have waited for one another before."""
         self.synchronize()
-        start, compiled = time.perf_counter(), self._compiled()
+        start = time.perf_counter()
+        compiled = self._compiled()
+
         action()
         self.synchronize()
-        return setup.ranks.largest(time.perf_counter() - start - (self._compiled() - compiled))[0]
+        took = time.perf_counter() - start - (self._compiled() - compiled)
+        return setup.ranks.largest(took)[0]
 
     def _compiled(self) -> float:
         """Seconds that torch.compile has taken in this process."""
-        return (
-            torch._dynamo.utils.calculate_time_spent()["total_wall_time"] if self.compiles else 0.0
-        )
+        if not self.compiles:
+            return 0.0
+        seconds: float = torch._dynamo.utils.calculate_time_spent()["total_wall_time"]
+        return seconds
 
     def _check(self, loss: torch.Tensor) -> None:
         self.loss = float(loss)
@@ -176,10 +190,8 @@ class Probe(ABC):
     def verdict(self) -> tuple[Outcome, str | None]:
         """The outcome of a run that came to its end."""
         if self.over_budget():
-            return (
-                Outcome.OUT_OF_MEMORY,
-                f"needs {self.peak().held_bytes / GIB:.2f} GiB of {self.usable / GIB:.2f}",
-            )
+            needed = self.peak().held_bytes / GIB
+            return Outcome.OUT_OF_MEMORY, f"needs {needed:.2f} GiB of {self.usable / GIB:.2f}"
         if self.hopeless:
             return Outcome.FITS, "stopped after two steps: far slower than the best"
         return Outcome.FITS, None
@@ -187,23 +199,35 @@ class Probe(ABC):
     def measurement(self, outcome: Outcome, reason: str | None, seconds: float) -> Measurement:
         """Everything measured, as data."""
         workload = self.workload
-        steps = (
-            interval_of_median(self.samples) if self.samples and outcome is Outcome.FITS else None
-        )
-        per_second = workload.effective_batch_size / steps.median if steps else None
-        tokens = workload.sequence_length if workload.unit == "tokens" else None
+        steps = None
+        samples_per_second = None
+        tokens_per_second = None
+        if self.samples and outcome is Outcome.FITS:
+            steps = interval_of_median(self.samples)
+            samples_per_second = workload.effective_batch_size / steps.median
+            if workload.unit == "tokens" and workload.sequence_length:
+                tokens_per_second = samples_per_second * workload.sequence_length
+
+        loss = self.loss
+        if loss is not None and not math.isfinite(loss):
+            loss = None
+
+        warnings = list(self.setup.warnings) if self.setup else []
         slower = slowed_by(self.samples)
-        trend = [
-            f"steps took {slower:.0%} longer at the end of the measurement than at its beginning."
-        ]
+        if slower > _TREND:
+            warnings.append(
+                f"steps took {slower:.0%} longer at the end of the measurement than at its "
+                "beginning."
+            )
+
         return Measurement(
             config=self.request.config,
             outcome=outcome,
             step_seconds=steps,
-            samples_per_second=per_second,
-            tokens_per_second=per_second * tokens if per_second and tokens else None,
+            samples_per_second=samples_per_second,
+            tokens_per_second=tokens_per_second,
             peak_bytes=self.peak(),
-            loss=self.loss if self.loss is not None and math.isfinite(self.loss) else None,
+            loss=loss,
             reason=reason,
             seconds=seconds,
             build_seconds=self.build_seconds,
@@ -212,10 +236,7 @@ class Probe(ABC):
             steps=len(self.samples),
             composed=self.composed,
             shortage=self.shortage if outcome is Outcome.OUT_OF_MEMORY else None,
-            warnings=(
-                *(self.setup.warnings if self.setup else ()),
-                *(trend if slower > _TREND else ()),
-            ),
+            warnings=tuple(warnings),
         )
 
     @contextmanager
@@ -228,8 +249,9 @@ class Probe(ABC):
 
     def built(self) -> None:
         """Called when the training run is built."""
-        # a hook would be compiled, too
-        if self.setup and not self.compiles and (live := self.live()):
+        live = self.live()
+        # Where code is compiled, a hook would be compiled, too.
+        if self.setup and live and not self.compiles:
             self.attribution = MemoryAttribution(self.setup, live)
 
     def live(self) -> Callable[[], int] | None:
@@ -244,8 +266,11 @@ class Probe(ABC):
     def warmed_up(self, setup: Setup) -> None:  # noqa: B027
         """Called after the first steps."""
 
-    def check_free_memory(self) -> None:  # noqa: B027 - a CPU's budget is of tensors, whatever else the machine holds
-        """Raise a ProbeError unless the device had the budget free when it was opened."""
+    def check_free_memory(self) -> None:  # noqa: B027
+        """Raise a ProbeError unless the device had the budget free when it was opened.
+
+        A CPU's budget is of tensors, whatever else the machine holds.
+        """
 
     @abstractmethod
     def over_budget(self) -> bool:

@@ -1,6 +1,5 @@
 """Step times: how many are enough, and the interval of their median."""
 
-import itertools
 import math
 import statistics
 from collections.abc import Callable
@@ -9,17 +8,22 @@ from dataclasses import dataclass
 from autofit.core.measurement import StepSeconds
 
 _DISTURBED = 1.1  # of two steps that differ by so much one was disturbed, and a third tells which
-_TREND_STEPS = 3  # that all later ones are slower than all earlier ones by chance: 1 in 20 for three against three
+# By chance, three later steps are all slower than three earlier ones once in 20.
+_TREND_STEPS = 3
 
 
 @dataclass(frozen=True)
 class Plan:
     """How long a probe times steps.
 
-    It stops once the median's interval is within `tightness` of the median, after at least `min_steps` and at most
-    `max_steps` or `max_seconds`; or after two steps that are `hopeless` times slower than `best_seconds`. Two steps are
-    enough only where `max_seconds` are over and both took much the same. `compose` allows step times composed of 4
-    micro-batches and one update. The whole probe takes at most `seconds`, where the executor allows more.
+    It stops once the median's interval is within `tightness` of the median, after at least
+    `min_steps` and at most `max_steps` or `max_seconds`; or after two steps that are `hopeless`
+    times slower than `best_seconds`. Two steps are enough only where `max_seconds` are over and
+    both took much the same.
+
+    Attributes:
+        compose: allows step times composed of 4 micro-batches and one update.
+        seconds: that the whole probe takes at most, where the executor allows more.
     """
 
     min_steps: int = 3
@@ -33,46 +37,72 @@ class Plan:
 
 
 def interval_of_median(samples: list[float]) -> StepSeconds:
-    """The median and its 95 % interval from order statistics (distribution-free, by the binomial of signs). Below six
-    samples no pair of order statistics covers 95 %; the whole range is given then."""
-    ordered, count = sorted(samples), len(samples)
-    tails = itertools.accumulate(math.comb(count, rank) / 2**count for rank in range(count // 2))
-    rank = max((rank for rank, tail in enumerate(tails) if 1 - 2 * tail >= 0.95), default=0)
-    return StepSeconds(statistics.median(ordered), ordered[rank], ordered[count - 1 - rank])
+    """The median and its 95 % interval from order statistics.
+
+    It is free of distributions, by the binomial of signs. Below six samples no pair of order
+    statistics covers 95 %; the whole range is given then.
+    """
+    ordered = sorted(samples)
+    count = len(samples)
+
+    narrowest = 0
+    tail = 0.0
+    for rank in range(count // 2):
+        tail += math.comb(count, rank) / 2**count
+        if 1 - 2 * tail >= 0.95:
+            narrowest = rank
+
+    low = ordered[narrowest]
+    high = ordered[count - 1 - narrowest]
+    return StepSeconds(statistics.median(ordered), low, high)
 
 
 def slowed_by(samples: list[float]) -> float:
-    """By what share the last third of the steps took longer than the first; 0 where that may be noise. A warm device
-    clocks down within a probe; a training runs at the speed of the later steps."""
+    """By what share the last third of the steps took longer than the first; 0 where that may be
+    noise.
+
+    A warm device clocks down within a probe; a training runs at the speed of the later steps.
+    """
     third = len(samples) // 3
     if third < _TREND_STEPS:
         return 0.0
-    early, late = samples[:third], samples[-third:]
-    return statistics.median(late) / statistics.median(early) - 1 if min(late) > max(early) else 0.0
+
+    early = samples[:third]
+    late = samples[-third:]
+    if min(late) <= max(early):
+        return 0.0
+    return statistics.median(late) / statistics.median(early) - 1
 
 
 def time_steps(
     step: Callable[[], float], plan: Plan, clock: Callable[[], float]
 ) -> tuple[list[float], bool]:
-    """Call `step`, which returns its seconds, as the plan says; returns (samples, stopped as hopeless)."""
+    """Time steps as the plan says.
+
+    Args:
+        step: runs one and returns its seconds.
+        clock: the seconds that count for the plan.
+
+    Returns:
+        The samples, and whether it stopped as hopeless.
+    """
     samples: list[float] = []
     start = clock()
     while len(samples) < plan.max_steps:
         samples.append(step())
-        if (
-            plan.best_seconds
-            and len(samples) == 2
-            and min(samples) > plan.hopeless * plan.best_seconds
-        ):
+        count = len(samples)
+
+        if plan.best_seconds and count == 2 and min(samples) > plan.hopeless * plan.best_seconds:
             return samples, True
+        if count < plan.min_steps:
+            continue
+
         interval = interval_of_median(samples)
-        tight = (
-            len(samples) > 2
-            and (interval.high - interval.low) / 2 <= plan.tightness * interval.median
-        )
-        settled = len(samples) != 2 or interval.high <= _DISTURBED * interval.low
-        if len(samples) >= plan.min_steps and (
-            tight or (settled and clock() - start >= plan.max_seconds)
-        ):
+        half = (interval.high - interval.low) / 2
+        if count > 2 and half <= plan.tightness * interval.median:
+            break
+
+        is_settled = count != 2 or interval.high <= _DISTURBED * interval.low
+        if is_settled and clock() - start >= plan.max_seconds:
             break
     return samples, False

@@ -1,4 +1,5 @@
-"""What techniques are written against: the protocol, the Setup they change, and the nouns they decide by."""
+"""What techniques are written against: the protocol, the Setup they change, and the nouns they
+decide by."""
 
 from autofit.core.config import Config, Value
 from autofit.core.errors import InputError, RefusedError

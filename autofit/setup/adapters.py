@@ -1,5 +1,6 @@
-"""What peft has put around a model and its layers: by autofit's `lora_rank`, by an earlier training, or by the user
-(`get_peft_model`, `model.add_adapter`). Recognised by what peft names its parts, so that peft stays unimported."""
+"""What peft has put around a model and its layers: by autofit's `lora_rank`, by an earlier
+training, or by the user (`get_peft_model`, `model.add_adapter`). Recognised by what peft names its
+parts, so that peft stays unimported."""
 
 import json
 from contextlib import suppress
@@ -8,9 +9,8 @@ from typing import Any
 
 from torch import nn
 
-IN_PEFT_MODEL = (
-    "base_model.model."  # what names begin with in a PeftModel, and in the files that it reads
-)
+# What names begin with in a PeftModel, and in the files that it reads.
+IN_PEFT_MODEL = "base_model.model."
 _WITHIN = (".base_layer", ".original_module")  # what names hold of the wrappers around a layer
 
 
@@ -28,8 +28,8 @@ def is_adapter(module: nn.Module) -> bool:
 
 
 def is_copy(module: nn.Module) -> bool:
-    """Whether a module holds trained copies of a layer, or of rows of it, beside the layer (`modules_to_save`,
-    `trainable_token_indices`)."""
+    """Whether a module holds trained copies of a layer, or of rows of it, beside the layer
+    (`modules_to_save`, `trainable_token_indices`)."""
     return "original_module" in module._modules and hasattr(module, "adapter_layer_names")
 
 
@@ -60,23 +60,29 @@ def adapter_in_use(model: Any) -> str:
 
 def adapter_parameters(model: nn.Module) -> set[str]:
     """The names of parameters that belong to adapters, in use or not."""
-    parts = ["prompt_encoder."]
+    prefixes = ["prompt_encoder."]
     for name, module in model.named_modules():
         if is_adapter(module) or is_copy(module):
-            own: Any = module
-            parts += [f"{name}.{part}." for part in own.adapter_layer_names]
-    return {name for name, _ in model.named_parameters() if name.startswith(tuple(parts))}
+            wrapper: Any = module
+            prefixes += [f"{name}.{part}." for part in wrapper.adapter_layer_names]
+
+    beginnings = tuple(prefixes)
+    return {name for name, _ in model.named_parameters() if name.startswith(beginnings)}
 
 
 def new_token_rows(model: nn.Module) -> int:
-    """How many rows a frozen token embedding has beyond the vocabulary that the model was loaded with, as after
-    `resize_token_embeddings`; 0 where its config.json does not lie on this machine."""
+    """How many rows a frozen token embedding has beyond the vocabulary that the model was loaded
+    with, as after `resize_token_embeddings`.
+
+    0 where its config.json does not lie on this machine.
+    """
     base: Any = base_of(model)
     path = str(getattr(base, "name_or_path", None) or "")
     embedding: Any = None
     if path and hasattr(base, "get_input_embeddings"):
         with suppress(NotImplementedError):  # a model without token embeddings
             embedding = base.get_input_embeddings()
+
     if not isinstance(embedding, nn.Embedding) or embedding.weight.requires_grad:
         return 0
 
@@ -91,6 +97,7 @@ def new_token_rows(model: nn.Module) -> int:
             return 0
         if not isinstance(file, str):
             return 0
+
     saved = json.loads(Path(file).read_text(encoding="utf-8"))
     vocabulary = saved.get("vocab_size") or saved.get("text_config", {}).get("vocab_size")
     return max(0, embedding.weight.shape[0] - vocabulary) if vocabulary else 0

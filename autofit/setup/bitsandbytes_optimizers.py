@@ -1,5 +1,5 @@
-"""bitsandbytes' optimizers, adapted: with overrides of their own, over weights that ranks divide, with state in pages;
-and what stands in for paged state under fake tensors."""
+"""bitsandbytes' optimizers, adapted: with overrides of their own, over weights that ranks divide,
+with state in pages; and what stands in for paged state under fake tensors."""
 
 import functools
 from collections.abc import Callable, Iterator
@@ -32,13 +32,17 @@ def bitsandbytes_optimizer(value: str) -> Callable[..., Optimizer]:
 def _adapted(name: str) -> type[Optimizer]:
     from bitsandbytes import optim
 
-    kinds = (_OverShards, _Paged) if name.startswith("Paged") else (_OverShards,)
-    return type(name, (*kinds, getattr(optim, name)), {})
+    bases: list[Any] = [_OverShards]
+    if name.startswith("Paged"):
+        bases.append(_Paged)
+    bases.append(getattr(optim, name))
+    return type(name, tuple(bases), {})
 
 
 def paged_stand_in(value: str, setup: Setup) -> Callable[..., Optimizer]:
-    """The same optimizer without pages, whose larger state counts as the host's: CUDA's managed memory does not come
-    from the device's allocator, and moves to the host when the device is full."""
+    """The same optimizer without pages, whose larger state counts as the host's: CUDA's managed
+    memory does not come from the device's allocator, and moves to the host when the device is
+    full."""
     from bitsandbytes import optim
 
     plain: Any = getattr(optim, _CLASSES[value].removeprefix("Paged"))
@@ -56,13 +60,17 @@ def paged_stand_in(value: str, setup: Setup) -> Callable[..., Optimizer]:
 
 
 def _own_manager(optimizer: type[Optimizer]) -> Callable[..., Optimizer]:
-    """Keep bitsandbytes' process-wide overrides from an optimizer, except those of modules. Trainer has embeddings keep
-    32-bit state; bitsandbytes remembers that by position in the parameter groups, and would apply it to every later
-    optimizer of the process, which was not measured so."""
+    """Keep bitsandbytes' process-wide overrides from an optimizer, except those of modules.
+
+    Trainer has embeddings keep 32-bit state; bitsandbytes remembers that by position in the
+    parameter groups, and would apply it to every later optimizer of the process, which was not
+    measured so.
+    """
 
     def make(*arguments: Any, **options: Any) -> Optimizer:
         made: Any = optimizer(*arguments, **options)
         modules = made.mng.module_weight_config_triple
+
         made.mng = object.__new__(type(made.mng))
         made.mng.initialize()
         made.mng.module_weight_config_triple = modules
@@ -72,8 +80,12 @@ def _own_manager(optimizer: type[Optimizer]) -> Callable[..., Optimizer]:
 
 
 class _OverShards(Optimizer):
-    """Adapts bitsandbytes' optimizers, whose kernels know no DTensors, to weights that ranks divide: each rank steps
-    its part, as a plain tensor in the same storage. State is found by the model's parameters, and is of that part."""
+    """Adapts bitsandbytes' optimizers, whose kernels know no DTensors, to weights that ranks
+    divide.
+
+    Each rank steps its part, as a plain tensor in the same storage. State is found by the model's
+    parameters, and is of that part.
+    """
 
     def step(self, closure: Any = None) -> Any:
         theirs: Any = self
@@ -85,38 +97,47 @@ class _OverShards(Optimizer):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         with self._in_parts():
             super().load_state_dict(state_dict)
+
             for part, state in self.state.items():
-                if (found := state["state1"].numel()) != part.numel():
-                    message = f"the saved state of {found} elements is not of this rank's part of {part.numel()}"
+                found = state["state1"].numel()
+                if found != part.numel():
                     raise InputError(
-                        f"{message}.",
+                        f"the saved state of {found} elements is not of this rank's part of "
+                        f"{part.numel()}.",
                         "Go on with as many devices as before, or with optimizer adamw.",
                     )
 
     @contextmanager
     def _in_parts(self) -> Iterator[None]:
+        """Have groups and state be those of this rank's parts of weights."""
         given = [group["params"] for group in self.param_groups]
-        parts = {
-            each: _part(each) for params in given for each in params if isinstance(each, DTensor)
-        }
+        parts = {}
+        for parameters in given:
+            for parameter in parameters:
+                if isinstance(parameter, DTensor):
+                    parts[parameter] = _part(parameter)
+
         self._rename(parts)
-        for group, params in zip(self.param_groups, given, strict=True):
-            group["params"] = [parts.get(each, each) for each in params]
+        for group, parameters in zip(self.param_groups, given, strict=True):
+            group["params"] = [parts.get(parameter, parameter) for parameter in parameters]
+
         try:
             yield
         finally:
-            for group, params in zip(self.param_groups, given, strict=True):
-                group["params"] = params
-            self._rename({part: each for each, part in parts.items()})
+            for group, parameters in zip(self.param_groups, given, strict=True):
+                group["params"] = parameters
+            self._rename({part: parameter for parameter, part in parts.items()})
 
     def _rename(self, parameters: dict[Any, Any]) -> None:
+        """Move state from old keys to new ones."""
         for old, new in parameters.items():
             if old in self.state:
                 self.state[new] = self.state.pop(old)
 
 
 def _part(parameter: DTensor) -> nn.Parameter:
-    """This rank's part of a weight; without a gradient where it has no elements, which kernels do not expect."""
+    """This rank's part of a weight; without a gradient where it has no elements, which kernels do
+    not expect."""
     part = nn.Parameter(parameter.detach().to_local())
     if parameter.grad is not None and part.numel():
         part.grad = parameter.grad.to_local()
@@ -124,12 +145,14 @@ def _part(parameter: DTensor) -> nn.Parameter:
 
 
 class _Paged(Optimizer):
-    """Adapts bitsandbytes' paged optimizers, which load a checkpoint's state into plain device memory."""
+    """Adapts bitsandbytes' paged optimizers, which load a checkpoint's state into plain device
+    memory."""
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         theirs: Any = self
         super().load_state_dict(state_dict, move_to_device=False)  # type: ignore[call-arg]
         theirs.initialized = False  # the next step moves small state to the device
+
         for parameter, state in self.state.items():
             for key in ("state1", "state2"):
                 pages = theirs.get_state_buffer(parameter, dtype=state[key].dtype)

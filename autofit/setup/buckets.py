@@ -1,4 +1,5 @@
-"""Buckets of gradients, as DistributedDataParallel keeps them: a stand-in in Python, for tensors without values.
+"""Buckets of gradients, as DistributedDataParallel keeps them: a stand-in in Python, for tensors
+without values.
 
 DDP's own reducer is C++ and reads what it adds up.
 """
@@ -16,50 +17,58 @@ _BUCKET_BYTES = 25 * 2**20  # DDP's default, but for the first bucket
 
 
 def bucketed(setup: Setup, reached: Set[nn.Parameter]) -> None:
-    """Copy every gradient of a last micro-batch into its bucket, of which it becomes a view, and add a full bucket up
-    over all ranks. Buckets are filled from the last parameter to the first, and stay."""
+    """Copy every gradient of a last micro-batch into its bucket, of which it becomes a view, and
+    add a full bucket up over all ranks.
+
+    Buckets are filled from the last parameter to the first, and stay.
+
+    Args:
+        reached: the weights that the loss reaches; others have no gradients.
+    """
+    limits = [dist._DEFAULT_FIRST_BUCKET_BYTES, _BUCKET_BYTES]
+    if setup.tracing.is_sampled:  # of blocks that stand for others, each weight has its own
+        limits = [0]
+
     trained = [parameter for _, parameter in reversed(setup.trainable()) if parameter in reached]
-    setup.exchange.sync_gradients = _Buckets(setup, trained).sync
+    shapes = [torch.empty_like(parameter, device="meta") for parameter in trained]
+    assignment, _ = dist._compute_bucket_assignment_by_size(shapes, limits)
+    buckets = [_Bucket(setup, [trained[index] for index in indices]) for indices in assignment]
+
+    def sync(is_last: bool) -> None:
+        for bucket in buckets:
+            bucket.is_last = is_last
+
+    setup.exchange.sync_gradients = sync
 
 
-class _Buckets:
-    def __init__(self, setup: Setup, trained: list[nn.Parameter]) -> None:
-        self._is_last = True
-        self._missing: list[int] = []  # gradients of each bucket
-        limits = [dist._DEFAULT_FIRST_BUCKET_BYTES, _BUCKET_BYTES]
-        if setup.tracing.is_sampled:  # of blocks that stand for others, each weight has its own
-            limits = [0]
+class _Bucket:
+    """The gradients of some weights, in one tensor.
 
-        shapes = [torch.empty_like(parameter, device="meta") for parameter in trained]
-        for number, indices in enumerate(
-            dist._compute_bucket_assignment_by_size(shapes, limits)[0]
-        ):
-            parameters = [trained[index] for index in indices]
-            sizes = [parameter.numel() for parameter in parameters]
-            flat = torch.empty(sum(sizes), dtype=parameters[0].dtype, device=setup.device)
-            self._missing.append(len(sizes))
-            for parameter, view in zip(parameters, flat.split(sizes), strict=True):
-                fill = partial(self._fill, number, len(sizes), flat, view.view_as(parameter))
-                setup.on_close(parameter.register_post_accumulate_grad_hook(fill).remove)
+    Attributes:
+        is_last: whether the running micro-batch is the last one of a step.
+    """
 
-    def sync(self, is_last: bool) -> None:
-        self._is_last = is_last
+    def __init__(self, setup: Setup, parameters: list[nn.Parameter]) -> None:
+        sizes = [parameter.numel() for parameter in parameters]
+        self.is_last = True
+        self._count = len(sizes)
+        self._missing = self._count  # gradients, in this step
+        self._flat = torch.empty(sum(sizes), dtype=parameters[0].dtype, device=setup.device)
 
-    def _fill(
-        self,
-        number: int,
-        count: int,
-        flat: torch.Tensor,
-        view: torch.Tensor,
-        parameter: nn.Parameter,
-    ) -> None:
-        if not self._is_last:
+        for parameter, part in zip(parameters, self._flat.split(sizes), strict=True):
+            fill = partial(self._fill, part.view_as(parameter))
+            setup.on_close(parameter.register_post_accumulate_grad_hook(fill).remove)
+
+    def _fill(self, view: torch.Tensor, parameter: nn.Parameter) -> None:
+        """Copy a gradient into the bucket, and add that up once it is full."""
+        if not self.is_last:
             return
+
         assert parameter.grad is not None, "it was just added up"
         view.copy_(parameter.grad)
         parameter.grad = view
 
-        self._missing[number] -= 1
-        if not self._missing[number]:
-            self._missing[number] = count
-            dist.all_reduce(flat)
+        self._missing -= 1
+        if not self._missing:
+            self._missing = self._count
+            dist.all_reduce(self._flat)

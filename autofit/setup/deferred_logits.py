@@ -1,9 +1,11 @@
-"""Deferred logits: a transformers causal LM whose output head computes nothing until its logits are used.
+"""Deferred logits: a transformers causal LM whose output head computes nothing until its logits are
+used.
 
-Such a model computes `logits = head(hidden)`, scales or soft-caps them, and passes them to its `loss_function`. Here
-the head returns a stand-in that holds the hidden states and records what the model does to it; a loss can then make the
-logits of some tokens at a time. Any other use of the stand-in computes the real logits, so `output.logits` stays what
-it is; such uses are counted, for then nothing is saved.
+Such a model computes `logits = head(hidden)`, scales or soft-caps them, and passes them to its
+`loss_function`. Here the head returns a stand-in that holds the hidden states and records what the
+model does to it; a loss can then make the logits of some tokens at a time. Any other use of the
+stand-in computes the real logits, so `output.logits` stays what it is; such uses are counted, for
+then nothing is saved.
 """
 
 from __future__ import annotations
@@ -27,7 +29,10 @@ from autofit.setup.layers import output_head
 from autofit.setup.state import Setup, evaluation_mode
 
 FEW_TOKENS = 16  # enough to tell one loss from another
-NO_HEAD = "the model is not a causal language model of transformers with a linear output head; use standard."
+NO_HEAD = (
+    "the model is not a causal language model of transformers with a linear output head; "
+    "use standard."
+)
 # (pending logits, classes, ignored class) -> sum
 SummedLoss = Callable[["Pending", torch.Tensor, int], torch.Tensor]
 
@@ -45,20 +50,21 @@ _ELEMENTWISE = {
     "to",
     "__getitem__",
 }
+# What a tensor tells of itself without its values.
 _PROPERTIES: tuple[Any, ...] = (
     torch.Tensor.shape,
     torch.Tensor.dtype,
     torch.Tensor.device,
     torch.Tensor.ndim,
+    torch.Tensor.requires_grad,  # which FSDP asks of all that a layer returns
 )
-_PROPERTIES += (torch.Tensor.requires_grad,)  # which FSDP asks of all that a layer returns
-_FSDP = "torch.distributed.fsdp"
 _FACTS = {
-    *(each.__get__ for each in _PROPERTIES),
+    *(fact.__get__ for fact in _PROPERTIES),
     torch.Tensor.size,
     torch.Tensor.dim,
     torch.Tensor.numel,
 }
+_FSDP = "torch.distributed.fsdp"
 
 
 @dataclass(frozen=True)
@@ -75,8 +81,14 @@ class Step:
 
 @dataclass
 class Deferral:
-    """A head that defers its logits while `active`; `computed` counts how often all of them were needed. `forward`
-    replaces the head's own; `wrapped` says that the instance's forward was already replaced before."""
+    """A head that may defer its logits.
+
+    Attributes:
+        active: whether it does.
+        computed: how often all logits were needed.
+        wrapped: whether the instance's forward was already replaced before.
+        forward: what replaces the head's own.
+    """
 
     head: nn.Module
     active: bool = False
@@ -85,41 +97,44 @@ class Deferral:
     forward: Callable[..., Any] | None = None
 
     @property
-    def own_forward(self) -> bool:
-        """Whether nobody else has replaced the head's forward, before or since."""
-        return not self.wrapped and vars(self.head).get("forward") is self.forward
-
-    @property
     def is_bare(self) -> bool:
-        """Whether the head is a linear layer with its own forward, and no hooks but those of FSDP and of ours."""
-        head = self.head
-        kinds = type(self.head).__mro__
-        others = [
-            hook
-            for hooks in _hooks_of(head)
-            for hook in hooks.values()
-            if not _is_of(hook, _FSDP, "autofit.")
-        ]
-        kind = kinds[2] if issubclass(kinds[0], FSDPModule) else kinds[0]
-        return kind is nn.Linear and self.own_forward and not others
+        """Whether the head is a linear layer with its own forward, and no hooks but those of FSDP
+        and of ours."""
+        # replaced by somebody else, before or since
+        if self.wrapped or vars(self.head).get("forward") is not self.forward:
+            return False
+
+        for hooks in _hooks_of(self.head):
+            for hook in hooks.values():
+                if not _is_of(hook, _FSDP, "autofit."):
+                    return False
+
+        kind, *bases = type(self.head).__mro__
+        if issubclass(kind, FSDPModule):
+            kind = bases[1]  # fully_shard makes a class of FSDPModule and the module's own
+        return kind is nn.Linear
 
     @contextmanager
     def paused(self) -> Iterator[None]:
         """Let the head compute, with weights that FSDP gathered when the model called it."""
         before = self.active
         self.active = False
-        hooks = _hooks_of(self.head) if isinstance(self.head, FSDPModule) else ()
-        all_of = [dict(each) for each in hooks]
-        for each in hooks:
-            for key in [key for key, hook in each.items() if _is_of(hook, _FSDP)]:
-                del each[key]
+        changed = []
+        if isinstance(self.head, FSDPModule):
+            changed = [(hooks, dict(hooks)) for hooks in _hooks_of(self.head)]
+
+        for hooks, given in changed:
+            for key, hook in given.items():
+                if _is_of(hook, _FSDP):
+                    del hooks[key]
+
         try:
             yield
         finally:
             self.active = before
-            for each, whole in zip(hooks, all_of, strict=True):
-                each.clear()
-                each.update(whole)
+            for hooks, given in changed:
+                hooks.clear()
+                hooks.update(given)
 
     def release(self) -> None:
         """Give up gathered weights: neither chunks nor kernels need them for the backward."""
@@ -129,7 +144,13 @@ class Deferral:
 
 @dataclass(frozen=True)
 class Pending:
-    """Logits not yet computed: of these hidden states, by this head, after these steps."""
+    """Logits not yet computed.
+
+    Attributes:
+        deferral: of the head that computes them.
+        hidden: the states that it computes them of: (..., features).
+        steps: what the model does to the head's output.
+    """
 
     deferral: Deferral
     hidden: torch.Tensor
@@ -177,10 +198,15 @@ class DeferredLogits(torch.Tensor):
         if func in _FACTS:
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **kwargs)
+
         if _is_elementwise(func, args, kwargs):
-            # Indices are written for (batch, tokens, vocabulary), and replayed on (tokens, vocabulary).
-            others = ((Ellipsis, args[1][-1]),) if func.__name__ == "__getitem__" else args[1:]
+            others = args[1:]
+            if func.__name__ == "__getitem__":
+                # Indices are written for (batch, tokens, vocabulary), and replayed on
+                # (tokens, vocabulary).
+                others = ((Ellipsis, args[1][-1]),)
             return args[0]._after(Step(func, others, kwargs))
+
         args, kwargs = tree_map_only(
             DeferredLogits, lambda logits: logits.pending.all(), (args, kwargs)
         )
@@ -195,58 +221,75 @@ class DeferredLogits(torch.Tensor):
 
     def _after(self, step: Step) -> DeferredLogits:
         """One more step; its effect on dtype and vocabulary is tried on a tensor of no tokens."""
-        tried = step(torch.empty((0, self.shape[-1]), dtype=self.dtype, device=self.device))
-        pending = replace(self.pending, steps=(*self.pending.steps, step))
-        return DeferredLogits(pending, (*self.shape[:-1], tried.shape[-1]), tried.dtype)
+        *outer, vocabulary = self.shape
+        tried = step(torch.empty((0, vocabulary), dtype=self.dtype, device=self.device))
+        steps = (*self.pending.steps, step)
+        pending = replace(self.pending, steps=steps)
+        return DeferredLogits(pending, (*outer, tried.shape[-1]), tried.dtype)
 
 
-def _hooks_of(head: nn.Module) -> tuple[dict[int, Any], ...]:
-    return (
-        head._forward_hooks,
-        head._forward_pre_hooks,
-        head._backward_hooks,
-        head._backward_pre_hooks,
-    )
+def _hooks_of(head: nn.Module) -> Iterator[dict[int, Any]]:
+    """The dictionaries of a module's hooks around forward and backward."""
+    yield head._forward_hooks
+    yield head._forward_pre_hooks
+    yield head._backward_hooks
+    yield head._backward_pre_hooks
 
 
 def _is_of(hook: Any, *modules: str) -> bool:
+    """Whether the code of a hook is in one of some packages."""
     return str(getattr(hook, "__module__", "")).startswith(modules)
 
 
 def _is_elementwise(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether a call treats each logit by itself, and all tokens alike."""
     name = getattr(func, "__name__", "")
     if name not in _ELEMENTWISE or not args or not isinstance(args[0], DeferredLogits):
         return False
-    if name == "__getitem__":  # part of the vocabulary
-        index = args[1] if isinstance(args[1], tuple) else (args[1],)
-        whole = all(part is Ellipsis or part == slice(None) for part in index[:-1])
-        reaches = Ellipsis in index[:-1] or len(index) == args[0].dim()
-        return whole and reaches and isinstance(index[-1], slice)
+
+    if name == "__getitem__":
+        return _is_part_of_vocabulary(args[0], args[1])
+
     others = [*args[1:], *kwargs.values()]
     if name == "to":
         return all(isinstance(other, torch.dtype) for other in others)
-    # A learned scale would need its own gradient, and a tensor of several elements may vary by token.
-    return not any(
-        isinstance(other, torch.Tensor) and (other.dim() or other.requires_grad) for other in others
-    )
+
+    # A learned scale would need its own gradient, and a tensor of several elements may vary by
+    # token.
+    tensors = [other for other in others if isinstance(other, torch.Tensor)]
+    return not any(tensor.dim() or tensor.requires_grad for tensor in tensors)
+
+
+def _is_part_of_vocabulary(logits: DeferredLogits, index: Any) -> bool:
+    """Whether an index takes a slice of the classes, of all tokens."""
+    if not isinstance(index, tuple):
+        index = (index,)
+    outer = index[:-1]
+    takes_all = all(part is Ellipsis or part == slice(None) for part in outer)
+    reaches_last = Ellipsis in outer or len(index) == logits.dim()
+    return takes_all and reaches_last and isinstance(index[-1], slice)
 
 
 def defers_logits(model: nn.Module) -> bool:
-    """Whether a model is a causal LM of transformers with a linear head, also inside a PeftModel."""
+    """Whether a model is a causal LM of transformers with a linear head, also inside a
+    PeftModel."""
     base: Any = base_of(model)
-    linear = isinstance(getattr(output_head(base), "out_features", None), int)
-    return (
-        linear
-        and getattr(getattr(base, "loss_function", None), "__name__", "") == "ForCausalLMLoss"
-    )
+    if not isinstance(getattr(output_head(base), "out_features", None), int):
+        return False
+    loss = getattr(base, "loss_function", None)
+    return getattr(loss, "__name__", "") == "ForCausalLMLoss"
 
 
 def defer_logits(setup: Setup, summed_loss: SummedLoss) -> Deferral:
-    """Defer the logits whenever the model is given labels, and compute its loss by `summed_loss`. Raises RefusedError
-    where the model is not a causal LM of transformers with a linear head."""
+    """Defer the logits whenever the model is given labels, and compute its loss by `summed_loss`.
+
+    Raises:
+        RefusedError: where the model is not a causal LM of transformers with a linear head.
+    """
     model: Any = base_of(setup.model)  # which computes the loss, also inside a PeftModel
     if not defers_logits(model):
         raise RefusedError(NO_HEAD)
+
     head: Any = output_head(model)
     standard = model.loss_function
     deferral = Deferral(head, wrapped="forward" in vars(head))
@@ -276,20 +319,27 @@ def _deferring(deferral: Deferral, inner: Callable[..., Any]) -> Callable[..., A
     def forward(hidden: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         if not deferral.active:
             return inner(hidden, *args, **kwargs)
-        kind = hidden.device.type
-        dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else hidden.dtype
-        return DeferredLogits(Pending(deferral, hidden), (*hidden.shape[:-1], features), dtype)
+
+        device = hidden.device.type
+        dtype = hidden.dtype
+        if torch.is_autocast_enabled(device):
+            dtype = torch.get_autocast_dtype(device)
+        shape = (*hidden.shape[:-1], features)
+        return DeferredLogits(Pending(deferral, hidden), shape, dtype)
 
     return torch.compiler.disable(forward)  # type: ignore[no-any-return]
 
 
 def _causal_lm_loss(standard: Callable[..., Any], summed_loss: SummedLoss) -> Callable[..., Any]:
+    """The model's loss function, by `summed_loss` where the logits are deferred ones."""
+
     @wraps(standard)
     def loss(
         logits: torch.Tensor, labels: Any, vocab_size: int | None = None, **options: Any
     ) -> Any:
         if not isinstance(logits, DeferredLogits) or logits.shape[-1] != vocab_size:
             return standard(logits, labels, vocab_size, **options)
+
         ignored = options.get("ignore_index", -100)
         classes = options.get("shift_labels")
         if classes is None:  # each token is predicted from those before it
@@ -297,38 +347,49 @@ def _causal_lm_loss(standard: Callable[..., Any], summed_loss: SummedLoss) -> Ca
         classes = classes.reshape(-1).to(logits.device)
         total = summed_loss(logits.pending, classes, ignored)
         logits.pending.deferral.release()
+
         count = options.get("num_items_in_batch")
         if count is None:
             count = (classes != ignored).sum()
-        return total / (count.to(total.device) if isinstance(count, torch.Tensor) else count)
+        if isinstance(count, torch.Tensor):
+            count = count.to(total.device)
+        return total / count
 
     return torch.compiler.disable(loss)  # type: ignore[no-any-return]
 
 
 @torch.no_grad()
 def loss_of_few_tokens(setup: Setup, batch: Any) -> float:
-    """The loss of a batch cut to a few tokens, to compare a model before and after a change. Without dropout or
-    ignored labels. NaN where a batch is no mapping of tensors. Raises RefusedError where the model returns no loss."""
+    """The loss of a batch cut to a few tokens, to compare a model before and after a change.
+
+    Without dropout or ignored labels. NaN where a batch is no mapping of tensors.
+
+    Raises:
+        RefusedError: where the model returns no loss.
+    """
     workload = setup.workload
     model = setup.model
     if not isinstance(batch, Mapping):
         return float("nan")
 
     def few(tensor: torch.Tensor) -> torch.Tensor:
-        cut = tensor.dim() > 1 and tensor.shape[1] == workload.sequence_length
-        return (tensor[:, :FEW_TOKENS] if cut else tensor).to(setup.device)
+        if tensor.dim() > 1 and tensor.shape[1] == workload.sequence_length:
+            tensor = tensor[:, :FEW_TOKENS]
+        return tensor.to(setup.device)
 
     on_device = tree_map_only(torch.Tensor, few, dict(batch))
-    if (
-        isinstance(on_device.get("labels"), torch.Tensor)
-        and not on_device["labels"].is_floating_point()
-    ):
-        on_device["labels"] = on_device["labels"].clamp(min=0)
+    labels = on_device.get("labels")
+    if isinstance(labels, torch.Tensor) and not labels.is_floating_point():
+        on_device["labels"] = labels.clamp(min=0)
+
     with evaluation_mode(model), setup.step_context(), setup.forward_context():
         output = workload.loss(model, on_device) if workload.loss else model(**on_device)
     setup.exchange.reshard()
+
     loss = output if isinstance(output, torch.Tensor) else getattr(output, "loss", None)
     if not isinstance(loss, torch.Tensor):
-        message = "the model returns no loss to compare with (labels by another name, or return_dict=False?)"
-        raise RefusedError(f"{message}; use loss standard and kernels none.")
+        raise RefusedError(
+            "the model returns no loss to compare with (labels by another name, or "
+            "return_dict=False?); use loss standard and kernels none."
+        )
     return float(loss)

@@ -1,8 +1,10 @@
-"""Stand-in for flash-attn's kernels in a traced step: they are built for CUDA, and may not be installed.
+"""Stand-in for flash-attn's kernels in a traced step: they are built for CUDA, and may not be
+installed.
 
-transformers passes its implementation `flash_attention_2` a window and, for padded batches, which tokens count; no mask
-is made. flash-attn saves for the backward what PyTorch's own copy of its kernels saves (queries, keys, values, the
-output and a number per row), so PyTorch's stands for it. A window makes it faster, and takes no memory.
+transformers passes its implementation `flash_attention_2` a window and, for padded batches, which
+tokens count; no mask is made. flash-attn saves for the backward what PyTorch's own copy of its
+kernels saves (queries, keys, values, the output and a number per row), so PyTorch's stands for it.
+A window makes it faster, and takes no memory.
 """
 
 import importlib
@@ -21,13 +23,17 @@ IMPLEMENTATION = "flash_attention_2"
 
 
 def stand_in_for_flash_attn(setup: Setup) -> None:
-    """Make a transformers model call the stand-in wherever it would call flash-attn. Raises ValueError where the model
-    has no such implementation."""
+    """Make a transformers model call the stand-in wherever it would call flash-attn.
+
+    Raises:
+        ValueError: where the model has no such implementation.
+    """
     model: Any = setup.model
     modeling: Any = importlib.import_module("transformers.modeling_utils")
     implementations = modeling.AttentionInterface._global_mapping
     plain = implementations[IMPLEMENTATION]
     before = model.config._attn_implementation
+
     implementations[IMPLEMENTATION] = _attention
     setup.on_close(lambda: implementations.update({IMPLEMENTATION: plain}))
     _set(model, IMPLEMENTATION, _checked)
@@ -40,19 +46,17 @@ def put_back(model: Any, implementation: str) -> None:
 
 
 def _set(model: Any, implementation: str, checked: Callable[..., str]) -> None:
-    """Without the check that the package is installed."""
+    """Set the implementation, checked by `checked`: not for whether the package is installed."""
     modeling: Any = importlib.import_module("transformers.modeling_utils")
-    with mock.patch.object(
-        modeling.PreTrainedModel, "_check_and_adjust_attn_implementation", checked
-    ):
+    check = "_check_and_adjust_attn_implementation"
+    with mock.patch.object(modeling.PreTrainedModel, check, checked):
         model.set_attn_implementation(implementation)
 
 
 def _checked(model: Any, implementation: str, **_: Any) -> str:
     compatible = getattr(model, "_compatible_flash_implementations", None)
-    if not model._supports_flash_attn or (
-        compatible is not None and implementation not in compatible
-    ):
+    is_compatible = compatible is None or implementation in compatible
+    if not model._supports_flash_attn or not is_compatible:
         raise ValueError(f"{type(model).__name__} does not support it")
     return implementation
 
@@ -69,17 +73,17 @@ def _attention(
     is_causal: bool | None = None,
     **_: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Like transformers' flash_attention_forward: takes (batch, heads, length, size), returns (batch, length, heads,
-    size)."""
+    """Like transformers' flash_attention_forward: takes (batch, heads, length, size), returns
+    (batch, length, heads, size)."""
     batch, heads, length, size = query.shape
     value_size = value.shape[-1]
-    target = importlib.import_module("transformers.integrations.flash_attention").get_target_dtype(
-        query, module
-    )
+    integration: Any = importlib.import_module("transformers.integrations.flash_attention")
+    target = integration.get_target_dtype(query, module)
     if value_size != size:
         value = functional.pad(value, (0, size - value_size))
     if target is not None:
         query, key, value = (tensor.to(target) for tensor in (query, key, value))
+
     tokens = length
     # padded batches: the same number of tokens, in samples of one length
     if attention_mask is not None:
@@ -89,8 +93,10 @@ def _attention(
             tensor.transpose(1, 2)[:, :tokens].contiguous().transpose(1, 2)
             for tensor in (query, key, value)
         )
-    causal = module.is_causal if is_causal is None else is_causal
-    grouped = heads != key.shape[1]
+
+    if is_causal is None:
+        is_causal = module.is_causal
+
     try:
         with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
             out = functional.scaled_dot_product_attention(
@@ -98,15 +104,18 @@ def _attention(
                 key,
                 value,
                 dropout_p=dropout,
-                is_causal=causal,
+                is_causal=is_causal,
                 scale=scaling,
-                enable_gqa=grouped,
+                enable_gqa=heads != key.shape[1],
             )
     except RuntimeError as error:
         raise RefusedError(
             "flash-attn's kernel does not support this model's attention; use sdpa."
         ) from error
+
     out = out.transpose(1, 2)
     if attention_mask is not None:
         out = functional.pad(out, (0, 0, 0, 0, 0, length - tokens))
-    return out if value_size == size else out[..., :value_size], None
+    if value_size != size:
+        out = out[..., :value_size]
+    return out, None

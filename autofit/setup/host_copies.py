@@ -1,11 +1,13 @@
-"""Copies between a device and its host that overlap with computation, and the host buffers they use.
+"""Copies between a device and its host that overlap with computation, and the host buffers they
+use.
 
-One side stream serves both directions: a tensor is stored before it is fetched again, and a host buffer can be reused
-while an older copy from it is still queued, without the host ever waiting for the device.
+One side stream serves both directions: a tensor is stored before it is fetched again, and a host
+buffer can be reused while an older copy from it is still queued, without the host ever waiting for
+the device.
 
-Device memory at both ends of a copy belongs to the *computing* stream, which waits for a copy before the memory is
-used or freed. The caching allocator may then reuse it at once, and the peak is the same every time; with
-`record_stream` it would depend on when copies happen to end.
+Device memory at both ends of a copy belongs to the *computing* stream, which waits for a copy
+before the memory is used or freed. The caching allocator may then reuse it at once, and the peak is
+the same every time; with `record_stream` it would depend on when copies happen to end.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -18,13 +20,17 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from autofit.core.hardware import CUDA_MEMORY_ALLOCATION
 
-# what the computation waits for before it relies on a copy; None: already done
+# What the computation waits for before it relies on a copy; None: already done.
 Ticket = torch.cuda.Event | None
 
 
 class CopyLane:
-    """Copies in order, on a stream of their own; at once where `stream` is None (tests, fake tensors). `note_host` is
-    called with every host buffer, which fake tensors do not show."""
+    """Copies in order, on a stream of their own.
+
+    Args:
+        stream: None copies at once (tests, fake tensors).
+        note_host: called with every host buffer, which fake tensors do not show.
+    """
 
     def __init__(
         self,
@@ -53,6 +59,7 @@ class CopyLane:
             for target, source in pairs:
                 target.copy_(source)
             return None
+
         self._stream.wait_stream(torch.cuda.current_stream(self._stream.device))
         with torch.cuda.stream(self._stream):
             for target, source in pairs:
@@ -73,8 +80,11 @@ class CopyLane:
 
 @contextmanager
 def pinning() -> Iterator[None]:
-    """Wraps allocations of pinned memory: CUDA has one error for "host full" and "device full". Raises MemoryError
-    where the host cannot pin more memory."""
+    """Wraps allocations of pinned memory: CUDA has one error for "host full" and "device full".
+
+    Raises:
+        MemoryError: where the host cannot pin more memory.
+    """
     try:
         yield
     except torch.AcceleratorError as error:
@@ -84,9 +94,11 @@ def pinning() -> Iterator[None]:
 
 
 class HostPool:
-    """Host buffers, reused over micro-batches and steps. Sizes are rounded up to powers of two, as torch's allocator of
-    pinned memory does: a buffer then serves other sizes too, and batches of varying length do not make the pool grow
-    without end."""
+    """Host buffers, reused over micro-batches and steps.
+
+    Sizes are rounded up to powers of two, as torch's allocator of pinned memory does: a buffer then
+    serves other sizes too, and batches of varying length do not make the pool grow without end.
+    """
 
     def __init__(self, lane: CopyLane) -> None:
         self._lane = lane
@@ -96,8 +108,10 @@ class HostPool:
     def take(self, nbytes: int) -> torch.Tensor:
         """A flat buffer of at least that many bytes."""
         size = 1 << (nbytes - 1).bit_length()
-        if free := self._free.setdefault(size, []):
+        free = self._free.setdefault(size, [])
+        if free:
             return free.pop()
+
         self.held_bytes += size
         return self._lane.host_buffer(size)
 
@@ -107,14 +121,15 @@ class HostPool:
 
 
 def flat_bytes(tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor's whole storage as bytes; writing to them leaves the tensor's version counter alone."""
+    """A tensor's whole storage as bytes; writing to them leaves the tensor's version counter
+    alone."""
     length = tensor.untyped_storage().nbytes() // tensor.itemsize
     return tensor.data.as_strided((length,), (1,), 0).view(torch.uint8)
 
 
 @dataclass(frozen=True)
 class Layout:
-    """How a tensor lies in its storage."""
+    """How a tensor lies in its storage, in elements."""
 
     dtype: torch.dtype
     size: torch.Size
@@ -132,13 +147,21 @@ class Layout:
 
 
 def plain_tensors(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
-    """The plain tensors of a weight: itself, or those that a tensor subclass (quantised, divided among ranks) wraps.
-    Stand-ins for quantised weights under fake tensors list theirs in `constants`."""
+    """The plain tensors of a weight: itself, or those that a tensor subclass (quantised, divided
+    among ranks) wraps.
+
+    Stand-ins for quantised weights under fake tensors list theirs in `constants`.
+    """
     if is_traceable_wrapper_subclass(tensor):
-        wrapped = (getattr(tensor, name) for name in tensor.__tensor_flatten__()[0])
-        for each in wrapped:
-            if isinstance(each, torch.Tensor):  # a DTensor names its mesh, too
-                yield from plain_tensors(each)
+        for name in tensor.__tensor_flatten__()[0]:
+            wrapped = getattr(tensor, name)
+            if isinstance(wrapped, torch.Tensor):  # a DTensor names its mesh, too
+                yield from plain_tensors(wrapped)
     else:
         yield tensor
         yield from getattr(tensor, "constants", ())
+
+
+def storage_key(tensor: torch.Tensor) -> int:
+    """Equal for plain tensors that share their memory."""
+    return int(tensor.untyped_storage()._cdata)

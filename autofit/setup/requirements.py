@@ -1,5 +1,8 @@
-"""What techniques need on a machine: packages, compilers and compute capability. A search checks every config of a
-space, a hundred thousand times, so each look-up is cached for the process."""
+"""What techniques need on a machine: packages, compilers and compute capability.
+
+A search checks every config of a space, a hundred thousand times, so each look-up is cached for the
+process.
+"""
 
 import functools
 import importlib.util
@@ -18,16 +21,16 @@ def installed(module: str) -> bool:
 
 
 def missing(package: str) -> str | None:
-    """For a message `... needs {}, or use ...`: the package and how to install it; None where it is installed."""
-    return (
-        None
-        if installed(package.replace("-", "_"))
-        else f"{package}, which is not installed; pip install {package}"
-    )
+    """For a message `... needs {}, or use ...`: the package and how to install it; None where it is
+    installed."""
+    if installed(package.replace("-", "_")):
+        return None
+    return f"{package}, which is not installed; pip install {package}"
 
 
 def too_old(hardware: Hardware, needed: tuple[int, int]) -> str | None:
-    """For a message `... needs {}; use ...`: the compute capability that this hardware is known to lack."""
+    """For a message `... needs {}; use ...`: the compute capability that this hardware is known to
+    lack."""
     if not hardware.capability or hardware.capability >= needed:
         return None
     needs, has = (".".join(map(str, capability)) for capability in (needed, hardware.capability))
@@ -36,10 +39,13 @@ def too_old(hardware: Hardware, needed: tuple[int, int]) -> str | None:
 
 @functools.cache
 def no_compiler(*devices: str) -> str | None:
-    """For a message `{}, or use ...`: what is missing to compile for these kinds of device, and how to get it."""
+    """For a message `{}, or use ...`: what is missing to compile for these kinds of device, and how
+    to get it."""
     for device in devices:
-        if lacking := _no_c_compiler() if device == "cuda" else _no_cxx_compiler():
+        lacking = _no_c_compiler() if device == "cuda" else _no_cxx_compiler()
+        if lacking:
             return lacking
+
     if not (Path(sysconfig.get_path("include")) / "Python.h").exists():
         # The compiled code is loaded as a Python extension.
         return "the compiler needs Python's own header Python.h; install python3-dev"
@@ -47,13 +53,19 @@ def no_compiler(*devices: str) -> str | None:
 
 
 def _no_c_compiler() -> str | None:
-    """Triton builds its launchers with CC, where that is set, else with gcc or clang (runtime/build.py)."""
+    """Triton builds its launchers with CC, where that is set, else with gcc or clang
+    (runtime/build.py)."""
     if not installed("triton"):
         return "compiling for CUDA needs Triton, which is not installed; pip install triton"
+
     own = os.environ.get("CC")
     if own is not None and shutil.which(own) is None:
-        return f"Triton needs a C compiler, and CC names {own}, which does not exist; install it or change CC"
-    if own is None and not (shutil.which("gcc") or shutil.which("clang")):
+        return (
+            f"Triton needs a C compiler, and CC names {own}, which does not exist; install it or "
+            "change CC"
+        )
+
+    if own is None and not shutil.which("gcc") and not shutil.which("clang"):
         return (
             "Triton needs a C compiler, and there is no gcc or clang; install one or name it in CC"
         )
@@ -64,5 +76,8 @@ def _no_cxx_compiler() -> str | None:
     """Inductor builds CPU code with CXX, or g++ (its config.cpp.cxx)."""
     compiler = os.environ.get("CXX", "g++")
     if shutil.which(compiler) is None:
-        return f"Inductor needs a C++ compiler, and there is no {compiler}; install it or name another in CXX"
+        return (
+            f"Inductor needs a C++ compiler, and there is no {compiler}; install it or name "
+            "another in CXX"
+        )
     return None

@@ -1,6 +1,7 @@
 """A weight that rests in host memory, its gradient that does, and the block that they belong to.
 
-What rests keeps its tensor on the device, whose storage is empty. `autofit.setup.streamed_blocks` says what is where.
+What rests keeps its tensor on the device, whose storage is empty. `autofit.setup.streamed_blocks`
+says what is where.
 """
 
 from __future__ import annotations
@@ -11,18 +12,25 @@ from torch import nn
 from autofit.setup.host_copies import CopyLane, Layout, Ticket, flat_bytes
 
 Slot = tuple[nn.Module, str]  # a module that holds a weight, and the weight's name there
+Pair = tuple[torch.Tensor, torch.Tensor]  # target and source of a copy
 
 
 class Block:
-    """A block, the slots of its weights, those that rest on the host, and gradients that do. `changes`: weights on the
-    device may be newer than there."""
+    """A block, the slots of its weights, those that rest on the host, and gradients that do.
+
+    Attributes:
+        changes: whether weights on the device may be newer than on the host.
+        ticket: of the last copy that the block has to wait for.
+    """
 
     def __init__(self, module: nn.Module, slots: list[Slot]) -> None:
         self.module = module
         self.slots = slots
         self.resting: dict[Slot, RestingWeight] = {}
         self.gradients: dict[Slot, RestingGradient] = {}
-        self.on_device = self.gradients_on_device = self.changes = False
+        self.on_device = False
+        self.gradients_on_device = False
+        self.changes = False
         self.ticket: Ticket = None
 
 
@@ -38,12 +46,12 @@ class RestingWeight:
         self.storage.resize_(0)
         self.own = self.host_view()  # always the same one, for an optimizer's state
 
-    def filled(self) -> tuple[torch.Tensor, torch.Tensor]:
+    def filled(self) -> Pair:
         """Allocate its storage; returns (target, source) of the copy that fills it."""
         self.storage.resize_(self.host.numel())
         return self._flat, self.host
 
-    def stored(self) -> tuple[torch.Tensor, torch.Tensor]:
+    def stored(self) -> Pair:
         """(target, source) of the copy that keeps what it holds on the device."""
         return self.host, self._flat
 
@@ -53,7 +61,8 @@ class RestingWeight:
 
 
 class RestingGradient:
-    """The gradient of a resting weight, which autograd makes anew in each step, and its bytes on the host."""
+    """The gradient of a resting weight, which autograd makes anew in each step, and its bytes on
+    the host."""
 
     def __init__(self, weight: nn.Parameter, lane: CopyLane) -> None:
         self._weight = weight
@@ -65,23 +74,26 @@ class RestingGradient:
         self._newer = True
         gradient = self._weight.grad
         assert gradient is not None, "autograd has just set it"
+
         if gradient.untyped_storage().nbytes() != self._host.numel():  # a part of something larger
             self._weight.grad = gradient.clone()
 
-    def filled(self) -> tuple[torch.Tensor, torch.Tensor] | None:
+    def filled(self) -> Pair | None:
         """Allocate its storage, if it rests; returns (target, source) of the copy that fills it."""
         gradient = self._weight.grad
         if gradient is None or gradient.untyped_storage().nbytes():
             return None
+
         gradient.untyped_storage().resize_(self._host.numel())
         self._newer = False
         return flat_bytes(gradient), self._host
 
-    def stored(self) -> tuple[torch.Tensor, torch.Tensor] | None:
+    def stored(self) -> Pair | None:
         """(target, source) of the copy that keeps what is newer on the device."""
         gradient = self._weight.grad
         if gradient is None or not self._newer or not gradient.untyped_storage().nbytes():
             return None
+
         self._newer = False
         return self._host, flat_bytes(gradient)
 
@@ -94,4 +106,6 @@ class RestingGradient:
     def host_view(self) -> torch.Tensor | None:
         """The gradient as a view of the host's bytes; None where there is none."""
         gradient = self._weight.grad
-        return None if gradient is None else Layout.of(gradient).on(self._host)
+        if gradient is None:
+            return None
+        return Layout.of(gradient).on(self._host)

@@ -1,12 +1,13 @@
-"""Sharding: a model's weights divided over ranks, by FSDP2 and layer by layer, or held by each under DDP; and undone.
+"""Sharding: a model's weights divided over ranks, by FSDP2 and layer by layer, or held by each
+rank under DDP; and the way back.
 
-Both change classes of modules and install hooks that nothing in PyTorch takes back: what they changed is noted before,
-so that a user's model can be returned as it came.
+Both change classes of modules and install hooks that nothing in PyTorch removes. The state before
+is noted, so that a user's model can be returned as it came.
 """
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Set
+from collections.abc import Iterable, Iterator, Set
 from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any
@@ -26,50 +27,62 @@ from torch.nn.modules.batchnorm import _NormBase
 from autofit.core.errors import RefusedError
 from autofit.distributed import Ranks
 from autofit.setup.layers import output_head, repeated_blocks
-from autofit.setup.split_layers import WHOLE, Styles, check_alike, norm_of, split_layers, styles_of
+from autofit.setup.split_layers import Styles, check_alike, norm_of, split_layers, styles_of
 from autofit.setup.state import Setup
 
-_REDUCED = {
-    f"{name}-mixed": MixedPrecisionPolicy(low, torch.float32, cast_forward_inputs=False)
-    for name, low in (("bf16", torch.bfloat16), ("fp16", torch.float16))
-}
+_LOW_FORMATS = {"bf16-mixed": torch.bfloat16, "fp16-mixed": torch.float16}
 
+# What PyTorch says where a model's code does not meet what FSDP or split layers expect.
 _MIXED = "mixed torch.Tensor and DTensor"
 _MISFITS = (
-    f"{_MIXED}|must match the size|same reduction dim|Sharding "
-    f"propagation|_ToTorchTensor|invalid for input of size"
+    f"{_MIXED}|must match the size|same reduction dim|Sharding propagation|_ToTorchTensor|"
+    "invalid for input of size"
 )
 NEW_ENOUGH = hasattr(FSDPModule, "set_reduce_scatter_unused_params")  # PyTorch 2.13
 
 
 def sharded(setup: Setup, *, checked: bool = False) -> None:
-    """Divide the weights as they are made: layers are split, and what is left of a block is gathered when it is used.
-    `checked`: the plan for split layers is known to be complete."""
+    """Divide the weights as they are made: layers are split, and what is left of a block is
+    gathered when the block is used.
+
+    Args:
+        checked: the plan for split layers is known to be complete.
+
+    Raises:
+        RefusedError: for a model whose ranks would wait for different layers, or whose layers
+            cannot be split.
+    """
     config = setup.config
     model = setup.model
     exchange = setup.exchange
     styles = styles_of(setup) if setup.ranks.layout.tensor > 1 else {}
+
     _divide_when_made(setup, styles)
     exchange.reshard = partial(_reshard, model)
-    exchange.after_backward += _statistics(setup)
+    _average_statistics(setup)
 
     if config.data_parallel == "fsdp":
-        message = "fsdp does not fit this model, whose code computes with weights of layers that it does not call"
-        setup.step_contexts.append(
-            partial(_told_of_code, _MIXED, f"data_parallel: {message}; use ddp.")
+        refusal = (
+            "data_parallel: fsdp does not fit this model, whose code computes with weights of "
+            "layers that it does not call; use ddp."
         )
+        setup.step_contexts.append(partial(_explain, _MIXED, refusal))
         exchange.sync_gradients = partial(_sync, model, is_deferred=bool(config.lora_rank))
+
     if _drops_layers(model):
-        message = "the model drops whole layers at random (layerdrop), and each device would wait for others of them"
         raise RefusedError(
-            f"data_parallel: {message}; set it to 0 in the model's config, or use ddp."
+            "data_parallel: the model drops whole layers at random (layerdrop), and each device "
+            "would wait for others of them; set it to 0 in the model's config, or use ddp."
         )
 
+    name = type(model).__name__
     if styles:
-        message = f"the code of {type(model).__name__} does not follow the plan that transformers has for it"
-        setup.step_contexts.append(
-            partial(_told_of_code, _MISFITS, f"tensor_parallel: {message}; {WHOLE}.")
+        refusal = (
+            f"tensor_parallel: the code of {name} does not follow the plan that transformers has "
+            "for it; use tensor_parallel 1."
         )
+        setup.step_contexts.append(partial(_explain, _MISFITS, refusal))
+
     if styles and not checked:
         norms: dict[nn.Parameter, torch.Tensor] = {}
         exchange.after_backward.append(partial(check_alike, setup, norms))
@@ -78,64 +91,58 @@ def sharded(setup: Setup, *, checked: bool = False) -> None:
 
     if may_skip(model):
         if styles:
-            name = f"the code of {type(model).__name__} may leave out layers"
             raise RefusedError(
-                f"tensor_parallel: {name}, and was not tried with split ones; {WHOLE}."
+                f"tensor_parallel: the code of {name} may leave out layers, and was not tried with "
+                "split ones; use tensor_parallel 1."
             )
         if NEW_ENOUGH:
             setup.weights.on_materialized.append((model, partial(_watch_reached, setup)))
 
 
 def _divide_when_made(setup: Setup, styles: Styles) -> None:
-    """Have each block divided when its weights are made, and the rest with the root. The root's group stays gathered
-    from the forward to the end of the backward, so embedding and head, the largest weights outside of blocks, are
-    groups of their own."""
-    mesh = setup.ranks.mesh
+    """Have each block divided when its weights are made, and the rest with the root.
+
+    The root's group stays gathered from the forward to the end of the backward, so embedding and
+    head, the largest weights outside blocks, are groups of their own.
+    """
     config = setup.config
     model = setup.model
-    assert mesh is not None, "one device shards nothing"
-    offload = OffloadPolicy()
-    if config.fsdp_offload == "cpu":
-        offload = CPUOffloadPolicy(pin_memory=setup.device.type == "cuda")
-    options: dict[str, Any] = {
-        "mesh": mesh["replicate", "shard"] if setup.ranks.layout.replicate > 1 else mesh["shard"],
-        "mp_policy": _REDUCED.get(config.precision, MixedPrecisionPolicy()),
-        "offload_policy": offload,
-    }
-
+    common = _fsdp_options(setup)
     rest = dict.fromkeys(model.modules())
     uses = _uses(rest)
     head = output_head(model)
-    for group in (*_called(repeated_blocks(model)), *_large_ends(setup)):
+    groups = [*_called(repeated_blocks(model)), *_large_ends(setup)]
+
+    for group in groups:
         parts = list(group.modules())
-        is_alone = all(uses[parameter] == count for parameter, count in _uses(parts).items())
+        own = _uses(parts)
+        is_alone = all(uses[parameter] == count for parameter, count in own.items())
         if not is_alone or not rest.keys() >= set(parts):
             continue  # tied weights are the root's, an embedding in a block is the block's
 
-        # until the loss, which multiplies by its weight
-        stays = group is head and config.loss != "standard"
-        own = {**options, "reshard_after_forward": False if stays else config.reshard_after_forward}
-        setup.weights.on_materialized.append(
-            (group, partial(_divide, setup, group, parts, styles, own))
-        )
+        reshards = config.reshard_after_forward
+        if group is head and config.loss != "standard":
+            reshards = False  # until the loss, which multiplies by its weight
+        options = {**common, "reshard_after_forward": reshards}
+        divide = partial(_divide, setup, group, parts, styles, options)
+        setup.weights.on_materialized.append((group, divide))
         for module in parts:
             rest.pop(module)
 
-    options["reshard_after_forward"] = False
-    setup.weights.on_materialized.append(
-        (model, partial(_divide, setup, model, list(rest), styles, options))
-    )
+    options = {**common, "reshard_after_forward": False}
+    divide = partial(_divide, setup, model, list(rest), styles, options)
+    setup.weights.on_materialized.append((model, divide))
 
 
 @contextmanager
-def _told_of_code(words: str, sentence: str) -> Iterator[None]:
-    """Tell in a sentence what PyTorch has its own words for: a model's code does not meet what it expects."""
+def _explain(words: str, refusal: str) -> Iterator[None]:
+    """Refuse where PyTorch's error shows, by its words, that a model's code does not fit."""
     try:
         yield
     except RuntimeError as error:
         if not re.search(words, str(error)):
             raise
-        raise RefusedError(sentence) from error
+        raise RefusedError(refusal) from error
 
 
 def _note_norms(setup: Setup, norms: dict[nn.Parameter, torch.Tensor]) -> None:
@@ -152,14 +159,17 @@ def _note_norms(setup: Setup, norms: dict[nn.Parameter, torch.Tensor]) -> None:
 def _sync(model: Any, is_last: bool, *, is_deferred: bool) -> None:
     """Say before a micro-batch whether its gradients are reduced.
 
-    Those of all weights are, in each: to wait for the last one keeps whole gradients. Measured on a Llama of 8 layers,
-    4 micro-batches, 2 ranks: tracked bytes at the peak and reduce-scatters of a step:
+    Those of all weights are, in each: to wait for the last one keeps whole gradients. Measured on a
+    Llama of 8 layers, 4 micro-batches, 2 ranks: tracked bytes at the peak and reduce-scatters of a
+    step:
 
         all weights             each 24.2 MB, 44    last 27.8 MB, 11
         adapters                each 11.2 MB, 32    last 11.4 MB, 8
-        replicas of shards      each 25.3 MB, and 22 all-reduces of 2 micro-batches; these in the last 24.2 MB, 11
+        replicas of shards      each 25.3 MB, and 22 all-reduces of 2 micro-batches;
+                                these in the last 24.2 MB, 11
 
-    What is reduced has the gradients' dtype: bf16 beside `bf16` weights, fp32 beside mixed precision.
+    What is reduced has the gradients' dtype: bf16 beside `bf16` weights, fp32 beside mixed
+    precision.
     """
     if is_deferred:
         model.set_requires_gradient_sync(is_last)
@@ -168,7 +178,7 @@ def _sync(model: Any, is_last: bool, *, is_deferred: bool) -> None:
 
 
 def _called(modules: Iterable[nn.Module]) -> Iterator[nn.Module]:
-    """The modules themselves, or what lists among them hold, which are not called."""
+    """The modules themselves; of lists among them, which are not called, what they hold."""
     for module in modules:
         if isinstance(module, nn.ModuleList | nn.ModuleDict):
             yield from _called(module.children())
@@ -180,32 +190,41 @@ def _uses(modules: Iterable[nn.Module]) -> Counter[nn.Parameter]:
     """How many of some modules hold each parameter."""
     uses: Counter[nn.Parameter] = Counter()
     for module in modules:
-        uses.update(parameter for parameter in module._parameters.values() if parameter is not None)
+        uses.update(module.parameters(recurse=False))
     return uses
 
 
 def _divide(
     setup: Setup, group: nn.Module, parts: list[nn.Module], styles: Styles, options: dict[str, Any]
 ) -> None:
-    """Divide what the parts of a module hold, and free the whole. Weights without rows stay whole."""
+    """Divide what the parts of a module hold, and free the whole. Weights without rows stay whole.
+
+    Args:
+        options: of FSDP, for this group.
+    """
+    config = setup.config
     given = [(module, dict(module._parameters)) for module in parts]
+
     own = _uses(parts)
     without_rows = [parameter for parameter in own if not parameter.dim() or not parameter.numel()]
     trained = [parameter for parameter in without_rows if parameter.requires_grad]
     if trained:
-        if setup.config.optimizer_in_backward or setup.config.precision == "fp16-mixed":
-            message = "updates in the backward and fp16-mixed do not know a weight without rows, as the model has,"
-            raise RefusedError(f"data_parallel: {message} beside fsdp; leave them out, or use ddp.")
+        if config.optimizer_in_backward or config.precision == "fp16-mixed":
+            raise RefusedError(
+                "data_parallel: updates in the backward and fp16-mixed do not know a weight "
+                "without rows, as the model has, beside fsdp; leave them out, or use ddp."
+            )
         setup.exchange.after_backward.append(partial(_average, setup.ranks, trained))
 
     for weight in own:
         if not weight.is_contiguous():
             weight.data = weight.data.contiguous()
-    setup.on_close(partial(_take_away, [_Given(module) for module in parts]))
+
+    setup.on_close(partial(_restore_modules, [_ModuleState(module) for module in parts]))
     split_layers(setup, parts, styles)
-    if setup.config.data_parallel == "fsdp":
+    if config.data_parallel == "fsdp":
         fully_shard(group, **options, ignored_params=set(without_rows))
-    setup.on_close(partial(_put_together, given))
+    setup.on_close(partial(_restore_weights, given))
 
     for module, parameters in given:
         for name, parameter in parameters.items():
@@ -213,16 +232,38 @@ def _divide(
                 parameter.data = parameter.data.new_empty(0)  # whoever still holds it
 
 
+def _fsdp_options(setup: Setup) -> dict[str, Any]:
+    """What FSDP is told of every group alike."""
+    config = setup.config
+    mesh = setup.ranks.mesh
+    assert mesh is not None, "one device shards nothing"
+    dimensions: Any = "shard"
+    if setup.ranks.layout.replicate > 1:
+        dimensions = ("replicate", "shard")
+
+    precision = MixedPrecisionPolicy()
+    if config.precision in _LOW_FORMATS:
+        low = _LOW_FORMATS[config.precision]
+        precision = MixedPrecisionPolicy(low, torch.float32, cast_forward_inputs=False)
+
+    offload = OffloadPolicy()
+    if config.fsdp_offload == "cpu":
+        offload = CPUOffloadPolicy(pin_memory=setup.device.type == "cuda")
+    return {"mesh": mesh[dimensions], "mp_policy": precision, "offload_policy": offload}
+
+
 def _watch_reached(setup: Setup) -> None:
-    """Have weights that only some ranks' losses reach count as zeros in the others: the sums of gradients would not fit
-    each other. What no rank reaches keeps no gradient, so that no optimizer steps it."""
+    """Have weights that only some ranks' losses reach count as zeros in the others: otherwise the
+    sums of gradients would not fit each other. What no rank reaches keeps no gradient, so that no
+    optimizer steps it."""
     model: Any = setup.model
     model.set_reduce_scatter_unused_params(True)
-    slots: list[tuple[nn.Module, str]] = []
+    slots = []
     for module in model.modules():
         for name, parameter in module._parameters.items():
             if parameter is not None and parameter.requires_grad:
                 slots.append((module, name))
+
     watched: set[int] = set()
     reached: set[int] = set()
 
@@ -230,24 +271,24 @@ def _watch_reached(setup: Setup) -> None:
         """Once a weight was gathered, it stays one tensor, whose gradients call a hook."""
         if len(watched) == len(slots):
             return
+
         for number, (module, name) in enumerate(slots):
             parameter = module._parameters[name]
-            if (
-                number not in watched
-                and parameter is not None
-                and not isinstance(parameter, DTensor)
-            ):
-                watched.add(number)
-                parameter.register_post_accumulate_grad_hook(
-                    lambda _, number=number: reached.add(number)
-                )
+            if number in watched or parameter is None or isinstance(parameter, DTensor):
+                continue
+            watched.add(number)
+            parameter.register_post_accumulate_grad_hook(
+                lambda _, number=number: reached.add(number)
+            )
 
     def counts() -> list[float]:
+        """Which weights this rank's loss has reached since the last call, as numbers to add up."""
         found = [float(number in reached) for number in range(len(slots))]
         reached.clear()
         return found
 
     def drop_rest(anywhere: list[float]) -> None:
+        """Drop the gradients of weights that no rank has reached."""
         for (module, name), is_reached in zip(slots, anywhere, strict=True):
             parameter = module._parameters[name]
             if not is_reached and parameter is not None:
@@ -260,25 +301,33 @@ def _watch_reached(setup: Setup) -> None:
 
 
 def replicated(setup: Setup, reached: Set[nn.Parameter]) -> None:
-    """Average gradients over ranks that hold all weights, in the last micro-batch of a step only: they are whole
-    anyway. Weights that a first look has not `reached` wait until the backward is over."""
-    # DistributedDataParallel by hooks: its usual wrapper would hide the model's attributes from the user's loss.
+    """Average gradients over ranks that each hold all weights, in the last micro-batch of a step
+    only: they are whole anyway.
+
+    Args:
+        reached: the weights that a first forward reached; others wait until the backward is over.
+    """
+    # DistributedDataParallel by hooks: its usual wrapper would hide the model's attributes from
+    # the user's loss.
     from torch.distributed._composable.replicate import replicate
 
     model: Any = setup.model
     trained = [parameter for _, parameter in setup.trainable()]
-    reached_anywhere = setup.ranks.largest(*(float(parameter in reached) for parameter in trained))
-    rest = [
-        parameter
-        for parameter, is_reached in zip(trained, reached_anywhere, strict=True)
-        if not is_reached
-    ]
-    setup.on_close(partial(_take_away, [_Given(module) for module in model.modules()]))
+    reached_here = [float(parameter in reached) for parameter in trained]
+    rest = []
+    for parameter, is_reached in zip(trained, setup.ranks.largest(*reached_here), strict=True):
+        if not is_reached:
+            rest.append(parameter)
 
-    # They hold the same weights already, some of which may rest on the host, where DDP would not find them.
+    setup.on_close(partial(_restore_modules, [_ModuleState(module) for module in model.modules()]))
     replicate(
-        model, gradient_as_bucket_view=True, find_unused_parameters=may_skip(model), init_sync=False
+        model,
+        gradient_as_bucket_view=True,
+        find_unused_parameters=may_skip(model),
+        # Ranks hold the same weights already. Some may be on the host, where DDP would not look.
+        init_sync=False,
     )
+
     for parameter in rest:
         parameter.requires_grad_(False)
     replicate.state(model).lazy_init()  # takes what is trained at this moment
@@ -287,15 +336,16 @@ def replicated(setup: Setup, reached: Set[nn.Parameter]) -> None:
 
     exchange = setup.exchange
     exchange.sync_gradients = model.set_requires_gradient_sync
+
     if rest:
         exchange.after_backward.append(partial(_average, setup.ranks, rest))
-    exchange.after_backward += _statistics(setup)
+    _average_statistics(setup)
 
 
 def may_skip(model: nn.Module) -> bool:
-    """Whether a loss may leave out weights that another one reaches, for which DDP must walk the graph in every step
-    (0.3 ms of 28 in a Llama of 24 tiny layers): a model whose code is not known, experts that are modules of their own,
-    and layers that are dropped whole."""
+    """Whether a loss may leave out weights that another one reaches, for which DDP must walk the
+    graph in every step (0.3 ms of 28 in a Llama of 24 tiny layers): so do models whose code is not
+    known, experts that are modules of their own, and layers that are dropped whole."""
     if not type(model).__module__.startswith("transformers.") or _drops_layers(model):
         return True
 
@@ -306,13 +356,15 @@ def may_skip(model: nn.Module) -> bool:
 
 
 def _drops_layers(model: Any) -> bool:
+    """Whether a model leaves out layers at random, as its config may say."""
     if not type(model).__module__.startswith("transformers."):
         return False
     return any(value for name, value in model.config.to_dict().items() if "layerdrop" in name)
 
 
-def _statistics(setup: Setup) -> Iterator[Callable[[], Any]]:
-    """Average running statistics, so that the model is one; each rank's norms see only its own samples."""
+def _average_statistics(setup: Setup) -> None:
+    """Have running statistics averaged after each backward, so that the model stays one: each
+    rank's norms see only its own samples."""
     ranks = setup.ranks
     norms = [
         module
@@ -321,12 +373,12 @@ def _statistics(setup: Setup) -> Iterator[Callable[[], Any]]:
     ]
 
     def average() -> None:
-        buffers = [
-            buffer for norm in norms for buffer in norm.buffers() if buffer.is_floating_point()
-        ]
-        flat = ranks.sum_of(torch.cat([buffer.flatten() for buffer in buffers])).div_(
-            ranks.layout.world
-        )
+        """Add up all statistics at once."""
+        buffers = []
+        for norm in norms:
+            buffers += [buffer for buffer in norm.buffers() if buffer.is_floating_point()]
+        flat = ranks.sum_of(torch.cat([buffer.flatten() for buffer in buffers]))
+        flat.div_(ranks.layout.world)
 
         start = 0
         for buffer in buffers:
@@ -335,21 +387,28 @@ def _statistics(setup: Setup) -> Iterator[Callable[[], Any]]:
             start = stop
 
     if norms:
-        yield average
+        setup.exchange.after_backward.append(average)
 
 
 def _average(ranks: Ranks, parameters: list[nn.Parameter]) -> None:
-    """Average the gradients of weights that some rank has one of, in the others as zeros."""
-    has_some = ranks.largest(*(float(parameter.grad is not None) for parameter in parameters))
-    for parameter, has_any in zip(parameters, has_some, strict=True):
-        if has_any:
-            gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
-            parameter.grad = ranks.sum_of(gradient).div_(ranks.layout.world)
+    """Average the gradients of weights over all ranks, where any of those has one.
+
+    Others count as zeros.
+    """
+    has_one = [float(parameter.grad is not None) for parameter in parameters]
+    for parameter, any_has in zip(parameters, ranks.largest(*has_one), strict=True):
+        if not any_has:
+            continue
+
+        gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+        parameter.grad = ranks.sum_of(gradient).div_(ranks.layout.world)
 
 
 def whole(tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor with the parts of all ranks, who call this together; along one dimension of the mesh after the other,
-    because PyTorch warns of two at a time."""
+    """A tensor with the parts of all ranks, who call this together.
+
+    Joined along one dimension of the mesh after the other: PyTorch warns of two at a time.
+    """
     if not isinstance(tensor, DTensor):
         return tensor
 
@@ -358,6 +417,7 @@ def whole(tensor: torch.Tensor) -> torch.Tensor:
     for dimension in range(len(placements)):
         placements[dimension] = Replicate()
         joined = joined.redistribute(placements=placements)
+
     local: torch.Tensor = joined.to_local()
     return local
 
@@ -382,7 +442,7 @@ def _reshard(model: nn.Module) -> None:
             module.reshard()
 
 
-class _Given:
+class _ModuleState:
     """A module's class, attributes and hooks, as they were."""
 
     def __init__(self, module: nn.Module) -> None:
@@ -392,28 +452,35 @@ class _Given:
         self.hooks = [set(hooks) for hooks in _hooks_of(module)]
 
 
-def _take_away(given: list[_Given]) -> None:
+def _restore_modules(given: list[_ModuleState]) -> None:
+    """Take away the classes, hooks and attributes that modules got since."""
     for before in given:
         module = before.module
         module.__class__ = before.kind
+
         for hooks, known in zip(_hooks_of(module), before.hooks, strict=True):
             for key in hooks.keys() - known:
                 del hooks[key]
+
         for name in vars(module).keys() - before.attributes:
             delattr(module, name)
 
 
 def _hooks_of(module: nn.Module) -> Iterator[dict[int, Any]]:
-    yield from (module._forward_pre_hooks, module._forward_hooks)
-    yield from (module._forward_pre_hooks_with_kwargs, module._forward_hooks_with_kwargs)
+    """The dictionaries of a module's hooks around its forward."""
+    yield module._forward_pre_hooks
+    yield module._forward_hooks
+    yield module._forward_pre_hooks_with_kwargs
+    yield module._forward_hooks_with_kwargs
 
 
-def _put_together(given: list[tuple[nn.Module, dict[str, nn.Parameter | None]]]) -> None:
+def _restore_weights(given: list[tuple[nn.Module, dict[str, nn.Parameter | None]]]) -> None:
     """Gather the weights again, in the parameters that the model came with."""
-    done: set[nn.Parameter] = set()
+    done = set()
     for module, _ in given:
         if isinstance(module, FSDPModule):
             module.reshard()
+
     for module, parameters in given:
         for name, parameter in parameters.items():
             held = module._parameters[name]

@@ -1,6 +1,7 @@
 """Setup: a training run being assembled. The only mutable object, alive between build and loop.
 
-Techniques write into it what they decided, and put in what is to run in each step; `autofit.training.strategy` runs it.
+Techniques write into it what they decided, and put in what is to run in each step;
+`autofit.training.strategy` runs it.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Set
@@ -22,6 +23,8 @@ Context = Callable[[], AbstractContextManager[Any]]
 Holder = Callable[[torch.Tensor], nn.Parameter]
 # (tokens, features, vocabulary) -> the tokens of each chunk
 Slices = Callable[[int, int, int], Iterator[slice]]
+# Numbers that are added up over ranks together with the loss of a step, and what gets the sums.
+ExtraReduction = tuple[Callable[[], list[float]], Callable[[list[float]], Any]]
 
 
 @dataclass
@@ -31,7 +34,8 @@ class WeightPlan:
     are_random: bool = False  # as in probes, which need no trained ones
     trainable_dtype: torch.dtype | None = None  # None leaves trained weights as they are
     frozen_dtype: torch.dtype | None = None  # the same of frozen ones
-    # Per module and name, a function from the full weight on the device to the parameter that stores it (quantised).
+    # Per module and name, a function from the full weight on the device to the parameter that
+    # stores it (quantised).
     holders: dict[tuple[nn.Module, str], Holder] = field(default_factory=dict)
     # Called as soon as all weights of a module are there, in the order of registration.
     on_materialized: list[tuple[nn.Module, Callable[[], Any]]] = field(default_factory=list)
@@ -39,18 +43,18 @@ class WeightPlan:
 
 @dataclass
 class Exchange:
-    """What several ranks exchange in a step, beside the loss. On one device nothing of it is called."""
+    """What several ranks exchange in a step, beside the loss. On one device nothing of it is
+    called."""
 
-    # Has ranks that each hold all weights average gradients; gets the weights that the loss of a micro-batch reaches.
+    # Has ranks that each hold all weights average gradients; gets the weights that the loss of a
+    # micro-batch reaches.
     replicate: Callable[[Set[nn.Parameter]], Any] | None = None
-    # Gets before each micro-batch whether it is the last of a step, after which gradients are averaged over ranks.
+    # Gets before each micro-batch whether it is the last of a step, after which gradients are
+    # averaged over ranks.
     sync_gradients: Callable[[bool], Any] = lambda is_last: None
     # Called after the last backward of a step: average over ranks what is not averaged by then.
     after_backward: list[Callable[[], Any]] = field(default_factory=list)
-    # Numbers that are added up over ranks together with the loss of a step, and what gets the sums.
-    extra_reductions: list[tuple[Callable[[], list[float]], Callable[[list[float]], Any]]] = field(
-        default_factory=list
-    )
+    extra_reductions: list[ExtraReduction] = field(default_factory=list)
     # Gives up weights of other ranks that a forward without a backward gathered.
     reshard: Callable[[], Any] = lambda: None
 
@@ -62,9 +66,8 @@ class Progress:
     phase: str = "forward"  # what the last step reached: forward, backward or update
     terms: float = 0.0  # in the loss of the last step, over all ranks
     gradient_norm: torch.Tensor | None = None  # of the last step, before clipping
-    skipped_updates: int = (
-        0  # by the loss scaler, since training began: the schedule waits for them
-    )
+    # By the loss scaler, since training began: the schedule waits for them.
+    skipped_updates: int = 0
     is_whole: bool = True  # whether weights and the optimizer's state are those between two steps
 
 
@@ -101,9 +104,10 @@ class Setup:
     warnings: list[str] = field(default_factory=list)
 
     # What runs in a step.
-    # surround the forward of each micro-batch
+    # Surround the forward of each micro-batch.
     forward_contexts: list[Context] = field(default_factory=list)
-    # Surround all forwards and backwards of a step, for what must also hold while blocks are recomputed.
+    # Surround all forwards and backwards of a step, for what must also hold while blocks are
+    # recomputed.
     step_contexts: list[Context] = field(default_factory=list)
     exchange: Exchange = field(default_factory=Exchange)
     scaler: torch.amp.grad_scaler.GradScaler | None = None
@@ -114,7 +118,8 @@ class Setup:
     stepped_in_backward: Callable[[], bool] | None = None
     # The current value of a trained weight, which may be on the host; writes to it are persistent.
     value_of: Callable[[nn.Parameter], torch.Tensor] = torch.Tensor.detach
-    # The trained weights that are updated on the host, each with the tensor there that holds it and its gradient.
+    # The trained weights that are updated on the host, each with the tensor there that holds it and
+    # its gradient.
     host_params: Callable[[], dict[nn.Parameter, torch.Tensor]] = dict
     progress: Progress = field(default_factory=Progress)
 
@@ -136,10 +141,14 @@ class Setup:
             self.on_close(partial(setattr, owner, name, attributes[name]))
         else:
             self.on_close(partial(delattr, owner, name))
+
         setattr(owner, name, value)
 
     def on_close(self, undo: Callable[[], Any]) -> None:
-        """Register a function that reverts a change to the user's model; `close` runs them in reverse order."""
+        """Register a function that reverts a change to the user's model.
+
+        `close` runs them in reverse order.
+        """
         self._undo.append(undo)
 
     def close(self) -> None:
@@ -157,6 +166,7 @@ class Setup:
 
 
 def _entered(contexts: list[Context]) -> ExitStack:
+    """Enter contexts one after the other, and hand over what closes them."""
     with ExitStack() as stack:  # closes the open ones when the next one fails to open
         for context in contexts:
             stack.enter_context(context())
@@ -168,6 +178,7 @@ def evaluation_mode(model: nn.Module) -> Iterator[None]:
     """Without dropout and with stored statistics inside; every module gets its own mode back."""
     modes = modes_of(model)
     model.eval()
+
     try:
         yield
     finally:

@@ -7,7 +7,7 @@ from autofit.core.config import Config, Value
 from autofit.core.errors import InputError
 from autofit.core.hardware import Hardware
 from autofit.core.knobs import Knob
-from autofit.core.layout import degrees, samplers
+from autofit.core.layout import degrees, dp_degree
 from autofit.core.workload import Workload
 from autofit.setup.state import Setup
 
@@ -16,22 +16,22 @@ _FACTS = ("name", "off", "values", "nullable", "numbers", "pattern", "takes")
 
 
 class Stage(IntEnum):
-    """The order in which techniques touch a run. WEIGHTS decides how weights are stored, before any exist; ADAPT adds
-    or freezes some; SHARD says how devices share them; then `build` materialises them. BLOCKS changes how the forward
-    runs, STEP how gradients become updates, COMPILE wraps the result."""
+    """The order in which techniques touch a run; `build` materialises the weights after SHARD."""
 
-    WEIGHTS = 1
-    ADAPT = 2
-    SHARD = 3
-    BLOCKS = 4
-    STEP = 5
-    COMPILE = 6
+    WEIGHTS = 1  # how weights are stored, before any exist
+    ADAPT = 2  # adds or freezes some
+    SHARD = 3  # how devices share them
+    BLOCKS = 4  # how the forward runs
+    STEP = 5  # how gradients become updates
+    COMPILE = 6  # wraps the result
 
 
 class Technique:
-    """One knob of the search: its values, when it is refused, and what it does to a training run. `canonicalize` and
-    `refuse` must depend on their arguments alone: a search evaluates them on a few configs and reuses the answer for
-    every config that agrees on the knobs they read."""
+    """One knob of the search: its values, when it is refused, and what it does to a training run.
+
+    `canonicalize` and `refuse` must depend on their arguments alone: a search evaluates them on a
+    few configs and reuses the answer for every config that agrees on the knobs they read.
+    """
 
     # What everyone may know of it. A technique without a record has its facts itself:
     record: ClassVar[Knob] = Knob("")
@@ -39,20 +39,19 @@ class Technique:
     off: ClassVar[Value]  # the value that changes nothing
     values: ClassVar[tuple[Value, ...]] = ()  # every possible value; empty: what `choices` returns
     nullable: ClassVar[bool] = False  # whether null is a value, too
-    numbers: ClassVar[tuple[float, float] | None] = (
-        None  # from one to below another; of ints whole ones
-    )
+    # From one number to below another; of ints whole ones.
+    numbers: ClassVar[tuple[float, float] | None] = None
     pattern: ClassVar[str] = ""  # it also takes words of this form, whatever the hardware
     takes: ClassVar[str] = ""  # the accepted values in words, where `values` cannot list them
 
     stage: ClassVar[Stage]
-    # of these, the ones that are not searched on a CPU
+    # Of the values, those that are not searched on a CPU; that store something in the host's
+    # memory; for which the run calls torch.compile; and that use CUDA's managed memory.
     cuda_values: ClassVar[tuple[Value, ...]] = ()
-    # the ones that store something in the host's memory
     host_values: ClassVar[tuple[Value, ...]] = ()
-    # the ones for which the run calls torch.compile
     compiled_values: ClassVar[tuple[Value, ...]] = ()
-    paged_values: ClassVar[tuple[Value, ...]] = ()  # the ones that use CUDA's managed memory
+    paged_values: ClassVar[tuple[Value, ...]] = ()
+
     library: ClassVar[str] = "torch"  # the distribution that implements every value but `off`
     all_exact: ClassVar[bool] = False  # whether every value is the same mathematics as `off`
     always: ClassVar[bool] = False  # whether `apply` is called with `off` too
@@ -60,30 +59,31 @@ class Technique:
     def __init_subclass__(cls, **options: Any) -> None:
         """The facts of a record are those of the class."""
         super().__init_subclass__(**options)
+
         if "record" in vars(cls):
             for fact in _FACTS:
                 setattr(cls, fact, getattr(cls.record, fact))
 
     def choices(self, hardware: Hardware) -> tuple[Value, ...]:
         """The values worth searching on this hardware."""
-        return tuple(
-            value
-            for value in self.values
-            if hardware.device == "cuda" or value not in self.cuda_values
-        )
+        if hardware.device == "cuda":
+            return self.values
+        return tuple(value for value in self.values if value not in self.cuda_values)
 
     def choices_for(self, workload: Workload, hardware: Hardware) -> tuple[Value, ...]:
         """`choices`, for the few knobs whose values depend on the workload."""
         return self.choices(hardware)
 
     def accepts(self, value: Value, hardware: Hardware) -> bool:
-        """Whether the value is valid for this knob at all; whether it works here is for `refuse`."""
+        """Whether the value is valid for this knob at all; whether it works here is for
+        `refuse`."""
         return self.knob(hardware).accepts(value)
 
     def knob(self, hardware: Hardware) -> Knob:
         """What it takes, in a form that needs no torch."""
         facts = {fact: getattr(self, fact) for fact in _FACTS}
-        return Knob(**{**facts, "values": self.values or self.choices(hardware)})
+        facts["values"] = self.values or self.choices(hardware)
+        return Knob(**facts)
 
     def canonicalize(self, config: Config, workload: Workload, hardware: Hardware) -> Value:
         """This knob's canonical value beside the others: null or `off` where it has no meaning."""
@@ -102,7 +102,8 @@ class Technique:
         return value in self.host_values
 
     def pages(self, value: Value) -> bool:
-        """Whether the value uses managed memory, which moves between GPU and host outside PyTorch's allocator."""
+        """Whether the value uses managed memory, which moves between GPU and host outside PyTorch's
+        allocator."""
         return value in self.paged_values
 
     def exact(self, value: Value, workload: Workload) -> bool:
@@ -118,11 +119,13 @@ class Technique:
         return None
 
     def memory_order(self, value: Value) -> int | None:
-        """A rank that never falls as memory grows, all other knobs equal; None where no order is proven."""
+        """A rank that never falls as memory grows, all other knobs equal; None where no order is
+        proven."""
         return self.record.memory_order.get(value)
 
     def apply(self, setup: Setup, value: Value) -> None:
-        """Change the run; called with any value but `off`, or with every value when `always` is set."""
+        """Change the run; called with any value but `off`, or with every value when `always` is
+        set."""
 
     def trace(self, setup: Setup, value: Value) -> None:
         """A stand-in for `apply` under fake tensors."""
@@ -130,7 +133,7 @@ class Technique:
 
 
 class Degree(Technique):
-    """A knob that says among how many devices something is divided; null on one device, and where it is left out."""
+    """A knob that says among how many devices something is divided; null on one device."""
 
     stage = Stage.SHARD
     all_exact = True
@@ -142,9 +145,11 @@ class Degree(Technique):
         """Raises InputError for what does not divide the devices."""
         given = config[self.name] or 1
         possible = self.choices(hardware)
+
         if hardware.world == 1:
-            samplers(config, hardware)
+            dp_degree(config, hardware)
             return None
+
         if given not in possible:
             words = f"{self.name} {given} does not divide the {hardware.devices} devices of a node"
             raise InputError(f"{words}.", f"Try {', '.join(map(str, possible))}.")

@@ -1,9 +1,9 @@
-"""torchao's AdamWs, adapted: with state in 4 or 8 bits, or bf16 weights that they round stochastically; and what stands
-in for their compiled steps under fake tensors."""
+"""torchao's AdamWs, adapted: with state in 4 or 8 bits, or bf16 weights that they round
+stochastically; and what stands in for their compiled steps under fake tensors."""
 
 import functools
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -18,7 +18,8 @@ _MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 class _Kind(NamedTuple):
-    """torchao's class, and whether it rounds bf16 weights up or down at random, so that updates count in the mean."""
+    """torchao's class, and whether it rounds bf16 weights up or down at random, so that updates
+    count in the mean."""
 
     name: str
     rounds: bool = False
@@ -38,15 +39,23 @@ def torchao_adamw(value: str) -> Callable[..., Optimizer]:
     from torchao import optim
 
     kind = _KINDS[value]
-    adapters = (_LowBit, _InFp32) if value == "adamw-sr" else (_LowBit,)
-    options = {"bf16_stochastic_round": True} if kind.rounds else {}
-    return functools.partial(type(kind.name, (*adapters, getattr(optim, kind.name)), {}), **options)
+    bases: list[Any] = [_LowBit]
+    if value == "adamw-sr":
+        bases.append(_InFp32)
+    bases.append(getattr(optim, kind.name))
+    adapted: Any = type(kind.name, tuple(bases), {})
+
+    if kind.rounds:
+        return functools.partial(adapted, bf16_stochastic_round=True)
+    return functools.partial(adapted)
 
 
 class _LowBit(Optimizer):
-    """Adapts torchao's optimizers: learning rates are numbers, as the loop expects, not tensors. torch.compile must
-    take their step whole, and raises where an active dispatch mode (a tracker of storage) forbids compilation: then the
-    same function runs uncompiled."""
+    """Adapts torchao's optimizers: learning rates are numbers, as the loop expects, not tensors.
+
+    torch.compile must take their step whole, and raises where an active dispatch mode (a tracker of
+    storage) forbids compilation: then the same function runs uncompiled.
+    """
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         rate = param_group.get("lr", self.defaults["lr"])
@@ -54,33 +63,49 @@ class _LowBit(Optimizer):
         self.param_groups[-1]["lr"] = rate
 
     def _subclass_zeros(self, weight: torch.Tensor, signed: bool, block_size: int) -> Any:
-        """A moment that passes as fp32. One that passes as bf16 does not within a DTensor, whose operators then differ
-        about its format (torchao 0.18)."""
+        """A moment that passes as fp32.
+
+        One that passes as bf16 fails within a DTensor, whose operators then differ about its format
+        (torchao 0.18).
+        """
         theirs: Any = super()
-        return theirs._subclass_zeros(
-            weight.new_empty((), dtype=torch.float32).expand_as(weight), signed, block_size
-        )
+        in_fp32 = weight.new_empty((), dtype=torch.float32).expand_as(weight)
+        return theirs._subclass_zeros(in_fp32, signed, block_size)
 
     def step(self, closure: Any = None) -> Any:
         rates = [group["lr"] for group in self.param_groups]
         for group, rate in zip(self.param_groups, rates, strict=True):
             # as a number, each would be a new graph
             group["lr"] = torch.tensor(rate, dtype=torch.float32)
-        modes: list[Any] = _get_current_dispatch_mode_stack()
-        watched = any(
-            not getattr(mode, "ignore_compile_internals", lambda: False)() for mode in modes
-        )
+
+        context: AbstractContextManager[Any] = nullcontext()
+        if _is_watched():
+            context = torch.compiler.set_stance("force_eager")
+
         try:
-            with torch.compiler.set_stance("force_eager") if watched else nullcontext():
+            with context:
                 return super().step(closure)
         finally:
             for group, rate in zip(self.param_groups, rates, strict=True):
                 group["lr"] = rate
 
 
+def _is_watched() -> bool:
+    """Whether a dispatch mode is active that forbids compilation."""
+    modes: list[Any] = _get_current_dispatch_mode_stack()
+    for mode in modes:
+        ignores = getattr(mode, "ignore_compile_internals", None)
+        if ignores is None or not ignores():
+            return True
+    return False
+
+
 class _InFp32(KeepsFormats):
-    """torchao's plain AdamW with moments in fp32. Its own are in the weights' format, and in bf16 a second moment never
-    falls: a step takes a thousandth of it away, less than bf16 can tell."""
+    """torchao's plain AdamW with moments in fp32.
+
+    Its own are in the weights' format, and in bf16 a second moment never falls: a step takes a
+    thousandth of it away, less than bf16 can tell.
+    """
 
     def _new_buffer(self, weight: torch.Tensor, signed: bool) -> torch.Tensor:
         return torch.zeros_like(weight, dtype=torch.float32)
@@ -88,15 +113,18 @@ class _InFp32(KeepsFormats):
 
 @dataclass(frozen=True)
 class _Format:
-    """How torchao stores a moment, and the temporaries of its compiled step. Temporaries were read from the allocator
-    during steps compiled by Inductor for a CPU (torch 2.13, torchao 0.18, 2^20 elements, fp32 and bf16 weights): new
-    scales for both moments, and 26 bytes per element for `adamw-4bit`, 8 for `adamw-8bit-sr`."""
+    """How torchao stores a moment, and the temporaries of its compiled step.
+
+    Temporaries were read from the allocator during steps compiled by Inductor for a CPU (torch
+    2.13, torchao 0.18, 2^20 elements, fp32 and bf16 weights): new scales for both moments, and 26
+    bytes per element for `adamw-4bit`, 8 for `adamw-8bit-sr`.
+    """
 
     dtype: torch.dtype
-    per_code: int
-    block: int
-    table: int
-    temporary: int
+    per_code: int  # elements of a moment
+    block: int  # elements that share a scale; 0: none do
+    table: int  # fp32 numbers that codes stand for
+    temporary: int  # bytes per element
 
 
 _FORMATS = {
@@ -109,13 +137,15 @@ _SMALLEST_LOW_BIT = 4096  # elements: torchao, optim/adam.py, _new_buffer
 
 
 def torchao_stand_in(value: str, setup: Setup) -> Callable[..., Optimizer]:
-    """What takes the memory of the optimizer of this name on fake tensors, which cannot be compiled for."""
+    """What takes the memory of the optimizer of this name on fake tensors, which cannot be compiled
+    for."""
     return functools.partial(_StandIn, low=_FORMATS[value], on_cpu=setup.hardware.device == "cpu")
 
 
 class _StandIn(Optimizer):
-    """torchao's optimizers on fake tensors: their state, their temporaries, and the bytes they touch; `on_cpu`: with
-    what they keep on the host, the numbers of steps and the learning rates."""
+    """torchao's optimizers on fake tensors: their state, their temporaries, and the bytes they
+    touch; `on_cpu`: with what they keep on the host, the numbers of steps and the learning
+    rates."""
 
     def __init__(
         self, groups: list[dict[str, Any]], *, lr: float, low: _Format, on_cpu: bool
@@ -128,6 +158,7 @@ class _StandIn(Optimizer):
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         # until all are stepped
         rates = [torch.tensor(group["lr"]) for group in self.param_groups if self._on_cpu]
+
         for group in self.param_groups:
             for weight in group["params"]:
                 if weight.grad is not None:
@@ -135,17 +166,21 @@ class _StandIn(Optimizer):
         del rates
 
     def _step(self, weight: torch.Tensor, gradient: torch.Tensor) -> None:
-        state = self.state[weight]
+        """Allocate and touch what the step of one weight does."""
         low = self._low
-        small = weight.numel() < _SMALLEST_LOW_BIT or (low.block and weight.numel() % low.block)
+        is_small = weight.numel() < _SMALLEST_LOW_BIT
+        if low.block and weight.numel() % low.block:
+            is_small = True
+
+        state = self.state[weight]
         if self._on_cpu and "step" not in state:
             state["step"] = torch.tensor(0.0)
         for moment in _MOMENTS:
             if moment not in state:
-                plain = torch.zeros_like(weight, dtype=None if low.block else low.dtype)
-                state[moment] = [plain] if small else self._moment(weight)
+                state[moment] = self._moment(weight, is_small)
+
         temporaries = []
-        if not small:
+        if not is_small:
             # they are written
             temporaries.append(weight.new_zeros(weight.numel() * low.temporary, dtype=torch.uint8))
             temporaries += [torch.empty_like(state[moment][1]) for moment in _MOMENTS]
@@ -153,9 +188,14 @@ class _StandIn(Optimizer):
         for moment in _MOMENTS:
             state[moment][0].zero_()
 
-    def _moment(self, weight: torch.Tensor) -> list[torch.Tensor]:
+    def _moment(self, weight: torch.Tensor, is_small: bool) -> list[torch.Tensor]:
+        """A moment in the low format, with its scales and its table; plain for a small weight."""
         low = self._low
+        if is_small:
+            return [torch.zeros_like(weight, dtype=None if low.block else low.dtype)]
+
         count = weight.numel()
-        sizes = (count // low.block if low.block else 0, low.table)
-        scales, table = (weight.new_zeros(size, dtype=torch.float32) for size in sizes)
+        blocks = count // low.block if low.block else 0
+        scales = weight.new_zeros(blocks, dtype=torch.float32)
+        table = weight.new_zeros(low.table, dtype=torch.float32)
         return [weight.new_zeros(count // low.per_code, dtype=low.dtype), scales, table]

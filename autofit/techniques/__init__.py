@@ -1,5 +1,6 @@
-"""The registry of techniques: every module of this package that defines one is a knob, nothing else to edit. Also what
-takes all techniques together: the canonical form of a Config, and whether it is refused."""
+"""The registry of techniques: every module of this package that defines one is a knob, nothing else
+to edit. Also what takes all techniques together: the canonical form of a Config, and whether it is
+refused."""
 
 import functools
 import importlib
@@ -19,16 +20,24 @@ _built_in: set[str] = set()
 
 
 def register(technique: Technique) -> None:
-    """Add a technique; it replaces one of the same name. Raises InputError where it lacks a name or a stage."""
+    """Add a technique; it replaces one of the same name.
+
+    Raises:
+        InputError: where it lacks a name or a stage.
+    """
     require(
         isinstance(technique, Technique),
         "register takes an object of a subclass of autofit.Technique",
         technique,
     )
+
     for part in ("name", "stage"):
         if not hasattr(technique, part):
-            message = f"the technique {type(technique).__name__} has no {part}."
-            raise InputError(message, f"Set {part} = ... in its class.")
+            raise InputError(
+                f"the technique {type(technique).__name__} has no {part}.",
+                f"Set {part} = ... in its class.",
+            )
+
     _registry[technique.name] = technique
     _built_in.discard(technique.name)  # a replaced built-in must be sent to the probes
 
@@ -59,27 +68,30 @@ def check(knobs: Mapping[str, Any], hardware: Hardware) -> None:
 
 
 def canonicalize(knobs: Mapping[str, Any], workload: Workload, hardware: Hardware) -> Config:
-    """The canonical Config: every knob present, absent ones off, meaningless ones null. Raises InputError for an
-    unknown knob, an impossible value, or knobs that contradict each other."""
+    """The canonical Config: every knob present, absent ones off, meaningless ones null.
+
+    Raises:
+        InputError: for an unknown knob, an impossible value, or knobs that contradict each other.
+    """
     check(knobs, hardware)
     return constraints(workload, hardware).canonical(knobs)
 
 
 def constraints(workload: Workload, hardware: Hardware) -> Constraints:
-    """The rules of all techniques for configs of this workload on this hardware, one function per knob."""
-    techniques = all_techniques()
-    derived = [each for each in techniques if type(each).canonicalize is not Technique.canonicalize]
-    return Constraints(
-        off={each.name: each.off for each in techniques},
-        canonicalize={
-            each.name: functools.partial(_with, each.canonicalize, workload, hardware)
-            for each in derived
-        },
-        refuse={
-            each.name: functools.partial(_with, each.refuse, workload, hardware)
-            for each in techniques
-        },
-    )
+    """The rules of all techniques for configs of this workload on this hardware, one function per
+    knob."""
+    off = {}
+    canonical = {}
+    refusals = {}
+
+    for technique in all_techniques():
+        name = technique.name
+        off[name] = technique.off
+        refusals[name] = functools.partial(_with, technique.refuse, workload, hardware)
+        if type(technique).canonicalize is not Technique.canonicalize:
+            canonical[name] = functools.partial(_with, technique.canonicalize, workload, hardware)
+
+    return Constraints(off=off, canonicalize=canonical, refuse=refusals)
 
 
 def _with(rule: Callable[..., Any], workload: Workload, hardware: Hardware, config: Config) -> Any:
@@ -96,20 +108,20 @@ def refuse(config: Config, workload: Workload, hardware: Hardware) -> str | None
 
 def fidelity(config: Config) -> tuple[int, ...]:
     """How faithfully a config learns, as a sort key that breaks ties."""
-    full = -1 if config.head_only else 0 if config.lora_rank else 1
-    return (
-        full,
-        *(
-            _registry[name].fidelity(config.get(name))
-            for name in FIDELITY_ORDER
-            if name in _registry
-        ),
-    )
+    if config.head_only:
+        tier = -1
+    elif config.lora_rank:
+        tier = 0
+    else:
+        tier = 1
+    named = [name for name in FIDELITY_ORDER if name in _registry]
+    return (tier, *(_registry[name].fidelity(config.get(name)) for name in named))
 
 
 def keeps_on_host(config: Config) -> bool:
     """Whether any value of a config stores in host memory part of what a GPU trains."""
-    return any(each.keeps_on_host(config.get(each.name, each.off)) for each in all_techniques())
+    techniques = all_techniques()
+    return any(known.keeps_on_host(config.get(known.name, known.off)) for known in techniques)
 
 
 quiet_imports()  # techniques import others' packages where they are applied

@@ -1,5 +1,9 @@
-"""activation_checkpointing: save less of the forward for the backward, and recompute the rest there. Chen et al. 2016,
-arXiv 1604.06174; saving the expensive operators' outputs: Korthikanti et al. 2022, arXiv 2205.05198."""
+"""activation_checkpointing: save less of the forward for the backward, and recompute the rest
+there.
+
+Chen et al. 2016, arXiv 1604.06174; saving the expensive operators' outputs: Korthikanti et al.
+2022, arXiv 2205.05198.
+"""
 
 import functools
 from collections.abc import Iterator
@@ -23,10 +27,13 @@ Contexts = tuple[AbstractContextManager[Any], AbstractContextManager[Any]]
 
 _NO_BLOCKS = "the model has no repeated blocks (a ModuleList or Sequential of layers) to checkpoint; use none."
 _FULL = "fully_checkpointed"  # marks a forward that is checkpointed as by `full`
-_DRAWS = "with dropout the compiler would draw different random numbers in backward and forward (pytorch 190758)"
+_DRAWS = (
+    "with dropout the compiler would draw different random numbers in backward and forward "
+    "(pytorch 190758)"
+)
 _USE_ANOTHER = "use full, alternate or selective."
-# What `selective` saves, by the operators' names without overloads: products, convolutions, and attention in every
-# form that PyTorch, flash-attn and xFormers have. All else is cheap to recompute.
+# What `selective` saves, by the operators' names without overloads: products, convolutions, and
+# attention in every form that PyTorch, flash-attn and xFormers have. All else is cheap to recompute.
 _SAVED = {
     *("mm", "addmm", "bmm", "baddbmm", "_scaled_mm", "_grouped_mm", "_int_mm"),
     *("convolution", "_convolution", "cudnn_convolution", "mkldnn_convolution"),
@@ -43,10 +50,11 @@ _SAVED_PARTS = (
 class ActivationCheckpointing(Technique):
     """What each repeated block saves for the backward.
 
-    `full`: its input. `alternate`: every second block its input, the others (always the last) everything. `selective`:
-    its input, and the outputs of matrix products, convolutions and attention. `budget-F`: the compiler recomputes until
-    at most the share F of what it would save remains; a knapsack by arithmetic cost, whose peak does not always fall
-    with F (pytorch issue 197838).
+    `full`: its input. `alternate`: every second block its input, the others (always the last)
+    everything. `selective`: its input, and the outputs of matrix products, convolutions and
+    attention. `budget-F`: the compiler recomputes until at most the share F of what it would save
+    remains; a knapsack by arithmetic cost, whose peak does not always fall with F (pytorch issue
+    197838).
     """
 
     record = KNOB
@@ -65,9 +73,14 @@ class ActivationCheckpointing(Technique):
             if config.compile == "none":
                 return f"{value} is chosen by the compiler; set compile default."
             if config.optimizer_in_backward and str(config.optimizer).endswith("-sr"):
-                return f"{config.optimizer} draws random numbers, and would in the backward; {_USE_ANOTHER}"
-            draws = config.lora_dropout or (workload.traits and workload.traits.dropout)
-            return f"{_DRAWS}; {_USE_ANOTHER}" if draws else None
+                return (
+                    f"{config.optimizer} draws random numbers, and would in the backward; "
+                    f"{_USE_ANOTHER}"
+                )
+            if config.lora_dropout or (workload.traits and workload.traits.dropout):
+                return f"{_DRAWS}; {_USE_ANOTHER}"
+            return None
+
         if value != self.off and workload.traits and not workload.traits.blocks:
             return _NO_BLOCKS
         return None
@@ -75,20 +88,27 @@ class ActivationCheckpointing(Technique):
     def apply(self, setup: Setup, value: Value) -> None:
         value = str(value)
         if value.startswith(BUDGET):
-            # Around every step: graphs are partitioned when they first run, and only those of this run.
+            # Around every step: graphs are partitioned when they first run, and only those of this
+            # run.
             config: Any = torch._functorch.config
             share = float(value.removeprefix(BUDGET))
             setup.step_contexts.append(lambda: config.patch(activation_memory_budget=share))
             setup.step_contexts.append(lambda: _random_numbers_refused(setup.device))
             return
+
         blocks = repeated_blocks(setup.model)
         if not blocks:
             raise RefusedError(_NO_BLOCKS)
-        # Never the last: it would be recomputed at once, while all that the others save is still there.
-        for block in blocks[len(blocks) % 2 :: 2] if value == "alternate" else blocks:
+        if value == "alternate":
+            # Never the last: it would be recomputed at once, while all that the others save is
+            # still there.
+            blocks = blocks[len(blocks) % 2 :: 2]
+
+        for block in blocks:
             if value == "full" and hasattr(block.forward, _FULL):
                 continue  # by `alternate`, where a run that ran out of memory goes on with `full`
             _checkpoint(setup, block, selective=value == "selective")
+
         if value == "selective":
             setup.step_contexts.append(_changes_in_place_refused)
 
@@ -100,11 +120,15 @@ class ActivationCheckpointing(Technique):
 
 @contextmanager
 def _random_numbers_refused(device: torch.device) -> Iterator[None]:
-    """Gradients were silently wrong by 40 % and more where a budget left a dropout to the backward. Traits do not show
-    dropout that is called as a function; the generator does."""
+    """Gradients were silently wrong by 40 % and more where a budget left a dropout to the backward.
+
+    Traits do not show dropout that is called as a function; the generator does.
+    """
 
     def random_state() -> torch.Tensor:
-        return torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
+        if device.type == "cuda":
+            return torch.cuda.get_rng_state(device)
+        return torch.get_rng_state()
 
     before = random_state()
     yield
@@ -123,13 +147,17 @@ def _checkpoint(setup: Setup, block: nn.Module, *, selective: bool) -> None:
     policy = _policy if selective else lambda *_, **__: CheckpointPolicy.PREFER_RECOMPUTE
 
     def contexts() -> Contexts:
-        tracing = torch._guards.TracingContext.try_get() is not None
-        if not selective and not tracing:
+        is_compiling = torch._guards.TracingContext.try_get() is not None
+        if not selective and not is_compiling:
             return nullcontext(), _statistics_held(norms)
+
         first, again = create_selective_checkpoint_contexts(policy)
-        # A compiler reads from the first which operators to recompute, wants the second unchanged, and updates
-        # statistics once. A block that it could not compile runs here later, as plain code.
-        return first, again if tracing else _statistics_held(norms, again)
+        # A compiler reads from the first which operators to recompute, wants the second unchanged,
+        # and updates statistics once. A block that it could not compile runs here later, as plain
+        # code.
+        if is_compiling:
+            return first, again
+        return first, _statistics_held(norms, again)
 
     @functools.wraps(inner)
     def forward(*args: Any, **kwargs: Any) -> Any:
@@ -142,24 +170,29 @@ def _checkpoint(setup: Setup, block: nn.Module, *, selective: bool) -> None:
 
 def _policy(_: Any, operator: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
     name = operator.name().partition(".")[0].removeprefix("aten::")
-    saved = name in _SAVED or any(part in name for part in _SAVED_PARTS)
-    return CheckpointPolicy.MUST_SAVE if saved else CheckpointPolicy.PREFER_RECOMPUTE
+    if name in _SAVED or any(part in name for part in _SAVED_PARTS):
+        return CheckpointPolicy.MUST_SAVE
+    return CheckpointPolicy.PREFER_RECOMPUTE
 
 
 @contextmanager
 def _statistics_held(
     norms: list[_NormBase], recomputing: AbstractContextManager[Any] | None = None
 ) -> Iterator[None]:
-    """Keep a recomputation from updating running statistics: the forward has counted these samples already."""
+    """Keep a recomputation from updating running statistics: the forward has counted these samples
+    already."""
     before = [(norm, norm.momentum, norm.num_batches_tracked) for norm in norms]
     for norm in norms:
-        norm.momentum, norm.num_batches_tracked = 0.0, None
+        norm.momentum = 0.0
+        norm.num_batches_tracked = None
+
     try:
         with recomputing or nullcontext():
             yield
     finally:
         for norm, momentum, count in before:
-            norm.momentum, norm.num_batches_tracked = momentum, count
+            norm.momentum = momentum
+            norm.num_batches_tracked = count
 
 
 @contextmanager
@@ -170,5 +203,8 @@ def _changes_in_place_refused() -> Iterator[None]:
     except RuntimeError as error:
         if "selective activation checkpoint has been mutated" not in str(error):
             raise
-        message = "the model changes the output of a matrix product or attention in place (ReLU with inplace=True?)."
-        raise RefusedError(message, "Use activation_checkpointing full or alternate.") from error
+        raise RefusedError(
+            "the model changes the output of a matrix product or attention in place (ReLU with "
+            "inplace=True?).",
+            "Use activation_checkpointing full or alternate.",
+        ) from error

@@ -7,11 +7,14 @@ from autofit.setup.saved_tensors import SavedTensorsOnHost
 
 
 class ActivationOffload(Technique):
-    """`cpu`: saved tensors of 1 MiB and more move to pinned host buffers and back, overlapped with computation. Beside
-    activation_checkpointing those are the inputs of the blocks. Tensors that autograd does not save stay: what
-    `selective` checkpointing keeps, and the inputs that bitsandbytes' int8 layers hold themselves.
-    torch.autograd.graph.save_on_cpu instead allocates a buffer per tensor, copies on the computing stream (nothing
-    overlaps), and moves weights as well."""
+    """`cpu`: saved tensors of 1 MiB and more move to pinned host buffers and back, overlapped with
+    computation.
+
+    Beside activation_checkpointing those are the inputs of the blocks. Tensors that autograd does
+    not save stay: what `selective` checkpointing keeps, and the inputs that bitsandbytes' int8
+    layers hold themselves. torch.autograd.graph.save_on_cpu instead allocates a buffer per tensor,
+    copies on the computing stream (nothing overlaps), and moves weights as well.
+    """
 
     record = KNOB
     stage = Stage.BLOCKS
@@ -24,16 +27,18 @@ class ActivationOffload(Technique):
 
     def refuse(self, config: Config, workload: Workload, hardware: Hardware) -> str | None:
         if config[self.name] != self.off and hardware.device == "cpu":
-            message = "on a CPU, device and host share one memory, so nothing would be saved"
-            return f"{message}; use none, or activation_checkpointing."
+            return (
+                "on a CPU, device and host share one memory, so nothing would be saved; use none, "
+                "or activation_checkpointing."
+            )
         return None
 
     def apply(self, setup: Setup, value: Value) -> None:
-        setup.forward_contexts.append(
-            SavedTensorsOnHost(setup.model, CopyLane.of(setup.device)).hooks
-        )
+        _offload(setup, CopyLane.of(setup.device))
 
     def trace(self, setup: Setup, value: Value) -> None:
-        setup.forward_contexts.append(
-            SavedTensorsOnHost(setup.model, CopyLane(None, setup.tracing.note_host)).hooks
-        )
+        _offload(setup, CopyLane(None, setup.tracing.note_host))
+
+
+def _offload(setup: Setup, lane: CopyLane) -> None:
+    setup.forward_contexts.append(SavedTensorsOnHost(setup.model, lane).hooks)

@@ -1,5 +1,6 @@
-"""compile: torch.compile, block by block where the model repeats one: identical blocks share one compiled code. PyTorch
-calls this regional compilation: the compile time no longer grows with the depth."""
+"""compile: torch.compile, block by block where the model repeats one: identical blocks share one
+compiled code. PyTorch calls this regional compilation: the compile time no longer grows with the
+depth."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,16 +22,21 @@ from autofit.setup import (
 )
 from autofit.setup.layers import repeated_blocks
 
-BACKEND = "inductor"  # tests that need no generated code use aot_eager: captured and partitioned, run as it was
+# Tests that need no generated code use aot_eager: captured and partitioned, run as it was.
+BACKEND = "inductor"
 _VOLTA = (7, 0)  # first compute capability that Triton supports
 _RECOMPILATIONS = 8  # PyTorch's own limit, here granted to every block
 
 
 class Compile(Technique):
-    """`default`: Inductor. `max-autotune-no-cudagraphs`: it also benchmarks several kernels per matrix product. It
-    works on a CPU but is not searched there: on 2 cores the first step of tiny-llama (8 x 256 tokens, compiled by
-    block) took 22.8 s, 2.3 s with Inductor's cache filled by an earlier run, where a whole uncompiled probe takes 2 to
-    4 s; later steps took 0.59 s instead of 0.80 s, with either value."""
+    """`default`: Inductor. `max-autotune-no-cudagraphs`: it also benchmarks several kernels per
+    matrix product.
+
+    It works on a CPU but is not searched there: on 2 cores the first step of tiny-llama (8 x 256
+    tokens, compiled by block) took 22.8 s, 2.3 s with Inductor's cache filled by an earlier run,
+    where a whole uncompiled probe takes 2 to 4 s; later steps took 0.59 s instead of 0.80 s, with
+    either value.
+    """
 
     record = KNOB
     stage = Stage.COMPILE
@@ -48,18 +54,24 @@ class Compile(Technique):
 
     def apply(self, setup: Setup, value: Value) -> None:
         blocks = repeated_blocks(setup.model) or [setup.model]
-        # All blocks share one cache of compiled code; past its limit torch.compile silently runs plain code.
+
+        # All blocks share one cache of compiled code; past its limit torch.compile silently runs
+        # plain code.
         config: Any = torch._dynamo.config
-        limits = ("recompile_limit", "accumulated_recompile_limit")
+        limit = _RECOMPILATIONS * len(blocks)
         patch = config.patch(
-            {name: max(getattr(config, name), _RECOMPILATIONS * len(blocks)) for name in limits}
+            recompile_limit=max(config.recompile_limit, limit),
+            accumulated_recompile_limit=max(config.accumulated_recompile_limit, limit),
         )
+
         patch.__enter__()
         setup.on_close(lambda: patch.__exit__(None, None, None))
         # Compiled code keeps its model alive, and the next run of the same class would find it.
         setup.on_close(torch._dynamo.reset)
-        # Not by `block.compile()`: it silently skips blocks whose forward is torch.nn's own (a Sequential, a
-        # TransformerEncoderLayer), because torch.compile skips the frames of torch.nn.
+
+        # Not by `block.compile()`: it silently skips blocks whose forward is torch.nn's own (a
+        # Sequential, a TransformerEncoderLayer), because torch.compile skips the frames of
+        # torch.nn.
         mode = str(value) if BACKEND == "inductor" else None
         for block in blocks:
             setup.patch(block, "forward", torch.compile(block.forward, backend=BACKEND, mode=mode))
@@ -68,13 +80,17 @@ class Compile(Technique):
 
 @contextmanager
 def _failures_refused() -> Iterator[None]:
-    """Turn a failure to compile, which shows at the first step only, into a refusal of the config."""
+    """Turn a failure to compile, which shows at the first step only, into a refusal of the
+    config."""
     try:
         yield
     except torch._dynamo.exc.BackendCompilerFailed as error:
         cause = error.inner_exception
         if isinstance(cause, MemoryError | torch.OutOfMemoryError):
             raise cause from error
+
         first_line = str(cause).strip().partition("\n")[0]
-        message = f"the compiler failed on this model ({type(cause).__name__}: {first_line})."
-        raise RefusedError(message, "Use compile none.") from error
+        raise RefusedError(
+            f"the compiler failed on this model ({type(cause).__name__}: {first_line}).",
+            "Use compile none.",
+        ) from error

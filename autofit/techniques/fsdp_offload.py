@@ -6,8 +6,8 @@ from autofit.setup import Config, Hardware, Stage, Technique, Value, Workload
 
 
 class FsdpOffload(Technique):
-    """`cpu`: FSDP2's CPUOffloadPolicy, which copies a block to the device when it is used, and steps on the host. null
-    unless `fsdp`. Nothing to apply: `data_parallel` reads it."""
+    """`cpu`: FSDP2's CPUOffloadPolicy, which copies a block to the device when it is used, and
+    steps on the host. null unless `fsdp`. Nothing to apply: `data_parallel` reads it."""
 
     record = KNOB
     stage = Stage.SHARD
@@ -17,7 +17,11 @@ class FsdpOffload(Technique):
     def choices(self, hardware: Hardware) -> tuple[Value, ...]:
         if hardware.world == 1:
             return (None,)
-        return ("cpu", "none") if hardware.device == "cuda" else ("none",)
+        if hardware.device == "cuda":
+            return ("cpu", "none")
+        return ("none",)
 
     def canonicalize(self, config: Config, workload: Workload, hardware: Hardware) -> Value:
-        return (config[self.name] or "none") if kind_of(config, hardware) == "fsdp" else None
+        if kind_of(config, hardware) == "fsdp":
+            return config[self.name] or "none"
+        return None

@@ -1,8 +1,10 @@
-"""kernels: Triton kernels for a transformers model's norms, rotary embeddings and gated activations.
+"""kernels: Triton kernels for a transformers model's norms, rotary embeddings and gated
+activations.
 
-A norm, a rotation or SwiGLU moves more memory than it computes; one kernel for all its operations reads and writes
-once, and saves less for the backward. Liger has such kernels for some fifty model types, and which of them it enables
-by default for each type is known to work; its own losses stay off, because `loss` decides that.
+A norm, a rotation or SwiGLU moves more memory than it computes; one kernel for all its operations
+reads and writes once, and saves less for the backward. Liger has such kernels for some fifty model
+types, and which of them it enables by default for each type is known to work; its own losses stay
+off, because `loss` decides that.
 """
 
 import importlib
@@ -22,9 +24,8 @@ from autofit.setup import Config, Hardware, RefusedError, Setup, Stage, Techniqu
 from autofit.setup.deferred_logits import loss_of_few_tokens
 from autofit.setup.liger import no_kernels_for, stand_in_for_liger, why_not_liger
 
-_TOLERANCE = (
-    1e-3  # relative, of the loss and of each module's output: the kernels round differently
-)
+# Relative, of the loss and of each module's output: the kernels round differently.
+_TOLERANCE = 1e-3
 _LOW_PRECISION_TOLERANCE = 2e-2
 _LOSSES = ("cross_entropy", "fused_linear_cross_entropy")
 _MISSING = object()
@@ -40,7 +41,9 @@ class Kernels(Technique):
     all_exact = True
 
     def refuse(self, config: Config, workload: Workload, hardware: Hardware) -> str | None:
-        return None if config[self.name] == self.off else why_not_liger("liger", hardware, "none")
+        if config[self.name] == self.off:
+            return None
+        return why_not_liger("liger", hardware, "none")
 
     def apply(self, setup: Setup, value: Value) -> None:
         patch = _patch_for(setup.model)
@@ -48,14 +51,16 @@ class Kernels(Technique):
         before = loss_of_few_tokens(setup, batch)
         snapshot = _Snapshot(setup.model)
         setup.on_close(snapshot.restore)
+
         options = inspect.signature(patch).parameters  # a vision encoder has no loss to turn off
         patch(model=setup.model, **{name: False for name in _LOSSES if name in options})
         forwards = {id(owner) for owner, name, _ in snapshot.changes() if name == "forward"}
         changed = [module for module in setup.model.modules() if id(vars(module)) in forwards]
         if not changed:
             raise RefusedError("liger changed nothing about this model; use none.")
-        low = setup.config.precision not in COMPUTES_IN_FP32
-        tolerance = _LOW_PRECISION_TOLERANCE if low else _TOLERANCE
+
+        is_low = setup.config.precision not in COMPUTES_IN_FP32
+        tolerance = _LOW_PRECISION_TOLERANCE if is_low else _TOLERANCE
         with _compared(changed, tolerance):
             after = loss_of_few_tokens(setup, batch)
         if math.isfinite(before) and not abs(after - before) <= tolerance * abs(before):
@@ -69,14 +74,21 @@ class Kernels(Technique):
 
 
 def _patch_for(model: nn.Module) -> Any:
-    """Liger's function that patches this type of model. Raises RefusedError where there is none, or this version of
-    Liger does not work with this version of transformers."""
+    """Liger's function that patches this type of model.
+
+    Raises:
+        RefusedError: where there is none, or this version of Liger does not work with this version
+            of transformers.
+    """
     kind = getattr(getattr(model, "config", None), "model_type", None)
     try:
         liger = importlib.import_module("liger_kernel.transformers.monkey_patch")
     except ImportError as error:
-        message = f"liger-kernel cannot be imported with this version of transformers: {error}."
-        raise RefusedError(message, "Install another version of it, or use none.") from error
+        raise RefusedError(
+            f"liger-kernel cannot be imported with this version of transformers: {error}.",
+            "Install another version of it, or use none.",
+        ) from error
+
     functions: dict[str, Any] = liger.MODEL_TYPE_TO_APPLY_LIGER_FN
     if kind not in functions:
         raise no_kernels_for(kind)
@@ -85,17 +97,23 @@ def _patch_for(model: nn.Module) -> Any:
 
 @contextmanager
 def _compared(modules: list[nn.Module], tolerance: float) -> Iterator[None]:
-    """Compare each module's output with that of its class. Liger binds SwiGLU to an MLP whatever activation the config
-    names, and with random weights the loss hardly shows it."""
+    """Compare each module's output with that of its class.
+
+    Liger binds SwiGLU to an MLP whatever activation the config names, and with random weights the
+    loss hardly shows it.
+    """
 
     def compare(module: nn.Module, args: Any, kwargs: dict[str, Any], result: Any) -> None:
         expected = type(module).forward(module, *args, **kwargs)
         if not isinstance(result, torch.Tensor):
             return
+
         difference = float((result - expected).float().norm() / expected.float().norm())
         if difference > tolerance:
-            message = f"liger's {type(module).__name__} differs from the model's own by {difference:.2g} of its output"
-            raise RefusedError(f"{message}; use none.")
+            raise RefusedError(
+                f"liger's {type(module).__name__} differs from the model's own by "
+                f"{difference:.2g} of its output; use none."
+            )
 
     with ExitStack() as stack:
         for module in modules:
@@ -104,8 +122,8 @@ def _compared(modules: list[nn.Module], tolerance: float) -> Iterator[None]:
 
 
 class _Snapshot:
-    """All that Liger may change: attributes and children of the model's modules, the names in their source files, and
-    the attributes of the classes there."""
+    """All that Liger may change: attributes and children of the model's modules, the names in their
+    source files, and the attributes of the classes there."""
 
     def __init__(self, model: nn.Module) -> None:
         self._before = [(owner, dict(_names(owner))) for owner in _owners(model)]
@@ -115,14 +133,17 @@ class _Snapshot:
         for owner, before in self._before:
             now = _names(owner)
             for name in {*before, *now}:
-                if before.get(name, _MISSING) is not now.get(name, _MISSING):
-                    yield owner, name, before.get(name, _MISSING)
+                value = before.get(name, _MISSING)
+                if value is not now.get(name, _MISSING):
+                    yield owner, name, value
 
     def restore(self) -> None:
         """Undo every change."""
         for owner, name, value in list(self.changes()):
-            if isinstance(owner, type):
-                delattr(owner, name) if value is _MISSING else setattr(owner, name, value)
+            if isinstance(owner, type) and value is _MISSING:
+                delattr(owner, name)
+            elif isinstance(owner, type):
+                setattr(owner, name, value)
             elif value is _MISSING:
                 del owner[name]
             else:
@@ -134,15 +155,14 @@ def _owners(model: nn.Module) -> Iterator[Any]:
     for module in model.modules():
         yield vars(module)
         yield module._modules
+
     for file in {type(module).__module__ for module in model.modules()}:
-        if file.startswith("transformers."):
-            names = vars(sys.modules[file])
-            yield names
-            yield from [
-                each
-                for each in names.values()
-                if isinstance(each, type) and each.__module__ == file
-            ]
+        if not file.startswith("transformers."):
+            continue
+        names = vars(sys.modules[file])
+        yield names
+        classes = [value for value in names.values() if isinstance(value, type)]
+        yield from [kind for kind in classes if kind.__module__ == file]
 
 
 def _names(owner: Any) -> Mapping[str, Any]:

@@ -5,7 +5,10 @@ from autofit.setup import Config, Hardware, Stage, Technique, Value, Workload
 
 
 class LoraAlpha(Technique):
-    """null: twice the rank. Set by the user, never searched: it changes what is learnt, not memory or speed."""
+    """null: twice the rank.
+
+    Set by the user, never searched: it changes what is learnt, not memory or speed.
+    """
 
     record = KNOB
     stage = Stage.ADAPT

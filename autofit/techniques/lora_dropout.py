@@ -5,7 +5,10 @@ from autofit.setup import Config, Hardware, Stage, Technique, Value, Workload
 
 
 class LoraDropout(Technique):
-    """null: none. Set by the user, never searched: it regularises, and costs time and a mask per adapter."""
+    """null: none.
+
+    Set by the user, never searched: it regularises, and costs time and a mask per adapter.
+    """
 
     record = KNOB
     stage = Stage.ADAPT
@@ -14,7 +17,9 @@ class LoraDropout(Technique):
         return (None,)
 
     def canonicalize(self, config: Config, workload: Workload, hardware: Hardware) -> Value:
-        return (config[self.name] or None) if config.lora_rank else None
+        if not config.lora_rank:
+            return None
+        return config[self.name] or None
 
     def package(self, value: Value) -> str:
         return "peft"

@@ -1,13 +1,15 @@
-"""lora_plus: how many times the learning rate of an adapter's first matrix the second one is trained with. `optimizer`
-applies it."""
+"""lora_plus: how many times the learning rate of an adapter's first matrix the second one is
+trained with. `optimizer` applies it."""
 
 from autofit.core.knobs.lora_plus import KNOB
 from autofit.setup import Config, Hardware, Stage, Technique, Value, Workload
 
 
 class LoraPlus(Technique):
-    """null: as fast; 16 is usual (LoRA+, Hayou et al. 2024, arXiv 2402.12354). Set by the user, never searched: it
-    changes what is learnt, not memory or speed."""
+    """null: as fast; 16 is usual (LoRA+, Hayou et al. 2024, arXiv 2402.12354).
+
+    Set by the user, never searched: it changes what is learnt, not memory or speed.
+    """
 
     record = KNOB
     stage = Stage.ADAPT

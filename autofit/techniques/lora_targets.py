@@ -6,9 +6,12 @@ from autofit.setup import Config, Hardware, Stage, Technique, Value, Workload
 
 
 class LoraTargets(Technique):
-    """`attention`, `all-linear` (the default beside a rank), `head`, and names, joined by `+`: `q_proj+v_proj`,
-    `attention+experts`. A name stands for every linear layer, and for the weights of experts, in whose full name it
-    is: of a layer, or of a module around it. Experts get adapters by name alone."""
+    """`attention`, `all-linear` (the default beside a rank), `head`, and names, joined by `+`:
+    `q_proj+v_proj`, `attention+experts`.
+
+    A name stands for every linear layer, and for the weights of experts, in whose full name it is:
+    of a layer, or of a module around it. Experts get adapters by name alone.
+    """
 
     record = KNOB
     stage = Stage.ADAPT
@@ -16,18 +19,16 @@ class LoraTargets(Technique):
 
     def choices_for(self, workload: Workload, hardware: Hardware) -> tuple[Value, ...]:
         experts = workload.traits and workload.traits.experts
-        return (
-            *self.values,
-            *(f"{kind}+{experts}" for kind in ("attention", "all-linear") if experts),
-        )
+        if not experts:
+            return self.values
+        return (*self.values, f"attention+{experts}", f"all-linear+{experts}")
 
     def canonicalize(self, config: Config, workload: Workload, hardware: Hardware) -> Value:
         if not config.lora_rank:
             return None
-        given = config[self.name]
-        parts = sorted(
-            set(str(given or "all-linear").split("+")), key=lambda part: (SETS.get(part, 3), part)
-        )
+
+        given = set(str(config[self.name] or "all-linear").split("+"))
+        parts = sorted(given, key=lambda part: (SETS.get(part, 3), part))
         if TASKS[workload.task].classifies and "head" in parts and len(parts) > 1:
             parts.remove("head")  # a classifier's new head is trained whole whatever the targets
         return "+".join(parts)

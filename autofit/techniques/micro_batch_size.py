@@ -1,4 +1,5 @@
-"""micro_batch_size: how many samples go through the model at once; gradients accumulate over the effective batch."""
+"""micro_batch_size: how many samples go through the model at once; gradients accumulate over the
+effective batch."""
 
 import math
 from typing import Any
@@ -6,7 +7,7 @@ from typing import Any
 from torch import nn
 
 from autofit.core.knobs.micro_batch_size import KNOB
-from autofit.core.layout import samplers
+from autofit.core.layout import dp_degree
 from autofit.core.measurement import BATCH_NORM
 from autofit.setup import Config, Hardware, RefusedError, Setup, Stage, Technique, Value, Workload
 
@@ -29,9 +30,8 @@ class MicroBatchSize(Technique):
         return config[self.name] or share_of(config, workload, hardware)
 
     def exact(self, value: Value, workload: Workload) -> bool:
-        return workload.traits is None or not (
-            workload.traits.batch_norm or workload.traits.dropout
-        )
+        traits = workload.traits
+        return traits is None or not (traits.batch_norm or traits.dropout)
 
     def refuse(self, config: Config, workload: Workload, hardware: Hardware) -> str | None:
         whole = share_of(config, workload, hardware)
@@ -48,33 +48,33 @@ class MicroBatchSize(Technique):
         assert isinstance(value, int), "canonicalize() leaves no null"
         setup.micro_batch_size = value
         norms = [
-            each
-            for each in setup.model.modules()
-            if isinstance(each, nn.modules.batchnorm._BatchNorm)
+            module
+            for module in setup.model.modules()
+            # others use the statistics that they have
+            if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.training
         ]
-        # others use the statistics that they have
-        batch_norms = [norm for norm in norms if norm.training]
-        for norm in batch_norms:
+        for norm in norms:
             setup.on_close(norm.register_forward_pre_hook(_refuse_one_value).remove)
-        if batch_norms and value < setup.workload.effective_batch_size:
-            whole = f"not over the whole batch of {setup.workload.effective_batch_size}"
+
+        whole = setup.workload.effective_batch_size
+        if norms and value < whole:
             setup.warnings.append(
-                f"{BATCH_NORM} takes its statistics over micro-batches of {value}, {whole}."
+                f"{BATCH_NORM} takes its statistics over micro-batches of {value}, not over the "
+                f"whole batch of {whole}."
             )
 
 
 def share_of(config: Config, workload: Workload, hardware: Hardware) -> int:
     """The samples of an effective batch that one device sees."""
-    return max(1, workload.effective_batch_size // samplers(config, hardware))
+    return max(1, workload.effective_batch_size // dp_degree(config, hardware))
 
 
 def _refuse_one_value(module: nn.Module, args: tuple[Any, ...]) -> None:
-    """Raise a RefusedError for an input without statistics, where torch would raise a ValueError."""
+    """Raise a RefusedError for an input without statistics, where torch would raise a
+    ValueError."""
     shape: tuple[int, ...] = tuple(args[0].shape) if args else ()
     if module.training and len(shape) > 1 and shape[0] * math.prod(shape[2:]) == 1:
-        message = (
-            f"BatchNorm cannot train on one value per channel, given an input of shape {shape}"
-        )
         raise RefusedError(
-            f"{message}: use micro-batches of 2 or more, and avoid batches of one sample."
+            f"BatchNorm cannot train on one value per channel, given an input of shape {shape}: "
+            "use micro-batches of 2 or more, and avoid batches of one sample."
         )

@@ -1,22 +1,28 @@
 """optimizer_offload: store the optimizer's state, and run its step, on the host.
 
-torchao's CPUOffloadOptimizer has for every weight of at least 4096 elements a pinned copy of it and of its gradient on
-the host, and an optimizer there. A hook copies each gradient over during the backward; the step waits for each copy,
-updates the host's weight, and copies it back. The device keeps weights and gradients; the host pays 16 bytes per
-trained fp32 weight.
+torchao's CPUOffloadOptimizer has for every weight of at least 4096 elements a pinned copy of it and
+of its gradient on the host, and an optimizer there. A hook copies each gradient over during the
+backward; the step waits for each copy, updates the host's weight, and copies it back. The device
+keeps weights and gradients; the host pays 16 bytes per trained fp32 weight.
 
 `SteppedOnHost` makes up for what it lacks:
-- its groups hold the host's weights, one each: the wrapper exposes the device's, and passes learning rates on.
-- it copies gradients in the backward, so later changes (clipping) would be lost: they are copied again.
-- it copies weights when it is made, so a checkpoint loaded later would be lost: they are copied again.
-- loading a state makes new groups in the optimizer of small weights, while it goes on exposing the former ones.
+- its groups hold the host's weights, one each: the wrapper exposes the device's, and passes
+  learning rates on.
+- it copies gradients in the backward, so later changes (clipping) would be lost: they are copied
+  again.
+- it copies weights when it is made, so a checkpoint loaded later would be lost: they are copied
+  again.
+- loading a state makes new groups in the optimizer of small weights, while it goes on exposing the
+  former ones.
 - it keeps no handles of its hooks, so they are found on the weights when they are to be removed.
-Gradients stay on the device (`offload_gradients` off), because freeing them there would forbid accumulation.
+Gradients stay on the device (`offload_gradients` off), because freeing them there would forbid
+accumulation.
 
-Beside `parameter_offload` the weights of blocks and their gradients rest on the host anyway: `SteppedAtRest` updates
-them there, and only what is outside the blocks goes through torchao.
+Beside `parameter_offload` the weights of blocks and their gradients rest on the host anyway:
+`SteppedAtRest` updates them there, and only what is outside the blocks goes through torchao.
 
-AdamW alone is worth it: of Llama 3.1 8B in bf16 it is predicted to hold 32.1 GB, `adafactor` 6.5 MB, `sgd` nothing.
+AdamW alone is worth it: of Llama 3.1 8B in bf16 it is predicted to hold 32.1 GB, `adafactor` 6.5
+MB, `sgd` nothing.
 """
 
 import functools
@@ -48,17 +54,32 @@ class OptimizerOffload(Technique):
         if config[self.name] == self.off:
             return None
         if hardware.device == "cpu":
-            return "on a CPU the state is in the host's memory already, so there is nothing to offload; use none."
+            return (
+                "on a CPU the state is in the host's memory already, so there is nothing to "
+                "offload; use none."
+            )
         if lacking := requirements.missing("torchao"):
             return f"it needs {lacking}, or use none."
+
         if config.optimizer != "adamw":
             # The others have little state to offload.
-            return f"the step on the host is that of adamw, not of {config.optimizer}; use optimizer adamw."
+            return (
+                f"the step on the host is that of adamw, not of {config.optimizer}; use optimizer "
+                "adamw."
+            )
         if config.precision == "fp16-mixed":
-            return "gradients go to the host before the loss scaler of fp16-mixed unscales them; use bf16-mixed."
-        needed, there = _least_bytes(config, workload) / GIB, hardware.host_memory_bytes / GIB
+            return (
+                "gradients go to the host before the loss scaler of fp16-mixed unscales them; use "
+                "bf16-mixed."
+            )
+
+        needed = _least_bytes(config, workload) / GIB
+        there = hardware.host_memory_bytes / GIB
         if hardware.here and needed > there:
-            return f"the host would hold {needed:.0f} GiB at least, and has {there:.0f}; use none, or train adapters."
+            return (
+                f"the host would hold {needed:.0f} GiB at least, and has {there:.0f}; use none, or "
+                "train adapters."
+            )
         return None
 
     def apply(self, setup: Setup, value: Value) -> None:
@@ -67,32 +88,36 @@ class OptimizerOffload(Technique):
         _step_on_host(setup, CPUOffloadOptimizer)
 
     def trace(self, setup: Setup, value: Value) -> None:
-        """With a stand-in for torchao's class, which needs the streams and pinned memory of a GPU."""
+        """With a stand-in for torchao's class, which needs the streams and pinned memory of a
+        GPU."""
         _step_on_host(setup, functools.partial(_StandIn, note_host=setup.tracing.note_host))
 
 
 def _least_bytes(config: Config, workload: Workload) -> int:
-    """What the host holds of all weights where these are trained: copies, gradients and two moments."""
+    """What the host holds of all weights where these are trained: copies, gradients and two
+    moments."""
     if workload.traits is None or not is_whole(config):
         return 0
-    return 4 * workload.traits.parameters * (2 if config.precision in ("bf16", "fp8") else 4)
+    size = 2 if config.precision in ("bf16", "fp8") else 4
+    return 4 * workload.traits.parameters * size
 
 
 def _step_on_host(setup: Setup, kind: Callable[..., Any]) -> None:
     groups = setup.optimizer.param_groups
     host_params = setup.host_params()
-    others = [
-        {**group, "params": [each for each in group["params"] if each not in host_params]}
-        for group in groups
-    ]
+    others = []
+    for group in groups:
+        rest = [weight for weight in group["params"] if weight not in host_params]
+        if rest:
+            others.append({**group, "params": rest})
+
     front: SteppedOnHost | None = None
-    if any(group["params"] for group in others):
+    if others:
         clipped = setup.hyperparameters.max_grad_norm is not None
         make = functools.partial(kind, lr=setup.hyperparameters.lr)
-        front = SteppedOnHost(
-            [group for group in others if group["params"]], make, gradients_change=clipped
-        )
+        front = SteppedOnHost(others, make, gradients_change=clipped)
         setup.on_close(front.remove_hooks)
+
     if host_params:
         setup.optimizer = SteppedAtRest(groups, setup.host_params, front, setup.tracing.note_host)
     else:
@@ -101,42 +126,61 @@ def _step_on_host(setup: Setup, kind: Callable[..., Any]) -> None:
     setup.make_optimizer = None  # another one for the same weights would step them twice
 
 
-class SteppedAtRest(Optimizer):
-    """AdamW on the host for the weights that rest there, which `at_rest` returns with their gradients; `others` steps
-    the rest. Shows all weights as they are on the device, in the `groups` of the plain optimizer."""
+class _InGroups(Optimizer):
+    """Shows weights as they are on the device, in the groups of the plain optimizer, and passes
+    the settings of those on to the optimizers that step them."""
+
+    def __init__(self, groups: list[dict[str, Any]]) -> None:
+        keys = ("params", *OF_GROUPS)
+        shown = [{key: group[key] for key in keys if key in group} for group in groups]
+        super().__init__(shown, {"lr": groups[0]["lr"]})
+
+        self._group_of: dict[torch.Tensor, int] = {}
+        for number, group in enumerate(self.param_groups):
+            self._group_of.update(dict.fromkeys(group["params"], number))
+
+    def _pass_on(self, optimizer: Optimizer) -> None:
+        for group in optimizer.param_groups:
+            own = self.param_groups[self._group_of[group["params"][0]]]
+            group.update(lr=own["lr"], weight_decay=own["weight_decay"])
+
+
+class SteppedAtRest(_InGroups):
+    """AdamW on the host for the weights that rest there.
+
+    Args:
+        groups: of the plain optimizer.
+        host_params: the weights that rest, each with the tensor that holds it and its gradient.
+        others: steps the rest.
+    """
 
     def __init__(
         self,
         groups: list[dict[str, Any]],
-        at_rest: Callable[[], dict[nn.Parameter, torch.Tensor]],
+        host_params: Callable[[], dict[nn.Parameter, torch.Tensor]],
         others: "SteppedOnHost | None",
         note_host: Callable[[torch.Tensor], Any],
     ) -> None:
-        given = [
-            {key: group[key] for key in ("params", *OF_GROUPS) if key in group} for group in groups
-        ]
-        super().__init__([dict(group) for group in given], {"lr": groups[0]["lr"]})
-        self._at_rest, self._others, self._note_host = at_rest, others, note_host
-        self._weights = at_rest()
-        of_host = [
-            {**g, "params": [self._weights[p] for p in g["params"] if p in self._weights]}
-            for g in given
-        ]
-        self._on_host = torch.optim.AdamW(
-            [g for g in of_host if g["params"]], lr=groups[0]["lr"], fused=True
-        )
-        self._group_of = {
-            p: number for number, group in enumerate(self.param_groups) for p in group["params"]
-        }
+        super().__init__(groups)
+        self._host_params = host_params
+        self._others = others
+        self._note_host = note_host
+        self._weights = host_params()
+
+        on_host = []
+        for number, group in enumerate(self.param_groups):
+            held = [self._weights[weight] for weight in group["params"] if weight in self._weights]
+            self._group_of.update(dict.fromkeys(held, number))
+            if held:
+                on_host.append({**group, "params": held})
+        self._on_host = torch.optim.AdamW(on_host, lr=groups[0]["lr"], fused=True)
 
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        device = {host: weight for weight, host in self._weights.items()}
-        for optimizer in filter(None, (self._on_host, self._others)):
-            for group in optimizer.param_groups:
-                weight = group["params"][0]
-                own = self.param_groups[self._group_of[device.get(weight, weight)]]
-                group.update(lr=own["lr"], weight_decay=own["weight_decay"])
-        self._at_rest()  # has the gradients come to the host
+        self._pass_on(self._on_host)
+        if self._others:
+            self._pass_on(self._others)
+
+        self._host_params()  # has the gradients come to the host
         self._on_host.step()
         for state in self._on_host.state.values():
             # made from no other tensor: nothing else shows where it is
@@ -147,10 +191,9 @@ class SteppedAtRest(Optimizer):
 
     def _expose_state(self) -> None:
         self.state.clear()
-        state = self._on_host.state
-        self.state.update(
-            {weight: state[host] for weight, host in self._weights.items() if host in state}
-        )
+        for weight, host in self._weights.items():
+            if host in self._on_host.state:
+                self.state[weight] = self._on_host.state[host]
         if self._others:
             self.state.update(self._others.state)
 
@@ -172,42 +215,42 @@ class SteppedAtRest(Optimizer):
         self._expose_state()
 
 
-class SteppedOnHost(Optimizer):
-    """Wraps torchao's CPUOffloadOptimizer, which `make` makes: groups, weights and state as the loop expects them.
-    `gradients_change`: between backward and step, so that the host's copies are stale by then."""
+class SteppedOnHost(_InGroups):
+    """Wraps torchao's CPUOffloadOptimizer: groups, weights and state as the loop expects them.
+
+    Args:
+        make: makes torchao's optimizer.
+        gradients_change: between backward and step, so that the host's copies are stale by then.
+    """
 
     def __init__(
         self, groups: list[dict[str, Any]], make: Callable[..., Any], *, gradients_change: bool
     ) -> None:
-        given = [
-            {key: group[key] for key in ("params", *OF_GROUPS) if key in group} for group in groups
-        ]
-        super().__init__([dict(group) for group in given], {"lr": groups[0]["lr"]})
+        super().__init__(groups)
         self._gradients_change = gradients_change
+        given = [dict(group) for group in self.param_groups]
         with pinning():
             self._inner = make(given, torch.optim.AdamW, fused=True)
+
         self._on_host: dict[nn.Parameter, torch.Tensor] = self._inner.param_d2h_map
-        on_device = {host: device for device, host in self._on_host.items()}
-        index = {
-            p: number for number, group in enumerate(self.param_groups) for p in group["params"]
-        }
-        self._group_of: dict[torch.Tensor, int] = index | {
-            host: index[device] for host, device in on_device.items()
-        }
-        self._hooks = {device: next(reversed(_hooks_of(device))) for device in self._on_host}
+        self._hooks: dict[nn.Parameter, int] = {}
+        for device, host in self._on_host.items():
+            self._group_of[host] = self._group_of[device]
+            self._hooks[device] = next(reversed(_hooks_of(device)))
 
     def step(self, closure: Any = None) -> Any:
-        # one for all small weights, on the device
-        small = () if self._inner.d_opt is None else (self._inner.d_opt,)
-        # the others: one per weight on the host
-        for optimizer in (*self._inner.optim_dict.values(), *small):
-            for group in optimizer.param_groups:
-                own = self.param_groups[self._group_of[group["params"][0]]]
-                group.update(lr=own["lr"], weight_decay=own["weight_decay"])
+        for optimizer in self._inner.optim_dict.values():  # one per weight, on the host
+            self._pass_on(optimizer)
+        if self._inner.d_opt is not None:  # one for all small weights, on the device
+            self._pass_on(self._inner.d_opt)
+
         if self._gradients_change:
             for parameter in list(self._inner.queue):
-                _hooks_of(parameter)[self._hooks[parameter]](parameter)
+                copy_gradient = _hooks_of(parameter)[self._hooks[parameter]]
+                copy_gradient(parameter)
+
         loss = self._inner.step(closure)
+
         self._expose_state()
         return loss
 
@@ -222,8 +265,10 @@ class SteppedOnHost(Optimizer):
 
     def parts(self) -> dict[str, Any]:
         """The optimizers of which torchao's consists, as its `state_dict` has their states."""
-        small = {} if self._inner.d_opt is None else {"on-device": self._inner.d_opt}
-        return {"offloaded": list(self._inner.optim_dict.values()), **small}
+        parts: dict[str, Any] = {"offloaded": list(self._inner.optim_dict.values())}
+        if self._inner.d_opt is not None:
+            parts["on-device"] = self._inner.d_opt
+        return parts
 
     def state_dict(self) -> dict[str, Any]:
         return self._inner.state_dict()  # type: ignore[no-any-return]
@@ -247,7 +292,8 @@ _SMALLEST = 4096  # elements: CPUOffloadOptimizer's minimal_size
 
 
 class _StandIn:
-    """CPUOffloadOptimizer on fake tensors: what is on the device, on the host, and copied between them."""
+    """CPUOffloadOptimizer on fake tensors: what is on the device, on the host, and copied between
+    them."""
 
     def __init__(
         self,
@@ -261,15 +307,16 @@ class _StandIn:
         self.param_d2h_map: dict[torch.Tensor, torch.Tensor] = {}
         self.optim_dict: dict[torch.Tensor, Optimizer] = {}
         self.queue: dict[torch.Tensor, None] = {}
+
         small = []
         for group in groups:
             for weight in group["params"]:
                 if weight.numel() < _SMALLEST:
                     small.append({**group, "params": [weight]})
                 else:
-                    self.optim_dict[weight] = kind(
-                        [{**group, "params": [self._on_host(weight)]}], **settings
-                    )
+                    own = {**group, "params": [self._on_host(weight)]}
+                    self.optim_dict[weight] = kind([own], **settings)
+
         self.d_opt = kind(small, **settings) if small else None
 
     def _on_host(self, weight: torch.Tensor) -> torch.Tensor:
@@ -293,8 +340,11 @@ class _StandIn:
         if self.d_opt is not None:
             self.d_opt.step()
         # at first there is no queue
-        for weight in (weight for weight in self.optim_dict if weight.grad is not None):
-            optimizer, host = self.optim_dict[weight], self.param_d2h_map[weight]
+        for weight, optimizer in self.optim_dict.items():
+            if weight.grad is None:
+                continue
+
+            host = self.param_d2h_map[weight]
             optimizer.step()
             # made from no other tensor: nothing else shows where it is
             self._note_host(optimizer.state[host]["step"])

@@ -1,23 +1,25 @@
-"""parameter_offload: weights of the blocks rest in host memory and are streamed to the device when they run.
+"""parameter_offload: weights of the blocks rest in host memory and are streamed to the device when
+they run.
 
-By hooks of our own; these were tried and do not serve: accelerate's `cpu_offload` loads a module's weights for its
-forward, and autograd holds what was loaded until the backward, so in training nothing is saved (and trained weights get
-no gradients). FSDP2's `fully_shard` with `CPUOffloadPolicy` on one rank replaces a living model's parameters by
-DTensors: bitsandbytes' int8 weights then fail in the forward, and NF4 weights lose their class, and with it their
-scales in the state dict. Quantised weights are the main use.
+By hooks of our own; these were tried and do not serve: accelerate's `cpu_offload` loads a module's
+weights for its forward, and autograd holds what was loaded until the backward, so in training
+nothing is saved (and trained weights get no gradients). FSDP2's `fully_shard` with
+`CPUOffloadPolicy` on one rank replaces a living model's parameters by DTensors: bitsandbytes' int8
+weights then fail in the forward, and NF4 weights lose their class, and with it their scales in the
+state dict. Quantised weights are the main use.
 
-Trained weights are streamed in one of two ways; in both, neither weights nor gradients of other blocks are on the
-device. Predicted for Llama 3.1 8B trained whole in bf16 (samples of 2048 tokens, one at a time, full checkpointing,
-chunked loss):
-- each backward updates them (`optimizer_in_backward`), so that a block's gradients and update are done when it leaves:
-  20.0 GiB instead of 32.2 with 8-bit AdamW, whose state stays there, and 5.3 instead of 17.5 with Adafactor. No
-  accumulation.
-- the host updates them (`optimizer_offload`) from gradients that follow them there, and come again to be added to: 7.0
-  GiB instead of 31.9 with AdamW, whatever the effective batch; the host holds 8 bytes for each weight.
+Trained weights are streamed in one of two ways; in both, neither weights nor gradients of other
+blocks are on the device. Predicted for Llama 3.1 8B trained whole in bf16 (samples of 2048 tokens,
+one at a time, full checkpointing, chunked loss):
+- each backward updates them (`optimizer_in_backward`), so that a block's gradients and update are
+  done when it leaves: 20.0 GiB instead of 32.2 with 8-bit AdamW, whose state stays there, and 5.3
+  instead of 17.5 with Adafactor. No accumulation.
+- the host updates them (`optimizer_offload`) from gradients that follow them there, and come again
+  to be added to: 7.0 GiB instead of 31.9 with AdamW, whatever the effective batch; the host holds 8
+  bytes for each weight.
 """
 
 import functools
-from typing import Any
 
 import torch
 from torch import nn
@@ -26,7 +28,7 @@ from autofit.core.knobs.parameter_offload import KNOB
 from autofit.setup import Config, Hardware, RefusedError, Setup, Stage, Technique, Value, Workload
 from autofit.setup.host_copies import CopyLane
 from autofit.setup.layers import repeated_blocks
-from autofit.setup.resting_weights import Slot
+from autofit.setup.resting_weights import Block, Slot
 from autofit.setup.state import Holder
 from autofit.setup.streamed_blocks import LEAST_BLOCKS, SMALLEST, BlockStreamer, updated_on
 
@@ -37,10 +39,13 @@ _TOO_FEW = (
 
 
 class ParameterOffload(Technique):
-    """`cpu`: only the running block and the next one have their weights on the device, while trained ones are updated
-    the last one, too. Weights tied to something outside their block stay on the device, as do adapters, quantisation
-    constants and the optimizer's state. Pinned host memory is allocated in powers of two per weight. State dicts read
-    the weights from there."""
+    """`cpu`: only the running block and the next one have their weights on the device, while
+    trained ones are updated the last one, too.
+
+    Weights tied to something outside their block stay on the device, as do adapters, quantisation
+    constants and the optimizer's state. Pinned host memory is allocated in powers of two per
+    weight. State dicts read the weights from there.
+    """
 
     record = KNOB
     # after LoRA froze weights, before weights exist: building needs no more memory than running
@@ -51,10 +56,12 @@ class ParameterOffload(Technique):
     def refuse(self, config: Config, workload: Workload, hardware: Hardware) -> str | None:
         if config[self.name] == self.off:
             return None
+
         if hardware.device == "cpu":
             return (
                 "on a CPU, device and host share one memory, so nothing would be saved; use none."
             )
+
         if updated_on(config) == "host" and config.optimizer_offload != "cpu":
             return (
                 "trained weights are streamed where the backward or the host updates them; "
@@ -72,46 +79,60 @@ class ParameterOffload(Technique):
 
 
 def stream_blocks(setup: Setup, lane: CopyLane, *, smallest: int) -> BlockStreamer:
-    """Send every weight of a block that may be streamed to the host as soon as it exists. Raises RefusedError where too
-    few blocks have weights of at least `smallest` bytes, counted in 4 bits."""
-    compiled = setup.config.compile != "none"
-    where, blocks = updated_on(setup.config), repeated_blocks(setup.model)
+    """Send every weight of a block that may be streamed to the host as soon as it exists.
+
+    Raises:
+        RefusedError: where too few blocks have weights of at least `smallest` bytes, counted in 4
+            bits.
+    """
     streamer = BlockStreamer(
-        setup.model, blocks, lane, smallest=smallest, whole=compiled, updated=where
+        setup.model,
+        repeated_blocks(setup.model),
+        lane,
+        smallest=smallest,
+        whole=setup.config.compile != "none",
+        updated=updated_on(setup.config),
     )
-    worth = {
-        id(block) for block, slot in streamer.slots() if getattr(*slot).numel() >= 2 * smallest
-    }
+
+    worth = set()
+    for block, slot in streamer.slots():
+        if getattr(*slot).numel() >= 2 * smallest:
+            worth.add(id(block))
     if len(worth) < LEAST_BLOCKS:
         streamer.close()
         raise RefusedError(_TOO_FEW)
-    for block, (module, name) in streamer.slots():
-        if getattr(module, name).dim() > 1:  # vectors are too small to be streamed
-            hold = setup.weights.holders.get((module, name))
-            setup.weights.holders[module, name] = functools.partial(
-                _at_rest, streamer, (block, (module, name)), hold
-            )
+
+    for block, slot in streamer.slots():
+        if getattr(*slot).dim() > 1:  # vectors are too small to be streamed
+            store = setup.weights.holders.get(slot)
+            hold = functools.partial(_store_and_hold, streamer, block, slot, store)
+            setup.weights.holders[slot] = hold
+
     setup.on_close(streamer.close)
     setup.patch(setup, "value_of", streamer.value_of)
     setup.patch(setup, "host_params", streamer.host_params)
     return streamer
 
 
-def _at_rest(
-    streamer: BlockStreamer, streamed: tuple[Any, Slot], hold: Holder | None, values: torch.Tensor
+def _store_and_hold(
+    streamer: BlockStreamer, block: Block, slot: Slot, store: Holder | None, values: torch.Tensor
 ) -> nn.Parameter:
-    """The weight as another technique stores it, else as it is; moved to the host before the next one is made."""
-    block, (module, name) = streamed
+    """The weight as another technique stores it, else as it is; moved to the host before the next
+    one is made."""
+    module, name = slot
     own = module._parameters[name]
-    if hold:
-        parameter = hold(values)
-    elif (
-        own is not None
-        and own.device == values.device
-        and own.untyped_storage() is values.untyped_storage()
-    ):
+    if store:
+        parameter = store(values)
+    elif own is not None and _is_the_same(own, values):
         parameter = own  # of a living model, which others may hold too
     else:
         parameter = nn.Parameter(values, requires_grad=own is not None and own.requires_grad)
-    streamer.hold(block, (module, name), parameter)
+
+    streamer.hold(block, slot, parameter)
     return parameter
+
+
+def _is_the_same(weight: torch.Tensor, values: torch.Tensor) -> bool:
+    if weight.device != values.device:
+        return False
+    return weight.untyped_storage() is values.untyped_storage()

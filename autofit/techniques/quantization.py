@@ -1,9 +1,9 @@
 """quantization: frozen weights in 8 or 4 bits, dequantised where they are used; the heart of QLoRA.
 
-LLM.int8() (Dettmers et al. 2022, arXiv 2208.07339) and NF4 with or without double quantisation of its block scales
-(Dettmers et al. 2023, arXiv 2305.14314), by bitsandbytes. Layers are replaced while the model has no weights yet; then
-each weight is made, or taken from the living model, and quantised before the next one: building never holds the whole
-model unquantised.
+LLM.int8() (Dettmers et al. 2022, arXiv 2208.07339) and NF4 with or without double quantisation of
+its block scales (Dettmers et al. 2023, arXiv 2305.14314), by bitsandbytes. Layers are replaced
+while the model has no weights yet; then each weight is made, or taken from the living model, and
+quantised before the next one: building never holds the whole model unquantised.
 """
 
 import contextlib
@@ -32,6 +32,7 @@ from autofit.setup import (
 )
 from autofit.setup.experts import Dequantised, expert_weights
 from autofit.setup.layers import (
+    children_of,
     is_frozen,
     is_plain_linear,
     is_transposed_linear,
@@ -39,16 +40,17 @@ from autofit.setup.layers import (
     tensors_met,
     weights_read_by,
 )
+from autofit.setup.streamed_blocks import is_whole
 
-_OUTLIERS = (
-    6.0  # larger activations are multiplied unquantised: LLM.int8()'s threshold, and transformers'
-)
-# The same of random weights, whose activations are larger than those of trained ones. With 6, nearly all 14336 inputs
-# of an 8B model's MLP held an outlier: a step took 2.5 times as long on an H200, and 1.8 GiB more.
+# Larger activations are multiplied unquantised: LLM.int8()'s threshold, and transformers'.
+_OUTLIERS = 6.0
+# The same of random weights, whose activations are larger than those of trained ones. With 6,
+# nearly all 14336 inputs of an 8B model's MLP held an outlier: a step took 2.5 times as long on an
+# H200, and 1.8 GiB more.
 _OUTLIERS_OF_RANDOM = 65504.0
 _COMPUTE = {"bf16": torch.bfloat16, "bf16-mixed": torch.bfloat16, "fp16-mixed": torch.float16}
 _SMALLEST_NESTED = 64  # elements: one block, whose scale is quantised too
-# as PyTorch's messages name them
+# As PyTorch's messages name them.
 _WHOLE_NUMBERS = re.compile(r"\b(u?int8|Byte|Char|(un)?signed char)\b")
 _NO_LINEARS = "the model has no frozen linear layer to quantise; use none."
 
@@ -57,12 +59,16 @@ Store = Callable[[Any, torch.Tensor], nn.Parameter]
 
 
 class Quantization(Technique):
-    """`int8`, `nf4`, `nf4-dq` (block scales quantised too: 4.1 bits a weight instead of 4.5) of frozen linear layers,
-    and of experts, all of whose values are restored for a forward and, unless it recomputes, the backward. The output
-    head, embeddings and norms keep their format. A living model's frozen weights stay quantised after
-    training. Checkpointing saves less beside `int8`: bitsandbytes holds its inputs outside autograd, from the forward
-    to the backward. torchao's NF4 is not used: a step of a linear layer was 1.7 to 3.3 times slower than with
-    bitsandbytes (CPU), and its point is sharding over several ranks."""
+    """`int8`, `nf4`, `nf4-dq` (block scales quantised too: 4.1 bits a weight instead of 4.5) of
+    frozen linear layers, and of experts, all of whose values are restored for a forward and, unless
+    it recomputes, the backward.
+
+    The output head, embeddings and norms keep their format. A living model's frozen weights stay
+    quantised after training. Checkpointing saves less beside `int8`: bitsandbytes holds its inputs
+    outside autograd, from the forward to the backward. torchao's NF4 is not used: a step of a
+    linear layer was 1.7 to 3.3 times slower than with bitsandbytes (CPU), and its point is sharding
+    over several ranks.
+    """
 
     record = KNOB
     stage = Stage.WEIGHTS
@@ -72,10 +78,12 @@ class Quantization(Technique):
         value = config[self.name]
         if value == self.off:
             return None
+
         if lacking := requirements.missing("bitsandbytes"):
             return f"{value} needs {lacking}, or use none."
-        if not (config.lora_rank or config.head_only):
+        if is_whole(config):
             return "quantised weights cannot be trained; set lora_rank, or use none."
+
         if workload.traits and not workload.traits.linears:
             return _NO_LINEARS
         if config.precision == "fp8":
@@ -86,12 +94,14 @@ class Quantization(Technique):
         _quantise(setup, value, _store_int8 if value == "int8" else _store_nf4)
 
     def trace(self, setup: Setup, value: Value) -> None:
-        """The real layers with plain parameters: bitsandbytes' tensor subclasses cannot be made of fake tensors."""
+        """The real layers with plain parameters: bitsandbytes' tensor subclasses cannot be made of
+        fake tensors."""
         import bitsandbytes
         from bitsandbytes.functional import quantize_4bit
 
         _quantise(setup, value, _store_fake_int8 if value == "int8" else _store_fake_nf4)
-        # bitsandbytes makes its tables of values once for good: before there are fake tensors, or they would be fake.
+        # bitsandbytes makes its tables of values once for good: before there are fake tensors, or
+        # they would be fake.
         quantize_4bit(torch.zeros(_SMALLEST_NESTED), compress_statistics=True, quant_type="nf4")
         setup.patch(bitsandbytes.nn.modules, "fix_4bit_weight_quant_state_from_module", _give_state)
         if value == "int8" and setup.hardware.device == "cuda":
@@ -100,9 +110,11 @@ class Quantization(Technique):
 
 def _quantise(setup: Setup, value: Value, store: Store) -> None:
     """Replace the layers, and register how their weights will be stored."""
-    layers, experts = _quantisable(setup.model), list(expert_weights(setup.model))
+    layers = _quantisable(setup.model)
+    experts = list(expert_weights(setup.model))
     if not layers and not experts:
         raise RefusedError(_NO_LINEARS)
+
     compute = _COMPUTE.get(setup.config.precision, torch.float32)
     outliers = _OUTLIERS_OF_RANDOM if setup.weights.are_random else _OUTLIERS
     for parent, name, layer in layers:
@@ -112,60 +124,72 @@ def _quantise(setup: Setup, value: Value, store: Store) -> None:
         setattr(parent, name, quantised)
         stored = functools.partial(_stored, store, quantised, is_transposed_linear(layer))
         setup.weights.holders[quantised, "weight"] = stored
+
     for weight in experts:
         parametrized = Dequantised.of(weight, str(value))
         setup.weights.holders[parametrized, "original"] = parametrized[0].store
-    setup.forward_contexts.append(functools.partial(_told_of_code, str(value)))
+
+    setup.forward_contexts.append(functools.partial(_explain, str(value)))
     # peft reads it to choose the adapters for layers of this kind.
     setup.patch(setup.model, "is_loaded_in_8bit" if value == "int8" else "is_loaded_in_4bit", True)
+
     if value == "int8":
-        # bitsandbytes logs at every product, thousands of times a step, that it casts inputs to float16.
+        # bitsandbytes logs at every product, thousands of times a step, that it casts inputs to
+        # float16.
         logger = logging.getLogger("bitsandbytes.autograd._functions")
         setup.on_close(functools.partial(logger.setLevel, logger.level))
         logger.setLevel(logging.ERROR)
 
 
 @contextlib.contextmanager
-def _told_of_code(value: str) -> Iterator[None]:
-    """Tell in a sentence that a model's code meets weights that are stored in whole numbers."""
+def _explain(value: str) -> Iterator[None]:
+    """Refuse where a model's code meets weights that are stored in whole numbers."""
     try:
         yield
     except (RuntimeError, TypeError) as error:
         met = tensors_met(error)
-        quantised = any(hasattr(each, "quant_state") or hasattr(each, "SCB") for each in met)
-        if not quantised and not _WHOLE_NUMBERS.search(str(error)):
+        is_quantised = any(
+            hasattr(tensor, "quant_state") or hasattr(tensor, "SCB") for tensor in met
+        )
+
+        if not is_quantised and not _WHOLE_NUMBERS.search(str(error)):
             raise
-        message = f"{value} does not fit this model, whose code computes with weights instead of calling layers"
         raise RefusedError(
-            f"{message} ({describe_error(error)}); use quantization none."
+            f"{value} does not fit this model, whose code computes with weights instead of calling "
+            f"layers ({describe_error(error)}); use quantization none."
         ) from error
 
 
 def _quantisable(model: nn.Module) -> list[tuple[nn.Module, str, nn.Module]]:
-    """(parent, name, layer) of plain linear layers that share neither weight nor parent, without the output heads and
-    those whose weight the parent reads."""
+    """(parent, name, layer) of plain linear layers that share neither weight nor parent, without
+    the output heads and those whose weight the parent reads."""
+    uses: Counter[int] = Counter()
+    for module in model.modules():
+        uses.update(map(id, module._parameters.values()))
+
     heads = output_heads(model)
-    weights = Counter(
-        id(parameter) for module in model.modules() for parameter in module._parameters.values()
-    )
-    layers = [(parent, *child) for parent in model.modules() for child in parent.named_children()]
-    parents = Counter(layer for _, _, layer in layers)
-    return [
-        (parent, name, layer)
-        for parent, name, layer in layers
-        if is_plain_linear(layer)
-        and layer not in heads
-        and name not in weights_read_by(parent)
-        and weights[id(layer.weight)] == parents[layer] == 1
-    ]
+    children = children_of(model)
+    parents = Counter(child for _, _, child in children)
+
+    found = []
+    for parent, name, child in children:
+        if not is_plain_linear(child) or child in heads or name in weights_read_by(parent):
+            continue
+        if uses[id(child.weight)] == 1 and parents[child] == 1:
+            found.append((parent, name, child))
+    return found
 
 
 def _quantised_layer(layer: Any, value: Value, compute: torch.dtype, outliers: float) -> nn.Module:
     """A layer for the quantised weight; it holds the given one until that is quantised."""
     from bitsandbytes.nn import Int8Params, Linear4bit, Linear8bitLt, Params4bit
 
-    given, options = layer.weight.detach(), {"bias": layer.bias is not None, "device": "meta"}
-    inputs, outputs = given.shape if is_transposed_linear(layer) else reversed(given.shape)
+    given = layer.weight.detach()
+    outputs, inputs = given.shape
+    if is_transposed_linear(layer):
+        inputs, outputs = given.shape
+
+    options = {"bias": layer.bias is not None, "device": "meta"}
     if value == "int8":
         quantised: Any = Linear8bitLt(
             inputs, outputs, has_fp16_weights=False, threshold=outliers, **options
@@ -211,9 +235,12 @@ def _store_fake_nf4(layer: Any, values: torch.Tensor) -> nn.Parameter:
     double = layer.weight.compress_statistics
     packed, state = quantize_4bit(values, compress_statistics=double, quant_type="nf4")
     weight: Any = nn.Parameter(packed, requires_grad=False)
-    weight.quant_state = layer.quant_state = state
-    # the layer's, which ranks do not divide
-    weight.constants = layer.constants = [state.absmax, state.code]
+    weight.quant_state = state
+    weight.constants = [state.absmax, state.code]
+    # of the layer, which ranks do not divide
+    layer.quant_state = state
+    layer.constants = weight.constants
+
     if state.nested:
         weight.constants += [state.offset, state.state2.absmax, state.state2.code]
     return weight  # type: ignore[no-any-return]
@@ -229,12 +256,15 @@ def _store_fake_int8(layer: Any, values: torch.Tensor) -> nn.Parameter:
 
     rows, scales, _ = int8_vectorwise_quant(values.to(torch.float16))
     weight: Any = nn.Parameter(rows, requires_grad=False)
-    weight.CB, weight.SCB, weight.constants = rows, scales, [scales]
+    weight.CB = rows
+    weight.SCB = scales
+    weight.constants = [scales]
     return weight  # type: ignore[no-any-return]
 
 
 def _multiply_as_on_cuda(setup: Setup) -> None:
-    """bitsandbytes dispatches on the device of its inputs; on fake tensors, which are on a CPU, it would dequantise."""
+    """bitsandbytes dispatches on the device of its inputs; on fake tensors, which are on a CPU, it
+    would dequantise."""
     import bitsandbytes
     from bitsandbytes.autograd._functions import MatMul8bitLt, MatmulLtState
 
@@ -256,21 +286,24 @@ def is_quantised(module: nn.Module) -> bool:
 
 
 def dequantised(layer: Any, dtype: torch.dtype, delta: torch.Tensor | None = None) -> nn.Module:
-    """The plain form of a quantised layer, with its dequantised values in `dtype`; `delta` [outputs, inputs] is added
-    before they are rounded."""
+    """The plain form of a quantised layer, with its dequantised values in `dtype`; `delta`
+    [outputs, inputs] is added before they are rounded."""
     from peft.utils.integrations import dequantize_bnb_weight
 
     values = dequantize_bnb_weight(layer.weight, state=getattr(layer, "state", None)).float()
     if delta is not None:
         values += delta
-    inputs, outputs, kind = layer.in_features, layer.out_features, layer.stands_for
+
+    inputs = layer.in_features
+    outputs = layer.out_features
+    kind = layer.stands_for
+
     with torch.device("meta"):
         plain: Any = (
             nn.Linear(inputs, outputs) if issubclass(kind, nn.Linear) else kind(outputs, inputs)
         )
-    transposed = is_transposed_linear(plain)
-    plain.weight = nn.Parameter(
-        (values.t() if transposed else values).to(dtype).contiguous(), requires_grad=False
-    )
+    if is_transposed_linear(plain):
+        values = values.t()
+    plain.weight = nn.Parameter(values.to(dtype).contiguous(), requires_grad=False)
     plain.bias = layer.bias
     return plain.train(layer.training)  # type: ignore[no-any-return]

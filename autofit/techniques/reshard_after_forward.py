@@ -6,8 +6,9 @@ from autofit.setup import Config, Hardware, Stage, Technique, Value, Workload
 
 
 class ReshardAfterForward(Technique):
-    """`true` gathers weights twice a micro-batch (ZeRO-3), `false` keeps them from forward to backward (ZeRO-2); a
-    number: given up to groups of so many devices. null unless `fsdp`. Nothing to apply: `data_parallel` reads it."""
+    """`true` gathers weights twice a micro-batch (ZeRO-3), `false` keeps them from forward to
+    backward (ZeRO-2); a number: given up to groups of so many devices. null unless `fsdp`. Nothing
+    to apply: `data_parallel` reads it."""
 
     record = KNOB
     stage = Stage.SHARD
@@ -22,8 +23,12 @@ class ReshardAfterForward(Technique):
         return True if config[self.name] is None else config[self.name]
 
     def refuse(self, config: Config, workload: Workload, hardware: Hardware) -> str | None:
-        value, layout = config[self.name], Layout.of(config)
+        value = config[self.name]
+        layout = Layout.of(config)
         shard = layout.shard * layout.context
         if type(value) is int and (shard % value or value == shard):
-            return f"{value} is no smaller part of {shard} shards; use true, false, or a number that divides them."
+            return (
+                f"{value} is no smaller part of {shard} shards; use true, false, or a number that "
+                "divides them."
+            )
         return None

@@ -66,6 +66,7 @@ def _trained_beside(model: nn.Module) -> list[str]:
     """The names of trained parameters that belong to no adapter."""
     of_adapters = adapter_parameters(model)
     names = []
+
     for name, parameter in model.named_parameters():
         if parameter.requires_grad and name not in of_adapters:
             names.append(name)
@@ -104,6 +105,7 @@ def write(model: Any, files: Sequence[AdapterFile], task: str, directory: Path) 
 
 
 def _write_config(model: Any, file: AdapterFile, task: str, folder: Path) -> None:
+    """Write what peft reads beside an adapter's tensors."""
     base = base_of(model)
     config = copy.copy(model.peft_config[file.adapter])
     if file.beside:

@@ -12,8 +12,10 @@ class AgreedInterrupts(Interrupts):
     def __init__(self, setup: Setup, noted: Callable[[int], None]) -> None:
         super().__init__(noted)
         self._ranks = setup.ranks
+
         # A signal that came to any of several ranks before a step's loss was known.
         self._agreed: int | None = None
+
         if self._ranks.are_several:
             setup.exchange.extra_reductions.append((self._own, self._agree))
 
@@ -31,9 +33,11 @@ class AgreedInterrupts(Interrupts):
         return self.received is not None
 
     def _own(self) -> list[float]:
+        """The signals of this rank, as numbers that can be added up."""
         return [float(self.received == number) for number in SIGNALS]
 
     def _agree(self, anywhere: list[float]) -> None:
+        """Note the first of the signals that came to any rank."""
         self._agreed = None
         for number, came in zip(SIGNALS, anywhere, strict=True):
             if came:

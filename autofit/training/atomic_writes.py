@@ -80,8 +80,10 @@ def atomic_files(path: Path, *, what: str, needed_bytes: int) -> Iterator[Path]:
 
         for file in part.iterdir():
             sync(file)
+
         for file in part.iterdir():
             file.replace(path / file.name)
+
         sync(path)
 
 
@@ -120,6 +122,7 @@ def _filling(part: Path, path: Path, *, what: str, needed_bytes: int) -> Iterato
 
 
 def _hidden(path: Path, ending: str) -> Path:
+    """Where a directory is written, or waits to be removed."""
     return path.with_name(f".{path.name}{ending}")
 
 
@@ -189,6 +192,7 @@ def free_bytes(folder: Path) -> int | None:
 
 
 def _unwritten(path: Path, what: str, reason: str) -> InputError:
+    """The error for a failed write."""
     return InputError(
         f"{what} cannot be written to {path}: {reason}.",
         "Choose an output directory that can be written to.",
@@ -196,6 +200,7 @@ def _unwritten(path: Path, what: str, reason: str) -> InputError:
 
 
 def _no_room(path: Path, what: str, needed_bytes: int, free_bytes: int) -> InputError:
+    """The error for a full file system."""
     return InputError(
         f"there is no room for {what} in {path.parent}: it needs {needed_bytes / GIB:.3g} GiB, "
         f"and {free_bytes / GIB:.3g} GiB is free.",

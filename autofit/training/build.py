@@ -64,7 +64,7 @@ def build(
 
     if setup.ranks.are_several:
         # dropout of other samples is another one
-        torch.manual_seed(setup.hyperparameters.seed + setup.ranks.sampler)
+        torch.manual_seed(setup.hyperparameters.seed + setup.ranks.dp_rank)
     return setup
 
 

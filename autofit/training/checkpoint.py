@@ -41,6 +41,8 @@ from autofit.training.checkpoint_files import (
     LABEL,
     PARTS,
     WEIGHTS,
+    Contents,
+    Label,
     optimizer_file,
     state_file,
 )
@@ -95,8 +97,8 @@ def save(
         "versions": {"torch": str(torch.__version__)},
     }
 
-    own_bytes = _storage_bytes((files, parts)) + len(files[state_file(ranks.rank)]) + MIB
-    (most_bytes,) = ranks.largest(own_bytes)
+    text = files[state_file(ranks.rank)]
+    (most_bytes,) = ranks.largest(_storage_bytes((files, parts)) + len(text) + MIB)
     path = checkpoint_files.step_directory(directory, next_step)
     with atomic_writes.directory_of_all(
         ranks,
@@ -117,7 +119,7 @@ def save(
     return path
 
 
-def _contents(setup: Setup, data_state: Any) -> tuple[dict[str, Any], Tensors]:
+def _contents(setup: Setup, data_state: Any) -> tuple[Contents, Tensors]:
     """What this rank writes: files by their names, and its parts of tensors that ranks divide."""
     ranks = setup.ranks
     parts: Tensors = {}
@@ -139,11 +141,12 @@ def _contents(setup: Setup, data_state: Any) -> tuple[dict[str, Any], Tensors]:
     }
     text = json.dumps({**json_state.encoded(state), "data": data_state})
 
-    files: dict[str, Any] = {state_file(ranks.rank): text}
+    files: Contents = {state_file(ranks.rank): text}
     if optimizer_numbers is None:
         files[optimizer_file(ranks.rank)] = setup.optimizer.state_dict()
     if ranks.is_first:
         files[BUFFERS] = detached(setup.model.named_buffers())
+
     if not ranks.are_several:
         files[WEIGHTS] = detached(setup.trained_values())
     return files, parts
@@ -173,6 +176,7 @@ def _frozen_digest(setup: Setup) -> str:
 def _storage_bytes(value: Any) -> int:
     """The bytes of the tensors in nested containers, each storage counted once."""
     sizes = {}
+
     for leaf in tree_leaves(value):
         if isinstance(leaf, torch.Tensor):
             for plain in plain_tensors(leaf):
@@ -233,12 +237,13 @@ def load(setup: Setup, directory: Path) -> Loaded:
     schema = OptimizerSchema(setup.optimizer, is_own=setup.workload.optimizer is not None)
 
     for step, path in checkpoint_files.steps(directory):
-        label: dict[str, Any] = {}
-        contents: dict[str, Any] = {}
+        label: Label = {}
+        contents: Contents = {}
         with _damage_noted(setup.ranks, step, damaged) as is_damaged:
             label |= checkpoint_files.read_label(path)
             if label["next_step"] != step:
                 raise DamagedError(f"{LABEL} is not what was written")
+
             _check_agreement(path, _config_differences(setup, label))
             contents |= checkpoint_files.read_contents(path, label, setup.ranks)
             check_state(setup, contents, label)
@@ -246,6 +251,7 @@ def load(setup: Setup, directory: Path) -> Loaded:
             continue
 
         _check_agreement(path, _weight_differences(setup, label, contents[WEIGHTS]))
+
         sharded_state.check_divides(setup, contents)
         with _damage_noted(setup.ranks, step, damaged) as is_damaged:
             check_tensors(setup, contents[WEIGHTS], contents[BUFFERS])
@@ -324,7 +330,7 @@ def _damage_noted(ranks: Ranks, step: int, damaged: list[str]) -> Iterator[Calla
 
 
 @torch.no_grad()
-def _restore(setup: Setup, contents: dict[str, Any], path: Path) -> None:
+def _restore(setup: Setup, contents: Contents, path: Path) -> None:
     """Load everything into the setup; the learning rate and weight decay are this run's own."""
     # not every optimizer has one
     decays = [group.get("weight_decay") for group in setup.optimizer.param_groups]
@@ -348,6 +354,7 @@ def _restore(setup: Setup, contents: dict[str, Any], path: Path) -> None:
     _restore_buffers(setup, contents[BUFFERS])
     if setup.scaler and contents["scaler"]:
         setup.scaler.load_state_dict(contents["scaler"])
+
     # an earlier autofit wrote none
     setup.progress.skipped_updates = contents.get("skipped_updates", 0)
     random_state.restore(contents["random"], setup.device)
@@ -358,6 +365,7 @@ def _restore_buffers(setup: Setup, saved: Tensors) -> None:
     for name, values in saved.items():
         parent, _, own_name = name.rpartition(".")
         buffers = setup.model.get_submodule(parent)._buffers
+
         buffer = buffers.get(own_name)
         if buffer is not None and buffer.shape == values.shape:
             buffer.copy_(values)
@@ -380,7 +388,7 @@ def _check_agreement(path: Path, differences: list[str]) -> None:
     )
 
 
-def _config_differences(setup: Setup, label: dict[str, Any]) -> list[str]:
+def _config_differences(setup: Setup, label: Label) -> list[str]:
     """The knobs by which the two would learn differently, or lay out optimizer state differently."""
     config = setup.config
     workload = setup.workload
@@ -399,12 +407,13 @@ def _config_differences(setup: Setup, label: dict[str, Any]) -> list[str]:
         if knob == "parameter_offload" and is_stepped_apart:
             lays_out_state = True
         learns_the_same = technique.exact(mine, workload) and technique.exact(theirs, workload)
+
         if lays_out_state or not learns_the_same:
             differences.append(f"{knob} {_word(mine)}, checkpoint has {_word(theirs)}")
     return differences
 
 
-def _weight_differences(setup: Setup, label: dict[str, Any], saved: Tensors) -> list[str]:
+def _weight_differences(setup: Setup, label: Label, saved: Tensors) -> list[str]:
     """The weights that only one of the two trains, or of another shape; else the frozen ones."""
     theirs = {}
     for name, tensor in saved.items():
@@ -428,10 +437,11 @@ def _weight_differences(setup: Setup, label: dict[str, Any], saved: Tensors) -> 
     return differences
 
 
-def _changed_settings(setup: Setup, label: dict[str, Any]) -> list[str]:
+def _changed_settings(setup: Setup, label: Label) -> list[str]:
     """A sentence for each hyperparameter that differs from the checkpoint's."""
     mine = asdict(setup.hyperparameters)
     mine["effective_batch_size"] = setup.workload.effective_batch_size
+
     theirs = dict(label["hyperparameters"])
     theirs["effective_batch_size"] = label.get("effective_batch_size")
 

@@ -37,6 +37,9 @@ FORMAT = 3
 OWN_SUM = "label_crc32"
 PARTS = "parts"  # in what was read: the tensors of which each rank wrote a part
 
+Label = dict[str, Any]  # as checkpoint.yaml has it
+Contents = dict[str, Any]  # of the files of a checkpoint, by their names or those of their fields
+
 _STEP = re.compile(r"step-(\d{8,})")
 
 
@@ -51,6 +54,7 @@ def optimizer_file(rank: int) -> str:
 
 
 def _suffix(rank: int) -> str:
+    """What the names of a rank's files have; nothing for the first."""
     return f"-{rank}" if rank else ""
 
 
@@ -62,6 +66,7 @@ def step_directory(directory: Path, step: int) -> Path:
 def steps(directory: Path) -> list[tuple[int, Path]]:
     """The checkpoints of an output directory by their steps, the newest first."""
     found = []
+
     for name, path in atomic_writes.complete_entries(directory / FOLDER):
         match = _STEP.fullmatch(name)
         if match:
@@ -69,9 +74,10 @@ def steps(directory: Path) -> list[tuple[int, Path]]:
     return sorted(found, reverse=True)
 
 
-def write(files: dict[str, Any], folder: Path) -> list[Path]:
+def write(files: Contents, folder: Path) -> list[Path]:
     """Write each content as its kind is written, and return the files."""
     written = []
+
     for name, content in files.items():
         path = folder / name
         written.append(path)
@@ -86,7 +92,7 @@ def write(files: dict[str, Any], folder: Path) -> list[Path]:
     return written
 
 
-def write_label(label: dict[str, Any], folder: Path) -> None:
+def write_label(label: Label, folder: Path) -> None:
     """Write the label, which ends a checkpoint."""
     (folder / LABEL).write_text(signed(strict_yaml.dump(label)), encoding="utf-8")
 
@@ -96,7 +102,7 @@ def signed(text: str) -> str:
     return f"{text}{OWN_SUM}: {zlib.crc32(text.encode())}\n"
 
 
-def read_label(path: Path) -> dict[str, Any]:
+def read_label(path: Path) -> Label:
     """The label of a checkpoint.
 
     Raises DamagedError for what no training wrote, InputError for the format of another autofit.
@@ -123,7 +129,7 @@ def read_label(path: Path) -> dict[str, Any]:
     return label
 
 
-def read_contents(path: Path, label: dict[str, Any], ranks: Ranks) -> dict[str, Any]:
+def read_contents(path: Path, label: Label, ranks: Ranks) -> Contents:
     """The contents of every other file: fields of the state, "optimizer", WEIGHTS and BUFFERS.
 
     All files are checked before anything is used; several ranks share those that none of them
@@ -146,7 +152,7 @@ def read_contents(path: Path, label: dict[str, Any], ranks: Ranks) -> dict[str, 
         optimizer: _read_optimizer,
     }
 
-    contents: dict[str, Any] = {}
+    contents: Contents = {}
     for number, name in enumerate(sorted({*checksums, BUFFERS, state})):
         is_read = name in readers
         if not is_read and number % ranks.layout.world != ranks.rank:
@@ -178,6 +184,7 @@ def _check_sum(file: Path, written: int | None) -> None:
         found = checksum(file)
     except OSError as error:
         raise DamagedError(f"{file.name} cannot be read: {error.strerror}") from error
+
     if found != written:
         raise DamagedError(f"{file.name} is not what was written")
 
@@ -189,6 +196,7 @@ def _read_state(file: Path) -> dict[str, Any]:
 
 
 def _read_optimizer(file: Path) -> Any:
+    """The state of an optimizer, on the host."""
     return torch.load(file, map_location="cpu", weights_only=True)
 
 

@@ -78,6 +78,7 @@ STATE_FIELDS = _State.model_fields.keys()
 def check_label(label: Any) -> None:
     """Raise a DamagedError for other than a label."""
     _validate(_Label, label, "checkpoint.yaml")
+
     for name in label["crc32"]:
         if Path(name).name != name:
             raise DamagedError(f"checkpoint.yaml names the file {shown(name)}")
@@ -96,6 +97,7 @@ def check_state(setup: Setup, contents: Mapping[str, Any], label: Mapping[str, A
         random_state.check(contents["random"], setup.device)
     except ValueError as error:
         raise DamagedError(str(error)) from error
+
     if setup.scaler and contents.get("scaler"):
         _check_scaler(contents["scaler"], setup.scaler.state_dict())
 
@@ -140,6 +142,7 @@ def check_tensors(setup: Setup, weights: Tensors, buffers: Tensors) -> None:
         own = module._buffers.get(own_name)
         if own is None:  # one that the model makes while it runs
             continue
+
         may_grow = not type(module).__module__.startswith("torch.nn.")
         has_shape = may_grow or values.shape == own.shape
         if not has_shape or not _is_alike(values, own):
@@ -168,13 +171,14 @@ def check_optimizer(
 
     `parts`: what several ranks wrote, on meta. Raises DamagedError.
     """
+    has_state = "optimizer" in contents  # of one device, or of this rank's parts
     is_divided_anew = contents.get("ranks", 1) == 1 and setup.ranks.are_several
     try:
-        if "optimizer" in contents and not is_divided_anew:
+        if has_state and not is_divided_anew:
             if contents.get("names") not in (None, sharded_state.names_of(setup)):
                 raise StateError("its weights have another order")
             contents["optimizer"] = schema.fitted(contents["optimizer"])
-        elif "optimizer" in contents:
+        elif has_state:
             _check_entries(setup, sharded_state.entries_by_name(contents), schema, on_meta=False)
         elif parts is not None:
             numbers = contents.get("optimizer_numbers") or {}
@@ -204,6 +208,7 @@ def _validate(schema: type[_Schema], data: Any, what: str) -> None:
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"])) or "it"
+
         given = shown(first["input"])
         if first["type"] == "missing":
             given = "absent"

@@ -83,6 +83,7 @@ class Epochs(Iterator[Any]):
     def _begin_pass(self) -> None:
         """Begin a pass with random numbers of its own."""
         self._pass = iter(())  # the workers of the last pass end before others start
+
         random_state.seed_host(self._seed + self.passes_begun)
         self.passes_begun += 1
         self.batches_done = 0
@@ -159,6 +160,7 @@ class Epochs(Iterator[Any]):
         self.batches_done = state["given"]
         if is_resized and self._batch_size:
             self.batches_done = samples // self._batch_size
+
         # without a batch, if the run stopped at the end of an epoch
         self._pass = batches_of(self._loader)
 
@@ -222,6 +224,7 @@ class Epochs(Iterator[Any]):
         """Go on at a sample of a pass that is read by indices, each rank its own."""
         assert self._batch_size, "it differs from another one"
         self._pass = loader.batches_from(sample)
+
         self._samples_done = sample
         self.batches_done, begun = divmod(sample, self._batch_size)
         return _note_within(begun, self._batch_size)
@@ -273,6 +276,7 @@ class Epochs(Iterator[Any]):
         ]
 
     def _count(self, batch: Any) -> int:
+        """The samples of a batch, of all ranks."""
         if isinstance(batch, LocalBatch):
             return batch.samples
         return sample_count(batch, self._cut)
@@ -281,6 +285,7 @@ class Epochs(Iterator[Any]):
         """A checksum of a batch's first sample; None where ranks hold different ones."""
         if batch is None or isinstance(batch, LocalBatch):
             return None
+
         crc = 0
         for tensor in tensors(samples_of(batch, 0, 1, self._cut)):
             if tensor.layout is torch.strided:

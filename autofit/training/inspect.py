@@ -33,7 +33,7 @@ from autofit.setup import Setup
 from autofit.setup.adapters import has_adapters
 from autofit.setup.deferred_logits import defers_logits
 from autofit.setup.experts import expert_weights
-from autofit.setup.layers import is_linear, repeated_blocks
+from autofit.setup.layers import is_linear, is_quantized, repeated_blocks
 from autofit.setup.split_layers import heads_of, planned
 from autofit.setup.state import evaluation_mode
 from autofit.training import random_state
@@ -174,6 +174,7 @@ def _structure(workload: Workload, model: nn.Module) -> Traits:
         plan=any(True for _ in planned(model)),
         head=defers_logits(model),
         adapters=has_adapters(model),
+        quantized=any(map(is_quantized, model.modules())),
         notes=workload.notes,
         fingerprint=digest,
     )

@@ -27,6 +27,7 @@ def encoded(value: Any) -> Any:
     if kind in (torch.Tensor, torch.nn.Parameter) and value.layout is torch.strided:
         dtype = str(value.dtype).removeprefix("torch.")
         return {"tensor": [dtype, list(value.shape), _base64(bytes_of(value))]}
+
     if isinstance(value, np.ndarray | np.generic) and not _holds_objects(value.dtype):
         shape = None  # of a number of numpy's own, some of which are also Python's floats
         if isinstance(value, np.ndarray):
@@ -37,22 +38,26 @@ def encoded(value: Any) -> Any:
         if len(value) != 1 and all(type(key) is str for key in value):
             return {key: encoded(item) for key, item in value.items()}
         return {"dict": [[encoded(key), encoded(item)] for key, item in value.items()]}
+
     if kind is list:
         return list(map(encoded, value))
     if kind in _SEVERAL.values():
         return {kind.__name__: list(map(encoded, value))}
     if kind is bytes:
         return {"bytes": _base64(value)}
+
     if value is None or isinstance(value, bool | int | float | str):
         return value
     raise TypeError(kind.__name__)
 
 
 def _holds_objects(dtype: np.dtype[Any]) -> bool:
-    return dtype.hasobject or dtype.names is not None
+    """Whether an array of a dtype holds objects or named fields."""
+    return bool(dtype.hasobject or dtype.names)
 
 
 def _base64(data: bytes) -> str:
+    """Bytes as text."""
     return base64.b64encode(data).decode()
 
 
@@ -73,6 +78,7 @@ def _decoded(found: dict[str, Any]) -> Any:
         return dict(content)
     if kind == "bytes":
         return base64.b64decode(content)
+
     if kind in _SEVERAL:
         return _SEVERAL[kind](content)
 

@@ -55,12 +55,12 @@ def local_batch(setup: Setup, batch: Any) -> LocalBatch:
 
     ranks = setup.ranks
     cut = setup.workload.split
-    parts = ranks.layout.samplers
+    parts = ranks.layout.dp_degree
     samples = sample_count(batch, cut)
 
     counts = True
     if parts > 1 or not samples:
-        batch, counts = own_samples(batch, ranks.sampler, parts, cut)
+        batch, counts = own_samples(batch, ranks.dp_rank, parts, cut)
 
     largest = None if cut else _largest(samples, ranks)
     return LocalBatch(batch, counts, samples, largest)
@@ -68,7 +68,7 @@ def local_batch(setup: Setup, batch: Any) -> LocalBatch:
 
 def _largest(samples: int, ranks: Ranks) -> int:
     """The samples of the largest local batch."""
-    return -(-samples // ranks.layout.samplers)
+    return -(-samples // ranks.layout.dp_degree)
 
 
 def local_loader(loader: Any, ranks: Ranks) -> Any:
@@ -76,7 +76,7 @@ def local_loader(loader: Any, ranks: Ranks) -> Any:
 
     Loaders that save their position are left as they are: each rank's would be another one.
     """
-    parts = ranks.layout.samplers
+    parts = ranks.layout.dp_degree
     if parts == 1 or type(loader) is not DataLoader:
         return loader
     if callable(getattr(loader, "state_dict", None)):
@@ -136,7 +136,7 @@ class _LocalSampler(Sampler[list[int]]):
         return len(self._batches)
 
     def __iter__(self) -> Iterator[list[int]]:
-        rank = self._ranks.sampler
+        rank = self._ranks.dp_rank
         left_out = self.left_out
         self.left_out = 0
 
@@ -163,8 +163,8 @@ class _LocalStream:
         from datasets.distributed import split_dataset_by_node
 
         self._ranks = ranks
-        parts = ranks.layout.samplers
-        own = split_dataset_by_node(loader.dataset, ranks.sampler, parts)
+        parts = ranks.layout.dp_degree
+        own = split_dataset_by_node(loader.dataset, ranks.dp_rank, parts)
         size = (loader.batch_size or parts) // parts
         self._loader = _with(loader, dataset=own, batch_size=size)
 

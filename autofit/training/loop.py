@@ -14,6 +14,7 @@ from autofit.hardware.out_of_memory import is_out_of_memory
 from autofit.setup import Setup
 from autofit.setup.state import set_modes
 from autofit.training.count_guard import CountGuard
+from autofit.training.evaluation import Evaluation
 from autofit.training.inspect import Prover
 from autofit.training.local_batch import LocalBatch, local_batch
 from autofit.training.memory_attribution import oom_snapshot
@@ -38,6 +39,8 @@ class StepReport:
     clipping, where gradients are clipped. `skipped` says why the step changed no weight: "overflow"
     (of gradients, seen by the loss scaler) or "no label" (none in the batch counts). `seconds`
     excludes the wait for data, which is `data_seconds`. `memory` is what is held after the step.
+    `evaluations` are those before this step, also of a run that is resumed, for callbacks that end
+    training: `if report.step - min(report.evaluations).step > 500: return STOP`.
     """
 
     step: int
@@ -50,6 +53,7 @@ class StepReport:
     seconds: float = field(default=0.0, compare=False)
     data_seconds: float = field(default=0.0, compare=False)
     memory: StepMemory = field(default=StepMemory(), compare=False)
+    evaluations: tuple[Evaluation, ...] = field(default=(), compare=False)
 
 
 class Stop(enum.Enum):
@@ -137,6 +141,7 @@ class Stepper:
         self._recovery = Recovery(setup, lambda: prover.on_host().traits().splits)
         self._guard = CountGuard(setup, prover, listener)
         self._watch = MemoryWatch(setup.device, listener)
+
         self._step_seconds: list[float] = []  # of the steps since the config last changed
         self._seconds_before: float | None = None  # the median step before that
 
@@ -215,6 +220,7 @@ class Stepper:
                 # also the running statistics, which the forward has spoilt
                 self._recovery.roll_back()
                 raise DivergedError(loss, step + 1)
+
             return loss, update(setup)
         except Exception as error:
             if not is_out_of_memory(error):

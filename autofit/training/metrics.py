@@ -3,12 +3,13 @@
 All are callbacks like a user's own.
 """
 
+import contextlib
 import json
 import sys
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import IO, Any
 
@@ -17,8 +18,13 @@ from tqdm import tqdm
 from autofit.core.files import write_atomically
 from autofit.core.hardware import GIB
 from autofit.core.notebook import Cell, in_notebook
+from autofit.training.evaluation import Evaluation
 from autofit.training.loop import StepReport
 from autofit.training.memory_watch import StepMemory
+
+# On a stream that is no terminal: until the first line, and between two.
+_FIRST_LINE_SECONDS = 10.0
+_LINE_SECONDS = 60.0
 
 
 class Recorder(ABC):
@@ -29,8 +35,8 @@ class Recorder(ABC):
         """Record one step."""
 
     @abstractmethod
-    def evaluated(self, step: int, loss: float) -> None:
-        """Record the mean loss on held-out data after a step."""
+    def evaluated(self, evaluation: Evaluation) -> None:
+        """Record what held-out data say after a step."""
 
     @abstractmethod
     def back_to(self, first_step: int) -> None:
@@ -70,11 +76,30 @@ class MetricsFile(Recorder):
         self._open(first_step)
 
     def __call__(self, report: StepReport) -> None:
-        row = asdict(report)
+        row = asdict(replace(report, evaluations=()))  # which have rows of their own
+        del row["evaluations"]
         self._write(row | row.pop("memory"))
 
-    def evaluated(self, step: int, loss: float) -> None:
-        self._write({"step": step, "evaluation": loss})
+    def evaluated(self, evaluation: Evaluation) -> None:
+        row: dict[str, Any] = {"step": evaluation.step, "evaluation": float(evaluation)}
+        if evaluation.metrics:
+            row["metrics"] = evaluation.metrics
+        self._write(row)
+
+    def read(self) -> tuple[list[StepReport], list[Evaluation]]:
+        """The reports and evaluations of the steps that the file holds, in their order."""
+        reports = []
+        evaluations = []
+        for line, step in _lines(self._path):
+            row = json.loads(line)
+            with contextlib.suppress(TypeError, ValueError):  # of another autofit, or edited
+                if "evaluation" in row:
+                    metrics = {name: float(value) for name, value in row.get("metrics", {}).items()}
+                    evaluations.append(Evaluation(float(row["evaluation"]), step, metrics))
+                else:
+                    memory = {name: row.pop(name) for name in vars(StepMemory()) if name in row}
+                    reports.append(StepReport(**row, memory=StepMemory(**memory)))
+        return reports, evaluations
 
     def close(self) -> None:
         self._file.close()
@@ -122,8 +147,9 @@ class TensorBoard(Recorder):
             if value is not None:
                 self._writer.add_scalar(f"train/{name}", value, report.step)
 
-    def evaluated(self, step: int, loss: float) -> None:
-        self._writer.add_scalar("evaluation/loss", loss, step)
+    def evaluated(self, evaluation: Evaluation) -> None:
+        for name, value in {"loss": float(evaluation), **evaluation.metrics}.items():
+            self._writer.add_scalar(f"evaluation/{name}", value, evaluation.step)
 
     def back_to(self, first_step: int) -> None:
         """Keep the former values; TensorBoard shows both."""
@@ -161,8 +187,8 @@ class Bar(Recorder):
         self._bar.set_postfix(shown, refresh=False)
         self._bar.update()
 
-    def evaluated(self, step: int, loss: float) -> None:
-        self._bar.set_description(f"training (evaluation {loss:.4g})")
+    def evaluated(self, evaluation: Evaluation) -> None:
+        self._bar.set_description(f"training ({describe_evaluation(evaluation)})")
 
     def back_to(self, first_step: int) -> None:
         self._bar.n = first_step
@@ -175,6 +201,62 @@ class Bar(Recorder):
     def wanted() -> bool:
         """Whether somebody is looking: a terminal, or a notebook."""
         return sys.stderr.isatty() or in_notebook()
+
+
+class ProgressLines(Recorder):
+    """Where no terminal is: a line on stderr after some steps, with speed and remaining time."""
+
+    def __init__(self, total: int, *, first_step: int = 0) -> None:
+        self._total = total
+        self._first_step = first_step
+        self._began = time.monotonic()
+        self._due = self._began + _FIRST_LINE_SECONDS
+        self._samples = 0
+
+    def __call__(self, report: StepReport) -> None:
+        self._samples += report.samples
+        now = time.monotonic()
+        if now < self._due and report.step < self._total:
+            return
+
+        self._due = now + _LINE_SECONDS
+        seconds = max(now - self._began, 1e-9)
+        left = (self._total - report.step) * seconds / (report.step - self._first_step)
+        self._say(
+            f"step {report.step:,} of {self._total:,}: loss {report.loss:.4g}, "
+            f"{self._samples / seconds:.4g} samples/s, {clock(left)} left"
+        )
+
+    def evaluated(self, evaluation: Evaluation) -> None:
+        self._say(f"after step {evaluation.step:,}: {describe_evaluation(evaluation)}")
+
+    def back_to(self, first_step: int) -> None:
+        self._first_step = first_step
+        self._began = time.monotonic()
+        self._samples = 0
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+    def _say(self, text: str) -> None:
+        sys.stderr.write(f"{text}\n")
+        sys.stderr.flush()
+
+
+def describe_evaluation(evaluation: Evaluation) -> str:
+    """The loss on held-out data and the metrics, in a few words."""
+    values = {"evaluation loss": float(evaluation), **evaluation.metrics}
+    return ", ".join(f"{name} {value:.4g}" for name, value in values.items())
+
+
+def clock(seconds: float) -> str:
+    """A time as people say it: 40 s, 12 min, 3 h 05 min."""
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    if minutes < 100:
+        return f"{minutes} min"
+    return f"{minutes // 60} h {minutes % 60:02} min"
 
 
 def _sizes(memory: StepMemory) -> dict[str, str]:

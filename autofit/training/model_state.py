@@ -54,6 +54,7 @@ def stays_in_eval(model: nn.Module) -> list[str]:
 
 
 def _set_modes(setup: Setup) -> None:
+    """Train in train mode, but for what the user froze in eval mode."""
     model = setup.model
     given = modes_of(model)
     setup.on_close(lambda: set_modes(given))
@@ -143,4 +144,5 @@ def _switch_off_own_checkpointing(setup: Setup) -> None:
 
 
 def _called(function: Callable[..., Any], *args: Any, **options: Any) -> Any:
+    """Call a function without checkpointing it."""
     return function(*args, **options)

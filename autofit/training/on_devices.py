@@ -26,6 +26,7 @@ from autofit.techniques import all_techniques, canonicalize
 from autofit.training import atomic_writes, checkpoint
 from autofit.training.build import adapt
 from autofit.training.checkpoint_policy import describe_batch_split
+from autofit.training.evaluation import EvaluationPlan
 from autofit.training.host_tensors import Tensors, detached, gathered
 from autofit.training.meta_model import materialize, meta_copy
 from autofit.training.session import Answer, Session
@@ -56,7 +57,7 @@ def run_on_devices(
     devices: int,
     steps: int,
     epochs: int | None = None,
-    eval_loader: Any = None,
+    evaluation: EvaluationPlan | None = None,
     timeout: float = TIMEOUT,
 ) -> Answer:
     """What `Session.run` does, on so many devices.
@@ -68,7 +69,7 @@ def run_on_devices(
     folder = _roomy_folder(weights)
     with _nameless(folder) as given, _nameless(folder) as trained:
         _write(weights, given)
-        options = {"steps": steps, "epochs": epochs, "eval_loader": eval_loader}
+        options = {"steps": steps, "epochs": epochs, "evaluation": evaluation}
         job = _Job(_without_weights(session), given, trained, config, device, loader, options)
 
         answer = None
@@ -110,6 +111,7 @@ def _smaller(job: _Job, knobs: Mapping[str, Any]) -> _Job:
     """The job from the last checkpoint, or from the start, with knobs that need less memory."""
     policy = job.session.policy
     is_resumed = policy.directory is not None and checkpoint.exists(policy.directory)
+
     session = dataclasses.replace(
         job.session, policy=dataclasses.replace(policy, resume=is_resumed)
     )
@@ -136,6 +138,7 @@ def _train(say: Said, job: _Job) -> Answer:
 def _give(path: Path, setup: Setup) -> None:
     """Leave what training changed for the process that started this one."""
     changed = gathered(dict(setup.trainable()) | dict(setup.model.named_buffers()), setup.ranks)
+
     if setup.ranks.is_first:
         _write(detached(changed.items()), path)
 
@@ -214,6 +217,7 @@ def _write(tensors: Tensors, path: Path) -> None:
 
 
 def _mapped(path: Path) -> Tensors:
+    """The tensors of such a file, in the memory that all processes share."""
     return torch.load(path, mmap=True, weights_only=True)  # type: ignore[no-any-return]
 
 
@@ -221,6 +225,7 @@ def _roomy_folder(tensors: Tensors) -> Path:
     """Where weights lie in memory twice at most, else where temporary files lie."""
     needed = sum(tensor.numel() * tensor.itemsize for tensor in tensors.values())
     free = atomic_writes.free_bytes(_SHARED) or 0
+
     if free > 3 * needed:
         return _SHARED
     return Path(tempfile.gettempdir())

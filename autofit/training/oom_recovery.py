@@ -99,7 +99,7 @@ class Recovery:
     def _smaller_micro_batch(self) -> Config | None:
         """At most half the micro-batch; None where it cannot be smaller."""
         setup = self._setup
-        whole = setup.workload.effective_batch_size // setup.ranks.layout.samplers
+        whole = setup.workload.effective_batch_size // setup.ranks.layout.dp_degree
         half = setup.micro_batch_size // 2
         if half < 1 or setup.stepped_in_backward:
             return None

@@ -24,7 +24,7 @@ from autofit.core.errors import shown
 # settings of a group that change no form
 _OF_A_RUN = ("params", "lr", "lr_ratio", "weight_decay", "initial_lr")
 
-Entries = dict[str, Any]  # the state of one weight, or the forms of it
+Entry = dict[str, Any]  # the state of one weight, or the forms of it
 Group = dict[str, Any]  # of parameters, as an optimizer holds it
 
 
@@ -53,6 +53,7 @@ class Form:
                 if isinstance(value, torch.Tensor):
                     kind = type(tensor)
                     inner[name] = cls.of(value)
+
         return cls(kind, tensor.shape, tensor.dtype, tensor.stride(), inner)
 
     def checked(self, given: Any, name: str) -> torch.Tensor:
@@ -100,7 +101,8 @@ class OptimizerSchema:
     def __init__(self, optimizer: Optimizer, *, is_own: bool) -> None:
         self._optimizer = optimizer
         self._is_own = is_own
-        self._known: dict[Hashable, Entries] = {}
+        self._known: dict[Hashable, Entry] = {}
+
         for part, group in self._groups():  # at once: ranks may have to step together
             for weight in group["params"]:
                 self._forms(part, group, weight)
@@ -117,7 +119,7 @@ class OptimizerSchema:
         return self._fitted_parts(_parts_of(self._optimizer), saved, "the state")
 
     def check_entry(
-        self, weight: nn.Parameter, given: Entries, name: str, *, on_meta: bool = False
+        self, weight: nn.Parameter, given: Entry, name: str, *, on_meta: bool = False
     ) -> None:
         """Raise a StateError unless entries are those of a weight.
 
@@ -132,7 +134,7 @@ class OptimizerSchema:
         """The state to load of optimizers in containers."""
         if isinstance(parts, Optimizer):
             return self._fitted_optimizer(parts, saved, name)
-        if type(saved) is not type(parts) or (parts is not None and len(saved) != len(parts)):
+        if type(saved) is not type(parts):
             raise StateError(f"{name} is {shown(saved)}")
 
         if isinstance(parts, dict):
@@ -144,8 +146,9 @@ class OptimizerSchema:
             return fitted
 
         if isinstance(parts, list):
-            numbered = self._fitted_parts(dict(enumerate(parts)), dict(enumerate(saved)), name)
-            return list(numbered.values())
+            numbered = dict(enumerate(parts))
+            fitted = self._fitted_parts(numbered, dict(enumerate(saved)), name)
+            return list(fitted.values())
         return saved
 
     def _fitted_optimizer(self, optimizer: Optimizer, saved: Any, name: str) -> Any:
@@ -154,11 +157,12 @@ class OptimizerSchema:
         A user's class may have another one, which it checks by itself.
         """
         own = optimizer.state_dict()
-        has_form = isinstance(own, dict) and {"state", "param_groups"} <= own.keys()
-        if not isinstance(saved, type(own)) or (has_form and not own.keys() <= saved.keys()):
+        if not isinstance(saved, type(own)):
             raise StateError(f"{name} is {shown(saved)}")
-        if not has_form:
+        if not isinstance(own, dict) or not {"state", "param_groups"} <= own.keys():
             return saved
+        if not own.keys() <= saved.keys():
+            raise StateError(f"{name} is {shown(saved)}")
 
         groups = self._fitted_groups(own["param_groups"], saved["param_groups"], name)
         held = saved["state"]
@@ -193,6 +197,7 @@ class OptimizerSchema:
         for group, given in zip(own, saved, strict=True):
             if not isinstance(given, dict) or given.get("params") != group["params"]:
                 raise StateError(f"{name} is of other groups of weights")
+
             settings = group
             if self._is_own:
                 for key in group.keys() & given.keys():
@@ -201,15 +206,14 @@ class OptimizerSchema:
             groups.append(settings)
         return groups
 
-    def _fitted_entry(
-        self, forms: Entries, entry: Any, name: str, *, on_meta: bool = False
-    ) -> Entries:
+    def _fitted_entry(self, forms: Entry, entry: Any, name: str, *, on_meta: bool = False) -> Entry:
         """The state of a weight to load; what is on meta is only checked."""
         if not isinstance(entry, dict):
             raise StateError(f"the state of {name} is {shown(entry)}")
         for key in forms:
             if entry and key not in entry:
                 raise StateError(f"the state of {name} lacks {key}")
+
         for key in entry:
             if key not in forms and not self._is_own:
                 raise StateError(f"the state of {name} holds {shown(key)}")
@@ -219,6 +223,7 @@ class OptimizerSchema:
             form = forms[key]
             given = entry[key]
             what = f"{key} of {name}"
+
             # bitsandbytes nests what it quantises
             if isinstance(form, dict) and isinstance(given, dict):
                 fitted[key] = self._fitted_entry(form, given, what, on_meta=on_meta)
@@ -230,12 +235,11 @@ class OptimizerSchema:
                 fitted[key] = form.fitted(given, what)
         return fitted
 
-    def _forms(self, optimizer: Optimizer, group: Group, weight: nn.Parameter) -> Entries:
+    def _forms(self, optimizer: Optimizer, group: Group, weight: nn.Parameter) -> Entry:
         """The forms of the entries of a weight."""
-        settings = {key: value for key, value in group.items() if key not in _OF_A_RUN}
         key = (
             type(optimizer),
-            repr(settings),
+            repr(_without(group, *_OF_A_RUN)),
             weight.shape,
             weight.stride(),
             weight.dtype,
@@ -246,11 +250,12 @@ class OptimizerSchema:
             self._known[key] = self._measured(optimizer, group, weight)
         return self._known[key]
 
-    def _measured(self, optimizer: Optimizer, group: Group, weight: nn.Parameter) -> Entries:
+    def _measured(self, optimizer: Optimizer, group: Group, weight: nn.Parameter) -> Entry:
         """What a copy of the optimizer holds of a stand-in for a weight after a step."""
         stand_in = nn.Parameter(torch.zeros_like(weight))  # the weight itself may rest elsewhere
         stand_in.grad = torch.zeros_like(stand_in)
-        settings = copy.deepcopy({key: value for key, value in group.items() if key != "params"})
+
+        settings = copy.deepcopy(_without(group, "params"))
         trial: Any = object.__new__(type(optimizer))
         vars(trial).update(vars(optimizer))
         trial.state = defaultdict(dict)
@@ -277,6 +282,11 @@ class OptimizerSchema:
                 if not isinstance(form, Form) or form.shape != weight.shape:
                     del forms[key]
         return forms
+
+
+def _without(group: Group, *keys: str) -> Group:
+    """The other settings of a group."""
+    return {key: value for key, value in group.items() if key not in keys}
 
 
 def _form_of(value: Any) -> Any:
@@ -327,8 +337,10 @@ def _check_kind(given: Any, like: Any, name: str) -> None:
 
 
 def _is_number(value: Any) -> bool:
+    """Whether a value is a number, and no bool."""
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _words(shape: torch.Size, dtype: torch.dtype) -> str:
+    """A shape and a dtype, as a message names them."""
     return f"{list(shape)} of {str(dtype).removeprefix('torch.')}"

@@ -125,7 +125,7 @@ def _proven(
     Raises InputError where a batch is to be split and cannot be.
     """
     whole = workload.effective_batch_size
-    on_several = Layout.of(config).samplers > 1
+    on_several = Layout.of(config).dp_degree > 1
     is_split = on_several or (config.get("micro_batch_size") or whole) < whole
     if not is_split and not is_evaluated:
         return workload

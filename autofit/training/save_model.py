@@ -123,6 +123,7 @@ def _check_mergeable(model: Any) -> None:
         reason = "learns more than can be added to weights"
     else:
         return
+
     raise InputError(
         f"{config.peft_type.value} {reason}.",
         "Use the model as it is: output_dir/model holds what PeftModel.from_pretrained reads.",
@@ -159,6 +160,7 @@ def _merged_layer(layer: Any, dtype: torch.dtype) -> Any:
         if is_quantised(base):
             return dequantised(base, dtype)
         return base
+
     if is_quantised(base):
         delta = sum(layer.get_delta_weight(adapter).float() for adapter in layer.active_adapters)
         return dequantised(base, dtype, delta)
@@ -179,6 +181,7 @@ def _untie_adapted(model: nn.Module) -> None:
     for module in filter(is_adapter, model.modules()):
         if adapts_parameter(module) or hasattr(module, "trainable_tokens_delta"):
             continue
+
         base: Any = module.get_base_layer()  # type: ignore[operator]
         weight = getattr(base, "weight", None)
         if isinstance(weight, nn.Parameter) and uses[id(weight)] > 1:

@@ -4,7 +4,7 @@ import functools
 import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -25,6 +25,7 @@ from autofit.setup import Setup, requirements
 from autofit.training import checkpoint, json_state, random_state
 from autofit.training.agreed_interrupts import AgreedInterrupts
 from autofit.training.atomic_writes import clean_up
+from autofit.training.best_weights import BestWeights
 from autofit.training.checkpoint_files import FOLDER
 from autofit.training.checkpoint_policy import (
     CheckpointPolicy,
@@ -32,11 +33,15 @@ from autofit.training.checkpoint_policy import (
     describe_batch_split,
 )
 from autofit.training.epochs import Epochs
-from autofit.training.evaluation import check_evaluation, evaluate
-from autofit.training.inspect import Prover
+from autofit.training.evaluation import (
+    Evaluation,
+    EvaluationPlan,
+    check_evaluation,
+    evaluation_of,
+)
 from autofit.training.local_batch import local_loader
 from autofit.training.loop import STOP, Callback, Listener, StepReport, Stop, train
-from autofit.training.metrics import Bar, MetricsFile, Recorder, TensorBoard
+from autofit.training.metrics import Bar, MetricsFile, ProgressLines, Recorder, TensorBoard
 from autofit.training.prepared import Prepared, on_device
 from autofit.training.save_model import save_model
 from autofit.training.workload import batches_of, length_of
@@ -45,7 +50,7 @@ _SLOW_LOADER_SHARE = 0.1  # of the time
 _SLOW_LOADER_SECONDS = 0.2  # in all
 METRICS_FILE = "metrics.jsonl"
 
-Answer = tuple[list[StepReport], list[float]]  # a training's reports and evaluations
+Answer = tuple[list[StepReport], list[Evaluation]]  # a training's reports and evaluations
 
 
 @dataclass(frozen=True)
@@ -76,7 +81,7 @@ class Session:
         *,
         steps: int,
         epochs: int | None = None,
-        eval_loader: Any = None,
+        evaluation: EvaluationPlan | None = None,
     ) -> Answer:
         """Train the model in place and restore its modes; returns the reports and the evaluations.
 
@@ -91,19 +96,19 @@ class Session:
                 hardware,
                 self.hyperparameters,
                 self.listener,
-                is_evaluated=eval_loader is not None,
+                is_evaluated=evaluation is not None,
             )
             setup = prepared.setup
 
             try:
                 if self.policy.directory:
                     checkpoint.check_savable(setup)
-                if eval_loader is not None:
+                if evaluation is not None:
                     with random_state.preserved(setup.device):
-                        check_evaluation(setup, eval_loader)
+                        check_evaluation(setup, evaluation)
 
                 with config_faults_named():
-                    training = _Training(self, setup, loader, eval_loader, prepared.prover)
+                    training = _Training(self, prepared, loader, evaluation)
                     answer = training.run(steps, epochs)
                 if self.taken:
                     self.taken(setup)
@@ -126,6 +131,7 @@ class Session:
             "micro_batch_size": micro,
             "gradient_accumulation_steps": part // micro,
         }
+
         words = describe_batch_split(split)
         self.listener(f"memory ran out in this run before, so it goes on with {words}.")
         return split
@@ -135,20 +141,30 @@ class _Training:
     """A session from its build to its last step."""
 
     def __init__(
-        self, session: Session, setup: Setup, loader: Any, eval_loader: Any, prover: Prover
+        self,
+        session: Session,
+        prepared: Prepared,
+        loader: Any,
+        evaluation: EvaluationPlan | None,
     ) -> None:
+        setup = prepared.setup
         self._session = session
         self._setup = setup
         self._ranks = setup.ranks
-        self._prover = prover
+        self._prover = prepared.prover
         self._policy = session.policy
         self._notify = session.listener
         self._directory = session.policy.directory
 
         self._loader = local_loader(loader, setup.ranks)
+        self._evaluation_plan = evaluation
         self._eval_loader = None
-        if eval_loader is not None:
-            self._eval_loader = local_loader(eval_loader, setup.ranks)
+        self._best: BestWeights | None = None
+        if evaluation is not None:
+            self._eval_loader = local_loader(evaluation.loader, setup.ranks)
+            if evaluation.best_by is not None:
+                is_resumed = self._policy.resume
+                self._best = BestWeights(setup, self._directory, is_resumed=is_resumed)
         self._epochs = self._at_the_start()
         self._epoch_length = length_of(loader)
         self._is_counted = False  # the position in the data, because a checkpoint cannot hold it
@@ -157,7 +173,8 @@ class _Training:
         self._done = 0  # steps
         self._saved = 0  # the last step that a checkpoint has
         self._history: list[StepReport] = []
-        self._evaluations: dict[int, float] = {}  # by the step before them
+        self._resumed_steps = 0  # of the history, which an earlier process made
+        self._evaluations: dict[int, Evaluation] = {}  # by the step before them
         self._recorders: list[Recorder] = []
         self._is_unlabelled_said = False
 
@@ -165,6 +182,7 @@ class _Training:
         (has_callbacks,) = self._ranks.largest(float(bool(session.callbacks)))
         self._has_callbacks = bool(has_callbacks)
         self._is_ended_by_callback = False
+
         self._interrupts: AgreedInterrupts | None = None
         if self._directory:
             self._interrupts = AgreedInterrupts(setup, self._note_interrupt)
@@ -183,6 +201,7 @@ class _Training:
         if self._policy.resume and self._has_checkpoint():
             first = self._resume()
             steps = self._last_step(first, steps, epochs)
+
         if first > steps:
             done = pluralize(first, "step")
             self._notify(
@@ -195,9 +214,13 @@ class _Training:
                 stack.callback(recorder.close)
             if self._interrupts:
                 stack.enter_context(self._interrupts)
+
             while torn := self._attempt(first, steps):
                 first = self._back_to_checkpoint(torn)
+            if self._done and self._done not in self._evaluations:
+                self._evaluate()  # a run that was ended before it could
 
+        self._go_back_to_best()
         self._note_skipped_steps()
         self._note_slow_loader()
         if self._directory:
@@ -208,15 +231,21 @@ class _Training:
         return self._history, list(self._evaluations.values())
 
     def _open_recorders(self, first: int, steps: int) -> None:
+        """Open what records steps and evaluations, on the first rank."""
         if not self._ranks.is_first:
             return
         if self._directory:
-            path = self._directory / METRICS_FILE
-            self._recorders.append(MetricsFile(path, first_step=first))
+            file = MetricsFile(self._directory / METRICS_FILE, first_step=first)
+            self._recorders.append(file)
+            self._history, evaluations = file.read()
+            self._resumed_steps = len(self._history)
+            self._evaluations = {evaluation.step: evaluation for evaluation in evaluations}
             if requirements.installed("tensorboard"):
                 self._recorders.append(TensorBoard(self._directory / "tensorboard"))
+
         if self._session.progress:
-            self._recorders.append(Bar(steps, first_step=first))
+            progress = Bar if Bar.wanted() else ProgressLines
+            self._recorders.append(progress(steps, first_step=first))
 
     def _attempt(self, first: int, steps: int) -> OutOfMemoryError | None:
         """Run to the end.
@@ -239,6 +268,7 @@ class _Training:
         except OutOfMemoryError as error:
             if not error.torn:
                 raise
+
             self._policy.save_batch_split(self._setup.config)
             if self._ranks.are_several:  # the others cannot go back by themselves
                 error.knobs = batch_split_of(self._setup.config)
@@ -284,6 +314,7 @@ class _Training:
 
     def _after_step(self, report: StepReport, steps: int) -> Stop | None:
         """Call the callbacks, save and evaluate; STOP where a callback ends training."""
+        report = replace(report, evaluations=tuple(self._evaluations.values()))
         self._epochs.done(report.samples)
         self._done = report.step
         is_stopped = self._is_stopped_by_callback(report)
@@ -304,8 +335,7 @@ class _Training:
             self._policy.save_batch_split(self._config)
 
         self._save_if_due(is_last=is_last)
-        ends_pass = self._epochs.batches_done == self._epoch_length
-        if is_last or ends_pass:
+        if is_last or self._is_evaluation_due():
             self._evaluate()
 
         if not is_stopped:
@@ -339,27 +369,49 @@ class _Training:
         is_due = self._done % self._policy.checkpoint_every == 0
         if is_interrupted or is_due or is_last:
             self._save(self._directory, self._done)
+
         if is_interrupted:
             done = pluralize(self._done, "step")
             self._notify(f"stopped: the state after {done} is kept in {self._directory}.")
             self._interrupts.act()
 
+    def _is_evaluation_due(self) -> bool:
+        plan = self._evaluation_plan
+        if plan is None or plan.every is None:
+            return self._epochs.batches_done == self._epoch_length
+        return self._done % plan.every == 0
+
     def _evaluate(self) -> None:
-        """Note the loss on held-out data, where there are any."""
-        if self._eval_loader is None:
+        """Note what held-out data say, where there are any, and keep the best weights."""
+        plan = self._evaluation_plan
+        if plan is None:
             return
         with random_state.preserved(self._setup.device):  # a resumed run does not draw them again
-            loss = evaluate(self._setup, batches_of(self._eval_loader))
+            batches = batches_of(self._eval_loader)
+            evaluation = evaluation_of(self._setup, plan, batches, self._done)
 
-        self._evaluations[self._done] = loss
+        if self._best:
+            self._best.offer(self._done, plan.score(evaluation))
+        self._evaluations[self._done] = evaluation
         for recorder in self._recorders:
-            recorder.evaluated(self._done, loss)
+            recorder.evaluated(evaluation)
+
+    def _go_back_to_best(self) -> None:
+        """Load the weights that evaluated best, where the last ones are others."""
+        best = self._best
+        if best is None or best.step in (None, self._done):
+            return
+        best.restore()
+        steps = pluralize(int(best.step or 0), "step")
+        self._notify(f"the model has the weights after {steps}, which evaluated best.")
 
     def _note_interrupt(self, number: int) -> None:
+        """Say that a signal came."""
         name = signal.Signals(number).name
         self._notify(f"{name}: stopping after this step, with a checkpoint; again: at once.")
 
     def _save(self, directory: Path, next_step: int) -> None:
+        """Write a checkpoint, with the position in the data."""
         self._saved = next_step
         try:
             state = json_state.encoded(self._epochs.state())
@@ -377,6 +429,7 @@ class _Training:
         )
 
     def _has_checkpoint(self) -> bool:
+        """Whether there is a checkpoint to go back to."""
         return self._directory is not None and checkpoint.exists(self._directory)
 
     def _resume(self) -> int:
@@ -402,6 +455,7 @@ class _Training:
         """The number of steps in all of a resumed run that is to make so many epochs."""
         if epochs is None:
             return steps
+
         total = first + self._epochs.batches_left(steps // epochs, epochs)
         if total != steps:
             passes = pluralize(epochs, "epoch")
@@ -446,7 +500,7 @@ class _Training:
         return DivergedError(error.loss, error.step, f"{message}.")
 
     def _note_skipped_steps(self) -> None:
-        reasons = [report.skipped for report in self._history]
+        reasons = [report.skipped for report in self._history[self._resumed_steps :]]
         overflows = reasons.count("overflow")
         unlabelled = reasons.count("no label")
         steps = pluralize(len(reasons), "step")
@@ -455,6 +509,7 @@ class _Training:
                 f"the loss scaler of fp16-mixed skipped {overflows} of {steps}, whose gradients "
                 "overflowed: the schedule was held back for them."
             )
+
         if unlabelled > 1:  # the first one was told of
             self._notify(
                 f"the batches of {unlabelled} of {steps} had no label that counts: "
@@ -462,8 +517,9 @@ class _Training:
             )
 
     def _note_slow_loader(self) -> None:
-        waiting = sum(report.data_seconds for report in self._history)
-        total = waiting + sum(report.seconds for report in self._history)
+        reports = self._history[self._resumed_steps :]
+        waiting = sum(report.data_seconds for report in reports)
+        total = waiting + sum(report.seconds for report in reports)
         if waiting > _SLOW_LOADER_SECONDS and waiting / total > _SLOW_LOADER_SHARE:
             self._notify(
                 f"the loader is too slow for this device: {waiting / total:.0%} of the time was "

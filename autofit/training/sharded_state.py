@@ -24,17 +24,18 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from autofit.core.errors import InputError, pluralize, shown
 from autofit.setup import Setup
 from autofit.training.host_tensors import Tensors
-from autofit.training.optimizer_schema import StateError
+from autofit.training.optimizer_schema import Entry, StateError
 
 _OPTIMIZER = "optimizer/"
 
-Entries = dict[str, dict[str, Any]]  # the optimizer's state: weight -> key -> value
+Entries = dict[str, Entry]  # the optimizer's state, by the names of weights
 
 
 class _TensorsOnly(DefaultLoadPlanner):  # type: ignore[misc]
     """Refuses to unpickle what is no tensor."""
 
     def load_bytes(self, read_item: Any, value: Any) -> None:
+        """Refuse; torch would unpickle the content."""
         raise ValueError(f"{read_item.dest_index.fqn} is no tensor")
 
 
@@ -43,7 +44,9 @@ def write(tensors: Tensors, folder: Path) -> list[Path]:
     with _as_plain_errors():
         writer = HuggingFaceStorageWriter(str(folder), save_distributed=True)
         dcp.save(tensors, storage_writer=writer)
-    return list(folder.glob(f"shard-{dist.get_rank() + 1:05d}-*.safetensors"))
+
+    number = dist.get_rank() + 1
+    return list(folder.glob(f"shard-{number:05d}-*.safetensors"))
 
 
 def described(folder: Path, files: Set[str]) -> Tensors:
@@ -115,18 +118,22 @@ def entries_by_name(state: dict[str, Any]) -> Entries:
     """
     saved = state["optimizer"]
     names = state.get("names")
-    if not isinstance(saved, dict) or not isinstance(saved.get("state"), dict) or names is None:
+    entries = None
+    if isinstance(saved, dict):
+        entries = saved.get("state")
+    if not isinstance(entries, dict) or names is None:
         raise StateError(f"it is {shown(saved)}")
 
     numbered = dict(enumerate(names))
-    if not saved["state"].keys() <= numbered.keys():
-        raise StateError(f"it is of the weights {shown(list(saved['state']))}")
-    return {numbered[number]: entries for number, entries in saved["state"].items()}
+    if not entries.keys() <= numbered.keys():
+        raise StateError(f"it is of the weights {shown(list(entries))}")
+    return {numbered[number]: entry for number, entry in entries.items()}
 
 
 def entries_described(tensors: Tensors, numbers: Entries) -> Entries:
     """The optimizer's state of each weight, as several ranks wrote it."""
     entries = {name: dict(own) for name, own in numbers.items()}
+
     for path, tensor in tensors.items():
         if is_of_optimizer(path):
             name, key = _owner_and_key(path)
@@ -153,8 +160,9 @@ def restore(setup: Setup, saved: Tensors, state: dict[str, Any], folder: Path) -
             no_dist=not setup.ranks.are_several,
         )
 
-    if "optimizer" in state:
-        setup.optimizer.load_state_dict(state["optimizer"])
+    own = state.get("optimizer")  # of an optimizer whose state does not divide
+    if own is not None:
+        setup.optimizer.load_state_dict(own)
     else:
         numbers = state.get("optimizer_numbers") or {}
         _restore_optimizer(setup, entries_described(held, numbers))
@@ -167,6 +175,7 @@ def divide_optimizer(setup: Setup, state: dict[str, Any]) -> None:
     for name, whole in entries_by_name(state).items():
         weight = weights[name].detach()
         own = dict(whole)
+
         for key, value in whole.items():
             if isinstance(value, torch.Tensor) and value.dim() and value.shape == weight.shape:
                 own[key] = shard_of(value, weight)
@@ -178,6 +187,7 @@ def shard_of(whole: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     """This rank's part of a tensor that every rank has whole."""
     if not isinstance(like, DTensor):
         return whole
+
     given = whole.to(like.device)
     return distribute_tensor(given, like.device_mesh, like.placements, src_data_rank=None)  # type: ignore[no-any-return]
 
@@ -186,6 +196,7 @@ def names_of(setup: Setup) -> list[str]:
     """The names of the optimizer's parameters, in its own order."""
     by_parameter = {parameter: name for name, parameter in setup.trainable()}
     names: list[str] = []
+
     for group in setup.optimizer.param_groups:
         names += [by_parameter.get(parameter, "") for parameter in group["params"]]
     return names
@@ -197,6 +208,7 @@ def _divides(setup: Setup) -> bool:
 
 
 def _tensor_name(weight: str, key: str) -> str:
+    """The name of a tensor of the optimizer's state in files."""
     return f"{_OPTIMIZER}{weight}/{key}"
 
 

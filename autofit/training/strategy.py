@@ -68,6 +68,7 @@ class SingleDevice:
             return tensor.to(setup.device, non_blocking=True)
 
         on_device = map_tensors(micro_batch, moved)
+
         with setup.forward_context():
             return loss_and_count(setup, on_device)
 
@@ -91,6 +92,7 @@ class SingleDevice:
         """This device's micro-batches, each with the number of terms in its loss; terms in all."""
         if not part.counts:
             return [], 0
+
         setup = self.setup
         slices = counted_slices(setup.workload, part.batch, setup.micro_batch_size)
         return slices, sum(count for _, count in slices)
@@ -176,7 +178,7 @@ class DataParallel(SingleDevice):
             if count:
                 weight = weight_of(workload, count, setup.progress.terms)
                 # Gradients are averaged over the ranks that see other samples.
-                yield loss, weight * setup.ranks.layout.samplers
+                yield loss, weight * setup.ranks.layout.dp_degree
             else:
                 yield loss.nan_to_num() * 0.0, 1.0
             del loss
@@ -208,7 +210,7 @@ class DataParallel(SingleDevice):
 
         all_terms, most = answer()
         forwards = int(max(most))
-        self._begin(part, sum(all_terms) * ranks.layout.samplers / ranks.layout.world, forwards)
+        self._begin(part, sum(all_terms) * ranks.layout.dp_degree / ranks.layout.world, forwards)
         return forwards, early
 
     def _reduce(self, loss: torch.Tensor) -> torch.Tensor:

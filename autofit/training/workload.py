@@ -191,6 +191,7 @@ def _check_model(model: Any) -> None:
             f"the model must be an nn.Module or the name of one, not a {kind}.",
             "Pass the model itself, or an autofit.Workload.",
         )
+
     if any(isinstance(module, torch.jit.ScriptModule) for module in model.modules()):
         raise InputError(
             "the model has scripted modules (torch.jit), whose weights cannot be replaced.",
@@ -203,11 +204,13 @@ def _check_model(model: Any) -> None:
             "the model has weights on the meta device: there is nothing to train.",
             "Load them first.",
         )
+
     if any(is_lazy(parameter) for parameter in model.parameters()):
         raise InputError(
             "the model has lazy modules, whose weights have no shape yet.",
             "Call it on a batch once, before it is given away.",
         )
+
     if len(devices) > 1:
         raise InputError(
             f"the model's weights are spread over {' and '.join(devices)}; autofit trains on one "
@@ -245,6 +248,7 @@ def _entry(batch: Any, key: str) -> Any:
 
 
 def _on_host(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor without its graph, in host memory."""
     return tensor.detach().cpu()
 
 
@@ -294,6 +298,7 @@ class _Inspection:
         layout = None
         if not has_rows(batch, cut):
             layout = layout_of(batch)
+
         shapes = [tensor.shape[1:] for tensor in tensors(batch)]
         self.shapes.add((layout and tuple(layout.sizes), *shapes))
 
@@ -327,9 +332,11 @@ def _inspect(loader: Any, peek: Peek, cut: Cut | None) -> _Inspection:
     # a DataLoader would start workers
     if not isinstance(loader, DataLoader) and batches_of(loader) is batches:
         raise _read_once(f"the loader gives the same {type(batches).__name__} again")
+
     if peek.worst_case is not None:
         _check_structure(peek.worst_case, seen.structure, "worst_case")
         seen.largest = peek.worst_case
+
     if is_own(cut):  # only a whole batch can be made as large
         seen.samples = sample_count(seen.largest, cut)
     return seen
@@ -405,6 +412,7 @@ def _structure(batch: Any, lists: Set[int] = frozenset()) -> str:
         layout = layout_of(batch)
         if layout:
             lists = layout.lists
+
     if id(batch) in lists:
         return f"a list of {_structure(batch[0])}"
 
@@ -412,6 +420,7 @@ def _structure(batch: Any, lists: Set[int] = frozenset()) -> str:
         keys = sorted(batch.keys(), key=str)
         entries = [f"{key}: {_structure(batch[key], lists)}" for key in keys]
         return f"{{{', '.join(entries)}}}"
+
     if isinstance(batch, tuple) or (isinstance(batch, list) and tensors(batch)):
         parts = [_structure(part, lists) for part in batch]
         return f"({', '.join(parts)})"
@@ -447,6 +456,7 @@ def batches_of(loader: Any, *, name: str = "loader") -> Iterator[Any]:
             f"the {name} must be an iterable of batches, not a {kind}.", "For example a DataLoader."
         )
     batches = iter(loader)  # once: it starts a DataLoader's workers and draws its seed
+
     if batches is loader:
         raise _read_once(f"the {name} is a {kind}")
     return batches
@@ -472,6 +482,7 @@ def put_back(loader: Any) -> Iterator[None]:
 
 
 def _read_once(what: str) -> InputError:
+    """The error for a loader whose batches would be used up."""
     return InputError(
         f"{what}, which can be read only once: one look would use it up.",
         "Pass a function that returns it, or a DataLoader, or a list of batches.",

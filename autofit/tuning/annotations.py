@@ -1,7 +1,8 @@
-"""What an answer is told with: memory through a step, other numbers of devices, what would help, names of layers.
+"""Annotations of an answer: memory through a step, other numbers of devices, what would help, names
+of layers.
 
-A child process finds each of them by following steps on fake tensors. None is worth losing an answer for: what fails,
-takes too long or is interrupted is left out.
+A child process finds each of them by following steps on fake tensors. None is worth losing an
+answer for: what fails, takes too long or is interrupted is left out.
 """
 
 import contextlib
@@ -31,13 +32,13 @@ from autofit.report.formatting import bound_by
 from autofit.tuning.remedies import what_helps
 from autofit.tuning.target import estimate_on
 
-# Seconds for following a config at most, and for all of them as a share of the time limit.
-FOLLOW_SECONDS, FOLLOW_SHARE = 60.0, 0.05
+FOLLOW_SECONDS = 60.0  # for following a config, at most
+FOLLOW_SHARE = 0.05  # of the time limit, for all of them
 
 
 @dataclass(frozen=True)
 class Annotated:
-    """A result with all that it is told with.
+    """A result with its annotations.
 
     Attributes:
         timelines: by tier the memory of its best config through a step.
@@ -51,22 +52,28 @@ class Annotated:
 
 @dataclass(frozen=True)
 class Annotator:
-    """Asks child processes of an executor what a result can be told with."""
+    """Asks child processes of an executor for what annotates a result."""
 
     workload: Workload
     options: SearchOptions
     executor: Executor
 
     def timelines(self, result: Result) -> dict[str, Timeline]:
-        """By tier the memory of its best config through a step, as far as it can be followed in time."""
+        """By tier the memory of its best config through a step.
+
+        A tier is left out where its config cannot be followed in time.
+        """
         best = {name: measured.config for name, measured in result.tiers.items() if measured}
         if not best:
             return {}
 
-        seconds = self._in_time(FOLLOW_SECONDS * len(best))
-        configs = list(best.values())
-        found = self._ask(timelines, result.hardware, configs, log="timeline.log", seconds=seconds)
-
+        found = self._ask(
+            timelines,
+            result.hardware,
+            list(best.values()),
+            log="timeline.log",
+            seconds=self._in_time(FOLLOW_SECONDS * len(best)),
+        )
         lines = zip(best, found or (), strict=False)
         return {name: line for name, line in lines if line is not None}
 
@@ -74,23 +81,38 @@ class Annotator:
         """The config of the answer on 1, 2, 4 ... devices, where the search was for several."""
         if result.config is None or result.hardware.world == 1:
             return ()
-        best = result.hardware, result.budget, result.config
-        seconds = self._in_time(FOLLOW_SECONDS)
-        return self._ask(_on_devices, *best, log="devices.log", seconds=seconds) or ()
+
+        found: tuple[OnDevices, ...] | None = self._ask(
+            _on_devices,
+            result.hardware,
+            result.budget,
+            result.config,
+            log="devices.log",
+            seconds=self._in_time(FOLLOW_SECONDS),
+        )
+        return found or ()
 
     def remedies(self, result: Result, near: Config | None) -> tuple[Remedy, ...]:
         """What would help where nothing fits, around a config that nearly does."""
         if result.config is not None or near is None:
             return ()
-        missed = result.hardware, result.budget, near
-        seconds = self._in_time(FOLLOW_SECONDS)
-        return tuple(self._ask(what_helps, *missed, log="remedies.log", seconds=seconds) or ())
+
+        found: tuple[Remedy, ...] | None = self._ask(
+            what_helps,
+            result.hardware,
+            result.budget,
+            near,
+            log="remedies.log",
+            seconds=self._in_time(FOLLOW_SECONDS),
+        )
+        return found or ()
 
     def layers(self, result: Result) -> LayerNames | None:
         """What exports say of the layers that have adapters."""
         adapted = result.config is not None and result.config.lora_rank
         if not adapted or not isinstance(self.workload.model, HuggingFaceModel):
             return None
+
         found: LayerNames | None = self._ask(
             _layer_names, result.config, log="layers.log", seconds=FOLLOW_SECONDS
         )
@@ -117,9 +139,10 @@ def with_trace(
     Ctrl-C ends the search here as anywhere else, with the answer found so far.
     """
     assert result.best is not None
-    given = workload, result.best.config, result.hardware, result.budget
     try:
-        files = executor.trace(*given, directory=directory)
+        files = executor.trace(
+            workload, result.best.config, result.hardware, result.budget, directory=directory
+        )
     except AutofitError as error:
         listener(Note(f"no step of the best config could be recorded: {error.message}"))
         return result
@@ -127,7 +150,10 @@ def with_trace(
         return dataclasses.replace(result, stopped_by="interrupt")
 
     if result.hardware.device == "cpu":
-        text = "memory snapshots need CUDA: on a CPU there is only the trace, which holds the allocations too."
+        text = (
+            "memory snapshots need CUDA: on a CPU there is only the trace, which holds the "
+            "allocations too."
+        )
         listener(Note(text))
     return dataclasses.replace(result, files={**result.files, **files})
 
@@ -137,18 +163,22 @@ def bottleneck_note(result: Result, lines: Mapping[str, Timeline]) -> str | None
     line = lines.get(tier(result.best.config)) if result.best else None
     if line is None or line.bottleneck is None:
         return None
+
     return f"By what is predicted, the best config is {bound_by(line.bottleneck, line.config)}."
 
 
 def _on_devices(
     workload: Workload, hardware: Hardware, budget: Budget, config: Config
 ) -> tuple[OnDevices, ...]:
+    """What is predicted of the config on several numbers of devices, without those that do not
+    divide the batch."""
     found = []
     for devices in sorted({1, 2, 4, 8, hardware.devices, 2 * hardware.devices}):
         fewer = hardware.of_several(devices, hardware.nodes, hardware.link)
         knobs = fitted_to(config, fewer.world, workload.effective_batch_size)
-        with contextlib.suppress(InputError):  # the batch divides among other numbers
-            estimate = estimate_on(trace(workload, knobs, fewer), workload, fewer, budget)
+        with contextlib.suppress(InputError):
+            traced = trace(workload, knobs, fewer)
+            estimate = estimate_on(traced, workload, fewer, budget)
             rate = estimate.tokens_per_second or estimate.samples_per_second
             found.append(OnDevices(devices, estimate.high, rate))
     return tuple(found)

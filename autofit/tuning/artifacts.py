@@ -35,7 +35,9 @@ def make_record(
     """The record of a search that has just ended: its result, and the prediction for each trial."""
 
     def finite(figure: float | None) -> float | None:
-        return figure if figure is not None and math.isfinite(figure) else None
+        if figure is None or not math.isfinite(figure):
+            return None
+        return figure
 
     predicted = []
     if predictions:
@@ -62,7 +64,7 @@ def write_run(
     Returns:
         The result, which names the files.
     """
-    files: dict[str, str | None] = {"result": None, "script": None, "exports": None, "report": None}
+    files: dict[str, str | None] = dict.fromkeys(("result", "script", "exports", "report"))
     files.update(record.result.files)
     result = dataclasses.replace(record.result, run_directory=str(directory.path))
 
@@ -85,15 +87,15 @@ def write_run(
     try:
         write_atomically(directory.report, report_page(complete, directory.path))
     except Exception as error:  # hours of measurements are not lost for a picture
-        notify(
-            f"the report could not be drawn ({type(error).__name__}: {error}); `autofit report` tries again."
-        )
+        what = f"{type(error).__name__}: {error}"
+        notify(f"the report could not be drawn ({what}); `autofit report` tries again.")
         return without_report
     return result
 
 
 def _train_script(result: Result, workload: Workload, notify: Notify) -> str | None:
-    """The text of train.py; None for a model that is not of transformers, or a config that no script can run."""
+    """The text of train.py; None for a model that is not of transformers, or a config that no
+    script can run."""
     if not isinstance(workload.model, HuggingFaceModel):
         return None
     assert result.config is not None

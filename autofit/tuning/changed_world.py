@@ -1,7 +1,7 @@
-"""Where a config that was found for another number of devices trains: on as many as it is predicted to fit.
+"""Refits a config that was found for another number of devices to those that are here.
 
-Asked before the ranks start, which could not predict, in a child process and of a copy of the model without weights, so
-that the caller's is not touched.
+A child process predicts what fits, before the ranks start, which could not predict. It gets a copy
+of the model without weights, so that the caller's model is not touched.
 """
 
 import dataclasses
@@ -34,7 +34,7 @@ def is_of_another_world(config: Mapping[str, Value], world: int) -> bool:
     return "data_parallel_shard" in config and Layout.of(config).world != world
 
 
-def fitted_here(
+def refit_to_devices(
     config: Mapping[str, Value],
     world: int,
     workload: Workload,
@@ -43,20 +43,20 @@ def fitted_here(
     options: SearchOptions,
     listener: Listener,
 ) -> tuple[int, dict[str, Value]]:
-    """So many devices of this machine, or fewer, and the config for them: of those that divide the batch the most on
-    which it is predicted to fit, with smaller micro-batches if need be. A note says what had to change. Where nothing
-    can be predicted, or nothing fits, it trains as it is, and takes smaller slices when memory runs out.
+    """The devices to train on, at most `world`, and the config for them.
+
+    Of the numbers of devices that divide the batch it is the largest on which the config is
+    predicted to fit, with smaller micro-batches if need be. A note says what had to change. Where
+    nothing can be predicted, or nothing fits, it trains as it is, and takes smaller slices when
+    memory runs out.
 
     Args:
-        options: the budget of each device, at most what is free; the rest of them counts for nothing.
+        options: the budget of each device, at most what is free; other options count for nothing.
     """
     effective = workload.effective_batch_size
     size = dividing(config, world, effective)[0]
     plain = size, fitted_to(config, size, effective)
-    seen: list[Estimate] = []
-
-    def notify(text: str) -> None:
-        listener(Note(f"{text}."))
+    estimates: list[Estimate] = []
 
     try:
         copy = without_weights(workload, model)
@@ -64,34 +64,45 @@ def fitted_here(
             hardware = executor.detect(options.wanted_device)
 
             def fits(devices: int, knobs: dict[str, Value]) -> bool:
-                here = hardware.of_several(devices)
-                asked = knobs, here, _budget(options, here)
+                several = hardware.of_several(devices)
                 try:
-                    seen.append(
-                        executor.run(_estimate, copy, *asked, log="estimate.log", timeout=_SECONDS)
+                    estimate = executor.run(
+                        _estimate,
+                        copy,
+                        knobs,
+                        several,
+                        _budget(options, several),
+                        log="estimate.log",
+                        timeout=_SECONDS,
                     )
                 except RefusedError:
-                    if not seen:
+                    if not estimates:
                         raise
                     return False
-                return seen[-1].verdict != "no"
+
+                estimates.append(estimate)
+                return bool(estimate.verdict != "no")
 
             found = fitted_where(config, world, effective, fits)
     except AutofitError as error:
-        notify(
-            f"whether this config fits {pluralize(size, 'device')} could not be predicted: {error.message[:-1]}"
-        )
+        devices = pluralize(size, "device")
+        why = f"whether this config fits {devices} could not be predicted: {error.message}"
+        listener(Note(why))
         return plain
+
     if found != plain:
-        first, asked = seen[0], _told(*plain, effective)
+        first = estimates[0]
         assert first.budget, "it was predicted for one"
         usable = gib(first.budget.cap_bytes(hardware.device))
-        instead = (
-            f"it trains on {_told(*found, effective)}"
-            if found
-            else "nothing smaller fits, so it trains as it is"
+        instead = "nothing smaller fits, so it trains as it is"
+        if found:
+            instead = f"it trains on {_describe(*found, effective)}"
+        listener(
+            Note(
+                f"on {_describe(*plain, effective)} at least {gib(first.low)} of {usable} GiB "
+                f"would be needed: {instead}."
+            )
         )
-        notify(f"on {asked} at least {gib(first.low)} of {usable} GiB would be needed: {instead}")
     return found or plain
 
 
@@ -108,12 +119,13 @@ def _budget(options: SearchOptions, hardware: Hardware) -> Budget:
     """What was asked for, and no more than is free."""
     free = budget_for(SearchOptions(device=hardware.device, margin=options.margin), hardware)
     asked = options.mem if hardware.device == "cpu" else options.gpu_mem
-    device_bytes = (
-        free.device_bytes if asked is None else min(free.device_bytes, gib_to_bytes(asked))
-    )
+    if asked is None:
+        return free
+
+    device_bytes = min(free.device_bytes, gib_to_bytes(asked))
     return dataclasses.replace(free, device_bytes=device_bytes)
 
 
-def _told(devices: int, knobs: Mapping[str, Value], effective: int) -> str:
+def _describe(devices: int, knobs: Mapping[str, Value], effective: int) -> str:
     micro = knobs.get("micro_batch_size") or part_of(knobs, devices, effective)
     return f"{pluralize(devices, 'device')} with micro-batches of {micro}"

@@ -1,13 +1,16 @@
-"""The context of a search: workload, hardware, budget, placement and space, all known before the first probe."""
+"""The context of a search: workload, hardware, budget, placement and space, all known before the
+first probe."""
 
 import dataclasses
 import functools
 import importlib.metadata
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, Self
 
 from autofit.core.budget import FREE_FRACTION, Budget, gib_to_bytes
+from autofit.core.environment import versions
 from autofit.core.errors import InputError, pluralize
 from autofit.core.events import Listener
 from autofit.core.hardware import GIB, Hardware
@@ -43,19 +46,28 @@ class Judging(Protocol):
 
 @dataclass(frozen=True)
 class Context:
-    """What a search is of."""
+    """What a search is of.
+
+    Attributes:
+        workload: with its traits.
+        hardware: that the answer is for.
+        measured_on: the hardware that probes run on.
+        requested_bytes: of the device; None for the default budget.
+        placement: where probes explore; finalists run one at a time on all of the machine.
+        ranks: where the devices are that train one config together; none for one device.
+        budget_notes: where the budget differs from what the user may expect.
+    """
 
     options: SearchOptions
-    workload: Workload  # with its traits
-    hardware: Hardware  # that the answer is for
-    measured_on: Hardware  # that probes run on
-    requested_bytes: int | None  # of the device; None: the default budget
+    workload: Workload
+    hardware: Hardware
+    measured_on: Hardware
+    requested_bytes: int | None
     budget: Budget
-    placement: Placement  # where probes explore; finalists run one at a time on all of the machine
-    # where the devices are that train one config together; none: one device
+    placement: Placement
     ranks: tuple[Place, ...]
     space: Space
-    budget_notes: tuple[str, ...]  # where the budget differs from what the user may expect
+    budget_notes: tuple[str, ...]
 
     @property
     def cap_bytes(self) -> int:
@@ -64,7 +76,8 @@ class Context:
 
     @property
     def fewer_cores(self) -> bool:
-        """Whether exploring probes have fewer cores than finalists, so that their speeds cannot be compared."""
+        """Whether exploring probes have fewer cores than finalists, so that their speeds cannot be
+        compared."""
         return self.placement.cores_of_each is not None
 
     @property
@@ -82,14 +95,15 @@ class Context:
         """What tensors will probably be able to take, beside what a card holds besides."""
         if self.context_bytes is None:
             return self.cap_bytes
-        return max(
-            0.0, beside_tensors((), self.context_bytes).left(self.cap_bytes + self.context_bytes)
-        )
+        beside = beside_tensors((), self.context_bytes)
+        return max(0.0, beside.left(self.cap_bytes + self.context_bytes))
 
     @property
     def exact_memory(self) -> bool:
-        """Whether the tracked peak alone decides what fits, and is the same on every run."""
-        # what ranks exchange comes and goes
+        """Whether the tracked peak alone decides what fits, and is the same on every run.
+
+        Not where ranks exchange something, which comes and goes.
+        """
         return self.hardware.device == "cpu" and self.hardware.world == 1
 
     def linked_by(self, link: Link | None) -> Self:
@@ -104,9 +118,9 @@ class Context:
         if traits:
             notes += traits.notes
 
-        together = self.stands_for() if self.of_one_rank else self._describe_ranks()
+        devices = self.stands_for() if self.of_one_rank else self._describe_ranks()
         places = self.placement.describe(self.measured_on)
-        notes.append(" ".join(filter(None, (together, places))))
+        notes.append(" ".join(filter(None, (devices, places))))
 
         if self.options.store and not (traits and traits.fingerprint):
             notes.append(_NO_FINGERPRINT)
@@ -116,6 +130,7 @@ class Context:
         """A sentence or two on the processes that train a config together; None where one does."""
         if not self.ranks:
             return None
+
         cores = self.ranks[0].cores
         device = pluralize(cores, "core") if cores else "a card"
         text = f"{len(self.ranks)} processes train each config together, on {device} each."
@@ -129,8 +144,9 @@ class Context:
     def stands_for(self) -> str:
         """A sentence on what is measured where one rank stands for all."""
         return (
-            f"Rank 0 of {self.hardware.world} stands for all: its memory and computation are measured, "
-            f"communication is predicted (over {self.predicted_links}), so that no speed is verified."
+            f"Rank 0 of {self.hardware.world} stands for all: its memory and computation are "
+            f"measured, communication is predicted (over {self.predicted_links}), so that no speed "
+            "is verified."
         )
 
     @property
@@ -138,6 +154,7 @@ class Context:
         """What communication is predicted over; empty where it is measured."""
         if not self.of_one_rank:
             return ""
+
         links = links_of(self.hardware)
         titles = []
         if self.hardware.devices > 1:
@@ -153,7 +170,8 @@ class Context:
             "model": self.workload.name,
             **self.workload.summary(),
             "device": hardware.name,
-            # As requested: the default, and what is granted of a request, depend on what is free on the day.
+            # As requested: the default, and what is granted of a request, depend on what is free
+            # on the day.
             "budget_bytes": self.requested_bytes,
             "margin": self.budget.margin,
             "torch": importlib.metadata.version("torch"),
@@ -169,30 +187,62 @@ class Context:
         return identity
 
 
+def about_search(
+    workload: Workload, hardware: Hardware, budget: Budget, start: float
+) -> dict[str, Any]:
+    """The fields of a Result that say what was searched for, and how long that took.
+
+    Args:
+        start: by time.monotonic().
+    """
+    return {
+        "model": workload.name,
+        "workload": workload.description(),
+        "source": workload.source,
+        "hardware": hardware,
+        "budget": budget,
+        "versions": versions(),
+        "search_seconds": time.monotonic() - start,
+    }
+
+
 def context_of(
     workload: Workload, options: SearchOptions, executor: Executor, journal: Path
 ) -> Context:
-    """What the executor finds of machine and workload; an InputError for wrong options, a ProbeError for the device."""
-    # First, since a wrong name needs no look.
+    """What the executor finds of machine and workload.
+
+    Raises:
+        InputError: an option is wrong; ProbeError: the device cannot be used.
+    """
+    # Names are checked first, before anything is inspected.
     if options.link is not None:
         link(options.link)
-    card = None if options.gpu is None else card_to_search_for(options.gpu)
+    card = None
+    if options.gpu is not None:
+        card = card_to_search_for(options.gpu)
 
+    budget_bytes = None
     memory = options.gpu_mem if options.mem is None else options.mem
-    budget_bytes = None if memory is None else gib_to_bytes(memory)
-    found, traits = executor.look(workload, options.wanted_device, budget_bytes)
+    if memory is not None:
+        budget_bytes = gib_to_bytes(memory)
+    found, traits = executor.inspect(workload, options.wanted_device, budget_bytes)
     workload = dataclasses.replace(workload, traits=traits)
 
     devices = options.devices if isinstance(options.devices, int) else 1
     measured_on = found.of_several(devices, options.nodes, options.link)
-    hardware = standing_in_for(measured_on, card) if card else measured_on
+    hardware = measured_on
+    if card is not None:
+        hardware = standing_in_for(measured_on, card)
 
     requested = None
     if memory is not None or card is not None:  # a request beyond the card means the card
         requested = min(budget_bytes or hardware.memory_bytes, hardware.memory_bytes)
+
+    # A search that goes on keeps its default budget, whatever is free now.
     before, started_with = begun_with(journal)
-    is_the_same = before.get("budget_bytes") == requested
-    budget = budget_for(options, hardware, started_with if is_the_same else None)
+    if before.get("budget_bytes") != requested:
+        started_with = None
+    budget = budget_for(options, hardware, started_with)
 
     if executor.own_ranks is None:
         usable_bytes = budget.cap_bytes(measured_on.device)
@@ -208,6 +258,7 @@ def context_of(
         ranks = executor.own_ranks
         placement = Placement()
         devices = executor.devices // options.nodes
+
     measured_on = measured_on.of_several(devices, options.nodes, options.link)
     hardware = hardware.of_several(devices, options.nodes, options.link)
 
@@ -238,7 +289,7 @@ def _check_host_memory(
     *,
     given: bool,
 ) -> None:
-    """Raise an InputError unless all that train at once on this host's processors find room in its memory."""
+    """Raise an InputError unless all that train at once on this host fit its memory."""
     free_bytes = int(hardware.host_free_bytes * FREE_FRACTION)
     if placement.cores_of_each:
         who = "workers" if placement.devices == 1 else "devices of all workers"
@@ -250,18 +301,23 @@ def _check_host_memory(
 
 
 def check_memory(count: int, what: str, budget: Budget, free_bytes: int, *, given: bool) -> None:
-    """Raise an InputError unless so many can all take the budget of a CPU at once: the default is all that is free."""
+    """Raise an InputError unless so many can all take the budget of a CPU at once.
+
+    Args:
+        what: a word for those who share the memory.
+        given: whether the user gave the budget; the default is all that is free, for one alone.
+    """
     if given and count * budget.device_bytes <= free_bytes:
         return
-    remedy = f"Give at most --mem {_gib(free_bytes // count)}, or fewer {what}."
-    if not given:
-        raise InputError(
-            f"{count} {what} share the memory, so the budget of each must be given.", remedy
+
+    if given:
+        message = (
+            f"{count} {what} with a budget of {_gib(budget.device_bytes)} GiB each may take more "
+            f"than the {_gib(free_bytes)} GiB that can be used here."
         )
-    wanted = f"{count} {what} with a budget of {_gib(budget.device_bytes)} GiB each"
-    raise InputError(
-        f"{wanted} may take more than the {_gib(free_bytes)} GiB that can be used here.", remedy
-    )
+    else:
+        message = f"{count} {what} share the memory, so the budget of each must be given."
+    raise InputError(message, f"Give at most --mem {_gib(free_bytes // count)}, or fewer {what}.")
 
 
 def _gib(size: int) -> str:

@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 
 from autofit import techniques
-from autofit.core.config import Config
+from autofit.core.config import Config, Value
 from autofit.core.environment import versions
 from autofit.core.errors import InputError, ProbeError
 from autofit.core.estimate import Timeline
@@ -53,37 +53,42 @@ from autofit.search.space import Space
 from autofit.search.study import Limits, SearchProblem, search
 from autofit.search.verification import Verification, confirm, verify
 from autofit.tuning.annotations import Annotator
-from autofit.tuning.context import Context, context_of
-from autofit.tuning.narrowing import narrowed, quick, with_whole_batches, without_micro_batches
+from autofit.tuning.context import Context, about_search, context_of
+from autofit.tuning.narrowing import BytesAndSeconds, Narrowing
 from autofit.tuning.stand_in import Communication, with_communicators
 from autofit.tuning.warm_start import WarmStart, subject_of
 
-# Of a time limit: when exploring ends, how much longer what then runs may take, and when no finalist is begun any more
-# that would take longer; the rest is for the report.
-EXPLORE_SHARE, OVERRUN_SHARE, VERIFY_SHARE = 0.7, 0.1, 0.9
-# for predicting a space, at most and of a time limit; else it is skipped
-PREDICT_SECONDS, PREDICT_SHARE = (300.0, 0.5)
+# Shares of a time limit: when exploring ends, how much longer a probe may take that runs then, and
+# when no finalist is begun any more that would take longer; the rest is for the report.
+EXPLORE_SHARE = 0.7
+OVERRUN_SHARE = 0.1
+VERIFY_SHARE = 0.9
+# For predicting a space, at most, and as a share of a time limit; else it is skipped.
+PREDICT_SECONDS = 300.0
+PREDICT_SHARE = 0.5
 TRACE_SHARE = 0.6  # of that for tracing; the rest is for putting together what could be traced
 _WHY_UNKNOWN = "their steps could not be followed, or not in the time for that"
-# Probes differ by more than steps of one do. Eight configs of tiny-llama, each measured in five processes on 2 busy
-# cores: the medians of the first 2, 3, 4, 5 and 8 steps all differ by 7 to 8 % between processes.
+# Probes differ by more than steps of one do. Eight configs of tiny-llama, each measured in five
+# processes on 2 busy cores: the medians of the first 2, 3, 4, 5 and 8 steps all differ by 7 to 8 %
+# between processes.
 EXPLORE_PLAN = Plan(min_steps=2, max_seconds=0.75)
 VERIFY_PLAN = Plan(min_steps=4, max_steps=50, max_seconds=1.5, compose=False)
-# Of a search that should be fast, as batch-size finders are: few probes, until no other may be so much faster.
-FAST_PROBES, FAST_TOLERANCE = 2, 0.1
-FAST_EXPLORE_PLAN, FAST_PLAN = (
-    Plan(min_steps=2, max_seconds=0.5),
-    Plan(max_seconds=1.0, compose=False),
-)
+# A quick search is as short as the search of a batch-size finder: few probes, until no other config
+# is expected to be much faster.
+FAST_PROBES = 2
+FAST_TOLERANCE = 0.1
+FAST_EXPLORE_PLAN = Plan(min_steps=2, max_seconds=0.5)
+FAST_PLAN = Plan(max_seconds=1.0, compose=False)
 _FAST_MEASURING = 0.5  # seconds for timing operators before configs are predicted
 _FAST = (
-    "A quick search (--fast) looks at usual values, and measures few: one, if it takes about as long as predicted, and "
-    "others that are expected to be much faster. The best config was confirmed by one longer run, and not measured "
-    "against another again. A search without it may find a faster one."
+    "A quick search (--fast) looks at usual values, and measures few: one, if it takes about as "
+    "long as predicted, and others that are expected to be much faster. The best config was "
+    "confirmed by one longer run, and not measured against another again. A search without it may "
+    "find a faster one."
 )
 _FINISHED = (
-    "this search had finished: its answer is given again. More --trials, another --tolerance or another --time-limit "
-    "go on with it."
+    "this search had finished: its answer is given again. More --trials, another --tolerance or "
+    "another --time-limit go on with it."
 )
 NOTABLE_DRIFT = 0.05  # a smaller one lies within the difference of two probes of one config
 
@@ -112,15 +117,14 @@ def measured_search(
         context = context_of(workload, options, executor, directory.journal)
 
         if context.ranks and executor.own_ranks is None:
-            stack.close()  # one that serves no more needs no memory
+            stack.close()  # its memory is needed
             executor = stack.enter_context(
                 GangExecutor(context.ranks, directory.probes, options.probe_timeout)
             )
             executor.end_by(until)
 
-        # none else is meant
-        link_is_measured = options.link is None and context.hardware == context.measured_on
-        if context.ranks and link_is_measured:
+        measures_link = options.link is None and context.hardware == context.measured_on
+        if context.ranks and measures_link:
             context = context.linked_by(executor.link(context.hardware, context.budget))
 
         yield MeasuredSearch(context, executor, directory, listener, start)
@@ -129,9 +133,10 @@ def measured_search(
 def _executor(
     options: SearchOptions, directory: RunDirectory, listener: Listener, until: float
 ) -> Executor:
-    """What looks at the model; on a cluster, what measures as well."""
+    """What inspects the model; on a cluster, what measures as well."""
     if options.executor == "local":
         return LocalExecutor(directory.probes, options.probe_timeout)
+
     cluster = RayExecutor(options, directory.probes, lambda text: listener(Note(text)), until)
     listener(Note(cluster.describe()))
     return cluster
@@ -142,7 +147,8 @@ class MeasuredSearch:
 
     Attributes:
         workload: with its traits.
-        predictions: of the configs of the space; None before exploring, and where nothing could be predicted.
+        predictions: of the configs of the space; None before exploring, and where nothing could be
+            predicted.
         follows: whether there is time to follow steps for the report.
     """
 
@@ -166,15 +172,16 @@ class MeasuredSearch:
         self._directory = directory
         self._listener = listener
         self._start = start
-        self._figured: tuple[Sequence[Config], tuple[list[float], list[float]]] | None = None
+        self._last_predicted: tuple[Sequence[Config], BytesAndSeconds] | None = None
         self._had_finished = False  # before this process began
-        self._contention = 1.0  # the share of the time in which something waited for a processor while finalists ran
+        # The share of the time in which something waited for a processor while finalists ran.
+        self._contention = 1.0
         self._communication = Communication(context.workload, context.hardware, executor)
 
-        self._explored = self._warm_start_on(context.placement.hardware(context.measured_on))
-        self._verified = (
-            self._warm_start_on(context.measured_on) if context.fewer_cores else self._explored
-        )
+        self._explore_store = self._store_for(context.placement.hardware(context.measured_on))
+        self._verify_store = self._explore_store
+        if context.fewer_cores:
+            self._verify_store = self._store_for(context.measured_on)
 
         for note in context.notes():
             self.notify(note)
@@ -186,7 +193,8 @@ class MeasuredSearch:
         """Seconds until this share of the time limit is over."""
         return self._start + share * (self.options.time_limit or math.inf) - time.monotonic()
 
-    def _warm_start_on(self, hardware: Hardware) -> WarmStart:
+    def _store_for(self, hardware: Hardware) -> WarmStart:
+        """The earlier measurements on some hardware."""
         context = self.context
         subject = None
         if self.options.store:
@@ -202,7 +210,8 @@ class MeasuredSearch:
 
     def explore(self) -> None:
         """Probe configs of the space until a limit is reached."""
-        context, options = self.context, self.options
+        context = self.context
+        options = self.options
         journal = Journal(
             self._directory.journal,
             context.identity(),
@@ -224,16 +233,14 @@ class MeasuredSearch:
             problem = SearchProblem(
                 probe=self._probe,
                 constraints=techniques.constraints(context.workload, context.hardware),
-                memory_order=lambda knob, value: techniques.technique_named(knob).memory_order(
-                    value
-                ),
+                memory_order=_memory_order,
                 on_finished=self._finished,
                 on_started=self._started,
                 predict=self._predict,
-                prior_measurements=self._explored.prior_measurements(resumed=options.resume),
+                prior_measurements=self._explore_store.prior_measurements(resumed=options.resume),
                 on_probe=self._on_probe,
                 concurrency=functools.partial(
-                    Threaded, room=self._explorer.room, give_up=self._explorer.give_up
+                    Threaded, room=self._explorer.free_slots, give_up=self._explorer.give_up
                 ),
             )
             space = self._narrowed_space()
@@ -248,20 +255,27 @@ class MeasuredSearch:
 
     def _limits(self) -> Limits:
         """When exploring ends, counted from now."""
-        context, options = self.context, self.options
-        limits = Limits(
+        context = self.context
+        options = self.options
+
+        seconds = None
+        if options.time_limit:
+            seconds = max(self._left(EXPLORE_SHARE), LEAST_SECONDS)
+
+        tolerance = options.tolerance
+        if options.fast:
+            tolerance = max(tolerance, FAST_TOLERANCE)
+
+        return Limits(
             options.trials,
-            max(self._left(EXPLORE_SHARE), LEAST_SECONDS) if options.time_limit else None,
+            seconds,
             context.cap_bytes,
             context.context_bytes,
-            tolerance=options.tolerance,
+            tolerance=tolerance,
+            quick=FAST_PROBES if options.fast else None,
             latest=self._left(),
             asked_seconds=options.time_limit,
         )
-        if options.fast:
-            tolerance = max(options.tolerance, FAST_TOLERANCE)
-            limits = dataclasses.replace(limits, tolerance=tolerance, quick=FAST_PROBES)
-        return limits
 
     def verify(self) -> None:
         """Measure the finalists again, in longer runs."""
@@ -274,6 +288,7 @@ class MeasuredSearch:
         assert kept, "every search has a place for its finals"
         if self._had_finished:
             self.notify(_FINISHED)
+
         measure = functools.partial(self._verify_one, kept=kept)
         given = outcome.measurements, outcome.posterior, measure, self._ranking
 
@@ -296,12 +311,19 @@ class MeasuredSearch:
         self._finals = finals
 
     def answer(self) -> Result:
-        """What was found, without what else it is told with."""
-        context, outcome, finals = self.context, self._outcome, self._finals
-        best, runner_up, *_ = (*self._ranking.finalists(finals.candidates()), None, None)
-        comparable = finals.verified if context.fewer_cores and finals.verified else finals.latest()
+        """What was found, without annotations."""
+        context = self.context
+        outcome = self._outcome
+        finals = self._finals
+
+        ranked = self._ranking.finalists(finals.candidates())
+        best, runner_up, *_ = (*ranked, None, None)
+
+        comparable = finals.latest()
+        if context.fewer_cores and finals.verified:
+            comparable = finals.verified
         tiers = self._ranking.best_of_tiers(comparable)
-        if best is not None:
+        if best:
             tiers[tier(best.config)] = best  # not an explored config that promised more
 
         evidence = Evidence(
@@ -318,31 +340,26 @@ class MeasuredSearch:
         around = pareto_report(evidence, others=others, tolerance=self.options.tolerance)
 
         return Result(
-            model=context.workload.name,
-            workload=context.workload.description(),
-            source=context.workload.source,
-            hardware=context.hardware,
-            budget=context.budget,
-            versions=versions(),
             best=best,
             tiers=tiers,
-            trials=tuple(outcome.measurements),
+            trials=outcome.measurements,
             skipped=outcome.skipped,
             stopped_by="interrupt" if finals.interrupted else outcome.stopped_by,
             space_size=outcome.space_size,
-            search_seconds=time.monotonic() - self._start,
-            nearest_miss=nearest_miss(outcome.measurements) if best is None else None,
+            nearest_miss=None if best else nearest_miss(outcome.measurements),
             runner_up=runner_up,
             finalists=finals.verified,
             bound=outcome.bound,
             notes=self._notes(best),
             predicted=self.predictions is not None,
             **vars(around),
+            **about_search(context.workload, context.hardware, context.budget, self._start),
         )
 
     def _notes(self, best: Measurement | None) -> tuple[str, ...]:
         """What the user should know of the answer."""
-        context, outcome = self.context, self._outcome
+        context = self.context
+        outcome = self._outcome
         notes: list[str | None] = [*context.budget_notes]
 
         if outcome.slowdown > NOTABLE_DRIFT:
@@ -374,60 +391,78 @@ class MeasuredSearch:
         return annotator.timelines(result)
 
     def learn(self) -> None:
-        """Improve later predictions by the longest measurements. A CPU's bytes of tensors are exact as they are."""
-        # Predictions are of fewer cores than finalists run on, or a part of what is measured is predicted itself.
+        """Improve later predictions by the longest measurements.
+
+        A CPU's bytes of tensors are exact as they are.
+        """
+        # Finalists must have run on as many cores as were predicted, and be measured in every part.
         if self.predictions is None or self.context.fewer_cores or self.context.of_one_rank:
             return
-        if self._had_finished:  # it was learnt from then
+        if self._had_finished:  # they were learnt from then
             return
 
         alike: dict[tuple[str, ...], list[Measurement]] = {}
         for measurement in self._finals.verified:
             alike.setdefault(divided_by(measurement.config), []).append(measurement)
 
-        nbytes, seconds = self.predictions.nbytes, self.predictions.seconds
-        exact = self.context.exact_memory
         for measured in alike.values():
-            found = compare(measured, nbytes, seconds, exact=exact, waiting=self._contention)
+            found = compare(
+                measured,
+                self.predictions.nbytes,
+                self.predictions.seconds,
+                exact=self.context.exact_memory,
+                waiting=self._contention,
+            )
             learn(self.context.hardware, found, measured[0].config)
 
     def _started(self, size: int, refused: int) -> None:
-        context, options = self.context, self.options
-        trials = min(size - refused, options.trials)
-        if options.fast:
+        context = self.context
+        trials = min(size - refused, self.options.trials)
+        if self.options.fast:
             trials = min(trials, FAST_PROBES)
 
-        about = context.workload.name, context.hardware, context.budget
-        self._listener(SearchStarted(*about, size, trials, options.time_limit, refused))
+        self._listener(
+            SearchStarted(
+                context.workload.name,
+                context.hardware,
+                context.budget,
+                size,
+                trials,
+                self.options.time_limit,
+                refused,
+            )
+        )
 
     def _narrowed_space(self) -> Space:
-        """The space to search: of a large or a quick one the part that is predicted to be worth it."""
-        context, options = self.context, self.options
-        given = context.workload, context.hardware, context.likely_bytes, self._figures
+        """The space, or the part of a large or quick one that is predicted to be worth it."""
+        context = self.context
+        narrowing = Narrowing(
+            context.workload,
+            context.hardware,
+            context.likely_bytes,
+            self._figures,
+            self.options.seed,
+        )
         try:
-            space, note = narrowed(context.space, *given, seed=options.seed)
-            if note:
-                self.notify(note)
-
-            if "micro_batch_size" not in options.set:
-                whole = without_micro_batches(space, context.workload)
-                if options.fast and whole and (found := quick(whole, *given, seed=options.seed)):
-                    return found
-                space = with_whole_batches(space, *given, seed=options.seed)
-
-            found = quick(space, *given, seed=options.seed) if options.fast else None
-            return found or space
+            return narrowing.part_of(
+                context.space,
+                settings=self.options.set,
+                fast=self.options.fast,
+                notify=self.notify,
+            )
         except (InputError, ProbeError) as error:
             self.notify(f"the whole space is searched: {error.message}")
             return context.space
 
-    def _figures(self, configs: Sequence[Config]) -> tuple[list[float], list[float]]:
+    def _figures(self, configs: Sequence[Config]) -> BytesAndSeconds:
         """Bytes and seconds of each config, predicted by a child on as many cores as probes run on.
 
-        What was asked last is still known.
+        The answer to the last question is kept.
         """
-        if self._figured and self._figured[0] == configs:
-            return self._figured[1]
+        if self._last_predicted:
+            known, earlier = self._last_predicted
+            if known == configs:
+                return earlier
 
         limit = PREDICT_SHARE * (self.options.time_limit or math.inf)
         timeout = min(PREDICT_SECONDS, limit, self._left(EXPLORE_SHARE))
@@ -441,12 +476,16 @@ class MeasuredSearch:
             processes=None,
             host_bytes=self.context.budget.host_bytes,
         )
-        asked = self.workload, self.context.hardware, configs
-        found: tuple[list[float], list[float]] = self._explorer.run(
-            predict, *asked, log="estimate.log", timeout=timeout
+        figures: BytesAndSeconds = self._explorer.run(
+            predict,
+            self.workload,
+            self.context.hardware,
+            configs,
+            log="estimate.log",
+            timeout=timeout,
         )
-        self._figured = configs, found
-        return found
+        self._last_predicted = configs, figures
+        return figures
 
     def _predict(self, configs: Sequence[Config]) -> Predictions | None:
         """The estimator's predictions, made in a process of their own; a search can do without."""
@@ -468,13 +507,17 @@ class MeasuredSearch:
 
     def _on_probe(self, number: int, config: Config) -> None:
         expected = None
-        tensors = self.predictions.nbytes.get(config, math.nan) if self.predictions else math.nan
-        if math.isfinite(tensors):
-            expected = int(tensors) + self.context.hardware.context_bytes
+        if self.predictions:
+            tensors = self.predictions.nbytes.get(config, math.nan)
+            if math.isfinite(tensors):
+                expected = int(tensors) + self.context.hardware.context_bytes
         self._listener(ProbeStarted(number, config, expected_bytes=expected))
 
     def _probe(self, number: int, config: Config, best_seconds: float | None) -> Measurement | None:
-        """Measure a config; None where the time was up first. Once something fits, that is sooner."""
+        """Measure a config; None where the time was up first.
+
+        Until something fits, a probe may use all of the time limit.
+        """
         plan = FAST_EXPLORE_PLAN if self.options.fast else EXPLORE_PLAN
         plan = dataclasses.replace(plan, best_seconds=best_seconds)
         share = EXPLORE_SHARE + OVERRUN_SHARE if best_seconds else 1.0
@@ -483,7 +526,10 @@ class MeasuredSearch:
     def _measure(
         self, executor: Executor, config: Config, plan: Plan, number: int, share: float = 1.0
     ) -> Measurement | None:
-        """Measure a config until this share of the time limit is over; None where it would have taken longer."""
+        """Measure a config until this share of the time limit is over.
+
+        None where it would have taken longer.
+        """
         seconds = max(self._left(share), LEAST_SECONDS)
         plan = dataclasses.replace(plan, seconds=seconds)
         hardware = self.context.hardware
@@ -497,7 +543,7 @@ class MeasuredSearch:
         return self._communication.added_to(measurement)
 
     def _finished(self, measurement: Measurement, best: Measurement | None) -> None:
-        self._explored.add(measurement)
+        self._explore_store.add(measurement)
         self._listener(ProbeFinished(measurement, best))
 
     def _verify_one(self, finalist: Measurement, kept: Finals) -> Measurement | None:
@@ -510,13 +556,14 @@ class MeasuredSearch:
             return None
 
         kept.add(measurement)
-        self._verified.add(measurement)
+        self._verify_store.add(measurement)
         verified = dataclasses.replace(measurement, verified=measurement.fits)
         self._listener(ProbeFinished(verified, None))
         return measurement
 
     def _check(self) -> None:
-        """Raise an InputError where all configs are refused, for the first's reason; a ProbeError where all failed."""
+        """Raise an InputError where all configs are refused, for the first's reason; a ProbeError
+        where all probes failed."""
         outcome = self._outcome
         if outcome.skipped["refused"] == outcome.space_size:
             about = self.workload, self.context.hardware
@@ -527,15 +574,21 @@ class MeasuredSearch:
                     f"every config of this search is refused, the first one because of {reason}"
                 )
 
-        if not outcome.measurements and outcome.stopped_by == "time":
-            message = f"no probe ended within the time limit of {self.options.time_limit:g} s."
+        if not outcome.measurements:
+            if outcome.stopped_by == "time":
+                raise ProbeError(
+                    f"no probe ended within the time limit of {self.options.time_limit:g} s.",
+                    "Give a longer --time-limit, or see probes/ in the run directory.",
+                )
+            return
+
+        if all(trial.outcome is Outcome.FAILED for trial in outcome.measurements):
+            reason = outcome.measurements[0].reason or "no reason given"
             raise ProbeError(
-                message, "Give a longer --time-limit, or see probes/ in the run directory."
+                f"every probe failed: {reason.strip().splitlines()[-1]}",
+                "See probes/ in the run directory.",
             )
 
-        if outcome.measurements and all(
-            trial.outcome is Outcome.FAILED for trial in outcome.measurements
-        ):
-            reason = outcome.measurements[0].reason or "no reason given"
-            message = f"every probe failed: {reason.strip().splitlines()[-1]}"
-            raise ProbeError(message, "See probes/ in the run directory.")
+
+def _memory_order(knob: str, value: Value) -> int | None:
+    return techniques.technique_named(knob).memory_order(value)

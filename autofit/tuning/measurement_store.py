@@ -1,7 +1,9 @@
-"""The store: finished measurements of this user's searches in one SQLite file, which later searches start from.
+"""The store: finished measurements of this user's searches in one SQLite file, which later searches
+start from.
 
-Any number of processes may write at once; each waits its turn. Stored measurements can be made again, so trouble with
-the file never fails a search: it raises StoreError, and the caller goes on without.
+Any number of processes may write at once; each waits its turn. Stored measurements can be made
+again, so trouble with the file never fails a search: it raises StoreError, and the caller goes on
+without.
 """
 
 import contextlib
@@ -17,28 +19,45 @@ from autofit.core.files import cache_file
 from autofit.core.measurement import Measurement
 
 SCHEMA = 2
-# the newest to keep: of a subject, in all (some 15 MB); and for how long
-MOST_OF_ONE, MOST, DAYS = (200, 10_000, 180)
+# The newest measurements are kept.
+MOST_OF_ONE = 200  # of a subject
+MOST = 10_000  # of all: some 15 MB
+DAYS = 180
 _WAIT_SECONDS = 10.0  # for other writers; a transaction takes milliseconds
 _CLEARING = "autofit doctor --clear-store begins a new one."
 _CHECK = "Check the directory, or search without it: --no-store."
-# What the system or other processes are to blame for: locked for too long, no room, no permission.
-_NOT_DAMAGED = tuple(
-    f"SQLITE_{what}" for what in ("BUSY", "LOCKED", "FULL", "IOERR", "READONLY", "CANTOPEN", "PERM")
+# Errors of the system or of other processes: locked for too long, no space, no permission.
+_NOT_DAMAGED = (
+    "SQLITE_BUSY",
+    "SQLITE_LOCKED",
+    "SQLITE_FULL",
+    "SQLITE_IOERR",
+    "SQLITE_READONLY",
+    "SQLITE_CANTOPEN",
+    "SQLITE_PERM",
 )
-_TABLES = """
+_TABLE = """
 CREATE TABLE measurements (
-    id INTEGER PRIMARY KEY, key TEXT NOT NULL, workload TEXT NOT NULL, run TEXT NOT NULL, session TEXT NOT NULL,
-    cap_bytes INTEGER NOT NULL, config TEXT NOT NULL, measurement TEXT NOT NULL, measured_at REAL NOT NULL
-);
-CREATE INDEX of_key ON measurements (key, id);
+    id INTEGER PRIMARY KEY, key TEXT NOT NULL, workload TEXT NOT NULL, run TEXT NOT NULL,
+    session TEXT NOT NULL, cap_bytes INTEGER NOT NULL, config TEXT NOT NULL,
+    measurement TEXT NOT NULL, measured_at REAL NOT NULL
+)
 """
-_FIND = "SELECT config, measurement, cap_bytes, run, session FROM measurements WHERE key = ? ORDER BY id"
+_INDEX = "CREATE INDEX of_key ON measurements (key, id)"
+_FIND = """
+SELECT config, measurement, cap_bytes, run, session FROM measurements WHERE key = ? ORDER BY id
+"""
+_ADD = "INSERT INTO measurements VALUES (NULL, ?, ?, ?, ?, ?, ?, ?, ?)"
 
 
 @dataclass(frozen=True)
 class Subject:
-    """What was measured: its key, which covers device and versions, and the workload's fingerprint alone."""
+    """What was measured.
+
+    Attributes:
+        key: covers the workload, the device and versions.
+        workload: the fingerprint of the workload alone.
+    """
 
     key: str
     workload: str
@@ -46,12 +65,18 @@ class Subject:
 
 @dataclass(frozen=True)
 class Stored:
-    """A measurement, and the search that made it."""
+    """A measurement, and the search that made it.
+
+    Attributes:
+        cap_bytes: what tensors could take.
+        run: the run directory.
+        session: of one process, in which the machine was the same.
+    """
 
     measurement: Measurement
-    cap_bytes: int  # what tensors could take
-    run: str  # the run directory
-    session: str  # one process, in which the machine was the same
+    cap_bytes: int
+    run: str
+    session: str
 
 
 @dataclass(frozen=True)
@@ -63,49 +88,70 @@ class Count:
 
 
 class Store:
-    """The measurements in a file, by default in the user's cache directory. Every method raises StoreError where the
-    file cannot be used; `find` and `add`, which searches call, set a damaged one aside."""
+    """The measurements in a file, by default in the user's cache directory.
+
+    Every method raises StoreError where the file cannot be used; `find` and `add`, which searches
+    call, set a damaged one aside.
+    """
 
     def __init__(self, path: Path | None = None) -> None:
         self.path = path or cache_file("store", "measurements.sqlite")
         self._aside = self.path.with_name(f"{self.path.name}.damaged")
 
     def find(self, subject: Subject) -> list[Stored]:
-        """All measurements of a subject, the oldest first; those that cannot be read are left out."""
+        """All measurements of a subject that can be read, the oldest first."""
+        rows = []
         with self._open() as file:
-            rows = file.execute(_FIND, (subject.key,)).fetchall() if file else []
-        return [stored for row in rows if (stored := _read(*row)) is not None]
+            if file:
+                rows = file.execute(_FIND, (subject.key,)).fetchall()
+
+        read = (_read(*row) for row in rows)
+        return [stored for stored in read if stored is not None]
 
     def add(self, subject: Subject, stored: Stored) -> None:
         """Store a measurement, and drop what is too old."""
         now = time.time()
         trial = stored.measurement.to_trial()
         config = json.dumps(trial.pop("config"), sort_keys=True)
-        search = (subject.key, subject.workload, stored.run, stored.session, stored.cap_bytes)
+        row = (
+            subject.key,
+            subject.workload,
+            stored.run,
+            stored.session,
+            stored.cap_bytes,
+            config,
+            json.dumps(trial),
+            now,
+        )
         with self._transaction() as file:
-            row = (*search, config, json.dumps(trial), now)
-            file.execute("INSERT INTO measurements VALUES (NULL, ?, ?, ?, ?, ?, ?, ?, ?)", row)
+            file.execute(_ADD, row)
+
             for those, most in (("key = :key", MOST_OF_ONE), ("true", MOST)):
-                oldest = f"SELECT id FROM measurements WHERE {those} ORDER BY id DESC LIMIT 1 OFFSET {most}"
-                file.execute(
-                    f"DELETE FROM measurements WHERE {those} AND id <= ({oldest})",
-                    {"key": subject.key},
-                )
+                matching = f"FROM measurements WHERE {those}"
+                last_dropped = f"SELECT id {matching} ORDER BY id DESC LIMIT 1 OFFSET {most}"
+                file.execute(f"DELETE {matching} AND id <= ({last_dropped})", {"key": subject.key})
             file.execute("DELETE FROM measurements WHERE measured_at < ?", (now - DAYS * 86400,))
 
     def count(self) -> Count:
         """How much the store holds."""
         count = "SELECT count(*), count(DISTINCT workload) FROM measurements"
         with self._open(mend=False) as file:
-            return Count(*file.execute(count).fetchone()) if file else Count(0, 0)
+            if file is None:
+                return Count(0, 0)
+            return Count(*file.execute(count).fetchone())
 
     def clear(self) -> Count | None:
-        """Remove everything, also what was set aside; how much that was, None where it could not be read."""
+        """Remove everything, also what was set aside.
+
+        Returns:
+            How much that was; None where it could not be read.
+        """
         with contextlib.suppress(OSError):
             self._aside.unlink(missing_ok=True)
+
         try:
             before = self.count()
-            if self.path.exists():  # and stays: others may be writing
+            if self.path.exists():  # it is kept: others may be writing
                 with self._transaction() as file:
                     _create_tables(file)
                 with self._open() as opened:
@@ -119,7 +165,8 @@ class Store:
             return None
 
     def outdated(self) -> bool:
-        """Whether the file is of an older autofit: it is not read, and the first addition begins it anew."""
+        """Whether the file is of an older autofit: it is not read, and the first addition begins it
+        anew."""
         try:
             with self._open(mend=False) as file:
                 return file is None and self.path.exists() and self.path.stat().st_size > 0
@@ -133,6 +180,7 @@ class Store:
             if not self.path.exists():
                 yield None
                 return
+
             with self._connected() as file:
                 yield file if self._schema(file) == SCHEMA else None
 
@@ -141,6 +189,7 @@ class Store:
         """The file, created where there is none, for writing."""
         with self._errors():
             self.path.parent.mkdir(parents=True, exist_ok=True)
+
             with self._connected() as file, file:
                 file.execute("BEGIN IMMEDIATE")
                 if self._schema(file) != SCHEMA:
@@ -149,10 +198,10 @@ class Store:
 
     @contextlib.contextmanager
     def _connected(self) -> Iterator[sqlite3.Connection]:
-        with contextlib.closing(
-            sqlite3.connect(self.path, timeout=_WAIT_SECONDS, isolation_level=None)
-        ) as file:
-            # It need not survive a power cut whole, and waiting for the disk twice a measurement is not worth that.
+        connection = sqlite3.connect(self.path, timeout=_WAIT_SECONDS, isolation_level=None)
+        with contextlib.closing(connection) as file:
+            # It need not survive a power cut whole, and waiting for the disk twice a measurement is
+            # not worth that.
             file.execute("PRAGMA synchronous = NORMAL")  # a damaged file says so here
             yield file
 
@@ -161,11 +210,16 @@ class Store:
         if schema > SCHEMA:
             message = f"the store of measurements {self.path} was written by a newer autofit."
             raise StoreError(message, f"Use that one, or another cache directory; {_CLEARING}")
+
         return schema
 
     @contextlib.contextmanager
     def _errors(self, mend: bool = True) -> Iterator[None]:
-        """Turns whatever goes wrong into a StoreError of one sentence, and sets a damaged file aside to `mend` it."""
+        """Turn whatever goes wrong into a StoreError of one sentence.
+
+        Args:
+            mend: whether to set a damaged file aside.
+        """
         store = f"the store of measurements {self.path}"
         try:
             yield
@@ -173,33 +227,44 @@ class Store:
             raise
         except OSError as error:
             raise StoreError(f"{store} cannot be written: {error.strerror}.", _CHECK) from error
-        # of SQLite, or of reading what it gives: flipped bits may look like anything
+        # Of SQLite, or of reading what it gives: flipped bits may look like anything.
         except Exception as error:
             if getattr(error, "sqlite_errorname", "").startswith(_NOT_DAMAGED):
                 raise StoreError(f"{store} cannot be used: {error}.", _CHECK) from error
-            remedy = self._set_aside() if mend else f"The next search sets it aside; {_CLEARING}"
+
+            remedy = f"The next search sets it aside; {_CLEARING}"
+            if mend:
+                remedy = self._set_aside()
             raise StoreError(f"{store} is damaged ({error}).", remedy) from error
 
     def _set_aside(self) -> str:
-        """Move the file away, so that the next search begins a new one; what became of it in a sentence."""
+        """Move the file away, so that the next search begins a new one.
+
+        Returns:
+            A sentence on what became of it.
+        """
         try:
             self.path.replace(self._aside)
             self._remove_journals()
         except OSError as error:
             return f"It cannot be moved aside ({error.strerror}); {_CLEARING}"
+
         return f"It is set aside as {self._aside.name}; the next search begins a new one."
 
     def _remove_journals(self) -> None:
-        for end in ("-journal", "-wal", "-shm"):  # which SQLite would play into a new file
+        """Remove the journals, which SQLite would play into a new file."""
+        for end in ("-journal", "-wal", "-shm"):
             self.path.with_name(f"{self.path.name}{end}").unlink(missing_ok=True)
 
 
 def _create_tables(file: sqlite3.Connection) -> None:
-    """Empty tables; those of an older autofit go."""
-    for (name,) in file.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall():
+    """Begin with an empty table; those of an older autofit go."""
+    names = file.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall()
+    for (name,) in names:
         file.execute(f'DROP TABLE "{name}"')
-    for statement in filter(str.strip, _TABLES.split(";")):
-        file.execute(statement)
+
+    file.execute(_TABLE)
+    file.execute(_INDEX)
     file.execute(f"PRAGMA user_version = {SCHEMA}")
 
 
@@ -210,5 +275,7 @@ def _read(config: str, measurement: str, cap_bytes: int, run: str, session: str)
         read = Measurement.from_trial(trial)
     except (AttributeError, InputError, KeyError, RecursionError, TypeError, ValueError):
         return None
-    is_row = is_whole(cap_bytes, 0) and isinstance(run, str) and isinstance(session, str)
-    return Stored(read, cap_bytes, run, session) if is_row else None
+
+    if not (is_whole(cap_bytes, 0) and isinstance(run, str) and isinstance(session, str)):
+        return None
+    return Stored(read, cap_bytes, run, session)

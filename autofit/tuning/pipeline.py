@@ -1,6 +1,7 @@
 """One search from start to end: explore, verify, judge, annotate, write.
 
-Measured and predicted searches differ in how they explore and verify. The rest is the same for both.
+Measured and predicted searches differ in how they explore and verify. The rest is the same for
+both.
 """
 
 import dataclasses
@@ -59,7 +60,7 @@ class Search(Protocol):
         """Make sure of those that promise most."""
 
     def answer(self) -> Result:
-        """What was found, without what else it is told with."""
+        """What was found, without annotations."""
 
     def near(self, result: Result) -> Config | None:
         """A config that nearly fits, where none does."""
@@ -86,7 +87,8 @@ def search_or_predict(
     """Search; for a card where no CUDA device is here, predict what the search would find.
 
     Raises:
-        InputError: an option is wrong; ProbeError: probes cannot run here, or the prediction took too long.
+        InputError: an option is wrong; ProbeError: probes cannot run here, or the prediction took
+        too long.
     """
     reason = why_no_gpu() if options.names_a_card else None
     if reason is None or torch.cuda.is_available():
@@ -108,7 +110,8 @@ def run_search(
 ) -> Result:
     """Search for the fastest config that fits the budget, verify it, and write the run directory.
 
-    `best` is None when nothing fits. Ctrl-C ends the search early, with what it has: `stopped_by` is "interrupt".
+    `best` is None when nothing fits. Ctrl-C ends the search early, with what it has: `stopped_by`
+    is "interrupt".
 
     Raises:
         InputError: something given is wrong; ProbeError: probes cannot run here.
@@ -119,13 +122,16 @@ def run_search(
 def predict_search(
     workload: Workload, options: SearchOptions, listener: Listener | None = None, *, reason: str
 ) -> Result:
-    """Predict what a search would find where nothing can be measured for a `reason`, and write the files of a search.
+    """Predict what a search would find, and write the files of a search.
+
+    Args:
+        reason: why nothing can be measured.
 
     Raises:
-        InputError: an option is wrong; UntraceableError: the model cannot be followed without its weights;
-        ProbeError: the prediction took longer than the time limit.
+        InputError: an option is wrong; UntraceableError: the model cannot be followed without its
+        weights; ProbeError: the prediction took longer than the time limit.
     """
-    # measurements are not gone on with by predictions
+    # Predictions cannot continue a search that measured.
     without_resuming = options.model_copy(update={"resume": False})
     return _run(
         functools.partial(predicted_search, reason=reason), workload, without_resuming, listener
@@ -184,7 +190,10 @@ def _annotated(
     directory: RunDirectory,
     listener: Listener,
 ) -> Annotated:
-    """The result with all that it is told with; after Ctrl-C nobody waits for more than files need."""
+    """The result with its annotations.
+
+    After Ctrl-C there are only those that files need.
+    """
     annotator = Annotator(search.workload, options, search.executor)
 
     if options.memory_snapshot and result.best and not result.was_interrupted:
@@ -196,9 +205,10 @@ def _annotated(
     timelines: Mapping[str, Timeline] = {}
     if search.follows and not result.was_interrupted:
         timelines = search.timelines(result, annotator)
+        result = dataclasses.replace(result, on_devices=annotator.on_devices(result))
         note = bottleneck_note(result, timelines)
-        notes = (*result.notes, note) if note else result.notes
-        result = dataclasses.replace(result, on_devices=annotator.on_devices(result), notes=notes)
+        if note:
+            result = dataclasses.replace(result, notes=(*result.notes, note))
 
     if not result.was_interrupted:
         remedies = annotator.remedies(result, search.near(result))
@@ -210,8 +220,10 @@ def _annotated(
 def _run_directory(
     workload: Workload, options: SearchOptions
 ) -> AbstractContextManager[RunDirectory]:
-    """What enters the run directory: the one that the user gave, or a free one named by model and time."""
+    """Enters the run directory: the one that the user gave, or a free one named by model and
+    time."""
     if options.out:
         return RunDirectory(options.out, resume=options.resume)
+
     name = re.sub(r"[^A-Za-z0-9.-]+", "-", workload.name).strip("-")[:_MOST_OF_NAME]
     return free_run_directory(Path("autofit-runs") / f"{name}-{datetime.now():%Y%m%d-%H%M%S}")

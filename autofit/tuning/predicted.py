@@ -1,7 +1,8 @@
-"""A search for a card that is not here: predicts the whole space and writes the answer as any search does.
+"""A search for a card that is not here: predicts the space and gives an answer as any search does.
 
-Rough figures rank the space. Only a config's own estimate, which follows a whole step, tells whether it surely fits: so
-the first in rank is followed, then the next, until one does. All of it runs in child processes, as probes do.
+Rough figures rank the space. Only a config's own estimate, which follows a whole step, tells
+whether it surely fits: so the first in rank is followed, then the next, until one does. All of it
+runs in child processes, as probes do.
 """
 
 import contextlib
@@ -9,12 +10,12 @@ import dataclasses
 import functools
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from operator import attrgetter
 from typing import Any
 
 from autofit import techniques
 from autofit.core.budget import Budget
 from autofit.core.config import Config
-from autofit.core.environment import versions
 from autofit.core.errors import AutofitError, pluralize
 from autofit.core.estimate import Estimate, Timeline
 from autofit.core.events import Listener, Note, PhaseStarted, SearchStarted
@@ -39,9 +40,9 @@ from autofit.search.enumeration import Enumeration
 from autofit.search.pareto import leading
 from autofit.search.predictions import Predictions
 from autofit.search.ranking import Figures, Ranking
-from autofit.search.space import Space
 from autofit.tuning.annotations import Annotator
-from autofit.tuning.narrowing import narrowed, with_whole_batches
+from autofit.tuning.context import about_search
+from autofit.tuning.narrowing import BytesAndSeconds, Narrowing
 from autofit.tuning.space import space_for
 from autofit.tuning.target import estimate_on, structure_traits, target_hardware
 
@@ -49,8 +50,8 @@ _NO_LIMIT = 86_400.0  # seconds, where the user sets no time limit
 _ROUNDS = 6  # configs of a tier to follow before none counts as surely fitting
 _SURELY_TOO_LARGE = 1.3  # times the usable memory: a rough figure beyond needs no closer look
 _HOST_UNKNOWN = (
-    "The host of that card is unknown: it is taken to have {:.0f} GiB, and configs that need none of it are preferred; "
-    "--host-mem says what it has."
+    "The host of that card is unknown: it is taken to have {:.0f} GiB, and configs that need none "
+    "of it are preferred; --host-mem says what it has."
 )
 _POINTS = 1000  # of each tier, the nearest to its frontier, which is drawn through few of them
 
@@ -67,17 +68,21 @@ def predicted_search(
     *,
     reason: str,
 ) -> Iterator["PredictedSearch"]:
-    """Look at the model and the hardware that is meant, and give the search with its executor, which ends here.
+    """Look at the model and the hardware that is meant, and give the search.
+
+    Its executor ends here.
 
     Args:
         reason: why nothing can be measured.
 
     Raises:
-        InputError: an option is wrong; UntraceableError: the model cannot be followed without its weights.
+        InputError: an option is wrong; UntraceableError: the model cannot be followed without its
+        weights.
     """
     if options.gpu is not None:
-        # refuses a card that no search can be for, before anything else is said
+        # Refuses a card that no search can be for, before anything else is said.
         card_to_search_for(options.gpu)
+
     listener(Note(no_gpu_note(reason)))
     listener(PhaseStarted("looking at the model"))
 
@@ -89,13 +94,14 @@ def predicted_search(
     for note in assumptions:
         listener(Note(note))
 
+    notes = no_gpu_note(reason), *assumptions
     with LocalExecutor(directory.probes) as executor:
-        notes = no_gpu_note(reason), *assumptions
         yield PredictedSearch(executor, workload, hardware, budget, options, listener, start, notes)
 
 
 class PredictedSearch:
-    """Predicts the whole space roughly, then follows the best configs of each tier. Give it to `tuning.pipeline`.
+    """Predicts the space roughly, then follows the best configs of each tier. Give it to
+    `tuning.pipeline`.
 
     Attributes:
         workload: with its traits.
@@ -132,29 +138,40 @@ class PredictedSearch:
 
     def explore(self) -> None:
         """Predict the space, or as much of it as can be."""
-        options, hardware = self._options, self._hardware
+        options = self._options
+        hardware = self._hardware
         if self.workload.traits is None:
             traits = self._run(structure_traits, hardware, log="look.log")
             self.workload = dataclasses.replace(self.workload, traits=traits)
 
-        space = self._space()
+        narrowing = Narrowing(self.workload, hardware, self._cap, self._predicted, options.seed)
+        narrowed_notes: list[str] = []
+        space = narrowing.part_of(
+            space_for(options, self.workload, hardware),
+            settings=options.set,
+            fast=False,
+            notify=narrowed_notes.append,
+        )
+
         enumeration = Enumeration(space.knobs, techniques.constraints(self.workload, hardware))
         configs = enumeration.configs(options.seed)
         legal = enumeration.count().configs
         self._size = enumeration.count(refused=True).configs
         self._refused = self._size - legal
-        about = (
-            self.workload.name,
-            hardware,
-            self._budget,
-            self._size,
-            0,
-            options.time_limit,
-            self._refused,
+
+        self._listener(
+            SearchStarted(
+                self.workload.name,
+                hardware,
+                self._budget,
+                self._size,
+                trials=0,
+                time_limit=options.time_limit,
+                refused=self._refused,
+            )
         )
-        self._listener(SearchStarted(*about))
-        if self._of_layouts:
-            self._note(self._of_layouts)
+        for note in narrowed_notes:
+            self._note(note)
         if len(configs) < legal:
             drawn = pluralize(len(configs), "config")
             self._note(
@@ -162,34 +179,25 @@ class PredictedSearch:
             )
 
         self._listener(PhaseStarted(f"predicting {pluralize(len(configs), 'config')}"))
-        nbytes, seconds = self._predicted(configs)
-        self._rough = Predictions.of(configs, nbytes, seconds)
-        samples = self.workload.effective_batch_size
-        self._figures = [
-            Figures(config, samples / taken, size)
-            for config, size, taken in zip(configs, nbytes, seconds, strict=True)
-            if size > 0 < taken
-        ]
+        self._rough = Predictions.of(configs, *self._predicted(configs))
+        self._figures = []
+        for config, seconds in self._rough.seconds.items():
+            nbytes = self._rough.nbytes[config]
+            if nbytes > 0 < seconds:
+                self._figures.append(Figures(config, self._rate(seconds), nbytes))
 
-    def _space(self) -> Space:
-        options = self._options
-        arguments = self.workload, self._hardware, self._cap, self._predicted
-        space = space_for(options, self.workload, self._hardware)
-        space, self._of_layouts = narrowed(space, *arguments, seed=options.seed)
-        if "micro_batch_size" not in options.set:
-            space = with_whole_batches(space, *arguments, seed=options.seed)
-        return space
+    def _rate(self, seconds: float) -> float:
+        """Samples a second, of a step that takes so long."""
+        return self.workload.effective_batch_size / seconds
 
     def _note(self, text: str) -> None:
         self._notes = (*self._notes, text)
         self._listener(Note(text))
 
-    def _predicted(self, configs: Sequence[Config]) -> tuple[list[float], list[float]]:
+    def _predicted(self, configs: Sequence[Config]) -> BytesAndSeconds:
         """Bytes and seconds of each config, predicted on as many cores as there are."""
         predict = functools.partial(predict_all, host_bytes=self._budget.host_bytes, processes=None)
-        found: tuple[list[float], list[float]] = self._run(
-            predict, self._hardware, configs, log="estimate.log"
-        )
+        found: BytesAndSeconds = self._run(predict, self._hardware, configs, log="estimate.log")
         return found
 
     def verify(self) -> None:
@@ -197,36 +205,32 @@ class PredictedSearch:
         self._tiers = self._best_of_tiers()
 
     def answer(self) -> Result:
-        """What was predicted, without what else it is told with."""
+        """What was predicted, without annotations."""
         fits = sum(figures.nbytes <= self._cap for figures in self._figures)
-        followed = [estimate for estimate in self._tiers.values() if estimate]
-        best = self._best(followed)
+        best = self._best()
+        notes = self._notes
         of_data = packing_note(self.workload.description(), best)
+        if of_data:
+            notes = (*notes, of_data)
         return Result(
-            model=self.workload.name,
-            workload=self.workload.description(),
-            source=self.workload.source,
-            hardware=self._hardware,
-            budget=self._budget,
-            versions=versions(),
             best=None,
             tiers={},
             trials=(),
             skipped={"predicted": len(self._figures) - fits, "refused": self._refused},
             stopped_by="prediction",
             space_size=self._size,
-            search_seconds=time.monotonic() - self._start,
-            notes=(*self._notes, of_data) if of_data else self._notes,
+            notes=notes,
             frontier=self._frontier(),
             other_budgets=other_budgets(self._budget, self._hardware),
             predicted=True,
             predicted_best=best,
             predicted_tiers=self._tiers,
+            **about_search(self.workload, self._hardware, self._budget, self._start),
         )
 
     def near(self, result: Result) -> Config | None:
         """The config that is predicted to need least memory."""
-        least = min(self._figures, key=lambda figures: figures.nbytes, default=None)
+        least = min(self._figures, key=attrgetter("nbytes"), default=None)
         return least.config if least else None
 
     def timelines(self, result: Result, annotator: Annotator) -> Mapping[str, Timeline]:
@@ -237,12 +241,15 @@ class PredictedSearch:
         """Nothing was measured that could be learnt from."""
 
     def _best_of_tiers(self) -> dict[str, Estimate | None]:
-        """The best config of each tier that is predicted to surely fit, or else one that may fit."""
+        """The best config of each tier that is predicted to surely fit, else one that may fit."""
+        by_tier: dict[str, list[Figures]] = {name: [] for name in TIERS}
+        for figures in self._figures:
+            by_tier[tier(figures.config)].append(figures)
+
         growth = {True: 1.0, False: 1.0}
         host_known = self._options.host_mem is not None
         candidates = {}
-        for name in TIERS:
-            of_tier = [figures for figures in self._figures if tier(figures.config) == name]
+        for name, of_tier in by_tier.items():
             candidates[name] = Candidates(
                 of_tier, self._cap, self._ranking, growth, host_known=host_known
             )
@@ -250,15 +257,17 @@ class PredictedSearch:
         self._listener(PhaseStarted("following a training step of the best configs"))
         best: dict[str, Estimate | None] = dict.fromkeys(TIERS)
         for _ in range(_ROUNDS):
-            undecided = [
-                name for name, estimate in best.items() if not estimate or estimate.verdict != "yes"
-            ]
-            self._follow(
-                {name: candidates[name].preferred() for name in undecided}, candidates, best
-            )
+            asked = {}
+            for name, estimate in best.items():
+                if not estimate or estimate.verdict != "yes":
+                    asked[name] = candidates[name].preferred()
+            self._follow(asked, candidates, best)
 
-        without = [name for name, estimate in best.items() if not estimate]
-        self._follow({name: candidates[name].smallest() for name in without}, candidates, best)
+        asked = {}
+        for name, estimate in best.items():
+            if not estimate:
+                asked[name] = candidates[name].smallest()
+        self._follow(asked, candidates, best)
         return best
 
     def _follow(
@@ -267,13 +276,16 @@ class PredictedSearch:
         candidates: Mapping[str, "Candidates"],
         best: dict[str, Estimate | None],
     ) -> None:
-        """Follow a config of each tier; keep as its best what surely fits, and the first that may fit."""
+        """Follow a config of each tier.
+
+        Kept as the best of its tier is what surely fits, and the first that may fit.
+        """
         asked = {name: config for name, config in by_tier.items() if config}
         if not asked:
             return
+
         configs = list(asked.values())
         answers = self._run(_follow_all, self._hardware, self._budget, configs, log="estimate.log")
-
         for (name, config), answer in zip(asked.items(), answers, strict=True):
             candidates[name].learn(config, answer)
             if answer is None or answer[0].verdict == "no":
@@ -281,13 +293,16 @@ class PredictedSearch:
             if best[name] is None or answer[0].verdict == "yes":
                 best[name], self._timelines[name] = answer
 
-    def _best(self, estimates: list[Estimate]) -> Estimate | None:
-        """The one to recommend, of those that surely fit if any does."""
-        estimates = [estimate for estimate in estimates if estimate.verdict == "yes"] or estimates
-        figures = [
-            Figures(estimate.config, estimate.samples_per_second or 0.0, estimate.allocated_bytes)
-            for estimate in estimates
-        ]
+    def _best(self) -> Estimate | None:
+        """The one to recommend of the best of all tiers, of those that surely fit if any does."""
+        estimates = [estimate for estimate in self._tiers.values() if estimate]
+        sure = [estimate for estimate in estimates if estimate.verdict == "yes"]
+        estimates = sure or estimates
+
+        figures = []
+        for estimate in estimates:
+            rate = estimate.samples_per_second or 0.0
+            figures.append(Figures(estimate.config, rate, estimate.allocated_bytes))
         index = self._ranking.preferred(figures)
         return None if index is None else estimates[index]
 
@@ -296,7 +311,7 @@ class PredictedSearch:
         length = self.workload.sequence_length if self.workload.unit == "tokens" else None
         points: list[Point] = []
         for config in leading(self._rough, _POINTS):
-            rate = self.workload.effective_batch_size / self._rough.seconds[config]
+            rate = self._rate(self._rough.seconds[config])
             nbytes = int(self._rough.nbytes[config]) + self._hardware.context_bytes
             tokens = rate * length if length else None
             points.append(Point(config, nbytes, rate, tokens, measured=False))
@@ -317,8 +332,9 @@ class Candidates:
     """The configs of a tier that may be its best.
 
     Args:
-        growth: the largest ratio seen of an estimate's upper end to its rough figure, for compiled configs (True),
-            which are predicted less well, and others; all tiers share and update it.
+        growth: the largest ratio seen of an estimate's upper end to its rough figure, for compiled
+            configs (True), which are predicted less well, and others; all tiers share and update
+            it.
         host_known: whether the user said what memory the host has.
     """
 
@@ -331,53 +347,47 @@ class Candidates:
         *,
         host_known: bool,
     ) -> None:
-        self._figures = figures
+        self._left = {row.config: row for row in figures}  # those not followed yet
         self._cap = cap
         self._ranking = ranking
         self._growth = growth
         self._host_known = host_known
-        self._followed: set[Config] = set()
 
     def preferred(self) -> Config | None:
         """The config to recommend among those not followed yet that may surely fit.
 
         On an unknown host, configs that keep part of the training there come last.
         """
-        left = [
-            figures
-            for figures in self._left()
-            if figures.nbytes * self._growth_of(figures) <= self._cap
-        ]
-        if not self._host_known:
-            on_device = [
-                figures for figures in left if not techniques.keeps_on_host(figures.config)
-            ]
-            left = on_device or left
-        index = self._ranking.preferred(left)
-        return None if index is None else left[index].config
+        fitting = []
+        on_device = []
+        for config, figures in self._left.items():
+            if figures.nbytes * self._growth[_is_compiled(config)] <= self._cap:
+                fitting.append(figures)
+                if not techniques.keeps_on_host(config):
+                    on_device.append(figures)
+
+        if on_device and not self._host_known:
+            fitting = on_device
+        index = self._ranking.preferred(fitting)
+        return None if index is None else fitting[index].config
 
     def smallest(self) -> Config | None:
         """The config left that needs least memory, unless that is hopeless."""
-        least = min(self._left(), key=lambda figures: figures.nbytes, default=None)
+        least = min(self._left.values(), key=attrgetter("nbytes"), default=None)
         if least is None or least.nbytes > _SURELY_TOO_LARGE * self._cap:
             return None
         return least.config
 
     def learn(self, config: Config, answer: Followed | None) -> None:
         """Take note of a config that was followed; None where it could not be."""
-        self._followed.add(config)
+        rough = self._left.pop(config)
         if answer is None:
             return
+
         estimate, _ = answer
-        rough = next(figures for figures in self._figures if figures.config == config)
         growth = (estimate.high - estimate.breakdown["context"]) / rough.nbytes
-        self._growth[_is_compiled(config)] = max(self._growth_of(rough), growth)
-
-    def _left(self) -> list[Figures]:
-        return [figures for figures in self._figures if figures.config not in self._followed]
-
-    def _growth_of(self, figures: Figures) -> float:
-        return self._growth[_is_compiled(figures.config)]
+        is_compiled = _is_compiled(config)
+        self._growth[is_compiled] = max(self._growth[is_compiled], growth)
 
 
 def _is_compiled(config: Config) -> bool:
@@ -387,13 +397,15 @@ def _is_compiled(config: Config) -> bool:
 def _follow_all(
     workload: Workload, hardware: Hardware, budget: Budget, configs: list[Config]
 ) -> list[Followed | None]:
-    """The estimate of each config and the memory through its step; None where it cannot be traced."""
+    """The estimate of each config and the memory through its step; None where it cannot be
+    traced."""
 
     def follow(config: Config) -> Followed | None:
         try:
             traced = trace(workload, config, hardware)
         except AutofitError:
             return None
+
         resting = resting_of(traced, workload, hardware)
         estimate = estimate_on(traced, workload, hardware, budget)
         line = timeline_of(traced, hardware, rates=rates_for(hardware))
@@ -402,5 +414,6 @@ def _follow_all(
             dataclasses.replace(line, resting=resting, bottleneck=estimate.bottleneck),
         )
 
-    with parallel_map(follow, None if len(configs) > 1 else 1) as follow_each:
+    processes = 1 if len(configs) < 2 else None
+    with parallel_map(follow, processes) as follow_each:
         return follow_each(configs)

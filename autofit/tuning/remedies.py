@@ -1,15 +1,17 @@
-"""What would help where a config does not fit: others that are predicted to, in the order of what they cost.
+"""What would help where a config does not fit: others that are predicted to, the cheapest first.
 
-Each kind of remedy is a small product of knobs around the config, predicted together from a few shallow traces. Of each
-kind the fastest is named that fits with room for what such predictions leave out, unless a cheaper kind does as well.
+Each kind of remedy is a small product of knobs around the config, predicted together from a few
+shallow traces. Of each kind the fastest is named that fits with room for what such predictions
+leave out, unless a cheaper kind does as well.
 """
 
 import contextlib
 import dataclasses
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 
 from autofit import techniques
 from autofit.core.budget import Budget
@@ -27,18 +29,23 @@ from autofit.models import HuggingFaceModel
 from autofit.models.huggingface import huggingface_workload
 from autofit.tuning.target import estimate_on
 
-# What the upper end of an estimate may be above the tensors that are predicted here; and above that where compiled
-# code, or what is on its way to the host and back, widen it, most of all gradients, and where all logits leave gaps
-# behind in the allocator's memory (benchmarks.what_helps).
-_ABOVE, _WIDER, _OF_GRADIENTS, _OF_LOGITS = {"cpu": 1.02, "cuda": 1.15}, 1.1, 1.05, 1.16
-# of CUDA, where the card does not tell; of NCCL, not measured
-_CONTEXT, _COMMUNICATORS = (500 * MIB, 640 * MIB)
+# How far the upper end of an estimate may be above the tensors that are predicted here. Compiled
+# code, and what is on its way to the host and back, widen that; so do gradients on the host, and
+# gaps that all logits leave behind in the allocator's memory (benchmarks.what_helps).
+_ABOVE = {"cpu": 1.02, "cuda": 1.15}
+_WIDER = 1.1
+_OF_GRADIENTS = 1.05
+_OF_LOGITS = 1.16
+_CONTEXT = 500 * MIB  # of CUDA, where the card does not tell
+_COMMUNICATORS = 640 * MIB  # of NCCL, not measured
 _MEASURING = 0.2  # seconds, for timing operators on a CPU: only the order of speeds matters here
-_DEVICES, _SHORTEST = (2, 4, 8), 128
+_DEVICES = (2, 4, 8)
+_SHORTEST = 128  # tokens of a sequence
 _OF_THE_SAME = ("time", "host")  # kinds that change neither the numbers nor the data
 _RANK = 16
 # Of the seconds, or of the memory, of every cheaper remedy: else a dearer one is not worth naming.
-_FASTER, _SMALLER = 0.97, 0.7
+_FASTER = 0.97
+_SMALLER = 0.7
 
 Levers = dict[str, tuple[Value, ...]]  # the values to try of each knob
 
@@ -79,20 +86,21 @@ class _Search:
     def remedies(self) -> tuple[Remedy, ...]:
         """What helps, the cheapest first; more memory last."""
         has_room = self._usable > _context_of(self.hardware)  # else nothing helps but more memory
-        kinds = []
+        kinds: list[tuple[str, list[Config]]] = []
+        configs = {self.config: None}
         if has_room:
-            kinds = [(kind, self._product(levers)) for kind, levers in self._levers()]
-        configs = list(
-            dict.fromkeys([self.config, *(config for _, members in kinds for config in members)])
-        )
-        predicted = self._predicted(self.workload, self.hardware, configs)
+            for kind, levers in self._levers():
+                members = self._product(levers)
+                kinds.append((kind, members))
+                configs |= dict.fromkeys(members)
+        predicted = self._predicted(self.workload, self.hardware, list(configs))
         found = {row.config: row for row in predicted}
 
         named: list[Remedy] = []
         for kind, members in kinds:
-            if any(remedy.kind == kind for remedy in named):
+            if _has_kind(named, (kind,)):
                 continue
-            fitting = [found[config] for config in members if found[config].nbytes <= self._usable]
+            fitting = [found[config] for config in members if self._fits(found[config])]
             best = min(fitting, key=lambda row: row.cost(self.config), default=None)
             if best and not any(_makes_needless(remedy, best) for remedy in named):
                 named.append(self._remedy(kind, best, self._settings(best.config)))
@@ -100,11 +108,13 @@ class _Search:
         if has_room:
             _, of_time = kinds[0]
             known = [found[config] for config in (self.config, *of_time) if found[config].is_known]
-            leanest = min(known, key=lambda row: row.nbytes, default=found[self.config]).config
+            leanest = self.config
+            if known:
+                leanest = min(known, key=attrgetter("nbytes")).config
 
-            if not any(remedy.kind in _OF_THE_SAME for remedy in named):
+            if not _has_kind(named, _OF_THE_SAME):
                 named = [*self._shards_on_host(leanest), *named]
-            if not any(remedy.kind in _OF_THE_SAME for remedy in named):
+            if not _has_kind(named, _OF_THE_SAME):
                 named += self._shorter(leanest)
             named += self._more_devices(leanest)
 
@@ -124,11 +134,16 @@ class _Search:
     def _usable(self) -> int:
         return self.budget.cap_bytes(self.hardware.device)
 
+    def _fits(self, found: _Found) -> bool:
+        return found.nbytes <= self._usable
+
     def _levers(self) -> list[tuple[str, Levers]]:
-        """By kind, the values to try of each knob; of one kind the second is for where the first does not fit."""
+        """By kind, the values to try of each knob; the second of a kind is for where the first does
+        not fit."""
         size = self.config.micro_batch_size or self.workload.effective_batch_size
         choices = self._choices("micro_batch_size")
         sizes = tuple(choice for choice in choices if isinstance(choice, int) and choice < size)
+
         time = self._also(
             micro_batch_size=sizes,
             activation_checkpointing=("full",),
@@ -139,14 +154,13 @@ class _Search:
         offloads = self._also(
             activation_offload=("cpu",), optimizer_offload=("cpu",), parameter_offload=("cpu",)
         )
-        host = {**time, **offloads}
         numbers = {name: values[-1:] for name, values in self._also(precision=("bf16",)).items()}
         fewer_bits = {**time, **numbers, **self._also(optimizer=("adamw-8bit",))}
         levers = [
             ("time", time),
-            ("host", host),
+            ("host", {**time, **offloads}),
             ("numbers", fewer_bits),
-            ("numbers", {**fewer_bits, **host, **numbers}),
+            ("numbers", {**fewer_bits, **offloads}),
         ]
 
         adapters: Levers = {}
@@ -173,36 +187,40 @@ class _Search:
         """Every other possible config with these values."""
         made: dict[Config, None] = {}
         for chosen in itertools.product(*levers.values()):
-            made |= dict.fromkeys(self._made(dict(zip(levers, chosen, strict=True)), self.hardware))
-        return [config for config in made if config != self.config]
+            config = self._changed(dict(zip(levers, chosen, strict=True)), self.hardware)
+            if config is not None and config != self.config:
+                made[config] = None
+        return list(made)
 
-    def _made(self, changes: Mapping[str, Value], hardware: Hardware) -> Iterator[Config]:
-        """The config with these changes, unless it is impossible."""
+    def _changed(self, changes: Mapping[str, Value], hardware: Hardware) -> Config | None:
+        """The config with these changes; None where it is impossible."""
         knobs = {
             name: value
             for name, value in self.config.items()
-            if not knob_named(name).follows and value is not None
+            if value is not None and not knob_named(name).follows
         }
         try:
             config = techniques.canonicalize({**knobs, **changes}, self.workload, hardware)
         except InputError:
-            return
-        if techniques.refuse(config, self.workload, hardware) is None:
-            yield config
+            return None
+        if techniques.refuse(config, self.workload, hardware):
+            return None
+        return config
 
     def _predicted(
         self, workload: Workload, hardware: Hardware, configs: Sequence[Config]
-    ) -> list[_Found]:
+    ) -> Iterator[_Found]:
         """The most memory that configs may need, and the seconds of a step."""
-        host_bytes = self.budget.host_bytes
         sizes, seconds = predict_all(
-            workload, hardware, configs, measuring=_MEASURING, host_bytes=host_bytes
+            workload,
+            hardware,
+            configs,
+            measuring=_MEASURING,
+            host_bytes=self.budget.host_bytes,
         )
-        context = _context_of(hardware)
-        return [
-            _Found(config, size * self._above(config, hardware) + context, taken)
-            for config, size, taken in zip(configs, sizes, seconds, strict=True)
-        ]
+        for config, size, taken in zip(configs, sizes, seconds, strict=True):
+            nbytes = size * self._above(config, hardware) + _context_of(hardware)
+            yield _Found(config, nbytes, taken)
 
     def _above(self, config: Config, hardware: Hardware) -> float:
         """How many times what is predicted of its tensors a config may need."""
@@ -221,16 +239,20 @@ class _Search:
     def _shorter(self, config: Config) -> Iterator[Remedy]:
         """The longest of a half, a quarter ... of the sequence that fits."""
         model = self.workload.model
-        batch = self.workload.effective_batch_size
+        if not isinstance(model, HuggingFaceModel):
+            return
+
         configs = list(dict.fromkeys([self.config, config]))
         length = (self.workload.sequence_length or 0) // 2
-        while isinstance(model, HuggingFaceModel) and length >= _SHORTEST:
+        while length >= _SHORTEST:
             shorter = huggingface_workload(
-                model, sequence_length=length, effective_batch_size=batch
+                model,
+                sequence_length=length,
+                effective_batch_size=self.workload.effective_batch_size,
             )
             shorter = dataclasses.replace(shorter, traits=self.workload.traits)
             for found in self._predicted(shorter, self.hardware, configs):
-                if found.nbytes <= self._usable:
+                if self._fits(found):
                     options = (*self._settings(found.config), "--seq-len", str(length))
                     yield self._remedy("shorter", found, options, tokens=length)
                     return
@@ -240,34 +262,46 @@ class _Search:
         """The same step with every rank's parts of the weights and their state in host memory."""
         if "cpu" not in self._choices("fsdp_offload"):
             return
+
         for config in dict.fromkeys([self.config, leanest]):
-            for offloaded in self._made(dict(config, fsdp_offload="cpu"), self.hardware):
-                if offloaded != config and (found := self._followed(offloaded, self.hardware)):
-                    yield self._remedy("host", found, self._settings(offloaded))
-                    return
+            offloaded = self._changed(dict(config, fsdp_offload="cpu"), self.hardware)
+            if offloaded is None or offloaded == config:
+                continue
+            found = self._followed(offloaded, self.hardware)
+            if found:
+                yield self._remedy("host", found, self._settings(offloaded))
+                return
 
     def _more_devices(self, config: Config) -> Iterator[Remedy]:
         """The fewest cards that are enough, where each holds a part of the weights."""
         if self.hardware.device == "cpu":
             return
+
         batch = self.workload.effective_batch_size
         for devices in _DEVICES:
             hardware = self.hardware.of_several(devices, self.hardware.nodes, self.hardware.link)
             if hardware.world <= self.hardware.world or batch % hardware.world:
                 continue
+
             knobs = fitted_to(config.replace(data_parallel="fsdp"), hardware.world, batch)
-            for several in self._made(knobs, hardware):
-                (roughly,) = self._predicted(self.workload, hardware, [several])
-                if roughly.nbytes <= self._usable and (found := self._followed(several, hardware)):
-                    settings = self._settings(several, hardware)
-                    yield self._remedy(
-                        "devices", found, ("--devices", str(devices), *settings), devices=devices
-                    )
-                    return
+            several = self._changed(knobs, hardware)
+            if several is None:
+                continue
+
+            (roughly,) = self._predicted(self.workload, hardware, [several])
+            if not self._fits(roughly):
+                continue
+            found = self._followed(several, hardware)
+            if found:
+                options = ("--devices", str(devices), *self._settings(several, hardware))
+                yield self._remedy("devices", found, options, devices=devices)
+                return
 
     def _followed(self, config: Config, hardware: Hardware) -> _Found | None:
-        """A config that fits when a whole step of it is followed: what gathered weights and their streams reserve is
-        known in no other way."""
+        """A config that fits when a whole step of it is followed.
+
+        Nothing else tells what gathered weights and their streams reserve.
+        """
         with contextlib.suppress(InputError):
             step = trace(self.workload, config, hardware)
             whole = estimate_on(step, self.workload, hardware, self.budget)
@@ -276,12 +310,18 @@ class _Search:
         return None
 
     def _settings(self, config: Config, hardware: Hardware | None = None) -> tuple[str, ...]:
-        """The options that make this config of the one that does not fit, without those that follow from others."""
-        differences = config.differences(self.config).items()
-        changed = {knob: value for knob, (value, _) in differences if value is not None}
+        """The options that make this config of the one that does not fit, without those that follow
+        from others."""
+        changed: dict[str, Value] = {}
+        for knob, (value, _) in config.differences(self.config).items():
+            if value is not None:
+                changed[knob] = value
+
         for knob in tuple(changed):
-            fewer = {name: value for name, value in changed.items() if name != knob}
-            if knob_named(knob).follows or config in self._made(fewer, hardware or self.hardware):
+            fewer = dict(changed)
+            del fewer[knob]
+            follows = knob_named(knob).follows
+            if follows or config == self._changed(fewer, hardware or self.hardware):
                 changed = fewer
 
         options: list[str] = []
@@ -298,10 +338,13 @@ class _Search:
         devices: int | None = None,
         tokens: int | None = None,
     ) -> Remedy:
-        seconds = samples = per_second = None
+        seconds = None
+        samples = None
+        per_second = None
         if not math.isnan(found.seconds):
             seconds = found.seconds
             samples = self.workload.effective_batch_size / seconds
+
         length = tokens or self.workload.sequence_length
         if samples and length and self.workload.unit == "tokens":
             per_second = samples * length
@@ -323,6 +366,10 @@ def _context_of(hardware: Hardware) -> int:
         return 0
     context = hardware.context_bytes or _CONTEXT
     return context + _COMMUNICATORS if hardware.world > 1 else context
+
+
+def _has_kind(remedies: Iterable[Remedy], kinds: Sequence[str]) -> bool:
+    return any(remedy.kind in kinds for remedy in remedies)
 
 
 def _makes_needless(cheaper: Remedy, found: _Found) -> bool:

@@ -1,15 +1,18 @@
-"""Results of earlier searches, cached by all they depend on: model, shape of the data, options, machine.
+"""Results of earlier searches, cached by all they depend on: model, shape of the data, options,
+machine.
 
-Cached are the record and the journal, from which the run directory is written again: a result is the same whether it
-was measured now or before.
+Cached are the record and the journal, from which the run directory is written again: a result is
+the same whether it was measured now or before.
 
-The parent of probes does not touch the device, so the operating system's facts stand for the machine.
+The parent of probes does not touch the device, so the operating system's facts stand for the
+machine.
 """
 
 import contextlib
 import dataclasses
 import os
 import platform
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import psutil
@@ -34,14 +37,15 @@ from autofit.training.fingerprint import LAYOUT, cache_key, facts_of
 from autofit.tuning.artifacts import write_run
 from autofit.tuning.measurement_store import Store
 
-# on what is found
+# Options that do not change what is found.
 _NO_INFLUENCE = {"out", "resume", "probe_timeout", "store", "workers", "memory_snapshot"}
 
 
 def key_of(workload: Workload, options: SearchOptions) -> str:
-    """The same for two searches that would measure the same, another for any change that could matter."""
+    """The same for two searches that would measure the same, another for any change that could
+    matter."""
     space = options.space
-    if space and Path(space).is_file():  # counts with its content, a shipped one by its name
+    if space and Path(space).is_file():  # a file counts by its content, a shipped space by its name
         space = Path(space).read_text(encoding="utf-8")
 
     machine = [
@@ -76,9 +80,13 @@ class Cached:
         result = self.record.result
         assert result.best is not None, "no other is cached"
         unit = "tokens" if result.best.tokens_per_second else "samples"
-        within = f"{result.budget.device_bytes / GIB:.2f} GiB"  # the default is what is free, today more or less
-        measured = f"{result.best.throughput:,.0f} {unit}/s measured within {within}"
-        return f"a search for this model, data and machine was done before ({measured}) and is used again"
+        # The budget is named, since the default is what is free, today more or less.
+        budget_gib = result.budget.device_bytes / GIB
+        return (
+            "a search for this model, data and machine was done before "
+            f"({result.best.throughput:,.0f} {unit}/s measured within {budget_gib:.2f} GiB) "
+            "and is used again"
+        )
 
     def result(self) -> Result:
         """Its result, which names files only where its run directory is still there."""
@@ -88,10 +96,14 @@ class Cached:
         return dataclasses.replace(result, run_directory=None, files={})
 
     def write(self, out: Path, workload: Workload, notify: Notify) -> Result:
-        """Write its run directory again, in the first free place at `out` unless this very search is there."""
+        """Write its run directory again, in the first free place at `out` unless this very search
+        is there."""
         journal = out / JOURNAL
-        is_there = journal.is_file() and journal.read_bytes() == self.journal.encode()
-        entered = RunDirectory(out, resume=True) if is_there else free_run_directory(out)
+        if journal.is_file() and journal.read_bytes() == self.journal.encode():
+            entered: AbstractContextManager[RunDirectory] = RunDirectory(out, resume=True)
+        else:
+            entered = free_run_directory(out)
+
         with entered as directory:
             write_atomically(directory.journal, self.journal)
             result = dataclasses.replace(self.record.result, files={})
@@ -106,7 +118,10 @@ def find(key: str) -> Cached | None:
         journal = read_text(cache_file("results", f"{key}.log"))
     except (InputError, OSError, ValueError):
         return None
-    return Cached(record, journal) if record.intact and record.result.best else None
+
+    if not record.intact or not record.result.best:
+        return None
+    return Cached(record, journal)
 
 
 def save(key: str, result: Result) -> None:
@@ -118,7 +133,10 @@ def save(key: str, result: Result) -> None:
 
 
 def outdated_note() -> str | None:
-    """What an older autofit left in the cache and this one does not read: a sentence the first time, then None."""
+    """A sentence on what an older autofit left in the cache and this one does not read.
+
+    None where there is nothing, and after the first time.
+    """
     marker = cache_file("", "layout")
     with contextlib.suppress(OSError, ValueError):
         if read_text(marker).strip() == str(LAYOUT):
@@ -135,4 +153,7 @@ def outdated_note() -> str | None:
     write_cache_text(marker, f"{LAYOUT}\n")
     if not unread:
         return None
-    return f"{' and '.join(unread)} cached by an older autofit in {marker.parent} are not used: they are made anew."
+    return (
+        f"{' and '.join(unread)} cached by an older autofit in {marker.parent} are not used: "
+        "they are made anew."
+    )

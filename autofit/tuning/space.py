@@ -20,6 +20,7 @@ def knob_choices(workload: Workload, hardware: Hardware) -> KnobChoices:
         choices[technique.name] = technique.choices_for(workload, hardware)
         if technique.pattern:
             named.append(technique.name)
+
     return KnobChoices(
         known=tuple(name for name, values in choices.items() if values),
         choices=choices.__getitem__,
@@ -29,15 +30,17 @@ def knob_choices(workload: Workload, hardware: Hardware) -> KnobChoices:
 
 
 def check_asked(options: SearchOptions) -> None:
-    """Raise the InputErrors of `space_for` that depend on no hardware, before a search looks for any."""
-    every = techniques.all_techniques()
-    plain = (
-        each
-        for each in every
-        if type(each).accepts is Technique.accepts and (each.values or each.numbers)
-    )
-    knobs = {each.name: each.knob(ANY) for each in plain}
-    space.check_asked(options.space, options.set, tuple(each.name for each in every), knobs)
+    """Raise the InputErrors of `space_for` that depend on no hardware, before a search looks for
+    any."""
+    names = []
+    knobs = {}
+    for technique in techniques.all_techniques():
+        names.append(technique.name)
+        is_plain = type(technique).accepts is Technique.accepts
+        if is_plain and (technique.values or technique.numbers):
+            knobs[technique.name] = technique.knob(ANY)
+
+    space.check_asked(options.space, options.set, tuple(names), knobs)
 
 
 def legal_configs(options: SearchOptions, workload: Workload, hardware: Hardware) -> list[Config]:
@@ -47,7 +50,10 @@ def legal_configs(options: SearchOptions, workload: Workload, hardware: Hardware
 
 
 def space_for(options: SearchOptions, workload: Workload, hardware: Hardware) -> Space:
-    """The space asked for; the default is everything for causal language models, full training otherwise."""
+    """The space asked for.
+
+    The default is everything for causal language models, full training otherwise.
+    """
     choices = knob_choices(workload, hardware)
     default = "everything" if TASKS[workload.task].continues_text else "full"
     return load_space(options.space or default, choices).with_overrides(options.set, choices)

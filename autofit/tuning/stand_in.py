@@ -1,4 +1,5 @@
-"""A search whose probes are of the first of several ranks: what all exchange is predicted, and added to that."""
+"""Adds predicted communication to measurements of the first of several ranks, which stands for
+all."""
 
 import dataclasses
 import functools
@@ -14,18 +15,27 @@ from autofit.estimate.ranks import Exchanges, exchanges_of
 from autofit.probe import Executor
 
 _SECONDS = 120.0  # for following a step of one config
-_UNKNOWN = "what ranks exchange cannot be predicted of this model, so that its speed is that of the computation alone"
+_UNKNOWN = (
+    "what ranks exchange cannot be predicted of this model, so that its speed is that of the "
+    "computation alone"
+)
 
 
 def with_communicators(hardware: Hardware, config: Config) -> Hardware:
-    """The hardware on which the first rank is measured: what NCCL keeps for each group of ranks, who are not there,
-    counts as part of the context."""
-    held = COMMUNICATOR_BYTES * Layout.of(config).groups if hardware.device == "cuda" else 0
+    """The hardware on which the first rank is measured.
+
+    The other ranks are not there, so what NCCL keeps for each group counts as part of the context.
+    """
+    if hardware.device != "cuda":
+        return hardware
+
+    held = COMMUNICATOR_BYTES * Layout.of(config).groups
     return dataclasses.replace(hardware, context_bytes=hardware.context_bytes + held)
 
 
 class Communication:
-    """Adds to what the first rank computes what it waits for, by a step of it that is followed on fake tensors."""
+    """Adds what the first rank waits for to what it computes, by a step of it that is followed on
+    fake tensors."""
 
     def __init__(self, workload: Workload, hardware: Hardware, executor: Executor) -> None:
         self._exchanges = functools.cache(
@@ -36,6 +46,7 @@ class Communication:
         """The measurement at the speed of all ranks together; unchanged where no step was timed."""
         if not (measurement.is_of_one_rank and measurement.step_seconds):
             return measurement
+
         exchanges = self._exchanges(measurement.config)
         if exchanges is None:
             return dataclasses.replace(measurement, warnings=(*measurement.warnings, _UNKNOWN))
@@ -57,4 +68,5 @@ def _followed(
         )
     except AutofitError:
         return None
+
     return found

@@ -1,4 +1,5 @@
-"""The hardware that a prediction is for, which need not be here, and the estimate of a trace on it."""
+"""The hardware that a prediction is for, which need not be here, and the estimate of a trace on
+it."""
 
 import dataclasses
 
@@ -22,7 +23,10 @@ from autofit.training.inspect import inspect_workload
 
 
 def target_hardware(options: SearchOptions) -> tuple[Hardware, tuple[str, ...]]:
-    """The hardware to predict for, and what is assumed of it; an InputError for CUDA without card, size or device."""
+    """The hardware to predict for, and notes on what is assumed of it.
+
+    Raises an InputError for CUDA without a card, a size or a device here.
+    """
     if options.devices == ALL:
         raise InputError(
             "--devices all means the cards of this machine; a prediction is for any.",
@@ -30,6 +34,7 @@ def target_hardware(options: SearchOptions) -> tuple[Hardware, tuple[str, ...]]:
         )
     if options.link is not None:
         link(options.link)
+
     hardware, notes = _one_device(options)
     return hardware.of_several(int(options.devices), options.nodes, options.link), notes
 
@@ -52,28 +57,42 @@ def _one_device(options: SearchOptions) -> tuple[Hardware, tuple[str, ...]]:
     else:
         assumed = most_common_card(options.gpu_mem)
         hardware = hardware_of(assumed)
-        note = f"{assumed.title}, the most common one of {assumed.sold_gb} GB, is assumed; --gpu names another."
         if assumed.sold_gb < options.gpu_mem:
-            note = f"few cards have {options.gpu_mem:g} GiB, so one as fast as {assumed.title} is assumed."
+            note = (
+                f"few cards have {options.gpu_mem:g} GiB, so one as fast as {assumed.title} is "
+                "assumed."
+            )
+        else:
+            note = (
+                f"{assumed.title}, the most common one of {assumed.sold_gb} GB, is assumed; --gpu "
+                "names another."
+            )
         notes = (f"No card was named: {note}",)
 
     asked = options.mem if options.wanted_device == "cpu" else options.gpu_mem
-    asked_bytes = 0 if asked is None else gib_to_bytes(asked)
-    largest = hardware.memory_bytes if hardware.device == "cpu" else sold_bytes(hardware)
-    if asked_bytes > largest:  # the target need not be here: a larger device is meant
-        return dataclasses.replace(hardware, memory_bytes=asked_bytes, used_bytes=0), notes
+    if asked is not None:
+        asked_bytes = gib_to_bytes(asked)
+        largest = hardware.memory_bytes if hardware.device == "cpu" else sold_bytes(hardware)
+        if asked_bytes > largest:  # the target need not be here: a larger device is meant
+            return dataclasses.replace(hardware, memory_bytes=asked_bytes, used_bytes=0), notes
+
     return hardware, (*notes, *budget_notes(options, hardware, budget_for(options, hardware)))
 
 
 def structure_traits(workload: Workload, hardware: Hardware) -> Traits:
     """What the structure of the model shows."""
-    # of a size that no machine has
+    # The model may be of a size that no machine has.
     with as_input_error(lambda error: f"the model cannot be built here: {describe_error(error)}."):
         return inspect_workload(workload, hardware, budget_bytes=None)
 
 
 def estimate_on(traced: Trace, workload: Workload, hardware: Hardware, budget: Budget) -> Estimate:
     """The estimate of a trace on a device, with its rates and calibration."""
-    rates, calibration = rates_for(hardware), calibration_for(hardware, traced.config)
-    estimate = estimate_of(traced, workload, hardware, rates=rates, calibration=calibration)
+    estimate = estimate_of(
+        traced,
+        workload,
+        hardware,
+        rates=rates_for(hardware),
+        calibration=calibration_for(hardware, traced.config),
+    )
     return dataclasses.replace(estimate, budget=budget)

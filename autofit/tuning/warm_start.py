@@ -1,6 +1,7 @@
 """Earlier measurements of a workload on this machine: a search starts from them and adds its own.
 
-Trouble with the store never fails a search: it is noted once, and the search goes on without the store.
+Trouble with the store never fails a search: it is noted once, and the search goes on without the
+store.
 """
 
 import os
@@ -28,7 +29,9 @@ _NO_INFLUENCE = ("python", "optuna")  # versions of what takes no part in a trai
 def subject_of(
     workload: Workload, hardware: Hardware, versions: Mapping[str, str], predicted_links: str = ""
 ) -> Subject | None:
-    """What measurements of this workload on this machine are stored under; None for a workload without a fingerprint.
+    """What measurements of this workload on this machine are stored under.
+
+    None for a workload without a fingerprint.
 
     Args:
         hardware: the device that is measured on, not the one it stands for.
@@ -37,6 +40,10 @@ def subject_of(
     fingerprint = workload.traits.fingerprint if workload.traits else None
     if fingerprint is None:
         return None
+
+    rooms: tuple[str, ...] = MEASURING
+    if predicted_links:
+        rooms = (*MEASURING, "estimate")
     key = cache_key(
         fingerprint,
         device=hardware.device,
@@ -48,7 +55,7 @@ def subject_of(
         allocator=hardware.allocator,
         environment={name: os.environ.get(name, default) for name, default in SETTINGS.items()},
         versions={name: version for name, version in versions.items() if name not in _NO_INFLUENCE},
-        code=own_code(*MEASURING, "estimate") if predicted_links else own_code(*MEASURING),
+        code=own_code(*rooms),
     )
     return Subject(key, fingerprint)
 
@@ -60,7 +67,8 @@ class WarmStart:
         subject: None to read and add nothing.
         cap_bytes: what tensors may take.
         exact: whether the peak of tensors alone decides what fits, and repeats exactly (on a CPU).
-        run, notify: the run directory of the search, and what hears what the user should know.
+        run: the run directory of the search.
+        notify: hears what the user should know.
         hardware: the device that is measured on.
     """
 
@@ -85,9 +93,14 @@ class WarmStart:
         self._store = Store()
 
     def prior_measurements(self, *, resumed: bool) -> tuple[PriorMeasurement, ...]:
-        """What earlier searches say within this budget; a resumed search leaves out its own, which its journal has."""
+        """What earlier searches say within this budget.
+
+        Args:
+            resumed: whether to leave out this run's own measurements, which its journal has.
+        """
         if self._subject is None:
             return ()
+
         try:
             stored = self._store.find(self._subject)
         except StoreError as error:
@@ -100,6 +113,7 @@ class WarmStart:
             is_its_own = resumed and row.run == self._run
             if is_its_own or not self._is_known(row.measurement.config):
                 continue
+
             session = sessions.setdefault(row.session, len(sessions) + 1)
             prior = prior_measurement(
                 row.measurement, session, then=row.cap_bytes, now=self._cap_bytes, exact=self._exact
@@ -110,12 +124,14 @@ class WarmStart:
         if measurements:
             configs = pluralize(len({prior.config for prior in measurements}), "config")
             self._notify(
-                f"earlier searches measured {configs}: they tell where to start (--no-store leaves them out)"
+                f"earlier searches measured {configs}: they tell where to start "
+                "(--no-store leaves them out)"
             )
         return tuple(measurements)
 
     def _is_known(self, config: Config) -> bool:
-        """Whether a config has knobs and values of this autofit; rows are data, and may say anything."""
+        """Whether a config has knobs and values of this autofit; rows are data, and may say
+        anything."""
         try:
             techniques.check(config, self._hardware)
         except InputError:
@@ -126,6 +142,7 @@ class WarmStart:
         """Store a measurement for later searches."""
         if self._subject is None:
             return
+
         row = Stored(measurement, self._cap_bytes, self._run, self._session)
         try:
             self._store.add(self._subject, row)

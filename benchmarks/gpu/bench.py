@@ -135,7 +135,7 @@ def looked_at(
     store: Store, executor: LocalExecutor, preset: str, workload: Workload, device: str
 ) -> Traits:
     """Look at a preset's structure, and store what that tells."""
-    traits = executor.look(workload, device, _LEAST_BUDGET)[1]
+    traits = executor.inspect(workload, device, _LEAST_BUDGET)[1]
     store.add("traits", preset, asdict(traits))
     return traits
 

@@ -149,7 +149,7 @@ def measured(ranks: int, config: dict[str, Any]) -> tuple[str, list[int], Exchan
     watch, given = _Watch(), workload()
     with watch:
         setup = build(given, config, hardware(ranks))
-        batch = given.batch(BATCH // setup.ranks.layout.samplers)
+        batch = given.batch(BATCH // setup.ranks.layout.dp_degree)
         for _ in range(STEPS):
             watch.exchanged = []
             accumulate(setup, batch)

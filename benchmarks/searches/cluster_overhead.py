@@ -37,7 +37,7 @@ def main() -> None:
         LocalExecutor(Path(name)) as here,
         RayExecutor(options, Path(name)) as ray,
     ):
-        hardware, _ = here.look(workload, "cpu", 2 * GIB)
+        hardware, _ = here.inspect(workload, "cpu", 2 * GIB)
         config = techniques.canonicalize({"attention": "eager"}, workload, hardware)
         request = Request(config, hardware, Budget(2 * GIB, 4 * GIB), Plan(compose=False))
         steps = here.measure(workload, request, number=0).step_seconds

@@ -93,7 +93,8 @@ def compared(model: str, gpu: str, devices: int, budgets: Sequence[float]) -> li
 
         small = type(space)(space.name, space.description, dict(knobs))
         with mock.patch.object(narrowing, "_WHOLE", _NARROWED_BEYOND):
-            left, _ = narrowing.narrowed(small, workload, hardware, budget * GIB, predict, seed=0)
+            looked_at = narrowing.Narrowing(workload, hardware, budget * GIB, predict, seed=0)
+            left, _ = looked_at.narrowed(small)
         found = Enumeration(left.knobs, constraints).configs()
         whole, narrow = _best(configs, figures, budget * GIB), _best(found, figures, budget * GIB)
         of = {"gpu_mem": budget, "configs": len(configs), "asked": len(asked | set(found))}

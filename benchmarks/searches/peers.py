@@ -164,7 +164,7 @@ def _version(package: str) -> str | None:
 def problems(executor: LocalExecutor, name: str, budgets: Sequence[str]) -> list[Problem]:
     """A workload at the budgets asked for, whose bytes follow from what was recorded of it."""
     workload = workload_named(name)
-    hardware, traits = executor.look(workload, "cpu", None)
+    hardware, traits = executor.inspect(workload, "cpu", None)
     looked = dataclasses.replace(workload, traits=traits)
     table = Table.read(TABLES / f"{name}.json")
     peaks = {

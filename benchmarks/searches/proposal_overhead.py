@@ -33,7 +33,7 @@ from autofit.search.journal import Journal
 from autofit.search.predictions import Predictions
 from autofit.search.space import load_space
 from autofit.search.study import Limits, SearchProblem, search
-from autofit.tuning.narrowing import narrowed
+from autofit.tuning.narrowing import Narrowing
 from autofit.tuning.space import knob_choices
 from benchmarks.estimate_space import hardware_of
 
@@ -65,7 +65,8 @@ def overhead(given: argparse.Namespace) -> dict[str, Any]:
     constraints = techniques.constraints(workload, hardware)
     predict = functools.partial(predict_all, workload, hardware, processes=None)
     whole = load_space(given.space, knob_choices(workload, hardware))
-    space, _ = narrowed(whole, workload, hardware, given.gpu_mem * 2**30, predict, seed=0)
+    narrowing = Narrowing(workload, hardware, given.gpu_mem * 2**30, predict, seed=0)
+    space, _ = narrowing.narrowed(whole)
     answers = _Answers(int(given.gpu_mem * 2**30))
 
     def expect(configs: Sequence[Config]) -> Predictions:

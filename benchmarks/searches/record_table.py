@@ -172,7 +172,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     with contextlib.ExitStack() as stack:
         executor: Executor = stack.enter_context(LocalExecutor())
         workload = workload_named(given.model)
-        hardware, traits = executor.look(workload, given.device, None)
+        hardware, traits = executor.inspect(workload, given.device, None)
         workload = dataclasses.replace(workload, traits=traits)
         if places := place_ranks(
             given.devices, hardware, lambda: executor.idle_cards_like(hardware, 0)

@@ -113,7 +113,7 @@ def deviation(
             _workload(case, traits, _replayed(case, draws)), config, hardware.of_several(ranks)
         )
         _same_weights(setup, dtype)
-        own, counts = own_samples(batch, setup.ranks.sampler, ranks)
+        own, counts = own_samples(batch, setup.ranks.dp_rank, ranks)
         part = LocalBatch(
             map_tensors(own, lambda tensor: _cast(tensor, dtype)),
             counts,

@@ -125,7 +125,7 @@ def _looked_at(
     model: str, executor: Executor, options: Mapping[str, Any]
 ) -> tuple[Workload, Hardware]:
     workload = resolve(model, **options)
-    hardware, traits = executor.look(workload, "cpu", int(MEMORY_GIB * GIB))
+    hardware, traits = executor.inspect(workload, "cpu", int(MEMORY_GIB * GIB))
     return dataclasses.replace(workload, traits=traits), hardware
 
 

@@ -43,7 +43,7 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, dict[str, Any]]
         return world, fitted_to(config, world, workload.effective_batch_size)
 
     monkeypatch.setattr("autofit.api.fit.run_on_devices", run)
-    monkeypatch.setattr("autofit.api.fit.fitted_here", predicted)
+    monkeypatch.setattr("autofit.api.fit.refit_to_devices", predicted)
     return found
 
 

@@ -132,13 +132,15 @@ def test_a_function_of_ones_own(run: Run) -> None:
 
 
 @pytest.mark.usefixtures("shared_zygote", "here")
-def test_nothing_fits(run: Run) -> None:
+def test_nothing_fits(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     printed = run(*PLAIN, "--mem", "0.00001", "--trials", "2", "--json")
     assert printed.code == 3
     assert printed.json["best"] is None
     assert printed.json["nearest_miss"]["outcome"] == "out_of_memory"
     assert "Nothing fits: llama" in printed.err
     assert "What would help:" in printed.err
+    # which takes seconds to find out
+    monkeypatch.setattr("autofit.tuning.annotations.Annotator.remedies", lambda *_: ())
     plain = run(*PLAIN, "--mem", "0.00001", "--trials", "2", "--resume")
     assert (plain.code, plain.out) == (3, "")
 
@@ -162,6 +164,10 @@ FEW += (
     "attention=sdpa",
     "--set",
     "loss=standard",
+    "--set",
+    "optimizer=adamw",
+    "--set",
+    "activation_checkpointing=none",
 )
 
 
@@ -210,8 +216,7 @@ def test_a_prediction_is_shown_exported_and_reported_as_one(here: Path, run: Run
     assert "**Predicted, not measured:**" in run("report", "run", "--format", "md").out
     assert run("report", "run").code == 0
     assert run("report", "run", "run").code == 0
-    fewer = (*FEW, "--set", "optimizer=adamw", "--set", "activation_checkpointing=none")
-    nothing = run("search", "--model", "llama", "--gpu-mem", "0.2", *fewer)
+    nothing = run("search", "--model", "llama", "--gpu-mem", "0.2", *FEW)
     assert nothing.code == 3
     assert "Nothing is predicted to fit" in nothing.err
 

@@ -19,7 +19,7 @@ def agreed() -> tuple[object, ...]:
     assert ranks.mesh is not None
     return (
         ranks.rank,
-        ranks.sampler,
+        ranks.dp_rank,
         ranks.sums(ranks.rank, 1),
         ranks.largest(ranks.rank),
         ones.tolist(),
@@ -38,7 +38,7 @@ def alike() -> tuple[object, ...]:
     assert ranks.mesh is not None
     assert ranks.context is not None
     return (
-        ranks.sampler,
+        ranks.dp_rank,
         ranks.sums(3),
         ranks.mesh.shape,
         torch.distributed.get_process_group_ranks(ranks.context),
@@ -68,5 +68,5 @@ def test_too_few_processes_are_told() -> None:
 
 def test_ranks_that_hold_parts_of_the_same_samples_share_a_part_of_the_batch() -> None:
     layout = Layout(replicate=2, shard=1, context=1, tensor=2)
-    samplers = [dataclasses.replace(Ranks(layout), rank=rank).sampler for rank in range(4)]
-    assert samplers == [0, 0, 1, 1]
+    dp_ranks = [dataclasses.replace(Ranks(layout), rank=rank).dp_rank for rank in range(4)]
+    assert dp_ranks == [0, 0, 1, 1]

@@ -37,7 +37,7 @@ def trained(knobs: dict[str, Any], hardware: Hardware) -> tuple[int, list[float]
         setup = build(
             workload, {"micro_batch_size": 2 if "data_parallel" in knobs else 4, **knobs}, hardware
         )
-        batch = workload.batch(4 // setup.ranks.layout.samplers)
+        batch = workload.batch(4 // setup.ranks.layout.dp_degree)
         losses = [float(train_step(setup, batch)) for _ in range(2)]
     setup.close()
     return tracker.peak, losses

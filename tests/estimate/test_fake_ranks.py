@@ -78,7 +78,7 @@ def measured(knobs: dict[str, Any], world: int) -> tuple[int, Exchanged]:
     watch, peaks = Watch(), []
     with watch:
         setup = build(workload(), knobs, dataclasses.replace(CPU, devices=world))
-        batch = workload().batch(BATCH // setup.ranks.layout.samplers)
+        batch = workload().batch(BATCH // setup.ranks.layout.dp_degree)
         for _ in range(STEPS):
             watch.exchanged = Counter()
             watch.reset_peak()

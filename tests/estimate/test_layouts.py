@@ -50,8 +50,8 @@ def test_every_layout_is_traced_by_legal_ones_whose_shares_are_one(
     context = draw.draw(
         st.sampled_from([size for size in divisors if world % (size * tensor) == 0])
     )
-    samplers = world // tensor // context
-    replicate = draw.draw(st.sampled_from([size for size in divisors if samplers % size == 0]))
+    dp_degree = world // tensor // context
+    replicate = draw.draw(st.sampled_from([size for size in divisors if dp_degree % size == 0]))
     degrees = {
         "tensor_parallel": tensor,
         "context_parallel": context,
@@ -68,8 +68,8 @@ def test_every_layout_is_traced_by_legal_ones_whose_shares_are_one(
         assert (layout.context, layout.tensor) == (context, tensor)
         assert 1 < layout.world <= world
     shares = [(1 / Layout.of(each).shard, share) for each, share in standing]
-    if samplers > replicate:  # a share of the weights that is in between stays what it was
-        assert sum(part * share for part, share in shares) == pytest.approx(replicate / samplers)
+    if dp_degree > replicate:  # a share of the weights that is in between stays what it was
+        assert sum(part * share for part, share in shares) == pytest.approx(replicate / dp_degree)
 
 
 def test_few_numbers_of_shards_are_traced_as_they_are() -> None:

@@ -51,16 +51,6 @@ def example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Example
         cloudpickle.unregister_pickle_by_value(sys.modules[name])
 
 
-@pytest.fixture
-def unpredicted(shared_zygote: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Searches start without predictions, which take seconds of what these probes take tenths of."""
-
-    def predict_all(*_: Any, **__: Any) -> None:
-        raise autofit.ProbeError("not here.")
-
-    monkeypatch.setattr("autofit.tuning.measured.predict_all", predict_all)
-
-
 def losses(trained: autofit.Trained) -> tuple[float, float]:
     """The mean loss of the first and of the last five steps."""
     values = [report.loss for report in trained.history]
@@ -71,7 +61,7 @@ def test_all_of_them_are_tested_here() -> None:
     assert {path.stem for path in EXAMPLES.glob("*.py")} == set(NAMES)
 
 
-@pytest.mark.usefixtures("unpredicted")
+@pytest.mark.usefixtures("shared_zygote")
 def test_a_causal_language_model_learns_to_spell(example: Example) -> None:
     trained = example("causal_lm").main(steps=25, trials=1)
     first, last = losses(trained)
@@ -84,7 +74,7 @@ def test_a_causal_language_model_learns_to_spell(example: Example) -> None:
     assert best.tokens_per_second == pytest.approx(best.samples_per_second * 64)
 
 
-@pytest.mark.usefixtures("unpredicted")
+@pytest.mark.usefixtures("shared_zygote")
 def test_its_budget_rules_something_out(example: Example) -> None:
     module = example("causal_lm")
     plain = {
@@ -106,7 +96,7 @@ def test_its_budget_rules_something_out(example: Example) -> None:
     assert [trial.outcome.value for trial in result.trials] == ["out_of_memory"]
 
 
-@pytest.mark.usefixtures("unpredicted")
+@pytest.mark.usefixtures("shared_zygote")
 def test_a_plain_module_with_a_loss_of_its_own_learns(example: Example) -> None:
     trained, before, after = example("classifier").main(steps=60, trials=2)
     assert before < 0.3
@@ -133,7 +123,7 @@ def test_the_model_that_comes_back_is_the_one_that_was_given(example: Example) -
     assert all("forward" not in block.__dict__ for block in model.blocks)
 
 
-@pytest.mark.usefixtures("unpredicted")
+@pytest.mark.usefixtures("shared_zygote")
 def test_a_convolutional_network_is_warned_of_what_micro_batches_do_to_batch_norm(
     example: Example, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -146,7 +136,7 @@ def test_a_convolutional_network_is_warned_of_what_micro_batches_do_to_batch_nor
     assert last < 0.7 * first
 
 
-@pytest.mark.usefixtures("shared_zygote")
+@pytest.mark.usefixtures("predicting_zygote")
 def test_an_encoder_with_real_weights_learns_to_judge_within_a_budget_that_only_lora_fits(
     example: Example,
 ) -> None:
@@ -224,7 +214,7 @@ def test_a_technique_of_ones_own_takes_effect_and_leaves_the_mathematics_alone(
     torch.testing.assert_close(seen["contiguous"][:2], seen["channels_last"][:2])
 
 
-@pytest.mark.usefixtures("unpredicted")
+@pytest.mark.usefixtures("shared_zygote")
 def test_it_is_searched_when_its_file_is_run(
     example: Example, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -237,7 +227,7 @@ def test_it_is_searched_when_its_file_is_run(
     ]
 
 
-@pytest.mark.usefixtures("unpredicted")
+@pytest.mark.usefixtures("shared_zygote")
 def test_and_from_the_command_line(example: Example, capsys: pytest.CaptureFixture[str]) -> None:
     settings = (
         "memory_format=channels_last",

@@ -16,12 +16,14 @@ from jupyter_client.manager import KernelManager
 EXAMPLES = Path(__file__).parents[2] / "examples"
 BRIEF = """
 import autofit, dataclasses
-from autofit.tuning import measured as tune
+from autofit.tuning import annotations, measured as tune
 from tests.probe.bare import bare
 start = tune.LocalExecutor
 tune.LocalExecutor = lambda *given: bare(lambda: start(*given))  # the model is a plain one
 def predict_all(*_, **__): raise autofit.ProbeError('not here.')  # predicting takes its time
 tune.predict_all = predict_all
+annotations.Annotator.timelines = lambda *_: {}  # nor are steps followed afterwards
+annotations.Annotator.on_devices = lambda *_: ()
 tune.EXPLORE_PLAN = dataclasses.replace(tune.EXPLORE_PLAN, max_seconds=0.3)
 tune.VERIFY_PLAN = dataclasses.replace(tune.VERIFY_PLAN, max_seconds=0.3)
 import classifier

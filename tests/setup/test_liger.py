@@ -75,7 +75,7 @@ def real() -> Iterator[pytest.MonkeyPatch]:
     monkeypatch.setattr(torch, "equal", lambda *_: False)
 
     def apply(setup: Setup) -> None:
-        setup.on_close(kernels._State(setup.model).restore)
+        setup.on_close(kernels._Snapshot(setup.model).restore)
         patch = kernels._patch_for(setup.model)
         taken = inspect.signature(patch).parameters
         patch(model=setup.model, **{name: False for name in kernels._LOSSES if name in taken})

@@ -86,7 +86,7 @@ def trained(
     for step in range(3):
         torch.manual_seed(step)
         own, _ = own_samples(
-            setup.workload.batch(4), setup.ranks.sampler, setup.ranks.layout.samplers
+            setup.workload.batch(4), setup.ranks.dp_rank, setup.ranks.layout.dp_degree
         )
         losses.append(float(accumulate(setup, own)))
         update(setup)
@@ -140,7 +140,7 @@ def counted(knobs: Mapping[str, Any], world: int, key: str) -> list[int]:
         hardware = dataclasses.replace(tiny.CPU, devices=world)
         setup = build(tiny.llama_workload(8), {**knobs, "micro_batch_size": size}, hardware)
         own, _ = own_samples(
-            setup.workload.batch(8), setup.ranks.sampler, setup.ranks.layout.samplers
+            setup.workload.batch(8), setup.ranks.dp_rank, setup.ranks.layout.dp_degree
         )
         with _Collectives() as collectives:
             accumulate(setup, own)
@@ -227,7 +227,7 @@ def in_float64(ways: tuple[dict[str, Any], ...], world: int) -> list[dict[str, l
         for step in range(3):
             torch.manual_seed(step)
             own, _ = own_samples(
-                setup.workload.batch(12), setup.ranks.sampler, setup.ranks.layout.samplers
+                setup.workload.batch(12), setup.ranks.dp_rank, setup.ranks.layout.dp_degree
             )
             accumulate(setup, own)
             update(setup)
@@ -277,7 +277,7 @@ def statistics() -> tuple[list[list[float]], float]:
     found = []
     for parallel in (DDP, FSDP):
         setup = build(tiny.conv_workload(), parallel, dataclasses.replace(tiny.CPU, devices=2))
-        accumulate(setup, own_samples(setup.workload.batch(4), setup.ranks.sampler, 2)[0])
+        accumulate(setup, own_samples(setup.workload.batch(4), setup.ranks.dp_rank, 2)[0])
         assert any("BatchNorm" in warning for warning in setup.warnings)
         found += [buffer.flatten().tolist() for buffer in setup.model.buffers()]
     return found, float(torch.rand(()))
@@ -323,7 +323,7 @@ def offloaded(knobs: Mapping[str, Any]) -> list[tuple[int, list[float]]]:
         offload = SavedTensorsOnHost(setup.model, CopyLane(None), smallest=256, window=4096)
         setup.forward_contexts.append(offload.hooks)
         torch.manual_seed(0)
-        own, _ = own_samples(setup.workload.batch(4), setup.ranks.sampler, 2)
+        own, _ = own_samples(setup.workload.batch(4), setup.ranks.dp_rank, 2)
         losses = []
         for _ in range(2):
             losses.append(float(accumulate(setup, own)))

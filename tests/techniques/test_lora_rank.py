@@ -470,3 +470,28 @@ def test_a_model_that_has_adapters_is_known_before_it_is_built() -> None:
         )
         assert (reason is None) == (known is workload)
     assert reason.startswith("lora_rank: the model already has adapters")
+
+
+def quantized_llama() -> nn.Module:
+    """As from_pretrained with a quantization_config gives it: 4-bit linear layers, no adapters."""
+    from bitsandbytes.nn import Linear4bit
+
+    model = tiny.llama()()
+    for layer in model.model.layers:
+        old = layer.mlp.up_proj
+        new = Linear4bit(old.in_features, old.out_features, bias=False, compute_dtype=torch.float32)
+        layer.mlp.up_proj = new.requires_grad_(False)
+    return model
+
+
+def test_norms_alone_are_not_trained_of_a_model_that_came_quantised() -> None:
+    workload = replace(tiny.llama_workload(), model=quantized_llama)
+    known = replace(workload, traits=inspect_workload(workload, tiny.CPU, None))
+
+    def reason(**knobs: object) -> str | None:
+        return refuse(canonicalize(knobs, known, tiny.CPU), known, tiny.CPU)
+
+    assert "its norms and embeddings alone would be trained" in str(reason())
+    assert reason(lora_rank=4) is None
+    plain = replace(workload, model=tiny.llama())
+    assert not inspect_workload(plain, tiny.CPU, None).quantized

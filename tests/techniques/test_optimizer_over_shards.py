@@ -41,7 +41,7 @@ def built(knobs: Mapping[str, Any], world: int) -> Setup:
 
 def stepped(setup: Setup, number: int) -> float:
     torch.manual_seed(number)
-    own, _ = own_samples(setup.workload.batch(4), setup.ranks.sampler, setup.ranks.layout.samplers)
+    own, _ = own_samples(setup.workload.batch(4), setup.ranks.dp_rank, setup.ranks.layout.dp_degree)
     loss = float(accumulate(setup, own))
     # which forbids compilation
     watched = StorageTracker() if setup.config["optimizer"] in COMPILED else nullcontext()

@@ -68,7 +68,7 @@ def test_what_it_cannot_be() -> None:
 def test_it_leaves_devices_for_samples(knobs: dict[str, Any], kind: str, layout: Layout) -> None:
     config = canonical(tensor_parallel=2, **knobs)
     assert (config["data_parallel"], Layout.of(config)) == (kind, layout)
-    assert config["micro_batch_size"] == 16 // layout.samplers
+    assert config["micro_batch_size"] == 16 // layout.dp_degree
     assert canonicalize(dict(config), WORKLOAD, EIGHT) == config
     assert refuse(config, WORKLOAD, EIGHT) is None
 

@@ -47,7 +47,7 @@ def test_a_leak_is_told_once_within_50_steps_of_its_beginning(
 ) -> None:
     draw = random.Random(begins)
     noise = 0.0 if kind is tensors else 2 * MIB
-    sizes = [GIB + max(0, step - begins) * MIB + noise * draw.random() for step in range(400)]
+    sizes = [GIB + max(0, step - begins) * MIB + noise * draw.random() for step in range(150)]
     ((step, text),) = told(monkeypatch, kind(sizes))
     assert step - begins < 50
     since, rate = text.split("since step ")[1].split(", by ")

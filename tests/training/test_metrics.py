@@ -8,6 +8,7 @@ from types import ModuleType
 
 import pytest
 
+from autofit.training.evaluation import Evaluation
 from autofit.training.loop import StepReport
 from autofit.training.metrics import Bar, MetricsFile, TensorBoard
 
@@ -18,7 +19,7 @@ def written(path: Path, steps: range, first_step: int = 0) -> None:
     metrics = MetricsFile(path, first_step=first_step)
     for step in steps:
         metrics(replace(REPORT, step=step + 1))
-    metrics.evaluated(steps[-1] + 1, 1.5)
+    metrics.evaluated(Evaluation(1.5, steps[-1] + 1, {}))
     metrics.close()
 
 
@@ -96,7 +97,7 @@ def test_the_bar_says_loss_and_waiting(
     monkeypatch.setenv("LINES", "40")
     bar = Bar(4, first_step=2)
     bar(REPORT)
-    bar.evaluated(2, 1.25)
+    bar.evaluated(Evaluation(1.25, 2, {}))
     bar(replace(REPORT, step=3))
     bar.close()
     out, err = capsys.readouterr()
@@ -122,7 +123,7 @@ def test_in_a_notebook_the_bar_is_a_cells_output(
     monkeypatch.setattr("autofit.training.metrics.Cell.show", lambda self, text: shown.append(text))
     bar = Bar(2)
     bar(REPORT)
-    bar.evaluated(1, 1.25)
+    bar.evaluated(Evaluation(1.25, 1, {}))
     bar(replace(REPORT, step=1))
     bar.close()
     bar.close()
@@ -150,7 +151,7 @@ def test_tensorboard_gets_what_there_is(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", fake)
     board = TensorBoard(tmp_path)
     board(REPORT)
-    board.evaluated(0, 1.5)
+    board.evaluated(Evaluation(1.5, 0, {}))
     board.close()
     assert seen == [
         ("train/loss", 2.5, 1),

@@ -16,6 +16,7 @@ from autofit.core.errors import InputError, OutOfMemoryError
 from autofit.core.workload import Hyperparameters
 from autofit.training import on_devices
 from autofit.training.checkpoint_policy import CheckpointPolicy
+from autofit.training.evaluation import EvaluationPlan
 from autofit.training.loop import StepReport
 from autofit.training.on_devices import run_on_devices
 from autofit.training.session import Session
@@ -95,9 +96,14 @@ def run(of: Session, knobs: Mapping[str, Any], **options: Any) -> tuple[list[flo
 
 def test_the_users_own_model_comes_back_trained_as_on_one_device(tmp_path: Path) -> None:
     alone, model = made(), made()
-    expected = run(session(alone), {}, eval_loader=loader())
+    expected = run(session(alone), {}, evaluation=EvaluationPlan(loader()))
     parameters, log = dict(model.named_parameters()), tmp_path / "log"
-    found = run(session(model, callbacks=(Logged(log),)), FSDP, devices=2, eval_loader=loader())
+    found = run(
+        session(model, callbacks=(Logged(log),)),
+        FSDP,
+        devices=2,
+        evaluation=EvaluationPlan(loader()),
+    )
     assert found == (pytest.approx(expected[0], abs=LOSS), pytest.approx(expected[1], abs=LOSS))
     for name, parameter in model.named_parameters():
         assert parameter is parameters[name]

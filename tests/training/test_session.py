@@ -20,8 +20,9 @@ from autofit.core.errors import DivergedError, InputError, OutOfMemoryError
 from autofit.core.hardware import Hardware
 from autofit.core.workload import Hyperparameters
 from autofit.hardware import segments
-from autofit.training import checkpoint, session
+from autofit.training import checkpoint, prepared
 from autofit.training.checkpoint_policy import CheckpointPolicy
+from autofit.training.evaluation import EvaluationPlan
 from autofit.training.loop import STOP, StepReport
 from autofit.training.session import Session
 from autofit.training.workload import workload_from
@@ -122,7 +123,7 @@ def test_what_is_evaluated_again_is_told_once(
 ) -> None:
     out_of_memory_in_update(monkeypatch, at=6)
     run = Run(batches(1), directory=tmp_path, checkpoint_every=3)
-    run(eval_loader=batches(2))
+    run(evaluation=EvaluationPlan(batches(2)))
     assert len(run.evaluations) == len(run.history) == 8
 
 
@@ -321,7 +322,7 @@ def test_a_loader_that_is_too_slow_is_said_so() -> None:
 
 def test_evaluations_are_in_the_metrics(tmp_path: Path) -> None:
     run = Run(directory=tmp_path)
-    run(eval_loader=batches(2))
+    run(evaluation=EvaluationPlan(batches(2)))
     rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert [(row["step"], row["evaluation"]) for row in rows if "evaluation" in row] == [
         (4, run.evaluations[0]),
@@ -376,7 +377,7 @@ def test_a_callback_ends_training_with_all_that_an_end_leaves(tmp_path: Path) ->
     run.session = replace(
         run.session, callbacks=(lambda report: STOP if report.step == 3 else None,)
     )
-    run(steps=20, eval_loader=batches(2))
+    run(steps=20, evaluation=EvaluationPlan(batches(2)))
     assert [report.step for report in run.history] == [1, 2, 3]
     assert len(run.evaluations) == 1
     assert run.told[-1] == "a callback ended the training after 3 steps of 20."
@@ -440,7 +441,7 @@ def test_on_a_card_memory_is_reserved_as_it_was_in_probes(monkeypatch: pytest.Mo
     )
     inside = SimpleNamespace(_accelerator_setAllocatorSettings=set_to.append)
     monkeypatch.setattr(segments, "torch", SimpleNamespace(cuda=card, _C=inside))
-    monkeypatch.setattr(session, "detect", lambda _: tiny.CPU)
+    monkeypatch.setattr(prepared, "detect", lambda _: tiny.CPU)
     run, seen = Run(), []
     run.session = replace(run.session, callbacks=(lambda _: seen.append(segments.settings()),))
     run.session.run({}, None, run.loader, steps=1)
@@ -450,7 +451,7 @@ def test_on_a_card_memory_is_reserved_as_it_was_in_probes(monkeypatch: pytest.Mo
 
 def test_what_is_to_be_known_of_the_device_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     noted = Noted(**vars(tiny.CPU))
-    monkeypatch.setattr(session, "detect", lambda _: noted)
+    monkeypatch.setattr(prepared, "detect", lambda _: noted)
     run = Run()
     run(steps=1)
     assert run.told[0] == "segments do not grow."

@@ -20,6 +20,7 @@ from autofit.core.workload import Hyperparameters
 from autofit.setup.sharding import NEW_ENOUGH
 from autofit.training import sharded_state
 from autofit.training.checkpoint_policy import CheckpointPolicy
+from autofit.training.evaluation import EvaluationPlan
 from autofit.training.loop import STOP, StepReport
 from autofit.training.session import METRICS_FILE, Session
 from autofit.training.workload import training_workload
@@ -64,7 +65,7 @@ def session(
         (at_step,),
         notes.append,
     )
-    given = {"steps": steps, "eval_loader": batches()[:2] if evaluating else None}
+    given = {"steps": steps, "evaluation": EvaluationPlan(batches()[:2]) if evaluating else None}
     reports, evaluations = run.run(fitted_to(knobs, world, BATCH), "cpu", batches(), **given)
     return [each.loss for each in reports], evaluations, notes
 

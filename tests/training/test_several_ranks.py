@@ -124,7 +124,7 @@ def losses(
     found = []
     for step, samples in enumerate(sizes):
         own, counts = own_samples(
-            batch_of(workload, step, samples), setup.ranks.sampler, setup.ranks.layout.samplers
+            batch_of(workload, step, samples), setup.ranks.dp_rank, setup.ranks.layout.dp_degree
         )
         found.append(float(accumulate(setup, LocalBatch(own, counts))))
         assert update(setup)
@@ -252,7 +252,7 @@ def returned(knobs: Mapping[str, Any]) -> tuple[bool, ...]:
     )
     setup = build(workload, knobs, hardware, model=model, hyperparameters=Hyperparameters(lr=RATE))
     for step in range(STEPS):
-        own, _ = own_samples(batch_of(workload, step), setup.ranks.sampler, 2)
+        own, _ = own_samples(batch_of(workload, step), setup.ranks.dp_rank, 2)
         accumulate(setup, own)
         update(setup)
     setup.close()
@@ -285,7 +285,7 @@ def unlabelled(knobs: Mapping[str, Any]) -> tuple[float, bool, bool]:
     setup = build(workload, knobs, dataclasses.replace(CPU, devices=2))
     batch = batch_of(workload, 0)
     batch["labels"].fill_(-100)
-    loss = float(accumulate(setup, own_samples(batch, setup.ranks.sampler, 2)[0]))
+    loss = float(accumulate(setup, own_samples(batch, setup.ranks.dp_rank, 2)[0]))
     return loss, update(setup), all(isinstance(each, DTensor) for each in setup.model.parameters())
 
 
@@ -304,7 +304,7 @@ def skipped(knobs: Mapping[str, Any]) -> list[tuple[bool, float]]:
     for step in range(STEPS):
         overflows = step == 1 and setup.ranks.rank == 1
         hook = weight.register_hook(lambda gradient: gradient * torch.inf) if overflows else None
-        accumulate(setup, own_samples(batch_of(workload_of(), step), setup.ranks.sampler, 2)[0])
+        accumulate(setup, own_samples(batch_of(workload_of(), step), setup.ranks.dp_rank, 2)[0])
         if overflows and isinstance(weight.grad, DTensor):
             weight.grad.to_local()[-1] = torch.inf
         found.append((update(setup), setup.scaler.get_scale()))

@@ -158,7 +158,7 @@ def losses(name: str, knobs: dict[str, Any], world: int) -> tuple[list[float], .
     found, beside = [], []
     for step in range(STEPS):
         own, counts = own_samples(
-            batch_of(workload, step), setup.ranks.sampler, setup.ranks.layout.samplers
+            batch_of(workload, step), setup.ranks.dp_rank, setup.ranks.layout.dp_degree
         )
         found.append(float(accumulate(setup, LocalBatch(own, counts))))
         assert update(setup)

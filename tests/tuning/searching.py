@@ -96,7 +96,7 @@ class FakeExecutor(Executor):
     def close(self) -> None:
         pass
 
-    def look(
+    def inspect(
         self, workload: Workload, device: str | None, budget_bytes: int | None
     ) -> tuple[Hardware, Traits]:
         return self.hardware, self.traits

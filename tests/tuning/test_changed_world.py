@@ -84,7 +84,7 @@ def fitted(
         notes.append(event.text)
 
     options = search_options(**given.get("budget", {"device": "cpu", "mem": kib * KIB / GIB}))
-    devices, found = changed_world.fitted_here(
+    devices, found = changed_world.refit_to_devices(
         knobs, world, workload, model, options=options, listener=listener
     )
     for name, parameter in model.named_parameters():

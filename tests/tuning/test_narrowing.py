@@ -12,11 +12,9 @@ from autofit.search.space import Space
 from autofit.techniques import canonicalize
 from autofit.tuning import narrowing
 from autofit.tuning.narrowing import (
+    Narrowing,
     Row,
     best_layouts,
-    narrowed,
-    quick,
-    with_whole_batches,
     worth_searching,
 )
 from autofit.tuning.space import space_for
@@ -86,7 +84,7 @@ def test_a_space_that_can_be_predicted_stays_whole(full: Space) -> None:
     def predict(configs: Sequence[Config]) -> tuple[list[float], list[float]]:
         raise AssertionError("nothing is to be predicted for it")
 
-    assert narrowed(full, WORKLOAD, AMPERE, math.inf, predict, seed=0) == (full, None)
+    assert Narrowing(WORKLOAD, AMPERE, math.inf, predict, seed=0).narrowed(full) == (full, None)
 
 
 def narrowed_by(
@@ -100,7 +98,7 @@ def narrowed_by(
         asked.extend(configs)
         return [1.0] * len(configs), [seconds_of(each) for each in configs]
 
-    space, note = narrowed(full, WORKLOAD, HARDWARE, 2.0, predict, seed=0)
+    space, note = Narrowing(WORKLOAD, HARDWARE, 2.0, predict, seed=0).narrowed(full)
     assert note is not None
     return space, note, asked
 
@@ -155,7 +153,7 @@ def test_less_recomputation_is_kept_where_it_fits_once_weights_are_given_back(
         seconds = [2.0 - each - 0.05 * kept for each, kept in zip(more, stays, strict=True)]
         return [1.0 + each + kept for each, kept in zip(more, stays, strict=True)], seconds
 
-    space, _ = narrowed(full, WORKLOAD, HARDWARE, 2.0, predict, seed=0)
+    space, _ = Narrowing(WORKLOAD, HARDWARE, 2.0, predict, seed=0).narrowed(full)
     assert set(space.knobs["activation_checkpointing"]) == {"full", "selective"}
 
 
@@ -183,7 +181,7 @@ def test_a_quick_search_looks_at_usual_values_unless_none_of_them_fits(
         saved = [each["activation_checkpointing"] != "none" for each in configs]
         return [2.0 if each else 5.0 for each in saved], [1.3 if each else 1.0 for each in saved]
 
-    found = quick(full, WORKLOAD, HARDWARE, cap_bytes, predict, seed=0)
+    found = Narrowing(WORKLOAD, HARDWARE, cap_bytes, predict, seed=0).quick(full)
     assert (found is None) is (saving is None)
     assert {each["attention"] for each in asked} == {"sdpa"}
     wanted = {"none"} if saving is False else {"none", "full"}
@@ -199,7 +197,7 @@ def test_a_quick_search_saves_memory_where_only_slow_configs_fit_without(full: S
         small = [each["micro_batch_size"] == 1 for each in configs]
         return [5.0 if each else 20.0 for each in small], [1.5 if each else 1.0 for each in small]
 
-    found = quick(full, WORKLOAD, HARDWARE, 10.0, predict, seed=0)
+    found = Narrowing(WORKLOAD, HARDWARE, 10.0, predict, seed=0).quick(full)
     assert found is not None
     assert found.knobs["activation_checkpointing"] == ("none", "full")
 
@@ -218,5 +216,5 @@ def test_batches_stay_whole_beside_batch_norm_while_that_fits(
         nbytes = [5.0 if each["micro_batch_size"] == sizes[-1] else 1.0 for each in configs]
         return nbytes, [1.0] * len(configs)
 
-    found = with_whole_batches(space, workload, AMPERE, cap, predict, seed=0)
+    found = Narrowing(workload, AMPERE, cap, predict, seed=0).with_whole_batches(space)
     assert found.knobs["micro_batch_size"] == (sizes[-1:] if is_whole else sizes)

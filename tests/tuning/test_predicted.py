@@ -28,7 +28,7 @@ from tests import tiny
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
 
 FEW = {
-    "precision": ["bf16", "fp32"],
+    "precision": "bf16",
     "micro_batch_size": [1, 2],
     "compile": "none",
     "lora_rank": [0, 8],

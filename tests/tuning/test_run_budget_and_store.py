@@ -19,6 +19,7 @@ from autofit.search.space import Space
 from autofit.search.study import Limits
 from autofit.tuning import measured as tune
 from autofit.tuning.measurement_store import Store
+from autofit.tuning.narrowing import Narrowing
 from tests.tuning.searching import CARD, TRAITS, Bench, fits, notes_of
 
 # The budget and the card
@@ -54,7 +55,7 @@ def test_a_card_larger_than_the_one_here(bench: Bench) -> None:
 def test_a_card_that_cannot_be_is_told_before_the_device_is_asked(
     bench: Bench, gpu: str, words: str
 ) -> None:
-    bench.executor.look = None  # type: ignore[assignment,method-assign]
+    bench.executor.inspect = None  # type: ignore[assignment,method-assign]
     with pytest.raises(InputError, match=words):
         bench.search(gpu=gpu, mem=None)
 
@@ -186,17 +187,15 @@ def test_a_space_is_narrowed_to_what_tensors_will_probably_find_room_for(
     """Beside what an allocator reserves and a context grows by, on a card; the budget is of tensors on a CPU."""
     told: list[float | None] = []
 
-    def narrowed(
-        space: Space, _: object, __: object, cap_bytes: float, *___: object, seed: int
-    ) -> tuple[Space, None]:
-        told.append(cap_bytes)
+    def narrowed(narrowing: Narrowing, space: Space) -> tuple[Space, None]:
+        told.append(narrowing.cap_bytes)
         return space, None
 
     def limits(trials: int, seconds: float | None, *memory: Any, **others: Any) -> Limits:
         told.extend(memory)
         return Limits(trials, seconds, *memory, **others)
 
-    monkeypatch.setattr(tune, "narrowed", narrowed)
+    monkeypatch.setattr(Narrowing, "narrowed", narrowed)
     monkeypatch.setattr(tune, "Limits", limits)
     budget = bench.search().budget.device_bytes
     assert told == [budget, budget, None]

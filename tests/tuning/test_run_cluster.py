@@ -29,7 +29,7 @@ class FakeCluster(FakeExecutor):
     def describe(self) -> str:
         return "two nodes are used."
 
-    def room(self) -> int:
+    def free_slots(self) -> int:
         self.entered += 1
         return 2
 

@@ -1,5 +1,6 @@
 """A search for several devices: every config is measured on all of them, and the answer says how many they are."""
 
+import contextlib
 import dataclasses
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -277,7 +278,6 @@ def test_a_search_that_is_interrupted_and_resumed_measures_nothing_twice(
     tmp_path: Path, shared_zygote: None, quick: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("autofit.tuning.context.place_ranks", lambda *_: tuple(PLACES))
-    monkeypatch.setattr(tune, "GangExecutor", lambda *given: bare(lambda: GangExecutor(*given)))
     # a slow one would rule out small micro-batches
     monkeypatch.setattr(GangExecutor, "link", lambda *_: None)
     knobs = (
@@ -294,8 +294,12 @@ def test_a_search_that_is_interrupted_and_resumed_measures_nothing_twice(
 
     # else noise decides whether to go on
     monkeypatch.setattr(Surrogate, "can_improve", lambda *_: True)
-    assert searched(tmp_path, listener).stopped_by == "interrupt"
-    result = searched(tmp_path, listener, resume=True)
+    # one for both searches, of which the second would start another
+    with bare(lambda: GangExecutor(PLACES, tmp_path / "probes", 120.0)) as gang:
+        monkeypatch.setattr(tune, "GangExecutor", lambda *_: contextlib.nullcontext(gang))
+        assert searched(tmp_path, listener).stopped_by == "interrupt"
+        result = searched(tmp_path, listener, resume=True)
+
     assert {each.outcome for each in result.trials} == {Outcome.FITS}
     assert len(measured) == len(result.trials) == len({each.config for each in measured}) == 2
     assert {each.config["data_parallel"] for each in measured} == {"ddp", "fsdp"}

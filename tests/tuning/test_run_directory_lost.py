@@ -103,7 +103,7 @@ def test_a_search_that_fails_before_a_measurement_leaves_nothing(
         raise errors[fault]("it fails")
 
     if fault != "refused":
-        monkeypatch.setattr(bench.executor, "measure" if fault == "probe" else "look", fail)
+        monkeypatch.setattr(bench.executor, "measure" if fault == "probe" else "inspect", fail)
     with pytest.raises(errors[fault]):
         bench.search(out=None, set={"precision": "tf32" if fault == "refused" else "fp32"})
     assert [each.name for each in here.rglob("*")] == ([there] if there else [])

@@ -188,12 +188,12 @@ def test_how_many_configs_no_prediction_is_known_of_is_told(
 def test_an_interrupt_while_looking_leaves_the_directory_as_it_was(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def look(*_: object) -> Any:
+    def inspect(*_: object) -> Any:
         (bench.folder / "run" / "probes" / "look.log").touch()
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
-        patched.setattr(bench.executor, "look", look, raising=False)
+        patched.setattr(bench.executor, "inspect", inspect, raising=False)
         bench.search()
     assert not (bench.folder / "run" / "probes").exists()
     assert bench.search().best  # without resume
@@ -370,14 +370,14 @@ def test_what_is_predicted_takes_no_more_than_is_left_for_exploring(
         given.extend([timeout] if log == "estimate.log" else [])
         return run(*arguments, log=log, timeout=timeout)
 
-    look = bench.executor.look
+    inspect = bench.executor.inspect
 
     def late(*arguments: Any) -> Any:
         later(monkeypatch, 60)
-        return look(*arguments)
+        return inspect(*arguments)
 
     monkeypatch.setattr(bench.executor, "run", slow)
-    monkeypatch.setattr(bench.executor, "look", late)
+    monkeypatch.setattr(bench.executor, "inspect", late)
     bench.search(time_limit=100)
     assert given
     assert all(0 < each < 10.1 for each in given)

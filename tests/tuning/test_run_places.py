@@ -73,7 +73,7 @@ class Machine(Executor):
     def close(self) -> None:
         pass
 
-    def look(self, *_: object) -> tuple[Hardware, Traits]:
+    def inspect(self, *_: object) -> tuple[Hardware, Traits]:
         return self.hardware, self.traits
 
     def idle_cards_like(self, hardware: Hardware, usable_bytes: int) -> list[str]:
@@ -353,13 +353,20 @@ def make():
     return Workload(model=plain.model, batch=plain.batch, loss=loss, effective_batch_size=8)
 """
 SETTINGS = ("precision=fp32", "optimizer=adamw", "attention=sdpa", "micro_batch_size=1,2,4,8")
+# The model is a plain one.
+COMMAND = """
+import sys
+from autofit.__main__ import main
+from tests.probe.bare import bare
+bare(lambda: main(sys.argv[1:]))
+"""
 
 
 def start(folder: Path) -> "subprocess.Popen[str]":
     settings = [word for setting in SETTINGS for word in ("--set", setting)]
     return subprocess.Popen(
         [
-            *("env", "--default-signal=INT", sys.executable, "-m", "autofit", "search"),
+            *("env", "--default-signal=INT", sys.executable, "-c", COMMAND, "search"),
             *(
                 "--model",
                 str(folder / "mine.py:make"),

@@ -1,4 +1,5 @@
-"""Executors: a measurement request goes in, a Measurement comes out. One executor a file, one conformance test for all.
+"""Executors: a measurement request goes in, a Measurement comes out. One executor a file, one
+conformance test for all.
 
 Which processes, devices and machines serve a request is the executor's own business.
 """
@@ -25,29 +26,38 @@ from autofit.probe.timing import Plan
 
 LOOK_SECONDS = 600.0
 LEAST_SECONDS = 1e-3  # that anything is given, also where no time is left
-# of a workload and arguments; both, and its answer, are sent between processes
-Work = Callable[..., Any]
+Work = Callable[..., Any]  # of a workload and arguments, which are sent between processes
 
 
 class Executor(ABC):
-    """Measures configs, and runs other functions where configs are measured. A context manager; leaving it ends all.
-    Its methods may be called from several threads."""
+    """Measures configs, and runs other functions where configs are measured.
 
-    places: int = 1  # configs measured at once
-    devices: int = 1  # that train one config together
-    timeout: float = 600.0  # seconds a probe may take
-    own_ranks: tuple[Place, ...] | None = (
-        None  # where those are, if it is not this machine that is divided for them
-    )
-    sharing: int = 1  # how many then share a node's processors and memory at once
-    until: float = math.inf  # of time.monotonic: when all that is run has to have ended
+    A context manager; leaving it ends all. Its methods may be called from several threads.
+
+    Attributes:
+        places: how many configs are measured at once.
+        devices: how many train one config together.
+        timeout: seconds a probe may take.
+        own_ranks: where these devices are, if not on this machine; None if it is to be divided.
+        sharing: how many devices then share a node's processors and memory at once.
+        until: when all that is run must have ended, by time.monotonic().
+    """
+
+    places: int = 1
+    devices: int = 1
+    timeout: float = 600.0
+    own_ranks: tuple[Place, ...] | None = None
+    sharing: int = 1
+    until: float = math.inf
 
     @abstractmethod
     def measure(self, workload: Workload, request: Request, *, number: int) -> Measurement:
         """Measure one Config in processes of its own; however they end, the Measurement says so.
 
-        Raises InputError where the workload cannot be sent, or not be opened there; ProbeError where the executor has
-        ended, the device cannot be used, or it ran out of memory because others use it.
+        Raises:
+            InputError: the workload cannot be sent, or not be opened there; ProbeError: the
+            executor has ended, the device cannot be used, or it ran out of memory because others
+            use it.
         """
 
     @abstractmethod
@@ -60,8 +70,17 @@ class Executor(ABC):
         timeout: float,
         task: str = "it",
     ) -> Any:
-        """The result of `function(workload, *arguments)` in a process of its own, which writes to the log of that name.
-        Raises as `measure`, or what the function raises of autofit's; ProbeError where the `task` died or overran."""
+        """The result of `function(workload, *arguments)` in a process of its own.
+
+        Args:
+            log: the name of the log that the process writes to.
+            timeout: seconds.
+            task: what it does, for messages.
+
+        Raises:
+            As `measure`, and errors of autofit's that the function raises; ProbeError: the process
+            died or took too long.
+        """
 
     @abstractmethod
     def give_up(self) -> None:
@@ -71,16 +90,16 @@ class Executor(ABC):
     def close(self) -> None:
         """End all processes; safe to call twice."""
 
-    def room(self) -> int:
+    def free_slots(self) -> int:
         """How many configs can be measured at once now."""
         return self.places
 
     def explorer(self) -> contextlib.AbstractContextManager["Executor"]:
-        """What enters the executor of several probes at once, where it is another one: given up, it leaves this one."""
+        """Enters the executor that explores, several at once; giving it up leaves this one."""
         return contextlib.nullcontext(self)
 
     def end_by(self, until: float) -> None:
-        """End at that time, of time.monotonic, whatever `run`, `trace` and `link` still do then."""
+        """End whatever `run`, `trace` and `link` still do at that time, of time.monotonic()."""
         self.until = until
 
     def seconds_within(self, timeout: float) -> float:
@@ -98,15 +117,22 @@ class Executor(ABC):
         hardware: Hardware = self._look(detect_hardware, None, device)
         return hardware
 
-    def look(
+    def inspect(
         self, workload: Workload, device: str | None, budget_bytes: int | None
     ) -> tuple[Hardware, Traits]:
-        """The hardware, and the workload's traits on it; an InputError for the workload, a ProbeError for no device."""
+        """The hardware, and the workload's traits on it.
+
+        Raises:
+            InputError: the workload is wrong; ProbeError: the device is missing.
+        """
         hardware, traits = self._look(inspect, workload, device, budget_bytes)
         return hardware, traits
 
     def idle_cards_like(self, hardware: Hardware, usable_bytes: int) -> list[str]:
-        """Card 0 and its idle equals with so much free, by CUDA_VISIBLE_DEVICES' names; a ProbeError for no card."""
+        """Card 0 and its idle equals with so much free, by CUDA_VISIBLE_DEVICES' names.
+
+        Raises ProbeError where there is no card.
+        """
         first, *others = self._look(list_cards, None)
         alike = [first]
         for card in others:
@@ -118,8 +144,10 @@ class Executor(ABC):
         return alike
 
     def link(self, hardware: Hardware, budget: Budget) -> Link | None:
-        """The link between the devices that train one config together, measured in a few seconds; None for one device,
-        and where it could not be."""
+        """The link between the devices that train one config together, measured in a few seconds.
+
+        None for one device, and where it could not be measured.
+        """
         return None
 
     def trace(
@@ -131,7 +159,10 @@ class Executor(ABC):
         *,
         directory: Path,
     ) -> dict[str, str]:
-        """Record one step of a Config; the paths by what they hold (see `StepTrace`). Raises as `measure`."""
+        """Record one step of a Config; the paths by what they hold (see `StepTrace`).
+
+        Raises as `measure`.
+        """
         request = Request(config, hardware, budget, Plan())
         written: dict[str, str] = self._record(trace_step, workload, request, directory)
         return written
@@ -140,7 +171,11 @@ class Executor(ABC):
         return self.run(function, workload, *arguments, log="step-trace.log", timeout=self.timeout)
 
     def _look(self, function: Work, workload: Workload | None, *arguments: Any) -> Any:
-        task = "looking at the model"
         return self.run(
-            function, workload, *arguments, log="look.log", timeout=LOOK_SECONDS, task=task
+            function,
+            workload,
+            *arguments,
+            log="look.log",
+            timeout=LOOK_SECONDS,
+            task="looking at the model",
         )

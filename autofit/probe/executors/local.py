@@ -37,8 +37,8 @@ from autofit.probe.placement import Place
 from autofit.probe.steps import Request
 from autofit.probe.zygote import Ended, Job, Preload
 
-# until a zygote is ready; and beyond a job's timeout, until it is stuck
-_START_SECONDS, LATE_SECONDS = (300.0, 60.0)
+_START_SECONDS = 300.0  # until a zygote is ready
+LATE_SECONDS = 60.0  # beyond a job's timeout, until its zygote is taken to be stuck
 _END_SECONDS = 5.0  # until it has ended what its child started
 _TIME_OVER = "The time limit was over: give a longer one."
 _HINT = "The last line of its log: "
@@ -47,7 +47,11 @@ _PICKLING = threading.Lock()  # pickling runs the user's code, which need not be
 
 @dataclasses.dataclass(frozen=True)
 class Call:
-    """`function(workload, *arguments)` for a child. `scratch`: a file that is deleted afterwards."""
+    """`function(workload, *arguments)` for a child.
+
+    Attributes:
+        scratch: a file that is deleted afterwards.
+    """
 
     function: Work
     workload: Workload | None
@@ -58,21 +62,27 @@ class Call:
 
 
 class Worker(Executor):
-    """Has one zygote, wherever that is, fork a child for each call, one at a time; further callers wait. Each probe's
-    output goes to `NNNN.log` in `logs`; the first may take twice the timeout, since it warms caches."""
+    """Has one zygote, wherever that is, fork a child for each call, one at a time; further callers
+    wait.
+
+    Each probe's output goes to `NNNN.log` in `logs`.
+    """
 
     connection: Connection | int  # readable once there is an answer
 
     def __init__(self, logs: Path, timeout: float) -> None:
-        self.logs, self.timeout = logs, timeout
+        self.logs = logs
+        self.timeout = timeout
         self._probes = 0
         self._turn = threading.Lock()  # of the one caller whom the zygote serves
         self._pickled: tuple[Workload | None, bytes] | None = None
 
     @abstractmethod
     def send(self, job: Job) -> None:
-        """Have a child do a job, for which `receive` waits; its log is named within `logs`. Raises a ProbeError where
-        the zygote has ended, or was given up, as do `stop` and `receive`."""
+        """Have a child do a job, for which `receive` waits; its log is named within `logs`.
+
+        Raises a ProbeError where the zygote has ended, or was given up, as do `stop` and `receive`.
+        """
 
     @abstractmethod
     def stop(self) -> None:
@@ -83,16 +93,17 @@ class Worker(Executor):
         """How the child ended, with the last line of its log."""
 
     def measure(self, workload: Workload, request: Request, *, number: int) -> Measurement:
-        timeout = min(self.timeout * (1 if self._probes else 2), request.plan.seconds)
+        timeout = timeout_of_probe(self.timeout, request, is_first=not self._probes)
         self._probes += 1
         start = time.monotonic()
         answer = self._call(measure, workload, (request,), f"{number:04d}.log", timeout)
         seconds = time.monotonic() - start
+
         if not isinstance(answer, Measurement):
             outcome, reason = how_it_ended(answer, timeout)
             answer = Measurement(config=request.config, outcome=outcome, reason=reason)
         if answer.outcome is Outcome.OUT_OF_MEMORY and request.hardware.device == "cuda":
-            # others may have come meanwhile
+            # Other processes may have come meanwhile.
             self._look(check_free_memory, None, request.budget, request.hardware)
         return dataclasses.replace(answer, number=number, seconds=seconds)
 
@@ -109,13 +120,12 @@ class Worker(Executor):
         answer = self._call(function, workload, arguments, log, seconds)
         if not isinstance(answer, Ended):
             return answer
+
         if answer.code is None:
-            raise ProbeError(
-                f"{task} took more than {seconds:.0f} s.", _TIME_OVER if seconds < timeout else ""
-            )
-        line = answer.last_line
+            remedy = _TIME_OVER if seconds < timeout else ""
+            raise ProbeError(f"{task} took more than {seconds:.0f} s.", remedy)
         raise ProbeError(
-            f"{task} ended its process: {_cause_of_death(answer.code)}.", line and _HINT + line
+            f"{task} ended its process: {_cause_of_death(answer.code)}.", _hint(answer.last_line)
         )
 
     def _call(
@@ -126,39 +136,51 @@ class Worker(Executor):
         log: str,
         timeout: float,
     ) -> Any:
-        """What `function(workload, *arguments)` returned in a child, or how that ended; raises autofit's errors."""
+        """What `function(workload, *arguments)` returned in a child, or how that ended.
+
+        Raises autofit's errors.
+        """
         with self._turn:
             self.start(Call(function, workload, arguments, log, timeout))
             return self.finish(timeout + LATE_SECONDS)
 
     def start(self, call: Call) -> None:
-        """Have a child answer a call, for which `finish` waits; for one caller at a time. Raises as `run`."""
+        """Have a child answer a call, for which `finish` waits; for one caller at a time.
+
+        Raises as `run`.
+        """
         own = cloudpickle.dumps((call.function, call.arguments))
         payload = pickle.dumps((serve, (self._pickle(call.workload), own)))
         self.send(Job(payload, call.log, call.timeout, call.scratch))
 
     def finish(self, timeout: float) -> Any:
         """The answer to the call that was started, or an `Ended`; raises autofit's errors."""
-        ended = answer = self.receive(timeout)
+        ended = self.receive(timeout)
+        answer: Any = dataclasses.replace(ended, payload=b"")
         with contextlib.suppress(Exception):  # the model may have written into the pipe
             if ended.payload:
                 answer = pickle.loads(ended.payload)
+
         if isinstance(answer, AutofitError):
             raise answer
-        return dataclasses.replace(answer, payload=b"") if isinstance(answer, Ended) else answer
+        return answer
 
     def _pickle(self, workload: Workload | None) -> bytes:
-        if self._pickled is None or self._pickled[0] is not workload:
-            remedy = "Give factories that hold no open files, locks or device handles: autofit.Workload(model=...)."
-            unsent = as_input_error(
-                lambda error: (
-                    f"the workload cannot be sent to a probe process: {describe_error(error)}."
-                ),
-                remedy,
-            )
-            with unsent, _PICKLING:
-                self._pickled = workload, pickled(workload)
-        return self._pickled[1]
+        """The workload's pickle; the last one is kept."""
+        if self._pickled and self._pickled[0] is workload:
+            return self._pickled[1]
+
+        def describe(error: BaseException) -> str:
+            return f"the workload cannot be sent to a probe process: {describe_error(error)}."
+
+        remedy = (
+            "Give factories that hold no open files, locks or device handles: "
+            "autofit.Workload(model=...)."
+        )
+        with as_input_error(describe, remedy), _PICKLING:
+            payload = pickled(workload)
+        self._pickled = workload, payload
+        return payload
 
 
 class LocalExecutor(Worker):
@@ -169,20 +191,27 @@ class LocalExecutor(Worker):
     def __init__(
         self, log_directory: Path | None = None, timeout: float = 600.0, place: Place | None = None
     ) -> None:
-        self._temporary = tempfile.TemporaryDirectory() if log_directory is None else None
-        super().__init__(
-            log_directory or Path(self._temporary.name if self._temporary else ""), timeout
-        )
+        self._temporary: tempfile.TemporaryDirectory[str] | None = None
+        if log_directory is None:
+            self._temporary = tempfile.TemporaryDirectory()
+            log_directory = Path(self._temporary.name)
+        super().__init__(log_directory, timeout)
+
         environment = environment_of_zygote()
-        self._log = f"zygote-{place.number}.log" if place else "zygote.log"
-        early = taken(environment) if place is None else None
-        place = place or Place(0)
-        place.set_environment(environment)
-        with place.entered():
-            self._zygote = early or ZygoteProcess(environment, START)
-        self._process, self._socket = self._zygote.process, self._zygote.socket
+        if place is None:
+            self._log = "zygote.log"
+            self._zygote = taken(environment) or ZygoteProcess(environment, START)
+        else:
+            self._log = f"zygote-{place.number}.log"
+            place.set_environment(environment)
+            with place.entered():
+                self._zygote = ZygoteProcess(environment, START)
+
+        self._process = self._zygote.process
+        self._socket = self._zygote.socket
         self.connection = Connection(os.dup(self._socket.fileno()))
-        self._ready = self._gave_up = False
+        self._ready = False
+        self._gave_up = False
         self._logged = 0  # bytes of what the zygote printed
         self._written = self.logs, 0  # the log of the call that runs, and its size before
 
@@ -192,16 +221,19 @@ class LocalExecutor(Worker):
             self._socket.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        self.give_up()  # closing alone would neither wake a waiting thread nor reach the zygote meanwhile
+        # Closing alone would neither wake a waiting thread nor reach the zygote meanwhile.
+        self.give_up()
         with self._turn:
             self.connection.close()
-        if not self._ready:
-            self._process.kill()  # it has no child yet, and would import for seconds before it looked
+
+        if not self._ready:  # it has no child yet, and would import for seconds before it looked
+            self._process.kill()
         try:
             self._process.wait(_END_SECONDS)
         except subprocess.TimeoutExpired:
             os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
+
         self._keep_log()
         self._zygote.close()
         if self._temporary:
@@ -210,25 +242,26 @@ class LocalExecutor(Worker):
     def ready(self) -> None:
         """Wait until the zygote has started."""
         with self._talking():
-            if not self._ready:
+            if self._ready:
+                return
+
+            self._receive(self.seconds_within(_START_SECONDS))
+            lacks_them = self._zygote.names != TRANSFORMERS
+            if lacks_them and "transformers.modeling_utils" in sys.modules:
+                # Else each child would import them anew.
+                self.connection.send(Preload(TRANSFORMERS))
                 self._receive(self.seconds_within(_START_SECONDS))
-                if (
-                    self._zygote.names != TRANSFORMERS
-                    and "transformers.modeling_utils" in sys.modules
-                ):
-                    # else each child would import them anew
-                    self.connection.send(Preload(TRANSFORMERS))
-                    self._receive(self.seconds_within(_START_SECONDS))
-                self._ready = True
+            self._ready = True
 
     def send(self, job: Job) -> None:
         path = self.logs / job.log
         path.parent.mkdir(parents=True, exist_ok=True)  # it may have been deleted since
-        # an OSError where it cannot be made: the child could not say so
+        # An OSError is raised here where it cannot be made: the child could not say so.
         with path.open("ab") as file:
             self._written = path, file.tell()
+
         began = time.monotonic()
-        self.ready()  # which may take seconds, of the job's time
+        self.ready()  # this may take seconds, of the job's time
         left = max(job.timeout - (time.monotonic() - began), LEAST_SECONDS)
         with self._talking():
             self.connection.send(dataclasses.replace(job, log=str(path), timeout=left))
@@ -249,7 +282,7 @@ class LocalExecutor(Worker):
             yield
         except (EOFError, OSError) as error:
             raise self._no_answer() from error
-        # Ctrl-C: the next caller would take the answer still to come for its own
+        # Ctrl-C: the next caller would take the answer still to come for its own.
         except BaseException:
             self.give_up()
             raise
@@ -262,30 +295,40 @@ class LocalExecutor(Worker):
 
     def _no_answer(self) -> ProbeError:
         """How the zygote ended, with its last line where that tells of an error of its own."""
-        gave_up, is_late = self._gave_up, time.monotonic() >= self.until
+        gave_up = self._gave_up
+        is_late = time.monotonic() >= self.until
         self.give_up()  # an answer that comes late would be taken for the next caller's
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(0 if gave_up or is_late else _END_SECONDS)
-        code, what = self._process.returncode, "ended" if self._ready else "did not start"
+
+        what = "ended" if self._ready else "did not start"
+        code = self._process.returncode
         if code is None:
+            if not gave_up:
+                what = "does not answer"
             remedy = _TIME_OVER if is_late else ""
-            return ProbeError(
-                f"the process that starts probes {what if gave_up else 'does not answer'}.", remedy
-            )
+            return ProbeError(f"the process that starts probes {what}.", remedy)
+
         line = _last_line(self._keep_log()) if code > 0 else ""
         return ProbeError(
-            f"the process that starts probes {what}: {_cause_of_death(code)}.",
-            line and _HINT + line,
+            f"the process that starts probes {what}: {_cause_of_death(code)}.", _hint(line)
         )
 
     def _keep_log(self) -> bytes:
         """Write what the zygote printed to its log; returns all of it."""
         printed = self._zygote.printed()
-        # it may have been deleted since
+        # The folder may have been deleted since.
         with contextlib.suppress(OSError), (self.logs / self._log).open("ab") as log:
             log.write(printed[self._logged :])
             self._logged = len(printed)
         return printed
+
+
+def timeout_of_probe(timeout: float, request: Request, *, is_first: bool) -> float:
+    """The seconds of a probe: of the first one twice as many, since it warms caches."""
+    if is_first:
+        timeout *= 2
+    return min(timeout, request.plan.seconds)
 
 
 def how_it_ended(answer: Ended, timeout: float) -> tuple[Outcome, str]:
@@ -294,13 +337,25 @@ def how_it_ended(answer: Ended, timeout: float) -> tuple[Outcome, str]:
         return Outcome.TIMED_OUT, f"took more than {timeout:.0f} s"
     if answer.code == -signal.SIGKILL:  # nobody here sent it: the kernel's out-of-memory killer did
         return Outcome.HOST_OUT_OF_MEMORY, "the system killed the process for want of host memory"
-    found = outcome_of_last_words(answer.last_line) if answer.code == 1 else None
+
+    found = None
+    if answer.code == 1:
+        found = outcome_of_last_words(answer.last_line)
     return found or (Outcome.FAILED, _cause_of_death(answer.code))
 
 
 def _cause_of_death(code: int) -> str:
-    names = {each.value: each.name for each in signal.Signals}  # without most of the real-time ones
-    return f"killed by {names.get(-code, f'signal {-code}')}" if code < 0 else f"exit code {code}"
+    if code >= 0:
+        return f"exit code {code}"
+    try:
+        return f"killed by {signal.Signals(-code).name}"
+    except ValueError:  # most real-time signals have no name
+        return f"killed by signal {-code}"
+
+
+def _hint(line: str) -> str:
+    """What to read where a process wrote something last."""
+    return line and _HINT + line
 
 
 def _last_line(text: bytes) -> str:

@@ -1,5 +1,8 @@
-"""The executor of a Ray cluster: a probe runs in a gang of ranks, as many gangs as there is room for, and is done again
-elsewhere where its node is lost. The search and all that it keeps stay where it was called."""
+"""The executor of a Ray cluster: a probe runs in a gang of ranks, in as many gangs as there is room
+for, and is done again elsewhere where its node is lost.
+
+The search and all that it keeps stay where it was called.
+"""
 
 import contextlib
 import math
@@ -29,8 +32,15 @@ Answer = TypeVar("Answer")
 
 
 class RayExecutor(Executor):
-    """Gangs of `options.devices` x `options.nodes` ranks on a cluster: that at RAY_ADDRESS, the one around, or one
-    that is started here; `until`: the time, of time.monotonic, to wait for room there."""
+    """Gangs of `options.devices` x `options.nodes` ranks on a cluster: that at RAY_ADDRESS, the one
+    around, or one that is started here.
+
+    Args:
+        until: the time, of time.monotonic(), to wait for room there.
+        within: the cluster of another executor, which closes it.
+
+    Raises as `Cluster`.
+    """
 
     def __init__(
         self,
@@ -41,22 +51,28 @@ class RayExecutor(Executor):
         *,
         within: Cluster | None = None,
     ) -> None:
-        """`within`: the cluster of another executor, which closes it. Raises as `Cluster`."""
         self._given = options, log_directory, notify, until
-        self._notify, self.timeout = notify, options.probe_timeout
+        self._notify = notify
+        self.timeout = options.probe_timeout
         self._shared = within is not None
         self._cluster = within or Cluster(*self._given)
-        self.devices, self.places = self._cluster.world, self._cluster.room()
-        ranks = tuple(Place(rank, cores=self._cluster.processors) for rank in range(self.devices))
-        self.own_ranks, self.sharing = ranks if self.devices > 1 else (), self._cluster.sharing
+
+        self.devices = self._cluster.world
+        self.places = self._cluster.free_slots()
+        self.sharing = self._cluster.sharing
+        cores = self._cluster.processors
+        self.own_ranks = ()
+        if self.devices > 1:
+            self.own_ranks = tuple(Place(rank, cores=cores) for rank in range(self.devices))
+
         self._taken: set[Gang] = set()
         self._host = threading.Lock()
         self._asking = 0  # callers that wait for an answer, or for room
         self._changed = threading.Condition()
         self._given_up = threading.Event()
 
-    def room(self) -> int:
-        return self._cluster.room()
+    def free_slots(self) -> int:
+        return self._cluster.free_slots()
 
     def describe(self) -> str:
         """A sentence on where probes run."""
@@ -83,13 +99,16 @@ class RayExecutor(Executor):
             self._cluster.close()
 
     def measure(self, workload: Workload, request: Request, *, number: int) -> Measurement:
-        """As `Executor.measure`; where gangs share nodes, what keeps part of the training on the host is measured one
-        at a time, as by a PoolExecutor."""
+        """As `Executor.measure`.
+
+        Where gangs share nodes, what keeps part of the training on the host is measured one at a
+        time, as by a PoolExecutor.
+        """
         alone = keeps_on_host(request.config) and self._cluster.shares_nodes
         try:
             with self._host if alone else contextlib.nullcontext():
-                return self._somewhere(
-                    lambda where: where.measure(workload, request, number=number)
+                return self._anywhere(
+                    lambda executor: executor.measure(workload, request, number=number)
                 )
         except LostError:
             reason = (
@@ -106,8 +125,8 @@ class RayExecutor(Executor):
         timeout: float,
         task: str = "it",
     ) -> Any:
-        return self._somewhere(
-            lambda where: where.run(
+        return self._anywhere(
+            lambda executor: executor.run(
                 function, workload, *arguments, log=log, timeout=timeout, task=task
             )
         )
@@ -121,17 +140,18 @@ class RayExecutor(Executor):
         *,
         directory: Path,
     ) -> dict[str, str]:
-        return self._somewhere(
-            lambda where: where.trace(workload, config, hardware, budget, directory=directory)
+        return self._anywhere(
+            lambda executor: executor.trace(workload, config, hardware, budget, directory=directory)
         )
 
     def link(self, hardware: Hardware, budget: Budget) -> Link | None:
-        return self._somewhere(lambda where: where.link(hardware, budget))
+        return self._anywhere(lambda executor: executor.link(hardware, budget))
 
-    def _somewhere(self, ask: Callable[[Executor], Answer]) -> Answer:
+    def _anywhere(self, ask: Callable[[Executor], Answer]) -> Answer:
         """What a gang answers; another one is asked where it is lost."""
         with self._changed:
             self._asking += 1
+
         try:
             for left in reversed(range(_LOSSES)):
                 try:
@@ -155,19 +175,20 @@ class RayExecutor(Executor):
         gang = self._cluster.take(self._given_up)
         with self._changed:
             self._taken.add(gang)
-        fine = False
+
+        is_whole = False
         try:
             if self._given_up.is_set():  # meanwhile
                 raise ProbeError("probes were given up.")
             yield gang
-            fine = True
+            is_whole = True
         except LostError:
             raise
         except Exception:  # of the function that ran there
-            fine = True
+            is_whole = True
             raise
         finally:
-            if fine and not self._given_up.is_set():
+            if is_whole and not self._given_up.is_set():
                 self._cluster.give_back(gang)
             else:
                 self._cluster.end([gang])

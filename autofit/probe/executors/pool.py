@@ -1,4 +1,5 @@
-"""The executor of several probes at once on one machine: on a card each, a share of the cores, or several of them."""
+"""The executor of several probes at once on one machine: on a card each, a share of the cores, or
+several of them."""
 
 import contextlib
 import queue
@@ -18,27 +19,33 @@ from autofit.techniques import keeps_on_host
 
 
 class PoolExecutor(Executor):
-    """A LocalExecutor in each of several places, or a GangExecutor in each `devices` of them; `log_directory` and
-    `timeout` as there."""
+    """A LocalExecutor in each of several places, or a GangExecutor in each `devices` of them.
+
+    `log_directory` and `timeout` as there.
+    """
 
     def __init__(
         self, places: Sequence[Place], log_directory: Path, timeout: float, devices: int = 1
     ) -> None:
-        self.places, self.devices, self.timeout = len(places) // devices, devices, timeout
+        self.places = len(places) // devices
+        self.devices = devices
+        self.timeout = timeout
         self._idle: queue.SimpleQueue[Executor] = queue.SimpleQueue()
         self._host = threading.Lock()
 
-        given = log_directory, timeout
+        self._workers: list[Executor] = []
         with contextlib.ExitStack() as started:
-            self._workers: list[Executor] = []
             for first in range(0, len(places), devices):
                 own = places[first : first + devices]
-                worker: Executor = (
-                    GangExecutor(own, *given) if devices > 1 else LocalExecutor(*given, *own)
-                )
+                worker: Executor
+                if devices > 1:
+                    worker = GangExecutor(own, log_directory, timeout)
+                else:
+                    worker = LocalExecutor(log_directory, timeout, *own)
                 self._workers.append(worker)
                 started.enter_context(worker)
             started.pop_all()
+
         for worker in self._workers:
             self._idle.put(worker)
 
@@ -57,8 +64,11 @@ class PoolExecutor(Executor):
             worker.close()
 
     def measure(self, workload: Workload, request: Request, *, number: int) -> Measurement:
-        """As `Executor.measure`, by whichever worker is idle. Configs that keep part of the training on the host are
-        measured one at a time: each may take all of the host's budget, and they would share its bandwidth and cores."""
+        """As `Executor.measure`, by whichever worker is idle.
+
+        Configs that keep part of the training on the host are measured one at a time: each may take
+        all of the host's budget, and they would share its bandwidth and cores.
+        """
         alone = self._host if keeps_on_host(request.config) else contextlib.nullcontext()
         with alone, self._worker() as worker:
             return worker.measure(workload, request, number=number)

@@ -27,7 +27,7 @@ model.config.use_cache = False
 setup = build(workload, case["config"], detect("cpu").of_several(world), model=model)
 del model
 columns = load_from_disk(case["data"]).with_format("torch")[:]
-own = slice(setup.ranks.sampler, None, setup.ranks.layout.samplers)
+own = slice(setup.ranks.dp_rank, None, setup.ranks.layout.dp_degree)
 batch = {name: columns[name][own] for name in ("input_ids", "labels")}
 for _ in range(case["steps"]):
     train_step(setup, batch)

@@ -98,7 +98,7 @@ def test_unlike_processors_are_told_too() -> None:
     ],
 )
 def test_as_many_gangs_as_there_is_room_for(nodes: Any, options: dict[str, Any], room: int) -> None:
-    assert cluster(FakeRay(**nodes), **options).room() == room
+    assert cluster(FakeRay(**nodes), **options).free_slots() == room
 
 
 def test_processors_of_a_node_are_divided_by_all_that_train_there() -> None:
@@ -159,13 +159,13 @@ def test_nodes_that_join_are_used_unless_they_are_unlike(monkeypatch: pytest.Mon
     notes: list[str] = []
     ray = FakeRay(a={"CPU": 2.0})
     used = cluster(ray, device="cpu", notes=notes)
-    assert used.room() == 1
+    assert used.free_slots() == 1
     ray.versions["old"] = {"torch": "1.0.0"}
     ray.join(b={"CPU": 2.0}, old={"CPU": 2.0}, larger={"CPU": 4.0})
-    assert used.room() == 2
+    assert used.free_slots() == 2
     assert len(notes) == 2
     ray.lose("a")
-    assert used.room() == 1
+    assert used.free_slots() == 1
 
 
 def test_a_full_cluster_is_waited_for_visibly_and_not_beyond_the_time_limit(

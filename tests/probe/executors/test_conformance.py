@@ -2,6 +2,7 @@
 process, and on real nodes by `pytest -m cluster -n 0 tests/probe/executors`."""
 
 import contextlib
+import json
 import math
 import os
 import signal
@@ -9,7 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -133,7 +134,9 @@ def test_as_many_configs_as_it_has_places_are_measured_at_once(
     folder, places = str(tmp_path), executor.places
 
     def meet() -> None:
-        (Path(folder) / f"{os.getpid()}").touch()
+        told = (os.environ.get(name) for name in ("CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS"))
+        place = [sorted(os.sched_getaffinity(0)), torch.get_num_threads(), *told]
+        Path(folder, f"{os.getpid()}").write_text(json.dumps(place))
         while len(list(Path(folder).iterdir())) < places:
             time.sleep(0.01)
 
@@ -144,6 +147,13 @@ def test_as_many_configs_as_it_has_places_are_measured_at_once(
         (Outcome.FITS, number) for number in range(places)
     ]
     assert all(each.step_seconds and each.seconds > 0 for each in found)
+
+    if isinstance(executor, PoolExecutor):  # each in its own place
+        seen = [json.loads(path.read_text()) for path in tmp_path.iterdir()]
+        assert sorted(seen, key=lambda place: place[2]) == [
+            [sorted(place.processors), 1, place.card, "1"] for place in PLACES
+        ]
+        assert sorted(os.sched_getaffinity(0)) == PROCESSORS
 
 
 @pytest.mark.parametrize(
@@ -198,7 +208,7 @@ def test_a_workload_that_cannot_be_sent_is_the_users_error(executor: Executor) -
 
 
 def test_it_finds_the_hardware_and_the_traits(executor: Executor) -> None:
-    hardware, traits = executor.look(tiny.transformer_workload(), "cpu", GIB)
+    hardware, traits = executor.inspect(tiny.transformer_workload(), "cpu", GIB)
     assert (hardware.device, traits.blocks) == ("cpu", 3)
     assert executor.detect("cpu").name == hardware.name
 
@@ -210,7 +220,7 @@ def test_whatever_it_runs_ends_when_time_is_over(executor: Executor) -> None:
         with pytest.raises(
             ProbeError, match=r"looking at the model took more than [01] s"
         ) as caught:
-            executor.look(doing(lambda: time.sleep(600)), "cpu", GIB)
+            executor.inspect(doing(lambda: time.sleep(600)), "cpu", GIB)
     finally:
         executor.end_by(math.inf)
     assert "time limit" in caught.value.remedy
@@ -226,43 +236,36 @@ def ctrl_c() -> Iterator[None]:
     signal.signal(signal.SIGINT, before)
 
 
-def test_ctrl_c_comes_through_and_closing_leaves_nothing_behind(
+def test_ctrl_c_comes_through_and_giving_up_frees_everyone_else_who_waits(
     executor: Executor, tmp_path: Path, ctrl_c: None
 ) -> None:
     """The last one that the tests' shared executor serves: it has ended then."""
+    workload, places = hanging(tmp_path), executor.places
+    waiting: list[Future[Measurement]] = []
 
     def press() -> None:
-        hung(tmp_path, executor.devices)
+        hung(tmp_path, executor.devices)  # what the main thread waits for
+        # one more than there are places waits for its turn
+        numbers = range(1, places + 1)
+        waiting.extend(threads.submit(measure, executor, workload, each) for each in numbers)
+        hung(tmp_path, places * executor.devices)
         # which also ends a wait for an answer
         signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
 
-    presser = threading.Thread(target=press)
-    with pytest.raises(KeyboardInterrupt), executor:
-        presser.start()
-        measure(executor, hanging(tmp_path))
-    presser.join()
-    wait_until_gone(hung(tmp_path, executor.devices))
-
-
-def test_giving_up_frees_everyone_who_waits(
-    factory: Callable[[Path], Executor], tmp_path: Path
-) -> None:
-    executor = factory(tmp_path)
-    count, workload = executor.places, hanging(tmp_path)
-    # one more than there are places waits for its turn
-    with ThreadPoolExecutor(count + 1) as threads:
-        waiting = [
-            threads.submit(measure, executor, workload, number) for number in range(count + 1)
-        ]
-        children = hung(tmp_path, count * executor.devices)
+    with ThreadPoolExecutor(places + 1) as threads:
+        presser = threads.submit(press)
+        with pytest.raises(KeyboardInterrupt):
+            measure(executor, workload)
+        presser.result()
         executor.give_up()
         assert all(isinstance(each.exception(timeout=60), ProbeError) for each in waiting)
+
     with pytest.raises(ProbeError):  # nor does anything start later
         measure(executor, workload)
     executor.close()
     executor.close()
     executor.give_up()
-    wait_until_gone(children)
+    wait_until_gone(number_in(path) for path in tmp_path.glob("*.hangs"))
 
 
 def test_an_executor_that_still_starts_is_closed_at_once(

@@ -243,6 +243,12 @@ def test_of_a_caller_that_is_killed_nothing_is_left(tmp_path: Path) -> None:
     wait_until(lambda: not stores(caller.pid), "the file where they met is deleted")
 
 
+def test_ranks_of_one_gang_do_not_meet_those_of_another(tmp_path: Path) -> None:
+    gangs = [GangExecutor([], tmp_path, 1.0) for _ in range(2)]
+    one, other = (gang.meeting()[1] for gang in gangs)
+    assert one != other
+
+
 def test_ranks_meet_where_the_directory_of_temporary_files_was_deleted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -592,7 +592,7 @@ def test_what_cannot_be_opened_in_the_child_says_what_to_do(
 
     workload = Workload(model=tiny.MLP, batch=only_here.batch)
     with pytest.raises(InputError, match=r"cannot be opened in a probe process.*only_here"):
-        executor.look(workload, "cpu", GIB)
+        executor.inspect(workload, "cpu", GIB)
     with pytest.raises(InputError, match="only_here"):
         measure(executor, workload)
 
@@ -635,7 +635,7 @@ def test_the_parent_computes_nothing(executor: LocalExecutor) -> None:
     workload = tiny.transformer_workload()
     with Operators() as operators:
         executor.detect("cpu")
-        executor.look(workload, "cpu", GIB)
+        executor.inspect(workload, "cpu", GIB)
         assert measure(executor, workload).fits
     assert operators.seen == 0
     assert not torch.cuda.is_initialized()
@@ -672,21 +672,21 @@ def test_a_device_that_is_not_there(executor: LocalExecutor) -> None:
 
 
 def test_a_look_tells_the_traits(executor: LocalExecutor) -> None:
-    _, traits = executor.look(tiny.transformer_workload(), "cpu", GIB)
+    _, traits = executor.inspect(tiny.transformer_workload(), "cpu", GIB)
     assert (traits.blocks, traits.splits, traits.batch_norm) == (3, True, False)
 
 
 def test_workloads_are_told_apart_alike_in_every_process(executor: LocalExecutor) -> None:
     living = workload_from(tiny.MLP(), [tiny.mlp_workload().batch(4)], tiny.classify)
     told = [
-        executor.look(each, "cpu", GIB)[1].fingerprint
+        executor.inspect(each, "cpu", GIB)[1].fingerprint
         for each in (living, living, tiny.mlp_workload())
     ]
     assert told[0] == told[1] == told[2]
     other = workload_from(
         tiny.MLP(), [tiny.mlp_workload().batch(4)], lambda model, batch: model(batch[0]).mean()
     )
-    assert executor.look(other, "cpu", GIB)[1].fingerprint not in (None, told[0])
+    assert executor.inspect(other, "cpu", GIB)[1].fingerprint not in (None, told[0])
 
 
 def test_a_look_at_a_factory_that_raises_blames_it(executor: LocalExecutor) -> None:
@@ -696,19 +696,19 @@ def test_a_look_at_a_factory_that_raises_blames_it(executor: LocalExecutor) -> N
     with pytest.raises(
         InputError, match=r"model factory raised ValueError: no such layer \(at .*test_local.py:"
     ):
-        executor.look(Workload(model=broken, batch=lambda n: torch.ones(n)), "cpu", GIB)
+        executor.inspect(Workload(model=broken, batch=lambda n: torch.ones(n)), "cpu", GIB)
 
 
 def test_a_look_that_dies_or_hangs_is_a_probe_error(
     executor: LocalExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(ProbeError, match=r"ended its process: killed by SIGSEGV"):
-        executor.look(doing(lambda: os.kill(os.getpid(), signal.SIGSEGV)), "cpu", GIB)
+        executor.inspect(doing(lambda: os.kill(os.getpid(), signal.SIGSEGV)), "cpu", GIB)
     monkeypatch.setattr("autofit.probe.executors.LOOK_SECONDS", 0.5)
     with pytest.raises(ProbeError, match="took more than"):
-        executor.look(doing(lambda: time.sleep(600)), "cpu", GIB)
+        executor.inspect(doing(lambda: time.sleep(600)), "cpu", GIB)
     monkeypatch.undo()
-    assert executor.look(tiny.mlp_workload(), "cpu", GIB)
+    assert executor.inspect(tiny.mlp_workload(), "cpu", GIB)
 
 
 def test_parametrized_modules_reach_the_child(executor: LocalExecutor) -> None:

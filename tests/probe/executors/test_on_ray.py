@@ -76,7 +76,7 @@ def cluster_of(gang: Gang, end: Callable[[Any], None], *, shares_nodes: bool = F
         "world": 1,
         "processors": 1,
         "sharing": 1,
-        "room": lambda: 2,
+        "free_slots": lambda: 2,
         "give_back": lambda _: None,
     }
     return SimpleNamespace(

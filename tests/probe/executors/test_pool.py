@@ -1,8 +1,9 @@
-"""The pool: each worker in its own place, and what needs the host measured one at a time."""
+"""The pool: what needs the host is measured one at a time, and gangs have places of their own.
+
+That each worker measures in its own place is tested with all executors.
+"""
 
 import contextlib
-import json
-import os
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -11,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from autofit.core.budget import Budget
 from autofit.core.config import Config
@@ -21,8 +21,7 @@ from autofit.core.workload import Workload
 from autofit.probe import Place, Plan, PoolExecutor, Request
 from autofit.probe.executors import pool as workers_module
 from tests import tiny
-from tests.probe.bare import bare
-from tests.probe.executors.test_conformance import PLACES, PROCESSORS, doing, measure
+from tests.probe.executors.test_conformance import PLACES
 
 BUDGET, QUICK = Budget(GIB, 4 * GIB), Plan(min_steps=2, max_steps=2)
 
@@ -31,50 +30,6 @@ def side_by_side(action: Callable[[int], Any]) -> list[Any]:
     """What the action returned of 0 and 1, called at the same time."""
     with ThreadPoolExecutor(2) as pool:
         return list(pool.map(action, range(2)))
-
-
-def test_each_measures_in_its_own_place(tmp_path: Path) -> None:
-    folder = str(tmp_path)
-
-    def meet() -> None:
-        told = os.environ["CUDA_VISIBLE_DEVICES"], os.environ["OMP_NUM_THREADS"]
-        seen = Path(folder) / f"{os.getpid()}.json"
-        if not seen.exists():
-            seen.write_text(
-                json.dumps([sorted(os.sched_getaffinity(0)), torch.get_num_threads(), *told])
-            )
-        while len(list(Path(folder).glob("*.json"))) < 2:  # else one worker could do both
-            time.sleep(0.01)
-
-    with bare(lambda: PoolExecutor(PLACES, tmp_path, 120.0)) as executor:
-        workload = doing(meet)
-        side_by_side(lambda number: measure(executor, workload, number))
-    found = sorted(
-        (json.loads(path.read_text()) for path in tmp_path.glob("*.json")), key=lambda each: each[2]
-    )
-    assert found == [[sorted(place.processors), 1, place.card, "1"] for place in PLACES]
-    assert sorted(os.sched_getaffinity(0)) == PROCESSORS
-
-
-@pytest.mark.slow
-def test_gangs_measure_at_once(tmp_path: Path) -> None:
-    """Ranks of each config meet those of the other, of whom each gang has its own."""
-    folder = str(tmp_path)
-
-    def meet() -> None:
-        (Path(folder) / f"{os.getpid()}.rank").write_text(os.environ["CUDA_VISIBLE_DEVICES"])
-        while len(list(Path(folder).glob("*.rank"))) < 4:
-            time.sleep(0.01)
-
-    places = [Place(number, card=str(number)) for number in range(4)]
-    with bare(lambda: PoolExecutor(places, tmp_path, 120.0, 2)) as executor:
-        assert (executor.places, executor.devices) == (2, 2)
-        workload = doing(meet)
-        side_by_side(lambda number: measure(executor, workload, number))
-    assert sorted(path.read_text() for path in tmp_path.glob("*.rank")) == ["0", "1", "2", "3"]
-    assert {f"000{number}{rank}.log" for number in (0, 1) for rank in ("", "-rank-1")} <= {
-        path.name for path in tmp_path.iterdir()
-    }
 
 
 class Counting:
