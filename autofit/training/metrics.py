@@ -59,10 +59,12 @@ class MetricsFile(Recorder):
         self._open(first_step)
 
     def _open(self, first_step: int) -> None:
+        """Open the file, without the lines of later steps."""
         path = self._path
         # somebody's folder must not keep a run from going on
         if path.exists() and not path.is_file():
-            path.rename(path.with_name(f"{path.name}.{time.time_ns()}.aside"))
+            aside = f"{path.name}.{time.time_ns()}.aside"
+            path.rename(path.with_name(aside))
 
         if path.exists():
             kept = [line for line, step in _lines(path) if step <= first_step]
@@ -132,7 +134,11 @@ class TensorBoard(Recorder):
         self._writer: Any = SummaryWriter(str(directory))
 
     def __call__(self, report: StepReport) -> None:
-        values = {"loss": report.loss, "lr": report.lr, "gradient_norm": report.gradient_norm}
+        values = {
+            "loss": report.loss,
+            "lr": report.lr,
+            "gradient_norm": report.gradient_norm,
+        }
         if report.seconds:
             values["samples_per_second"] = report.samples / report.seconds
         values |= vars(report.memory)
