@@ -43,7 +43,7 @@ def train(
     trust_remote_code: options.TrustRemoteCode = False,
     steps: options.Steps = None,
     epochs: options.Epochs = None,
-    lr: options.LearningRate = 1e-4,
+    lr: options.LearningRate = None,
     weight_decay: options.WeightDecay = 0.0,
     schedule: options.Schedule = "constant",
     warmup_steps: options.WarmupSteps = 0,
@@ -70,7 +70,8 @@ def train(
         check_readable(Path(weights), "the directory")
     if memory_snapshot and output is None:
         raise InputError("--memory-snapshot has nowhere to write to.", "Give --output DIR.")
-    Hyperparameters(lr, weight_decay, schedule, warmup_steps, max_grad_norm, seed)
+    rate = Hyperparameters.lr if lr is None else lr
+    Hyperparameters(rate, weight_decay, schedule, warmup_steps, max_grad_norm, seed)
     length_of_training(epochs, steps)
     check_learn(learn)
     check_devices(devices, 1)
