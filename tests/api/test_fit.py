@@ -192,7 +192,7 @@ def test_a_learning_rate_that_nobody_gave_is_told() -> None:
             listener=events.append,
             **given,
         )
-        assert [report.lr for report in trained.history] == [2e-5]
+        assert [report.lr for report in trained.history] == [given.get("lr", 2e-5)]
         return [event.text for event in events if isinstance(event, Note)]
 
     assert told() == [
