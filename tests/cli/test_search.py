@@ -2,6 +2,7 @@
 
 import contextlib
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -222,10 +223,11 @@ def test_a_prediction_is_shown_exported_and_reported_as_one(here: Path, run: Run
 
 
 class Interrupted:
-    """An executor in which Ctrl-C is pressed at the third probe."""
+    """An executor in which a signal comes at the third probe."""
 
-    def __init__(self, executor: Any) -> None:
+    def __init__(self, executor: Any, number: signal.Signals) -> None:
         self._executor = executor
+        self._number = number
         self._probes = 0
 
     def __enter__(self) -> Any:
@@ -243,17 +245,20 @@ class Interrupted:
     def measure(self, *arguments: Any, **options: Any) -> Any:
         self._probes += 1
         if self._probes == 3:
-            raise KeyboardInterrupt
+            signal.raise_signal(self._number)
         return self._executor.measure(*arguments, **options)
 
 
 @pytest.mark.usefixtures("here")
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupt_shows_what_was_found(
-    executor: Any, run: Run, monkeypatch: pytest.MonkeyPatch
+    executor: Any, run: Run, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
 ) -> None:
-    monkeypatch.setattr("autofit.tuning.measured.LocalExecutor", lambda *_: Interrupted(executor))
+    interrupted = Interrupted(executor, number)
+    monkeypatch.setattr("autofit.tuning.measured.LocalExecutor", lambda *_: interrupted)
     printed = run(*PLAIN, "--json")
-    assert printed.code == 130
+    assert printed.code == 128 + number
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
     assert "interrupted; go on with --resume --out" in printed.err
     assert printed.json["stopped_by"] == "interrupt"
     assert len(printed.json["trials"]) == 2
