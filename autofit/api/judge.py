@@ -16,7 +16,7 @@ from autofit.core.learning_rates import default_learning_rate
 from autofit.core.options import SearchOptions
 from autofit.core.result import Result, SavedResult, tier
 from autofit.core.workload import Hyperparameters, Workload
-from autofit.models.config_json import is_hub_id
+from autofit.models.config_json import check_weights
 from autofit.probe import Executor
 from autofit.report.learning import learning_lines
 from autofit.training.loop import StepReport
@@ -63,9 +63,8 @@ class Judge:
         require(fine, "the seconds of judging must be more than 0", self.seconds)
 
         check_readable(expanded(self.data, "data"), "the data file")
-        is_on_hub = isinstance(self.weights, str) and is_hub_id(self.weights)
-        if self.weights is not None and not is_on_hub:
-            check_readable(expanded(self.weights, "weights"), "the directory")
+        if self.weights is not None:
+            check_weights(self.weights)
 
     def check(self, workload: Workload, options: SearchOptions) -> None:
         """Raise an InputError where it cannot judge.

@@ -2,7 +2,6 @@
 
 import os
 import sys
-from pathlib import Path
 from typing import NoReturn
 
 import typer
@@ -26,7 +25,7 @@ from autofit.core.workload import (
     length_of_training,
 )
 from autofit.models import named_by
-from autofit.models.config_json import is_hub_id
+from autofit.models.config_json import check_weights
 from autofit.report.terminal import Terminal
 
 
@@ -66,8 +65,8 @@ def train(
     """
     if from_scratch == (weights is not None):
         raise InputError("say what to start from.", "Give either --weights DIR or --from-scratch.")
-    if weights is not None and not is_hub_id(weights):
-        check_readable(Path(weights), "the directory")
+    if weights is not None:
+        check_weights(weights)
     if memory_snapshot and output is None:
         raise InputError("--memory-snapshot has nowhere to write to.", "Give --output DIR.")
     rate = Hyperparameters.lr if lr is None else lr
