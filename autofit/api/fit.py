@@ -26,6 +26,7 @@ from autofit.core.errors import (
 from autofit.core.events import Event, Listener, Note
 from autofit.core.files import check_output, expanded, locked, write_atomically
 from autofit.core.layout import Layout, dividing, fitted_to
+from autofit.core.learning_rates import default_learning_rate, learning_rate_note
 from autofit.core.options import SearchOptions, check_devices, search_options
 from autofit.core.place import given_place, is_started_again, note_run
 from autofit.core.record import RECORD, Record
@@ -163,7 +164,8 @@ def fit(
         split: (batch, size) -> a list of micro-batches, for samples that are not along dim 0.
         count: batch -> number of the terms that the loss averages over, where that is not found by
             itself.
-        lr: the learning rate, the maximum of the schedule; default: 1e-4, of which a note tells.
+        lr: the learning rate, the maximum of the schedule; default: 2e-5 where all weights are
+            trained, 2e-4 beside adapters, of which a note tells.
         epochs, steps: how long, one of them; default: one pass over the loader.
         optimizer: a value of the knob of that name, or a function from parameter groups to an
             optimizer of one's own, whose learning rate the loop sets; default: the search chooses.
@@ -243,9 +245,6 @@ def fit(
     listener = _without_repeats(listener or log_event)
     if not is_first:
         listener = _silent
-    if lr is None:
-        lr = Hyperparameters.lr
-        listener(Note(f"lr is not given: the learning rate is {lr:g}."))
 
     settings = dict(options.pop("set", {}))
     fixed = _named_optimizer(optimizer)
@@ -279,7 +278,14 @@ def fit(
         session = Session(
             workload,
             model,
-            Hyperparameters(lr, weight_decay, schedule, warmup_steps, max_grad_norm, seed),
+            Hyperparameters(
+                Hyperparameters.lr if lr is None else lr,
+                weight_decay,
+                schedule,
+                warmup_steps,
+                max_grad_norm,
+                seed,
+            ),
             CheckpointPolicy(directory, is_resumed, checkpoint_every, keep_last),
             callbacks=tuple(callbacks),
             listener=lambda text: listener(Note(text)),
@@ -342,6 +348,11 @@ def fit(
                 listener=listener,
             )
         config = fitted_to(config, world, effective)
+        if lr is None:
+            listener(Note(learning_rate_note(config)))
+            rate = default_learning_rate(config)
+            learning = dataclasses.replace(session.hyperparameters, lr=rate)
+            session = dataclasses.replace(session, hyperparameters=learning)
 
         run = session.run
         if world > 1:

@@ -4,7 +4,7 @@ from typing import Any
 
 import autofit.cli.options as options
 from autofit.cli.output import heavy, print_answer, print_json
-from autofit.core.errors import InputError
+from autofit.core.errors import InputError, NothingFitsError
 from autofit.core.knobs import check_knobs
 from autofit.core.options import parse_settings, search_options, single_values
 from autofit.core.result import knobs_of
@@ -81,11 +81,12 @@ def estimate(
     predict = heavy("autofit.api.estimate", "predict")
     prediction = predict(model, config, devices=devices, **budget, **given)
     answer = prediction.to_dict()
+    code = NothingFitsError.exit_code if answer["fits"] == "no" else 0
     if as_json:
         if alternatives:
             answer |= heavy("autofit.api.what_if", "what_if")(prediction)
         print_json(answer)
-        return 0
+        return code
 
     Terminal().print(estimate_table(answer))  # before the alternatives, which take longer
     if alternatives is not False:
@@ -94,4 +95,4 @@ def estimate(
             Terminal().print(experts_line(experts))
         answer |= heavy("autofit.api.what_if", "what_if")(prediction)
         Terminal().print(around_table(answer))
-    return 0
+    return code

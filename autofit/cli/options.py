@@ -298,7 +298,9 @@ JudgeTime = Annotated[
 ]
 JudgeLr = Annotated[
     float | None,
-    _option(_SEARCH, "Learning rate of all; default 1e-4.", "RATE"),
+    _option(
+        _SEARCH, "Learning rate of all; default 2e-5 for full training, 2e-4 with LoRA.", "RATE"
+    ),
 ]
 Objective = Annotated[
     str,
@@ -362,8 +364,8 @@ Epochs = Annotated[
     _option(_LEARNING, "Passes over the data; default 1.", "N"),
 ]
 LearningRate = Annotated[
-    float,
-    _option(_LEARNING, "Learning rate.", "RATE"),
+    float | None,
+    _option(_LEARNING, "Learning rate; default 2e-5, with LoRA 2e-4.", "RATE"),
 ]
 WeightDecay = Annotated[
     float,

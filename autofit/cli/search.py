@@ -5,10 +5,11 @@ from pathlib import Path
 from typing import Any
 
 import autofit.cli.options as options
-from autofit.cli.output import INTERRUPTED, heavy, print_json
-from autofit.core.errors import InputError, NothingFitsError, ProbeError
+from autofit.cli.output import heavy, print_error, print_json
+from autofit.core.errors import InputError, NothingFitsError
 from autofit.core.events import Event, Note
 from autofit.core.files import check_readable
+from autofit.core.interrupts import AsCtrlC
 from autofit.core.knobs import SETTABLE
 from autofit.core.learning import check_judging
 from autofit.core.options import parse_settings, search_options, seconds_of
@@ -24,10 +25,6 @@ from autofit.report.live import LiveDisplay
 from autofit.report.predicted import predicted_view
 from autofit.report.table import result_table
 from autofit.report.terminal import Terminal
-
-_REMEDY = (
-    "Run on a machine with the card to measure, or search for the CPU with --device cpu --mem GIB."
-)
 
 
 def search(
@@ -155,38 +152,41 @@ def search(
             )
             data = weights = None  # are the judge's
 
-        result = heavy("autofit.api.search", "search")(
-            model,
-            task=task,
-            seq_len=seq_len,
-            effective_batch=effective_batch,
-            trust_remote_code=trust_remote_code,
-            listener=listener,
-            judge=judging,
-            data=data,
-            weights=weights,
-            **dict(checked),
-        )
+        search_for_result = heavy("autofit.api.search", "search")
+        signals = stack.enter_context(AsCtrlC())
+        try:
+            result = search_for_result(
+                model,
+                task=task,
+                seq_len=seq_len,
+                effective_batch=effective_batch,
+                trust_remote_code=trust_remote_code,
+                listener=listener,
+                judge=judging,
+                data=data,
+                weights=weights,
+                **dict(checked),
+            )
+        except KeyboardInterrupt:  # before there was anything to go on with
+            print_error("interrupted.", "", as_json)
+            return signals.exit_code
 
     _print_result(result, as_json, as_markdown, tolerance)
     if result.was_interrupted:
         message = f"interrupted; go on with --resume --out {shell_path(str(result.run_directory))}"
         stderr.print(message, markup=False, highlight=False, soft_wrap=True)
-        return INTERRUPTED
+        return signals.exit_code
 
     if result.config is None:
         stderr.print(nothing_fits_view(result))
         return NothingFitsError.exit_code
-    return 0 if result.best else ProbeError.exit_code
+    return 0
 
 
 def _print_result(result: Any, as_json: bool, as_markdown: bool, tolerance: float) -> None:
     """Print the answer to stdout; nothing where there is none and no other form was asked for."""
     if as_json:
-        answer = result.to_json()
-        if result.predicted_best is not None:  # its exit code is an error's, which the object names
-            answer["error"] = {"message": result.notes[0], "remedy": _REMEDY}
-        print_json(answer)
+        print_json(result.to_json())
     elif as_markdown and result.run_directory:
         report = heavy("autofit.report.run_report", "report")
         print(report([Path(result.run_directory)], "md", None))

@@ -255,7 +255,7 @@ def single_values(settings: Mapping[str, tuple[Value, ...]]) -> dict[str, Value]
 
 def seconds_of(text: str) -> float:
     """Seconds of a time such as 90, 90s, 10m or 1.5h; raises InputError for other text."""
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([smh]?)\s*", text)
+    match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([smh]?)\s*", text)
     if not match:
         raise InputError(f"a time cannot be {text!r}.", "For example 90s, 10m or 1h.")
     return float(match[1]) * _SECONDS[match[2]]

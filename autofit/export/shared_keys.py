@@ -10,8 +10,8 @@ from pathlib import PurePath
 from typing import Any
 
 from autofit.core.knobs.lora_alpha import USUAL_ALPHA
+from autofit.core.learning_rates import default_hyperparameters
 from autofit.core.tasks import task_named
-from autofit.core.workload import Hyperparameters
 from autofit.export.source import LEARNT, ExportSource, batches_fit
 from autofit.export.tool import Request, Share, ToolKeys
 from autofit.export.trainer import (
@@ -169,7 +169,8 @@ def optimizer_class(
     request: Request, path: str, options: str, foreach: Mapping[str, Any] | None = None
 ) -> ToolKeys:
     """`optimizer` by its class; `foreach` are further options of `adamw-foreach`."""
-    value, learning = str(request.config.optimizer), Hyperparameters()
+    value = str(request.config.optimizer)
+    learning = default_hyperparameters(request.config)
     narrow = value in OF_BF16
     name, own = _OPTIMIZERS.get(value, _OPTIMIZERS["adamw-8bit-sr" if narrow else "adamw"])
     given = {"lr": learning.lr, "weight_decay": learning.weight_decay}

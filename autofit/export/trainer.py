@@ -14,9 +14,9 @@ from autofit.core.knobs import is_off
 from autofit.core.knobs.lora_alpha import USUAL_ALPHA
 from autofit.core.knobs.optimizer import KEEP_SMALL_UPDATES
 from autofit.core.layout import Layout
+from autofit.core.learning_rates import default_hyperparameters
 from autofit.core.task import Task
 from autofit.core.tasks.custom import CUSTOM
-from autofit.core.workload import Hyperparameters
 from autofit.export.fragments import Parts
 from autofit.export.source import Deviation, batch_sizes, cached_casts
 
@@ -106,7 +106,11 @@ class TrainerCase:
 def trainer_keywords(case: TrainerCase) -> TrainerKeywords:
     """Everything that Trainer is given to run the config as it was measured. Raises InputError where batch sizes are
     missing or contradict, or Trainer refuses a value."""
-    always = {**learning(), "remove_unused_columns": False, "use_cpu": case.device == "cpu"}
+    always = {
+        **learning(case.config),
+        "remove_unused_columns": False,
+        "use_cpu": case.device == "cpu",
+    }
     together = TrainerKeywords(arguments=always)
     for name, value in case.config.items():
         if name in TRAINER_KNOBS:
@@ -118,9 +122,9 @@ def trainer_keywords(case: TrainerCase) -> TrainerKeywords:
     return together.joined(TrainerKeywords(deviations=cached_casts("Trainer", case.config)))
 
 
-def learning(schedule: str = "lr_scheduler_type") -> dict[str, Any]:
+def learning(config: Config, schedule: str = "lr_scheduler_type") -> dict[str, Any]:
     """autofit's defaults by Trainer's names; Trainer has others (it clips at 1.0)."""
-    defaults = Hyperparameters()
+    defaults = default_hyperparameters(config)
     return {
         "learning_rate": defaults.lr,
         schedule: defaults.schedule,

@@ -6,7 +6,7 @@ Calls that only try a loss out leave nothing behind in the user's counters and l
 
 import functools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import CodeType, FunctionType, MethodType, ModuleType
@@ -30,23 +30,18 @@ class CallState:
     """The numbers and lists that a loss, and a model, hold now."""
 
     def __init__(self, loss: Any, model: nn.Module | None = None) -> None:
-        scopes = list(_scopes(loss))
-        buffers: list[_Slot] = []
+        slots = list(_of_function(loss))
         if model is not None:
-            scopes += map(vars, model.modules())
-            buffers = _of_buffers(model)
-
-        slots = []
-        for scope in scopes:
-            slots += [_of_key(scope, key) for key in scope]
+            slots += _of_modules(model)
         slots += _of_cells(loss)
-        slots += buffers
+        if model is not None:
+            slots += _of_buffers(model)
 
         self._numbers = []
         lists = {}
         for slot in slots:
             value = slot.read()
-            if _is_number(value):
+            if type(value) in (int, float) and math.isfinite(value):
                 self._numbers.append((slot, value))
             elif type(value) is list:
                 lists[id(value)] = value
@@ -87,25 +82,29 @@ class CallState:
             del items[length:]
 
 
-def _is_number(value: Any) -> bool:
-    return type(value) in (int, float) and math.isfinite(value)
+def _in_scope(scope: dict[str, Any], names: Iterable[str]) -> Iterator[_Slot]:
+    """The places of names in a module, an object or a dict."""
+    for name in names:
+        read = functools.partial(scope.get, name)
+        write = functools.partial(scope.__setitem__, name)
+        yield _Slot(str(name), read, write)
 
 
-def _of_key(scope: dict[str, Any], key: str) -> _Slot:
-    read = functools.partial(scope.get, key)
-    write = functools.partial(scope.__setitem__, key)
-    return _Slot(str(key), read, write)
+def _of_modules(model: nn.Module) -> Iterator[_Slot]:
+    """The attributes of a model's modules."""
+    for module in model.modules():
+        yield from _in_scope(vars(module), vars(module))
 
 
-def _of_buffers(model: nn.Module) -> list[_Slot]:
-    slots = []
+def _of_buffers(model: nn.Module) -> Iterator[_Slot]:
+    """The buffers of a model that hold one number."""
     for name, buffer in model.named_buffers():
         if buffer.numel() == 1 and not buffer.is_complex():
-            slots.append(_Slot(name, buffer.item, buffer.fill_))
-    return slots
+            yield _Slot(name, buffer.item, buffer.fill_)
 
 
 def _without_partial(loss: Any) -> Any:
+    """The function that a partial function calls."""
     while isinstance(loss, functools.partial):
         loss = loss.func
     return loss
@@ -117,25 +116,25 @@ def _function(loss: Any) -> FunctionType | None:
     if isinstance(loss, MethodType):
         loss = loss.__func__
     elif not isinstance(loss, FunctionType):
-        loss = vars(type(loss)).get("forward" if isinstance(loss, nn.Module) else "__call__")
+        method = "forward" if isinstance(loss, nn.Module) else "__call__"
+        loss = vars(type(loss)).get(method)
 
     if isinstance(loss, FunctionType):
         return loss
     return None
 
 
-def _of_cells(loss: Any) -> list[_Slot]:
-    """The variables of functions around it."""
+def _of_cells(loss: Any) -> Iterator[_Slot]:
+    """The variables of functions around a loss."""
     function = _function(loss)
     if function is None:
-        return []
+        return
 
-    slots = []
-    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+    names = function.__code__.co_freevars
+    for name, cell in zip(names, function.__closure__ or (), strict=True):
         read = functools.partial(_content, cell)
         write = functools.partial(setattr, cell, "cell_contents")
-        slots.append(_Slot(name, read, write))
-    return slots
+        yield _Slot(name, read, write)
 
 
 def _content(cell: Any) -> Any:
@@ -146,16 +145,16 @@ def _content(cell: Any) -> Any:
         return None
 
 
-def _scopes(loss: Any) -> Iterator[dict[str, Any]]:
+def _of_function(loss: Any) -> Iterator[_Slot]:
     """The attributes of a loss, the global names that it uses, and what these hold."""
     plain = _without_partial(loss)
     found: list[Any] = [getattr(plain, "__self__", plain)]
     function = _function(loss)
     if function is not None:
         module = function.__globals__
-        used = {name: module[name] for name in names_of(function.__code__) if name in module}
-        yield _Globals(module, used)
-        found += used.values()
+        used = [name for name in names_of(function.__code__) if name in module]
+        yield from _in_scope(module, used)
+        found += map(module.__getitem__, used)
         found += [slot.read() for slot in _of_cells(loss)]
         found += function.__defaults__ or ()
 
@@ -166,25 +165,11 @@ def _scopes(loss: Any) -> Iterator[dict[str, Any]]:
         seen.add(id(value))
 
         if isinstance(value, nn.Module):
-            yield from map(vars, value.modules())
+            yield from _of_modules(value)
         elif type(value) is dict:
-            yield value
+            yield from _in_scope(value, value)
         elif isinstance(getattr(value, "__dict__", None), dict):
-            yield vars(value)
-
-
-class _Globals(dict[str, Any]):
-    """Some names of a module; writing one writes that of the module."""
-
-    def __init__(self, module: dict[str, Any], names: dict[str, Any]) -> None:
-        super().__init__(names)
-        self._module = module
-
-    def get(self, name: str, default: Any = None) -> Any:
-        return self._module.get(name, default)
-
-    def __setitem__(self, name: str, value: Any) -> None:
-        self._module[name] = value
+            yield from _in_scope(vars(value), vars(value))
 
 
 def names_of(code: CodeType) -> set[str]:

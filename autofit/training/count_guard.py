@@ -34,7 +34,9 @@ class CountGuard:
         """
         setup = self._setup
         traits = setup.workload.traits
-        if traits is None or traits.count is None or not traits.rivals or not part.counts:
+        if traits is None or traits.count is None:
+            return
+        if not traits.rivals or not part.counts:
             return
         if not self._differing(traits.count, traits.rivals, part):
             return
@@ -69,7 +71,8 @@ class CountGuard:
             if _leaves_nothing_out(rival, part.batch) and chosen.kind == "samples":
                 continue
 
-            slices = slices or list(split(part.batch, self._setup.micro_batch_size, cut))
+            if not slices:
+                slices = list(split(part.batch, self._setup.micro_batch_size, cut))
             ours = [counted(chosen, micro_batch, cut) for micro_batch in slices]
             theirs = [counted(rival, micro_batch, cut) for micro_batch in slices]
             if not _are_proportional(ours, theirs):
@@ -88,6 +91,7 @@ def _leaves_nothing_out(count: Count, batch: object) -> bool:
 
 
 def _are_proportional(ours: list[float], theirs: list[float]) -> bool:
+    """Whether slices weigh the same by two counts."""
     our_total = sum(ours)
     their_total = sum(theirs)
     if not our_total or not their_total:

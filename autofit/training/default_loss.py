@@ -40,8 +40,10 @@ def default_loss(model: nn.Module, batch: Any) -> Any:
 
     remedy = _remedy(batch)
     if loss is None and output is not None:
-        message = f"{name} computed no loss of the batch."
-        raise InputError(message, f"Put labels in the batch, or p{remedy[1:]}")
+        raise InputError(
+            f"{name} computed no loss of the batch.",
+            f"Put labels in the batch, or p{remedy[1:]}",
+        )
 
     if isinstance(output, tuple | list) and output:
         first = output[0]
@@ -50,7 +52,8 @@ def default_loss(model: nn.Module, batch: Any) -> Any:
             stars = "**" if kwargs else "*"
             remedy = f"Pass loss=lambda model, batch: model({stars}batch)[0], if that is one."
 
-    message = f"{name} returned {_described(output)}, which is no loss, and none is given."
+    returned = _described(output)
+    message = f"{name} returned {returned}, which is no loss, and none is given."
     raise InputError(message, remedy)
 
 
@@ -108,7 +111,10 @@ def _signature(model: nn.Module) -> inspect.Signature | None:
 
 
 def is_several(losses: Any) -> bool:
-    """Whether they are losses of several optimizers, or of several parts of one."""
+    """Whether they are losses of several optimizers, or of several parts of one loss.
+
+    Given as a mapping or a list; while gradients are computed, each must need one.
+    """
     values = losses
     if isinstance(losses, Mapping):
         values = list(losses.values())
@@ -139,12 +145,14 @@ def check_call(model: nn.Module, batch: Any) -> None:
         raise _untaken(model, untaken)
 
     given = _described(batch)
-    forward = f"{type(model).__name__}.forward({', '.join(signature.parameters)})"
+    names = ", ".join(signature.parameters)
+    forward = f"{type(model).__name__}.forward({names})"
     message = f"a batch is {given}, which {forward} does not take, and no loss is given."
     raise InputError(message, _remedy(batch))
 
 
 def _binds(signature: inspect.Signature, /, *args: Any, **columns: Any) -> bool:
+    """Whether a function of this signature takes the arguments."""
     try:
         signature.bind(*args, **columns)
     except TypeError:
@@ -164,8 +172,10 @@ def check_loss_function(loss: Any) -> None:
         message = f"the loss must be a function of (model, batch), not {shown(loss)}."
         raise InputError(message, _remedy(()))
 
-    message = f"{name} is a function of outputs and targets; a loss is one of (model, batch)."
-    raise InputError(message, f"Pass loss=lambda model, batch: {name}(model(batch[0]), batch[1]).")
+    raise InputError(
+        f"{name} is a function of outputs and targets; a loss is one of (model, batch).",
+        f"Pass loss=lambda model, batch: {name}(model(batch[0]), batch[1]).",
+    )
 
 
 def _arguments(batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -194,12 +204,14 @@ def _remedy(batch: Any) -> str:
 
 
 def _described(value: Any) -> str:
+    """What a batch or an output is, for messages."""
     if isinstance(value, torch.Tensor):
         return f"a tensor of shape {tuple(value.shape)}"
 
     kind = f"a {type(value).__name__}"
     if hasattr(value, "keys"):
-        return f"{kind} of {', '.join(map(str, value.keys()))}"
+        names = ", ".join(map(str, value.keys()))
+        return f"{kind} of {names}"
     if isinstance(value, tuple | list):
         return f"{kind} of {len(value)}"
     return kind

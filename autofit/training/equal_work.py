@@ -74,7 +74,7 @@ def samples_to_try(setup: Setup, batch: Any) -> int:
         return _LEAST_SAMPLES
 
     samples = sample_count(batch, setup.workload.split)
-    numbers = sum(map(torch.Tensor.numel, tensors(shortened(batch)))) // samples
+    numbers = sum(tensor.numel() for tensor in tensors(shortened(batch))) // samples
     wanted = min(_MOST_SAMPLES, _MOST_NUMBERS // max(1, numbers))
     return max(_LEAST_SAMPLES, wanted)
 
@@ -100,7 +100,8 @@ def prove(setup: Setup, batch: Any, more: Any = None) -> Proof:
 
 
 def _size(model: nn.Module) -> int:
-    return sum(map(torch.Tensor.numel, model.parameters()))
+    """The number of weights."""
+    return sum(weight.numel() for weight in model.parameters())
 
 
 @dataclass(frozen=True)
@@ -138,7 +139,8 @@ def _proof_of(setup: Setup, batch: Any) -> Proof:
 
     proof, problem = _first_proof(setup, trials)
     if isinstance(problem, AlikeError):
-        proof, _ = _first_proof(setup, [_Trial(diversified(batch, setup.model))])
+        trial = _Trial(diversified(batch, setup.model))
+        proof, _ = _first_proof(setup, [trial])
     if proof:
         return proof
 
@@ -173,6 +175,7 @@ def _first_proof(setup: Setup, trials: Sequence[_Trial]) -> tuple[Proof | None, 
 
 
 def _is_doubtful(proof: Proof) -> bool:
+    """Whether rounding in fp32 may be why it says that the loss cannot be split."""
     return proof.count is None and proof.deviation < _DOUBTFUL
 
 
@@ -182,10 +185,13 @@ def _of_both(supposed: Proof | None, proof: Proof) -> Proof:
         return proof
 
     accepted = (proof.count, *proof.rivals)
-    common = [count for count in (supposed.count, *supposed.rivals) if count and count in accepted]
+    candidates = (supposed.count, *supposed.rivals)
+    common = [count for count in candidates if count and count in accepted]
     if not common:
         return proof
-    return Proof(common[0], tuple(common[1:]), deviation=proof.deviation)
+
+    chosen, *rivals = common
+    return Proof(chosen, tuple(rivals), deviation=proof.deviation)
 
 
 def _attempt(setup: Setup, batch: Any, dtype: torch.dtype) -> tuple[Proof | None, Exception | None]:
@@ -244,6 +250,7 @@ def _conditions(model: nn.Module, dtype: torch.dtype) -> Iterator[None]:
 
 
 def _in_format(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """A tensor of real or complex numbers in a format; others stay as they are."""
     if tensor.is_complex():
         return tensor.to(dtype.to_complex())
     if tensor.is_floating_point():
@@ -308,6 +315,7 @@ def _compare(setup: Setup, batch: Any, varied: VariedOutcomes | None, dtype: tor
         return Proof(None, reason=reason, deviation=1.0)
 
     def deviation_of_another_pass(order: Sequence[int]) -> float:
+        """How far the gradient of the samples in another order is from the first one."""
         draws.replay(order)
         with draws:
             gradient, _ = gradients.of(take_samples(batch, order, cut))
@@ -367,6 +375,7 @@ def _held(setup: Setup, proof: Proof, more: Any) -> Proof:
 
 
 def _held_in(setup: Setup, proof: Proof, more: Any, dtype: torch.dtype) -> Proof:
+    """The proof, as far as it holds for more samples in one format."""
     evidence, problem = _first_of_variations(setup, more, dtype, _of_two_slices)
     if evidence is not None:
         return held_by(evidence, proof)

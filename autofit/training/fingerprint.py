@@ -31,7 +31,8 @@ from autofit.training.model_state import stays_in_eval
 # of cached results, measurements and predictions: a new number leaves all older entries unread
 LAYOUT = 2
 _PACKAGE = Path(__file__).parents[1]
-_LIBRARIES = tuple(sysconfig.get_path(kind) for kind in ("stdlib", "purelib", "platlib"))
+# where libraries lie
+INSTALLED = tuple(sysconfig.get_path(kind) for kind in ("stdlib", "purelib", "platlib"))
 
 
 def fingerprint(workload: Workload, model: nn.Module) -> str:
@@ -56,7 +57,9 @@ def cache_key(workload: object, **conditions: Any) -> str:
 
 
 def _digest(facts: Any) -> str:
-    return digest(json.dumps(facts, sort_keys=True, default=str))
+    """A digest of plain data."""
+    text = json.dumps(facts, sort_keys=True, default=str)
+    return digest(text)
 
 
 @functools.cache
@@ -69,8 +72,11 @@ def own_code(*rooms: str) -> str:
     for folder in [_PACKAGE / room for room in rooms] or [_PACKAGE]:
         files = sorted(folder.rglob("*.py"))
         assert files, f"there is no code in {folder}"  # whose changes would go unnoticed
+
         for file in files:
-            found.update(f"{file.relative_to(_PACKAGE)}".encode() + file.read_bytes())
+            name = str(file.relative_to(_PACKAGE))
+            found.update(name.encode())
+            found.update(file.read_bytes())
     return found.hexdigest()[:16]
 
 
@@ -153,10 +159,16 @@ class Code:
             return [kind.__qualname__, self.of(kind), _plain(attributes)]
 
         closure = [self.used(cell.cell_contents) for cell in thing.__closure__ or ()]
-        bound_to = getattr(getattr(thing, "__self__", None), "__dict__", None)
-        values = [_plain(thing.__defaults__), _plain(thing.__kwdefaults__), _plain(bound_to)]
-        code = _bytecode(thing.__code__)
-        return [thing.__qualname__, *code, closure, values, self._globals(thing)]
+        owner = getattr(thing, "__self__", None)
+        attributes = getattr(owner, "__dict__", None)
+        values = [thing.__defaults__, thing.__kwdefaults__, attributes]
+        return [
+            thing.__qualname__,
+            *_bytecode(thing.__code__),
+            closure,
+            list(map(_plain, values)),
+            self._globals(thing),
+        ]
 
     def used(self, value: Any) -> Any:
         """A value that code uses: its code if it is a function or class of the user's own."""
@@ -191,7 +203,8 @@ class Code:
 
         found = []
         for scope in scopes:
-            found += [[name, self.used(scope[name])] for name in names if name in scope]
+            present = filter(scope.__contains__, names)
+            found += [[name, self.used(scope[name])] for name in present]
         return found
 
 
@@ -208,7 +221,8 @@ def _model_facts(model: nn.Module, code: Code) -> Iterator[Any]:
         for key, value in vars(module).items():
             if key[0] != "_" and key != "training":
                 attributes[key] = code.used(value)
-        yield name, f"{kind.__module__}.{kind.__qualname__}", module.extra_repr(), attributes
+        class_name = f"{kind.__module__}.{kind.__qualname__}"
+        yield name, class_name, module.extra_repr(), attributes
 
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         yield name, list(tensor.shape), str(tensor.dtype), tensor.requires_grad
@@ -220,7 +234,8 @@ def _model_facts(model: nn.Module, code: Code) -> Iterator[Any]:
     kinds = set(map(type, model.modules()))
     for kind in sorted(kinds, key=lambda kind: kind.__qualname__):
         library = sys.modules.get(kind.__module__.partition(".")[0])
-        yield kind.__qualname__, code.of(kind), getattr(library, "__version__", None)
+        version = getattr(library, "__version__", None)
+        yield kind.__qualname__, code.of(kind), version
 
 
 def _is_library(thing: Any) -> bool:
@@ -228,9 +243,8 @@ def _is_library(thing: Any) -> bool:
 
     It is not in a notebook, a script, or a module beside one.
     """
-    name = getattr(thing, "__module__", None) or ""
-    if isinstance(thing, types.ModuleType):
-        name = thing.__name__
+    attribute = "__name__" if isinstance(thing, types.ModuleType) else "__module__"
+    name = getattr(thing, attribute, None) or ""
     root = sys.modules.get(name.partition(".")[0])
     if root is None or root.__name__ == "__main__":  # whose file in a probe is autofit's own
         return False
@@ -238,10 +252,11 @@ def _is_library(thing: Any) -> bool:
     file = getattr(root, "__file__", None)
     if file is None:
         return root.__name__ in sys.builtin_module_names
-    return bool(file.startswith(_LIBRARIES))
+    return bool(file.startswith(INSTALLED))
 
 
 def _bytecode(code: types.CodeType) -> list[Any]:
+    """What a function does, without its file and line numbers."""
     constants: list[Any] = []
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):

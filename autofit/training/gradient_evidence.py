@@ -67,8 +67,12 @@ class Evidence:
 
     def columns(self) -> torch.Tensor:
         """The gradients of the slices, [coordinates, slices]; zero where there is none."""
-        zero = torch.zeros_like(self.whole)
-        return torch.stack([zero if part is None else part for part in self.parts], dim=1)
+        columns = []
+        for part in self.parts:
+            if part is None:
+                part = torch.zeros_like(self.whole)
+            columns.append(part)
+        return torch.stack(columns, dim=1)
 
     def deviation(self, weights: torch.Tensor | None) -> float:
         """How far the slices' gradients with these weights are from the whole one, relative."""
@@ -85,8 +89,9 @@ class Evidence:
         is_sum = workload.reduction == "sum"
         number_of = workload.count
         if number_of is None:
-            is_sum = is_sum or (count is not None and count.kind == "sum")
-            number_of = partial(counts.counted, count or counts.SAMPLES, split=workload.split)
+            count = count or counts.SAMPLES
+            is_sum = is_sum or count.kind == "sum"
+            number_of = partial(counts.counted, count, split=workload.split)
 
         numbers = [float(number_of(micro_batch)) for micro_batch in self.slices]
         for number, part in zip(numbers, self.parts, strict=True):
@@ -103,6 +108,7 @@ class Evidence:
         return weights
 
     def _agrees_with_own_counts(self, weights: torch.Tensor) -> bool:
+        """Whether they are the weights by what the loss counted itself, if it did."""
         own = [count for count in self.own_counts if count is not None]
         total = math.fsum(own)
         if len(own) != len(weights) or not total:
@@ -176,7 +182,12 @@ def _best_weights(evidence: Evidence, alike: float) -> torch.Tensor:
         raise AlikeError
 
     weights = torch.zeros(len(evidence.slices), dtype=torch.float64)
-    solved = torch.linalg.lstsq(present, evidence.whole.unsqueeze(1), rcond=alike, driver="gelsd")
+    solved = torch.linalg.lstsq(
+        present,
+        evidence.whole.unsqueeze(1),
+        rcond=alike,
+        driver="gelsd",
+    )
     weights[is_present] = solved.solution[:, 0]
     return weights
 

@@ -8,7 +8,6 @@ import copy
 import dataclasses
 import functools
 import math
-import sysconfig
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -42,7 +41,7 @@ from autofit.training.build import build
 from autofit.training.call_state import CallState
 from autofit.training.default_loss import check_call
 from autofit.training.equal_work import prove, samples_to_try
-from autofit.training.fingerprint import fingerprint
+from autofit.training.fingerprint import INSTALLED, fingerprint
 from autofit.training.gradient_evidence import Proof
 from autofit.training.meta_model import meta_copy, meta_model_from
 from autofit.training.model_state import stays_in_eval
@@ -55,7 +54,6 @@ _BYTES_OF_TRIAL = 8
 _MOST_PARAMETERS = 200_000_000  # of a model that is tried whole, since that takes seconds
 _LOOKED_AT = 32  # samples among which those that differ most are found
 _CORRECT_IT = "Correct it there."
-_INSTALLED = tuple(sysconfig.get_path(kind) for kind in ("stdlib", "purelib", "platlib"))
 # where the user fixes no errors
 _LIBRARIES = (str(Path(torch.__file__).parent), str(Path(autofit.__file__).parent))
 _COUPLED_BY_ROUTERS = (
@@ -93,7 +91,8 @@ def inspect_workload(workload: Workload, hardware: Hardware, budget_bytes: int |
         return traits
 
     if is_large:
-        workload = dataclasses.replace(workload, model=functools.partial(_shallow, workload.model))
+        shallow = functools.partial(_shallow, workload.model)
+        workload = dataclasses.replace(workload, model=shallow)
         with suppress(InputError):
             model = meta_model_from(workload.model)
     if sum(weight.numel() for weight in model.parameters()) <= largest:
@@ -106,6 +105,7 @@ def inspect_workload(workload: Workload, hardware: Hardware, budget_bytes: int |
 
 
 def _unsplit(traits: Traits, note: str) -> Traits:
+    """The traits of a loss that cannot be split, with a note that says why."""
     return dataclasses.replace(traits, splits=False, notes=(*traits.notes, note))
 
 
@@ -126,8 +126,11 @@ def _shallow(factory: Callable[[], Any]) -> nn.Module:
     """
     model = meta_model_from(factory)
     blocks = repeated_blocks(model)
+    if not blocks:
+        return model
+
     for module in model.modules():
-        if isinstance(module, nn.ModuleList | nn.Sequential) and blocks and list(module) == blocks:
+        if isinstance(module, nn.ModuleList | nn.Sequential) and list(module) == blocks:
             del module[2:]
     return model
 
@@ -256,7 +259,8 @@ class Prover:
         workload = self.workload
         with self._calls_undone():
             setup = build(workload, {}, self.hardware)
-            samples = min(samples_to_try(setup, batch), sample_count(batch, workload.split))
+            samples = sample_count(batch, workload.split)
+            samples = min(samples, samples_to_try(setup, batch))
             try:
                 more = samples_of(batch, 0, samples, workload.split)
                 return prove(setup, _few_of(workload, batch), shortened(more))
@@ -323,7 +327,8 @@ def try_loss(setup: Setup, batch: Any = None) -> None:
         try:
             loss_value(setup, samples_of(batch, 0, 1, workload.split))
             if samples > 1:
-                loss_value(setup, shortened(samples_of(batch, 1, samples, workload.split)))
+                others = samples_of(batch, 1, samples, workload.split)
+                loss_value(setup, shortened(others))
         except Exception as error:
             if whole == 1 or is_out_of_memory(error):
                 raise
@@ -360,7 +365,8 @@ def blamed_on(what: str, remedy: str = _CORRECT_IT) -> Iterator[None]:
 
     def says(error: BaseException) -> str:
         frame, _ = _place_of(error)
-        return f"{what} raised {describe_error(error)} (at {frame.filename}:{frame.lineno})."
+        place = f"{frame.filename}:{frame.lineno}"
+        return f"{what} raised {describe_error(error)} (at {place})."
 
     try:
         # running out is nobody's mistake
@@ -368,8 +374,10 @@ def blamed_on(what: str, remedy: str = _CORRECT_IT) -> Iterator[None]:
             yield
     except InputError as error:
         cause = error.__cause__
-        if error.remedy == _CORRECT_IT and cause is not None and not _place_of(cause)[1]:
-            error.remedy = "That line is a library's: check the batch and the model's config."
+        if error.remedy == _CORRECT_IT and cause is not None:
+            _, is_of_user = _place_of(cause)
+            if not is_of_user:
+                error.remedy = "That line is a library's: check the batch and the model's config."
         raise
 
 
@@ -377,5 +385,5 @@ def _place_of(error: BaseException) -> tuple[traceback.FrameSummary, bool]:
     """The innermost line of the user's code, else of a library; and whether it is the user's."""
     frames = traceback.extract_tb(error.__traceback__)
     others = [frame for frame in frames if not frame.filename.startswith(_LIBRARIES)]
-    own = [frame for frame in others if not frame.filename.startswith(_INSTALLED)]
+    own = [frame for frame in others if not frame.filename.startswith(INSTALLED)]
     return (own or others or frames)[-1], bool(own)

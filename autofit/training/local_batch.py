@@ -67,6 +67,7 @@ def local_batch(setup: Setup, batch: Any) -> LocalBatch:
 
 
 def _largest(samples: int, ranks: Ranks) -> int:
+    """The samples of the largest local batch."""
     return -(-samples // ranks.layout.dp_degree)
 
 
@@ -164,7 +165,8 @@ class _LocalStream:
         self._ranks = ranks
         parts = ranks.layout.dp_degree
         own = split_dataset_by_node(loader.dataset, ranks.dp_rank, parts)
-        self._loader = _with(loader, dataset=own, batch_size=(loader.batch_size or parts) // parts)
+        size = (loader.batch_size or parts) // parts
+        self._loader = _with(loader, dataset=own, batch_size=size)
 
     def __iter__(self) -> Iterator[LocalBatch]:
         spare: Any = None

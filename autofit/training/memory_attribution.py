@@ -52,8 +52,10 @@ class MemoryAttribution:
             self._kept[number] = live() - before[number]
 
         for number, block in enumerate(self._blocks):
-            handles.append(block.register_forward_pre_hook(partial(begin, number)))
-            handles.append(block.register_forward_hook(partial(end, number)))
+            handles += (
+                block.register_forward_pre_hook(partial(begin, number)),
+                block.register_forward_hook(partial(end, number)),
+            )
         try:
             yield
         finally:
@@ -70,6 +72,7 @@ class MemoryAttribution:
         seen: set[int] = set()
 
         def count(kind: str, tensor: Any, block: int | None) -> None:
+            """Count a tensor of an owner."""
             size = self._bytes_of(tensor, seen)
             held[kind] += size
             largest[_owner(kind, block)] += size
@@ -109,9 +112,10 @@ class MemoryAttribution:
             return 0
 
         total = 0
+        device_type = self._setup.device.type
         for tensor in plain_tensors(value):
             storage = tensor.untyped_storage()
-            if tensor.device.type == self._setup.device.type and storage._cdata not in seen:
+            if tensor.device.type == device_type and storage._cdata not in seen:
                 seen.add(storage._cdata)
                 total += storage.nbytes()
         return total
@@ -126,4 +130,7 @@ def oom_snapshot(setup: Setup, error: BaseException) -> OomSnapshot:
 
 
 def _owner(kind: str, block: int | None) -> str:
-    return f"{kind} beside the blocks" if block is None else f"{kind} of block {block}"
+    """The name of what holds memory of a kind."""
+    if block is None:
+        return f"{kind} beside the blocks"
+    return f"{kind} of block {block}"

@@ -68,7 +68,12 @@ def memory_now(device: torch.device) -> StepMemory:
 
     allocated = stats["allocated_bytes"]["all"]
     reserved = stats["reserved_bytes"]["all"]
-    return StepMemory(allocated["current"], reserved["current"], allocated["peak"], resident)
+    return StepMemory(
+        allocated_bytes=allocated["current"],
+        reserved_bytes=reserved["current"],
+        peak_bytes=allocated["peak"],
+        resident_bytes=resident,
+    )
 
 
 class MemoryWatch:
@@ -101,6 +106,7 @@ class MemoryWatch:
         return memory
 
     def _check_for_leak(self, name: str, step: int, nbytes: int) -> None:
+        """Add a reading of one kind of memory, and warn if it has been rising."""
         rises = [floors.add(step, nbytes) for floors in self._floors[name]]
         found = next(filter(None, rises), None)
         if found is None:
@@ -124,6 +130,7 @@ class MemoryWatch:
         )
 
     def _check_for_gaps(self, reserved: int, peak: int) -> None:
+        """Warn if the allocator holds much more than tensors have ever taken."""
         if reserved <= peak * _FRAGMENTED or reserved - peak <= _LOST:
             return
 
@@ -175,4 +182,5 @@ class _Floors:
 
 
 def _floors() -> list[_Floors]:
+    """Those of all windows, without readings."""
     return list(map(_Floors, WINDOWS))

@@ -182,7 +182,8 @@ def _placed(
         return nn.Parameter(tensor, requires_grad=parameter.requires_grad)
 
     # In place, so that the user and an optimizer, who hold this parameter, keep holding it.
-    parameter.data = setup.ranks.from_first(parameter.data.to(device=setup.device, dtype=dtype))
+    values = parameter.data.to(device=setup.device, dtype=dtype)
+    parameter.data = setup.ranks.from_first(values)
     return parameter
 
 

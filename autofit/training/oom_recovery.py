@@ -49,7 +49,9 @@ class Recovery:
             torch._foreach_copy_(self._saved_statistics, self._statistics)
         self._random = random_state.capture_torch(self._setup.device)
         # Before its first step an optimizer has no state that could be torn.
-        self._versions = None if self._setup.optimizer.state else self._weight_versions()
+        self._versions = None
+        if not self._setup.optimizer.state:
+            self._versions = self._weight_versions()
 
     @torch.no_grad()
     def roll_back(self) -> bool:
@@ -91,9 +93,11 @@ class Recovery:
         return None
 
     def _weight_versions(self) -> list[int]:
+        """How often each weight was written to."""
         return [parameter._version for _, parameter in self._setup.trainable()]
 
     def _smaller_micro_batch(self) -> Config | None:
+        """At most half the micro-batch; None where it cannot be smaller."""
         setup = self._setup
         whole = setup.workload.effective_batch_size // setup.ranks.layout.dp_degree
         half = setup.micro_batch_size // 2
@@ -110,6 +114,7 @@ class Recovery:
         return setup.config.replace(micro_batch_size=size, gradient_accumulation_steps=steps)
 
     def _full_checkpointing(self) -> Config | None:
+        """Full checkpointing; None where it is there already, or refused."""
         setup = self._setup
         before = setup.config
         config = before.replace(activation_checkpointing="full")

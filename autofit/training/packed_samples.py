@@ -57,7 +57,8 @@ def note_of_mixed_samples(setup: Setup, batch: Any) -> str | None:
             if weight.dim() > 1:
                 weight.mul_(_SPREAD)
 
-    loss = other = math.nan
+    loss = math.nan
+    other = math.nan
     # a user's loss may not take rows without a label
     with suppress(Exception), evaluation_mode(setup.model):
         loss = loss_value(setup, _with(batch, input_ids=ids, labels=own_labels))

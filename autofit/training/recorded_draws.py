@@ -12,7 +12,14 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 _UNTAGGED = ("aten::random_",)  # draws, although PyTorch does not mark it
-_FUSED = ("scaled_dot_product", "efficient_attention", "flash_attention", "rnn", "lstm", "gru")
+_FUSED = (
+    "scaled_dot_product",
+    "efficient_attention",
+    "flash_attention",
+    "rnn",
+    "lstm",
+    "gru",
+)
 _MASKED = "aten::native_dropout"  # returns its input with some elements dropped, and which ones
 
 
@@ -68,8 +75,9 @@ class RecordedDraws(TorchDispatchMode):
             return output
 
         if name == _MASKED:
+            values, chance, *_ = args
             kept = self._value(output[1])
-            return args[0] * kept / max(1 - args[1], 1e-9), kept
+            return values * kept / max(1 - chance, 1e-9), kept
 
         if isinstance(output, tuple):
             raise UnprovableDrawError(f"{name} draws random numbers in a form that is not known")
@@ -83,6 +91,7 @@ class RecordedDraws(TorchDispatchMode):
         """The value that this draw shall have."""
         number = self._number
         self._number += 1
+
         if self._chosen is None:
             self._values.append(drawn.detach().clone())
             return drawn
@@ -115,7 +124,7 @@ class RecordedDraws(TorchDispatchMode):
         draw = f"a draw of shape {tuple(whole)}"
         differing = []
         if len(whole) == len(part):
-            differing = [dim for dim in range(len(whole)) if whole[dim] != part[dim]]
+            differing = [dim for dim, size in enumerate(whole) if size != part[dim]]
         if len(differing) != 1:
             raise UnprovableDrawError(f"{draw} has the shape {tuple(part)} for single samples")
 

@@ -120,7 +120,8 @@ class SampledGradients:
 
             if number not in self._coordinates:
                 self._coordinates[number] = _coordinates(gradient)
-            taken = gradient.reshape(-1)[self._coordinates[number]].to("cpu", torch.float64)
+            coordinates = self._coordinates[number]
+            taken = gradient.reshape(-1)[coordinates].to("cpu", torch.float64)
             if number in found:  # reentrant checkpointing comes twice
                 taken = found[number] + taken
             found[number] = taken
@@ -134,7 +135,10 @@ class SampledGradients:
 
 
 def _real_shape(weight: torch.Tensor) -> tuple[int, ...]:
-    return (*weight.shape, 2) if weight.is_complex() else tuple(weight.shape)
+    """The shape of a weight's gradient as real numbers."""
+    if weight.is_complex():
+        return (*weight.shape, 2)
+    return tuple(weight.shape)
 
 
 def _coordinates(gradient: torch.Tensor) -> torch.Tensor:
@@ -143,19 +147,24 @@ def _coordinates(gradient: torch.Tensor) -> torch.Tensor:
     All of a small one; else some everywhere, and those of its strongest rows, since that of an
     embedding is zero for all tokens that a batch does not hold.
     """
-    if gradient.numel() <= _COORDINATES:
-        return torch.arange(gradient.numel(), device=gradient.device)
+    device = gradient.device
+    size = gradient.numel()
+    if size <= _COORDINATES:
+        return torch.arange(size, device=device)
 
-    rows = gradient.flatten(1) if gradient.dim() > 1 else gradient.unsqueeze(1)
-    width = rows.shape[1]
     half = _COORDINATES // 2
-    everywhere = torch.arange(half, device=gradient.device) * (gradient.numel() // half)
+    everywhere = torch.arange(half, device=device) * (size // half)
 
+    rows = gradient.unsqueeze(1)
+    if gradient.dim() > 1:
+        rows = gradient.flatten(1)
+    width = rows.shape[1]
     count = min(len(rows), max(TRIAL_SAMPLES, half // width))
     strongest = rows.abs().sum(dim=1).topk(count).indices
     taken = min(width, half // count)
-    columns = torch.linspace(0, width - 1, taken, device=gradient.device).long()
+    columns = torch.linspace(0, width - 1, taken, device=device).long()
     of_rows = strongest.unsqueeze(1) * width + columns
 
-    chosen: torch.Tensor = torch.cat([everywhere, of_rows.reshape(-1)]).unique()
+    both = torch.cat([everywhere, of_rows.reshape(-1)])
+    chosen: torch.Tensor = both.unique()
     return chosen

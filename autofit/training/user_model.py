@@ -79,7 +79,12 @@ def _move(targets: Iterable[tuple[torch.Tensor, torch.device]]) -> None:
             copies[key] = torch.UntypedStorage(storage.nbytes(), device=device).copy_(storage)
 
         copy = torch.empty(0, dtype=tensor.dtype, device=device)
-        copy.set_(copies[key], tensor.storage_offset(), tensor.size(), tensor.stride())
+        copy.set_(
+            copies[key],
+            tensor.storage_offset(),
+            tensor.size(),
+            tensor.stride(),
+        )
         moved.append((tensor, copy))
 
     for tensor, copy in moved:
@@ -119,6 +124,14 @@ def dtypes_to_restore(model: nn.Module, settings: Mapping[str, Any]) -> Dtypes |
     return tuple(sorted(trained)), tuple(sorted(frozen))
 
 
+def _buffers(model: nn.Module) -> Iterator[tuple[nn.Module, str, torch.dtype]]:
+    """Each buffer's module, name and dtype."""
+    for module in model.modules():
+        for name, buffer in module._buffers.items():
+            if buffer is not None:
+                yield module, name, buffer.dtype
+
+
 @contextmanager
 def restored(model: nn.Module, *, dtypes: bool) -> Iterator[None]:
     """Restore train or eval mode of every module on exit.
@@ -130,10 +143,7 @@ def restored(model: nn.Module, *, dtypes: bool) -> Iterator[None]:
     buffers = []
     if dtypes:
         parameters = [(parameter, parameter.dtype) for parameter in model.parameters()]
-        for module in model.modules():
-            for name, buffer in module._buffers.items():
-                if buffer is not None:
-                    buffers.append((module, name, buffer.dtype))
+        buffers = list(_buffers(model))
 
     try:
         yield

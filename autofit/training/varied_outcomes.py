@@ -32,6 +32,7 @@ _IS_LARGER = (
     "__ne__",
 )
 _IS_SMALLER = ("lt", "le", "eq", "less", "less_equal", "__lt__", "__le__", "__eq__")
+_COMPARISONS = _IS_LARGER + _IS_SMALLER
 _ARE_ZERO = ("nonzero", "argwhere", "count_nonzero", "bool")
 _DISTANCES = ("l1_loss", "smooth_l1_loss", "huber_loss")
 _ARE_CHOICES = ("eq", "__eq__", "ne", "__ne__", "not_equal")  # of whole numbers
@@ -89,6 +90,7 @@ class VariedOutcomes(TorchFunctionMode):
         return output
 
     def _origin(self, tensor: torch.Tensor) -> int:
+        """What a tensor was computed from, as far as that was seen."""
         if tensor.requires_grad or isinstance(tensor, nn.Parameter):
             return _WEIGHTS
         known: int = self._origins.get(tensor, 0)
@@ -109,7 +111,7 @@ class VariedOutcomes(TorchFunctionMode):
         if name in _LOOKUPS and others and self._is_table(x) and _holds_indices(others[-1]):
             return func(_spread(x), *others, **kwargs)
 
-        if origin and name in (*_IS_LARGER, *_IS_SMALLER) and len(args) == 2 and _is_float(x):
+        if origin and name in _COMPARISONS and len(args) == 2 and _is_float(x):
             is_larger = self._is_larger(x - args[1])
             if is_larger is None:
                 return func(*args, **kwargs)
@@ -123,14 +125,18 @@ class VariedOutcomes(TorchFunctionMode):
             return _random_choice(func(*args, **kwargs))
 
         if name in _OF_CLASSES:
-            if self._is_table(kwargs.get("weight")):
-                kwargs = {**kwargs, "weight": _spread(kwargs["weight"])}
+            table: Any = kwargs.get("weight")
+            if self._is_table(table):
+                kwargs = kwargs | {"weight": _spread(table)}
                 return func(*args, **kwargs)
+
             if len(args) > 2 and self._is_table(args[2]):
-                return func(*args[:2], _spread(args[2]), *args[3:], **kwargs)
+                outputs, targets, table, *rest = args
+                return func(outputs, targets, _spread(table), *rest, **kwargs)
 
         if name in _WITH_MARGIN and "margin" in kwargs:
-            return func(*args, **{**kwargs, "margin": _FAR})
+            kwargs = kwargs | {"margin": _FAR}
+            return func(*args, **kwargs)
 
         if name == "sign" or (name in _ARE_ZERO and _is_float(x)):
             is_larger = self._is_larger(x)
@@ -207,12 +213,20 @@ def _spread(table: torch.Tensor) -> torch.Tensor:
 
     One whose numbers are all the same stays as it is.
     """
-    if table.numel() < 2 or bool((table == table[0]).all()) or not bool(table.isfinite().all()):
+    if table.numel() < 2 or bool((table == table[0]).all()):
+        return table
+    if not bool(table.isfinite().all()):
         return table
 
     least = float(table.min())
     most = float(table.max())
-    return torch.linspace(least, most, len(table), dtype=table.dtype, device=table.device)
+    return torch.linspace(
+        least,
+        most,
+        len(table),
+        dtype=table.dtype,
+        device=table.device,
+    )
 
 
 def _middle(numbers: torch.Tensor) -> float | None:
@@ -221,14 +235,19 @@ def _middle(numbers: torch.Tensor) -> float | None:
     If there are four numbers, two are on each side of it.
     """
     flat = numbers.flatten()
-    flat = flat[:: max(1, flat.numel() // _LOOKED_AT)]
+    every = max(1, flat.numel() // _LOOKED_AT)
+    flat = flat[::every]
     values = flat[flat.isfinite()].double().unique()
     if len(values) < 2:
         return None
 
-    first = max((len(values) - 1) // 4, int(len(values) > 3))
-    gaps = values.diff()[first : len(values) - 1 - first]
-    place = first + int(gaps.argmax())
+    gaps = values.diff()
+    first = len(gaps) // 4
+    if len(gaps) > 2:
+        first = max(first, 1)
+    middle = gaps[first : len(gaps) - first]
+
+    place = first + int(middle.argmax())
     return float(values[place] + values[place + 1]) / 2
 
 
@@ -268,6 +287,7 @@ def _rounded(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tor
 
 
 def _distance(x: torch.Tensor) -> torch.Tensor:
+    """The absolute value without its bend."""
     return softplus(x) + softplus(-x)
 
 

@@ -181,3 +181,13 @@ def test_an_estimate_of_nothing(run: Run, arguments: tuple[str, ...], message: s
     printed = run(*ESTIMATE, *arguments, "--json")
     assert printed.code == 2
     assert message in printed.json["error"]["message"]
+
+
+@pytest.mark.usefixtures("here")
+@pytest.mark.parametrize("form", [(), ("--json",)], ids=["text", "json"])
+def test_what_does_not_fit_ends_as_a_search_that_finds_nothing(
+    run: Run, form: tuple[str, ...]
+) -> None:
+    printed = run(*ESTIMATE, "--device", "cpu", "--mem", "0.0002", "--no-alternatives", *form)
+    assert printed.code == 3
+    assert run(*ESTIMATE, "--device", "cpu", "--mem", "8", "--no-alternatives", *form).code == 0

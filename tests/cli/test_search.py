@@ -2,6 +2,7 @@
 
 import contextlib
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -184,9 +185,9 @@ def test_without_the_device_asked_for_probes_cannot_run(run: Run) -> None:
 @pytest.mark.usefixtures("shared_zygote", "here")
 def test_without_the_card_the_best_config_is_predicted(run: Run) -> None:
     printed = run("search", "--model", "llama", "--gpu-mem", "24", *FEW, "--json")
-    assert printed.code == 4
-    assert "--device cpu" in printed.json["error"]["remedy"]
-    assert printed.json["error"]["message"].startswith("There is no GPU on this machine")
+    assert printed.code == 0, "the files that were asked for are written"
+    assert "error" not in printed.json
+    assert printed.json["notes"][0].startswith("There is no GPU on this machine")
     assert printed.json["best"] is None
     assert printed.json["predicted"]["estimate"]["fits"] == "yes"
     assert (
@@ -194,8 +195,8 @@ def test_without_the_card_the_best_config_is_predicted(run: Run) -> None:
         == printed.json["predicted"]["config"]
     )
     # before all else, and once
-    assert printed.err.splitlines()[0] == printed.json["error"]["message"]
-    assert printed.err.count(printed.json["error"]["message"]) == 1
+    assert printed.err.splitlines()[0] == printed.json["notes"][0]
+    assert printed.err.count(printed.json["notes"][0]) == 1
 
 
 @NO_CUDA
@@ -204,7 +205,7 @@ def test_a_prediction_is_shown_exported_and_reported_as_one(here: Path, run: Run
     printed = run(
         "search", "--model", "llama", "--gpu", "rtx-4090", *FEW, "--out", "run", "--quiet"
     )
-    assert printed.code == 4
+    assert printed.code == 0
     assert printed.err == ""
     assert printed.out.startswith("Predicted, not measured: about ")
     assert "autofit train run/result.yaml" in printed.out
@@ -254,6 +255,7 @@ def test_an_interrupt_shows_what_was_found(
     monkeypatch.setattr("autofit.tuning.measured.LocalExecutor", lambda *_: Interrupted(executor))
     printed = run(*PLAIN, "--json")
     assert printed.code == 130
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
     assert "interrupted; go on with --resume --out" in printed.err
     assert printed.json["stopped_by"] == "interrupt"
     assert len(printed.json["trials"]) == 2

@@ -151,7 +151,9 @@ def test_units_of_time(number: int, unit: tuple[str, int]) -> None:
     assert seconds_of(f"{number}{unit[0]}") == number * unit[1]
 
 
-@pytest.mark.parametrize("text", ["", "m", "-5s", "5d", "5 min", "1h30m", "1e3", "nan", "5s\n6s"])
+@pytest.mark.parametrize(
+    "text", ["", "m", "-5s", "5d", "5 min", "1h30m", "1e3", "nan", "5s\n6s", "\u0661\u0660m"]
+)
 def test_no_times(text: str) -> None:
     with pytest.raises(InputError, match="a time cannot be"):
         seconds_of(text)

@@ -27,7 +27,7 @@ def test_what_is_off_leaves_only_batch_sizes_and_autofits_own_defaults() -> None
         "per_device_train_batch_size": 2,
         "per_device_eval_batch_size": 2,
         "gradient_accumulation_steps": 4,
-        "learning_rate": 1e-4,
+        "learning_rate": 2e-5,
         "lr_scheduler_type": "constant",
         "weight_decay": 0.0,
         "max_grad_norm": 0.0,  # Trainer's default would clip

@@ -10,7 +10,7 @@ import pytest
 
 from autofit.training.evaluation import Evaluation
 from autofit.training.loop import StepReport
-from autofit.training.metrics import Bar, MetricsFile, TensorBoard
+from autofit.training.metrics import Bar, MetricsFile, ProgressLines, TensorBoard, recorded
 
 REPORT = StepReport(step=1, loss=2.5, lr=1e-4, samples=8, seconds=0.5, data_seconds=0.25)
 
@@ -102,7 +102,7 @@ def test_the_bar_says_loss_and_waiting(
     bar.close()
     out, err = capsys.readouterr()
     assert not out
-    assert "training (evaluation 1.25)" in err
+    assert "training (evaluation loss 1.25)" in err
     assert "4/4" in err
     assert "loss=2.5" in err
     assert "waiting=33%" in err
@@ -113,6 +113,42 @@ def test_a_bar_is_for_somebody_who_looks(monkeypatch: pytest.MonkeyPatch) -> Non
     assert not Bar.wanted()
     monkeypatch.setattr("autofit.training.metrics.in_notebook", lambda: True)
     assert Bar.wanted()
+
+
+def test_off_a_terminal_a_line_now_and_then_tells_speed_and_what_is_left(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    now = iter((0.0, 4.0, 12.0, 20.0, 80.0, 90.0))
+    monkeypatch.setattr("autofit.training.metrics.time.monotonic", lambda: next(now))
+    lines = ProgressLines(104, first_step=2)
+    for step in range(3, 7):
+        lines(replace(REPORT, step=step))
+    lines.evaluated(Evaluation(1.25, 6, {"accuracy": 0.5}))
+    lines(replace(REPORT, step=104))
+
+    rate = 2 * REPORT.samples / 12
+    last = 5 * REPORT.samples / 90
+    assert capsys.readouterr().err.splitlines() == [
+        f"step 4 of 104: loss 2.5, {rate:.4g} samples/s, 10 min left",
+        f"step 6 of 104: loss 2.5, {4 * REPORT.samples / 80:.4g} samples/s, 33 min left",
+        "after step 6: evaluation loss 1.25, accuracy 0.5",
+        f"step 104 of 104: loss 2.5, {last:.4g} samples/s, 0 s left",
+    ]
+
+
+def test_what_was_recorded_is_read_again(tmp_path: Path) -> None:
+    file = MetricsFile(tmp_path / "metrics.jsonl")
+    file(REPORT)
+    evaluation = Evaluation(1.25, REPORT.step, {"accuracy": 0.5})
+    file.evaluated(evaluation)
+    file(replace(REPORT, step=REPORT.step + 1))
+    reports, evaluations = recorded(tmp_path / "metrics.jsonl", REPORT.step)
+    assert reports == [REPORT]
+    assert reports[0].memory == REPORT.memory
+    assert evaluations == [evaluation]
+    assert (evaluations[0].step, evaluations[0].metrics) == (REPORT.step, {"accuracy": 0.5})
+    file.close()
+    assert recorded(tmp_path / "nowhere", 9) == ([], [])
 
 
 def test_in_a_notebook_the_bar_is_a_cells_output(
@@ -128,7 +164,7 @@ def test_in_a_notebook_the_bar_is_a_cells_output(
     bar.close()
     bar.close()
     assert "0/2" in shown[0]
-    assert "training (evaluation 1.25): 100%" in shown[-1]
+    assert "training (evaluation loss 1.25): 100%" in shown[-1]
     assert "loss=2.5" in shown[-1]
     assert capsys.readouterr() == ("", "")
 
