@@ -105,7 +105,7 @@ class Trials:
         skipped: number of configs never probed, by reason: predicted, dominated, refused.
         finalists: the measurements of all configs that were verified, the best among them.
         bound: how much faster than the best measured config any other is expected to be at most, at
-            95 %, as a share.
+            95 %, as a share; by discounted speed.
     """
 
     trials: tuple[Measurement, ...]

@@ -93,7 +93,7 @@ def how_it_ended(result: Result) -> str:
     missed = ""
     if result.best and result.bound is not None:
         faster = f"more than {fmt.percent(result.bound)} faster" if result.bound > 0 else "faster"
-        missed = f"Nothing that was left is expected to be {faster} (at 95 %)."
+        missed = f"Nothing that was left is expected to be {faster} (at 95 %, by discounted speed)."
     return _joined(probe_counts(result), _ended(result), missed)
 
 

@@ -16,6 +16,7 @@ from autofit.core.knobs.precision import BF16_WEIGHTS, COMPUTES_IN_FP32
 from autofit.core.measurement import Measurement
 from autofit.core.result import Result
 from autofit.report import formatting as fmt
+from autofit.report.rows import relative_speed
 
 _FROZEN_BITS = {"int8": 8, "nf4": 4, "nf4-dq": 4}
 
@@ -53,13 +54,18 @@ def tier_rows(result: Result) -> list[TierRow]:
         words = learns_with(answer.config, trained)
         against = "the most faithful"
         if answer is not faithful:
-            against = _against(answer, faithful)
+            against = _against(answer, faithful, result)
         rows.append(TierRow(fmt.TIER_TITLES[name], answer, memory, words, against))
 
     return rows
 
 
-def _against(answer: Measurement | Estimate, faithful: Measurement | Estimate) -> str:
+def _against(
+    answer: Measurement | Estimate, faithful: Measurement | Estimate, result: Result
+) -> str:
+    if isinstance(answer, Measurement) and isinstance(faithful, Measurement):
+        return fmt.speed(relative_speed(answer, result) / relative_speed(faithful, result))
+
     speed, _ = fmt.throughput(answer)
     reference, _ = fmt.throughput(faithful)
     return fmt.speed(speed / reference) if speed and reference else ""
@@ -71,7 +77,8 @@ def learns_with(config: Config, trained: int | None) -> str:
     Args:
         trained: how many parameters it trains; None where that is unknown.
     """
-    bits = 16 if config.precision in BF16_WEIGHTS else 32
+    has_copies = config.optimizer == "adamw-master"
+    bits = 16 if config.precision in BF16_WEIGHTS and not has_copies else 32
     if config.head_only:
         what = "the head"
     elif config.lora_rank:

@@ -87,8 +87,8 @@ FAST_EXPLORE_PLAN = Plan(min_steps=2, max_seconds=0.5)
 FAST_PLAN = Plan(max_seconds=1.0, compose=False)
 _FAST_MEASURING = 0.5  # seconds for timing operators before configs are predicted
 _FAST = (
-    "A quick search (--fast) looks at usual values, and measures few: one, if it takes about as "
-    "long as predicted, and others that are expected to be much faster. The best config was "
+    "A quick search (--fast) looks at usual values, and measures few: one of each tier, if they "
+    "take about as predicted, and others that are expected to be much better. The best config was "
     "confirmed by one longer run, and not measured against another again. A search without it may "
     "find a faster one."
 )

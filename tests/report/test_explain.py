@@ -104,8 +104,8 @@ def test_where_nothing_fits_the_explanation_is_what_would_help(
 @pytest.mark.parametrize(
     ("bound", "said"),
     [
-        (0.021, "more than 2 % faster (at 95 %)"),
-        (-0.2, "is expected to be faster (at 95 %)"),
+        (0.021, "more than 2 % faster (at 95 %, by discounted speed)"),
+        (-0.2, "is expected to be faster (at 95 %, by discounted speed)"),
         (None, ""),
     ],
 )

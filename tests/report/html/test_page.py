@@ -85,7 +85,7 @@ def test_everything_is_there(record: Records, tmp_path: Path) -> None:
         "autofit train",
         "best: all weights, 6,400",
         "temporary",
-        "Nothing that was left is expected to be more than 4 % faster (at 95 %).",
+        "Nothing that was left is expected to be more than 4 % faster (at 95 %, by discounted speed).",
         "torch 2.13.0",
         "attention=sdpa,eager",
     ):
