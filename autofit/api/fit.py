@@ -390,7 +390,8 @@ def _evaluation_plan(
     require(fine, "eval_every must be a positive number of steps", every)
     if keep_best is True:
         keep_best = "loss"
-    fine = keep_best is False or keep_best == "loss" or keep_best in metrics
+    is_known = isinstance(keep_best, str) and (keep_best == "loss" or keep_best in metrics)
+    fine = keep_best is False or is_known
     rule = "keep_best must be True, False or the name of a metric"
     require(fine, rule, keep_best, "For example keep_best=True, which keeps the lowest loss.")
 

@@ -642,7 +642,7 @@ def test_a_torn_update_goes_on_in_a_fresh_process(tmp_path: Path, executor: Loca
         in said
     )
     assert "memory ran out in this run before, so it goes on with micro_batch_size 2" in said
-    assert said.splitlines()[-1].startswith("8 steps, loss")  # of this process
+    assert said.splitlines()[-1].startswith("8 steps, loss")
     rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
     assert [row["step"] for row in rows] == list(range(1, 9))
     whole = losses(case.train(DATA / "alice.txt", steps=8))
