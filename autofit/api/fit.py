@@ -54,6 +54,7 @@ from autofit.training.workload import (
     workload_from,
 )
 from autofit.tuning import result_cache
+from autofit.tuning.between_steps import notes_between_steps
 from autofit.tuning.changed_world import is_of_another_world, refit_to_devices
 from autofit.tuning.pipeline import run_search
 
@@ -342,6 +343,20 @@ def fit(
                 listener=listener,
             )
         config = fitted_to(config, world, effective)
+
+        # On one device, saving takes next to nothing.
+        if is_first and (evaluation or (directory and world > 1)):
+            for note in notes_between_steps(
+                config,
+                workload,
+                model,
+                options=checked,
+                device=device,
+                world=world,
+                is_evaluated=evaluation is not None,
+                is_saved=directory is not None,
+            ):
+                listener(Note(note))
 
         run = session.run
         if world > 1:
