@@ -188,7 +188,8 @@ def fit(
         search: "auto" uses the cached result of a search for the same model, data shape, hardware,
             options and versions, where there is one; "always" searches again.
         worst_case: a batch of the largest samples there are; default: the largest of the loader's
-            first `peek` batches.
+            first `peek` batches, and of the longest samples of its data set, where that can be
+            indexed and shows their lengths.
         progress: show a bar, or where there is no terminal a line now and then; default: a bar, on
             a terminal and in a notebook.
         listener: called with every event; default: the logger `autofit`.

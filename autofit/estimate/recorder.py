@@ -165,11 +165,13 @@ class Recorder(StorageTracker):
     @contextmanager
     def apart(self) -> Iterator[list[Event]]:
         """Record what happens inside as no part of the step; yields the list of its events."""
-        step = {name: getattr(self, name) for name in ("events", "costs", "collectives", "called")}
+        kept = ("events", "costs", "collectives", "products", "called")
+        step = {name: getattr(self, name) for name in kept}
         before = self._lives
         self.events = []
         self.costs = []
         self.collectives = []
+        self.products = {}
         self.called = None
         try:
             yield self.events
