@@ -11,7 +11,7 @@ import typer
 
 import autofit.cli.completion as completion
 from autofit.core.learning import JUDGES, OBJECTIVES
-from autofit.core.options import DEVICES, EXECUTORS
+from autofit.core.options import DEVICES, EXECUTORS, PREFERENCES
 from autofit.core.tasks import TASK_NAMES
 from autofit.core.workload import LEARNT, SCHEDULES
 from autofit.hardware.catalogue import card_names, link_names
@@ -205,6 +205,16 @@ Tolerance = Annotated[
         _SEARCH,
         "Relative speed difference treated as a tie; also the stopping threshold.",
         "SHARE",
+    ),
+]
+Prefer = Annotated[
+    str,
+    _option(
+        _SEARCH,
+        "What the answer is chosen by: faithful (tier, then losses, then speed), balanced (speed, "
+        "discounted for both) or fast (speed alone).",
+        "RULE",
+        complete=PREFERENCES,
     ),
 ]
 Fast = Annotated[

@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import PurePath
 from typing import Any
 
+from autofit.core.knobs.lora_alpha import USUAL_ALPHA
 from autofit.core.learning_rates import default_hyperparameters
 from autofit.core.tasks import task_named
 from autofit.export.source import LEARNT, ExportSource, batches_fit
@@ -228,8 +229,8 @@ def lora_rank(
 
 
 def alpha(request: Request) -> Any:
-    """The scale of adapters; null in the config means twice the rank."""
-    return request.config.lora_alpha or 2 * request.config.lora_rank
+    """The scale of adapters; null in the config means the usual one."""
+    return request.config.lora_alpha or USUAL_ALPHA
 
 
 def lora_alpha(request: Request, path: str = "lora_alpha") -> ToolKeys:

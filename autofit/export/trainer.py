@@ -11,6 +11,7 @@ from typing import Any
 from autofit.core.config import Config
 from autofit.core.errors import InputError
 from autofit.core.knobs import is_off
+from autofit.core.knobs.lora_alpha import USUAL_ALPHA
 from autofit.core.knobs.optimizer import KEEP_SMALL_UPDATES
 from autofit.core.layout import Layout
 from autofit.core.learning_rates import default_hyperparameters
@@ -213,7 +214,7 @@ def _lora(case: TrainerCase) -> TrainerKeywords:
         return TrainerKeywords()
     alpha, dropout = case.config.lora_alpha, case.config.lora_dropout
     kinds = {name: bool(case.config.get(f"lora_{name[4:]}")) for name in ("use_dora", "use_rslora")}
-    numbers = {"r": rank, "lora_alpha": alpha or 2 * int(rank), "lora_dropout": dropout or 0.0}
+    numbers = {"r": rank, "lora_alpha": alpha or USUAL_ALPHA, "lora_dropout": dropout or 0.0}
     return TrainerKeywords(lora={**numbers, **{name: on for name, on in kinds.items() if on}})
 
 

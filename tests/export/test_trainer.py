@@ -67,8 +67,8 @@ def test_precision_is_that_of_the_designs_table(
     assert keywords.arguments["use_cpu"] is False
 
 
-def test_adapters_have_an_alpha_of_twice_the_rank_unless_it_is_set() -> None:
-    assert told(lora_rank=8).lora == {"r": 8, "lora_alpha": 16, "lora_dropout": 0.0}
+def test_adapters_have_an_alpha_of_32_unless_it_is_set() -> None:
+    assert told(lora_rank=8).lora == {"r": 8, "lora_alpha": 32, "lora_dropout": 0.0}
     assert told(lora_rank=8, lora_alpha=4, lora_dropout=0.1).lora == {
         "r": 8,
         "lora_alpha": 4,
