@@ -211,6 +211,25 @@ def test_going_on_with_a_stopped_run(causal: Case) -> None:
     assert again.history == further.history
 
 
+def test_a_disk_that_fills_as_the_tokenizer_is_saved_loses_nothing(
+    causal: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """tokenizers raises a plain Exception."""
+    out = causal.folder / "out"
+
+    def fill(*_: Any, **__: Any) -> None:
+        raise Exception("No space left on device (os error 28)")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("transformers.PreTrainedTokenizerFast.save_pretrained", fill)
+        with pytest.raises(InputError, match=r"No space left on device.*run the same command"):
+            causal.train(DATA / "alice.txt", steps=2, output=out)
+
+    again = causal.train(DATA / "alice.txt", steps=2, output=out, resume=True)
+    assert [report.step for report in again.history] == [1, 2]
+    assert (out / "model" / "tokenizer.json").exists()
+
+
 # What is read, and with what
 
 
