@@ -55,6 +55,7 @@ from autofit.training.workload import (
     workload_from,
 )
 from autofit.tuning import result_cache
+from autofit.tuning.between_steps import notes_between_steps
 from autofit.tuning.changed_world import is_of_another_world, refit_to_devices
 from autofit.tuning.pipeline import run_search
 
@@ -189,7 +190,8 @@ def fit(
         search: "auto" uses the cached result of a search for the same model, data shape, hardware,
             options and versions, where there is one; "always" searches again.
         worst_case: a batch of the largest samples there are; default: the largest of the loader's
-            first `peek` batches.
+            first `peek` batches, and of the longest samples of its data set, where that can be
+            indexed and shows their lengths.
         progress: show a bar, or where there is no terminal a line now and then; default: a bar, on
             a terminal and in a notebook.
         listener: called with every event; default: the logger `autofit`.
@@ -354,6 +356,20 @@ def fit(
             learning = dataclasses.replace(session.hyperparameters, lr=rate)
             session = dataclasses.replace(session, hyperparameters=learning)
 
+        # On one device, saving takes next to nothing.
+        if is_first and (evaluation or (directory and world > 1)):
+            for note in notes_between_steps(
+                config,
+                workload,
+                model,
+                options=checked,
+                device=device,
+                world=world,
+                is_evaluated=evaluation is not None,
+                is_saved=directory is not None,
+            ):
+                listener(Note(note))
+
         run = session.run
         if world > 1:
             device = device or ("cuda" if torch.cuda.is_available() else "cpu")
@@ -390,7 +406,8 @@ def _evaluation_plan(
     require(fine, "eval_every must be a positive number of steps", every)
     if keep_best is True:
         keep_best = "loss"
-    fine = keep_best is False or keep_best == "loss" or keep_best in metrics
+    is_known = isinstance(keep_best, str) and (keep_best == "loss" or keep_best in metrics)
+    fine = keep_best is False or is_known
     rule = "keep_best must be True, False or the name of a metric"
     require(fine, rule, keep_best, "For example keep_best=True, which keeps the lowest loss.")
 

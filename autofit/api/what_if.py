@@ -250,6 +250,8 @@ def scaled(
         bottleneck=None,
         utilisation=None,
         resting=None,
+        evaluation_bytes=None,
+        saving_bytes=None,
     )
 
 

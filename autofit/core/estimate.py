@@ -69,8 +69,8 @@ class Estimate:
         allocated_bytes: the largest sum of live tensors.
         reserved_bytes: memory the caching allocator reserves for them; None on a CPU, which has
             none.
-        low, high: the interval that the device's total is expected in; on a CPU, that of the
-            tensors alone.
+        low, high: the interval that the device's total is expected in, of the largest of a step, an
+            evaluation and a saving; on a CPU, that of the tensors alone.
         breakdown: the peak by PARTS, at its moment; sums to allocated + context.
         step_seconds: of an optimizer step over the effective batch; None where the device's speed
             is unknown.
@@ -82,6 +82,9 @@ class Estimate:
         resting: what is held between steps; None where the config was not followed by itself.
         host_bytes: what the host holds of all that is offloaded; pinned buffers take up to the next
             power of two.
+        evaluation_bytes: the largest sum of live tensors while a micro-batch of this size is
+            evaluated between two steps; None where that could not be followed.
+        saving_bytes: the same while a checkpoint and the model are saved.
     """
 
     config: Config
@@ -99,6 +102,8 @@ class Estimate:
     budget: Budget | None = None
     resting: Resting | None = None
     host_bytes: int = 0
+    evaluation_bytes: int | None = None
+    saving_bytes: int | None = None
 
     @property
     def verdict(self) -> Fits | None:

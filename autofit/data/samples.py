@@ -94,6 +94,13 @@ class Ragged:
             **per_sample,
         }
 
+    def longest(self) -> torch.Tensor:
+        """The samples with the longest texts: of inputs, and of labels of their own."""
+        all_spans = [self.spans]
+        if self.label_spans is not None:
+            all_spans.append(self.label_spans)
+        return torch.stack([(spans[:, 1] - spans[:, 0]).argmax() for spans in all_spans])
+
     def largest_id(self) -> int:
         return max(
             self.pad_id, *(int(tokens.max()) for tokens in self.tokens.values() if len(tokens))
@@ -152,6 +159,10 @@ class Twins:
             name: part.unflatten(0, (-1, 2))
             for name, part in self.texts.batch(both.flatten()).items()
         }
+
+    def longest(self) -> torch.Tensor:
+        """The sample with the longest text."""
+        return self.texts.longest() % len(self)
 
     def largest_id(self) -> int:
         return self.texts.largest_id()
@@ -236,6 +247,13 @@ class FileLoader:
         return self._batches(
             torch.arange(len(self.samples)), torch.Generator().manual_seed(_EVALUATION_SEED)
         )
+
+    def longest(self) -> dict[str, torch.Tensor] | None:
+        """A batch of the longest samples; None where they have no length before they are made."""
+        if not isinstance(self.samples, Ragged | Twins):
+            return None
+        generator = torch.Generator().manual_seed(_EVALUATION_SEED)
+        return next(self._batches(self.samples.longest(), generator))
 
     def state_dict(self) -> dict[str, int | None]:
         """The pass under way, and how many samples it gave."""

@@ -1,15 +1,16 @@
 """The estimate of one Config: a trace of the whole model, applied to the target device."""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
 from autofit.core.estimate import Estimate
-from autofit.core.hardware import MIB, Hardware
+from autofit.core.hardware import GIB, MIB, Hardware
 from autofit.core.layout import Layout
 from autofit.core.workload import Workload
 from autofit.estimate.allocator_events import reserved_for
+from autofit.estimate.between_steps import EVALUATION, SAVING
 from autofit.estimate.calibration import Calibration
 from autofit.estimate.fake_device import workspace_bytes
 from autofit.estimate.peak import (
@@ -19,6 +20,7 @@ from autofit.estimate.peak import (
     Peak,
     host_bytes_of,
     peak_of,
+    peaks_between_steps,
     recomputed_share,
 )
 from autofit.estimate.ranks import step_seconds
@@ -82,7 +84,12 @@ def estimate_of(
         reserved -= recomputed
         parts = {**peak.parts, "activations": peak.parts["activations"] - recomputed}
         peak = replace(peak, nbytes=peak.nbytes - recomputed, parts=parts)
-    low, high = _interval(traced, peak, reserved, calibration, uncertainty)
+
+    between = {
+        what: nbytes + workspace for what, nbytes in peaks_between_steps(traced, hardware).items()
+    }
+    needed = max(reserved or peak.nbytes, *between.values(), 0)
+    low, high = _interval(traced, peak, needed, reserved is None, calibration, uncertainty)
     times = times_of(traced, workload, hardware, rates, calibration.seconds or 1.0) if rates else {}
     return Estimate(
         config=traced.config,
@@ -91,8 +98,10 @@ def estimate_of(
         low=low + context - _COMMUNICATOR_SPREAD * groups * (context > 0),
         high=high + context + _COMMUNICATOR_SPREAD * groups * (context > 0),
         breakdown={**peak.parts, "context": context},
-        notes=tuple(_notes(traced, rates, uncertainty)),
+        notes=(*_notes(traced, rates, uncertainty), *_notes_between_steps(between, peak)),
         host_bytes=host_bytes_of(traced),
+        evaluation_bytes=between.get(EVALUATION),
+        saving_bytes=between.get(SAVING),
         **times,
     )
 
@@ -100,13 +109,14 @@ def estimate_of(
 def _interval(
     traced: Trace,
     peak: Peak,
-    reserved: int | None,
+    needed: int,
+    on_cpu: bool,
     calibration: Calibration,
     uncertainty: float | None,
 ) -> tuple[int, int]:
     """(low, high) bytes, without the context."""
-    least, most = calibration.spread or _UNCERTAINTY["cpu" if reserved is None else "cuda"]
-    prediction = (reserved or peak.nbytes) * calibration.memory
+    least, most = calibration.spread or _UNCERTAINTY["cpu" if on_cpu else "cuda"]
+    prediction = needed * calibration.memory
     low, high = prediction * least, prediction * most
     if uncertainty is not None:
         low, high = low - uncertainty, high + uncertainty
@@ -174,6 +184,13 @@ def _peak(traced: Trace, rates: Rates) -> float:
         count / rate_of(rates.peak or rates.matmul, name) for name, count in flops.items()
     )
     return flops.total() / seconds if seconds else rate_of(rates.peak or rates.matmul, "float32")
+
+
+def _notes_between_steps(between: Mapping[str, int], peak: Peak) -> Iterator[str]:
+    """A sentence on what takes more memory than a step."""
+    for what, nbytes in between.items():
+        if nbytes > peak.nbytes:
+            yield f"{what} takes more memory than a step: {nbytes / GIB:.2f} GiB of tensors."
 
 
 def _notes(traced: Trace, rates: Rates | None, uncertainty: float | None) -> list[str]:

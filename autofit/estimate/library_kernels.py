@@ -21,7 +21,7 @@ _STEPS = 64  # of a sequence, tried at most
 
 def library_kernels(hardware: Hardware) -> dict[str, Callable[..., Any]]:
     """The stand-ins on a device, by the name of the operator; called with its arguments."""
-    return _KERNELS | (_CUDA_KERNELS if hardware.device == "cuda" else _CPU_KERNELS)
+    return _KERNELS if hardware.device == "cuda" else _KERNELS | _CPU_KERNELS
 
 
 def notes_of_recurrent(model: nn.Module, hardware: Hardware) -> Iterator[str]:
@@ -156,13 +156,12 @@ def _loss(inputs: torch.Tensor, _: torch.Tensor, *rest: Any, reduction: int = 0)
 _KERNELS: dict[str, Callable[..., Any]] = {
     "aten::_grouped_mm": _grouped_mm,
     "bitsandbytes::gemm_4bit": _gemm_4bit,
+    # on a CPU in an evaluation alone
+    "bitsandbytes::int8_vectorwise_quant": _int8_vectorwise_quant,
+    "bitsandbytes::int8_mixed_scaled_mm": _int8_mixed_scaled_mm,
 }
 _KERNELS |= dict.fromkeys(
     ("aten::mse_loss", "aten::smooth_l1_loss", "aten::soft_margin_loss"), _loss
 )
 _KERNELS["aten::binary_cross_entropy"] = functools.partial(_loss, reduction=1)
 _CPU_KERNELS: dict[str, Callable[..., Any]] = {"aten::mkldnn_rnn_layer": _mkldnn_rnn_layer}
-_CUDA_KERNELS: dict[str, Callable[..., Any]] = {
-    "bitsandbytes::int8_vectorwise_quant": _int8_vectorwise_quant,
-    "bitsandbytes::int8_mixed_scaled_mm": _int8_mixed_scaled_mm,
-}

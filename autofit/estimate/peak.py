@@ -1,6 +1,6 @@
 """Memory from a trace: the peak of live tensors, its breakdown, and what compiled code saves of it."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 
@@ -8,7 +8,7 @@ from autofit.core.config import Config
 from autofit.core.estimate import KINDS, OF_SEVERAL, PARTS
 from autofit.core.hardware import Hardware
 from autofit.core.workload import Workload
-from autofit.estimate.recorder import HOST
+from autofit.estimate.recorder import HOST, Event
 from autofit.estimate.trace import Trace
 from autofit.hardware.caching_allocator import round_size
 
@@ -37,9 +37,14 @@ def in_blocks(nbytes: int, hardware: Hardware) -> int:
     return round_size(nbytes) if hardware.device == "cuda" else nbytes
 
 
-def rounded(trace: Trace, hardware: Hardware) -> Iterator[tuple[int, int]]:
-    """The events as the target's allocator counts them: (storage, bytes), 0 bytes for what is on the host."""
-    for event in trace.events:
+def rounded(
+    trace: Trace, hardware: Hardware, events: Iterable[Event] | None = None
+) -> Iterator[tuple[int, int]]:
+    """The events as the target's allocator counts them: (storage, bytes), 0 bytes for what is on the host.
+
+    `events`: others than those of the step.
+    """
+    for event in trace.events if events is None else events:
         nbytes = 0 if trace.labels.get(event.storage) == HOST else event.nbytes
         yield event.storage, in_blocks(nbytes, hardware)
 
@@ -55,6 +60,20 @@ def peak_of(trace: Trace, hardware: Hardware) -> Peak:
         if live > highest and index not in making_state:
             highest, peak = live, index
     return Peak(highest, trace.phase_at(peak), _parts(trace, hardware, peak))
+
+
+def peaks_between_steps(trace: Trace, hardware: Hardware) -> dict[str, int]:
+    """The most bytes that live in an evaluation and in a saving, by their names, as far as they are known."""
+    sizes = dict(rounded(trace, hardware))  # after the step
+    peaks = {}
+    for what, events in trace.between.items():
+        live = highest = sum(sizes.values())
+        for storage, nbytes in rounded(trace, hardware, events):
+            live += nbytes - sizes.get(storage, 0)
+            sizes[storage] = nbytes
+            highest = max(highest, live)
+        peaks[what] = highest
+    return peaks
 
 
 def host_bytes_of(trace: Trace) -> int:

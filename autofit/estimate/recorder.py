@@ -8,6 +8,7 @@ from small tensors of known values, such as labels and masks.
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -160,6 +161,25 @@ class Recorder(StorageTracker):
                 self.completed[number] = len(self.events)
             if block is not None:
                 self.owners[number] = block
+
+    @contextmanager
+    def apart(self) -> Iterator[list[Event]]:
+        """Record what happens inside as no part of the step; yields the list of its events."""
+        kept = ("events", "costs", "collectives", "products", "called")
+        step = {name: getattr(self, name) for name in kept}
+        before = self._lives
+        self.events = []
+        self.costs = []
+        self.collectives = []
+        self.products = {}
+        self.called = None
+        try:
+            yield self.events
+        finally:
+            vars(self).update(step)
+            for key, number in list(self._numbers.items()):
+                if number > before:  # it lives on, and the step does not know it
+                    del self._numbers[key]
 
     def resize(self, sizes: Mapping[int, int]) -> None:
         """Count these storages as if they had held so many bytes, as long as they were there."""

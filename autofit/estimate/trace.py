@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
+from importlib import import_module
 from itertools import pairwise
 from typing import Any
 from unittest import mock
@@ -24,6 +25,7 @@ from autofit.core.hardware import Hardware
 from autofit.core.layout import Layout
 from autofit.core.workload import Hyperparameters, Workload
 from autofit.data.batch import has_rows, map_tensors, samples_of, split, tensors
+from autofit.estimate.between_steps import events_between_steps
 from autofit.estimate.fake_device import fake_device
 from autofit.estimate.fake_ranks import asked_before, fake_ranks
 from autofit.estimate.known_values import know, on_real_tensors
@@ -38,7 +40,7 @@ from autofit.estimate.skeleton import Skeleton
 from autofit.setup import Setup
 from autofit.setup.layers import repeated_blocks
 from autofit.setup.streamed_blocks import streamable_weights
-from autofit.techniques import canonicalize, refuse
+from autofit.techniques import canonicalize, refuse, technique_named
 from autofit.training.build import adapt, finish
 from autofit.training.meta_model import materialize
 from autofit.training.step import accumulate, update
@@ -66,6 +68,8 @@ class Trace:
         depth: how the blocks stand for those of a deeper model; None where all are there.
         packed: samples are not the rows of tensors, and code may work on each by itself.
         assumptions: what stand-ins take for granted, in sentences.
+        between: the events of an evaluation and of a saving after the step, as far as they could be followed; of a
+            whole model alone.
         reserved: what allocators reserve for it, by (bytes of libraries' workspaces, expandable segments).
     """
 
@@ -90,6 +94,7 @@ class Trace:
     parameters: int = 0
     packed: bool = False
     assumptions: tuple[str, ...] = ()
+    between: Mapping[str, tuple[Event, ...]] = field(default_factory=dict)
     reserved: dict[tuple[int, bool], int] = field(default_factory=dict)
 
     def phase_at(self, event: int) -> str:
@@ -164,6 +169,8 @@ def trace(
     try:
         setup.ranks = ranks.enter_context(fake_ranks(Layout.of(canonical), recorder))
         adapt(setup, traced=True)
+        # First imported among fake tensors, it would keep fake ones.
+        import_module(technique_named("optimizer").package(canonical.optimizer))
         with fake_device(hardware) as fake_mode, recorder:
             _build(setup, recorder, fake_mode)
             recorder.called = calls.note if hardware.device == "cpu" else None
@@ -172,6 +179,10 @@ def trace(
                 setup.forward_contexts.append(saved.hooks)
             owners = _owners(setup)
             packed, reached = _step(setup, recorder, fake_mode, owners)
+            between = {}
+            if model is None:
+                make = partial(_batch, setup, recorder, fake_mode)
+                between = events_between_steps(setup, hardware, recorder, make)
         # until it is given back
         trainable = [parameter for _, parameter in setup.trainable() if parameter in reached]
         streamable = streamable_weights(setup.model, setup.config)
@@ -211,6 +222,7 @@ def trace(
         ),
         costs=tuple(recorder.costs),
         collectives=tuple(recorder.collectives),
+        between=between,
         calls=calls,
         depth=skeleton.depth,
         parameters=sum(parameter.numel() for parameter in trainable),

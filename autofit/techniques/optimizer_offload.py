@@ -351,6 +351,14 @@ class _StandIn:
             weight.copy_(host)
         self.queue.clear()
 
+    def state_dict(self) -> dict[str, Any]:
+        """The state dicts of the optimizers, as torchao's has them."""
+        state: dict[str, Any] = {}
+        state["offloaded"] = [optimizer.state_dict() for optimizer in self.optim_dict.values()]
+        if self.d_opt is not None:
+            state["on-device"] = self.d_opt.state_dict()
+        return state
+
 
 def _hooks_of(parameter: nn.Parameter) -> dict[int, Callable[[nn.Parameter], None]]:
     """The hooks that run when a gradient is complete, in order of registration."""

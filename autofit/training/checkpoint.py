@@ -84,7 +84,7 @@ def save(
     """
     check_counts(keep_last=keep_last)
     ranks = setup.ranks
-    files, parts = _contents(setup, data_state)
+    files, parts = contents_to_save(setup, data_state)
     label = {
         "autofit_checkpoint": FORMAT,
         "next_step": next_step,
@@ -92,7 +92,7 @@ def save(
         "effective_batch_size": setup.workload.effective_batch_size,
         "config": dict(setup.config),
         "hyperparameters": asdict(setup.hyperparameters),
-        "frozen_weights": _frozen_digest(setup),
+        "frozen_weights": frozen_digest(setup),
         "ranks": ranks.layout.world,
         "versions": {"torch": str(torch.__version__)},
     }
@@ -119,7 +119,7 @@ def save(
     return path
 
 
-def _contents(setup: Setup, data_state: Any) -> tuple[Contents, Tensors]:
+def contents_to_save(setup: Setup, data_state: Any = None) -> tuple[Contents, Tensors]:
     """What this rank writes: files by their names, and its parts of tensors that ranks divide."""
     ranks = setup.ranks
     parts: Tensors = {}
@@ -152,7 +152,7 @@ def _contents(setup: Setup, data_state: Any) -> tuple[Contents, Tensors]:
     return files, parts
 
 
-def _frozen_digest(setup: Setup) -> str:
+def frozen_digest(setup: Setup) -> str:
     """A digest of some values of every frozen weight, which checkpoints do not hold.
 
     It is of the state dict, which includes weights that rest on the host. Quantised weights are
@@ -432,7 +432,7 @@ def _weight_differences(setup: Setup, label: Label, saved: Tensors) -> list[str]
 
     differences = reshaped + missing
     differences += [f"weight {name} is not trained, checkpoint has one" for name in theirs]
-    if not differences and label.get("frozen_weights") != _frozen_digest(setup):
+    if not differences and label.get("frozen_weights") != frozen_digest(setup):
         return ["the frozen weights are not those that it was trained beside"]
     return differences
 

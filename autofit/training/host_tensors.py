@@ -1,6 +1,7 @@
 """Named tensors in host memory, as files and other processes get them."""
 
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 import torch
 from torch.distributed.tensor import DTensor
@@ -27,13 +28,20 @@ def detached(named: Iterable[tuple[str, torch.Tensor]]) -> Tensors:
             )
 
         plain = tensor.detach().cpu().contiguous()
-        storage = plain.untyped_storage()
-        if storage.data_ptr() in addresses or storage.nbytes() != plain.numel() * plain.itemsize:
+        address = storage_address(plain)
+        held_bytes = plain.untyped_storage().nbytes()
+        if address in addresses or held_bytes != plain.numel() * plain.itemsize:
             plain = plain.clone(memory_format=torch.contiguous_format)
 
-        addresses.add(storage.data_ptr())
+        addresses.add(address)
         detached[name] = plain
     return detached
+
+
+def storage_address(tensor: torch.Tensor) -> int:
+    """Where the storage of a tensor lies; of one without memory, a number of its own."""
+    storage = tensor.untyped_storage()
+    return storage.data_ptr() or storage._cdata
 
 
 def bytes_of(tensor: torch.Tensor) -> bytes:
@@ -59,16 +67,14 @@ def gathered(tensors: Mapping[str, torch.Tensor], ranks: Ranks) -> Tensors:
         return dict(tensors)
 
     found = {}
-    names: dict[tuple[int, torch.Size], str] = {}
+    names: dict[tuple[Any, ...], str] = {}
     for name, tensor in tensors.items():
         local = tensor
         if isinstance(tensor, DTensor):
             local = tensor.to_local()
 
-        address = local.data_ptr()
-        first = name
-        if address:
-            first = names.setdefault((address, tensor.shape), name)
+        place = (storage_address(local), local.storage_offset(), tensor.shape)
+        first = names.setdefault(place, name)
 
         if first == name:
             full = whole(tensor.detach())

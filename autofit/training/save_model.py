@@ -33,13 +33,9 @@ def save_model(setup: Setup, directory: Path) -> None:
     """
     model = setup.model
     ranks = setup.ranks
-    is_adapted = adapter_files.is_saved_as_adapters(model)
-    files = []
-    state: dict[str, Any] = {}
-    if is_adapted:
-        files = adapter_files.adapter_files(model)
-    else:
-        state = model.state_dict()
+    files, state = tensors_to_save(setup)
+    if not ranks.is_first:
+        return
 
     needed_bytes = MIB
     for tensors in (state, *(file.tensors for file in files)):
@@ -47,17 +43,12 @@ def save_model(setup: Setup, directory: Path) -> None:
             if isinstance(tensor, torch.Tensor):
                 needed_bytes += tensor.numel() * tensor.itemsize
 
-    files = [file._replace(tensors=gathered(file.tensors, ranks)) for file in files]
-    state = gathered(state, ranks)
-    if not ranks.is_first:
-        return
-
     save_pretrained = getattr(model, "save_pretrained", None)
     with atomic_writes.atomic_files(
         directory, what="the trained model", needed_bytes=needed_bytes
     ) as part:
         path = part / "model.safetensors"
-        if is_adapted:
+        if files:
             adapter_files.write(model, files, setup.workload.task, part)
         elif callable(save_pretrained) and ranks.are_several:
             save_pretrained(part, state_dict=state)
@@ -67,6 +58,16 @@ def save_model(setup: Setup, directory: Path) -> None:
             safetensors.torch.save_file(each_once(state), path)
         else:
             safetensors.torch.save_model(model, str(path))
+
+
+def tensors_to_save(setup: Setup) -> tuple[list[adapter_files.AdapterFile], dict[str, Any]]:
+    """What is saved of each adapter, else the model's state; of several ranks, the first has it."""
+    ranks = setup.ranks
+    if not adapter_files.is_saved_as_adapters(setup.model):
+        return [], gathered(setup.model.state_dict(), ranks)
+
+    files = adapter_files.adapter_files(setup.model)
+    return [file._replace(tensors=gathered(file.tensors, ranks)) for file in files], {}
 
 
 @torch.no_grad()

@@ -35,6 +35,7 @@ from autofit.data.trial_batches import TRIAL_SAMPLES, most_different, variety
 from autofit.training import random_state
 from autofit.training.default_loss import check_call, check_loss_function
 from autofit.training.inspect import blamed_on
+from autofit.training.longest_batch import longest_batch
 from autofit.training.meta_model import meta_copy
 
 _Loss = Callable[[Any, Any], Any]
@@ -174,7 +175,7 @@ def training_workload(
         task=task.name,
         name=type(model).__name__,
         reduction=reduction,
-        notes=_unread(loader, peek, seen),
+        notes=(seen.unread,) if seen.unread else (),
     )
 
 
@@ -266,6 +267,7 @@ class _Inspection:
     shapes: set[tuple[Any, ...]] = field(default_factory=set)  # of samples
     tokens: int = 0  # by masks of attention
     attended: int = 0  # of these, those that are no padding
+    unread: str = ""  # a sentence where there may be longer samples
 
     @property
     def padding(self) -> float:
@@ -336,21 +338,39 @@ def _inspect(loader: Any, peek: Peek, cut: Cut | None) -> _Inspection:
     if peek.worst_case is not None:
         _check_structure(peek.worst_case, seen.structure, "worst_case")
         seen.largest = peek.worst_case
+    elif peek.batches <= seen.batches != length_of(loader):
+        _look_beyond(loader, peek, seen)
 
     if is_own(cut):  # only a whole batch can be made as large
         seen.samples = sample_count(seen.largest, cut)
     return seen
 
 
-def _unread(loader: Any, peek: Peek, seen: _Inspection) -> tuple[str, ...]:
-    """A sentence where samples differ in shape and the loader may give longer ones than were read."""
-    is_all_read = seen.batches < peek.batches or seen.batches == length_of(loader)
-    if len(seen.shapes) == 1 or is_all_read or peek.worst_case is not None:
-        return ()
-    return (
-        f"no more than {peek.batches} batches of the loader were read to find the longest samples: "
-        "a longer one may need more memory than is measured (fit takes worst_case= and peek=).",
-    )
+def _look_beyond(loader: Any, peek: Peek, seen: _Inspection) -> None:
+    """Find the longest samples among those that the first batches do not have.
+
+    A sentence says where there may be longer ones yet.
+    """
+    differ = len(seen.shapes) > 1
+    found = None
+    if differ or isinstance(loader, FileLoader):
+        found = longest_batch(loader)
+
+    read = f"no more than {peek.batches} batches of the loader"
+    if found is not None:
+        _check_structure(found.batch, seen.structure, "the batch of the longest samples")
+        cut = seen.cut
+        is_larger = _elements_per_sample(found.batch, cut) > _elements_per_sample(seen.largest, cut)
+        # the samples of a user's own cut cannot be repeated
+        if is_larger and not (is_own(cut) and sample_count(found.batch, cut) < seen.samples):
+            seen.largest = found.batch
+        read = f"no more than {found.read:,} of {found.samples:,} samples of the data set"
+
+    if differ and (found is None or found.read < found.samples):
+        seen.unread = (
+            f"{read} were read to find the longest samples: a longer one may need more memory than "
+            "is measured (fit takes worst_case= and peek=)."
+        )
 
 
 def _collated(batches: Iterator[Any]) -> Iterator[Any]:

@@ -67,11 +67,11 @@ def refit_to_devices(
                 several = hardware.of_several(devices)
                 try:
                     estimate = executor.run(
-                        _estimate,
+                        estimate_on_budget,
                         copy,
                         knobs,
                         several,
-                        _budget(options, several),
+                        free_budget(options, several),
                         log="estimate.log",
                         timeout=_SECONDS,
                     )
@@ -106,16 +106,17 @@ def refit_to_devices(
     return found or plain
 
 
-def _estimate(
+def estimate_on_budget(
     workload: Workload, knobs: Mapping[str, Value], hardware: Hardware, budget: Budget
 ) -> Estimate:
+    """The estimate of a config, which carries the budget."""
     traced = trace(workload, knobs, hardware)
     calibration = calibration_for(hardware, traced.config)
     found = estimate_of(traced, workload, hardware, rates=None, calibration=calibration)
     return dataclasses.replace(found, budget=budget)
 
 
-def _budget(options: SearchOptions, hardware: Hardware) -> Budget:
+def free_budget(options: SearchOptions, hardware: Hardware) -> Budget:
     """What was asked for, and no more than is free."""
     free = budget_for(SearchOptions(device=hardware.device, margin=options.margin), hardware)
     asked = options.mem if hardware.device == "cpu" else options.gpu_mem

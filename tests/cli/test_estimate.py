@@ -50,6 +50,8 @@ def test_the_json_of_an_estimate(run: Run) -> None:
         "fits": str,
         "bottleneck": str,
         "host_bytes": int,
+        "evaluation_bytes": int,
+        "saving_bytes": int,
         "resting": dict.fromkeys((field.name for field in fields(Resting)), int),
         "alternatives": None,
         "largest": None,

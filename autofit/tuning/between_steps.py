@@ -1,0 +1,84 @@
+"""What evaluations and saving are predicted to need beside what rests between steps, before a
+training starts."""
+
+from collections.abc import Iterator, Mapping
+
+import torch
+from torch import nn
+
+from autofit.core.config import Value
+from autofit.core.errors import AutofitError
+from autofit.core.estimate import Estimate
+from autofit.core.options import SearchOptions
+from autofit.core.workload import Workload
+from autofit.hardware.device import detect
+from autofit.probe import LocalExecutor
+from autofit.report.formatting import gib
+from autofit.training import random_state
+from autofit.training.workload import without_weights
+from autofit.tuning.changed_world import estimate_on_budget, free_budget
+
+_SECONDS = 300.0  # for following one step
+
+
+def notes_between_steps(
+    config: Mapping[str, Value],
+    workload: Workload,
+    model: nn.Module,
+    *,
+    options: SearchOptions,
+    device: str | None,
+    world: int,
+    is_evaluated: bool,
+    is_saved: bool,
+) -> Iterator[str]:
+    """A sentence where an evaluation, or saving, is predicted to take more than may be used.
+
+    Nothing of what cannot be predicted.
+    """
+    try:
+        found = _estimate(config, workload, model, options, device, world)
+    except AutofitError:
+        return
+
+    assert found.budget, "it was predicted for one"
+    on_device = "cpu" if found.reserved_bytes is None else "cuda"
+    usable = found.budget.cap_bytes(on_device)
+    for what, happens, tensors in (
+        ("an evaluation", is_evaluated, found.evaluation_bytes),
+        ("saving", is_saved, found.saving_bytes),
+    ):
+        needed = (tensors or 0) + found.breakdown["context"]
+        if happens and needed > usable:
+            yield (
+                f"{what} is predicted to take {gib(needed)} GiB, and {gib(usable)} GiB may be used."
+            )
+
+
+def _estimate(
+    config: Mapping[str, Value],
+    workload: Workload,
+    model: nn.Module,
+    options: SearchOptions,
+    device: str | None,
+    world: int,
+) -> Estimate:
+    """Of several devices in a child process, so that this one holds no memory of the first."""
+    copy = without_weights(workload, model)
+    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    if world == 1:
+        hardware = detect(device)
+        with random_state.preserved():
+            return estimate_on_budget(copy, config, hardware, free_budget(options, hardware))
+
+    with LocalExecutor() as executor:
+        hardware = executor.detect(device).of_several(world)
+        return executor.run(  # type: ignore[no-any-return]
+            estimate_on_budget,
+            copy,
+            config,
+            hardware,
+            free_budget(options, hardware),
+            log="estimate.log",
+            timeout=_SECONDS,
+        )
