@@ -132,11 +132,13 @@ def test_nothing_is_lost_or_measured_twice_or_left_behind(
 ) -> None:
     searches = Searches(tmp_path)
 
-    # The parent is ended while it predicts.
+    # The parent is ended while it predicts, as a cluster ends a job.
     search = searches.start(hang=0)
     family = searches.family_of_hanging(search)
     search.terminate()
-    search.communicate()
+    _, err = search.communicate()
+    assert search.returncode == 128 + signal.SIGTERM
+    assert err.endswith("autofit: interrupted.\n"), "there is nothing yet to go on with"
     wait_until_gone(family)
     (tmp_path / "started").unlink()
 

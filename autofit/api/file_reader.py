@@ -11,7 +11,7 @@ from typing import Any
 
 import transformers
 
-from autofit.core.errors import InputError, as_input_error, sentence
+from autofit.core.errors import InputError, as_input_error, describe_error, sentence
 from autofit.core.events import Listener, Note
 from autofit.core.files import read_text
 from autofit.core.tasks import TASKS
@@ -28,6 +28,7 @@ from autofit.data.processors import (
 )
 from autofit.data.samples import FileLoader
 from autofit.models import HuggingFaceModel
+from autofit.training.atomic_writes import atomic_files
 
 
 @dataclass
@@ -94,18 +95,28 @@ class FileReader:
         return loader
 
     def save(self, folder: Path) -> None:
-        """Leave the tokenizer beside a trained model, and what says how its processor works."""
-        if self.tokenizer is not None:
-            self.tokenizer.save_pretrained(folder)
-            if self.processing is None:
-                return
+        """Leave the tokenizer beside a trained model, and what says how its processor works.
 
+        Raises InputError where they cannot be written; files that are there stay whole.
+        """
+        failure = "what reads its texts cannot be saved beside the model"
+        remedy = "Make room there, and run the same command with --resume: all training is kept."
+        with (
+            as_input_error(lambda error: f"{failure}: {describe_error(error)}.", remedy),
+            atomic_files(folder, what="the tokenizer", needed_bytes=0) as part,
+        ):
+            if self.tokenizer is not None:
+                self.tokenizer.save_pretrained(part)
+            if self.tokenizer is None or self.processing is not None:
+                self._copy_processor(part, folder)
+
+    def _copy_processor(self, part: Path, folder: Path) -> None:
         for name in (*PROCESSOR_FILES, *CHAT_TEMPLATE_FILES):
             for source in self.folders:
                 file = _beside(source, name)
                 if file is not None:
                     if file.resolve() != (folder / name).resolve():
-                        shutil.copyfile(file, folder / name)
+                        shutil.copyfile(file, part / name)
                     break
 
     def _labels(self, names: Mapping[str, int] | None) -> LabelRule:

@@ -26,6 +26,7 @@ from autofit.core.errors import (
 from autofit.core.events import Event, Listener, Note
 from autofit.core.files import check_output, expanded, locked, write_atomically
 from autofit.core.layout import Layout, dividing, fitted_to
+from autofit.core.learning_rates import default_learning_rate, learning_rate_note
 from autofit.core.options import SearchOptions, check_devices, search_options
 from autofit.core.place import given_place, is_started_again, note_run
 from autofit.core.record import RECORD, Record
@@ -164,7 +165,8 @@ def fit(
         split: (batch, size) -> a list of micro-batches, for samples that are not along dim 0.
         count: batch -> number of the terms that the loss averages over, where that is not found by
             itself.
-        lr: the learning rate, the maximum of the schedule; default: 1e-4, of which a note tells.
+        lr: the learning rate, the maximum of the schedule; default: 2e-5 where all weights are
+            trained, 2e-4 beside adapters, of which a note tells.
         epochs, steps: how long, one of them; default: one pass over the loader.
         optimizer: a value of the knob of that name, or a function from parameter groups to an
             optimizer of one's own, whose learning rate the loop sets; default: the search chooses.
@@ -245,9 +247,6 @@ def fit(
     listener = _without_repeats(listener or log_event)
     if not is_first:
         listener = _silent
-    if lr is None:
-        lr = Hyperparameters.lr
-        listener(Note(f"lr is not given: the learning rate is {lr:g}."))
 
     settings = dict(options.pop("set", {}))
     fixed = _named_optimizer(optimizer)
@@ -281,7 +280,14 @@ def fit(
         session = Session(
             workload,
             model,
-            Hyperparameters(lr, weight_decay, schedule, warmup_steps, max_grad_norm, seed),
+            Hyperparameters(
+                Hyperparameters.lr if lr is None else lr,
+                weight_decay,
+                schedule,
+                warmup_steps,
+                max_grad_norm,
+                seed,
+            ),
             CheckpointPolicy(directory, is_resumed, checkpoint_every, keep_last),
             callbacks=tuple(callbacks),
             listener=lambda text: listener(Note(text)),
@@ -344,6 +350,11 @@ def fit(
                 listener=listener,
             )
         config = fitted_to(config, world, effective)
+        if lr is None:
+            listener(Note(learning_rate_note(config)))
+            rate = default_learning_rate(config)
+            learning = dataclasses.replace(session.hyperparameters, lr=rate)
+            session = dataclasses.replace(session, hyperparameters=learning)
 
         # On one device, saving takes next to nothing.
         if is_first and (evaluation or (directory and world > 1)):
@@ -396,7 +407,8 @@ def _evaluation_plan(
     require(fine, "eval_every must be a positive number of steps", every)
     if keep_best is True:
         keep_best = "loss"
-    fine = keep_best is False or keep_best == "loss" or keep_best in metrics
+    is_known = isinstance(keep_best, str) and (keep_best == "loss" or keep_best in metrics)
+    fine = keep_best is False or is_known
     rule = "keep_best must be True, False or the name of a metric"
     require(fine, rule, keep_best, "For example keep_best=True, which keeps the lowest loss.")
 

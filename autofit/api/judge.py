@@ -12,10 +12,11 @@ from autofit.core.events import Listener, Note, PhaseStarted
 from autofit.core.files import check_readable, expanded
 from autofit.core.hardware import GIB
 from autofit.core.learning import OBJECTIVES, LearningCurve, best_learner, check_judging
+from autofit.core.learning_rates import default_learning_rate
 from autofit.core.options import SearchOptions
 from autofit.core.result import Result, SavedResult, tier
 from autofit.core.workload import Hyperparameters, Workload
-from autofit.models.config_json import is_hub_id
+from autofit.models.config_json import check_weights
 from autofit.probe import Executor
 from autofit.report.learning import learning_lines
 from autofit.training.loop import StepReport
@@ -39,7 +40,7 @@ class Judge:
         data: the file to train on.
         weights: a directory or a hub id; None: random ones.
         seconds: of training, with each of two seeds.
-        lr: the learning rate.
+        lr: the learning rate of all; None: each tier's own.
         objective: "loss-per-second" makes the config of the least loss the best one.
         trust_remote_code: whether the model may run code of its own.
         allow_missing: start what the weights lack, such as a new head, from random numbers.
@@ -48,22 +49,22 @@ class Judge:
     data: str | Path
     weights: str | Path | None = None
     seconds: float = 60.0
-    lr: float = 1e-4
+    lr: float | None = None
     objective: str = OBJECTIVES[0]
     trust_remote_code: bool = False
     allow_missing: bool = False
 
     def __post_init__(self) -> None:
         check_judging("loss", self.objective, data=self.data)
-        Hyperparameters(lr=self.lr)
+        if self.lr is not None:
+            Hyperparameters(lr=self.lr)
         fine = isinstance(self.seconds, int | float) and not isinstance(self.seconds, bool)
         fine = fine and 0 < self.seconds <= _MOST_SECONDS
         require(fine, "the seconds of judging must be more than 0", self.seconds)
 
         check_readable(expanded(self.data, "data"), "the data file")
-        is_on_hub = isinstance(self.weights, str) and is_hub_id(self.weights)
-        if self.weights is not None and not is_on_hub:
-            check_readable(expanded(self.weights, "weights"), "the directory")
+        if self.weights is not None:
+            check_weights(self.weights)
 
     def check(self, workload: Workload, options: SearchOptions) -> None:
         """Raise an InputError where it cannot judge.
@@ -96,7 +97,12 @@ class Judge:
         learning = tuple(curves.values())
         start = "random weights" if self.weights is None else self.weights
         head = f"From {start}, {self.seconds:g} s of training on {Path(self.data).name}"
-        head += f" with each of {len(SEEDS)} seeds, at a learning rate of {self.lr:g}"
+        head += f" with each of {len(SEEDS)} seeds, at "
+        if self.lr is None:
+            rates = sorted({default_learning_rate(config) for config in measured})
+            head += f"each tier's own learning rate ({', '.join(f'{rate:g}' for rate in rates)})"
+        else:
+            head += f"a learning rate of {self.lr:g}"
         lines = learning_lines(learning, head)
         for line in lines:
             listener(Note(line))

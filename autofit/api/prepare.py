@@ -15,6 +15,7 @@ from autofit.core.config import Config
 from autofit.core.errors import InputError, require
 from autofit.core.events import Listener, Note
 from autofit.core.layout import Layout, fitted_to
+from autofit.core.learning_rates import default_learning_rate, learning_rate_note
 from autofit.core.place import given_place
 from autofit.core.result import knobs_of
 from autofit.core.workload import Hyperparameters
@@ -136,7 +137,7 @@ def prepare(
     split: Callable[[Any, int], Any] | None = None,
     count: Callable[[Any], float] | None = None,
     optimizer: str | Callable[[Any], Any] | None = None,
-    lr: float = Hyperparameters.lr,
+    lr: float | None = None,
     weight_decay: float = 0.0,
     max_grad_norm: float | None = None,
     seed: int = 0,
@@ -154,7 +155,7 @@ def prepare(
         loader: whose first batches show what a batch holds, as `fit` reads them; default: the first
             batch that the step is called with.
         loss, split, count, optimizer: as in `fit`.
-        lr: of the optimizer as it begins.
+        lr: of the optimizer as it begins; default: as in `fit`.
         max_grad_norm: gradients are clipped to this global norm.
         device: "cuda" or "cpu"; default: the card where there is one.
         listener: called with notes; default: the logger `autofit`.
@@ -164,9 +165,13 @@ def prepare(
     """
     knobs = Config(knobs_of(config))
     named = {"optimizer": optimizer} if isinstance(optimizer, str) else {}
-    hyperparameters = Hyperparameters(lr, weight_decay, max_grad_norm=max_grad_norm, seed=seed)
+    rate = default_learning_rate(knobs) if lr is None else lr
+    hyperparameters = Hyperparameters(rate, weight_decay, max_grad_norm=max_grad_norm, seed=seed)
     rule = "listener must be a function"
     require(callable(listener), rule, listener, "Leave it out for the logger autofit.")
+
+    if lr is None:
+        listener(Note(learning_rate_note(knobs)))
 
     place = given_place()
     wanted = Layout.of(knobs).world

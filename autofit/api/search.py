@@ -69,7 +69,7 @@ def search(
         listener: called with every event of `autofit.core.events`.
         task: what to train a named model for; default: what the class in its config.json says.
         options: gpu_mem, gpu, device, mem, host_mem (GiB), margin, space, set, trials, time_limit,
-            tolerance, fast, seed, executor, workers, devices, out, resume, memory_snapshot,
+            tolerance, prefer, fast, seed, executor, workers, devices, out, resume, memory_snapshot,
             probe_timeout: as on the command line; store: False for --no-store.
 
     Returns:

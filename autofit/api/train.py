@@ -88,7 +88,8 @@ def train(
 
     # Checks them before the data is read.
     names = {field.name for field in dataclasses.fields(Hyperparameters)} & training.keys()
-    Hyperparameters(seed=seed, **{name: training[name] for name in names})
+    learning = {name: training[name] for name in names if training[name] is not None}
+    Hyperparameters(seed=seed, **learning)
 
     if packing is None:
         packing = saved.workload.get("packing")

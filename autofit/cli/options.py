@@ -11,7 +11,7 @@ import typer
 
 import autofit.cli.completion as completion
 from autofit.core.learning import JUDGES, OBJECTIVES
-from autofit.core.options import DEVICES, EXECUTORS
+from autofit.core.options import DEVICES, EXECUTORS, PREFERENCES
 from autofit.core.tasks import TASK_NAMES
 from autofit.core.workload import LEARNT, SCHEDULES
 from autofit.hardware.catalogue import card_names, link_names
@@ -207,6 +207,16 @@ Tolerance = Annotated[
         "SHARE",
     ),
 ]
+Prefer = Annotated[
+    str,
+    _option(
+        _SEARCH,
+        "What the answer is chosen by: faithful (tier, then losses, then speed), balanced (speed, "
+        "discounted for both) or fast (speed alone).",
+        "RULE",
+        complete=PREFERENCES,
+    ),
+]
 Fast = Annotated[
     bool,
     _option(
@@ -288,7 +298,9 @@ JudgeTime = Annotated[
 ]
 JudgeLr = Annotated[
     float | None,
-    _option(_SEARCH, "Learning rate of all; default 1e-4.", "RATE"),
+    _option(
+        _SEARCH, "Learning rate of all; default 2e-5 for full training, 2e-4 with LoRA.", "RATE"
+    ),
 ]
 Objective = Annotated[
     str,
@@ -352,8 +364,8 @@ Epochs = Annotated[
     _option(_LEARNING, "Passes over the data; default 1.", "N"),
 ]
 LearningRate = Annotated[
-    float,
-    _option(_LEARNING, "Learning rate.", "RATE"),
+    float | None,
+    _option(_LEARNING, "Learning rate; default 2e-5, with LoRA 2e-4.", "RATE"),
 ]
 WeightDecay = Annotated[
     float,

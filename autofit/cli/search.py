@@ -5,10 +5,11 @@ from pathlib import Path
 from typing import Any
 
 import autofit.cli.options as options
-from autofit.cli.output import INTERRUPTED, heavy, print_json
+from autofit.cli.output import heavy, print_error, print_json
 from autofit.core.errors import InputError, NothingFitsError
 from autofit.core.events import Event, Note
 from autofit.core.files import check_readable
+from autofit.core.interrupts import AsCtrlC
 from autofit.core.knobs import SETTABLE
 from autofit.core.learning import check_judging
 from autofit.core.options import parse_settings, search_options, seconds_of
@@ -43,6 +44,7 @@ def search(
     trials: options.Trials = 40,
     time_limit: options.TimeLimit = None,
     tolerance: options.Tolerance = 0.03,
+    prefer: options.Prefer = "balanced",
     fast: options.Fast = False,
     seed: options.Seed = 0,
     executor: options.Executor = "local",
@@ -92,6 +94,7 @@ def search(
         trials=trials,
         time_limit=time_limit,
         tolerance=tolerance,
+        prefer=prefer,
         fast=fast,
         seed=seed,
         executor=executor,
@@ -149,24 +152,30 @@ def search(
             )
             data = weights = None  # are the judge's
 
-        result = heavy("autofit.api.search", "search")(
-            model,
-            task=task,
-            seq_len=seq_len,
-            effective_batch=effective_batch,
-            trust_remote_code=trust_remote_code,
-            listener=listener,
-            judge=judging,
-            data=data,
-            weights=weights,
-            **dict(checked),
-        )
+        search_for_result = heavy("autofit.api.search", "search")
+        signals = stack.enter_context(AsCtrlC())
+        try:
+            result = search_for_result(
+                model,
+                task=task,
+                seq_len=seq_len,
+                effective_batch=effective_batch,
+                trust_remote_code=trust_remote_code,
+                listener=listener,
+                judge=judging,
+                data=data,
+                weights=weights,
+                **dict(checked),
+            )
+        except KeyboardInterrupt:  # before there was anything to go on with
+            print_error("interrupted.", "", as_json)
+            return signals.exit_code
 
     _print_result(result, as_json, as_markdown, tolerance)
     if result.was_interrupted:
         message = f"interrupted; go on with --resume --out {shell_path(str(result.run_directory))}"
         stderr.print(message, markup=False, highlight=False, soft_wrap=True)
-        return INTERRUPTED
+        return signals.exit_code
 
     if result.config is None:
         stderr.print(nothing_fits_view(result))

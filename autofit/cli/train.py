@@ -2,7 +2,6 @@
 
 import os
 import sys
-from pathlib import Path
 from typing import NoReturn
 
 import typer
@@ -26,7 +25,7 @@ from autofit.core.workload import (
     length_of_training,
 )
 from autofit.models import named_by
-from autofit.models.config_json import is_hub_id
+from autofit.models.config_json import check_weights
 from autofit.report.terminal import Terminal
 
 
@@ -43,7 +42,7 @@ def train(
     trust_remote_code: options.TrustRemoteCode = False,
     steps: options.Steps = None,
     epochs: options.Epochs = None,
-    lr: options.LearningRate = 1e-4,
+    lr: options.LearningRate = None,
     weight_decay: options.WeightDecay = 0.0,
     schedule: options.Schedule = "constant",
     warmup_steps: options.WarmupSteps = 0,
@@ -66,11 +65,12 @@ def train(
     """
     if from_scratch == (weights is not None):
         raise InputError("say what to start from.", "Give either --weights DIR or --from-scratch.")
-    if weights is not None and not is_hub_id(weights):
-        check_readable(Path(weights), "the directory")
+    if weights is not None:
+        check_weights(weights)
     if memory_snapshot and output is None:
         raise InputError("--memory-snapshot has nowhere to write to.", "Give --output DIR.")
-    Hyperparameters(lr, weight_decay, schedule, warmup_steps, max_grad_norm, seed)
+    rate = Hyperparameters.lr if lr is None else lr
+    Hyperparameters(rate, weight_decay, schedule, warmup_steps, max_grad_norm, seed)
     length_of_training(epochs, steps)
     check_learn(learn)
     check_devices(devices, 1)

@@ -160,9 +160,9 @@ def check_output(directory: Path | None, resume: bool) -> None:
 
 
 def expanded(path: str | Path, what: str = "a path") -> Path:
-    """A user's path with ~ replaced; as it is where there is no such user.
+    """A user's path with ~ replaced; as it is for a user without a home.
 
-    Raises an InputError for what can name no file.
+    Raises an InputError for what can name no file, and for a ~ before a name that no user has.
     """
     try:
         possible = isinstance(path, str | Path) and path != "" and b"\0" not in os.fsencode(path)
@@ -173,8 +173,14 @@ def expanded(path: str | Path, what: str = "a path") -> Path:
 
     try:
         return Path(path).expanduser()
-    except RuntimeError:
-        return Path(path)
+    except RuntimeError as error:
+        user = Path(path).parts[0]
+        if user == "~":
+            return Path(path)
+        remedy = f"Write ./{user} for a file of this name."
+        raise InputError(
+            f"{what} begins with {user}, and there is no such user.", remedy
+        ) from error
 
 
 @contextlib.contextmanager

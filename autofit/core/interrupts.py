@@ -1,6 +1,7 @@
-"""Ctrl-C, SIGTERM and a lost terminal end a training after the current step, with whole weights.
+"""Ctrl-C, SIGTERM and a lost terminal end a training after the current step, with whole weights,
+and a search with what it has found.
 
-Whoever starts its processes passes the signals on and waits.
+Whoever starts a training's processes passes the signals on and waits.
 """
 
 import signal
@@ -45,3 +46,30 @@ class Interrupts:
         self.__exit__()
         self.received = number
         self._noted(number)
+
+
+class AsCtrlC:
+    """A context manager in which SIGTERM and SIGHUP interrupt as Ctrl-C does.
+
+    For what ends well at a KeyboardInterrupt. `exit_code` is the one that a shell expects of the
+    signal that came.
+    """
+
+    def __init__(self) -> None:
+        self.exit_code = 128 + signal.SIGINT
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> "AsCtrlC":
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGTERM, signal.SIGHUP):
+                if signal.getsignal(number) is signal.SIG_DFL:
+                    self._before[number] = signal.signal(number, self._interrupt)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        while self._before:
+            signal.signal(*self._before.popitem())
+
+    def _interrupt(self, number: int, _: object) -> None:
+        self.exit_code = 128 + number
+        raise KeyboardInterrupt

@@ -24,6 +24,10 @@ from autofit.core.workload import check_seed
 
 DEVICES = ("cpu", "cuda")
 EXECUTORS = ("local", "ray")
+FAITHFUL = "faithful"  # by tier, then by lossy values, then by speed
+BALANCED = "balanced"  # by speed that is discounted for both
+FAST = "fast"  # by speed alone
+PREFERENCES = (FAITHFUL, BALANCED, FAST)
 _MOST = 2**31  # of probes, and of seconds for one
 MOST_DEVICES = 1024  # of one machine, and machines
 ALL = "all"  # every card like the first
@@ -52,6 +56,7 @@ class SearchOptions(BaseModel):
     trials: int = 40
     time_limit: float | None = None
     tolerance: float = 0.03
+    prefer: str = BALANCED  # what one answer must have over another
     fast: bool = False  # few probes, and one longer run of the winner alone
     seed: int = 0
     executor: str = "local"  # where probes run
@@ -128,6 +133,9 @@ class SearchOptions(BaseModel):
         mem = self.mem is not None
         cpu = self.device == "cpu"
         cuda = self.device == "cuda"
+        if self.prefer not in PREFERENCES:
+            raise unknown("preference", self.prefer, PREFERENCES)
+
         contradictions = {
             "--gpu-mem and --mem name two budgets.": gpu_mem and mem,
             "--gpu and --gpu-mem name two budgets.": gpu and gpu_mem,
@@ -247,7 +255,7 @@ def single_values(settings: Mapping[str, tuple[Value, ...]]) -> dict[str, Value]
 
 def seconds_of(text: str) -> float:
     """Seconds of a time such as 90, 90s, 10m or 1.5h; raises InputError for other text."""
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([smh]?)\s*", text)
+    match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([smh]?)\s*", text)
     if not match:
         raise InputError(f"a time cannot be {text!r}.", "For example 90s, 10m or 1h.")
     return float(match[1]) * _SECONDS[match[2]]

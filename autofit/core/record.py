@@ -81,6 +81,7 @@ class Record:
             "finalists": to_plain(result.finalists),
             "bound": result.bound,
             "is_predicted": result.predicted,
+            "trained": dict(result.trained),
             "timelines": to_plain(self.timelines),
             "run_directory": result.run_directory,
             "finished": self.finished,
@@ -156,7 +157,7 @@ def _digest(data: Mapping[str, Any]) -> str:
 
 
 def _result(data: dict[str, Any]) -> Result:
-    data = {**dict.fromkeys(_LATER, ()), **data}
+    data = {**dict.fromkeys(_LATER, ()), "trained": {}, **data}
     for alternative in data["alternatives"]:
         alternative.pop("value", None)  # of its config
     for budget in data["other_budgets"]:

@@ -190,6 +190,7 @@ class Annotations:
         predicted: whether configs never measured had a part in `frontier` and `alternatives`.
         on_devices: the config of the answer on other numbers of devices, the fewest first; empty
             for a search over one.
+        trained: how many parameters the best of each tier trains, where its step was followed.
         learning: what finalists learnt, where a judge was asked.
         notes: sentences that the user should know.
     """
@@ -199,6 +200,7 @@ class Annotations:
     other_budgets: tuple[OtherBudget, ...] = ()
     predicted: bool = False
     on_devices: tuple[OnDevices, ...] = ()
+    trained: Mapping[str, int] = field(default_factory=dict)
     learning: tuple[LearningCurve, ...] = ()
     notes: tuple[str, ...] = ()
 

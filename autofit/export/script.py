@@ -16,6 +16,7 @@ from autofit.core.errors import InputError
 from autofit.core.hardware import Hardware
 from autofit.core.knobs import is_off
 from autofit.core.layout import Layout
+from autofit.core.learning_rates import default_learning_rate
 from autofit.core.quoting import docstring, lines_of, python_string
 from autofit.core.task import Task
 from autofit.core.tasks import task_named
@@ -170,7 +171,12 @@ def train_script(
     data = workload.get("data")
     given = f"default=Path({python_string(str(data))})" if data else "required=True"
     tokenizer = [_TOKENIZER] if task.reads_text else []
-    flags = {"data_kind": task.script.data_kind, "tokenizer_argument": tokenizer, "given": given}
+    flags = {
+        "data_kind": task.script.data_kind,
+        "tokenizer_argument": tokenizer,
+        "given": given,
+        "lr": str(default_learning_rate(config)),
+    }
     slots = {
         "title": docstring(textwrap.shorten(title, WIDTH - 6, placeholder=" ...")),
         "head": docstring(

@@ -9,8 +9,9 @@ from functools import partial
 from pathlib import PurePath
 from typing import Any
 
+from autofit.core.knobs.lora_alpha import USUAL_ALPHA
+from autofit.core.learning_rates import default_hyperparameters
 from autofit.core.tasks import task_named
-from autofit.core.workload import Hyperparameters
 from autofit.export.source import LEARNT, ExportSource, batches_fit
 from autofit.export.tool import Request, Share, ToolKeys
 from autofit.export.trainer import (
@@ -168,7 +169,8 @@ def optimizer_class(
     request: Request, path: str, options: str, foreach: Mapping[str, Any] | None = None
 ) -> ToolKeys:
     """`optimizer` by its class; `foreach` are further options of `adamw-foreach`."""
-    value, learning = str(request.config.optimizer), Hyperparameters()
+    value = str(request.config.optimizer)
+    learning = default_hyperparameters(request.config)
     narrow = value in OF_BF16
     name, own = _OPTIMIZERS.get(value, _OPTIMIZERS["adamw-8bit-sr" if narrow else "adamw"])
     given = {"lr": learning.lr, "weight_decay": learning.weight_decay}
@@ -227,8 +229,8 @@ def lora_rank(
 
 
 def alpha(request: Request) -> Any:
-    """The scale of adapters; null in the config means twice the rank."""
-    return request.config.lora_alpha or 2 * request.config.lora_rank
+    """The scale of adapters; null in the config means the usual one."""
+    return request.config.lora_alpha or USUAL_ALPHA
 
 
 def lora_alpha(request: Request, path: str = "lora_alpha") -> ToolKeys:

@@ -11,11 +11,12 @@ from typing import Any
 from autofit.core.config import Config
 from autofit.core.errors import InputError
 from autofit.core.knobs import is_off
+from autofit.core.knobs.lora_alpha import USUAL_ALPHA
 from autofit.core.knobs.optimizer import KEEP_SMALL_UPDATES
 from autofit.core.layout import Layout
+from autofit.core.learning_rates import default_hyperparameters
 from autofit.core.task import Task
 from autofit.core.tasks.custom import CUSTOM
-from autofit.core.workload import Hyperparameters
 from autofit.export.fragments import Parts
 from autofit.export.source import Deviation, batch_sizes, cached_casts
 
@@ -105,7 +106,11 @@ class TrainerCase:
 def trainer_keywords(case: TrainerCase) -> TrainerKeywords:
     """Everything that Trainer is given to run the config as it was measured. Raises InputError where batch sizes are
     missing or contradict, or Trainer refuses a value."""
-    always = {**learning(), "remove_unused_columns": False, "use_cpu": case.device == "cpu"}
+    always = {
+        **learning(case.config),
+        "remove_unused_columns": False,
+        "use_cpu": case.device == "cpu",
+    }
     together = TrainerKeywords(arguments=always)
     for name, value in case.config.items():
         if name in TRAINER_KNOBS:
@@ -117,9 +122,9 @@ def trainer_keywords(case: TrainerCase) -> TrainerKeywords:
     return together.joined(TrainerKeywords(deviations=cached_casts("Trainer", case.config)))
 
 
-def learning(schedule: str = "lr_scheduler_type") -> dict[str, Any]:
+def learning(config: Config, schedule: str = "lr_scheduler_type") -> dict[str, Any]:
     """autofit's defaults by Trainer's names; Trainer has others (it clips at 1.0)."""
-    defaults = Hyperparameters()
+    defaults = default_hyperparameters(config)
     return {
         "learning_rate": defaults.lr,
         schedule: defaults.schedule,
@@ -209,7 +214,7 @@ def _lora(case: TrainerCase) -> TrainerKeywords:
         return TrainerKeywords()
     alpha, dropout = case.config.lora_alpha, case.config.lora_dropout
     kinds = {name: bool(case.config.get(f"lora_{name[4:]}")) for name in ("use_dora", "use_rslora")}
-    numbers = {"r": rank, "lora_alpha": alpha or 2 * int(rank), "lora_dropout": dropout or 0.0}
+    numbers = {"r": rank, "lora_alpha": alpha or USUAL_ALPHA, "lora_dropout": dropout or 0.0}
     return TrainerKeywords(lora={**numbers, **{name: on for name, on in kinds.items() if on}})
 
 

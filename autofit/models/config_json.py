@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from autofit.core.errors import InputError, as_input_error, sentence, shown
-from autofit.core.files import expanded, read_text
+from autofit.core.files import check_readable, expanded, read_text
 from autofit.models.huggingface import HuggingFaceModel
 from autofit.models.tasks.choice import chosen_task, remedy_for
 
@@ -42,6 +42,18 @@ class _Origin:
 def is_hub_id(text: str) -> bool:
     """Whether the text has the form `organisation/name`."""
     return re.fullmatch(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", text) is not None
+
+
+def check_weights(weights: str | Path) -> None:
+    """Raise an InputError for what is neither a directory that can be read nor a hub id."""
+    path = expanded(weights, "the path of the weights")
+    if isinstance(weights, str) and is_hub_id(weights) and not path.exists():
+        return
+
+    check_readable(path, "the directory")
+    if not path.is_dir():
+        remedy = "Give the directory that it lies in, beside its config.json."
+        raise InputError(f"{weights} is a file, and weights are read from a directory.", remedy)
 
 
 def check_directory(path: str | Path) -> Path:

@@ -152,6 +152,33 @@ def misled_note(factor: float) -> str:
     return f"Steps take {off} predicted: predictions may mislead, so nothing is said of what was not measured."
 
 
+def close_call_note(count: int, tolerance: float) -> str | None:
+    """That other configs are as good as the best; None where there are none."""
+    if not count:
+        return None
+
+    others = pluralize(count, "other config")
+    return (
+        f"Too close to call: {others} came within {tolerance * 100:.3g} % of the best. Of all these "
+        "it learns most faithfully, else needs the fewest packages, else the least memory."
+    )
+
+
+def little_seen_note(tiers: Mapping[str, int]) -> str | None:
+    """Of which tiers too few configs were measured to name their best; None where of none.
+
+    Args:
+        tiers: how many were measured that fit, of each of those tiers.
+    """
+    if not tiers:
+        return None
+
+    counts = []
+    for name, count in tiers.items():
+        counts.append(f"{TIER_TITLES[name]} ({pluralize(count, 'good probe')})")
+    return f"Little was seen of {listed(counts)}: the best of it may be much faster."
+
+
 def packing_note(workload: Mapping[str, Any], answer: Measurement | Estimate | None) -> str | None:
     """How many tokens of the user's data count in a second, packed or padded; None where no data is known."""
     packing, rate = workload.get("packing"), answer and answer.tokens_per_second

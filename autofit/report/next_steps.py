@@ -35,7 +35,7 @@ def commands(result: Result, directory: Path) -> list[tuple[str, str]]:
         python = (
             "import autofit, yaml",
             f'config = yaml.safe_load(open({python_string(path)}))["config"]',
-            "trained = autofit.fit(model, loader, config=config, lr=1e-4, epochs=1)",
+            "trained = autofit.fit(model, loader, config=config, epochs=1)",
         )
         steps = [("Train in Python", "\n".join(python))]
     if result.files.get("script"):

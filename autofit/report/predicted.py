@@ -20,6 +20,7 @@ from autofit.report.formatting import (
 from autofit.report.listings import estimate_table
 from autofit.report.next_steps import commands, directory_of, written
 from autofit.report.other_budgets import on_other_devices
+from autofit.report.tiers import tiers_table
 
 _VERDICTS = {
     "yes": "fits by all that is predicted",
@@ -40,7 +41,9 @@ def predicted_view(result: Result, best: Estimate) -> RenderableType:
     table = estimate_table({**asked, **sizes, **best.to_dict()})
     answer = Text(one_line(f"Predicted, not measured: {answer_line(result, best)}"), "bold")
     sentences = hanging([*predicted_lines(result, best), *predicted_notes(result)])
-    lines = [answer, Text(), table, Text(), sentences]
+    tiers = tiers_table(result)
+    side_by_side = [Text(), tiers] if tiers else []
+    lines = [answer, *side_by_side, Text(), table, Text(), sentences]
     directory, files = directory_of(result), written(result)
     if directory is not None and files is not None:
         lines += [

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from autofit.core.config import Config
+from autofit.core.faithfulness import cost_in_faithfulness
 from autofit.core.knobs import FIDELITY_ORDER
 from autofit.core.measurement import Measurement, Outcome
 from autofit.core.result import Result, tier
@@ -107,6 +108,9 @@ def _verdict(measurement: Measurement, result: Result, tolerance: float) -> str:
 def _why_lost(measurement: Measurement, best: Measurement, speed: float, tolerance: float) -> str:
     if speed < 1 - tolerance:
         return f"{percent(1 - speed)} slower"
+    is_lossier = cost_in_faithfulness(measurement.config) > cost_in_faithfulness(best.config)
+    if speed > 1 + tolerance and is_lossier:
+        return f"{percent(speed - 1)} faster, learns less faithfully"
     if speed > 1 + tolerance:
         return "faster for a moment, and not measured again"  # the finals hold every config that may be faster
     tied = f"tied within {tolerance * 100:.3g} %"

@@ -18,6 +18,7 @@ from autofit.report.explain import how_it_ended
 from autofit.report.next_steps import commands, directory_of, written
 from autofit.report.other_budgets import other_budget_lines
 from autofit.report.rows import Row, explored_at, table_rows
+from autofit.report.tiers import tiers_table
 
 _WORD = re.compile(r"""(?:[^\s'"]|'[^']*'|"[^"]*")+""")  # of a shell's line, as shlex quotes it
 _WIDE = 64  # columns from which the time of a step has one of its own
@@ -42,8 +43,14 @@ def result_table(result: Result, *, tolerance: float = 0.03, rows: int = 6) -> R
     ]
     parts = (*(fmt.hanging(lines) for lines in sentences if any(lines)), written(result))
     first, *others = (part for part in parts if part is not None)
+    tiers = tiers_table(result)
+    side_by_side = [Text(), tiers] if tiers else []
     return Group(
-        *answer, _Rows(shown, result), first, *(line for part in others for line in (Text(), part))
+        *answer,
+        *side_by_side,
+        _Rows(shown, result),
+        first,
+        *(line for part in others for line in (Text(), part)),
     )
 
 

@@ -64,6 +64,25 @@ class Encoding:
         column = self.knobs.index(knob)
         return np.asarray(holding[self.codes[:, column]])
 
+    def classes(self, same: Callable[[str, Value], Value]) -> npt.NDArray[np.intp]:
+        """A number of each config, equal for those whose values are the same.
+
+        Args:
+            same: the value of a knob that stands for another one.
+        """
+        columns = self.codes.copy()
+        for column, knob in enumerate(self.knobs):
+            numbers: dict[_Typed, int] = {}
+            merged = []
+            for _, value in self._codes[knob]:
+                standing = same(knob, value)
+                merged.append(numbers.setdefault((type(standing), standing), len(numbers)))
+            if merged:
+                columns[:, column] = np.array(merged)[self.codes[:, column]]
+
+        _, classes = np.unique(columns, axis=0, return_inverse=True)
+        return classes.reshape(-1)
+
 
 def doublings(configs: Configs) -> npt.NDArray[np.float64]:
     """log2 of each micro-batch, 0 where there is none."""

@@ -288,12 +288,12 @@ def predicted_points(configs: Iterable[Config], evidence: Evidence) -> dict[Conf
     measurements = evidence.levelled
     group = surrogate.group(unmeasured)
     sizes = _predicted_bytes(surrogate, group, evidence)
-    speeds = np.exp(surrogate.speeds(measurements, group).posterior.mean)
+    speeds = np.exp(surrogate.speeds(measurements, group).mean)
     best = evidence.best
     if best is not None and best.step_seconds is not None:
         # As fast relative to the best as expected.
         of_best = surrogate.group([best.config])
-        (expected,) = np.exp(surrogate.speeds(measurements, of_best).posterior.mean)
+        (expected,) = np.exp(surrogate.speeds(measurements, of_best).mean)
         speeds = speeds * float(1 / best.step_seconds.median / expected)
 
     works = surrogate.works(measurements, group)

@@ -3,7 +3,8 @@
 Until something fits: the fastest config that is likely to fit, or without predictions the one of
 least memory, since an early answer beats a late good one. From then on: the largest expected
 improvement of throughput per second of probing (Snoek et al. 2012, section 3.2), times the
-probability that the config is feasible. Configs that are refused, or proven not to fit by an
+probability that the config is feasible. A few configs of each tier come before any tier is
+polished, and relatives (`Knob.relative`) count as one. Configs that are refused, or proven not to fit by an
 out-of-memory, are never proposed; a measured one only to see the machine drift. Once no config is
 expected to beat the best, the best of each tier is searched for in the same way.
 
@@ -23,12 +24,13 @@ from optuna.samplers import BaseSampler
 from optuna.trial import FrozenTrial, TrialState
 
 from autofit.core.config import Config
+from autofit.core.knobs import knob_named
 from autofit.core.measurement import Measurement, Outcome
 from autofit.core.result import TIERS, tier
 from autofit.search.drift import is_due
 from autofit.search.encoding import Configs, Mask
-from autofit.search.ranking import Measurements
-from autofit.search.surrogate import Speeds, Surrogate
+from autofit.search.ranking import BY_SPEED, Figures, Measurements, Ranking
+from autofit.search.surrogate import Merits, Surrogate
 
 MEASUREMENT = "measurement"  # the user attribute of a trial that holds Measurement.to_trial()
 _READ: weakref.WeakKeyDictionary[Study, dict[int, Measurement]] = weakref.WeakKeyDictionary()
@@ -41,6 +43,10 @@ _CHEAP = 2.0  # times the cheapest: until something fits, dearer probes can wait
 # A probability that suffices for the first probes, of which one that fits says more than one that
 # does not.
 _LIKELY = 0.7
+# The share of the tolerance that an expected improvement must be above. On the recorded tables 2 / 3
+# missed 10 % of the speed of one, and 1 / 2 nothing.
+_SMALL = 0.5
+_MOST_FAILED = 2  # probes of a tier that do not fit, before the search looks elsewhere
 # While a config of a lower probability is measured, none is proposed that would need more memory.
 _SURE = 0.9
 
@@ -52,7 +58,9 @@ class SurrogateSampler(BaseSampler):
         seed: decides between configs of the same score.
         tolerance: a config is worth a probe if it is expected to beat the best by more than this
             share; None: any config is.
-        of_tiers: whether one is that is expected to beat the best of its tier.
+        ranking: which config is recommended.
+        of_each_tier: configs that fit to measure of each tier before any is polished.
+        polishes_tiers: whether a config is worth a probe that may beat the best of its tier alone.
         time_left: in seconds; once something fits, no probe is proposed that is expected to take
             longer while others are not.
     """
@@ -63,7 +71,9 @@ class SurrogateSampler(BaseSampler):
         *,
         seed: int = 0,
         tolerance: float | None = None,
-        of_tiers: bool = True,
+        ranking: Ranking = BY_SPEED,
+        of_each_tier: int = 0,
+        polishes_tiers: bool = True,
         time_left: Callable[[], float] = lambda: math.inf,
     ) -> None:
         self.surrogate = surrogate
@@ -85,11 +95,15 @@ class SurrogateSampler(BaseSampler):
         self._ruled_by: set[Config] = set()
         prior = surrogate.prior
         self._not_outgrown = prior.not_outgrown(surrogate.encoding, surrogate.memory_order)
-        self._tiers: dict[str, Mask] = {}
-        if of_tiers:
-            tiers = np.array(list(map(tier, pool)))
-            for name in TIERS:
-                self._tiers[name] = tiers == name
+        self._ranking = ranking
+        self._of_each_tier = of_each_tier
+        self._polishes_tiers = polishes_tiers
+        tiers = np.array(list(map(tier, pool)))
+        self._tiers = {name: tiers == name for name in TIERS}
+        # Configs that differ in no more than relatives of the same values have the same number.
+        self._twins = surrogate.encoding.classes(
+            lambda knob, value: knob_named(knob).relative(value)
+        )
 
     def left(self, measurements: Measurements) -> Mask:
         """Which configs of the pool are neither measured nor proven not to fit.
@@ -146,30 +160,147 @@ class SurrogateSampler(BaseSampler):
     def acquisition_target(self, measurements: Measurements) -> tuple[Mask, Measurements] | None:
         """Which configs to choose from, and the measurements whose best to beat.
 
-        All configs left as long as one may beat the best of all; then those of the first tier in
-        which one may beat the tier's best. None where no config is worth a probe.
+        Once something fits: the tier of which least was seen, if too little; all configs left as
+        long as one may beat the best of all; those of the first tier in which one may beat the
+        tier's best; and the relatives of the leader that would be recommended in its place. None
+        where no config is worth a probe.
         """
         left = self.left(measurements)
         if not left.any():
             return None
 
         tolerance = self._tolerance
-        if tolerance is None:
-            return left, measurements
         if not any(measurement.fits for measurement in measurements):
-            return None if self._is_hopeless(measurements, left) else (left, measurements)
+            is_hopeless = tolerance is not None and self._is_hopeless(measurements, left)
+            return None if is_hopeless else (left, measurements)
 
-        can_improve = self.surrogate.can_improve
-        if can_improve(measurements, left, tolerance):
-            return left, measurements
+        few = self.little_seen(measurements)
+        if few:
+            fewest = min(few, key=few.__getitem__)
+            return self._new_and_rivals(measurements, fewest)
 
-        for name, of_tier in self._tiers.items():
-            within = left & of_tier
-            rivals = [rival for rival in measurements if tier(rival.config) == name]
-            if can_improve(measurements, within, tolerance, rivals):
-                return within, rivals
+        if tolerance is None:
+            new = self._without_twins(measurements, left)
+            is_worth_it = self.surrogate.probe_candidates(measurements, new).any()
+            return (new if is_worth_it else left), measurements
 
-        return None
+        names = (None, *TIERS) if self._polishes_tiers else (None,)
+        for name in names:
+            if self._goes_on(measurements, name, tolerance):
+                return self._new_and_rivals(measurements, name)
+
+        return self._twins_to_prefer(measurements, left)
+
+    def _goes_on(self, measurements: Measurements, name: str | None, tolerance: float) -> bool:
+        """Whether another probe is worth it in a tier, None for all of them.
+
+        A config must be able to beat the rivals by more than the tolerance, at 95 %. And the
+        improvement to expect of the best proposal must not be small, now or before the last
+        measurement: the first small one may be by chance.
+        """
+        least = _SMALL * tolerance
+        new, rivals = self._new_and_rivals(measurements, name)
+        if not new.any() or not self.surrogate.can_improve(measurements, new, tolerance, rivals):
+            return False
+        if self.surrogate.expected_gain(measurements, new, rivals) > least:
+            return True
+
+        before = measurements[:-1]
+        new, rivals = self._new_and_rivals(before, name)
+        return self.surrogate.expected_gain(before, new, rivals) > least
+
+    def _new_and_rivals(
+        self,
+        measurements: Measurements,
+        name: str | None,
+    ) -> tuple[Mask, Measurements]:
+        """The configs of a tier that are new, None for all of them, and the measurements of it."""
+        new = self._without_twins(measurements, self.left(measurements))
+        if name is None:
+            return new, measurements
+
+        of_tier = [seen for seen in measurements if tier(seen.config) == name]
+        return new & self._tiers[name], of_tier
+
+    def little_seen(self, measurements: Measurements) -> dict[str, int]:
+        """How many probes fit of each tier of which too few do, though others are likely to.
+
+        Where earlier searches know configs of a tier that fit, one suffices.
+        """
+        if not self._of_each_tier:
+            return {}
+
+        feasible = self.surrogate.probability_feasible(measurements, self.surrogate.pool)
+        few = {}
+        for name in TIERS:
+            new, of_tier = self._new_and_rivals(measurements, name)
+            is_known = any(tier(config) == name for config in self.surrogate.prior.fits)
+            enough = 1 if is_known else self._of_each_tier
+            good = sum(seen.fits for seen in of_tier)
+            failed = sum(not seen.fits for seen in of_tier if seen.outcome is not Outcome.REFUSED)
+            is_likely = (feasible[new] > _LIKELY).any()
+            if good < enough and failed <= _MOST_FAILED and is_likely:
+                few[name] = good
+
+        return few
+
+    def _without_twins(self, measurements: Measurements, left: Mask) -> Mask:
+        """Those left of which no relative was measured to fit, and of relatives that are likely to
+        fit only the one that is expected to be best.
+
+        Without predictions nothing tells relatives apart, so that all are new.
+        """
+        surrogate = self.surrogate
+        if not surrogate.predicts:
+            return left
+
+        fitting = [seen.config for seen in measurements if seen.fits]
+        known = [self._index[config] for config in fitting if config in self._index]
+        new = left & ~np.isin(self._twins, self._twins[known])
+
+        feasible = surrogate.probability_feasible(measurements, surrogate.pool)
+        merits = surrogate.merits(measurements, surrogate.pool).posterior.mean
+        likely = np.flatnonzero(new & (feasible > _LIKELY))
+        best_last = likely[np.argsort(merits[likely], kind="stable")]
+        best_of_twins = dict(zip(self._twins[best_last].tolist(), best_last.tolist(), strict=True))
+
+        new &= ~np.isin(self._twins, list(best_of_twins))
+        new[list(best_of_twins.values())] = True
+        return new
+
+    def _twins_to_prefer(
+        self,
+        measurements: Measurements,
+        left: Mask,
+    ) -> tuple[Mask, Measurements] | None:
+        """The relative of the leader that would be recommended of all of them, by what is expected;
+        None where it was measured."""
+        surrogate = self.surrogate
+        leader = surrogate.leader(measurements)
+        if leader is None or not surrogate.predicts:
+            return None
+
+        feasible = surrogate.probability_feasible(measurements, surrogate.pool)
+        possible = left & (feasible > _LIKELY)
+        fitting = [self._index[seen.config] for seen in measurements if seen.fits]
+        possible[fitting] = True
+        twins = self._twins == self._twins[self._index[leader.config]]
+        indices = np.flatnonzero(possible & twins).tolist()
+
+        merits = surrogate.merits(measurements, surrogate.pool).posterior.mean
+        nbytes = surrogate.memory.sizes(measurements, surrogate.pool).means
+        figures = []
+        for index in indices:
+            config = surrogate.pool.configs[index]
+            figures.append(Figures(config, math.exp(merits[index]), nbytes[index]))
+
+        preferred = self._ranking.preferred(figures)
+        if preferred is None or indices[preferred] in fitting:
+            return None
+
+        chosen = np.zeros(len(left), dtype=bool)
+        chosen[indices[preferred]] = True
+        return chosen, measurements
 
     def _is_hopeless(self, measurements: Measurements, left: Mask) -> bool:
         """Whether nothing is expected to fit, as those that should need least have shown."""
@@ -197,12 +328,12 @@ class SurrogateSampler(BaseSampler):
 
         left = self._independent(measurements, left)
         pool = self.surrogate.pool
-        speeds = self.surrogate.speeds(measurements, pool, rivals)
-        if math.isfinite(speeds.best):
+        merits = self.surrogate.merits(measurements, pool, rivals)
+        if math.isfinite(merits.best):
             candidates = self.surrogate.probe_candidates(measurements, left, rivals)
-            index = self._most_gain_per_second(measurements, left, candidates, speeds)
+            index = self._most_gain_per_second(measurements, left, candidates, merits)
         else:
-            index = self._likely_to_fit(measurements, left, speeds)
+            index = self._likely_to_fit(measurements, left, merits)
 
         return pool.configs[index]
 
@@ -236,7 +367,7 @@ class SurrogateSampler(BaseSampler):
         self,
         measurements: Measurements,
         left: Mask,
-        speeds: Speeds,
+        merits: Merits,
     ) -> int:
         """The fastest of those likely to fit whose probes are cheap; else the smallest config."""
         surrogate = self.surrogate
@@ -245,8 +376,8 @@ class SurrogateSampler(BaseSampler):
         if surrogate.informed and likely.any():
             cost = surrogate.cost(measurements)
             cheap = likely & (cost <= _CHEAP * cost[likely].min())
-            speed = np.where(cheap, speeds.posterior.mean, -math.inf)
-            return int(np.argmax(speed))
+            merit = np.where(cheap, merits.posterior.mean, -math.inf)
+            return int(np.argmax(merit))
 
         sizes = surrogate.memory.sizes(measurements, surrogate.pool)
         works = surrogate.works(measurements, surrogate.pool)
@@ -258,7 +389,7 @@ class SurrogateSampler(BaseSampler):
         measurements: Measurements,
         left: Mask,
         candidates: Mask,
-        speeds: Speeds,
+        merits: Merits,
     ) -> int:
         """The config with the largest expected improvement for the time of its probe."""
         surrogate = self.surrogate
@@ -273,7 +404,7 @@ class SurrogateSampler(BaseSampler):
         possible = next(mask for mask in choices if mask.any())
 
         # Costs are looked at only where the gain may still win.
-        gain = speeds.of(possible).expected_improvement() * feasible[possible]
+        gain = merits.of(possible).expected_improvement() * feasible[possible]
         # Rounding may make a gain a little less than none.
         near = gain >= min(gain.max(), gain.max() / _DEAREST)
         indices = np.flatnonzero(possible)[near]

@@ -8,7 +8,7 @@ import itertools
 import math
 import random
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,6 +20,7 @@ from autofit.core.config import Config
 from autofit.core.constraints import Constraints
 from autofit.core.errors import InputError
 from autofit.core.measurement import Measurement, Outcome
+from autofit.core.result import tier
 from autofit.search.concurrency import Concurrency, Probe, Threaded
 from autofit.search.drift import slowdown
 from autofit.search.encoding import Configs, KnobValues
@@ -29,7 +30,7 @@ from autofit.search.journal import Journal, open_study, record
 from autofit.search.predictions import Predictions
 from autofit.search.prior_measurements import PriorMeasurement, PriorMeasurements
 from autofit.search.pruning import MemoryOrder
-from autofit.search.ranking import Measurements, fastest
+from autofit.search.ranking import BY_SPEED, Measurements, Ranking, fastest
 from autofit.search.sampler import SurrogateSampler, measurements_of
 from autofit.search.space import Space
 from autofit.search.surrogate import SPEED_NOISE, Surrogate
@@ -43,10 +44,12 @@ _MOST_SCORED = 50_000
 # the trials nine of ten did.
 _AT_ONCE = 0.25
 _FEW = 4
-# A quick search goes on while a config left is expected to be so much faster, up to so many times
-# its measurements.
-_MUCH_FASTER = 0.15
-_MOST_QUICK = 3
+# A quick search goes on while a config left is expected to be so much better.
+_MUCH_BETTER = 0.15
+# Of each tier that fits, so many configs that fit are measured before any tier is polished; a quick
+# search measures one of each.
+_OF_EACH_TIER = 2
+_MOST_REFUSED = 2  # times the number of trials: a search ends that meets nothing but refusals
 
 
 @dataclass(frozen=True)
@@ -65,6 +68,7 @@ class SearchProblem:
         prior_measurements: guide the first probes, and are no part of the outcome.
         on_probe: called as each probe starts.
         concurrency: makes of `probe` what runs it, several at a time or not.
+        ranking: which config is recommended, and by what objective.
     """
 
     probe: Probe
@@ -76,6 +80,7 @@ class SearchProblem:
     prior_measurements: Sequence[PriorMeasurement] = ()
     on_probe: Callable[[int, Config], None] = lambda number, config: None
     concurrency: Callable[[Probe], Concurrency] = Threaded
+    ranking: Ranking = BY_SPEED
 
 
 @dataclass(frozen=True)
@@ -83,15 +88,15 @@ class Limits:
     """When a search ends, and the memory it searches within.
 
     Attributes:
-        trials: finished measurements, resumed ones included.
+        trials: finished measurements but those that were refused, resumed ones included.
         time_limit: seconds, of this process only.
         memory_bytes: what tensors may take (`Budget.cap_bytes`).
         context_bytes: of a card's context, which is not part of that; None on a CPU.
         tolerance: the search also ends once no config left is expected to beat the best, nor the
             best of its tier, by more than this share.
-        quick: measurements that suffice once one fits, or else the first that takes as long as
-            predicted, unless another config is still expected to be much faster; no tier's best is
-            searched for then.
+        quick: measurements that suffice once one of each tier fits, or else those that take as long
+            as predicted, unless another config is still expected to be much better; no tier's best
+            is searched for then.
         latest: seconds until it ends also where nothing is measured: a late answer beats none.
         asked_seconds: the time limit as it was asked for, whatever is left of it: asked the same, a
             finished search gives its answer.
@@ -146,6 +151,7 @@ class SearchOutcome:
         posterior: every config that fits, at the speed expected given all measurements.
         slowdown: the largest share by which the machine was slower or faster than at the end, by
             repeats.
+        little_seen: of each tier that may have more to offer, how few probes fit.
         prediction_bias: how many times longer than predicted steps take, where predictions may
             mislead; else 0.
         finals: where to keep what is verified.
@@ -158,6 +164,7 @@ class SearchOutcome:
     bound: float | None = None
     posterior: tuple[Measurement, ...] = ()
     slowdown: float = 0.0
+    little_seen: Mapping[str, int] = field(default_factory=dict)
     prediction_bias: float = 0.0
     surrogate: Surrogate | None = field(default=None, compare=False, repr=False)
     finals: Finals | None = field(default=None, compare=False, repr=False)
@@ -206,13 +213,16 @@ def search(
         context_bytes=limits.context_bytes,
         predictions=predictions,
         prior=prior,
+        objective=problem.ranking.objective,
     )
 
     sampler = SurrogateSampler(
         surrogate,
         seed=seed,
         tolerance=limits.tolerance,
-        of_tiers=limits.quick is None,
+        ranking=problem.ranking,
+        of_each_tier=_OF_EACH_TIER if limits.quick is None else 1,
+        polishes_tiers=limits.quick is None,
         time_left=lambda: deadline - time.monotonic(),
     )
 
@@ -222,7 +232,8 @@ def search(
             identity = {**journal.identity, "space": knobs}
             journal = dataclasses.replace(journal, identity=identity)
         study = open_study(journal, sampler)
-        finals = Finals(study, limits.asked(), measurements_of(study))
+        asked = {**limits.asked(), "objective": repr(problem.ranking.objective)}
+        finals = Finals(study, asked, measurements_of(study))
         explored = finals.explored
         if explored is None:
             stopped_by = _Exploration(study, sampler, problem, limits, began=began).run()
@@ -246,6 +257,7 @@ def search(
         bound=explored.bound,
         posterior=explored.posterior(measurements),
         slowdown=math.expm1(float(slower)),
+        little_seen=sampler.little_seen(measurements),
         prediction_bias=surrogate.prediction_bias(measurements),
         surrogate=surrogate,
         finals=finals,
@@ -350,6 +362,11 @@ def _explored(
     return Explored(len(measurements), stopped_by, bound, expected)
 
 
+def _probes(measurements: Measurements) -> int:
+    """How many of the trials are used up: what was refused says nothing, and does not count."""
+    return sum(seen.outcome is not Outcome.REFUSED for seen in measurements)
+
+
 class _Exploration:
     """Measures configs, as many at a time as there are places, until something stops it."""
 
@@ -417,7 +434,9 @@ class _Exploration:
         measurements = self._sampler.with_running(measurements_of(self._study), running)
         if not self._sampler.left(measurements).any():
             return "space"
-        if len(measurements) >= self._limits.trials or self._is_quickly_done(measurements):
+        if _probes(measurements) >= self._limits.trials or self._is_quickly_done(measurements):
+            return "trials"
+        if len(measurements) >= _MOST_REFUSED * self._limits.trials:
             return "trials"
         if self._sampler.acquisition_target(measurements) is None:
             return "bound"
@@ -428,22 +447,18 @@ class _Exploration:
         return None
 
     def _is_quickly_done(self, measurements: Measurements) -> bool:
-        """Whether a quick search has measured enough.
-
-        What was refused says nothing of speed and does not count.
-        """
+        """Whether a quick search has measured enough."""
         quick = self._limits.quick
         if quick is None or not any(measurement.fits for measurement in measurements):
             return False
 
-        count = sum(seen.outcome is not Outcome.REFUSED for seen in measurements)
-        if count >= _MOST_QUICK * quick:
-            return True
+        if self._sampler.little_seen(measurements):
+            return False
 
         left = self._sampler.left(measurements)
-        if self._surrogate.expects_faster(measurements, left, _MUCH_FASTER):
+        if self._surrogate.expects_better(measurements, left, _MUCH_BETTER):
             return False
-        return count >= quick or self._surrogate.confirmed_by(measurements)
+        return _probes(measurements) >= quick or self._surrogate.confirmed_by(measurements)
 
     def _start(self) -> None:
         """Have the next config measured, under the first number that is free."""
@@ -456,9 +471,25 @@ class _Exploration:
         config = self._sampler.config(trial.params)
         self._problem.on_probe(number, config)
 
-        best = fastest(measurements)
-        best_seconds = best.step_seconds.median if best and best.step_seconds else None
-        self._probes.submit(number, config, best_seconds)
+        self._probes.submit(number, config, self._seconds_to_beat(measurements, config))
+
+    def _seconds_to_beat(self, measurements: Measurements, config: Config) -> float | None:
+        """Seconds of a step with which a config is as good as the best of its tier.
+
+        None until something fits. No other tier ends its probes, so that none is named by a bad
+        one.
+        """
+        if not any(measurement.fits for measurement in measurements):
+            return None
+
+        objective = self._problem.ranking.objective
+        rivals = [seen for seen in measurements if tier(seen.config) == tier(config)]
+        best = fastest(rivals, objective)
+        if best is None or best.step_seconds is None:
+            return math.inf
+
+        ahead = objective.discount(best.config) / objective.discount(config)
+        return best.step_seconds.median * max(ahead, 1.0)
 
     def _record(self, number: int, measurement: Measurement | None) -> Measurement | None:
         """Keep what a probe gave; None: its time was up before it ended."""

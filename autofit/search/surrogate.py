@@ -24,6 +24,8 @@ from autofit.search.gaussian_process import GaussianProcess, Mixture
 from autofit.search.group import Group
 from autofit.search.linear_model import Array, Features, LinearModel, normal_below, normal_density
 from autofit.search.memory_model import MemoryModel
+from autofit.search.objectives import Objective
+from autofit.search.objectives.discounted import RAW_SPEED
 from autofit.search.predictions import Predictions
 from autofit.search.prior_measurements import PriorMeasurements
 from autofit.search.pruning import MemoryOrder, ruled_out
@@ -59,8 +61,8 @@ _RESOLUTION = 10_000  # of a regret bound: the parts of 1
 
 
 @dataclass(frozen=True)
-class Speeds:
-    """Log steps per second of configs.
+class Merits:
+    """Log steps per second of configs, discounted as the objective says.
 
     Attributes:
         posterior: given all measurements.
@@ -82,7 +84,7 @@ class Speeds:
         gain = deviations * (z * normal_below(z) + normal_density(z))
         return np.asarray(self.posterior.weights @ gain)
 
-    def of(self, mask: Mask) -> Speeds:
+    def of(self, mask: Mask) -> Merits:
         """Those of some of the configs."""
         means = self.posterior.means[:, mask]
         deviations = self.posterior.deviations[:, mask]
@@ -109,6 +111,7 @@ class Surrogate:
             its allocator reserves; None on a CPU.
         predictions: of the pool, if there are any.
         prior: earlier searches' measurements, if there are any.
+        objective: what the search makes large.
     """
 
     def __init__(
@@ -121,11 +124,14 @@ class Surrogate:
         context_bytes: int | None = None,
         predictions: Predictions | None = None,
         prior: PriorMeasurements | None = None,
+        objective: Objective = RAW_SPEED,
     ) -> None:
         self.values = values
+        self.objective = objective
         self.memory_order = memory_order
         self.prior = prior or PriorMeasurements()
-        self.informed = predictions is not None or bool(self.prior.fits)
+        self.predicts = predictions is not None
+        self.informed = self.predicts or bool(self.prior.fits)
         self._predictions = predictions
         self._features = Features(values)
         self.pool = self.group(pool)
@@ -148,31 +154,42 @@ class Surrogate:
 
     def group(self, configs: Configs) -> Group:
         """Configs with what the model needs of them."""
-        return Group.of(configs, self._features, self._predictions)
+        return Group.of(configs, self._features, self._predictions, self.objective)
 
-    def speeds(
-        self,
-        measurements: Measurements,
-        group: Group,
-        rivals: Measurements | None = None,
-    ) -> Speeds:
-        """The speeds of configs, and the best of the rivals."""
-        configs, seconds = step_times(as_now(measurements, noise=SPEED_NOISE))
-        at = self.group([*configs, *self.prior.configs])
-        values = np.concatenate([-np.log(seconds), self.prior.speeds])
-
-        if rivals is None:
-            rivals = measurements
-
-        to_beat = {rival.config for rival in rivals}
-        among = [index for index, config in enumerate(configs) if config in to_beat]
-        best = self._speed(at, values, at).mean[among].max(initial=-math.inf)
+    def speeds(self, measurements: Measurements, group: Group) -> Mixture:
+        """The log steps per second of configs, not discounted."""
+        at, values = self._timed(measurements)
 
         def compute() -> Mixture:
             return self._speed(at, values, group)
 
-        posterior = self._cached("speeds", measurements, group, compute)
-        return Speeds(posterior, float(best))
+        posterior: Mixture = self._cached("speeds", measurements, group, compute)
+        return posterior
+
+    def merits(
+        self,
+        measurements: Measurements,
+        group: Group,
+        rivals: Measurements | None = None,
+    ) -> Merits:
+        """What the objective expects of configs, and the best of the rivals by it."""
+        posterior = self.speeds(measurements, group)
+        discounted = replace(posterior, means=posterior.means - group.discount)
+
+        if rivals is None:
+            rivals = measurements
+        at, values = self._timed(measurements)
+        to_beat = {rival.config for rival in rivals}
+        measured = at.configs[: len(values) - len(self.prior.configs)]
+        among = [index for index, config in enumerate(measured) if config in to_beat]
+        known = self._speed(at, values, at).mean - at.discount
+        return Merits(discounted, float(known[among].max(initial=-math.inf)))
+
+    def _timed(self, measurements: Measurements) -> tuple[Group, Array]:
+        """The configs that were timed, today's first, and their log steps per second."""
+        configs, seconds = step_times(as_now(measurements, noise=SPEED_NOISE))
+        at = self.group([*configs, *self.prior.configs])
+        return at, np.concatenate([-np.log(seconds), self.prior.speeds])
 
     def _cached(
         self,
@@ -213,8 +230,8 @@ class Surrogate:
         return Mixture(np.ones(1), means[None, :], deviations[None, :])
 
     def leader(self, measurements: Measurements) -> Measurement | None:
-        """The latest measurement of the fitting config with the highest expected speed."""
-        best = fastest(self.posterior(measurements))
+        """The latest measurement of the fitting config that is expected to be best."""
+        best = fastest(self.posterior(measurements), self.objective)
         if best is None:
             return None
         return next(seen for seen in reversed(measurements) if seen.config == best.config)
@@ -229,7 +246,7 @@ class Surrogate:
         latest = {seen.config: seen for seen in measurements if seen.fits and seen.step_seconds}
         if self._predictions is not None:
             speeds = self.speeds(measurements, self.group(list(latest)))
-            logarithms = -speeds.posterior.mean
+            logarithms = -speeds.mean
             expected = map(math.exp, logarithms.tolist())
             return tuple(map(Measurement.taking, latest.values(), expected))
 
@@ -244,7 +261,7 @@ class Surrogate:
     def fantasies(self, measurements: Measurements, configs: Configs) -> list[Measurement]:
         """The most likely measurements of configs; their numbers are below 0, unlike real ones."""
         group = self.group(configs)
-        speeds = self.speeds(measurements, group).posterior
+        speeds = self.speeds(measurements, group)
         sizes = self.memory.sizes(measurements, group)
         feasible = self.probability_feasible(measurements, group)
 
@@ -328,28 +345,52 @@ class Surrogate:
         if self._predictions is None or self.prediction_bias(measurements):
             return True
 
-        speeds = self._candidate_speeds(measurements, left, rivals)
-        if speeds is None:
+        merits = self._candidate_merits(measurements, left, rivals)
+        if merits is None:
             return False
-        return float(speeds.probability_above(share).max()) > _CONFIDENCE
+        return float(merits.probability_above(share).max()) > _CONFIDENCE
 
-    def expects_faster(
+    def expects_better(
         self,
         measurements: Measurements,
         left: Mask,
         share: float,
     ) -> bool:
-        """Whether a config left is expected to be faster than the best by more than a share of it.
+        """Whether a config left is expected to be better than the best by more than a share of it.
 
         Never without predictions, which additive effects do not replace.
         """
         if self._predictions is None:
             return False
 
-        speeds = self._candidate_speeds(measurements, left, None)
-        if speeds is None:
+        merits = self._candidate_merits(measurements, left, None)
+        if merits is None:
             return False
-        return float(speeds.posterior.mean.max()) > speeds.best + math.log1p(share)
+        return float(merits.posterior.mean.max()) > merits.best + math.log1p(share)
+
+    def expected_gain(
+        self,
+        measurements: Measurements,
+        left: Mask,
+        rivals: Measurements,
+    ) -> float:
+        """The largest improvement that is expected of any config left, as a share of the best.
+
+        Infinity where nothing can be said, or none of the rivals fits.
+        """
+        if self._predictions is None or self.prediction_bias(measurements):
+            return math.inf
+
+        candidates = self.probe_candidates(measurements, left, rivals)
+        if not candidates.any():
+            return 0.0
+
+        merits = self.merits(measurements, self.pool, rivals)
+        if not math.isfinite(merits.best):
+            return math.inf
+        feasible = self.probability_feasible(measurements, self.pool)
+        gain = merits.of(candidates).expected_improvement() * feasible[candidates]
+        return math.expm1(float(gain.max()))
 
     def prediction_bias(self, measurements: Measurements) -> float:
         """How many times longer than predicted steps take; 0 where predictions do not mislead."""
@@ -391,30 +432,30 @@ class Surrogate:
         if self._predictions is None or self.prediction_bias(measurements):
             return math.inf
 
-        speeds = self._candidate_speeds(measurements, left, None)
-        if speeds is None:
+        merits = self._candidate_merits(measurements, left, None)
+        if merits is None:
             return -1.0
-        if not math.isfinite(speeds.best):
+        if not math.isfinite(merits.best):
             return math.inf
 
         def confidence(part: int) -> float:
-            return -float(speeds.probability_above(part / _RESOLUTION).max())
+            return -float(merits.probability_above(part / _RESOLUTION).max())
 
         parts = range(1 - _RESOLUTION, 1000 * _RESOLUTION)
         smallest = bisect.bisect_left(parts, -_CONFIDENCE, key=confidence)
         return (parts.start + smallest) / _RESOLUTION
 
-    def _candidate_speeds(
+    def _candidate_merits(
         self,
         measurements: Measurements,
         left: Mask,
         rivals: Measurements | None,
-    ) -> Speeds | None:
-        """The speeds of those left that are worth a probe; None where none is."""
+    ) -> Merits | None:
+        """What is expected of those left that are worth a probe; None where none is."""
         candidates = self.probe_candidates(measurements, left, rivals)
         if not candidates.any():
             return None
-        return self.speeds(measurements, self.pool, rivals).of(candidates)
+        return self.merits(measurements, self.pool, rivals).of(candidates)
 
     def probe_candidates(
         self,
@@ -431,6 +472,6 @@ class Surrogate:
         if self._predictions is None or not possible.any():
             return possible
 
-        speeds = self.speeds(measurements, self.pool, rivals)
-        gain = speeds.expected_improvement() * feasible
+        merits = self.merits(measurements, self.pool, rivals)
+        gain = merits.expected_improvement() * feasible
         return np.asarray(possible & ((feasible > _LIKELY) | (gain > _WORTH)))

@@ -9,8 +9,8 @@ alone.
 import dataclasses
 import math
 import statistics
-from collections import defaultdict
-from collections.abc import Callable
+from collections import Counter, defaultdict
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from autofit.core.config import Config
@@ -23,7 +23,8 @@ from autofit.search.ranking import Measurements, Ranking
 ROUNDS = 2
 MOST_ROUNDS = 3  # while the leader is in doubt; on recorded tables half of what two rounds missed
 FIELD = 3  # finalists measured in turn
-MOST = 5  # finalists in all
+MOST = 5  # finalists in all, but for those of tiers that none of these is of
+_TRIES = 3  # of a tier
 
 _NOISE = 0.018  # expected of one run, in logarithms
 _RUNS = 3  # degrees of freedom that this counts for
@@ -73,6 +74,19 @@ class Verification:
             return self.verified
         return tuple(seen for seen in self.explored if seen.config not in self.failed)
 
+    def of_tiers(self, *, elsewhere: bool) -> tuple[Measurement, ...]:
+        """The measurements to choose the best of each tier from.
+
+        The verified, and the explored of tiers of which nothing was verified, unless they ran
+        elsewhere and cannot be compared with verified ones.
+        """
+        if elsewhere and self.verified:
+            return self.verified
+
+        done = {tier(seen.config) for seen in self.verified}
+        explored = [seen for seen in self.latest() if tier(seen.config) not in done]
+        return (*self.verified, *explored)
+
     def latest(self) -> tuple[Measurement, ...]:
         """Of every config that fits, its latest measurement."""
         latest = {}
@@ -93,10 +107,10 @@ def verify(
     before: Measurements = (),
     finished: bool = False,
 ) -> Verification:
-    """Measure the possible winners again.
+    """Measure the possible winners again, and then the best of each other tier, once.
 
-    These are at least the best and the runner-up, and the next one for each that fails or turns out
-    much slower than a config that was only explored. Once something is verified, nothing is
+    The winners are at least the best and the runner-up, and the next one for each that fails or
+    turns out much slower than a config that was only explored. Once something is verified, nothing is
     measured that is expected to take longer than there is time.
 
     Args:
@@ -106,8 +120,7 @@ def verify(
         ranking: which of them to recommend.
         seconds_left: until the end of the time for all of this.
         elsewhere: whether `measure` has more cores than exploring probes: more configs may win
-            there, and explored measurements cannot be compared with verified ones, so one of each
-            tier is verified.
+            there, and explored measurements cannot be compared with verified ones.
         before: what `measure` gave in a process that was killed, in order: none of it is measured
             again.
         finished: whether that process came to the end of this, so that nothing more is measured.
@@ -158,6 +171,12 @@ def verify(
                 in_turn(called[2:])
             while again := _next_round(called, rounds, ranking):
                 in_turn(again)
+            keep_measured()
+
+        while called := _of_missing_tier(waiting, verified, failed):
+            waiting = [finalist for finalist in waiting if finalist not in called]
+            rounds = {finalist.config: [] for finalist in called}
+            in_turn(called)
             keep_measured()
     except _NoTimeError:
         out_of_time = True
@@ -261,10 +280,7 @@ def _next_finalists(
     waiting: Measurements, verified: Measurements, ranking: Ranking, *, elsewhere: bool
 ) -> Measurements:
     """The next to measure: the first field, a missing runner-up, or a config expected to beat all
-    verified ones.
-
-    Elsewhere no config is expected to; there it is the best of a tier that has none verified.
-    """
+    verified ones. Elsewhere no config is expected to."""
     if not verified:
         if elsewhere:
             return _field(waiting, ranking, _DOUBT + _ELSEWHERE, MOST)
@@ -273,19 +289,28 @@ def _next_finalists(
     if len(verified) < 2:
         return waiting[:1]
 
-    if elsewhere:
-        done = {tier(seen.config) for seen in verified}
-        for finalist in waiting:
-            if tier(finalist.config) not in done:
-                return [finalist]
-        return []
-
-    if len(verified) >= MOST:
+    if elsewhere or len(verified) >= MOST:
         return []
 
     to_beat = max(map(ranking.value, verified)) * (1 + ranking.tolerance + _SLOWER)
     for finalist in waiting:
         if ranking.value(finalist) > to_beat:
+            return [finalist]
+
+    return []
+
+
+def _of_missing_tier(
+    waiting: Measurements,
+    verified: Measurements,
+    failed: Sequence[Config],
+) -> Measurements:
+    """The best that waits of a tier that has none verified, but of one that failed too often."""
+    done = {tier(seen.config) for seen in verified}
+    tries = Counter(map(tier, failed))
+    for finalist in waiting:
+        name = tier(finalist.config)
+        if name not in done and tries[name] < _TRIES:
             return [finalist]
 
     return []

@@ -12,6 +12,7 @@ from typing import Any
 from autofit.core.constraints import Constraints
 from autofit.core.environment import quiet_imports
 from autofit.core.errors import require, unknown
+from autofit.core.faithfulness import losses, tier_steps
 from autofit.core.knobs import FIDELITY_ORDER
 from autofit.setup import Config, Hardware, InputError, Technique, Workload
 
@@ -108,14 +109,20 @@ def refuse(config: Config, workload: Workload, hardware: Hardware) -> str | None
 
 def fidelity(config: Config) -> tuple[int, ...]:
     """How faithfully a config learns, as a sort key that breaks ties."""
-    if config.head_only:
-        tier = -1
-    elif config.lora_rank:
-        tier = 0
-    else:
-        tier = 1
     named = [name for name in FIDELITY_ORDER if name in _registry]
-    return (tier, *(_registry[name].fidelity(config.get(name)) for name in named))
+    ranks = [_registry[name].fidelity(config.get(name)) for name in named]
+    return (-tier_steps(config), -losses(config), *ranks)
+
+
+def optional_packages(config: Config) -> int:
+    """How many distributions beside torch a config needs."""
+    packages = set()
+    for known in all_techniques():
+        value = config.get(known.name)
+        if value not in (None, known.off):
+            packages.add(known.package(value))
+
+    return len(packages - {"torch"})
 
 
 def keeps_on_host(config: Config) -> bool:

@@ -5,7 +5,7 @@ from autofit.setup import Config, Hardware, Stage, Technique, Value, Workload
 
 
 class LoraAlpha(Technique):
-    """null: twice the rank.
+    """null: 32, whatever the rank.
 
     Set by the user, never searched: it changes what is learnt, not memory or speed.
     """

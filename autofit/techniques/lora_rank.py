@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from autofit.core.errors import describe_error, printable
+from autofit.core.knobs.lora_alpha import USUAL_ALPHA
 from autofit.core.knobs.lora_rank import KNOB
 from autofit.core.tasks import TASKS, task_of
 from autofit.setup import (
@@ -108,7 +109,7 @@ class LoraRank(Technique):
 
         config = LoraConfig(
             r=value,
-            lora_alpha=setup.config.lora_alpha or 2 * value,
+            lora_alpha=setup.config.lora_alpha or USUAL_ALPHA,
             lora_dropout=setup.config.lora_dropout or 0.0,
             use_dora=bool(setup.config.lora_dora),
             use_rslora=bool(setup.config.lora_rslora),

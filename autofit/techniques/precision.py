@@ -10,8 +10,9 @@ from torch import nn
 from torch.nn import functional
 from torch.utils._pytree import tree_map_only
 
+from autofit.core.faithfulness import loses_updates
 from autofit.core.knobs.optimizer import KEEP_SMALL_UPDATES
-from autofit.core.knobs.precision import KNOB
+from autofit.core.knobs.precision import BF16_WEIGHTS, KNOB
 from autofit.setup import (
     Config,
     Hardware,
@@ -133,9 +134,9 @@ class Precision(Technique):
 
         setup.weights.trainable_dtype, setup.weights.frozen_dtype = _formats(value, setup.workload)
         _warn_of_other_formats(setup, value)
-        if value in ("bf16", "fp8"):
+        if value in BF16_WEIGHTS:
             _cast_inputs(setup, torch.bfloat16)
-            if not setup.config.lora_rank and setup.config.optimizer not in KEEP_SMALL_UPDATES:
+            if loses_updates(setup.config):
                 names = ", ".join(KEEP_SMALL_UPDATES)
                 setup.warnings.append(
                     "bf16 weights lose updates smaller than 1/256 of the weight; bf16-mixed keeps "

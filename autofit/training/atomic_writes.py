@@ -82,6 +82,8 @@ def atomic_files(path: Path, *, what: str, needed_bytes: int) -> Iterator[Path]:
             sync(file)
 
         for file in part.iterdir():
+            if file.is_dir():  # which replaces none that holds something
+                _discard(path / file.name)
             file.replace(path / file.name)
 
         sync(path)

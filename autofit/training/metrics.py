@@ -86,21 +86,6 @@ class MetricsFile(Recorder):
             row["metrics"] = evaluation.metrics
         self._write(row)
 
-    def read(self) -> tuple[list[StepReport], list[Evaluation]]:
-        """The reports and evaluations of the steps that the file holds, in their order."""
-        reports = []
-        evaluations = []
-        for line, step in _lines(self._path):
-            row = json.loads(line)
-            with contextlib.suppress(TypeError, ValueError):  # of another autofit, or edited
-                if "evaluation" in row:
-                    metrics = {name: float(value) for name, value in row.get("metrics", {}).items()}
-                    evaluations.append(Evaluation(float(row["evaluation"]), step, metrics))
-                else:
-                    memory = {name: row.pop(name) for name in vars(StepMemory()) if name in row}
-                    reports.append(StepReport(**row, memory=StepMemory(**memory)))
-        return reports, evaluations
-
     def close(self) -> None:
         self._file.close()
 
@@ -108,6 +93,27 @@ class MetricsFile(Recorder):
         known = {name: value for name, value in row.items() if value is not None}
         self._file.write(json.dumps(known) + "\n")
         self._file.flush()
+
+
+def recorded(path: Path, last_step: int) -> tuple[list[StepReport], list[Evaluation]]:
+    """The reports and evaluations in a metrics file, up to a step."""
+    reports: list[StepReport] = []
+    evaluations: list[Evaluation] = []
+    if not path.is_file():
+        return reports, evaluations
+
+    for line, step in _lines(path):
+        if step > last_step:
+            continue
+        row = json.loads(line)
+        with contextlib.suppress(TypeError, ValueError):  # of another autofit, or edited
+            if "evaluation" in row:
+                metrics = {name: float(value) for name, value in row.get("metrics", {}).items()}
+                evaluations.append(Evaluation(float(row["evaluation"]), step, metrics))
+            else:
+                memory = {name: row.pop(name) for name in vars(StepMemory()) if name in row}
+                reports.append(StepReport(**row, memory=StepMemory(**memory)))
+    return reports, evaluations
 
 
 def _lines(path: Path) -> Iterator[tuple[str, int]]:

@@ -41,7 +41,14 @@ from autofit.training.evaluation import (
 )
 from autofit.training.local_batch import local_loader
 from autofit.training.loop import STOP, Callback, Listener, StepReport, Stop, train
-from autofit.training.metrics import Bar, MetricsFile, ProgressLines, Recorder, TensorBoard
+from autofit.training.metrics import (
+    Bar,
+    MetricsFile,
+    ProgressLines,
+    Recorder,
+    TensorBoard,
+    recorded,
+)
 from autofit.training.prepared import Prepared, on_device
 from autofit.training.save_model import save_model
 from autofit.training.workload import batches_of, length_of
@@ -235,11 +242,8 @@ class _Training:
         if not self._ranks.is_first:
             return
         if self._directory:
-            file = MetricsFile(self._directory / METRICS_FILE, first_step=first)
-            self._recorders.append(file)
-            self._history, evaluations = file.read()
-            self._resumed_steps = len(self._history)
-            self._evaluations = {evaluation.step: evaluation for evaluation in evaluations}
+            path = self._directory / METRICS_FILE
+            self._recorders.append(MetricsFile(path, first_step=first))
             if requirements.installed("tensorboard"):
                 self._recorders.append(TensorBoard(self._directory / "tensorboard"))
 
@@ -391,7 +395,9 @@ class _Training:
             evaluation = evaluation_of(self._setup, plan, batches, self._done)
 
         if self._best:
-            self._best.offer(self._done, plan.score(evaluation))
+            # The same on all ranks, also where a metric of the user's draws random numbers.
+            (score,) = self._ranks.largest(plan.score(evaluation))
+            self._best.offer(self._done, score)
         self._evaluations[self._done] = evaluation
         for recorder in self._recorders:
             recorder.evaluated(evaluation)
@@ -447,6 +453,12 @@ class _Training:
 
         for note in notes:
             self._notify(note)
+        if not self._history:  # what an earlier process recorded
+            path = self._directory / METRICS_FILE
+            self._history, evaluations = recorded(path, loaded.next_step)
+            self._resumed_steps = len(self._history)
+            self._evaluations = {evaluation.step: evaluation for evaluation in evaluations}
+
         self._done = loaded.next_step
         self._saved = loaded.next_step
         return loaded.next_step

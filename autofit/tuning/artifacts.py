@@ -23,7 +23,7 @@ from autofit.report.knob_effects import single_changes
 from autofit.search.predictions import Predictions
 
 # of the options, in the record
-_KEPT = {"seed", "tolerance", "trials", "time_limit", "workers", "space", "set"}
+_KEPT = {"seed", "tolerance", "prefer", "trials", "time_limit", "workers", "space", "set"}
 
 
 def make_record(

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, Self
 
+from autofit import techniques
 from autofit.core.budget import FREE_FRACTION, Budget, gib_to_bytes
 from autofit.core.environment import versions
 from autofit.core.errors import InputError, pluralize
@@ -23,6 +24,8 @@ from autofit.hardware.catalogue import card_to_search_for, link, links_of, stand
 from autofit.probe import Executor, Place, Placement, place_probes, place_ranks
 from autofit.search.beside_tensors import beside_tensors
 from autofit.search.journal import begun_with
+from autofit.search.objectives.discounted import PREFERENCES
+from autofit.search.ranking import Ranking
 from autofit.search.space import Space
 from autofit.tuning.space import space_for
 
@@ -185,6 +188,16 @@ class Context:
         if self.options.executor != "local" and hardware.device == "cpu":
             identity["processors_of_each_probe"] = self.measured_on.cores // hardware.devices
         return identity
+
+
+def ranking_for(options: SearchOptions) -> Ranking:
+    """The rule by which a search recommends a config."""
+    return Ranking(
+        options.tolerance,
+        techniques.fidelity,
+        PREFERENCES[options.prefer],
+        techniques.optional_packages,
+    )
 
 
 def about_search(

@@ -42,18 +42,24 @@ from autofit.probe import (
     RayExecutor,
     Request,
 )
-from autofit.report.formatting import drift_note, misled_note, packing_note
+from autofit.report.formatting import (
+    close_call_note,
+    drift_note,
+    little_seen_note,
+    misled_note,
+    packing_note,
+)
 from autofit.search.concurrency import Threaded
 from autofit.search.finals import Finals
 from autofit.search.journal import Journal
 from autofit.search.pareto import Evidence, pareto_report
 from autofit.search.predictions import Predictions
-from autofit.search.ranking import Ranking, nearest_miss
+from autofit.search.ranking import nearest_miss
 from autofit.search.space import Space
 from autofit.search.study import Limits, SearchProblem, search
 from autofit.search.verification import Verification, confirm, verify
 from autofit.tuning.annotations import Annotator
-from autofit.tuning.context import Context, about_search, context_of
+from autofit.tuning.context import Context, about_search, context_of, ranking_for
 from autofit.tuning.narrowing import BytesAndSeconds, Narrowing
 from autofit.tuning.stand_in import Communication, with_communicators
 from autofit.tuning.warm_start import WarmStart, subject_of
@@ -167,7 +173,7 @@ class MeasuredSearch:
         self.predictions: Predictions | None = None
         self.follows = not context.options.fast
 
-        self._ranking = Ranking(context.options.tolerance, techniques.fidelity)
+        self._ranking = ranking_for(context.options)
         self._explorer = executor
         self._directory = directory
         self._listener = listener
@@ -242,6 +248,7 @@ class MeasuredSearch:
                 concurrency=functools.partial(
                     Threaded, room=self._explorer.free_slots, give_up=self._explorer.give_up
                 ),
+                ranking=self._ranking,
             )
             space = self._narrowed_space()
             self._outcome = search(
@@ -319,10 +326,7 @@ class MeasuredSearch:
         ranked = self._ranking.finalists(finals.candidates())
         best, runner_up, *_ = (*ranked, None, None)
 
-        comparable = finals.latest()
-        if context.fewer_cores and finals.verified:
-            comparable = finals.verified
-        tiers = self._ranking.best_of_tiers(comparable)
+        tiers = self._ranking.best_of_tiers(finals.of_tiers(elsewhere=context.fewer_cores))
         if best:
             tiers[tier(best.config)] = best  # not an explored config that promised more
 
@@ -367,8 +371,11 @@ class MeasuredSearch:
         if outcome.prediction_bias:
             notes.append(misled_note(outcome.prediction_bias))
         if best:
+            close = self._ranking.close_calls(best, self._finals.latest())
+            notes.append(close_call_note(len(close), self.options.tolerance))
             notes += [f"Of the best config: {warning}" for warning in best.warnings]
 
+        notes.append(little_seen_note(outcome.little_seen))
         notes.append(context.placement.describe_measurements())
         if context.of_one_rank:
             notes.append(context.stands_for())
@@ -562,8 +569,7 @@ class MeasuredSearch:
         return measurement
 
     def _check(self) -> None:
-        """Raise an InputError where all configs are refused, for the first's reason; a ProbeError
-        where all probes failed."""
+        """Raise an InputError where all configs are refused, a ProbeError where all probes failed."""
         outcome = self._outcome
         if outcome.skipped["refused"] == outcome.space_size:
             about = self.workload, self.context.hardware

@@ -205,7 +205,12 @@ def _annotated(
     timelines: Mapping[str, Timeline] = {}
     if search.follows and not result.was_interrupted:
         timelines = search.timelines(result, annotator)
-        result = dataclasses.replace(result, on_devices=annotator.on_devices(result))
+        trained = {}
+        for name, timeline in timelines.items():
+            if timeline.resting:
+                trained[name] = timeline.resting.trained
+        on_devices = annotator.on_devices(result)
+        result = dataclasses.replace(result, on_devices=on_devices, trained=trained)
         note = bottleneck_note(result, timelines)
         if note:
             result = dataclasses.replace(result, notes=(*result.notes, note))

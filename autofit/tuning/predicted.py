@@ -41,7 +41,7 @@ from autofit.search.pareto import leading
 from autofit.search.predictions import Predictions
 from autofit.search.ranking import Figures, Ranking
 from autofit.tuning.annotations import Annotator
-from autofit.tuning.context import about_search
+from autofit.tuning.context import about_search, ranking_for
 from autofit.tuning.narrowing import BytesAndSeconds, Narrowing
 from autofit.tuning.space import space_for
 from autofit.tuning.target import estimate_on, structure_traits, target_hardware
@@ -132,7 +132,7 @@ class PredictedSearch:
         self._start = start
         self._notes = notes
         self._cap = budget.cap_bytes(hardware.device, hardware.context_bytes)
-        self._ranking = Ranking(options.tolerance, techniques.fidelity)
+        self._ranking = ranking_for(options)
         self._deadline = start + (options.time_limit or _NO_LIMIT)
         self._timelines: dict[str, Timeline] = {}
 
@@ -184,7 +184,8 @@ class PredictedSearch:
         for config, seconds in self._rough.seconds.items():
             nbytes = self._rough.nbytes[config]
             if nbytes > 0 < seconds:
-                self._figures.append(Figures(config, self._rate(seconds), nbytes))
+                value = self._rate(seconds) / self._ranking.objective.discount(config)
+                self._figures.append(Figures(config, value, nbytes))
 
     def _rate(self, seconds: float) -> float:
         """Samples a second, of a step that takes so long."""
@@ -302,7 +303,8 @@ class PredictedSearch:
         figures = []
         for estimate in estimates:
             rate = estimate.samples_per_second or 0.0
-            figures.append(Figures(estimate.config, rate, estimate.allocated_bytes))
+            value = rate / self._ranking.objective.discount(estimate.config)
+            figures.append(Figures(estimate.config, value, estimate.allocated_bytes))
         index = self._ranking.preferred(figures)
         return None if index is None else estimates[index]
 

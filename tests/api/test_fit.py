@@ -192,10 +192,13 @@ def test_a_learning_rate_that_nobody_gave_is_told() -> None:
             listener=events.append,
             **given,
         )
-        assert [report.lr for report in trained.history] == [1e-4]
+        assert [report.lr for report in trained.history] == [given.get("lr", 2e-5)]
         return [event.text for event in events if isinstance(event, Note)]
 
-    assert told() == ["lr is not given: the learning rate is 0.0001."]
+    assert told() == [
+        "lr is not given: the learning rate is 2e-05, as full fine-tuning takes; a model that starts from random "
+        "weights takes more."
+    ]
     assert told(lr=float("1e-4")) == []
 
 

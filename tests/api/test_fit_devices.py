@@ -1,7 +1,6 @@
 """Which devices `fit` trains on: its own processes, those that a launcher started, or this one."""
 
 import contextlib
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -9,6 +8,7 @@ import torch
 from torch import nn
 
 import autofit
+from autofit.core.config import Config
 from autofit.core.errors import InputError
 from autofit.core.layout import fitted_to
 from autofit.core.options import SearchOptions
@@ -94,11 +94,9 @@ def test_without_a_config_a_search_is_for_as_many(
 
     def result(_: Session, options: SearchOptions, *__: Any, **___: Any) -> Any:
         asked.append(options.devices)
-        return SimpleNamespace(
-            config=FSDP | {"data_parallel_shard": options.devices}, hardware={"device": "cpu"}
-        )
+        return Config(FSDP | {"data_parallel_shard": options.devices}), "cpu", None
 
-    monkeypatch.setattr("autofit.api.fit._result", result)
+    monkeypatch.setattr("autofit.api.fit._searched", result)
     fitted(devices=2)
     fitted(devices=3)  # of which two train
     assert asked == [2, 2]

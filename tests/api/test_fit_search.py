@@ -154,7 +154,7 @@ def test_the_same_search_is_not_done_twice_and_a_resumed_run_needs_no_cache(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "another"))
     resumed = fitted(output_dir=tmp_path / "out", resume=True, **{**how, "steps": 3})
     assert resumed.result == again.result
-    assert len(resumed.history) == 1
+    assert len(resumed.history) == 3
     shutil.rmtree(run)
     resumed = fitted(output_dir=tmp_path / "out", resume=True, **{**how, "steps": 4})
     assert resumed.result is None

@@ -67,4 +67,6 @@ def test_every_value_of_every_knob_is_in_everything_unless_it_is_degenerate() ->
         missing = set(technique.values) - set(knobs.get(technique.name, ()))
         degenerate = {"sgd", "adafactor", "lion-8bit", "muon", "attention", "all-linear+head"}
         # Beside adapters there is nothing to page, and else optimizer_offload keeps 32 bits on the host.
-        assert missing <= {*degenerate, "paged-adamw"}, technique.name
+        # Tuned kernels are no faster by what is predicted, and take minutes to compile.
+        unsearched = {"paged-adamw", "max-autotune-no-cudagraphs"}
+        assert missing <= {*degenerate, *unsearched}, technique.name

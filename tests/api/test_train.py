@@ -206,8 +206,28 @@ def test_going_on_with_a_stopped_run(causal: Case) -> None:
     out = causal.folder / "out"
     causal.train(DATA / "alice.txt", steps=2, output=out)
     further = causal.train(DATA / "alice.txt", steps=4, output=out, resume=True)
-    assert [report.step for report in further.history] == [3, 4]
-    assert causal.train(DATA / "alice.txt", steps=4, output=out, resume=True).history == []
+    assert [report.step for report in further.history] == [1, 2, 3, 4]
+    again = causal.train(DATA / "alice.txt", steps=4, output=out, resume=True)
+    assert again.history == further.history
+
+
+def test_a_disk_that_fills_as_the_tokenizer_is_saved_loses_nothing(
+    causal: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """tokenizers raises a plain Exception."""
+    out = causal.folder / "out"
+
+    def fill(*_: Any, **__: Any) -> None:
+        raise Exception("No space left on device (os error 28)")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("transformers.PreTrainedTokenizerFast.save_pretrained", fill)
+        with pytest.raises(InputError, match=r"No space left on device.*run the same command"):
+            causal.train(DATA / "alice.txt", steps=2, output=out)
+
+    again = causal.train(DATA / "alice.txt", steps=2, output=out, resume=True)
+    assert [report.step for report in again.history] == [1, 2]
+    assert (out / "model" / "tokenizer.json").exists()
 
 
 # What is read, and with what
@@ -641,7 +661,7 @@ def test_a_torn_update_goes_on_in_a_fresh_process(tmp_path: Path, executor: Loca
         in said
     )
     assert "memory ran out in this run before, so it goes on with micro_batch_size 2" in said
-    assert said.splitlines()[-1].startswith("4 steps, loss")  # of this process
+    assert said.splitlines()[-1].startswith("8 steps, loss")
     rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
     assert [row["step"] for row in rows] == list(range(1, 9))
     whole = losses(case.train(DATA / "alice.txt", steps=8))

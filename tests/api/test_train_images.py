@@ -154,5 +154,5 @@ def test_a_killed_run_goes_on_with_the_same_samples(tmp_path: Path) -> None:
     run = model(tmp_path)
     data = colours(run)
     whole = run.losses(data, steps=4)
-    first = run.losses(data, steps=2, output=tmp_path / "out")
-    assert first + run.losses(data, steps=4, output=tmp_path / "out", resume=True) == whole
+    assert run.losses(data, steps=2, output=tmp_path / "out") == whole[:2]
+    assert run.losses(data, steps=4, output=tmp_path / "out", resume=True) == whole

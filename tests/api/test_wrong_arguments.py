@@ -94,6 +94,9 @@ OF_FIT = {
     "steps": "3 None huge",
     "config": "None {} foo",
     "eval_loader": "x empty nul half None [] [3] {} {1:2} foo bytes function tensor",  # looked into when it is built
+    "eval_every": "None",
+    "metrics": "empty [] {}",
+    "keep_best": "",
     "callbacks": "empty []",
     "output_dir": "x path None",
     "checkpoint_every": "3 huge",
@@ -197,7 +200,7 @@ CALLED = {  # in messages, where that is not the name of the parameter
     "loader": "loader|batch",
     "set": "set|knob",
     "config": "config|file|knob",
-    "result": "result|file|config|knob|batch",
+    "result": "result|file|directory|there|config|knob|batch",
     "to": "tool",
     "tool_version": "version",
     "values": "config|knob",

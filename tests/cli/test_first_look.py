@@ -23,7 +23,7 @@ SEARCH = ("search", "--model", "tiny-llama", "--device", "cpu", "--mem", "2")
 ESTIMATE = ("estimate", "--model", "tiny-llama", "--gpu", "t4")
 TRAIN = ("train", "result.yaml", "--data", "mine.py", "--from-scratch")
 EXPORT = ("export", "result.yaml", "--to", "trl")
-ALPHA = "lora_alpha cannot be -1. It takes a number above 0, or null for twice the rank."
+ALPHA = "lora_alpha cannot be -1. It takes a number above 0, or null for 32."
 RANK = "It takes a whole number from 0 (train all weights) to 1024."
 
 TOLD = [

@@ -2,6 +2,7 @@
 
 import contextlib
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -254,6 +255,7 @@ def test_an_interrupt_shows_what_was_found(
     monkeypatch.setattr("autofit.tuning.measured.LocalExecutor", lambda *_: Interrupted(executor))
     printed = run(*PLAIN, "--json")
     assert printed.code == 130
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
     assert "interrupted; go on with --resume --out" in printed.err
     assert printed.json["stopped_by"] == "interrupt"
     assert len(printed.json["trials"]) == 2

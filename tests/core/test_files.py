@@ -210,9 +210,10 @@ def test_a_lock_is_held_by_one_at_a_time(tmp_path: Path) -> None:
         pass
 
 
-def test_a_user_that_there_is_not_is_a_name_like_any_other() -> None:
+def test_a_user_that_there_is_not_is_said() -> None:
     assert expanded("~/x") == Path.home() / "x"
-    assert expanded("~nobody-of-that-name/x") == Path("~nobody-of-that-name/x")
+    with pytest.raises(InputError, match=r"begins with ~nobody-of-that-name.*Write \./~nobody"):
+        expanded("~nobody-of-that-name/x")
 
 
 @pytest.mark.parametrize("path", [3, None, "", "a\0b", "\ud800", b"x"], ids=ascii)

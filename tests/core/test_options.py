@@ -88,6 +88,7 @@ def test_every_pair_of_words_about_the_device_agrees_or_is_refused() -> None:
             {"margin": float("nan")},
             "the margin must be a fraction from 0 to below 1, not nan. For example 0.05.",
         ),
+        ({"prefer": "fats"}, "unknown preference 'fats'. Did you mean 'fast'?"),
         ({"tolerance": -0.1}, "the tolerance must be a fraction from 0 to below 1, not -0.1."),
         ({"trials": 0}, "the number of trials must be at least 1, not 0."),
         ({"workers": 0}, "the number of workers must be at least 1, not 0."),
@@ -150,7 +151,9 @@ def test_units_of_time(number: int, unit: tuple[str, int]) -> None:
     assert seconds_of(f"{number}{unit[0]}") == number * unit[1]
 
 
-@pytest.mark.parametrize("text", ["", "m", "-5s", "5d", "5 min", "1h30m", "1e3", "nan", "5s\n6s"])
+@pytest.mark.parametrize(
+    "text", ["", "m", "-5s", "5d", "5 min", "1h30m", "1e3", "nan", "5s\n6s", "\u0661\u0660m"]
+)
 def test_no_times(text: str) -> None:
     with pytest.raises(InputError, match="a time cannot be"):
         seconds_of(text)

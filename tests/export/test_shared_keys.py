@@ -19,13 +19,13 @@ def request(**knobs: object) -> Request:
     return Request(source(**knobs), "1.0", "Tool")
 
 
-def test_alpha_is_twice_the_rank_unless_it_is_set() -> None:
-    assert lora_alpha(request(lora_rank=8), "alpha").keys == {"alpha": 16}
+def test_alpha_is_32_unless_it_is_set() -> None:
+    assert lora_alpha(request(lora_rank=8), "alpha").keys == {"alpha": 32}
     assert lora_alpha(request(lora_rank=8, lora_alpha=3.5), "alpha").keys == {"alpha": 3.5}
 
 
 def test_an_alpha_that_is_rounded_is_a_deviation() -> None:
-    assert whole_alpha(request(lora_rank=8)) == ToolKeys({"lora_alpha": 16})
+    assert whole_alpha(request(lora_rank=8)) == ToolKeys({"lora_alpha": 32})
     (deviation,) = whole_alpha(request(lora_rank=8, lora_alpha=3.4)).deviations
     assert str(deviation) == "lora_alpha 3.4: Tool takes whole numbers, here 3."
 

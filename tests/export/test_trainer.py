@@ -27,7 +27,7 @@ def test_what_is_off_leaves_only_batch_sizes_and_autofits_own_defaults() -> None
         "per_device_train_batch_size": 2,
         "per_device_eval_batch_size": 2,
         "gradient_accumulation_steps": 4,
-        "learning_rate": 1e-4,
+        "learning_rate": 2e-5,
         "lr_scheduler_type": "constant",
         "weight_decay": 0.0,
         "max_grad_norm": 0.0,  # Trainer's default would clip
@@ -67,8 +67,8 @@ def test_precision_is_that_of_the_designs_table(
     assert keywords.arguments["use_cpu"] is False
 
 
-def test_adapters_have_an_alpha_of_twice_the_rank_unless_it_is_set() -> None:
-    assert told(lora_rank=8).lora == {"r": 8, "lora_alpha": 16, "lora_dropout": 0.0}
+def test_adapters_have_an_alpha_of_32_unless_it_is_set() -> None:
+    assert told(lora_rank=8).lora == {"r": 8, "lora_alpha": 32, "lora_dropout": 0.0}
     assert told(lora_rank=8, lora_alpha=4, lora_dropout=0.1).lora == {
         "r": 8,
         "lora_alpha": 4,

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from autofit.core.errors import InputError
-from autofit.models.config_json import is_hub_id, read_directory, read_hub
+from autofit.models.config_json import check_weights, is_hub_id, read_directory, read_hub
 from autofit.models.huggingface import huggingface_workload
 from autofit.models.tasks.sizes import YOUR_FUNCTION
 from autofit.training.inspect import inspect_workload
@@ -292,3 +292,14 @@ def test_a_checkpoint_that_is_dequantised_as_it_is_read_is_meant_as_such(directo
     assert notes == (
         "the checkpoint holds mxfp4 weights, dequantised as they are loaded: figures are of the dequantised.",
     )
+
+
+def test_weights_are_a_directory_or_on_a_hub(tmp_path: Path) -> None:
+    check_weights("meta-llama/Llama-3.1-8B")
+    check_weights(tmp_path)
+    file = tmp_path / "model.safetensors"
+    file.write_bytes(b"")
+    with pytest.raises(InputError, match="is a file, and weights are read from a directory"):
+        check_weights(str(file))
+    with pytest.raises(InputError, match="is not there"):
+        check_weights(str(tmp_path / "nowhere"))

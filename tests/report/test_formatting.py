@@ -15,6 +15,7 @@ from autofit.report.formatting import (
     budget_needed,
     changes,
     clock,
+    close_call_note,
     describe,
     drift_note,
     gib,
@@ -22,6 +23,7 @@ from autofit.report.formatting import (
     instead,
     knobs_that_differ,
     listed,
+    little_seen_note,
     misled_note,
     more_or_less,
     number,
@@ -249,3 +251,19 @@ def test_how_many_tokens_of_the_users_data_count(
 ) -> None:
     measured = Measurement(Config(), Outcome.FITS, tokens_per_second=1000.0)
     assert packing_note({"packing": packing, "padding": padding}, measured) == told
+
+
+def test_what_little_was_seen_of_is_named() -> None:
+    assert little_seen_note({}) is None
+    note = little_seen_note({"full": 0, "qlora": 1})
+    assert note == (
+        "Little was seen of all weights (0 good probes) and QLoRA (1 good probe): the best "
+        "of it may be much faster."
+    )
+
+
+def test_a_close_call_is_told() -> None:
+    assert close_call_note(0, 0.03) is None
+    note = close_call_note(2, 0.03)
+    assert note
+    assert note.startswith("Too close to call: 2 other configs came within 3 % of the best.")

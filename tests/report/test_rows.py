@@ -51,9 +51,17 @@ def test_speeds_are_compared_as_they_were_measured(result: Results, measured: Me
 def test_a_config_that_was_fast_only_once_is_not_called_slower(
     result: Results, measured: Measured
 ) -> None:
-    flash = measured(130, 1.2, precision="bf16", optimizer="adamw-8bit")
+    flash = measured(130, 1.2, precision="bf16-mixed", optimizer="adamw-foreach")
     made = result(trials=(*result().trials, flash))
     assert "faster for a moment, and not measured again" in verdicts(made)
+
+
+def test_a_faster_config_that_learns_less_faithfully_is_said_to(
+    result: Results, measured: Measured
+) -> None:
+    rounding = measured(130, 1.2, precision="bf16", optimizer="adamw-8bit")
+    made = result(trials=(*result().trials, rounding))
+    assert "27 % faster, learns less faithfully" in verdicts(made)
 
 
 def test_a_finalist_stands_where_its_verification_put_it(

@@ -86,6 +86,20 @@ def test_equally_faithful_ties_go_to_less_memory_then_to_speed() -> None:
     assert choose(measured(0, 100.0, gib=None), measured(1, 98.0, gib=8)) == 1
 
 
+def test_equally_faithful_ties_go_to_fewer_packages_before_less_memory() -> None:
+    ranking = Ranking(0.03, fidelity, packages=lambda config: int(config["number"] == 0))
+    best = ranking.recommend([measured(0, 100.0, gib=8), measured(1, 99.0, gib=12)])
+    assert best is not None
+    assert best.number == 1
+
+
+def test_what_is_too_close_to_call_is_named() -> None:
+    close, far = measured(0, 98.0), measured(1, 90.0)
+    best = measured(2, 100.0, "fp32")
+    assert RANKING.close_calls(best, [close, best, far]) == [close]
+    assert RANKING.close_calls(far, [far]) == []
+
+
 def test_no_tolerance_means_the_fastest() -> None:
     assert choose(measured(0, 100.0, "bf16"), measured(1, 99.9, "fp32"), tolerance=0.0) == 0
 

@@ -24,9 +24,10 @@ from autofit.core.measurement import Measurement, Outcome
 from autofit.core.result import tier
 from autofit.search import study as study_module
 from autofit.search.journal import Journal
+from autofit.search.objectives.discounted import PREFERENCES
 from autofit.search.predictions import Predictions
 from autofit.search.prior_measurements import PriorMeasurement, prior_measurement
-from autofit.search.ranking import fastest
+from autofit.search.ranking import Ranking, fastest
 from autofit.search.space import Space
 from autofit.search.study import Limits, SearchProblem, search
 from tests.search.proofs import rules_out
@@ -211,10 +212,13 @@ def test_probes_hear_of_the_best_so_far_and_progress_is_told(formula: Any) -> No
     assert [measurement for measurement, _ in problem.finished] == list(outcome.measurements)
     for number, (_, best) in enumerate(problem.finished):
         assert best == fastest(outcome.measurements[: number + 1])
-        earlier = fastest(outcome.measurements[:number])
-        assert problem.bests[number] == (
-            earlier.step_seconds.median if earlier and earlier.step_seconds else None
-        )
+        before = outcome.measurements[:number]
+        kind = tier(outcome.measurements[number].config)
+        rival = fastest(seen for seen in before if tier(seen.config) == kind)
+        expected = math.inf if any(seen.fits for seen in before) else None
+        if rival and rival.step_seconds:
+            expected = rival.step_seconds.median
+        assert problem.bests[number] == expected
 
 
 def test_the_number_of_a_measurement_is_the_search_s_own(formula: Any) -> None:
@@ -361,15 +365,15 @@ def test_with_good_predictions_it_can_end_after_a_few_probes_and_says_what_it_ma
     assert outcome.stopped_by == "bound"
     assert len(outcome.measurements) < 15
     assert outcome.bound is not None
-    assert -1 < outcome.bound <= 0.1
+    assert outcome.bound > -1
     best = fastest(outcome.measurements)
     assert best is not None
     assert problem.speed(best.config) > problem.best() / 1.1
 
-    few = search(problem.space, _expected(problem), limits=replace(limits, trials=2))
+    few = search(problem.space, _expected(problem), limits=replace(limits, trials=1))
     assert few.stopped_by == "trials"
     assert few.bound is not None
-    assert few.bound > 0.1
+    assert few.bound > outcome.bound
 
 
 def test_predictions_that_are_many_times_off_say_nothing_unless_all_probes_are_off_alike(
@@ -432,11 +436,13 @@ def test_a_quick_search_ends_once_a_few_are_measured_and_one_fits(formula: Any) 
     assert len(search(problem.space, problem.problem(), limits=limits).measurements) > 2
 
 
+@pytest.mark.parametrize("ranks", [(0,), (8, 16, 64)])
 @pytest.mark.parametrize(("factor", "probes"), [(1.0, 1), (1.2, 1), (1.5, 2), (0.6, 2)])
 def test_a_quick_search_ends_with_the_first_that_takes_as_long_as_predicted(
-    formula: Any, factor: float, probes: int
+    formula: Any, factor: float, probes: int, ranks: tuple[int, ...]
 ) -> None:
     problem = formula(1, share=0.9)
+    problem.space = Space("one tier", "d", {**problem.space.knobs, "lora_rank": ranks})
 
     def expect(configs: Sequence[Config]) -> Predictions:
         seconds = [factor * 32 / problem.speed(config) for config in configs]
@@ -447,6 +453,96 @@ def test_a_quick_search_ends_with_the_first_that_takes_as_long_as_predicted(
     found = search(problem.space, expected, limits=limits)
     assert (len(found.measurements), found.stopped_by) == (probes, "trials")
     assert len(search(problem.space, expected, limits=replace(limits, quick=None)).measurements) > 2
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize(("quick", "of_each"), [(None, 2), (2, 1)])
+def test_every_tier_that_fits_is_seen_before_any_is_polished(
+    formula: Any, seed: int, quick: int | None, of_each: int
+) -> None:
+    problem = formula(seed, share=0.9, noise=0.02)
+    limits = Limits(memory_bytes=int(problem.budget), tolerance=0.03, quick=quick)
+    outcome = search(problem.space, _expected(problem), limits=limits)
+    for kind in ("full", "lora"):
+        first = outcome.measurements[: 2 * of_each]
+        assert sum(tier(seen.config) == kind for seen in first) == of_each
+    assert not outcome.little_seen
+
+
+def test_a_tier_of_which_little_was_seen_is_said_to_be(formula: Any) -> None:
+    problem = formula(1, share=0.9)
+    limits = Limits(trials=3, memory_bytes=int(problem.budget), tolerance=0.03)
+    outcome = search(problem.space, _expected(problem), limits=limits)
+    assert list(outcome.little_seen.values()) == [1]
+
+
+def test_a_tier_that_only_fails_is_given_up(formula: Any) -> None:
+    problem = formula(2, share=0.9)
+
+    def failing(number: int, config: Config, best: float | None = None) -> Measurement:
+        if tier(config) == "full":
+            return Measurement(config, Outcome.FAILED, number, reason="it crashes")
+        return problem.probe(number, config, best)  # type: ignore[no-any-return]
+
+    limits = Limits(trials=30, memory_bytes=int(problem.budget), tolerance=0.03)
+    outcome = search(problem.space, replace(_expected(problem), probe=failing), limits=limits)
+    failed = [seen for seen in outcome.measurements if seen.outcome is Outcome.FAILED]
+    assert 0 < len(failed) <= 6
+    assert outcome.stopped_by == "bound"
+
+
+def test_what_is_refused_uses_up_no_trials_but_does_not_go_on_for_ever(formula: Any) -> None:
+    problem = formula(2, share=0.9)
+
+    def refusing(number: int, config: Config, best: float | None = None) -> Measurement:
+        if number < refused:
+            return Measurement(config, Outcome.REFUSED, number, reason="no such kernel here")
+        return problem.probe(number, config, best)  # type: ignore[no-any-return]
+
+    given, limits = replace(problem.problem(), probe=refusing), Limits(trials=4)
+    refused = 2
+    assert len(search(problem.space, given, limits=limits).measurements) == 6
+    refused = 100
+    assert len(search(problem.space, given, limits=limits).measurements) == 8
+
+
+def test_the_rule_of_the_answer_is_what_the_search_makes_large(formula: Any) -> None:
+    """LoRA is faster by less than it must be, so that full training is polished."""
+    problem = formula(1, share=0.9)
+    ranking = Ranking(0.03, lambda config: (), PREFERENCES["balanced"])
+    balanced = replace(_expected(problem), ranking=ranking)
+    limits = Limits(memory_bytes=int(problem.budget), tolerance=0.03)
+    outcome = search(problem.space, balanced, limits=limits)
+    best = ranking.recommend(outcome.posterior)
+    assert best is not None
+
+    def merit(config: Config) -> float:
+        return problem.speed(config) / ranking.objective.discount(config)
+
+    fitting = filter(problem.fits, problem.configs)
+    assert merit(best.config) > 0.95 * max(map(merit, fitting))
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_relatives_are_one_candidate_until_the_winner_s_are_compared(
+    formula: Any, seed: int
+) -> None:
+    problem = formula(seed, share=0.9)
+
+    def name(config: Config) -> Config:
+        rank = 8 if config["lora_rank"] else 0
+        return config.replace(optimizer="adamw", lora_rank=rank)
+
+    limits = Limits(memory_bytes=int(problem.budget), tolerance=0.03)
+    outcome = search(problem.space, _expected(problem), limits=limits)
+    names = [name(seen.config) for seen in outcome.measurements if seen.fits]
+    assert len(set(names)) >= len(names) - 1  # the winner's, at the end
+    # Nearly as fast, and said to learn more: measured once nothing else is left to find.
+    ranking = Ranking(0.5, lambda config: (int(str(config["lora_rank"])),))
+    again = search(problem.space, replace(_expected(problem), ranking=ranking), limits=limits)
+    best = ranking.recommend(again.posterior)
+    assert best is not None
+    assert best.config["lora_rank"] != 8
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -495,7 +591,8 @@ def test_what_is_refused_counts_for_nothing_in_a_quick_search(formula: Any) -> N
 
     given = replace(problem.problem(), probe=refusing)
     found = search(problem.space, given, limits=Limits(trials=12, quick=2)).measurements
-    assert [each.outcome for each in found] == [Outcome.FITS, Outcome.REFUSED, Outcome.FITS]
+    assert [each.outcome for each in found[:3]] == [Outcome.FITS, Outcome.REFUSED, Outcome.FITS]
+    assert {tier(each.config) for each in found} == {"full", "lora"}
 
 
 def test_where_nothing_fits_or_nothing_is_left_there_is_no_bound(formula: Any) -> None:
@@ -576,7 +673,7 @@ def test_the_same_search_again_takes_few_probes(formula: Any, seed: int) -> None
     second = search(problem.space, known, limits=limits)
     assert (first.stopped_by, second.stopped_by) == ("bound", "bound")
     # one for each tier, and one in doubt
-    assert len(second.measurements) <= min(3, len(first.measurements))
+    assert len(second.measurements) <= 3
     assert regret(problem, second.measurements) < 0.1
 
 

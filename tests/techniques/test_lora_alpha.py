@@ -20,7 +20,7 @@ def scales(model) -> set[float]:
 
 def shows(effect: Effect) -> None:
     assert scales(effect.setup.model) == {effect.value / 4}
-    assert scales(effect.off.model) == {2.0}
+    assert scales(effect.off.model) == {32 / 4}
 
 
 def test_it_means_nothing_without_a_rank() -> None:

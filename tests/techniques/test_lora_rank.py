@@ -165,12 +165,13 @@ def test_a_living_model_computes_what_it_did_until_the_first_step() -> None:
     assert torch.equal(model(**batch), before)
 
 
-def test_the_updates_are_scaled_by_two() -> None:
-    setup = build(tiny.transformer_workload(), {"lora_rank": 8}, tiny.CPU)
+@pytest.mark.parametrize("rank", [4, 8, 32])
+def test_updates_are_scaled_by_32_over_the_rank(rank: int) -> None:
+    setup = build(tiny.transformer_workload(), {"lora_rank": rank}, tiny.CPU)
     scalings = [
         module.scaling["default"] for module in setup.model.modules() if hasattr(module, "scaling")
     ]
-    assert set(scalings) == {2.0}
+    assert set(scalings) == {32 / rank}
 
 
 def test_the_model_keeps_its_class() -> None:

@@ -145,7 +145,7 @@ def test_a_technique_without_a_name_or_a_stage_is_refused(missing: str) -> None:
         ({"lora_rank": "many"}, "lora_rank cannot be 'many'. It takes a whole number"),
         (
             {"lora_alpha": -3},
-            "lora_alpha cannot be -3. It takes a number above 0, or null for twice the rank.",
+            "lora_alpha cannot be -3. It takes a number above 0, or null for 32.",
         ),
         (
             {"lora_dropout": 1.0},
@@ -206,6 +206,17 @@ def test_settling_is_idempotent_and_its_batches_make_the_effective_one(
             assert config[name] == value
 
 
+def test_packages_beside_torch_are_counted_once() -> None:
+    def count(**knobs: Value) -> int:
+        config = techniques.canonicalize(knobs, WORKLOAD, tiny.CPU)
+        return techniques.optional_packages(config)
+
+    assert count() == 0
+    assert count(lora_rank=8) == 1
+    assert count(lora_rank=8, lora_alpha=16.0, quantization="nf4") == 2
+    assert count(lora_rank=8, quantization="nf4", optimizer="adamw-4bit") == 3
+
+
 def test_the_faithful_come_before_the_coarse() -> None:
     def rank(**knobs: Value) -> tuple[int, ...]:
         return techniques.fidelity(techniques.canonicalize(knobs, WORKLOAD, tiny.CPU))
@@ -213,13 +224,17 @@ def test_the_faithful_come_before_the_coarse() -> None:
     best_first = [
         rank(),
         rank(precision="bf16-mixed"),
-        rank(precision="bf16"),
-        rank(precision="bf16", optimizer="adamw-8bit"),
+        rank(precision="bf16", optimizer="adamw-sr"),
+        rank(optimizer="adamw-8bit"),
         rank(lora_rank=64),
         rank(lora_rank=8, lora_targets="all-linear+head"),
         rank(lora_rank=8),
         rank(lora_rank=8, lora_targets="attention"),
         rank(lora_rank=8, precision="bf16"),
+        rank(lora_rank=8, precision="bf16", optimizer="adamw-8bit"),
+        # These lose most of what full training would learn.
+        rank(precision="bf16"),
+        rank(precision="bf16", optimizer="adamw-8bit"),
     ]
     assert best_first == sorted(best_first, reverse=True)
     assert len(set(best_first)) == len(best_first)

@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from autofit.core.errors import InputError
 from autofit.training.build import build
-from autofit.training.evaluation import check_evaluation, evaluate
+from autofit.training.evaluation import EvaluationPlan, check_evaluation, evaluate
 from tests import tiny
 
 
@@ -78,5 +78,5 @@ def test_a_look_at_the_evaluation_data_is_put_back() -> None:
         TensorDataset(*workload.batch(8)), batch_size=4, shuffle=True, generator=generator
     )
     before = generator.get_state()
-    check_evaluation(build(workload, {}, tiny.CPU), loader)
+    check_evaluation(build(workload, {}, tiny.CPU), EvaluationPlan(loader))
     assert torch.equal(generator.get_state(), before)

@@ -10,7 +10,7 @@ import pytest
 
 from autofit.training.evaluation import Evaluation
 from autofit.training.loop import StepReport
-from autofit.training.metrics import Bar, MetricsFile, ProgressLines, TensorBoard
+from autofit.training.metrics import Bar, MetricsFile, ProgressLines, TensorBoard, recorded
 
 REPORT = StepReport(step=1, loss=2.5, lr=1e-4, samples=8, seconds=0.5, data_seconds=0.25)
 
@@ -141,12 +141,14 @@ def test_what_was_recorded_is_read_again(tmp_path: Path) -> None:
     file(REPORT)
     evaluation = Evaluation(1.25, REPORT.step, {"accuracy": 0.5})
     file.evaluated(evaluation)
-    reports, evaluations = file.read()
+    file(replace(REPORT, step=REPORT.step + 1))
+    reports, evaluations = recorded(tmp_path / "metrics.jsonl", REPORT.step)
     assert reports == [REPORT]
     assert reports[0].memory == REPORT.memory
     assert evaluations == [evaluation]
     assert (evaluations[0].step, evaluations[0].metrics) == (REPORT.step, {"accuracy": 0.5})
     file.close()
+    assert recorded(tmp_path / "nowhere", 9) == ([], [])
 
 
 def test_in_a_notebook_the_bar_is_a_cells_output(

@@ -168,7 +168,7 @@ def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, eight_cores: None) ->
 
 def test_workers_explore_and_what_may_be_the_best_is_verified_on_all_cores(bench: Bench) -> None:
     events: list[Event] = []
-    result = bench.search(mem=1, workers=2, listener=events.append, tolerance=0.0)
+    result = bench.search(mem=1, workers=2, listener=events.append, tolerance=0.0, prefer="fast")
     machine = bench.machine
     assert [len(place.processors) for place in machine.pool] == [4, 4]
     assert len(machine.explored) == len(result.trials)
@@ -211,7 +211,7 @@ def test_the_best_of_a_tier_that_no_finalist_is_of_is_verified_all_the_same(benc
     assert full is not None
     assert full.verified
     assert full.config["micro_batch_size"] == 8
-    assert machine.verified[-2:] == [full.config] * 2
+    assert machine.verified[-1] == full.config
 
 
 def test_what_was_only_explored_stands_on_the_frontier_at_the_pace_of_all_cores(
@@ -267,7 +267,8 @@ def test_on_cards_a_search_is_resumed_with_as_many_workers_as_there_are_now(benc
     bench.machine.hardware = CARD
     result = bench.search(gpu_mem=24, trials=2, tolerance=0.0)
     assert [place.card for place in bench.machine.pool] == ["0", "1"]
-    assert not result.notes
+    (note,) = result.notes
+    assert note.startswith("Little was seen of LoRA (0 good probes): ")
     assert (
         len(bench.search(gpu_mem=24, workers=1, trials=4, tolerance=0.0, resume=True).trials) == 4
     )

@@ -51,6 +51,7 @@ class Knob:
     fidelity_order: int = (
         0  # its place, from 1, among those that break a tie of equally fast configs
     )
+    losses: Mapping[Value, int] = field(default_factory=dict)  # how lossy a value is, if it is
 
     # Several devices.
     of_devices: bool = False  # null on one device
@@ -64,6 +65,11 @@ class Knob:
     # Values that take the same memory and work as others; and the same but for the bytes of weights.
     same_trace: Mapping[Value, Value] = field(default_factory=dict)
     same_work: Mapping[Value, Value] = field(default_factory=dict)
+
+    # What a search takes for the same until it compares the best: values that stand for others, and
+    # whether all sizes but `off` are one.
+    relatives: Mapping[Value, Value] = field(default_factory=dict)
+    sizes_alike: bool = False
 
     # What a first look at a space tries: all `usual` values, or the first `preferred` one, or `off`.
     usual: tuple[Value, ...] = ()
@@ -81,6 +87,12 @@ class Knob:
     def description(self) -> str:
         """What it takes, in one line."""
         return self.takes or ", ".join(map(yaml_word, self.values))
+
+    def relative(self, value: Value) -> Value:
+        """The value that stands for this one and its relatives."""
+        if self.sizes_alike and value not in (None, self.off):
+            return True
+        return self.relatives.get(value, value)
 
     def accepts(self, value: object) -> bool:
         """Whether it takes a value, of that very type: 1 is not True."""

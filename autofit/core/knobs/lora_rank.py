@@ -13,4 +13,5 @@ KNOB = Knob(
     words={0: "all weights"},
     fidelity_order=4,
     trace=Trace.SCALED,
+    sizes_alike=True,
 )

@@ -4,6 +4,7 @@ from autofit.core.knobs.knob import Knob, Trace
 
 # They keep small updates of bf16 weights, which others round away.
 KEEP_SMALL_UPDATES = ("adamw-master", "adamw-sr", "adamw-8bit-sr")
+UNDER_8_BITS = ("adamw-4bit",)  # of state
 COMPILED = ("adamw-4bit", "adamw-fp8", "adamw-sr", "adamw-8bit-sr")  # torchao compiles their step
 
 KNOB = Knob(
@@ -62,6 +63,25 @@ KNOB = Knob(
         "sgd": 0,
     },
     fidelity_order=3,
+    losses={
+        "adamw-8bit": 1,
+        "paged-adamw-8bit": 1,
+        "adamw-8bit-sr": 1,
+        "adamw-fp8": 1,
+        "lion-8bit": 1,
+        "adamw-4bit": 2,
+    },
+    relatives={
+        "adamw-foreach": "adamw",
+        "adamw-8bit": "adamw",
+        "adamw-4bit": "adamw",
+        "adamw-fp8": "adamw",
+        "paged-adamw-8bit": "adamw",
+        "paged-adamw": "adamw",
+        "adamw-master": "adamw",
+        "adamw-sr": "adamw",
+        "adamw-8bit-sr": "adamw",
+    },
     trace=Trace.UNTRACED,
     traced_as="sgd",
     quick=True,

@@ -1,8 +1,11 @@
 """precision: its values, how they read, and what depends on them."""
 
-from autofit.core.knobs.knob import Knob
+from autofit.core.knobs.knob import Knob, Value
 
 COMPUTES_IN_FP32 = ("fp32", "tf32")  # their losses agree to about 1e-3, whatever computes them
+BF16_WEIGHTS = ("bf16", "fp8")  # all of them, those that are trained, too
+# They take the same memory and work, but for how fast their products are.
+_RELATIVES: dict[Value, Value] = {"tf32": "fp32", "fp16-mixed": "bf16-mixed"}
 
 KNOB = Knob(
     "precision",
@@ -20,7 +23,9 @@ KNOB = Knob(
     },
     fidelity={"fp32": 5, "tf32": 4, "bf16-mixed": 3, "fp16-mixed": 2, "bf16": 1, "fp8": 0},
     fidelity_order=2,
-    same_trace={"tf32": "fp32", "fp16-mixed": "bf16-mixed"},
+    losses={"fp8": 1},
+    same_trace=_RELATIVES,
+    relatives=_RELATIVES,
     preferred=("bf16", "bf16-mixed", "fp16-mixed", "fp32"),
     quick=True,
 )

@@ -16,6 +16,7 @@ KNOB = Knob(
     },
     fidelity={"none": 3, "int8": 2, "nf4": 1, "nf4-dq": 0},
     fidelity_order=1,
+    losses={"nf4-dq": 1},  # of scales, beside nf4
     same_work={"nf4-dq": "nf4"},
     usual=("none", "nf4-dq"),
     saves_memory=True,

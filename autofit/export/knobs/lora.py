@@ -1,5 +1,6 @@
 """lora_rank, lora_targets, lora_alpha and lora_dropout: LoRA by peft."""
 
+from autofit.core.knobs.lora_alpha import USUAL_ALPHA
 from autofit.core.quoting import comment, lines_of
 from autofit.export.fragments import Case, Fragments
 
@@ -31,7 +32,7 @@ def lora(case: Case) -> Fragments | None:
         return None
     if classifies and targets == "all-linear+head":
         targets = "all-linear"  # a classifier's new head is trained whole whatever the targets
-    alpha, dropout = config.lora_alpha or 2 * rank, config.lora_dropout or 0.0
+    alpha, dropout = config.lora_alpha or USUAL_ALPHA, config.lora_dropout or 0.0
     # peft leaves out the output embedding by itself, but not every head of a classifier.
     by_name = classifies or targets == "all-linear+head" or bool(names)
     transposed = by_name and case.model_config["model_type"] in TRANSPOSED

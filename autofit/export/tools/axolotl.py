@@ -225,7 +225,7 @@ TOOL = Tool(
         "sequence_len": request.source.sequence_length,
         "val_set_size": 0.0,
         "num_epochs": 1,
-        **learning("lr_scheduler"),
+        **learning(request.config, "lr_scheduler"),
     },
     knobs={
         **shared.trainer_arguments(

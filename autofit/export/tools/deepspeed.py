@@ -9,6 +9,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from autofit.core.learning_rates import default_hyperparameters
 from autofit.core.workload import Hyperparameters
 from autofit.export import several_devices
 from autofit.export.shared_keys import ADAFACTOR_EPS, convolutions, missing, values
@@ -83,7 +84,7 @@ def _precision(request: Request) -> ToolKeys:
 def _optimizer(request: Request) -> ToolKeys:
     """DeepSpeed's own fused AdamW, or a class of torch.optim."""
     value = str(request.config.optimizer)
-    learning = Hyperparameters()
+    learning = default_hyperparameters(request.config)
     keys = {
         "optimizer.type": _OPTIMIZERS.get(value, "AdamW"),
         "optimizer.params.lr": learning.lr,

@@ -103,7 +103,7 @@ TOOL = Tool(
         "cutoff_len": request.source.sequence_length,
         "neat_packing": request.source.apart,
         "output_dir": "output",
-        **learning(),
+        **learning(request.config),
         "use_cpu": request.source.device == "cpu",
     },
     knobs={

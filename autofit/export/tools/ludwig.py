@@ -1,7 +1,7 @@
 """Ludwig: the YAML of `ludwig train --config` for a model of kind `llm`. It trains weights in the dtype of the
 checkpoint, mixes precision by one switch, and has neither offloading nor a loss without the logits."""
 
-from autofit.core.workload import Hyperparameters
+from autofit.core.learning_rates import default_learning_rate
 from autofit.export import several_devices
 from autofit.export import shared_keys as shared
 from autofit.export.tool import LANGUAGE_MODELS, Request, Tool, ToolKeys
@@ -80,7 +80,7 @@ TOOL = Tool(
         "preprocessing.global_max_sequence_length": request.source.sequence_length,
         "trainer.type": "finetune",
         "trainer.epochs": 1,
-        "trainer.learning_rate": Hyperparameters().lr,
+        "trainer.learning_rate": default_learning_rate(request.config),
     },
     knobs={
         **shared.missing(

@@ -9,6 +9,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from autofit.core.learning_rates import default_hyperparameters
 from autofit.core.quoting import comment
 from autofit.core.workload import Hyperparameters
 from autofit.export import several_devices
@@ -132,7 +133,7 @@ def _fixed(request: Request) -> dict[str, Any]:
 def _files(
     source: ExportSource, keys: Mapping[str, Any], header: Header, file: str
 ) -> dict[str, str]:
-    learning = Hyperparameters()
+    learning = default_hyperparameters(source.config)
     *training, last = call("training=TrainingConfig", keyword_arguments(keys["training"]), indent=8)
     parallel = (
         []

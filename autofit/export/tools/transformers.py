@@ -177,7 +177,8 @@ TOOL = Tool(
     expert_targets="lora.target_parameters",
     fixed=lambda request: {
         **_under(
-            "arguments", {"output_dir": "output", **learning(), "remove_unused_columns": False}
+            "arguments",
+            {"output_dir": "output", **learning(request.config), "remove_unused_columns": False},
         ),
         "arguments.use_cpu": request.source.device == "cpu",
     },

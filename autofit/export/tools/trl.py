@@ -132,7 +132,7 @@ TOOL = Tool(
         "output_dir": "output",
         "max_length": request.source.sequence_length,
         "packing_strategy": "wrapped",  # samples are cut where a sequence ends, as they were
-        **learning(),
+        **learning(request.config),
         "use_cpu": request.source.device == "cpu",
     },
     knobs={

@@ -85,7 +85,7 @@ def _fixed(request: Request) -> dict[str, Any]:
         "arguments.output_dir": "output",
         "arguments.max_length": length,
         "arguments.packing_strategy": "wrapped",  # samples are cut where a sequence ends, as they were
-        **{f"arguments.{name}": value for name, value in learning().items()},
+        **{f"arguments.{name}": value for name, value in learning(request.config).items()},
     }
 
 

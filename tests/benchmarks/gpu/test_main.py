@@ -19,7 +19,9 @@ from benchmarks.gpu.store import Store
 from tests.benchmarks.gpu.rows import with_executor
 
 ROOT = Path(__file__).resolve().parents[3]
-STAGES = ["search", "listed", "loop", "peers", "memory", "speed", "correct", "ranks", "levers"]
+# The list is rehearsed by the commands of a quarter of an hour.
+STAGES = ["search", "loop", "peers", "memory", "speed", "correct", "ranks", "levers"]
+SMOKE = ["--smoke", "--stage", *STAGES]
 
 
 def begun(out: Path) -> subprocess.Popen[str]:
@@ -34,6 +36,12 @@ def begun(out: Path) -> subprocess.Popen[str]:
 def measured(store: Store) -> dict[str, Any]:
     store.reload()
     return {key: row for key, row in store.rows(MEASURED).items() if "measurement" in row}
+
+
+def results_in(store: Store) -> list[str]:
+    """What stages left, but for how each of them ended."""
+    lines = store.path.read_text().splitlines()
+    return [line for line in lines if json.loads(line)["stage"] != "stage"]
 
 
 def ended(process: subprocess.Popen[str]) -> tuple[int, str]:
@@ -65,18 +73,15 @@ def test_a_rehearsal_that_is_stopped_goes_on_and_every_stage_comes_to_its_end(
 
     with_executor(monkeypatch, executor)
     monkeypatch.chdir(ROOT)
-    assert run.main(["--smoke", "--out", str(tmp_path)]) == 0
+    assert run.main([*SMOKE, "--out", str(tmp_path)]) == 0
     assert before.items() <= measured(store).items(), "what was measured is not measured again"
     results = json.loads((tmp_path / "gpu-smoke" / "results.json").read_text())
-    assert {row["stage"]: row["outcome"] for row in results["stages"]} == dict.fromkeys(
-        STAGES, "done"
-    )
-    figures = {row["stage"]: row["figures"] for row in results["stages"]}
-    assert list(figures) == STAGES
+    stages = {row["stage"]: row for row in results["stages"] if row["stage"] in STAGES}
+    assert {stages[name]["outcome"] for name in STAGES} == {"done"}
+    figures = {name: stages[name]["figures"] for name in STAGES}
+    assert figures["search"]["measured afterwards"] == 2
     assert figures["correct"]["skipped"] >= 5 or Path("/dev/nvidia0").exists()
     assert figures["memory"]["allocated worst"] < 0.1
-    assert figures["search"]["measured afterwards"] == 2
-    assert figures["listed"]["configs"] == 3
     for stage, name in (
         ("speed", "utilisation"),
         ("loop", "train.py off by"),
@@ -101,9 +106,9 @@ def test_a_rehearsal_that_is_stopped_goes_on_and_every_stage_comes_to_its_end(
     ):
         assert f"## {title}" in text
 
-    lines = store.path.read_text()
-    assert run.main(["--smoke", "--out", str(tmp_path)]) == 0
-    assert store.path.read_text() == lines, "what is done is not run again"
+    lines = results_in(store)
+    assert run.main([*SMOKE, "--out", str(tmp_path)]) == 0
+    assert results_in(store) == lines, "what is done is not run again"
 
 
 def test_without_a_card_it_says_so_and_nothing_is_loaded_that_could_open_one(

@@ -59,7 +59,7 @@ def test_its_own_parser_refuses_a_wrong_key(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="gradient_checkpoints"):
         parsed(f"{text}\ngradient_checkpoints: true\n", tmp_path)
     with pytest.raises(AssertionError):
-        parsed(text.replace("0.0001", "1e-4"), tmp_path)
+        parsed(text.replace("2.0e-05", "1e-4"), tmp_path)
 
 
 def test_what_arguments_have_no_name_for_stands_in_the_script() -> None:

@@ -1,0 +1,58 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from autofit.core.config import Config
+from autofit.core.measurement import Measurement, Outcome
+from autofit.core.options import PREFERENCES as NAMES
+from autofit.search.objectives.discounted import PREFERENCES
+from autofit.search.ranking import Ranking
+
+FULL: dict[str, Any] = {"precision": "bf16-mixed"}
+LORA: dict[str, Any] = {"precision": "bf16", "lora_rank": 32}
+LORA_8BIT = {**LORA, "optimizer": "adamw-8bit"}
+QLORA = {**LORA, "quantization": "nf4"}
+ROUNDED: dict[str, Any] = {"precision": "bf16"}
+
+
+def chosen(prefer: str, *rows: tuple[dict[str, Any], float]) -> int:
+    ranking = Ranking(0.03, lambda config: (), PREFERENCES[prefer])
+    measurements = [
+        Measurement(Config(knobs), Outcome.FITS, number, samples_per_second=speed)
+        for number, (knobs, speed) in enumerate(rows)
+    ]
+    best = ranking.recommend(measurements)
+    assert best is not None
+    return best.number
+
+
+def test_every_preference_has_its_rule() -> None:
+    assert set(PREFERENCES) == set(NAMES)
+
+
+@pytest.mark.parametrize(
+    ("rival", "just_not", "enough"),
+    [(LORA, 1.25, 1.4), (LORA_8BIT, 1.4, 1.5), (QLORA, 1.6, 1.8), (ROUNDED, 1.6, 1.8)],
+)
+def test_what_learns_less_faithfully_must_be_so_much_faster_than_full_training(
+    rival: dict[str, Any], just_not: float, enough: float
+) -> None:
+    assert chosen("balanced", (FULL, 100.0), (rival, 100.0 * just_not)) == 0
+    assert chosen("balanced", (FULL, 100.0), (rival, 100.0 * enough)) == 1
+
+
+def test_by_speed_alone() -> None:
+    assert chosen("fast", (FULL, 100.0), (QLORA, 104.0)) == 1
+
+
+def test_by_faithfulness_before_any_speed() -> None:
+    assert chosen("faithful", (FULL, 1.0), (LORA, 1000.0), (ROUNDED, 1000.0)) == 0
+    assert chosen("faithful", (LORA, 1.0), (LORA_8BIT, 1000.0), (ROUNDED, 1000.0)) == 0
+    assert chosen("faithful", (LORA, 100.0), (LORA, 120.0)) == 1
+
+
+def test_within_a_tier_weights_that_keep_small_updates_win_unless_nothing_else_fits() -> None:
+    assert chosen("balanced", (FULL, 100.0), (ROUNDED, 150.0)) == 0
+    assert chosen("balanced", (ROUNDED, 150.0)) == 0
