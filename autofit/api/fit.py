@@ -367,6 +367,7 @@ def fit(
                 world=world,
                 is_evaluated=evaluation is not None,
                 is_saved=directory is not None,
+                starts_ranks=world > 1 and place is None,
             ):
                 listener(Note(note))
 

@@ -31,19 +31,29 @@ def notes_between_steps(
     world: int,
     is_evaluated: bool,
     is_saved: bool,
+    starts_ranks: bool = False,
 ) -> Iterator[str]:
     """A sentence where an evaluation, or saving, is predicted to take more than may be used.
 
     Nothing of what cannot be predicted.
+
+    Args:
+        starts_ranks: whether other processes train, whose devices this one must not touch.
     """
+    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     try:
-        found = _estimate(config, workload, model, options, device, world)
+        copy = without_weights(workload, model)
+        if starts_ranks and device != "cpu":
+            found = _in_child(config, copy, options, device, world)
+        else:
+            hardware = detect(device).of_several(world)
+            with random_state.preserved():
+                found = estimate_on_budget(copy, config, hardware, free_budget(options, hardware))
     except AutofitError:
         return
 
     assert found.budget, "it was predicted for one"
-    on_device = "cpu" if found.reserved_bytes is None else "cuda"
-    usable = found.budget.cap_bytes(on_device)
+    usable = found.budget.cap_bytes(device)
     for what, happens, tensors in (
         ("an evaluation", is_evaluated, found.evaluation_bytes),
         ("saving", is_saved, found.saving_bytes),
@@ -55,22 +65,9 @@ def notes_between_steps(
             )
 
 
-def _estimate(
-    config: Mapping[str, Value],
-    workload: Workload,
-    model: nn.Module,
-    options: SearchOptions,
-    device: str | None,
-    world: int,
+def _in_child(
+    config: Mapping[str, Value], copy: Workload, options: SearchOptions, device: str, world: int
 ) -> Estimate:
-    """Of several devices in a child process, so that this one holds no memory of the first."""
-    copy = without_weights(workload, model)
-    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    if world == 1:
-        hardware = detect(device)
-        with random_state.preserved():
-            return estimate_on_budget(copy, config, hardware, free_budget(options, hardware))
-
     with LocalExecutor() as executor:
         hardware = executor.detect(device).of_several(world)
         return executor.run(  # type: ignore[no-any-return]

@@ -15,6 +15,7 @@ from autofit.core.hardware import GIB, MIB, Hardware
 from autofit.core.options import search_options
 from autofit.estimate.estimator import predict
 from autofit.tuning import between_steps
+from tests.estimate.traced import AMPERE
 from tests.tiny import CPU, MLP, classify, mlp_workload
 
 BATCH = mlp_workload().batch(4)
@@ -50,38 +51,46 @@ def test_nothing_is_said_of_what_fits_or_does_not_happen() -> None:
     assert notes_of(Thorough(), mem=4 * MIB / GIB) == []
 
 
-def test_what_the_first_of_several_ranks_gathers_to_save_is_said(
+def notes_on_two(device: str, **budget: float) -> list[str]:
+    notes = between_steps.notes_between_steps(
+        {"data_parallel": "fsdp"},
+        mlp_workload(),
+        MLP(),
+        options=search_options(**budget),
+        device=device,
+        world=2,
+        is_evaluated=False,
+        is_saved=True,
+        starts_ranks=True,
+    )
+    return [note.partition(" GiB")[0] for note in notes]
+
+
+def test_what_the_first_of_several_ranks_gathers_to_save_is_said() -> None:
+    assert notes_on_two("cpu", mem=400 / 2**20) == []
+    assert notes_on_two("cpu", mem=320 / 2**20) == ["saving is predicted to take 0.00035"]
+
+
+def test_cards_of_ranks_that_are_yet_to_start_are_not_touched(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    class Here(nullcontext[Any]):
+    class Child(nullcontext[Any]):
         """Runs in this process what belongs in a child."""
 
         def __enter__(self) -> Any:
             return self
 
         def detect(self, device: str) -> Hardware:
-            return CPU
+            return AMPERE
 
         def run(self, function: Any, *arguments: Any, **_: Any) -> Any:
             return function(*arguments)
 
-    monkeypatch.setattr(between_steps, "LocalExecutor", Here)
-    found = {}
-    for kib in (320, 400):
-        found[kib] = [
-            *between_steps.notes_between_steps(
-                {"data_parallel": "fsdp"},
-                mlp_workload(),
-                MLP(),
-                options=search_options(mem=kib / 2**20),
-                device="cpu",
-                world=2,
-                is_evaluated=False,
-                is_saved=True,
-            )
-        ]
-    assert found[400] == []
-    assert [note.split(" GiB")[0] for note in found[320]] == ["saving is predicted to take 0.00035"]
+    monkeypatch.setattr(between_steps, "LocalExecutor", Child)
+    monkeypatch.delattr(between_steps, "detect")
+    assert notes_on_two("cuda", gpu_mem=4) == []
+    (note,) = notes_on_two("cuda", gpu_mem=0.1)
+    assert note.startswith("saving is predicted to take 0.7")  # mostly the context
 
 
 def test_what_cannot_be_predicted_trains_all_the_same() -> None:
