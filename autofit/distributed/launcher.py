@@ -23,7 +23,7 @@ import subprocess
 import sys
 import tempfile
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -48,7 +48,6 @@ signal.signal(signal.SIGINT, signal.SIG_DFL)
 from autofit.distributed.launcher import main
 main()"""  # an interrupt while it imports, which takes seconds, ends it without a word
 _LOG = "rank-{}.log"
-_FAILURE = "rank-{}.failure"
 _LAST_CHARACTERS = 2000  # of a log
 
 
@@ -169,7 +168,9 @@ def _serve(connection: Any, job: str, folder: str, count: str, device: str, time
     ranks = int(count)
     # It would say that it ends ranks: the caller hears that, and why.
     logging.getLogger("torch.multiprocessing").setLevel(logging.ERROR)
-    given = (int(job), Path(folder), ranks, device, float(timeout), connection)
+    # In memory: the reason may be that the disk is full.
+    failures = [os.memfd_create(f"failure-of-rank-{rank}") for rank in range(ranks)]
+    given = (int(job), Path(folder), ranks, device, float(timeout), connection, failures)
     tempfile.tempdir = folder  # torch leaves files there if this process is killed
     context: Any = start_processes(_rank, given, ranks, join=False, start_method="fork")
 
@@ -207,11 +208,18 @@ def _serve(connection: Any, job: str, folder: str, count: str, device: str, time
             is_over = context.join(_LOOK_SECONDS, grace_period=_GRACE)
 
     if failed:
-        connection.send(("failed", _cause(Path(folder), ranks, failed)))
+        connection.send(("failed", _cause(Path(folder), failures, failed)))
 
 
 def _rank(
-    rank: int, job: int, folder: Path, count: int, device: str, timeout: float, connection: Any
+    rank: int,
+    job: int,
+    folder: Path,
+    count: int,
+    device: str,
+    timeout: float,
+    connection: Any,
+    failures: Sequence[int],
 ) -> None:
     """One rank from its start to its end."""
     die_with_parent()
@@ -235,9 +243,11 @@ def _rank(
         if not rank:
             connection.send(("answer", pickled(answer)))
     except BaseException as error:
-        (folder / _FAILURE.format(rank)).write_bytes(pickle.dumps(_failure(rank, error)))
-        sys.stdout.flush()
-        sys.stderr.flush()
+        with os.fdopen(failures[rank], "wb") as reason:
+            pickle.dump(_failure(rank, error), reason)
+        with contextlib.suppress(OSError):  # of a log on a full disk
+            sys.stdout.flush()
+            sys.stderr.flush()
         os._exit(1)  # what is left may wait for ranks that are gone
 
 
@@ -250,14 +260,15 @@ def _failure(rank: int, error: BaseException) -> _Told:
     )
 
 
-def _cause(folder: Path, count: int, codes: dict[int, int]) -> AutofitError:
-    """Why the ranks ended, some of them with exit codes."""
+def _cause(folder: Path, failures: Sequence[int], codes: dict[int, int]) -> AutofitError:
+    """Why the ranks ended, some of them with exit codes; `failures` are files of the reasons."""
+    count = len(failures)
     found: list[_Told] = []
     silent = dict(codes)  # of those that wrote no reason
-    for rank in range(count):
-        path = folder / _FAILURE.format(rank)
-        if path.exists():
-            found.append(pickle.loads(path.read_bytes()))
+    for rank, descriptor in enumerate(failures):
+        reason = os.pread(descriptor, os.fstat(descriptor).st_size, 0)
+        if reason:
+            found.append(pickle.loads(reason))
             silent.pop(rank, None)
 
     cause = first_cause(found, silent)

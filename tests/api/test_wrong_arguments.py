@@ -66,6 +66,7 @@ OPTIONS = {
     "fast": "True",
     "time_limit": "3 1.5 None inf",
     "tolerance": "0",
+    "prefer": "",
     "seed": "3 0 -1",
     "workers": "3 None",
     "executor": "",

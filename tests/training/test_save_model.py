@@ -257,7 +257,8 @@ def test_a_merged_model_is_a_plain_one_with_the_same_outputs(
     tmp_path: Path, name: str, config: dict[str, Any]
 ) -> None:
     """And its own library reads it back, with nothing of peft or bitsandbytes in it."""
-    setup, _ = trained(name, {"lora_rank": 4, **config})
+    # Of the size that the tolerance is for: with an alpha of 32 steps change outputs much more.
+    setup, _ = trained(name, {"lora_rank": 4, "lora_alpha": 8, **config})
     wanted = trained_logits(setup)
     setup.close()
     held = {key: value.clone() for key, value in setup.model.state_dict().items()}
