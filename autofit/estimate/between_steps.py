@@ -15,7 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from autofit.core.errors import describe_error
 from autofit.core.hardware import Hardware
-from autofit.estimate.recorder import Event, Recorder
+from autofit.estimate.recorder import HOST, Event, Recorder
 from autofit.setup import Setup
 from autofit.training import host_tensors, random_state
 from autofit.training.checkpoint import contents_to_save, frozen_digest
@@ -48,11 +48,12 @@ def events_between_steps(
         try:
             with recorder.apart() as events, _readable(hardware, recorder):
                 run()
+                labels = recorder.labels
+                on_device = [event for event in events if labels.get(event.storage) != HOST]
+                found[what] = tuple(on_device)
         except Exception as error:  # of the model's own code, which needs values
             reason = describe_error(error)
             recorder.assumptions[f"what {what} takes could not be followed ({reason})."] = None
-        else:
-            found[what] = tuple(events)
     return found
 
 

@@ -177,9 +177,13 @@ class Recorder(StorageTracker):
             yield self.events
         finally:
             vars(self).update(step)
+            # What lives on is nothing that the step knows; its numbers are given again.
             for key, number in list(self._numbers.items()):
-                if number > before:  # it lives on, and the step does not know it
+                if number > before:
                     del self._numbers[key]
+            for number in list(self.labels):
+                if number > before:
+                    del self.labels[number]
 
     def resize(self, sizes: Mapping[int, int]) -> None:
         """Count these storages as if they had held so many bytes, as long as they were there."""

@@ -209,6 +209,8 @@ class _Training:
             first = self._resume()
             steps = self._last_step(first, steps, epochs)
 
+        if first and first == steps:
+            self._notify(f"nothing is left to train: the run has done {pluralize(first, 'step')}.")
         if first > steps:
             done = pluralize(first, "step")
             self._notify(

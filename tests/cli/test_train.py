@@ -36,7 +36,8 @@ def test_the_result_of_a_search_is_trained(run: Run) -> None:
     assert "step 1" not in evaluated.err
     assert float(evaluated.out.split(" -> ")[1].split(",")[0]) < 0.8 * first
     finished = run(*TRAIN, "--from-scratch", "--steps", "40", "--output", "out", "--resume")
-    assert finished[:2] == (0, "nothing left to train: out holds the finished run\n")
+    assert (finished.code, finished.out) == (0, trained.out)
+    assert "nothing is left to train: the run has done 40 steps." in finished.err
 
 
 @pytest.mark.usefixtures("searched")
