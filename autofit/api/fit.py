@@ -11,14 +11,13 @@ from typing import Any, Literal, NoReturn
 
 import torch
 from torch import nn
-from torch.optim import Optimizer
 
+from autofit.api.prepare import named_optimizer
 from autofit.api.search import check_alone, log_event, run_shown
 from autofit.core.config import Config
 from autofit.core.errors import (
     InputError,
     is_whole,
-    multiple_losses_error,
     pluralize,
     require,
     unknown,
@@ -249,7 +248,7 @@ def fit(
         listener = _silent
 
     settings = dict(options.pop("set", {}))
-    fixed = _named_optimizer(optimizer)
+    fixed = named_optimizer(optimizer)
     if config is None:
         settings |= fixed
         check_alone("Give config=, or start it once, with devices=.")
@@ -437,20 +436,6 @@ def _without_repeats(listener: Listener) -> Listener:
 
 def _silent(_: Any) -> None:
     """No-op listener: of events on ranks above 0, and of a trained model that nobody needs back."""
-
-
-def _named_optimizer(optimizer: Any) -> dict[str, Any]:
-    """The knob that the name of an optimizer fixes; nothing where there is none, or a function."""
-    if optimizer is None or (callable(optimizer) and not isinstance(optimizer, Optimizer)):
-        return {}
-
-    kind = type(optimizer).__name__
-    if isinstance(optimizer, list | tuple | dict) and len(optimizer) > 1:
-        raise multiple_losses_error(f"optimizer is a {kind} of {len(optimizer)}")
-    if not isinstance(optimizer, str):
-        message = f"optimizer must be the name of one or a function that makes one, not a {kind}."
-        raise InputError(message, "For example optimizer=lambda groups: torch.optim.NAdam(groups).")
-    return {"optimizer": optimizer}
 
 
 def _searched(

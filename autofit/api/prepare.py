@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 
 from autofit.api.search import log_event
 from autofit.core.config import Config
-from autofit.core.errors import InputError, require
+from autofit.core.errors import InputError, multiple_losses_error, require
 from autofit.core.events import Listener, Note
 from autofit.core.layout import Layout, fitted_to
 from autofit.core.learning_rates import default_learning_rate, learning_rate_note
@@ -164,16 +164,20 @@ def prepare(
         InputError: an argument is wrong, or the config is for more devices than were started.
     """
     knobs = Config(knobs_of(config))
-    named = {"optimizer": optimizer} if isinstance(optimizer, str) else {}
+    knobs = Config({**knobs, **named_optimizer(optimizer)})
     rate = default_learning_rate(knobs) if lr is None else lr
     hyperparameters = Hyperparameters(rate, weight_decay, max_grad_norm=max_grad_norm, seed=seed)
     rule = "listener must be a function"
     require(callable(listener), rule, listener, "Leave it out for the logger autofit.")
 
-    if lr is None:
-        listener(Note(learning_rate_note(knobs)))
-
     place = given_place()
+
+    def say(text: str) -> None:
+        if place is None or not place.rank:
+            listener(Note(text))
+
+    if lr is None:
+        say(learning_rate_note(knobs))
     wanted = Layout.of(knobs).world
     if place is None and wanted > 1:
         message = f"the config is for {wanted} devices, and this process was started alone."
@@ -191,12 +195,8 @@ def prepare(
         if place and not torch.distributed.is_initialized():
             stack.enter_context(joined(place, device or _kind_of_device()))
 
-        def say(text: str) -> None:
-            if place is None or not place.rank:
-                listener(Note(text))
-
         world = place.world if place else 1
-        fitted = fitted_to({**knobs, **named}, world, workload.effective_batch_size)
+        fitted = fitted_to(knobs, world, workload.effective_batch_size)
         with contextlib.ExitStack() as building:
             hardware = building.enter_context(on_device(workload, model, device, say))
             prepared = Prepared(workload, model, fitted, hardware, hyperparameters, say)
@@ -205,6 +205,20 @@ def prepare(
         return prepared.setup, Stepper(prepared.setup, say, prepared.prover)
 
     return TrainingStep(build, loader)
+
+
+def named_optimizer(optimizer: Any) -> dict[str, Any]:
+    """The knob that the name of an optimizer fixes; nothing where there is none, or a function."""
+    if optimizer is None or (callable(optimizer) and not isinstance(optimizer, Optimizer)):
+        return {}
+
+    kind = type(optimizer).__name__
+    if isinstance(optimizer, list | tuple | dict) and len(optimizer) > 1:
+        raise multiple_losses_error(f"optimizer is a {kind} of {len(optimizer)}")
+    if not isinstance(optimizer, str):
+        message = f"optimizer must be the name of one or a function that makes one, not a {kind}."
+        raise InputError(message, "For example optimizer=lambda groups: torch.optim.NAdam(groups).")
+    return {"optimizer": optimizer}
 
 
 def _kind_of_device() -> str:

@@ -101,6 +101,9 @@ def test_what_cannot_be_asked_is_said() -> None:
     step.close()
     with pytest.raises(InputError, match="was closed"):
         step(batches()[0])
+    made = torch.optim.SGD(mlp().parameters(), lr=0.1)
+    with pytest.raises(InputError, match="a function that makes one, not a SGD"):
+        prepared(mlp(), optimizer=made)
     with pytest.raises(InputError, match=r"for 2 devices.*torchrun --nproc-per-node 2"):
         prepared(mlp(), {"data_parallel": "ddp", "data_parallel_replicate": 2})
 
