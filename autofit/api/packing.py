@@ -10,7 +10,7 @@ from autofit.core.files import expanded
 from autofit.core.tasks import TASKS
 from autofit.core.workload import Workload
 from autofit.data.options import DataOptions
-from autofit.data.samples import Stacked
+from autofit.data.samples import Packed
 from autofit.models import HuggingFaceModel
 from autofit.models.tasks.text import KEEPS_APART, RandomTokens
 from autofit.report.formatting import percent
@@ -49,7 +49,7 @@ def with_data(
     lengths = loader.lengths
     assert lengths, "texts that can be packed have lengths"
 
-    is_text = isinstance(loader.samples, Stacked)
+    is_text = isinstance(loader.samples, Packed)
     is_faster = 1 / (1 - lengths.padding) > 1 + tolerance
     packing = is_text or (is_faster and lengths.samples >= workload.effective_batch_size)
     how = "samples are padded"

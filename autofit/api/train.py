@@ -24,7 +24,6 @@ from autofit.export.source import NOTHING_MEASURED
 from autofit.models import HuggingFaceModel, workload_from_source
 from autofit.report.remedies import measured_remedies, remedy_lines
 from autofit.training.loop import Callback
-from autofit.training.metrics import Bar
 from autofit.training.step_trace import SteadyStep, StepTrace
 
 # What transformers dequantises as it loads, where the model's own config says so.
@@ -94,8 +93,7 @@ def train(
     if packing is None:
         packing = saved.workload.get("packing")
     apart = bool(packing and saved.workload.get("document_tokens"))
-    shows_bars = progress and Bar.wanted()
-    options = DataOptions(packing, apart, learn=learn, progress=shows_bars)
+    options = DataOptions(packing, apart, learn=learn, progress=progress)
     reader = FileReader(workload, factory, weights, trust_remote_code, options, listener)
     loader = reader.loader(data)
     eval_loader = None

@@ -15,11 +15,11 @@ import torch
 from autofit.core.errors import InputError, as_input_error, describe_error
 from autofit.core.workload import Workload
 from autofit.data.layouts import Layout, layout_of
+from autofit.data.options import IGNORED_LABEL as IGNORED_LABEL
 
 # Workload.split: (batch, size) -> micro-batches of that many samples
 Cut = Callable[[Any, int], Any]
 _SPLIT = "say with split=... how to split it: a function of (batch, size) that returns a list of micro-batches"
-IGNORED_LABEL = -100  # what torch's cross-entropy and transformers leave out of the mean
 
 
 def map_tensors(

@@ -1,7 +1,7 @@
 """Rows of Parquet and Arrow files, and of what `Dataset.save_to_disk` wrote.
 
-Only the wanted columns are read. Images and sound stay where they are until a batch is made of them,
-but those of a Parquet file are held in memory.
+Only the wanted columns are read. Images and sound stay where they are until a batch is made of them;
+those of a Parquet file, which cannot be read one by one, are first written to a file that can.
 """
 
 import io
@@ -11,18 +11,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-import datasets
 import pyarrow
 import pyarrow.parquet
 
 from autofit.core.errors import InputError, as_input_error, sentence
+from autofit.core.files import digest
+from autofit.data.data_cache import cached_folder, code_digest, content_digest
 from autofit.data.row_source import RowSource, Wanted
 
 PARQUET = b"PAR1"  # what such files begin with
 ARROW_FILE = b"ARROW1"
 ARROW_STREAM = b"\xff\xff\xff\xff"
-SAVED = ("state.json", "dataset_dict.json")  # one of them lies in what save_to_disk wrote
 _ROWS = 1000  # that are made Python's at once
+_IMAGES = 64  # that are in memory at once
+_MEDIA = "media.arrow"
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,8 @@ class Stored:
 
 def saved_source(path: Path, wanted: Wanted) -> RowSource:
     """The rows of what `save_to_disk` wrote; of several splits `train`."""
+    import datasets  # with torch: processes that make tokens need neither
+
     with as_input_error(
         lambda error: f"the data set in {path} cannot be loaded: {sentence(error)}.",
         "Save it again.",
@@ -75,7 +79,7 @@ def parquet_source(path: Path, content: bytes | None, wanted: Wanted) -> RowSour
         file = pyarrow.parquet.ParquetFile(_opened(path, content))
         schema = file.schema_arrow
         plain, media = _divided(schema, wanted)
-        images = file.read(columns=media) if media else None
+        cells = _media_cells(path, file, media) if media else {}
 
     def rows() -> Iterator[Mapping[str, Any]]:
         if not plain:
@@ -85,8 +89,22 @@ def parquet_source(path: Path, content: bytes | None, wanted: Wanted) -> RowSour
             for batch in file.iter_batches(batch_size=_ROWS, columns=plain):
                 yield from batch.to_pylist()
 
-    cells = {name: images.column(name) for name in media} if images is not None else {}
     return RowSource(_located(path, rows(), cells), _remedy(schema.names), columnar=True)
+
+
+def _media_cells(path: Path, file: Any, media: list[str]) -> dict[str, Any]:
+    """The columns of images or sound of a Parquet file, mapped into memory from the cache."""
+    schema = pyarrow.schema([file.schema_arrow.field(name) for name in media])
+
+    def build(folder: Path) -> None:
+        with pyarrow.ipc.new_stream(str(folder / _MEDIA), schema) as writer:
+            for batch in file.iter_batches(batch_size=_IMAGES, columns=media):
+                writer.write_batch(batch.cast(schema))
+
+    folder = cached_folder(digest(repr((content_digest(path), code_digest(), media))), build)
+    mapped = pyarrow.memory_map(os.fsencode(folder / _MEDIA))
+    table = pyarrow.ipc.open_stream(mapped).read_all()
+    return {name: table.column(name) for name in media}
 
 
 def arrow_source(path: Path, content: bytes | None, wanted: Wanted) -> RowSource:

@@ -1,21 +1,32 @@
-"""The bytes of a data file: decompressed, and refused where they are neither rows nor text."""
+"""The content of a data file, a part at a time: decompressed, and refused where it is neither rows nor
+text."""
 
 import bz2
+import codecs
 import gzip
 import io
 import lzma
-import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pyarrow
 
-from autofit.core.errors import InputError, as_input_error, describe_error
+from autofit.core.errors import InputError, as_input_error, describe_error, sentence
 from autofit.core.files import check_regular
 
 READABLE = "Give text, JSON, JSON lines, CSV, TSV, Parquet or Arrow; gzip, bzip2, xz and zstd are unpacked."
 COMPRESSIONS = (".gz", ".bz2", ".xz", ".zst")
-_LARGEST = 2**34  # bytes
+PART = 2**22  # bytes that are read at once
 HEAD = 2**13  # bytes in which a NUL means that a file is no text, as git has it
+_READERS: dict[str, Callable[[Any], Any]] = {
+    "gzip": gzip.open,
+    "bzip2": bz2.open,
+    "xz": lzma.open,
+    "zstd": partial(pyarrow.CompressedInputStream, compression="zstd"),
+}
 _BINARY = (  # what files of other formats begin with
     (b"PK\x03\x04", "a zip archive (as .xlsx, .docx, .npz and .pt are)"),
     (b"%PDF-", "a PDF"),
@@ -48,40 +59,90 @@ def head_of(path: Path) -> bytes:
     """The first bytes of a regular file."""
     message = f"the data file {path} cannot be read: {{}}.".format
     with as_input_error(lambda error: message(describe_error(error)), "Check the file."):
-        file = check_regular(path, _LARGEST).open("rb")
+        file = check_regular(path).open("rb")
     with file:
         return file.read(HEAD)
 
 
-def decompressed(path: Path, head: bytes) -> bytes | None:
-    """What a compressed file holds; None for one that is not compressed, whatever its name says."""
-    message = f"the data file {path} cannot be decompressed: {{}}.".format
-    with as_input_error(
-        lambda error: message(describe_error(error)), "Fetch or compress it again."
-    ):
-        if head.startswith(b"\x1f\x8b"):
-            with gzip.open(path) as file:
-                return file.read()
+def compression_of(head: bytes) -> str | None:
+    """What a file is compressed with that begins so, whatever its name says; None for nothing."""
+    if head.startswith(b"\x1f\x8b"):
+        return "gzip"
 
-        # A text may begin with BZh: what follows is a block, or the end of all.
-        if head.startswith(b"BZh") and head[4:10] in (b"1AY&SY", b"\x17rE8P\x90"):
-            with bz2.open(path) as file:
-                return file.read()
+    # A text may begin with BZh: what follows is a block, or the end of all.
+    if head.startswith(b"BZh") and head[4:10] in (b"1AY&SY", b"\x17rE8P\x90"):
+        return "bzip2"
 
-        if head.startswith(b"\xfd7zXZ\x00"):
-            with lzma.open(path) as file:
-                return file.read()
-
-        if head.startswith(b"\x28\xb5\x2f\xfd"):
-            packed = pyarrow.memory_map(os.fsencode(path))
-            with pyarrow.CompressedInputStream(packed, "zstd") as stream:
-                return bytes(stream.read())
-
+    if head.startswith(b"\xfd7zXZ\x00"):
+        return "xz"
+    if head.startswith(b"\x28\xb5\x2f\xfd"):
+        return "zstd"
     return None
 
 
-def text_of(path: Path, head: bytes, content: bytes) -> str:
-    """The text of a file's content, which begins with `head`; an InputError for anything else."""
+def read_parts(path: Path, head: bytes) -> Iterator[tuple[bytes, int]]:
+    """The bytes of a file, decompressed, a part at a time; and how far in the file it ends."""
+    kind = compression_of(head)
+    failure = "read" if kind is None else "decompressed"
+    message = f"the data file {path} cannot be {failure}: {{}}.".format
+    with (
+        as_input_error(lambda error: message(describe_error(error)), "Fetch or compress it again."),
+        path.open("rb") as packed,
+    ):
+        file = packed if kind is None else _READERS[kind](packed)
+        while part := file.read(PART):
+            yield part, packed.tell()
+
+
+def decompressed(path: Path, head: bytes) -> bytes | None:
+    """What a compressed file holds; None for one that is not compressed."""
+    if compression_of(head) is None:
+        return None
+    return b"".join(part for part, _ in read_parts(path, head))
+
+
+@dataclass(frozen=True)
+class TextFile:
+    """The text of a data file, read from its beginning each time.
+
+    Attributes:
+        parts: gives the text a part at a time, each with how many bytes of the file are read then.
+        size: the bytes of the file.
+    """
+
+    path: Path
+    parts: Callable[[], Iterator[tuple[str, int]]]
+    size: int = 0
+
+    def read(self) -> str:
+        """All of it."""
+        return "".join(part for part, _ in self.parts())
+
+    def blocks(self) -> Iterator[tuple[str, int]]:
+        """Parts that end with a line, or with the text."""
+        begun: list[str] = []
+        position = 0
+        for part, position in self.parts():
+            end = part.rfind("\n") + 1
+            if end:
+                yield "".join([*begun, part[:end]]), position
+                begun = []
+            begun.append(part[end:])
+        if rest := "".join(begun):
+            yield rest, position
+
+    def lines(self) -> Iterator[str]:
+        """Its lines, without their ends."""
+        for block, _ in self.blocks():
+            yield from block.removesuffix("\n").split("\n")
+
+
+def text_file(path: Path, head: bytes) -> TextFile:
+    """The text in a file, which may be compressed; an InputError for anything else.
+
+    Args:
+        head: what it begins with once it is decompressed.
+    """
     for magic, what in _BINARY:
         if head.startswith(magic):
             message = f"the data file {path} is {what}, which holds no rows that autofit reads."
@@ -91,13 +152,35 @@ def text_of(path: Path, head: bytes, content: bytes) -> str:
         message = f"the data file {path} is a pointer of Git LFS, not the data itself."
         raise InputError(message, "Fetch it with git lfs pull.")
 
-    # A byte order mark, which some programs write, is no text.
-    with as_input_error(
-        lambda error: f"the data file {path} cannot be read as text: {error}.", "Give UTF-8 text."
-    ):
-        text = io.TextIOWrapper(io.BytesIO(content), encoding="utf-8-sig").read()
+    file = TextFile(path, partial(_decoded, path, head_of(path)), path.stat().st_size)
+    has_text = any(part.strip() for part, _ in file.parts())
     if b"\0" in head:
         raise InputError(f"the data file {path} is no text: it holds bytes of zero.", READABLE)
-    if not text.strip():
+    if not has_text:
         raise InputError(f"the data file {path} is empty.")
-    return text
+    return file
+
+
+def _decoded(path: Path, head: bytes) -> Iterator[tuple[str, int]]:
+    """The text of a file, a part at a time, with \\n at the end of every line."""
+    # A byte order mark, which some programs write, is no text.
+    decoder = codecs.getincrementaldecoder("utf-8-sig")()
+    lines = io.IncrementalNewlineDecoder(decoder, translate=True)
+    given = 0
+
+    def says(error: BaseException) -> str:
+        why = sentence(error)
+        if isinstance(error, UnicodeDecodeError):
+            place = given - len(error.object) + error.start
+            byte = error.object[error.start]
+            why = (
+                f"'utf-8' codec can't decode byte 0x{byte:02x} in position {place}: {error.reason}"
+            )
+        return f"the data file {path} cannot be read as text: {why}."
+
+    position = 0
+    with as_input_error(says, "Give UTF-8 text."):
+        for part, position in read_parts(path, head):
+            given += len(part)
+            yield lines.decode(part), position
+        yield lines.decode(b"", final=True), position

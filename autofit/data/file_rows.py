@@ -5,6 +5,7 @@ learnt as raw text that plainly is something else.
 """
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from autofit.core.errors import InputError
@@ -12,21 +13,28 @@ from autofit.data.columnar import (
     ARROW_FILE,
     ARROW_STREAM,
     PARQUET,
-    SAVED,
     arrow_source,
     parquet_source,
     saved_source,
 )
-from autofit.data.contents import HEAD, READABLE, decompressed, head_of, text_of
-from autofit.data.folders import kind_of, shards
+from autofit.data.contents import (
+    HEAD,
+    READABLE,
+    compression_of,
+    decompressed,
+    head_of,
+    read_parts,
+    text_file,
+)
+from autofit.data.folders import SAVED, kind_of, shards
 from autofit.data.row_source import RowSource, Wanted
 from autofit.data.text_rows import (
     csv_source,
-    json_lines,
     json_source,
-    located_lines,
+    lines_source,
     plain_delimiter,
     plain_json_source,
+    whole_text_source,
 )
 
 _USUAL_DELIMITER = {"CSV": ",", "TSV": "\t"}
@@ -60,17 +68,15 @@ def _of_file(path: Path, wanted: Wanted, notes: list[str]) -> RowSource:
     """The rows of one file."""
     kind = kind_of(path)
     head = head_of(path)
-    content = decompressed(path, head)
-    if content is not None:
-        head = content[:HEAD]
+    if compression_of(head) is not None:
+        head = next(read_parts(path, head), (b"", 0))[0][:HEAD]
 
     if head.startswith(PARQUET):
-        return parquet_source(path, content, wanted)
+        return parquet_source(path, decompressed(path, head_of(path)), wanted)
     if head.startswith((ARROW_FILE, ARROW_STREAM)):
-        return arrow_source(path, content, wanted)
+        return arrow_source(path, decompressed(path, head_of(path)), wanted)
 
-    text = text_of(path, head, path.read_bytes() if content is None else content)
-    del content  # as large as the text
+    file = text_file(path, head)
     if kind in ("Parquet", "Arrow"):
         raise InputError(
             f"the data file {path} is named as {kind}, and holds something else.", READABLE
@@ -78,23 +84,23 @@ def _of_file(path: Path, wanted: Wanted, notes: list[str]) -> RowSource:
 
     source: RowSource | None
     if kind == "JSON":
-        source = json_source(path, text, wanted, notes)
+        source = json_source(file, wanted, notes)
     else:
-        source = plain_json_source(path, text, wanted, notes)
+        source = plain_json_source(file, wanted, notes)
         if source is not None:
             notes.append(f"{path} holds JSON, and is read as such.")
     if source is not None:
-        return RowSource(source.rows, source.remedy + (_OR_TEXT if wanted.text else ""))
+        return replace(source, remedy=source.remedy + (_OR_TEXT if wanted.text else ""))
 
     if kind in _USUAL_DELIMITER:
-        return csv_source(path, text, wanted, _USUAL_DELIMITER[kind])
+        return csv_source(file, wanted, _USUAL_DELIMITER[kind])
 
-    delimiter = plain_delimiter(text, wanted)
+    delimiter = plain_delimiter(file, wanted)
     if delimiter is not None:
         notes.append(f"{path} holds rows under a header, and is read as such.")
-        return csv_source(path, text, wanted, delimiter)
+        return csv_source(file, wanted, delimiter)
     if not wanted.text:
-        return json_lines(path, text)
+        return lines_source(file)
     if not wanted.by_line:
-        return RowSource([(str(path), {"text": text})])
-    return RowSource((location, {"text": line}) for location, line in located_lines(path, text))
+        return whole_text_source(file)
+    return lines_source(file, is_json=False)

@@ -8,6 +8,7 @@ from pathlib import Path
 from autofit.core.errors import InputError, pluralize
 from autofit.data.contents import inner_name
 
+SAVED = ("state.json", "dataset_dict.json")  # one of them lies in what save_to_disk wrote
 _LITTER = {  # in lower case
     *("thumbs.db", "ehthumbs.db", "desktop.ini", "icon\r", "__macosx"),  # of Windows and macOS
     *("_success", "_metadata", "_common_metadata"),  # of Spark and the like

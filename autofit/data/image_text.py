@@ -20,13 +20,13 @@ from autofit.core.errors import InputError, as_input_error, pluralize, sentence
 from autofit.core.tasks import TASKS
 from autofit.core.workload import Workload
 from autofit.data.batch import IGNORED_LABEL
+from autofit.data.cached_map import cached_map
 from autofit.data.columnar import Stored
 from autofit.data.images import check_pillow, opened_image, read_image
 from autofit.data.options import DataOptions
 from autofit.data.processors import Processing
 from autofit.data.rows import named_file, read_rows
 from autofit.data.samples import FileLoader
-from autofit.data.tokens import cached_map
 
 _SHORTER = "Search with a longer sequence length, or give smaller images."
 _MARK = "<image>"  # where in a text an image is, in LLaVA's data

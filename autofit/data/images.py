@@ -13,12 +13,12 @@ import torch
 
 from autofit.core.errors import InputError, as_input_error, pluralize, printable
 from autofit.core.workload import Workload
+from autofit.data.cached_map import cached_map
 from autofit.data.columnar import Stored
 from autofit.data.folders import is_litter
 from autofit.data.labels import Labels, labels_from
 from autofit.data.options import DataOptions, LabelRule
 from autofit.data.samples import FileLoader, Pictures, Stacked
-from autofit.data.tokens import cached_map
 
 _MODES = {1: "L", 3: "RGB", 4: "RGBA"}  # Pillow's, by number of channels
 

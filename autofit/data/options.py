@@ -5,6 +5,8 @@ from dataclasses import dataclass, field
 
 from autofit.core.workload import LEARNT, check_learn
 
+IGNORED_LABEL = -100  # what torch's cross-entropy and transformers leave out of the mean
+
 
 @dataclass(frozen=True)
 class LabelRule:

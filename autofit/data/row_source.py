@@ -1,8 +1,12 @@
 """The nouns that readers of data files share: what is wanted of a file, and the rows in it."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
+
+_BLOCK = 2**21  # characters of the rows of a block
+
+Located = tuple[str, Any]  # a row after its location ("FILE, line 3")
 
 
 @dataclass(frozen=True)
@@ -16,9 +20,75 @@ class Wanted:
 
 
 @dataclass(frozen=True)
-class RowSource:
-    """Rows before they are checked, each with its location ("FILE, line 3")."""
+class Piece:
+    """A part of a text that is one row, with what stands around it."""
 
-    rows: Iterable[tuple[str, Any]]
-    remedy: str = ""  # where a field is missing
-    columnar: bool = False  # from Arrow, which fills in null for the keys that only other rows have
+    location: str
+    before: str
+    text: str
+    after: str
+    is_last: bool
+
+
+@dataclass(frozen=True)
+class Block:
+    """Some rows, one after the other, or a piece of one.
+
+    Attributes:
+        rows: located rows, which may be read where they are needed, in another process.
+        position: how many bytes of the file are read then; None where that is not known.
+        remedy: where a field is missing.
+        columnar: from Arrow, which fills in null for the keys that only other rows have.
+    """
+
+    rows: Iterable[Located] | Piece
+    position: int | None = None
+    remedy: str = ""
+    columnar: bool = False
+
+
+@dataclass(frozen=True)
+class RowSource:
+    """Rows before they are checked, each with its location.
+
+    Attributes:
+        parts: gives the same rows in blocks that are yet to be read, each with its position in the
+            file; None where there are only `rows`.
+        size: the bytes of the file; 0 where that is not known.
+    """
+
+    rows: Iterable[Located]
+    remedy: str = ""
+    columnar: bool = False
+    parts: Callable[[], Iterator[tuple[Iterable[Located] | Piece, int]]] | None = None
+    size: int = 0
+
+    def blocks(self) -> Iterator[Block]:
+        """The rows in blocks that are small beside the memory of a machine."""
+        if self.parts is not None:
+            for rows, position in self.parts():
+                yield Block(rows, position, self.remedy, self.columnar)
+            return
+
+        rows = []
+        size = 0
+        for row in self.rows:
+            rows.append(row)
+            size += _size(row)
+            if size > _BLOCK:
+                yield Block(rows, None, self.remedy, self.columnar)
+                rows = []
+                size = 0
+        if rows:
+            yield Block(rows, None, self.remedy, self.columnar)
+
+
+def _size(value: Any) -> int:
+    """About how many characters a value takes."""
+    if isinstance(value, str):
+        return len(value) + 8
+    if isinstance(value, Mapping):
+        return sum(_size(part) for part in value.values()) + 8
+    if isinstance(value, list | tuple):
+        return sum(_size(part) for part in value) + 8
+    return 8

@@ -1,8 +1,9 @@
 """Rows of one form, checked: the fields that a task learns from, out of whatever file holds them."""
 
+import itertools
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from autofit.data.conversations import (
 )
 from autofit.data.conversations import TEXT as TEXT
 from autofit.data.file_rows import row_sources
-from autofit.data.row_source import RowSource, Wanted
+from autofit.data.row_source import Block, Piece, RowSource, Wanted
 
 LABELLED = ("text", "label")
 PAIR, TWINS, TAGGED = ("source", "target"), ("anchor", "positive"), ("tokens", "tags")
@@ -54,42 +55,130 @@ class Rows:
     notes: tuple[str, ...] = ()
 
 
-def read_rows(path: Path, forms: Sequence[Form], *, by_line: bool = False) -> Rows:
-    """Read rows of the most specific of `forms` that fits the first row; `by_line`: every line of a plain text is one.
+@dataclass
+class Accounts:
+    """Which columns were read and which were left out, and what is said of the shapes of rows."""
+
+    read: dict[str, None] = field(default_factory=dict)  # names, in the order of their first use
+    left: dict[str, None] = field(default_factory=dict)
+    shape_notes: dict[str, None] = field(default_factory=dict)
+
+    def add(self, other: "Accounts") -> None:
+        """Count in those of rows that follow."""
+        self.read |= other.read
+        self.left |= other.left
+        self.shape_notes |= other.shape_notes
+
+    def notes(self) -> list[str]:
+        """A sentence for each shape that needs one, and for columns that could be learnt but are left out."""
+        notes = list(self.shape_notes)
+        left = [name for name in self.left if name not in self.read]
+        if left:
+            notes.append(f"read of each row: {', '.join(self.read)}; left out: {', '.join(left)}.")
+        return notes
+
+
+@dataclass(frozen=True)
+class FirstRow:
+    """The row that says which form all rows have."""
+
+    forms: Sequence[Form]
+    row: Any
+    location: str
+    remedy: str
+
+    def table(self) -> "Table":
+        """A table for rows of its form."""
+        shape = shape_of(self.row) if _has_shapes(self.forms) else None
+        form = shape.form if shape else None
+        if form is None:
+            form = _form_of(self.row, self.forms, self.location, self.remedy)
+        is_text = not any("image" in form for form in self.forms)
+        return Table(form, shape, _known(self.forms), is_text=is_text)
+
+
+@dataclass(frozen=True)
+class Reading:
+    """The rows of a file or directory, whose first one is read.
+
+    Attributes:
+        blocks: all rows, each with the bytes that are read once they are; to be gone through once.
+        notes: gets what is to be said of the files while blocks are read.
+    """
+
+    first: FirstRow
+    form: Form
+    blocks: Iterator[tuple[Block, int]]
+    notes: list[str]
+
+
+def open_rows(path: Path, forms: Sequence[Form], *, by_line: bool = False) -> Reading:
+    """Begin to read rows of the most specific of `forms` that fits the first row; `by_line`: every line of a plain
+    text is one.
 
     Where chats and completions are among the forms, all shapes of `autofit.data.conversations` are read.
     """
-    has_shapes = MESSAGES in forms and COMPLETION in forms
-    known = {name for form in forms for field in form for name in _names(field)}
-    if has_shapes:
-        known |= SHAPE_COLUMNS
 
     def fits(row: Mapping[str, Any]) -> bool:
-        return (has_shapes and shape_of(row) is not None) or any(
-            not _missing(row, form) for form in forms
-        )
+        if _has_shapes(forms) and shape_of(row) is not None:
+            return True
+        return any(not _missing(row, form) for form in forms)
 
     notes: list[str] = []
-    wanted = Wanted(frozenset(known), fits, TEXT in forms, by_line)
-    table: _Table | None = None
-    for source in row_sources(path, wanted, notes):
-        for location, row in source.rows:
-            if table is None:
-                shape = shape_of(row) if has_shapes else None
-                form = (
-                    _form_of(row, forms, location, source.remedy) if shape is None else shape.form
-                )
-                table = _Table(
-                    form, shape, known, is_text=not any("image" in form for form in forms)
-                )
-            table.add(row, location, source)
-
-    if table is None:
-        raise InputError(f"the data in {path} is empty.", "Give at least one row.")
-    return Rows(table.form, table.columns, table.locations, (*notes, *table.notes()))
+    wanted = Wanted(frozenset(_known(forms)), fits, TEXT in forms, by_line)
+    begun = []
+    blocks = _blocks(row_sources(path, wanted, notes))
+    for block, position in blocks:
+        begun.append((block, position))
+        rows = block.rows
+        if isinstance(rows, Piece):
+            rows = [(rows.location, {"text": ""})]
+        for location, row in rows:
+            found = FirstRow(tuple(forms), row, location, block.remedy)
+            return Reading(found, found.table().form, itertools.chain(begun, blocks), notes)
+    raise InputError(f"the data in {path} is empty.", "Give at least one row.")
 
 
-class _Table:
+def _blocks(sources: Iterable[RowSource]) -> Iterator[tuple[Block, int]]:
+    """The blocks of all sources, each with the bytes that are read of all files once it is."""
+    done = 0
+    for source in sources:
+        for block in source.blocks():
+            yield block, done + (block.position or 0)
+        done += source.size
+
+
+def read_rows(path: Path, forms: Sequence[Form], *, by_line: bool = False) -> Rows:
+    """All rows that `open_rows` begins with, in memory."""
+    reading = open_rows(path, forms, by_line=by_line)
+    table = reading.first.table()
+    text = ""
+    for block, _ in reading.blocks:
+        if isinstance(block.rows, Piece):
+            text += block.rows.text
+            if block.rows.is_last:
+                table.add({"text": text}, block.rows.location, block)
+                text = ""
+        else:
+            for location, row in block.rows:
+                table.add(row, location, block)
+    notes = (*reading.notes, *table.accounts.notes())
+    return Rows(table.form, table.columns, table.locations, notes)
+
+
+def _has_shapes(forms: Sequence[Form]) -> bool:
+    return MESSAGES in forms and COMPLETION in forms
+
+
+def _known(forms: Sequence[Form]) -> set[str]:
+    """The names of columns that may be read."""
+    known = {name for form in forms for field in form for name in _names(field)}
+    if _has_shapes(forms):
+        known |= SHAPE_COLUMNS
+    return known
+
+
+class Table:
     """Checked rows of a form, one added after the other."""
 
     def __init__(self, form: Form, shape: Shape | None, known: set[str], *, is_text: bool) -> None:
@@ -101,11 +190,9 @@ class _Table:
         if shape is not None and form == MESSAGES:
             self.columns["tools"] = []
         self.locations: list[str] = []
-        self._read: dict[str, None] = {}  # names of columns, in the order of their first use
-        self._left: dict[str, None] = {}
-        self._shape_notes: dict[str, None] = {}
+        self.accounts = Accounts()
 
-    def add(self, row: Any, location: str, source: RowSource) -> None:
+    def add(self, row: Any, location: str, source: Block) -> None:
         """Check a row and keep its fields; an InputError names what is wrong, and where."""
         shape = None
         fields = row
@@ -146,19 +233,13 @@ class _Table:
         else:
             read = [*shape.columns, *(name for name in shape.beside if row.get(name))]
             if shape.note:
-                self._shape_notes[shape.note] = None
-        self._read.update(dict.fromkeys(read))
+                self.accounts.shape_notes[shape.note] = None
+        accounts = self.accounts
+        accounts.read.update(dict.fromkeys(read))
         for name in row:
-            if name in self.known and name not in self._read and row[name] not in (None, "", []):
-                self._left[name] = None
-
-    def notes(self) -> list[str]:
-        """A sentence for each shape that needs one, and for columns that could be learnt but are left out."""
-        notes = list(self._shape_notes)
-        left = [name for name in self._left if name not in self._read]
-        if left:
-            notes.append(f"read of each row: {', '.join(self._read)}; left out: {', '.join(left)}.")
-        return notes
+            is_left = name in self.known and name not in accounts.read
+            if is_left and row[name] not in (None, "", []):
+                accounts.left[name] = None
 
 
 def named_file(name: Any, folder: Path, location: str, what: str) -> str | Stored:

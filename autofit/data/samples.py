@@ -1,9 +1,9 @@
 """Samples in memory, and the loader that batches them: shuffled for training, in order for evaluation."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -12,11 +12,13 @@ from torch.nn.utils.rnn import pad_sequence
 
 from autofit.core.errors import is_whole, shown
 from autofit.core.workload import Rows
-from autofit.data.batch import IGNORED_LABEL
+from autofit.data.options import IGNORED_LABEL
+from autofit.data.token_files import Tokens, largest
 
 _CHOSEN = 0.15  # of all tokens, as BERT was trained (Devlin et al. 2018, section 3.1)
 _HIDDEN, _HIDDEN_OR_UNCHANGED = 0.8, 0.9  # of those: 80 % hidden, 10 % unchanged, 10 % replaced
 _MOST_SEED = 2**62
+_LOOKED_AT = 2**20  # tokens whose labels are looked at at once
 _EVALUATION_SEED = (
     0  # the same tokens are hidden each time, so that evaluation losses can be compared
 )
@@ -49,13 +51,85 @@ class Stacked:
     def largest_id(self) -> int:
         return int(self.tensors["input_ids"].max())
 
+
+@dataclass(frozen=True)
+class Packed:
+    """All texts in a row, cut into sequences of one length; too few tokens for one are repeated.
+
+    Attributes:
+        tokens: `input_ids`, and `labels` where they are others; [all tokens].
+        starts: of each sample among the tokens, as if they were repeated without end.
+        begins: where texts begin among the tokens, in order, to keep them apart; None: they see
+            those before them.
+    """
+
+    tokens: Mapping[str, Tokens]
+    length: int
+    starts: torch.Tensor
+    begins: torch.Tensor | None = None
+
+    @classmethod
+    def of(cls, tokens: Mapping[str, Tokens], length: int, begins: torch.Tensor | None) -> "Packed":
+        """All whole sequences."""
+        sequences = max(1, len(tokens["input_ids"]) // length)
+        return cls(tokens, length, torch.arange(sequences) * length, begins)
+
+    def __len__(self) -> int:
+        return len(self.starts)
+
+    def batch(self, chosen: torch.Tensor) -> dict[str, torch.Tensor]:
+        starts = self.starts[chosen].tolist()
+        rows = Rows()
+        for name in ("input_ids", "labels"):
+            tokens = self.tokens.get(name, self.tokens["input_ids"])
+            rows[name] = torch.stack([self._sequence(tokens, start) for start in starts])
+        if self.begins is None:
+            return rows
+
+        begins = torch.zeros(len(starts), self.length, dtype=torch.long)
+        for number, start in enumerate(starts):
+            begins[number, self._begins_within(start)] = 1
+        begins[:, 0] = 1
+        places = torch.arange(self.length).expand_as(begins)
+        # Labels that would follow from the sample before do not count.
+        rows["labels"] = rows["labels"].masked_fill(begins == 1, IGNORED_LABEL)
+        rows["position_ids"] = places - (places * begins).cummax(dim=1).values
+        return rows
+
+    def _sequence(self, tokens: Tokens, start: int) -> torch.Tensor:
+        found = tokens[start : start + self.length]
+        if len(found) == self.length:
+            return found
+        return found.repeat(math.ceil(self.length / len(found)))[: self.length]
+
+    def _begins_within(self, start: int) -> torch.Tensor:
+        """Where texts begin in the sequence from a start."""
+        assert self.begins is not None, "asked only where texts are apart"
+        ends = torch.searchsorted(self.begins, torch.tensor([start, start + self.length]))
+        found = self.begins[ends[0] : ends[1]] - start
+        total = len(self.tokens["input_ids"])
+        if total >= self.length:
+            return found
+        repeats = torch.arange(0, self.length, total)
+        repeated = (repeats.unsqueeze(1) + found).flatten()
+        return repeated[repeated < self.length]
+
+    def largest_id(self) -> int:
+        return max(largest(tokens) for tokens in self.tokens.values())
+
     def has_labels(self, *, shifted: bool) -> torch.Tensor:
         """For each sample whether a label counts; `shifted`: the first never does."""
-        return (self.tensors["labels"][:, int(shifted) :] != IGNORED_LABEL).any(dim=1)
+        if "labels" not in self.tokens and self.begins is None:
+            return torch.full((len(self),), self.length > int(shifted))
+        found = []
+        for chosen in torch.arange(len(self)).split(max(1, _LOOKED_AT // self.length)):
+            labels = self.batch(chosen)["labels"][:, int(shifted) :]
+            found.append((labels != IGNORED_LABEL).any(dim=1))
+        return torch.cat(found)
 
-    def only(self, mask: torch.Tensor) -> "Stacked":
+    def only(self, mask: torch.Tensor) -> "Packed":
         """The samples where `mask` is true."""
-        return Stacked({name: tensor[mask] for name, tensor in self.tensors.items()})
+        return replace(self, starts=self.starts[mask])
 
 
 @dataclass(frozen=True)
@@ -63,7 +137,7 @@ class Ragged:
     """Sequences of different lengths, one after the other; a batch is padded to its longest one."""
 
     # `input_ids`, `labels` where they are tokens, `token_type_ids`; [all tokens]
-    tokens: Mapping[str, torch.Tensor]
+    tokens: Mapping[str, Tokens]
     spans: torch.Tensor  # where each sample begins and ends in them, [samples, 2]
     pad_id: int  # pads input ids; labels are padded with the ignored label
     # tensors of one value per sample, [samples]
@@ -102,17 +176,7 @@ class Ragged:
         return torch.stack([(spans[:, 1] - spans[:, 0]).argmax() for spans in all_spans])
 
     def largest_id(self) -> int:
-        return max(
-            self.pad_id, *(int(tokens.max()) for tokens in self.tokens.values() if len(tokens))
-        )
-
-    def has_labels(self, *, shifted: bool) -> torch.Tensor:
-        starts, ends = (self.spans if self.label_spans is None else self.label_spans).unbind(dim=1)
-        if "labels" not in self.tokens:
-            return ends > starts
-        counts = (self.tokens["labels"] != IGNORED_LABEL).cumsum(dim=0)
-        before = torch.cat([counts.new_zeros(1), counts])
-        return before[ends] > before[(starts + int(shifted)).minimum(ends)]
+        return max(self.pad_id, *(largest(tokens) for tokens in self.tokens.values()))
 
     def only(self, mask: torch.Tensor) -> "Ragged":
         per_sample = {name: tensor[mask] for name, tensor in self.per_sample.items()}
@@ -133,10 +197,14 @@ class Lengths:
     @classmethod
     def of(cls, lengths: torch.Tensor, batch_size: int) -> "Lengths":
         """Of samples that are batched in an order drawn at random."""
-        drawn = lengths[
-            torch.randperm(len(lengths), generator=torch.Generator().manual_seed(0))
-        ].split(batch_size)
-        held = sum(len(batch) * int(batch.max()) for batch in drawn)
+        generator = torch.Generator().manual_seed(0)
+        drawn = lengths[torch.randperm(len(lengths), generator=generator)]
+        whole = len(drawn) // batch_size * batch_size
+        held = batch_size * int(
+            drawn[:whole].view(whole // batch_size, batch_size).amax(dim=1).sum()
+        )
+        if whole < len(drawn):
+            held += (len(drawn) - whole) * int(drawn[whole:].max())
         found = int(lengths.min()), int(lengths.max()), float(lengths.double().mean())
         return cls(len(lengths), *found, 1 - int(lengths.sum()) / held)
 
@@ -276,18 +344,21 @@ class FileLoader:
         self, order: torch.Tensor, generator: torch.Generator, samples: int = 0
     ) -> Iterator[dict[str, torch.Tensor]]:
         """The batches behind samples that are given; the numbers that hide tokens of those are drawn again."""
-        chunks = list(order.split(self.batch_size))
         given, begun = divmod(samples, self.batch_size)
-        if given < len(chunks):
-            chunks[given] = chunks[given][begun:]
         start = given if self.mask_id is None else 0
-        for number, batch in enumerate(self._made(chunks[start:]), start):
+
+        def chunks() -> Iterator[torch.Tensor]:
+            for first in range(start * self.batch_size, len(order), self.batch_size):
+                chunk = order[first : first + self.batch_size]
+                yield chunk[begun:] if first == given * self.batch_size else chunk
+
+        for number, batch in enumerate(self._made(chunks()), start):
             batch |= {name: torch.zeros_like(batch["input_ids"]) for name in self.zeros}
             batch = batch if self.mask_id is None else masked(batch, self.mask_id, generator)
             if number >= given:
                 yield batch
 
-    def _made(self, chunks: Sequence[torch.Tensor]) -> Iterator[dict[str, torch.Tensor]]:
+    def _made(self, chunks: Iterator[torch.Tensor]) -> Iterator[dict[str, torch.Tensor]]:
         if not self.ahead:
             yield from map(self.samples.batch, chunks)
             return

@@ -11,16 +11,18 @@ import itertools
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from autofit.core.errors import InputError, sentence
-from autofit.data.contents import inner_name
-from autofit.data.row_source import RowSource, Wanted
+from autofit.data.contents import TextFile, inner_name
+from autofit.data.row_source import Located, Piece, RowSource, Wanted
 
 _DELIMITERS = (",", "\t", ";")
 _SEEN = 100  # lines that must be rows before a file that is not named so is taken to hold rows
-_INK = re.compile(r"\S")
+_BEGINNING = 2**10  # characters that show whether a text is JSON
+AROUND = 2**12  # characters beside a piece of a text, on each side
 _ONE_LINE = re.compile(r"\s*.*\s*")
 _COLUMN_NAME = re.compile(r"[A-Za-z_][\w.-]*( [\w.-]+)?")
 _LISTS = {  # fields that hold a list in each row
@@ -31,76 +33,128 @@ _OBJECTS = {"answers", "image", "audio"}  # fields that may hold an object in ea
 _NO_JSON = object()
 
 
-def json_lines(path: Path, text: str) -> RowSource:
+@dataclass(frozen=True)
+class Lines:
+    """Whole lines of a file, of which each that is not blank is a row: JSON, or a text."""
+
+    path: Path
+    first: int  # the number of the first one
+    text: str
+    is_json: bool
+
+    def __iter__(self) -> Iterator[Located]:
+        number = self.first
+        start = 0
+        while start < len(self.text):  # no list of all lines, which is as large as the text
+            end = self.text.find("\n", start)
+            if end < 0:
+                end = len(self.text)
+            line = self.text[start:end]
+            if line.strip():
+                location = f"{self.path}, line {number}"
+                yield location, _json(line, location) if self.is_json else {"text": line}
+            start = end + 1
+            number += 1
+
+
+def lines_source(file: TextFile, *, is_json: bool = True) -> RowSource:
     """A row in each line that is not blank."""
-    rows = ((location, _json(line, location)) for location, line in located_lines(path, text))
-    return RowSource(rows, "Every line needs them.")
+
+    def parts() -> Iterator[tuple[Lines, int]]:
+        first = 1
+        for block, position in file.blocks():
+            yield Lines(file.path, first, block, is_json), position
+            first += block.count("\n")
+
+    rows = (row for lines, _ in parts() for row in lines)
+    remedy = "Every line needs them." if is_json else ""
+    return RowSource(rows, remedy, parts=parts, size=file.size)
 
 
-def located_lines(path: Path, text: str) -> Iterator[tuple[str, str]]:
-    """The lines that are not blank, each with its location."""
-    number = 0
-    start = 0
-    while start < len(text):  # no list of all lines, which is as large as the text
-        number += 1
-        end = text.find("\n", start)
-        if end < 0:
-            end = len(text)
-        line = text[start:end]
-        if line.strip():
-            yield f"{path}, line {number}", line
-        start = end + 1
+def whole_text_source(file: TextFile) -> RowSource:
+    """The text of a file as one row."""
+    location = str(file.path)
+
+    def rows() -> Iterator[Located]:
+        yield location, {"text": file.read()}
+
+    def parts() -> Iterator[tuple[Piece, int]]:
+        before = ""
+        text = ""
+        position = 0
+        for part, position in file.parts():
+            if text and len(part) >= AROUND:
+                yield Piece(location, before, text, part[:AROUND], is_last=False), position
+                before = text[-AROUND:]
+                text = part
+            else:
+                text += part
+        yield Piece(location, before, text, "", is_last=True), position
+
+    return RowSource(rows(), parts=parts, size=file.size)
 
 
-def json_source(path: Path, text: str, wanted: Wanted, notes: list[str]) -> RowSource:
+def json_source(file: TextFile, wanted: Wanted, notes: list[str]) -> RowSource:
     """The rows of a file that is named as JSON, by what it holds.
 
     That is rows in lines, a list of rows, an object with such a list, or an object of columns.
     """
-    is_document = _is_document(path)
-    if _is_lines(text):
-        return json_lines(path, text)
+    path = file.path
+    if _is_lines(file):
+        return lines_source(file)
 
+    text = file.read()
     document = _parsed(text)
+    is_document = _is_document(path)
     if document is _NO_JSON:
         if is_document and re.match(r"\s*[\[{]", text):
             _json(text, str(path))  # raises
-        return json_lines(path, text)
+        return lines_source(file)
 
     rows = _rows_of_document(path, document, wanted, notes)
     if rows is not None:
         return _numbered(path, rows)
     if not is_document and (isinstance(document, list) or _ONE_LINE.fullmatch(text)):
-        return json_lines(path, text)
+        return lines_source(file)
     return _numbered(path, [document])
 
 
-def plain_json_source(path: Path, text: str, wanted: Wanted, notes: list[str]) -> RowSource | None:
+def plain_json_source(file: TextFile, wanted: Wanted, notes: list[str]) -> RowSource | None:
     """The rows of a file that is not named as JSON but plainly holds it; None for other text."""
-    if not re.match(r'\s*(\[\s*)?\{\s*"', text):
+    if not re.match(r'(\[\s*)?\{\s*"', _beginning(file)):
         return None
 
-    if _is_lines(text):
-        seen = [_parsed(line) for _, line in itertools.islice(located_lines(path, text), _SEEN)]
-        return json_lines(path, text) if all(isinstance(row, Mapping) for row in seen) else None
+    if _is_lines(file):
+        lines = (line for line in file.lines() if line.strip())
+        seen = [_parsed(line) for line in itertools.islice(lines, _SEEN)]
+        return lines_source(file) if all(isinstance(row, Mapping) for row in seen) else None
 
-    document = _parsed(text)
+    document = _parsed(file.read())
     if document is _NO_JSON:
         return None
-    rows = _rows_of_document(path, document, wanted, notes)
+    rows = _rows_of_document(file.path, document, wanted, notes)
     if isinstance(document, Mapping):  # which may be of any kind, such as a program's settings
         rows = [document] if rows is None else rows
         if not isinstance(rows[0], Mapping) or not wanted.fits(rows[0]):
             return None
-    return None if rows is None else _numbered(path, rows)
+    return None if rows is None else _numbered(file.path, rows)
 
 
-def _is_lines(text: str) -> bool:
+def _beginning(file: TextFile) -> str:
+    """The text from its first character that is not blank, as far as the part that has it goes on."""
+    begun = ""
+    for part, _ in file.parts():
+        begun = (begun + part).lstrip()
+        if len(begun) > _BEGINNING:
+            break
+    return begun
+
+
+def _is_lines(file: TextFile) -> bool:
     """Whether the first line is JSON by itself, and not all there is."""
-    first = re.search(r"\S.*", text)  # the dot ends at a line break
-    if first is None or not _INK.search(text, first.end()):
-        return False
-    return _parsed(first[0]) is not _NO_JSON
+    lines = (line for line in file.lines() if line.strip())
+    first = next(lines, "")
+    return next(lines, None) is not None and _parsed(first) is not _NO_JSON
 
 
 def _is_document(path: Path) -> bool:
@@ -191,18 +245,20 @@ def _json(text: str, location: str) -> Any:
         raise InputError(f"{location} is not JSON: {reason}.", "Give one object a line.") from error
 
 
-def csv_source(path: Path, text: str, wanted: Wanted, usual: str) -> RowSource:
+def csv_source(file: TextFile, wanted: Wanted, usual: str) -> RowSource:
     """Rows under a header; labels that are whole numbers become numbers.
 
     The delimiter is the usual one of the file's suffix, unless only another one makes a header of the
     columns that are wanted.
     """
+    path = file.path
     delimiter = usual
-    fitting = [each for each in (usual, *_DELIMITERS) if _fits(_header(text, each), wanted)]
-    if fitting:
-        delimiter = fitting[0]
+    for other in (usual, *_DELIMITERS):
+        if _fits(_header(file, other), wanted):
+            delimiter = other
+            break
 
-    reader = csv.DictReader(io.StringIO(text), delimiter=delimiter, strict=True)
+    reader = csv.DictReader(_with_ends(file), delimiter=delimiter, strict=True)
     try:
         columns = list(reader.fieldnames or ())
     except csv.Error as error:
@@ -244,17 +300,17 @@ def csv_source(path: Path, text: str, wanted: Wanted, usual: str) -> RowSource:
     return RowSource(rows(), f"The first line must name the columns; it names {names}.")
 
 
-def plain_delimiter(text: str, wanted: Wanted) -> str | None:
+def plain_delimiter(file: TextFile, wanted: Wanted) -> str | None:
     """The delimiter of a file that is not named as CSV but plainly is; None for other text.
 
     Under a header of plain names, wanted ones among them, lines have as many fields as the header.
     """
     for delimiter in _DELIMITERS:
-        names = _header(text, delimiter)
+        names = _header(file, delimiter)
         is_plain = len(names) > 1 and all(_COLUMN_NAME.fullmatch(name) for name in names)
         if not is_plain or not _fits(names, wanted):
             continue
-        reader = csv.reader(io.StringIO(text), delimiter=delimiter, strict=True)
+        reader = csv.reader(_with_ends(file), delimiter=delimiter, strict=True)
         try:
             records = [record for record in itertools.islice(reader, _SEEN) if record]
         except csv.Error:
@@ -264,12 +320,16 @@ def plain_delimiter(text: str, wanted: Wanted) -> str | None:
     return None
 
 
-def _header(text: str, delimiter: str) -> list[str]:
-    line = re.search(r"[^\n]+", text)
-    if line is None:
-        return []
+def _with_ends(file: TextFile) -> Iterator[str]:
+    """The lines of a text as they are written."""
+    for block, _ in file.blocks():
+        yield from io.StringIO(block)
+
+
+def _header(file: TextFile, delimiter: str) -> list[str]:
+    line = next((line for line in file.lines() if line), "")
     try:
-        return next(csv.reader([line[0]], delimiter=delimiter), [])
+        return next(csv.reader([line], delimiter=delimiter), [])
     except csv.Error:
         return []
 

@@ -1,37 +1,26 @@
 """Tokenisation: rows become token ids and, where not every token is learnt, labels.
 
-`Dataset.map` of the datasets library runs the tokenizer in batches, shows the progress and caches the outcome, so a
-second run on the same data starts at once.
+Processes that do this import neither torch nor the datasets library.
 """
 
-import inspect
 import json
-import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
-import datasets
 import numpy as np
-from datasets.fingerprint import Hasher
 
 from autofit.core.errors import InputError, as_input_error, sentence, shown
-from autofit.core.files import checksum, write_atomically
 from autofit.core.workload import LEARNT
-from autofit.data import chat, chat_marks
-from autofit.data.batch import IGNORED_LABEL
+from autofit.data import chat
 from autofit.data.byte_tokenizer import byte_ids, is_byte_tokenizer
+from autofit.data.options import IGNORED_LABEL
+from autofit.data.row_source import Piece
 from autofit.data.rows import ANSWERS, COMPLETION, LABELLED, MESSAGES, PAIR, TAGGED, TWINS, Rows
 
 ALL = LEARNT[1]
 Columns = dict[str, list[Any]]
-_FEATURES = {
-    "input_ids": datasets.List(datasets.Value("int32")),
-    "labels": datasets.List(datasets.Value("int32")),
-    "cut": datasets.Value("bool"),
-}
 
 
 @dataclass(frozen=True)
@@ -44,8 +33,9 @@ class Encoding:
     masked: bool = False  # some tokens will be hidden, so a text keeps the tokenizer's own frame ([CLS] ... [SEP])
 
 
-def encode(rows: Rows, encoding: Encoding, *, progress: bool) -> datasets.Dataset:
-    """A data set with `input_ids`, `labels` (empty where they are the ids) and whether a row was `cut`."""
+def encode(rows: Rows, encoding: Encoding) -> Columns:
+    """Of each row its `input_ids`, its `labels` (none where they are the ids) and whether it was `cut`; of questions
+    with answers also the `types` of tokens, as far as the tokenizer has any."""
     is_framed = rows.form == LABELLED or (encoding.masked and encoding.length is not None)
     encoders = {
         COMPLETION: _completions,
@@ -53,66 +43,45 @@ def encode(rows: Rows, encoding: Encoding, *, progress: bool) -> datasets.Datase
         PAIR: _pairs,
         TWINS: _pairs,
         TAGGED: _tagged,
+        ANSWERS: _answers,
     }
-    encoders[ANSWERS] = _answers
     encoder = encoders.get(rows.form, _framed if is_framed else _texts)
-    columns = {name: rows.columns[name] for name in rows.form if name != "label"}
+    columns = {**rows.columns, "location": list(rows.locations)}
     if rows.form == MESSAGES:
-        columns["tools"] = rows.columns.get("tools", [""] * len(rows.locations))
-    return cached_map(
-        {**columns, "location": rows.locations},
-        lambda batch: encoder(encoding, batch),
-        features=_FEATURES | ({"types": _FEATURES["labels"]} if rows.form == ANSWERS else {}),
-        key=(rows.form, encoding, inspect.getsource(chat), inspect.getsource(chat_marks)),
-        progress="Tokenising" if progress else None,
-    )
+        columns.setdefault("tools", [""] * len(rows.locations))
+    return encoder(encoding, columns)
 
 
-def cached_map(
-    columns: Mapping[str, Any],
-    function: Callable[[Columns], Columns],
-    *,
-    features: Mapping[str, Any],
-    key: Any,  # what the outcome depends on beside the columns and the source of `function`'s module
-    progress: str | None,  # the label of the bar on stderr; None for no bar
-) -> datasets.Dataset:
-    """`function` on batches of the columns, taken from the cache of the datasets library when it is there."""
-    data = datasets.Dataset.from_dict(dict(columns))
-    source = inspect.getsource(sys.modules[function.__module__])
-    fingerprint = Hasher.hash((data._fingerprint, source, key))
-    directory = Path(datasets.config.HF_DATASETS_CACHE) / "autofit"
-    # The switch for bars is one for the whole process and belongs to its user.
-    hides_bars = progress is None and not datasets.are_progress_bars_disabled()
-    if hides_bars:
-        datasets.disable_progress_bars()
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-        path = directory / f"{fingerprint}.arrow"
-        sum_of = path.with_suffix(".crc32")
-        if path.exists() and not (
-            sum_of.exists() and sum_of.read_bytes() == b"%08x" % checksum(path)
-        ):
-            path.unlink()  # damaged, perhaps in the ids of tokens alone
-        mapped = data.map(
-            function,
-            batched=True,
-            remove_columns=data.column_names,
-            features=datasets.Features(features),
-            cache_file_name=str(path),
-            new_fingerprint=fingerprint,
-            desc=progress,
-        )
-        if path.exists():  # there is none of no rows
-            write_atomically(sum_of, b"%08x" % checksum(path))
-        return mapped
-    except OSError as error:
-        message = f"the cache in {directory} cannot be written: {error}."
-        raise InputError(
-            message, "Make room there, or set HF_DATASETS_CACHE to another directory."
-        ) from error
-    finally:
-        if hides_bars:
-            datasets.enable_progress_bars()
+def encode_piece(encoding: Encoding, piece: Piece) -> tuple[Any, list[Any]]:
+    """The ids of a piece of a text that is packed, and what is seen of tokens around its ends, by which it is known
+    whether pieces are tokenised as the whole is.
+
+    A token is of the piece in which it begins. Around each end are the ids of tokens, with where they begin.
+    """
+    tokenizer = encoding.tokenizer
+    if is_byte_tokenizer(tokenizer):
+        return byte_ids(piece.text), [None, None]
+    if piece.is_last and not piece.before:
+        return _plain_ids(tokenizer, [piece.text])[0], [None, None]
+
+    window = piece.before + piece.text + piece.after
+    options = {"add_special_tokens": False, "return_attention_mask": False, "verbose": False}
+    encoded = tokenizer(window, return_offsets_mapping=True, **options)
+    ids = np.array(encoded["input_ids"], np.int32)
+    starts = np.array(encoded["offset_mapping"], np.int64).reshape(-1, 2)[:, 0]
+
+    first = len(piece.before)
+    last = first + len(piece.text)
+    ends = []
+    for place, beside in (first, piece.before), (last, piece.after):
+        near = abs(starts - place) <= len(beside) // 4
+        ends.append(list(zip(ids[near].tolist(), (starts[near] - place).tolist(), strict=True)))
+    return ids[(starts >= first) & (starts < last)], ends
+
+
+def end_of_text(tokenizer: Any, ids: Any) -> Any:
+    """What is added to a text with these last ids."""
+    return _unless_ended(_end(tokenizer), ids)
 
 
 def _texts(encoding: Encoding, rows: Columns) -> Columns:

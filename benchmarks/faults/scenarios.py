@@ -167,9 +167,9 @@ class Scenario(ABC):
             faults.flip(rng.choice(files), fault.draw)
 
     def damageable(self, folder: Path) -> list[Path]:
-        """The files that are read back; not what the datasets library is writing, before its checksum is taken."""
+        """The files that are read back; not tokens that are being written, before their checksum is taken."""
         kept = (folder / "work" / "run", folder / "cache", folder / "work" / "out")
-        unfinished = set((folder / "cache" / "data" / "autofit").glob("tmp*"))
+        unfinished = set((folder / "cache" / "autofit" / "data").glob("*.part/*"))
         files = {each for top in kept for each in top.rglob("*") if each.is_file()}
         return sorted(files - unfinished)
 

@@ -11,17 +11,21 @@ import pyarrow
 import pytest
 
 from autofit.core.errors import InputError
-from autofit.data.contents import decompressed, head_of, inner_name, text_of
+from autofit.data import contents
+from autofit.data.contents import (
+    compression_of,
+    head_of,
+    inner_name,
+    read_parts,
+    text_file,
+)
 
 
 def text(path: Path) -> str:
     head = head_of(path)
-    content = decompressed(path, head)
-    return text_of(
-        path,
-        head if content is None else content,
-        path.read_bytes() if content is None else content,
-    )
+    if compression_of(head):
+        head = next(read_parts(path, head))[0]
+    return text_file(path, head).read()
 
 
 @pytest.mark.parametrize("content", ["a", "ä\n" * 10_000, "one\ntwo"])
@@ -31,6 +35,34 @@ def test_texts(tmp_path: Path, content: str) -> None:
     assert text(path) == content
     path.write_bytes(content.replace("\n", "\r\n").encode())
     assert text(path) == content
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 7])
+def test_parts_of_a_text_are_cut_anywhere_and_blocks_after_lines(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int
+) -> None:
+    monkeypatch.setattr(contents, "PART", size)
+    path = tmp_path / "a.txt"
+    whole = "\ufeffäöü\r\n\n日本\n\rend\U0001f600"
+    path.write_bytes(whole.encode())
+    file = text_file(path, head_of(path))
+    expected = "äöü\n\n日本\n\nend\U0001f600"
+    assert file.read() == expected
+    assert list(file.lines()) == expected.split("\n")
+    blocks = [block for block, _ in file.blocks()]
+    assert "".join(blocks) == expected
+    assert all(block.endswith("\n") for block in blocks[:-1])
+
+
+def test_a_byte_that_is_no_text_is_told_with_its_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(contents, "PART", 4)
+    path = tmp_path / "a.txt"
+    path.write_bytes("\ufeffäbcdefgh".encode() + b"\xffi")
+    told = r"'utf-8' codec can't decode byte 0xff in position 12: invalid start byte\. Give UTF-8"
+    with pytest.raises(InputError, match=told):
+        text_file(path, head_of(path)).read()
 
 
 def test_names_without_the_suffix_of_a_compression() -> None:

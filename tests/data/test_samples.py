@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from autofit.data.batch import IGNORED_LABEL
-from autofit.data.samples import FileLoader, Pictures, Ragged, Stacked, masked
+from autofit.data.samples import FileLoader, Packed, Pictures, Ragged, Stacked, masked
 
 NO = -100
 IDS = torch.tensor([1, 2, 3, 4, 5, 6], dtype=torch.int32)
@@ -24,10 +24,30 @@ def test_stacked_samples() -> None:
     assert len(samples) == 3
     assert samples.batch(torch.tensor([2, 0]))["input_ids"].tolist() == [[5, 9], [1, 2]]
     assert samples.largest_id() == 9
+
+
+def test_packed_samples() -> None:
+    tokens = {"input_ids": torch.arange(7), "labels": torch.tensor([NO, 1, 2, NO, NO, NO, 6])}
+    samples = Packed.of(tokens, 2, None)
+    assert len(samples) == 3
+    assert samples.batch(torch.tensor([2, 0]))["input_ids"].tolist() == [[4, 5], [0, 1]]
+    assert samples.largest_id() == 6
     assert samples.has_labels(shifted=False).tolist() == [True, True, False]
     assert samples.has_labels(shifted=True).tolist() == [True, False, False]
     kept = samples.only(torch.tensor([False, True, True]))
-    assert kept.batch(torch.tensor([0]))["input_ids"].tolist() == [[3, 4]]
+    assert kept.batch(torch.tensor([0]))["input_ids"].tolist() == [[2, 3]]
+
+
+def test_packed_texts_that_are_apart_have_positions_of_their_own() -> None:
+    samples = Packed.of({"input_ids": torch.arange(8)}, 4, torch.tensor([0, 3, 5]))
+    batch = samples.batch(torch.arange(2))
+    assert batch["position_ids"].tolist() == [[0, 1, 2, 0], [0, 0, 1, 2]]
+    assert batch["labels"].tolist() == [[NO, 1, 2, NO], [NO, NO, 6, 7]]
+    little = Packed.of({"input_ids": torch.arange(3)}, 8, torch.tensor([0, 1]))
+    (ids,) = little.batch(torch.arange(1))["input_ids"].tolist()
+    assert ids == [0, 1, 2, 0, 1, 2, 0, 1]
+    (positions,) = little.batch(torch.arange(1))["position_ids"].tolist()
+    assert positions == [0, 0, 1, 0, 0, 1, 0, 0]
 
 
 def test_a_batch_is_padded_to_its_longest() -> None:
@@ -45,25 +65,8 @@ def test_a_batch_is_padded_to_its_longest() -> None:
 def test_labels_of_whole_samples_are_not_padded() -> None:
     samples = Ragged({"input_ids": IDS}, SPANS, 0, {"labels": torch.tensor([7, 8, 9, 10])})
     assert samples.batch(torch.tensor([2, 0]))["labels"].tolist() == [9, 7]
-    assert samples.has_labels(shifted=False).tolist() == [True, True, True, False]
     kept = samples.only(torch.tensor([False, False, True, False]))
     assert kept.batch(torch.tensor([0]))["labels"].tolist() == [9]
-
-
-@pytest.mark.parametrize(
-    ("labels", "shifted", "plain"),
-    [
-        ([1, 2, 3, 4, 5, 6], [True, False, True, False], [True, True, True, False]),
-        ([1, NO, NO, NO, NO, 6], [False, False, True, False], [True, False, True, False]),
-        ([NO, NO, NO, 4, NO, NO], [False, False, False, False], [False, True, False, False]),
-    ],
-)
-def test_samples_that_have_something_to_learn(
-    labels: list[int], shifted: list[bool], plain: list[bool]
-) -> None:
-    samples = Ragged({"input_ids": IDS, "labels": torch.tensor(labels)}, SPANS, 0)
-    assert samples.has_labels(shifted=True).tolist() == shifted
-    assert samples.has_labels(shifted=False).tolist() == plain
 
 
 def test_pictures_are_normalised_by_channel() -> None:

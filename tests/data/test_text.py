@@ -1,6 +1,5 @@
 """Texts are packed into whole sequences or padded one by one, and what is lost on the way is said."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -9,10 +8,8 @@ import torch
 
 from autofit.core.errors import InputError
 from autofit.core.workload import Workload
-from autofit.data import text
 from autofit.data.byte_tokenizer import CHAT_TEMPLATE, byte_tokenizer
 from autofit.data.options import DataOptions, LabelRule
-from autofit.data.rows import MESSAGES, Rows
 from autofit.data.samples import FileLoader
 from autofit.data.text import text_loader
 from tests.data.letters import letters, lines
@@ -209,19 +206,13 @@ def test_a_template_that_does_not_show_turns_is_refused(tmp_path: Path) -> None:
     assert batch["labels"].tolist() == [[6, 7, 8, 6, 7, 8]]
 
 
-def test_tools_that_a_template_leaves_out_are_said(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    messages = json.dumps(CHAT["messages"])
-    columns = {"messages": [messages, messages], "tools": ["", json.dumps([{"type": "function"}])]}
-    monkeypatch.setattr(
-        text, "read_rows", lambda *given, **options: Rows(MESSAGES, columns, ["1", "2"])
-    )
+def test_tools_that_a_template_leaves_out_are_said(tmp_path: Path) -> None:
+    path = lines(tmp_path, CHAT, {**CHAT, "tools": [{"type": "function"}]})
     ended = CONTENTS.replace("['content']", "['content'] + eos_token")
-    told = loader(tmp_path, tokenizer=letters(chat_template=ended)).notes
+    told = loader(path, tokenizer=letters(chat_template=ended)).notes
     assert told == ("the chat template leaves out the tools, which 1 of 2 rows have.",)
     shows = letters(chat_template="{% if tools %}t{% endif %}" + ended)
-    assert loader(tmp_path, tokenizer=shows).notes == ()
+    assert loader(path, tokenizer=shows).notes == ()
 
 
 def test_what_is_to_be_learnt_is_checked() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from autofit.core.errors import InputError
+from autofit.data.contents import TextFile
 from autofit.data.row_source import Wanted
 from autofit.data.text_rows import csv_source, json_source, plain_delimiter, plain_json_source
 
@@ -22,6 +23,10 @@ def fits(row: Mapping[str, Any]) -> bool:
     )
 
 
+def text_of(name: str, text: str) -> TextFile:
+    return TextFile(Path(name), lambda: iter([(text, len(text))]))
+
+
 WANTED = Wanted(NAMES, fits, text=True, by_line=False)
 A, B = {"text": "a"}, {"text": "b"}
 CHAT = {"messages": [{"role": "user", "content": "a"}]}
@@ -30,7 +35,8 @@ WORDS = {"tokens": ["In", "Oslo"], "tags": ["O", "B"]}
 
 def rows(name: str, text: str, notes: list[str] | None = None) -> list[Any]:
     return [
-        row for _, row in json_source(Path(name), text, WANTED, [] if notes is None else notes).rows
+        row
+        for _, row in json_source(text_of(name, text), WANTED, [] if notes is None else notes).rows
     ]
 
 
@@ -98,12 +104,12 @@ def test_json_that_is_broken_is_told_with_its_line() -> None:
     ],
 )
 def test_json_in_a_file_of_another_name(text: str, found: list[Any] | None) -> None:
-    source = plain_json_source(Path("a.txt"), text, WANTED, [])
+    source = plain_json_source(text_of("a.txt", text), WANTED, [])
     assert (None if source is None else [row for _, row in source.rows]) == found
 
 
 def table(text: str, usual: str = ",") -> list[tuple[str, Any]]:
-    return list(csv_source(Path("a.csv"), text, WANTED, usual).rows)
+    return list(csv_source(text_of("a.csv", text), WANTED, usual).rows)
 
 
 @pytest.mark.parametrize("usual", [",", "\t"])
@@ -148,7 +154,7 @@ def test_a_column_that_is_named_twice() -> None:
     ],
 )
 def test_tables_in_a_file_of_another_name(text: str, delimiter: str | None) -> None:
-    assert plain_delimiter(text, WANTED) == delimiter
+    assert plain_delimiter(text_of("a.txt", text), WANTED) == delimiter
 
 
 def test_a_quotation_mark_that_is_text_swallows_no_lines() -> None:

@@ -1,16 +1,13 @@
 """Rows of every form become token ids and labels, by the tokenizer's own constraints, and only once."""
 
 import json
-from pathlib import Path
 from typing import Any
 
-import datasets
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from autofit.core.errors import InputError
-from autofit.data import tokens
 from autofit.data.byte_tokenizer import CHAT_TEMPLATE, byte_tokenizer
 from autofit.data.rows import COMPLETION, LABELLED, MESSAGES, TEXT, Rows
 from autofit.data.tokens import Encoding, encode
@@ -21,12 +18,6 @@ NO = -100
 END, MASK, PAD, CLS, SEP = 1, 2, 3, 4, 5
 
 
-@pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path)
-    return tmp_path / "autofit"
-
-
 def encoded(
     form: tuple[str, ...], *rows: tuple[str, ...], tokenizer: Any, **options: Any
 ) -> list[tuple[Any, ...]]:
@@ -34,8 +25,10 @@ def encoded(
     columns = {name: [row[place] for row in rows] for place, name in enumerate(form)}
     places = [f"a.jsonl, line {number}" for number in range(1, len(rows) + 1)]
     options = {"length": None, **options}
-    data = encode(Rows(form, columns, places), Encoding(tokenizer, **options), progress=False)
-    return [(row["input_ids"], row["labels"], row["cut"]) for row in data]
+    data = encode(Rows(form, columns, places), Encoding(tokenizer, **options))
+    names = ("input_ids", "labels", "cut")
+    rows_of = zip(*(data[name] for name in names), strict=True)
+    return [(list(map(int, ids)), list(map(int, labels)), cut) for ids, labels, cut in rows_of]
 
 
 def test_packed_texts_end_with_the_end_of_text() -> None:
@@ -220,9 +213,9 @@ def test_tools_of_a_row_reach_the_template() -> None:
     tools = json.dumps([{"type": "function", "function": {"name": "xyz"}}])
     columns = {"messages": [*chat("a", "b"), *chat("a", "b")], "tools": [tools, ""]}
     rows = Rows(MESSAGES, columns, ["a.jsonl, line 1", "a.jsonl, line 2"])
-    data = encode(rows, Encoding(letters(chat_template=template), None), progress=False)
-    assert list(data["input_ids"]) == [[29, 30, 31, 6, 7], [6, 7]]
-    assert list(data["labels"]) == [[NO, NO, NO, NO, 7], [NO, 7]]
+    data = encode(rows, Encoding(letters(chat_template=template), None))
+    assert [list(ids) for ids in data["input_ids"]] == [[29, 30, 31, 6, 7], [6, 7]]
+    assert [list(labels) for labels in data["labels"]] == [[NO, NO, NO, NO, 7], [NO, 7]]
 
 
 def test_a_row_whose_turns_cannot_be_found() -> None:
@@ -246,77 +239,3 @@ def _refusing_b(tokenizer: Any) -> Any:
         "{% if messages[0]['content'] == 'b' %}" + tokenizer.chat_template + "{% endif %}" + CHATML
     )
     return tokenizer
-
-
-# The cache
-
-
-def test_what_was_tokenised_is_not_tokenised_again(
-    cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    first = encoded(TEXT, ("ab",), tokenizer=letters(), length=4)
-    (file,) = cache.glob("*.arrow")
-    with monkeypatch.context() as patch:
-        patch.setattr(tokens, "_cut", None)  # would fail if it were called
-        assert encoded(TEXT, ("ab",), tokenizer=letters(), length=4) == first
-    assert list(cache.glob("*.arrow")) == [file]
-
-
-@pytest.mark.parametrize("where", [10, 200, -10])
-def test_what_was_damaged_is_tokenised_again(cache: Path, where: int) -> None:
-    first = encoded(TEXT, ("ab",), tokenizer=letters(), length=4)
-    (file,) = cache.glob("*.arrow")
-    data = bytearray(whole := file.read_bytes())
-    data[where] ^= 4
-    file.write_bytes(data)
-    assert encoded(TEXT, ("ab",), tokenizer=letters(), length=4) == first
-    assert file.read_bytes() == whole
-
-
-def test_anything_else_is_tokenised_anew(cache: Path) -> None:
-    variants: list[tuple[str, dict[str, Any]]] = [
-        ("ab", {"tokenizer": letters(), "length": 4}),
-        ("ac", {"tokenizer": letters(), "length": 4}),
-        ("ab", {"tokenizer": letters(), "length": 2}),
-        ("ab", {"tokenizer": letters(framed=True), "length": 4}),
-        ("ab", {"tokenizer": letters(eos_token="[PAD]"), "length": 4}),
-        ("ab", {"tokenizer": letters(), "length": 4, "masked": True}),
-        ("ab", {"tokenizer": letters(), "length": 4, "learn": "all"}),
-        ("ab", {"tokenizer": letters(chat_template=CHAT_TEMPLATE), "length": 4}),
-    ]
-    for text, options in variants:
-        encoded(TEXT, (text,), **options)
-    assert len(list(cache.glob("*.arrow"))) == len(variants)
-
-
-def test_a_tokenizer_that_was_used_is_still_the_same(cache: Path) -> None:
-    tokenizer = letters(framed=True)
-    for _ in range(2):
-        encoded(LABELLED, ("abcdef", "x"), tokenizer=tokenizer, length=4)
-    assert len(list(cache.glob("*.arrow"))) == 1
-
-
-def test_a_cache_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "file").write_text("")
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "file")
-    with pytest.raises(InputError, match=r"cannot be written: .*set HF_DATASETS_CACHE"):
-        encoded(TEXT, ("ab",), tokenizer=letters())
-
-
-@pytest.mark.parametrize("shown", [True, False])
-def test_the_progress_bar_is_shown_when_asked(
-    shown: bool, capsys: pytest.CaptureFixture[str]
-) -> None:
-    encode(Rows(TEXT, {"text": ["ab"]}, ["a"]), Encoding(letters(), None), progress=shown)
-    assert ("Tokenising: 100%" in capsys.readouterr().err) is shown
-    assert not datasets.are_progress_bars_disabled()
-
-
-def test_progress_bars_that_the_user_hid_stay_hidden(capsys: pytest.CaptureFixture[str]) -> None:
-    datasets.disable_progress_bars()
-    try:
-        encode(Rows(TEXT, {"text": ["ab"]}, ["a"]), Encoding(letters(), None), progress=True)
-        assert datasets.are_progress_bars_disabled()
-    finally:
-        datasets.enable_progress_bars()
-    assert capsys.readouterr().err == ""

@@ -103,9 +103,13 @@ def test_rows_are_read_as_autofit_train_reads_them(
     path = tmp_path / "rows.jsonl"
     path.write_text("\n".join(map(json.dumps, ROWS[form])))
     tokenizer = tokenizer_for(template)
-    rows = encode(read_rows(path, CAUSAL_LM.rows), Encoding(tokenizer, 64), progress=False)
+    rows = encode(read_rows(path, CAUSAL_LM.rows), Encoding(tokenizer, 64))
+    expected = [
+        [list(ids), list(labels if len(labels) else ids)]
+        for ids, labels in zip(rows["input_ids"], rows["labels"], strict=True)
+    ]
     found = [[each.tolist() for each in sample] for sample in script.read_samples(path, tokenizer)]
-    assert found == [[row["input_ids"], row["labels"] or row["input_ids"]] for row in rows]
+    assert found == expected
 
 
 @pytest.mark.parametrize("packing", [None, True, False])

@@ -1,0 +1,178 @@
+"""A block of rows becomes arrays: the part of reading a data file that runs in other processes."""
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from autofit.core.errors import InputError
+from autofit.data.options import IGNORED_LABEL
+from autofit.data.row_source import Block, Piece
+from autofit.data.rows import (
+    ANSWERS,
+    LABELLED,
+    PAIR,
+    TAGGED,
+    TWINS,
+    Accounts,
+    FirstRow,
+    Rows,
+)
+from autofit.data.tokens import Encoding, encode, encode_piece
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+@dataclass
+class Values:
+    """The distinct labels of rows, in the order in which they came, each with its first location."""
+
+    values: list[Any] = field(default_factory=list)
+    locations: list[str] = field(default_factory=list)
+    _numbers: dict[Hashable, int] = field(default_factory=dict)
+
+    def number(self, value: Any, location: str) -> int:
+        """The place of a label among them."""
+        key = (type(value), value if isinstance(value, Hashable) else repr(value))
+        number = self._numbers.setdefault(key, len(self.values))
+        if number == len(self.values):
+            self.values.append(value)
+            self.locations.append(location)
+        return number
+
+
+@dataclass
+class Encoded:
+    """What a block holds: numbers of all its rows one after the other, and how many each row has.
+
+    Attributes:
+        labels: a list of none where they are the ids.
+        is_learnt: for each row whether it has a label that counts.
+        values: the labels or tags of which `classes` and, of words, `labels` hold the places.
+        tools: how many rows have tools, and the messages and tools of the first one, as JSON.
+        ends: of a piece of a text, as `encode_piece` gives them.
+    """
+
+    ids: Array
+    lengths: Array
+    labels: Array
+    label_lengths: Array
+    types: Array
+    is_learnt: Array
+    cut: int = 0
+    classes: Array | None = None
+    values: Values = field(default_factory=Values)
+    accounts: Accounts = field(default_factory=Accounts)
+    tools: tuple[int, tuple[str, str] | None] = (0, None)
+    piece: Piece | None = None
+    ends: Sequence[Any] = (None, None)
+
+
+@dataclass(frozen=True)
+class Encoder:
+    """Makes token ids and labels of blocks.
+
+    Attributes:
+        shifted: the first token of a row is not predicted.
+    """
+
+    encoding: Encoding
+    first: FirstRow
+    shifted: bool
+
+    def __call__(self, block: Block) -> Encoded:
+        """The arrays of a block; an InputError names what is wrong with a row, and where."""
+        table = self.first.table()
+        if isinstance(block.rows, Piece):
+            return self._piece(block.rows, block)
+
+        for location, row in block.rows:
+            table.add(row, location, block)
+        rows = Rows(table.form, table.columns, table.locations)
+        values = Values()
+        classes = None
+        if rows.form == LABELLED:
+            labelled = zip(rows.columns["label"], rows.locations, strict=True)
+            classes = np.array([values.number(*label) for label in labelled], np.int64)
+        elif rows.form == TAGGED:
+            rows = _numbered_tags(rows, values)
+
+        columns = encode(rows, self.encoding)
+        ids, lengths = _flat(columns["input_ids"])
+        labels, label_lengths = _flat(columns["labels"])
+        types, _ = _flat(columns.get("types", []))
+        with_tools = [
+            number for number, tools in enumerate(table.columns.get("tools", ())) if tools
+        ]
+        shown = None
+        if with_tools:
+            first = with_tools[0]
+            shown = (table.columns["messages"][first], table.columns["tools"][first])
+        return Encoded(
+            ids,
+            lengths,
+            labels,
+            label_lengths,
+            types,
+            self._is_learnt(rows.form, columns, lengths, label_lengths),
+            cut=sum(columns["cut"]),
+            classes=classes,
+            values=values,
+            accounts=table.accounts,
+            tools=(len(with_tools), shown),
+        )
+
+    def _piece(self, piece: Piece, block: Block) -> Encoded:
+        """The arrays of a piece of a text, which is a row, or a part of one."""
+        table = self.first.table()
+        table.add({"text": piece.text}, piece.location, block)
+        ids, ends = encode_piece(self.encoding, piece)
+        none = ids[:0]
+        lengths = np.array([len(ids)])
+        is_learnt = np.array([len(ids) > int(self.shifted)])
+        return Encoded(
+            ids,
+            lengths,
+            none,
+            np.zeros(1, np.int64),
+            none,
+            is_learnt,
+            accounts=table.accounts,
+            piece=replace(piece, before="", text="", after=""),
+            ends=ends,
+        )
+
+    def _is_learnt(
+        self, form: tuple[str, ...], columns: dict[str, Any], lengths: Array, label_lengths: Array
+    ) -> Array:
+        if form == ANSWERS:
+            return label_lengths > 0
+        if form in (LABELLED, TWINS):
+            return lengths > 0
+        if form != PAIR and not label_lengths.any():
+            return lengths > int(self.shifted)
+        begun = int(self.shifted)
+        counted = [np.any(np.asarray(row)[begun:] != IGNORED_LABEL) for row in columns["labels"]]
+        return np.array(counted, bool)
+
+
+def _numbered_tags(rows: Rows, values: Values) -> Rows:
+    """Rows whose tags are places among the values."""
+    tags = []
+    pairs = zip(rows.columns["tokens"], rows.columns["tags"], rows.locations, strict=True)
+    for words, given, location in pairs:
+        if len(words) != len(given):
+            raise InputError(
+                f"{location}: {len(words)} words have {len(given)} tags.", "Give each word one tag."
+            )
+        tags.append([values.number(tag, location) for tag in given])
+    return replace(rows, columns={**rows.columns, "tags": tags})
+
+
+def _flat(rows: Sequence[Any]) -> tuple[Array, Array]:
+    """The numbers of all rows one after the other, and how many each one has."""
+    lengths = np.array([len(row) for row in rows], np.int64)
+    if not lengths.any():
+        return np.zeros(0, np.int32), lengths
+    return np.concatenate([np.asarray(row, np.int32) for row in rows]), lengths

@@ -1,0 +1,55 @@
+"""How far a data file is read: a bar on a terminal, elsewhere a line now and then."""
+
+import sys
+import time
+from types import TracebackType
+from typing import Any
+
+from tqdm import tqdm
+
+# On a stream that is no terminal: until the first line, and between two.
+_FIRST_LINE_SECONDS = 10.0
+_LINE_SECONDS = 60.0
+
+
+class ReadingBar:
+    """Shows on stderr how many bytes of a file are read, and how many rows.
+
+    Args:
+        label: what is done, for example "tokenising".
+        total: all bytes.
+    """
+
+    def __init__(self, label: str, total: int, *, shown: bool) -> None:
+        self._label = label
+        self._total = total
+        self._due = time.monotonic() + _FIRST_LINE_SECONDS if shown else float("inf")
+        self._bar: tqdm[Any] | None = None
+        if shown and sys.stderr.isatty():
+            self._bar = tqdm(desc=label, total=total, unit="B", unit_scale=True, leave=False)
+            self._due = float("inf")
+
+    def __enter__(self) -> "ReadingBar":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._bar:
+            self._bar.close()
+
+    def update(self, position: int, rows: int) -> None:
+        """So many bytes and rows are done in all."""
+        if self._bar:
+            self._bar.set_postfix_str(f"{rows:,} rows", refresh=False)
+            self._bar.update(position - self._bar.n)
+        if time.monotonic() < self._due:
+            return
+
+        self._due = time.monotonic() + _LINE_SECONDS
+        read = f"{position / 1e6:,.0f} MB of {self._total / 1e6:,.0f} MB"
+        sys.stderr.write(f"{self._label}: {rows:,} rows, {read}\n")
+        sys.stderr.flush()
