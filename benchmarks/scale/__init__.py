@@ -1,1 +1,1 @@
-"""What grows with the data, the model and the results: `python -m benchmarks.scale`."""
+"""How time and memory grow with data, models and results."""
