@@ -108,7 +108,8 @@ def verify(
     before: Measurements = (),
     finished: bool = False,
 ) -> Verification:
-    """Measure the possible winners again, and then the best of each other tier, once.
+    """Measure the possible winners again; then, of each other tier, the best and a rival close to
+    it, once.
 
     The winners are at least the best and the runner-up, and the next one for each that fails or
     turns out much slower than a config that was only explored. Once something is verified, nothing is

@@ -6,7 +6,8 @@
 Nothing is run: a probe of a replay is one of the probes that the table holds of a config, drawn by the seed, so what a
 sampler sees is as noisy as the machine was. What it returns (the best that it measured; of autofit's, the one that it
 expects to be, and after its finals the best of those) is judged by the median of all of them. What is best is what
-`--prefer` says, for all samplers: by default raw speed is discounted for what a config learns less faithfully.
+`--prefer` says, for all samplers: raw speed, or as a search by default ("balanced"), which discounts it for what a
+config learns less faithfully.
 
 Each tier's answer is judged beside the best of all: what a search hands out that ends after 10 probes, and at its own
 end, both after finals as autofit's, for every sampler.
@@ -35,7 +36,7 @@ from autofit.core.config import Config
 from autofit.core.constraints import Constraints
 from autofit.core.errors import pluralize
 from autofit.core.hardware import GIB, Hardware
-from autofit.core.options import BALANCED, SearchOptions
+from autofit.core.options import FAST, SearchOptions
 from autofit.core.result import TIERS
 from autofit.core.workload import Workload
 from autofit.search.objectives.discounted import PREFERENCES
@@ -85,7 +86,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "--workers", nargs="*", type=int, default=[1], help="probes of autofit's at a time"
     )
     parser.add_argument("--blind", action="store_true", help="autofit has no predictions")
-    parser.add_argument("--prefer", choices=PREFERENCES, default=BALANCED)
+    parser.add_argument("--prefer", choices=PREFERENCES, default=FAST)
     parser.add_argument(
         "--recorded", action="store_true", help="predictions as of the day of the table: sooner"
     )
@@ -166,7 +167,7 @@ class RecordedTruth:
             budgets.append(int(case.budget_gib * GIB))
         return budgets
 
-    def problem(self, budget: int, prefer: str = BALANCED) -> Problem:
+    def problem(self, budget: int, prefer: str = FAST) -> Problem:
         """The search for the best config within a budget of bytes.
 
         Regret is of the best, before ties are decided by anything else.
