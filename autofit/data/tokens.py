@@ -317,9 +317,13 @@ def _answers(encoding: Encoding, rows: Columns) -> Columns:
 
 def _framed_ids(
     encoding: Encoding, argument: str, texts: list[str]
-) -> tuple[list[tuple[list[int], list[int]]], list[bool]]:
+) -> tuple[list[tuple[Any, Any]], list[bool]]:
     """The ids of texts and which of them are the tokenizer's own, cut to the length; and which texts were cut."""
     length = encoding.length or 0
+    if is_byte_tokenizer(encoding.tokenizer):  # which puts nothing around a text
+        rows = [byte_ids(text) for text in texts]
+        samples = [(row[:length], np.zeros_like(row[:length])) for row in rows]
+        return samples, [len(row) > length for row in rows]
 
     def tokenized(texts: list[str], **options: Any) -> list[tuple[list[int], list[int]]]:
         if not texts:
