@@ -1,0 +1,1 @@
+"""How time and memory grow with data, models and results."""
