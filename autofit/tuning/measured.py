@@ -51,7 +51,7 @@ from autofit.report.formatting import (
 )
 from autofit.search.concurrency import Threaded
 from autofit.search.finals import Finals
-from autofit.search.journal import Journal
+from autofit.search.journal import Journal, check_resumable
 from autofit.search.pareto import Evidence, pareto_report
 from autofit.search.predictions import Predictions
 from autofit.search.ranking import nearest_miss
@@ -226,6 +226,9 @@ class MeasuredSearch:
             lines=self._directory.lines,
             restored=self._directory.restored,
         )
+        if options.resume:  # told before anything is predicted, which may take a minute
+            check_resumable(journal, context.space.knobs)
+
         with contextlib.ExitStack() as stack:
             devices = context.placement.devices
             places = context.placement.places[: options.trials * devices]
