@@ -21,7 +21,14 @@ from autofit.cli.options import Version
 from autofit.cli.output import INTERRUPTED, drop_rest, open_streams, print_error, print_json
 from autofit.core.beginning import counted_from_now
 from autofit.core.environment import set_defaults
-from autofit.core.errors import AutofitError, InputError, ProbeError, describe_error
+from autofit.core.errors import (
+    MEMORY_FULL,
+    AutofitError,
+    InputError,
+    ProbeError,
+    describe_error,
+    lacks_memory,
+)
 
 # typer ships its own copy of click or uses click itself, by version; this is whichever it is.
 UsageError: type[Exception] = typer.BadParameter.__mro__[2]
@@ -143,10 +150,8 @@ def _run(command: Callable[[], Any], as_json: bool) -> int:
             print_error(message, "Make room, or set TMPDIR.", as_json)
             return InputError.exit_code
 
-        is_out_of_memory = isinstance(error, OSError) and error.errno == errno.ENOMEM
-        if is_out_of_memory or isinstance(error, MemoryError):
-            remedy = "Free some; what was kept goes on with --resume."
-            print_error("this machine's memory is full.", remedy, as_json)
+        if lacks_memory(error):
+            print_error(*MEMORY_FULL, as_json)
             return ProbeError.exit_code
 
         if as_json:  # on every exit; the traceback, which somebody has to see, goes to stderr
