@@ -3,13 +3,12 @@
 The records are drawn: each trial has a config of its own, and figures of the usual size.
 """
 
-import argparse
 import dataclasses
 import itertools
 import random
-import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from autofit.core.budget import Budget
@@ -101,19 +100,14 @@ def figures(trials: int) -> tuple[float, int]:
         return time.process_time() - start, len(page.encode())
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Print the figures; 1 where the largest takes longer, or is larger, than a reader bears."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--trials", type=int, nargs="+", default=TRIALS, metavar="N")
-    given = parser.parse_args(arguments)
+def main(trials: Sequence[int] = TRIALS) -> dict[str, list[float]]:
+    """Print, and return by the number of trials, the seconds and the bytes of a report."""
     figures(10)  # imports, and the template
-    failed = False
-    for trials in given.trials:
-        seconds, nbytes = figures(trials)
-        print(f"{trials:>7,} trials: {seconds:6.2f} s, {nbytes / 1e6:.2f} MB", flush=True)
-        failed |= seconds > MOST_SECONDS or nbytes > MOST_BYTES
-    return int(failed)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    found = {}
+    for number in trials:
+        seconds, nbytes = figures(number)
+        found[str(number)] = [round(seconds, 2), nbytes]
+        print(f"{number:>7,} trials: {seconds:6.2f} s of CPU, {nbytes / 1e6:.2f} MB", flush=True)
+        if seconds > MOST_SECONDS or nbytes > MOST_BYTES:
+            print(f"That is more than {MOST_SECONDS:g} s or {MOST_BYTES / 1e6:g} MB.", flush=True)
+    return found
