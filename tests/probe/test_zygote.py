@@ -66,9 +66,10 @@ def shared_memory_of(processes: list[int]) -> list[str]:
     ]
 
 
-@pytest.mark.parametrize("all_of_them", [False, True], ids=["parent", "parent and zygote"])
-def test_a_parent_that_is_killed_takes_all_along(tmp_path: Path, all_of_them: bool) -> None:
-    """Or the parent and the zygote at once, as a system that stops a job does."""
+@pytest.mark.parametrize("how", ["parent", "parent and zygote", "stopped zygote"])
+def test_a_parent_that_is_killed_takes_all_along(tmp_path: Path, how: str) -> None:
+    """Or the parent and the zygote at once, as a system that stops a job does; also a zygote that
+    somebody stopped."""
     (tmp_path / "script.py").write_text(SCRIPT)
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     parent = subprocess.Popen(
@@ -78,8 +79,13 @@ def test_a_parent_that_is_killed_takes_all_along(tmp_path: Path, all_of_them: bo
     family = descendants(parent.pid)
     assert {child, grandchild} < set(family)
     assert len(family) == 3  # and the zygote
-    for each in (family[0], parent.pid) if all_of_them else (parent.pid,):
-        os.kill(each, signal.SIGTERM if all_of_them else signal.SIGKILL)
+    if how == "parent and zygote":
+        os.kill(family[0], signal.SIGTERM)
+        os.kill(parent.pid, signal.SIGTERM)
+    else:
+        if how == "stopped zygote":
+            os.kill(family[0], signal.SIGSTOP)
+        os.kill(parent.pid, signal.SIGKILL)
     parent.wait()
     wait_until_gone(family)
     assert not shared_memory_of([parent.pid, *family])
