@@ -6,6 +6,7 @@ imported by name when a command runs, so that `autofit --help` answers at once.
 """
 
 import errno
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -59,8 +60,13 @@ _COMMANDS: tuple[Callable[..., int], ...] = (
 )
 
 
+class _ReaderGoneError(Exception):
+    """Nobody reads the answer any more."""
+
+
 class _Commands(PlainFlags, TyperGroup):
-    """Reports Ctrl-C as any other end; typer itself exits without a word."""
+    """Reports Ctrl-C, and a reader that is gone, as any other end; typer itself exits without a
+    word."""
 
     def make_context(self, *arguments: Any, **more: Any) -> Any:
         try:
@@ -73,6 +79,8 @@ class _Commands(PlainFlags, TyperGroup):
             return super().invoke(ctx)
         except KeyboardInterrupt as error:
             raise typer.Abort from error
+        except BrokenPipeError as error:
+            raise _ReaderGoneError from error
 
 
 app = typer.Typer(
@@ -135,6 +143,8 @@ def _run(command: Callable[[], Any], as_json: bool) -> int:
             message += "."
         print_error(message, "See --help.", as_json)
         return InputError.exit_code
+    except _ReaderGoneError as error:
+        raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE)) from error
     except (KeyboardInterrupt, typer.Abort):
         print_error("interrupted.", "", as_json)
         return INTERRUPTED

@@ -149,13 +149,13 @@ def times_of(
     accumulation = traced.config.gradient_accumulation_steps or 1
     of_update = Speed.of_update(rates, hardware, traced.config)
 
-    def waits(name: str, speed: Speed, *, overlapping: bool) -> dict[str, float]:
+    def waits_of_phase(name: str, speed: Speed, *, overlapping: bool) -> dict[str, float]:
         return traced.of_whole(
             lambda each: each.waits(each.spans(name), speed, overlapping=overlapping)
         )
 
-    phases = [waits(name, speed, overlapping=True) for name in ("forward", "backward")]
-    update = waits("update", of_update, overlapping=False)
+    phases = [waits_of_phase(name, speed, overlapping=True) for name in ("forward", "backward")]
+    update = waits_of_phase("update", of_update, overlapping=False)
     micro = {name: sum(each[name] for each in phases) for name in update}
     waits = {name: accumulation * micro[name] + update[name] for name in update}
     copied = waits.pop("transfer")

@@ -112,7 +112,9 @@ def test_a_model_that_counts_its_blocks_is_followed_as_a_whole() -> None:
 
 
 def test_a_model_of_1000_layers_is_followed_no_further_than_one_of_200() -> None:
-    fewer, more = (trace(llama_workload(layers), {}, CPU) for layers in (200, 1000))
+    fewer, more = (
+        trace(llama_workload(num_hidden_layers=layers), {}, CPU) for layers in (200, 1000)
+    )
     assert len(more.events) == len(fewer.events)
     assert len(more.costs) == len(fewer.costs)
     figures = [peak_of(traced, CPU).nbytes for traced in (fewer, more)]
