@@ -193,7 +193,7 @@ def _divergence(result: Result) -> list[str]:
     first = diverged[0]
     reason = f" ({first.reason.rstrip('.')})" if first.reason else ""
     count = pluralize(len(diverged), "config")
-    precisions = sorted({str(trial.config.get("precision")) for trial in diverged})
+    precisions = sorted({str(trial.config.precision) for trial in diverged})
 
     precision = "Precision: fp32 diverges, too, so it is not to blame."
     if "fp32" not in precisions:

@@ -226,9 +226,7 @@ class MeasuredSearch:
             lines=self._directory.lines,
             restored=self._directory.restored,
         )
-        if options.resume:  # told before anything is predicted, which may take a minute
-            check_resumable(journal, context.space.knobs)
-
+        check_resumable(journal, context.space.knobs)  # before predictions, which take a minute
         with contextlib.ExitStack() as stack:
             devices = context.placement.devices
             places = context.placement.places[: options.trials * devices]
@@ -267,7 +265,6 @@ class MeasuredSearch:
         """When exploring ends, counted from now."""
         context = self.context
         options = self.options
-
         seconds = None
         if options.time_limit:
             seconds = max(self._left(EXPLORE_SHARE), LEAST_SECONDS)
