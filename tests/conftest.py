@@ -20,6 +20,18 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 _CACHES = itertools.count()
+# Half a minute each: one process would be busy with them when the others have ended.
+_LONGEST = {
+    "test_examples.py",
+    "test_layouts.py",
+    "test_main.py",
+    "test_pairs.py",
+    "test_quarter_hour.py",
+    "test_readme.py",
+    "test_session_of_ranks.py",
+    "test_tensor_and_context_ranks.py",
+    "test_whole_space.py",
+}
 
 # The same examples on every run, and no judgement on the speed of the machine.
 settings.register_profile(
@@ -99,23 +111,36 @@ def brief_probes() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(autouse=True, scope="session")
+def warm_ranks() -> Iterator[None]:
+    """Processes that start ranks are warm: they would import torch for seconds each time."""
+    from tests import warm
+
+    with warm.started_by("autofit.distributed.launcher"):
+        yield
+
+
 @pytest.fixture(scope="session")
 def executor(
     tmp_path_factory: pytest.TempPathFactory, new_cache: Callable[[], Path]
 ) -> Iterator[Any]:
-    """A LocalExecutor that all tests share: its zygote takes seconds to start."""
+    """A LocalExecutor that all tests share."""
     from autofit.core.zygote_process import TRANSFORMERS, ZygoteProcess
     from autofit.probe import LocalExecutor
+    from tests import warm
 
     # What functions of tests need beside autofit: each child would import it for a second.
     names = (*TRANSFORMERS, "pytest", "tests.api.fitting")
+    if not warm.ON_A_CARD:
+        warm.import_there(names)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(new_cache()))
         patch.setattr(
             "autofit.probe.executors.local.ZygoteProcess",
             functools.partial(ZygoteProcess, names=names),
         )
-        shared = LocalExecutor(tmp_path_factory.mktemp("probes"), timeout=120)
+        with warm.zygotes():
+            shared = LocalExecutor(tmp_path_factory.mktemp("probes"), timeout=120)
     with shared:
         yield shared
 
@@ -158,8 +183,21 @@ def pytest_collection() -> Generator[None, Any, Any]:
         gc.enable()
 
 
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtestloop(session: pytest.Session) -> Generator[None, Any, Any]:
+    """Before the first test, what warm processes are forked from is made."""
+    from tests import warm
+
+    if session.config.getoption("dist", "no") != "no":  # other processes run the tests
+        return (yield)
+    with warm.nursery():
+        return (yield)
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Skip what is marked `gpu` on a machine without CUDA, and what is run by hand where nobody asks for it."""
+    """Skip what is marked `gpu` on a machine without CUDA, and what is run by hand where nobody asks for it; put first
+    what takes longest."""
+    items.sort(key=lambda item: item.path.name not in _LONGEST)
     for by_hand in ("tools", "cluster"):
         if by_hand not in config.option.markexpr:
             items[:] = [item for item in items if not item.get_closest_marker(by_hand)]

@@ -1,31 +1,26 @@
-"""Ranks for tests: functions that run in several processes at once, which gloo connects.
+"""Ranks for tests: functions that run in several processes at once, which gloo connects."""
 
-The processes are forked from a server that has imported everything and computed nothing: one that has computed with
-several threads must not be forked.
-"""
-
-import multiprocessing
 import os
+import subprocess
 import tempfile
 import traceback
 from collections.abc import Callable
 from datetime import timedelta
+from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
 from typing import Any
 
+from tests.warm import Warm, import_there
+
 _SECONDS = 60.0
-_context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(
-    [
-        "pytest",
-        "tests.tiny",
-        "autofit.training.session",
-        "torch.distributed.fsdp",
-        "peft",
-        "bitsandbytes",
-        "torchao.optim",
-    ]
-)
+_NAMES = [
+    "tests.tiny",
+    "autofit.training.session",
+    "torch.distributed.fsdp",
+    "peft",
+    "bitsandbytes",
+    "torchao.optim",
+]
 
 
 def on_ranks(
@@ -33,21 +28,31 @@ def on_ranks(
 ) -> list[Any]:
     """What a function of a module returns on each of some ranks. Raises AssertionError with the tracebacks of those
     that failed. `timeout`: of each collective, in seconds."""
+    import_there(_NAMES)
     with tempfile.TemporaryDirectory() as folder:
-        ends = [_context.Pipe(duplex=False) for _ in range(count)]
-        processes: list[Any] = []
-        for rank, (_, theirs) in enumerate(ends):
-            given = (theirs, Path(folder) / "store", rank, count, timeout, function, arguments)
-            processes.append(_context.Process(target=_rank, args=given))
-            processes[-1].start()
-            theirs.close()
-        answers = [_answer(ours) for ours, _ in ends]
+        ends: list[Connection] = []
+        processes: list[Warm] = []
+        for rank in range(count):
+            ours, theirs = Pipe(duplex=False)
+            number = theirs.fileno()
+            given = (number, Path(folder) / "store", rank, count, timeout, function, arguments)
+            with theirs:
+                processes.append(Warm([_rank, *given], pass_fds=[number]))
+            ends.append(ours)
+        answers = [_answer(ours) for ours in ends]
         for process in processes:
-            process.join(1)
-            process.kill()
+            _end(process)
     failed = {rank: answer for rank, (worked, answer) in enumerate(answers) if not worked}
     assert not failed, "\n".join(f"rank {rank}: {answer}" for rank, answer in failed.items())
     return [answer for _, answer in answers]
+
+
+def _end(process: Warm) -> None:
+    try:
+        process.wait(1)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
 
 
 def _answer(end: Any) -> tuple[bool, Any]:
@@ -58,7 +63,7 @@ def _answer(end: Any) -> tuple[bool, Any]:
 
 
 def _rank(
-    answers: Any,
+    number: int,
     store: Path,
     rank: int,
     count: int,
@@ -69,6 +74,7 @@ def _rank(
     import torch
     import torch.distributed as dist
 
+    answers = Connection(number, readable=False)
     os.environ["RANK"], os.environ["WORLD_SIZE"] = str(rank), str(count)
     torch.set_num_threads(1)
     limit = timedelta(seconds=timeout)

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from autofit.cli import main
+from tests import warm
 from tests.processes import descendants, number_in, wait_until_gone
 
 # Its loss tells in `started` of every process that really computes it, and hangs in the one whose turn `hang` names, in
@@ -80,17 +81,8 @@ class Searches:
     def start(self, *more: str, hang: int) -> subprocess.Popen[str]:
         (self.folder / "hanging").unlink(missing_ok=True)
         (self.folder / "hang").write_text(str(hang))
-        return subprocess.Popen(
-            # Where the tests run in a shell's background, Ctrl-C is ignored, and so by all that they start.
-            [
-                "env",
-                "--default-signal=INT",
-                sys.executable,
-                "-m",
-                "autofit",
-                *self.arguments,
-                *more,
-            ],
+        return warm.python(
+            ["-m", "autofit", *self.arguments, *more],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,

@@ -15,6 +15,8 @@ import safetensors.torch
 import torch
 import yaml
 
+from tests import warm
+
 # Forks a process for each run: it has imported everything by then, and computed nothing. A run is told where to be
 # killed: in a step, or before a call that writes a checkpoint to the disk.
 RUNS = """
@@ -163,8 +165,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runs]:
     script = tmp_path_factory.mktemp("runs") / "runs.py"
     script.write_text(RUNS)
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    with subprocess.Popen(
-        [sys.executable, str(script)],
+    with warm.python(
+        [str(script)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,

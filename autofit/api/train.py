@@ -216,9 +216,11 @@ def _quantised_by(weights: Path) -> str | None:
         return None
 
     try:
-        quantization = json.loads(file.read_text(encoding="utf-8")).get("quantization_config")
-    except ValueError:  # transformers raises a better one as it loads
+        quantization = json.loads(file.read_text(encoding="utf-8"))["quantization_config"]
+    except (LookupError, TypeError, ValueError):  # transformers raises a better one as it loads
         return None
     if not quantization:
         return None
-    return str(quantization.get("quant_method") or "quantization_config in its config.json")
+    if isinstance(quantization, dict) and quantization.get("quant_method"):
+        return str(quantization["quant_method"])
+    return "quantization_config in its config.json"

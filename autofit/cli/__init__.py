@@ -6,6 +6,7 @@ imported by name when a command runs, so that `autofit --help` answers at once.
 """
 
 import errno
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -21,7 +22,14 @@ from autofit.cli.options import Version
 from autofit.cli.output import INTERRUPTED, drop_rest, open_streams, print_error, print_json
 from autofit.core.beginning import counted_from_now
 from autofit.core.environment import set_defaults
-from autofit.core.errors import AutofitError, InputError, ProbeError, describe_error
+from autofit.core.errors import (
+    MEMORY_FULL,
+    AutofitError,
+    InputError,
+    ProbeError,
+    describe_error,
+    lacks_memory,
+)
 
 # typer ships its own copy of click or uses click itself, by version; this is whichever it is.
 UsageError: type[Exception] = typer.BadParameter.__mro__[2]
@@ -52,8 +60,13 @@ _COMMANDS: tuple[Callable[..., int], ...] = (
 )
 
 
+class _ReaderGoneError(Exception):
+    """Nobody reads the answer any more."""
+
+
 class _Commands(PlainFlags, TyperGroup):
-    """Reports Ctrl-C as any other end; typer itself exits without a word."""
+    """Reports Ctrl-C, and a reader that is gone, as any other end; typer itself exits without a
+    word."""
 
     def make_context(self, *arguments: Any, **more: Any) -> Any:
         try:
@@ -66,6 +79,8 @@ class _Commands(PlainFlags, TyperGroup):
             return super().invoke(ctx)
         except KeyboardInterrupt as error:
             raise typer.Abort from error
+        except BrokenPipeError as error:
+            raise _ReaderGoneError from error
 
 
 app = typer.Typer(
@@ -128,6 +143,8 @@ def _run(command: Callable[[], Any], as_json: bool) -> int:
             message += "."
         print_error(message, "See --help.", as_json)
         return InputError.exit_code
+    except _ReaderGoneError as error:
+        raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE)) from error
     except (KeyboardInterrupt, typer.Abort):
         print_error("interrupted.", "", as_json)
         return INTERRUPTED
@@ -143,10 +160,8 @@ def _run(command: Callable[[], Any], as_json: bool) -> int:
             print_error(message, "Make room, or set TMPDIR.", as_json)
             return InputError.exit_code
 
-        is_out_of_memory = isinstance(error, OSError) and error.errno == errno.ENOMEM
-        if is_out_of_memory or isinstance(error, MemoryError):
-            remedy = "Free some; what was kept goes on with --resume."
-            print_error("this machine's memory is full.", remedy, as_json)
+        if lacks_memory(error):
+            print_error(*MEMORY_FULL, as_json)
             return ProbeError.exit_code
 
         if as_json:  # on every exit; the traceback, which somebody has to see, goes to stderr

@@ -98,4 +98,4 @@ def print_error(message: str, remedy: str, as_json: bool) -> None:
     sentence = ""
     for character in f"autofit: {message} {remedy}".strip():
         sentence += character if character.isprintable() else repr(character)[1:-1]
-    Terminal(stderr=True, soft_wrap=True).print(sentence, markup=False, highlight=False)
+    print(sentence, file=sys.stderr)  # not by rich, which may lack the memory

@@ -5,12 +5,16 @@ A message says what is wrong and what was given; the remedy says what to do.
 
 import contextlib
 import difflib
+import errno
 import math
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeGuard
 
 _MOST_SHOWN = 200  # characters of a value
 _MOST_TOLD = 500  # characters of a message
+# What loaders of shared libraries say where they get no memory.
+_NO_MEMORY = ("failed to map segment", "cannot allocate memory", "Cannot allocate memory")
+MEMORY_FULL = ("this machine's memory is full.", "Free some; what was kept goes on with --resume.")
 
 
 class AutofitError(Exception):
@@ -170,6 +174,19 @@ def describe_error(error: BaseException) -> str:
     kind = printable(type(error).__name__)
     message = sentence(error)
     return kind if message == kind else f"{kind}: {message}"
+
+
+def lacks_memory(error: BaseException | None) -> bool:
+    """Whether the system had no memory left, for data or for a library that was to be imported."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:  # a chain made by hand may be a circle
+        seen.add(id(error))
+        is_of_system = isinstance(error, OSError) and error.errno == errno.ENOMEM
+        text = message_of(error) if isinstance(error, ImportError) else ""
+        if isinstance(error, MemoryError) or is_of_system or any(map(text.count, _NO_MEMORY)):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
 
 
 @contextlib.contextmanager

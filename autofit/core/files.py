@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from autofit.core.errors import InputError, shown
+from autofit.core.plain import UNREADABLE, from_plain
 
 _CHUNK = 2**23  # bytes
 _MADE_UP = ("/proc/", "/sys/")  # the kernel makes these files up as they are read, of any size
@@ -230,13 +231,16 @@ def write_cache(path: Path, data: Any) -> None:
     write_cache_text(path, json.dumps({"digest": digest(json.dumps(data)), "data": data}))
 
 
-def read_cache(path: Path) -> Any:
-    """The data that `write_cache` wrote; None where there is none, or other than that."""
-    with contextlib.suppress(OSError, ValueError, TypeError, LookupError, RecursionError):
+def read_cache(path: Path, kind: Any) -> Any:
+    """The value of type `kind` that `write_cache` was given as plain data; None where there is
+    none, or other than that, whatever its digest says."""
+    try:
         written = json.loads(read_text(path))
         data = written["data"]
         if written["digest"] == digest(json.dumps(data)):
-            return data
+            return from_plain(kind, data)
+    except (OSError, *UNREADABLE):
+        pass
     return None
 
 

@@ -14,7 +14,7 @@ Answer = TypeVar("Answer")
 
 
 def die_with_parent(sent: int = signal.SIGKILL) -> None:
-    """Send this process a signal (0: none) when the thread that started it ends."""
+    """Send this process a signal when the thread that started it ends."""
     ctypes.CDLL(None).prctl(1, sent)  # PR_SET_PDEATHSIG
 
 

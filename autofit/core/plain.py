@@ -9,11 +9,13 @@ from enum import Enum
 from typing import Annotated, Any
 
 from autofit.core.config import Config
-from autofit.core.errors import shown
+from autofit.core.errors import InputError, shown
 
 Loss = Annotated[float, "perhaps not finite"]
 _NUMBER = (int, float)
 _MOST = 2**63  # more than any number of bytes, steps or samples
+# What reading data of another shape raises.
+UNREADABLE = (AttributeError, InputError, LookupError, RecursionError, TypeError, ValueError)
 _ALLOWED = {
     int: _NUMBER,
     float: _NUMBER,
@@ -66,6 +68,9 @@ def from_plain(kind: Any, data: Any) -> Any:
 
     origin = typing.get_origin(kind)
     arguments = typing.get_args(kind)
+    if origin in (typing.Union, types.UnionType):  # one type or None, or scalars
+        return None if data is None else from_plain(arguments[0], data)
+
     is_loss = origin is Annotated
     allowed = _ALLOWED.get(arguments[0] if is_loss else origin or kind)
     if allowed:
@@ -75,8 +80,6 @@ def from_plain(kind: Any, data: Any) -> Any:
     if not is_loss:
         _check_number(data)
 
-    if origin in (typing.Union, types.UnionType):  # one type or None, or scalars
-        return None if data is None else from_plain(arguments[0], data)
     if origin is tuple:
         if arguments[-1] is Ellipsis:
             arguments = arguments[:1] * len(data)

@@ -17,7 +17,7 @@ from autofit.core.errors import InputError, sentence, shown
 from autofit.core.estimate import Estimate, Timeline
 from autofit.core.files import expanded, read_text
 from autofit.core.measurement import Measurement
-from autofit.core.plain import field_types, from_plain, to_plain
+from autofit.core.plain import UNREADABLE, field_types, from_plain, to_plain
 from autofit.core.result import SCHEMA, TIERS, Result
 
 RECORD = "result.json"
@@ -122,7 +122,7 @@ class Record:
 
         try:
             return cls._from_data(data)
-        except (KeyError, TypeError, ValueError, AttributeError, InputError) as error:
+        except UNREADABLE as error:
             reason = f"{type(error).__name__}: {sentence(error)}"
             raise InputError(f"{path} is damaged: {reason}.", _AGAIN) from error
 

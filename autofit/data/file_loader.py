@@ -8,6 +8,7 @@ from autofit.core.files import check_readable
 from autofit.core.tasks import TASKS
 from autofit.core.workload import Workload
 from autofit.data.byte_tokenizer import byte_tokenizer
+from autofit.data.contents import READABLE
 from autofit.data.image_text import image_text_loader
 from autofit.data.images import image_loader
 from autofit.data.options import DataOptions
@@ -15,6 +16,9 @@ from autofit.data.processors import Processing
 from autofit.data.samples import FileLoader
 from autofit.data.sound import sound_loader
 from autofit.data.text import text_loader
+
+# What tensors, arrays and archives are kept in.
+_NO_ROWS = (".pt", ".pth", ".ckpt", ".safetensors", ".gguf", ".npy", ".npz", ".pkl", ".zip", ".h5")
 
 
 def file_loader(
@@ -34,6 +38,9 @@ def file_loader(
         message = f"packing and padding are for language models, and the task is {task.name}."
         raise InputError(message, "Leave out --packing and --padding.")
     check_readable(path, "the data file")
+    if path.is_file() and path.suffix.lower() in _NO_ROWS:  # by its name: it may be cut short
+        message = f"the data file {path} is named as one of {path.suffix}, which holds no rows."
+        raise InputError(message, READABLE)
     if task.medium == "images":
         return image_loader(workload, path, options)
     tokenizer = byte_tokenizer() if tokenizer is None else tokenizer

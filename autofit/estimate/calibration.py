@@ -8,6 +8,7 @@ stands. Several devices are told apart from one, by their number and by how they
 takes other links, and other time, for each.
 """
 
+import contextlib
 import math
 import statistics
 import time
@@ -24,6 +25,7 @@ from autofit.core.files import cache_file, digest, read_cache, write_cache
 from autofit.core.hardware import Hardware
 from autofit.core.layout import divided_by
 from autofit.core.measurement import Measurement
+from autofit.core.plain import UNREADABLE, from_plain
 
 _Figures = Mapping[Config, float]
 MOST_STORED = 200  # of the measurements with the largest weights
@@ -164,10 +166,15 @@ def learn(
 def _read(path: Path) -> list[Comparison]:
     """What earlier versions did not store is None, and what later ones add is ignored."""
     names = [field.name for field in fields(Comparison)]
-    return [
-        Comparison(**{name: data[name] for name in names if name in data})
-        for data in read_cache(path) or ()
-    ]
+    stored: tuple[Mapping[str, float | None], ...] = (
+        read_cache(path, tuple[Mapping[str, float | None], ...]) or ()
+    )
+    comparisons = []
+    for row in stored:
+        known = {name: row[name] for name in names if name in row}
+        with contextlib.suppress(*UNREADABLE):
+            comparisons.append(from_plain(Comparison, known))
+    return comparisons
 
 
 def _path(hardware: Hardware, config: Mapping[str, Value] | None) -> Path:

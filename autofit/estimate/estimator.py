@@ -73,7 +73,7 @@ def estimate_of(
         context += COMMUNICATOR_BYTES * groups
         allocator = workspace, hardware.expandable_segments
         if allocator not in traced.reserved:
-            traced.reserved[allocator] = reserved_for(traced, hardware, expandable=allocator[1])
+            traced.reserved[allocator] = _reserved(traced, hardware, peak)
         reserved = max(traced.reserved[allocator], peak.nbytes + workspace)
         parts = {**peak.parts, "temporary": peak.parts["temporary"] + workspace}
         peak = replace(peak, nbytes=peak.nbytes + workspace, parts=parts)
@@ -106,6 +106,21 @@ def estimate_of(
     )
 
 
+def _reserved(traced: Trace, hardware: Hardware, peak: Peak) -> int:
+    """What the allocator reserves. Where not all blocks were followed, the peak and what is reserved beside it: that
+    moves by whole segments, so it grows with depth as it was seen to, and never falls."""
+    expandable = hardware.expandable_segments
+    reserved = reserved_for(traced, hardware, expandable=expandable)
+    shallower = traced.shallower
+    if shallower is None:
+        return reserved
+
+    beside = reserved - peak_of(replace(traced, shallower=None), hardware).nbytes
+    less = reserved_for(shallower, hardware, expandable=expandable)
+    grown = beside - (less - peak_of(shallower, hardware).nbytes)
+    return peak.nbytes + beside + max(0, round(traced.missing * grown))
+
+
 def _interval(
     traced: Trace,
     peak: Peak,
@@ -132,11 +147,15 @@ def times_of(
     """The fields of an Estimate that are about time; `factor`: how much longer than predicted steps have taken."""
     speed = Speed.of(rates, hardware, traced.config)
     accumulation = traced.config.gradient_accumulation_steps or 1
-    phases = [
-        traced.waits(traced.spans(name), speed, overlapping=True)
-        for name in ("forward", "backward")
-    ]
-    update = traced.waits(traced.spans("update"), Speed.of_update(rates, hardware, traced.config))
+    of_update = Speed.of_update(rates, hardware, traced.config)
+
+    def waits_of_phase(name: str, speed: Speed, *, overlapping: bool) -> dict[str, float]:
+        return traced.of_whole(
+            lambda each: each.waits(each.spans(name), speed, overlapping=overlapping)
+        )
+
+    phases = [waits_of_phase(name, speed, overlapping=True) for name in ("forward", "backward")]
+    update = waits_of_phase("update", of_update, overlapping=False)
     micro = {name: sum(each[name] for each in phases) for name in update}
     waits = {name: accumulation * micro[name] + update[name] for name in update}
     copied = waits.pop("transfer")
@@ -147,7 +166,9 @@ def times_of(
     )
     computing = accumulation * sum(each_takes)
     if hardware.world > 1:
-        both = step_seconds(traced, speed, hardware, links_of(hardware))
+        links = links_of(hardware)
+        found = traced.of_whole(lambda each: {"both": step_seconds(each, speed, hardware, links)})
+        both = found["both"]
         copied, computing = copied + max(both - computing, 0.0), both
     seconds = (computing + sum(update.values())) * factor
     bottleneck = (
@@ -160,24 +181,35 @@ def times_of(
         else None
     )
     # The usual count: a backward costs twice its forward, once if most weights are frozen; never more than is computed.
-    flops = sum(cost.flops for cost in traced.costs_of("forward")) * (
-        2.0 if traced.config.lora_rank else 3.0
-    )
-    flops = min(flops, sum(cost.flops for cost in traced.costs))
+    flops = traced.of_whole(_flops)
+    usual = flops["forward"] * (2.0 if traced.config.lora_rank else 3.0)
+    needed = min(usual, flops["step"])
     return {
         "step_seconds": seconds,
         "samples_per_second": samples,
         "tokens_per_second": tokens,
         "bottleneck": bottleneck,
-        "utilisation": flops * accumulation / seconds / _peak(traced, rates),
+        "utilisation": needed * accumulation / seconds / _peak(traced, rates),
     }
+
+
+def _flops(traced: Trace) -> dict[str, int]:
+    return {
+        "forward": sum(cost.flops for cost in traced.costs_of("forward")),
+        "step": sum(cost.flops for cost in traced.costs),
+    }
+
+
+def _flops_by_format(traced: Trace) -> dict[str, int]:
+    flops: Counter[str] = Counter()
+    for cost in traced.costs:
+        flops[format_of(cost.dtype)] += cost.flops
+    return flops
 
 
 def _peak(traced: Trace, rates: Rates) -> float:
     """Peak operations per second of the formats computed in, each for its share of the arithmetic."""
-    flops: Counter[str] = Counter()
-    for cost in traced.costs:
-        flops[format_of(cost.dtype)] += cost.flops
+    flops = Counter(traced.of_whole(_flops_by_format))
     if traced.config.precision == "tf32":
         flops["tf32"] += flops.pop("float32", 0)
     seconds = sum(

@@ -2,6 +2,10 @@
 
 import math
 from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
 
 from autofit.core.config import Config
 from autofit.core.environment import version_of
@@ -44,7 +48,7 @@ def predict_all(
     ) or UNKNOWN
     key = cache_key_of(workload, hardware, rates, configs)
     path = cache_file("estimates", f"{key}.json")
-    if key and (found := read_cache(path)):
+    if key and (found := _known(path, len(configs))):
         return _within_host(found, host_bytes)
     limits = {"measuring": measuring, "within": within}
     estimator = SpaceEstimator(workload, hardware, rates, configs, **limits, processes=processes)
@@ -59,6 +63,15 @@ def predict_all(
     if key and measuring >= MEASURING_SECONDS and estimator.complete:
         write_cache(path, figures)
     return _within_host(figures, host_bytes)
+
+
+def _known(path: Path, configs: int) -> list[list[float]] | None:
+    """The figures of so many configs in a file of the cache; None where it holds something else."""
+    try:
+        figures = np.array(read_cache(path, Any), float)
+    except (TypeError, ValueError):
+        return None
+    return figures.tolist() if figures.shape == (3, configs) else None
 
 
 def _within_host(figures: Sequence[list[float]], most: float) -> Figures:

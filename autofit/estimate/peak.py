@@ -9,7 +9,7 @@ from autofit.core.estimate import KINDS, OF_SEVERAL, PARTS
 from autofit.core.hardware import Hardware
 from autofit.core.workload import Workload
 from autofit.estimate.recorder import HOST, Event
-from autofit.estimate.trace import Trace
+from autofit.estimate.trace import Section, Trace
 from autofit.hardware.caching_allocator import round_size
 
 # Compiled code without a rule: at least half of activations and temporaries; at most 15 % more of everything (a
@@ -51,19 +51,44 @@ def rounded(
 
 def peak_of(trace: Trace, hardware: Hardware) -> Peak:
     """The peak from building the model on, except in the extra step that only makes the optimizer's state."""
+    fullest: dict[int, dict[Section, int]] = {}
+
+    def live(each: Trace) -> dict[Section, int]:
+        moments = _fullest(each, hardware)
+        fullest[id(each)] = {section: event for section, (event, _) in moments.items()}
+        return {section: nbytes for section, (_, nbytes) in moments.items()}
+
+    highest = trace.of_whole(live)
+    section = max(highest, key=highest.__getitem__)
+    parts = trace.of_whole(lambda each: _parts(each, hardware, fullest[id(each)][section]))
+    return Peak(highest[section], section[0], parts)
+
+
+def _fullest(trace: Trace, hardware: Hardware) -> dict[Section, tuple[int, int]]:
+    """The event of each section after which the most is live, and how much that is."""
     making_state = range(trace.start("state"), trace.start("forward"))
+    live_after = []
     sizes: dict[int, int] = {}
-    live = highest = peak = 0
-    for index, (storage, nbytes) in enumerate(rounded(trace, hardware)):
+    live = 0
+    for storage, nbytes in rounded(trace, hardware):
         live += nbytes - sizes.get(storage, 0)
         sizes[storage] = nbytes
-        if live > highest and index not in making_state:
-            highest, peak = live, index
-    return Peak(highest, trace.phase_at(peak), _parts(trace, hardware, peak))
+        live_after.append(live)
+
+    found = {}
+    for section, events in trace.sections().items():
+        if events and events[0] not in making_state:
+            event = max(events, key=live_after.__getitem__)
+            found[section] = event, live_after[event]
+    return found
 
 
 def peaks_between_steps(trace: Trace, hardware: Hardware) -> dict[str, int]:
     """The most bytes that live in an evaluation and in a saving, by their names, as far as they are known."""
+    return trace.of_whole(lambda each: _between(each, hardware))
+
+
+def _between(trace: Trace, hardware: Hardware) -> dict[str, int]:
     sizes = dict(rounded(trace, hardware))  # after the step
     peaks = {}
     for what, events in trace.between.items():
@@ -78,6 +103,10 @@ def peaks_between_steps(trace: Trace, hardware: Hardware) -> dict[str, int]:
 
 def host_bytes_of(trace: Trace) -> int:
     """The most bytes of offloaded tensors that the host holds at once."""
+    return trace.of_whole(lambda each: {HOST: _most_on_host(each)})[HOST]
+
+
+def _most_on_host(trace: Trace) -> int:
     live: dict[int, int] = {}
     total = most = 0
     for event in trace.events:

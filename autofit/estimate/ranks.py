@@ -20,7 +20,7 @@ from autofit.estimate.recorder import Collective
 from autofit.estimate.roofline import Speed
 from autofit.estimate.shallow_model import Cut
 from autofit.estimate.skeleton import Skeleton
-from autofit.estimate.trace import Span, Trace, trace
+from autofit.estimate.trace import Span, Trace, trace_skeleton
 from autofit.hardware.catalogue import links_of
 
 
@@ -83,7 +83,7 @@ def exchanges_of(workload: Workload, hardware: Hardware, config: Config) -> Exch
     model's code needs values."""
     skeleton = Skeleton.cut_short(workload, hardware, Cut.of(config))
     traced, rates = (
-        trace(workload, config, hardware, model=skeleton),
+        trace_skeleton(workload, config, hardware, skeleton),
         rates_for(hardware) or UNKNOWN,
     )
     found = _exchanges(traced, Speed.of(rates, hardware, config), hardware, links_of(hardware))

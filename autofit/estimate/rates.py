@@ -1,7 +1,7 @@
 """Rates: how fast a device computes, reads its memory and copies to its host; measured here or from the catalogue."""
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 
@@ -83,7 +83,7 @@ class Rates:
     )
     # By call, by operator and number format, and by operator: (seconds whatever the size, factor of the roofline's
     # seconds); None: not measured.
-    operators: Mapping[str, Sequence[float]] | None = None
+    operators: Mapping[str, tuple[float, float]] | None = None
     kernels: Mapping[str, float] | None = (
         None  # of a card, by operator: factor of the roofline's seconds
     )
@@ -219,8 +219,9 @@ def _cached(hardware: Hardware) -> Rates:
     """Measured once per machine, version of PyTorch and number of threads."""
     facts = (_FORM, hardware.name, hardware.cores, torch.get_num_threads(), torch.__version__)
     path = cache_file("rates", f"{digest(repr(facts))}.json")
-    if found := read_cache(path):
-        return Rates(**found)
+    found: Rates | None = read_cache(path, Rates)
+    if found is not None:
+        return found
     rates = measure()
     write_cache(path, asdict(rates))
     return rates

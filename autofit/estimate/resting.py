@@ -1,5 +1,6 @@
 """What a trace holds between steps: the figures that people work out on a napkin, for checking autofit against them."""
 
+from collections import Counter
 from statistics import median
 
 from autofit.core.estimate import Resting
@@ -12,6 +13,16 @@ from autofit.estimate.trace import Trace
 
 def resting_of(traced: Trace, workload: Workload, hardware: Hardware) -> Resting:
     """The bytes on one device between steps, and how many parameters are trained."""
+    held = traced.of_whole(lambda each: _held(each, hardware))
+    activations = held.pop("activations", None)
+    whole = workload.traits.parameters if workload.traits else None
+    if whole is not None and traced.config.lora_rank:
+        whole += held["trained"]
+    return Resting(**held, parameters=whole, activations=activations)
+
+
+def _held(traced: Trace, hardware: Hardware) -> dict[str, int]:
+    """The fields of Resting that a trace tells; without blocks not their activations."""
     sizes: dict[int, int] = {}
     live, before_events, begins = 0, [0], traced.start("forward")  # live bytes before each event
     last: dict[int, int] = {}
@@ -22,15 +33,14 @@ def resting_of(traced: Trace, workload: Workload, hardware: Hardware) -> Resting
             sizes[storage] = nbytes
         before_events.append(live)
 
-    def held(label: str) -> dict[int, int]:
-        return {
-            storage: size for storage, size in sizes.items() if traced.labels.get(storage) == label
-        }
+    held: Counter[str | None] = Counter()
+    adapters = 0
+    for storage, size in sizes.items():
+        label = traced.labels.get(storage)
+        held[label] += size
+        if label == "parameters" and traced.config.lora_rank and storage in traced.trained:
+            adapters += size
 
-    weights, with_adapters = held("parameters"), bool(traced.config.lora_rank)
-    adapters = sum(
-        size for storage, size in weights.items() if with_adapters and storage in traced.trained
-    )
     resting = rest_on_host(traced.config)  # those of blocks
     gradients = [
         shape.numel() * dtype.itemsize
@@ -43,14 +53,14 @@ def resting_of(traced: Trace, workload: Workload, hardware: Hardware) -> Resting
         for mark, after in traced.spans("forward")
         if mark.block is not None
     }
-    whole = workload.traits.parameters if workload.traits else None
-    return Resting(
-        weights=sum(weights.values()) - adapters,
-        adapters=adapters,
-        gradients=0 if elsewhere else sum(in_blocks(size, hardware) for size in gradients),
-        optimizer=sum(held("optimizer").values()),
-        trained=traced.parameters,
-        parameters=whole if whole is None or not with_adapters else whole + traced.parameters,
-        blocks=len(kept),
-        activations=int(median(kept.values())) if kept else None,
-    )
+    figures = {
+        "weights": held["parameters"] - adapters,
+        "adapters": adapters,
+        "gradients": 0 if elsewhere else sum(in_blocks(size, hardware) for size in gradients),
+        "optimizer": held["optimizer"],
+        "trained": traced.parameters,
+        "blocks": len(kept),
+    }
+    if kept:
+        figures["activations"] = int(median(kept.values()))
+    return figures

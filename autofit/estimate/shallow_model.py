@@ -6,6 +6,7 @@ sharded the second stays, too: while a block's backward runs the weights of the 
 first is the embedding.
 """
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Self
@@ -65,24 +66,44 @@ class Cut:
         )
 
 
-def shorten(model: nn.Module, cut: Cut) -> Depth | None:
-    """Remove middle blocks from the model; None where its blocks differ, or are too few to be worth it."""
-    blocks = repeated_blocks(model)
-    containers = [
-        module for module in model.modules() if isinstance(module, nn.ModuleList | nn.Sequential)
-    ]
-    container = next((module for module in containers if blocks and list(module) == blocks), None)
+def shorten(model: nn.Module, cut: Cut, *, least: int = 0) -> Depth | None:
+    """Remove middle blocks from the model, but not below `least` blocks; None where its blocks differ, or are too few
+    to be worth it."""
+    container = _container(model)
     if container is None:
         return None
-    signatures = [_signature(model, block, index) for index, block in enumerate(blocks)]
+
+    whole = len(container)
+    signatures = [_signature(model, block, index) for index, block in enumerate(container)]
     first, period = cut.first, _period(signatures[cut.first : -1], 2 if cut.alternating else 1)
     if period is None:
         return None
-    retained = first + 1 + period + (len(blocks) - first - 1) % period
-    if retained >= len(blocks):
+
+    retained = first + 1 + period + (whole - first - 1) % period
+    retained += max(0, math.ceil((least - retained) / period)) * period
+    if retained >= whole:
         return None
-    del container[first + period : first + period + len(blocks) - retained]
-    return Depth(len(blocks), retained, period, 1 + (len(blocks) - retained) // period, first)
+
+    del container[first + period : first + period + whole - retained]
+    return Depth(whole, retained, period, 1 + (whole - retained) // period, first)
+
+
+def shorten_again(model: nn.Module, depth: Depth, *, least: int) -> int:
+    """Remove more of a shortened model's middle blocks, in whole periods; how many are left, not below `least`."""
+    container = _container(model)
+    assert container is not None, "it was shortened before"
+    removed = (depth.retained - least) // depth.period * depth.period
+    del container[depth.first + depth.period : depth.first + depth.period + removed]
+    return depth.retained - removed
+
+
+def _container(model: nn.Module) -> nn.ModuleList | nn.Sequential | None:
+    """The module that holds the model's blocks and nothing else."""
+    blocks = repeated_blocks(model)
+    for module in model.modules():
+        if blocks and isinstance(module, nn.ModuleList | nn.Sequential) and list(module) == blocks:
+            return module
+    return None
 
 
 def _period(middle: Sequence[object], step: int) -> int | None:

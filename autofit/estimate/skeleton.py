@@ -1,5 +1,6 @@
 """Skeleton: a model without weights, whole or without most of its middle blocks."""
 
+import copy
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Self
@@ -8,9 +9,19 @@ from torch import nn
 
 from autofit.core.hardware import Hardware
 from autofit.core.workload import Workload
-from autofit.estimate.shallow_model import Cut, Depth, shorten
+from autofit.estimate.shallow_model import Cut, Depth, shorten, shorten_again
 from autofit.hardware.tracker import StorageTracker
+from autofit.setup.layers import repeated_blocks
 from autofit.training.meta_model import meta_model_from
+
+# Blocks up to which a model is followed as a whole: published decoders have 126 at most.
+DEEP = 150
+# The fewest blocks that stand for those of a deeper one: twice the longest period lies between them,
+# and half of the fewer is more than a block's neighbours matter for.
+_DEPTHS = (16, 32)
+FROM_START = (
+    _DEPTHS[0] // 2
+)  # blocks that are counted from the first one, as the rest from the last
 
 
 @dataclass(frozen=True)
@@ -38,6 +49,23 @@ class Skeleton:
                     )
                     module._parameters[name] = moved.setdefault(parameter, meta)
         return cls(model, made_with=tracker.peak)
+
+    def two_depths(self, cut: Cut) -> tuple[Self, Self] | None:
+        """Two models of `_DEPTHS` blocks instead of a deep one, whose figures tell those of any depth; None where it is
+        not that deep, or its blocks are not alike. This one is used up."""
+        if len(repeated_blocks(self.model)) <= DEEP:
+            return None
+        least, most = _DEPTHS
+        depth = shorten(self.model, cut, least=most)
+        if depth is None:
+            return None
+
+        shallower = copy.deepcopy(self.model)
+        retained = shorten_again(shallower, depth, least=least)
+        return (
+            replace(self, model=shallower, depth=replace(depth, retained=retained)),
+            replace(self, depth=depth),
+        )
 
     @classmethod
     def cut_short(cls, workload: Workload, hardware: Hardware, cut: Cut) -> Self:

@@ -39,7 +39,7 @@ from autofit.estimate.schedules import alternating, as_traced, with_head
 from autofit.estimate.segments import Segments, segments_of
 from autofit.estimate.shallow_model import Cut
 from autofit.estimate.skeleton import Skeleton
-from autofit.estimate.trace import trace
+from autofit.estimate.trace import trace_skeleton
 from autofit.estimate.trace_keys import (
     group_key,
     group_of,
@@ -304,8 +304,8 @@ class SpaceEstimator:
                 self._workload, effective_batch_size=self._symbols.samples * layout.dp_degree
             )
             hardware = self._hardware.of_several(layout.world)
-            traced = trace(
-                small, config, hardware, model=skeleton, calls=calls, rows=self._symbols.rows
+            traced = trace_skeleton(
+                small, config, hardware, skeleton, calls=calls, rows=self._symbols.rows
             )
         except AutofitError:
             return None, calls

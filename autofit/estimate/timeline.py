@@ -21,9 +21,12 @@ from autofit.estimate.rates import Rates, rates_for
 from autofit.estimate.recorder import HOST
 from autofit.estimate.resting import resting_of
 from autofit.estimate.roofline import Speed
-from autofit.estimate.trace import Trace, trace
+from autofit.estimate.trace import Section, Trace, trace
 
 MOST_MOMENTS = 400
+_PHASES = ("forward", "backward", "update")
+_END = "end"
+_Point = tuple[float, list[int]]  # when it is, and the bytes by KINDS
 
 
 def timelines(
@@ -60,36 +63,87 @@ def timeline_of(
     traced: Trace, hardware: Hardware, *, rates: Rates | None = None, most: int = MOST_MOMENTS
 ) -> Timeline:
     """What is live during the step of a trace, at `most` moments of it; without `rates` (how fast the device is) the
-    time axis is one event after the other."""
-    spans = traced.spans("forward", "backward", "update")
-    first, last = spans[0][0].events, spans[-1][1].events
+    time axis is one event after the other. Of a model too deep to be followed as a whole the first and the last blocks
+    are drawn, and a straight line between them."""
     speed = Speed.of(rates, hardware, traced.config) if rates else None
-    seconds = [sum(traced.waits([span], speed).values()) for span in spans] if speed else []
-    timed = sum(seconds) > 0
-    weights = seconds if timed else [after.events - mark.events for mark, after in spans]
-    total = sum(weights) or 1.0
-    # of spans, from 0 to 1
-    starts = list(accumulate((weight / total for weight in weights), initial=0.0))
-    edges = [first, *(after.events for _, after in spans)]  # the events of a span are evenly spaced
+    timed = speed is not None and _edges(traced, speed)[1][-1] > 0
+    if not timed:
+        speed = None
+
+    begins = traced.of_whole(lambda each: _begins(each, speed))
+    _, end = begins.popitem()
+    total = end or 1.0
+    if traced.shallower is None:
+        points = _fullest(_points(traced, hardware, speed), most)
+    else:
+        drawn = traced.of_whole(lambda each: _ends(each, hardware, speed))
+        figures = list(drawn.values())
+        width = 1 + len(KINDS)
+        points = []
+        for start in range(0, len(figures), width):
+            when, *live = figures[start : start + width]
+            points.append((when, list(map(int, live))))
+
     workspace = workspace_bytes(hardware)
-    shown = _fullest(list(_moments(traced, hardware, first, last)), most)
     peak = peak_of(traced, hardware)
-    phases = [
-        (mark.phase, round(start, 5)) for (mark, _), start in zip(spans, starts, strict=False)
-    ]
     return Timeline(
         config=traced.config,
-        moments=tuple((*moment[:-1], moment[-1] + workspace) for _, moment in shown),
-        at=tuple(
-            round(float(time), 5)
-            for time in np.interp([event for event, _ in shown], edges, starts)
-        ),
-        phases=tuple(now for before, now in pairwise([("", 0.0), *phases]) if before[0] != now[0]),
+        moments=tuple((*live[:-1], live[-1] + workspace) for _, live in points),
+        at=tuple(round(when / total, 5) for when, _ in points),
+        phases=tuple((phase, round(when / total, 5)) for (_, phase), when in begins.items()),
         timed=timed,
         peak_bytes=peak.nbytes + workspace,
         peak_phase=peak.phase,
         micro_batches=traced.config.gradient_accumulation_steps or 1,
     )
+
+
+def _edges(traced: Trace, speed: Speed | None) -> tuple[list[int], list[float]]:
+    """The events that the parts of a step begin with, and its last; and when that is, in seconds where the speed is
+    known, else in events. Those of a part are evenly spaced."""
+    spans = traced.spans(*_PHASES)
+    lasting: list[float] = [after.events - mark.events for mark, after in spans]
+    if speed is not None:
+        lasting = [sum(traced.waits([span], speed).values()) for span in spans]
+    edges = [spans[0][0].events, *(after.events for _, after in spans)]
+    return edges, list(accumulate(lasting, initial=0.0))
+
+
+def _begins(traced: Trace, speed: Speed | None) -> dict[tuple[int, str], float]:
+    """When each phase begins, and when the step ends, by its number and name."""
+    _, times = _edges(traced, speed)
+    begins: list[tuple[str, float]] = []
+    for (mark, _), when in zip(traced.spans(*_PHASES), times, strict=False):
+        if not begins or begins[-1][0] != mark.phase:
+            begins.append((mark.phase, when))
+    begins.append((_END, times[-1]))
+    return {(number, phase): when for number, (phase, when) in enumerate(begins)}
+
+
+def _points(traced: Trace, hardware: Hardware, speed: Speed | None) -> list[_Point]:
+    """When each event of the step is, and the bytes by KINDS after it."""
+    edges, times = _edges(traced, speed)
+    events, live = zip(*_moments(traced, hardware, edges[0], edges[-1]), strict=True)
+    return list(zip(np.interp(events, edges, times).tolist(), live, strict=True))
+
+
+def _ends(
+    traced: Trace, hardware: Hardware, speed: Speed | None
+) -> dict[tuple[Section, int, str], float]:
+    """Of each section its first moment, its fullest and its last: when it is, and the bytes by KINDS."""
+    first = traced.spans(*_PHASES)[0][0].events
+    points = _points(traced, hardware, speed)[1:]
+    figures: dict[tuple[Section, int, str], float] = {}
+    for section, events in traced.sections().items():
+        if section[0] not in _PHASES or not events:
+            continue
+        fullest = max(events, key=lambda event: sum(points[event - first][1]))
+        for place, event in enumerate((events[0], fullest, events[-1])):
+            when, live = points[event - first]
+            figures[section, place, _END] = when
+            for kind, nbytes in zip(KINDS, live, strict=True):
+                figures[section, place, kind] = nbytes
+    return figures
 
 
 def _moments(
@@ -129,13 +183,13 @@ def _kinds(traced: Trace, first: int) -> dict[int, int]:
     return {storage: KINDS.index(kind(storage)) for storage in made}
 
 
-def _fullest(moments: list[tuple[int, list[int]]], most: int) -> list[tuple[int, list[int]]]:
+def _fullest(points: list[_Point], most: int) -> list[_Point]:
     """The fullest moment of each of so many intervals; the first and the last moment stay."""
-    if len(moments) <= most:
-        return moments
-    inner = moments[1:-1]
+    if len(points) <= most:
+        return points
+    inner = points[1:-1]
     edges = [round(index * len(inner) / (most - 2)) for index in range(most - 1)]
     fullest = [
-        max(inner[start:end], key=lambda moment: sum(moment[1])) for start, end in pairwise(edges)
+        max(inner[start:end], key=lambda point: sum(point[1])) for start, end in pairwise(edges)
     ]
-    return [moments[0], *fullest, moments[-1]]
+    return [points[0], *fullest, points[-1]]

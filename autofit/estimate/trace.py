@@ -5,13 +5,15 @@ gradients of earlier micro-batches exist before the traced micro-batch begins, a
 """
 
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from fractions import Fraction
 from functools import partial
 from importlib import import_module
 from itertools import pairwise
-from typing import Any
+from typing import Any, TypeVar
 from unittest import mock
 
 import torch
@@ -35,8 +37,8 @@ from autofit.estimate.operators import Calls
 from autofit.estimate.recorder import Collective, Event, Mark, Recorder
 from autofit.estimate.roofline import Speed, passes_of, waits_of
 from autofit.estimate.saved_activations import SavedTensors, Stay
-from autofit.estimate.shallow_model import Depth, SampledChunks
-from autofit.estimate.skeleton import Skeleton
+from autofit.estimate.shallow_model import Cut, Depth, SampledChunks
+from autofit.estimate.skeleton import FROM_START, Skeleton
 from autofit.setup import Setup
 from autofit.setup.layers import repeated_blocks
 from autofit.setup.streamed_blocks import streamable_weights
@@ -45,7 +47,11 @@ from autofit.training.build import adapt, finish
 from autofit.training.meta_model import materialize
 from autofit.training.step import accumulate, update
 
+Key = TypeVar("Key")
+Figure = TypeVar("Figure", int, float)
 Span = tuple[Mark, Mark]  # a mark and the next one
+# A stretch of a step: its phase, its block, and how many stretches of both came before it.
+Section = tuple[str, int | None, int]
 _MAKING = 0  # in place of the number of a storage
 
 
@@ -71,6 +77,8 @@ class Trace:
         between: the events of an evaluation and of a saving after the step, as far as they could be followed; of a
             whole model alone.
         reserved: what allocators reserve for it, by (bytes of libraries' workspaces, expandable segments).
+        shallower: of a model too deep to be followed as a whole, the trace of fewer of its blocks.
+        missing: how many times what it has more than that the whole model has more than it.
     """
 
     config: Config
@@ -96,6 +104,37 @@ class Trace:
     assumptions: tuple[str, ...] = ()
     between: Mapping[str, tuple[Event, ...]] = field(default_factory=dict)
     reserved: dict[tuple[int, bool], int] = field(default_factory=dict)
+    shallower: "Trace | None" = None
+    missing: Fraction = Fraction(0)
+
+    def of_whole(self, figures: Callable[["Trace"], dict[Key, Figure]]) -> dict[Key, Figure]:
+        """Figures of the whole model, each of which grows by as much with every block."""
+        deeper = figures(self)
+        if self.shallower is None:
+            return deeper
+
+        shallower = figures(self.shallower)
+        whole = {}
+        for name, figure in deeper.items():
+            if name in shallower:
+                grown = figure + self.missing * (figure - shallower[name])
+                whole[name] = round(grown) if isinstance(figure, int) else float(grown)
+        return whole
+
+    def sections(self) -> dict[Section, range]:
+        """The events of each stretch. Blocks are counted from the last one, which is -1, but for the first few."""
+        blocks = 1 + max((mark.block for mark in self.marks if mark.block is not None), default=0)
+        seen: Counter[tuple[str, int | None]] = Counter()
+        found: dict[Section, range] = {}
+        ends = [mark.events for mark in self.marks[1:]]
+        for mark, end in zip(self.marks, [*ends, len(self.events)], strict=True):
+            block = mark.block
+            if block is not None and block >= FROM_START:
+                block -= blocks
+            earlier = seen[mark.phase, block]
+            seen[mark.phase, block] += 1
+            found[mark.phase, block, earlier] = range(mark.events, end)
+        return found
 
     def phase_at(self, event: int) -> str:
         """The phase that an event belongs to."""
@@ -136,27 +175,69 @@ def trace(
     config: Mapping[str, Any],
     hardware: Hardware,
     *,
-    model: Skeleton | None = None,
-    calls: Calls | None = None,
-    rows: int | None = None,
+    whole: bool = False,
 ) -> Trace:
-    """Trace one step.
-
-    Args:
-        model: is used up; None: the whole one.
-        calls: the operators called in other traces, to add this one's to.
-        rows: the trace is one to put others together from: note what activation_offload would move, and of a chunked
-            loss trace two chunks of so many tokens.
+    """Trace one step. Of a model of more than DEEP blocks that are alike only some are followed; `whole`: all are.
 
     Raises:
         RefusedError: the config is impossible, or not for this model; UntraceableError: the model's code needs values.
     """
+    canonical = allowed(config, workload, hardware)
+    skeleton = Skeleton.whole(workload, hardware)
+    depths = None if whole else skeleton.two_depths(Cut.of(canonical))
+    if depths is None:
+        return trace_skeleton(workload, canonical, hardware, skeleton, between=True)
+
+    calls = Calls()
+    try:
+        less, more = (
+            trace_skeleton(workload, canonical, hardware, depth, calls=calls, between=True)
+            for depth in depths
+        )
+    except UntraceableError:  # code that counts its blocks
+        return trace(workload, canonical, hardware, whole=True)
+    if less.sections().keys() - more.sections().keys():  # blocks that differ in what they do
+        return trace(workload, canonical, hardware, whole=True)
+
+    assert less.depth and more.depth, "it was shortened"
+    missing = Fraction(
+        more.depth.whole - more.depth.retained, more.depth.retained - less.depth.retained
+    )
+    return replace(more, depth=None, shallower=replace(less, depth=None), missing=missing)
+
+
+def allowed(config: Mapping[str, Any], workload: Workload, hardware: Hardware) -> Config:
+    """The config in full. Raises RefusedError where it is impossible, or not for this model."""
     canonical = canonicalize(config, workload, hardware)
     if reason := refuse(canonical, workload, hardware):
         raise RefusedError(reason)
+    return canonical
+
+
+def trace_skeleton(
+    workload: Workload,
+    config: Mapping[str, Any],
+    hardware: Hardware,
+    skeleton: Skeleton,
+    *,
+    calls: Calls | None = None,
+    rows: int | None = None,
+    between: bool = False,
+) -> Trace:
+    """Trace one step of a model, which is used up.
+
+    Args:
+        calls: the operators called in other traces, to add this one's to.
+        rows: the trace is one to put others together from: note what activation_offload would move, and of a chunked
+            loss trace two chunks of so many tokens.
+        between: follow an evaluation and a saving, too.
+
+    Raises:
+        RefusedError: the config is impossible, or not for this model; UntraceableError: the model's code needs values.
+    """
+    canonical = allowed(config, workload, hardware)
     recorder = Recorder(hardware)
     calls = calls or Calls()
-    skeleton = model or Skeleton.whole(workload, hardware)
     if skeleton.made_with:
         recorder.events += [Event(_MAKING, skeleton.made_with), Event(_MAKING, 0)]
     setup = fake_setup(workload, canonical, hardware, skeleton.model, recorder)
@@ -179,10 +260,10 @@ def trace(
                 setup.forward_contexts.append(saved.hooks)
             owners = _owners(setup)
             packed, reached = _step(setup, recorder, fake_mode, owners)
-            between = {}
-            if model is None:
+            followed = {}
+            if between:
                 make = partial(_batch, setup, recorder, fake_mode)
-                between = events_between_steps(setup, hardware, recorder, make)
+                followed = events_between_steps(setup, hardware, recorder, make)
         # until it is given back
         trainable = [parameter for _, parameter in setup.trainable() if parameter in reached]
         streamable = streamable_weights(setup.model, setup.config)
@@ -222,7 +303,7 @@ def trace(
         ),
         costs=tuple(recorder.costs),
         collectives=tuple(recorder.collectives),
-        between=between,
+        between=followed,
         calls=calls,
         depth=skeleton.depth,
         parameters=sum(parameter.numel() for parameter in trainable),

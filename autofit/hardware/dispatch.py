@@ -16,7 +16,7 @@ def dispatch_seconds(name: str) -> float:
     chains, kept on disk so that what is predicted today is predicted tomorrow."""
     facts = ("dispatch", name, platform.python_version(), torch.__version__)
     path = cache_file("rates", f"{digest(repr(facts))}.json")
-    found: float | None = read_cache(path)
+    found: float | None = read_cache(path, float)
     if found is None:
         found = _measured()
         write_cache(path, found)

@@ -15,7 +15,7 @@ def host_link(name: str) -> float | None:
     """Bytes per second between pinned memory of the host and card 0, `name`, the mean of both directions; kept on disk
     so that what is predicted today is predicted tomorrow. None where there is no room for 64 MiB."""
     path = cache_file("rates", f"{digest(repr(('link', name, torch.__version__)))}.json")
-    found: float | None = read_cache(path)
+    found: float | None = read_cache(path, float)
     if found is None:
         try:
             found = measured("cuda", torch.cuda.synchronize)

@@ -22,7 +22,7 @@ from typing import Any
 import cloudpickle
 
 from autofit.core.errors import InputError, as_input_error, describe_error, unknown
-from autofit.core.files import expanded
+from autofit.core.files import check_regular, expanded
 from autofit.core.workload import Workload
 
 
@@ -70,14 +70,15 @@ def names_transformers(reference: str) -> bool:
     module, _, _ = reference.rpartition(":")
     with contextlib.suppress(OSError):  # told when it is loaded
         return not module.endswith(".py") or bool(
-            re.search(rb"transformers|peft", expanded(module).read_bytes())
+            re.search(rb"transformers|peft", check_regular(expanded(module)).read_bytes())
         )
     return True
 
 
 def _load_file(path: Path) -> ModuleType:
     if not path.is_file():
-        raise InputError(f"the file {path} is not there.", "Check the path before the colon.")
+        what = "is no regular file" if path.exists() else "is not there"
+        raise InputError(f"the file {path} {what}.", "Check the path before the colon.")
     digest = hashlib.sha256(str(path).encode()).hexdigest()[:8]
     stem = re.sub(r"\W", "_", path.stem)
     name = f"autofit_workload_{stem}_{digest}"

@@ -88,7 +88,9 @@ def main() -> None:
     connection = Connection(int(sys.argv[1]))
     _import(sys.argv[2:])
     adopt_orphans()
-    die_with_parent(0)  # from here on the socket tells, and what jobs started is ended first
+    # From here on the socket tells, and what jobs started is ended first: one that somebody stopped
+    # goes on for that.
+    die_with_parent(signal.SIGCONT)
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
 
     # `deaths` is readable when a child ends or stops; by SIGCHLD, because gVisor, in which

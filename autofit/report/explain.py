@@ -9,7 +9,7 @@ from rich.text import Text
 from autofit.core.errors import NothingFitsError, pluralize, require
 from autofit.core.hardware import GIB
 from autofit.core.knobs import DERIVED
-from autofit.core.measurement import Measurement
+from autofit.core.measurement import Measurement, Outcome
 from autofit.core.quoting import lines_of, printed
 from autofit.core.record import Record
 from autofit.core.result import Result
@@ -170,6 +170,9 @@ def nothing_fits(result: Result) -> NothingFitsError:
             f"no config of the space is predicted to fit {budget}.", "Allow more memory."
         )
     miss = result.nearest_miss
+    if miss is None and _diverged(result):
+        first, *looks = _divergence(result)
+        return NothingFitsError(first, " ".join(looks))
     if miss is None or miss.peak_bytes is None:
         return NothingFitsError(
             f"no config of the space could be run in {budget}.", "See the run directory's probes/."
@@ -177,6 +180,32 @@ def nothing_fits(result: Result) -> NothingFitsError:
     needs = f"the nearest needs {miss.peak_bytes.allocated / GIB:.2f} GiB"
     remedy = "Allow more memory, a wider space, or more trials."
     return NothingFitsError(f"no config that was tried fits {budget}: {needs}.", remedy)
+
+
+def _diverged(result: Result) -> list[Measurement]:
+    """The trials whose loss was not finite."""
+    return [trial for trial in result.trials if trial.outcome is Outcome.DIVERGED]
+
+
+def _divergence(result: Result) -> list[str]:
+    """That the loss was not finite, in which config, and what to look at: a sentence each."""
+    diverged = _diverged(result)
+    first = diverged[0]
+    reason = f" ({first.reason.rstrip('.')})" if first.reason else ""
+    count = pluralize(len(diverged), "config")
+    precisions = sorted({str(trial.config.precision) for trial in diverged})
+
+    precision = "Precision: fp32 diverges, too, so it is not to blame."
+    if "fp32" not in precisions:
+        tried = " and ".join(precisions)
+        precision = f"Precision: {tried} may overflow; see whether --set precision=fp32 does."
+    return [
+        f"The loss was not finite in {count}: first in {fmt.describe(first.config)}{reason}.",
+        precision,
+        "Learning rate: where the first step is finite and a later one is not, lower it.",
+        "Data and loss: where the first step is not finite, look for divisions by zero, logarithms "
+        "of zero, batches without a valid label, and numbers in the data that are not finite.",
+    ]
 
 
 def nothing_fits_view(result: Result) -> RenderableType:
@@ -194,6 +223,15 @@ def nothing_fits_lines(result: Result) -> list[str]:
         probe_counts(result),
     ]
     miss = result.nearest_miss or next(iter(nearest_misses(result.trials)), None)
+    if _diverged(result):
+        first, *looks = _divergence(result)
+        if miss is None:  # more memory helps nothing
+            where = fmt.where(result.hardware, result.budget)
+            head = f"Nothing trains: {result.model} on {where}."
+            points = [fmt.POINT + look for look in looks]
+            return [head, probe_counts(result), first, "What to look at:", *points]
+        lines.append(first)
+
     needed = fmt.budget_needed(miss, result.hardware, result.budget) if miss else None
     if miss is not None:
         # Far above the budget a probe is stopped before its peak.

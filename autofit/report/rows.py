@@ -12,6 +12,7 @@ from autofit.report.formatting import peak_bytes, percent, rate, verified, why_n
 
 _NOTICED = 0.05  # of a change between exploring and verifying, worth a line
 _MISSES = 2  # configs that did not fit, in the table: enough to see where the budget ends
+MOST_DRAWN = 300  # trials on a page: more dots cover each other
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,23 @@ def table_rows(result: Result, *, tolerance: float, rows: int) -> list[Row]:
         *(Row(one, _verdict(one, result, tolerance)) for one in fitted),
         *(Row(one, why_not(one, result.budget)) for one in misses),
     ]
+
+
+def drawn_trials(result: Result) -> list[int]:
+    """The places of the trials that a page draws: all, or else the leading configs, the fastest trials, and some from
+    each part of the search."""
+    trials = result.trials
+    if len(trials) <= MOST_DRAWN:
+        return list(range(len(trials)))
+
+    leaders = (*result.finalists, *result.tiers.values(), result.runner_up, result.best)
+    leading = {leader.config for leader in leaders if leader}
+    places = [place for place, trial in enumerate(trials) if trial.config in leading]
+    half = MOST_DRAWN // 2
+    by_speed = sorted(range(len(trials)), key=lambda place: -trials[place].throughput)
+    evenly = range(0, len(trials), -(-len(trials) // half))
+    chosen = dict.fromkeys((*places, *evenly, *by_speed))
+    return sorted(list(chosen)[:MOST_DRAWN])
 
 
 def latest_by_config(result: Result) -> Mapping[Config, Measurement]:

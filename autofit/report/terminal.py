@@ -21,3 +21,7 @@ class Terminal(Console):
                 yield Segment(
                     "".join(sign for sign in text if sign.isprintable() or sign == "\n"), style
                 )
+
+    def on_broken_pipe(self) -> None:
+        """Leave it to the command to say that nobody reads; a Console would exit without a word."""
+        raise  # the error that is being handled

@@ -12,9 +12,8 @@ from typing import Any, TypeVar
 
 from optuna.study import Study
 
-from autofit.core.errors import InputError
 from autofit.core.measurement import Measurement
-from autofit.core.plain import from_plain, to_plain
+from autofit.core.plain import UNREADABLE, from_plain, to_plain
 from autofit.search.ranking import Measurements
 
 _Kind = TypeVar("_Kind")
@@ -154,5 +153,5 @@ def _read(kind: type[_Kind], value: Any) -> _Kind | None:
     try:
         read: _Kind = from_plain(kind, value)
         return read
-    except (AttributeError, InputError, KeyError, TypeError, ValueError):
+    except UNREADABLE:
         return None

@@ -13,8 +13,8 @@ import json
 import os
 import re
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,10 +28,11 @@ from autofit.core.errors import InputError, is_whole, pluralize, shown
 from autofit.core.events import Notify
 from autofit.core.files import naming, write_atomically
 from autofit.core.measurement import Measurement, Outcome
-from autofit.core.plain import field_types
+from autofit.core.plain import UNREADABLE, field_types
 from autofit.search.finals import restore
 from autofit.search.sampler import MEASUREMENT, measurements_of
 
+SPACE = "space"  # in the identity: the values of each knob that is searched
 _IDENTITY = "identity"
 _BUDGET = "budget"
 # Optuna's words: complete has a value, pruned was stopped by a limit, fail says nothing about the
@@ -234,7 +235,7 @@ def _measurement(held: Any) -> Measurement | None:
     """A measurement that was written; None for what is none."""
     try:
         measurement = Measurement.from_trial(held)
-    except (AttributeError, InputError, TypeError, ValueError):
+    except UNREADABLE:
         return None
 
     return measurement if measurement.throughput or not measurement.fits else None
@@ -361,6 +362,28 @@ def _add_measurements(study: Study, records: Iterable[dict[str, Any]]) -> None:
         trial.params = {knob: measurement.config.get(knob) for knob in trial.distributions}
         with contextlib.suppress(ValueError):  # of no config of this search
             study.add_trial(trial)
+
+
+def check_resumable(journal: Journal, space: Mapping[str, Sequence[Any]]) -> None:
+    """Raise InputError where the file holds a search of something else, as far as can be told
+    before anything is predicted.
+
+    Args:
+        space: the values of each knob, of which a search may have kept a part.
+    """
+    held = _Found(journal.path).identity
+    searched = held.get(SPACE)
+    if not isinstance(searched, dict):
+        searched = {}
+
+    knobs: dict[str, Any] = {}
+    for knob, values in space.items():
+        before = searched.get(knob)
+        is_part = isinstance(before, list) and all(value in values for value in before)
+        knobs[knob] = before if is_part else list(values)
+
+    identity = {**journal.identity, SPACE: knobs}
+    _check_identity(held, replace(journal, identity=identity))
 
 
 def begun_with(path: Path) -> tuple[Mapping[str, Any], int | None]:

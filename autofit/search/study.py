@@ -26,7 +26,7 @@ from autofit.search.drift import slowdown
 from autofit.search.encoding import Configs, KnobValues
 from autofit.search.enumeration import Enumeration
 from autofit.search.finals import Explored, Finals
-from autofit.search.journal import Journal, open_study, record
+from autofit.search.journal import SPACE, Journal, open_study, record
 from autofit.search.predictions import Predictions
 from autofit.search.prior_measurements import PriorMeasurement, PriorMeasurements
 from autofit.search.pruning import MemoryOrder
@@ -229,7 +229,7 @@ def search(
     with _quiet():
         if journal is not None:  # Optuna's parameters cannot change their choices
             knobs = {knob: list(values) for knob, values in space.knobs.items()}
-            identity = {**journal.identity, "space": knobs}
+            identity = {**journal.identity, SPACE: knobs}
             journal = dataclasses.replace(journal, identity=identity)
         study = open_study(journal, sampler)
         asked = {**limits.asked(), "objective": repr(problem.ranking.objective)}

@@ -9,6 +9,9 @@ from typing import Any
 
 from torch import nn
 
+from autofit.core.errors import is_whole
+from autofit.core.plain import UNREADABLE
+
 # What names begin with in a PeftModel, and in the files that it reads.
 IN_PEFT_MODEL = "base_model.model."
 _WITHIN = (".base_layer", ".original_module")  # what names hold of the wrappers around a layer
@@ -98,6 +101,10 @@ def new_token_rows(model: nn.Module) -> int:
         if not isinstance(file, str):
             return 0
 
-    saved = json.loads(Path(file).read_text(encoding="utf-8"))
-    vocabulary = saved.get("vocab_size") or saved.get("text_config", {}).get("vocab_size")
-    return max(0, embedding.weight.shape[0] - vocabulary) if vocabulary else 0
+    vocabulary = None
+    with suppress(*UNREADABLE):
+        saved = json.loads(Path(file).read_text(encoding="utf-8"))
+        vocabulary = saved.get("vocab_size") or saved.get("text_config", {}).get("vocab_size")
+    if not is_whole(vocabulary, 1):
+        return 0
+    return max(0, embedding.weight.shape[0] - vocabulary)

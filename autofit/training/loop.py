@@ -9,6 +9,7 @@ from statistics import median
 from typing import Any
 
 from autofit.core.errors import DivergedError, InputError, OutOfMemoryError, describe_error
+from autofit.core.plain import Loss
 from autofit.core.workload import Hyperparameters
 from autofit.hardware.out_of_memory import is_out_of_memory
 from autofit.setup import Setup
@@ -44,11 +45,11 @@ class StepReport:
     """
 
     step: int
-    loss: float
+    loss: Loss
     lr: float
     samples: int
     tokens: int | None = None
-    gradient_norm: float | None = None
+    gradient_norm: Loss | None = None
     skipped: str | None = None
     seconds: float = field(default=0.0, compare=False)
     data_seconds: float = field(default=0.0, compare=False)

@@ -8,7 +8,7 @@ import json
 import sys
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import IO, Any
@@ -18,6 +18,7 @@ from tqdm import tqdm
 from autofit.core.files import write_atomically
 from autofit.core.hardware import GIB
 from autofit.core.notebook import Cell, in_notebook
+from autofit.core.plain import UNREADABLE, Loss, from_plain
 from autofit.training.evaluation import Evaluation
 from autofit.training.loop import StepReport
 from autofit.training.memory_watch import StepMemory
@@ -106,13 +107,14 @@ def recorded(path: Path, last_step: int) -> tuple[list[StepReport], list[Evaluat
         if step > last_step:
             continue
         row = json.loads(line)
-        with contextlib.suppress(TypeError, ValueError):  # of another autofit, or edited
+        with contextlib.suppress(*UNREADABLE):  # of another autofit, or edited
             if "evaluation" in row:
-                metrics = {name: float(value) for name, value in row.get("metrics", {}).items()}
-                evaluations.append(Evaluation(float(row["evaluation"]), step, metrics))
+                metrics = from_plain(Mapping[str, Loss], row.get("metrics", {}))
+                loss = from_plain(Loss, row["evaluation"])
+                evaluations.append(Evaluation(float(loss), step, metrics))
             else:
                 memory = {name: row.pop(name) for name in vars(StepMemory()) if name in row}
-                reports.append(StepReport(**row, memory=StepMemory(**memory)))
+                reports.append(from_plain(StepReport, {**row, "memory": memory}))
     return reports, evaluations
 
 

@@ -20,6 +20,7 @@ from autofit.core.estimate import Remedy, Timeline
 from autofit.core.events import Listener, Note
 from autofit.core.hardware import Hardware
 from autofit.core.layout import fitted_to
+from autofit.core.measurement import Outcome
 from autofit.core.options import SearchOptions
 from autofit.core.result import OnDevices, Result, tier
 from autofit.core.workload import Workload
@@ -96,6 +97,9 @@ class Annotator:
         """What would help where nothing fits, around a config that nearly does."""
         if result.config is not None or near is None:
             return ()
+        outcomes = {trial.outcome for trial in result.trials}
+        if Outcome.DIVERGED in outcomes and Outcome.OUT_OF_MEMORY not in outcomes:
+            return ()  # which memory does not mend
 
         found: tuple[Remedy, ...] | None = self._ask(
             what_helps,

@@ -51,7 +51,7 @@ from autofit.report.formatting import (
 )
 from autofit.search.concurrency import Threaded
 from autofit.search.finals import Finals
-from autofit.search.journal import Journal
+from autofit.search.journal import Journal, check_resumable
 from autofit.search.pareto import Evidence, pareto_report
 from autofit.search.predictions import Predictions
 from autofit.search.ranking import nearest_miss
@@ -226,6 +226,7 @@ class MeasuredSearch:
             lines=self._directory.lines,
             restored=self._directory.restored,
         )
+        check_resumable(journal, context.space.knobs)  # before predictions, which take a minute
         with contextlib.ExitStack() as stack:
             devices = context.placement.devices
             places = context.placement.places[: options.trials * devices]
@@ -264,7 +265,6 @@ class MeasuredSearch:
         """When exploring ends, counted from now."""
         context = self.context
         options = self.options
-
         seconds = None
         if options.time_limit:
             seconds = max(self._left(EXPLORE_SHARE), LEAST_SECONDS)

@@ -10,19 +10,21 @@ import contextlib
 import json
 import sqlite3
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from autofit.core.errors import InputError, StoreError, is_whole
+from autofit.core.errors import StoreError, is_whole
 from autofit.core.files import cache_file
 from autofit.core.measurement import Measurement
+from autofit.core.plain import UNREADABLE
 
 SCHEMA = 2
 # The newest measurements are kept.
 MOST_OF_ONE = 200  # of a subject
 MOST = 10_000  # of all: some 15 MB
 DAYS = 180
+_AT_ONCE = 1_000  # dropped with each addition: 200,000 at once take seconds, and others wait
 _WAIT_SECONDS = 10.0  # for other writers; a transaction takes milliseconds
 _CLEARING = "autofit doctor --clear-store begins a new one."
 _CHECK = "Check the directory, or search without it: --no-store."
@@ -47,6 +49,7 @@ _INDEX = "CREATE INDEX of_key ON measurements (key, id)"
 _FIND = """
 SELECT config, measurement, cap_bytes, run, session FROM measurements WHERE key = ? ORDER BY id
 """
+_OLDEST = f"SELECT id, measured_at FROM measurements ORDER BY id LIMIT {_AT_ONCE}"
 _ADD = "INSERT INTO measurements VALUES (NULL, ?, ?, ?, ?, ?, ?, ?, ?)"
 
 
@@ -129,8 +132,8 @@ class Store:
             for those, most in (("key = :key", MOST_OF_ONE), ("true", MOST)):
                 matching = f"FROM measurements WHERE {those}"
                 last_dropped = f"SELECT id {matching} ORDER BY id DESC LIMIT 1 OFFSET {most}"
-                file.execute(f"DELETE {matching} AND id <= ({last_dropped})", {"key": subject.key})
-            file.execute("DELETE FROM measurements WHERE measured_at < ?", (now - DAYS * 86400,))
+                _drop(file, f"{matching} AND id <= ({last_dropped})", {"key": subject.key})
+            _drop(file, f"FROM ({_OLDEST}) WHERE measured_at < :end", {"end": now - DAYS * 86400})
 
     def count(self) -> Count:
         """How much the store holds."""
@@ -257,6 +260,12 @@ class Store:
             self.path.with_name(f"{self.path.name}{end}").unlink(missing_ok=True)
 
 
+def _drop(file: sqlite3.Connection, rows: str, values: Mapping[str, str | float]) -> None:
+    """Delete the oldest of some rows: more of them go with the next addition."""
+    oldest = f"SELECT id {rows} ORDER BY id LIMIT {_AT_ONCE}"
+    file.execute(f"DELETE FROM measurements WHERE id IN ({oldest})", values)
+
+
 def _create_tables(file: sqlite3.Connection) -> None:
     """Begin with an empty table; those of an older autofit go."""
     names = file.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall()
@@ -273,7 +282,7 @@ def _read(config: str, measurement: str, cap_bytes: int, run: str, session: str)
     try:
         trial = {**json.loads(measurement), "config": json.loads(config)}
         read = Measurement.from_trial(trial)
-    except (AttributeError, InputError, KeyError, RecursionError, TypeError, ValueError):
+    except UNREADABLE:
         return None
 
     if not (is_whole(cap_bytes, 0) and isinstance(run, str) and isinstance(session, str)):

@@ -27,7 +27,8 @@ SIGNALS = {
     "end": signal.SIGTERM,
 }
 SIGNALS["hang up"] = signal.SIGHUP
-IN_PROCESS = (*SIGNALS, "interrupt", "hang", "host memory", "device memory")
+# "orphan": what the command started is stopped, and the command is killed.
+IN_PROCESS = (*SIGNALS, "orphan", "interrupt", "hang", "host memory", "device memory")
 AROUND = ("disk full", "clock back", "deleted", "flipped")  # strikes what all processes share
 _COUNTED = {"open", "os", "shutil", "socket", "tempfile", "fcntl", "sqlite3", "pickle", "glob"}
 _DEPTHS, _DAY = 6, 86400.0
@@ -140,7 +141,7 @@ def delete(folder: Path) -> None:
 def _strike(armed: _Armed) -> None:
     fault = armed.fault
     assert fault
-    if fault.is_signal and fault.delay:
+    if fault.kind == "orphan" or (fault.is_signal and fault.delay):
         struct.pack_into("q", _shared, _DELAYED, os.getpid())
     elif fault.is_signal:
         os.kill(os.getpid(), SIGNALS[fault.kind])

@@ -21,6 +21,7 @@ import yaml
 from safetensors.numpy import load_file
 
 from benchmarks.faults import faults
+from benchmarks.faults.data_files import write_data
 from benchmarks.faults.falsified import falsify
 from benchmarks.faults.faults import AROUND, IN_PROCESS, Fault
 from benchmarks.faults.tries import Ended, Tries
@@ -143,6 +144,7 @@ class Scenario(ABC):
         deep = dict.fromkeys(IN_PROCESS, self.depths) | dict.fromkeys((*AROUND, "interrupt"), (0,))
         # a command waits for the others
         deep |= {"hang": self.depths[1:], "device memory": (self.computing,)}
+        deep |= {"orphan": self.depths[1:2]}
         deep |= {} if self.tries.sandbox.private else {"disk full": ()}
         most = max(map(len, deep.values()))
         return [
@@ -432,4 +434,104 @@ class Files(Training):
         ]
 
 
-SCENARIOS: tuple[type[Scenario], ...] = (Search, Gang, Training, Ranks, Files)
+class Data(Training):
+    """Trainings on data files that are drawn."""
+
+    name = "data"
+
+    def draw(self, rng: random.Random) -> Fault:
+        return Fault("flipped", 0, 0, draw=rng.randrange(2**31))
+
+    def broken_by(self, fault: Fault) -> list[str]:
+        _ = self.whole
+        work = self.tries.fresh(self.start)
+        path = write_data(work, random.Random(fault.draw))
+        words = [
+            path.name if word == "corpus.txt" else word for word in self.arguments(again=False)
+        ]
+        ended = self.tries.command(words)
+        self.tried += 1
+        broken = [f"{path.name}: {each}" for each in ended.broken]
+        if ended.code not in (0, 2):
+            broken.append(f"{path.name}: exit code {ended.code}: {ended.err[-300:]}")
+        return broken
+
+
+class Together(Scenario):
+    """Two of the same command at once, in the same place or in two: nothing is lost, and nobody waits forever."""
+
+    def draw(self, rng: random.Random) -> Fault:
+        return Fault(
+            "flipped", 0, 0, rng.choice((0.0, rng.uniform(0.0, 2.0))), rng.randrange(2**31)
+        )
+
+    def broken_by(self, fault: Fault) -> list[str]:
+        _ = self.whole
+        self.tries.fresh(self.start)
+        first = self.arguments(again=False)
+        second = first if fault.draw % 2 else self.elsewhere(first)
+        codes = self.tries.both(first, second, fault.delay)
+        self.tried += 1
+        allowed = ((0, 0), (0, 2), (2, 0)) if second == first else ((0, 0),)
+        broken = [] if codes in allowed else [f"two at once ended with {codes}"]
+        return broken + self.differ()
+
+    def elsewhere(self, arguments: list[str]) -> list[str]:
+        """The same command, written to another place."""
+        option = "--out" if "--out" in arguments else "--output"
+        place = arguments.index(option) + 1
+        return [*arguments[:place], f"{arguments[place]}2", *arguments[place + 1 :]]
+
+    def differ(self) -> list[str]:
+        """What is not as after one command alone."""
+        return []
+
+
+class Searches(Together, Search):
+    """Two searches at once."""
+
+    name = "searches"
+
+
+class Trainings(Together, Training):
+    """Two trainings at once."""
+
+    name = "trainings"
+
+    def differ(self) -> list[str]:
+        return Training.differ(self)
+
+
+class Pipelines(Training):
+    """Commands whose reader goes before all is said, as `autofit ... | head -1` has it."""
+
+    name = "pipelines"
+
+    def draw(self, rng: random.Random) -> Fault:
+        return Fault("flipped", 0, 0, draw=rng.randrange(2**31))
+
+    def broken_by(self, fault: Fault) -> list[str]:
+        _ = self.whole
+        self.tries.fresh(self.start)
+        rng = random.Random(fault.draw)
+        commands = [
+            ["spaces"],
+            ["models", "--json"],
+            ["doctor", "--device", "cpu", "--json"],
+            ["export", "result.yaml", "--to", "trl", "--output", "/dev/stdout"],
+            ["explain", "result.yaml"],
+            self.arguments(again=False),
+        ]
+        command = rng.choice(commands)
+        code, said = self.tries.piped(command, rng.choice((0, 1, 100, 4096)))
+        self.tried += 1
+        broken = [] if code in (0, 2) else [f"{command[0]} into a pipe: exit code {code}"]
+        if "Traceback" in said:
+            broken.append(f"{command[0]} into a pipe says {said[-300:]!r}")
+        return broken
+
+
+SCENARIOS: tuple[type[Scenario], ...] = (
+    *(Search, Gang, Training, Ranks, Files),
+    *(Data, Searches, Trainings, Pipelines),
+)

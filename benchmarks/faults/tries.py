@@ -48,7 +48,7 @@ _NOISE = re.compile(
     r"^(Traceback \(most recent|Exception ignored|Fatal Python|.*leaked|.*\w+Warning: )",
     re.MULTILINE,
 )
-_CODES = (0, 2, 3, 4, 130)
+_CODES = (0, 2, 3, 4, 129, 130, 143)
 _MOST_TOLD = 4200  # characters of a sentence and its remedy
 
 
@@ -106,7 +106,8 @@ class Tries:
         """Run `autofit ARGUMENTS`, `before` it something in its process, and check what every command promises."""
         main = importlib.import_module("autofit.__main__").main
         ended = self.call(lambda: (before(), main(list(arguments))), fault, strike)
-        died = fault is not None and fault.depth == 0 and ended.code is not None and ended.code < 0
+        strikes_command = fault is not None and (fault.depth == 0 or fault.kind == "orphan")
+        died = strikes_command and ended.code is not None and ended.code < 0
         if not died:
             codes = list(_CODES)
             if fault and fault.depth == 0 and fault.kind in faults.SIGNALS:
@@ -136,7 +137,10 @@ class Tries:
                 time.sleep(fault.delay)
                 struck = True
                 if psutil.pid_exists(process):
-                    os.kill(process, faults.SIGNALS[fault.kind])
+                    os.kill(process, faults.SIGNALS.get(fault.kind, signal.SIGSTOP))
+                if fault.kind == "orphan":
+                    time.sleep(0.1)
+                    os.kill(child, signal.SIGKILL)
             time.sleep(0.005)
         ended = Ended(code, *map(_text, self.printed), time.monotonic() - start, faults.counts())
         if code is None:
@@ -151,6 +155,64 @@ class Tries:
             ended.broken.append("what was read was run")
         self.sandbox.empty()
         return ended
+
+    def both(
+        self, first: Sequence[str], second: Sequence[str], delay: float
+    ) -> tuple[int | None, int | None]:
+        """Run two commands at once, the second so many seconds later; their exit codes."""
+        main = importlib.import_module("autofit.__main__").main
+
+        def later() -> None:
+            time.sleep(delay)
+            main(list(second))
+
+        children = []
+        for function in (lambda: main(list(first)), later):
+            child = os.fork()
+            if child == 0:
+                self._run(function, None, None)
+            children.append(child)
+        codes = tuple(self._awaited(child, 2 * LIMIT) for child in children)
+        for child in children:
+            self._left(child)
+        return codes[0], codes[1]
+
+    def piped(self, arguments: Sequence[str], most: int) -> tuple[int | None, str]:
+        """Run a command whose reader goes after so many bytes; its exit code, and what it said beside."""
+        main = importlib.import_module("autofit.__main__").main
+        reader, writer = os.pipe()
+
+        def function() -> None:
+            os.dup2(writer, 1)
+            os.close(writer)
+            sys.stdout = io.TextIOWrapper(io.FileIO(1, "w", closefd=False))
+            sys.__stdout__ = sys.stdout  # type: ignore[misc]
+            main(list(arguments))
+
+        child = os.fork()
+        if child == 0:
+            os.close(reader)
+            self._run(function, None, None)
+        os.close(writer)
+        if most:
+            os.read(reader, most)
+        os.close(reader)
+        code = self._awaited(child, LIMIT)
+        self._left(child)
+        return code, _text(self.printed[1])
+
+    @staticmethod
+    def _awaited(child: int, seconds: float) -> int | None:
+        """The exit code of a child; None where it had to be ended after so many seconds."""
+        until = time.monotonic() + seconds
+        while time.monotonic() < until:
+            done, status = os.waitpid(child, os.WNOHANG)
+            if done:
+                return os.waitstatus_to_exitcode(status)
+            time.sleep(0.01)
+        os.killpg(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        return None
 
     def _run(self, function: Callable[[], Any], fault: Fault | None, strike: Any) -> NoReturn:
         """In the forked process: as Python runs a program from its start to its end."""

@@ -28,7 +28,7 @@ from autofit.estimate.rates import rates_of
 from autofit.estimate.roofline import Speed
 from autofit.estimate.shallow_model import Cut
 from autofit.estimate.skeleton import Skeleton
-from autofit.estimate.trace import trace
+from autofit.estimate.trace import trace, trace_skeleton
 from autofit.hardware.catalogue import card, links_of
 from autofit.techniques import canonicalize
 from benchmarks.published_report import Outcome, tell, told
@@ -57,9 +57,8 @@ def seconds_of(
         _traits[row["model"]] = workload_of(workload, hardware.of_several(1)).traits
     workload = replace(workload, traits=_traits[row["model"]])
     knobs = canonicalize(config, workload, hardware)
-    traced = trace(
-        workload, knobs, hardware, model=Skeleton.cut_short(workload, hardware, Cut.of(knobs))
-    )
+    few = Skeleton.cut_short(workload, hardware, Cut.of(knobs))
+    traced = trace_skeleton(workload, knobs, hardware, few)
     shapes: Counter[tuple[torch.Size, torch.dtype, bool]] = Counter()
     for shape, dtype, block in traced.shapes:
         shapes[shape, dtype, block is not None] += traced.depth.times(block) if traced.depth else 1

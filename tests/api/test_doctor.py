@@ -22,6 +22,7 @@ from autofit.core.measurement import Measurement, Outcome
 from autofit.probe import LocalExecutor
 from autofit.report.listings import doctor_table
 from autofit.tuning.measurement_store import Store, Stored, Subject
+from tests import warm
 
 pytestmark = pytest.mark.usefixtures("shared_zygote")
 
@@ -126,7 +127,8 @@ def test_a_broken_library_is_named_with_its_error(
     ends.write_text("import os; os._exit(7)")
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
     monkeypatch.setattr(doctor, "_MODULES", {"bitsandbytes": "fails", "peft": "ends"})
-    with LocalExecutor() as executor:  # which imports from where this process does now
+    # which imports from where this process does now
+    with warm.zygotes(), LocalExecutor() as executor:
         monkeypatch.setattr(doctor, "LocalExecutor", lambda: nullcontext(executor))
         found = examine("cpu")
 

@@ -14,6 +14,7 @@ from autofit.core.errors import InputError
 from tests import tiny
 from tests.api.fitting import assert_same, batches, fitted, mlp, weights
 from tests.ranks import on_ranks
+from tests.warm import import_there
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 OWN_LOOPS = ("own_loop", "with_lightning", "with_accelerate")
@@ -126,6 +127,7 @@ def test_the_examples_losses_are_those_of_fit_on_two_devices(
     way: str, names: tuple[str, ...]
 ) -> None:
     config = {"micro_batch_size": 4, "data_parallel": way}
+    import_there(["accelerate", "pytorch_lightning"])  # once, not on each rank
     for of_rank in on_ranks(2, losses_on_a_rank, config, 3, names):
         for mine, theirs in of_rank.values():
             assert len(mine) == 3

@@ -7,11 +7,13 @@ import stat
 import subprocess
 import sys
 import threading
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from autofit.core.budget import Budget
 from autofit.core.errors import InputError
 from autofit.core.files import (
     cache_file,
@@ -59,20 +61,40 @@ def test_write_failures_are_ignored(tmp_path: Path) -> None:
 
 def test_only_what_was_kept_comes_back(tmp_path: Path) -> None:
     path = tmp_path / "new" / "file.json"
-    assert read_cache(path) is None
+    assert read_cache(path, Any) is None
     write_cache(path, [1.5, {"a": None}])
-    assert read_cache(path) == [1.5, {"a": None}]
+    assert read_cache(path, Any) == [1.5, {"a": None}]
     whole = path.read_bytes()
     for place in range(len(whole)):
         path.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
-        assert read_cache(path) is None
+        assert read_cache(path, Any) is None
     for text in ("", "[]", "3", "{}", '{"digest": 1, "data": 1}', "[" * 100_000, "\0"):
         path.write_text(text)
-        assert read_cache(path) is None
+        assert read_cache(path, Any) is None
     path.unlink()
     os.mkfifo(path)
     write_cache(path, 1)
-    assert read_cache(path) is None
+    assert read_cache(path, Any) is None
+
+
+@pytest.mark.parametrize(
+    ("kind", "data"),
+    [
+        (float, "1.5"),
+        (float, [1.5]),
+        (float, True),
+        (Mapping[str, float], [1.5]),
+        (Mapping[str, float], {"a": None}),
+        (tuple[float, float], [1.5]),
+        (Budget, {"device_bytes": "much"}),
+        (Budget, {"unknown": 1}),
+        (Budget, 3),
+    ],
+)
+def test_a_right_digest_over_another_type_is_nothing(tmp_path: Path, kind: Any, data: Any) -> None:
+    path = tmp_path / "file.json"
+    write_cache(path, data)
+    assert read_cache(path, kind) is None
 
 
 def test_other_texts_have_other_names() -> None:

@@ -37,6 +37,7 @@ def test_the_answer_and_what_is_said_are_those_of_the_first(
     capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr(launcher, "subprocess", subprocess)  # a process that imports for itself
     said: list[Any] = []
     answer = on_ranks(added, 3.0, count=2, device="cpu", said=said.append)
     assert answer == [7.0, max(1, len(os.sched_getaffinity(0)) // 2)]

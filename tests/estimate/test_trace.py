@@ -12,7 +12,7 @@ from autofit.estimate.figures import predict_all
 from autofit.estimate.recorder import Recorder
 from autofit.estimate.shallow_model import Cut
 from autofit.estimate.skeleton import Skeleton
-from autofit.estimate.trace import trace
+from autofit.estimate.trace import trace, trace_skeleton
 from autofit.hardware.tracker import StorageTracker
 from autofit.techniques import canonicalize
 from autofit.training.build import build
@@ -240,7 +240,7 @@ def test_a_model_cut_short_stands_for_the_whole() -> None:
     short = Skeleton.cut_short(workload, CPU, Cut())
     assert short.depth is not None
     assert (short.depth.whole, short.depth.retained) == (9, 3)
-    shallow = trace(workload, {}, CPU, model=short)
+    shallow = trace_skeleton(workload, {}, CPU, short)
     assert len(set(shallow.owners.values())) == 3
 
 

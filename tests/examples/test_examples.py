@@ -75,7 +75,9 @@ def test_a_causal_language_model_learns_to_spell(example: Example) -> None:
 
 
 @pytest.mark.usefixtures("shared_zygote")
-def test_its_budget_rules_something_out(example: Example) -> None:
+def test_its_budget_rules_something_out(example: Example, monkeypatch: pytest.MonkeyPatch) -> None:
+    # what would help takes seconds to find out
+    monkeypatch.setattr("autofit.tuning.annotations.Annotator.remedies", lambda *_: ())
     module = example("causal_lm")
     plain = {
         "micro_batch_size": 16,
@@ -169,7 +171,7 @@ def test_a_prediction_is_made_for_cards_that_are_not_here(
     ("knobs", "steps", "tolerance"),
     [
         ({}, 17, 1e-5),  # more than one pass
-        ({"lora_rank": 8, "micro_batch_size": 8, "gradient_accumulation_steps": 2}, 17, 1e-5),
+        ({"lora_rank": 8, "micro_batch_size": 8, "gradient_accumulation_steps": 2}, 5, 1e-5),
         # slow on a CPU without products of bf16
         ({"lora_rank": 8, "precision": "bf16-mixed"}, 5, 1e-3),
     ],

@@ -1,5 +1,6 @@
 """A workload from the user's own file or module: it trains elsewhere, and each way to go wrong is one sentence."""
 
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -258,3 +259,11 @@ def test_a_file_that_names_transformers_is_told_from_one_of_plain_pytorch(
 def test_what_cannot_be_read_may_name_transformers(tmp_path: Path) -> None:
     assert names_transformers("package.module:make")
     assert names_transformers(f"{tmp_path / 'missing.py'}:make")
+
+
+def test_a_fifo_is_no_file_of_a_function(tmp_path: Path) -> None:
+    path = tmp_path / "mine.py"
+    os.mkfifo(path)
+    assert names_transformers(f"{path}:make")  # and does not wait for a writer
+    with pytest.raises(InputError, match=r"mine\.py is no regular file\. Check the path"):
+        function_workload(f"{path}:make")

@@ -23,7 +23,7 @@ from autofit.core.workload import Workload
 from autofit.core.zygote_process import started_early
 from autofit.probe import LocalExecutor, Plan, Request, zygote
 from autofit.probe.executors import local
-from tests import tiny
+from tests import tiny, warm
 from tests.processes import alive, descendants, number_in, wait_until, wait_until_gone
 
 SCRIPT = """
@@ -38,7 +38,8 @@ from autofit import techniques
 from autofit.core.budget import Budget
 from autofit.core.workload import Workload
 from autofit.probe import LocalExecutor, Plan, Request
-from tests.probe.bare import bare
+from autofit.probe.executors import local
+from tests.probe.bare import FIRST
 
 folder = Path(sys.argv[1])
 with (folder / "main_ran").open("a") as file:
@@ -52,7 +53,8 @@ def loss(model, batch):
 
 plain = tiny.mlp_workload()
 workload = Workload(model=plain.model, batch=plain.batch, loss=loss)
-with bare(lambda: LocalExecutor(folder)) as executor:
+local.START = FIRST + local.START
+with LocalExecutor(folder) as executor:
     config = techniques.canonicalize({}, workload, tiny.CPU)
     executor.measure(workload, Request(config, tiny.CPU, Budget(2**30, 2**30), Plan()), number=0)
 """
@@ -66,20 +68,25 @@ def shared_memory_of(processes: list[int]) -> list[str]:
     ]
 
 
-@pytest.mark.parametrize("all_of_them", [False, True], ids=["parent", "parent and zygote"])
-def test_a_parent_that_is_killed_takes_all_along(tmp_path: Path, all_of_them: bool) -> None:
-    """Or the parent and the zygote at once, as a system that stops a job does."""
+@pytest.mark.parametrize("how", ["parent", "parent and zygote", "stopped zygote"])
+def test_a_parent_that_is_killed_takes_all_along(tmp_path: Path, how: str) -> None:
+    """Or the parent and the zygote at once, as a system that stops a job does; also a zygote that
+    somebody stopped."""
     (tmp_path / "script.py").write_text(SCRIPT)
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    parent = subprocess.Popen(
-        [sys.executable, str(tmp_path / "script.py"), str(tmp_path)], env=environment
-    )
+    command = [sys.executable, str(tmp_path / "script.py"), str(tmp_path)]
+    parent = warm.Python(command, env=environment)  # its zygote is a new process
     child, grandchild = number_in(tmp_path / "child"), number_in(tmp_path / "grandchild")
     family = descendants(parent.pid)
     assert {child, grandchild} < set(family)
     assert len(family) == 3  # and the zygote
-    for each in (family[0], parent.pid) if all_of_them else (parent.pid,):
-        os.kill(each, signal.SIGTERM if all_of_them else signal.SIGKILL)
+    if how == "parent and zygote":
+        os.kill(family[0], signal.SIGTERM)
+        os.kill(parent.pid, signal.SIGTERM)
+    else:
+        if how == "stopped zygote":
+            os.kill(family[0], signal.SIGSTOP)
+        os.kill(parent.pid, signal.SIGKILL)
     parent.wait()
     wait_until_gone(family)
     assert not shared_memory_of([parent.pid, *family])

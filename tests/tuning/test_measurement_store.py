@@ -131,6 +131,20 @@ def test_the_newest_of_all_are_kept(path: Path, monkeypatch: pytest.MonkeyPatch)
     assert Store(path).count() == Count(3, 1)
 
 
+def test_a_store_that_grew_large_shrinks_a_part_at_a_time(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(30):
+        Store(path).add(SUBJECT, stored(number))
+    monkeypatch.setattr(measurement_store, "MOST", 10)
+    monkeypatch.setattr(measurement_store, "_AT_ONCE", 8)
+
+    for left in (23, 16, 10, 10):
+        Store(path).add(SUBJECT, stored(99))
+        assert Store(path).count().measurements == left
+    assert held(path)[-4:] == [99] * 4
+
+
 def test_what_is_old_is_dropped(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     now = [1e9]
     monkeypatch.setattr(measurement_store.time, "time", lambda: now[0])

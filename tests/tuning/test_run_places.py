@@ -26,7 +26,7 @@ from autofit.estimate.timeline import timelines
 from autofit.probe import Executor, Place, Request, physical_cores
 from autofit.tuning import measured as tune
 from autofit.tuning import pipeline
-from tests import tiny
+from tests import tiny, warm
 from tests.processes import descendants, number_in, wait_until, wait_until_gone
 
 CARD = dataclasses.replace(
@@ -365,9 +365,9 @@ bare(lambda: main(sys.argv[1:]))
 
 def start(folder: Path) -> "subprocess.Popen[str]":
     settings = [word for setting in SETTINGS for word in ("--set", setting)]
-    return subprocess.Popen(
+    return warm.python(
         [
-            *("env", "--default-signal=INT", sys.executable, "-c", COMMAND, "search"),
+            *("-c", COMMAND, "search"),
             *(
                 "--model",
                 str(folder / "mine.py:make"),

@@ -228,6 +228,7 @@ class LocalExecutor(Worker):
 
         if not self._ready:  # it has no child yet, and would import for seconds before it looked
             self._process.kill()
+        self._process.send_signal(signal.SIGCONT)  # somebody may have stopped it
         try:
             self._process.wait(_END_SECONDS)
         except subprocess.TimeoutExpired:

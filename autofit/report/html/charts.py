@@ -22,6 +22,7 @@ from autofit.report.formatting import (
 from autofit.report.html.scatter import Plotted, hover_text, leveled, link, plotted, shape, unit
 from autofit.report.html.svg import At, Picture, Scale, steps, width_of
 from autofit.report.knob_effects import Change, changes_by_knob
+from autofit.report.rows import drawn_trials
 
 _ROW, _TALL_ROW = 25, 47
 _MOST = 1.6  # times the speed of the best; what is predicted beyond is drawn there
@@ -125,13 +126,15 @@ def progress(record: Record, by: str) -> Picture | None:
     picture = Picture(350, 240, f"Throughput of the best so far, by {title}", interactive=True)
     across, up = Scale(0.0, ends[-1], 52, 340), Scale(0.0, max(rates) * 1.08, 196, 30)
     picture.frame(across, up, titles=(title, f"{unit(result)}/s"), ticks=(5, 4))
-    stair = [
-        (across(end), up(best))
-        for end, best in zip(ends, accumulate(rates, max), strict=True)
-        if best
-    ]
+    best_so_far = list(accumulate(rates, max))
+    stair = []
+    for place, best in enumerate(best_so_far):
+        rises = place == 0 or best > best_so_far[place - 1]
+        if best and (rises or place == len(trials) - 1):
+            stair.append((across(ends[place]), up(best)))
     picture.draw("path", d=steps(stair) if len(stair) > 1 else "", kind="leading")
-    for end, rate, trial in zip(ends, rates, trials, strict=True):
+    for place in drawn_trials(result):
+        end, rate, trial = ends[place], rates[place], trials[place]
         figure = f"{number(rate)} {unit(result)}/s" if trial.fits else OUTCOMES[trial.outcome]
         words = f"probe {trial.number + 1}: {describe(trial.config)} \u2014 {figure}"
         dot = link(picture, trial.number, words, f"dot small {tier(trial.config)}")

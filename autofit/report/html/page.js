@@ -134,6 +134,31 @@
   document.addEventListener("keydown", (event) => event.key === "Escape" && hide());
   document.addEventListener("scroll", hide, true);
 
+  // The trials that are not drawn, as rows.
+  for (const further of all(".further")) {
+    const body = further.parentNode.querySelector("tbody");
+    further.querySelector("button").addEventListener("click", () => {
+      const { words, tiers, outcomes, rows } = JSON.parse(further.querySelector("script").textContent);
+      for (const [number, config, tier, outcome, ...figures] of rows) {
+        const row = body.insertRow();
+        row.id = `trial-${number - 1}`;
+        const cell = (text, kind, key) => {
+          const made = Object.assign(row.insertCell(), { textContent: text, className: kind });
+          made.dataset.key = key;
+        };
+        const figure = (text) => cell(text, "figure", text === "" ? "1e300" : String(text).replace(/,/g, ""));
+        const told = config.map((place) => words[place]).join(", ");
+        figure(number);
+        cell(told, "config", told);
+        cell(tiers[tier], tier, tier);
+        cell(outcomes[outcome], "outcome", outcome);
+        figures.forEach(figure);
+        cell("", "", "");
+      }
+      further.remove();
+    });
+  }
+
   // Sorting.
   for (const table of all("table.sortable")) {
     const body = table.tBodies[0];

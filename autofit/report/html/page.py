@@ -2,9 +2,10 @@
 
 import contextlib
 import functools
+import json
 import re
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -52,7 +53,7 @@ from autofit.report.knob_effects import knob_lines
 from autofit.report.next_steps import commands
 from autofit.report.other_budgets import other_budget_lines
 from autofit.report.predicted import answer_line, predicted_lines
-from autofit.report.rows import explored_at, latest_by_config
+from autofit.report.rows import drawn_trials, explored_at, latest_by_config
 
 _MARKS = {"full": "\u25cf", "lora": "\u25b2", "qlora": "\u25a0", "head": "\u25c6"}
 _EXPORT_BYTES = 100_000  # of one file; what is longer is for an editor
@@ -170,15 +171,51 @@ def _exports(folder: Path) -> list[tuple[str, str]]:
 def _trials(
     record: Record, directory: Path
 ) -> list[tuple[Measurement, Measurement, Predicted | None, str | None]]:
-    """Every trial with the latest measurement of its config, its prediction, and its log."""
+    """Every trial that is drawn with the latest measurement of its config, its prediction, and its log."""
     latest, rows = latest_by_config(record.result), []
-    for index, trial in enumerate(record.result.trials):
+    for place in drawn_trials(record.result):
+        trial = record.result.trials[place]
         log = f"probes/{trial.number:04d}.log"
-        predicted = record.predicted[index] if record.predicted else None
+        predicted = record.predicted[place] if record.predicted else None
         rows.append(
             (trial, latest[trial.config], predicted, log if (directory / log).is_file() else None)
         )
     return rows
+
+
+def _further_trials(record: Record, differing: Sequence[str]) -> str:
+    """What the table shows of all other trials when it is asked to, as JSON; a config is the places of its words."""
+    result = record.result
+    latest = latest_by_config(result)
+    words: dict[str, int] = {}
+    rows: list[list[Any]] = []
+    for place in sorted({*range(len(result.trials))} - {*drawn_trials(result)}):
+        trial = result.trials[place]
+        config = describe(trial.config, differing) or describe(trial.config)
+        step, peak = trial.step_seconds, peak_bytes(trial)
+        verified = latest[trial.config]
+        row = [
+            trial.number + 1,
+            [words.setdefault(word, len(words)) for word in config.split(", ")],
+            tier(trial.config),
+            trial.outcome.value,
+            formatting.number(throughput(trial)[0]) if trial.fits else "",
+            formatting.number(throughput(verified)[0]) if verified.verified else "",
+            f"{step.median:.3g}" if step else "",
+            gib(peak) if peak else "",
+        ]
+        if record.predicted:
+            predicted = record.predicted[place]
+            nbytes, seconds = predicted.allocated_bytes, predicted.step_seconds
+            row += [gib(int(nbytes)) if nbytes else "", f"{seconds:.3g}" if seconds else ""]
+        rows.append([*row, f"{trial.seconds:.1f}"])
+
+    titles = {
+        "tiers": formatting.TIER_TITLES,
+        "outcomes": {outcome.value: name for outcome, name in formatting.OUTCOMES.items()},
+    }
+    text = json.dumps({"words": list(words), **titles, "rows": rows}, separators=(",", ":"))
+    return text.replace("<", "\\u003c")
 
 
 def shared_knobs(result: Result) -> str:
@@ -276,6 +313,7 @@ def _template() -> Template:
     environment.globals |= {
         "tiers": _tiers,
         "trials": _trials,
+        "further_trials": _further_trials,
         "trials_unit": trials_unit,
         "exports": _exports,
     }

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from xml.etree.ElementTree import Element
 
+from autofit.core.config import Config
 from autofit.core.hardware import GIB
 from autofit.core.measurement import Measurement, Outcome
 from autofit.core.pareto import Point, frontier
@@ -12,7 +13,7 @@ from autofit.core.record import Predicted, Record
 from autofit.core.result import TIERS, Result, tier
 from autofit.report.formatting import OUTCOMES, TIER_TITLES, describe, gib, number, peak_bytes
 from autofit.report.html.svg import At, Picture, Scale, steps, width_of
-from autofit.report.rows import latest_by_config, relative_speed
+from autofit.report.rows import drawn_trials, latest_by_config, relative_speed
 
 _BEYOND = 1.7  # times the budget: as far as the picture goes, unless something else is just beyond
 _HIGHEST = 1.6  # times the fastest that was measured: predictions above it are not drawn
@@ -31,16 +32,19 @@ class Plotted:
 
 
 def plotted(record: Record) -> list[Plotted]:
-    """Every measured config by its latest measurement, in the order of the trials."""
+    """The measured configs that are drawn, by their latest measurements, in the order of the trials."""
     result = record.result
     latest = latest_by_config(result)
-    first = {trial.config: index for index, trial in reversed(list(enumerate(result.trials)))}
+    first: dict[Config, int] = {}
+    for place in drawn_trials(result):
+        first.setdefault(result.trials[place].config, place)
+
     configs = []
-    for config, index in sorted(first.items(), key=lambda item: item[1]):
+    for config, place in first.items():
         measurement = latest[config]
         rate = leveled(measurement, result) if measurement.fits else None
-        predicted = record.predicted[index] if record.predicted else Predicted()
-        number_of_trial = result.trials[index].number
+        predicted = record.predicted[place] if record.predicted else Predicted()
+        number_of_trial = result.trials[place].number
         configs.append(
             Plotted(
                 number_of_trial, measurement, tier(config), rate, peak_bytes(measurement), predicted
@@ -134,10 +138,12 @@ def scatter(record: Record, width: int = 720) -> Picture | None:
     if not fitting:
         return None
     height = 400 if width > 500 else 330
+    measured = len({trial.config for trial in result.trials})
+    count = str(measured) if len(configs) == measured else f"{len(configs)} of {measured}"
     picture = Picture(
         width,
         height,
-        f"Throughput against memory of {len(configs)} measured configs",
+        f"Throughput against memory of {count} measured configs",
         interactive=True,
     )
     usable = result.budget.cap_bytes(result.hardware.device)

@@ -16,6 +16,7 @@ from autofit.probe import LocalExecutor
 from benchmarks.gpu import run
 from benchmarks.gpu.measured import STAGE as MEASURED
 from benchmarks.gpu.store import Store
+from tests import warm
 from tests.benchmarks.gpu.rows import with_executor
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -26,11 +27,8 @@ SMOKE = ["--smoke", "--stage", *STAGES]
 
 def begun(out: Path) -> subprocess.Popen[str]:
     # of the stage that is stopped alone: all others are rehearsed in this process, with the zygote that is there
-    command = [sys.executable, "-m", "benchmarks.gpu", "--smoke", "--out", str(out)]
-    command += ["--stage", "memory"]
-    return subprocess.Popen(
-        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
+    command = ["-m", "benchmarks.gpu", "--smoke", "--out", str(out), "--stage", "memory"]
+    return warm.python(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
 def measured(store: Store) -> dict[str, Any]:

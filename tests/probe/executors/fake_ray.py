@@ -15,6 +15,7 @@ from unittest import mock
 
 from autofit.probe.executors import local
 from autofit.probe.executors.far import Zygote
+from tests import warm
 from tests.probe.bare import FIRST
 
 _STARTING = threading.RLock()  # what a zygote starts with is of the whole process
@@ -88,6 +89,7 @@ def _started_bare() -> Iterator[None]:
     with (
         _STARTING,
         mock.patch.dict(os.environ),
+        warm.zygotes(),
         mock.patch.object(local, "START", FIRST + local.START),
     ):
         yield

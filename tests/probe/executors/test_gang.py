@@ -2,8 +2,6 @@
 
 import os
 import signal
-import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -23,7 +21,7 @@ from autofit.core.hardware import GIB
 from autofit.core.measurement import Measurement, Outcome
 from autofit.core.workload import Workload
 from autofit.probe import GangExecutor, Plan, Request
-from tests import tiny
+from tests import tiny, warm
 from tests.probe.bare import bare
 from tests.probe.executors.test_conformance import PLACES, fail, hanging, hung
 from tests.processes import wait_until, wait_until_gone
@@ -234,10 +232,8 @@ def hang_and_be_killed(folder: Path) -> None:
 
 
 def test_of_a_caller_that_is_killed_nothing_is_left(tmp_path: Path) -> None:
-    code = "from tests.probe.executors.test_gang import *; hang_and_be_killed(Path(sys.argv[1]))"
-    caller = subprocess.Popen(
-        [sys.executable, "-c", code, str(tmp_path)], cwd=Path(__file__).parents[3]
-    )
+    code = "import sys; from tests.probe.executors.test_gang import *; hang_and_be_killed(Path(sys.argv[1]))"
+    caller = warm.python(["-c", code, str(tmp_path)], cwd=Path(__file__).parents[3])
     assert caller.wait() == -signal.SIGKILL
     wait_until_gone(hung(tmp_path, 2))
     wait_until(lambda: not stores(caller.pid), "the file where they met is deleted")
