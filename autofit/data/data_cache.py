@@ -11,9 +11,8 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 from autofit.core.errors import InputError, as_input_error, describe_error
 from autofit.core.files import (
@@ -117,14 +116,14 @@ def _build(folder: Path, build: Callable[[Path], None]) -> None:
         shutil.rmtree(part, ignore_errors=True)
 
 
-def _sums(folder: Path) -> Mapping[str, Any]:
+def _sums(folder: Path) -> dict[str, int]:
     return {file.name: checksum(file) for file in sorted(folder.iterdir()) if file.name != _SUMS}
 
 
 def _is_whole(folder: Path) -> bool:
     """Whether a folder holds what was written into it."""
     with contextlib.suppress(OSError):
-        return bool(_sums(folder) == read_cache(folder / _SUMS))
+        return bool(_sums(folder) == read_cache(folder / _SUMS, dict[str, int]))
     return False
 
 
