@@ -110,7 +110,7 @@ def with_space() -> PreTrainedTokenizerFast:
 
 def by_parity() -> PreTrainedTokenizerFast:
     """A tokenizer whose tokens depend on where a text begins: pairs of characters."""
-    pairs = {first + second: 0 for first in "ab" for second in "ab"}
+    pairs = {pair: number for number, pair in enumerate(("aa", "ab", "ba", "bb"), start=3)}
     made = Tokenizer(models.WordLevel({"</s>": 0, "a": 1, "b": 2, **pairs}, unk_token="</s>"))
     made.pre_tokenizer = pre_tokenizers.Split(Regex(".."), "isolated")
     return PreTrainedTokenizerFast(tokenizer_object=made, eos_token="</s>")
