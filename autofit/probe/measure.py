@@ -44,7 +44,8 @@ from autofit.hardware.out_of_memory import (
 )
 from autofit.probe.on_cpu import CpuProbe
 from autofit.probe.on_cuda import CudaProbe, open_card, require_free_memory
-from autofit.probe.steps import COMPOSED_MICRO_BATCHES, LossDivergedError, Probe, Request
+from autofit.probe.steps import LossDivergedError, Probe, Request
+from autofit.probe.timing import COMPOSED_MICRO_BATCHES
 from autofit.techniques import register
 from autofit.training.inspect import inspect_workload
 from autofit.training.step import train_step

@@ -22,7 +22,14 @@ from autofit.core.hardware import GIB, Hardware
 from autofit.core.measurement import Measurement, OomSnapshot, Outcome, PeakBytes
 from autofit.core.workload import Workload
 from autofit.data.batch import sample_count, samples_of
-from autofit.probe.timing import Plan, interval_of_median, slowed_by, time_steps
+from autofit.probe.timing import (
+    COMPOSED_MICRO_BATCHES,
+    Plan,
+    Stepper,
+    interval_of_median,
+    slowed_by,
+    time_steps,
+)
 from autofit.setup import Setup, Technique
 from autofit.techniques import added_techniques, all_techniques
 from autofit.training.build import build
@@ -30,7 +37,6 @@ from autofit.training.memory_attribution import MemoryAttribution
 from autofit.training.step import accumulate, train_step, update
 
 _TREND = 0.05  # a smaller slowdown within a probe is not worth a warning
-COMPOSED_MICRO_BATCHES = 4
 _WARM_STEPS = 2  # optimizer state exists only after the first
 _MOST_SKIPPED = 50
 _FEW_SAMPLES = 2
@@ -92,9 +98,11 @@ class Probe(ABC):
         if any(largest(self.over_budget())):
             return
 
+        stepper = self._stepper(setup)
         self.samples, self.hopeless = time_steps(
-            self._stepper(setup), self.request.plan, lambda: largest(time.monotonic())[0]
+            stepper, self.request.plan, lambda: largest(time.monotonic())[0]
         )
+        self.composed = stepper.composed
 
     def prepare(self) -> Setup:
         """Build and warm up: every step from then on is like any later one."""
@@ -148,21 +156,24 @@ class Probe(ABC):
         samples = count * setup.micro_batch_size
         return samples_of(self.batch, 0, samples, self.workload.split)
 
-    def _stepper(self, setup: Setup) -> Callable[[], float]:
-        """What runs a step, or enough of it to compose its time, and returns its seconds."""
-        accumulation = setup.config.gradient_accumulation_steps or 1
-        if not self.request.plan.compose or accumulation <= COMPOSED_MICRO_BATCHES:
-            return lambda: self._seconds(setup, lambda: self._check(train_step(setup, self.batch)))
+    def _stepper(self, setup: Setup) -> Stepper:
+        """What runs a step, or enough of it to compose its time."""
 
-        self.composed = True
+        def whole() -> float:
+            return self._seconds(setup, lambda: self._check(train_step(setup, self.batch)))
+
+        accumulation = setup.config.gradient_accumulation_steps or 1
+        if accumulation <= COMPOSED_MICRO_BATCHES:
+            return Stepper(self.request.plan, whole, None)
+
         part = self.part(setup, COMPOSED_MICRO_BATCHES)
         factor = accumulation / COMPOSED_MICRO_BATCHES
 
-        def composed() -> float:
+        def by_parts() -> float:
             micro = self._seconds(setup, lambda: self._check(accumulate(setup, part)))
             return micro * factor + self._seconds(setup, lambda: update(setup))
 
-        return composed
+        return Stepper(self.request.plan, whole, by_parts)
 
     def _seconds(self, setup: Setup, action: Callable[[], Any]) -> float:
         """Of the slowest rank; all have waited for one another before."""

@@ -1,4 +1,4 @@
-"""Step times: how many are enough, and the interval of their median."""
+"""Step times: which are timed, how many are enough, and the interval of their median."""
 
 import math
 import statistics
@@ -7,6 +7,9 @@ from dataclasses import dataclass
 
 from autofit.core.measurement import StepSeconds
 
+# Micro-batches that are timed, with an update, where a step is composed of its parts.
+COMPOSED_MICRO_BATCHES = 4
+_ADDS_UP = 0.05  # parts that differ more from a whole step do not stand for it
 _DISTURBED = 1.1  # of two steps that differ by so much one was disturbed, and a third tells which
 # By chance, three later steps are all slower than three earlier ones once in 20.
 _TREND_STEPS = 3
@@ -22,7 +25,9 @@ class Plan:
     both took much the same.
 
     Attributes:
-        compose: allows step times composed of 4 micro-batches and one update.
+        compose: step times are composed of 4 micro-batches and one update.
+        long_seconds: of steps that run longer than this half of `min_steps` are enough, and where
+            none is composed, those after the first are.
         seconds: that the whole probe takes at most, where the executor allows more.
     """
 
@@ -33,7 +38,46 @@ class Plan:
     best_seconds: float | None = None
     hopeless: float = 2.0
     compose: bool = True
+    long_seconds: float = math.inf
     seconds: float = math.inf
+
+
+class Stepper:
+    """Runs a step, whole or by its parts, and returns its seconds.
+
+    Args:
+        whole: runs a whole step and returns its seconds.
+        by_parts: the same of a few micro-batches and an update, scaled up; None where a step has no
+            more of them.
+
+    Attributes:
+        composed: whether any step was composed of its parts.
+    """
+
+    def __init__(
+        self, plan: Plan, whole: Callable[[], float], by_parts: Callable[[], float] | None
+    ) -> None:
+        self.composed = False
+        self._plan = plan
+        self._whole = whole
+        self._by_parts = by_parts
+        self._first: float | None = None  # seconds of the first whole step
+
+    def __call__(self) -> float:
+        if self._by_parts and self._plan.compose:
+            self.composed = True
+            return self._by_parts()
+
+        if self._by_parts and self._first and self._first > self._plan.long_seconds:
+            seconds = self._by_parts()
+            if abs(seconds - self._first) <= _ADDS_UP * self._first:
+                self.composed = True
+                return seconds
+            self._by_parts = None
+
+        seconds = self._whole()
+        self._first = self._first or seconds
+        return seconds
 
 
 def interval_of_median(samples: list[float]) -> StepSeconds:
@@ -94,7 +138,10 @@ def time_steps(
 
         if plan.best_seconds and count == 2 and min(samples) > plan.hopeless * plan.best_seconds:
             return samples, True
-        if count < plan.min_steps:
+        enough = plan.min_steps
+        if clock() - start > count * plan.long_seconds:
+            enough = (enough + 1) // 2
+        if count < enough:
             continue
 
         interval = interval_of_median(samples)

@@ -76,21 +76,21 @@ TRACE_SHARE = 0.6  # of that for tracing; the rest is for putting together what 
 _WHY_UNKNOWN = "their steps could not be followed, or not in the time for that"
 # Probes differ by more than steps of one do. Eight configs of tiny-llama, each measured in five
 # processes on 2 busy cores: the medians of the first 2, 3, 4, 5 and 8 steps all differ by 7 to 8 %
-# between processes.
-EXPLORE_PLAN = Plan(min_steps=2, max_seconds=0.75)
-VERIFY_PLAN = Plan(min_steps=4, max_steps=50, max_seconds=1.5, compose=False)
+# between processes. Of long steps few are enough: four whole ones of an 8B took 25 s on an H200.
+_LONG = 1.5  # seconds
+EXPLORE_PLAN = Plan(min_steps=2, max_seconds=0.75, long_seconds=_LONG)
+VERIFY_PLAN = Plan(min_steps=4, max_steps=50, max_seconds=1.5, compose=False, long_seconds=_LONG)
 # A quick search is as short as the search of a batch-size finder: few probes, until no other config
 # is expected to be much faster.
 FAST_PROBES = 2
 FAST_TOLERANCE = 0.1
-FAST_EXPLORE_PLAN = Plan(min_steps=2, max_seconds=0.5)
-FAST_PLAN = Plan(max_seconds=1.0, compose=False)
+FAST_EXPLORE_PLAN = Plan(min_steps=2, max_seconds=0.5, long_seconds=_LONG)
+FAST_PLAN = Plan(max_seconds=1.0, compose=False, long_seconds=_LONG)
 _FAST_MEASURING = 0.5  # seconds for timing operators before configs are predicted
 _FAST = (
-    "A quick search (--fast) looks at usual values, and measures few: one of each tier, if they "
-    "take about as predicted, and others that are expected to be much better. The best config was "
-    "confirmed by one longer run, and not measured against another again. A search without it may "
-    "find a faster one."
+    "A quick search (--fast) looks at usual values, and measures few: one of each tier that may win, "
+    "and others that are expected to be much better. The best config was confirmed by one longer "
+    "run, and not measured against another again. A search without it may find a faster one."
 )
 _FINISHED = (
     "this search had finished: its answer is given again. More --trials, another --tolerance or "

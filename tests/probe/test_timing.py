@@ -2,12 +2,13 @@
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autofit.probe.timing import Plan, interval_of_median, slowed_by, time_steps
+from autofit.probe.timing import Plan, Stepper, interval_of_median, slowed_by, time_steps
 
 FOREVER = Plan(min_steps=1, max_steps=1000, max_seconds=math.inf, tightness=-1.0)
 
@@ -139,3 +140,50 @@ def test_steps_that_only_become_slower_are_noticed() -> None:
 )
 def test_noise_and_what_becomes_faster_is_no_slowing_down(samples: list[float]) -> None:
     assert slowed_by(samples) == 0.0
+
+
+def test_half_of_the_steps_are_enough_where_they_are_long() -> None:
+    plan = Plan(min_steps=4, max_seconds=1.0, long_seconds=1.5)
+    assert timed(plan, 1.4)[0] == [1.4] * 4
+    assert timed(plan, 1.6)[0] == [1.6] * 2
+    assert timed(plan, 1.6, 2.0, 1.7, 1.8)[0] == [1.6, 2.0, 1.7], "one of two was disturbed"
+    assert timed(replace(plan, min_steps=2), 1.6)[0] == [1.6]
+    assert timed(replace(plan, min_steps=3), 1.6)[0] == [1.6] * 2
+
+
+LONG = Plan(min_steps=4, max_seconds=1.0, compose=False, long_seconds=1.5)
+
+
+@pytest.mark.parametrize(
+    ("plan", "whole", "by_parts", "ran"),
+    [
+        (Plan(), 5.0, 5.1, ["parts"] * 4),
+        (replace(LONG, long_seconds=math.inf), 5.0, 5.1, ["whole"] * 4),
+        (LONG, 1.0, 1.1, ["whole"] * 4),  # steps are short
+        (LONG, 5.0, 5.1, ["whole", *["parts"] * 3]),
+        (LONG, 5.0, None, ["whole"] * 4),  # of few micro-batches
+        # parts that do not add up to a step are of no use
+        (LONG, 5.0, 6.0, ["whole", "parts", *["whole"] * 3]),
+    ],
+)
+def test_parts_stand_for_a_long_step_once_they_add_up_to_a_whole_one(
+    plan: Plan, whole: float, by_parts: float | None, ran: list[str]
+) -> None:
+    seen: list[str] = []
+
+    def step() -> float:
+        seen.append("whole")
+        return whole
+
+    def parts() -> float:
+        seen.append("parts")
+        return by_parts or 0.0
+
+    stepper = Stepper(plan, step, parts if by_parts else None)
+    samples = [stepper() for _ in range(4)]
+    assert seen == ran
+    assert stepper.composed == (by_parts in samples)
+    if by_parts != 6.0:  # which stands for no step
+        assert samples == [whole if name == "whole" else by_parts for name in ran]
+    else:
+        assert samples == [whole] * 4
