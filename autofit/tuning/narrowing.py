@@ -16,7 +16,7 @@ from autofit.core.config import Config, Value
 from autofit.core.constraints import Constraints
 from autofit.core.events import Notify
 from autofit.core.hardware import Hardware
-from autofit.core.knobs import KNOBS, Trace, knob_named
+from autofit.core.knobs import KNOBS, Knob, Trace, knob_named
 from autofit.core.result import tier
 from autofit.core.workload import Workload
 from autofit.search.enumeration import MAX_CONFIGS, Enumeration
@@ -174,10 +174,13 @@ class Narrowing:
         for name, values in space.knobs.items():
             knob = knob_named(name)
             if not knob.quick and name not in _FREE:
-                values = _usual(name, values)
+                few = _usual(name, values)
+                # Those that work the same cost no trace.
+                work = {knob.same_work.get(value, value) for value in few}
+                values = (*few, *(value for value in values if value in work.difference(few)))
 
             usual[name] = values
-            not_saving[name] = values[:1] if knob.saves_memory else values
+            not_saving[name] = values[:1] if knob.saves_memory else _different(knob, values)
 
         for knobs in (not_saving, usual):
             configs = self._enumerated(knobs).configs(self.seed)
@@ -187,9 +190,39 @@ class Narrowing:
                 continue
 
             known = [row.seconds for row in rows if not math.isnan(row.seconds)]
-            if knobs == usual or min(fitting) <= _BEHIND[0] * min(known):
+            if knobs == usual:
+                return replace(space, knobs={**usual, **self._savings(space, usual, rows)})
+            if min(fitting) <= _BEHIND[0] * min(known):
                 return replace(space, knobs=knobs)
         return None
+
+    def _savings(self, space: Space, usual: Knobs, rows: Sequence[Row]) -> Knobs:
+        """The values of what saves memory that may be better than usual ones.
+
+        Of each tier the fastest that fits is looked at, with all values of what saves memory there.
+        """
+        found: Knobs = {}
+        for of_tier in _by_tier(rows).values():
+            fitting = [row for row in of_tier if row.nbytes <= self.cap_bytes]
+            if not fitting:
+                continue
+
+            first = min(fitting, key=attrgetter("seconds"))
+            for name, values in space.knobs.items():
+                knob = knob_named(name)
+                if not knob.saves_memory or first.config[name] in (None, knob.off):
+                    continue
+
+                around: dict[str, tuple[Value, ...]] = {}
+                for other, its_values in usual.items():
+                    around[other] = its_values if other in _FREE else (first.config[other],)
+                others = self._known_rows([{**around, name: values}])
+                worth = worth_searching(
+                    {name: values}, [first, *others], self.cap_bytes, _BEHIND[0]
+                )
+                found[name] = tuple(dict.fromkeys((*found.get(name, usual[name]), *worth[name])))
+
+        return found
 
     @cached_property
     def _constraints(self) -> Constraints:
@@ -320,6 +353,22 @@ def _usual(name: str, values: tuple[Value, ...]) -> tuple[Value, ...]:
     if not knob.usual:
         found = found[:1]
     return found or values[-1:]
+
+
+def _different(knob: Knob, values: tuple[Value, ...]) -> tuple[Value, ...]:
+    """Without what only saves memory: optimizers and the like that are related to another value and
+    no more faithful. Each would cost a trace of an update."""
+    if knob.trace is not Trace.UNTRACED:
+        return values
+
+    kept = []
+    for value in values:
+        other = knob.relative(value)
+        is_same = other != value and other in values
+        if is_same and knob.fidelity.get(value, 0) <= knob.fidelity.get(other, 0):
+            continue
+        kept.append(value)
+    return tuple(kept)
 
 
 def _listed(knobs: Mapping[str, Sequence[Value]]) -> str:

@@ -178,14 +178,20 @@ def test_a_quick_search_looks_at_usual_values_unless_none_of_them_fits(
 
     def predict(configs: Sequence[Config]) -> tuple[list[float], list[float]]:
         asked.extend(configs)
-        saved = [each["activation_checkpointing"] != "none" for each in configs]
-        return [2.0 if each else 5.0 for each in saved], [1.3 if each else 1.0 for each in saved]
+        how = [str(each["activation_checkpointing"]) for each in configs]
+        nbytes = {"none": 5.0, "alternate": 3.0}
+        seconds = {"none": 1.0, "alternate": 1.2, "full": 1.3}
+        return [nbytes.get(each, 2.0) for each in how], [seconds.get(each, 1.6) for each in how]
 
     found = Narrowing(WORKLOAD, HARDWARE, cap_bytes, predict, seed=0).quick(full)
     assert (found is None) is (saving is None)
     assert {each["attention"] for each in asked} == {"sdpa"}
-    wanted = {"none"} if saving is False else {"none", "full"}
-    assert {each["activation_checkpointing"] for each in asked} == wanted
+    usual = {"none"} if saving is False else {"none", "full"}
+    # Where a usual value saves memory, others are looked at: those that are not slower are searched.
+    wanted = usual | {"alternate"} if saving else usual
+    tried = {each["activation_checkpointing"] for each in asked}
+    assert usual <= tried
+    assert ("selective" in tried) is bool(saving)
     assert {each["precision"] for each in asked} == set(full.knobs["precision"])
     if found is not None:
         assert set(found.knobs["activation_checkpointing"]) == wanted
@@ -218,3 +224,41 @@ def test_batches_stay_whole_beside_batch_norm_while_that_fits(
 
     found = Narrowing(workload, AMPERE, cap, predict, seed=0).with_whole_batches(space)
     assert found.knobs["micro_batch_size"] == (sizes[-1:] if is_whole else sizes)
+
+
+def test_a_quick_search_looks_at_what_pays_on_a_card() -> None:
+    """Streamed weights, compiled blocks and Liger's kernels; weights in nf4 cost no trace beside
+    nf4-dq."""
+    workload = llama_workload(8)
+    options = search_options(space="everything", gpu_mem=24.0)
+    space = space_for(options, replace(workload, traits=TRAITS), AMPERE)
+
+    def predict(configs: Sequence[Config]) -> tuple[list[float], list[float]]:
+        small = [each["quantization"] not in (None, "none") for each in configs]
+        return [5.0 if each else 20.0 for each in small], [1.0] * len(configs)
+
+    found = Narrowing(workload, AMPERE, 10.0, predict, seed=0).quick(space)
+    assert found is not None
+    for knob in ("parameter_offload", "compile", "kernels"):
+        assert set(found.knobs[knob]) == set(space.knobs[knob])
+        assert len(space.knobs[knob]) > 1
+    assert {"nf4", "nf4-dq"} <= set(found.knobs["quantization"])
+
+
+def test_a_quick_search_leaves_out_optimizers_that_only_save_memory_where_it_suffices() -> None:
+    space = space_for(search_options(space="full"), WORKLOAD, AMPERE)
+    assert "adamw-8bit" in space.knobs["optimizer"]
+
+    def quick(nbytes: float) -> Space | None:
+        def predict(configs: Sequence[Config]) -> tuple[list[float], list[float]]:
+            sizes = [1.0 if each["optimizer"] == "adamw-8bit" else nbytes for each in configs]
+            return sizes, [1.0] * len(configs)
+
+        return Narrowing(WORKLOAD, AMPERE, 10.0, predict, seed=0).quick(space)
+
+    enough, short = quick(5.0), quick(15.0)
+    assert enough
+    assert short
+    assert "adamw-8bit" not in enough.knobs["optimizer"]
+    assert {"adamw", "adamw-master"} <= set(enough.knobs["optimizer"])
+    assert "adamw-8bit" in short.knobs["optimizer"]

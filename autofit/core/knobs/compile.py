@@ -14,4 +14,5 @@ KNOB = Knob(
         "max-autotune-no-cudagraphs": "blocks are compiled and their kernels tuned",
     },
     trace=Trace.UNTRACED,
+    quick=True,
 )

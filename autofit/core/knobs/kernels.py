@@ -10,4 +10,5 @@ KNOB = Knob(
     short="{value} kernels",
     short_off="PyTorch's kernels",
     words={"liger": "Liger's"},
+    quick=True,
 )

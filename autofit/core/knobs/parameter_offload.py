@@ -11,4 +11,5 @@ KNOB = Knob(
     short_off="weights on the device",
     words={"cpu": "in host memory, fetched block by block"},
     trace=Trace.UNTRACED,
+    quick=True,
 )
