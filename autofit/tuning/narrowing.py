@@ -101,7 +101,7 @@ class Narrowing:
         if self.hardware.world == 1 or self._enumerated(space.knobs).count().configs <= _WHOLE:
             return space, None
 
-        usual = {knob: _usual(knob, values) for knob, values in space.knobs.items()}
+        usual = usual_values(space.knobs)
         contexts = usual.get("context_parallel", ())
         if 1 in contexts:
             rows = self._known_rows([{**usual, "context_parallel": (1,)}])
@@ -306,6 +306,11 @@ def _changed(config: Config, values: Values) -> list[Values]:
 
 def _layout_of(config: Config) -> tuple[Value, ...]:
     return tuple(config[knob] for knob in _LAYOUT)
+
+
+def usual_values(values: Values) -> Knobs:
+    """All values of what costs no trace, and of what divides devices; of other knobs usual ones."""
+    return {knob: _usual(knob, offered) for knob, offered in values.items()}
 
 
 def _usual(name: str, values: tuple[Value, ...]) -> tuple[Value, ...]:
