@@ -69,6 +69,7 @@ def with_data(
     return dataclasses.replace(
         workload,
         data=str(path.resolve()),
+        data_tokens=round(lengths.samples * lengths.mean),
         form=loader.form,
         notes=(*workload.notes, note),
         packing=packing,

@@ -500,6 +500,7 @@ class _Workload(BaseModel):
     sequence_length: _Count = None
     effective_batch_size: _Count = None
     document_tokens: _Count = None
+    data_tokens: _Count = None
 
 
 class _Hardware(BaseModel):

@@ -90,6 +90,7 @@ class Traits:
     sdpa: bool  # whether the forward calls PyTorch's fused attention
     batch_norm: bool  # whether slices of a batch change the statistics of normalisation layers
     dropout: bool
+    adapter_parameters: int = 0  # that LoRA on all linear layers trains for each rank
     adapters: bool = False  # whether it has some already, of its user's or of an earlier training
     quantized: bool = False  # whether its linear layers came quantised, and so frozen
     experts: str | None = None  # in the names of all experts' weights: "experts"; None: no experts
@@ -135,6 +136,7 @@ class Workload:
         padding: the share of padded batches that is padding.
         document_tokens: the length of packed samples in the mean, where they do not see one
             another; None: they do.
+        data_tokens: that its data hold, each counted once; None: no data is known.
         data, form: the file that it was searched with, and the fields of its rows
             ("prompt+completion"); None: no file.
         source: how models/ makes it again; written to result.yaml.
@@ -158,6 +160,7 @@ class Workload:
     packing: bool | None = None
     padding: float = 0.0
     document_tokens: int | None = None
+    data_tokens: int | None = None
     data: str | None = None
     form: str | None = None
     traits: Traits | None = None
@@ -210,6 +213,7 @@ class Workload:
             described["padding"] = round(self.padding, 4)
         if self.data is not None:
             described["data"] = self.data
+            described["data_tokens"] = self.data_tokens
             described["form"] = self.form
         return described
 
@@ -219,6 +223,7 @@ _OURS = {
     "packing": bool | None,
     "padding": float,
     "document_tokens": int | None,
+    "data_tokens": int | None,
     "data": str | None,
     "form": str | None,
     "keeps": tuple | None,

@@ -14,6 +14,10 @@ from typing import Any, Self
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor.debug import (
+    _clear_fast_path_sharding_prop_cache,
+    _clear_python_sharding_prop_cache,
+)
 
 from autofit.core.errors import InputError, RankError
 from autofit.core.layout import Layout
@@ -54,6 +58,11 @@ class Ranks:
         sizes = {"replicate": layout.replicate, "shard": layout.shard * layout.context}
         if layout.tensor > 1:
             sizes["tensor"] = layout.tensor
+        if dist.get_backend() != "fake":
+            # A prediction in this process, or in the one it was forked from, left layouts that
+            # name its own mesh, on which every process is the first rank.
+            _clear_python_sharding_prop_cache()
+            _clear_fast_path_sharding_prop_cache()
         mesh = init_device_mesh(device.type, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
         return cls(layout, dist.get_rank(), mesh, _context_group(layout))
 

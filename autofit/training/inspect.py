@@ -29,13 +29,14 @@ from autofit.data.batch import few_samples, is_own, sample_count, samples_of
 from autofit.data.trial_batches import TRIAL_SAMPLES, most_different, shortened
 from autofit.hardware.device import detect
 from autofit.hardware.out_of_memory import is_out_of_memory
-from autofit.setup import Setup
+from autofit.setup import RefusedError, Setup
 from autofit.setup.adapters import has_adapters
 from autofit.setup.deferred_logits import defers_logits
 from autofit.setup.experts import expert_weights
 from autofit.setup.layers import is_linear, is_quantized, repeated_blocks
 from autofit.setup.split_layers import heads_of, planned
 from autofit.setup.state import evaluation_mode
+from autofit.techniques.lora_rank import adapter_targets
 from autofit.training import random_state
 from autofit.training.build import build
 from autofit.training.call_state import CallState
@@ -165,6 +166,7 @@ def _structure(workload: Workload, model: nn.Module) -> Traits:
         parameters=sum(parameter.numel() for parameter in model.parameters()),
         blocks=len(repeated_blocks(model)),
         linears=len(linears),
+        adapter_parameters=_adapter_parameters(model),
         experts=experts[0] if experts else None,
         attention=any("attn" in name or "attention" in name for name in linears),
         sdpa=bool(getattr(model, "_supports_sdpa", False)),
@@ -178,6 +180,22 @@ def _structure(workload: Workload, model: nn.Module) -> Traits:
         notes=workload.notes,
         fingerprint=digest,
     )
+
+
+def _adapter_parameters(model: nn.Module) -> int:
+    """What LoRA on all linear layers trains for each rank; 0 where that is not known."""
+    try:
+        names, _experts = adapter_targets(model, "all-linear")
+    except RefusedError:
+        return 0
+
+    parameters = 0
+    for name in names:
+        layer: Any = model.get_submodule(name)
+        if is_quantized(layer):  # its weight has another shape
+            return 0
+        parameters += sum(layer.weight.shape)
+    return parameters
 
 
 def _with_loss_traits(traits: Traits, workload: Workload, hardware: Hardware) -> Traits:

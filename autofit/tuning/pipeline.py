@@ -18,6 +18,7 @@ from typing import Protocol
 import torch
 
 from autofit.core.beginning import began
+from autofit.core.capacity import capacity_note
 from autofit.core.config import Config
 from autofit.core.errors import NoDeviceError
 from autofit.core.estimate import Timeline
@@ -202,6 +203,11 @@ def _annotated(
             result, search.workload, search.executor, directory=directory.path, listener=listener
         )
 
+    for tiers in (result.tiers, result.predicted_tiers):
+        adapted = tiers.get("lora") or tiers.get("qlora")
+        if adapted:
+            result = _with_note(result, capacity_note(search.workload, adapted.config))
+
     timelines: Mapping[str, Timeline] = {}
     if search.follows and not result.was_interrupted:
         timelines = search.timelines(result, annotator)
@@ -211,15 +217,20 @@ def _annotated(
                 trained[name] = timeline.resting.trained
         on_devices = annotator.on_devices(result)
         result = dataclasses.replace(result, on_devices=on_devices, trained=trained)
-        note = bottleneck_note(result, timelines)
-        if note:
-            result = dataclasses.replace(result, notes=(*result.notes, note))
+        result = _with_note(result, bottleneck_note(result, timelines))
 
     if not result.was_interrupted:
         remedies = annotator.remedies(result, search.near(result))
         result = dataclasses.replace(result, remedies=remedies)
 
     return Annotated(result, timelines, annotator.layers(result))
+
+
+def _with_note(result: Result, note: str | None) -> Result:
+    """The result with one more note, where there is one."""
+    if note is None:
+        return result
+    return dataclasses.replace(result, notes=(*result.notes, note))
 
 
 def _run_directory(

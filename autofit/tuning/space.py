@@ -1,6 +1,7 @@
 """The space of a search: the knobs and values that techniques offer a workload on some hardware."""
 
 from autofit import techniques
+from autofit.core.capacity import smallest_rank
 from autofit.core.config import Config
 from autofit.core.hardware import Hardware
 from autofit.core.options import SearchOptions
@@ -8,7 +9,7 @@ from autofit.core.tasks import TASKS
 from autofit.core.workload import Workload
 from autofit.export.from_result import ANY
 from autofit.search import space
-from autofit.search.space import KnobChoices, Space, load_space
+from autofit.search.space import KnobChoices, Space, list_spaces, load_space
 from autofit.setup import Technique
 
 
@@ -52,8 +53,18 @@ def legal_configs(options: SearchOptions, workload: Workload, hardware: Hardware
 def space_for(options: SearchOptions, workload: Workload, hardware: Hardware) -> Space:
     """The space asked for.
 
-    The default is everything for causal language models, full training otherwise.
+    The default is everything for causal language models, full training otherwise. Where the data
+    are known, our own spaces hold the smallest rank of LoRA that suffices for them.
     """
     choices = knob_choices(workload, hardware)
     default = "everything" if TASKS[workload.task].continues_text else "full"
-    return load_space(options.space or default, choices).with_overrides(options.set, choices)
+    name = options.space or default
+    found = load_space(name, choices)
+
+    rank = smallest_rank(workload)
+    ranks = found.knobs.get("lora_rank")
+    if rank and ranks and name in {file.name for file in list_spaces()}:
+        fitting = [old and rank for old in ranks]  # 0 stays, which trains all weights
+        found = found.with_overrides({"lora_rank": fitting}, choices)
+
+    return found.with_overrides(options.set, choices)

@@ -108,7 +108,10 @@ class Tries:
         ended = self.call(lambda: (before(), main(list(arguments))), fault, strike)
         died = fault is not None and fault.depth == 0 and ended.code is not None and ended.code < 0
         if not died:
-            ended.broken += _spoken(ended, as_json="--json" in arguments)
+            codes = list(_CODES)
+            if fault and fault.depth == 0 and fault.kind in faults.SIGNALS:
+                codes.append(128 + faults.SIGNALS[fault.kind])  # as shells have it
+            ended.broken += _spoken(ended, codes, as_json="--json" in arguments)
         return ended
 
     def call(
@@ -337,10 +340,10 @@ def _text(path: Path) -> str:
     return path.read_text(errors="replace") if path.exists() else ""
 
 
-def _spoken(ended: Ended, as_json: bool) -> list[str]:
+def _spoken(ended: Ended, codes: Sequence[int], as_json: bool) -> list[str]:
     """What is wrong with what a command said: one sentence for an error, the right exit code, one JSON object."""
     broken = []
-    if ended.code is not None and ended.code not in _CODES:
+    if ended.code is not None and ended.code not in codes:
         broken.append(f"exit code {ended.code}")
     if noise := _NOISE.search(ended.err):
         broken.append(f"it says {ended.err[noise.start() :][-300:]!r}")

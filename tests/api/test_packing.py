@@ -11,7 +11,10 @@ import torch
 from autofit import techniques
 from autofit.api.packing import with_data
 from autofit.api.search import search
+from autofit.core.capacity import capacity_note
+from autofit.core.config import Config
 from autofit.core.errors import InputError
+from autofit.core.options import search_options
 from autofit.core.result import SavedResult
 from autofit.core.workload import Workload
 from autofit.data.batch import sample_count
@@ -19,6 +22,8 @@ from autofit.data.file_loader import file_loader
 from autofit.data.options import DataOptions
 from autofit.export.from_result import export
 from autofit.models import resolve
+from autofit.training.inspect import inspect_workload
+from autofit.tuning.space import space_for
 from tests import tiny
 from tests.estimate.traced import AMPERE, peak, traced, tracked
 from tests.tolerances import LOSS
@@ -130,3 +135,34 @@ def test_the_result_says_it_and_exports_and_train_py_do_it(tmp_path: Path) -> No
     assert "sample_packing: true" in export(saved, to="axolotl").text
     script = (tmp_path / "run" / "train.py").read_text()
     assert "All samples in a row" in script
+
+
+OF_EACH_RANK = 2 * (
+    4 * (32 + 32) + 3 * (32 + 128)
+)  # in two layers: attention's four, the MLP's three
+
+
+@pytest.mark.parametrize(
+    ("tokens", "rank"),
+    [(2 * 8 * OF_EACH_RANK, 8), (2 * 8 * OF_EACH_RANK + 1, 16), (10**9, 256), (None, 32)],
+)
+def test_the_rank_is_the_smallest_that_holds_the_data(
+    tmp_path: Path, tokens: int | None, rank: int
+) -> None:
+    found = of_data(tmp_path, EVEN)
+    assert found.data_tokens == 4 * 9
+    traits = inspect_workload(found, AMPERE, None)
+    assert traits.adapter_parameters == OF_EACH_RANK
+
+    found = dataclasses.replace(found, traits=traits, data_tokens=tokens)
+    assert space_for(search_options(), found, AMPERE).knobs["lora_rank"] == (rank, 0)
+    assert space_for(search_options(space="lora"), found, AMPERE).knobs["lora_rank"] == (rank,)
+    config = Config(lora_rank=rank, lora_targets="all-linear")
+    note = capacity_note(found, config)
+    if tokens is None:
+        assert note is None
+    else:
+        assert note and note.startswith(f"LoRA trains {rank * OF_EACH_RANK:,} parameters")
+        assert note.endswith("can learn more of them.") == (rank == 256)
+    asked = search_options(set={"lora_rank": 4})
+    assert space_for(asked, found, AMPERE).knobs["lora_rank"] == (4,)

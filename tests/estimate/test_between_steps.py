@@ -8,7 +8,10 @@ from typing import Any
 from unittest import mock
 
 import pytest
+import torch.distributed as dist
 
+from autofit.core.place import Place
+from autofit.distributed.group import joined
 from autofit.estimate.between_steps import EVALUATION, SAVING
 from autofit.estimate.peak import peaks_between_steps, rounded
 from autofit.estimate.trace import trace
@@ -102,6 +105,22 @@ def test_of_two_ranks_the_first_gathers_the_model(tmp_path: Path) -> None:
         assert 0 <= first[EVALUATION] - found[EVALUATION] <= LAST_EXCHANGE, config
         assert 0 <= first[SAVING] - found[SAVING] <= LAST_EXCHANGE, config
         assert second[SAVING] < found[SAVING]
+
+
+def saved_after_a_prediction(directory: Path) -> None:
+    """Each process predicts as the first rank, then is one of two."""
+    rank = dist.get_rank()
+    dist.destroy_process_group()
+    predicted(FSDP, devices=2)
+
+    place = Place(rank, 2, rank, 2, f"file://{directory / 'store'}")
+    with joined(place, "cpu"):
+        measured(FSDP, directory / "saved", 2)
+
+
+def test_a_prediction_does_not_tell_later_ranks_which_parts_are_theirs(tmp_path: Path) -> None:
+    on_ranks(2, saved_after_a_prediction, tmp_path)
+    assert checkpoint.exists(tmp_path / "saved")
 
 
 @pytest.mark.parametrize(

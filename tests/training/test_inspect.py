@@ -33,6 +33,7 @@ def test_a_plain_transformer() -> None:
         parameters=sum(parameter.numel() for parameter in tiny.Transformer().parameters()),
         blocks=3,
         linears=3 * 4 + 1,
+        adapter_parameters=3 * 32 * (4 + 2 + 5 + 5) + 32 + 48,
         attention=True,
         sdpa=True,
         batch_norm=False,
