@@ -186,14 +186,14 @@ class SpaceEstimator:
         passes = [pass_key(once[key]) for key, _ in needed.most_common()]
         for config in passes:
             self._skeleton(config)  # once, for all processes
+        before = dict.fromkeys(self._segments)
         with parallel_map(self._trace, self._processes, self._one_less) as trace_each:
             self._trace_missing([plain_key(config, self._symbols) for config in passes], trace_each)
             keys = dict.fromkeys(key for config in passes for key in self._keys(config))
-            known = {**keys, **self._segments}
             alike = {
                 key: found
                 for key in keys
-                if key not in self._segments and (found := derived_trace(key, known))
+                if key not in before and (found := derived_trace(key, before | keys))
             }
             self._trace_missing([key for key in keys if key not in alike], trace_each)
             derived = {

@@ -31,6 +31,7 @@ _LAYOUT = tuple(name for name, knob in KNOBS.items() if knob.divides)
 # More values of these cost no trace.
 _SCALED = tuple(name for name, knob in KNOBS.items() if knob.trace is Trace.SCALED)
 _FREE = (*_LAYOUT, *_SCALED)
+MICRO_BATCH = "micro_batch_size"
 _RESHARD = "reshard_after_forward"
 _WHOLE = 50_000  # configs; to predict more for several devices takes minutes on two cores
 _KEPT = 2  # layouts of a tier
@@ -81,7 +82,7 @@ class Narrowing:
         if note:
             notify(note)
 
-        if "micro_batch_size" not in settings:
+        if MICRO_BATCH not in settings:
             whole = without_micro_batches(space, self.workload)
             if fast and whole:
                 found = self.quick(whole)
@@ -223,10 +224,10 @@ class Narrowing:
 def without_micro_batches(space: Space, workload: Workload) -> Space | None:
     """The space of whole batches for a model with BatchNorm, whose statistics would be other ones
     in micro-batches. None where batches may be split, or never are."""
-    sizes = space.knobs.get("micro_batch_size", ())
+    sizes = space.knobs.get(MICRO_BATCH, ())
     if len(sizes) < 2 or workload.traits is None or not workload.traits.batch_norm:
         return None
-    return replace(space, knobs={**space.knobs, "micro_batch_size": sizes[-1:]})
+    return replace(space, knobs={**space.knobs, MICRO_BATCH: sizes[-1:]})
 
 
 def best_layouts(rows: Sequence[Row], cap_bytes: float) -> list[Row]:

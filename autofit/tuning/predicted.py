@@ -44,7 +44,7 @@ from autofit.search.predictions import Predictions
 from autofit.search.ranking import Figures
 from autofit.tuning.annotations import Annotator
 from autofit.tuning.context import about_search, ranking_for
-from autofit.tuning.narrowing import BytesAndSeconds, Narrowing
+from autofit.tuning.narrowing import MICRO_BATCH, BytesAndSeconds, Narrowing
 from autofit.tuning.predicted_space import Answer, Question, search_space
 from autofit.tuning.space import space_for
 from autofit.tuning.target import structure_traits, target_hardware
@@ -148,7 +148,7 @@ class PredictedSearch:
             self.workload = dataclasses.replace(self.workload, traits=traits)
 
         space = space_for(options, self.workload, hardware)
-        if "micro_batch_size" not in options.set:
+        if MICRO_BATCH not in options.set:
             narrowing = Narrowing(self.workload, hardware, self._cap, self._predicted, options.seed)
             space = narrowing.with_whole_batches(space)
         enumeration = Enumeration(space.knobs, techniques.constraints(self.workload, hardware))
