@@ -20,6 +20,7 @@ AGAIN_AFTER_SECONDS = 300.0  # of probing since the last repeat: a short search 
 AGAIN_AFTER_PROBES = 8  # at least, so that slow probes are not repeated again and again
 # Of the walk in five minutes: standard deviations of logarithms, weighted by their evidence.
 _STEPS = (0.01, 0.04, 0.16)
+_DISTURBED = 1.15  # times as long as a later measurement of the same config
 _WIDE = 10.0  # the prior of how long a config takes
 
 
@@ -84,15 +85,24 @@ def slowdown(measurements: Measurements, *, noise: float) -> Array:
 
 
 def as_now(measurements: Measurements, *, noise: float) -> list[Measurement]:
-    """The measurements, corrected to the machine's speed at the last of them."""
-    corrected = []
+    """The measurements, corrected to the machine's speed at the last of them.
+
+    Without those that took so much longer than a later one of the same config that something else
+    must have disturbed them.
+    """
+    corrected: list[Measurement] = []
+    fastest: dict[Config, float] = {}
     slower = slowdown(measurements, noise=noise).tolist()
-    for measurement, logarithm in zip(measurements, slower, strict=True):
+    for measurement, logarithm in zip(reversed(measurements), reversed(slower), strict=True):
         if logarithm:
             measurement = measurement.faster(math.exp(logarithm))
-        corrected.append(measurement)
 
-    return corrected
+        later = fastest.get(measurement.config, 0.0)
+        if _DISTURBED * measurement.throughput >= later:
+            corrected.append(measurement)
+            fastest[measurement.config] = max(later, measurement.throughput)
+
+    return corrected[::-1]
 
 
 def is_due(measurements: Measurements) -> bool:

@@ -162,8 +162,9 @@ class SurrogateSampler(BaseSampler):
 
         Once something fits: the tier of which least was seen, if too little; all configs left as
         long as one may beat the best of all; those of the first tier in which one may beat the
-        tier's best; and the relatives of the leader that would be recommended in its place. None
-        where no config is worth a probe.
+        tier's best; and the relatives of the leader that would be recommended in its place. Before
+        these a config whose one probe may have been disturbed. None where no config is worth a
+        probe.
         """
         left = self.left(measurements)
         if not left.any():
@@ -184,7 +185,13 @@ class SurrogateSampler(BaseSampler):
             is_worth_it = self.surrogate.probe_candidates(measurements, new).any()
             return (new if is_worth_it else left), measurements
 
-        names = (None, *TIERS) if self._polishes_tiers else (None,)
+        names: tuple[str | None, ...] = (None,)
+        if self._polishes_tiers:
+            names = (None, *TIERS)
+            doubtful = self.surrogate.doubtful(measurements, tolerance)
+            if doubtful in self._index:
+                return self._only(self._index[doubtful]), measurements
+
         for name in names:
             if self._goes_on(measurements, name, tolerance):
                 return self._new_and_rivals(measurements, name)
@@ -298,9 +305,13 @@ class SurrogateSampler(BaseSampler):
         if preferred is None or indices[preferred] in fitting:
             return None
 
-        chosen = np.zeros(len(left), dtype=bool)
-        chosen[indices[preferred]] = True
-        return chosen, measurements
+        return self._only(indices[preferred]), measurements
+
+    def _only(self, index: int) -> Mask:
+        """One config of the pool."""
+        chosen = np.zeros(len(self._index), dtype=bool)
+        chosen[index] = True
+        return chosen
 
     def _is_hopeless(self, measurements: Measurements, left: Mask) -> bool:
         """Whether nothing is expected to fit, as those that should need least have shown."""

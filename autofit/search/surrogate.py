@@ -9,6 +9,7 @@ from __future__ import annotations
 import bisect
 import math
 import statistics
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -17,6 +18,7 @@ import numpy as np
 
 from autofit.core.config import Config
 from autofit.core.measurement import Measurement, Outcome, PeakBytes, StepSeconds
+from autofit.core.result import tier
 from autofit.search.costs import Costs
 from autofit.search.drift import as_now, step_times
 from autofit.search.encoding import Configs, Encoding, KnobValues, Mask
@@ -56,6 +58,9 @@ _ENOUGH = 5
 _SAME_FACTOR = 0.25
 _CONFIRMED = 1.3  # a quick search believes predictions that are less than so many times off
 
+# In logarithms: a probe that took so much longer than the others, as predicted, may be disturbed.
+_SLOWER = 3 * SPEED_NOISE
+_DEAR = 2.0  # times the median probe: it is not measured again on suspicion
 _CONFIDENCE = 0.05  # a config that is faster with at most this probability is no reason to go on
 _RESOLUTION = 10_000  # of a regret bound: the parts of 1
 
@@ -367,6 +372,38 @@ class Surrogate:
         if merits is None:
             return False
         return float(merits.posterior.mean.max()) > merits.best + math.log1p(share)
+
+    def doubtful(self, measurements: Measurements, share: float) -> Config | None:
+        """A config whose one probe took much longer than all other measurements make likely.
+
+        Only one that they expect to beat the best of its tier by more than a share of it, and whose
+        probe was not dear: something else may have disturbed it.
+        """
+        at, values = self._timed(measurements)
+        if self._predictions is None or not len(values):
+            return None
+
+        slower = np.median(values - at.speed) - (values - at.speed)
+        dear = _DEAR * statistics.median(seen.seconds for seen in measurements)
+        counts = Counter(at.configs)
+        for measurement in measurements:
+            config = measurement.config
+            if counts[config] != 1 or measurement.seconds > dear:
+                continue
+            index = at.configs.index(config)
+            if slower[index] < _SLOWER:
+                continue
+
+            others = [seen for seen in measurements if seen.config != config]
+            rivals = [seen for seen in others if tier(seen.config) == tier(config)]
+            merits = self.merits(others, self.group([config]), rivals)
+            deviations = np.hypot(merits.posterior.deviations, SPEED_NOISE)
+            z = (values[index] - at.discount[index] - merits.posterior.means) / deviations
+            is_unlikely = (merits.posterior.weights @ normal_below(z)).item() < _CONFIDENCE
+            if is_unlikely and merits.posterior.mean[0] > merits.best + math.log1p(share):
+                return config
+
+        return None
 
     def expected_gain(
         self,

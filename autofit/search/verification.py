@@ -24,6 +24,7 @@ ROUNDS = 2
 MOST_ROUNDS = 3  # while the leader is in doubt; on recorded tables half of what two rounds missed
 FIELD = 3  # finalists measured in turn
 MOST = 5  # finalists in all, but for those of tiers that none of these is of
+OF_TIER = 2  # finalists of each tier
 _TRIES = 3  # of a tier
 
 _NOISE = 0.018  # expected of one run, in logarithms
@@ -107,7 +108,8 @@ def verify(
     before: Measurements = (),
     finished: bool = False,
 ) -> Verification:
-    """Measure the possible winners again, and then the best of each other tier, once.
+    """Measure the possible winners again; then, of each other tier, the best and a rival close to
+    it, once.
 
     The winners are at least the best and the runner-up, and the next one for each that fails or
     turns out much slower than a config that was only explored. Once something is verified, nothing is
@@ -173,7 +175,7 @@ def verify(
                 in_turn(again)
             keep_measured()
 
-        while called := _of_missing_tier(waiting, verified, failed):
+        while called := _of_tiers(posterior, waiting, verified, failed, ranking):
             waiting = [finalist for finalist in waiting if finalist not in called]
             rounds = {finalist.config: [] for finalist in called}
             in_turn(called)
@@ -300,18 +302,28 @@ def _next_finalists(
     return []
 
 
-def _of_missing_tier(
+def _of_tiers(
+    posterior: Measurements,
     waiting: Measurements,
     verified: Measurements,
     failed: Sequence[Config],
+    ranking: Ranking,
 ) -> Measurements:
-    """The best that waits of a tier that has none verified, but of one that failed too often."""
-    done = {tier(seen.config) for seen in verified}
+    """The next to measure of a tier: its best, and a rival that is close to it, so that no tier is
+    named by one probe. None of a tier that failed too often."""
+    done = Counter(tier(seen.config) for seen in verified)
     tries = Counter(map(tier, failed))
-    for finalist in waiting:
-        name = tier(finalist.config)
-        if name not in done and tries[name] < _TRIES:
-            return [finalist]
+    for name in dict.fromkeys(tier(finalist.config) for finalist in waiting):
+        if tries[name] >= _TRIES or done[name] >= OF_TIER:
+            continue
+
+        of_tier = [finalist for finalist in waiting if tier(finalist.config) == name]
+        expected = [seen for seen in posterior if tier(seen.config) == name]
+        rivals = _close(of_tier, expected, ranking, _DOUBT)
+        if not done[name] and not rivals:
+            return of_tier[:1]
+        if rivals:
+            return rivals[: OF_TIER - done[name]]
 
     return []
 
@@ -326,9 +338,19 @@ def _field(
 
     The first two, and others that are within the tolerance and the doubt of the best.
     """
-    enough = max(map(ranking.value, waiting), default=0.0) * (1 - ranking.tolerance - doubt)
-    close = [finalist for finalist in waiting[2:] if ranking.value(finalist) >= enough]
+    close = _close(waiting[2:], waiting, ranking, doubt)
     return [*waiting[:2], *close][:most]
+
+
+def _close(
+    some: Measurements,
+    others: Measurements,
+    ranking: Ranking,
+    doubt: float,
+) -> Measurements:
+    """Those that are within the tolerance and the doubt of the best of the others."""
+    enough = max(map(ranking.value, others), default=0.0) * (1 - ranking.tolerance - doubt)
+    return [finalist for finalist in some if ranking.value(finalist) >= enough]
 
 
 def _next_round(

@@ -24,12 +24,18 @@ _CLASSES = {"id2label": {str(each): str(each) for each in range(10)}}
 
 @dataclass(frozen=True)
 class Case:
-    """A model and the batch it is trained on. `config` as in config.json, or the arguments of `ConvNet`."""
+    """A model and the batch it is trained on.
+
+    Attributes:
+        config: as in config.json, or the arguments of `ConvNet`.
+        budget_gib: what it is searched in, where one budget makes it a case.
+    """
 
     task: str
     config: Mapping[str, Any]
     effective_batch_size: int
     sequence_length: int | None = None
+    budget_gib: float | None = None
 
     def workload(self, name: str) -> Workload:
         """The training of it on random data."""
@@ -191,4 +197,42 @@ MODELS: dict[str, Case] = {
         64,
     ),
     "cnn": Case("convolutions", {"widths": (64, 128, 256, 512), "depth": 2, "image_size": 96}, 16),
+}
+
+# Causal language models of which every tier is recorded. The demo is the README's.
+TIER_MODELS: dict[str, Case] = {
+    "demo-tiers": Case("causal-lm", load_preset("tiny-llama").config, 16, 128, 2.0),
+    "qwen3-tiers": Case(
+        "causal-lm",
+        {
+            "model_type": "qwen3",
+            "vocab_size": 8192,
+            "hidden_size": 256,
+            "intermediate_size": 768,
+            "num_hidden_layers": 6,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "head_dim": 64,
+            "max_position_embeddings": 256,
+            "tie_word_embeddings": True,
+        },
+        8,
+        128,
+        0.25,
+    ),
+    "phi-tiers": Case(
+        "causal-lm",
+        {
+            "model_type": "phi",
+            "vocab_size": 8192,
+            "hidden_size": 256,
+            "intermediate_size": 1024,
+            "num_hidden_layers": 6,
+            "num_attention_heads": 4,
+            "max_position_embeddings": 256,
+            **dict.fromkeys(("bos_token_id", "eos_token_id")),
+        },
+        8,
+        128,
+    ),
 }

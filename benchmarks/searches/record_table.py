@@ -31,14 +31,14 @@ from autofit.core.measurement import Measurement, Outcome
 from autofit.core.options import SearchOptions
 from autofit.core.plain import from_plain
 from autofit.core.workload import Workload
-from autofit.estimate.rates import UNKNOWN, rates_for
+from autofit.estimate.rates import UNKNOWN, Rates, rates_for
 from autofit.estimate.space_estimator import SpaceEstimator
 from autofit.hardware.budgets import budget_for
 from autofit.models import resolve
 from autofit.probe import Executor, GangExecutor, LocalExecutor, Plan, Request, place_ranks
 from autofit.techniques import all_techniques
 from autofit.tuning.space import legal_configs
-from benchmarks.memory_models import MODELS
+from benchmarks.memory_models import MODELS, TIER_MODELS
 
 # Shorter than a search's probes, since each is done several times, and long enough for a median that means something.
 PLAN = Plan(min_steps=3, max_steps=20, max_seconds=1.0)
@@ -48,13 +48,20 @@ _TIMES = ("seconds", "build_seconds", "warmup_seconds", "compile_seconds", "step
 
 @dataclass
 class Row:
-    """What was seen of one config: `probes` has one element for each time it was measured, its times in seconds."""
+    """What was seen of one config.
+
+    Attributes:
+        probes: one element for each time it was measured, its times in seconds.
+        predicted: bytes of tensors and seconds of a step, by the estimator of the day on which the
+            table was recorded; None in older tables.
+    """
 
     config: Config
     outcome: Outcome | None = None
     peak_bytes: int | None = None
     reason: str | None = None
     probes: list[dict[str, Any]] = field(default_factory=list)
+    predicted: tuple[float, float] | None = None
 
     def add(self, seen: Measurement) -> None:
         """Note one more measurement; whoever fitted once and then did not is told by the latest outcome."""
@@ -79,10 +86,19 @@ class Row:
         return statistics.median(self.medians) if self.medians else None
 
     def to_dict(self) -> dict[str, Any]:
+        """Plain data: knobs that are off are left out, and times are rounded to four figures."""
+        knobs = {}
+        for technique in all_techniques():
+            value = self.config.get(technique.name, technique.off)
+            if value != technique.off:
+                knobs[technique.name] = value
+
         return {
             **vars(self),
-            "config": dict(self.config),
+            "config": knobs,
             "outcome": self.outcome and self.outcome.value,
+            "probes": _rounded(self.probes),
+            "predicted": _rounded(self.predicted),
         }
 
     @classmethod
@@ -92,7 +108,15 @@ class Row:
         config = Config(
             {each.name: data["config"].get(each.name, each.off) for each in all_techniques()}
         )
-        return cls(**{**data, "config": config, "outcome": Outcome(outcome) if outcome else None})
+        predicted = data.get("predicted")
+        return cls(
+            **{
+                **data,
+                "config": config,
+                "outcome": Outcome(outcome) if outcome else None,
+                "predicted": tuple(predicted) if predicted else None,
+            }
+        )
 
 
 @dataclass
@@ -132,6 +156,13 @@ class Table:
             }
         }
 
+    def predict(self, workload: Workload) -> list[tuple[float, float]]:
+        """Bytes and seconds of each row, by the estimator as it stands and the rates recorded."""
+        configs = [row.config for row in self.rows]
+        rates = Rates(**self.about["rates"])
+        rough = SpaceEstimator(workload, self.hardware, rates, configs).predict()
+        return list(zip(rough.allocated.tolist(), rough.seconds.tolist(), strict=True))
+
     @property
     def hardware(self) -> Hardware:
         """The machine that it was measured on."""
@@ -139,9 +170,21 @@ class Table:
         return hardware
 
 
+def _rounded(data: Any) -> Any:
+    """Plain data with its floats rounded to four figures: noise is larger."""
+    if isinstance(data, Mapping):
+        return {name: _rounded(value) for name, value in data.items()}
+    if isinstance(data, Sequence) and not isinstance(data, str):
+        return [_rounded(value) for value in data]
+    if isinstance(data, float):
+        return float(f"{data:.4g}")
+    return data
+
+
 def workload_named(name: str) -> Workload:
     """One of the memory benchmark's small models, or any that the command line takes."""
-    return MODELS[name].workload(name) if name in MODELS else resolve(name)
+    case = {**MODELS, **TIER_MODELS}.get(name)
+    return case.workload(name) if case else resolve(name)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -150,7 +193,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "--model", required=True, help=f"{', '.join(MODELS)}, or any that autofit search takes"
+        "--model",
+        required=True,
+        help=f"{', '.join([*MODELS, *TIER_MODELS])}, or any that autofit search takes",
     )
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--devices", type=int, default=1, help="that train each config together")
@@ -248,7 +293,10 @@ def record(
     *,
     repeats: int,
 ) -> None:
-    """Measure every config once, then each that fits again, until each was measured `repeats` times."""
+    """Measure every config once, then each that fits again, until each was measured `repeats` times.
+
+    At the end it is noted what is predicted of each.
+    """
     for turn in range(repeats):
         waiting = [
             row
@@ -263,6 +311,10 @@ def record(
                 )
             )
             table.write(path)
+
+    for row, predicted in zip(table.rows, table.predict(workload), strict=True):
+        row.predicted = predicted
+    table.write(path)
 
 
 def summary(table: Table) -> str:

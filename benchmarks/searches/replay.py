@@ -1,13 +1,20 @@
 """How far a search's answer is from the true best, and what it cost: searches replayed on tables of everything.
 
 `python -m benchmarks.replay [TABLE ...] [--sampler NAME ...] [--budget GIB ...] [--probes N] [--seeds N] [--known N]
-[--workers N ...] [--blind]`
+[--workers N ...] [--blind] [--prefer NAME] [--recorded]`
 
 Nothing is run: a probe of a replay is one of the probes that the table holds of a config, drawn by the seed, so what a
-sampler sees is as noisy as the machine was. What it returns (the fastest that it measured; of autofit's, the one that
-it expects to be, and after its finals the fastest of those) is judged by the median of all of them. A config whose peak
-is above the budget ran out of memory, for the price of its build and first step. Predictions are the estimator's as it
-stands, with the machine's rates that the table recorded; `--blind` withholds them, so that a search needs many probes.
+sampler sees is as noisy as the machine was. What it returns (the best that it measured; of autofit's, the one that it
+expects to be, and after its finals the best of those) is judged by the median of all of them. What is best is what
+`--prefer` says, for all samplers: raw speed, or as a search by default ("balanced"), which discounts it for what a
+config learns less faithfully.
+
+Each tier's answer is judged beside the best of all: what a search hands out that ends after 10 probes, and at its own
+end, both after finals as autofit's, for every sampler.
+
+A config whose peak is above the budget ran out of memory, for the price of its build and first step. Predictions are
+the estimator's as it stands, with the machine's rates that the table recorded, or with `--recorded` those of the day on
+which it was; `--blind` withholds them, so that a search needs many probes.
 """
 
 from __future__ import annotations
@@ -29,22 +36,32 @@ from autofit.core.config import Config
 from autofit.core.constraints import Constraints
 from autofit.core.errors import pluralize
 from autofit.core.hardware import GIB, Hardware
-from autofit.core.options import SearchOptions
+from autofit.core.options import FAST, SearchOptions
+from autofit.core.result import TIERS
 from autofit.core.workload import Workload
-from autofit.estimate.rates import Rates
-from autofit.estimate.space_estimator import SpaceEstimator
+from autofit.search.objectives.discounted import PREFERENCES
 from autofit.search.predictions import Predictions
+from autofit.search.ranking import Ranking
 from autofit.search.space import Space
 from autofit.training.inspect import inspect_workload
 from autofit.tuning.space import space_for
 from benchmarks import replay_samplers
+from benchmarks.memory_models import TIER_MODELS
 from benchmarks.rank_tables import TABLES
 from benchmarks.record_table import Table, workload_named
-from benchmarks.replay_samplers import AUTOFIT, SAMPLERS, Problem, Replay
+from benchmarks.replay_samplers import (
+    ALL,
+    AUTOFIT,
+    SAMPLERS,
+    Problem,
+    Replay,
+    answer_regrets,
+)
 
 SHARES = (0.3, 0.5, 0.7)  # of the configs fit in the budgets that are replayed where none is given
 CLOSE = 0.02  # of the true best: what counts as found
 AT = (1, 2, 5, 10, 15, 25, 40)  # probes
+ANSWERS_AT = (10, None)  # probes, None for the search's own end
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -69,6 +86,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "--workers", nargs="*", type=int, default=[1], help="probes of autofit's at a time"
     )
     parser.add_argument("--blind", action="store_true", help="autofit has no predictions")
+    parser.add_argument("--prefer", choices=PREFERENCES, default=FAST)
+    parser.add_argument(
+        "--recorded", action="store_true", help="predictions as of the day of the table: sooner"
+    )
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args(arguments)
     alone = given.workers == [1]
@@ -77,9 +98,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         parser.error(f"only {' and '.join(AUTOFIT)} can have several workers.")
     found = []
     for path in given.tables:
-        known = RecordedTruth.of(Table.read(path))
+        known = RecordedTruth.of(Table.read(path), recorded=given.recorded)
         for budget in [each * GIB for each in given.budget] if given.budget else known.budgets():
-            problem = known.problem(int(budget))
+            problem = known.problem(int(budget), given.prefer)
             for name, workers in itertools.product(samplers, given.workers):
                 so = {"known": given.known, "workers": workers, "blind": given.blind}
                 replays = [
@@ -108,42 +129,49 @@ class RecordedTruth:
     expected: Predictions
 
     @classmethod
-    def of(cls, table: Table) -> RecordedTruth:
-        """With predictions by the estimator as it stands."""
-        workload, hardware = (
-            _inspected(workload_named(table.about["model"]), table.hardware),
-            table.hardware,
-        )
-        options = SearchOptions(
-            space=str(Path(__file__).parents[2] / table.about["space"]), device=hardware.device
-        )
-        space, constraints = (
-            space_for(options, workload, hardware),
-            techniques.constraints(workload, hardware),
-        )
+    def of(cls, table: Table, *, recorded: bool = False) -> RecordedTruth:
+        """With predictions by the estimator as it stands, or as they were recorded."""
+        hardware = table.hardware
+        workload = _inspected(workload_named(table.about["model"]), hardware)
+
+        path = Path(__file__).parents[2] / table.about["space"]
+        options = SearchOptions(space=str(path), device=hardware.device)
+        space = space_for(options, workload, hardware)
+        constraints = techniques.constraints(workload, hardware)
         configs = [row.config for row in table.rows]
         if set(space.configs(constraints)) != set(configs):
             raise SystemExit(
                 f"the table of {table.about['model']} is not of its space as it is now: record it again."
             )
-        rough = SpaceEstimator(workload, hardware, Rates(**table.about["rates"]), configs).predict()
-        return cls(
-            table,
-            space,
-            constraints,
-            Predictions.of(configs, rough.allocated.tolist(), rough.seconds.tolist()),
-        )
+
+        known = [row.predicted for row in table.rows if row.predicted]
+        if not recorded:
+            known = table.predict(workload)
+        elif len(known) < len(configs):
+            raise SystemExit(f"the table of {table.about['model']} holds no predictions.")
+
+        nbytes, seconds = zip(*known, strict=True)
+        return cls(table, space, constraints, Predictions.of(configs, nbytes, seconds))
 
     def budgets(self) -> list[int]:
-        """Bytes between the peaks of neighbours, at which these shares of the configs fit."""
+        """Bytes between the peaks of neighbours, at which these shares of the configs fit, and those
+        that the model is a case of."""
         peaks = sorted(
             row.peak_bytes for row in self.table.rows if row.step_seconds and row.peak_bytes
         )
         places = [round(share * len(peaks)) for share in SHARES]
-        return [(peaks[place - 1] + peaks[place]) // 2 for place in places]
+        budgets = [(peaks[place - 1] + peaks[place]) // 2 for place in places]
 
-    def problem(self, budget: int) -> Problem:
-        """The search for the fastest config within a budget of bytes."""
+        case = TIER_MODELS.get(self.table.about["model"])
+        if case and case.budget_gib:
+            budgets.append(int(case.budget_gib * GIB))
+        return budgets
+
+    def problem(self, budget: int, prefer: str = FAST) -> Problem:
+        """The search for the best config within a budget of bytes.
+
+        Regret is of the best, before ties are decided by anything else.
+        """
         about = self.table.about
         rows = {row.config: row for row in self.table.rows}
         return Problem(
@@ -153,6 +181,7 @@ class RecordedTruth:
             rows,
             budget,
             int(about["effective_batch_size"]),
+            Ranking(0.0, lambda config: (), PREFERENCES[prefer]),
         )
 
 
@@ -165,6 +194,9 @@ def summary(problem: Problem, replays: Sequence[Replay]) -> dict[str, Any]:
     """What all seeds came to."""
     regrets = np.array([_padded(regrets_of(problem, replay)) for replay in replays])
     until = [_first_close(problem, replay) for replay in replays]
+    answers = {
+        str(after): [answer_regrets(replay, after) for replay in replays] for after in ANSWERS_AT
+    }
     return {
         "configs": len(problem.rows),
         "fitting": sum(problem.fits(row) for row in problem.rows.values()),
@@ -177,26 +209,23 @@ def summary(problem: Problem, replays: Sequence[Replay]) -> dict[str, Any]:
         "seconds": statistics.mean(replay.ended[len(replay.seen) - 1] for replay in replays),
         "out_of_memory": statistics.mean(_out_of_memory(replay) for replay in replays),
         "bound_held": _bound_held(problem, replays),
+        "answers": answers,
         "seeds": len(replays),
     }
 
 
 def regrets_of(problem: Problem, replay: Replay) -> list[float]:
-    """1 - throughput of what would be returned / of the best that fits, after each probe; 1 while nothing fits."""
-    return [
-        1 - problem.throughput(best) / problem.best if best else 1.0 for best in _returned(replay)
-    ]
+    """1 - merit of what would be returned / of the best that fits, after each probe; 1 while nothing fits."""
+    return [1 - problem.merit(best) / problem.best if best else 1.0 for best in _returned(replay)]
 
 
 def _returned(replay: Replay) -> Iterator[Config | None]:
     if replay.leaders:
         yield from replay.leaders
         return
-    best, most = None, 0.0
-    for seen in replay.seen:
-        if seen.fits and seen.throughput > most:
-            best, most = seen.config, seen.throughput
-        yield best
+    for count in range(1, len(replay.seen) + 1):
+        best = replay.problem.ranking.recommend(replay.seen[:count])
+        yield best.config if best else None
 
 
 def _padded(regrets: list[float]) -> list[float]:
@@ -224,9 +253,9 @@ def _bound_held(problem: Problem, replays: Sequence[Replay]) -> float | None:
                 for each, row in problem.rows.items()
                 if each not in measured and problem.fits(row)
             ]
-            most = max(map(problem.throughput, left), default=0.0)
+            most = max(map(problem.merit, left), default=0.0)
             # it says no more than that
-            held.append(most / problem.throughput(best) - 1 <= max(replay.bound, 0.0))
+            held.append(most / problem.merit(best) - 1 <= max(replay.bound, 0.0))
     return statistics.mean(held) if held else None
 
 
@@ -264,7 +293,31 @@ def report(found: Sequence[Mapping[str, Any]]) -> str:
         what = f"means over {problems} problems of {pluralize(devices, 'device')}"
         lines.append(f"{what}; regret after {', '.join(map(str, AT))} probes")
         lines += [line({**_mean(of_one), "sampler": name}) for name, of_one in by_name.items()]
+        for after in ANSWERS_AT:
+            when = f"after {after} probes" if after else "at its own end"
+            lines.append(f"answers {when}: regret, mean (worst problem's mean, worst search)")
+            lines += [answers_line(name, of_one, str(after)) for name, of_one in by_name.items()]
     return "\n".join(lines)
+
+
+def answers_line(name: str, found: Sequence[Mapping[str, Any]], after: str) -> str:
+    """What a sampler hands out, of all tiers and of each."""
+    told = f"{name:12s}"
+    for of in (ALL, *TIERS):
+        problems = []
+        for problem in found:
+            regrets = [answers[of] for answers in problem["answers"][after] if of in answers]
+            if regrets:
+                problems.append(regrets)
+
+        if problems:
+            means = [100 * statistics.fmean(regrets) for regrets in problems]
+            worst = 100 * max(map(max, problems))
+            told += f" | {of} {statistics.fmean(means):4.1f} % ({max(means):4.1f}, {worst:4.1f})"
+
+    probes = statistics.fmean(problem["probes"] for problem in found)
+    out_of_memory = statistics.fmean(problem["out_of_memory"] for problem in found)
+    return f"{told} | {probes:4.1f} probes, {100 * out_of_memory:3.0f} % out of memory"
 
 
 def _mean(found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

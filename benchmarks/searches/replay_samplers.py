@@ -8,24 +8,32 @@ from __future__ import annotations
 import functools
 import heapq
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import optuna
 from optuna.distributions import CategoricalDistribution
-from optuna.samplers import BaseSampler, NSGAIISampler, RandomSampler, TPESampler
+from optuna.samplers import (
+    BaseSampler,
+    GPSampler,
+    NSGAIISampler,
+    RandomSampler,
+    TPESampler,
+)
 
 from autofit import techniques
 from autofit.core.config import Config
 from autofit.core.constraints import Constraints
 from autofit.core.errors import InputError
 from autofit.core.measurement import Measurement, Outcome, PeakBytes, StepSeconds
+from autofit.core.result import tier
 from autofit.search import verification
 from autofit.search.concurrency import Concurrency, Probe
 from autofit.search.predictions import Predictions
 from autofit.search.prior_measurements import PriorMeasurement, prior_measurement
-from autofit.search.ranking import Ranking, fastest
+from autofit.search.ranking import BY_SPEED, Measurements, Ranking
 from autofit.search.space import Space
 from autofit.search.study import Limits, SearchOutcome, SearchProblem, search
 from autofit.search.verification import verify
@@ -34,12 +42,19 @@ from benchmarks.record_table import Row
 _TOLERANCE = 0.03  # autofit's default
 _SLOWER = 1.15  # on the day of what is known beforehand
 _ASKED = 50  # times as often as there are probes: samplers that know no rules propose the same config again and again
+ALL = "all"  # tiers
+_ASKED_SLOW = 3  # the same of a sampler that takes a second to propose one
 _POPULATION = 10  # of NSGA-II, whose default of 50 would be random over as few probes as these
 
 
 @dataclass(frozen=True)
 class Problem:
-    """The fastest config of a table within a budget of bytes, to be found."""
+    """The best config of a table within a budget of bytes, to be found.
+
+    Attributes:
+        samples: of a step.
+        ranking: what is best, and which of those that are as good is handed out.
+    """
 
     space: Space
     constraints: Constraints
@@ -47,6 +62,7 @@ class Problem:
     rows: Mapping[Config, Row]
     budget: int
     samples: int
+    ranking: Ranking = BY_SPEED
 
     def fits(self, row: Row) -> bool:
         """Whether it was measured, and within the budget."""
@@ -56,10 +72,25 @@ class Problem:
         """Samples per second by the median of all probes."""
         return self.samples / (self.rows[config].step_seconds or float("inf"))
 
+    def merit(self, config: Config) -> float:
+        """That throughput, discounted as the objective says."""
+        return self.throughput(config) / self.ranking.objective.discount(config)
+
     @property
     def best(self) -> float:
-        """The highest throughput that fits."""
-        return max(self.throughput(config) for config, row in self.rows.items() if self.fits(row))
+        """The highest merit that fits."""
+        return max(self.best_of_tiers.values())
+
+    @functools.cached_property
+    def best_of_tiers(self) -> dict[str, float]:
+        """The highest merit that fits, by tier; without tiers of which nothing does."""
+        best: dict[str, float] = {}
+        for config, row in self.rows.items():
+            if self.fits(row):
+                name = tier(config)
+                best[name] = max(best.get(name, 0.0), self.merit(config))
+
+        return best
 
     def measure(self, config: Config, number: int, chance: random.Random) -> Measurement:
         """One of the table's probes of a config, as a search with this budget would have seen it."""
@@ -89,8 +120,8 @@ class Replay:
 
     `finals` came after those, of configs measured before. `ended` says at which second each of either ended, with as
     many `workers` before the finals, each as fast as if it were alone; `blind`: nothing is predicted. `leaders` are
-    what it would return after each probe, if that is not just the fastest that it measured; `bound` is how much faster,
-    as a share, it said that any other can be.
+    what it would return after each probe, if that is not just the best that it measured; `bound` is how much faster,
+    as a share, it said that any other can be. `expect` gives what it expects of the configs that it measured to fit.
     """
 
     problem: Problem
@@ -104,6 +135,7 @@ class Replay:
     ended: list[float] = field(default_factory=list)
     leaders: list[Config | None] = field(default_factory=list)
     bound: float | None = None
+    expect: Callable[[Measurements], Measurements] = lambda seen: seen
 
     @property
     def is_over(self) -> bool:
@@ -126,7 +158,7 @@ class Replay:
         rounds: verification.Rounds = {}
         for each in self.finals:
             rounds.setdefault(each.config, []).append(each)
-        best = fastest(verification.passed(rounds))
+        best = self.problem.ranking.recommend(verification.passed(rounds))
         self.leaders.append(best.config if best else self.leaders[-1])
         return seen
 
@@ -188,25 +220,46 @@ def _of_an_earlier_day(problem: Problem, seed: int, count: int) -> tuple[PriorMe
     return tuple(each for each in known if each is not None)
 
 
-def answers(problem: Problem, seed: int, at: Sequence[int]) -> list[Config | None]:
-    """What autofit would hand out if its search ended after so many probes: finals, tolerance and all."""
-    run = Replay(problem, random.Random(seed), max(at))
-    found = _explored(run, seed, None)
-    handed_out: list[Config | None] = []
-    for count in at:
-        seen = found.measurements[:count]
-        posterior = found.surrogate.posterior(seen) if found.surrogate else ()
-        ranking = Ranking(_TOLERANCE, lambda config: ())
-        best = fastest(verify(seen, posterior, run.again, ranking).candidates())
-        handed_out.append(best.config if best else None)
-    return handed_out
+def handed_out(run: Replay, probes: int | None) -> dict[str, Config]:
+    """What a search hands out that ends after so many probes, None for all, finals included: by tier, and of `ALL`."""
+    ranking = run.problem.ranking
+    seen = run.seen[:probes]
+    fitting = [measurement for measurement in run.expect(seen) if measurement.fits]
+
+    def again(finalist: Measurement) -> Measurement:
+        return run.problem.measure(finalist.config, finalist.number, run.chance)
+
+    finals = verify(seen, fitting, again, ranking)
+    answers = {}
+    for name, answer in ranking.best_of_tiers(finals.of_tiers(elsewhere=False)).items():
+        if answer:
+            answers[name] = answer.config
+
+    best = ranking.recommend(finals.candidates())
+    if best:
+        answers[ALL] = best.config
+        answers[tier(best.config)] = best.config
+
+    return answers
+
+
+def answer_regrets(run: Replay, probes: int | None) -> dict[str, float]:
+    """How much worse what is handed out is than the best that fits, as a share: of each tier of
+    which anything fits, and of `ALL`; 1 where nothing is handed out."""
+    problem = run.problem
+    answers = handed_out(run, probes)
+    regrets = {}
+    for name, best in {ALL: problem.best, **problem.best_of_tiers}.items():
+        merit = problem.merit(answers[name]) if name in answers else 0.0
+        regrets[name] = 1 - merit / best
+
+    return regrets
 
 
 def _autofit(run: Replay, seed: int, tolerance: float | None = _TOLERANCE) -> None:
     found = _explored(run, seed, tolerance)
     if tolerance is not None:
-        # Regret is of the fastest, before ties are decided by anything else.
-        verify(found.measurements, found.posterior, run.again, Ranking(0.0, lambda config: ()))
+        verify(found.measurements, found.posterior, run.again, run.problem.ranking)
 
 
 def _explored(run: Replay, seed: int, tolerance: float | None) -> SearchOutcome:
@@ -229,18 +282,22 @@ def _explored(run: Replay, seed: int, tolerance: float | None) -> SearchOutcome:
         predict=lambda configs: None if run.blind else problem.expected,
         prior_measurements=run.known,
         concurrency=concurrently,
+        ranking=problem.ranking,
     )
     limits = Limits(trials=run.most, memory_bytes=problem.budget, tolerance=tolerance)
     found = search(problem.space, asked, limits=limits, seed=seed)
     run.bound = found.bound
+    if found.surrogate:
+        run.expect = found.surrogate.posterior
     return found
 
 
 def _by_estimate(run: Replay, seed: int) -> None:
-    """In the order of predicted throughput, those that should fit before the others, which come smallest first."""
+    """In the order of predicted merit, those that should fit before the others, which come smallest first."""
     problem = run.problem
     configs = list(problem.rows)
     nbytes, speed = problem.expected.log_bytes(configs), problem.expected.log_throughput(configs)
+    speed = speed - np.log([problem.ranking.objective.discount(config) for config in configs])
     too_large = [problem.expected.nbytes[config] > problem.budget for config in configs]
     order = sorted(
         range(len(configs)),
@@ -251,9 +308,14 @@ def _by_estimate(run: Replay, seed: int) -> None:
 
 
 def _optuna(
-    make: Callable[[int], BaseSampler], *, filtered: bool = False
+    make: Callable[[int], BaseSampler], *, filtered: bool = False, asked: int = _ASKED
 ) -> Callable[[Replay, int], None]:
-    """A search by a sampler of Optuna's; `filtered`: what the estimator excludes costs no probe."""
+    """A search by a sampler of Optuna's.
+
+    Args:
+        filtered: what the estimator excludes costs no probe.
+        asked: times as often as there are probes, at most.
+    """
 
     def run_it(run: Replay, seed: int) -> None:
         problem = run.problem
@@ -262,7 +324,7 @@ def _optuna(
         }
         optuna.logging.set_verbosity(optuna.logging.ERROR)
         study = optuna.create_study(direction="maximize", sampler=make(seed))
-        for _ in range(_ASKED * run.most):
+        for _ in range(asked * run.most):
             trial = study.ask(space)
             config = _config(problem, trial.params)
             excluded = (
@@ -272,7 +334,8 @@ def _optuna(
             trial.set_constraint(
                 "memory", -1.0 if seen and seen.fits else _overshoot(problem, config, seen)
             )
-            study.tell(trial, seen.throughput if seen else 0.0)
+            merit = problem.ranking.value(seen) if seen else 0.0
+            study.tell(trial, merit)
             if run.is_over:
                 return
 
@@ -339,6 +402,7 @@ SAMPLERS: dict[str, Callable[[Replay, int], None]] = {
     "by-estimate": _by_estimate,
     "tpe": _optuna(_tpe),
     "tpe-filtered": _optuna(_tpe, filtered=True),
+    "gp-filtered": _optuna(lambda seed: GPSampler(seed=seed), filtered=True, asked=_ASKED_SLOW),
     "nsga2": _optuna(lambda seed: NSGAIISampler(population_size=_POPULATION, seed=seed)),
     "random": _optuna(lambda seed: RandomSampler(seed=seed)),
     "doubling": _doubling,

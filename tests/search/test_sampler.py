@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import math
 import random
 from collections.abc import Callable, Mapping, Sequence
@@ -15,6 +16,7 @@ from autofit.search.predictions import Predictions
 from autofit.search.pruning import ruled_out
 from autofit.search.sampler import MEASUREMENT, SurrogateSampler, measurements_of
 from autofit.search.surrogate import Surrogate
+from tests.search.conftest import EFFECTIVE_BATCH
 
 
 def candidates(sampler: SurrogateSampler, measurements: Sequence[Measurement]) -> list[Config]:
@@ -269,3 +271,33 @@ def test_what_hardly_fits_is_measured_only_for_much(formula: Any) -> None:
     assert not (surrogate.probe_candidates(measured, left) & doubtful).any()
     nothing_to_beat = surrogate.probe_candidates(measured, left, [])
     assert (nothing_to_beat & doubtful).any()
+
+
+def test_a_config_whose_one_probe_was_probably_disturbed_is_measured_again(formula: Any) -> None:
+    problem = formula(3, share=0.999)
+    seconds = [EFFECTIVE_BATCH / problem.speed(config) for config in problem.configs]
+    nbytes = list(map(problem.memory, problem.configs))
+    expected = Predictions.of(problem.configs, nbytes, seconds)
+    surrogate = sampler_of(problem, predictions=expected).surrogate
+    sampler = SurrogateSampler(surrogate, tolerance=0.03)
+
+    fastest = sorted(problem.configs, key=problem.speed)[::-1]
+    slower = [each for each in fastest if problem.speed(each) < 0.9 * problem.speed(fastest[0])]
+    fastest = [fastest[0], *slower[:30:6]]
+    seen = [problem.probe(number, config) for number, config in enumerate(fastest)]
+    assert surrogate.doubtful(seen, 0.03) is None
+    assert sampler.choose(seen) not in fastest
+
+    slow = [seen[0].faster(1 / 1.5), *seen[1:]]
+    assert surrogate.doubtful(slow, 0.03) == fastest[0]
+    assert sampler.choose(slow) == fastest[0]
+
+    again = [*slow, dataclasses.replace(seen[0], number=6)]
+    assert surrogate.doubtful(again, 0.03) is None
+    leader = surrogate.leader(again)
+    assert leader
+    assert leader.config == fastest[0]
+
+    # A dear probe is believed.
+    dear = [dataclasses.replace(slow[0], seconds=100.0), *slow[1:]]
+    assert surrogate.doubtful(dear, 0.03) is None

@@ -219,13 +219,15 @@ def test_what_was_explored_on_fewer_cores_has_a_wider_field_and_calls_nobody_up_
     assert len(found.verified) == 5
 
 
+def of_lora(name: str, rate: float) -> Measurement:
+    config = Config(optimizer=name, lora_rank=8)
+    return Measurement(config, Outcome.FITS, samples_per_second=rate)
+
+
 @pytest.mark.parametrize("elsewhere", [False, True])
-def test_the_best_of_each_tier_that_has_none_verified_is_measured_again(elsewhere: bool) -> None:
+def test_the_best_of_each_tier_and_a_rival_close_to_it_are_measured_again(elsewhere: bool) -> None:
     full = [at("a", 10), at("d", 9.9)]
-    lora = [
-        Measurement(Config(optimizer=name, lora_rank=8), Outcome.FITS, samples_per_second=1.0)
-        for name in "bc"
-    ]
+    lora = [of_lora("b", 1.0), of_lora("c", 1.0), of_lora("e", 0.97), of_lora("f", 0.8)]
     order: list[str] = []
 
     def measure(finalist: Measurement) -> Measurement:
@@ -236,6 +238,18 @@ def test_the_best_of_each_tier_that_has_none_verified_is_measured_again(elsewher
 
     those = [*full, *lora]
     found = verify(those, those, measure, Ranking(0.03, lambda config: ()), elsewhere=elsewhere)
-    assert order == ["a", "d", "a", "d", "b", "c"]
-    assert [each.config["optimizer"] for each in found.verified] == ["a", "d", "c"]
+    assert order == ["a", "d", "a", "d", "b", "c", "e"]
+    assert [each.config["optimizer"] for each in found.verified] == ["a", "d", "c", "e"]
     assert found.failed == (lora[0].config,)
+
+
+def test_a_tier_whose_best_is_far_ahead_has_no_rival_measured_again() -> None:
+    those = [at("a", 10), at("d", 9.9), of_lora("b", 1.0), of_lora("c", 0.8)]
+    order: list[str] = []
+
+    def measure(finalist: Measurement) -> Measurement:
+        order.append(str(finalist.config["optimizer"]))
+        return dataclasses.replace(at(order[-1], 3.0), config=finalist.config)
+
+    verify(those, those, measure, Ranking(0.03, lambda config: ()))
+    assert order == ["a", "d", "a", "d", "b"]

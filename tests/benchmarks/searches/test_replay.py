@@ -17,7 +17,7 @@ from autofit.tuning.space import legal_configs
 from benchmarks import replay, replay_answers
 from benchmarks.record_table import Row, Table, workload_named
 from benchmarks.replay import regrets_of, summary
-from benchmarks.replay_samplers import SAMPLERS, Problem, Replay
+from benchmarks.replay_samplers import ALL, SAMPLERS, Problem, Replay
 from benchmarks.replay_samplers import replay as replay_one
 from tests.tiny import CPU
 
@@ -196,8 +196,10 @@ def test_answers_are_told_by_the_number_of_probes() -> None:
     problem = _problem(budget=500)
     found = replay_answers.regrets(problem, 2)
     assert set(found) == set(replay.AT)
-    assert found[40] == 0.0  # all are measured then
-    assert replay_answers.worse({**found, 25: 0.02}) == pytest.approx(0.02 - min(found.values()))
+    assert found[40] == {ALL: 0.0, "full": 0.0}  # all are measured then
+    least = min(of_all[ALL] for of_all in found.values())
+    worse = {**found, 25: {ALL: 0.02}}
+    assert replay_answers.worse(worse) == pytest.approx(0.02 - least)
     assert "40 probes" in replay_answers.line("cnn", found)
 
 
