@@ -39,7 +39,7 @@ from autofit.tuning.narrowing import Row, Values, usual_values
 from autofit.tuning.target import estimate_on
 
 _FEW = 200  # configs: of so few all are predicted
-_ROUNDS = 6  # configs of a tier to follow before none counts as surely fitting
+_ROUNDS = 12  # configs of a tier to follow before none counts as surely fitting
 _SURELY_TOO_LARGE = 1.3  # times the usable memory: a rough figure beyond needs no closer look
 _FOLLOWED = 5  # traces of shallow models that take as long as following a step
 
@@ -99,7 +99,9 @@ class SpaceSearch:
         self.question = question
         hardware = question.hardware
         self._cap = question.budget.cap_bytes(hardware.device, hardware.context_bytes)
-        # By kind of config the largest ratio seen of an estimate's upper end to its rough figure.
+        # The upper end of the estimates of configs that were followed, and by kind of config the
+        # least ratio of such an end to the rough figure: what it rules out does not fit.
+        self._upper_ends: dict[Config, float] = {}
         self._growth: dict[_Kind, float] = {}
         self._untraceable: set[Config] = set()
         self._followed: dict[str, Followed] = {}
@@ -207,7 +209,8 @@ class SpaceSearch:
     def _fits(self, row: Row) -> bool:
         if row.config in self._untraceable:
             return False
-        return row.nbytes * self._growth.get(_kind_of(row.config), 1.0) <= self._cap
+        expected = row.nbytes * self._growth.get(_kind_of(row.config), 1.0)
+        return self._upper_ends.get(row.config, expected) <= self._cap
 
     def _value(self, row: Row) -> float:
         """What the objective says of a row."""
@@ -241,9 +244,10 @@ class SpaceSearch:
 
             estimate, _ = answer
             grown = estimate.high - estimate.breakdown["context"]
+            self._upper_ends[config] = grown
             growth = grown / self.local.rows[config].nbytes
             kind = _kind_of(config)
-            self._growth[kind] = max(self._growth.get(kind, 1.0), growth)
+            self._growth[kind] = min(self._growth.get(kind, growth), growth)
             if estimate.verdict == "yes" or (
                 estimate.verdict == "maybe" and name not in self._followed
             ):
