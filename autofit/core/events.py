@@ -1,10 +1,10 @@
 """The events of a search, as data: tuning emits them, the CLI shows them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from autofit.core.budget import Budget
-from autofit.core.config import Config
+from autofit.core.config import Config, Value
 from autofit.core.hardware import Hardware
 from autofit.core.measurement import Measurement
 
@@ -27,6 +27,23 @@ class PhaseStarted:
     """Something slow other than a probe begins; `doing` says what, as "predicting 23 configs"."""
 
     doing: str
+
+
+@dataclass(frozen=True)
+class PhaseProgressed:
+    """How far the phase has come that began last.
+
+    Attributes:
+        share: of its work, from 0 to 1, as far as that is known.
+        seconds_left: None where nothing is known yet.
+        config: the best so far, with its predicted speed; None where nothing fits yet.
+    """
+
+    share: float
+    seconds_left: float | None
+    config: Mapping[str, Value] | None = None
+    samples_per_second: float | None = None
+    tokens_per_second: float | None = None
 
 
 @dataclass(frozen=True)
@@ -54,6 +71,6 @@ class Note:
     text: str
 
 
-Event = SearchStarted | PhaseStarted | ProbeStarted | ProbeFinished | Note
+Event = SearchStarted | PhaseStarted | PhaseProgressed | ProbeStarted | ProbeFinished | Note
 Listener = Callable[[Event], None]
 Notify = Callable[[str], None]  # hears a sentence that the user should know

@@ -1,7 +1,8 @@
 """The main figures of many configs, kept on disk: `predict_all`."""
 
+import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,44 +26,76 @@ HOST_TOO_SMALL = 2.0**60  # in the place of a config's bytes
 _VERSIONS = ("autofit", "torch", "transformers", "peft", "bitsandbytes", "torchao", "flash-attn")
 
 
-def predict_all(
-    workload: Workload,
-    hardware: Hardware,
-    configs: Sequence[Config],
-    *,
-    measuring: float = MEASURING_SECONDS,
-    within: float = math.inf,
-    processes: int | None = 1,
-    host_bytes: float = math.inf,
-) -> Figures:
-    """Bytes of tensors and seconds of a step for each config, NaN where nothing can be predicted, and HOST_TOO_SMALL
-    bytes where the host would hold more than `host_bytes`; `measuring`, `within` and `processes` as of SpaceEstimator.
-    Raises UntraceableError where the model cannot be traced.
+class SpacePredictor:
+    """Bytes of tensors and seconds of a step of a space's configs, a few at a time.
 
-    Cached on disk by workload, device, configs and versions where a config.json describes all of the model: custom code
-    may change without its structure showing it.
+    NaN where nothing can be predicted, and HOST_TOO_SMALL bytes where the host would hold more than
+    `host_bytes`. Cached on disk by workload, device, configs and versions where a config.json
+    describes all of the model: custom code may change without its structure showing it.
+
+    Args:
+        configs: of every micro-batch, rank and layout that will be asked for.
+        measuring, within, processes, notify: as of SpaceEstimator.
     """
-    # Measured in a fork where this process is still to be forked: matrix products start threads.
-    rates = (
-        rates_for(hardware) if processes == 1 else forked(lambda: rates_for(hardware))()
-    ) or UNKNOWN
-    key = cache_key_of(workload, hardware, rates, configs)
-    path = cache_file("estimates", f"{key}.json")
-    if key and (found := _known(path, len(configs))):
-        return _within_host(found, host_bytes)
-    limits = {"measuring": measuring, "within": within}
-    estimator = SpaceEstimator(workload, hardware, rates, configs, **limits, processes=processes)
-    predictions = estimator.predict()
-    arrays = (
-        predictions.allocated + workspace_bytes(hardware),
-        predictions.seconds,
-        predictions.on_host,
-    )
-    figures = [each.tolist() for each in arrays]
-    # a search with more time should know more
-    if key and measuring >= MEASURING_SECONDS and estimator.complete:
-        write_cache(path, figures)
-    return _within_host(figures, host_bytes)
+
+    def __init__(
+        self,
+        workload: Workload,
+        hardware: Hardware,
+        configs: Sequence[Config],
+        *,
+        measuring: float = MEASURING_SECONDS,
+        within: float = math.inf,
+        processes: int | None = 1,
+        host_bytes: float = math.inf,
+        notify: Callable[[int], None] = lambda left: None,
+    ) -> None:
+        self._workload = workload
+        self._hardware = hardware
+        self._host_bytes = host_bytes
+        # A search with more time should know more.
+        self._writes = measuring >= MEASURING_SECONDS
+
+        # Measured in a fork where this process is still to be forked: matrix products start
+        # threads.
+        rates = rates_for(hardware) if processes == 1 else forked(lambda: rates_for(hardware))()
+        self._rates = rates or UNKNOWN
+        self._estimator = functools.cache(
+            lambda: SpaceEstimator(
+                workload,
+                hardware,
+                self._rates,
+                configs,
+                measuring=measuring,
+                within=within,
+                processes=processes,
+                notify=notify,
+            )
+        )
+
+    def __call__(self, configs: Sequence[Config]) -> Figures:
+        """The figures of some configs; raises UntraceableError where the model cannot be traced."""
+        key = cache_key_of(self._workload, self._hardware, self._rates, configs)
+        path = cache_file("estimates", f"{key}.json")
+        found = _known(path, len(configs)) if key else None
+        if found:
+            return _within_host(found, self._host_bytes)
+
+        estimator = self._estimator()
+        predictions = estimator.predict(configs)
+        allocated = predictions.allocated + workspace_bytes(self._hardware)
+        arrays = (allocated, predictions.seconds, predictions.on_host)
+        figures = [array.tolist() for array in arrays]
+        if key and self._writes and estimator.complete:
+            write_cache(path, figures)
+        return _within_host(figures, self._host_bytes)
+
+
+def predict_all(
+    workload: Workload, hardware: Hardware, configs: Sequence[Config], **options: Any
+) -> Figures:
+    """The figures of configs that are predicted together; `options` as of SpacePredictor."""
+    return SpacePredictor(workload, hardware, configs, **options)(configs)
 
 
 def _known(path: Path, configs: int) -> list[list[float]] | None:

@@ -20,23 +20,33 @@ _inherited: Callable[[Any], Any] | None = None
 
 @contextlib.contextmanager
 def parallel_map(
-    function: Callable[[Value], Answer], processes: int | None
+    function: Callable[[Value], Answer],
+    processes: int | None,
+    notify: Callable[[], None] = lambda: None,
 ) -> Iterator[Map[Value, Answer]]:
-    """A map of `function` over values, with the answers in their order.
+    """A map of `function` over values, with the answers in their order; `notify` is called after each.
 
     With 1 of `processes` it runs in this one. More, or None for one per core, are forked from this one, which must then
     have no other threads, no opened device, and have run no backward. They inherit the function, so that it may hold
     anything; values and answers are pickled.
     """
     processes = processes or len(os.sched_getaffinity(0))
+
+    def collected(answers: Iterable[Answer]) -> list[Answer]:
+        found = []
+        for answer in answers:
+            found.append(answer)
+            notify()
+        return found
+
     if processes == 1:
-        yield lambda values: list(map(function, values))
+        yield lambda values: collected(map(function, values))
         return
     context = multiprocessing.get_context("fork")
     with ProcessPoolExecutor(
         processes, mp_context=context, initializer=_begin, initargs=(function,)
     ) as pool:
-        yield lambda values: list(pool.map(_call, values))
+        yield lambda values: collected(pool.map(_call, values))
 
 
 def _begin(function: Callable[[Any], Any]) -> None:

@@ -12,7 +12,7 @@ import math
 import operator
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -96,12 +96,16 @@ class _OptimizerRow(NamedTuple):
 class SpaceEstimator:
     """Predicts many Configs of one workload on one device, for the micro-batches and ranks that they have.
 
+    What was traced for some is not traced again for others.
+
     Args:
+        configs: to predict, of every micro-batch, rank and layout that will be asked for.
         rates: how fast the device is; an attribute, after `predict` with the operators measured for it.
         measuring: seconds for timing real operators, where the rates were measured on this machine.
         within: seconds for tracing, what most configs need first; configs that need more stay unknown.
         processes: how many trace at once, None: one per core; 1 where this process must not be forked (see
             `parallel_map`).
+        notify: hears how many traces are left of those that what is asked for needs.
     """
 
     def __init__(
@@ -114,7 +118,10 @@ class SpaceEstimator:
         measuring: float = MEASURING_SECONDS,
         within: float = math.inf,
         processes: int | None = 1,
+        notify: Callable[[int], None] = lambda left: None,
     ) -> None:
+        self._notify = notify
+        self._left = 0
         self.complete = True  # whether all was traced that there was to trace
         self._end = time.monotonic() + within
         self._workload, self._hardware, self.rates = workload, hardware, rates
@@ -140,13 +147,14 @@ class SpaceEstimator:
         self._passes: dict[tuple[Value, ...], Pass | None] = {}
         self._computed: Computed = {}  # shared by passes
 
-    def predict(self) -> SpacePredictions:
-        """Predict all configs."""
-        allocated, seconds, on_host = (np.full(len(self._configs), np.nan) for _ in range(3))
-        keys = [group_key(config) for config in self._configs]
+    def predict(self, configs: Sequence[Config] | None = None) -> SpacePredictions:
+        """Predict some configs, or all that were given."""
+        if configs is None:
+            configs = self._configs
+        allocated, seconds, on_host = (np.full(len(configs), np.nan) for _ in range(3))
+        keys = [group_key(config) for config in configs]
         groups = {
-            key: group_of(config)
-            for key, config in dict(zip(keys, self._configs, strict=True)).items()
+            key: group_of(config) for key, config in dict(zip(keys, configs, strict=True)).items()
         }
         self._trace_all(list(groups.values()))
         if self._calls:  # of all traced operators
@@ -154,7 +162,7 @@ class SpaceEstimator:
                 self.rates, operators=self._calls.measured(self.rates, self._measuring)
             )
         steps = self._steps(groups)
-        for number, (config, key) in enumerate(zip(self._configs, keys, strict=True)):
+        for number, (config, key) in enumerate(zip(configs, keys, strict=True)):
             step = steps[key]
             if step is None:
                 continue
@@ -178,16 +186,20 @@ class SpaceEstimator:
         passes = [pass_key(once[key]) for key, _ in needed.most_common()]
         for config in passes:
             self._skeleton(config)  # once, for all processes
-        with parallel_map(self._trace, self._processes) as trace_each:
+        before = dict.fromkeys(self._segments)
+        with parallel_map(self._trace, self._processes, self._one_less) as trace_each:
             self._trace_missing([plain_key(config, self._symbols) for config in passes], trace_each)
             keys = dict.fromkeys(key for config in passes for key in self._keys(config))
-            alike = {key: found for key in keys if (found := derived_trace(key, keys))}
-            self._trace_missing([key for key in keys if key not in alike], trace_each)
-            known = {
-                key: segments_like(*map(self._segments.__getitem__, each))
-                for key, each in alike.items()
+            alike = {
+                key: found
+                for key in keys
+                if key not in before and (found := derived_trace(key, before | keys))
             }
-            self._segments |= {key: segments for key, segments in known.items() if segments}
+            self._trace_missing([key for key in keys if key not in alike], trace_each)
+            derived = {
+                key: segments_like(*map(self._segments.get, each)) for key, each in alike.items()
+            }
+            self._segments |= {key: segments for key, segments in derived.items() if segments}
             self._trace_missing(list(keys), trace_each)
         self.complete = time.monotonic() <= self._end
         stepped = [(end, step_pass.segments) for end in ends if (step_pass := self._pass(end))]
@@ -195,7 +207,10 @@ class SpaceEstimator:
             (end.optimizer, id(segments)): (end, segments) for end, segments in stepped
         }.values()
         updates = {
-            update: end for end, segments in each_once for update in self._updates_of(end, segments)
+            update: end
+            for end, segments in each_once
+            for update in self._updates_of(end, segments)
+            if update not in self._update_costs
         }
         with parallel_map(self._cost_of_update, self._processes) as cost_each:
             for update, (cost, calls) in zip(
@@ -225,9 +240,16 @@ class SpaceEstimator:
 
     def _trace_missing(self, keys: Sequence[Config], trace_each: Map[Config, _Traced]) -> None:
         missing = list(dict.fromkeys(key for key in keys if key not in self._segments))
+        self._left = len(missing) + 1
+        self._one_less()
         for key, (segments, calls) in zip(missing, trace_each(missing), strict=True):
             self._segments[key] = segments
             self._note(calls)
+
+    def _one_less(self) -> None:
+        """Tell how many traces are left."""
+        self._left -= 1
+        self._notify(self._left)
 
     def _note(self, calls: Calls | None) -> None:
         if self._calls and calls:

@@ -12,6 +12,7 @@ from autofit.core.budget import Budget
 from autofit.core.config import Config
 from autofit.core.errors import pluralize
 from autofit.core.estimate import Estimate, Remedy, Resting
+from autofit.core.events import PhaseProgressed
 from autofit.core.hardware import GIB, Hardware
 from autofit.core.knobs import DERIVED, KNOBS, is_off, knob_named, yaml_word
 from autofit.core.layout import implied
@@ -82,7 +83,19 @@ def knobs_that_differ(configs: Iterable[Mapping[str, Any]]) -> list[str]:
     return [name for name in names if len({repr(config.get(name)) for config in every}) > 1]
 
 
-def throughput(each: Measurement | Estimate | Point | Remedy) -> tuple[float, str]:
+def progress_line(event: PhaseProgressed) -> str:
+    """How far a phase has come, when it will end, and the best so far."""
+    line = f"{percent(event.share)} done"
+    if event.seconds_left is not None:
+        line += f", about {about(event.seconds_left)} left"
+    if event.config is not None:
+        line += f"; the best so far is predicted to train {rate(event)}: {describe(event.config)}"
+    return line
+
+
+def throughput(
+    each: Measurement | Estimate | Point | Remedy | PhaseProgressed,
+) -> tuple[float, str]:
     """Units per second and the unit: tokens where they are counted, else samples; 0 where nothing was timed."""
     return (
         (each.tokens_per_second, "tokens")
@@ -91,7 +104,7 @@ def throughput(each: Measurement | Estimate | Point | Remedy) -> tuple[float, st
     )
 
 
-def rate(each: Measurement | Estimate | Point | Remedy) -> str:
+def rate(each: Measurement | Estimate | Point | Remedy | PhaseProgressed) -> str:
     """Throughput with its unit; empty where it is unknown."""
     figure, unit = throughput(each)
     return f"{number(figure)} {unit}/s" if figure else ""

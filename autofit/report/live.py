@@ -15,14 +15,31 @@ from rich.live import Live
 from rich.segment import ControlType, Segment
 
 from autofit.core.errors import pluralize
-from autofit.core.events import Event, Note, PhaseStarted, ProbeFinished, SearchStarted
+from autofit.core.events import (
+    Event,
+    Note,
+    PhaseProgressed,
+    PhaseStarted,
+    ProbeFinished,
+    SearchStarted,
+)
 from autofit.core.notebook import Cell
 from autofit.core.quoting import one_line
-from autofit.report.formatting import OUTCOMES, describe, gib, peak_bytes, rate, where, why_not
+from autofit.report.formatting import (
+    OUTCOMES,
+    describe,
+    gib,
+    peak_bytes,
+    progress_line,
+    rate,
+    where,
+    why_not,
+)
 from autofit.report.panel import Progress, panel
 from autofit.report.terminal import Terminal
 
 _TICK_SECONDS = 1.0  # the clock shows seconds; on a CPU, drawing takes time from the probes
+_PROGRESS_SECONDS = 10.0  # between two lines that tell how far a phase has come
 _CELL_FORMAT = '<pre style="white-space: pre; overflow-x: auto; line-height: 1.3">{code}</pre>'
 
 
@@ -46,6 +63,7 @@ class LiveDisplay:
         self._progress = Progress(seconds())
         self._lock = RLock()
         self._lines: _Lines | None = None
+        self._told = -_PROGRESS_SECONDS, ""  # when progress was told last, and the best then
         self._ended = Signal()
         self._ticker: Thread | None = None
 
@@ -121,6 +139,8 @@ class LiveDisplay:
         # before a search, an error about wrong input stands alone
         if isinstance(event, PhaseStarted):
             return event.doing if search else None
+        if isinstance(event, PhaseProgressed):
+            return self._progress_line(event)
         if not isinstance(event, ProbeFinished):
             return event.text if isinstance(event, Note) else None
         measurement, peak = event.measurement, peak_bytes(event.measurement)
@@ -136,6 +156,15 @@ class LiveDisplay:
             )
         mark = " (best so far)" if self._progress.is_new_best(event) else ""
         return f"{label}: {verdict}{mark} - {describe(measurement.config)}"
+
+    def _progress_line(self, event: PhaseProgressed) -> str | None:
+        """How far a phase has come: now and then, and at once where something fits for the first time."""
+        now, (before, best) = self._seconds(), self._told
+        is_first = event.config is not None and not best
+        if now - before < _PROGRESS_SECONDS and not is_first:
+            return None
+        self._told = now, str(event.config or "")
+        return progress_line(event)
 
 
 class _Lines(Live):

@@ -8,7 +8,14 @@ from rich.progress_bar import ProgressBar
 from rich.table import Column, Table
 from rich.text import Text
 
-from autofit.core.events import Event, PhaseStarted, ProbeFinished, ProbeStarted, SearchStarted
+from autofit.core.events import (
+    Event,
+    PhaseProgressed,
+    PhaseStarted,
+    ProbeFinished,
+    ProbeStarted,
+    SearchStarted,
+)
 from autofit.core.measurement import Measurement, Outcome
 from autofit.core.quoting import one_line
 from autofit.report import formatting as fmt
@@ -32,6 +39,7 @@ class Progress:
         self.search: SearchStarted | None = None
         self.search_began = now
         self.phase: tuple[str, float] | None = ("loading PyTorch", now)
+        self.progressed: PhaseProgressed | None = None  # of the phase
         self.running: dict[int, tuple[ProbeStarted, float]] = {}  # by number, with its start time
         self.best: Measurement | None = None
         self.first: Measurement | None = None  # that fitted
@@ -52,7 +60,10 @@ class Progress:
         """Take in one event."""
         if isinstance(event, PhaseStarted):
             self.phase = event.doing, now
+            self.progressed = None
             self.running.clear()  # interrupted probes never finish
+        elif isinstance(event, PhaseProgressed):
+            self.progressed = event
         elif isinstance(event, SearchStarted):
             self.search, self.search_began = event, now
         elif isinstance(event, ProbeStarted):
@@ -158,6 +169,8 @@ def _now(progress: Progress, now: float, console: Console) -> Text:
         )
         doing, since = progress.phase or idle
         lines.append(f"{doing}, {fmt.clock(now - since)}")
+        if progress.progressed:
+            lines.append(fmt.progress_line(progress.progressed))
     if len(running) > _SIDE_BY_SIDE:
         lines.append(f"and {len(running) - _SIDE_BY_SIDE} more")
     text = Text("\n").join(Text(line) for line in lines)

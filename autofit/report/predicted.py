@@ -94,11 +94,14 @@ def predicted_notes(result: Result) -> list[str]:
 
 
 def prediction_counts(result: Result) -> str:
-    """How many configs there are, how many are predicted not to fit, and how many are refused."""
+    """How many configs there are and are refused, and how many of those predicted do not fit."""
     too_large, refused = result.skipped.get("predicted", 0), result.skipped.get("refused", 0)
-    beforehand = f" and {refused:,} refused beforehand" if refused else ""
+    beforehand = f"{refused:,} are refused beforehand, and " if refused else ""
     total, budget = pluralize(result.space_size, "config"), f"{gib(result.budget.device_bytes)} GiB"
-    return f"Of {total} {too_large:,} are predicted not to fit {budget}{beforehand}; none was measured."
+    return (
+        f"Of {total} {beforehand}{too_large:,} of those predicted do not fit {budget}; "
+        "none was measured."
+    )
 
 
 def explain_predicted(result: Result, best: Estimate) -> str:

@@ -125,10 +125,10 @@ class Enumeration:
             return Count(total, exact=distinct)
         return Count(len(self._listed(start, range(total), refused=refused)), exact=True)
 
-    def configs(self, seed: int = 0) -> tuple[Config, ...]:
+    def configs(self, seed: int = 0, most: int = MAX_CONFIGS) -> tuple[Config, ...]:
         """The legal configs, in the order in which trying all combinations would come upon them.
 
-        Of more than MAX_CONFIGS that many are sampled by the seed, without replacement and each as
+        Of more than `most` that many are sampled by the seed, without replacement and each as
         likely as any other; configs reached from several raw values may be over-sampled. The first
         one, which is expected to need the least memory, is always among them. Where a rule reads so
         much that it cannot be probed, _MAX_UNREAD combinations that the others allow are sampled,
@@ -136,10 +136,11 @@ class Enumeration:
 
         Raises InputError where every combination contradicts itself, for the first one's reason.
         """
+        most = min(most, self._most)
         total = self._count_from(self._legal)
         ranks: Sequence[int] = range(total)
-        if total > self._most:
-            ranks = self._sampled_ranks(total, seed)
+        if total > most:
+            ranks = self._sampled_ranks(total, most, seed)
 
         found = self._listed(self._legal, ranks)
         if not found and not self.count(refused=True).configs:
@@ -222,15 +223,15 @@ class Enumeration:
         """How many configs come of a start; 0 where everything is forbidden."""
         return self._count(start.left) if start else 0
 
-    def _sampled_ranks(self, total: int, seed: int) -> list[int]:
+    def _sampled_ranks(self, total: int, most: int, seed: int) -> list[int]:
         """Ranks among all that is counted, rising, always with the first config's."""
         draw = random.Random(seed)
         ranks = {self._rank_of_first()}
         numbers = iter(lambda: draw.randrange(total), -1)
         if total <= sys.maxsize:  # random.sample cannot count as far as some products go
-            numbers = iter(draw.sample(range(total), self._most))
+            numbers = iter(draw.sample(range(total), most))
 
-        while len(ranks) < self._most:
+        while len(ranks) < most:
             ranks.add(next(numbers))
 
         return sorted(ranks)

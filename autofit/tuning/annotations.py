@@ -24,6 +24,7 @@ from autofit.core.measurement import Outcome
 from autofit.core.options import SearchOptions
 from autofit.core.result import OnDevices, Result, tier
 from autofit.core.workload import Workload
+from autofit.estimate.processes import parallel_map
 from autofit.estimate.timeline import timelines
 from autofit.estimate.trace import trace
 from autofit.export.from_result import LayerNames, layer_names
@@ -176,16 +177,22 @@ def _on_devices(
 ) -> tuple[OnDevices, ...]:
     """What is predicted of the config on several numbers of devices, without those that do not
     divide the batch."""
-    found = []
-    for devices in sorted({1, 2, 4, 8, hardware.devices, 2 * hardware.devices}):
+
+    def on(devices: int) -> OnDevices | None:
         fewer = hardware.of_several(devices, hardware.nodes, hardware.link)
         knobs = fitted_to(config, fewer.world, workload.effective_batch_size)
         with contextlib.suppress(InputError):
             traced = trace(workload, knobs, fewer)
             estimate = estimate_on(traced, workload, fewer, budget)
             rate = estimate.tokens_per_second or estimate.samples_per_second
-            found.append(OnDevices(devices, estimate.high, rate))
-    return tuple(found)
+            return OnDevices(devices, estimate.high, rate)
+        return None
+
+    counts = sorted({1, 2, 4, 8, hardware.devices, 2 * hardware.devices})
+    # On a CPU rates are measured first, which threads do that no fork survives.
+    processes = None if hardware.device == "cuda" else 1
+    with parallel_map(on, processes) as on_each:
+        return tuple(found for found in on_each(counts) if found)
 
 
 def _layer_names(workload: Workload, config: Config) -> LayerNames:

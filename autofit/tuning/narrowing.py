@@ -31,6 +31,7 @@ _LAYOUT = tuple(name for name, knob in KNOBS.items() if knob.divides)
 # More values of these cost no trace.
 _SCALED = tuple(name for name, knob in KNOBS.items() if knob.trace is Trace.SCALED)
 _FREE = (*_LAYOUT, *_SCALED)
+MICRO_BATCH = "micro_batch_size"
 _RESHARD = "reshard_after_forward"
 _WHOLE = 50_000  # configs; to predict more for several devices takes minutes on two cores
 _KEPT = 2  # layouts of a tier
@@ -81,7 +82,7 @@ class Narrowing:
         if note:
             notify(note)
 
-        if "micro_batch_size" not in settings:
+        if MICRO_BATCH not in settings:
             whole = without_micro_batches(space, self.workload)
             if fast and whole:
                 found = self.quick(whole)
@@ -101,7 +102,7 @@ class Narrowing:
         if self.hardware.world == 1 or self._enumerated(space.knobs).count().configs <= _WHOLE:
             return space, None
 
-        usual = {knob: _usual(knob, values) for knob, values in space.knobs.items()}
+        usual = usual_values(space.knobs)
         contexts = usual.get("context_parallel", ())
         if 1 in contexts:
             rows = self._known_rows([{**usual, "context_parallel": (1,)}])
@@ -256,10 +257,10 @@ class Narrowing:
 def without_micro_batches(space: Space, workload: Workload) -> Space | None:
     """The space of whole batches for a model with BatchNorm, whose statistics would be other ones
     in micro-batches. None where batches may be split, or never are."""
-    sizes = space.knobs.get("micro_batch_size", ())
+    sizes = space.knobs.get(MICRO_BATCH, ())
     if len(sizes) < 2 or workload.traits is None or not workload.traits.batch_norm:
         return None
-    return replace(space, knobs={**space.knobs, "micro_batch_size": sizes[-1:]})
+    return replace(space, knobs={**space.knobs, MICRO_BATCH: sizes[-1:]})
 
 
 def best_layouts(rows: Sequence[Row], cap_bytes: float) -> list[Row]:
@@ -339,6 +340,11 @@ def _changed(config: Config, values: Values) -> list[Values]:
 
 def _layout_of(config: Config) -> tuple[Value, ...]:
     return tuple(config[knob] for knob in _LAYOUT)
+
+
+def usual_values(values: Values) -> Knobs:
+    """All values of what costs no trace, and of what divides devices; of other knobs usual ones."""
+    return {knob: _usual(knob, offered) for knob, offered in values.items()}
 
 
 def _usual(name: str, values: tuple[Value, ...]) -> tuple[Value, ...]:

@@ -1,24 +1,32 @@
 """A search for a card that is not here: predicts the space and gives an answer as any search does.
 
-Rough figures rank the space. Only a config's own estimate, which follows a whole step, tells
-whether it surely fits: so the first in rank is followed, then the next, until one does. All of it
-runs in child processes, as probes do.
+All of it runs in child processes, as probes do.
 """
 
 import contextlib
 import dataclasses
 import functools
+import json
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from operator import attrgetter
+from pathlib import Path
 from typing import Any
 
 from autofit import techniques
 from autofit.core.budget import Budget
 from autofit.core.config import Config
-from autofit.core.errors import AutofitError, pluralize
+from autofit.core.errors import pluralize
 from autofit.core.estimate import Estimate, Timeline
-from autofit.core.events import Listener, Note, PhaseStarted, SearchStarted
+from autofit.core.events import (
+    Listener,
+    Note,
+    PhaseProgressed,
+    PhaseStarted,
+    SearchStarted,
+)
 from autofit.core.hardware import GIB, Hardware
 from autofit.core.options import SearchOptions
 from autofit.core.pareto import Point, frontier, thinned
@@ -26,36 +34,27 @@ from autofit.core.result import TIERS, Result, tier, tiers_of
 from autofit.core.run_directory import RunDirectory
 from autofit.core.workload import Workload
 from autofit.estimate.figures import predict_all
-from autofit.estimate.processes import parallel_map
-from autofit.estimate.rates import rates_for
-from autofit.estimate.resting import resting_of
-from autofit.estimate.timeline import timeline_of
-from autofit.estimate.trace import trace
 from autofit.hardware.budgets import budget_for, other_budgets
 from autofit.hardware.catalogue import card_to_search_for
 from autofit.hardware.driver import no_gpu_note
 from autofit.probe import Executor, LocalExecutor
-from autofit.report.formatting import packing_note
+from autofit.report.formatting import close_call_note, packing_note
 from autofit.search.enumeration import Enumeration
-from autofit.search.pareto import leading
 from autofit.search.predictions import Predictions
-from autofit.search.ranking import Figures, Ranking
+from autofit.search.ranking import Figures
 from autofit.tuning.annotations import Annotator
 from autofit.tuning.context import about_search, ranking_for
-from autofit.tuning.narrowing import BytesAndSeconds, Narrowing
+from autofit.tuning.narrowing import MICRO_BATCH, BytesAndSeconds, Narrowing
+from autofit.tuning.predicted_space import Answer, Question, search_space
 from autofit.tuning.space import space_for
-from autofit.tuning.target import estimate_on, structure_traits, target_hardware
+from autofit.tuning.target import structure_traits, target_hardware
 
 _NO_LIMIT = 86_400.0  # seconds, where the user sets no time limit
-_ROUNDS = 6  # configs of a tier to follow before none counts as surely fitting
-_SURELY_TOO_LARGE = 1.3  # times the usable memory: a rough figure beyond needs no closer look
 _HOST_UNKNOWN = (
     "The host of that card is unknown: it is taken to have {:.0f} GiB, and configs that need none "
     "of it are preferred; --host-mem says what it has."
 )
-_POINTS = 1000  # of each tier, the nearest to its frontier, which is drawn through few of them
-
-Followed = tuple[Estimate, Timeline]
+_LOOK_SECONDS = 1.0  # between two looks at the progress of a child
 
 
 @contextlib.contextmanager
@@ -95,12 +94,15 @@ def predicted_search(
         listener(Note(note))
 
     notes = no_gpu_note(reason), *assumptions
+    progress = directory.probes / "progress.json"
     with LocalExecutor(directory.probes) as executor:
-        yield PredictedSearch(executor, workload, hardware, budget, options, listener, start, notes)
+        yield PredictedSearch(
+            executor, workload, hardware, budget, options, listener, start, progress, notes
+        )
 
 
 class PredictedSearch:
-    """Predicts the space roughly, then follows the best configs of each tier. Give it to
+    """Has a child process find the best predicted config of each tier. Give it to
     `tuning.pipeline`.
 
     Attributes:
@@ -121,6 +123,7 @@ class PredictedSearch:
         options: SearchOptions,
         listener: Listener,
         start: float,
+        progress: Path,
         notes: tuple[str, ...],
     ) -> None:
         self.executor = executor
@@ -130,31 +133,25 @@ class PredictedSearch:
         self._options = options
         self._listener = listener
         self._start = start
+        self._progress = progress
         self._notes = notes
         self._cap = budget.cap_bytes(hardware.device, hardware.context_bytes)
         self._ranking = ranking_for(options)
         self._deadline = start + (options.time_limit or _NO_LIMIT)
-        self._timelines: dict[str, Timeline] = {}
 
     def explore(self) -> None:
-        """Predict the space, or as much of it as can be."""
+        """Predict the configs around the best of each tier."""
         options = self._options
         hardware = self._hardware
         if self.workload.traits is None:
             traits = self._run(structure_traits, hardware, log="look.log")
             self.workload = dataclasses.replace(self.workload, traits=traits)
 
-        narrowing = Narrowing(self.workload, hardware, self._cap, self._predicted, options.seed)
-        narrowed_notes: list[str] = []
-        space = narrowing.part_of(
-            space_for(options, self.workload, hardware),
-            settings=options.set,
-            fast=False,
-            notify=narrowed_notes.append,
-        )
-
+        space = space_for(options, self.workload, hardware)
+        if MICRO_BATCH not in options.set:
+            narrowing = Narrowing(self.workload, hardware, self._cap, self._predicted, options.seed)
+            space = narrowing.with_whole_batches(space)
         enumeration = Enumeration(space.knobs, techniques.constraints(self.workload, hardware))
-        configs = enumeration.configs(options.seed)
         legal = enumeration.count().configs
         self._size = enumeration.count(refused=True).configs
         self._refused = self._size - legal
@@ -170,26 +167,31 @@ class PredictedSearch:
                 refused=self._refused,
             )
         )
-        for note in narrowed_notes:
-            self._note(note)
-        if len(configs) < legal:
-            drawn = pluralize(len(configs), "config")
-            self._note(
-                f"The space is too large to predict all of it: {drawn} of it, drawn at random, are."
+        self._listener(PhaseStarted(f"predicting the best of {pluralize(legal, 'config')}"))
+
+        other_caps = []
+        for other in other_budgets(self._budget, hardware):
+            budget = dataclasses.replace(self._budget, device_bytes=other.device_bytes)
+            other_caps.append(budget.cap_bytes(hardware.device, hardware.context_bytes))
+
+        with progress_told(self._progress, self._listener) as progress:
+            question = Question(
+                space.knobs,
+                hardware,
+                self._budget,
+                self._ranking,
+                host_known=options.host_mem is not None,
+                other_caps=tuple(other_caps),
+                progress=progress,
             )
+            self._answer: Answer = self._run(search_space, question, log="estimate.log")
 
-        self._listener(PhaseStarted(f"predicting {pluralize(len(configs), 'config')}"))
-        self._rough = Predictions.of(configs, *self._predicted(configs))
-        self._figures = []
-        for config, seconds in self._rough.seconds.items():
-            nbytes = self._rough.nbytes[config]
-            if nbytes > 0 < seconds:
-                value = self._rate(seconds) / self._ranking.objective.discount(config)
-                self._figures.append(Figures(config, value, nbytes))
-
-    def _rate(self, seconds: float) -> float:
-        """Samples a second, of a step that takes so long."""
-        return self.workload.effective_batch_size / seconds
+        predicted = len(self._answer.rows)
+        if predicted < legal:
+            self._note(
+                f"{pluralize(predicted, 'config')} were predicted, around the best of each tier: "
+                "no change of one or two knobs is expected to be faster than the fastest of them."
+            )
 
     def _note(self, text: str) -> None:
         self._notes = (*self._notes, text)
@@ -202,101 +204,53 @@ class PredictedSearch:
         return found
 
     def verify(self) -> None:
-        """Follow a training step of the best configs of each tier, until one surely fits."""
-        self._tiers = self._best_of_tiers()
+        """The best of each tier was followed already: that tells what else may fit."""
 
     def answer(self) -> Result:
         """What was predicted, without annotations."""
-        fits = sum(figures.nbytes <= self._cap for figures in self._figures)
-        best = self._best()
-        notes = self._notes
-        of_data = packing_note(self.workload.description(), best)
-        if of_data:
-            notes = (*notes, of_data)
+        tiers: dict[str, Estimate | None] = dict.fromkeys(TIERS)
+        for name, (estimate, _) in self._answer.followed.items():
+            tiers[name] = estimate
+
+        best = self._best([estimate for estimate in tiers.values() if estimate])
+        notes: list[str | None] = [*self._notes]
+        if best:
+            close = self._answer.close[tier(best.config)]
+            notes.append(close_call_note(close, self._options.tolerance))
+        notes.append(packing_note(self.workload.description(), best))
+
+        too_large = sum(row.nbytes > self._cap for row in self._answer.rows)
         return Result(
             best=None,
             tiers={},
             trials=(),
-            skipped={"predicted": len(self._figures) - fits, "refused": self._refused},
+            skipped={"predicted": too_large, "refused": self._refused},
             stopped_by="prediction",
             space_size=self._size,
-            notes=notes,
+            notes=tuple(filter(None, notes)),
             frontier=self._frontier(),
             other_budgets=other_budgets(self._budget, self._hardware),
             predicted=True,
             predicted_best=best,
-            predicted_tiers=self._tiers,
+            predicted_tiers=tiers,
             **about_search(self.workload, self._hardware, self._budget, self._start),
         )
 
     def near(self, result: Result) -> Config | None:
         """The config that is predicted to need least memory."""
-        least = min(self._figures, key=attrgetter("nbytes"), default=None)
+        known = (row for row in self._answer.rows if row.nbytes > 0)
+        least = min(known, key=attrgetter("nbytes"), default=None)
         return least.config if least else None
 
     def timelines(self, result: Result, annotator: Annotator) -> Mapping[str, Timeline]:
         """By tier the memory of its best config through a step, which was followed already."""
-        return self._timelines
+        return {name: line for name, (_, line) in self._answer.followed.items()}
 
     def learn(self) -> None:
         """Nothing was measured that could be learnt from."""
 
-    def _best_of_tiers(self) -> dict[str, Estimate | None]:
-        """The best config of each tier that is predicted to surely fit, else one that may fit."""
-        by_tier: dict[str, list[Figures]] = {name: [] for name in TIERS}
-        for figures in self._figures:
-            by_tier[tier(figures.config)].append(figures)
-
-        growth = {True: 1.0, False: 1.0}
-        host_known = self._options.host_mem is not None
-        candidates = {}
-        for name, of_tier in by_tier.items():
-            candidates[name] = Candidates(
-                of_tier, self._cap, self._ranking, growth, host_known=host_known
-            )
-
-        self._listener(PhaseStarted("following a training step of the best configs"))
-        best: dict[str, Estimate | None] = dict.fromkeys(TIERS)
-        for _ in range(_ROUNDS):
-            asked = {}
-            for name, estimate in best.items():
-                if not estimate or estimate.verdict != "yes":
-                    asked[name] = candidates[name].preferred()
-            self._follow(asked, candidates, best)
-
-        asked = {}
-        for name, estimate in best.items():
-            if not estimate:
-                asked[name] = candidates[name].smallest()
-        self._follow(asked, candidates, best)
-        return best
-
-    def _follow(
-        self,
-        by_tier: Mapping[str, Config | None],
-        candidates: Mapping[str, "Candidates"],
-        best: dict[str, Estimate | None],
-    ) -> None:
-        """Follow a config of each tier.
-
-        Kept as the best of its tier is what surely fits, and the first that may fit.
-        """
-        asked = {name: config for name, config in by_tier.items() if config}
-        if not asked:
-            return
-
-        configs = list(asked.values())
-        answers = self._run(_follow_all, self._hardware, self._budget, configs, log="estimate.log")
-        for (name, config), answer in zip(asked.items(), answers, strict=True):
-            candidates[name].learn(config, answer)
-            if answer is None or answer[0].verdict == "no":
-                continue
-            if best[name] is None or answer[0].verdict == "yes":
-                best[name], self._timelines[name] = answer
-
-    def _best(self) -> Estimate | None:
+    def _best(self, estimates: Sequence[Estimate]) -> Estimate | None:
         """The one to recommend of the best of all tiers, of those that surely fit if any does."""
-        estimates = [estimate for estimate in self._tiers.values() if estimate]
         sure = [estimate for estimate in estimates if estimate.verdict == "yes"]
         estimates = sure or estimates
 
@@ -312,11 +266,13 @@ class PredictedSearch:
         """By tier the most throughput for each amount of memory, by rough figures."""
         length = self.workload.sequence_length if self.workload.unit == "tokens" else None
         points: list[Point] = []
-        for config in leading(self._rough, _POINTS):
-            rate = self._rate(self._rough.seconds[config])
-            nbytes = int(self._rough.nbytes[config]) + self._hardware.context_bytes
+        for row in self._answer.rows:
+            if not (row.nbytes > 0 and row.seconds > 0):
+                continue
+            rate = self.workload.effective_batch_size / row.seconds
+            nbytes = int(row.nbytes) + self._hardware.context_bytes
             tokens = rate * length if length else None
-            points.append(Point(config, nbytes, rate, tokens, measured=False))
+            points.append(Point(row.config, nbytes, rate, tokens, measured=False))
 
         found = {}
         for name in tiers_of(points):
@@ -330,92 +286,26 @@ class PredictedSearch:
         return self.executor.run(function, self.workload, *arguments, log=log, timeout=left)
 
 
-class Candidates:
-    """The configs of a tier that may be its best.
+@contextlib.contextmanager
+def progress_told(path: Path, listener: Listener) -> Iterator[Path]:
+    """Gives the listener, once a second, what a child process writes to the file of how far it has
+    come; the file is gone at the end."""
+    ended = threading.Event()
 
-    Args:
-        growth: the largest ratio seen of an estimate's upper end to its rough figure, for compiled
-            configs (True), which are predicted less well, and others; all tiers share and update
-            it.
-        host_known: whether the user said what memory the host has.
-    """
+    def relay() -> None:
+        told = None
+        while not ended.wait(_LOOK_SECONDS):
+            with contextlib.suppress(OSError):  # nothing was written yet
+                text = path.read_text(encoding="utf-8")
+                if text != told:
+                    told = text
+                    listener(PhaseProgressed(**json.loads(text)))
 
-    def __init__(
-        self,
-        figures: Sequence[Figures],
-        cap: int,
-        ranking: Ranking,
-        growth: dict[bool, float],
-        *,
-        host_known: bool,
-    ) -> None:
-        self._left = {row.config: row for row in figures}  # those not followed yet
-        self._cap = cap
-        self._ranking = ranking
-        self._growth = growth
-        self._host_known = host_known
-
-    def preferred(self) -> Config | None:
-        """The config to recommend among those not followed yet that may surely fit.
-
-        On an unknown host, configs that keep part of the training there come last.
-        """
-        fitting = []
-        on_device = []
-        for config, figures in self._left.items():
-            if figures.nbytes * self._growth[_is_compiled(config)] <= self._cap:
-                fitting.append(figures)
-                if not techniques.keeps_on_host(config):
-                    on_device.append(figures)
-
-        if on_device and not self._host_known:
-            fitting = on_device
-        index = self._ranking.preferred(fitting)
-        return None if index is None else fitting[index].config
-
-    def smallest(self) -> Config | None:
-        """The config left that needs least memory, unless that is hopeless."""
-        least = min(self._left.values(), key=attrgetter("nbytes"), default=None)
-        if least is None or least.nbytes > _SURELY_TOO_LARGE * self._cap:
-            return None
-        return least.config
-
-    def learn(self, config: Config, answer: Followed | None) -> None:
-        """Take note of a config that was followed; None where it could not be."""
-        rough = self._left.pop(config)
-        if answer is None:
-            return
-
-        estimate, _ = answer
-        growth = (estimate.high - estimate.breakdown["context"]) / rough.nbytes
-        is_compiled = _is_compiled(config)
-        self._growth[is_compiled] = max(self._growth[is_compiled], growth)
-
-
-def _is_compiled(config: Config) -> bool:
-    return config.compile != "none"
-
-
-def _follow_all(
-    workload: Workload, hardware: Hardware, budget: Budget, configs: list[Config]
-) -> list[Followed | None]:
-    """The estimate of each config and the memory through its step; None where it cannot be
-    traced."""
-
-    def follow(config: Config) -> Followed | None:
+    with ThreadPoolExecutor(1) as threads:
+        relayed = threads.submit(relay)
         try:
-            traced = trace(workload, config, hardware)
-        except AutofitError:
-            return None
-
-        resting = resting_of(traced, workload, hardware)
-        estimate = estimate_on(traced, workload, hardware, budget)
-        line = timeline_of(traced, hardware, rates=rates_for(hardware))
-        return (
-            dataclasses.replace(estimate, resting=resting),
-            dataclasses.replace(line, resting=resting, bottleneck=estimate.bottleneck),
-        )
-
-    processes = 1 if len(configs) < 2 else None
-    with parallel_map(follow, processes) as follow_each:
-        return follow_each(configs)
+            yield path
+        finally:
+            ended.set()
+            path.unlink(missing_ok=True)
+        relayed.result()  # raises what the listener raised

@@ -383,6 +383,20 @@ def test_predictions_are_kept_on_disk(monkeypatch: pytest.MonkeyPatch) -> None:
         predict_all(WORKLOAD, CPU, configs[:1])
 
 
+def test_what_was_traced_for_some_configs_is_not_traced_again_for_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    configs, left = list(_configs(AMPERE, CHANGES[:3])), list[int]()
+    estimator = SpaceEstimator(WORKLOAD, AMPERE, UNKNOWN, configs, notify=left.append)
+    assert np.isfinite(estimator.predict(configs[2:]).seconds).all()
+    assert max(left) > left[-1] == 0
+    monkeypatch.setattr(sys.modules[SpaceEstimator.__module__], "trace", None)
+    again = estimator.predict([configs[2].replace(optimizer="adamw-foreach"), configs[2]])
+    assert np.array_equal(again.seconds[1:], estimator.predict(configs[2:]).seconds)
+    with pytest.raises(TypeError):
+        estimator.predict(list(_configs(AMPERE, CHANGES[8:9])))
+
+
 def test_when_the_time_for_tracing_is_over_the_rest_stays_unknown_and_nothing_is_kept(
     near: dict[str, SpacePredictions], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -19,6 +19,7 @@ from rich.console import Console
 from autofit.core.events import (
     Event,
     Note,
+    PhaseProgressed,
     PhaseStarted,
     ProbeFinished,
     ProbeStarted,
@@ -154,6 +155,39 @@ def test_without_a_terminal_every_phase_of_the_search_and_every_probe_is_one_lin
         f"verifying probe 3: fits, 6,400 tokens/s, 1.50 of 2.00 GiB - bf16-mixed, {config}",
         "writing the result",
     ]
+
+
+PROGRESS = [
+    PhaseProgressed(0.0, None),
+    PhaseProgressed(0.04, 60.0),
+    PhaseProgressed(0.08, 50.0, {"precision": "bf16"}, 2.0, 4096.0),
+    PhaseProgressed(0.12, 45.0, {"precision": "bf16"}, 2.0, 4096.0),
+    PhaseProgressed(0.5, 20.0, {"precision": "fp8"}, 3.0, 6144.0),
+]
+
+
+def test_in_a_log_progress_is_a_line_now_and_then_and_the_first_answer_at_once(
+    events: list[Event],
+) -> None:
+    now = [0.0]
+    console = Console(file=StringIO(), width=300, color_system=None)
+    with LiveDisplay(console, seconds=lambda: now[0]) as listener:
+        for event in [events[1], PhaseStarted("predicting the best of 9 configs"), *PROGRESS]:
+            listener(event)
+            now[0] += 5
+    assert console.file.getvalue().splitlines()[1:] == [  # type: ignore[attr-defined]
+        "predicting the best of 9 configs",
+        "less than 1 % done",
+        "8 % done, about 50 s left; the best so far is predicted to train 4,096 tokens/s: bf16",
+        "50 % done, about 20 s left; the best so far is predicted to train 6,144 tokens/s: fp8",
+    ]
+
+
+def test_on_a_terminal_progress_stands_below_its_phase(events: list[Event]) -> None:
+    shown = played([events[1], PhaseStarted("predicting"), *PROGRESS[:2]], terminal=True, width=120)
+    assert "4 % done, about 60 s left" in shown
+    gone = played([events[1], *PROGRESS[:2], PhaseStarted("writing")], terminal=True, width=120)
+    assert "% done" not in gone.rpartition("writing")[2]
 
 
 def test_a_line_is_not_broken_at_the_width_of_a_log(events: list[Event]) -> None:

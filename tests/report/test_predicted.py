@@ -78,7 +78,7 @@ def test_the_terminal_says_first_that_nothing_was_measured(shown: Callable[..., 
     assert "It fits by all that is predicted: 2.80 GiB are left" in text
     assert "Nothing is predicted to fit that trains all weights." in text
     assert (
-        "Of 1,000 configs 700 are predicted not to fit 24.00 GiB and 100 refused beforehand; none was"
+        "Of 1,000 configs 100 are refused beforehand, and 700 of those predicted do not fit 24.00 GiB;"
         in said
     )
     assert "the config, and what is predicted" in text

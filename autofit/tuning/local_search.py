@@ -1,0 +1,234 @@
+"""From a few configs to one of each tier that no change of one or two knobs is expected to improve.
+
+A space has too many configs to predict them all, and among those drawn at random the best is seldom
+one. What a prediction costs is tracing, and most changes of a knob are known to be slow once they
+were seen anywhere. So only what may be better is predicted, by what its changes did elsewhere.
+"""
+
+import itertools
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from autofit.core.config import Config, Value
+from autofit.core.constraints import Constraints
+from autofit.core.errors import InputError
+from autofit.core.knobs import Trace, knob_named
+from autofit.core.result import tier
+from autofit.tuning.narrowing import BytesAndSeconds, Row, Values
+
+Merit = tuple[float, ...]
+Change = tuple[str, Value]  # of a knob, to a value
+
+# Changes do not do quite the same everywhere, so that a config may be faster that is expected to be
+# slower by this share: by what they did to another config, in another tier, or to the same config
+# where two of them come together.
+_SLACK = 0.03
+_OF_ANOTHER_TIER = 0.1
+_OF_PAIRS = 0.01
+
+
+@dataclass(frozen=True)
+class Neighbours:
+    """The legal configs around a config, of the same tier.
+
+    Attributes:
+        knobs: the values that each may take.
+    """
+
+    knobs: Values
+    constraints: Constraints
+
+    def changes(self, config: Config) -> list[Change]:
+        """Every other value that a knob of the config may have."""
+        found: list[Change] = []
+        for knob, values in self.knobs.items():
+            found += [(knob, value) for value in values if value != config[knob]]
+        return found
+
+    def nearer(self, config: Config, change: Change) -> Change | None:
+        """Of a degree by which devices are divided, the change to the one before it; None where
+        that is the config's own, and of other knobs."""
+        knob, value = change
+        if not knob_named(knob).degree or value is None:
+            return None
+        degrees = sorted({int(other or 1) for other in self.knobs[knob]})
+        own = int(config[knob] or 1)
+        between = [degree for degree in degrees if own < degree < int(value)]
+        return (knob, between[-1]) if between else None
+
+    def changed(self, config: Config, changes: Iterable[Change]) -> Config | None:
+        """The config with some changes; None where that is refused, the same, or of another
+        tier."""
+        given: dict[str, Value] = {}
+        for knob, values in self.knobs.items():
+            # A value that is not listed was settled by other knobs, and may settle otherwise now.
+            given[knob] = config[knob] if config[knob] in values else None
+        given.update(changes)
+
+        try:
+            found = self.constraints.canonical(given)
+        except InputError:
+            return None
+
+        if found == config or tier(found) != tier(config):
+            return None
+        if any(refuse(found) for refuse in self.constraints.refuse.values()):
+            return None
+        return found
+
+
+def pairs_of(changes: Sequence[Change]) -> Iterator[tuple[Change, Change]]:
+    """Every two changes of different knobs."""
+    for first, second in itertools.combinations(changes, 2):
+        if first[0] != second[0]:
+            yield first, second
+
+
+class LocalSearch:
+    """Finds configs that no neighbour is better than, tier by tier.
+
+    Args:
+        predict: bytes and seconds of some configs, NaN where unknown.
+        merit: the better a row, the larger; its first number is 1 where the config fits, else 0.
+
+    Attributes:
+        rows: what was predicted, by config.
+    """
+
+    def __init__(
+        self,
+        neighbours: Neighbours,
+        predict: Callable[[Sequence[Config]], BytesAndSeconds],
+        merit: Callable[[Row], Merit],
+    ) -> None:
+        self.rows: dict[Config, Row] = {}
+        self.neighbours = neighbours
+        self._predict = predict
+        self.merit = merit
+        # By a config whose neighbours were looked at the rows around it, the newest last: by each
+        # value of a knob the row of the config that has it instead.
+        self._seen_around: dict[Config, dict[Change, Row]] = {}
+
+    def add(self, configs: Iterable[Config]) -> None:
+        """Predict those configs that are not known yet."""
+        unknown = [config for config in dict.fromkeys(configs) if config not in self.rows]
+        if unknown:
+            for row in map(Row, unknown, *self._predict(unknown)):
+                self.rows[row.config] = row
+
+    def leader(self, name: str) -> Row | None:
+        """The best row of a tier; None where none is known."""
+        of_tier = (row for row in self.rows.values() if tier(row.config) == name)
+        known = (row for row in of_tier if not math.isnan(row.nbytes + row.seconds))
+        return max(known, key=self.merit, default=None)
+
+    def refine(self, name: str) -> Row | None:
+        """The best row of a tier, once no change of one or two knobs is expected to be better."""
+        while leader := self.leader(name):
+            # Pairs are looked at where no single change is better: there they are few.
+            asked = self.singles(leader) or self._pairs(leader)
+            if not asked:
+                return leader
+            self.add(asked)
+        return None
+
+    def singles(self, row: Row, slack: float = _SLACK) -> list[Config]:
+        """What one change makes of a config: what is not known yet, and may be better.
+
+        Args:
+            slack: how much slower, as a share, it may be expected to be.
+        """
+        around: dict[Change, Row] = {}
+        self._seen_around.pop(row.config, None)
+        self._seen_around[row.config] = around
+        for knob in self.neighbours.knobs:
+            around[knob, row.config[knob]] = row
+
+        asked: dict[Change, Config | None] = {}
+        for change in self.neighbours.changes(row.config):
+            config = self.neighbours.changed(row.config, [change])
+            if config is None:
+                continue
+            if config in self.rows:
+                around[change] = self.rows[config]
+                continue
+
+            # A higher degree does more of what the one before it does, which is looked at first.
+            nearer = self.neighbours.nearer(row.config, change)
+            if nearer in asked:
+                asked[change] = None
+                continue
+            if nearer in around:
+                around[change] = around[nearer]
+
+            costs_no_trace = knob_named(change[0]).trace is not Trace.OWN
+            if costs_no_trace or self._may_be_better(row, [change], config, slack):
+                asked[change] = config
+        return [config for config in asked.values() if config]
+
+    def _pairs(self, row: Row) -> list[Config]:
+        """What two changes make of a config: what is not known yet, and may be better."""
+        around = self._seen_around[row.config]
+        asked = []
+        for pair in pairs_of(self.neighbours.changes(row.config)):
+            alone = [around.get(change) for change in pair]
+            if self._fits(row) and not any(other is None or self._fits(other) for other in alone):
+                continue  # where neither fits alone, both together do not
+
+            config = self.neighbours.changed(row.config, pair)
+            is_new = config is not None and config not in self.rows
+            if config and is_new and self._may_be_better(row, pair, config, _OF_PAIRS):
+                asked.append(config)
+        return asked
+
+    def _may_be_better(
+        self, row: Row, changes: Sequence[Change], config: Config, slack: float
+    ) -> bool:
+        """Whether what some changes make of a config may be better than it.
+
+        They are expected to do what they did elsewhere. What was never seen may do anything.
+        """
+        effects = []
+        for change in changes:
+            effect = self._effect(row.config, change)
+            if effect is None:
+                return True
+            effects.append(effect)
+            if tier(effect[0].config) != tier(config):
+                slack = max(slack, _OF_ANOTHER_TIER)
+
+        seconds = [(before.seconds, after.seconds) for before, after in effects]
+        nbytes = 0.0
+        if not self._fits(row):
+            sizes = [(before.nbytes, after.nbytes) for before, after in effects]
+            nbytes = _least(row.nbytes, sizes) * (1 - slack)
+        expected = Row(config, nbytes, _least(row.seconds, seconds) * (1 - slack))
+        return self.merit(expected) > self.merit(row)
+
+    def _effect(self, config: Config, change: Change) -> tuple[Row, Row] | None:
+        """A row before and one after such a change of a config, around the one looked at last: of
+        the same tier, else of any. None where it was never seen."""
+        knob, _ = change
+        newest_first = list(reversed(self._seen_around.items()))
+        own = [around for other, around in newest_first if tier(other) == tier(config)]
+        others = [around for other, around in newest_first if tier(other) != tier(config)]
+        for around in (*own, *others):
+            before = around.get((knob, config[knob]))
+            after = around.get(change)
+            if before and after and not math.isnan(before.seconds + after.seconds):
+                return before, after
+        return None
+
+    def _fits(self, row: Row) -> bool:
+        return self.merit(row)[0] > 0
+
+
+def _least(figure: float, changes: Sequence[tuple[float, float]]) -> float:
+    """A figure after changes that took others from one value to another: as if their effects were
+    added, or multiplied, whichever is less."""
+    added = multiplied = figure
+    for before, after in changes:
+        added += after - before
+        multiplied *= after / before
+    return max(0.0, min(added, multiplied))

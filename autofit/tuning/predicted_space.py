@@ -1,0 +1,372 @@
+"""What a child process predicts of a space: the best config of each tier, and those around it.
+
+Rough figures rank configs. Only a config's own estimate, which follows a whole step, tells whether
+it surely fits: so the best of each tier is followed, and the search goes on with what that tells of
+the others until one does.
+"""
+
+import dataclasses
+import functools
+import itertools
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from operator import attrgetter
+from pathlib import Path
+
+from autofit import techniques
+from autofit.core.budget import Budget
+from autofit.core.config import Config
+from autofit.core.errors import AutofitError
+from autofit.core.estimate import Estimate, Timeline
+from autofit.core.files import write_cache_text
+from autofit.core.hardware import Hardware
+from autofit.core.knobs import Trace, knob_named
+from autofit.core.layout import Layout
+from autofit.core.result import tier
+from autofit.core.workload import Workload
+from autofit.estimate.figures import SpacePredictor
+from autofit.estimate.processes import parallel_map
+from autofit.estimate.rates import rates_for
+from autofit.estimate.resting import resting_of
+from autofit.estimate.timeline import timeline_of
+from autofit.estimate.trace import trace
+from autofit.search.enumeration import Enumeration
+from autofit.search.ranking import Figures, Ranking
+from autofit.tuning.local_search import LocalSearch, Merit, Neighbours
+from autofit.tuning.narrowing import Row, Values, usual_values
+from autofit.tuning.target import estimate_on
+
+_FEW = 200  # configs: of so few all are predicted
+_ROUNDS = 12  # configs of a tier to follow before none counts as surely fitting
+_SURELY_TOO_LARGE = 1.3  # times the usable memory: a rough figure beyond needs no closer look
+_FOLLOWED = 5  # traces of shallow models that take as long as following a step
+
+Followed = tuple[Estimate, Timeline]
+_Kind = tuple[str, bool, bool]
+
+
+@dataclass(frozen=True)
+class Question:
+    """The space to predict, and the rule by which its configs are ranked.
+
+    Attributes:
+        knobs: the values of each.
+        host_known: whether the user said what memory the host has.
+        other_caps: what tensors may take in other budgets that are of interest.
+        progress: a file to tell the progress in.
+    """
+
+    knobs: Values
+    hardware: Hardware
+    budget: Budget
+    ranking: Ranking
+    host_known: bool
+    other_caps: tuple[int, ...]
+    progress: Path
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What was predicted.
+
+    Attributes:
+        rows: of all configs that were.
+        followed: by tier the best config that surely fits, else one that may.
+        close: by tier how many configs were too close to it to call.
+    """
+
+    rows: list[Row]
+    followed: dict[str, Followed] = field(default_factory=dict)
+    close: dict[str, int] = field(default_factory=dict)
+
+
+def search_space(workload: Workload, question: Question) -> Answer:
+    """Find the best config of each tier."""
+    return SpaceSearch(workload, question).answer()
+
+
+class SpaceSearch:
+    """Searches a space for the best config of each tier.
+
+    Attributes:
+        local: all that was predicted, and what lies around it.
+    """
+
+    def __init__(self, workload: Workload, question: Question) -> None:
+        self.workload = workload
+        self.question = question
+        hardware = question.hardware
+        self._cap = question.budget.cap_bytes(hardware.device, hardware.context_bytes)
+        # The upper end of the estimates of configs that were followed, and by kind of config the
+        # least ratio of such an end to the rough figure: what it rules out does not fit.
+        self._upper_ends: dict[Config, float] = {}
+        self._growth: dict[_Kind, float] = {}
+        self._untraceable: set[Config] = set()
+        self._followed: dict[str, Followed] = {}
+        self._close: dict[str, int] = {}
+
+        constraints = techniques.constraints(workload, hardware)
+        enumeration = Enumeration(question.knobs, constraints)
+        self._starts = list(enumeration.configs(most=_FEW))
+        if enumeration.count().configs > _FEW:
+            usual = Enumeration(_usual(question.knobs), constraints).configs()
+            # Of tiers that have no usual config the first one drawn, which needs little memory.
+            known = {tier(config) for config in usual}
+            first: dict[str, Config] = {}
+            for config in self._starts:
+                if tier(config) not in known:
+                    first.setdefault(tier(config), config)
+            self._starts = [*usual, *first.values()]
+
+        self._tiers = list(dict.fromkeys(map(tier, self._starts)))
+        self._progress = _Progress(question, len(self._tiers))
+        sizes = [
+            size
+            for config in self._starts[:1]
+            for size in _of_every_size(workload, hardware, question.knobs, config)
+        ]
+        predictor = SpacePredictor(
+            workload,
+            hardware,
+            [*self._starts, *sizes],
+            processes=None,
+            host_bytes=question.budget.host_bytes,
+            notify=self._progress.traces_left,
+        )
+        self.local = LocalSearch(Neighbours(question.knobs, constraints), predictor, self.merit)
+
+    def answer(self) -> Answer:
+        """Follow the best config of each tier until one surely fits, and say what was seen."""
+        self.local.add(self._starts)
+        self._show_best()
+
+        for _ in range(_ROUNDS):
+            asked = {}
+            for name in self._tiers:
+                if not self._is_sure(name):
+                    preferred = self._preferred(name)
+                    if preferred:
+                        asked[name] = preferred
+            if not asked:
+                break
+            self._follow(asked)
+
+        asked = {}
+        for name in self._tiers:
+            smallest = None if name in self._followed else self._smallest(name)
+            if smallest:
+                asked[name] = smallest
+        self._follow(asked)
+
+        # What would be best in other budgets costs few more traces.
+        for cap in self.question.other_caps:
+            self._cap = cap
+            for name in self._tiers:
+                self.local.refine(name)
+
+        return Answer(list(self.local.rows.values()), self._followed, self._close)
+
+    def _is_sure(self, name: str) -> bool:
+        """Whether a config of a tier was followed that surely fits."""
+        return name in self._followed and self._followed[name][0].verdict == "yes"
+
+    def _preferred(self, name: str) -> Config | None:
+        """The config to recommend of a tier: of those too close to its best to call, and of what
+        one more change makes of them. None where none may fit."""
+        ranking = self.question.ranking
+        while best := self.local.refine(name):
+            self._show_best()
+            if not self._fits(best):
+                return None
+
+            figures = []
+            for config, row in self.local.rows.items():
+                if tier(config) == name and self.merit(row)[:2] == self.merit(best)[:2]:
+                    figures.append(Figures(config, self._value(row), row.nbytes))
+
+            index = ranking.preferred(figures)
+            assert index is not None, "the best is among them"
+            preferred = figures[index].config
+            around = self.local.singles(self.local.rows[preferred], ranking.tolerance)
+            if not around:
+                self._close[name] = len(ranking.tied(figures)) - 1
+                return preferred
+            self.local.add(around)
+        return None
+
+    def merit(self, row: Row) -> Merit:
+        """What fits by its value, the rest by its bytes.
+
+        On an unknown host, configs that keep part of the training there come last.
+        """
+        if not self._fits(row):
+            return (0.0, 0.0, -row.nbytes)
+        on_device = self.question.host_known or not _keeps_on_host(row.config)
+        return (1.0, float(on_device), self._value(row))
+
+    def _fits(self, row: Row) -> bool:
+        if row.config in self._untraceable:
+            return False
+        expected = row.nbytes * self._growth.get(_kind_of(row.config), 1.0)
+        return self._upper_ends.get(row.config, expected) <= self._cap
+
+    def _value(self, row: Row) -> float:
+        """What the objective says of a row."""
+        rate = self.workload.effective_batch_size / row.seconds if row.seconds else 0.0
+        return rate / self.question.ranking.objective.discount(row.config)
+
+    def _smallest(self, name: str) -> Config | None:
+        """The config of a tier that needs least memory, unless that is hopeless."""
+        rows = [row for config, row in self.local.rows.items() if tier(config) == name]
+        least = min(rows, key=attrgetter("nbytes"), default=None)
+        if least is None or not least.nbytes <= _SURELY_TOO_LARGE * self._cap:
+            return None
+        return least.config
+
+    def _follow(self, by_tier: dict[str, Config]) -> None:
+        """Follow a config of each tier, and learn how much more than its rough figure it needs.
+
+        Kept is what surely fits, and the first of each tier that may.
+        """
+        answers = follow_all(
+            self.workload,
+            self.question.hardware,
+            self.question.budget,
+            list(by_tier.values()),
+        )
+        self._progress.followed(len(by_tier))
+        for (name, config), answer in zip(by_tier.items(), answers, strict=True):
+            if answer is None:
+                self._untraceable.add(config)
+                continue
+
+            estimate, _ = answer
+            grown = estimate.high - estimate.breakdown["context"]
+            self._upper_ends[config] = grown
+            growth = grown / self.local.rows[config].nbytes
+            kind = _kind_of(config)
+            self._growth[kind] = min(self._growth.get(kind, growth), growth)
+            if estimate.verdict == "yes" or (
+                estimate.verdict == "maybe" and name not in self._followed
+            ):
+                self._followed[name] = answer
+
+    def _show_best(self) -> None:
+        """Tell what leads so far."""
+        best = max(self.local.rows.values(), key=self.merit, default=None)
+        if best and self._fits(best):
+            rate = self.workload.effective_batch_size / best.seconds
+            tokens = None
+            if self.workload.unit == "tokens":
+                tokens = rate * (self.workload.sequence_length or 1)
+            self._progress.leads(best.config, rate, tokens)
+
+
+class _Progress:
+    """Tells how far the search has come, as a share of the traces that it is expected to take."""
+
+    def __init__(self, question: Question, tiers: int) -> None:
+        self._path = question.progress
+        self._begin = time.monotonic()
+        self._best: dict[str, object] = {}
+        self._done = 0
+        self._left = 0
+
+        # About as many as values of knobs change what is traced, and a few steps that are followed.
+        values = 0
+        for knob, offered in question.knobs.items():
+            if knob_named(knob).trace is Trace.OWN:
+                values += len(offered)
+        self._expected = tiers * (values + 2 * _FOLLOWED)
+
+    def traces_left(self, left: int) -> None:
+        """Note that so many traces are left of those that are under way."""
+        self._done += max(0, self._left - left)
+        self._left = left
+        self._tell()
+
+    def followed(self, steps: int) -> None:
+        """Note that so many steps were followed."""
+        self._done += _FOLLOWED * steps
+        self._tell()
+
+    def leads(self, config: Config, rate: float, tokens: float | None) -> None:
+        """Note the best config so far, and its samples and tokens a second."""
+        self._best = {
+            "config": dict(config),
+            "samples_per_second": rate,
+            "tokens_per_second": tokens,
+        }
+        self._tell()
+
+    def _tell(self) -> None:
+        expected = max(self._expected, self._done + self._left + 1)
+        share = self._done / expected
+        seconds = time.monotonic() - self._begin
+        left = seconds / share - seconds if self._done else None
+        told = {"share": share, "seconds_left": left, **self._best}
+        write_cache_text(self._path, json.dumps(told))
+
+
+def follow_all(
+    workload: Workload, hardware: Hardware, budget: Budget, configs: Sequence[Config]
+) -> list[Followed | None]:
+    """The estimate of each config and the memory through its step; None where it cannot be
+    traced."""
+
+    def follow(config: Config) -> Followed | None:
+        try:
+            traced = trace(workload, config, hardware)
+        except AutofitError:
+            return None
+
+        resting = resting_of(traced, workload, hardware)
+        estimate = estimate_on(traced, workload, hardware, budget)
+        line = timeline_of(traced, hardware, rates=rates_for(hardware))
+        return (
+            dataclasses.replace(estimate, resting=resting),
+            dataclasses.replace(line, resting=resting, bottleneck=estimate.bottleneck),
+        )
+
+    processes = 1 if len(configs) < 2 else None
+    with parallel_map(follow, processes) as follow_each:
+        return follow_each(configs)
+
+
+def _usual(knobs: Values) -> Values:
+    """Usual values of each knob, and one way to divide the devices."""
+    usual = usual_values(knobs)
+    for knob, values in knobs.items():
+        if knob_named(knob).divides:
+            usual[knob] = values[:1]
+    return usual
+
+
+def _of_every_size(
+    workload: Workload, hardware: Hardware, knobs: Values, config: Config
+) -> list[Config]:
+    """Configs of every micro-batch, rank and number of shards that any of the space may have."""
+    sizes = _divisors(workload.effective_batch_size)
+    ranks = {config.lora_rank, *knobs.get("lora_rank", ())}
+    found = [
+        config.replace(micro_batch_size=size, lora_rank=rank)
+        for size, rank in itertools.product(sizes, ranks)
+    ]
+    if hardware.world > 1:
+        layouts = [Layout(hardware.world // shard, shard) for shard in _divisors(hardware.world)]
+        found += [config.replace(**layout.knobs) for layout in layouts]
+    return found
+
+
+def _divisors(number: int) -> list[int]:
+    return [size for size in range(1, number + 1) if not number % size]
+
+
+def _kind_of(config: Config) -> _Kind:
+    """What makes an estimate's interval wide: its tier, compiling, and memory of the host."""
+    return tier(config), config.compile != "none", _keeps_on_host(config)
+
+
+_keeps_on_host = functools.cache(techniques.keeps_on_host)

@@ -1,0 +1,141 @@
+"""From usual configs to one of each tier that no change of one or two knobs improves, seeing little of the space."""
+
+import itertools
+import math
+import random
+from collections.abc import Callable, Sequence
+
+import pytest
+
+from autofit.core.config import Config, Value
+from autofit.core.constraints import Constraints
+from autofit.core.result import tier
+from autofit.tuning.local_search import LocalSearch, Merit, Neighbours, pairs_of
+from autofit.tuning.narrowing import Row, Values
+
+OFF: dict[str, Value] = {
+    "precision": "bf16",
+    "quantization": "none",
+    "lora_rank": 0,
+    "micro_batch_size": 1,
+    "activation_checkpointing": "full",
+    "attention": "sdpa",
+    "kernels": "none",
+    "loss": "chunked",
+    "optimizer": "adamw",
+    "compile": "none",
+}
+KNOBS: Values = {
+    "precision": ("bf16", "bf16-mixed", "fp32"),
+    "lora_rank": (32, 0),
+    "quantization": ("nf4", "none"),
+    "micro_batch_size": (1, 2, 4, 8, 16),
+    "activation_checkpointing": ("full", "selective", "none"),
+    "attention": ("sdpa", "eager", "flash"),
+    "kernels": ("liger", "none"),
+    "loss": ("fused", "chunked", "standard"),
+    "optimizer": ("adamw-4bit", "adamw-8bit", "adamw"),
+    "compile": ("none", "default"),
+}
+
+
+def refuse(config: Config) -> str | None:
+    return "only frozen" if config.quantization != "none" and not config.lora_rank else None
+
+
+NEIGHBOURS = Neighbours(KNOBS, Constraints(OFF, {}, {"quantization": refuse}))
+SPACE = [
+    config
+    for values in itertools.product(*KNOBS.values())
+    if not refuse(config := Config({**OFF, **dict(zip(KNOBS, values, strict=True))}))
+]
+STARTS = [Config({**OFF, "lora_rank": rank}) for rank in (0, 32)]
+
+
+def made_up(seed: int) -> Callable[[Sequence[Config]], tuple[list[float], list[float]]]:
+    """Bytes and seconds of configs: each value has factors of its own, and larger micro-batches are faster."""
+    draw = random.Random(seed)
+    factors = {
+        (knob, value): (draw.uniform(0.7, 1.0), draw.uniform(1.0, 1.5))
+        for knob, values in KNOBS.items()
+        for value in values
+    }
+
+    def predict(configs: Sequence[Config]) -> tuple[list[float], list[float]]:
+        nbytes, seconds = [], []
+        for config in configs:
+            sizes, times = zip(*(factors[knob, config[knob]] for knob in KNOBS), strict=True)
+            weights = 5.0 if config.quantization == "none" else 2.0
+            nbytes.append(weights + 4 * config.micro_batch_size * math.prod(sizes))
+            seconds.append(math.prod(times) * (1 + 1 / config.micro_batch_size))
+        return nbytes, seconds
+
+    return predict
+
+
+def within_two(config: Config) -> list[Config]:
+    changes = NEIGHBOURS.changes(config)
+    sets = [*([change] for change in changes), *pairs_of(changes)]
+    return [found for some in sets if (found := NEIGHBOURS.changed(config, some))]
+
+
+def merit_within(cap: float) -> Callable[[Row], Merit]:
+    def merit(row: Row) -> Merit:
+        return (1.0, 1 / row.seconds) if row.nbytes <= cap else (0.0, -row.nbytes)
+
+    return merit
+
+
+@pytest.mark.parametrize("cap", [6.0, 10.0, 60.0])
+@pytest.mark.parametrize("seed", range(4))
+def test_nothing_within_two_changes_is_better_and_little_was_asked(seed: int, cap: float) -> None:
+    predict, merit = made_up(seed), merit_within(cap)
+    search = LocalSearch(NEIGHBOURS, predict, merit)
+    search.add(STARTS)
+    for name in ("full", "lora"):
+        leader = search.refine(name)
+        assert leader is not None
+        around = within_two(leader.config)
+        assert {tier(config) for config in around} == {name}
+        best = max(map(merit, map(Row, around, *predict(around))))
+        assert best <= merit(leader) or best[1] <= 1.005 * merit(leader)[1]
+    assert search.refine("head") is None
+    assert len(search.rows) < len(SPACE) / 10
+
+
+def test_what_was_seen_to_be_slow_is_not_asked_again() -> None:
+    asked: list[Config] = []
+
+    def predict(configs: Sequence[Config]) -> tuple[list[float], list[float]]:
+        asked.extend(configs)
+        seconds = [
+            3.0 * (1 + (config.precision == "fp32")) + (config.attention == "eager")
+            for config in configs
+        ]
+        return [1.0] * len(configs), seconds
+
+    search = LocalSearch(NEIGHBOURS, predict, merit_within(2.0))
+    search.add(STARTS)
+    search.refine("full")
+    search.refine("lora")
+    slow = [config for config in asked if config.precision == "fp32"]
+    assert {config.lora_rank for config in slow} == {0}
+
+
+def test_unknown_figures_never_lead() -> None:
+    def predict(configs: Sequence[Config]) -> tuple[list[float], list[float]]:
+        known = [config.loss != "fused" for config in configs]
+        return [1.0] * len(configs), [1.0 if each else math.nan for each in known]
+
+    search = LocalSearch(NEIGHBOURS, predict, merit_within(2.0))
+    search.add(STARTS)
+    leader = search.refine("full")
+    assert leader is not None and leader.config.loss != "fused"
+
+
+def test_changes_keep_to_the_space_and_to_its_rules() -> None:
+    config = STARTS[0]
+    assert NEIGHBOURS.changed(config, [("quantization", "nf4")]) is None  # refused
+    assert NEIGHBOURS.changed(config, [("lora_rank", 32)]) is None  # of another tier
+    assert NEIGHBOURS.changed(config, [("loss", "fused")]) == config.replace(loss="fused")
+    assert ("loss", "chunked") not in NEIGHBOURS.changes(config)
