@@ -28,6 +28,7 @@ TRAITS = Traits(
     sdpa=True,
     batch_norm=False,
     dropout=False,
+    adapter_parameters=2_621_440,
     head=True,
     heads=8,
     plan=True,

@@ -198,12 +198,12 @@ def as_input_error(
 ) -> Iterator[None]:
     """Turn whatever somebody else's code raises inside into an InputError.
 
-    Autofit's own errors, Ctrl-C, the end of a generator and errors that `but` is true of pass.
+    Autofit's own errors, Ctrl-C and errors that `but` is true of pass.
     """
     try:
         yield
     except BaseException as error:
-        if isinstance(error, AutofitError | KeyboardInterrupt | GeneratorExit) or but(error):
+        if isinstance(error, AutofitError | KeyboardInterrupt) or but(error):
             raise
         raise InputError(says(error), remedy) from error
 

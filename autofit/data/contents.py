@@ -86,12 +86,21 @@ def read_parts(path: Path, head: bytes) -> Iterator[tuple[bytes, int]]:
     failure = "read" if kind is None else "decompressed"
     message = f"the data file {path} cannot be {failure}: {{}}.".format
     with (
-        as_input_error(lambda error: message(describe_error(error)), "Fetch or compress it again."),
+        as_input_error(
+            lambda error: message(describe_error(error)),
+            "Fetch or compress it again.",
+            but=_is_end_of_reading,
+        ),
         path.open("rb") as packed,
     ):
         file = packed if kind is None else _READERS[kind](packed)
         while part := file.read(PART):
             yield part, packed.tell()
+
+
+def _is_end_of_reading(error: BaseException) -> bool:
+    """Whether nobody asks a generator for more."""
+    return isinstance(error, GeneratorExit)
 
 
 def decompressed(path: Path, head: bytes) -> bytes | None:
@@ -179,7 +188,7 @@ def _decoded(path: Path, head: bytes) -> Iterator[tuple[str, int]]:
         return f"the data file {path} cannot be read as text: {why}."
 
     position = 0
-    with as_input_error(says, "Give UTF-8 text."):
+    with as_input_error(says, "Give UTF-8 text.", but=_is_end_of_reading):
         for part, position in read_parts(path, head):
             given += len(part)
             yield lines.decode(part), position

@@ -38,11 +38,11 @@ def file_loader(
         message = f"packing and padding are for language models, and the task is {task.name}."
         raise InputError(message, "Leave out --packing and --padding.")
     check_readable(path, "the data file")
+    if task.medium == "images":
+        return image_loader(workload, path, options)
     if path.is_file() and path.suffix.lower() in _NO_ROWS:  # by its name: it may be cut short
         message = f"the data file {path} is named as one of {path.suffix}, which holds no rows."
         raise InputError(message, READABLE)
-    if task.medium == "images":
-        return image_loader(workload, path, options)
     tokenizer = byte_tokenizer() if tokenizer is None else tokenizer
     if processing is None:
         return text_loader(workload, path, tokenizer, options)

@@ -129,6 +129,7 @@ OF_WORKLOAD = {
     "packing": "True None",
     "padding": "1.5 nan inf",
     "document_tokens": "3 0 -1 True None huge -huge",
+    "data_tokens": "3 0 -1 True None huge -huge",
     "data": f"{NAMES} None",
     "form": f"{NAMES} None",
     "traits": "None",

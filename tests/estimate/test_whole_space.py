@@ -377,7 +377,7 @@ def test_predictions_are_kept_on_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     configs = list(_configs(CPU, CHANGES[:2]))
     first = predict_all(WORKLOAD, CPU, configs)
     # nothing can be traced from here on
-    monkeypatch.setattr(sys.modules[SpaceEstimator.__module__], "trace", None)
+    monkeypatch.setattr(sys.modules[SpaceEstimator.__module__], "trace_skeleton", None)
     assert predict_all(WORKLOAD, CPU, configs) == first
     with pytest.raises(TypeError):
         predict_all(WORKLOAD, CPU, configs[:1])
@@ -390,7 +390,7 @@ def test_what_was_traced_for_some_configs_is_not_traced_again_for_others(
     estimator = SpaceEstimator(WORKLOAD, AMPERE, UNKNOWN, configs, notify=left.append)
     assert np.isfinite(estimator.predict(configs[2:]).seconds).all()
     assert max(left) > left[-1] == 0
-    monkeypatch.setattr(sys.modules[SpaceEstimator.__module__], "trace", None)
+    monkeypatch.setattr(sys.modules[SpaceEstimator.__module__], "trace_skeleton", None)
     again = estimator.predict([configs[2].replace(optimizer="adamw-foreach"), configs[2]])
     assert np.array_equal(again.seconds[1:], estimator.predict(configs[2:]).seconds)
     with pytest.raises(TypeError):
