@@ -13,8 +13,6 @@ import pytest
 from jupyter_client.blocking import BlockingKernelClient
 from jupyter_client.manager import KernelManager
 
-from tests import warm
-
 EXAMPLES = Path(__file__).parents[2] / "examples"
 BRIEF = """
 import autofit, dataclasses
@@ -37,13 +35,8 @@ trained, before, after = classifier.main(steps=20, trials=1)
 def kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[BlockingKernelClient]:
     monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(EXAMPLES), *sys.path]))
-    with (
-        tempfile.TemporaryDirectory(prefix="kernel-") as sockets,  # whose paths must be short
-        warm.python_for_scripts(Path(sockets)) as python,
-    ):
+    with tempfile.TemporaryDirectory(prefix="kernel-") as sockets:  # whose paths must be short
         manager = KernelManager(kernel_name="python3", transport="ipc", ip=f"{sockets}/socket")
-        assert manager.kernel_spec
-        manager.kernel_spec.argv[0] = python
         manager.start_kernel(cwd=str(tmp_path))
         client = manager.blocking_client()
         client.start_channels()
