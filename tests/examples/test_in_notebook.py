@@ -16,10 +16,10 @@ from jupyter_client.manager import KernelManager
 EXAMPLES = Path(__file__).parents[2] / "examples"
 BRIEF = """
 import autofit, dataclasses
+from autofit.probe.executors import local
 from autofit.tuning import annotations, measured as tune
-from tests.probe.bare import bare
-start = tune.LocalExecutor
-tune.LocalExecutor = lambda *given: bare(lambda: start(*given))  # the model is a plain one
+from tests.probe.bare import FIRST
+local.START = FIRST + local.START  # the model is a plain one
 def predict_all(*_, **__): raise autofit.ProbeError('not here.')  # predicting takes its time
 tune.predict_all = predict_all
 annotations.Annotator.timelines = lambda *_: {}  # nor are steps followed afterwards
