@@ -26,6 +26,7 @@ from torch.distributed.fsdp import fully_shard
 
 import autofit
 from autofit.core.errors import NothingFitsError
+from autofit.core.knobs import SETTABLE
 from autofit.core.measurement import Measurement
 from autofit.core.workload import Hyperparameters
 from autofit.distributed.group import devices_of_group
@@ -227,11 +228,7 @@ def reached(*, smoke: bool) -> list[Reached]:
         train_py, result = (str(folder / "found" / file) for file in ("train.py", "result.yaml"))
         speeds: dict[str, list[float]] = {"train.py": [], "autofit train": []}
         for number in range(1 if smoke else 3):
-            fixed = {
-                knob: value
-                for knob, value in found.config.items()
-                if knob != "gradient_accumulation_steps"
-            }
+            fixed = {knob: value for knob, value in found.config.items() if knob in SETTABLE}
             again = (
                 found
                 if smoke
