@@ -58,7 +58,10 @@ def events_between_steps(
 
 
 def _save(setup: Setup, hardware: Hardware) -> None:
-    """Make what a checkpoint holds, then what is saved of the model, and write neither."""
+    """Make what a checkpoint holds, then what is saved of the model, and write neither.
+
+    What ranks tell each other of their parts, some KB for each tensor, is not counted.
+    """
     random_numbers = None
     if hardware.device == "cpu":  # else they are on the host
         random_numbers = torch.empty(torch.get_rng_state().numel(), dtype=torch.uint8)

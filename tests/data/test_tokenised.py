@@ -116,21 +116,29 @@ def by_parity() -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=made, eos_token="</s>")
 
 
+def in_pieces(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, text: str, tokenizer: Any, part: int, around: int
+) -> list[int]:
+    """The tokens of a text that is read in parts of so many bytes."""
+    (folder / "a.txt").write_text(text)
+    monkeypatch.setattr(contents, "PART", part)
+    monkeypatch.setattr(text_rows, "AROUND", around)
+    samples = loader(folder / "a.txt", tokenizer).samples
+    assert isinstance(samples, Packed)
+    found = samples.tokens["input_ids"]
+    return found[: len(found)].tolist()  # type: ignore[no-any-return]
+
+
 @pytest.mark.parametrize("make", [bpe, with_space, byte_tokenizer])
 def test_pieces_of_a_text_have_the_tokens_of_the_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make: Any
 ) -> None:
     tokenizer = make()
     text = SENTENCE * 40
-    (tmp_path / "a.txt").write_text(text)
-    monkeypatch.setattr(contents, "PART", 101)
-    monkeypatch.setattr(text_rows, "AROUND", 80)
-    samples = loader(tmp_path / "a.txt", tokenizer).samples
-    assert isinstance(samples, Packed)
-    found = samples.tokens["input_ids"]
+    found = in_pieces(tmp_path, monkeypatch, text, tokenizer, 101, 80)
     whole = tokenizer(text, add_special_tokens=False)["input_ids"]
     end = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
-    assert found[: len(found)].tolist() == whole + end
+    assert found == whole + end
 
 
 @pytest.mark.parametrize("slow", [True, False])
@@ -142,14 +150,9 @@ def test_texts_whose_pieces_would_have_other_tokens_stay_whole(
         backend = bpe().backend_tokenizer
         tokenizer = SlowTokenizer(tokenizer_object=backend, eos_token="</s>")
     text = "abba" * 60 + "a"
-    (tmp_path / "a.txt").write_text(text)
-    monkeypatch.setattr(contents, "PART", 33)
-    monkeypatch.setattr(text_rows, "AROUND", 24)
-    samples = loader(tmp_path / "a.txt", tokenizer).samples
-    assert isinstance(samples, Packed)
-    found = samples.tokens["input_ids"]
+    found = in_pieces(tmp_path, monkeypatch, text, tokenizer, 33, 24)
     whole = tokenizer(text, add_special_tokens=False)["input_ids"]
-    assert found[: len(found)].tolist() == [*whole, tokenizer.eos_token_id]
+    assert found == [*whole, tokenizer.eos_token_id]
 
 
 # The cache

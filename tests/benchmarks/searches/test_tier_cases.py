@@ -21,6 +21,8 @@ RANKING = ranking_for(SearchOptions())
 NOISE = 0.05  # of the median of a config's few probes
 CLOSE = (1 + RANKING.tolerance) * (1 + NOISE)
 SEEDS = range(3)
+# The models that are a case in one budget, which is their last one.
+CASES = [name for name, model in TIER_MODELS.items() if model.budget_gib]
 
 
 @pytest.fixture(scope="module", params=TIER_MODELS)
@@ -29,12 +31,7 @@ def truth(request: pytest.FixtureRequest) -> RecordedTruth:
     return RecordedTruth.of(Table.read(TABLES / f"{request.param}.json"), recorded=True)
 
 
-@pytest.fixture
-def case(truth: RecordedTruth) -> RecordedTruth:
-    """A table that is a case in one budget, which is its last one."""
-    if TIER_MODELS[truth.table.about["model"]].budget_gib is None:
-        pytest.skip("it is no case of any budget")
-    return truth
+of_cases = pytest.mark.parametrize("truth", CASES, indirect=True)
 
 
 @dataclass(frozen=True)
@@ -76,10 +73,11 @@ def test_every_tier_that_fits_is_answered_after_two_good_probes_of_it(
                 assert good[name] >= min(2, count)
 
 
+@of_cases
 def test_of_the_cases_the_answer_is_the_faithful_one_since_speed_does_not_pay(
-    case: RecordedTruth,
+    truth: RecordedTruth,
 ) -> None:
-    for run in _runs(case, case.budgets()[-1]):
+    for run in _runs(truth, truth.budgets()[-1]):
         best = handed_out(run, None)[ALL]
         assert tier(best) == "full"
         assert RANKING.objective.discount(best) == 1.0
@@ -87,8 +85,9 @@ def test_of_the_cases_the_answer_is_the_faithful_one_since_speed_does_not_pay(
         assert len(run.seen) <= 12
 
 
-def test_no_tier_of_the_cases_is_named_by_one_bad_probe(case: RecordedTruth) -> None:
-    for run in _runs(case, case.budgets()[-1], Disturbed):
+@of_cases
+def test_no_tier_of_the_cases_is_named_by_one_bad_probe(truth: RecordedTruth) -> None:
+    for run in _runs(truth, truth.budgets()[-1], Disturbed):
         answers = handed_out(run, None)
         assert tier(answers[ALL]) == "full"
         for name, most in run.problem.best_of_tiers.items():
