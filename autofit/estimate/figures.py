@@ -16,6 +16,7 @@ from autofit.core.hardware import Hardware
 from autofit.core.workload import Workload
 from autofit.estimate.fake_device import workspace_bytes
 from autofit.estimate.operators import MEASURING_SECONDS
+from autofit.estimate.processes import Workers
 from autofit.estimate.rates import UNKNOWN, Rates, rates_for
 from autofit.estimate.space_estimator import SpaceEstimator
 from autofit.hardware.catalogue import links_of
@@ -35,7 +36,7 @@ class SpacePredictor:
 
     Args:
         configs: of every micro-batch, rank and layout that will be asked for.
-        measuring, within, processes, notify: as of SpaceEstimator.
+        measuring, within, workers, notify: as of SpaceEstimator.
     """
 
     def __init__(
@@ -46,7 +47,7 @@ class SpacePredictor:
         *,
         measuring: float = MEASURING_SECONDS,
         within: float = math.inf,
-        processes: int | None = 1,
+        workers: Workers | None = None,
         host_bytes: float = math.inf,
         notify: Callable[[int], None] = lambda left: None,
     ) -> None:
@@ -58,7 +59,8 @@ class SpacePredictor:
 
         # Measured in a fork where this process is still to be forked: matrix products start
         # threads.
-        rates = rates_for(hardware) if processes == 1 else forked(lambda: rates_for(hardware))()
+        are_forked = workers is not None and workers.are_forked
+        rates = forked(lambda: rates_for(hardware))() if are_forked else rates_for(hardware)
         self._rates = rates or UNKNOWN
         self._estimator = functools.cache(
             lambda: SpaceEstimator(
@@ -68,7 +70,7 @@ class SpacePredictor:
                 configs,
                 measuring=measuring,
                 within=within,
-                processes=processes,
+                workers=workers,
                 notify=notify,
             )
         )
@@ -92,10 +94,21 @@ class SpacePredictor:
 
 
 def predict_all(
-    workload: Workload, hardware: Hardware, configs: Sequence[Config], **options: Any
+    workload: Workload,
+    hardware: Hardware,
+    configs: Sequence[Config],
+    *,
+    processes: int | None = 1,
+    **options: Any,
 ) -> Figures:
-    """The figures of configs that are predicted together; `options` as of SpacePredictor."""
-    return SpacePredictor(workload, hardware, configs, **options)(configs)
+    """The figures of configs that are predicted together; `processes` as of Workers, `options` as
+    of SpacePredictor."""
+    workers = Workers(processes)
+    predict = SpacePredictor(workload, hardware, configs, workers=workers, **options)
+    try:
+        return predict(configs)
+    finally:
+        workers.close()
 
 
 def _known(path: Path, configs: int) -> list[list[float]] | None:

@@ -31,7 +31,7 @@ from autofit.estimate.operators import MEASURING_SECONDS, Calls
 from autofit.estimate.optimizer_state import Kind, OptimizerCost, cost_of_update, scaled_shapes
 from autofit.estimate.passes import Computed, Pass, rest_on_host
 from autofit.estimate.peak import recomputed_share
-from autofit.estimate.processes import Map, parallel_map
+from autofit.estimate.processes import Workers
 from autofit.estimate.rates import Rates
 from autofit.estimate.roofline import Speed
 from autofit.estimate.scaling import Floats, Grid, Symbols
@@ -103,8 +103,7 @@ class SpaceEstimator:
         rates: how fast the device is; an attribute, after `predict` with the operators measured for it.
         measuring: seconds for timing real operators, where the rates were measured on this machine.
         within: seconds for tracing, what most configs need first; configs that need more stay unknown.
-        processes: how many trace at once, None: one per core; 1 where this process must not be forked (see
-            `parallel_map`).
+        workers: the processes that trace; None: this one.
         notify: hears how many traces are left of those that what is asked for needs.
     """
 
@@ -117,7 +116,7 @@ class SpaceEstimator:
         *,
         measuring: float = MEASURING_SECONDS,
         within: float = math.inf,
-        processes: int | None = 1,
+        workers: Workers | None = None,
         notify: Callable[[int], None] = lambda left: None,
     ) -> None:
         self._notify = notify
@@ -125,7 +124,9 @@ class SpaceEstimator:
         self.complete = True  # whether all was traced that there was to trace
         self._end = time.monotonic() + within
         self._workload, self._hardware, self.rates = workload, hardware, rates
-        self._configs, self._measuring, self._processes = configs, measuring, processes
+        self._configs, self._measuring = configs, measuring
+        self._workers = workers or Workers(1)
+        self._workers.functions += [self._trace, self._cost_of_update, self._steps_of]
         samples = sorted({config.micro_batch_size or 1 for config in configs})
         ranks = sorted({config.lora_rank for config in configs})
         self._grid = Grid.of(samples, ranks)
@@ -187,20 +188,22 @@ class SpaceEstimator:
         for config in passes:
             self._skeleton(config)  # once, for all processes
         before = dict.fromkeys(self._segments)
-        with parallel_map(self._trace, self._processes, self._one_less) as trace_each:
-            self._trace_missing([plain_key(config, self._symbols) for config in passes], trace_each)
-            keys = dict.fromkeys(key for config in passes for key in self._keys(config))
-            alike = {
-                key: found
-                for key in keys
-                if key not in before and (found := derived_trace(key, before | keys))
-            }
-            self._trace_missing([key for key in keys if key not in alike], trace_each)
-            derived = {
-                key: segments_like(*map(self._segments.get, each)) for key, each in alike.items()
-            }
-            self._segments |= {key: segments for key, segments in derived.items() if segments}
-            self._trace_missing(list(keys), trace_each)
+        self._trace_missing([plain_key(config, self._symbols) for config in passes])
+
+        keys = dict.fromkeys(key for config in passes for key in self._keys(config))
+        alike = {
+            key: found
+            for key in keys
+            if key not in before and (found := derived_trace(key, before | keys))
+        }
+        self._trace_missing([key for key in keys if key not in alike])
+
+        derived = {
+            key: segments_like(*map(self._segments.get, each)) for key, each in alike.items()
+        }
+        self._segments |= {key: segments for key, segments in derived.items() if segments}
+        self._trace_missing(list(keys))
+
         self.complete = time.monotonic() <= self._end
         stepped = [(end, step_pass.segments) for end in ends if (step_pass := self._pass(end))]
         each_once = {
@@ -212,12 +215,11 @@ class SpaceEstimator:
             for update in self._updates_of(end, segments)
             if update not in self._update_costs
         }
-        with parallel_map(self._cost_of_update, self._processes) as cost_each:
-            for update, (cost, calls) in zip(
-                updates, cost_each((end, update) for update, end in updates.items()), strict=True
-            ):
-                self._update_costs[update] = cost
-                self._note(calls)
+        tasks = [(end, update) for update, end in updates.items()]
+        costs = self._workers.map(self._cost_of_update, tasks)
+        for update, (cost, calls) in zip(updates, costs, strict=True):
+            self._update_costs[update] = cost
+            self._note(calls)
 
     def _steps(
         self, groups: Mapping[tuple[Value, ...], Config]
@@ -228,8 +230,12 @@ class SpaceEstimator:
             of_passes.setdefault(pass_of(group), []).append(key)
         together = list(itertools.chain.from_iterable(of_passes.values()))
         parts = [together[start : start + _PART] for start in range(0, len(together), _PART)]
-        with parallel_map(self._steps_of, self._processes if len(parts) > 1 else 1) as steps_of:
-            found = steps_of([groups[key] for key in part] for part in parts)
+        asked = [[groups[key] for key in part] for part in parts]
+        if len(parts) > 1:
+            self._workers.close()  # others will know what was traced
+            found = self._workers.map(self._steps_of, asked)
+        else:
+            found = list(map(self._steps_of, asked))
         return dict(zip(together, itertools.chain.from_iterable(found), strict=True))
 
     def _steps_of(self, groups: Sequence[Config]) -> list[_Step | None]:
@@ -238,11 +244,12 @@ class SpaceEstimator:
     def _standing_for(self, config: Config) -> Sequence[tuple[Config, float]]:
         return standing_for(config, self._hardware, few=self._few)
 
-    def _trace_missing(self, keys: Sequence[Config], trace_each: Map[Config, _Traced]) -> None:
+    def _trace_missing(self, keys: Sequence[Config]) -> None:
         missing = list(dict.fromkeys(key for key in keys if key not in self._segments))
         self._left = len(missing) + 1
         self._one_less()
-        for key, (segments, calls) in zip(missing, trace_each(missing), strict=True):
+        traces = self._workers.map(self._trace, missing, self._one_less)
+        for key, (segments, calls) in zip(missing, traces, strict=True):
             self._segments[key] = segments
             self._note(calls)
 

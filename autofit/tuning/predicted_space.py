@@ -10,7 +10,6 @@ import functools
 import itertools
 import json
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 from pathlib import Path
@@ -27,7 +26,7 @@ from autofit.core.layout import Layout
 from autofit.core.result import tier
 from autofit.core.workload import Workload
 from autofit.estimate.figures import SpacePredictor
-from autofit.estimate.processes import parallel_map
+from autofit.estimate.processes import Workers
 from autofit.estimate.rates import rates_for
 from autofit.estimate.resting import resting_of
 from autofit.estimate.timeline import timeline_of
@@ -106,6 +105,7 @@ class SpaceSearch:
         self._untraceable: set[Config] = set()
         self._followed: dict[str, Followed] = {}
         self._close: dict[str, int] = {}
+        self._workers = Workers(None, self.followed)
 
         constraints = techniques.constraints(workload, hardware)
         enumeration = Enumeration(question.knobs, constraints)
@@ -131,7 +131,7 @@ class SpaceSearch:
             workload,
             hardware,
             [*self._starts, *sizes],
-            processes=None,
+            workers=self._workers,
             host_bytes=question.budget.host_bytes,
             notify=self._progress.traces_left,
         )
@@ -230,12 +230,7 @@ class SpaceSearch:
 
         Kept is what surely fits, and the first of each tier that may.
         """
-        answers = follow_all(
-            self.workload,
-            self.question.hardware,
-            self.question.budget,
-            list(by_tier.values()),
-        )
+        answers = self._workers.map(self.followed, by_tier.values())
         self._progress.followed(len(by_tier))
         for (name, config), answer in zip(by_tier.items(), answers, strict=True):
             if answer is None:
@@ -252,6 +247,23 @@ class SpaceSearch:
                 estimate.verdict == "maybe" and name not in self._followed
             ):
                 self._followed[name] = answer
+
+    def followed(self, config: Config) -> Followed | None:
+        """The estimate of a config and the memory through its step; None where it cannot be
+        traced."""
+        hardware = self.question.hardware
+        try:
+            traced = trace(self.workload, config, hardware)
+        except AutofitError:
+            return None
+
+        resting = resting_of(traced, self.workload, hardware)
+        estimate = estimate_on(traced, self.workload, hardware, self.question.budget)
+        line = timeline_of(traced, hardware, rates=rates_for(hardware))
+        return (
+            dataclasses.replace(estimate, resting=resting),
+            dataclasses.replace(line, resting=resting, bottleneck=estimate.bottleneck),
+        )
 
     def _show_best(self) -> None:
         """Tell what leads so far."""
@@ -308,31 +320,6 @@ class _Progress:
         left = seconds / share - seconds if self._done else None
         told = {"share": share, "seconds_left": left, **self._best}
         write_cache_text(self._path, json.dumps(told))
-
-
-def follow_all(
-    workload: Workload, hardware: Hardware, budget: Budget, configs: Sequence[Config]
-) -> list[Followed | None]:
-    """The estimate of each config and the memory through its step; None where it cannot be
-    traced."""
-
-    def follow(config: Config) -> Followed | None:
-        try:
-            traced = trace(workload, config, hardware)
-        except AutofitError:
-            return None
-
-        resting = resting_of(traced, workload, hardware)
-        estimate = estimate_on(traced, workload, hardware, budget)
-        line = timeline_of(traced, hardware, rates=rates_for(hardware))
-        return (
-            dataclasses.replace(estimate, resting=resting),
-            dataclasses.replace(line, resting=resting, bottleneck=estimate.bottleneck),
-        )
-
-    processes = 1 if len(configs) < 2 else None
-    with parallel_map(follow, processes) as follow_each:
-        return follow_each(configs)
 
 
 def _usual(knobs: Values) -> Values:

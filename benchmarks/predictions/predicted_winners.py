@@ -24,7 +24,7 @@ from autofit.hardware.budgets import budget_for
 from autofit.models import resolve
 from autofit.tuning.context import ranking_for
 from autofit.tuning.local_search import Merit, pairs_of
-from autofit.tuning.predicted_space import Followed, Question, SpaceSearch, follow_all
+from autofit.tuning.predicted_space import Followed, Question, SpaceSearch
 from autofit.tuning.space import space_for
 from autofit.tuning.target import structure_traits, target_hardware
 
@@ -157,9 +157,7 @@ def gain(
     better.sort(key=merit, reverse=True)
     found: tuple[float, dict[str, object]] = (0.0, {})
     for config in better[:_MOST_FOLLOWED]:
-        (followed,) = follow_all(
-            search.workload, search.question.hardware, search.question.budget, [config]
-        )
+        followed = search.followed(config)
         if followed and followed[0].verdict == "yes":
             ratio = value_of(search, followed) / value_of(search, best) - 1
             changed = {name: config[name] for name in config.differences(best[0].config)}

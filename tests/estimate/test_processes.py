@@ -14,7 +14,7 @@ import pytest
 from autofit.core.forks import forked
 from autofit.core.workload import Workload
 from autofit.estimate.figures import predict_all
-from autofit.estimate.processes import parallel_map
+from autofit.estimate.processes import Workers, parallel_map
 from autofit.estimate.rates import UNKNOWN, Rates, measure
 from autofit.estimate.space_estimator import SpaceEstimator
 from autofit.probe import LocalExecutor
@@ -57,6 +57,23 @@ def test_answers_of_forked_processes_come_in_order(
     found, here = in_child(executor, functools.partial(numbered, processes=processes))
     assert [square for square, _ in found] == [value * value for value in range(21)]
     assert here not in {process for _, process in found}
+
+
+def seen_by_workers(_: Workload) -> list[set[int]]:
+    """The processes that called a function: twice, and once more after they were ended."""
+    process_of = lambda _: os.getpid()  # noqa: E731
+    workers = Workers(2, process_of)
+    processes = [set(workers.map(process_of, range(8))) for _ in range(2)]
+    workers.close()
+    processes.append(set(workers.map(process_of, range(8))))
+    workers.close()
+    return processes
+
+
+def test_workers_live_on_until_they_are_closed(executor: LocalExecutor) -> None:
+    first, second, after = in_child(executor, seen_by_workers)
+    assert len(first | second) <= 2
+    assert not after & (first | second)
 
 
 def failing(_: Workload) -> str:
@@ -131,7 +148,8 @@ def predicted(
     """Bytes and seconds of some configs, and which operators were measured for that."""
     workload = replace(llama_workload(8, 64, num_hidden_layers=7), traits=None)
     configs = [canonicalize(change, workload, CPU) for change in changes]
-    estimator = SpaceEstimator(workload, CPU, rates, configs, processes=processes)
+    workers = Workers(processes)
+    estimator = SpaceEstimator(workload, CPU, rates, configs, workers=workers)
     rough = estimator.predict()
     return rough.allocated.tolist(), rough.seconds.tolist(), set(estimator.rates.operators or {})
 
