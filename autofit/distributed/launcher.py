@@ -42,11 +42,15 @@ from autofit.distributed.pickling import pickled
 Said = Callable[[Any], None]
 _GRACE = 1.0  # seconds for ranks to say what they saw after one has failed, and as many to end
 _LOOK_SECONDS = 0.2
+# An interrupt while it imports, which takes seconds, ends it without a word. If somebody stopped it,
+# it goes on when its caller is killed, and ends what it started.
 _START = """
 import signal
 signal.signal(signal.SIGINT, signal.SIG_DFL)
+from autofit.core.forks import die_with_parent
+die_with_parent(signal.SIGCONT)
 from autofit.distributed.launcher import main
-main()"""  # an interrupt while it imports, which takes seconds, ends it without a word
+main()"""
 _LOG = "rank-{}.log"
 _LAST_CHARACTERS = 2000  # of a log
 

@@ -143,14 +143,21 @@ def test_an_interrupt_before_or_after_leaves_nothing(
 NAMES = ["rank-1.log", "store"]
 
 
-def name_files_and_die(sent: int) -> None:
+def name_files_and_die(sent: int, stopping: bool) -> None:
+    if stopping:
+        (agent,) = psutil.Process().children()
+        agent.suspend()
     names = (each.name for each in Path(tempfile.gettempdir()).glob("autofit-ranks-*/*"))
     os.write(1, " ".join(names).encode())
     os.kill(os.getpid(), sent)
 
 
-@pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGHUP], ids=["killed", "hung up"])
-def test_ranks_end_with_their_caller(sent: signal.Signals, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("sent", "stopping"),
+    [(signal.SIGKILL, False), (signal.SIGKILL, True), (signal.SIGHUP, False)],
+    ids=["killed", "killed, its agent stopped", "hung up"],
+)
+def test_ranks_end_with_their_caller(sent: signal.Signals, stopping: bool, tmp_path: Path) -> None:
     """And their folder, in which the job, with the user's loader and data, never is."""
     log, temporary = tmp_path / "log", tmp_path / "temporary"
     log.mkdir()
@@ -159,7 +166,8 @@ def test_ranks_end_with_their_caller(sent: signal.Signals, tmp_path: Path) -> No
     code = (
         "from tests.distributed.test_launcher import *\n"
         "signal.signal(signal.SIGHUP, signal.SIG_DFL)\n"  # under nohup it is ignored
-        f"on_ranks({given}, count=2, device='cpu', said=lambda _: name_files_and_die({int(sent)}))"
+        f"on_ranks({given}, count=2, device='cpu',"
+        f" said=lambda _: name_files_and_die({int(sent)}, {stopping}))"
     )
     root, environment = Path(__file__).parents[2], {**os.environ, "TMPDIR": str(temporary)}
     done = subprocess.run(
