@@ -17,6 +17,7 @@ from typer.core import TyperGroup
 
 import autofit
 from autofit.cli import doctor, estimate, explain, export, models, report, search, spaces, train
+from autofit.cli.address_space import check_address_space
 from autofit.cli.help import Command, PlainFlags
 from autofit.cli.options import Version
 from autofit.cli.output import INTERRUPTED, drop_rest, open_streams, print_error, print_json
@@ -58,6 +59,7 @@ _COMMANDS: tuple[Callable[..., int], ...] = (
     models.models,
     spaces.spaces,
 )
+_FOLLOW_STEPS = ("search", "estimate", "train", "doctor")
 
 
 class _ReaderGoneError(Exception):
@@ -100,6 +102,8 @@ def _start(context: typer.Context, version: Version = False) -> None:
         print(f"autofit {autofit.__version__}")
         raise typer.Exit
 
+    if context.invoked_subcommand in _FOLLOW_STEPS:
+        check_address_space()
     if context.invoked_subcommand is None:
         print(_HOW_TO_START, file=sys.stderr)
         raise typer.Exit(InputError.exit_code)

@@ -22,8 +22,7 @@ def limited(nbytes: int, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.parametrize("as_json", [False, True])
 def test_one_sentence_and_exit_code_4(as_json: bool) -> None:
-    words = ["estimate", "--model", "tiny-llama", "--device", "cpu", "--mem", "2"]
-    done = limited(350_000_000, *words, *["--json"][: int(as_json)])
+    done = limited(350_000_000, "spaces", *["--json"][: int(as_json)])
     assert done.returncode == 4, done.stderr
     assert done.stderr == (
         "autofit: this machine's memory is full. Free some; what was kept goes on with --resume.\n"
@@ -32,6 +31,16 @@ def test_one_sentence_and_exit_code_4(as_json: bool) -> None:
         assert json.loads(done.stdout)["error"]["message"] == "this machine's memory is full."
     else:
         assert done.stdout == ""
+
+
+@pytest.mark.parametrize("command", ["search", "estimate", "train", "doctor"])
+def test_a_limit_of_addresses_is_told_before_libraries_meet_it(command: str) -> None:
+    done = limited(900_000 * 1024, command, "--model", "tiny-llama")
+    assert done.returncode == 4, done.stderr
+    assert done.stderr == (
+        "autofit: this process may have 0.86 GiB of addresses (ulimit -v), and what it imports "
+        "takes 1.5. Raise that limit.\n"
+    )
 
 
 def test_what_tells_of_no_memory() -> None:
