@@ -38,7 +38,7 @@ from autofit.estimate.recorder import Collective, Event, Mark, Recorder
 from autofit.estimate.roofline import Speed, passes_of, waits_of
 from autofit.estimate.saved_activations import SavedTensors, Stay
 from autofit.estimate.shallow_model import Cut, Depth, SampledChunks
-from autofit.estimate.skeleton import FROM_START, Skeleton
+from autofit.estimate.skeleton import FROM_START, OF_DEEP, Depths, Skeleton
 from autofit.setup import Setup
 from autofit.setup.layers import repeated_blocks
 from autofit.setup.streamed_blocks import streamable_weights
@@ -175,29 +175,32 @@ def trace(
     config: Mapping[str, Any],
     hardware: Hardware,
     *,
-    whole: bool = False,
+    depths: Depths | None = OF_DEEP,
 ) -> Trace:
-    """Trace one step. Of a model of more than DEEP blocks that are alike only some are followed; `whole`: all are.
+    """Trace one step.
+
+    Args:
+        depths: which models are followed by fewer of their blocks, if these are alike; None: none.
 
     Raises:
         RefusedError: the config is impossible, or not for this model; UntraceableError: the model's code needs values.
     """
     canonical = allowed(config, workload, hardware)
     skeleton = Skeleton.whole(workload, hardware)
-    depths = None if whole else skeleton.two_depths(Cut.of(canonical))
-    if depths is None:
+    shortened = skeleton.two_depths(Cut.of(canonical), depths) if depths else None
+    if shortened is None:
         return trace_skeleton(workload, canonical, hardware, skeleton, between=True)
 
     calls = Calls()
     try:
         less, more = (
             trace_skeleton(workload, canonical, hardware, depth, calls=calls, between=True)
-            for depth in depths
+            for depth in shortened
         )
     except UntraceableError:  # code that counts its blocks
-        return trace(workload, canonical, hardware, whole=True)
+        return trace(workload, canonical, hardware, depths=None)
     if less.sections().keys() - more.sections().keys():  # blocks that differ in what they do
-        return trace(workload, canonical, hardware, whole=True)
+        return trace(workload, canonical, hardware, depths=None)
 
     assert less.depth and more.depth, "it was shortened"
     missing = Fraction(

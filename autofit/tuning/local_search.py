@@ -91,6 +91,7 @@ class LocalSearch:
     Args:
         predict: bytes and seconds of some configs, NaN where unknown.
         merit: the better a row, the larger; its first number is 1 where the config fits, else 0.
+        is_over: whether there is no time for more.
 
     Attributes:
         rows: what was predicted, by config.
@@ -101,11 +102,13 @@ class LocalSearch:
         neighbours: Neighbours,
         predict: Callable[[Sequence[Config]], BytesAndSeconds],
         merit: Callable[[Row], Merit],
+        is_over: Callable[[], bool] = lambda: False,
     ) -> None:
         self.rows: dict[Config, Row] = {}
         self.neighbours = neighbours
         self._predict = predict
         self.merit = merit
+        self._is_over = is_over
         # By a config whose neighbours were looked at the rows around it, the newest last: by each
         # value of a knob the row of the config that has it instead.
         self._seen_around: dict[Config, dict[Change, Row]] = {}
@@ -124,11 +127,12 @@ class LocalSearch:
         return max(known, key=self.merit, default=None)
 
     def refine(self, name: str) -> Row | None:
-        """The best row of a tier, once no change of one or two knobs is expected to be better."""
+        """The best row of a tier, once no change of one or two knobs is expected to be better, or
+        there is no time for more."""
         while leader := self.leader(name):
             # Pairs are looked at where no single change is better: there they are few.
             asked = self.singles(leader) or self._pairs(leader)
-            if not asked:
+            if not asked or self._is_over():
                 return leader
             self.add(asked)
         return None

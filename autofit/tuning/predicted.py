@@ -7,6 +7,7 @@ import contextlib
 import dataclasses
 import functools
 import json
+import math
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -50,6 +51,7 @@ from autofit.tuning.space import space_for
 from autofit.tuning.target import structure_traits, target_hardware
 
 _NO_LIMIT = 86_400.0  # seconds, where the user sets no time limit
+_ANSWER_SHARE = 0.9  # of the time limit, when the answer is there; the rest is for writing it
 _HOST_UNKNOWN = (
     "The host of that card is unknown: it is taken to have {:.0f} GiB, and configs that need none "
     "of it are preferred; --host-mem says what it has."
@@ -183,15 +185,27 @@ class PredictedSearch:
                 host_known=options.host_mem is not None,
                 other_caps=tuple(other_caps),
                 progress=progress,
+                until=self._until(),
             )
             self._answer: Answer = self._run(search_space, question, log="estimate.log")
 
         predicted = len(self._answer.rows)
-        if predicted < legal:
+        if self._answer.cut_short:
+            self._note(
+                f"{pluralize(predicted, 'config')} were predicted in the time that there was: "
+                "others may be faster, or fit where none of them does. A longer --time-limit looks "
+                "further."
+            )
+        elif predicted < legal:
             self._note(
                 f"{pluralize(predicted, 'config')} were predicted, around the best of each tier: "
                 "no change of one or two knobs is expected to be faster than the fastest of them."
             )
+
+    def _until(self) -> float:
+        """When the answer is to be there."""
+        limit = self._options.time_limit
+        return self._start + _ANSWER_SHARE * limit if limit else math.inf
 
     def _note(self, text: str) -> None:
         self._notes = (*self._notes, text)

@@ -9,6 +9,7 @@ import dataclasses
 import functools
 import itertools
 import json
+import math
 import time
 from dataclasses import dataclass, field
 from operator import attrgetter
@@ -29,6 +30,7 @@ from autofit.estimate.figures import SpacePredictor
 from autofit.estimate.processes import Workers
 from autofit.estimate.rates import rates_for
 from autofit.estimate.resting import resting_of
+from autofit.estimate.skeleton import FEW, OF_DEEP
 from autofit.estimate.timeline import timeline_of
 from autofit.estimate.trace import trace
 from autofit.search.enumeration import Enumeration
@@ -40,6 +42,11 @@ from autofit.tuning.target import estimate_on
 _FEW = 200  # configs: of so few all are predicted
 _ROUNDS = 12  # configs of a tier to follow before none counts as surely fitting
 _SURELY_TOO_LARGE = 1.3  # times the usable memory: a rough figure beyond needs no closer look
+# Shares of the time that there is: for looking at configs, and after which none is followed that
+# need not be.
+_LOOK_SHARE = 0.5
+_FOLLOW_SHARE = 0.75
+_HURRY = 300.0  # seconds: with less, a deep model is not followed as a whole
 _FOLLOWED = 5  # traces of shallow models that take as long as following a step
 
 Followed = tuple[Estimate, Timeline]
@@ -55,6 +62,7 @@ class Question:
         host_known: whether the user said what memory the host has.
         other_caps: what tensors may take in other budgets that are of interest.
         progress: a file to tell the progress in.
+        until: when the answer is to be there, by `time.monotonic`.
     """
 
     knobs: Values
@@ -64,6 +72,7 @@ class Question:
     host_known: bool
     other_caps: tuple[int, ...]
     progress: Path
+    until: float = math.inf
 
 
 @dataclass(frozen=True)
@@ -74,11 +83,13 @@ class Answer:
         rows: of all configs that were.
         followed: by tier the best config that surely fits, else one that may.
         close: by tier how many configs were too close to it to call.
+        cut_short: whether there was no time to look at all that may be better.
     """
 
     rows: list[Row]
     followed: dict[str, Followed] = field(default_factory=dict)
     close: dict[str, int] = field(default_factory=dict)
+    cut_short: bool = False
 
 
 def search_space(workload: Workload, question: Question) -> Answer:
@@ -105,6 +116,9 @@ class SpaceSearch:
         self._untraceable: set[Config] = set()
         self._followed: dict[str, Followed] = {}
         self._close: dict[str, int] = {}
+        self._begin = time.monotonic()
+        self._look_until = math.inf  # of the tier that is looked at
+        self._cut_short = False
         self._workers = Workers(None, self.followed)
 
         constraints = techniques.constraints(workload, hardware)
@@ -132,24 +146,29 @@ class SpaceSearch:
             hardware,
             [*self._starts, *sizes],
             workers=self._workers,
+            within=self._at(_LOOK_SHARE) - self._begin,
             host_bytes=question.budget.host_bytes,
             notify=self._progress.traces_left,
         )
-        self.local = LocalSearch(Neighbours(question.knobs, constraints), predictor, self.merit)
+        neighbours = Neighbours(question.knobs, constraints)
+        self.local = LocalSearch(neighbours, predictor, self.merit, self._is_over)
 
     def answer(self) -> Answer:
         """Follow the best config of each tier until one surely fits, and say what was seen."""
         self.local.add(self._starts)
         self._show_best()
 
-        for _ in range(_ROUNDS):
+        for number in range(_ROUNDS):
             asked = {}
-            for name in self._tiers:
+            for place, name in enumerate(self._tiers):
+                # Each tier is looked at for as long as any other.
+                share = _LOOK_SHARE * (place + 1) / len(self._tiers)
+                self._look_until = self._at(share if number == 0 else _LOOK_SHARE)
                 if not self._is_sure(name):
                     preferred = self._preferred(name)
                     if preferred:
                         asked[name] = preferred
-            if not asked:
+            if not asked or (number and time.monotonic() > self._at(_FOLLOW_SHARE)):
                 break
             self._follow(asked)
 
@@ -166,7 +185,18 @@ class SpaceSearch:
             for name in self._tiers:
                 self.local.refine(name)
 
-        return Answer(list(self.local.rows.values()), self._followed, self._close)
+        rows = list(self.local.rows.values())
+        return Answer(rows, self._followed, self._close, self._cut_short)
+
+    def _at(self, share: float) -> float:
+        """When a share of the time is over."""
+        return self._begin + share * (self.question.until - self._begin)
+
+    def _is_over(self) -> bool:
+        """Whether the time for the tier that is looked at is over."""
+        is_over = time.monotonic() > self._look_until
+        self._cut_short |= is_over
+        return is_over
 
     def _is_sure(self, name: str) -> bool:
         """Whether a config of a tier was followed that surely fits."""
@@ -190,7 +220,7 @@ class SpaceSearch:
             assert index is not None, "the best is among them"
             preferred = figures[index].config
             around = self.local.singles(self.local.rows[preferred], ranking.tolerance)
-            if not around:
+            if not around or self._is_over():
                 self._close[name] = len(ranking.tied(figures)) - 1
                 return preferred
             self.local.add(around)
@@ -252,8 +282,9 @@ class SpaceSearch:
         """The estimate of a config and the memory through its step; None where it cannot be
         traced."""
         hardware = self.question.hardware
+        in_a_hurry = self.question.until - self._begin < _HURRY
         try:
-            traced = trace(self.workload, config, hardware)
+            traced = trace(self.workload, config, hardware, depths=FEW if in_a_hurry else OF_DEEP)
         except AutofitError:
             return None
 

@@ -10,12 +10,11 @@ from torch import nn
 
 from autofit.core.hardware import Hardware
 from autofit.core.workload import Workload
-from autofit.estimate import skeleton
-from autofit.estimate import trace as trace_module
 from autofit.estimate.estimator import estimate_of
 from autofit.estimate.peak import peak_of
 from autofit.estimate.rates import UNKNOWN
 from autofit.estimate.resting import resting_of
+from autofit.estimate.skeleton import Depths
 from autofit.estimate.timeline import timeline_of
 from autofit.estimate.trace import trace
 from autofit.hardware.caching_allocator import SMALL_SEGMENT
@@ -23,6 +22,7 @@ from tests.estimate.traced import AMPERE
 from tests.tiny import CPU, llama_workload
 
 BLOCKS = 21
+FEW = Depths(15, 8, 12)
 FSDP = {"data_parallel": "fsdp", "precision": "bf16-mixed", "micro_batch_size": 1}
 CASES: list[tuple[Hardware, dict[str, Any]]] = [
     (CPU, {}),
@@ -34,22 +34,13 @@ CASES: list[tuple[Hardware, dict[str, Any]]] = [
 ]
 
 
-@pytest.fixture
-def deep(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Take models of more than 15 blocks as deep, which can be followed as a whole to compare."""
-    monkeypatch.setattr(skeleton, "DEEP", 15)
-    monkeypatch.setattr(skeleton, "_DEPTHS", (8, 12))
-    monkeypatch.setattr(trace_module, "FROM_START", 4)
-
-
-@pytest.mark.usefixtures("deep")
 @pytest.mark.parametrize(("hardware", "knobs"), CASES)
 def test_few_blocks_tell_the_figures_of_all_to_the_byte(
     hardware: Hardware, knobs: Mapping[str, Any]
 ) -> None:
     workload = llama_workload(num_hidden_layers=BLOCKS)
-    whole = trace(workload, knobs, hardware, whole=True)
-    few = trace(workload, knobs, hardware)
+    whole = trace(workload, knobs, hardware, depths=None)
+    few = trace(workload, knobs, hardware, depths=FEW)
     assert whole.shallower is None
     assert few.shallower is not None
     assert len(few.events) < len(whole.events)
@@ -72,13 +63,12 @@ def test_few_blocks_tell_the_figures_of_all_to_the_byte(
     assert resting[0] == resting[1]
 
 
-@pytest.mark.usefixtures("deep")
 def test_the_timeline_of_a_deep_model_ends_and_peaks_as_the_whole_one() -> None:
     workload = llama_workload(num_hidden_layers=BLOCKS)
     knobs = {"micro_batch_size": 2, "precision": "bf16"}
     whole, few = (
-        timeline_of(trace(workload, knobs, AMPERE, whole=each), AMPERE, rates=UNKNOWN)
-        for each in (True, False)
+        timeline_of(trace(workload, knobs, AMPERE, depths=depths), AMPERE, rates=UNKNOWN)
+        for depths in (None, FEW)
     )
     few.check_read()
     assert few.peak_bytes == whole.peak_bytes
@@ -103,10 +93,9 @@ class CountsItsBlocks(nn.Module):
         return x.mean()
 
 
-@pytest.mark.usefixtures("deep")
 def test_a_model_that_counts_its_blocks_is_followed_as_a_whole() -> None:
     workload = Workload(CountsItsBlocks, lambda n: torch.ones(n, 8), effective_batch_size=2)
-    traced = trace(workload, {}, CPU)
+    traced = trace(workload, {}, CPU, depths=FEW)
     assert traced.shallower is None
     assert resting_of(traced, workload, CPU).blocks == BLOCKS
 

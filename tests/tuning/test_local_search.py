@@ -103,6 +103,15 @@ def test_nothing_within_two_changes_is_better_and_little_was_asked(seed: int, ca
     assert len(search.rows) < len(SPACE) / 10
 
 
+def test_without_time_the_best_so_far_leads() -> None:
+    predict, merit = made_up(0), merit_within(60.0)
+    search = LocalSearch(NEIGHBOURS, predict, merit, is_over=lambda: True)
+    search.add(STARTS)
+    leader = search.refine("full")
+    assert leader is not None and leader.config in STARTS
+    assert search.rows.keys() == set(STARTS)
+
+
 def test_what_was_seen_to_be_slow_is_not_asked_again() -> None:
     asked: list[Config] = []
 

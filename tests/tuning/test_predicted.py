@@ -21,7 +21,7 @@ from autofit.probe import LocalExecutor
 from autofit.report.explain import nothing_fits
 from autofit.tuning import pipeline, predicted
 from autofit.tuning.context import ranking_for
-from autofit.tuning.predicted_space import Question, SpaceSearch
+from autofit.tuning.predicted_space import Answer, Question, SpaceSearch
 from autofit.tuning.space import space_for
 from autofit.tuning.target import target_hardware
 from benchmarks import predicted_winners
@@ -172,21 +172,42 @@ def gains(workload: Workload, question: Question) -> dict[str, tuple[float, floa
     return found
 
 
-def test_no_change_of_one_or_two_knobs_of_an_answer_is_better(
-    tmp_path: Path, executor: LocalExecutor
-) -> None:
+def question_of(workload: Workload, folder: Path) -> Question:
     options = search_options(gpu="rtx-3060", space="lora", set=SEVERAL, tolerance=0.0)
     hardware, _ = target_hardware(options)
-    workload = tiny.llama_workload(8)
-    question = Question(
+    return Question(
         space_for(options, workload, hardware).knobs,
         hardware,
         budget_for(options, hardware),
         ranking_for(options),
         host_known=True,
         other_caps=(),
-        progress=tmp_path / "progress.json",
+        progress=folder / "progress.json",
     )
+
+
+def in_no_time(workload: Workload, question: Question) -> Answer:
+    search = SpaceSearch(workload, question)
+    search._at = lambda share: 0.0  # type: ignore[method-assign]
+    return search.answer()
+
+
+def test_when_the_time_is_over_the_best_so_far_are_the_answer(
+    tmp_path: Path, executor: LocalExecutor
+) -> None:
+    workload = tiny.llama_workload(8)
+    question = question_of(workload, tmp_path)
+    answer: Answer = executor.run(in_no_time, workload, question, log="short.log", timeout=300)
+    assert answer.cut_short
+    assert answer.followed.keys() == {"full", "lora"}
+    assert len(answer.rows) < 60
+
+
+def test_no_change_of_one_or_two_knobs_of_an_answer_is_better(
+    tmp_path: Path, executor: LocalExecutor
+) -> None:
+    workload = tiny.llama_workload(8)
+    question = question_of(workload, tmp_path)
     found = executor.run(gains, workload, question, log="gains.log", timeout=300)
     assert found.keys() == {"full", "lora"}
     assert max(gain for both in found.values() for gain in both) <= 0.005
