@@ -297,7 +297,9 @@ class PredictedSearch:
     def _run(self, function: Callable[..., Any], *arguments: Any, log: str) -> Any:
         """Call a function of the workload in a child process, within the time limit."""
         left = max(1.0, self._deadline - time.monotonic())
-        return self.executor.run(function, self.workload, *arguments, log=log, timeout=left)
+        return self.executor.run(
+            function, self.workload, *arguments, log=log, timeout=left, task="predicting"
+        )
 
 
 @contextlib.contextmanager

@@ -18,7 +18,7 @@ from pathlib import Path
 from autofit import techniques
 from autofit.core.budget import Budget
 from autofit.core.config import Config
-from autofit.core.errors import AutofitError
+from autofit.core.errors import AutofitError, ProbeError
 from autofit.core.estimate import Estimate, Timeline
 from autofit.core.files import write_cache_text
 from autofit.core.hardware import Hardware
@@ -154,7 +154,11 @@ class SpaceSearch:
         self.local = LocalSearch(neighbours, predictor, self.merit, self._is_over)
 
     def answer(self) -> Answer:
-        """Follow the best config of each tier until one surely fits, and say what was seen."""
+        """Follow the best config of each tier until one surely fits, and say what was seen.
+
+        Raises:
+            ProbeError: nothing was predicted in time.
+        """
         self.local.add(self._starts)
         self._show_best()
 
@@ -168,9 +172,13 @@ class SpaceSearch:
                     preferred = self._preferred(name)
                     if preferred:
                         asked[name] = preferred
+            if number == 0:  # then traces were left out, too
+                self._cut_short |= time.monotonic() > self._at(_LOOK_SHARE)
+                self._check_known()
             if not asked or (number and time.monotonic() > self._at(_FOLLOW_SHARE)):
                 break
             self._follow(asked)
+        cut_short = self._cut_short
 
         asked = {}
         for name in self._tiers:
@@ -186,7 +194,16 @@ class SpaceSearch:
                 self.local.refine(name)
 
         rows = list(self.local.rows.values())
-        return Answer(rows, self._followed, self._close, self._cut_short)
+        return Answer(rows, self._followed, self._close, cut_short)
+
+    def _check_known(self) -> None:
+        """Raise a ProbeError where the time did not even suffice for one config."""
+        seconds = (row.seconds for row in self.local.rows.values())
+        if self._cut_short and all(map(math.isnan, seconds)):
+            raise ProbeError(
+                "no config could be predicted in the time that there was.",
+                "Give a longer --time-limit.",
+            )
 
     def _at(self, share: float) -> float:
         """When a share of the time is over."""

@@ -1,5 +1,6 @@
 """A search without the card: what is predicted, which config is chosen, and what is written."""
 
+import dataclasses
 import time
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from autofit.probe import LocalExecutor
 from autofit.report.explain import nothing_fits
 from autofit.tuning import pipeline, predicted
 from autofit.tuning.context import ranking_for
-from autofit.tuning.predicted_space import Answer, Question, SpaceSearch
+from autofit.tuning.predicted_space import Answer, Question, SpaceSearch, search_space
 from autofit.tuning.space import space_for
 from autofit.tuning.target import target_hardware
 from benchmarks import predicted_winners
@@ -201,6 +202,13 @@ def test_when_the_time_is_over_the_best_so_far_are_the_answer(
     assert answer.cut_short
     assert answer.followed.keys() == {"full", "lora"}
     assert len(answer.rows) < 60
+
+
+def test_no_time_for_one_prediction_is_an_error(tmp_path: Path, executor: LocalExecutor) -> None:
+    workload = tiny.llama_workload(8, 24)  # whose predictions no other test keeps
+    question = dataclasses.replace(question_of(workload, tmp_path), until=0.0)
+    with pytest.raises(ProbeError, match="no config could be predicted in the time"):
+        executor.run(search_space, workload, question, log="none.log", timeout=300)
 
 
 def test_no_change_of_one_or_two_knobs_of_an_answer_is_better(
