@@ -76,7 +76,7 @@ def test_the_terminal_says_first_that_nothing_was_measured(shown: Callable[..., 
     assert " ".join(text.split()).startswith(head)
     said = " ".join(text.split())
     assert "It fits by all that is predicted: 2.80 GiB are left" in text
-    assert "Nothing is predicted to fit that trains all weights." in text
+    assert "Of all that was predicted, nothing fits that trains all weights." in text
     assert (
         "Of 1,000 configs 100 are refused beforehand, and 700 of those predicted do not fit 24.00 GiB;"
         in said
