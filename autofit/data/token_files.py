@@ -4,11 +4,12 @@ A batch is made of slices of files that may be larger than the memory, so they a
 mapped: what was read once does not count as memory of the process.
 """
 
+import contextlib
 import errno
 import functools
 import os
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -16,8 +17,20 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
+from autofit.core.errors import InputError, describe_error
+
 _PART = 2**22  # numbers that are looked at at once
 _KINDS = ("u1", "i1", "u2", "i2", "u4", "i4", "i8")  # of whole numbers, the smallest first
+
+
+@contextlib.contextmanager
+def readable() -> Iterator[None]:
+    """Raise an InputError where what was made of the data cannot be read any more inside."""
+    try:
+        yield
+    except OSError as error:
+        message = f"what was made of the data cannot be read any more: {describe_error(error)}."
+        raise InputError(message, "Start again: what is gone is made anew.") from error
 
 
 class Tokens(Protocol):
@@ -49,9 +62,10 @@ class TokenFile:
         start, stop, _ = place.indices(self.count)
         size = np.dtype(self.kind).itemsize
         nbytes = max(0, stop - start) * size
-        read = os.pread(self._descriptor, nbytes, start * size)
-        if len(read) != nbytes:
-            raise OSError(errno.EIO, "it was cut off", str(self.path))
+        with readable():
+            read = os.pread(self._descriptor, nbytes, start * size)
+            if len(read) != nbytes:
+                raise OSError(errno.EIO, "it was cut off", str(self.path))
         return torch.from_numpy(np.frombuffer(read, self.kind).astype(np.int64))
 
     def __getstate__(self) -> dict[str, Any]:

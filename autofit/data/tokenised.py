@@ -19,7 +19,7 @@ from autofit.data.options import IGNORED_LABEL, LabelRule
 from autofit.data.reading_bar import ReadingBar
 from autofit.data.row_source import Block, Piece
 from autofit.data.rows import ANSWERS, TAGGED, Accounts, FirstRow, Form, Reading
-from autofit.data.token_files import TokenFile, TokenWriter
+from autofit.data.token_files import TokenFile, TokenWriter, readable
 from autofit.data.tokens import Encoding, end_of_text
 from autofit.data.workers import mapped
 
@@ -104,7 +104,8 @@ def tokenised(
         store.close(rule, reading.notes)
 
     folder = cached_folder(digest(repr(key)), build)
-    return _read(folder)
+    with readable():
+        return _read(folder)
 
 
 class _Store:

@@ -84,7 +84,11 @@ def predicted_lines(result: Result, best: Estimate) -> list[str]:
     lines += ["The best predicted of the other tiers:", *others] if others else []
     return [
         *lines,
-        *([f"Of all that was predicted, nothing fits that trains {' or '.join(none)}."] if none else []),
+        *(
+            [f"Of all that was predicted, nothing fits that trains {' or '.join(none)}."]
+            if none
+            else []
+        ),
     ]
 
 

@@ -268,5 +268,22 @@ def test_slices_of_a_file(tmp_path: Path) -> None:
     assert both[4:6].tolist() == [1, -100]
     assert both[2:4].tolist() == [300, 4]
     (tmp_path / "a").write_bytes(b"")
-    with pytest.raises(OSError, match="it was cut off"):
+    with pytest.raises(InputError, match="it was cut off"):
         TokenFile(tmp_path / "a", "<i2", 4, 300)[0:4]
+
+
+def test_tokens_that_somebody_deleted_are_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before they are first read, and once more where another process reads them."""
+    TokenWriter(tmp_path / "a", 0, 300).write(np.array([1, 2]))
+    file = TokenFile(tmp_path / "a", "<u2", 2, 2)
+    (tmp_path / "a").unlink()
+    with pytest.raises(InputError, match=r"cannot be read any more: .*No such file.*/a'"):
+        pickle.loads(pickle.dumps(file))[0:2]
+
+    path = tmp_path / "texts.txt"
+    path.write_text("some text\n" * 9)
+    monkeypatch.setattr(tokenised, "cached_folder", lambda *_: tmp_path / "gone")
+    with pytest.raises(InputError, match="cannot be read any more"):
+        loader(path)
