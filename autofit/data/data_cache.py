@@ -4,7 +4,6 @@ They lie in the user's cache, each under a name of all that it depends on, with 
 files. A damaged one is made anew. Those that were not used for longest go when all take too much.
 """
 
-import atexit
 import contextlib
 import hashlib
 import os
@@ -73,7 +72,7 @@ def cached_folder(name: str, build: Callable[[Path], None]) -> Path:
             stack.enter_context(_waiting_for(_with_suffix(folder, _LOCK)))
         except OSError:  # no home, or one that cannot be written to
             temporary = Path(tempfile.mkdtemp(prefix="autofit-data-"))
-            atexit.register(shutil.rmtree, temporary, ignore_errors=True)
+            _delete_after_this_process(temporary)
             _build(temporary / name, build)
             return temporary / name
 
@@ -84,6 +83,23 @@ def cached_folder(name: str, build: Callable[[Path], None]) -> Path:
             os.utime(folder / _SUMS)  # by which it is known what was used last
         _prune(folder)
     return folder
+
+
+def _delete_after_this_process(folder: Path) -> None:
+    """Have a folder deleted when this process ends, also where a signal ends it.
+
+    What deletes it is a process that reads until nobody can write any more: this process, and those
+    forked from it, which end with it.
+    """
+    reader, _ = os.pipe()
+    os.posix_spawn(
+        "/bin/sh",
+        ["sh", "-c", 'cat > /dev/null; exec rm -rf -- "$0"', str(folder)],
+        os.environ,
+        file_actions=[(os.POSIX_SPAWN_DUP2, reader, 0)],
+        setsid=True,  # a Ctrl-C in the terminal is not meant for it
+    )
+    os.close(reader)
 
 
 @contextlib.contextmanager

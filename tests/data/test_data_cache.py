@@ -150,3 +150,25 @@ def test_a_map_is_shown_when_asked_and_made_once(
         assert list(found["double"]) == [2, 4]
     assert capsys.readouterr().err.count("Doubling: 100%") == int(shown)
     assert not datasets.are_progress_bars_disabled()
+
+
+@pytest.mark.parametrize(
+    "end", ["sys.exit()", "os.kill(os.getpid(), 9)", "os.kill(os.getpid(), 15)"]
+)
+def test_without_a_cache_what_is_made_goes_with_its_process(end: str, tmp_path: Path) -> None:
+    code = (
+        "import os, sys\n"
+        "from autofit.data.data_cache import cached_folder\n"
+        "folder = cached_folder('name', lambda part: (part / 'a').touch())\n"
+        "print(folder / 'a', (folder / 'a').exists(), flush=True)\n"
+        f"{end}\n"
+    )
+    environment = {**os.environ, "XDG_CACHE_HOME": "/dev/null/cache", "TMPDIR": str(tmp_path)}
+    command = [sys.executable, "-c", code]
+    told = subprocess.run(command, env=environment, check=False, stdout=subprocess.PIPE, text=True)
+    assert told.stdout.startswith(f"{tmp_path}/autofit-data-")
+    assert told.stdout.endswith("a True\n")
+    limit = time.monotonic() + 10
+    while any(tmp_path.iterdir()):
+        assert time.monotonic() < limit
+        time.sleep(0.02)
