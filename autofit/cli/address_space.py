@@ -1,4 +1,4 @@
-"""A limit of addresses (`ulimit -v`) too low for what commands import."""
+"""A limit of the address space (`ulimit -v`) that is too low for what commands import."""
 
 import resource
 
@@ -11,11 +11,11 @@ _LEAST = 1.5  # GiB, for PyTorch and transformers on a CPU
 
 
 def check_address_space() -> None:
-    """Raise a ProbeError where this process may have too few addresses to import PyTorch."""
+    """Raise a ProbeError where this process has too little address space to import PyTorch."""
     limit, _ = resource.getrlimit(resource.RLIMIT_AS)
     if limit != resource.RLIM_INFINITY and limit < _LEAST * GIB:
         raise ProbeError(
-            f"this process may have {limit / GIB:.2f} GiB of addresses (ulimit -v), and what it "
-            f"imports takes {_LEAST}.",
+            f"this process is limited to {limit / GIB:.2f} GiB of address space (ulimit -v), and "
+            f"what it imports takes {_LEAST}.",
             "Raise that limit.",
         )

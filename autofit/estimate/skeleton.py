@@ -32,9 +32,11 @@ class Depths(NamedTuple):
     most: int
 
 
-# Published decoders have 126 blocks at most, and are followed as a whole.
+# Published decoders have 126 blocks at most, and are followed as a whole. Twice the longest period of
+# different blocks, which is eight, lies between the two depths.
 OF_DEEP = Depths(150, 16, 32)
-# For who is in a hurry: what allocators reserve, by whole segments, is known to a few percent only.
+# For a search in a hurry, one such period: what allocators reserve, by whole segments, is then known
+# to a few percent only.
 FEW = Depths(60, 8, 16)
 
 

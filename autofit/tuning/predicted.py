@@ -185,7 +185,7 @@ class PredictedSearch:
                 host_known=options.host_mem is not None,
                 other_caps=tuple(other_caps),
                 progress=progress,
-                until=self._until(),
+                until=self._start + _ANSWER_SHARE * (options.time_limit or math.inf),
             )
             self._answer: Answer = self._run(search_space, question, log="estimate.log")
 
@@ -201,11 +201,6 @@ class PredictedSearch:
                 f"{pluralize(predicted, 'config')} were predicted, around the best of each tier: "
                 "no change of one or two knobs is expected to be faster than the fastest of them."
             )
-
-    def _until(self) -> float:
-        """When the answer is to be there."""
-        limit = self._options.time_limit
-        return self._start + _ANSWER_SHARE * limit if limit else math.inf
 
     def _note(self, text: str) -> None:
         self._notes = (*self._notes, text)

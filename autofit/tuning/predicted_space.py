@@ -118,8 +118,7 @@ class SpaceSearch:
         self._close: dict[str, int] = {}
         self._begin = time.monotonic()
         self._look_until = math.inf  # of the tier that is looked at
-        self._cut_short = False
-        self._workers = Workers(None, self.followed)
+        self._workers = Workers(None, self.follow)
 
         constraints = techniques.constraints(workload, hardware)
         enumeration = Enumeration(question.knobs, constraints)
@@ -162,30 +161,35 @@ class SpaceSearch:
         self.local.add(self._starts)
         self._show_best()
 
+        cut_short = False
         for number in range(_ROUNDS):
             asked = {}
             for place, name in enumerate(self._tiers):
+                if self._is_sure(name):
+                    continue
+
                 # Each tier is looked at for as long as any other.
-                share = _LOOK_SHARE * (place + 1) / len(self._tiers)
-                self._look_until = self._at(share if number == 0 else _LOOK_SHARE)
-                if not self._is_sure(name):
-                    preferred = self._preferred(name)
-                    if preferred:
-                        asked[name] = preferred
-            if number == 0:  # then traces were left out, too
-                self._cut_short |= time.monotonic() > self._at(_LOOK_SHARE)
+                share = _LOOK_SHARE
+                if number == 0:
+                    share *= (place + 1) / len(self._tiers)
+                self._look_until = self._at(share)
+                preferred = self._preferred(name)
+                if preferred:
+                    asked[name] = preferred
+                cut_short |= self._is_over()
+
+            if cut_short:
                 self._check_known()
             if not asked or (number and time.monotonic() > self._at(_FOLLOW_SHARE)):
                 break
-            self._follow(asked)
-        cut_short = self._cut_short
+            self._follow_all(asked)
 
         asked = {}
         for name in self._tiers:
             smallest = None if name in self._followed else self._smallest(name)
             if smallest:
                 asked[name] = smallest
-        self._follow(asked)
+        self._follow_all(asked)
 
         # What would be best in other budgets costs few more traces.
         for cap in self.question.other_caps:
@@ -197,9 +201,8 @@ class SpaceSearch:
         return Answer(rows, self._followed, self._close, cut_short)
 
     def _check_known(self) -> None:
-        """Raise a ProbeError where the time did not even suffice for one config."""
-        seconds = (row.seconds for row in self.local.rows.values())
-        if self._cut_short and all(map(math.isnan, seconds)):
+        """Raise a ProbeError where not even one config could be predicted."""
+        if all(math.isnan(row.seconds) for row in self.local.rows.values()):
             raise ProbeError(
                 "no config could be predicted in the time that there was.",
                 "Give a longer --time-limit.",
@@ -211,9 +214,7 @@ class SpaceSearch:
 
     def _is_over(self) -> bool:
         """Whether the time for the tier that is looked at is over."""
-        is_over = time.monotonic() > self._look_until
-        self._cut_short |= is_over
-        return is_over
+        return time.monotonic() > self._look_until
 
     def _is_sure(self, name: str) -> bool:
         """Whether a config of a tier was followed that surely fits."""
@@ -272,12 +273,12 @@ class SpaceSearch:
             return None
         return least.config
 
-    def _follow(self, by_tier: dict[str, Config]) -> None:
+    def _follow_all(self, by_tier: dict[str, Config]) -> None:
         """Follow a config of each tier, and learn how much more than its rough figure it needs.
 
         Kept is what surely fits, and the first of each tier that may.
         """
-        answers = self._workers.map(self.followed, by_tier.values())
+        answers = self._workers.map(self.follow, by_tier.values())
         self._progress.followed(len(by_tier))
         for (name, config), answer in zip(by_tier.items(), answers, strict=True):
             if answer is None:
@@ -295,7 +296,7 @@ class SpaceSearch:
             ):
                 self._followed[name] = answer
 
-    def followed(self, config: Config) -> Followed | None:
+    def follow(self, config: Config) -> Followed | None:
         """The estimate of a config and the memory through its step; None where it cannot be
         traced."""
         hardware = self.question.hardware

@@ -157,7 +157,7 @@ def gain(
     better.sort(key=merit, reverse=True)
     found: tuple[float, dict[str, object]] = (0.0, {})
     for config in better[:_MOST_FOLLOWED]:
-        followed = search.followed(config)
+        followed = search.follow(config)
         if followed and followed[0].verdict == "yes":
             ratio = value_of(search, followed) / value_of(search, best) - 1
             changed = {name: config[name] for name in config.differences(best[0].config)}

@@ -14,7 +14,7 @@ _RUN = "from autofit.__main__ import main; main({1!r})"
 
 
 def limited(nbytes: int, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """A command that may have so many bytes of addresses."""
+    """A command that may have so many bytes of address space."""
     code = (_LIMITED + _RUN).format(nbytes, list(arguments))
     command = [sys.executable, "-c", code]
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=280)
@@ -34,12 +34,12 @@ def test_one_sentence_and_exit_code_4(as_json: bool) -> None:
 
 
 @pytest.mark.parametrize("command", ["search", "estimate", "train", "doctor"])
-def test_a_limit_of_addresses_is_told_before_libraries_meet_it(command: str) -> None:
+def test_a_limit_of_address_space_is_told_before_libraries_meet_it(command: str) -> None:
     done = limited(900_000 * 1024, command, "--model", "tiny-llama")
     assert done.returncode == 4, done.stderr
     assert done.stderr == (
-        "autofit: this process may have 0.86 GiB of addresses (ulimit -v), and what it imports "
-        "takes 1.5. Raise that limit.\n"
+        "autofit: this process is limited to 0.86 GiB of address space (ulimit -v), and what it "
+        "imports takes 1.5. Raise that limit.\n"
     )
 
 
