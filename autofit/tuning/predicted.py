@@ -19,7 +19,7 @@ from typing import Any
 from autofit import techniques
 from autofit.core.budget import Budget
 from autofit.core.config import Config
-from autofit.core.errors import pluralize
+from autofit.core.errors import ProbeError, pluralize
 from autofit.core.estimate import Estimate, Timeline
 from autofit.core.events import (
     Listener,
@@ -292,9 +292,13 @@ class PredictedSearch:
     def _run(self, function: Callable[..., Any], *arguments: Any, log: str) -> Any:
         """Call a function of the workload in a child process, within the time limit."""
         left = max(1.0, self._deadline - time.monotonic())
-        return self.executor.run(
-            function, self.workload, *arguments, log=log, timeout=left, task="predicting"
-        )
+        try:
+            return self.executor.run(function, self.workload, *arguments, log=log, timeout=left)
+        except ProbeError as error:
+            if time.monotonic() < self._deadline:
+                raise
+            message = f"the time limit of {self._options.time_limit:g} s was over before an answer."
+            raise ProbeError(message, "Give a longer --time-limit.") from error
 
 
 @contextlib.contextmanager
