@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from autofit.core.result import Result
     from autofit.core.workload import Workload
     from autofit.export.from_result import export
+    from autofit.models import losses
     from autofit.report.explain import explain
     from autofit.setup import Setup, Stage, Technique
     from autofit.techniques import register
@@ -46,6 +47,7 @@ __all__ = [
     "training_arguments",
     "export",
     "register",
+    "losses",
     "Workload",
     "Config",
     "Result",
@@ -75,6 +77,7 @@ _HOMES = {
     "training_arguments": "api.training_arguments",
     "export": "export.from_result",
     "register": "techniques",
+    "losses": "models",
     "Workload": "core.workload",
     "Config": "core.config",
     "Result": "core.result",

@@ -1,6 +1,7 @@
 """Models of some tens of thousands of parameters, and the workloads of training them, that several rooms test with."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -47,6 +48,16 @@ def llama_workload(
     """Training that Llama on random tokens."""
     return huggingface_workload(
         llama(**changes), sequence_length=sequence_length, effective_batch_size=effective_batch_size
+    )
+
+
+def preference_workload(
+    task: str = "dpo", pairs: int = 4, tokens: int = 16, **options: Any
+) -> Workload:
+    """Training that Llama on random pairs of answers."""
+    model = replace(llama(), task=task)
+    return huggingface_workload(
+        model, sequence_length=tokens, effective_batch_size=pairs, **options
     )
 
 

@@ -107,7 +107,7 @@ def train(
         given = {number: name for name, number in loader.label_names.items()}
         config.id2label = {**config.id2label, **given}
         config.label2id = {name: number for number, name in config.id2label.items()}
-    if TASKS[workload.task].classifies_texts:  # decoders do so by the last token before the padding
+    if TASKS[workload.task].pools_texts:  # decoders do so by the last token before the padding
         config.get_text_config().pad_token_id = reader.tokenizer.pad_token_id or 0
 
     device = saved.hardware.get("device") or ("cuda" if torch.cuda.is_available() else "cpu")

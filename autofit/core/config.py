@@ -36,6 +36,7 @@ class Config(Mapping[str, Value]):
     lora_dora: bool
     lora_rslora: bool
     head_only: bool
+    reference: str | None
     quantization: str
     optimizer: str | None
     optimizer_offload: str

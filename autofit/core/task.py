@@ -11,8 +11,21 @@ from typing import Literal
 # The auto classes of models that take more than text.
 MULTIMODAL = ("AutoModelForImageTextToText", "AutoModelForMultimodalLM")
 
+IGNORED_LABEL = -100  # what torch's cross-entropy and transformers leave out of the mean
+
+REFERENCE = "reference"  # the name of a copy of the model as it was before training
+
 Names = tuple[str, ...]
-Medium = Literal["own", "text", "pairs of texts", "images", "videos", "sound", "images and text"]
+Medium = Literal[
+    "own",
+    "text",
+    "pairs of texts",
+    "preferences",
+    "images",
+    "videos",
+    "sound",
+    "images and text",
+]
 Labels = Literal[
     "own",
     "next tokens",
@@ -24,6 +37,9 @@ Labels = Literal[
     "class of each pixel",
     "boxes",
     "span",
+    "better answer",
+    "better text",
+    "good or bad",
     "none",
 ]
 
@@ -51,6 +67,7 @@ class Task:
         name: what users call it, and results.
         medium: what a sample is made of; "own": of whatever the user's own loss takes.
         labels: what the model learns to tell of a sample.
+        frozen: the further models that its loss asks, which are not trained.
         auto_classes: those of transformers whose models are trained for it, the first before the next.
         class_endings: of the names of transformers' classes that are for this task alone.
         saved_as: further endings of the class that a checkpoint of such a model was saved from.
@@ -65,6 +82,7 @@ class Task:
     name: str
     medium: Medium
     labels: Labels
+    frozen: Names = ()
     auto_classes: Names = ()
     class_endings: Names = ()
     saved_as: Names = ()
@@ -101,8 +119,23 @@ class Task:
         return self.labels in ("class", "class of each token")
 
     @property
+    def scores(self) -> bool:
+        """Whether the model ends in a new head for one number, which says how good a text is."""
+        return self.labels == "better text"
+
+    @property
+    def has_new_head(self) -> bool:
+        """Whether the model ends in a new head, which is trained whole beside adapters."""
+        return self.classifies or self.scores
+
+    @property
+    def pools_texts(self) -> bool:
+        """Whether the output is of each text's last token, which decoders tell by the padding."""
+        return self.classifies_texts or self.scores
+
+    @property
     def classifies_texts(self) -> bool:
-        """Whether each text has one class, which decoders tell by the last token that is not padding."""
+        """Whether each text has one class."""
         return self.labels == "class" and self.reads_text
 
     @property

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from autofit.core.errors import InputError, is_whole, require
+from autofit.core.task import REFERENCE as REFERENCE
 from autofit.core.task import Task
 from autofit.core.tasks import TASKS
 from autofit.core.tasks.custom import CUSTOM
@@ -17,6 +18,7 @@ from autofit.core.tasks.custom import CUSTOM
 MOST_SAMPLES = 2**20  # of an effective batch, whose divisors are micro-batches
 MOST_TOKENS = 2**31  # of a sample
 SCHEDULES = ("constant", "cosine", "linear")
+TRAINED = "model"  # the name of the trained one beside frozen models
 # Which tokens: of chats the assistant's turns and of prompts the completions, or all.
 LEARNT = ("assistant", "all")
 
@@ -117,7 +119,8 @@ class Workload:
         batch: n -> a batch of n samples (dim 0 of every tensor) of the largest shape the data can
             produce.
         loss: (model, batch) -> scalar, or (sum, number of its terms); default
-            `model(**batch).loss`, or what the model returns if that is the loss.
+            `model(**batch).loss`, or what the model returns if that is the loss. With `frozen`
+            models it gets a mapping in place of the model: "model", and each of those.
         effective_batch_size: samples per optimizer step; every config is compared at this number.
         unit: "samples" or "tokens" (then `sequence_length` is needed), what throughput counts.
         reduction: "mean" (over `count`) or "sum".
@@ -128,6 +131,10 @@ class Workload:
             (data/layouts.py).
         optimizer: parameter groups -> an optimizer to use instead of the knob's; the loop sets its
             learning rate.
+        frozen: further models that the loss asks, which are not trained: names -> () -> nn.Module,
+            or None for a copy of the model as it is before training.
+        precomputes: whether batches hold, or can be given, what a copy of the model says of each
+            sample before training (a tensor "reference").
         keeps: formats ("float32", ...) of trained and of frozen weights that must not change, which
             narrows the search; None: they may.
         varying: whether samples have many shapes, as texts padded to the longest of a batch.
@@ -155,6 +162,8 @@ class Workload:
     count: Callable[[Any], float] | None = None
     split: Callable[[Any, int], Any] | None = None
     optimizer: Callable[[Any], Any] | None = None
+    frozen: Mapping[str, Callable[[], Any] | None] = field(default_factory=dict)
+    precomputes: bool = False
     keeps: tuple[tuple[str, ...], tuple[str, ...]] | None = None
     varying: bool = False
     packing: bool | None = None
@@ -179,6 +188,7 @@ class Workload:
                 message = f"Workload.{part} must be a function, not {type(function).__name__}."
                 raise InputError(message, "Leave it out for the default.")
 
+        self._check_frozen()
         check_sizes(self.sequence_length, self.effective_batch_size)
         require(self.unit in ("samples", "tokens"), "unit must be 'samples' or 'tokens'", self.unit)
         if self.unit == "tokens" and self.sequence_length is None:
@@ -193,6 +203,26 @@ class Workload:
         for part, kind in _OURS.items():
             value = getattr(self, part)
             require(isinstance(value, kind), f"Workload.{part} is for autofit to give", value)
+
+    def _check_frozen(self) -> None:
+        """Raise an InputError for frozen models that the loss cannot be given."""
+        rule = "Workload.frozen must be a mapping of names to functions"
+        require(isinstance(self.frozen, Mapping), rule, self.frozen, "Leave it out for none.")
+
+        for name, factory in self.frozen.items():
+            fine = isinstance(name, str) and name != TRAINED
+            require(fine, "a frozen model must have a name of its own", name)
+            fine = factory is None or callable(factory)
+            require(
+                fine, f"the frozen model {name} must be a function, or None for a copy", factory
+            )
+
+        if self.frozen and self.loss is None:
+            names = " and ".join(self.frozen)
+            message = (
+                f"the models of Workload.frozen ({names}) are asked by a loss, and none is given."
+            )
+            raise InputError(message, "Give loss=: a function of (models, batch).")
 
     def summary(self) -> dict[str, Any]:
         """What figures depend on."""
@@ -220,6 +250,7 @@ class Workload:
 
 # The types of fields that autofit gives, not its user.
 _OURS = {
+    "precomputes": bool,
     "packing": bool | None,
     "padding": float,
     "document_tokens": int | None,

@@ -40,6 +40,8 @@ def by_task(workload: Workload, batch: Any) -> Count:
         return Count("unequal", ("shift_labels",))
 
     labels = labels_of(batch)
+    if task.medium == "preferences":
+        return SAMPLES
     if labels is None or labels.is_floating_point() or task.labels == "transcript":
         return SAMPLES
     columns = "next" if task.predicts_next_token and labels.dim() >= 2 else "all"

@@ -3,9 +3,8 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from autofit.core.task import IGNORED_LABEL as IGNORED_LABEL
 from autofit.core.workload import LEARNT, check_learn
-
-IGNORED_LABEL = -100  # what torch's cross-entropy and transformers leave out of the mean
 
 
 @dataclass(frozen=True)

@@ -63,10 +63,10 @@ def alternating(plain: Segments, full: Segments) -> Schedule:
     first, second = kinds[middle : middle + 2]
     forward = [first.of("forward", middle), second.of("forward", middle)]
     backward = [first.of("backward", middle), second.of("backward", middle)]
-    schedule: Schedule = [(plain.of("forward", None)[:1], 1)]
+    schedule: Schedule = [([segment], plain.times(segment)) for segment in plain.before_blocks]
     schedule += [(kinds[block].of("forward", block), 1) for block in range(middle)]
     schedule += [(forward[0] + forward[1], pairs), (forward[0], odd)]
-    schedule += [(plain.of("forward", last) + plain.of("forward", None)[1:], 1)]
+    schedule += [(plain.of("forward", last) + plain.after_blocks, 1)]
     schedule += [(plain.of("backward", None) + plain.of("backward", last), 1)]
     schedule += [(backward[0], odd), (backward[1] + backward[0], pairs)]
     schedule += [(kinds[block].of("backward", block), 1) for block in reversed(range(middle))]
@@ -76,12 +76,12 @@ def alternating(plain: Segments, full: Segments) -> Schedule:
 def with_head(schedule: Schedule, head: Segments, let_go: Floats) -> Schedule:
     """The schedule with the head's forward and backward taken from other segments, of which the former lets go as much
     of what was made before it."""
-    first, end = schedule[0][0][0], head.of("backward", None)[0]
+    end = head.of("backward", None)[0]
     forward = [(run, repeats) for run, repeats in schedule if run[0].phase == "forward"]
-    blocks = [
-        ([each for each in run if each is first or each.block not in (None, CHUNK)], n)
-        for run, n in forward
-    ]
+    body: Schedule = []
+    for run, n in forward:
+        is_begun = any(each.of_block for earlier, _ in body for each in earlier)
+        body.append(([each for each in run if each.of_block or not is_begun], n))
     backward = list(schedule[len(forward) :])
     run, repeats = backward[0]
     backward[0] = [end, *run[1:]], repeats
@@ -91,13 +91,9 @@ def with_head(schedule: Schedule, head: Segments, let_go: Floats) -> Schedule:
         start,
         memory={mode: (high + more, net + more) for mode, (high, net) in start.memory.items()},
     )
-    return [(run, n) for run, n in blocks if run] + [([start], n), *chunks] + backward
+    return [(run, n) for run, n in body if run] + [([start], n), *chunks] + backward
 
 
 def _head(segments: Segments) -> Schedule:
     """The forward after the last block: the head, and each chunk of its loss."""
-    # the first is the embedding
-    _, *others = (segment for segment in segments.items if segment.phase == "forward")
-    return [
-        ([segment], segments.times(segment)) for segment in others if segment.block in (None, CHUNK)
-    ]
+    return [([segment], segments.times(segment)) for segment in segments.after_blocks]

@@ -4,6 +4,7 @@ A shallow trace is cut where blocks begin. A segment is described by its highest
 both relative to its start. `autofit.estimate.schedules` puts any step together from them.
 """
 
+import itertools
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -19,7 +20,7 @@ from autofit.estimate.optimizer_state import Kind, Shapes
 from autofit.estimate.recorder import HOST, Mark
 from autofit.estimate.roofline import Work
 from autofit.estimate.scaling import UNSCALED, Floats, Grid, Symbols
-from autofit.estimate.shallow_model import CHUNK, Depth, with_chunks
+from autofit.estimate.shallow_model import CHUNK, FROZEN, Depth, with_chunks
 from autofit.estimate.trace import Span, Trace
 from autofit.hardware.caching_allocator import MIN_BLOCK
 from autofit.setup.saved_tensors import SMALLEST, WINDOW
@@ -58,7 +59,7 @@ class Segment:
     @property
     def of_block(self) -> bool:
         """Whether it is of one of the repeated blocks."""
-        return self.block not in (None, CHUNK)
+        return self.block not in (None, CHUNK, FROZEN)
 
 
 @dataclass(frozen=True)
@@ -83,6 +84,18 @@ class Segments:
         return [
             segment for segment in self.items if segment.phase == phase and segment.block == block
         ]
+
+    @property
+    def before_blocks(self) -> list[Segment]:
+        """The segments of the forward before the first block: the embedding, and frozen models."""
+        return list(itertools.takewhile(lambda segment: not segment.of_block, self.items))
+
+    @property
+    def after_blocks(self) -> list[Segment]:
+        """The segments of the forward after the last block: the head, and each chunk of its loss."""
+        rest = [segment for segment in self.items if segment.phase == "forward"]
+        rest = rest[len(self.before_blocks) :]
+        return [segment for segment in rest if not segment.of_block]
 
     @cached_property
     def streamed_block(self) -> Floats:
@@ -245,14 +258,17 @@ class _Events:
 
     def let_go(self, spans: Sequence[Span]) -> Floats:
         """What the head's forward frees of what was made in the forward before it."""
-        _, *head = (
-            mark for mark, _ in spans if mark.phase == "forward" and mark.block in (None, CHUNK)
-        )
+        forward = [mark for mark, _ in spans if mark.phase == "forward"]
+        before = itertools.takewhile(lambda mark: mark.block in (None, FROZEN), forward)
+        rest = forward[len(list(before)) :]
+        head = [mark for mark in rest if mark.block in (None, CHUNK)]
         total: Floats = np.zeros(self.changes.shape[1])
         if head:
-            before = range(self.trace.start("forward"), head[0].events)
+            made_before = range(self.trace.start("forward"), head[0].events)
             of_head = range(head[0].events, self.trace.start("backward"))
-            freed = [self.ended[storage] for storage, made in self.made.items() if made in before]
+            freed = [
+                self.ended[storage] for storage, made in self.made.items() if made in made_before
+            ]
             total -= self.changes[[index for index in freed if index in of_head]].sum(0)
         return total
 

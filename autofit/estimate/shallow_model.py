@@ -25,6 +25,7 @@ _LONGEST_PERIOD = (
 )
 # in place of a block, in marks: part of the forward that runs once for each chunk of the loss
 CHUNK = -1
+FROZEN = -2  # a block of a model that is not trained, or of the trained one without gradients
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,8 @@ class Depth:
 
     def times(self, block: int | None) -> int:
         """How many blocks one retained block stands for."""
-        return self.repeats if block is not None and block in self.middle else 1
+        is_repeated = block == FROZEN or (block is not None and block in self.middle)
+        return self.repeats if is_repeated else 1
 
 
 @dataclass(frozen=True)

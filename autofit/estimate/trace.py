@@ -37,7 +37,7 @@ from autofit.estimate.operators import Calls
 from autofit.estimate.recorder import Collective, Event, Mark, Recorder
 from autofit.estimate.roofline import Speed, passes_of, waits_of
 from autofit.estimate.saved_activations import SavedTensors, Stay
-from autofit.estimate.shallow_model import Cut, Depth, SampledChunks
+from autofit.estimate.shallow_model import FROZEN, Cut, Depth, SampledChunks
 from autofit.estimate.skeleton import FROM_START, OF_DEEP, Depths, Skeleton
 from autofit.setup import Setup
 from autofit.setup.layers import repeated_blocks
@@ -262,7 +262,8 @@ def trace_skeleton(
                 saved = SavedTensors(setup.model, recorder)
                 setup.forward_contexts.append(saved.hooks)
             owners = _owners(setup)
-            packed, reached = _step(setup, recorder, fake_mode, owners)
+            counted = _without_gradients(setup, skeleton.depth if rows else None)
+            packed, reached = _step(setup, recorder, fake_mode, owners, counted)
             followed = {}
             if between:
                 make = partial(_batch, setup, recorder, fake_mode)
@@ -332,27 +333,30 @@ def _owners(setup: Setup) -> dict[nn.Parameter, int]:
     """The number of the block that a parameter belongs to."""
     return {
         each: number
-        for number, block in enumerate(repeated_blocks(setup.model))
+        for model in setup.all_models()
+        for number, block in enumerate(repeated_blocks(model))
         for each in block.parameters()
     }
 
 
 def _build(setup: Setup, recorder: Recorder, fake_mode: Any) -> None:
-    for module in setup.model.modules():
-        for name, buffer in module._buffers.items():
-            if buffer is not None and not buffer.is_meta:
-                module._buffers[name] = know(fake_mode.from_tensor(buffer), buffer)
-    recorder.see(list(setup.model.buffers()))  # they are there before any weight
+    for model in setup.all_models():
+        for module in model.modules():
+            for name, buffer in module._buffers.items():
+                if buffer is not None and not buffer.is_meta:
+                    module._buffers[name] = know(fake_mode.from_tensor(buffer), buffer)
+        recorder.see(list(model.buffers()))  # they are there before any weight
     materialize(setup, values=False)
     finish(setup, traced=True)
     if setup.config.fsdp_offload == "cpu" and setup.hardware.device == "cuda":
         recorder.note_host(list(setup.model.parameters()))
-    recorder.label([*setup.model.parameters(), *setup.model.buffers()], "parameters")
-    recorder.label(_constants(setup.model), "parameters")
-    for number, block in enumerate(repeated_blocks(setup.model)):
-        recorder.label(
-            [*block.parameters(), *block.buffers(), *_constants(block)], "parameters", number
-        )
+    for model in setup.all_models():
+        recorder.label([*model.parameters(), *model.buffers()], "parameters")
+        recorder.label(_constants(model), "parameters")
+        for number, block in enumerate(repeated_blocks(model)):
+            recorder.label(
+                [*block.parameters(), *block.buffers(), *_constants(block)], "parameters", number
+            )
 
 
 def _constants(module: nn.Module) -> list[Any]:
@@ -361,9 +365,17 @@ def _constants(module: nn.Module) -> list[Any]:
 
 
 def _step(
-    setup: Setup, recorder: Recorder, fake_mode: Any, owners: Mapping[nn.Parameter, int]
+    setup: Setup,
+    recorder: Recorder,
+    fake_mode: Any,
+    owners: Mapping[nn.Parameter, int],
+    counted: Sequence[nn.Module],
 ) -> tuple[bool, set[nn.Parameter]]:
-    """Record a step; whether its batch is packed, and the parameters that its backward reaches."""
+    """Record a step; whether its batch is packed, and the parameters that its backward reaches.
+
+    Args:
+        counted: blocks that run without gradients, and stand for others.
+    """
     blocks = repeated_blocks(setup.model)
     recorder.mark("state")
     reached: set[nn.Parameter] = set()
@@ -417,6 +429,9 @@ def _step(
                 block, number, setup, recorder, last=number == len(blocks) - 1
             ):
                 hooks.callback(handle.remove)
+        for block in counted:
+            for handle in _mark_frozen(block, setup, recorder):
+                hooks.callback(handle.remove)
         recorder.phase = lambda: setup.progress.phase
         loss = accumulate(setup, batch)
         unreached = made.keys() - reached
@@ -459,11 +474,11 @@ def _mark_block(
     """Hooks that mark where a block's forward begins, where the last one's ends, and where its backward begins."""
 
     def begin(*_: Any) -> None:
-        if setup.progress.phase == "forward":
+        if setup.progress.phase == "forward" and torch.is_grad_enabled():
             recorder.mark("forward", number)
 
     def end(_: nn.Module, args: Any, output: Any) -> None:
-        if setup.progress.phase == "forward":
+        if setup.progress.phase == "forward" and torch.is_grad_enabled():
             if last:
                 recorder.mark("forward")
             results = (
@@ -473,6 +488,33 @@ def _mark_block(
             )
             if (first := next(results, None)) is not None:
                 first.register_hook(lambda _: recorder.mark("backward", number))
+
+    yield block.register_forward_pre_hook(begin)
+    yield block.register_forward_hook(end)
+
+
+def _without_gradients(setup: Setup, depth: Depth | None) -> list[nn.Module]:
+    """The blocks that stand for others, of models that run without gradients: of copies of the
+    trained one, or of itself."""
+    if depth is None:
+        return []
+
+    models = [model for name, model in setup.frozen.items() if setup.workload.frozen[name] is None]
+    if setup.stand_ins:
+        models.append(setup.model)
+    return [repeated_blocks(model)[number] for model in models for number in depth.middle]
+
+
+def _mark_frozen(block: nn.Module, setup: Setup, recorder: Recorder) -> Iterator[Any]:
+    """Hooks that mark where a block that runs without gradients begins and ends."""
+
+    def begin(*_: Any) -> None:
+        if setup.progress.phase == "forward" and not torch.is_grad_enabled():
+            recorder.mark("forward", FROZEN)
+
+    def end(*_: Any) -> None:
+        if setup.progress.phase == "forward" and not torch.is_grad_enabled():
+            recorder.mark("forward")
 
     yield block.register_forward_pre_hook(begin)
     yield block.register_forward_hook(end)

@@ -279,7 +279,7 @@ def _build_model(task: Task, fragments: Fragments, case: Case) -> str:
     ]
     made = f"{task.auto_class}.from_config(ARCHITECTURE)"
     configure, padding = [], []
-    if task.classifies_texts:
+    if task.pools_texts:
         configure = [_NO_CACHE, _PADDING.format("model.config.")]
         padding = [_PADDING.format("ARCHITECTURE.")]
     first = (

@@ -5,16 +5,17 @@ stays cheap.
 """
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from autofit.core.config_faults import config_fault
 from autofit.core.errors import InputError, sentence
-from autofit.core.task import MULTIMODAL
+from autofit.core.task import MULTIMODAL, REFERENCE, Task
 from autofit.core.tasks import TASKS
 from autofit.core.tasks.image_text_to_text import IMAGE_TEXT_TO_TEXT
 from autofit.core.workload import Workload, reduction_of
+from autofit.models.losses import LOSSES
 from autofit.models.tasks import BATCHES, auto_class, forward_arguments, model_classes
 from autofit.models.tasks.sizes import Asked, padding, positions
 
@@ -117,7 +118,9 @@ class HuggingFaceModel:
         task = TASKS[self.task]
         text = config.get_text_config()
         text.use_cache = False  # the keys and values that a generation would reuse
-        if task.classifies_texts and padding(text) is None:
+        if task.scores:
+            config.num_labels = 1
+        if task.pools_texts and padding(text) is None:
             text.pad_token_id = (
                 0  # decoders find the last token of each sample by it, and refuse batches without
             )
@@ -135,9 +138,17 @@ def huggingface_workload(
     *,
     sequence_length: int | None = None,
     effective_batch_size: int | None = None,
+    frozen: Mapping[str, Callable[[], Any]] | None = None,
 ) -> Workload:
-    """The workload of training that model on random data of the largest shape. Raises InputError: a sequence length the
-    model cannot have, or a config without what the data is made from."""
+    """The workload of training that model on random data of the largest shape.
+
+    Args:
+        frozen: the models that the loss of its task asks, but for copies of this one.
+
+    Raises:
+        InputError: a sequence length the model cannot have, a config without what the data is made from, or a model
+            that the task asks and that is not given.
+    """
     task = TASKS[model.task]
     config = model.transformers_config()
     kind = str(model.config.get("model_type"))
@@ -160,10 +171,15 @@ def huggingface_workload(
             f"the checkpoint holds {stored['quant_method']} weights, dequantised as they are loaded"
         )
         notes.append(f"{what}: figures are of the dequantised.")
+    loss = getattr(batch, "loss", None)
+    if loss is None and task.name in LOSSES:
+        loss = LOSSES[task.name]()
     return Workload(
         model=model,
         batch=batch,
-        loss=getattr(batch, "loss", None),
+        loss=loss,
+        frozen=_frozen_models(task, frozen or {}),
+        precomputes=hasattr(loss, "precomputed"),
         effective_batch_size=EFFECTIVE_BATCH_SIZE
         if effective_batch_size is None
         else effective_batch_size,
@@ -176,3 +192,17 @@ def huggingface_workload(
         source=dict(model.source),
         notes=tuple(notes),
     )
+
+
+def _frozen_models(
+    task: Task, given: Mapping[str, Callable[[], Any]]
+) -> dict[str, Callable[[], Any] | None]:
+    """The models that a task's loss asks, by name; None for a copy of the trained one."""
+    asked: dict[str, Callable[[], Any] | None] = {}
+    for name in task.frozen:
+        asked[name] = given.get(name)
+        if asked[name] is None and name != REFERENCE:
+            raise InputError(
+                f"{task.name} asks a {name}, and none is given.", f"Give --{name} MODEL."
+            )
+    return asked

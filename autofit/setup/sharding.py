@@ -57,8 +57,11 @@ def sharded(setup: Setup, *, checked: bool = False) -> None:
     exchange = setup.exchange
     styles = styles_of(setup) if setup.ranks.layout.tensor > 1 else {}
 
-    _divide_when_made(setup, styles)
-    exchange.reshard = partial(_reshard, model)
+    _divide_when_made(setup, model, styles)
+    if config.data_parallel == "fsdp":
+        for frozen in setup.frozen.values():
+            _divide_when_made(setup, frozen, {})
+    exchange.reshard = partial(_reshard, setup.all_models())
     _average_statistics(setup)
 
     if config.data_parallel == "fsdp":
@@ -99,19 +102,18 @@ def sharded(setup: Setup, *, checked: bool = False) -> None:
             setup.weights.on_materialized.append((model, partial(_watch_reached, setup)))
 
 
-def _divide_when_made(setup: Setup, styles: Styles) -> None:
-    """Have each block divided when its weights are made, and the rest with the root.
+def _divide_when_made(setup: Setup, model: nn.Module, styles: Styles) -> None:
+    """Have each block of a model divided when its weights are made, and the rest with the root.
 
     The root's group stays gathered from the forward to the end of the backward, so embedding and
     head, the largest weights outside blocks, are groups of their own.
     """
     config = setup.config
-    model = setup.model
     common = _fsdp_options(setup)
     rest = dict.fromkeys(model.modules())
     uses = _uses(rest)
     head = output_head(model)
-    groups = [*_called(repeated_blocks(model)), *_large_ends(setup)]
+    groups = [*_called(repeated_blocks(model)), *_large_ends(model)]
 
     for group in groups:
         parts = list(group.modules())
@@ -422,24 +424,25 @@ def whole(tensor: torch.Tensor) -> torch.Tensor:
     return local
 
 
-def _large_ends(setup: Setup) -> Iterator[nn.Module]:
+def _large_ends(model: nn.Module) -> Iterator[nn.Module]:
     """Embedding and head, where each is called as a layer."""
     embedding: nn.Module | None = None
-    get_embedding = getattr(setup.model, "get_input_embeddings", None)
+    get_embedding = getattr(model, "get_input_embeddings", None)
     if get_embedding:
         with suppress(NotImplementedError):  # a model of images or sound
             embedding = get_embedding()
 
-    for end in (embedding, output_head(setup.model)):
+    for end in (embedding, output_head(model)):
         if end is not None and hasattr(end, "weight"):
             yield end
 
 
-def _reshard(model: nn.Module) -> None:
+def _reshard(models: Iterable[nn.Module]) -> None:
     """Give up gathered weights, which a forward without a backward leaves behind."""
-    for module in model.modules():
-        if isinstance(module, FSDPModule):
-            module.reshard()
+    for model in models:
+        for module in model.modules():
+            if isinstance(module, FSDPModule):
+                module.reshard()
 
 
 class _ModuleState:

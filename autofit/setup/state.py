@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 
 from autofit.core.config import Config
 from autofit.core.hardware import Hardware
-from autofit.core.workload import Hyperparameters, Workload
+from autofit.core.workload import TRAINED, Hyperparameters, Workload
 from autofit.distributed import Ranks
 
 Context = Callable[[], AbstractContextManager[Any]]
@@ -65,6 +65,8 @@ class Progress:
 
     phase: str = "forward"  # what the last step reached: forward, backward or update
     terms: float = 0.0  # in the loss of the last step, over all ranks
+    # What a loss asks of the whole effective batch before its micro-batches, in a step.
+    over_batch: torch.Tensor | None = None
     gradient_norm: torch.Tensor | None = None  # of the last step, before clipping
     # By the loss scaler, since training began: the schedule waits for them.
     skipped_updates: int = 0
@@ -93,6 +95,10 @@ class Setup:
     device: torch.device
     model: nn.Module
     hyperparameters: Hyperparameters
+    # Models that the loss asks beside the trained one, by name.
+    frozen: dict[str, nn.Module] = field(default_factory=dict)
+    # Further names under which the loss finds a model: the function of one there is already.
+    stand_ins: dict[str, Callable[..., Any]] = field(default_factory=dict)
     ranks: Ranks = field(default_factory=Ranks)
     micro_batch_size: int = 1
     weights: WeightPlan = field(default_factory=WeightPlan)
@@ -124,6 +130,16 @@ class Setup:
     progress: Progress = field(default_factory=Progress)
 
     _undo: list[Callable[[], None]] = field(default_factory=list)
+
+    def all_models(self) -> list[nn.Module]:
+        """The trained model, and those that are not trained beside it."""
+        return [self.model, *self.frozen.values()]
+
+    def models(self) -> Any:
+        """What the loss gets: the model, or a mapping of names where it asks others, too."""
+        if not self.workload.frozen:
+            return self.model
+        return {TRAINED: self.model, **self.frozen, **self.stand_ins}
 
     def trainable(self) -> list[tuple[str, nn.Parameter]]:
         """Names and parameters that are trained; tied weights appear once."""

@@ -128,7 +128,7 @@ class LoraRank(Technique):
         if note := reach(setup.model):
             setup.warnings.append(note)
             setup.tracing.assumptions.append(note)
-        if TASKS[setup.workload.task].classifies:
+        if TASKS[setup.workload.task].has_new_head:
             # A classifier's head starts from random weights: it is trained whole, as peft does for
             # such tasks.
             for head in output_heads(setup.model):

@@ -29,7 +29,7 @@ class LoraTargets(Technique):
 
         given = set(str(config[self.name] or "all-linear").split("+"))
         parts = sorted(given, key=lambda part: (SETS.get(part, 3), part))
-        if TASKS[workload.task].classifies and "head" in parts and len(parts) > 1:
+        if TASKS[workload.task].has_new_head and "head" in parts and len(parts) > 1:
             parts.remove("head")  # a classifier's new head is trained whole whatever the targets
         return "+".join(parts)
 

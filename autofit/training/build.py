@@ -14,6 +14,7 @@ from autofit.distributed import Ranks
 from autofit.setup import Setup, Stage
 from autofit.setup.state import WeightPlan
 from autofit.techniques import all_techniques, canonicalize, refuse
+from autofit.training.frozen_models import make_frozen_models
 from autofit.training.meta_model import materialize, meta_model_from
 from autofit.training.model_state import set_for_training
 from autofit.training.step import reached
@@ -70,6 +71,7 @@ def build(
 
 def adapt(setup: Setup, *, traced: bool = False) -> None:
     """Apply the techniques that decide about weights, before there are any; `traced`: for fake tensors."""
+    make_frozen_models(setup)
     _apply(setup, Stage.WEIGHTS, Stage.SHARD, traced)
 
 

@@ -212,7 +212,7 @@ def _first_of_variations(
     problem: Exception | None = None
     for varied in (VariedOutcomes(scalars=True), VariedOutcomes(scalars=False), None):
         try:
-            with _conditions(setup.model, dtype):
+            with _conditions(setup.all_models(), dtype):
                 formatted = map_tensors(batch, partial(_in_format, dtype=dtype))
                 return compute(setup, formatted, varied), None
         except Exception as error:  # of code that may not take this batch, format or outcome
@@ -223,7 +223,7 @@ def _first_of_variations(
 
 
 @contextmanager
-def _conditions(model: nn.Module, dtype: torch.dtype) -> Iterator[None]:
+def _conditions(models: Sequence[nn.Module], dtype: torch.dtype) -> Iterator[None]:
     """The conditions of a comparison.
 
     Random weights in a format; no lower one inside; attention whose random draws can be seen; ReLU
@@ -240,12 +240,13 @@ def _conditions(model: nn.Module, dtype: torch.dtype) -> Iterator[None]:
         stack.enter_context(sdpa_kernel(SDPBackend.MATH))
         stack.enter_context(SmoothRelu())  # type: ignore[no-untyped-call]
 
-        # Module.to makes real numbers of complex ones
-        model._apply(partial(_in_format, dtype=dtype))
-        _draw_weights(model)
-        for module in model.modules():
-            if isinstance(module, _BatchNorm):
-                module.eval()
+        for model in models:
+            # Module.to makes real numbers of complex ones
+            model._apply(partial(_in_format, dtype=dtype))
+            _draw_weights(model)
+            for module in model.modules():
+                if isinstance(module, _BatchNorm):
+                    module.eval()
         yield
 
 

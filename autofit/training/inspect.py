@@ -83,6 +83,8 @@ def inspect_workload(workload: Workload, hardware: Hardware, budget_bytes: int |
     largest = budget_bytes // _BYTES_OF_TRIAL
     is_large = traits.parameters > min(largest, _MOST_PARAMETERS)
     is_named = workload.source.get("kind") in _SPLITTABLE_SOURCES
+    if getattr(workload.loss, "task", None) == workload.task:  # autofit.losses, which are known
+        return traits
     if workload.loss is None and (is_named or (is_large and task_of(model) is not CUSTOM)):
         # transformers' own losses are known: all are means over what the task says, but for these
         if _has_router_loss(model):

@@ -18,8 +18,12 @@ def loss_and_count(setup: Setup, batch: Any) -> tuple[torch.Tensor, float | None
     """
     own_loss = setup.workload.loss
     compute = default_loss if own_loss is None else own_loss
+    arguments = [setup.models(), batch]
     with ending_forks():
-        loss = compute(setup.model, batch)
+        if hasattr(own_loss, "over_batch"):
+            totals = setup.progress.over_batch
+            arguments.append(sums_over_batch(setup, batch) if totals is None else totals)
+        loss = compute(*arguments)
 
     count: float | None = None
     if own_loss is not None and _is_sum_and_count(loss):
@@ -37,6 +41,17 @@ def loss_and_count(setup: Setup, batch: Any) -> tuple[torch.Tensor, float | None
         message = "the loss needs no gradient: no trainable weight takes part in it."
         raise InputError(message, "Check requires_grad.")
     return loss.reshape(()), count
+
+
+def sums_over_batch(setup: Setup, batch: Any) -> torch.Tensor:
+    """What a loss with `over_batch` asks of a micro-batch on the device: sums over its samples.
+
+    Added up over micro-batches and ranks they are those of the whole batch.
+    """
+    loss: Any = setup.workload.loss
+    with torch.no_grad():
+        sums: torch.Tensor = loss.over_batch(setup.models(), batch)
+    return sums
 
 
 def _is_sum_and_count(loss: Any) -> bool:

@@ -114,19 +114,20 @@ def materialize(setup: Setup, *, values: bool = True) -> None:
     Meta ones get random values, if `values`, and those of other ranks become the first one's. Once
     a module is whole, what `setup.weights.on_materialized` asks for it is done.
     """
-    generator = None
-    if values:
-        generator = torch.Generator(setup.device).manual_seed(setup.hyperparameters.seed)
     done: WeakValueDictionary[nn.Parameter, nn.Parameter] = WeakValueDictionary()
 
-    modules = list(setup.model.modules())
+    modules = [module for model in setup.all_models() for module in model.modules()]
     position = {module: number for number, module in enumerate(modules)}
     actions: dict[int, list[Callable[[], Any]]] = defaultdict(list)
     for module, action in setup.weights.on_materialized:
         last = max(position[part] for part in module.modules())
         actions[last].append(action)
 
+    generator = None
+    models = setup.all_models()
     for number, module in enumerate(modules):
+        if values and module in models:  # so that a copy of the model gets its values
+            generator = torch.Generator(setup.device).manual_seed(setup.hyperparameters.seed)
         _materialize_one(setup, module, done, generator)
         for action in actions[number]:
             action()

@@ -80,7 +80,7 @@ def _switch_off_caches(setup: Setup) -> None:
     mask only without a cache), and a block that is computed again for the backward would fill it
     again.
     """
-    configs = list(_configs(setup.model))
+    configs = [config for model in setup.all_models() for config in _configs(model)]
     for config in configs:
         if getattr(config, "use_cache", False):
             setup.patch(config, "use_cache", False)

@@ -6,6 +6,7 @@ found; one device does neither.
 """
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import chain, islice
 from typing import Any
 
@@ -16,7 +17,7 @@ from autofit.data.batch import map_tensors, sample_count, split
 from autofit.data.counts import counted_slices, counts_samples, weight_of
 from autofit.setup import Setup
 from autofit.training.local_batch import LocalBatch
-from autofit.training.loss import loss_and_count
+from autofit.training.loss import loss_and_count, sums_over_batch
 
 
 def strategy_of(setup: Setup) -> "SingleDevice":
@@ -44,7 +45,7 @@ class SingleDevice:
         setup.progress.phase = "forward"
         batch_loss = torch.zeros((), device=setup.device)
 
-        with setup.step_context():
+        with setup.step_context(), self._over_batch(part):
             for loss, weight in self._losses(part):
                 if weight != 1.0:
                     loss = loss * weight
@@ -56,6 +57,39 @@ class SingleDevice:
                 del loss
         return self._reduce(batch_loss)
 
+    @contextmanager
+    def _over_batch(self, part: LocalBatch) -> Iterator[None]:
+        """Inside, the loss knows what it asks of the whole batch, if it does."""
+        setup = self.setup
+        if not hasattr(setup.workload.loss, "over_batch"):
+            yield
+            return
+
+        setup.progress.over_batch = self._sums_over_batch(part)
+        try:
+            yield
+        finally:
+            setup.progress.over_batch = None
+
+    def _sums_over_batch(self, part: LocalBatch) -> torch.Tensor:
+        """What the loss asks of all micro-batches, added up."""
+        slices, _ = self._counted_slices(part)
+        return self._sums_of(part, slices, len(slices))
+
+    def _sums_of(
+        self, part: LocalBatch, slices: list[tuple[Any, float]], forwards: int
+    ) -> torch.Tensor:
+        """The same by so many forwards: those beyond the micro-batches count nothing."""
+        setup = self.setup
+        spare = next(split(part.batch, setup.micro_batch_size, setup.workload.split))
+        sums = []
+        for number in range(max(1, forwards)):
+            counts = number < len(slices)
+            micro_batch = slices[number][0] if counts else spare
+            with setup.forward_context():
+                sums.append(counts * sums_over_batch(setup, self._on_device(micro_batch)))
+        return torch.stack(sums).sum(dim=0)
+
     def forward(self, micro_batch: Any) -> tuple[torch.Tensor, float | None]:
         """The mean loss of a micro-batch, which is moved to the device, in a step context.
 
@@ -64,13 +98,14 @@ class SingleDevice:
         setup = self.setup
         setup.progress.phase = "forward"
 
-        def moved(tensor: torch.Tensor) -> torch.Tensor:
-            return tensor.to(setup.device, non_blocking=True)
-
-        on_device = map_tensors(micro_batch, moved)
-
         with setup.forward_context():
-            return loss_and_count(setup, on_device)
+            return loss_and_count(setup, self._on_device(micro_batch))
+
+    def _on_device(self, micro_batch: Any) -> Any:
+        def moved(tensor: torch.Tensor) -> torch.Tensor:
+            return tensor.to(self.setup.device, non_blocking=True)
+
+        return map_tensors(micro_batch, moved)
 
     def loss_value(self, batch: Any) -> float:
         """The loss of a batch, by a forward alone."""
@@ -186,6 +221,15 @@ class DataParallel(SingleDevice):
         if early:  # no rank has a label
             early.clear()
             setup.exchange.reshard()
+
+    def _sums_over_batch(self, part: LocalBatch) -> torch.Tensor:
+        """As on one device, over all ranks. Each makes as many forwards as the one with most."""
+        ranks = self.setup.ranks
+        slices, _ = self._counted_slices(part)
+        (most,) = ranks.largest(len(slices))
+        sums = self._sums_of(part, slices, int(most))
+        self.setup.exchange.reshard()
+        return ranks.sum_of(sums) * ranks.layout.dp_degree / ranks.layout.world
 
     def _agree(
         self, part: LocalBatch, own_terms: float, micro_batches: int, first: Any

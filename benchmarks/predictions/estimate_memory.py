@@ -50,9 +50,14 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "optimizer_in_backward": (False, True),
     "attention": ("sdpa", "eager"),
     "loss": ("standard", "chunked"),
+    "reference": ("resident", "adapter-off", "precomputed"),
 }
 # what a value needs to mean something
-BESIDE = {"lora_targets": {"lora_rank": 8}, "quantization": {"lora_rank": 8}}
+BESIDE: dict[str, dict[str, Any]] = {
+    "lora_targets": {"lora_rank": 8},
+    "quantization": {"lora_rank": 8},
+    "reference": {"lora_rank": 8},
+}
 COMPILED: tuple[dict[str, Any], ...] = (
     {"compile": "default"},
     {"compile": "default", "precision": "bf16-mixed", "micro_batch_size": 2},
@@ -102,6 +107,8 @@ def configs_of(model: str, *, count: int, seed: int) -> list[str]:
     plain: list[dict[str, Any]] = []
     taken = set()
     for knobs in _candidates(seed):
+        if "reference" in knobs and not workload.frozen:
+            continue
         config = canonicalize(knobs, workload, hardware)
         if config not in taken and not refuse(config, workload, hardware):
             taken.add(config)

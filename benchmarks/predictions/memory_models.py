@@ -136,23 +136,21 @@ def _convolutions(name: str, case: Case) -> Workload:
     )
 
 
+_LLAMA = load_preset("tiny-llama").config
+_GPT2 = {
+    "model_type": "gpt2",
+    "vocab_size": 4096,
+    "n_embd": 256,
+    "n_layer": 6,
+    "n_head": 4,
+    "n_positions": 256,
+    # those it has by default are beyond this vocabulary
+    **dict.fromkeys(("bos_token_id", "eos_token_id")),
+}
+
 MODELS: dict[str, Case] = {
-    "tiny-llama": Case("causal-lm", load_preset("tiny-llama").config, 8, 128),
-    "gpt2": Case(
-        "causal-lm",
-        {
-            "model_type": "gpt2",
-            "vocab_size": 4096,
-            "n_embd": 256,
-            "n_layer": 6,
-            "n_head": 4,
-            "n_positions": 256,
-            # those it has by default are beyond this vocabulary
-            **dict.fromkeys(("bos_token_id", "eos_token_id")),
-        },
-        8,
-        128,
-    ),
+    "tiny-llama": Case("causal-lm", _LLAMA, 8, 128),
+    "gpt2": Case("causal-lm", _GPT2, 8, 128),
     "bert": Case(
         "masked-lm",
         {
@@ -196,6 +194,10 @@ MODELS: dict[str, Case] = {
         16,
         64,
     ),
+    "llama-dpo": Case("dpo", _LLAMA, 8, 64),
+    "gpt2-dpo": Case("dpo", _GPT2, 8, 64),
+    "gpt2-simpo": Case("simpo", _GPT2, 8, 64),
+    "llama-reward": Case("reward", _LLAMA, 8, 64),
     "cnn": Case("convolutions", {"widths": (64, 128, 256, 512), "depth": 2, "image_size": 96}, 16),
 }
 

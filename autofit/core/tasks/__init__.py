@@ -6,15 +6,21 @@ from autofit.core.tasks.audio_classification import AUDIO_CLASSIFICATION
 from autofit.core.tasks.causal_lm import CAUSAL_LM
 from autofit.core.tasks.ctc import CTC
 from autofit.core.tasks.custom import CUSTOM
+from autofit.core.tasks.distill import DISTILL
+from autofit.core.tasks.dpo import DPO
 from autofit.core.tasks.embeddings import EMBEDDINGS
 from autofit.core.tasks.image_classification import IMAGE_CLASSIFICATION
 from autofit.core.tasks.image_text_to_text import IMAGE_TEXT_TO_TEXT
+from autofit.core.tasks.kto import KTO
 from autofit.core.tasks.masked_lm import MASKED_LM
 from autofit.core.tasks.object_detection import OBJECT_DETECTION
+from autofit.core.tasks.orpo import ORPO
 from autofit.core.tasks.question_answering import QUESTION_ANSWERING
+from autofit.core.tasks.reward import REWARD
 from autofit.core.tasks.semantic_segmentation import SEMANTIC_SEGMENTATION
 from autofit.core.tasks.seq2seq import SEQ2SEQ
 from autofit.core.tasks.sequence_classification import SEQUENCE_CLASSIFICATION
+from autofit.core.tasks.simpo import SIMPO
 from autofit.core.tasks.speech_seq2seq import SPEECH_SEQ2SEQ
 from autofit.core.tasks.token_classification import TOKEN_CLASSIFICATION
 from autofit.core.tasks.video_classification import VIDEO_CLASSIFICATION
@@ -35,6 +41,12 @@ _ALL = (
     CTC,
     IMAGE_TEXT_TO_TEXT,
     EMBEDDINGS,
+    DPO,
+    SIMPO,
+    ORPO,
+    KTO,
+    REWARD,
+    DISTILL,
     CUSTOM,
 )
 TASKS = {task.name: task for task in _ALL}

@@ -15,6 +15,7 @@ from autofit.core.tasks.seq2seq import SEQ2SEQ
 from autofit.models.tasks.embeddings import pair_batches
 from autofit.models.tasks.image_text import image_text_batches
 from autofit.models.tasks.images import image_batches
+from autofit.models.tasks.preferences import preference_batches
 from autofit.models.tasks.sound import sound_batches
 from autofit.models.tasks.text import text_batches
 
@@ -23,6 +24,7 @@ from autofit.models.tasks.text import text_batches
 BATCHES = {
     "text": text_batches,
     "pairs of texts": pair_batches,
+    "preferences": preference_batches,
     "images": image_batches,
     "videos": image_batches,
     "sound": sound_batches,

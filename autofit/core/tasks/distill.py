@@ -1,0 +1,14 @@
+"""distill: to say of each next token what a larger model says of it."""
+
+from autofit.core.task import Task
+
+DISTILL = Task(
+    name="distill",
+    medium="text",
+    labels="next tokens",
+    frozen=("teacher",),
+    auto_classes=("AutoModelForCausalLM",),
+    rows=(("text",), ("prompt", "completion"), ("messages",)),
+    packs=True,
+    peft_type="CAUSAL_LM",
+)

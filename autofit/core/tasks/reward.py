@@ -1,0 +1,12 @@
+"""reward: to give the better of two answers the higher score."""
+
+from autofit.core.task import Task
+
+REWARD = Task(
+    name="reward",
+    medium="preferences",
+    labels="better text",
+    auto_classes=("AutoModelForSequenceClassification",),
+    rows=(("chosen", "rejected"),),
+    peft_type="SEQ_CLS",
+)

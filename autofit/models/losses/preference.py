@@ -1,0 +1,67 @@
+"""What preference losses share: the log-probability of answers, and where the reference's are from.
+
+A batch holds pairs side by side: `input_ids`, `attention_mask` and `labels` are
+[pairs, 2, tokens], the better text first; labels are -100 but where the answer is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from autofit.core.errors import InputError
+from autofit.core.task import IGNORED_LABEL
+from autofit.core.workload import REFERENCE
+
+if TYPE_CHECKING:
+    import torch
+
+
+def answer_log_probabilities(model: Any, batch: Mapping[str, Any]) -> torch.Tensor:
+    """The log-probability of each answer, given its prompt: the sum over its tokens, [pairs, 2].
+
+    Or [samples, 1] of batches of one text each.
+    """
+    import torch
+
+    logits = model(**inputs_of(batch)).logits[:, :-1]
+    labels = batch["labels"].flatten(0, 1)[:, 1:]
+    losses = torch.nn.functional.cross_entropy(
+        logits.float().flatten(0, 1), labels.flatten(), ignore_index=IGNORED_LABEL, reduction="none"
+    )
+    return -losses.view_as(labels).sum(dim=1).view(batch["labels"].shape[:2])
+
+
+def answer_tokens(batch: Mapping[str, Any]) -> torch.Tensor:
+    """The tokens of each answer, [pairs, 2]; at least 1."""
+    counts: torch.Tensor = (batch["labels"][:, :, 1:] != IGNORED_LABEL).sum(dim=2)
+    return counts.clamp(min=1)
+
+
+def reference_log_probabilities(
+    models: Mapping[str, Any], batch: Mapping[str, Any]
+) -> torch.Tensor:
+    """What the model said before training, [pairs, 2]: asked now, or with the batch.
+
+    Raises:
+        InputError: the batch does not hold it, and there is no such model.
+    """
+    import torch
+
+    if REFERENCE in models:
+        with torch.no_grad():
+            return answer_log_probabilities(models[REFERENCE], batch)
+
+    if REFERENCE not in batch:
+        message = (
+            f'the batches lack "{REFERENCE}", the log-probabilities before training, [pairs, 2].'
+        )
+        raise InputError(message, "Set reference to resident, or to adapter-off with lora_rank.")
+    log_probabilities: torch.Tensor = batch[REFERENCE]
+    return log_probabilities
+
+
+def inputs_of(batch: Mapping[str, Any]) -> dict[str, Any]:
+    """What a forward takes of a batch: all texts one below the other."""
+    names = [name for name in ("input_ids", "attention_mask", "token_type_ids") if name in batch]
+    return {name: batch[name].flatten(0, 1) for name in names}

@@ -1,0 +1,93 @@
+"""Preference losses in micro-batches, and on two ranks, are those of the whole batch on one device."""
+
+import dataclasses
+from typing import Any
+
+import pytest
+import torch
+
+from autofit.core.workload import Hyperparameters, Workload
+from autofit.data.batch import own_samples
+from autofit.training.build import build
+from autofit.training.local_batch import LocalBatch
+from autofit.training.step import accumulate, update
+from tests import tiny
+from tests.ranks import on_ranks
+from tests.tolerances import LOSS
+
+PAIRS = 6
+LORA = {"lora_rank": 4}
+DISTILL_TEACHER = {"hidden_size": 48, "num_attention_heads": 4, "num_key_value_heads": 4}
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "dpo": ("dpo", {}),
+    "dpo, precomputed": ("dpo", {"reference": "precomputed"}),
+    "dpo, adapter-off": ("dpo", {"reference": "adapter-off", **LORA}),
+    "dpo, resident beside adapters": ("dpo", {"reference": "resident", **LORA}),
+    "kto": ("kto", {}),
+    "kto, adapter-off": ("kto", {"reference": "adapter-off", **LORA}),
+    "orpo": ("orpo", {}),
+    "orpo, LoRA": ("orpo", LORA),
+    "simpo": ("simpo", {}),
+    "reward": ("reward", {}),
+    "reward, LoRA": ("reward", LORA),
+    "distill": ("distill", {}),
+    "distill, LoRA": ("distill", LORA),
+}
+
+
+def workload_of(task: str) -> Workload:
+    if task != "distill":
+        return tiny.preference_workload(task, PAIRS)
+    teacher = tiny.llama(**DISTILL_TEACHER)
+    return tiny.preference_workload(task, PAIRS, frozen={"teacher": teacher})
+
+
+def batch_of(workload: Workload) -> dict[str, torch.Tensor]:
+    """A batch with padding that differs from sample to sample."""
+    batch: dict[str, torch.Tensor] = dict(workload.batch(PAIRS))
+    batch.setdefault("attention_mask", torch.ones_like(batch["input_ids"]))
+    for row in range(PAIRS):
+        batch["attention_mask"][row, ..., 16 - row :] = 0
+    batch["labels"] = batch["labels"].masked_fill(batch["attention_mask"] == 0, -100)
+    return batch
+
+
+def trained(case: str, world: int, **knobs: Any) -> tuple[list[float], dict[str, torch.Tensor]]:
+    """Losses of three steps, and the trained weights."""
+    task, own = CASES[case]
+    workload = workload_of(task)
+    hardware = dataclasses.replace(tiny.CPU, devices=world)
+    setup = build(workload, {**own, **knobs}, hardware, hyperparameters=Hyperparameters(lr=1e-2))
+    ranks = setup.ranks
+    found = []
+    for _ in range(3):
+        part, counts = own_samples(batch_of(workload), ranks.dp_rank, ranks.layout.dp_degree)
+        found.append(float(accumulate(setup, LocalBatch(part, counts))))
+        assert update(setup)
+    weights = {name: value.detach().clone() for name, value in setup.trained_values()}
+    setup.close()
+    return found, weights
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_micro_batches_train_what_the_whole_batch_trains(case: str) -> None:
+    losses, weights = trained(case, 1)
+    assert losses[2] < losses[0]
+    for size in (2, 1):
+        found, others = trained(case, 1, micro_batch_size=size)
+        assert found == pytest.approx(losses, rel=LOSS)
+        for name, weight in weights.items():
+            torch.testing.assert_close(others[name], weight, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
+def test_two_ranks_train_what_one_device_trains(parallel: str) -> None:
+    expected = {case: trained(case, 1)[0] for case in CASES}
+    for found in on_ranks(2, _on_rank, parallel):
+        for case, losses in expected.items():
+            assert found[case] == pytest.approx(losses, rel=LOSS), case
+
+
+def _on_rank(parallel: str) -> dict[str, list[float]]:
+    knobs = {"data_parallel": parallel, "micro_batch_size": 1}
+    return {case: trained(case, 2, **knobs)[0] for case in CASES}
