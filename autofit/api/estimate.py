@@ -27,7 +27,7 @@ from autofit.tuning.target import estimate_on, structure_traits, target_hardware
 
 ConfigSource = Mapping[str, Any] | str | Path | None
 
-SIZES = ("task", "seq_len", "effective_batch", "trust_remote_code")
+SIZES = ("task", "teacher", "seq_len", "effective_batch", "trust_remote_code")
 _OPTIONS = ("gpu", "gpu_mem", "device", "mem", "devices", "nodes", "link", "set", *SIZES)
 
 # Where people begin with a language model; its precision is the first that the card can compute in.
@@ -69,7 +69,7 @@ def estimate(model: str | Workload, config: ConfigSource = None, **options: Any)
         config: a mapping of knobs, or the path of one or of a result.yaml; absent knobs are off.
             None: a usual start, which a note names: for language models bf16, micro-batches of one
             sample and full checkpointing, for others no knob.
-        options: gpu, gpu_mem (GiB), device, mem (GiB), devices (of each node), nodes, link, task,
+        options: gpu, gpu_mem (GiB), device, mem (GiB), devices (of each node), nodes, link, task, teacher,
             seq_len, effective_batch, set, trust_remote_code: as on the command line. The card named
             by `gpu` need not be here.
 
@@ -116,6 +116,7 @@ def workload_of(
     hardware: Hardware,
     *,
     task: str | None = None,
+    teacher: str | None = None,
     seq_len: int | None = None,
     effective_batch: int | None = None,
     trust_remote_code: bool = False,
@@ -125,6 +126,7 @@ def workload_of(
         model = resolve(
             model,
             task=task,
+            teacher=teacher,
             trust_remote_code=trust_remote_code,
             sequence_length=seq_len,
             effective_batch_size=effective_batch,
@@ -134,8 +136,8 @@ def workload_of(
         message = f"the model must be a name or an autofit.Workload, not a {kind}."
         remedy = "Write autofit.Workload(model=lambda: ..., batch=lambda n: ...)."
         raise InputError(message, remedy)
-    elif (task, seq_len, effective_batch) != (None, None, None):
-        message = "task, seq_len and effective_batch belong to a model given by name."
+    elif (task, teacher, seq_len, effective_batch) != (None, None, None, None):
+        message = "task, teacher, seq_len and effective_batch belong to a model given by name."
         raise InputError(message, "The Workload says them.")
 
     workload = with_known_rows(model)
@@ -161,7 +163,7 @@ def config_of(
 
     layout = {"data_parallel": "fsdp"} if hardware.world > 1 else {}
     starts = [changed(layout)]
-    if TASKS[workload.task].continues_text:
+    if TASKS[workload.task].of_language_models:
         starts = [changed({**_START, **layout, "precision": name}) for name in _START_PRECISIONS]
     chosen = starts[0]
     for config in starts:

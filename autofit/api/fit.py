@@ -116,6 +116,7 @@ def fit(
     loss: Callable[[Any, Any], Any] | None = None,
     split: Callable[[Any, int], Any] | None = None,
     count: Callable[[Any], float] | None = None,
+    frozen: Mapping[str, Any] | None = None,
     optimizer: str | Callable[[Any], Any] | None = None,
     lr: float | None = None,
     weight_decay: float = 0.0,
@@ -164,6 +165,10 @@ def fit(
         split: (batch, size) -> a list of micro-batches, for samples that are not along dim 0.
         count: batch -> number of the terms that the loss averages over, where that is not found by
             itself.
+        frozen: further models that the loss asks, which are not trained, by name: modules, functions
+            that make them, or None for a copy of the model as it is now. The loss then gets
+            (models, batch), where models["model"] is the trained one. Those of `autofit.losses`
+            that ask the model before training need none.
         lr: the learning rate, the maximum of the schedule; default: 2e-5 where all weights are
             trained, 2e-4 beside adapters, of which a note tells.
         epochs, steps: how long, one of them; default: one pass over the loader.
@@ -271,6 +276,7 @@ def fit(
             optimizer=optimizer if callable(optimizer) else None,
             split=split,
             count=count,
+            frozen=frozen,
             peek=Peek(worst_case, peek),
         )
         if config is None and space is None:

@@ -136,6 +136,7 @@ def prepare(
     loss: Callable[[Any, Any], Any] | None = None,
     split: Callable[[Any, int], Any] | None = None,
     count: Callable[[Any], float] | None = None,
+    frozen: Mapping[str, Any] | None = None,
     optimizer: str | Callable[[Any], Any] | None = None,
     lr: float | None = None,
     weight_decay: float = 0.0,
@@ -154,7 +155,7 @@ def prepare(
         config: an autofit.Config, a mapping of knobs, or the path of a result.yaml or config file.
         loader: whose first batches show what a batch holds, as `fit` reads them; default: the first
             batch that the step is called with.
-        loss, split, count, optimizer: as in `fit`.
+        loss, split, count, frozen, optimizer: as in `fit`.
         lr: of the optimizer as it begins; default: as in `fit`.
         max_grad_norm: gradients are clipped to this global norm.
         device: "cuda" or "cpu"; default: the card where there is one.
@@ -191,6 +192,7 @@ def prepare(
             optimizer=optimizer if callable(optimizer) else None,
             split=split,
             count=count,
+            frozen=frozen,
         )
         if place and not torch.distributed.is_initialized():
             stack.enter_context(joined(place, device or _kind_of_device()))

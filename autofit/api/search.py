@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -39,7 +39,9 @@ def search(
     loss: Callable[[Any, Any], Any] | None = None,
     split: Callable[[Any, int], Any] | None = None,
     count: Callable[[Any], float] | None = None,
+    frozen: Mapping[str, Any] | None = None,
     task: str | None = None,
+    teacher: str | None = None,
     seq_len: int | None = None,
     effective_batch: int | None = None,
     trust_remote_code: bool = False,
@@ -67,7 +69,9 @@ def search(
             the judge's.
         weights: a directory or a hub id, for the tokenizer of `data`.
         listener: called with every event of `autofit.core.events`.
+        frozen: as in `fit`.
         task: what to train a named model for; default: what the class in its config.json says.
+        teacher: the model that a named one learns from, with task "distill".
         options: gpu_mem, gpu, device, mem, host_mem (GiB), margin, space, set, trials, time_limit,
             tolerance, prefer, fast, seed, executor, workers, devices, out, resume, memory_snapshot,
             probe_timeout: as on the command line; store: False for --no-store.
@@ -96,6 +100,7 @@ def search(
         workload = resolve(
             model,
             task=task,
+            teacher=teacher,
             trust_remote_code=trust_remote_code,
             sequence_length=seq_len,
             effective_batch_size=effective_batch,
@@ -126,14 +131,14 @@ def search(
     elif data is not None or weights is not None:
         message = "data and weights are for a model given by name."
         raise InputError(message, "The loader or Workload has its own.")
-    elif (task, seq_len, effective_batch) != (None, None, None):
-        message = "task, seq_len and effective_batch belong to a model given by name."
+    elif (task, teacher, seq_len, effective_batch) != (None, None, None, None):
+        message = "task, teacher, seq_len and effective_batch belong to a model given by name."
         raise InputError(message, "The loader or Workload says them.")
     elif isinstance(model, Workload):
         workload = model
     else:
         living = model
-        workload = workload_from(model, loader, loss, split=split, count=count)
+        workload = workload_from(model, loader, loss, split=split, count=count, frozen=frozen)
     workload = with_known_rows(workload)
 
     run = search_or_predict

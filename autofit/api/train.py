@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from collections.abc import Mapping
 from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
@@ -17,11 +18,13 @@ from autofit.core.layout import Layout
 from autofit.core.place import given_place
 from autofit.core.record import RECORD, Record
 from autofit.core.result import SavedResult
+from autofit.core.task import REFERENCE, TEACHER
 from autofit.core.tasks import TASKS
 from autofit.core.workload import LEARNT, Hyperparameters
 from autofit.data.options import DataOptions
 from autofit.export.source import NOTHING_MEASURED
 from autofit.models import HuggingFaceModel, workload_from_source
+from autofit.models.losses import with_options
 from autofit.report.remedies import measured_remedies, remedy_lines
 from autofit.training.loop import Callback
 from autofit.training.step_trace import SteadyStep, StepTrace
@@ -38,6 +41,8 @@ def train(
     *,
     weights: str | Path | None = None,
     allow_missing: bool = False,
+    teacher_weights: str | Path | None = None,
+    loss_options: Mapping[str, Any] | None = None,
     eval_data: Path | None = None,
     packing: bool | None = None,
     learn: str = LEARNT[0],
@@ -55,6 +60,9 @@ def train(
     Args:
         weights: a directory or a hub id; None: from scratch.
         allow_missing: start what the weights lack, such as a new head, from random numbers.
+        teacher_weights: of the model that a distillation learns from, as `weights`.
+        loss_options: of the loss of the task, such as {"beta": 0.2}; others are as in
+            `autofit.losses`.
         packing: None: as the search chose that knew its data, else by the form of the data.
         learn: "assistant": of chats the assistant's turns, of prompts the completions. "all": all
             tokens.
@@ -96,9 +104,25 @@ def train(
     options = DataOptions(packing, apart, learn=learn, progress=progress)
     reader = FileReader(workload, factory, weights, trust_remote_code, options, listener)
     loader = reader.loader(data)
-    eval_loader = None
+    evaluated = None
     if eval_data:
-        eval_loader = reader.loader(eval_data, names=loader.label_names).in_order
+        evaluated = reader.loader(eval_data, names=loader.label_names)
+    if saved.config.get("reference") == "precomputed":
+        loader = loader.with_blank(REFERENCE)
+        evaluated = evaluated and evaluated.with_blank(REFERENCE)
+    eval_loader = evaluated and evaluated.in_order
+
+    loss = with_options(workload.loss, loss_options or {})
+    frozen = dict(workload.frozen)
+    teacher = frozen.get(TEACHER)
+    if teacher is None and teacher_weights is not None:
+        message = f"the task is {workload.task}, which has no teacher."
+        raise InputError(message, "Leave --teacher-weights out.")
+    if isinstance(teacher, HuggingFaceModel) and weights is not None and teacher_weights is None:
+        message = f"the weights of the teacher {teacher.name} are missing."
+        raise InputError(message, "Give --teacher-weights DIR.")
+    if isinstance(teacher, HuggingFaceModel) and teacher_weights is not None:
+        frozen[TEACHER] = _load(teacher, teacher_weights, False, listener)
 
     torch.manual_seed(seed)
     model = factory() if weights is None else _load(factory, weights, allow_missing, listener)
@@ -126,7 +150,8 @@ def train(
             trained = fit(
                 model,
                 loader,
-                loss=workload.loss,
+                loss=loss,
+                frozen=frozen,
                 config=saved.config,
                 eval_loader=eval_loader,
                 seed=seed,

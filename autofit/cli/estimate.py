@@ -18,6 +18,7 @@ from autofit.report.terminal import Terminal
 def estimate(
     model: options.Model,
     task: options.Task = None,
+    teacher: options.Teacher = None,
     seq_len: options.SeqLen = None,
     effective_batch: options.EffectiveBatch = None,
     trust_remote_code: options.TrustRemoteCode = False,
@@ -62,6 +63,7 @@ def estimate(
 
     given |= {
         "task": task,
+        "teacher": teacher,
         "seq_len": seq_len,
         "effective_batch": effective_batch,
         "trust_remote_code": trust_remote_code,

@@ -51,6 +51,10 @@ Model = Annotated[
         complete=completion.models,
     ),
 ]
+Teacher = Annotated[
+    str | None,
+    _option(_MODEL, "The model that it learns from, with --task distill; named as --model.", "M"),
+]
 Task = Annotated[
     str | None,
     _option(
@@ -325,6 +329,10 @@ Weights = Annotated[
     str | None,
     _option(_DATA, "Weights to start from: a directory or a hub id.", "DIR"),
 ]
+TeacherWeights = Annotated[
+    str | None,
+    _option(_DATA, "Weights of the teacher that a distillation learns from, as --weights.", "DIR"),
+]
 AllowMissing = Annotated[
     bool,
     _option(_DATA, _allow_missing, None, "--allow-missing"),
@@ -366,6 +374,15 @@ Epochs = Annotated[
 LearningRate = Annotated[
     float | None,
     _option(_LEARNING, "Learning rate; default 2e-5, with LoRA 2e-4.", "RATE"),
+]
+LossOption = Annotated[
+    list[str] | None,
+    _option(
+        _LEARNING,
+        "An option of the task's loss, such as beta=0.2 or kind=ipo. Once for each option.",
+        "NAME=VALUE",
+        "--loss-option",
+    ),
 ]
 WeightDecay = Annotated[
     float,

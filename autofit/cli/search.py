@@ -30,6 +30,7 @@ from autofit.report.terminal import Terminal
 def search(
     model: options.Model,
     task: options.Task = None,
+    teacher: options.Teacher = None,
     seq_len: options.SeqLen = None,
     effective_batch: options.EffectiveBatch = None,
     trust_remote_code: options.TrustRemoteCode = False,
@@ -158,6 +159,7 @@ def search(
             result = search_for_result(
                 model,
                 task=task,
+                teacher=teacher,
                 seq_len=seq_len,
                 effective_batch=effective_batch,
                 trust_remote_code=trust_remote_code,

@@ -13,7 +13,7 @@ from autofit.core.errors import InputError, pluralize
 from autofit.core.events import Event, Note
 from autofit.core.files import check_output, check_readable
 from autofit.core.knobs import check_knobs
-from autofit.core.options import check_devices
+from autofit.core.options import check_devices, parse_settings, single_values
 from autofit.core.place import given_place
 from autofit.core.quoting import shell_path
 from autofit.core.result import SavedResult
@@ -35,6 +35,7 @@ def train(
     data: options.Data,
     weights: options.Weights = None,
     allow_missing: options.AllowMissing = False,
+    teacher_weights: options.TeacherWeights = None,
     from_scratch: options.FromScratch = False,
     eval_data: options.EvalData = None,
     packing: options.Packing = None,
@@ -43,6 +44,7 @@ def train(
     steps: options.Steps = None,
     epochs: options.Epochs = None,
     lr: options.LearningRate = None,
+    loss_option: options.LossOption = None,
     weight_decay: options.WeightDecay = 0.0,
     schedule: options.Schedule = "constant",
     warmup_steps: options.WarmupSteps = 0,
@@ -65,14 +67,15 @@ def train(
     """
     if from_scratch == (weights is not None):
         raise InputError("say what to start from.", "Give either --weights DIR or --from-scratch.")
-    if weights is not None:
-        check_weights(weights)
+    for folder in filter(None, (weights, teacher_weights)):
+        check_weights(folder)
     if memory_snapshot and output is None:
         raise InputError("--memory-snapshot has nowhere to write to.", "Give --output DIR.")
     rate = Hyperparameters.lr if lr is None else lr
     Hyperparameters(rate, weight_decay, schedule, warmup_steps, max_grad_norm, seed)
     length_of_training(epochs, steps)
     check_learn(learn)
+    loss_options = single_values(parse_settings(loss_option or []))
     check_devices(devices, 1)
     check_counts(checkpoint_every=checkpoint_every, keep_last=keep_last)
 
@@ -104,6 +107,8 @@ def train(
             data,
             weights=weights,
             allow_missing=allow_missing,
+            teacher_weights=teacher_weights,
+            loss_options=loss_options,
             eval_data=eval_data,
             packing=packing,
             learn=learn,

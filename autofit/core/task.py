@@ -15,6 +15,8 @@ IGNORED_LABEL = -100  # what torch's cross-entropy and transformers leave out of
 
 REFERENCE = "reference"  # the name of a copy of the model as it was before training
 
+TEACHER = "teacher"  # of a model that another one learns from
+
 Names = tuple[str, ...]
 Medium = Literal[
     "own",
@@ -111,7 +113,12 @@ class Task:
     @property
     def continues_text(self) -> bool:
         """Whether it is that of causal language models on text alone, which most tools are made for."""
-        return self.predicts_next_token and self.reads_text
+        return self.predicts_next_token and self.reads_text and not self.frozen
+
+    @property
+    def of_language_models(self) -> bool:
+        """Whether it trains what continues texts, by whatever loss."""
+        return self.peft_type == "CAUSAL_LM" or self.scores
 
     @property
     def classifies(self) -> bool:

@@ -49,7 +49,8 @@ class Encoded:
     Attributes:
         labels: a list of none where they are the ids.
         is_learnt: for each row whether it has a label that counts.
-        values: the labels or tags of which `classes` and, of words, `labels` hold the places.
+        values: the labels or tags of which `classes` and, of words, `labels` hold the places; without
+            any, `classes` are numbers.
         tools: how many rows have tools, and the messages and tools of the first one, as JSON.
         ends: of a piece of a text, as `encode_piece` gives them.
     """
@@ -97,6 +98,9 @@ class Encoder:
             classes = np.array([values.number(*label) for label in labelled], np.int64)
         elif rows.form == TAGGED:
             rows = _numbered_tags(rows, values)
+
+        elif table.desirable:
+            classes = np.array(table.desirable, np.int64)
 
         columns = encode(rows, self.encoding)
         ids, lengths = _flat(columns["input_ids"])

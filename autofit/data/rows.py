@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from autofit.core.errors import InputError, as_input_error, is_whole, printable, shown
+from autofit.data import preferences
 from autofit.data.columnar import Stored, without_nulls
 from autofit.data.conversations import COMPLETION as COMPLETION
 from autofit.data.conversations import MESSAGES as MESSAGES
@@ -112,6 +113,17 @@ class Reading:
     notes: list[str]
 
 
+def open_preferences(path: Path, *, pairs: bool) -> Reading:
+    """Begin to read rows of two answers (`pairs`), or of one that is good or bad, each as two rows of a prompt with an
+    answer, as `autofit.data.preferences` says."""
+    notes: list[str] = []
+    fits = preferences.is_pair if pairs else preferences.is_marked
+    wanted = Wanted(preferences.COLUMNS, fits, text=False, by_line=False)
+    apart = preferences.pairs_apart if pairs else preferences.marked_apart
+    blocks = apart(_blocks(row_sources(path, wanted, notes)))
+    return _opened(path, preferences.FORMS, blocks, notes)
+
+
 def open_rows(path: Path, forms: Sequence[Form], *, by_line: bool = False) -> Reading:
     """Begin to read rows of the most specific of `forms` that fits the first row; `by_line`: every line of a plain
     text is one.
@@ -126,8 +138,14 @@ def open_rows(path: Path, forms: Sequence[Form], *, by_line: bool = False) -> Re
 
     notes: list[str] = []
     wanted = Wanted(frozenset(_known(forms)), fits, TEXT in forms, by_line)
+    return _opened(path, forms, _blocks(row_sources(path, wanted, notes)), notes)
+
+
+def _opened(
+    path: Path, forms: Sequence[Form], blocks: Iterator[tuple[Block, int]], notes: list[str]
+) -> Reading:
+    """The reading of blocks, the first row of which says what form all have."""
     begun = []
-    blocks = _blocks(row_sources(path, wanted, notes))
     for block, position in blocks:
         begun.append((block, position))
         rows = block.rows
@@ -187,6 +205,7 @@ class Table:
         self.known = known
         self.is_text = is_text
         self.columns: dict[str, list[Any]] = {name: [] for name in form}
+        self.desirable: list[int] = []  # of answers that are good or bad
         if shape is not None and form == MESSAGES:
             self.columns["tools"] = []
         self.locations: list[str] = []
@@ -221,6 +240,8 @@ class Table:
                 _checked_tools(fields.get("tools"), location, source.columnar)
             )
         self.locations.append(printable(location))
+        if preferences.DESIRABLE in row:
+            self.desirable.append(row[preferences.DESIRABLE])
         self._account(row, shape)
 
     def _account(self, row: Mapping[str, Any], shape: Shape | None) -> None:
@@ -269,8 +290,10 @@ def _form_of(row: Any, forms: Sequence[Form], location: str, remedy: str) -> For
         return fitting[0]
 
     if isinstance(row, Mapping) and all(row.get(name) is not None for name in PREFERENCES):
-        message = f"{location} holds a preference ({' and '.join(PREFERENCES)}), which autofit train does not learn."
-        raise InputError(message, "Give rows with messages, or with prompt and completion.")
+        message = f"{location} holds a preference ({' and '.join(PREFERENCES)}), which this task does not learn."
+        raise InputError(
+            message, "Search with --task dpo, or give messages, or prompt and completion."
+        )
     others = " or ".join(" and ".join(form) for form in forms[1:])
     instead = f" (or {others})" if others else ""
     raise InputError(f"{location} lacks {' and '.join(_missing(row, forms[0]))}{instead}.", remedy)

@@ -217,16 +217,23 @@ class Twins:
     """Two texts to a sample, side by side: [samples, 2, tokens]."""
 
     texts: Ragged  # the first text of every sample, then the second of every one
+    # tensors of one row per sample, [samples, ...]
+    per_sample: Mapping[str, torch.Tensor] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.texts) // 2
 
     def batch(self, chosen: torch.Tensor) -> dict[str, torch.Tensor]:
         both = torch.stack([chosen, chosen + len(self)], dim=1)
-        return {
+        texts = {
             name: part.unflatten(0, (-1, 2))
             for name, part in self.texts.batch(both.flatten()).items()
         }
+        return texts | {name: tensor[chosen] for name, tensor in self.per_sample.items()}
+
+    def with_column(self, name: str, column: torch.Tensor) -> "Twins":
+        """The same with a further tensor of one row per sample."""
+        return replace(self, per_sample={**self.per_sample, name: column})
 
     def longest(self) -> torch.Tensor:
         """The sample with the longest text."""
@@ -289,6 +296,8 @@ class FileLoader:
     ahead: bool = False  # make the next batch while one is used: of samples that take long
     lengths: Lengths | None = None  # of what can be packed, before it is
     form: str | None = None  # the fields of the rows that were read, as "prompt+completion"
+    # A column of the samples that is to be filled before training, [samples, ...].
+    blank: torch.Tensor | None = None
     _place: _Place = field(default_factory=_Place, compare=False, repr=False)
 
     def __len__(self) -> int:
@@ -309,6 +318,12 @@ class FileLoader:
         for number, batch in enumerate(batches, begun + 1):
             place.samples = number * self.batch_size
             yield batch
+
+    def with_blank(self, name: str) -> "FileLoader":
+        """The same with a column of the two texts of each sample, to be filled."""
+        assert isinstance(self.samples, Twins), "only two texts have one"
+        blank = torch.zeros(len(self.samples), 2)
+        return replace(self, samples=self.samples.with_column(name, blank), blank=blank)
 
     def in_order(self) -> Iterator[dict[str, torch.Tensor]]:
         """Every sample once, in the file's order, without a draw from torch's global random numbers."""

@@ -12,7 +12,17 @@ from autofit.core.workload import LEARNT, Workload
 from autofit.data.byte_tokenizer import CHAT_TEMPLATE
 from autofit.data.chat import ChatTemplate, UnlocatedError, marks_assistant_turns, unlocated
 from autofit.data.options import DataOptions
-from autofit.data.rows import ANSWERS, MESSAGES, PAIR, TEXT, TWINS, FirstRow, Reading, open_rows
+from autofit.data.rows import (
+    ANSWERS,
+    MESSAGES,
+    PAIR,
+    TEXT,
+    TWINS,
+    FirstRow,
+    Reading,
+    open_preferences,
+    open_rows,
+)
 from autofit.data.samples import FileLoader, Lengths, Packed, Ragged, Twins
 from autofit.data.token_files import Joined, Tokens
 from autofit.data.tokenised import Tokenised, tokenised
@@ -32,7 +42,11 @@ def text_loader(workload: Workload, path: Path, tokenizer: Any, options: DataOpt
         remedy = "Give weights with the tokenizer of a masked language model."
         raise InputError("the tokenizer has no mask token.", remedy)
 
+    are_answers = task.medium == "preferences"
+
     def reopened() -> Reading:
+        if are_answers:
+            return open_preferences(path, pairs=task.labels != "good or bad")
         return open_rows(path, task.rows, by_line=options.packing is False)
 
     reading = reopened()
@@ -47,7 +61,7 @@ def text_loader(workload: Workload, path: Path, tokenizer: Any, options: DataOpt
         reopened,
         Encoding(tokenizer, None if packing else length, options.learn, is_masked),
         options.labels,
-        shifted=task.predicts_next_token,
+        shifted=task.predicts_next_token or are_answers,
         progress=options.progress,
     )
     if not len(found.ids):
@@ -72,6 +86,9 @@ def text_loader(workload: Workload, path: Path, tokenizer: Any, options: DataOpt
         both = torch.cat([spans, found.label_spans + len(found.ids)])
         texts = Ragged({"input_ids": Joined(found.ids, found.labels)}, both, padding)
         return FileLoader(Twins(texts), size, notes=tuple(notes))
+
+    if are_answers:
+        return _answer_loader(found, padding, size, notes)
 
     if packing:
         if found.labels is not None:
@@ -121,6 +138,29 @@ def text_loader(workload: Workload, path: Path, tokenizer: Any, options: DataOpt
         lengths=lengths,
         form="+".join(found.form),
     )
+
+
+def _answer_loader(found: Tokenised, padding: int, size: int, notes: list[str]) -> FileLoader:
+    """The loader of prompts with two answers each, which are rows one after the other."""
+    labels = found.ids if found.labels is None else found.labels
+    are_learnt = found.is_learnt.view(-1, 2).all(dim=1)
+    if not are_learnt.any():
+        raise InputError(
+            "no sample of the data has two answers within the sequence length.",
+            "Search with a longer sequence length.",
+        )
+    if left_out := int((~are_learnt).sum()):
+        of_all = pluralize(len(are_learnt), "sample")
+        notes = [*notes, f"left out, without room for both answers: {left_out} of {of_all}."]
+
+    pairs = found.spans.view(-1, 2, 2)[are_learnt]
+    texts = Ragged(
+        {"input_ids": found.ids, "labels": labels}, pairs.transpose(0, 1).flatten(0, 1), padding
+    )
+    per_sample = {}
+    if found.classes is not None:
+        per_sample["desirable"] = found.classes.view(-1, 2)[are_learnt, 0]
+    return FileLoader(Twins(texts, per_sample), size, notes=tuple(notes), form="+".join(found.form))
 
 
 def padding_note(lengths: Lengths, batch_size: int) -> str | None:

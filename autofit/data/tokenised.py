@@ -37,7 +37,7 @@ class Tokenised:
         labels: None where they are the ids.
         spans: where each row begins and ends among the ids, [rows, 2]; label_spans: among the labels.
         is_learnt: for each row whether it has a label that counts.
-        classes: the class of each row, or its measured value; None where rows have none.
+        classes: the class of each row, its measured value, or whether its answer is good; None where rows have none.
         tools: how many rows have tools, and the messages and tools of the first one, as JSON.
     """
 
@@ -165,7 +165,8 @@ class _Store:
             is_tag = labels >= 0
             labels[is_tag] = np.array(places, np.int32)[labels[is_tag]]
         if block.classes is not None:
-            self._by_row["classes"].append(np.array(places, np.int64)[block.classes])
+            numbers = np.array(places, np.int64)[block.classes] if places else block.classes
+            self._by_row["classes"].append(numbers)
 
         self._ids.write(block.ids)
         self._labels.write(labels)

@@ -8,12 +8,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from autofit.core.errors import InputError, require, shown, unknown
 from autofit.core.strict_yaml import load_mapping
-from autofit.core.tasks import TASK_NAMES
+from autofit.core.task import TEACHER
+from autofit.core.tasks import TASK_NAMES, TASKS
 from autofit.core.workload import Workload
+from autofit.models import losses as losses
 from autofit.models.config_json import check_directory, is_hub_id, read_directory, read_hub
 from autofit.models.functions import (
     function_workload,
@@ -49,6 +51,17 @@ class Preset:
 def _presets() -> dict[str, Preset]:
     entries = load_mapping(Path(__file__).with_name("presets.yaml"))
     return {name: Preset(name=name, **entry) for name, entry in entries.items()}
+
+
+# By so many tokens vocabularies of one tokenizer are padded differently: Qwen 2.5 has 151,936 and 152,064.
+_PADDED = 1024
+
+
+class Sizes(NamedTuple):
+    """The sizes of a workload that are asked for; None: the usual ones."""
+
+    sequence_length: int | None = None
+    effective_batch_size: int | None = None
 
 
 # What a model may be named by besides.
@@ -112,20 +125,29 @@ def resolve(
     model: str,
     *,
     task: str | None = None,
+    teacher: str | None = None,
     sequence_length: int | None = None,
     effective_batch_size: int | None = None,
     trust_remote_code: bool = False,
 ) -> Workload:
-    """The workload of what `--model` names. Raises InputError: it names nothing, or what cannot be trained as asked."""
+    """The workload of what `--model` names, taught by what `--teacher` names where its task asks one.
+
+    Raises:
+        InputError: they name nothing, or what cannot be trained as asked.
+    """
     check_task(task)
-    sizes = {"sequence_length": sequence_length, "effective_batch_size": effective_batch_size}
+    sizes = Sizes(sequence_length, effective_batch_size)
     kind = kind_of(model)
+    if teacher is not None and (task is None or TEACHER not in TASKS[task].frozen):
+        message = f"a teacher is for distillation, and the task is {task or 'not given'}."
+        raise InputError(message, "Add --task distill, or leave the teacher out.")
     if kind == "function":
         if task is not None:
             message = f"the function {model} says itself what it trains, and --task {task} cannot change that."
             raise InputError(message, "Leave --task out.")
-        return function_workload(model, **sizes)
-    return huggingface_workload(_read(kind, model, task, trust_remote_code), **sizes)
+        return function_workload(model, **sizes._asdict())
+    named = None if teacher is None else (kind_of(teacher), teacher)
+    return _workload(_read(kind, model, task, trust_remote_code), named, sizes, trust_remote_code)
 
 
 def check_task(task: object) -> None:
@@ -140,10 +162,40 @@ def workload_from_source(
     """Make a workload again from the `source:` and `workload:` of a result.yaml: the inverse of `resolve`. A file runs
     no code: a function that a source names is not called, and the permission to run a model's own code has to be given
     again. Raises InputError as `named_by`."""
-    sizes = {name: summary.get(name) for name in ("sequence_length", "effective_batch_size")}
+    sizes = Sizes(summary.get("sequence_length"), summary.get("effective_batch_size"))
     kind, name = named_by(source)
     check_task(summary.get("task"))
-    return huggingface_workload(_read(kind, name, summary.get("task"), trust_remote_code), **sizes)
+    model = _read(kind, name, summary.get("task"), trust_remote_code)
+    teacher = named_by(source[TEACHER]) if isinstance(source.get(TEACHER), Mapping) else None
+    return _workload(model, teacher, sizes, trust_remote_code)
+
+
+def _workload(
+    model: HuggingFaceModel, teacher: tuple[str, str] | None, sizes: Sizes, trusted: bool
+) -> Workload:
+    """The workload of a model, with the kind and the name of its teacher."""
+    if teacher is None:
+        return huggingface_workload(model, **sizes._asdict())
+
+    kind, name = teacher
+    if kind == "function":
+        raise InputError(f"the teacher {name} is a function, not a named model.", _OTHER_MODELS)
+    taught_by = _read(kind, name, model.task, trusted)
+    _check_vocabularies(model, taught_by)
+    workload = huggingface_workload(model, **sizes._asdict(), frozen={TEACHER: taught_by})
+    source = {**workload.source, TEACHER: dict(taught_by.source)}
+    return dataclasses.replace(workload, source=source)
+
+
+def _check_vocabularies(model: HuggingFaceModel, teacher: HuggingFaceModel) -> None:
+    """Raise an InputError where two models cannot have the same tokens."""
+    sizes = [each.transformers_config().get_text_config().vocab_size for each in (model, teacher)]
+    if max(sizes) - min(sizes) > _PADDED:
+        message = (
+            f"{model.name} has {sizes[0]:,} tokens and its teacher {teacher.name} {sizes[1]:,}: they "
+            "have not the same tokenizer."
+        )
+        raise InputError(message, "Choose a teacher of the same family.")
 
 
 def named_by(source: Mapping[str, Any]) -> tuple[str, str]:

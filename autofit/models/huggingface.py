@@ -203,6 +203,7 @@ def _frozen_models(
         asked[name] = given.get(name)
         if asked[name] is None and name != REFERENCE:
             raise InputError(
-                f"{task.name} asks a {name}, and none is given.", f"Give --{name} MODEL."
+                f"{task.name} asks a {name}, and none is given.",
+                f"Give one: --{name} MODEL, or {name}= in Python.",
             )
     return asked

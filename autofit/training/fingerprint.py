@@ -110,6 +110,9 @@ def facts_of(workload: Workload, model: nn.Module) -> dict[str, Any]:
         of_batch.append([shape, str(tensor.dtype)])
 
     functions: list[Any] = [workload.loss, workload.count, workload.optimizer]
+    frozen = [
+        [name, described(factory) or code.of(factory)] for name, factory in workload.frozen.items()
+    ]
     if workload.split:
         functions.append(workload.split)
 
@@ -119,6 +122,8 @@ def facts_of(workload: Workload, model: nn.Module) -> dict[str, Any]:
         "workload": [workload.summary(), workload.unit, workload.reduction, workload.varying],
         "functions": list(map(code.of, functions)),
     }
+    if frozen:
+        facts["models"] = frozen
     # then autocast leaves frozen weights in it
     if workload.keeps and "float32" in workload.keeps[1]:
         facts["frozen"] = list(workload.keeps[1])

@@ -14,13 +14,14 @@ def make_frozen_models(setup: Setup) -> None:
 
     None is made where a knob says that the loss finds the answers elsewhere.
     """
+    is_meta = any(weight.is_meta for weight in setup.model.parameters())
     for name, factory in setup.workload.frozen.items():
         if factory is None and name == REFERENCE and setup.config.reference != "resident":
             continue
 
         if factory is None:
             model = copy.deepcopy(setup.model)
-        elif setup.weights.are_random:
+        elif is_meta:  # of random weights, or none
             model = meta_model_from(factory)
         else:
             model = factory()

@@ -50,6 +50,7 @@ from autofit.training.metrics import (
     recorded,
 )
 from autofit.training.prepared import Prepared, on_device
+from autofit.training.reference_column import fill_reference
 from autofit.training.save_model import save_model
 from autofit.training.workload import batches_of, length_of
 
@@ -110,6 +111,8 @@ class Session:
             try:
                 if self.policy.directory:
                     checkpoint.check_savable(setup)
+                loaders = [loader, evaluation.loader] if evaluation else [loader]
+                fill_reference(setup, loaders, self.policy.directory, self.listener)
                 if evaluation is not None:
                     with random_state.preserved(setup.device):
                         check_evaluation(setup, evaluation)

@@ -15,9 +15,9 @@ from torch.nn.parameter import is_lazy
 from torch.utils.data import DataLoader
 
 from autofit.core.errors import InputError, as_input_error, is_whole, require, sentence
-from autofit.core.tasks import task_of
+from autofit.core.tasks import TASKS, task_of
 from autofit.core.tasks.custom import CUSTOM
-from autofit.core.workload import Rows, Workload, reduction_of
+from autofit.core.workload import REFERENCE, Rows, Workload, reduction_of
 from autofit.data.batch import (
     Cut,
     by_rows,
@@ -100,10 +100,41 @@ def with_known_rows(workload: Workload) -> Workload:
 
 
 def without_weights(workload: Workload, model: nn.Module) -> Workload:
-    """The workload with a copy of its model that has no weights, for other processes."""
+    """The workload with copies of its models that have no weights, for other processes."""
+    frozen: dict[str, Any] = {}
     with blamed_on("copying the model's structure", _NOT_COPIED):
         structure = meta_copy(model)
-    return dataclasses.replace(workload, model=lambda: structure)  # each probe unpickles its own
+        for name, factory in workload.frozen.items():
+            frozen[name] = factory
+            if isinstance(factory, _Given):
+                frozen[name] = _Given(meta_copy(factory.model))
+    # each probe unpickles its own
+    return dataclasses.replace(workload, model=lambda: structure, frozen=frozen)
+
+
+@dataclass(frozen=True)
+class _Given:
+    """() -> a model of the user's."""
+
+    model: nn.Module
+
+    def __call__(self) -> nn.Module:
+        return self.model
+
+
+def _frozen_models(loss: Any, given: Mapping[str, Any] | None) -> dict[str, Any]:
+    """The models that a loss asks, by name: functions that make them, or None for a copy."""
+    require(
+        given is None or isinstance(given, Mapping),
+        "frozen must be a mapping of names to models",
+        given,
+        'For example frozen={"teacher": teacher}.',
+    )
+    models = {**getattr(loss, "frozen", {}), **(given or {})}
+    return {
+        name: _Given(model) if isinstance(model, nn.Module) else model
+        for name, model in models.items()
+    }
 
 
 def workload_from(model: nn.Module, loader: Any, loss: _Loss | None, **options: Any) -> Workload:
@@ -122,6 +153,7 @@ def training_workload(
     optimizer: _Optimizer | None = None,
     split: Cut | None = None,
     count: Callable[[Any], float] | None = None,
+    frozen: Mapping[str, Any] | None = None,
     peek: Peek | None = None,
 ) -> Workload:
     """The workload of training `model` itself on `loader`, whose batch size is the effective batch.
@@ -151,7 +183,7 @@ def training_workload(
     if seen.cut is by_rows:
         document_tokens = _document_tokens(seen.largest)
 
-    task = task_of(model)
+    task = TASKS.get(getattr(loss, "task", ""), task_of(model))
     if task.predicts_next_token and labels_of(seen.largest) is None:  # it has none to shift
         task = CUSTOM
     reduction = "mean"
@@ -162,6 +194,8 @@ def training_workload(
         model=lambda: model,
         batch=LargestBatch(map_tensors(seen.largest, _on_host), seen.varied, seen.cut),
         loss=loss,
+        frozen=_frozen_models(loss, frozen),
+        precomputes=_entry(seen.largest, REFERENCE) is not None,
         optimizer=optimizer,
         split=seen.cut,
         count=count,

@@ -57,7 +57,7 @@ def space_for(options: SearchOptions, workload: Workload, hardware: Hardware) ->
     are known, our own spaces hold the smallest rank of LoRA that suffices for them.
     """
     choices = knob_choices(workload, hardware)
-    default = "everything" if TASKS[workload.task].continues_text else "full"
+    default = "everything" if TASKS[workload.task].of_language_models else "full"
     name = options.space or default
     found = load_space(name, choices)
 

@@ -1,12 +1,12 @@
 """distill: to say of each next token what a larger model says of it."""
 
-from autofit.core.task import Task
+from autofit.core.task import TEACHER, Task
 
 DISTILL = Task(
     name="distill",
     medium="text",
     labels="next tokens",
-    frozen=("teacher",),
+    frozen=(TEACHER,),
     auto_classes=("AutoModelForCausalLM",),
     rows=(("text",), ("prompt", "completion"), ("messages",)),
     packs=True,

@@ -5,6 +5,11 @@ its options: `autofit.fit(model, loader, loss=autofit.losses.DPO(beta=0.1))`. A 
 here, a file of `core.tasks`, and its line below.
 """
 
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from autofit.core.errors import InputError, unknown
 from autofit.models.losses.distill import Distill
 from autofit.models.losses.dpo import DPO
 from autofit.models.losses.kto import KTO
@@ -16,3 +21,28 @@ __all__ = ["DPO", "KTO", "ORPO", "Distill", "Reward", "SimPO"]
 
 # By the name of the task that each is of.
 LOSSES = {loss.task: loss for loss in (DPO, KTO, ORPO, SimPO, Reward, Distill)}
+
+
+def with_options(loss: Any, options: Mapping[str, Any]) -> Any:
+    """The loss with other options.
+
+    Raises:
+        InputError: it has none, none of that name, or does not take that value.
+    """
+    if not options:
+        return loss
+    if not dataclasses.is_dataclass(loss) or isinstance(loss, type):
+        message = "this task has no loss with options."
+        raise InputError(message, "Leave the options of the loss out.")
+
+    names = [field.name for field in dataclasses.fields(loss)]
+    for name, value in options.items():
+        if name not in names:
+            raise unknown("option of the loss", name, names)
+        kind = type(getattr(loss, name))
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if (kind is float and not is_number) or (kind is str and not isinstance(value, str)):
+            raise InputError(
+                f"{name} cannot be {value!r}.", f"It is {getattr(loss, name)} by default."
+            )
+    return dataclasses.replace(loss, **options)

@@ -9,13 +9,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from autofit.core.errors import require
-from autofit.core.task import IGNORED_LABEL
+from autofit.core.task import IGNORED_LABEL, TEACHER
 from autofit.core.tasks.distill import DISTILL as TASK
 
 if TYPE_CHECKING:
     import torch
-
-(TEACHER,) = TASK.frozen
 
 
 @dataclass(frozen=True)
