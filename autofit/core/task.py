@@ -6,7 +6,7 @@ medium and the labels, `data` reads files by them, exporters write `script`.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 # The auto classes of models that take more than text.
 MULTIMODAL = ("AutoModelForImageTextToText", "AutoModelForMultimodalLM")
@@ -79,6 +79,9 @@ class Task:
         pixels: of an image's side, where the config of the model names none.
         peft_type: peft's name of it.
         script: its share of train.py.
+        tools: the keys by which other tools are told of it, by the tool's name; of what every tool
+            trains none.
+        stages: what a tool's command calls it.
     """
 
     name: str
@@ -94,6 +97,8 @@ class Task:
     pixels: int = 224  # ImageNet's
     peft_type: str | None = None
     script: Script = Script()
+    tools: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    stages: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def auto_class(self) -> str:

@@ -303,3 +303,36 @@ def named_before(keys: Mapping[str, Any]) -> dict[str, Any]:
         name.replace("activation_checkpointing", "gradient_checkpointing"): each
         for name, each in keys.items()
     }
+
+
+def of_task(request: Request) -> dict[str, Any]:
+    """The keys by which the tool is told of the task; none of language models, which it is for."""
+    name = request.title.lower().replace("-", "")
+    return dict(task_named(request.source.task).tools.get(name, {}))
+
+
+def reference(request: Request, key: str | None) -> ToolKeys:
+    """Where the answers of the model before training are from.
+
+    All tools ask the model without its adapters, or keep a copy of one that is trained whole.
+
+    Args:
+        key: has them computed before training; None: the tool has none.
+    """
+    value, adapted = request.config.reference, bool(request.config.lora_rank)
+    if value is None:
+        return ToolKeys()
+
+    keys = {} if key is None else {key: value == "precomputed"}
+    instead = None
+    if value == "precomputed" and key is None:
+        kept = "asks the model without its adapters" if adapted else "keeps a copy of the model"
+        instead = f"{request.title} {kept} in every step, in more time than measured"
+    elif value == "resident" and adapted:
+        instead = (
+            f"{request.title} asks the model without its adapters, in less memory than measured"
+        )
+    may_not_fit = value == "precomputed" and not adapted
+    if instead:
+        return request.keys("reference", keys, instead, may_not_fit=may_not_fit)
+    return ToolKeys(keys, as_measured=True)

@@ -15,7 +15,7 @@ from autofit.core.errors import InputError, shown
 from autofit.core.knobs import KNOBS, is_off, knob_named
 from autofit.core.layout import Layout
 from autofit.core.quoting import python_string, shell_path
-from autofit.core.tasks import TASKS
+from autofit.core.tasks import TASKS, task_named
 from autofit.export.header import export_header
 from autofit.export.source import (
     NOTHING_MEASURED,
@@ -30,6 +30,13 @@ from autofit.export.template import yaml_file
 
 # What tools can train: those for language models, and those around transformers' own classes.
 LANGUAGE_MODELS = tuple(task.name for task in TASKS.values() if task.continues_text)
+
+
+def trained_by(tool: str) -> tuple[str, ...]:
+    """What a tool for language models trains: that, and tasks that have keys of its own."""
+    return (*LANGUAGE_MODELS, *(task.name for task in TASKS.values() if tool in task.tools))
+
+
 HUGGING_FACE = tuple(task.name for task in TASKS.values() if task.script.templates)
 
 
@@ -110,6 +117,7 @@ class Tool:
     knobs: Mapping[str, Share]  # the keys of each knob, written out also when it is off
     # keys that no knob decides: the model, the data, how to learn
     fixed: Callable[[Request], Mapping[str, Any]]
+    stage: str = ""  # what its command calls the training of a language model
     file: str = ""  # what its most important file is called; empty: NAME.yaml
     # The text of every file by name, that one first, from all keys, nested as the tool has them, the header, and what
     # the first one is called now; None: one YAML file of all keys.
@@ -147,7 +155,7 @@ class Tool:
     @property
     def usage(self) -> str:
         """How its files are used on one device, by the names that they have by themselves."""
-        return self.run.format(**_names(self.file or f"{self.name}.yaml"))
+        return self.run.format(**_names(self.file or f"{self.name}.yaml"), stage=self.stage)
 
     def why_not(self, source: ExportSource) -> str | None:
         """Why this config cannot be exported to it, or None."""
@@ -158,8 +166,9 @@ class Tool:
     def command(self, request: Request, file: str) -> str:
         """How the export is used, whose first file has that name, with a process for each device."""
         layout, nodes = request.layout, request.nodes
+        stage = task_named(request.source.task).stages.get(self.name, self.stage)
         if layout.world == 1 or not self.run_several:
-            return self.run.format(**_names(file))
+            return self.run.format(**_names(file), stage=stage)
         further = (
             ""
             if nodes == 1
@@ -177,6 +186,7 @@ class Tool:
             "further": further,
         }
         slots |= {
+            "stage": stage,
             "rendezvous": meeting,
             "on_cpu": "ACCELERATE_USE_CPU=true " * (request.source.device == "cpu"),
         }
@@ -291,6 +301,8 @@ def _names(file: str) -> dict[str, str]:
 
 def _packing(tool: Tool, source: ExportSource) -> ToolKeys:
     """The key for packed samples; a deviation where the tool has none, and does otherwise."""
+    if task_named(source.task).tools:  # which no tool packs
+        return ToolKeys()
     if tool.packing:
         instead = f"{tool.title} lets packed samples see those before them" if source.apart else ""
         instead = instead or f"{tool.title} keeps packed samples from seeing one another"

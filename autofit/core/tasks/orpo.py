@@ -9,4 +9,8 @@ ORPO = Task(
     auto_classes=("AutoModelForCausalLM",),
     rows=(("chosen", "rejected"),),
     peft_type="CAUSAL_LM",
+    tools={
+        "axolotl": {"rl": "orpo", "orpo_alpha": 0.1},
+        "llamafactory": {"stage": "dpo", "pref_loss": "orpo", "pref_beta": 0.1},
+    },
 )

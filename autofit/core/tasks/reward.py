@@ -9,4 +9,13 @@ REWARD = Task(
     auto_classes=("AutoModelForSequenceClassification",),
     rows=(("chosen", "rejected"),),
     peft_type="SEQ_CLS",
+    tools={
+        "trl": {"lora_task_type": "SEQ_CLS"},
+        "axolotl": {
+            "reward_model": True,
+            "model_type": "AutoModelForSequenceClassification",
+            "num_labels": 1,
+        },
+    },
+    stages={"trl": "reward"},
 )

@@ -9,4 +9,13 @@ SIMPO = Task(
     auto_classes=("AutoModelForCausalLM",),
     rows=(("chosen", "rejected"),),
     peft_type="CAUSAL_LM",
+    tools={
+        "axolotl": {"rl": "simpo", "rl_beta": 2.0, "simpo_gamma": 1.0, "cpo_alpha": 0.0},
+        "llamafactory": {
+            "stage": "dpo",
+            "pref_loss": "simpo",
+            "pref_beta": 2.0,
+            "simpo_gamma": 1.0,
+        },
+    },
 )

@@ -11,7 +11,7 @@ from typing import Any
 from autofit.export import several_devices
 from autofit.export import shared_keys as shared
 from autofit.export.source import ExportSource
-from autofit.export.tool import LANGUAGE_MODELS, Request, Tool, ToolKeys
+from autofit.export.tool import LANGUAGE_MODELS, Request, Tool, ToolKeys, trained_by
 from autofit.export.trainer import learning
 
 _SAVED = [
@@ -193,6 +193,8 @@ def _loss(request: Request) -> ToolKeys:
 def _data(source: ExportSource) -> dict[str, Any]:
     """The file that the search knew, and what of it is learnt."""
     loader = shared.loader_of_data(source)
+    if source.task not in LANGUAGE_MODELS:
+        return {"datasets": [{"path": "path/to/dataset", "type": "chat_template.default"}]}
     if loader is None:
         return {"datasets": [{"path": "path/to/dataset", "type": "completion"}]}
     entry: dict[str, Any] = {"path": source.data, "ds_type": loader}
@@ -213,7 +215,7 @@ TOOL = Tool(
     run="axolotl train {file}",
     splits=("tensor_parallel",),
     run_several="axolotl train {file} --launcher torchrun -- --nproc_per_node={each}{rendezvous}",
-    tasks=LANGUAGE_MODELS,
+    tasks=trained_by("axolotl"),
     packing="sample_packing",
     apart=True,
     expert_targets="lora_target_parameters",
@@ -221,6 +223,7 @@ TOOL = Tool(
     fixed=lambda request: {
         "base_model": request.source.weights,
         **_data(request.source),
+        **shared.of_task(request),
         "output_dir": "output",
         "sequence_len": request.source.sequence_length,
         "val_set_size": 0.0,
@@ -269,6 +272,7 @@ TOOL = Tool(
         "compile": _compile,
         "attention": shared.attention,
         "loss": _loss,
+        "reference": lambda request: shared.reference(request, "precompute_ref_log_probs"),
         "kernels": lambda request: ToolKeys(_plugins(request)),
     },
 )

@@ -9,7 +9,7 @@ from typing import Any
 from autofit.export import several_devices
 from autofit.export import shared_keys as shared
 from autofit.export.source import ExportSource, batches_fit
-from autofit.export.tool import LANGUAGE_MODELS, Request, Tool, ToolKeys
+from autofit.export.tool import Request, Tool, ToolKeys, trained_by
 from autofit.export.trainer import CHECKPOINTED, learning
 
 _NEVER_ALL = "which never holds the logits of all tokens"
@@ -91,12 +91,13 @@ TOOL = Tool(
     run="llamafactory-cli train {file}",
     run_several="accelerate launch --config_file llamafactory_accelerate.yaml{further} -m llamafactory.launcher {file}",
     files=several_devices.launched("llamafactory"),
-    tasks=LANGUAGE_MODELS,
+    tasks=trained_by("llamafactory"),
     packing="packing",
     refuse=_refuse,
     fixed=lambda request: {
         "model_name_or_path": request.source.weights,
         "stage": "sft",
+        **shared.of_task(request),
         "do_train": True,
         "dataset": "your_dataset",
         "template": "default",
@@ -135,6 +136,7 @@ TOOL = Tool(
             {"flash_attn": _ATTENTION.get(str(request.config.attention), "auto")}
         ),
         "loss": _loss,
+        "reference": lambda request: shared.reference(request, None),
         # The fused loss switches them on as well.
         "kernels": lambda request: ToolKeys(
             _liger(request), as_measured=request.config.loss == "fused"

@@ -6,10 +6,11 @@ the head is refused. Adapters are held in float32 (peft's default), beside quant
 
 from typing import Any
 
+from autofit.core.tasks import task_named
 from autofit.export import several_devices
 from autofit.export import shared_keys as shared
 from autofit.export.source import ExportSource
-from autofit.export.tool import LANGUAGE_MODELS, Request, Tool, ToolKeys
+from autofit.export.tool import LANGUAGE_MODELS, Request, Tool, ToolKeys, trained_by
 from autofit.export.trainer import CHECKPOINTED, learning
 
 _LOSS_INSTEAD = {
@@ -82,6 +83,8 @@ def _targets(request: Request) -> ToolKeys:
 
 def _loss(request: Request) -> ToolKeys:
     """Its chunks are a small part of the logits on a card, where Triton's kernel works within them."""
+    if request.source.task not in LANGUAGE_MODELS:
+        return _loss_of_answers(request)
     value, keys = request.config.loss, {"loss_type": "nll"}
     if request.source.device == "cpu":
         return request.keys("loss", keys, f"{_ON_CPU}, more than measured", may_not_fit=True)
@@ -95,6 +98,13 @@ def _loss(request: Request) -> ToolKeys:
     )
 
 
+def _loss_of_answers(request: Request) -> ToolKeys:
+    """That of a reward model has no logits of a vocabulary."""
+    is_scored = task_named(request.source.task).scores
+    instead = None if is_scored else _LOSS_INSTEAD["standard"]
+    return request.keys("loss", {}, instead)
+
+
 def _kernels(request: Request) -> ToolKeys:
     """Liger's kernels without its losses, which TRL refuses."""
     if request.config.kernels != "liger":
@@ -106,7 +116,7 @@ def _kernels(request: Request) -> ToolKeys:
 def _data(source: ExportSource) -> dict[str, Any]:
     """The file that the search knew, and what of it is learnt."""
     loader = shared.loader_of_data(source)
-    if loader is None:
+    if loader is None or source.task not in LANGUAGE_MODELS:
         return {"dataset_name": "path/to/dataset"}
     return {
         "datasets": [{"path": loader, "data_files": source.data}],
@@ -115,14 +125,22 @@ def _data(source: ExportSource) -> dict[str, Any]:
     }
 
 
+def _how_to_learn(request: Request) -> dict[str, Any]:
+    if request.source.task not in LANGUAGE_MODELS:
+        return shared.of_task(request)
+    # samples are cut where a sequence ends, as they were
+    return {"packing_strategy": "wrapped"}
+
+
 TOOL = Tool(
     title="TRL",
     versions=("1.16.0",),
-    run="trl sft --config {file} (with the transformers that it was measured with, or a later 5.x)",
+    stage="sft",
+    run="trl {stage} --config {file} (with the transformers that it was measured with, or a later 5.x)",
     splits=("context_parallel",),
-    run_several="trl sft --config {file} --accelerate_config trl_accelerate.yaml{further}",
+    run_several="trl {stage} --config {file} --accelerate_config trl_accelerate.yaml{further}",
     files=several_devices.launched("trl"),
-    tasks=LANGUAGE_MODELS,
+    tasks=trained_by("trl"),
     packing="packing",
     apart=False,
     expert_targets="lora_target_parameters",
@@ -131,7 +149,7 @@ TOOL = Tool(
         **_data(request.source),
         "output_dir": "output",
         "max_length": request.source.sequence_length,
-        "packing_strategy": "wrapped",  # samples are cut where a sequence ends, as they were
+        **_how_to_learn(request),
         **learning(request.config),
         "use_cpu": request.source.device == "cpu",
     },
@@ -152,6 +170,7 @@ TOOL = Tool(
         "compile": lambda request: shared.compile_by_blocks(request, "", "env"),
         "attention": shared.attention,
         "loss": _loss,
+        "reference": lambda request: shared.reference(request, "precompute_ref_log_probs"),
         "kernels": _kernels,
     },
 )

@@ -54,7 +54,8 @@ class Distill:
         shared = min(ours.shape[-1], theirs.shape[-1])
         ours = (ours[:, :shared] / self.temperature).log_softmax(dim=-1)
         theirs = (theirs[:, :shared] / self.temperature).log_softmax(dim=-1)
-        return self._divergence(ours, theirs) / counts.sum()
+        loss: torch.Tensor = self._divergence(ours, theirs) / counts.sum()
+        return loss
 
     def _divergence(self, ours: torch.Tensor, theirs: torch.Tensor) -> torch.Tensor:
         """The sum over tokens of log-probabilities [tokens, vocabulary]."""

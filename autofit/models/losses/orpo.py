@@ -62,7 +62,9 @@ class ORPO:
         is_answer = batch["labels"][:, :, 1:] != IGNORED_LABEL
         means = -(losses * is_answer).sum(dim=2) / answer_tokens(batch)
         better, worse = (means - _log_of_others(means)).unbind(dim=1)
-        return likelihood - self.beta * torch.nn.functional.logsigmoid(better - worse).mean()
+        preference = torch.nn.functional.logsigmoid(better - worse).mean()
+        loss: torch.Tensor = likelihood - self.beta * preference
+        return loss
 
 
 def _predicted(batch: Mapping[str, Any]) -> torch.Tensor:
