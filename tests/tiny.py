@@ -140,6 +140,12 @@ def bert_workload(effective_batch_size: int = 4) -> Workload:
     return _of_transformers("masked-lm", BERT, effective_batch_size, sequence_length=16)
 
 
+def bert(**changes: Any) -> HuggingFaceModel:
+    """The factory of that BERT without its head."""
+    config = {**BERT, **changes}
+    return HuggingFaceModel("tiny", "embed", config, {"kind": "directory", "path": "tiny"})
+
+
 def vit_workload(effective_batch_size: int = 4) -> Workload:
     """Training a vision transformer of two layers."""
     return _of_transformers("image-classification", VIT, effective_batch_size, sequence_length=None)

@@ -89,9 +89,9 @@ def search(
     checked = search_options(**options)
     if checked.executor == "local":  # ray symmetric-run, as a step of srun, runs one search
         check_alone("Start it once, with devices=.")
-    of_loader = (loader, loss, split, count)
+    of_loader = (loader, loss, split, count, frozen)
     if isinstance(model, str | Workload) and any(given is not None for given in of_loader):
-        message = "a loader, a loss, a split and a count belong to a living model."
+        message = "a loader, a loss, a split, a count and frozen models belong to a living model."
         remedy = "A Workload has its own batch and loss; a name's are made for it."
         raise InputError(message, remedy)
 

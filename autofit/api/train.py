@@ -12,6 +12,7 @@ import transformers
 
 from autofit.api.file_reader import FileReader, blaming
 from autofit.api.fit import Trained, fit
+from autofit.core.config import Config
 from autofit.core.errors import InputError, OutOfMemoryError
 from autofit.core.events import Listener, Note
 from autofit.core.layout import Layout
@@ -107,7 +108,7 @@ def train(
     evaluated = None
     if eval_data:
         evaluated = reader.loader(eval_data, names=loader.label_names)
-    if saved.config.get("reference") == "precomputed":
+    if Config(saved.config).reference == "precomputed":
         loader = loader.with_blank(REFERENCE)
         evaluated = evaluated and evaluated.with_blank(REFERENCE)
     eval_loader = evaluated and evaluated.in_order

@@ -334,7 +334,13 @@ class SpaceEstimator:
             )
             hardware = self._hardware.of_several(layout.world)
             traced = trace_skeleton(
-                small, config, hardware, skeleton, calls=calls, rows=self._symbols.rows
+                small,
+                config,
+                hardware,
+                skeleton,
+                calls=calls,
+                rows=self._symbols.rows,
+                whole_batch=self._workload.effective_batch_size // layout.dp_degree,
             )
         except AutofitError:
             return None, calls
@@ -453,4 +459,4 @@ def _sizes(workload: Workload) -> set[int]:
     model = meta_model_from(workload.model)
     sizes = {size for parameter in model.parameters() for size in parameter.shape}
     sizes |= {size for tensor in tensors(workload.batch(1)) for size in tensor.shape}
-    return sizes | {workload.sequence_length or 1}
+    return sizes | {workload.sequence_length or 1, workload.effective_batch_size}

@@ -45,6 +45,7 @@ from autofit.setup.streamed_blocks import streamable_weights
 from autofit.techniques import canonicalize, refuse, technique_named
 from autofit.training.build import adapt, finish
 from autofit.training.meta_model import materialize
+from autofit.training.replay import has_representations
 from autofit.training.step import accumulate, update
 
 Key = TypeVar("Key")
@@ -225,6 +226,7 @@ def trace_skeleton(
     *,
     calls: Calls | None = None,
     rows: int | None = None,
+    whole_batch: int | None = None,
     between: bool = False,
 ) -> Trace:
     """Trace one step of a model, which is used up.
@@ -233,6 +235,8 @@ def trace_skeleton(
         calls: the operators called in other traces, to add this one's to.
         rows: the trace is one to put others together from: note what activation_offload would move, and of a chunked
             loss trace two chunks of so many tokens.
+        whole_batch: the samples that this device sees in a step, for losses that need all at once; default: as the
+            workload says.
         between: follow an evaluation and a saving, too.
 
     Raises:
@@ -246,6 +250,10 @@ def trace_skeleton(
     setup = fake_setup(workload, canonical, hardware, skeleton.model, recorder)
     recorder.alike = setup.micro_batch_size if rows else 1
     chunks = SampledChunks(rows, recorder, canonical.loss) if rows else None
+    of_rank = workload.effective_batch_size // Layout.of(canonical).dp_degree
+    whole_batch = whole_batch or of_rank
+    if has_representations(workload.loss) and canonical.micro_batch_size != whole_batch:
+        setup.tracing.whole_batch = whole_batch
     setup.tracing.slices = chunks
     setup.tracing.is_sampled = rows is not None
     saved: SavedTensors | None = None
@@ -500,7 +508,7 @@ def _without_gradients(setup: Setup, depth: Depth | None) -> list[nn.Module]:
         return []
 
     models = [model for name, model in setup.frozen.items() if setup.workload.frozen[name] is None]
-    if setup.stand_ins:
+    if setup.stand_ins or setup.tracing.whole_batch is not None:
         models.append(setup.model)
     return [repeated_blocks(model)[number] for model in models for number in depth.middle]
 

@@ -78,6 +78,8 @@ class Tracing:
     """What a trace on fake tensors asks of techniques, and what it takes for granted."""
 
     is_sampled: bool = False  # whether its blocks stand for those of a deeper model
+    # The samples of the batch of which one micro-batch is traced, where its loss needs all at once.
+    whole_batch: int | None = None
     slices: Slices | None = None  # replaces the chunks of a loss, where not all are wanted
     # Marks a tensor as the host's, since fake tensors are all on one device.
     note_host: Callable[[torch.Tensor], Any] = lambda tensor: None

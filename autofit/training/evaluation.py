@@ -17,7 +17,9 @@ from autofit.setup import Setup
 from autofit.setup.state import evaluation_mode
 from autofit.training.inspect import blamed_on
 from autofit.training.local_batch import local_batch
+from autofit.training.replay import has_representations
 from autofit.training.step import loss_value
+from autofit.training.strategy import strategy_of
 from autofit.training.workload import batches_of, put_back
 
 # What a metric gives of the outputs of a forward and its batch, or of the model and the loader.
@@ -129,6 +131,13 @@ class _Outputs:
         self._last: Any = None
         self._hook: Any = None
 
+    def check_none(self, why: str) -> None:
+        """Raise an InputError where there are metrics of outputs."""
+        if self._metrics:
+            names = " and ".join(self._metrics)
+            message = f"{names} cannot be computed on what the model returns, {why}."
+            raise InputError(message, "Give metrics of (model, loader).")
+
     def __enter__(self) -> Self:
         if self._metrics:
             self._hook = self._setup.model.register_forward_hook(self._keep)
@@ -206,6 +215,12 @@ def _sums(setup: Setup, batches: Iterable[Any], outputs: _Outputs) -> tuple[floa
             samples = 0
             if part.counts:
                 samples = sample_count(part.batch, workload.split)
+
+            if has_representations(workload.loss):
+                outputs.check_none("whose loss is of all samples of a batch at once")
+                total += samples * float(strategy_of(setup).loss_of(part))
+                weight += samples
+                continue
 
             start = 0
             while ranks.largest(samples - start)[0] > 0:

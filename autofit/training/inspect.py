@@ -47,6 +47,7 @@ from autofit.training.gradient_evidence import Proof
 from autofit.training.meta_model import meta_copy, meta_model_from
 from autofit.training.model_state import stays_in_eval
 from autofit.training.packed_samples import note_of_mixed_samples
+from autofit.training.replay import has_representations
 from autofit.training.step import loss_value
 
 _SPLITTABLE_SOURCES = ("preset", "directory", "hub")  # transformers models with their own loss
@@ -83,7 +84,9 @@ def inspect_workload(workload: Workload, hardware: Hardware, budget_bytes: int |
     largest = budget_bytes // _BYTES_OF_TRIAL
     is_large = traits.parameters > min(largest, _MOST_PARAMETERS)
     is_named = workload.source.get("kind") in _SPLITTABLE_SOURCES
-    if getattr(workload.loss, "task", None) == workload.task:  # autofit.losses, which are known
+    # Those of autofit.losses are known, and of representations all gradients are handed on.
+    is_own = getattr(workload.loss, "task", None) == workload.task
+    if is_own or has_representations(workload.loss):
         return traits
     if workload.loss is None and (is_named or (is_large and task_of(model) is not CUSTOM)):
         # transformers' own losses are known: all are means over what the task says, but for these

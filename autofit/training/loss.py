@@ -6,6 +6,7 @@ import torch
 
 from autofit.core.errors import InputError, RefusedError, multiple_losses_error
 from autofit.core.forks import ending_forks
+from autofit.data.batch import map_tensors
 from autofit.setup import Setup
 from autofit.training.default_loss import default_loss, is_several
 
@@ -41,6 +42,15 @@ def loss_and_count(setup: Setup, batch: Any) -> tuple[torch.Tensor, float | None
         message = "the loss needs no gradient: no trainable weight takes part in it."
         raise InputError(message, "Check requires_grad.")
     return loss.reshape(()), count
+
+
+def on_device(setup: Setup, micro_batch: Any) -> Any:
+    """A micro-batch on the device, which may still be copied there."""
+
+    def moved(tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.to(setup.device, non_blocking=True)
+
+    return map_tensors(micro_batch, moved)
 
 
 def sums_over_batch(setup: Setup, batch: Any) -> torch.Tensor:

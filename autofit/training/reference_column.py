@@ -19,8 +19,6 @@ from autofit.data.samples import FileLoader
 from autofit.setup import Setup
 from autofit.setup.state import evaluation_mode
 
-_FOLDER = "reference"  # in the output directory
-
 
 def fill_reference(
     setup: Setup, loaders: list[Any], directory: Path | None, listener: Callable[[str], Any]
@@ -37,7 +35,7 @@ def fill_reference(
         if loader is None or blank is None:
             continue
 
-        file = None if directory is None else directory / _FOLDER / f"{number}.safetensors"
+        file = None if directory is None else directory / REFERENCE / f"{number}.safetensors"
         column = _read(file, blank)
         if column is None:
             samples = pluralize(len(loader.samples), "sample")

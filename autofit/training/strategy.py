@@ -13,11 +13,12 @@ from typing import Any
 import torch
 
 from autofit.core.errors import InputError
-from autofit.data.batch import map_tensors, sample_count, split
+from autofit.data.batch import sample_count, split
 from autofit.data.counts import counted_slices, counts_samples, weight_of
 from autofit.setup import Setup
 from autofit.training.local_batch import LocalBatch
-from autofit.training.loss import loss_and_count, sums_over_batch
+from autofit.training.loss import loss_and_count, on_device, sums_over_batch
+from autofit.training.replay import Replay, is_replayed
 
 
 def strategy_of(setup: Setup) -> "SingleDevice":
@@ -46,6 +47,10 @@ class SingleDevice:
         batch_loss = torch.zeros((), device=setup.device)
 
         with setup.step_context(), self._over_batch(part):
+            slices, _ = self._counted_slices(part)
+            if is_replayed(setup, len(slices)):
+                return self._replayed(part, [micro_batch for micro_batch, _ in slices])
+
             for loss, weight in self._losses(part):
                 if weight != 1.0:
                     loss = loss * weight
@@ -56,6 +61,24 @@ class SingleDevice:
                 # with its graph: bitsandbytes' int8 layers hold their inputs as long as it lives
                 del loss
         return self._reduce(batch_loss)
+
+    def _replayed(self, part: LocalBatch, slices: list[Any]) -> torch.Tensor:
+        """The same of a loss that needs something of all samples at once."""
+        replay = Replay(self.setup, part, slices)
+        self._begin(part, replay.samples(), len(slices))
+        losses = replay.losses()
+        batch_loss = next(losses)
+        for loss in losses:
+            if not self._backward(loss):
+                return self._reduce(loss.detach())
+            del loss
+        return self._reduce(batch_loss)
+
+    def loss_of(self, part: LocalBatch) -> torch.Tensor:
+        """The loss of all samples of a batch that needs something of them at once, without gradients."""
+        slices, _ = self._counted_slices(part)
+        with self.setup.step_context():
+            return Replay(self.setup, part, [micro_batch for micro_batch, _ in slices]).loss()
 
     @contextmanager
     def _over_batch(self, part: LocalBatch) -> Iterator[None]:
@@ -87,7 +110,7 @@ class SingleDevice:
             counts = number < len(slices)
             micro_batch = slices[number][0] if counts else spare
             with setup.forward_context():
-                sums.append(counts * sums_over_batch(setup, self._on_device(micro_batch)))
+                sums.append(counts * sums_over_batch(setup, on_device(setup, micro_batch)))
         return torch.stack(sums).sum(dim=0)
 
     def forward(self, micro_batch: Any) -> tuple[torch.Tensor, float | None]:
@@ -99,13 +122,7 @@ class SingleDevice:
         setup.progress.phase = "forward"
 
         with setup.forward_context():
-            return loss_and_count(setup, self._on_device(micro_batch))
-
-    def _on_device(self, micro_batch: Any) -> Any:
-        def moved(tensor: torch.Tensor) -> torch.Tensor:
-            return tensor.to(self.setup.device, non_blocking=True)
-
-        return map_tensors(micro_batch, moved)
+            return loss_and_count(setup, on_device(setup, micro_batch))
 
     def loss_value(self, batch: Any) -> float:
         """The loss of a batch, by a forward alone."""

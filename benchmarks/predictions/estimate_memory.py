@@ -34,6 +34,7 @@ from autofit.probe import LocalExecutor
 from autofit.techniques import canonicalize, refuse, technique_named
 from autofit.training.build import build
 from autofit.training.inspect import inspect_workload
+from autofit.training.replay import has_representations
 from autofit.training.step import accumulate, update
 from benchmarks.memory_models import MODELS
 
@@ -158,6 +159,8 @@ def peaks(
         setup = build(workload, knobs, hardware)
         batch = workload.batch(workload.effective_batch_size)
         samples = 2 * setup.micro_batch_size
+        if has_representations(workload.loss):  # which are of the whole batch
+            samples = workload.effective_batch_size
         part = map_tensors(batch, lambda tensor: tensor[:samples] if tensor.dim() else tensor)
         for _ in range(2):
             accumulate(setup, part)

@@ -148,23 +148,20 @@ _GPT2 = {
     **dict.fromkeys(("bos_token_id", "eos_token_id")),
 }
 
+_BERT = {
+    "model_type": "bert",
+    "vocab_size": 4096,
+    "hidden_size": 256,
+    "num_hidden_layers": 6,
+    "num_attention_heads": 4,
+    "intermediate_size": 1024,
+    "max_position_embeddings": 256,
+}
+
 MODELS: dict[str, Case] = {
     "tiny-llama": Case("causal-lm", _LLAMA, 8, 128),
     "gpt2": Case("causal-lm", _GPT2, 8, 128),
-    "bert": Case(
-        "masked-lm",
-        {
-            "model_type": "bert",
-            "vocab_size": 4096,
-            "hidden_size": 256,
-            "num_hidden_layers": 6,
-            "num_attention_heads": 4,
-            "intermediate_size": 1024,
-            "max_position_embeddings": 256,
-        },
-        8,
-        128,
-    ),
+    "bert": Case("masked-lm", _BERT, 8, 128),
     "vit": Case(
         "image-classification",
         {
@@ -198,6 +195,9 @@ MODELS: dict[str, Case] = {
     "gpt2-dpo": Case("dpo", _GPT2, 8, 64),
     "gpt2-simpo": Case("simpo", _GPT2, 8, 64),
     "llama-reward": Case("reward", _LLAMA, 8, 64),
+    "gpt2-kto": Case("kto", _GPT2, 8, 64),
+    "gpt2-orpo": Case("orpo", _GPT2, 8, 64),
+    "bert-embed": Case("embed", _BERT, 32, 32),
     "cnn": Case("convolutions", {"widths": (64, 128, 256, 512), "depth": 2, "image_size": 96}, 16),
 }
 

@@ -48,7 +48,7 @@ ALSO = {
         "bert": "BertForSequenceClassification",
     },
     "audio-classification": {"wav2vec2": "Wav2Vec2ForSequenceClassification"},
-    "embeddings": {"bert": "BertModel", "mpnet": "MPNetModel", "qwen3": "Qwen3Model"},
+    "embed": {"bert": "BertModel", "mpnet": "MPNetModel", "qwen3": "Qwen3Model"},
 }
 # One of each task goes through the real command line, too.
 BY_COMMAND = (
@@ -58,7 +58,7 @@ BY_COMMAND = (
         "t5/seq2seq",
         "whisper/speech-seq2seq",
         "hubert/ctc",
-        "bert/embeddings",
+        "bert/embed",
     ),
     *(
         "llava/image-text-to-text",
@@ -70,7 +70,7 @@ BY_COMMAND = (
     *("bert/token-classification", "bert/question-answering", "vivit/video-classification"),
 )
 SEQUENCE_LENGTHS = {
-    **dict.fromkeys(("seq2seq", "masked-lm", "causal-lm", "embeddings"), 32),
+    **dict.fromkeys(("seq2seq", "masked-lm", "causal-lm", "embed"), 32),
     **dict.fromkeys(("sequence-classification", "token-classification", "question-answering"), 32),
     "image-text-to-text": 320,  # an image takes up to 256 tokens
 }
@@ -202,7 +202,7 @@ def written(family: Family, folder: Path) -> tuple[str, dict[str, Any]]:
     path = folder / family.task / family.name
     config.save_pretrained(path)
     options: dict[str, Any] = {"effective_batch_size": EFFECTIVE_BATCH_SIZE}
-    if family.task == "embeddings":  # of which a bare model's class says nothing
+    if family.task == "embed":  # of which a bare model's class says nothing
         options["task"] = family.task
     if family.task in SEQUENCE_LENGTHS:
         options["sequence_length"] = SEQUENCE_LENGTHS[family.task]
@@ -213,7 +213,7 @@ def _untrainable(family: Family, model_class: Any) -> str:
     """Why no config of a family makes a model that transformers trains, or ""."""
     from transformers import CONFIG_MAPPING
 
-    if family.task != "embeddings" and not _TARGETS & {
+    if family.task != "embed" and not _TARGETS & {
         *inspect.signature(model_class.forward).parameters
     }:
         return "transformers has no loss for it: its forward takes no labels"

@@ -85,6 +85,7 @@ OF_FIT = {
     "loss": "function",
     "split": "None",
     "count": "None function",
+    "frozen": "None {}",
     "optimizer": "None function",
     "lr": "3 1.5 None",
     "weight_decay": "3 0 1.5",
@@ -124,6 +125,8 @@ OF_WORKLOAD = {
     "split": "None function",
     "count": "None function",
     "optimizer": "None function",
+    "frozen": "{}",
+    "precomputes": "True",
     "keeps": "None",
     "varying": "True",
     "packing": "True None",
@@ -138,6 +141,7 @@ OF_WORKLOAD = {
 }
 SIZES = {
     "task": "None",
+    "teacher": "None",
     "seq_len": "3 None",
     "effective_batch": "3 None",
     "trust_remote_code": "True",
@@ -149,6 +153,7 @@ TAKEN: dict[str, dict[str, str]] = {
         "loss": "None",
         "split": "None",
         "count": "None",
+        "frozen": "None",
         "listener": "None function",
         "judge": "None",
         "data": "None",

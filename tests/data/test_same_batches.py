@@ -195,7 +195,7 @@ CASES: dict[str, Case] = {
         {"labels": LabelRule(1)},
     ),
     "pairs": (write_parquet, "seq2seq", {"framed": True}, {}),
-    "twins": (as_file("a.jsonl", json_lines(TWINS)), "embeddings", {"framed": True}, {}),
+    "twins": (as_file("a.jsonl", json_lines(TWINS)), "embed", {"framed": True}, {}),
     "tagged": (
         as_file("a.jsonl", json_lines(TAGGED)),
         "token-classification",

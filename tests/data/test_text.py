@@ -370,7 +370,7 @@ def test_wrong_tags(tmp_path: Path, row: Any, words: str) -> None:
 
 def test_twins_stand_side_by_side(tmp_path: Path) -> None:
     rows = {"anchor": "ab", "positive": "c"}, {"query": "d", "answer": "efg"}
-    found = loader(lines(tmp_path, *rows), task="embeddings", tokenizer=letters(framed=True))
+    found = loader(lines(tmp_path, *rows), task="embed", tokenizer=letters(framed=True))
     assert len(found) == 1
     batch = found.samples.batch(torch.tensor([1, 0]))
     assert batch["input_ids"].tolist() == [

@@ -24,7 +24,7 @@ from tests import tiny
 EXAMPLES = Path(__file__).parents[2] / "examples"
 NAMES = (
     *("causal_lm", "classifier", "convnet", "encoder", "estimate", "hf_trainer"),
-    *("own_loop", "own_technique", "several_gpus", "with_accelerate", "with_lightning"),
+    *("own_loop", "own_task", "own_technique", "several_gpus", "with_accelerate", "with_lightning"),
 )
 Example = Callable[[str], ModuleType]
 
@@ -55,6 +55,11 @@ def losses(trained: autofit.Trained) -> tuple[float, float]:
     """The mean loss of the first and of the last five steps."""
     values = [report.loss for report in trained.history]
     return sum(values[:5]) / 5, sum(values[-5:]) / 5
+
+
+def test_a_task_of_ones_own_learns_in_micro_batches(example: Example) -> None:
+    first, last = losses(example("own_task").main())
+    assert last < 0.5 * first
 
 
 def test_all_of_them_are_tested_here() -> None:

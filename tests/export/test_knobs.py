@@ -19,7 +19,11 @@ from tests.tolerances import LOSS
 SPLIT = {"micro_batch_size": 2}
 LORA = {"lora_rank": 8, "lora_targets": "all-linear"}
 HALF = {"precision": "bf16-mixed"}
-REFUSED = ("activation_offload", "parameter_offload")  # and their `off` is one that `is_off` knows
+REFUSED = (
+    "activation_offload",
+    "parameter_offload",
+    "reference",
+)  # and their `off` is one that `is_off` knows
 
 # transformers, peft and torchao warn of each other's ways; what they warn of is not ours.
 pytestmark = pytest.mark.filterwarnings("ignore")

@@ -39,7 +39,7 @@ BERT = {
 }
 SAY_LLAMA = (
     "Say what to train it for, --task causal-lm, sequence-classification, token-classification, question-answering, "
-    f"embeddings. {YOUR_FUNCTION}"
+    f"embed. {YOUR_FUNCTION}"
 )
 REMOTE_MODEL = """
 import torch
@@ -172,7 +172,7 @@ def test_the_labels_of_a_classifier_are_counted(directory: Path) -> None:
          "{path} is of LlamaModel, which does not say what to train it for. " + SAY_LLAMA),
         ({"model_type": "t5", "architectures": ["T5WithLMHeadModel"]},
          "{path} is of T5WithLMHeadModel, which does not say what to train it for. Say what to train it for, --task "
-         "seq2seq, sequence-classification, token-classification, question-answering, embeddings. " + YOUR_FUNCTION),
+         "seq2seq, sequence-classification, token-classification, question-answering, embed. " + YOUR_FUNCTION),
         ({"model_type": "vit_mae", "architectures": ["ViTMAEForPreTraining"]},
          "{path} is of ViTMAEForPreTraining, which does not say what to train it for. " + YOUR_FUNCTION),
         ({**LLAMA, "quantization_config": {"quant_method": "gptq"}},

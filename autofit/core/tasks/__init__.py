@@ -8,7 +8,7 @@ from autofit.core.tasks.ctc import CTC
 from autofit.core.tasks.custom import CUSTOM
 from autofit.core.tasks.distill import DISTILL
 from autofit.core.tasks.dpo import DPO
-from autofit.core.tasks.embeddings import EMBEDDINGS
+from autofit.core.tasks.embed import EMBED
 from autofit.core.tasks.image_classification import IMAGE_CLASSIFICATION
 from autofit.core.tasks.image_text_to_text import IMAGE_TEXT_TO_TEXT
 from autofit.core.tasks.kto import KTO
@@ -40,7 +40,7 @@ _ALL = (
     AUDIO_CLASSIFICATION,
     CTC,
     IMAGE_TEXT_TO_TEXT,
-    EMBEDDINGS,
+    EMBED,
     DPO,
     SIMPO,
     ORPO,

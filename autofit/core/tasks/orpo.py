@@ -1,6 +1,7 @@
 """orpo: to learn the better of two answers and to prefer it, without a reference."""
 
 from autofit.core.task import Task
+from autofit.core.tasks.dpo import DPO
 
 ORPO = Task(
     name="orpo",
@@ -11,6 +12,6 @@ ORPO = Task(
     peft_type="CAUSAL_LM",
     tools={
         "axolotl": {"rl": "orpo", "orpo_alpha": 0.1},
-        "llamafactory": {"stage": "dpo", "pref_loss": "orpo", "pref_beta": 0.1},
+        "llamafactory": {"stage": DPO.name, "pref_loss": "orpo", "pref_beta": 0.1},
     },
 )

@@ -1,6 +1,7 @@
 """simpo: to prefer the better of two answers by their mean log-probability, without a reference."""
 
 from autofit.core.task import Task
+from autofit.core.tasks.dpo import DPO
 
 SIMPO = Task(
     name="simpo",
@@ -12,7 +13,7 @@ SIMPO = Task(
     tools={
         "axolotl": {"rl": "simpo", "rl_beta": 2.0, "simpo_gamma": 1.0, "cpo_alpha": 0.0},
         "llamafactory": {
-            "stage": "dpo",
+            "stage": DPO.name,
             "pref_loss": "simpo",
             "pref_beta": 2.0,
             "simpo_gamma": 1.0,

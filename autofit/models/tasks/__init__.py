@@ -12,12 +12,12 @@ from typing import Any
 from autofit.core.task import MULTIMODAL, Task
 from autofit.core.tasks.causal_lm import CAUSAL_LM
 from autofit.core.tasks.seq2seq import SEQ2SEQ
-from autofit.models.tasks.embeddings import pair_batches
 from autofit.models.tasks.image_text import image_text_batches
 from autofit.models.tasks.images import image_batches
 from autofit.models.tasks.preferences import preference_batches
 from autofit.models.tasks.sound import sound_batches
 from autofit.models.tasks.text import text_batches
+from autofit.models.tasks.text_pairs import pair_batches
 
 # The batches of each medium: with `loss` for models that have none of their own, with `count` where what the loss is a
 # mean over is not what `Workload` takes by default.

@@ -21,7 +21,7 @@ def test_each_family_of_transformers_has_the_task_it_is_most_used_for() -> None:
     assert {each.task for each in found if each.name == "bert"} >= {
         "masked-lm",
         "token-classification",
-        "embeddings",
+        "embed",
     }
     assert len({each.key for each in found}) == len(found)
 

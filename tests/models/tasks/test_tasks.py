@@ -27,6 +27,7 @@ TEXT = {
     "head_dim": 16,
     "max_position_embeddings": 2048,
 }
+PREFERENCES = dict.fromkeys(("input_ids", "attention_mask", "labels"), (2, 2, 8))
 VISION = {
     "hidden_size": 32,
     "intermediate_size": 32,
@@ -151,7 +152,11 @@ FAMILIES: list[tuple[Family, str, dict[str, tuple[int, ...]]]] = [
       {**TEXT, "l_layers": 1, "x_layers": 1, "r_layers": 1, "visual_feat_dim": 16, "num_qa_labels": 5}, None, 8),
      "question-answering",
      {"input_ids": (2, 8), "labels": (2,), "visual_feats": (2, 36, 16), "visual_pos": (2, 36, 4)}),
-    (("bert", "BertModel", TEXT, "embeddings", 8), "embeddings", {"input_ids": (2, 2, 8)}),
+    (("bert", "BertModel", TEXT, "embed", 8), "embed", {"input_ids": (2, 2, 8)}),
+    *((("llama", "LlamaForCausalLM", TEXT, task, 8), task, PREFERENCES) for task in ("simpo", "orpo")),
+    *((("llama", "LlamaForCausalLM", TEXT, task, 8), task, PREFERENCES | {"reference": (2, 2)} | more)
+      for task, more in (("dpo", {}), ("kto", {"desirable": (2,)}))),
+    (("llama", "LlamaForCausalLM", TEXT, "reward", 8), "reward", PREFERENCES),
     (("segformer", "SegformerForSemanticSegmentation",
       {"hidden_sizes": [16, 16, 16, 16], "depths": [1, 1, 1, 1], "decoder_hidden_size": 16, "image_size": 64,
        "num_attention_heads": [1, 1, 1, 1]}, None, None),
@@ -266,12 +271,22 @@ def test_a_class_is_trained_for_its_task(
     } == shapes
     torch.manual_seed(0)
     model = made.model()
-    loss = made.loss(model, batch) if made.loss else model(**batch).loss
+    loss = loss_of(made, model, batch)
     loss.backward()
     assert torch.isfinite(loss)
     assert sum(each.grad is not None for each in model.parameters()) > 1
     assert [sample_count(part) for part in split(made.batch(3), 2)] == [2, 1]
     assert loss_count(made, batch) > 0
+
+
+def loss_of(made: Workload, model: Any, batch: Any) -> torch.Tensor:
+    """The loss of a batch, with the model itself as the one before training."""
+    if made.loss is None:
+        return model(**batch).loss  # type: ignore[no-any-return]
+    models = {"model": model, **dict.fromkeys(made.frozen, model)} if made.frozen else model
+    if not hasattr(made.loss, "over_batch"):
+        return made.loss(models, batch)  # type: ignore[no-any-return]
+    return made.loss(models, batch, made.loss.over_batch(models, batch))  # type: ignore[call-arg, no-any-return]
 
 
 def test_what_is_more_than_text_is_trained_on_text_unless_asked(tmp_path: Path) -> None:
@@ -304,7 +319,7 @@ def test_a_ctc_loss_is_reduced_as_its_config_says(tmp_path: Path) -> None:
 
 
 def test_pairs_are_told_apart_by_their_loss(tmp_path: Path) -> None:
-    made = workload(tmp_path, ("bert", "BertModel", TEXT, "embeddings", 8))
+    made = workload(tmp_path, ("bert", "BertModel", TEXT, "embed", 8))
     assert made.loss is not None
     ids = made.batch(3)["input_ids"]
     model = made.model().eval()
@@ -319,10 +334,10 @@ def test_pairs_are_told_apart_by_their_loss(tmp_path: Path) -> None:
     [
         (("bert", "BertModel", TEXT, "speech-seq2seq", None),
          "config.json is of bert, which transformers has no model of for speech-seq2seq. Say what to train it for, "
-         "--task causal-lm, masked-lm, sequence-classification, token-classification, question-answering, embeddings."),
+         "--task causal-lm, masked-lm, sequence-classification, token-classification, question-answering, embed."),
         (("gemma3", "Gemma3ForConditionalGeneration", GEMMA3, "seq2seq", None),
          "config.json is of gemma3, which transformers has no model of for seq2seq. Say what to train it for, --task "
-         "causal-lm, sequence-classification, image-text-to-text, embeddings."),
+         "causal-lm, sequence-classification, image-text-to-text, embed."),
         (("bert", "BertModel", TEXT, "seq-2-seq", None), "unknown task 'seq-2-seq'. Did you mean 'seq2seq'?"),
         (("bert", "BertModel", TEXT, "custom", None), "unknown task 'custom'."),
         (("hubert", "HubertForCTC", SPEECH, None, 32), "is trained on sound, which have no sequence length."),
@@ -361,4 +376,5 @@ def test_a_preset_is_trained_for_another_task_when_asked() -> None:
 
 
 def test_every_task_has_its_batches() -> None:
-    assert {task for _, task, _ in FAMILIES} == {*TASK_NAMES}
+    # of a teacher, too: tests/training/test_losses_of_whole_batches.py
+    assert {task for _, task, _ in FAMILIES} == {*TASK_NAMES} - {"distill"}

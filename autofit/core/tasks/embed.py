@@ -1,9 +1,9 @@
-"""embeddings: to bring the two texts of a pair together, and those of others apart."""
+"""embed: to bring the two texts of a pair together, and those of others apart."""
 
 from autofit.core.task import Task
 
-EMBEDDINGS = Task(
-    name="embeddings",
+EMBED = Task(
+    name="embed",
     medium="pairs of texts",
     labels="none",
     auto_classes=("AutoModel",),

@@ -1,0 +1,132 @@
+"""Losses that couple all samples of a batch, in micro-batches (Gao et al. 2021, "GradCache",
+arXiv:2101.06983).
+
+Such a loss says what of a batch it needs at once: a representation of each sample. All are computed
+without gradients, the loss and its gradient of each representation follow, and then each
+micro-batch runs again, with the same random draws, to hand that gradient on to the weights. That is
+the gradient of the whole batch up to rounding, at the price of a second forward.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from autofit.core.errors import RefusedError
+from autofit.data.batch import sample_count, split
+from autofit.setup import Setup
+from autofit.training import random_state
+from autofit.training.local_batch import LocalBatch
+from autofit.training.loss import on_device
+
+
+def has_representations(loss: Any) -> bool:
+    """Whether a loss says what represents a sample: it has `represent` and `of_representations`."""
+    return hasattr(loss, "represent") and hasattr(loss, "of_representations")
+
+
+def is_replayed(setup: Setup, micro_batches: int) -> bool:
+    """Whether the samples of a batch are not all there at once, and its loss needs them so."""
+    if not has_representations(setup.workload.loss):
+        return False
+    apart = micro_batches > 1 or setup.tracing.whole_batch is not None
+    return apart or setup.ranks.are_several
+
+
+class Replay:
+    """One batch, first without and then with gradients."""
+
+    def __init__(self, setup: Setup, part: LocalBatch, slices: list[Any]) -> None:
+        layout = setup.ranks.layout
+        if layout.world > layout.dp_degree:
+            raise RefusedError(
+                "a loss of representations was not tried beside tensor_parallel or "
+                "context_parallel; use data_parallel alone."
+            )
+
+        self._setup = setup
+        self._loss: Any = setup.workload.loss
+        self._own = len(slices)
+        # Every forward gathers weights from all ranks: each makes as many as the one with most.
+        (most,) = setup.ranks.largest(len(slices))
+        spare = next(split(part.batch, setup.micro_batch_size, setup.workload.split))
+        self._slices = [*slices, *[spare] * (int(most) - len(slices))]
+        self._draws: list[dict[str, Any]] = []
+
+    def loss(self) -> torch.Tensor:
+        """The loss of the batch, without gradients."""
+        with torch.no_grad():
+            everything, _ = self._gathered(self._represented())
+            value: torch.Tensor = self._loss.of_representations(everything)
+        return value
+
+    def losses(self) -> Iterator[torch.Tensor]:
+        """For each micro-batch what has the batch's gradients; the first one is the loss of the batch.
+
+        The loss itself needs no backward.
+        """
+        everything, own = self._gathered(self._represented())
+        everything.requires_grad_()
+        with torch.enable_grad():
+            loss = self._loss.of_representations(everything)
+        (gradient,) = torch.autograd.grad(loss, everything)
+        gradient = gradient[own] * self._setup.ranks.layout.dp_degree  # which average it
+        yield loss.detach()
+        del loss, everything
+
+        start = 0
+        for number, micro_batch in enumerate(self._slices):
+            self._setup.exchange.sync_gradients(number + 1 == len(self._slices))
+            random_state.restore(self._draws[number], self._setup.device)
+            representations = self._represent(micro_batch)
+            if number < self._own:
+                end = start + len(representations)
+                yield (representations * gradient[start:end]).sum()
+                start = end
+            else:
+                yield representations.sum() * 0.0
+            del representations
+
+    def _represented(self) -> torch.Tensor:
+        """The representations of all own samples, [samples, ...]."""
+        whole: torch.Tensor | None = None
+        end = 0
+        for number, micro_batch in enumerate(self._slices):
+            self._draws.append(random_state.capture_torch(self._setup.device))
+            with torch.no_grad():
+                found = self._represent(micro_batch)
+            if whole is None:
+                whole = found.new_empty((self.samples(), *found.shape[1:]))
+            if number < self._own:
+                start, end = end, end + len(found)
+                whole[start:end] = found
+        assert whole is not None, "a batch has samples"
+        self._setup.exchange.reshard()
+        return whole
+
+    def samples(self) -> int:
+        """How many samples this device sees."""
+        if self._setup.tracing.whole_batch is not None:
+            return self._setup.tracing.whole_batch
+        cut = self._setup.workload.split
+        return sum(sample_count(part, cut) for part in self._slices[: self._own])
+
+    def _represent(self, micro_batch: Any) -> torch.Tensor:
+        setup = self._setup
+        setup.progress.phase = "forward"
+        with setup.forward_context():
+            inputs = on_device(setup, micro_batch)
+            found: torch.Tensor = self._loss.represent(setup.models(), inputs)
+        return found
+
+    def _gathered(self, own: torch.Tensor) -> tuple[torch.Tensor, slice]:
+        """The representations of all ranks, in the order of the batch, and which of them are its own."""
+        ranks = self._setup.ranks
+        if not ranks.are_several:
+            return own, slice(None)
+
+        counts = [int(count) for count in ranks.everywhere(len(own))[0]]
+        start = sum(counts[: ranks.rank])
+        whole = own.new_zeros((sum(counts), *own.shape[1:]))
+        whole[start : start + len(own)] = own
+        return ranks.sum_of(whole), slice(start, start + len(own))
