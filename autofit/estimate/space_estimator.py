@@ -52,6 +52,7 @@ from autofit.estimate.trace_keys import (
 from autofit.hardware.catalogue import links_of
 from autofit.setup.saved_tensors import WINDOW
 from autofit.training.meta_model import meta_model_from
+from autofit.training.replay import has_representations
 
 _Traced = tuple[Segments | None, Calls | None]  # Calls where they are to be measured
 # an optimizer, and how many weights of each kind it steps
@@ -147,11 +148,22 @@ class SpaceEstimator:
         self._updates: dict[OptimizerCost, float] = {}
         self._passes: dict[tuple[Value, ...], Pass | None] = {}
         self._computed: Computed = {}  # shared by passes
+        # Of losses that couple a batch, for configs on one device that see all of it at once.
+        self._at_once: SpaceEstimator | None = None
+        if has_representations(workload.loss) and hardware.world == 1:
+            loss: Any = workload.loss
+            plain = dataclasses.replace(workload, loss=loss.__call__)
+            self._at_once = SpaceEstimator(
+                plain, hardware, rates, configs, measuring=measuring, within=within, notify=notify
+            )
 
     def predict(self, configs: Sequence[Config] | None = None) -> SpacePredictions:
         """Predict some configs, or all that were given."""
         if configs is None:
             configs = self._configs
+        if self._at_once is not None:
+            return self._by_batch(configs, self._at_once)
+
         allocated, seconds, on_host = (np.full(len(configs), np.nan) for _ in range(3))
         keys = [group_key(config) for config in configs]
         groups = {
@@ -174,6 +186,28 @@ class SpaceEstimator:
             seconds[number] += accumulation * step.adding[index] if accumulation > 1 else 0.0
             on_host[number] = step.on_host[index]
         return SpacePredictions(allocated, seconds, on_host)
+
+    def _by_batch(self, configs: Sequence[Config], at_once: "SpaceEstimator") -> SpacePredictions:
+        """The predictions of configs that see a batch at once by another estimator than those that replay it."""
+        is_whole = np.array([config.gradient_accumulation_steps in (None, 1) for config in configs])
+        found = [np.full(len(configs), np.nan) for _ in range(3)]
+        for estimator, wanted in ((at_once, is_whole), (self._replaying(), ~is_whole)):
+            chosen = [config for config, fits in zip(configs, wanted, strict=True) if fits]
+            if not chosen:
+                continue
+            predicted = estimator.predict(chosen)
+            for figures, of_some in zip(
+                found, (predicted.allocated, predicted.seconds, predicted.on_host), strict=True
+            ):
+                figures[wanted] = of_some
+            self.rates = estimator.rates
+        return SpacePredictions(*found)
+
+    def _replaying(self) -> "SpaceEstimator":
+        """This estimator, for configs that replay each batch."""
+        estimator = copy.copy(self)
+        estimator._at_once = None
+        return estimator
 
     def _trace_all(self, groups: Sequence[Config]) -> None:
         """Trace what these configs need, on as many cores as allowed."""
@@ -340,7 +374,10 @@ class SpaceEstimator:
                 skeleton,
                 calls=calls,
                 rows=self._symbols.rows,
-                whole_batch=self._workload.effective_batch_size // layout.dp_degree,
+                whole_batch=max(
+                    self._workload.effective_batch_size // layout.dp_degree,
+                    self._symbols.samples + 1,
+                ),
             )
         except AutofitError:
             return None, calls

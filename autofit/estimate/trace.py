@@ -341,10 +341,16 @@ def _owners(setup: Setup) -> dict[nn.Parameter, int]:
     """The number of the block that a parameter belongs to."""
     return {
         each: number
-        for model in setup.all_models()
+        for model in _of_one_depth(setup)
         for number, block in enumerate(repeated_blocks(model))
         for each in block.parameters()
     }
+
+
+def _of_one_depth(setup: Setup) -> list[nn.Module]:
+    """The trained model and its copies, whose blocks stand for those of a deeper one where its blocks do."""
+    asked = setup.workload.frozen
+    return [setup.model, *(model for name, model in setup.frozen.items() if asked[name] is None)]
 
 
 def _build(setup: Setup, recorder: Recorder, fake_mode: Any) -> None:
@@ -361,6 +367,7 @@ def _build(setup: Setup, recorder: Recorder, fake_mode: Any) -> None:
     for model in setup.all_models():
         recorder.label([*model.parameters(), *model.buffers()], "parameters")
         recorder.label(_constants(model), "parameters")
+    for model in _of_one_depth(setup):
         for number, block in enumerate(repeated_blocks(model)):
             recorder.label(
                 [*block.parameters(), *block.buffers(), *_constants(block)], "parameters", number
@@ -377,12 +384,12 @@ def _step(
     recorder: Recorder,
     fake_mode: Any,
     owners: Mapping[nn.Parameter, int],
-    counted: Sequence[nn.Module],
+    counted: Sequence[tuple[nn.Module, int | None]],
 ) -> tuple[bool, set[nn.Parameter]]:
     """Record a step; whether its batch is packed, and the parameters that its backward reaches.
 
     Args:
-        counted: blocks that run without gradients, and stand for others.
+        counted: blocks that run without gradients, and whether each stands for others: FROZEN.
     """
     blocks = repeated_blocks(setup.model)
     recorder.mark("state")
@@ -437,9 +444,9 @@ def _step(
                 block, number, setup, recorder, last=number == len(blocks) - 1
             ):
                 hooks.callback(handle.remove)
-        for block in counted:
-            for handle in _mark_frozen(block, setup, recorder):
-                hooks.callback(handle.remove)
+        for block, mark in counted:
+            handle = _mark_without_gradients(block, mark, setup, recorder)
+            hooks.callback(handle.remove)
         recorder.phase = lambda: setup.progress.phase
         loss = accumulate(setup, batch)
         unreached = made.keys() - reached
@@ -501,31 +508,32 @@ def _mark_block(
     yield block.register_forward_hook(end)
 
 
-def _without_gradients(setup: Setup, depth: Depth | None) -> list[nn.Module]:
-    """The blocks that stand for others, of models that run without gradients: of copies of the
-    trained one, or of itself."""
+def _without_gradients(setup: Setup, depth: Depth | None) -> list[tuple[nn.Module, int | None]]:
+    """The blocks of models that run without gradients, copies of the trained one or itself; FROZEN beside those that
+    stand for others."""
     if depth is None:
         return []
 
-    models = [model for name, model in setup.frozen.items() if setup.workload.frozen[name] is None]
+    trained, *models = _of_one_depth(setup)
     if setup.stand_ins or setup.tracing.whole_batch is not None:
-        models.append(setup.model)
-    return [repeated_blocks(model)[number] for model in models for number in depth.middle]
+        models.append(trained)
+    return [
+        (block, FROZEN if number in depth.middle else None)
+        for model in models
+        for number, block in enumerate(repeated_blocks(model))
+    ]
 
 
-def _mark_frozen(block: nn.Module, setup: Setup, recorder: Recorder) -> Iterator[Any]:
-    """Hooks that mark where a block that runs without gradients begins and ends."""
+def _mark_without_gradients(
+    block: nn.Module, mark: int | None, setup: Setup, recorder: Recorder
+) -> Any:
+    """A hook that marks where a block that runs without gradients begins, and so where the one before ends."""
 
     def begin(*_: Any) -> None:
         if setup.progress.phase == "forward" and not torch.is_grad_enabled():
-            recorder.mark("forward", FROZEN)
+            recorder.mark("forward", mark)
 
-    def end(*_: Any) -> None:
-        if setup.progress.phase == "forward" and not torch.is_grad_enabled():
-            recorder.mark("forward")
-
-    yield block.register_forward_pre_hook(begin)
-    yield block.register_forward_hook(end)
+    return block.register_forward_pre_hook(begin)
 
 
 def _make_state(

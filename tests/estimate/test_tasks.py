@@ -1,0 +1,121 @@
+"""Predictions for losses that ask other models, or all samples of a batch at once."""
+
+import functools
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from autofit.core.workload import Workload
+from autofit.estimate.estimator import predict
+from autofit.estimate.peak import peak_of
+from autofit.estimate.rates import UNKNOWN
+from autofit.estimate.space_estimator import SpaceEstimator
+from autofit.estimate.trace import trace
+from autofit.models.huggingface import huggingface_workload
+from autofit.techniques import canonicalize
+from tests import tiny
+from tests.estimate.traced import AMPERE, peak, traced, tracked
+
+LORA: dict[str, Any] = {"lora_rank": 8, "micro_batch_size": 4}
+OFF: dict[str, Any] = {**LORA, "reference": "adapter-off"}
+CASES: dict[str, list[dict[str, Any]]] = {
+    "dpo": [
+        {},
+        {"micro_batch_size": 2},
+        {"micro_batch_size": 4, "reference": "precomputed"},
+        {"micro_batch_size": 2, "activation_checkpointing": "alternate"},
+        OFF,
+        {**OFF, "activation_checkpointing": "full", "precision": "bf16"},
+        {**OFF, "quantization": "nf4", "precision": "bf16"},
+    ],
+    "kto": [{"micro_batch_size": 4}, OFF],
+    "orpo": [{"micro_batch_size": 4}],
+    "distill": [{"micro_batch_size": 2}, LORA],
+    "embed": [
+        {},
+        {"micro_batch_size": 2},
+        {"micro_batch_size": 4, "activation_checkpointing": "full"},
+        LORA,
+    ],
+}
+
+
+def workload_of(task: str) -> Workload:
+    """Six blocks of which a space traces few, and a teacher that it traces whole."""
+    deep = {"num_hidden_layers": 6, "hidden_size": 64}
+    frozen = {}
+    model = replace(tiny.llama(**deep, vocab_size=64), task=task)
+    if task == "embed":
+        model = tiny.bert(**deep, intermediate_size=256, max_position_embeddings=64)
+    if task == "distill":
+        frozen = {"teacher": tiny.llama(hidden_size=96, num_attention_heads=4)}
+    made = huggingface_workload(model, sequence_length=32, effective_batch_size=8, frozen=frozen)
+    return replace(made, traits=None)
+
+
+@pytest.mark.parametrize(
+    ("task", "hardware"), [("dpo", tiny.CPU), *((task, AMPERE) for task in CASES)]
+)
+def test_a_space_predicts_what_whole_traces_do(task: str, hardware: Any) -> None:
+    workload = workload_of(task)
+    configs = [canonicalize(knobs, workload, hardware) for knobs in CASES[task]]
+    found = SpaceEstimator(workload, hardware, UNKNOWN, configs).predict()
+    whole = [peak_of(trace(workload, config, hardware), hardware).nbytes for config in configs]
+    # a loss over all samples of a batch of 8 is traced in the space with as many as a prime
+    assert found.allocated == pytest.approx(np.array(whole, float), rel=0.001)
+
+
+def test_a_reference_in_every_step_takes_the_forward_of_all_its_blocks() -> None:
+    workload = workload_of("dpo")
+    configs = [
+        canonicalize({"micro_batch_size": 2, "reference": value}, workload, AMPERE)
+        for value in ("resident", "precomputed")
+    ]
+    together = SpaceEstimator(workload, AMPERE, UNKNOWN, configs).predict().seconds
+    alone = [predict(workload, config, AMPERE, rates=UNKNOWN).step_seconds for config in configs]
+    assert None not in alone
+    assert together[0] - together[1] == pytest.approx(alone[0] - alone[1], rel=0.05)  # type: ignore[operator]
+    assert together[0] > 1.1 * together[1]
+
+
+def test_a_batch_that_is_replayed_takes_a_second_forward() -> None:
+    workload = workload_of("embed")
+    plain = replace(workload, loss=functools.partial(_at_once, workload.loss))
+    config = canonicalize({"micro_batch_size": 2}, workload, AMPERE)
+    seconds = [
+        SpaceEstimator(each, AMPERE, UNKNOWN, [config]).predict().seconds[0]
+        for each in (workload, plain)
+    ]
+    assert 1.15 < seconds[0] / seconds[1] < 1.6
+
+
+def _at_once(loss: Any, model: Any, batch: Any) -> Any:
+    return loss(model, batch)
+
+
+@pytest.mark.parametrize(
+    ("task", "knobs"),
+    [
+        ("dpo", {"micro_batch_size": 2}),
+        ("dpo", OFF),
+        ("kto", {"micro_batch_size": 2}),
+        ("orpo", {"micro_batch_size": 2}),
+        ("distill", {"micro_batch_size": 2}),
+    ],
+)
+def test_a_trace_takes_what_a_step_takes(task: str, knobs: dict[str, Any]) -> None:
+    workload = workload_of(task)
+    assert peak(traced(workload, **knobs)) == tracked(workload, knobs)
+
+
+def test_a_reference_that_is_precomputed_or_off_takes_no_memory() -> None:
+    workload = workload_of("dpo")
+    bytes_of = {
+        value: peak(traced(workload, **LORA, reference=value))
+        for value in ("resident", "adapter-off", "precomputed")
+    }
+    weights = 4 * sum(weight.numel() for weight in workload.model().parameters())
+    assert bytes_of["resident"] == pytest.approx(bytes_of["adapter-off"] + weights, rel=0.001)
+    assert bytes_of["precomputed"] <= bytes_of["adapter-off"]
