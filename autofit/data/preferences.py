@@ -2,7 +2,7 @@
 is good or bad. Each row becomes two of `prompt` and `completion`, as text or as messages.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -11,7 +11,6 @@ from autofit.data.conversations import COMPLETION, MESSAGES, PREFERENCES, of_tur
 from autofit.data.row_source import Block, Located, Piece
 
 PAIRS = PREFERENCES
-MARKED = ("completion", "label")
 # In rows that are made here: 1 where an answer is good, 0 where it is bad. No file has such a column.
 DESIRABLE = "\0desirable"
 FORMS = (COMPLETION, MESSAGES)  # that rows have then
@@ -45,7 +44,7 @@ def pairs_apart(blocks: Iterator[tuple[Block, int]]) -> Iterator[tuple[Block, in
     """Blocks with two rows for each: the prompt with the better answer, then with the worse one."""
     for block, position in blocks:
         rows = []
-        for location, row in _rows_of(block, PAIRS):
+        for location, row in _rows_of(block):
             prompt, better, worse = read_pair(row, location)
             rows.append((location, _answered(prompt, better)))
             rows.append((location, _answered(prompt, worse)))
@@ -61,7 +60,7 @@ def marked_apart(blocks: Iterator[tuple[Block, int]]) -> Iterator[tuple[Block, i
     before: tuple[str, Any, Any, int] | None = None
     for block, position in blocks:
         rows: list[Located] = []
-        for location, row in _rows_of(block, MARKED):
+        for location, row in _rows_of(block):
             found = (location, *read_marked(row, location))
             if before is not None:
                 rows += _with_other(before, found)
@@ -73,11 +72,9 @@ def marked_apart(blocks: Iterator[tuple[Block, int]]) -> Iterator[tuple[Block, i
         yield Block(_with_other(before, first)), 0
 
 
-def _rows_of(block: Block, columns: Sequence[str]) -> Iterator[Located]:
-    if isinstance(block.rows, Piece):
-        message = f"{block.rows.location} is plain text, and rows with {' and '.join(columns)} are learnt."
-        raise InputError(message, _EXAMPLE)
-    yield from block.rows
+def _rows_of(block: Block) -> Iterable[Located]:
+    assert not isinstance(block.rows, Piece), "no plain text is wanted"
+    return block.rows
 
 
 def _with_other(row: tuple[str, Any, Any, int], other: tuple[str, Any, Any, int]) -> list[Located]:

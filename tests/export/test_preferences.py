@@ -1,0 +1,79 @@
+"""What tools are told of preference training: their own names of the task, its loss and its reference."""
+
+import dataclasses
+from typing import Any
+
+import pytest
+import yaml
+
+from autofit.core.tasks import TASKS
+from autofit.export.tool import write
+from autofit.export.tools import tool_named
+from tests.export.sources import LORA, source
+
+TASKS_OF_TOOLS = [(tool, task.name) for task in TASKS.values() for tool in task.tools]
+FULL: dict[str, Any] = {"precision": "bf16-mixed"}
+
+
+def keys_of(tool: str, task: str, **knobs: Any) -> dict[str, Any]:
+    made = write(tool_named(tool), source(task=task, **knobs))
+    (text,) = made.files.values()
+    keys: dict[str, Any] = yaml.safe_load(text)
+    return keys
+
+
+def instead(tool: str, task: str, **knobs: Any) -> str:
+    """How a tool deviates in where the reference is."""
+    made = write(tool_named(tool), source(task=task, **knobs))
+    return " ".join(each.instead for each in made.departures if each.knob == "reference")
+
+
+@pytest.mark.parametrize(("tool", "task"), TASKS_OF_TOOLS)
+@pytest.mark.parametrize("knobs", [FULL, LORA], ids=["full", "LoRA"])
+def test_the_tool_is_told_of_the_task_and_not_to_pack(
+    tool: str, task: str, knobs: dict[str, Any]
+) -> None:
+    keys = keys_of(tool, task, **knobs)
+    assert keys.items() >= TASKS[task].tools[tool].items()
+    assert not keys.keys() & {
+        "packing",
+        "sample_packing",
+        "packing_strategy",
+        "completion_only_loss",
+    }
+
+
+def test_trl_is_called_by_the_name_of_the_task_and_knows_all_keys() -> None:
+    trl = pytest.importorskip("trl")
+    configs = {"dpo": trl.DPOConfig, "kto": trl.KTOConfig, "reward": trl.RewardConfig}
+    for task, config in configs.items():
+        made = write(tool_named("trl"), source(task=task, **LORA))
+        assert f"trl {task} --config trl.yaml" in made.text
+        known = {
+            field.name
+            for kind in (config, trl.ModelConfig, trl.ScriptArguments)
+            for field in dataclasses.fields(kind)
+        }
+        assert keys_of("trl", task, **LORA).keys() - {"env"} <= known
+
+
+@pytest.mark.parametrize("tool", ["trl", "axolotl"])
+def test_answers_are_computed_before_training_where_they_were(tool: str) -> None:
+    for value in ("resident", "precomputed"):
+        keys = keys_of(tool, "dpo", **FULL, reference=value)
+        assert keys["precompute_ref_log_probs"] == (value == "precomputed")
+        assert instead(tool, "dpo", **FULL, reference=value) == ""
+    assert instead(tool, "dpo", **LORA, reference="adapter-off") == ""
+    assert "in less memory" in instead(tool, "dpo", **LORA, reference="resident")
+
+
+def test_a_tool_that_cannot_keeps_a_copy() -> None:
+    said = instead("llamafactory", "dpo", **FULL, reference="precomputed")
+    assert "keeps a copy of the model" in said
+    assert "without its adapters" in instead("llamafactory", "kto", **LORA, reference="precomputed")
+
+
+def test_other_tools_say_what_they_train() -> None:
+    assert "and this is dpo" in str(tool_named("torchtune").why_not(source(task="dpo")))
+    assert "and this is orpo" in str(tool_named("trl").why_not(source(task="orpo")))
+    assert "and this is distill" in str(tool_named("axolotl").why_not(source(task="distill")))
