@@ -13,7 +13,8 @@ from typing import Any
 import torch
 
 from autofit.core.errors import RefusedError
-from autofit.data.batch import sample_count, split
+from autofit.data.batch import sample_count, split, take_samples
+from autofit.data.text_lengths import cut_to, text_lengths
 from autofit.setup import Setup
 from autofit.training import random_state
 from autofit.training.local_batch import LocalBatch
@@ -23,6 +24,29 @@ from autofit.training.loss import on_device
 def has_representations(loss: Any) -> bool:
     """Whether a loss says what represents a sample: it has `represent` and `of_representations`."""
     return hasattr(loss, "represent") and hasattr(loss, "of_representations")
+
+
+def _slices(setup: Setup, part: LocalBatch) -> list[tuple[Any, list[int]]]:
+    """The micro-batches of a batch, each with the places of its samples.
+
+    Texts of like length come together, the longest first, without the columns that all of them pad.
+    """
+    batch, cut, size = part.batch, setup.workload.split, setup.micro_batch_size
+    lengths = None
+    # Compiled code is made for one length, and a trace has no numbers.
+    if setup.config.compile == "none" and setup.tracing.whole_batch is None:
+        lengths = text_lengths(batch, cut)
+    if lengths is None:
+        total = sample_count(batch, cut)
+        places = [list(range(start, min(start + size, total))) for start in range(0, total, size)]
+        return list(zip(split(batch, size, cut), places, strict=True))
+
+    found = []
+    for chosen in lengths.argsort(descending=True, stable=True).split(size):
+        samples = chosen.tolist()
+        texts = take_samples(batch, samples, cut)
+        found.append((cut_to(texts, int(lengths[chosen].max())), samples))
+    return found
 
 
 def is_replayed(setup: Setup, micro_batches: int) -> bool:
@@ -36,7 +60,7 @@ def is_replayed(setup: Setup, micro_batches: int) -> bool:
 class Replay:
     """One batch, first without and then with gradients."""
 
-    def __init__(self, setup: Setup, part: LocalBatch, slices: list[Any]) -> None:
+    def __init__(self, setup: Setup, part: LocalBatch) -> None:
         layout = setup.ranks.layout
         if layout.world > layout.dp_degree:
             raise RefusedError(
@@ -46,11 +70,12 @@ class Replay:
 
         self._setup = setup
         self._loss: Any = setup.workload.loss
+        slices = _slices(setup, part) if part.counts else []
         self._own = len(slices)
         # Every forward gathers weights from all ranks: each makes as many as the one with most.
         (most,) = setup.ranks.largest(len(slices))
         spare = next(split(part.batch, setup.micro_batch_size, setup.workload.split))
-        self._slices = [*slices, *[spare] * (int(most) - len(slices))]
+        self._slices = [*slices, *[(spare, [])] * (int(most) - len(slices))]
         self._draws: list[dict[str, Any]] = []
 
     def loss(self) -> torch.Tensor:
@@ -74,15 +99,12 @@ class Replay:
         yield loss.detach()
         del loss, everything
 
-        start = 0
-        for number, micro_batch in enumerate(self._slices):
+        for number, (micro_batch, samples) in enumerate(self._slices):
             self._setup.exchange.sync_gradients(number + 1 == len(self._slices))
             random_state.restore(self._draws[number], self._setup.device)
             representations = self._represent(micro_batch)
             if number < self._own:
-                end = start + len(representations)
-                yield (representations * gradient[start:end]).sum()
-                start = end
+                yield (representations * gradient[samples]).sum()
             else:
                 yield representations.sum() * 0.0
             del representations
@@ -90,16 +112,14 @@ class Replay:
     def _represented(self) -> torch.Tensor:
         """The representations of all own samples, [samples, ...]."""
         whole: torch.Tensor | None = None
-        end = 0
-        for number, micro_batch in enumerate(self._slices):
+        for number, (micro_batch, samples) in enumerate(self._slices):
             self._draws.append(random_state.capture_torch(self._setup.device))
             with torch.no_grad():
                 found = self._represent(micro_batch)
             if whole is None:
                 whole = found.new_empty((self.samples(), *found.shape[1:]))
             if number < self._own:
-                start, end = end, end + len(found)
-                whole[start:end] = found
+                whole[samples] = found
         assert whole is not None, "a batch has samples"
         self._setup.exchange.reshard()
         return whole
@@ -108,8 +128,7 @@ class Replay:
         """How many samples this device sees."""
         if self._setup.tracing.whole_batch is not None:
             return self._setup.tracing.whole_batch
-        cut = self._setup.workload.split
-        return sum(sample_count(part, cut) for part in self._slices[: self._own])
+        return sum(len(samples) for _, samples in self._slices[: self._own])
 
     def _represent(self, micro_batch: Any) -> torch.Tensor:
         setup = self._setup

@@ -49,7 +49,7 @@ class SingleDevice:
         with setup.step_context(), self._over_batch(part):
             slices, _ = self._counted_slices(part)
             if is_replayed(setup, len(slices)):
-                return self._replayed(part, [micro_batch for micro_batch, _ in slices])
+                return self._replayed(part, len(slices))
 
             for loss, weight in self._losses(part):
                 if weight != 1.0:
@@ -62,10 +62,10 @@ class SingleDevice:
                 del loss
         return self._reduce(batch_loss)
 
-    def _replayed(self, part: LocalBatch, slices: list[Any]) -> torch.Tensor:
+    def _replayed(self, part: LocalBatch, forwards: int) -> torch.Tensor:
         """The same of a loss that needs something of all samples at once."""
-        replay = Replay(self.setup, part, slices)
-        self._begin(part, replay.samples(), len(slices))
+        replay = Replay(self.setup, part)
+        self._begin(part, replay.samples(), forwards)
         losses = replay.losses()
         batch_loss = next(losses)
         for loss in losses:
@@ -76,9 +76,8 @@ class SingleDevice:
 
     def loss_of(self, part: LocalBatch) -> torch.Tensor:
         """The loss of all samples of a batch that needs something of them at once, without gradients."""
-        slices, _ = self._counted_slices(part)
         with self.setup.step_context():
-            return Replay(self.setup, part, [micro_batch for micro_batch, _ in slices]).loss()
+            return Replay(self.setup, part).loss()
 
     @contextmanager
     def _over_batch(self, part: LocalBatch) -> Iterator[None]:

@@ -1,0 +1,105 @@
+"""The loss of sentence embeddings, whole and in micro-batches, is that of sentence-transformers."""
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from autofit.core.workload import Workload
+from autofit.models.huggingface import huggingface_workload
+from autofit.training.build import build
+from autofit.training.step import accumulate
+from tests import tiny
+
+pytest.importorskip("sentence_transformers")
+
+PAIRS = 8
+
+
+@pytest.fixture(scope="module")
+def workload() -> Workload:
+    return huggingface_workload(tiny.bert(), sequence_length=12, effective_batch_size=PAIRS)
+
+
+@pytest.fixture
+def batch(workload: Workload) -> dict[str, torch.Tensor]:
+    made = dict(workload.batch(PAIRS))
+    mask = torch.ones_like(made["input_ids"])
+    for row in range(PAIRS):
+        mask[row, row % 2, 12 - row :] = 0
+    return {**made, "attention_mask": mask}
+
+
+class Encoder(nn.Module):
+    """As sentence-transformers asks a model: features in, a sentence embedding out."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def __getitem__(self, _: int) -> nn.Module:
+        """The module that reads texts."""
+        return self.model
+
+    def forward(self, features: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        hidden = self.model(
+            input_ids=features["input_ids"], attention_mask=features["attention_mask"]
+        ).last_hidden_state
+        mask = features["attention_mask"][..., None].to(hidden.dtype)
+        means = (hidden * mask).sum(dim=1) / mask.sum(dim=1)
+        return {**features, "sentence_embedding": means}
+
+
+def living(workload: Workload) -> nn.Module:
+    torch.manual_seed(0)
+    return workload.model().eval()
+
+
+def theirs(
+    name: str, workload: Workload, batch: dict[str, torch.Tensor], **options: Any
+) -> tuple[float, dict[str, torch.Tensor]]:
+    import sentence_transformers.sentence_transformer.losses as of_them
+
+    encoder = Encoder(living(workload))
+    features = [
+        {key: tensor[:, text] for key, tensor in batch.items() if key != "token_type_ids"}
+        for text in range(2)
+    ]
+    loss = getattr(of_them, name)(encoder, scale=20.0, **options)(features, labels=None)
+    loss.backward()
+    return float(loss.detach()), gradients(encoder.model)
+
+
+def gradients(model: nn.Module) -> dict[str, torch.Tensor]:
+    named = model.named_parameters()
+    return {name: weight.grad for name, weight in named if weight.grad is not None}
+
+
+@pytest.mark.parametrize("size", [PAIRS, 2])
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("MultipleNegativesRankingLoss", {}),
+        ("CachedMultipleNegativesRankingLoss", {"mini_batch_size": 2}),
+    ],
+)
+def test_multiple_negatives(
+    workload: Workload,
+    batch: dict[str, torch.Tensor],
+    name: str,
+    options: dict[str, Any],
+    size: int,
+) -> None:
+    value, expected = theirs(name, workload, batch, **options)
+    model = living(workload)
+    setup = build(workload, {"micro_batch_size": size}, tiny.CPU, model=model)
+    found = float(accumulate(setup, copy.copy(batch)))
+    assert found == pytest.approx(value, rel=1e-5)
+
+    ours = gradients(model)
+    assert ours.keys() == expected.keys()
+    norm = sum(float(gradient.square().sum()) for gradient in expected.values()) ** 0.5
+    apart = sum(float((ours[key] - expected[key]).square().sum()) for key in expected) ** 0.5
+    assert apart < 1e-5 * norm
