@@ -167,7 +167,7 @@ class LocalSearch:
                 around[change] = around[nearer]
 
             knob = knob_named(change[0])
-            costs_little = knob.trace is not Trace.OWN or knob.quick
+            costs_little = knob.trace is not Trace.OWN or knob.of_head
             if costs_little or self._may_be_better(row, [change], config, slack):
                 asked[change] = config
         return [config for config in asked.values() if config]

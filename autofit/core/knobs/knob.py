@@ -61,6 +61,7 @@ class Knob:
 
     # What a prediction traces.
     trace: Trace = Trace.OWN
+    of_head: bool = False  # it changes the output head alone, whose trace costs little
     traced_as: Value = None  # traced in place of every value of an UNTRACED knob; None: `off`
     # Values that take the same memory and work as others; and the same but for the bytes of weights.
     same_trace: Mapping[Value, Value] = field(default_factory=dict)

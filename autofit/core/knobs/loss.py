@@ -16,4 +16,5 @@ KNOB = Knob(
     },
     preferred=("chunked", "standard"),
     quick=True,
+    of_head=True,
 )
