@@ -114,11 +114,11 @@ def test_a_workload_of_ones_own(tmp_path: Path) -> None:
     [
         (
             lambda: search(tiny.mlp_workload(), batches()),
-            "a split and a count belong to a living model",
+            "a count and frozen models belong to a living model",
         ),
         (
             lambda: search("gpt2", loss=tiny.classify),
-            "a split and a count belong to a living model",
+            "a count and frozen models belong to a living model",
         ),
         (
             lambda: search(tiny.mlp_workload(), seq_len=8),
