@@ -222,31 +222,32 @@ def _sums(setup: Setup, batches: Iterable[Any], outputs: _Outputs) -> tuple[floa
                 weight += samples
                 continue
 
-            start = 0
-            while ranks.largest(samples - start)[0] > 0:
-                if start < samples:
-                    stop = min(start + size, samples)
-                    piece = samples_of(part.batch, start, stop, workload.split)
-                    count = loss_count(workload, piece)
-                else:  # a forward that only the other ranks need
-                    piece = samples_of(part.batch, 0, 1, workload.split)
-                    count = 0.0
+            with strategy_of(setup).over_batch(part):
+                start = 0
+                while ranks.largest(samples - start)[0] > 0:
+                    if start < samples:
+                        stop = min(start + size, samples)
+                        piece = samples_of(part.batch, start, stop, workload.split)
+                        count = loss_count(workload, piece)
+                    else:  # a forward that only the other ranks need
+                        piece = samples_of(part.batch, 0, 1, workload.split)
+                        count = 0.0
 
-                if count or ranks.are_several:
-                    loss = _loss_if_it_fits(setup, piece, size)
-                    if loss is None:
-                        gc.collect()
-                        if setup.device.type == "cuda":
-                            torch.cuda.empty_cache()
-                        size = max(1, size // 2)
-                        continue
+                    if count or ranks.are_several:
+                        loss = _loss_if_it_fits(setup, piece, size)
+                        if loss is None:
+                            gc.collect()
+                            if setup.device.type == "cuda":
+                                torch.cuda.empty_cache()
+                            size = max(1, size // 2)
+                            continue
 
-                    if count:
-                        total += loss if is_sum(workload) else loss * count
-                        outputs.add(piece)
+                        if count:
+                            total += loss if is_sum(workload) else loss * count
+                            outputs.add(piece)
 
-                weight += count
-                start += size
+                    weight += count
+                    start += size
 
     total, everywhere = ranks.sums(total, weight)
     return total, everywhere

@@ -46,7 +46,7 @@ class SingleDevice:
         setup.progress.phase = "forward"
         batch_loss = torch.zeros((), device=setup.device)
 
-        with setup.step_context(), self._over_batch(part):
+        with self.over_batch(part), setup.step_context():
             slices, _ = self._counted_slices(part)
             if is_replayed(setup, len(slices)):
                 return self._replayed(part, len(slices))
@@ -80,14 +80,15 @@ class SingleDevice:
             return Replay(self.setup, part).loss()
 
     @contextmanager
-    def _over_batch(self, part: LocalBatch) -> Iterator[None]:
+    def over_batch(self, part: LocalBatch) -> Iterator[None]:
         """Inside, the loss knows what it asks of the whole batch, if it does."""
         setup = self.setup
         if not hasattr(setup.workload.loss, "over_batch"):
             yield
             return
 
-        setup.progress.over_batch = self._sums_over_batch(part)
+        with setup.step_context():
+            setup.progress.over_batch = self._sums_over_batch(part)
         try:
             yield
         finally:

@@ -166,8 +166,8 @@ class LocalSearch:
             if nearer in around:
                 around[change] = around[nearer]
 
-            knob = knob_named(change[0])
-            costs_little = knob.trace is not Trace.OWN or knob.of_head
+            changed = knob_named(change[0])
+            costs_little = changed.trace is not Trace.OWN or changed.of_head
             if costs_little or self._may_be_better(row, [change], config, slack):
                 asked[change] = config
         return [config for config in asked.values() if config]

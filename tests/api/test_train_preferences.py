@@ -66,6 +66,19 @@ def test_each_way_to_ask_the_reference_trains_alike(tmp_path: Path) -> None:
     assert found[2] == pytest.approx(found[0], rel=1e-4)
 
 
+@pytest.mark.parametrize(
+    "knobs", [{"reference": "resident"}, {"lora_rank": 4, "reference": "adapter-off"}]
+)
+def test_a_resumed_run_asks_the_model_before_all_training(
+    tmp_path: Path, knobs: dict[str, Any]
+) -> None:
+    run = run_of(tmp_path, "dpo", **knobs)
+    data = run.data(*PAIRS)
+    whole = run.losses(data, epochs=4, output=tmp_path / "whole")
+    run.train(data, epochs=2, output=tmp_path / "out")
+    assert run.losses(data, epochs=4, output=tmp_path / "out", resume=True) == whole
+
+
 def test_a_resumed_run_reads_what_the_reference_said(tmp_path: Path) -> None:
     run = run_of(tmp_path, "dpo", reference="precomputed")
     data = run.data(*PAIRS)

@@ -9,6 +9,7 @@ import torch
 from autofit.core.workload import Hyperparameters, Workload
 from autofit.data.batch import own_samples
 from autofit.training.build import build
+from autofit.training.evaluation import evaluate
 from autofit.training.local_batch import LocalBatch
 from autofit.training.step import accumulate, update
 from tests import tiny
@@ -91,3 +92,14 @@ def test_two_ranks_train_what_one_device_trains(parallel: str) -> None:
 def _on_rank(parallel: str) -> dict[str, list[float]]:
     knobs = {"data_parallel": parallel, "micro_batch_size": 1}
     return {case: trained(case, 2, **knobs)[0] for case in CASES}
+
+
+@pytest.mark.parametrize("task", ["kto", "orpo"])
+def test_evaluation_asks_the_whole_batch_whatever_the_micro_batch(task: str) -> None:
+    workload = workload_of(task)
+    found = []
+    for size in (PAIRS, 2):
+        setup = build(workload, {"micro_batch_size": size}, tiny.CPU)
+        found.append(evaluate(setup, [batch_of(workload)]))
+        assert setup.progress.over_batch is None
+    assert found[1] == pytest.approx(found[0], rel=1e-5)
