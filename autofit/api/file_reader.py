@@ -121,6 +121,8 @@ class FileReader:
 
     def _labels(self, names: Mapping[str, int] | None) -> LabelRule:
         config = self.factory.transformers_config()
+        if self.task.scores:
+            return LabelRule(1)
         if not self.task.classifies:
             return LabelRule()
 

@@ -42,6 +42,7 @@ Labels = Literal[
     "better answer",
     "better text",
     "good or bad",
+    "relevance",
     "none",
 ]
 
@@ -133,7 +134,7 @@ class Task:
     @property
     def scores(self) -> bool:
         """Whether the model ends in a new head for one number, which says how good a text is."""
-        return self.labels == "better text"
+        return self.labels in ("better text", "relevance")
 
     @property
     def has_new_head(self) -> bool:

@@ -11,6 +11,7 @@ from autofit.data.options import IGNORED_LABEL
 from autofit.data.row_source import Block, Piece
 from autofit.data.rows import (
     ANSWERS,
+    JUDGED,
     LABELLED,
     PAIR,
     TAGGED,
@@ -93,7 +94,7 @@ class Encoder:
         rows = Rows(table.form, table.columns, table.locations)
         values = Values()
         classes = None
-        if rows.form == LABELLED:
+        if rows.form in (LABELLED, JUDGED):
             labelled = zip(rows.columns["label"], rows.locations, strict=True)
             classes = np.array([values.number(*label) for label in labelled], np.int64)
         elif rows.form == TAGGED:
@@ -152,7 +153,7 @@ class Encoder:
     ) -> Array:
         if form == ANSWERS:
             return label_lengths > 0
-        if form in (LABELLED, TWINS):
+        if form in (LABELLED, TWINS, JUDGED):
             return lengths > 0
         if form != PAIR and not label_lengths.any():
             return lengths > int(self.shifted)

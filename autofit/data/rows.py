@@ -25,6 +25,7 @@ from autofit.data.file_rows import row_sources
 from autofit.data.row_source import Block, Piece, RowSource, Wanted
 
 LABELLED = ("text", "label")
+JUDGED = ("query", "passage", "label")
 PAIR, TWINS, TAGGED = ("source", "target"), ("anchor", "positive"), ("tokens", "tags")
 ANSWERS = ("question", "context", "answers")
 Form = tuple[str, ...]  # the fields that every row has
@@ -33,6 +34,8 @@ _NAMES = {  # what a field may be called, the first before the next: as in publi
     "target": ("target", "completion", "summary", "highlights"),
     "anchor": ("anchor", "query", "question"),
     "positive": ("positive", "answer", "passage", "document"),
+    "query": ("query", "question", "anchor"),
+    "passage": ("passage", "document", "positive", "answer"),
     "tags": ("tags", "ner_tags", "pos_tags", "labels"),
     "image": ("image", "images", "file_name"),
     "audio": ("audio", "file_name"),

@@ -103,6 +103,8 @@ def text_loader(workload: Workload, path: Path, tokenizer: Any, options: DataOpt
                 by_token["token_type_ids"] = found.types
             samples = Ragged(by_token, spans, padding, _ends_of_answers(found), found.label_spans)
         elif found.classes is not None:
+            if found.types is not None:
+                by_token["token_type_ids"] = found.types
             samples = Ragged(by_token, spans, padding, {"labels": found.classes})
         else:
             by_token["labels"] = found.ids if found.labels is None else found.labels

@@ -17,7 +17,17 @@ from autofit.data import chat
 from autofit.data.byte_tokenizer import byte_ids, is_byte_tokenizer
 from autofit.data.options import IGNORED_LABEL
 from autofit.data.row_source import Piece
-from autofit.data.rows import ANSWERS, COMPLETION, LABELLED, MESSAGES, PAIR, TAGGED, TWINS, Rows
+from autofit.data.rows import (
+    ANSWERS,
+    COMPLETION,
+    JUDGED,
+    LABELLED,
+    MESSAGES,
+    PAIR,
+    TAGGED,
+    TWINS,
+    Rows,
+)
 
 ALL = LEARNT[1]
 Columns = dict[str, list[Any]]
@@ -44,6 +54,7 @@ def encode(rows: Rows, encoding: Encoding) -> Columns:
         TWINS: _pairs,
         TAGGED: _tagged,
         ANSWERS: _answers,
+        JUDGED: _judged,
     }
     encoder = encoders.get(rows.form, _framed if is_framed else _texts)
     columns = {**rows.columns, "location": list(rows.locations)}
@@ -313,6 +324,32 @@ def _answers(encoding: Encoding, rows: Columns) -> Columns:
             labels = [found[0], found[-1]] if found and stop <= seen else []
         columns["labels"].append(labels)
     return columns
+
+
+def _judged(encoding: Encoding, rows: Columns) -> Columns:
+    """A query and a passage in one text, of which the passage is cut."""
+    if is_byte_tokenizer(encoding.tokenizer):
+        texts = [
+            np.concatenate([byte_ids(query), byte_ids("\n"), byte_ids(passage)])
+            for query, passage in zip(rows["query"], rows["passage"], strict=True)
+        ]
+        return _cut(texts, None, encoding.length)
+
+    options = {"truncation": "only_second", "max_length": encoding.length, "verbose": False}
+    remedy = "Search with a longer sequence length, or shorten the queries."
+    with as_input_error(
+        lambda error: f"the tokenizer does not take a query with its passage: {sentence(error)}.",
+        remedy,
+    ):
+        output = encoding.tokenizer(rows["query"], rows["passage"], **options)
+        whole = encoding.tokenizer(rows["query"], rows["passage"], verbose=False)
+    none: list[Any] = [[] for _ in rows["query"]]
+    return {
+        "input_ids": output["input_ids"],
+        "labels": none,
+        "types": output.get("token_type_ids", none),
+        "cut": [len(ids) > (encoding.length or 0) for ids in whole["input_ids"]],
+    }
 
 
 def _framed_ids(

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
+from autofit.core.errors import InputError
 from tests.api.trained_files import Run
 from tests.data.letters import letters
 
@@ -92,6 +93,20 @@ def test_embeddings(tmp_path: Path) -> None:
     # each pair is told from all others of its batch, also in micro-batches
     split = run.train(data, epochs=3, lr=1e-3)
     assert [report.loss for report in split.history[:3]] == pytest.approx(whole, rel=1e-4)
+
+
+def test_passages_are_scored(tmp_path: Path) -> None:
+    run = Run(tmp_path, "rerank", {**BERT, "architectures": ["BertModel"]}, length=16)
+    letters(framed=True).save_pretrained(run.model)
+    rows = [
+        {"query": letter * 2, "passage": answer * 3, "label": float(answer == letter)}
+        for letter in "abcd"
+        for answer in (letter, "z")
+    ]
+    seen = run.losses(run.data(*rows), epochs=25, lr=2e-3)
+    assert sum(seen[-4:]) < 0.8 * sum(seen[:4])
+    with pytest.raises(InputError, match="a label must be a number, not 'yes'"):
+        run.train(run.data({"query": "a", "passage": "b", "label": "yes"}), steps=1)
 
 
 def test_tags_of_words(tmp_path: Path) -> None:

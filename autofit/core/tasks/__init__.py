@@ -16,6 +16,7 @@ from autofit.core.tasks.masked_lm import MASKED_LM
 from autofit.core.tasks.object_detection import OBJECT_DETECTION
 from autofit.core.tasks.orpo import ORPO
 from autofit.core.tasks.question_answering import QUESTION_ANSWERING
+from autofit.core.tasks.rerank import RERANK
 from autofit.core.tasks.reward import REWARD
 from autofit.core.tasks.semantic_segmentation import SEMANTIC_SEGMENTATION
 from autofit.core.tasks.seq2seq import SEQ2SEQ
@@ -46,6 +47,7 @@ _ALL = (
     ORPO,
     KTO,
     REWARD,
+    RERANK,
     DISTILL,
     CUSTOM,
 )

@@ -86,7 +86,11 @@ def _has_class(task: Task, kind: str, own_code: AbstractSet[str]) -> bool:
 
 def remedy_for(kind: str) -> str:
     """What to do about a config whose task is not known: the tasks that transformers has a model of this kind for."""
-    named = [task for task in TASKS.values() if not (task.frozen or task.medium == "preferences")]
+    named = [
+        task
+        for task in TASKS.values()
+        if not (task.frozen or task.scores or task.medium == "preferences")
+    ]
     tasks = [task for task in named if auto_class(task, kind)]
     if not any(task.reads_text and task.labels in _OF_ONE_TEXT for task in tasks):
         tasks = [task for task in tasks if task.labels != "none"]

@@ -1,0 +1,12 @@
+"""rerank: to tell how well a passage answers a query, both read together."""
+
+from autofit.core.task import Task
+
+RERANK = Task(
+    name="rerank",
+    medium="text",
+    labels="relevance",
+    auto_classes=("AutoModelForSequenceClassification",),
+    rows=(("query", "passage", "label"),),
+    peft_type="SEQ_CLS",
+)
