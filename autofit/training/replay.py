@@ -49,12 +49,13 @@ def _slices(setup: Setup, part: LocalBatch) -> list[tuple[Any, list[int]]]:
     return found
 
 
-def is_replayed(setup: Setup, micro_batches: int) -> bool:
+def is_replayed(setup: Setup, part: LocalBatch) -> bool:
     """Whether the samples of a batch are not all there at once, and its loss needs them so."""
     if not has_representations(setup.workload.loss):
         return False
-    apart = micro_batches > 1 or setup.tracing.whole_batch is not None
-    return apart or setup.ranks.are_several
+    if setup.ranks.are_several or setup.tracing.whole_batch is not None:
+        return True
+    return sample_count(part.batch, setup.workload.split) > setup.micro_batch_size
 
 
 class Replay:
@@ -71,7 +72,7 @@ class Replay:
         self._setup = setup
         self._loss: Any = setup.workload.loss
         slices = _slices(setup, part) if part.counts else []
-        self._own = len(slices)
+        self._own = self.forwards = len(slices)
         # Every forward gathers weights from all ranks: each makes as many as the one with most.
         (most,) = setup.ranks.largest(len(slices))
         spare = next(split(part.batch, setup.micro_batch_size, setup.workload.split))

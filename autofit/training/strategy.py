@@ -47,9 +47,8 @@ class SingleDevice:
         batch_loss = torch.zeros((), device=setup.device)
 
         with self.over_batch(part), setup.step_context():
-            slices, _ = self._counted_slices(part)
-            if is_replayed(setup, len(slices)):
-                return self._replayed(part, len(slices))
+            if is_replayed(setup, part):
+                return self._replayed(part)
 
             for loss, weight in self._losses(part):
                 if weight != 1.0:
@@ -62,10 +61,10 @@ class SingleDevice:
                 del loss
         return self._reduce(batch_loss)
 
-    def _replayed(self, part: LocalBatch, forwards: int) -> torch.Tensor:
+    def _replayed(self, part: LocalBatch) -> torch.Tensor:
         """The same of a loss that needs something of all samples at once."""
         replay = Replay(self.setup, part)
-        self._begin(part, replay.samples(), forwards)
+        self._begin(part, replay.samples(), replay.forwards)
         losses = replay.losses()
         batch_loss = next(losses)
         for loss in losses:
