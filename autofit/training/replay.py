@@ -134,9 +134,9 @@ class Replay:
     def _represent(self, micro_batch: Any) -> torch.Tensor:
         setup = self._setup
         setup.progress.phase = "forward"
+        moved = on_device(setup, micro_batch)
         with setup.forward_context():
-            inputs = on_device(setup, micro_batch)
-            found: torch.Tensor = self._loss.represent(setup.models(), inputs)
+            found: torch.Tensor = self._loss.represent(setup.models(), moved)
         return found
 
     def _gathered(self, own: torch.Tensor) -> tuple[torch.Tensor, slice]:

@@ -108,8 +108,9 @@ class SingleDevice:
         for number in range(max(1, forwards)):
             counts = number < len(slices)
             micro_batch = slices[number][0] if counts else spare
+            moved = on_device(setup, micro_batch)
             with setup.forward_context():
-                sums.append(counts * sums_over_batch(setup, on_device(setup, micro_batch)))
+                sums.append(counts * sums_over_batch(setup, moved))
         return torch.stack(sums).sum(dim=0)
 
     def forward(self, micro_batch: Any) -> tuple[torch.Tensor, float | None]:
@@ -120,8 +121,9 @@ class SingleDevice:
         setup = self.setup
         setup.progress.phase = "forward"
 
+        moved = on_device(setup, micro_batch)
         with setup.forward_context():
-            return loss_and_count(setup, on_device(setup, micro_batch))
+            return loss_and_count(setup, moved)
 
     def loss_value(self, batch: Any) -> float:
         """The loss of a batch, by a forward alone."""

@@ -19,7 +19,7 @@ from autofit.core.errors import DivergedError, InputError, OutOfMemoryError
 from autofit.core.workload import Hyperparameters, Workload
 from autofit.data.batch import sample_count
 from autofit.setup import Setup
-from autofit.training import strategy as loop
+from autofit.training import loss as losses
 from autofit.training.build import build
 from autofit.training.inspect import Prover
 from autofit.training.loop import STOP, StepReport, learning_rate_factor, train
@@ -505,7 +505,7 @@ def test_memory_that_runs_out_while_data_moves_to_the_device_tears_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The step before ended with its update, which is no part of this one."""
-    move, calls = loop.map_tensors, []
+    move, calls = losses.map_tensors, []
 
     def hungry(batch: Any, function: Any) -> Any:
         calls.append(1)
@@ -513,7 +513,7 @@ def test_memory_that_runs_out_while_data_moves_to_the_device_tears_nothing(
             raise torch.OutOfMemoryError("CUDA out of memory")
         return move(batch, function)
 
-    monkeypatch.setattr(loop, "map_tensors", hungry)
+    monkeypatch.setattr(losses, "map_tensors", hungry)
     _, reports, told = trained(tiny.mlp_workload(), {}, model_loss)
     done = "the step is done again, from here on with micro-batch 4x1 -> 2x2."
     assert told == [f"memory ran out in the forward of step 3: {done}"]
