@@ -165,8 +165,9 @@ def fit(
         split: (batch, size) -> a list of micro-batches, for samples that are not along dim 0.
         count: batch -> number of the terms that the loss averages over, where that is not found by
             itself.
-        frozen: further models that the loss asks, which are not trained, by name: modules, functions
-            that make them, or None for a copy of the model as it is now. The loss then gets
+        frozen: further models that the loss asks, which are not trained, by name: modules, which
+            get to the device in the format of frozen weights and stay there, functions that make
+            them, or None for a copy of the model as it is now. The loss then gets
             (models, batch), where models["model"] is the trained one. Those of `autofit.losses`
             that ask the model before training need none.
         lr: the learning rate, the maximum of the schedule; default: 2e-5 where all weights are

@@ -58,6 +58,7 @@ def marked_apart(blocks: Iterator[tuple[Block, int]]) -> Iterator[tuple[Block, i
     """
     first: tuple[str, Any, Any, int] | None = None
     before: tuple[str, Any, Any, int] | None = None
+    position = 0
     for block, position in blocks:
         rows: list[Located] = []
         for location, row in _rows_of(block):
@@ -69,7 +70,7 @@ def marked_apart(blocks: Iterator[tuple[Block, int]]) -> Iterator[tuple[Block, i
         yield replace(block, rows=rows), position
 
     if first is not None and before is not None:
-        yield Block(_with_other(before, first)), 0
+        yield Block(_with_other(before, first)), position
 
 
 def _rows_of(block: Block) -> Iterable[Located]:

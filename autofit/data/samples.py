@@ -297,7 +297,7 @@ class FileLoader:
     lengths: Lengths | None = None  # of what can be packed, before it is
     form: str | None = None  # the fields of the rows that were read, as "prompt+completion"
     # A column of the samples that is to be filled before training, [samples, ...].
-    blank: torch.Tensor | None = None
+    blank: torch.Tensor | None = field(default=None, compare=False)
     _place: _Place = field(default_factory=_Place, compare=False, repr=False)
 
     def __len__(self) -> int:

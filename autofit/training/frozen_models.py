@@ -1,11 +1,13 @@
 """Models that the loss asks beside the trained one: a copy of it, a teacher. They are not trained."""
 
 import copy
+from functools import partial
 
 from torch import nn
 
 from autofit.core.workload import REFERENCE
 from autofit.setup import Setup
+from autofit.setup.state import modes_of, set_modes
 from autofit.training.meta_model import meta_model_from
 
 
@@ -25,11 +27,16 @@ def make_frozen_models(setup: Setup) -> None:
             model = meta_model_from(factory)
         else:
             model = factory()
-        setup.frozen[name] = frozen(model)
+        setup.frozen[name] = model
+        _freeze(setup, model)
 
 
-def frozen(model: nn.Module) -> nn.Module:
-    """A model without dropout, whose weights get no gradients."""
+def _freeze(setup: Setup, model: nn.Module) -> None:
+    """Run a model without dropout and gradients, until the setup is closed: it may be the user's."""
+    modes = modes_of(model)
+    setup.on_close(lambda: set_modes(modes))
+    for weight in model.parameters():
+        setup.on_close(partial(weight.requires_grad_, weight.requires_grad))
+
     model.eval()
     model.requires_grad_(False)
-    return model

@@ -13,11 +13,14 @@ from typing import Any
 import torch
 
 from autofit.core.errors import pluralize
+from autofit.core.files import digest
 from autofit.core.workload import REFERENCE, TRAINED
 from autofit.data.batch import map_tensors
 from autofit.data.samples import FileLoader
 from autofit.setup import Setup
 from autofit.setup.state import evaluation_mode
+
+_LOOKED_AT = 256  # samples by which data are told from others
 
 
 def fill_reference(
@@ -36,13 +39,16 @@ def fill_reference(
             continue
 
         file = None if directory is None else directory / REFERENCE / f"{number}.safetensors"
-        column = _read(file, blank)
-        if column is None:
+        data = _digest(loader)
+        column = _read(file, data)
+        # Machines without a disk in common: where one has no file, all compute together.
+        (is_missing,) = setup.ranks.largest(float(column is None))
+        if column is None or is_missing:
             samples = pluralize(len(loader.samples), "sample")
             listener(f"asking the model about {samples} once, before it is trained.")
             column = _computed(setup, loader)
             if file is not None and setup.ranks.is_first:
-                _write(file, column)
+                _write(file, column, data)
         blank.copy_(column)
 
 
@@ -77,23 +83,32 @@ def _computed(setup: Setup, loader: FileLoader) -> torch.Tensor:
     return torch.cat([of_all[str(number)] for number in range(len(parts))])
 
 
-def _read(file: Path | None, blank: torch.Tensor) -> torch.Tensor | None:
+def _digest(loader: FileLoader) -> str:
+    """A name for the samples, by how many there are and by some of them."""
+    total = len(loader.samples)
+    chosen = torch.linspace(0, total - 1, min(total, _LOOKED_AT)).long()
+    batch = loader.samples.batch(chosen)
+    return digest(f"{total} {batch['input_ids'].tolist()} {batch['labels'].tolist()}")
+
+
+def _read(file: Path | None, data: str) -> torch.Tensor | None:
     """What a file holds for a column; None where it is not there, or of other data."""
     if file is None or not file.is_file():
         return None
 
-    from safetensors.torch import load_file
+    from safetensors import safe_open
 
-    column = load_file(file).get(REFERENCE)
-    if column is None or column.shape != blank.shape:
-        return None
+    with safe_open(file, "pt") as stored:
+        if (stored.metadata() or {}).get("data") != data:
+            return None
+        column: torch.Tensor = stored.get_tensor(REFERENCE)
     return column
 
 
-def _write(file: Path, column: torch.Tensor) -> None:
+def _write(file: Path, column: torch.Tensor, data: str) -> None:
     from safetensors.torch import save_file
 
     file.parent.mkdir(parents=True, exist_ok=True)
     part = file.with_suffix(".part")
-    save_file({REFERENCE: column}, part)
+    save_file({REFERENCE: column}, part, metadata={"data": data})
     part.replace(file)

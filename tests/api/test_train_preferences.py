@@ -89,7 +89,12 @@ def test_a_resumed_run_reads_what_the_reference_said(tmp_path: Path) -> None:
     said = load_file(out / "reference" / "0.safetensors")["reference"]
     assert said.shape == (len(PAIRS), 2)
     resumed = run.losses(data, epochs=4, eval_data=data, output=out, resume=True)
-    assert resumed == whole  # asked again, the trained model would say something else
+    assert resumed == whole  # of another reference, losses would be others
+
+    reference = out / "reference" / "0.safetensors"
+    others = run.data(*({**row, "chosen": "zzz"} for row in PAIRS), name="others.jsonl")
+    run.train(others, epochs=5, output=out, resume=True)  # as many rows, of other texts
+    assert not torch.equal(load_file(reference)["reference"], said)
 
 
 def test_two_devices_share_the_samples_and_agree(tmp_path: Path) -> None:
@@ -159,5 +164,6 @@ def test_frozen_models_are_not_trained_and_get_no_dropout() -> None:
     )
     assert trained.history[-1].loss < 0.2 * trained.history[0].loss
     assert torch.equal(teacher.weight, before)
+    assert teacher.training and teacher.weight.requires_grad  # as it came
     with pytest.raises(InputError, match="frozen must be a mapping"):
         autofit.fit(student, batches, loss=imitate, frozen=[teacher], config={})  # type: ignore[arg-type]

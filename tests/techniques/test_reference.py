@@ -15,7 +15,7 @@ from autofit.techniques import canonicalize, refuse, technique_named
 from autofit.training.build import build
 from autofit.training.step import accumulate, train_step
 from tests import tiny
-from tests.techniques.contract import Effect, living
+from tests.techniques.contract import living
 
 PAIRS = 4
 LORA: dict[str, Value] = {"lora_rank": 4}
@@ -24,10 +24,6 @@ LORA: dict[str, Value] = {"lora_rank": 4}
 def beside(value: Value) -> dict[str, Value]:
     """What a value means nothing without."""
     return LORA if value == "adapter-off" else {}
-
-
-def shows(effect: Effect) -> None:
-    raise AssertionError("no workload of the shared contract asks a reference")
 
 
 @pytest.fixture(scope="module")

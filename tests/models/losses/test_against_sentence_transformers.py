@@ -32,26 +32,6 @@ def batch(workload: Workload) -> dict[str, torch.Tensor]:
     return {**made, "attention_mask": mask}
 
 
-class Encoder(nn.Module):
-    """As sentence-transformers asks a model: features in, a sentence embedding out."""
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model = model
-
-    def __getitem__(self, _: int) -> nn.Module:
-        """The module that reads texts."""
-        return self.model
-
-    def forward(self, features: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        hidden = self.model(
-            input_ids=features["input_ids"], attention_mask=features["attention_mask"]
-        ).last_hidden_state
-        mask = features["attention_mask"][..., None].to(hidden.dtype)
-        means = (hidden * mask).sum(dim=1) / mask.sum(dim=1)
-        return {**features, "sentence_embedding": means}
-
-
 def living(workload: Workload) -> nn.Module:
     torch.manual_seed(0)
     return workload.model().eval()
@@ -61,6 +41,8 @@ def theirs(
     name: str, workload: Workload, batch: dict[str, torch.Tensor], **options: Any
 ) -> tuple[float, dict[str, torch.Tensor]]:
     import sentence_transformers.sentence_transformer.losses as of_them
+
+    from benchmarks.training.cached_loss import Encoder
 
     encoder = Encoder(living(workload))
     features = [
