@@ -231,9 +231,11 @@ def _shorten(log: Path) -> None:
 
         file.seek(-_KEPT_OF_LOG, os.SEEK_END)
         end = file.read(_KEPT_OF_LOG)
-        file.truncate(_KEPT_OF_LOG)
-        file.seek(0, os.SEEK_END)
+
+        # Cut last: what the child appends from then on stands behind all that was kept.
+        file.seek(_KEPT_OF_LOG)
         file.write(b"\n[much more was printed]\n" + end)
+        file.truncate()
 
 
 def _child(job: Job, writer: int) -> NoReturn:

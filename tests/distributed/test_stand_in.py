@@ -47,7 +47,7 @@ def both() -> dict[str, tuple[int, int, list[float]]]:
     """On each of two ranks: by kind the peak among both, the smallest of some runs, since gloo keeps inputs until a
     thread of its own is done; the peak alone; and the losses alone."""
     together = {
-        name: min(trained(knobs, TWO)[0] for _ in range(2)) for name, knobs in KINDS.items()
+        name: min(trained(knobs, TWO)[0] for _ in range(5)) for name, knobs in KINDS.items()
     }
     dist.destroy_process_group()
     with first_of(2, 1, "cpu"):
