@@ -2,10 +2,10 @@
 used.
 
 Such a model computes `logits = head(hidden)`, scales or soft-caps them, and passes them to its
-`loss_function`. Here the head returns a stand-in that holds the hidden states and records what the
-model does to it; a loss can then make the logits of some tokens at a time. Any other use of the
-stand-in computes the real logits, so `output.logits` stays what it is; such uses are counted, for
-then nothing is saved.
+`loss_function`, or returns them to a loss of one's own. Here the head returns a stand-in that holds
+the hidden states and records what the model does to it; a loss can then make the logits of some
+tokens at a time. Any other use of the stand-in computes the real logits, so `output.logits` stays
+what it is; such uses are counted, for then nothing is saved.
 """
 
 from __future__ import annotations
@@ -35,6 +35,10 @@ NO_HEAD = (
 )
 # (pending logits, classes, ignored class) -> sum
 SummedLoss = Callable[["Pending", torch.Tensor, int], torch.Tensor]
+# (logits [tokens, vocabulary], rows of other tensors [tokens, ...]) -> a number for each token
+OfTokens = Callable[..., torch.Tensor]
+# (pending logits, function, other tensors or deferred logits) -> a number for each token
+ByToken = Callable[["Pending", OfTokens, tuple[torch.Tensor, ...]], torch.Tensor]
 
 # Functions of torch that treat each logit by itself. `to` and indexing are checked further.
 _ELEMENTWISE = {
@@ -88,6 +92,7 @@ class Deferral:
         computed: how often all logits were needed.
         wrapped: whether the instance's forward was already replaced before.
         forward: what replaces the head's own.
+        by_token: how a loss of one's own is told numbers that each token's logits make.
     """
 
     head: nn.Module
@@ -95,6 +100,7 @@ class Deferral:
     computed: int = 0
     wrapped: bool = False
     forward: Callable[..., Any] | None = None
+    by_token: ByToken | None = None
 
     @property
     def is_bare(self) -> bool:
@@ -135,6 +141,11 @@ class Deferral:
             for hooks, given in changed:
                 hooks.clear()
                 hooks.update(given)
+
+    def gather(self) -> None:
+        """Have the weights that FSDP divides, which may have been given up since the forward."""
+        if isinstance(self.head, FSDPModule):
+            self.head.unshard()
 
     def release(self) -> None:
         """Give up gathered weights: neither chunks nor kernels need them for the backward."""
@@ -219,6 +230,24 @@ class DeferredLogits(torch.Tensor):
         # calls that bypass __torch_function__
         return cls.__torch_function__(func, types, args, kwargs)
 
+    def by_token(self, function: OfTokens, *others: torch.Tensor) -> torch.Tensor:
+        """`function(logits, *others)` of each token, some tokens at a time: [..., tokens].
+
+        Args:
+            others: what belongs to each token, [..., tokens, ...]; or deferred logits.
+        """
+        by_token = self.pending.deferral.by_token
+        assert by_token, "logits are deferred for the model's own loss alone"
+        deferred = [each for each in (self, *others) if isinstance(each, DeferredLogits)]
+        for logits in deferred:
+            logits.pending.deferral.gather()
+
+        values = by_token(self.pending, function, others)
+
+        for logits in deferred:
+            logits.pending.deferral.release()
+        return values.view(self.shape[:-1])
+
     def _after(self, step: Step) -> DeferredLogits:
         """One more step; its effect on dtype and vocabulary is tried on a tensor of no tokens."""
         *outer, vocabulary = self.shape
@@ -286,29 +315,60 @@ def defer_logits(setup: Setup, summed_loss: SummedLoss) -> Deferral:
     Raises:
         RefusedError: where the model is not a causal LM of transformers with a linear head.
     """
+    deferral = _defer_head(setup, setup.model)
     model: Any = base_of(setup.model)  # which computes the loss, also inside a PeftModel
-    if not defers_logits(model):
-        raise RefusedError(NO_HEAD)
-
-    head: Any = output_head(model)
-    standard = model.loss_function
-    deferral = Deferral(head, wrapped="forward" in vars(head))
-    deferral.forward = _deferring(deferral, head.forward)
-    setup.patch(head, "forward", deferral.forward)
-    setup.patch(model, "_loss_function", _causal_lm_loss(standard, summed_loss))
+    setup.patch(model, "_loss_function", _causal_lm_loss(model.loss_function, summed_loss))
 
     def begin(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
         if args and "labels" not in kwargs:
             kwargs = signature(module.forward).bind_partial(*args, **kwargs).arguments
         deferral.active = kwargs.get("labels") is not None
 
+    _during_forwards(setup, setup.model, deferral, begin)
+    return deferral
+
+
+def defer_to_loss(setup: Setup, model: nn.Module, by_token: ByToken) -> Deferral:
+    """Defer the logits of one of the models that a loss of one's own asks, which reads them by
+    `by_token` of what it gets.
+
+    Raises:
+        RefusedError: where the model is not a causal LM of transformers with a linear head.
+    """
+    deferral = _defer_head(setup, model)
+    deferral.by_token = by_token
+
+    def begin(*_: Any) -> None:
+        deferral.active = True
+
+    _during_forwards(setup, model, deferral, begin)
+    return deferral
+
+
+def _defer_head(setup: Setup, model: nn.Module) -> Deferral:
+    """Let a model's head defer its logits while that is active."""
+    base = base_of(model)
+    if not defers_logits(base):
+        raise RefusedError(NO_HEAD)
+
+    head: Any = output_head(base)
+    deferral = Deferral(head, wrapped="forward" in vars(head))
+    deferral.forward = _deferring(deferral, head.forward)
+    setup.patch(head, "forward", deferral.forward)
+    return deferral
+
+
+def _during_forwards(
+    setup: Setup, model: nn.Module, deferral: Deferral, begin: Callable[..., None]
+) -> None:
+    """Have `begin` say at each forward whether the logits are deferred; afterwards they are not."""
+
     def end(*_: Any) -> None:
         deferral.active = False
 
     # Of the outer model: a PeftModel runs the forward of the inner one without its hooks.
-    setup.on_close(setup.model.register_forward_pre_hook(begin, with_kwargs=True).remove)
-    setup.on_close(setup.model.register_forward_hook(end, always_call=True).remove)
-    return deferral
+    setup.on_close(model.register_forward_pre_hook(begin, with_kwargs=True).remove)
+    setup.on_close(model.register_forward_hook(end, always_call=True).remove)
 
 
 def _deferring(deferral: Deferral, inner: Callable[..., Any]) -> Callable[..., Any]:

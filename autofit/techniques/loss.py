@@ -30,7 +30,7 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import nn
@@ -55,9 +55,13 @@ from autofit.setup import (
 from autofit.setup.deferred_logits import (
     NO_HEAD,
     Deferral,
+    DeferredLogits,
+    OfTokens,
     Pending,
     SummedLoss,
     defer_logits,
+    defer_to_loss,
+    defers_logits,
     loss_of_few_tokens,
 )
 from autofit.setup.state import Slices
@@ -99,7 +103,7 @@ class Loss(Technique):
                 )
 
         if workload.loss is not None:
-            return "a loss function of your own may need the logits; use standard."
+            return _refused_beside_own_loss(config, workload)
 
         if not TASKS[workload.task].defers_logits:
             return (
@@ -111,6 +115,10 @@ class Loss(Technique):
         return None
 
     def apply(self, setup: Setup, value: Value) -> None:
+        if setup.workload.loss is not None:
+            _defer_to_own_loss(setup, token_slices)
+            return
+
         batch = setup.workload.batch(1)  # once: a factory may draw other tokens each time
         before = loss_of_few_tokens(setup, batch)
         deferral = defer_logits(setup, _SUMMED[str(value)])
@@ -131,10 +139,39 @@ class Loss(Technique):
     def trace(self, setup: Setup, value: Value) -> None:
         """Without the comparison, which needs numbers; Liger's kernels have a stand-in."""
         slices = setup.tracing.slices or functools.partial(token_slices, rows=ROWS[str(value)])
+        if setup.workload.loss is not None:
+            _defer_to_own_loss(setup, slices)
+            return
+
         summed: SummedLoss = functools.partial(chunked_loss, slices=slices)
         if value == "fused":
             summed = functools.partial(fused_loss, kernels=liger.fused_cross_entropy(setup, slices))
         defer_logits(setup, summed)
+
+
+def _refused_beside_own_loss(config: Config, workload: Workload) -> str | None:
+    """Why a loss function of one's own cannot do without all logits."""
+    if not getattr(workload.loss, "reads_by_token", False):
+        return "a loss function of your own may need the logits; use standard."
+    if config.loss == "fused":
+        return "Liger's kernels compute the model's own loss alone; use chunked."
+    if workload.traits and not workload.traits.head:
+        return NO_HEAD
+    if config.data_parallel == "fsdp" and not config.lora_rank:
+        return (
+            "the head's chunks are computed again in the backward, when FSDP has divided its "
+            "weight; use standard."
+        )
+    return None
+
+
+def _defer_to_own_loss(setup: Setup, slices: Slices) -> None:
+    """Defer the logits of every model that the loss asks and that can defer them."""
+    by_token = functools.partial(chunked_by_token, slices=slices)
+    defer_to_loss(setup, setup.model, by_token)
+    for model in setup.frozen.values():
+        if defers_logits(model):
+            defer_to_loss(setup, model, by_token)
 
 
 def chunk_rows(tokens: int, features: int, vocabulary: int) -> int:
@@ -165,23 +202,38 @@ def token_slices(
 
 @dataclass(frozen=True)
 class _Chunks:
-    """Hidden states (tokens, features), the class of each token, and how to make the logits."""
+    """Hidden states [tokens, features], and what makes numbers of the logits of some tokens.
+
+    `numbers` is (logits, the tokens) -> a number for each of them, or their sum.
+    """
 
     pending: Pending
     hidden: torch.Tensor
-    classes: torch.Tensor
-    ignored: int
     slices: Slices
+    numbers: Callable[[torch.Tensor, slice], torch.Tensor]
+
+    @classmethod
+    def of(
+        cls, pending: Pending, slices: Slices, numbers: Callable[[torch.Tensor, slice], Any]
+    ) -> Self:
+        """The chunks of all tokens."""
+        hidden = pending.hidden.detach()
+        return cls(pending, hidden.reshape(-1, hidden.shape[-1]), slices, numbers)
 
     def __iter__(self) -> Iterator[slice]:
         vocabulary: Any = self.pending.deferral.head.out_features
         return self.slices(len(self.hidden), self.hidden.shape[1], vocabulary)
 
-    def loss(self, logits: torch.Tensor, classes: torch.Tensor) -> torch.Tensor:
-        """The sum over these tokens, in fp32 as in transformers."""
-        return functional.cross_entropy(
-            logits.float(), classes, ignore_index=self.ignored, reduction="sum"
-        )
+    def without_gradients(self, part: slice) -> torch.Tensor:
+        """The numbers of one chunk, or their sum."""
+        with torch.no_grad():
+            return self.numbers(self.pending.of(self.hidden[part]), part)
+
+    @property
+    def trained(self) -> list[nn.Parameter]:
+        """The head's parameters that get gradients."""
+        head = self.pending.deferral.head
+        return [parameter for parameter in head.parameters() if parameter.requires_grad]
 
 
 def chunked_loss(
@@ -189,17 +241,71 @@ def chunked_loss(
 ) -> torch.Tensor:
     """The sum of the tokens' losses; gradients flow to the hidden states and to the head's
     parameters."""
-    head = pending.deferral.head
-    hidden = pending.hidden.reshape(-1, pending.hidden.shape[-1])
-    chunks = _Chunks(pending, hidden.detach(), classes, ignored, slices)
-    trained = [parameter for parameter in head.parameters() if parameter.requires_grad]
-    if torch.is_grad_enabled() and (hidden.requires_grad or trained):
-        total: torch.Tensor = _ChunkedLoss.apply(chunks, hidden, *trained)  # type: ignore[no-untyped-call]
-        return total
 
-    with torch.no_grad():
-        losses = [chunks.loss(pending.of(chunks.hidden[part]), classes[part]) for part in chunks]
-        return torch.stack(losses).sum()
+    def summed(logits: torch.Tensor, part: slice) -> torch.Tensor:
+        """The sum over these tokens, in fp32 as in transformers."""
+        return functional.cross_entropy(
+            logits.float(), classes[part], ignore_index=ignored, reduction="sum"
+        )
+
+    chunks = _Chunks.of(pending, slices, summed)
+    if _needs_gradients(chunks):
+        hidden = pending.hidden.reshape(chunks.hidden.shape)
+        total: torch.Tensor = _ChunkedLoss.apply(chunks, hidden, *chunks.trained)  # type: ignore[no-untyped-call]
+        return total
+    return torch.stack([chunks.without_gradients(part) for part in chunks]).sum()
+
+
+def chunked_by_token(
+    pending: Pending,
+    function: OfTokens,
+    others: tuple[torch.Tensor, ...],
+    *,
+    slices: Slices = token_slices,
+) -> torch.Tensor:
+    """What a function makes of each token's logits, [tokens]; gradients flow as from a chunked loss.
+
+    Args:
+        function: (logits [tokens, vocabulary], a row of each of `others`) -> [tokens]; what it
+            makes of one token depends on that token alone.
+        others: tensors [..., tokens, ...], or the deferred logits of a model that is not trained.
+    """
+    outer = pending.hidden.dim() - 1
+
+    def rows_of(other: torch.Tensor) -> Callable[[slice], torch.Tensor]:
+        if not isinstance(other, DeferredLogits):
+            rows = other.flatten(0, outer - 1)
+            return lambda part: rows[part]
+
+        beside = _Chunks.of(other.pending, slices, lambda logits, _: logits)
+        return beside.without_gradients
+
+    makers = [rows_of(other) for other in others]
+
+    def numbers(logits: torch.Tensor, part: slice) -> torch.Tensor:
+        return function(logits, *(make(part) for make in makers))
+
+    chunks = _Chunks.of(pending, slices, numbers)
+    if _needs_gradients(chunks):
+        hidden = pending.hidden.reshape(chunks.hidden.shape)
+        values: torch.Tensor = _ChunkedByToken.apply(chunks, hidden, *chunks.trained)  # type: ignore[no-untyped-call]
+        return values
+
+    values = _number_for_each(chunks)
+    for part in chunks:
+        values[part] = chunks.without_gradients(part)
+    return values
+
+
+def _needs_gradients(chunks: _Chunks) -> bool:
+    if not torch.is_grad_enabled():
+        return False
+    return chunks.pending.hidden.requires_grad or bool(chunks.trained)
+
+
+def _number_for_each(chunks: _Chunks) -> torch.Tensor:
+    """Zeros, which also tokens that no chunk of a trace covers have."""
+    return torch.zeros(len(chunks.hidden), dtype=torch.float32, device=chunks.hidden.device)
 
 
 class _ChunkedLoss(torch.autograd.Function):
@@ -219,8 +325,7 @@ class _ChunkedLoss(torch.autograd.Function):
         add = _add_plain if is_plain(chunks.pending.deferral) else _add_any
         total = torch.zeros((), device=hidden.device)
         for part in chunks:
-            own = gradient[part] if gradient is not None else None
-            total += add(chunks, chunks.hidden[part], chunks.classes[part], sums, own)
+            total += add(chunks, part, sums, gradient, None)
 
         # Not save_for_backward: hooks of activation offloading are for activations.
         ctx.gradients = [gradient, *sums.values()]
@@ -228,17 +333,76 @@ class _ChunkedLoss(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *upstream: torch.Tensor) -> tuple[Any, ...]:
-        gradients = ctx.gradients
-        ctx.gradients = None
-        if gradients is None:
-            raise RuntimeError(
-                "the chunked loss was differentiated before, which freed its gradients."
-            )
-
+        gradients = _once(ctx)
         for gradient in gradients:
             if gradient is not None:
                 gradient.mul_(upstream[0])
         return None, *gradients
+
+
+class _ChunkedByToken(torch.autograd.Function):
+    """A number of each token; what the loss makes of it is known in the backward alone.
+
+    The gradient of a token's hidden states is that of its number, times what comes from above: it
+    is made in the forward, where the logits are. That of a trained head is a sum over tokens, each
+    times its own number from above: the backward computes the chunks again.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, chunks: _Chunks, hidden: torch.Tensor, *trained: nn.Parameter
+    ) -> torch.Tensor:
+        values = _number_for_each(chunks)
+        ctx.chunks = chunks
+        ctx.trained = trained
+        ctx.gradients = []
+        if trained:
+            ctx.autocast = _autocast_of(hidden)
+            for part in chunks:
+                values[part] = chunks.without_gradients(part)
+            return values
+
+        gradient = torch.empty_like(hidden)
+        add = _add_plain if is_plain(chunks.pending.deferral) else _add_any
+        for part in chunks:
+            values[part] = add(chunks, part, {}, gradient, None)
+        ctx.gradients = [gradient]
+        return values
+
+    @staticmethod
+    def backward(ctx: Any, *upstream: torch.Tensor) -> tuple[Any, ...]:
+        if not ctx.trained:
+            (gradient,) = _once(ctx)
+            assert gradient is not None, "tokens alone have gradients here"
+            return None, gradient.mul_(upstream[0][:, None])
+
+        chunks = ctx.chunks
+        gradient = torch.empty_like(chunks.hidden) if ctx.needs_input_grad[1] else None
+        sums: Sums = {parameter: torch.zeros_like(parameter) for parameter in ctx.trained}
+        add = _add_plain if is_plain(chunks.pending.deferral) else _add_any
+        with ctx.autocast:
+            for part in chunks:
+                add(chunks, part, sums, gradient, upstream[0][part])
+        return None, gradient, *sums.values()
+
+
+def _once(ctx: Any) -> list[torch.Tensor | None]:
+    """The gradients that a forward made, which a backward gives away."""
+    gradients: list[torch.Tensor | None] | None = ctx.gradients
+    ctx.gradients = None
+    if gradients is None:
+        raise RuntimeError("the chunked loss was differentiated before, which freed its gradients.")
+    return gradients
+
+
+def _autocast_of(tensor: torch.Tensor) -> torch.autocast:
+    """The formats that products are computed in now, for a backward, which forgets them."""
+    device = tensor.device.type
+    return torch.autocast(
+        device,
+        dtype=torch.get_autocast_dtype(device),
+        enabled=torch.is_autocast_enabled(device),
+    )
 
 
 def is_plain(deferral: Deferral) -> bool:
@@ -250,23 +414,27 @@ def is_plain(deferral: Deferral) -> bool:
 
 def _add_plain(
     chunks: _Chunks,
-    rows: torch.Tensor,
-    classes: torch.Tensor,
+    part: slice,
     sums: Sums,
-    to_rows: torch.Tensor | None,
+    to_hidden: torch.Tensor | None,
+    upstream: torch.Tensor | None,
 ) -> torch.Tensor:
-    """By hand: autograd would make a whole weight's gradient per chunk before adding it."""
+    """By hand: autograd would make a whole weight's gradient per chunk before adding it.
+
+    Returns the chunk's numbers; `upstream` weighs their gradients.
+    """
     head: Any = chunks.pending.deferral.head
+    rows = chunks.hidden[part]
     with _own_graph():
         with torch.no_grad():
             leaf = chunks.pending.raw(rows)
         leaf = leaf.requires_grad_()
-        loss = chunks.loss(chunks.pending.finished(leaf), classes)
-        (gradient,) = torch.autograd.grad(loss, leaf)
+        numbers = chunks.numbers(chunks.pending.finished(leaf), part)
+        (gradient,) = torch.autograd.grad(_weighed(numbers, upstream), leaf)
     del leaf
 
-    if to_rows is not None:
-        to_rows.copy_(gradient @ head.weight)
+    if to_hidden is not None:
+        to_hidden[part].copy_(gradient @ head.weight)
     weight = sums.get(head.weight)
     bias = sums.get(head.bias)
 
@@ -276,30 +444,40 @@ def _add_plain(
         weight += gradient.t() @ rows  # under autocast the product is in the low format
     if bias is not None:
         bias += gradient.sum(0)
-    return loss.detach()
+    return numbers.detach()
 
 
 def _add_any(
     chunks: _Chunks,
-    rows: torch.Tensor,
-    classes: torch.Tensor,
+    part: slice,
     sums: Sums,
-    to_rows: torch.Tensor | None,
+    to_hidden: torch.Tensor | None,
+    upstream: torch.Tensor | None,
 ) -> torch.Tensor:
-    """By autograd, through any head."""
+    """By autograd, through any head. Returns as `_add_plain`."""
     inputs: list[torch.Tensor] = list(sums)
+    rows = chunks.hidden[part]
     with _own_graph():
-        if to_rows is not None:
+        if to_hidden is not None:
             rows = rows.detach().requires_grad_()
             inputs.append(rows)
-        loss = chunks.loss(chunks.pending.of(rows), classes)
-        gradients = list(torch.autograd.grad(loss, inputs))
+        numbers = chunks.numbers(chunks.pending.of(rows), part)
+        gradients = list(torch.autograd.grad(_weighed(numbers, upstream), inputs))
 
-    if to_rows is not None:
-        to_rows.copy_(gradients.pop())
+    if to_hidden is not None:
+        to_hidden[part].copy_(gradients.pop())
     for total, gradient in zip(sums.values(), gradients, strict=True):
         total += gradient
-    return loss.detach()
+    return numbers.detach()
+
+
+def _weighed(numbers: torch.Tensor, upstream: torch.Tensor | None) -> torch.Tensor:
+    """The sum of numbers, each times what comes from above; a sum stays what it is."""
+    if upstream is not None:
+        return (numbers * upstream).sum()
+    if numbers.dim():
+        return numbers.sum()
+    return numbers
 
 
 @contextmanager

@@ -81,17 +81,36 @@ def test_micro_batches_train_what_the_whole_batch_trains(case: str) -> None:
             torch.testing.assert_close(others[name], weight, rtol=1e-3, atol=1e-4)
 
 
+BY_TOKEN = [case for case in CASES if not case.startswith("reward")]
+CHUNKED: dict[str, Any] = {"loss": "chunked", "micro_batch_size": 2}
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16-mixed"])
+@pytest.mark.parametrize("case", BY_TOKEN)
+def test_logits_in_chunks_train_what_all_logits_train(case: str, precision: str) -> None:
+    losses, weights = trained(case, 1, precision=precision, micro_batch_size=2)
+    found, others = trained(case, 1, precision=precision, **CHUNKED)
+    is_exact = precision == "fp32"
+    assert found == pytest.approx(losses, rel=LOSS if is_exact else 1e-2)
+    for name, weight in weights.items() if is_exact else ():
+        torch.testing.assert_close(others[name], weight, rtol=1e-3, atol=1e-4)
+
+
 @pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
 def test_two_ranks_train_what_one_device_trains(parallel: str) -> None:
     expected = {case: trained(case, 1)[0] for case in CASES}
     for found in on_ranks(2, _on_rank, parallel):
-        for case, losses in expected.items():
-            assert found[case] == pytest.approx(losses, rel=LOSS), case
+        for (case, _), losses in found.items():
+            assert losses == pytest.approx(expected[case], rel=LOSS), case
 
 
-def _on_rank(parallel: str) -> dict[str, list[float]]:
+def _on_rank(parallel: str) -> dict[tuple[str, str], list[float]]:
     knobs = {"data_parallel": parallel, "micro_batch_size": 1}
-    return {case: trained(case, 2, **knobs)[0] for case in CASES}
+    found = {(case, "standard"): trained(case, 2, **knobs)[0] for case in CASES}
+    for case in BY_TOKEN:
+        if parallel == "ddp" or "lora_rank" in CASES[case][1]:
+            found[case, "chunked"] = trained(case, 2, **knobs, loss="chunked")[0]
+    return found
 
 
 @pytest.mark.parametrize("task", ["kto", "orpo"])

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from autofit.core.errors import InputError, unknown
+from autofit.models.losses.by_token import by_token
 from autofit.models.losses.distill import Distill
 from autofit.models.losses.dpo import DPO
 from autofit.models.losses.embed import Embed
@@ -19,7 +20,7 @@ from autofit.models.losses.rerank import Rerank
 from autofit.models.losses.reward import Reward
 from autofit.models.losses.simpo import SimPO
 
-__all__ = ["DPO", "KTO", "ORPO", "Distill", "Embed", "Rerank", "Reward", "SimPO"]
+__all__ = ["DPO", "KTO", "ORPO", "Distill", "Embed", "Rerank", "Reward", "SimPO", "by_token"]
 
 # By the name of the task that each is of.
 LOSSES = {loss.task: loss for loss in (DPO, KTO, ORPO, SimPO, Reward, Rerank, Distill, Embed)}

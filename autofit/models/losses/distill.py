@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from autofit.core.errors import require
 from autofit.core.task import IGNORED_LABEL, TEACHER
 from autofit.core.tasks.distill import DISTILL as TASK
+from autofit.models.losses.by_token import by_token
 
 if TYPE_CHECKING:
     import torch
@@ -36,6 +37,7 @@ class Distill:
     temperature: float = 1.0
 
     task: ClassVar[str] = TASK.name
+    reads_by_token: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         fine = 0 <= self.mixture <= 1
@@ -46,20 +48,22 @@ class Distill:
         import torch
 
         inputs = {name: batch[name] for name in ("input_ids", "attention_mask") if name in batch}
-        counts = batch["labels"][:, 1:] != IGNORED_LABEL
         with torch.no_grad():  # first, while the model has saved nothing for its backward
-            theirs = models[TEACHER](**inputs).logits[:, :-1][counts].float()
-        ours = models["model"](**inputs).logits[:, :-1][counts].float()
+            theirs = models[TEACHER](**inputs).logits
+        ours = models["model"](**inputs).logits
 
-        shared = min(ours.shape[-1], theirs.shape[-1])
-        ours = (ours[:, :shared] / self.temperature).log_softmax(dim=-1)
-        theirs = (theirs[:, :shared] / self.temperature).log_softmax(dim=-1)
-        loss: torch.Tensor = self._divergence(ours, theirs) / counts.sum()
+        counts = batch["labels"][:, 1:] != IGNORED_LABEL
+        divergences = by_token(self._divergence, ours, theirs)[:, :-1]
+        loss: torch.Tensor = (divergences * counts).sum() / counts.sum()
         return loss
 
     def _divergence(self, ours: torch.Tensor, theirs: torch.Tensor) -> torch.Tensor:
-        """The sum over tokens of log-probabilities [tokens, vocabulary]."""
+        """Of logits [tokens, vocabulary] from the teacher's ones, [tokens]."""
         import torch
+
+        shared = min(ours.shape[-1], theirs.shape[-1])
+        ours = (ours[:, :shared].float() / self.temperature).log_softmax(dim=-1)
+        theirs = (theirs[:, :shared].float() / self.temperature).log_softmax(dim=-1)
 
         share = self.mixture
         if share == 0:
@@ -72,7 +76,7 @@ class Distill:
 
 
 def _kl(of: torch.Tensor, to: torch.Tensor) -> torch.Tensor:
-    """KL(of || to), summed, of log-probabilities."""
+    """KL(of || to) of log-probabilities [tokens, vocabulary], [tokens]."""
     import torch
 
-    return torch.nn.functional.kl_div(to, of, reduction="sum", log_target=True)
+    return torch.nn.functional.kl_div(to, of, reduction="none", log_target=True).sum(dim=-1)

@@ -41,6 +41,7 @@ class DPO:
     label_smoothing: float = 0.0
 
     task: ClassVar[str] = TASK.name
+    reads_by_token: ClassVar[bool] = True
     frozen: ClassVar[Mapping[str, None]] = dict.fromkeys(TASK.frozen)
 
     def __post_init__(self) -> None:

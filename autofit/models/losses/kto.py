@@ -40,6 +40,7 @@ class KTO:
     undesirable_weight: float = 1.0
 
     task: ClassVar[str] = TASK.name
+    reads_by_token: ClassVar[bool] = True
     frozen: ClassVar[Mapping[str, None]] = dict.fromkeys(TASK.frozen)
 
     def __post_init__(self) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from autofit.core.errors import require
 from autofit.core.task import IGNORED_LABEL
 from autofit.core.tasks.orpo import ORPO as TASK
+from autofit.models.losses.by_token import next_token_losses
 from autofit.models.losses.preference import answer_tokens, inputs_of
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ class ORPO:
     beta: float = 0.1
 
     task: ClassVar[str] = TASK.name
+    reads_by_token: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         require(self.beta >= 0, "beta must not be negative", self.beta)
@@ -40,7 +42,7 @@ class ORPO:
         """The tokens of better texts that are predicted, and the pairs, [2]."""
         import torch
 
-        tokens = _predicted(batch)[:, 0] != IGNORED_LABEL
+        tokens = _texts(batch)[:, 0, 1:] != IGNORED_LABEL
         pairs = torch.full((), len(tokens), device=tokens.device)
         return torch.stack([tokens.sum(), pairs]).double()
 
@@ -49,12 +51,9 @@ class ORPO:
     ) -> torch.Tensor:
         import torch
 
-        logits = model(**inputs_of(batch)).logits[:, :-1].float()
-        classes = _predicted(batch).flatten(0, 1)
-        losses = torch.nn.functional.cross_entropy(
-            logits.flatten(0, 1), classes.flatten(), ignore_index=IGNORED_LABEL, reduction="none"
-        )
-        losses = losses.view_as(classes).unflatten(0, (-1, 2))
+        logits = model(**inputs_of(batch)).logits
+        losses = next_token_losses(logits, _texts(batch).flatten(0, 1))
+        losses = losses.unflatten(0, (-1, 2))[:, :, :-1]
 
         tokens_per_pair = (over_batch[0] / over_batch[1]).to(losses.dtype)
         likelihood = losses[:, 0].sum() / (len(losses) * tokens_per_pair)
@@ -67,12 +66,12 @@ class ORPO:
         return loss
 
 
-def _predicted(batch: Mapping[str, Any]) -> torch.Tensor:
-    """The next token of each, but for padding, [pairs, 2, tokens - 1]."""
+def _texts(batch: Mapping[str, Any]) -> torch.Tensor:
+    """All tokens but padding as labels, [pairs, 2, tokens]."""
     ids: torch.Tensor = batch["input_ids"]
     if "attention_mask" in batch:
         ids = ids.masked_fill(batch["attention_mask"] == 0, IGNORED_LABEL)
-    return ids[:, :, 1:]
+    return ids
 
 
 def _log_of_others(log_probabilities: torch.Tensor) -> torch.Tensor:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from autofit.core.errors import InputError
 from autofit.core.task import IGNORED_LABEL
 from autofit.core.workload import REFERENCE
+from autofit.models.losses.by_token import next_token_losses
 
 if TYPE_CHECKING:
     import torch
@@ -22,14 +23,9 @@ def answer_log_probabilities(model: Any, batch: Mapping[str, Any]) -> torch.Tens
 
     Or [samples, 1] of batches of one text each.
     """
-    import torch
-
-    logits = model(**inputs_of(batch)).logits[:, :-1]
-    labels = batch["labels"].flatten(0, 1)[:, 1:]
-    losses = torch.nn.functional.cross_entropy(
-        logits.float().flatten(0, 1), labels.flatten(), ignore_index=IGNORED_LABEL, reduction="none"
-    )
-    return -losses.view_as(labels).sum(dim=1).view(batch["labels"].shape[:2])
+    logits = model(**inputs_of(batch)).logits
+    losses = next_token_losses(logits, batch["labels"].flatten(0, 1))
+    return -losses.sum(dim=1).view(batch["labels"].shape[:2])
 
 
 def answer_tokens(batch: Mapping[str, Any]) -> torch.Tensor:

@@ -30,6 +30,7 @@ class SimPO:
     gamma: float = 1.0
 
     task: ClassVar[str] = TASK.name
+    reads_by_token: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         require(self.beta > 0, "beta must be positive", self.beta)
