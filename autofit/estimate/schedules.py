@@ -76,24 +76,29 @@ def alternating(plain: Segments, full: Segments) -> Schedule:
 def with_head(schedule: Schedule, head: Segments, let_go: Floats) -> Schedule:
     """The schedule with the head's forward and backward taken from other segments, of which the former lets go as much
     of what was made before it."""
-    end = head.of("backward", None)[0]
     forward = [(run, repeats) for run, repeats in schedule if run[0].phase == "forward"]
     body: Schedule = []
     for run, n in forward:
         is_begun = any(each.of_block for earlier, _ in body for each in earlier)
         body.append(([each for each in run if each.of_block or not is_begun], n))
-    backward = list(schedule[len(forward) :])
-    run, repeats = backward[0]
-    backward[0] = [end, *run[1:]], repeats
-    ([start], n), *chunks = _head(head)
+
+    backward: Schedule = []
+    for run, n in schedule[len(forward) :]:
+        is_begun = bool(backward)
+        backward.append(([each for each in run if each.of_block or is_begun], n))
+        if not backward[-1][0]:
+            backward.pop()
+
+    ([start], n), *chunks = _alone(head, head.after_blocks)
     more = head.let_go - let_go
     start = replace(
         start,
         memory={mode: (high + more, net + more) for mode, (high, net) in start.memory.items()},
     )
-    return [(run, n) for run, n in body if run] + [([start], n), *chunks] + backward
+    ends = _alone(head, head.backward_of_head)
+    return [(run, n) for run, n in body if run] + [([start], n), *chunks, *ends] + backward
 
 
-def _head(segments: Segments) -> Schedule:
-    """The forward after the last block: the head, and each chunk of its loss."""
-    return [([segment], segments.times(segment)) for segment in segments.after_blocks]
+def _alone(segments: Segments, chosen: Sequence[Segment]) -> Schedule:
+    """Each of some segments by itself, such as each chunk of the loss, as often as it occurs."""
+    return [([segment], segments.times(segment)) for segment in chosen]

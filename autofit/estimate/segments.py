@@ -97,6 +97,12 @@ class Segments:
         rest = rest[len(self.before_blocks) :]
         return [segment for segment in rest if not segment.of_block]
 
+    @property
+    def backward_of_head(self) -> list[Segment]:
+        """The segments of the backward before the last block's one."""
+        backward = [segment for segment in self.items if segment.phase == "backward"]
+        return list(itertools.takewhile(lambda segment: not segment.of_block, backward))
+
     @cached_property
     def streamed_block(self) -> Floats:
         """Bytes of one block's weights that parameter_offload keeps on the host."""
@@ -106,8 +112,10 @@ class Segments:
     def times(self, segment: Segment) -> Repeats:
         """How often a segment occurs in a step of the whole model."""
         if segment.block == CHUNK:
-            first = next(each for each in self.items if each.block == CHUNK)
-            return np.ones_like(self.chunks) if segment is first else self.chunks - 1
+            # wherever logits are computed, the first of two chunks stands for itself
+            chunks = [each for each in self.items if each.block == CHUNK]
+            is_first = next(n for n, each in enumerate(chunks) if each is segment) % 2 == 0
+            return np.ones_like(self.chunks) if is_first else self.chunks - 1
         return self.depth.times(segment.block) if self.depth else 1
 
 
@@ -259,7 +267,7 @@ class _Events:
     def let_go(self, spans: Sequence[Span]) -> Floats:
         """What the head's forward frees of what was made in the forward before it."""
         forward = [mark for mark, _ in spans if mark.phase == "forward"]
-        before = itertools.takewhile(lambda mark: mark.block in (None, FROZEN), forward)
+        before = itertools.takewhile(lambda mark: mark.block in (None, CHUNK, FROZEN), forward)
         rest = forward[len(list(before)) :]
         head = [mark for mark in rest if mark.block in (None, CHUNK)]
         total: Floats = np.zeros(self.changes.shape[1])

@@ -23,7 +23,7 @@ from autofit.techniques.loss import ROWS, token_slices
 _LONGEST_PERIOD = (
     8  # blocks: Gemma 3 has five of one kind and one of another; hybrids repeat every eight
 )
-# in place of a block, in marks: part of the forward that runs once for each chunk of the loss
+# in place of a block, in marks: what runs once for each chunk of the loss
 CHUNK = -1
 FROZEN = -2  # a block of a model that is not trained, or of the trained one without gradients
 
@@ -148,10 +148,11 @@ class SampledChunks:
             yield from token_slices(tokens, features, vocabulary, rows=ROWS[self.loss])
             return
         self.sizes = (tokens, features, vocabulary)
+        phase = self.recorder.marks[-1].phase  # a backward may compute chunks again
         for start in (0, self.rows):
-            self.recorder.mark("forward", CHUNK)
+            self.recorder.mark(phase, CHUNK)
             yield slice(start, start + self.rows)
-        self.recorder.mark("forward")
+        self.recorder.mark(phase)
 
 
 def with_chunks(

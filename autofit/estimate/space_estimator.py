@@ -350,7 +350,8 @@ class SpaceEstimator:
         """What is traced for a pass besides its plain blocks, once those are."""
         plain = self._segments[plain_key(config, self._symbols)]
         depth, by_flash = (plain.depth, plain.by_flash) if plain else (None, False)
-        return other_keys(config, self._symbols, depth, by_flash=by_flash)
+        asks_others = bool(self._workload.frozen)
+        return other_keys(config, self._symbols, depth, by_flash=by_flash, asks_others=asks_others)
 
     def _trace(self, config: Config) -> _Traced:
         """The segments of a trace, and the arguments of its operators."""

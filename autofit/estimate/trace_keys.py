@@ -55,11 +55,21 @@ def plain_key(config: Config, symbols: Symbols) -> Config:
 
 
 def other_keys(
-    config: Config, symbols: Symbols, depth: Depth | None, *, by_flash: bool
+    config: Config,
+    symbols: Symbols,
+    depth: Depth | None,
+    *,
+    by_flash: bool,
+    asks_others: bool = False,
 ) -> tuple[Config, ...]:
-    """What is traced for a pass besides its plain blocks: the head, then the blocks (two kinds if every
-    second one is checkpointed), or the whole model if the plain blocks have no `depth`. `by_flash`:
-    PyTorch computes the attention of the plain blocks by flash anyway."""
+    """What is traced for a pass besides its plain blocks: the head, then the blocks (two kinds if
+    every second one is checkpointed), or the whole model if the plain blocks have no `depth`.
+
+    Args:
+        by_flash: PyTorch computes the attention of the plain blocks by flash anyway.
+        asks_others: logits are computed before the blocks run, too, those of models that are not
+            trained.
+    """
     if by_flash and config.attention == "flash":
         config = config.replace(attention="sdpa")
     if depth is None:
@@ -69,7 +79,9 @@ def other_keys(
     if config.data_parallel != "fsdp":  # which in the head gives back the last block's weights
         head = head.replace(quantization="none")  # the head is never quantised
 
-    blocks = trace_key(config, symbols, loss="standard")
+    blocks = trace_key(config, symbols)
+    if not asks_others:
+        blocks = blocks.replace(loss="standard")
     if config.activation_checkpointing == "alternate" and depth.period == 1:
         whole, again = (
             blocks.replace(activation_checkpointing=value) for value in ("none", "full")

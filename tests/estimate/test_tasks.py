@@ -20,6 +20,7 @@ from tests.estimate.traced import AMPERE, peak, traced, tracked
 
 LORA: dict[str, Any] = {"lora_rank": 8, "micro_batch_size": 4}
 OFF: dict[str, Any] = {**LORA, "reference": "adapter-off"}
+CHUNKED: dict[str, Any] = {"loss": "chunked"}
 CASES: dict[str, list[dict[str, Any]]] = {
     "dpo": [
         {},
@@ -29,10 +30,16 @@ CASES: dict[str, list[dict[str, Any]]] = {
         OFF,
         {**OFF, "activation_checkpointing": "full", "precision": "bf16"},
         {**OFF, "quantization": "nf4", "precision": "bf16"},
+        {"micro_batch_size": 2, **CHUNKED},
+        {"micro_batch_size": 4, "activation_checkpointing": "alternate", **CHUNKED},
+        {"micro_batch_size": 4, "reference": "precomputed", **CHUNKED},
+        {**OFF, **CHUNKED},
+        {**OFF, **CHUNKED, "quantization": "nf4", "precision": "bf16"},
+        {**OFF, **CHUNKED, "activation_checkpointing": "full", "precision": "bf16-mixed"},
     ],
-    "kto": [{"micro_batch_size": 4}, OFF],
-    "orpo": [{"micro_batch_size": 4}],
-    "distill": [{"micro_batch_size": 2}, LORA],
+    "kto": [{"micro_batch_size": 4}, OFF, {"micro_batch_size": 4, **CHUNKED}, {**OFF, **CHUNKED}],
+    "orpo": [{"micro_batch_size": 4}, {"micro_batch_size": 4, **CHUNKED}],
+    "distill": [{"micro_batch_size": 2}, LORA, {**LORA, **CHUNKED}],
     "embed": [
         {},
         {"micro_batch_size": 2},
@@ -103,6 +110,10 @@ def _at_once(loss: Any, model: Any, batch: Any) -> Any:
         ("kto", {"micro_batch_size": 2}),
         ("orpo", {"micro_batch_size": 2}),
         ("distill", {"micro_batch_size": 2}),
+        ("dpo", {"micro_batch_size": 2, **CHUNKED}),
+        ("dpo", {**OFF, **CHUNKED}),
+        ("kto", {"micro_batch_size": 2, **CHUNKED}),
+        ("distill", {**LORA, **CHUNKED}),
     ],
 )
 def test_a_trace_takes_what_a_step_takes(task: str, knobs: dict[str, Any]) -> None:
