@@ -52,6 +52,12 @@ class Script:
     """A task's share of train.py: what reads its data, and lines of the script or parts of them."""
 
     templates: Names = ()  # that read the data; without any, no train.py is written
+    loss: str = ""  # the function of (model, batch) that computes it; else the model does
+    loss_templates: Names = ()  # that hold it
+    loss_imports: Names = ()
+    constants: Names = ()  # options of the loss
+    replays: bool = False  # whether the loss is of all samples of a batch together
+    before_step: Names = ()  # lines that find what the loss needs to know of the whole batch
     data_kind: str = ""  # what they read, in words
     slots: Mapping[str, str | Sequence[str]] = field(default_factory=dict)  # of those templates
     imports: Names = ()
@@ -110,6 +116,11 @@ class Task:
     def reads_text(self) -> bool:
         """Whether samples are of text alone."""
         return self.medium == "text"
+
+    @property
+    def of_texts(self) -> bool:
+        """Whether samples are of texts alone, of one or of several each."""
+        return self.medium in ("text", "pairs of texts", "preferences")
 
     @property
     def predicts_next_token(self) -> bool:

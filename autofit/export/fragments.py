@@ -59,9 +59,16 @@ class Case:
         return any(count > 1 for count in counts)
 
     @property
-    def classifies(self) -> bool:
-        """Whether the model ends in a new head for classes."""
-        return self.task.classifies
+    def frozen_dtype(self) -> str:
+        """The format of models that are asked and not trained."""
+        if self.config.precision.startswith(("bf16", "fp8")):
+            return "torch.bfloat16"
+        return "torch.float16" if self.config.precision.startswith("fp16") else "torch.float32"
+
+    @property
+    def has_new_head(self) -> bool:
+        """Whether the model ends in a new head, which is trained whole."""
+        return self.task.has_new_head
 
 
 @dataclass(frozen=True)
@@ -99,6 +106,8 @@ class Fragments(Parts):
     micro: tuple[str, ...] = ()  # before each micro-batch of several devices
     around_step: tuple[str, ...] = ()  # contexts around forward and backward
     input_dtype: str | None = None  # of images
+    companions: tuple[str, ...] = ()  # makes the models that the loss asks beside the trained one
+    asked_first: tuple[str, ...] = ()  # asks the model of all data before training
     loss: str | None = None  # a function of (model, batch) instead of the model's own loss
     scaler: str | None = None  # the call that makes a loss scaler
     start: tuple[str, ...] = ()  # before anything is loaded

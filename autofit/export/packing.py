@@ -23,12 +23,12 @@ def packed_samples(script: Script, *, apart: bool) -> Script:
     """A task's share of train.py with packed samples, which do not see one another where they are `apart`."""
     return replace(
         script,
-        templates=("read_samples", "packed_samples"),
+        templates=("encode", "read_chat", "read_samples", "packed_samples"),
         data_kind=f"text, or {_ROWS}",
         slots={
             "lines": "",
-            "start": '(start if "prompt" in row else [])',
-            "begins": _BEGINS if apart else (),
+            "begins": ", begins=False",
+            "marks": _BEGINS if apart else (),
             "apart": _APART if apart else (),
         },
     )
@@ -38,10 +38,10 @@ def padded_samples(script: Script) -> Script:
     """A task's share of train.py with samples padded to the longest of a batch."""
     return replace(
         script,
-        templates=("read_samples", "padded_samples"),
+        templates=("encode", "read_chat", "read_samples", "padded_samples"),
         data_kind=f"text with a sample in each line, or {_ROWS}",
         unit="samples",
         batch=_TO_THE_LONGEST,
         imports=("from torch.nn.utils.rnn import pad_sequence",),
-        slots={"lines": ' or path.suffix == ".txt"', "start": "start"},
+        slots={"lines": ' or path.suffix == ".txt"', "begins": ""},
     )

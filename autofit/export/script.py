@@ -18,7 +18,7 @@ from autofit.core.knobs import is_off
 from autofit.core.layout import Layout
 from autofit.core.learning_rates import default_learning_rate
 from autofit.core.quoting import docstring, lines_of, python_string
-from autofit.core.task import Task
+from autofit.core.task import TEACHER, Task
 from autofit.core.tasks import task_named
 from autofit.export.fragments import Case, Fragments
 from autofit.export.header import measured_sentence, script_header
@@ -60,6 +60,7 @@ _EARLY = {
     "cpu": ('os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as {origin}; read by torch',),
 }
 _TOKENIZER = 'parser.add_argument("--tokenizer", help="name or directory; else beside the weights, else bytes")'
+_TEACHER = 'parser.add_argument("--teacher", required=True, help="directory of the larger model")'
 _TOLD = "print(f\"weights: {args.weights or 'random'}\")"
 _NO_CACHE = "model.config.use_cache = False  # nothing is generated"
 _PADDING = "{0}pad_token_id = {0}pad_token_id or 0  # where a text ends"
@@ -117,6 +118,10 @@ def train_script(
             packed_samples(task.script, apart=apart) if packing else padded_samples(task.script)
         )
         task = replace(task, script=script)
+    if Layout.of(config).world > 1 and task.script.loss:
+        raise InputError(
+            f"train.py cannot be written for {task.name} on several devices.", _INSTEAD
+        )
     if packing is False and config.precision == "fp8":
         raise InputError(
             "train.py cannot be written for padded samples in fp8: it fills up no rows.", _INSTEAD
@@ -134,6 +139,7 @@ def train_script(
     # transformers counts the names in id2label, and takes 2 classes if there are none.
     classes = len(model_config.get("id2label") or ()) or int(model_config.get("num_labels") or 2)
     kind = model_config.get("problem_type") or "single_label_classification"
+    classes = 1 if task.scores else classes
     if task.classifies and (kind != "single_label_classification" or classes == 1):
         what = "regression" if classes == 1 else str(kind)
         raise InputError(f"train.py cannot be written for {what}: it reads class labels.", _INSTEAD)
@@ -149,14 +155,15 @@ def train_script(
     check_batch_sizes(micro, steps, effective, layout)
     case = Case(config, task, device, micro, length, model_config, versions, apart)
     fragments, several = _fragments(case), layout.world > 1
+    fragments = _of_loss(case).joined(fragments)
     imported = [line.split()[1].partition(".")[0].replace("_", "-") for line in fragments.imports]
     packages = list(dict.fromkeys(["torch", "transformers", *imported, *fragments.packages]))
     origin = "predicted" if predicted else "measured"
     title = f"Train {model} ({task.name}) as autofit {origin} it."
     constants = [
         f'DEVICE = "{device}"',
-        *([f"SEQUENCE_LENGTH = {length}  # tokens"] if task.reads_text else []),
-        *([f"NUM_LABELS = {classes}  # classes"] if task.classifies else []),
+        *([f"SEQUENCE_LENGTH = {length}  # tokens"] if task.of_texts else []),
+        *([f"NUM_LABELS = {classes}  # outputs"] if task.has_new_head else []),
         f"EFFECTIVE_BATCH_SIZE = {effective}  # samples per optimizer step",
         *(
             [f"MICRO_BATCH_SIZE = {micro}  # samples at once; gradient_accumulation_steps: {steps}"]
@@ -166,14 +173,15 @@ def train_script(
     ]
     input_dtype = f".to(torch.{fragments.input_dtype})" if fragments.input_dtype else ""
     # Adapters are matrices, but for DoRA's lengths; beside them only a classifier's head is trained.
-    vectors = not config.lora_rank or task.classifies or bool(config.lora_dora)
+    vectors = not config.lora_rank or task.has_new_head or bool(config.lora_dora)
     made, optimizer = _optimizer(fragments, vectors=vectors)
     data = workload.get("data")
     given = f"default=Path({python_string(str(data))})" if data else "required=True"
-    tokenizer = [_TOKENIZER] if task.reads_text else []
+    tokenizer = [_TOKENIZER] if task.of_texts else []
     flags = {
         "data_kind": task.script.data_kind,
         "tokenizer_argument": tokenizer,
+        "teacher_argument": [_TEACHER] if TEACHER in task.frozen else [],
         "given": given,
         "lr": str(default_learning_rate(config)),
     }
@@ -204,7 +212,7 @@ def train_script(
             [*fragments.functions, _build_model(task, fragments, case), *made]
         ),
         "train_step": _train_step(
-            task, fragments, "ranks" if several else "split" if steps > 1 else "whole"
+            task, fragments, _kind_of_step(task, several=several, steps=steps)
         ),
         "main": _main(task, fragments, optimizer),
     }
@@ -223,15 +231,37 @@ def _fragments(case: Case) -> Fragments:
     return together
 
 
+def _of_loss(case: Case) -> Fragments:
+    """The loss of a task whose models do not compute it."""
+    script = case.task.script
+    if not script.loss:
+        return Fragments()
+
+    slots = {"micro": str(case.micro_batch_size)}
+    companions: tuple[str, ...] = ()
+    if TEACHER in case.task.frozen:
+        companions = (
+            f"teacher = {case.task.auto_class}.from_pretrained(args.teacher, dtype={case.frozen_dtype})",
+            "teacher = teacher.to(DEVICE).eval().requires_grad_(False)",
+        )
+    return Fragments(
+        imports=script.loss_imports,
+        constants=script.constants,
+        functions=tuple(fill(template(name), slots) for name in script.loss_templates),
+        companions=companions,
+        loss=script.loss,
+    )
+
+
 def _imports(
     task: Task, fragments: Fragments, device: str, allocator: str, origin: str
 ) -> list[str]:
     def order(line: str) -> tuple[bool, str]:
         return line.startswith("from "), line
 
-    classes = ["AutoConfig", task.auto_class, *(["AutoTokenizer"] if task.reads_text else [])]
+    classes = ["AutoConfig", task.auto_class, *(["AutoTokenizer"] if task.of_texts else [])]
     classes += ["BitsAndBytesConfig"] if fragments.quantization else []
-    standard = {*_STANDARD, *fragments.standard, *(["import json"] if task.reads_text else [])}
+    standard = {*_STANDARD, *fragments.standard, *(["import json"] if task.of_texts else [])}
     library = {
         *task.script.imports,
         *fragments.imports,
@@ -246,12 +276,12 @@ def _imports(
 
 def _architecture(task: Task, model_config: Mapping[str, Any], origin: str) -> list[str]:
     """The call that makes the model's config; the number of classes is a constant."""
-    left_out = (*_NOT_ARCHITECTURE, *(("num_labels",) if task.classifies else ()))
+    left_out = (*_NOT_ARCHITECTURE, *(("num_labels",) if task.has_new_head else ()))
     values = {name: value for name, value in model_config.items() if name not in left_out}
     named = {name: values.pop(name) for name in list(values) if _is_argument(name)}
     arguments = [
         literal(model_config["model_type"]),
-        *(["num_labels=NUM_LABELS"] if task.classifies else []),
+        *(["num_labels=NUM_LABELS"] if task.has_new_head else []),
         *(f"{name}={literal(value, 0, len(name) + 6)}" for name, value in named.items()),
         *([f"**{literal(values, 0, 7)}"] if values else []),
     ]
@@ -274,7 +304,7 @@ def _build_model(task: Task, fragments: Fragments, case: Case) -> str:
     # "auto" is the dtype of the checkpoint, which need not be widened first, to be narrowed again.
     dtype = fragments.load_dtype if quantized or not fragments.place else '"auto"'
     given = [
-        *(["num_labels=NUM_LABELS", "ignore_mismatched_sizes=True"] if task.classifies else []),
+        *(["num_labels=NUM_LABELS", "ignore_mismatched_sizes=True"] if task.has_new_head else []),
         f"dtype={dtype}",
     ]
     made = f"{task.auto_class}.from_config(ARCHITECTURE)"
@@ -341,6 +371,15 @@ def _optimizer(fragments: Fragments, *, vectors: bool) -> tuple[list[str], list[
     ]
 
 
+def _kind_of_step(task: Task, *, several: bool, steps: int) -> str:
+    """Which of the templates `step_*` it is."""
+    if several:
+        return "ranks"
+    if steps == 1:
+        return "whole"
+    return "replayed" if task.script.replays else "split"
+
+
 def _train_step(task: Task, fragments: Fragments, kind: str) -> str:
     """The function of one of the templates `step_*`."""
     name = "batch" if kind == "whole" else "micro"
@@ -365,6 +404,12 @@ def _train_step(task: Task, fragments: Fragments, kind: str) -> str:
         f"scaler.scale({weighted})" if fragments.scaler else f"({weighted})" if averaged else "loss"
     )
     lines += [f"{backward}.backward(){comment}"]
+    first: list[str] = []
+    if kind == "replayed":
+        asked = "represent(model, micro)"
+        first = _within(["torch.no_grad()", *fragments.forward], [f"vectors.append({asked})"])
+        lines = _within(fragments.forward, [f"loss = ({asked} * slopes[part]).sum()"])
+        lines += [f"{backward}.backward()"]
     steps = (
         ["scaler.step(optimizer)", "scaler.update()"] if fragments.scaler else ["optimizer.step()"]
     )
@@ -372,6 +417,8 @@ def _train_step(task: Task, fragments: Fragments, kind: str) -> str:
         "step_arguments": _step_arguments(fragments),
         "micro": fragments.micro,
         "valid": task.script.valid,
+        "first": first,
+        "before": _within(fragments.forward, list(task.script.before_step)),
         "compute": _within(fragments.around_step, lines),
         "update": [] if fragments.stepped_in_backward else [*steps, _zero(fragments)],
     }
@@ -385,7 +432,7 @@ def _zero(fragments: Fragments) -> str:
 
 def _within(contexts: Sequence[str], lines: list[str]) -> list[str]:
     """The lines inside all contexts, the first one outermost; a comment stays behind the colon, or above a long one."""
-    for context in reversed(contexts):
+    for context in reversed(contexts) if lines else ():
         code, mark, comment = context.partition("  # ")
         is_long = len(context) > _LONG
         above = [f"# {comment}"] if is_long else []
@@ -409,7 +456,7 @@ def _step_arguments(fragments: Fragments) -> str:
 def _main(task: Task, fragments: Fragments, optimizer: Sequence[str]) -> str:
     save = [*(fragments.save or ("model.save_pretrained(args.output)",))]
     checks: list[str] = []
-    if task.reads_text:
+    if task.of_texts:
         save += ["if tokenizer:", "    tokenizer.save_pretrained(args.output)"]
         checks += _KNOWN_TOKENS
     if task.classifies:
@@ -418,11 +465,17 @@ def _main(task: Task, fragments: Fragments, optimizer: Sequence[str]) -> str:
         save = [*fragments.gather, "if rank == 0:", *_indented(save)]
     slots = {
         "data_kind": task.script.data_kind,
-        "data_arguments": "args.data, tokenizer" if task.reads_text else "args.data",
+        "data_arguments": "args.data, tokenizer" if task.of_texts else "args.data",
         "start": fragments.start,
-        "tokenizer": template("tokenizer") if task.reads_text else _TOLD,
+        "tokenizer": template("tokenizer") if task.of_texts else _TOLD,
         "mask_id": template("mask_id") if task.script.mask_argument else "",
-        "model": ["model = build_model(args.weights)", *checks, *fragments.spread],
+        "model": [
+            *fragments.companions,
+            "model = build_model(args.weights)",
+            *checks,
+            *_within(fragments.forward, list(fragments.asked_first)),
+            *fragments.spread,
+        ],
         "optimizer": optimizer,
         "scaler": [f"scaler = {fragments.scaler}"] if fragments.scaler else [],
         "mask": task.script.mask_argument,

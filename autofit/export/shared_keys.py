@@ -311,6 +311,13 @@ def of_task(request: Request) -> dict[str, Any]:
     return dict(task_named(request.source.task).tools.get(name, {}))
 
 
+def all_logits(request: Request) -> str | None:
+    """What a tool does instead of a chunked loss, in tasks whose loss is not the model's own."""
+    if request.config.loss != "chunked":
+        return None
+    return f"{request.title} holds the logits of all tokens, in more memory than measured"
+
+
 def reference(request: Request, key: str | None) -> ToolKeys:
     """Where the answers of the model before training are from.
 

@@ -51,3 +51,9 @@ ARCHITECTURES["gpt2"] = {
     **dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0),
 }
 ARCHITECTURES["sequence-classification"] = ARCHITECTURES["masked-lm"]
+ARCHITECTURES |= dict.fromkeys(
+    ("dpo", "kto", "orpo", "simpo", "distill"), ARCHITECTURES["causal-lm"]
+)
+ARCHITECTURES["reward"] = ARCHITECTURES["causal-lm"] | {"num_labels": 1, "pad_token_id": 0}
+ARCHITECTURES["rerank"] = ARCHITECTURES["masked-lm"] | {"num_labels": 1}
+ARCHITECTURES["embed"] = ARCHITECTURES["masked-lm"]

@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from collections import Counter
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -17,6 +18,7 @@ import transformers
 from bitsandbytes.optim import GlobalOptimManager
 
 from autofit.core.hardware import GIB, Hardware
+from autofit.core.task import TEACHER
 from autofit.core.tasks import TASKS
 from autofit.core.workload import Hyperparameters
 from autofit.models.huggingface import HuggingFaceModel, huggingface_workload
@@ -75,9 +77,9 @@ def parameters(model: Any) -> Counter[tuple[Any, ...]]:
     return Counter((tuple(each.shape), each.dtype, each.requires_grad) for _, each in named)
 
 
-def saved_weights(task: str, architecture: dict[str, Any], path: Path) -> Path:
+def saved_weights(task: str, architecture: dict[str, Any], path: Path, seed: int = 0) -> Path:
     """Random float32 weights, as a directory that a script and autofit can both start from."""
-    torch.manual_seed(0)
+    torch.manual_seed(seed)
     config = transformers.AutoConfig.for_model(**architecture)
     getattr(transformers, TASKS[task].auto_class).from_config(
         config, dtype=torch.float32
@@ -86,18 +88,31 @@ def saved_weights(task: str, architecture: dict[str, Any], path: Path) -> Path:
 
 
 def setup_for(
-    task: str, architecture: dict[str, Any], knobs: dict[str, Any], weights: Path
+    task: str,
+    architecture: dict[str, Any],
+    knobs: dict[str, Any],
+    weights: Path,
+    teacher: Path | None = None,
 ) -> Setup:
     """autofit's own training of the same weights."""
     length = None if task == "image-classification" else 64
+    frozen = {} if teacher is None else {TEACHER: partial(loaded, task, teacher)}
     workload = huggingface_workload(
-        HuggingFaceModel("tiny", task, architecture), sequence_length=length, effective_batch_size=8
+        HuggingFaceModel("tiny", task, architecture),
+        sequence_length=length,
+        effective_batch_size=8,
+        frozen=frozen,
     )
-    model = getattr(transformers, TASKS[task].auto_class).from_pretrained(
-        weights, dtype=torch.float32
-    )
+    model = loaded(task, weights)
     model.config.use_cache = False
     return build(workload, knobs, CPU, model=model, hyperparameters=Hyperparameters(lr=1e-3))
+
+
+def loaded(task: str, weights: Path) -> Any:
+    """The model of a directory, in float32."""
+    return getattr(transformers, TASKS[task].auto_class).from_pretrained(
+        weights, dtype=torch.float32
+    )
 
 
 def take_over(model: Any, setup: Setup) -> None:

@@ -22,7 +22,6 @@ HALF = {"precision": "bf16-mixed"}
 REFUSED = (
     "activation_offload",
     "parameter_offload",
-    "reference",
 )  # and their `off` is one that `is_off` knows
 
 # transformers, peft and torchao warn of each other's ways; what they warn of is not ours.

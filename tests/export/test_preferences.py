@@ -73,6 +73,23 @@ def test_a_tool_that_cannot_keeps_a_copy() -> None:
     assert "without its adapters" in instead("llamafactory", "kto", **LORA, reference="precomputed")
 
 
+def test_only_trl_computes_the_loss_of_answers_in_chunks() -> None:
+    def said(tool: str, loss: str) -> list[tuple[str, bool]]:
+        made = write(tool_named(tool), source(task="dpo", **LORA, loss=loss))
+        return [(each.instead, each.may_not_fit) for each in made.departures if each.knob == "loss"]
+
+    assert said("trl", "chunked") == []
+    ((instead, may_not_fit),) = said("trl", "standard")
+    assert "in chunks" in instead
+    assert not may_not_fit
+
+    for tool in ("axolotl", "llamafactory"):
+        assert said(tool, "standard") == []
+        ((instead, may_not_fit),) = said(tool, "chunked")
+        assert "all tokens, in more memory" in instead
+        assert may_not_fit
+
+
 def test_other_tools_say_what_they_train() -> None:
     assert "and this is dpo" in str(tool_named("torchtune").why_not(source(task="dpo")))
     assert "and this is orpo" in str(tool_named("trl").why_not(source(task="orpo")))

@@ -1,6 +1,9 @@
 """distill: to say of each next token what a larger model says of it."""
 
+from dataclasses import replace
+
 from autofit.core.task import TEACHER, Task
+from autofit.core.tasks.causal_lm import CAUSAL_LM
 
 DISTILL = Task(
     name="distill",
@@ -11,4 +14,10 @@ DISTILL = Task(
     rows=(("text",), ("prompt", "completion"), ("messages",)),
     packs=True,
     peft_type="CAUSAL_LM",
+    script=replace(
+        CAUSAL_LM.script,
+        loss="distill_loss",
+        loss_templates=("distill_loss",),
+        loss_imports=("from torch.nn.functional import kl_div",),
+    ),
 )

@@ -1,6 +1,6 @@
 """dpo: to prefer the better of two answers, measured against the model before training."""
 
-from autofit.core.task import REFERENCE, Task
+from autofit.core.task import REFERENCE, Script, Task
 
 DPO = Task(
     name="dpo",
@@ -16,4 +16,21 @@ DPO = Task(
         "llamafactory": {"stage": "dpo", "pref_loss": "sigmoid", "pref_beta": 0.1},
     },
     stages={"trl": "dpo"},
+    script=Script(
+        templates=("encode", "read_chat", "read_answers"),
+        data_kind=".jsonl with prompt, chosen and rejected",
+        imports=("from torch.nn.utils.rnn import pad_sequence",),
+        slots={
+            "what": "Prompts, each with its better and its worse answer",
+            "texts": (
+                'answers = [(row["prompt"], row[name]) for row in rows for name in ("chosen", "rejected")]',
+                "data = padded([read_answer(*each, tokenizer) for each in answers], tokenizer)",
+            ),
+        },
+        valid='torch.ones(len(batch["labels"]))',
+        loss="dpo_loss",
+        loss_templates=("log_probabilities", "dpo_loss"),
+        loss_imports=("from torch.nn.functional import cross_entropy, logsigmoid, pad",),
+        constants=("BETA = 0.1  # how closely the model is held to what it was",),
+    ),
 )

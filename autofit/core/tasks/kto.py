@@ -1,6 +1,6 @@
 """kto: to give good answers rather than bad ones, measured against the model before training."""
 
-from autofit.core.task import REFERENCE, Task
+from autofit.core.task import REFERENCE, Script, Task
 
 KTO = Task(
     name="kto",
@@ -16,4 +16,26 @@ KTO = Task(
         "llamafactory": {"stage": "kto", "pref_beta": 0.1},
     },
     stages={"trl": "kto"},
+    script=Script(
+        templates=("encode", "read_chat", "read_answers"),
+        data_kind=".jsonl with prompt, completion and label",
+        imports=("from torch.nn.utils.rnn import pad_sequence",),
+        slots={
+            "what": "Prompts, each with its answer and with that to another prompt",
+            "texts": (
+                'answers = [(row["prompt"], row["completion"]) for row in rows]',
+                "others = [*answers[1:], answers[0]]  # to another prompt",
+                "others = [(prompt, other) for (prompt, _), (_, other) in zip(answers, others)]",
+                "both = [each for two in zip(answers, others) for each in two]",
+                "data = padded([read_answer(*each, tokenizer) for each in both], tokenizer)",
+                'data["desirable"] = torch.tensor([int(row["label"]) for row in rows])',
+            ),
+        },
+        valid='torch.ones(len(batch["labels"]))',
+        loss="kto_loss",
+        loss_templates=("log_probabilities", "kto_loss"),
+        loss_imports=("from torch.nn.functional import cross_entropy, pad",),
+        constants=("BETA = 0.1  # how closely the model is held to what it was",),
+        before_step=("batch = with_distance(model, batch)",),
+    ),
 )

@@ -14,6 +14,7 @@ from autofit.export.knobs.lora import lora, lora_plus
 from autofit.export.knobs.loss import loss
 from autofit.export.knobs.optimizer import optimizer, optimizer_in_backward, optimizer_offload
 from autofit.export.knobs.parallel import data_parallel
+from autofit.export.knobs.reference import reference
 from autofit.export.knobs.weights import head_only, precision, quantization
 
 # What the script's constants, or another knob's function, cover.
@@ -47,6 +48,7 @@ KNOBS: dict[str, Callable[[Case], Fragments | None]] = {
     "lora_plus": lora_plus,
     "activation_checkpointing": activation_checkpointing,
     "loss": loss,
+    "reference": reference,
     "optimizer": optimizer,
     "optimizer_offload": optimizer_offload,
     "optimizer_in_backward": optimizer_in_backward,

@@ -21,7 +21,8 @@ _BUT_ATTENTION = 'exclude_modules=r"(?!.*att(n|ention)).*"'
 
 def lora(case: Case) -> Fragments | None:
     """Adapters beside frozen weights; `precision` sets the dtypes of both."""
-    config, classifies = case.config, case.classifies
+    config = case.config
+    has_new_head = case.has_new_head
     rank, targets = config.lora_rank, config.lora_targets or "all-linear"
     names = (
         ()
@@ -30,16 +31,16 @@ def lora(case: Case) -> Fragments | None:
     )
     if names and (case.has_experts or {"attention", "all-linear", "head"} & set(names)):
         return None
-    if classifies and targets == "all-linear+head":
+    if has_new_head and targets == "all-linear+head":
         targets = "all-linear"  # a classifier's new head is trained whole whatever the targets
     alpha, dropout = config.lora_alpha or USUAL_ALPHA, config.lora_dropout or 0.0
     # peft leaves out the output embedding by itself, but not every head of a classifier.
-    by_name = classifies or targets == "all-linear+head" or bool(names)
+    by_name = has_new_head or targets == "all-linear+head" or bool(names)
     transposed = by_name and case.model_config["model_type"] in TRANSPOSED
     kinds = "(Linear, Conv1D)" if transposed else "torch.nn.Linear"
     linear = f"{{n for n, m in model.named_modules() if isinstance(m, {kinds})}}"
     lines = []
-    if classifies:
+    if has_new_head:
         lines = [
             f"linear = {linear}",
             _HEADS,
@@ -48,7 +49,7 @@ def lora(case: Case) -> Fragments | None:
     elif by_name:
         lines = [f"{'linear' if names else 'targets'} = {linear}"]
     if names:
-        among = "linear - heads" if classifies else "linear"
+        among = "linear - heads" if has_new_head else "linear"
         lines = [line for line in lines if not line.startswith("targets")] + [
             _NAMED.format(among=among, names=names)
         ]
@@ -58,12 +59,14 @@ def lora(case: Case) -> Fragments | None:
             "model = get_peft_model(model, lora)",
         ]
     else:
-        arguments = f"{'target_modules=targets' if by_name else _ALL}{', modules_to_save=heads' if classifies else ''}"
+        arguments = "target_modules=targets" if by_name else _ALL
+        if has_new_head:
+            arguments += ", modules_to_save=heads"
         attach = [f"model = get_peft_model(model, LoraConfig({arguments}, **LORA))"]
     kinds = "".join(
         f', "use_{kind}": True' for kind in ("dora", "rslora") if config.get(f"lora_{kind}")
     )
-    whole = "; the head is new, trained whole" if classifies else ""
+    whole = "; the head is new, trained whole" if has_new_head else ""
     return Fragments(
         imports=(
             "from peft import LoraConfig, get_peft_model",
@@ -91,7 +94,7 @@ def lora(case: Case) -> Fragments | None:
 
 def lora_plus(case: Case) -> Fragments | None:
     """Two groups of matrices; vectors beside them, or an optimizer for each weight, would need more."""
-    others = case.classifies or case.config.lora_dora or case.config.optimizer_in_backward
+    others = case.has_new_head or case.config.lora_dora or case.config.optimizer_in_backward
     return (
         None if others or case.shards else Fragments(faster=f"{case.config.lora_plus}  # lora_plus")
     )

@@ -99,7 +99,7 @@ def _sharded(case: Case) -> Fragments | None:
     slots = {
         "options": lines,
         "blocks": "blocks" if listed else BLOCKS,
-        "ends": () if case.classifies else _ends(case),
+        "ends": () if case.has_new_head else _ends(case),
         "call": call("fully_shard", given, indent=8),
     }
     adapters = ", ignore_frozen_params=True" if case.lora else ""

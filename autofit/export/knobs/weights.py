@@ -47,7 +47,7 @@ def precision(case: Case) -> Fragments | None:
     half = f"torch.{_COMPUTE[value]}"
     uncached = "" if case.config.activation_checkpointing == "none" else ", cache_enabled=False"
     # Adapters beside quantized weights are made in float32; a new head is loaded as frozen weights are.
-    cast = case.frozen and (case.classifies or case.config.quantization == "none")
+    cast = case.frozen and (case.has_new_head or case.config.quantization == "none")
     return Fragments(
         load_dtype=half if case.frozen else "torch.float32",
         place=_cast(case, f"torch.float32 if parameter.requires_grad else {half}") if cast else (),
@@ -76,10 +76,10 @@ def _cast(case: Case, dtype: str) -> tuple[str, ...]:
 
 def _products_in_fp8(case: Case) -> Fragments:
     heads = 'getattr(model, "score", getattr(model, "classifier", None))'
-    head = heads if case.classifies else "model.get_output_embeddings()"
-    adapt = fill(template("fp8"), {"head": head, "fill_up": _FILL_UP if case.classifies else ()})
+    head = heads if case.has_new_head else "model.get_output_embeddings()"
+    adapt = fill(template("fp8"), {"head": head, "fill_up": _FILL_UP if case.has_new_head else ()})
     convert = "from torchao.float8 import convert_to_float8_training"
-    if not case.classifies:
+    if not case.has_new_head:
         return Fragments(imports=(convert,), adapt=tuple(lines_of(adapt)))
     # Texts padded to the longest one, and the 197 tokens of an image, are no multiple of 16; packed text always is.
     return Fragments(
@@ -105,7 +105,7 @@ def quantization(case: Case) -> Fragments | None:
     # Without this, bitsandbytes quantizes a head that has a bias; despite its name it applies to 4 bits as well.
     heads = (
         ('llm_int8_skip_modules=["score", "classifier", "pre_classifier"]',)
-        if case.classifies
+        if case.has_new_head
         else ()
     )
     quiet = 'logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # it tells of a cast at every product'

@@ -177,6 +177,8 @@ def _is_cut(request: Request) -> bool:
     """Whether cut cross-entropy stands for the chunked loss: on a card, where axolotl itself computes in 16 bits."""
     keys = _precision(request).keys
     half = keys["bf16"] or keys["fp16"]
+    if request.source.task not in LANGUAGE_MODELS:  # whose loss is not the model's own
+        return False
     return request.config.loss == "chunked" and request.source.device == "cuda" and bool(half)
 
 
@@ -185,7 +187,9 @@ def _loss(request: Request) -> ToolKeys:
     why = None
     if request.config.loss == "chunked":
         why = "axolotl holds the logits of all tokens; Liger's plugin with liger_fused_linear_cross_entropy never does"
-    if _is_cut(request):
+    if request.source.task not in LANGUAGE_MODELS:
+        why = shared.all_logits(request)
+    elif _is_cut(request):
         why = "axolotl never holds all logits by cut cross-entropy's kernels, which axolotl's fork of that package has"
     return request.keys("loss", _plugins(request), why, may_not_fit=not _is_cut(request))
 

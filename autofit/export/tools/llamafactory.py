@@ -9,7 +9,7 @@ from typing import Any
 from autofit.export import several_devices
 from autofit.export import shared_keys as shared
 from autofit.export.source import ExportSource, batches_fit
-from autofit.export.tool import Request, Tool, ToolKeys, trained_by
+from autofit.export.tool import LANGUAGE_MODELS, Request, Tool, ToolKeys, trained_by
 from autofit.export.trainer import CHECKPOINTED, learning
 
 _NEVER_ALL = "which never holds the logits of all tokens"
@@ -69,6 +69,10 @@ def _liger(request: Request) -> dict[str, Any]:
 
 def _loss(request: Request) -> ToolKeys:
     value, kernels = request.config.loss, request.config.kernels == "liger"
+    if request.source.task not in LANGUAGE_MODELS:
+        why = shared.all_logits(request)
+        return request.keys("loss", _liger(request), why, may_not_fit=True)
+
     instead = None
     if value == "fused" and not kernels:
         instead = "LLaMA-Factory switches Liger's other kernels on with it"

@@ -99,10 +99,15 @@ def _loss(request: Request) -> ToolKeys:
 
 
 def _loss_of_answers(request: Request) -> ToolKeys:
-    """That of a reward model has no logits of a vocabulary."""
-    is_scored = task_named(request.source.task).scores
-    instead = None if is_scored else _LOSS_INSTEAD["standard"]
-    return request.keys("loss", {}, instead)
+    """In chunks, too; that of a reward model has no logits of a vocabulary."""
+    if task_named(request.source.task).scores:
+        return ToolKeys()
+
+    if request.source.device == "cpu" and request.config.loss == "chunked":
+        return request.keys("loss", {}, f"{_ON_CPU}, more than measured", may_not_fit=True)
+    if request.config.loss == "chunked":
+        return ToolKeys(as_measured=True)
+    return request.keys("loss", {}, _LOSS_INSTEAD["standard"])
 
 
 def _kernels(request: Request) -> ToolKeys:
