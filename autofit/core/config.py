@@ -37,6 +37,7 @@ class Config(Mapping[str, Value]):
     lora_rslora: bool
     head_only: bool
     reference: str | None
+    teacher_precision: str
     quantization: str
     optimizer: str | None
     optimizer_offload: str

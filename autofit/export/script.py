@@ -23,6 +23,7 @@ from autofit.core.tasks import task_named
 from autofit.export.fragments import Case, Fragments
 from autofit.export.header import measured_sentence, script_header
 from autofit.export.knobs import KNOBS
+from autofit.export.knobs.reference import teacher
 from autofit.export.packing import packed_samples, padded_samples
 from autofit.export.source import check_batch_sizes, nodes_of, torchrun
 from autofit.export.template import WIDTH, call, fill, import_from, literal, packed, template
@@ -238,19 +239,12 @@ def _of_loss(case: Case) -> Fragments:
         return Fragments()
 
     slots = {"micro": str(case.micro_batch_size)}
-    companions: tuple[str, ...] = ()
-    if TEACHER in case.task.frozen:
-        companions = (
-            f"teacher = {case.task.auto_class}.from_pretrained(args.teacher, dtype={case.frozen_dtype})",
-            "teacher = teacher.to(DEVICE).eval().requires_grad_(False)",
-        )
     return Fragments(
         imports=script.loss_imports,
         constants=script.constants,
         functions=tuple(fill(template(name), slots) for name in script.loss_templates),
-        companions=companions,
         loss=script.loss,
-    )
+    ).joined(teacher(case))
 
 
 def _imports(
@@ -260,7 +254,8 @@ def _imports(
         return line.startswith("from "), line
 
     classes = ["AutoConfig", task.auto_class, *(["AutoTokenizer"] if task.of_texts else [])]
-    classes += ["BitsAndBytesConfig"] if fragments.quantization else []
+    asks_quantised = any("BitsAndBytesConfig" in line for line in fragments.companions)
+    classes += ["BitsAndBytesConfig"] if fragments.quantization or asks_quantised else []
     standard = {*_STANDARD, *fragments.standard, *(["import json"] if task.of_texts else [])}
     library = {
         *task.script.imports,

@@ -16,7 +16,7 @@ from autofit.setup import Setup
 from autofit.setup.adapters import base_of, is_adapter, is_copy
 from autofit.setup.experts import adapts_parameter, plain_experts, quantised_weights
 from autofit.setup.layers import output_head
-from autofit.techniques.quantization import dequantised, is_quantised
+from autofit.setup.quantised_layers import dequantised, is_quantised
 from autofit.training import adapter_files, atomic_writes
 from autofit.training.host_tensors import each_once, gathered
 

@@ -39,7 +39,13 @@ CASES: dict[str, list[dict[str, Any]]] = {
     ],
     "kto": [{"micro_batch_size": 4}, OFF, {"micro_batch_size": 4, **CHUNKED}, {**OFF, **CHUNKED}],
     "orpo": [{"micro_batch_size": 4}, {"micro_batch_size": 4, **CHUNKED}],
-    "distill": [{"micro_batch_size": 2}, LORA, {**LORA, **CHUNKED}],
+    "distill": [
+        {"micro_batch_size": 2},
+        LORA,
+        {**LORA, **CHUNKED},
+        {**LORA, "teacher_precision": "nf4"},
+        {**LORA, "teacher_precision": "int8", "precision": "bf16"},
+    ],
     "embed": [
         {},
         {"micro_batch_size": 2},
@@ -114,6 +120,8 @@ def _at_once(loss: Any, model: Any, batch: Any) -> Any:
         ("dpo", {**OFF, **CHUNKED}),
         ("kto", {"micro_batch_size": 2, **CHUNKED}),
         ("distill", {**LORA, **CHUNKED}),
+        ("distill", {**LORA, "teacher_precision": "nf4"}),
+        ("distill", {"micro_batch_size": 2, "teacher_precision": "int8", "precision": "bf16"}),
     ],
 )
 def test_a_trace_takes_what_a_step_takes(task: str, knobs: dict[str, Any]) -> None:

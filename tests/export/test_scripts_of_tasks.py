@@ -43,6 +43,7 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("reward", {**LORA, **SPLIT}),
     ("rerank", {**LORA, **SPLIT}),
     ("distill", SPLIT),
+    ("distill", {**LORA, **SPLIT, "teacher_precision": "nf4"}),
     ("embed", {}),
     ("embed", {**SPLIT, "precision": "bf16-mixed"}),
 ]
@@ -61,7 +62,7 @@ def test_the_script_takes_the_same_steps_as_autofit(
     setup = setup_for(task, ARCHITECTURES[task], knobs, weights, asked)
     script = module_of(emit(task, **dict(setup.config)))
     script.reference = loaded(task, weights).eval()
-    script.teacher = loaded(task, teacher).eval()
+    script.teacher = setup.frozen.get("teacher", loaded(task, teacher)).eval()
     check_same_steps(script, setup, weights)
 
 
@@ -146,6 +147,7 @@ def test_a_whole_script_runs(emit: Emit, tmp_path: Path, task: str) -> None:
     arguments = ["--data", path, "--weights", weights, "--steps", "3", "--log-every", "1"]
     if task == "distill":
         arguments += ["--teacher", weights]
+        knobs["teacher_precision"] = "nf4"
     losses = losses_printed(emit(task, **knobs), *arguments, "--output", tmp_path / "trained")
     assert len(losses) == 3
     assert loaded(task, tmp_path / "trained")

@@ -16,8 +16,8 @@ from autofit.core.errors import RefusedError
 from autofit.core.workload import Hyperparameters, Traits, Workload
 from autofit.hardware.tracker import StorageTracker
 from autofit.models.huggingface import HuggingFaceModel, huggingface_workload
+from autofit.setup.quantised_layers import dequantised
 from autofit.techniques import canonicalize, refuse, technique_named
-from autofit.techniques.quantization import dequantised
 from autofit.training.build import build
 from autofit.training.evaluation import evaluate
 from autofit.training.step import train_step

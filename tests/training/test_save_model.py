@@ -14,7 +14,7 @@ from autofit.core.errors import InputError
 from autofit.core.workload import Hyperparameters, Workload
 from autofit.models.huggingface import HuggingFaceModel, huggingface_workload
 from autofit.setup import Setup
-from autofit.techniques.quantization import is_quantised
+from autofit.setup.quantised_layers import is_quantised
 from autofit.training import atomic_writes, save_model
 from autofit.training.build import build
 from autofit.training.step import train_step

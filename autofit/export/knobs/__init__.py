@@ -49,6 +49,7 @@ KNOBS: dict[str, Callable[[Case], Fragments | None]] = {
     "activation_checkpointing": activation_checkpointing,
     "loss": loss,
     "reference": reference,
+    "teacher_precision": lambda case: Fragments(),  # of what the task adds
     "optimizer": optimizer,
     "optimizer_offload": optimizer_offload,
     "optimizer_in_backward": optimizer_in_backward,
