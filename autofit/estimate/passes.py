@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from autofit.core.config import Config
+from autofit.core.knobs.reference import OFFLOADED
 from autofit.core.layout import Layout
 from autofit.estimate.layouts import Exchanges
 from autofit.estimate.overlap import Unit, micro_batch, one_after_another
@@ -73,7 +74,12 @@ class Pass:
         """The seconds of a micro-batch, beside which bytes are copied to and from the host; `last`: of the last one of
         a step; `adding`: gradients that rest on the host come to be added to."""
         several, adding = exchanges.hardware.world > 1, adding and rest_on_host(config)
-        offloaded = config.activation_offload, config.parameter_offload, config.optimizer_offload
+        offloaded = (
+            config.activation_offload,
+            config.parameter_offload,
+            config.optimizer_offload,
+            config.reference == OFFLOADED,
+        )
         key = (
             speed.tf32,
             speed.compiled,
@@ -102,7 +108,7 @@ class Pass:
         gradients = self.segments.gradients if config.optimizer_offload == "cpu" else none
         gradients = gradients + adding * streamed
         return {
-            "forward": moved + streamed,
+            "forward": moved + streamed + self._of_copy(config, self.segments.copied),
             "backward": moved - resident + _ways(config) * streamed + gradients,
         }
 
@@ -119,9 +125,13 @@ class Pass:
         gradients = sum(self.segments.shapes.values()) if config.optimizer_offload == "cpu" else 0
         gradients += adding * streamed
         return {
-            "forward": moved + streamed,
+            "forward": moved + streamed + self._of_copy(config, self.segments.copied_weights),
             "backward": returned + _ways(config) * streamed + gradients,
         }
+
+    def _of_copy(self, config: Config, amount: Floats | int) -> Floats | int:
+        """What comes for the forward of a copy of the model that rests on the host."""
+        return amount if config.reference == OFFLOADED else 0
 
     def _computing(self, speed: Speed, config: Config) -> Computing:
         found = {}

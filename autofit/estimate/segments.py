@@ -6,7 +6,7 @@ both relative to its start. `autofit.estimate.schedules` puts any step together 
 
 import itertools
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Self
@@ -75,6 +75,8 @@ class Segments:
     inputs: Floats  # of these, the micro-batch
     streamed: Floats  # weights of the middle blocks, which parameter_offload keeps on the host
     streamed_weights: int  # how many those are
+    copied: Floats  # weights of a copy's middle blocks, which reference may keep on the host
+    copied_weights: int  # how many those are
     let_go: Floats  # what the head's forward frees of what was made before it, the last block's output for one
     chunks: Floats  # how many the loss has
     by_flash: bool  # PyTorch's flash kernel computes all of the attention
@@ -159,8 +161,10 @@ def segments_of(trace: Trace, grid: Grid, symbols: Symbols, hardware: Hardware) 
         gradients=events.total("gradients"),
         others=events.others(),
         inputs=events.total("inputs"),
-        streamed=events.total("parameters", streamed=True),
-        streamed_weights=sum(trace.times(trace.owners[each]) for each in events.streamed()),
+        streamed=events.total("parameters", among=events.in_middle(trace.streamable)),
+        streamed_weights=events.count(events.in_middle(trace.streamable)),
+        copied=events.total("parameters", among=events.in_middle(trace.copied)),
+        copied_weights=events.count(events.in_middle(trace.copied)),
         let_go=events.let_go(spans),
         chunks=grid.chunks,
         by_flash={"flash" in cost.name for cost in trace.costs if cost.kind == ATTENTION} == {True},
@@ -369,30 +373,28 @@ class _Events:
                     max(stay.returns, death[0].events),
                 )
 
-    def total(self, label: str, *, streamed: bool = False) -> Floats:
-        """Bytes of all storages of one kind, in all blocks; `streamed`: of what parameter_offload keeps on the host."""
-        trace, total, storages = (
-            self.trace,
-            np.zeros(self.sizes.shape[1]),
-            self.streamed() if streamed else self.made,
-        )
-        for storage in storages:
+    def total(self, label: str, *, among: Iterable[int] | None = None) -> Floats:
+        """Bytes of all storages of one kind, or of some of them, in all blocks."""
+        trace = self.trace
+        total = np.zeros(self.sizes.shape[1])
+        for storage in self.made if among is None else among:
             if trace.labels.get(storage) == label:
                 total = total + self.sizes[self.made[storage]] * trace.times(
                     trace.owners.get(storage)
                 )
         return total
 
-    def streamed(self) -> list[int]:
-        """The storages that parameter_offload keeps on the host: those of the middle blocks."""
-        depth, trace = self.trace.depth, self.trace
+    def in_middle(self, storages: frozenset[int]) -> list[int]:
+        """Those of some storages that are of the middle blocks: what rests on the host where they are streamed."""
+        depth = self.trace.depth
         if depth is None:
             return []
-        return [
-            each
-            for each in self.made
-            if each in trace.streamable and trace.owners.get(each) in depth.middle
-        ]
+        owners = self.trace.owners
+        return [each for each in self.made if each in storages and owners.get(each) in depth.middle]
+
+    def count(self, storages: Iterable[int]) -> int:
+        """How many these are in all blocks."""
+        return sum(self.trace.times(self.trace.owners[each]) for each in storages)
 
 
 def _freed_in_all_blocks(

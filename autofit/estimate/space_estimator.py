@@ -22,6 +22,7 @@ from autofit.core.config import Config, Value
 from autofit.core.errors import AutofitError
 from autofit.core.hardware import Hardware
 from autofit.core.knobs.activation_checkpointing import BUDGET
+from autofit.core.knobs.reference import OFFLOADED
 from autofit.core.layout import Layout
 from autofit.core.workload import Workload
 from autofit.data.batch import tensors
@@ -404,6 +405,7 @@ class SpaceEstimator:
             of_rank = self._workload.effective_batch_size / layout.dp_degree
             held = held + segments.inputs * (of_rank / self._grid.samples - 1)
         held = held - segments.streamed if config.parameter_offload == "cpu" else held
+        held = held - segments.copied if config.reference == OFFLOADED else held
         first, left = step_pass.memory(config, added=False)
         added, _ = step_pass.memory(config, added=True)
         first, added = (
@@ -457,6 +459,9 @@ class SpaceEstimator:
             total = total + 2 * optimizer.weights + optimizer.state
         if config.parameter_offload == "cpu" and not rest_on_host(config) and segments.depth:
             total = total + segments.streamed_block * segments.depth.whole
+        if config.reference == OFFLOADED and segments.depth:
+            whole = segments.depth.whole
+            total = total + segments.copied * (whole / (whole - 2))
         return total + step_pass.saved[0] if config.activation_offload == "cpu" else total
 
     def _optimizer(self, config: Config, segments: Segments) -> _OptimizerRow:

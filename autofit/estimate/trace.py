@@ -66,6 +66,7 @@ class Trace:
         labels, owners, streams, joined, completed, products: as of the Recorder.
         trained: the storages of trained parameters: of those that a backward reaches.
         streamable: the storages of weights that parameter_offload may keep on the host.
+        copied: the same of a copy of the model that is not trained.
         saved: the storages that autograd alone holds for the backward, where asked for.
         chunks: (tokens, features, vocabulary) of a loss that was traced by two chunks.
         shapes: shape, on this rank, and dtype of every trained parameter, and its block.
@@ -93,6 +94,7 @@ class Trace:
     products: dict[str, int]
     trained: frozenset[int]
     streamable: frozenset[int]
+    copied: frozenset[int]
     saved: dict[int, Stay]
     chunks: tuple[int, int, int] | None
     shapes: tuple[tuple[torch.Size, torch.dtype, int | None], ...]
@@ -278,7 +280,9 @@ def trace_skeleton(
                 followed = events_between_steps(setup, hardware, recorder, make)
         # until it is given back
         trainable = [parameter for _, parameter in setup.trainable() if parameter in reached]
-        streamable = streamable_weights(setup.model, setup.config)
+        trained_model, *copies = _of_one_depth(setup)
+        streamable = streamable_weights(trained_model, setup.config)
+        copied = [weight for model in copies for weight in streamable_weights(model, setup.config)]
     except (AutofitError, KeyboardInterrupt):
         raise
     # the model's own code, under conditions that it was not written for
@@ -307,6 +311,7 @@ def trace_skeleton(
         products=recorder.products,
         trained=frozenset(recorder.storages_of(trainable)),
         streamable=frozenset(recorder.storages_of(streamable)),
+        copied=frozenset(recorder.storages_of(copied)),
         saved=saved.stays if saved else {},
         chunks=chunks.sizes if chunks else None,
         shapes=tuple(

@@ -10,6 +10,7 @@ from pathlib import PurePath
 from typing import Any
 
 from autofit.core.knobs.lora_alpha import USUAL_ALPHA
+from autofit.core.knobs.reference import COPIED
 from autofit.core.learning_rates import default_hyperparameters
 from autofit.core.tasks import task_named
 from autofit.export.source import LEARNT, ExportSource, batches_fit
@@ -335,11 +336,13 @@ def reference(request: Request, key: str | None) -> ToolKeys:
     if value == "precomputed" and key is None:
         kept = "asks the model without its adapters" if adapted else "keeps a copy of the model"
         instead = f"{request.title} {kept} in every step, in more time than measured"
-    elif value == "resident" and adapted:
+    elif value == "offloaded" and not adapted:
+        instead = f"{request.title} keeps the copy on the device, in more memory than measured"
+    elif value in COPIED and adapted:
         instead = (
             f"{request.title} asks the model without its adapters, in less memory than measured"
         )
-    may_not_fit = value == "precomputed" and not adapted
+    may_not_fit = value in ("precomputed", "offloaded") and not adapted
     if instead:
         return request.keys("reference", keys, instead, may_not_fit=may_not_fit)
     return ToolKeys(keys, as_measured=True)

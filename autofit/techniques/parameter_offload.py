@@ -19,23 +19,11 @@ one at a time, full checkpointing, chunked loss):
   bytes for each weight.
 """
 
-import functools
-
-import torch
-from torch import nn
-
 from autofit.core.knobs.parameter_offload import KNOB
-from autofit.setup import Config, Hardware, RefusedError, Setup, Stage, Technique, Value, Workload
+from autofit.setup import Config, Hardware, Setup, Stage, Technique, Value, Workload
 from autofit.setup.host_copies import CopyLane
-from autofit.setup.layers import repeated_blocks
-from autofit.setup.resting_weights import Block, Slot
-from autofit.setup.state import Holder
-from autofit.setup.streamed_blocks import LEAST_BLOCKS, SMALLEST, BlockStreamer, updated_on
-
-_TOO_FEW = (
-    f"fewer than {LEAST_BLOCKS} repeated blocks have weights of their own worth streaming, "
-    "and two are always on the device; use none."
-)
+from autofit.setup.streamed_blocks import LEAST_BLOCKS, SMALLEST, updated_on
+from autofit.setup.streamed_models import TOO_FEW, stream_blocks
 
 
 class ParameterOffload(Technique):
@@ -68,71 +56,19 @@ class ParameterOffload(Technique):
                 "set optimizer_in_backward, optimizer_offload or lora_rank."
             )
         if workload.traits and workload.traits.blocks < LEAST_BLOCKS:
-            return _TOO_FEW
+            return TOO_FEW.format(self.off)
         return None
 
     def apply(self, setup: Setup, value: Value) -> None:
-        stream_blocks(setup, CopyLane.of(setup.device), smallest=SMALLEST)
+        _stream(setup, CopyLane.of(setup.device))
 
     def trace(self, setup: Setup, value: Value) -> None:
-        stream_blocks(setup, CopyLane(None, setup.tracing.note_host), smallest=SMALLEST)
+        _stream(setup, CopyLane(None, setup.tracing.note_host))
 
 
-def stream_blocks(setup: Setup, lane: CopyLane, *, smallest: int) -> BlockStreamer:
-    """Send every weight of a block that may be streamed to the host as soon as it exists.
-
-    Raises:
-        RefusedError: where too few blocks have weights of at least `smallest` bytes, counted in 4
-            bits.
-    """
-    streamer = BlockStreamer(
-        setup.model,
-        repeated_blocks(setup.model),
-        lane,
-        smallest=smallest,
-        whole=setup.config.compile != "none",
-        updated=updated_on(setup.config),
-    )
-
-    worth = set()
-    for block, slot in streamer.slots():
-        if getattr(*slot).numel() >= 2 * smallest:
-            worth.add(id(block))
-    if len(worth) < LEAST_BLOCKS:
-        streamer.close()
-        raise RefusedError(_TOO_FEW)
-
-    for block, slot in streamer.slots():
-        if getattr(*slot).dim() > 1:  # vectors are too small to be streamed
-            store = setup.weights.holders.get(slot)
-            hold = functools.partial(_store_and_hold, streamer, block, slot, store)
-            setup.weights.holders[slot] = hold
-
+def _stream(setup: Setup, lane: CopyLane) -> None:
+    updated = updated_on(setup.config)
+    streamer = stream_blocks(setup, setup.model, lane, smallest=SMALLEST, updated=updated)
     setup.on_close(streamer.close)
     setup.patch(setup, "value_of", streamer.value_of)
     setup.patch(setup, "host_params", streamer.host_params)
-    return streamer
-
-
-def _store_and_hold(
-    streamer: BlockStreamer, block: Block, slot: Slot, store: Holder | None, values: torch.Tensor
-) -> nn.Parameter:
-    """The weight as another technique stores it, else as it is; moved to the host before the next
-    one is made."""
-    module, name = slot
-    own = module._parameters[name]
-    if store:
-        parameter = store(values)
-    elif own is not None and _is_the_same(own, values):
-        parameter = own  # of a living model, which others may hold too
-    else:
-        parameter = nn.Parameter(values, requires_grad=own is not None and own.requires_grad)
-
-    streamer.hold(block, slot, parameter)
-    return parameter
-
-
-def _is_the_same(weight: torch.Tensor, values: torch.Tensor) -> bool:
-    if weight.device != values.device:
-        return False
-    return weight.untyped_storage() is values.untyped_storage()

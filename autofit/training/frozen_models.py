@@ -5,6 +5,7 @@ from functools import partial
 
 from torch import nn
 
+from autofit.core.knobs.reference import COPIED
 from autofit.core.workload import REFERENCE
 from autofit.setup import Setup
 from autofit.setup.state import modes_of, set_modes
@@ -18,7 +19,7 @@ def make_frozen_models(setup: Setup) -> None:
     """
     is_meta = any(weight.is_meta for weight in setup.model.parameters())
     for name, factory in setup.workload.frozen.items():
-        if factory is None and name == REFERENCE and setup.config.reference != "resident":
+        if factory is None and name == REFERENCE and setup.config.reference not in COPIED:
             continue
 
         if factory is None:

@@ -9,7 +9,7 @@ import pytest
 
 from autofit.core.workload import Workload
 from autofit.estimate.estimator import predict
-from autofit.estimate.peak import peak_of
+from autofit.estimate.peak import host_bytes_of, peak_of
 from autofit.estimate.rates import UNKNOWN
 from autofit.estimate.space_estimator import SpaceEstimator
 from autofit.estimate.trace import trace
@@ -91,6 +91,29 @@ def test_a_reference_in_every_step_takes_the_forward_of_all_its_blocks() -> None
     assert None not in alone
     assert together[0] - together[1] == pytest.approx(alone[0] - alone[1], rel=0.05)  # type: ignore[operator]
     assert together[0] > 1.1 * together[1]
+
+
+def test_a_reference_on_the_host_leaves_two_blocks_on_the_device() -> None:
+    wide = {"num_hidden_layers": 7, "hidden_size": 256, "intermediate_size": 512}
+    model = replace(tiny.llama(**wide, vocab_size=64), task="dpo")
+    workload = huggingface_workload(model, sequence_length=32, effective_batch_size=8)
+    workload = replace(workload, traits=None)
+    configs = [
+        canonicalize({"micro_batch_size": 2, "reference": value, **more}, workload, AMPERE)
+        for more in ({}, CHUNKED)
+        for value in ("resident", "offloaded")
+    ]
+    found = SpaceEstimator(workload, AMPERE, UNKNOWN, configs).predict()
+    traces = [trace(workload, config, AMPERE) for config in configs]
+    whole = [peak_of(each, AMPERE).nbytes for each in traces]
+    assert found.allocated == pytest.approx(np.array(whole, float), rel=0.001)
+
+    blocks = 4 * (4 * 256 * 256 + 3 * 256 * 512)  # grouped queries make it a little less
+    saved = found.allocated[0] - found.allocated[1]
+    assert saved == pytest.approx(5 * blocks, rel=0.2)
+    assert host_bytes_of(traces[1]) == pytest.approx(found.on_host[1], rel=0.01)
+    assert found.on_host[1] == pytest.approx(7 / 5 * saved, rel=0.01)
+    assert found.seconds[1] > found.seconds[0]
 
 
 def test_a_batch_that_is_replayed_takes_a_second_forward() -> None:

@@ -65,6 +65,7 @@ def test_answers_are_computed_before_training_where_they_were(tool: str) -> None
         assert instead(tool, "dpo", **FULL, reference=value) == ""
     assert instead(tool, "dpo", **LORA, reference="adapter-off") == ""
     assert "in less memory" in instead(tool, "dpo", **LORA, reference="resident")
+    assert "in more memory" in instead(tool, "dpo", **FULL, reference="offloaded")
 
 
 def test_a_tool_that_cannot_keeps_a_copy() -> None:

@@ -171,6 +171,11 @@ def test_dropout_is_replayed(emit: Emit, tmp_path: Path) -> None:
     assert found[0] == found[1]
 
 
+def test_a_streamed_reference_is_left_to_autofit_train(emit: Emit) -> None:
+    with pytest.raises(InputError, match=r"train\.py cannot express reference offloaded"):
+        emit("dpo", reference="offloaded")
+
+
 def test_several_devices_are_left_to_autofit_train(emit: Emit) -> None:
     with pytest.raises(InputError, match=r"train\.py cannot be written for dpo on several devices"):
         emit("dpo", data_parallel="ddp", data_parallel_replicate=2, data_parallel_shard=1)

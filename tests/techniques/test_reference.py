@@ -10,11 +10,17 @@ from torch import nn
 
 from autofit.core.config import Value
 from autofit.core.workload import Workload
+from autofit.models.huggingface import huggingface_workload
 from autofit.setup import Setup
+from autofit.setup.host_copies import CopyLane
+from autofit.setup.layers import repeated_blocks
+from autofit.setup.streamed_blocks import BlockStreamer
+from autofit.setup.streamed_models import stream_blocks
 from autofit.techniques import canonicalize, refuse, technique_named
 from autofit.training.build import build
 from autofit.training.step import accumulate, train_step
 from tests import tiny
+from tests.streaming import resident_bytes, streamed_bytes
 from tests.techniques.contract import living
 
 PAIRS = 4
@@ -67,6 +73,34 @@ def test_each_value_gives_the_same_losses_and_gradients(
             torch.testing.assert_close(weight.grad, gradients[name], rtol=1e-3, atol=1e-6)
 
 
+def test_an_offloaded_copy_says_the_same_with_two_blocks_on_the_device(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    wide = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 5}
+    model = replace(tiny.llama(**wide), task="dpo")
+    workload = huggingface_workload(model, sequence_length=16, effective_batch_size=PAIRS)
+    expected, losses = trained_twice(workload, {"reference": "resident"})
+
+    made: list[BlockStreamer] = []
+
+    def note(*args: Any, **options: Any) -> None:
+        made.append(stream_blocks(*args, **options))
+
+    technique = technique_named("reference")
+    monkeypatch.setattr(f"{type(technique).__module__}.stream_blocks", note)
+    monkeypatch.setattr(technique, "refuse", lambda *_: None)
+    monkeypatch.setattr(CopyLane, "of", lambda device: CopyLane(None))
+    setup, found = trained_twice(workload, {"reference": "offloaded"})
+
+    assert found == losses
+    for (name, weight), (_, other) in zip(setup.trainable(), expected.trainable(), strict=True):
+        assert torch.equal(weight.grad, other.grad), name
+    (streamer,) = made
+    assert streamed_bytes(streamer) >= 5 * 4 * (2 * 256 * 256 + 3 * 256 * 512)
+    assert resident_bytes(streamer) <= 0.4 * streamed_bytes(streamer)
+    assert repeated_blocks(setup.frozen["reference"])[0] is streamer.blocks[0].module
+
+
 def test_without_adapters_the_model_is_what_it_was_and_modes_come_back(workload: Workload) -> None:
     model = living(workload)
     plain = copy.deepcopy(model).eval()
@@ -99,6 +133,7 @@ def test_a_copy_is_neither_trained_nor_returned(workload: Workload) -> None:
         ("dpo", {"reference": "adapter-off"}, "all weights are trained"),
         ("dpo", {"reference": "adapter-off", **LORA, "lora_dora": True}, "DoRA"),
         ("dpo", {"reference": "resident", **LORA, "quantization": "nf4"}, "use adapter-off"),
+        ("dpo", {"reference": "offloaded"}, "on a CPU, device and host share one memory"),
         ("causal-lm", {"reference": "precomputed"}, "leave reference out"),
     ],
 )

@@ -8,6 +8,9 @@ from autofit.export.template import call, fill, template
 def reference(case: Case) -> Fragments | None:
     """A function `before_training(model, batch)`, and what main makes for it."""
     value = case.config.reference
+    if value == "offloaded":  # as other weights that are streamed
+        return None
+
     if value == "adapter-off":
         return Fragments(functions=(template("before_adapter_off"),))
 
