@@ -1,5 +1,5 @@
-"""Whether a search is for packed or for padded samples: what data of the user's own say, by tokens
-that count."""
+"""What data of the user's own say of a workload: how long its samples are, and whether packed ones
+make more of a step's tokens count."""
 
 import dataclasses
 from pathlib import Path
@@ -29,15 +29,21 @@ def with_data(
     A step takes as long with padding as with tokens, so samples are packed where the share of
     padding makes that faster by more than `tolerance`. Plain text is always packed, and attends to
     what is before it. Other packed samples are kept apart where the model can do that, and measured
-    so.
+    so. Samples of two texts are padded.
 
     Raises:
         InputError: a model that no file is read for, or a file that is none for it.
     """
     factory = workload.model
     path = expanded(data, "data")
-    if not TASKS[workload.task].continues_text or not isinstance(factory, HuggingFaceModel):
-        message = f"data choose between packing and padding for named language models, and the task is {workload.task}."
+    task = TASKS[workload.task]
+    are_continued = task.packs and task.predicts_next_token
+    have_two_texts = task.of_texts and not task.reads_text
+    if not (are_continued or have_two_texts) or not isinstance(factory, HuggingFaceModel):
+        message = (
+            "a search reads data of named language models, of preferences and of pairs of texts, "
+            f"and the task is {workload.task}."
+        )
         raise InputError(message, "Leave out the data.")
     if weights is not None and not (isinstance(weights, str) and weights):
         weights = expanded(weights, "weights")
@@ -49,6 +55,18 @@ def with_data(
     lengths = loader.lengths
     assert lengths, "texts that can be packed have lengths"
 
+    workload = dataclasses.replace(
+        workload,
+        data=str(path.resolve()),
+        form=loader.form,
+        padding=lengths.padding,
+    )
+    share = percent(lengths.padding)
+    note = f"{path.name}: {lengths}; padded, {share} of a batch is padding"
+    if have_two_texts:
+        return dataclasses.replace(workload, notes=(*workload.notes, f"{note}."))
+
+    workload = dataclasses.replace(workload, data_tokens=round(lengths.samples * lengths.mean))
     is_text = isinstance(loader.samples, Packed)
     is_faster = 1 / (1 - lengths.padding) > 1 + tolerance
     packing = is_text or (is_faster and lengths.samples >= workload.effective_batch_size)
@@ -64,14 +82,6 @@ def with_data(
         batch = dataclasses.replace(batch, document_tokens=length)
         workload = dataclasses.replace(workload, batch=batch, document_tokens=length)
 
-    share = percent(lengths.padding)
-    note = f"{path.name}: {lengths}; padded, {share} of a batch is padding: {how}."
     return dataclasses.replace(
-        workload,
-        data=str(path.resolve()),
-        data_tokens=round(lengths.samples * lengths.mean),
-        form=loader.form,
-        notes=(*workload.notes, note),
-        packing=packing,
-        padding=lengths.padding,
+        workload, notes=(*workload.notes, f"{note}: {how}."), packing=packing
     )

@@ -196,15 +196,19 @@ class Lengths:
 
     @classmethod
     def of(cls, lengths: torch.Tensor, batch_size: int) -> "Lengths":
-        """Of samples that are batched in an order drawn at random."""
+        """Of samples that are batched in an order drawn at random.
+
+        Args:
+            lengths: [samples], or [samples, texts] where each has several, which are padded alike.
+        """
         generator = torch.Generator().manual_seed(0)
         drawn = lengths[torch.randperm(len(lengths), generator=generator)]
         whole = len(drawn) // batch_size * batch_size
-        held = batch_size * int(
-            drawn[:whole].view(whole // batch_size, batch_size).amax(dim=1).sum()
-        )
+        of_batch = batch_size * lengths[0].numel()
+        batches = drawn[:whole].reshape(whole // batch_size, of_batch)
+        held = of_batch * int(batches.amax(dim=1).sum())
         if whole < len(drawn):
-            held += (len(drawn) - whole) * int(drawn[whole:].max())
+            held += drawn[whole:].numel() * int(drawn[whole:].max())
         found = int(lengths.min()), int(lengths.max()), float(lengths.double().mean())
         return cls(len(lengths), *found, 1 - int(lengths.sum()) / held)
 

@@ -85,7 +85,13 @@ def text_loader(workload: Workload, path: Path, tokenizer: Any, options: DataOpt
         assert found.labels is not None, "the second texts"
         both = torch.cat([spans, found.label_spans + len(found.ids)])
         texts = Ragged({"input_ids": Joined(found.ids, found.labels)}, both, padding)
-        return FileLoader(Twins(texts), size, notes=tuple(notes))
+        return FileLoader(
+            Twins(texts),
+            size,
+            notes=tuple(notes),
+            lengths=_lengths_of_twins(both, size),
+            form="+".join(found.form),
+        )
 
     if are_answers:
         return _answer_loader(found, padding, size, notes)
@@ -156,13 +162,24 @@ def _answer_loader(found: Tokenised, padding: int, size: int, notes: list[str]) 
         notes = [*notes, f"left out, without room for both answers: {left_out} of {of_all}."]
 
     pairs = found.spans.view(-1, 2, 2)[are_learnt]
-    texts = Ragged(
-        {"input_ids": found.ids, "labels": labels}, pairs.transpose(0, 1).flatten(0, 1), padding
-    )
+    spans = pairs.transpose(0, 1).flatten(0, 1)
+    texts = Ragged({"input_ids": found.ids, "labels": labels}, spans, padding)
     per_sample = {}
     if found.classes is not None:
         per_sample["desirable"] = found.classes.view(-1, 2)[are_learnt, 0]
-    return FileLoader(Twins(texts, per_sample), size, notes=tuple(notes), form="+".join(found.form))
+    return FileLoader(
+        Twins(texts, per_sample),
+        size,
+        notes=tuple(notes),
+        lengths=_lengths_of_twins(spans, size),
+        form="+".join(found.form),
+    )
+
+
+def _lengths_of_twins(spans: torch.Tensor, size: int) -> Lengths:
+    """Of two texts to a sample: the first of every sample, then the second of every one."""
+    lengths = spans[:, 1] - spans[:, 0]
+    return Lengths.of(lengths.view(2, -1).t(), size)
 
 
 def padding_note(lengths: Lengths, batch_size: int) -> str | None:

@@ -100,9 +100,24 @@ def test_what_cannot_keep_samples_apart_is_refused(tmp_path: Path) -> None:
     assert "use sdpa" in str(techniques.refuse(config, found, AMPERE))
 
 
+PAIRS = [{"prompt": "a", "chosen": "b" * n, "rejected": "c"} for n in (2, 3, 4, 30)]
+
+
+def test_preferences_are_padded_and_their_lengths_are_said(tmp_path: Path) -> None:
+    (tmp_path / "data.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in PAIRS))
+    found = resolve(model(tmp_path), task="dpo", sequence_length=32, effective_batch_size=4)
+    found = with_data(found, tmp_path / "data.jsonl", None, tolerance=0.03, trusted=False)
+    assert found.packing is None
+    assert found.padding == pytest.approx(1 - (3 + 4 + 5 + 31 + 4 * 2) / (4 * 2 * 31))
+    assert found.description()["data"] == str(tmp_path / "data.jsonl")
+    assert found.notes[-1] == (
+        "data.jsonl: samples have 2 to 31 tokens, 6 in the mean; padded, 79 % of a batch is padding."
+    )
+
+
 def test_data_are_for_named_language_models(tmp_path: Path) -> None:
     with pytest.raises(
-        InputError, match="named language models, and the task is sequence-classification"
+        InputError, match="named language models.*and the task is sequence-classification"
     ):
         of_data(tmp_path, ROWS, architecture="LlamaForSequenceClassification")
     with pytest.raises(InputError, match="data and weights are for a model given by name"):
