@@ -29,7 +29,8 @@ def has_representations(loss: Any) -> bool:
 def _slices(setup: Setup, part: LocalBatch) -> list[tuple[Any, list[int]]]:
     """The micro-batches of a batch, each with the places of its samples.
 
-    Texts of like length come together, the longest first, without the columns that all of them pad.
+    Texts of like length come together, the longest first, without the columns that all of them pad:
+    as many as have the tokens of a micro-batch of the longest ones, which is what was measured.
     """
     batch, cut, size = part.batch, setup.workload.split, setup.micro_batch_size
     lengths = None
@@ -41,11 +42,16 @@ def _slices(setup: Setup, part: LocalBatch) -> list[tuple[Any, list[int]]]:
         places = [list(range(start, min(start + size, total))) for start in range(0, total, size)]
         return list(zip(split(batch, size, cut), places, strict=True))
 
+    order = lengths.argsort(descending=True, stable=True)
+    tokens = size * (setup.workload.sequence_length or 0)
     found = []
-    for chosen in lengths.argsort(descending=True, stable=True).split(size):
-        samples = chosen.tolist()
+    start = 0
+    while start < len(order):
+        longest = int(lengths[order[start]])
+        samples = order[start : start + max(size, tokens // max(longest, 1))].tolist()
         texts = take_samples(batch, samples, cut)
-        found.append((cut_to(texts, int(lengths[chosen].max())), samples))
+        found.append((cut_to(texts, longest), samples))
+        start += len(samples)
     return found
 
 

@@ -13,6 +13,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from autofit.core.task import TEACHER
+from autofit.core.tasks.causal_lm import CAUSAL_LM
 from autofit.core.workload import Workload
 from autofit.models import load_preset
 from autofit.models.huggingface import HuggingFaceModel, huggingface_workload
@@ -29,6 +31,7 @@ class Case:
     Attributes:
         config: as in config.json, or the arguments of `ConvNet`.
         budget_gib: what it is searched in, where one budget makes it a case.
+        teacher: the config of a language model that it learns from.
     """
 
     task: str
@@ -36,14 +39,19 @@ class Case:
     effective_batch_size: int
     sequence_length: int | None = None
     budget_gib: float | None = None
+    teacher: Mapping[str, Any] | None = None
 
     def workload(self, name: str) -> Workload:
         """The training of it on random data."""
         if self.task == "convolutions":
             return _convolutions(name, self)
         model = HuggingFaceModel(name, self.task, self.config, {"kind": "directory", "path": name})
+        frozen = {}
+        if self.teacher is not None:
+            frozen[TEACHER] = HuggingFaceModel(TEACHER, CAUSAL_LM.name, self.teacher)
         return huggingface_workload(
             model,
+            frozen=frozen,
             sequence_length=self.sequence_length,
             effective_batch_size=self.effective_batch_size,
         )
@@ -195,6 +203,7 @@ MODELS: dict[str, Case] = {
     "gpt2-dpo": Case("dpo", _GPT2, 8, 64),
     "gpt2-simpo": Case("simpo", _GPT2, 8, 64),
     "llama-reward": Case("reward", _LLAMA, 8, 64),
+    "llama-distill": Case("distill", _LLAMA, 8, 64, teacher=_LLAMA | {"hidden_size": 384}),
     "gpt2-kto": Case("kto", _GPT2, 8, 64),
     "gpt2-orpo": Case("orpo", _GPT2, 8, 64),
     "bert-embed": Case("embed", _BERT, 32, 32),

@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import nn
 
 from autofit import losses
@@ -181,3 +183,39 @@ def test_under_autocast_it_learns() -> None:
     setup = build(workload, {"precision": "bf16-mixed", "micro_batch_size": 2}, tiny.CPU)
     first = train_step(setup, batch_of(workload))
     assert train_step(setup, batch_of(workload)) < first
+
+
+@settings(max_examples=25)
+@given(
+    lengths=st.lists(st.integers(1, 12), min_size=PAIRS, max_size=PAIRS),
+    size=st.sampled_from([1, 2, 4]),
+)
+def test_short_texts_are_replayed_in_the_tokens_of_long_ones(lengths: list[int], size: int) -> None:
+    workload = workload_of()
+    batch = dict(workload.batch(PAIRS))
+    batch["attention_mask"] = torch.ones_like(batch["input_ids"])
+    for row, length in enumerate(lengths):
+        batch["attention_mask"][row, :, length:] = 0
+
+    seen = []
+    inner = workload.loss
+
+    class Watched:
+        def __call__(self, model: Any, micro: Any) -> torch.Tensor:
+            raise AssertionError("it is replayed")
+
+        def represent(self, model: Any, micro: Any) -> torch.Tensor:
+            seen.append(tuple(micro["input_ids"].shape[::2]))
+            return inner.represent(model, micro)  # type: ignore[union-attr]
+
+        def of_representations(self, rows: torch.Tensor) -> torch.Tensor:
+            return inner.of_representations(rows)  # type: ignore[union-attr]
+
+    watched = dataclasses.replace(workload, loss=Watched())
+    setup = build(watched, {"micro_batch_size": size}, tiny.CPU)
+    accumulate(setup, batch)
+    setup.close()
+    assert sum(samples for samples, _ in seen) == 2 * PAIRS
+    assert all(samples * tokens <= size * 12 for samples, tokens in seen)
+    fewest = sum(lengths) / (size * 12)
+    assert len(seen) / 2 <= 2 * fewest + 1
