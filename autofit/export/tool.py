@@ -37,7 +37,9 @@ def trained_by(tool: str) -> tuple[str, ...]:
     return (*LANGUAGE_MODELS, *(task.name for task in TASKS.values() if tool in task.tools))
 
 
-HUGGING_FACE = tuple(task.name for task in TASKS.values() if task.script.templates)
+HUGGING_FACE = tuple(
+    task.name for task in TASKS.values() if task.script.templates and not task.script.loss
+)
 
 
 @dataclass(frozen=True)
