@@ -100,8 +100,9 @@ def _loss(request: Request) -> ToolKeys:
 
 def _loss_of_answers(request: Request) -> ToolKeys:
     """That of a reward model has no logits of a vocabulary."""
-    is_scored = task_named(request.source.task).scores
-    instead = None if is_scored else _LOSS_INSTEAD["standard"]
+    task = task_named(request.source.task)
+    is_alike = task.scores or task.generated  # no logits, or chunks here, too
+    instead = None if is_alike else _LOSS_INSTEAD["standard"]
     return request.keys("loss", {}, instead)
 
 
@@ -117,7 +118,9 @@ def _data(source: ExportSource) -> dict[str, Any]:
     """The file that the search knew, and what of it is learnt."""
     loader = shared.loader_of_data(source)
     if loader is None or source.task not in LANGUAGE_MODELS:
-        return {"dataset_name": "path/to/dataset"}
+        rewarded = {"reward_funcs": ["accuracy_reward"]}
+        is_generated = task_named(source.task).generated
+        return {"dataset_name": "path/to/dataset", **(rewarded if is_generated else {})}
     return {
         "datasets": [{"path": loader, "data_files": source.data}],
         "assistant_only_loss": source.form == "messages",
@@ -125,9 +128,16 @@ def _data(source: ExportSource) -> dict[str, Any]:
     }
 
 
+def _length(request: Request) -> dict[str, Any]:
+    """What a sample is cut to; what is generated has lengths of its own."""
+    if task_named(request.source.task).generated:
+        return {}
+    return {"max_length": request.source.sequence_length}
+
+
 def _how_to_learn(request: Request) -> dict[str, Any]:
     if request.source.task not in LANGUAGE_MODELS:
-        return shared.of_task(request)
+        return {**shared.of_task(request), **request.source.generation}
     # samples are cut where a sequence ends, as they were
     return {"packing_strategy": "wrapped"}
 
@@ -148,7 +158,7 @@ TOOL = Tool(
         "model_name_or_path": request.source.weights,
         **_data(request.source),
         "output_dir": "output",
-        "max_length": request.source.sequence_length,
+        **_length(request),
         **_how_to_learn(request),
         **learning(request.config),
         "use_cpu": request.source.device == "cpu",
