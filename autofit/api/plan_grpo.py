@@ -16,6 +16,9 @@ from autofit.core.errors import InputError, is_whole, require, unknown
 from autofit.core.estimate import Estimate
 from autofit.core.files import expanded, write_atomically
 from autofit.core.hardware import GIB
+from autofit.core.knobs.activation_checkpointing import KNOB as CHECKPOINTING
+from autofit.core.knobs.gradient_accumulation_steps import KNOB as ACCUMULATION
+from autofit.core.knobs.micro_batch_size import KNOB as MICRO_BATCH
 from autofit.core.knobs.precision import COMPUTES_IN_FP32
 from autofit.core.layout import Layout
 from autofit.core.result import knobs_of
@@ -268,18 +271,17 @@ def _largest_that_fits(base: Prediction, given: set[str], room: int) -> Config |
     config = base.estimate.config
     per_device = base.workload.effective_batch_size // Layout.of(config).dp_degree
     sizes = [config.micro_batch_size]
-    if "micro_batch_size" not in given:
+    if MICRO_BATCH.name not in given:
         sizes = [size for size in range(1, per_device + 1) if per_device % size == 0]
     ways = [config.activation_checkpointing]
-    if "activation_checkpointing" not in given:
-        ways = ["none", "full"]
+    if CHECKPOINTING.name not in given:
+        ways = [CHECKPOINTING.off, "full"]
 
     for way in ways:
         configs = [config]
         for size in sizes:
-            changed = with_changes(
-                {"micro_batch_size": size, "activation_checkpointing": way}, config
-            )
+            changes = {MICRO_BATCH.name: size, CHECKPOINTING.name: way}
+            changed = with_changes(changes, config)
             other = techniques.canonicalize(changed, base.workload, base.hardware)
             if techniques.refuse(other, base.workload, base.hardware) is None:
                 configs.append(other)
@@ -360,7 +362,12 @@ def _recommended(
     config = prediction.estimate.config
     total = prediction.budget.device_bytes
     steps = int(config.gradient_accumulation_steps or 1)
-    keys: dict[str, Any] = {"use_vllm": vllm != "none", "steps_per_generation": steps}
+    keys: dict[str, Any] = {
+        "per_device_train_batch_size": config.micro_batch_size,
+        ACCUMULATION.name: steps,
+        "steps_per_generation": steps,
+        "use_vllm": vllm != "none",
+    }
     if vllm == "none":
         room = prediction.budget.cap_bytes(prediction.hardware.device) - at_rest
         return keys, generator.cache <= room

@@ -94,8 +94,9 @@ def estimate(
             raise InputError(f"a plan for {task} is of one card.", "Name it: --gpu h100.")
         return _plan(model, config, {**given, "devices": devices}, as_json)
     if generation:
-        names = ", ".join(name.replace("_", "-") for name in generation)
-        raise InputError(f"{names} are of --task {GRPO.name}.", "Add it, or leave them out.")
+        names = ", ".join(name.replace("_", " ") for name in generation)
+        message = f"only a plan for --task {GRPO.name} takes {names}."
+        raise InputError(message, f"Add --task {GRPO.name}, or leave it out.")
 
     given |= {
         "task": task,

@@ -27,7 +27,7 @@ from autofit.techniques.lora_rank import adapter_targets
 from autofit.training.meta_model import meta_model_from
 
 Factory = Callable[[], Any]
-LayerNames = dict[str, tuple[str, ...]]
+LayerNames = dict[str, Any]
 
 # For what holds on any hardware, as an export does.
 ANY = Hardware(

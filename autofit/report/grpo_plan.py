@@ -40,19 +40,13 @@ def grpo_plan_table(data: Mapping[str, Any]) -> RenderableType:
         cells = (_signed(level["training"]), _signed(level["cache"]))
         left.add_row(Text(_LEVELS[level["level"]]), *map(Text, cells))
 
-    config = data["config"]
-    keys = {
-        "per_device_train_batch_size": config["micro_batch_size"],
-        "gradient_accumulation_steps": config["gradient_accumulation_steps"],
-        **data["recommended"],
-    }
-    lines = [f"  {name}: {_yaml(value)}" for name, value in keys.items()]
+    lines = [f"  {name}: {_yaml(value)}" for name, value in data["recommended"].items()]
     notes = [f"Note: {note}" for note in data["notes"]]
     subject = f"{data['model']} by {data['workload']['task']}, on {data['hardware']['name']}"
     return Group(
         Text(subject),
         Text(f"{verdict}: {usable} GiB may be used of each device.", "bold"),
-        Text(f"Config: {describe(config)}.\n"),
+        Text(f"Config: {describe(data['config'])}.\n"),
         Text("GiB of each device"),
         figures,
         Text(),

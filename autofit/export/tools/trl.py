@@ -53,10 +53,14 @@ def _offload(request: Request) -> ToolKeys:
     """In checkpointed blocks an option of checkpointing, elsewhere TRL's own."""
     own = request.config.activation_offload != "none"
     if own and request.config.activation_checkpointing in CHECKPOINTED:
+        off = {} if task_named(request.source.task).generated else {"activation_offloading": False}
         return ToolKeys(
-            {"activation_offloading": False},
+            off,
             shared.keywords(request, "activation_offload").deviations,
         )
+    if task_named(request.source.task).generated:
+        lacks = "TRL has no offloading where samples are generated, and needs more memory"
+        return request.keys("activation_offload", {}, lacks if own else None, may_not_fit=own)
     return ToolKeys({"activation_offloading": own})
 
 

@@ -15,7 +15,8 @@ from autofit.models.losses.preference import input_names
 if TYPE_CHECKING:
     import torch
 
-KINDS = ("dapo", "grpo", "bnpo", "dr_grpo")
+BY_SAMPLE = TASK.name  # the mean of the paper that named the task
+KINDS = ("dapo", BY_SAMPLE, "bnpo", "dr_grpo")
 LOGITS = ("chunked", "all")
 ADVANTAGES = "advantages"
 OLD = "old"
@@ -85,7 +86,7 @@ class GRPO:
 
     def count(self, batch: Mapping[str, torch.Tensor]) -> float:
         """What the mean is over: the tokens of completions, or the samples."""
-        if self.kind in ("grpo", "dr_grpo"):
+        if self.kind in (BY_SAMPLE, "dr_grpo"):
             return len(batch["labels"])
         return int((batch["labels"][:, 1:] != IGNORED_LABEL).sum())
 
@@ -121,7 +122,7 @@ class GRPO:
         """The mean of losses [samples, completion tokens] over those tokens that count."""
         summed = (losses * counts).sum(dim=1)
         tokens = counts.sum(dim=1)
-        if self.kind == "grpo":
+        if self.kind == BY_SAMPLE:
             return (summed / tokens.clamp(min=1)).mean()
         if self.kind == "dr_grpo":
             return summed.mean() / losses.shape[1]
