@@ -11,7 +11,7 @@ from typing import Any
 from autofit import techniques
 from autofit.api.estimate import ConfigSource, Prediction, predict, with_changes
 from autofit.api.what_if import scaled
-from autofit.core.config import Config
+from autofit.core.config import Config, Value
 from autofit.core.errors import InputError, is_whole, require, unknown
 from autofit.core.estimate import Estimate
 from autofit.core.files import expanded, write_atomically
@@ -35,6 +35,7 @@ from autofit.models.losses import GRPO
 PLANNED = "planned, not searched: nothing was measured"
 VLLM = ("colocate", "server", "none")
 _OPTIONS = ("gpu", "gpu_mem", "device", "mem", "devices", "nodes", "link", "set")
+_MOST_BETA = 1000
 _SERVER_SHARE = 0.9  # vLLM's own gpu_memory_utilization
 
 # What vLLM needs beside weights and cache, as its users' logs say it, in GiB. Nothing here is
@@ -168,11 +169,12 @@ def plan_grpo(
     require(isinstance(model, str), "the model must be a name", model)
     check_generation(generations, prompt_len, completion_len, vllm, vllm_tensor_parallel)
     is_number = isinstance(beta, int | float) and not isinstance(beta, bool)
-    require(is_number and 0 <= beta < math.inf, "beta must be a number of at least 0", beta)
-    require(is_whole(effective_batch, 1), "effective_batch must be a whole number", effective_batch)
+    require(is_number and 0 <= beta <= _MOST_BETA, f"beta must be from 0 to {_MOST_BETA}", beta)
+    rule = "the effective batch size must be a whole number"
+    require(is_whole(effective_batch, 1), rule, effective_batch)
     if effective_batch % generations:
         message = (
-            f"{generations} generations do not divide an effective batch of {effective_batch}."
+            f"{generations} generations do not divide an effective batch size of {effective_batch}."
         )
         raise InputError(message, f"Give a multiple of {generations}.")
     path = None if output is None else expanded(output, "output")
@@ -273,9 +275,9 @@ def _largest_that_fits(base: Prediction, given: set[str], room: int) -> Config |
     sizes = [config.micro_batch_size]
     if MICRO_BATCH.name not in given:
         sizes = [size for size in range(1, per_device + 1) if per_device % size == 0]
-    ways = [config.activation_checkpointing]
+    ways: tuple[Value, ...] = (config.activation_checkpointing,)
     if CHECKPOINTING.name not in given:
-        ways = [CHECKPOINTING.off, "full"]
+        ways = (CHECKPOINTING.off, "full")
 
     for way in ways:
         configs = [config]

@@ -129,7 +129,7 @@ def test_two_devices_generate_half_each() -> None:
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"generations": 3}, "3 generations do not divide an effective batch of 8"),
+        ({"generations": 3}, "3 generations do not divide an effective batch size of 8"),
         ({"generations": 1}, "generations must be a whole number from 2"),
         ({"vllm": "ray"}, "vllm must be one of colocate, server, none"),
         ({"seq_len": 3}, "unknown option 'seq_len'"),
