@@ -191,6 +191,7 @@ def plan_grpo(
         beta,
     )
     base = predict(workload, config, **options)
+    _check_vllm(base, vllm)
     generator = _generator(base, vllm, vllm_tensor_parallel)
     usable = base.budget.cap_bytes(base.hardware.device)
     asleep = generator.graphs if vllm == "colocate" else 0
@@ -243,6 +244,15 @@ def check_generation(
     rule = "vllm_tensor_parallel must be a whole number from 1 to 1024"
     fine = is_whole(vllm_tensor_parallel, 1) and vllm_tensor_parallel <= 1024
     require(fine, rule, vllm_tensor_parallel)
+
+
+def _check_vllm(base: Prediction, vllm: str) -> None:
+    """Raise an InputError where vLLM cannot generate for this config on this device."""
+    if vllm == "colocate" and base.hardware.device == "cpu":
+        raise InputError("vLLM shares no CPU with a training by TRL.", "Use vllm none.")
+    if vllm == "colocate" and base.estimate.config.quantization == "int8":
+        message = "TRL refuses vLLM on the same card as a model in 8 bits."
+        raise InputError(message, "Use quantization nf4, or vllm server or none.")
 
 
 def _workload(workload: Workload, completion_len: int, beta: float) -> Workload:

@@ -105,6 +105,12 @@ def test_without_vllm_the_cache_is_in_the_models_own_format() -> None:
     assert full.generator.sequence == 2 * half.generator.sequence
 
 
+def test_transformers_generates_on_a_cpu() -> None:
+    found = plan(gpu=None, device="cpu", mem=2, vllm="none")
+    assert found.fits
+    assert found.recommended["use_vllm"] is False
+
+
 def test_a_reference_is_held_where_it_is_asked(whole: Plan) -> None:
     asked = plan(beta=0.04, set={"precision": "bf16"})
     alone = plan(set={"precision": "bf16"})
@@ -133,6 +139,8 @@ def test_two_devices_generate_half_each() -> None:
         ({"generations": 1}, "generations must be a whole number from 2"),
         ({"vllm": "ray"}, "vllm must be one of colocate, server, none"),
         ({"seq_len": 3}, "unknown option 'seq_len'"),
+        ({"gpu": None, "device": "cpu", "mem": 2}, "vLLM shares no CPU with a training by TRL"),
+        ({"set": {"lora_rank": 8, "quantization": "int8"}}, "TRL refuses vLLM on the same card"),
     ],
 )
 def test_what_cannot_be_planned(changed: dict[str, Any], message: str) -> None:
