@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from autofit.api.estimate import estimate
     from autofit.api.fit import Trained, fit
     from autofit.api.judge import Judge
+    from autofit.api.plan_grpo import plan_grpo
     from autofit.api.prepare import TrainingStep, prepare
     from autofit.api.search import search
     from autofit.api.training_arguments import TrainerSetup, training_arguments
@@ -43,6 +44,7 @@ __all__ = [
     "prepare",
     "search",
     "estimate",
+    "plan_grpo",
     "explain",
     "training_arguments",
     "export",
@@ -73,6 +75,7 @@ _HOMES = {
     "prepare": "api.prepare",
     "search": "api.search",
     "estimate": "api.estimate",
+    "plan_grpo": "api.plan_grpo",
     "explain": "report.explain",
     "training_arguments": "api.training_arguments",
     "export": "export.from_result",

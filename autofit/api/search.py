@@ -19,7 +19,7 @@ from autofit.core.place import given_place
 from autofit.core.result import Result
 from autofit.core.tasks import TASKS
 from autofit.core.workload import Workload
-from autofit.models import resolve
+from autofit.models import check_searched, resolve
 from autofit.report.live import LiveDisplay
 from autofit.training import random_state
 from autofit.training.user_model import moved_to_host
@@ -97,6 +97,7 @@ def search(
 
     living = None
     if isinstance(model, str):
+        check_searched(task)
         workload = resolve(
             model,
             task=task,

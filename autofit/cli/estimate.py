@@ -1,5 +1,6 @@
 """`autofit estimate`."""
 
+from pathlib import Path
 from typing import Any
 
 import autofit.cli.options as options
@@ -8,9 +9,11 @@ from autofit.core.errors import InputError, NothingFitsError
 from autofit.core.knobs import check_knobs
 from autofit.core.options import parse_settings, search_options, single_values
 from autofit.core.result import knobs_of
+from autofit.core.tasks.grpo import GRPO
 from autofit.core.workload import check_sizes
 from autofit.hardware.catalogue import card, card_prices
 from autofit.models import check_task, kind_of
+from autofit.report.grpo_plan import grpo_plan_table
 from autofit.report.listings import around_table, cards_table, estimate_table, experts_line
 from autofit.report.terminal import Terminal
 
@@ -33,6 +36,13 @@ def estimate(
     config: options.ConfigFile = None,
     set_: options.Fix = None,
     alternatives: options.Alternatives = None,
+    generations: options.Generations = None,
+    prompt_len: options.PromptLen = None,
+    completion_len: options.CompletionLen = None,
+    vllm: options.Vllm = None,
+    vllm_tensor_parallel: options.VllmTensorParallel = None,
+    beta: options.Beta = None,
+    out: options.PlanFile = None,
     as_json: options.Json = False,
 ) -> int:
     """Predict memory and speed of a config, without a GPU and without weights.
@@ -41,6 +51,7 @@ def estimate(
       autofit estimate --model llama-3.1-8b --gpu rtx-4090 --set lora_rank=16
       autofit estimate --model llama-3.1-8b --gpu list --devices 1,2,4,8 --price prices.yaml
       autofit estimate --model llama-3.1-70b --gpu h100 --devices 8 --nodes 2
+      autofit estimate --model qwen2.5-1.5b --task grpo --completion-len 1024 --gpu rtx-4090
     """
     settings = parse_settings(set_ or [])
     named = None if gpu == "list" else gpu
@@ -60,6 +71,32 @@ def estimate(
         knobs = {**knobs_of(config), **knobs}
     if kind_of(model) != "function":  # which may register knobs
         check_knobs(knobs)
+
+    generation = {
+        "generations": generations,
+        "prompt_len": prompt_len,
+        "completion_len": completion_len,
+        "vllm": vllm,
+        "vllm_tensor_parallel": vllm_tensor_parallel,
+        "beta": beta,
+        "output": out,
+    }
+    generation = {name: value for name, value in generation.items() if value is not None}
+    if task == GRPO.name:
+        given |= {**budget, **generation, "trust_remote_code": trust_remote_code}
+        if effective_batch is not None:
+            given["effective_batch"] = effective_batch
+        for name, value in {"--seq-len": seq_len, "--price": price, "--teacher": teacher}.items():
+            if value is not None:
+                remedy = "Leave it out; --prompt-len and --completion-len say the lengths."
+                raise InputError(f"{name} says nothing of a plan for {task}.", remedy)
+        if gpu == "list":
+            raise InputError(f"a plan for {task} is of one card.", "Name it: --gpu h100.")
+        return _plan(model, config, {**given, "devices": devices}, as_json)
+    if generation:
+        names = ", ".join(name.replace("_", " ") for name in generation)
+        message = f"only a plan for --task {GRPO.name} takes {names}."
+        raise InputError(message, f"Add --task {GRPO.name}, or leave it out.")
 
     given |= {
         "task": task,
@@ -98,3 +135,15 @@ def estimate(
         answer |= heavy("autofit.api.what_if", "what_if")(prediction)
         Terminal().print(around_table(answer))
     return code
+
+
+def _plan(model: str, config: Path | None, given: dict[str, Any], as_json: bool) -> int:
+    """Print the plan of a training that generates, and the config for TRL unless a file gets it."""
+    answer = heavy("autofit.api.plan_grpo", "plan_grpo")(model, config, **given).to_dict()
+    if as_json:
+        print_json(answer)
+    else:
+        Terminal().print(grpo_plan_table(answer))
+        if "output" not in given:
+            print(answer["trl"], end="")
+    return 0 if answer["fits"] == "yes" else NothingFitsError.exit_code

@@ -21,6 +21,7 @@ _MODEL = "Model"
 _BUDGET = "Budget"
 _SPACE = "Search space"
 _CONFIG = "Config"
+_GENERATION = "Generation"
 _SEARCH = "Search"
 _DATA = "Weights and data"
 _LEARNING = "Learning"
@@ -191,6 +192,47 @@ ConfigFile = Annotated[
         _CONFIG,
         "A config, or a result.yaml; default: a usual start, which the answer names.",
         "FILE",
+    ),
+]
+
+# What the training generates, with --task grpo
+Generations = Annotated[
+    int | None,
+    _option(_GENERATION, "Completions of each prompt; default 8.", "N"),
+]
+PromptLen = Annotated[
+    int | None,
+    _option(_GENERATION, "Tokens of a prompt, at most; default 512.", "N"),
+]
+CompletionLen = Annotated[
+    int | None,
+    _option(_GENERATION, "Tokens of a completion, at most; default 512.", "N"),
+]
+Vllm = Annotated[
+    str | None,
+    _option(
+        _GENERATION,
+        "Where vLLM generates: colocate (the cards that train, the default), server (others) or none "
+        "(transformers, in the process that trains).",
+        "WHERE",
+    ),
+]
+VllmTensorParallel = Annotated[
+    int | None,
+    _option(_GENERATION, "Devices that share one vLLM; default 1.", "N"),
+]
+Beta = Annotated[
+    float | None,
+    _option(
+        _GENERATION,
+        "Weight of the distance from the model before training; default 0, without that model.",
+        "WEIGHT",
+    ),
+]
+PlanFile = Annotated[
+    Path | None,
+    _option(
+        _OUTPUT, "File for TRL's config, with --task grpo; default: it is printed.", "FILE", "--out"
     ),
 ]
 

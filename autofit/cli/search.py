@@ -19,7 +19,7 @@ from autofit.core.workload import check_sizes
 from autofit.core.zygote_process import PLAIN, TRANSFORMERS, started_early
 from autofit.hardware.catalogue import card_to_search_for
 from autofit.hardware.driver import no_gpu_note, why_no_gpu
-from autofit.models import check_task, kind_of, make_importable, names_transformers
+from autofit.models import check_searched, check_task, kind_of, make_importable, names_transformers
 from autofit.report.explain import nothing_fits_view
 from autofit.report.live import LiveDisplay
 from autofit.report.predicted import predicted_view
@@ -111,6 +111,7 @@ def search(
     if gpu is not None:
         card_to_search_for(gpu)
     check_task(task)
+    check_searched(task)
     check_sizes(seq_len, 1 if effective_batch is None else effective_batch)
     if data is not None:
         check_readable(data, "the data file")

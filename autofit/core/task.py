@@ -23,6 +23,7 @@ Medium = Literal[
     "text",
     "pairs of texts",
     "preferences",
+    "completions",
     "images",
     "videos",
     "sound",
@@ -43,6 +44,7 @@ Labels = Literal[
     "better text",
     "good or bad",
     "relevance",
+    "rewarded tokens",
     "none",
 ]
 
@@ -86,6 +88,8 @@ class Task:
         pixels: of an image's side, where the config of the model names none.
         peft_type: peft's name of it.
         script: its share of train.py.
+        generated: whether its samples are what the model itself generates in the training, which is
+            planned by `autofit estimate` and never searched.
         tools: the keys by which other tools are told of it, by the tool's name; of what every tool
             trains none.
         stages: what a tool's command calls it.
@@ -104,6 +108,7 @@ class Task:
     pixels: int = 224  # ImageNet's
     peft_type: str | None = None
     script: Script = Script()
+    generated: bool = False
     tools: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     stages: Mapping[str, str] = field(default_factory=dict)
 

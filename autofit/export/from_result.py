@@ -5,13 +5,16 @@ from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
+from autofit.core.budget import Budget
 from autofit.core.config import Config
 from autofit.core.errors import InputError, require
+from autofit.core.estimate import Estimate
 from autofit.core.files import expanded, write_atomically
 from autofit.core.hardware import GIB, Hardware
 from autofit.core.result import Result, SavedResult, result_of
 from autofit.core.tasks import TASKS
 from autofit.core.tasks.custom import CUSTOM
+from autofit.core.workload import Workload
 from autofit.export.source import WEIGHTS, ExportSource
 from autofit.export.tool import Export, write
 from autofit.export.tools import all_tools, tool_named
@@ -24,7 +27,7 @@ from autofit.techniques.lora_rank import adapter_targets
 from autofit.training.meta_model import meta_model_from
 
 Factory = Callable[[], Any]
-LayerNames = dict[str, tuple[str, ...]]
+LayerNames = dict[str, Any]
 
 # For what holds on any hardware, as an export does.
 ANY = Hardware(
@@ -149,6 +152,31 @@ def _source(
         weights=_weights(result.source),
         off=off,
         **layers,
+    )
+
+
+def planned_source(
+    workload: Workload,
+    estimate: Estimate,
+    hardware: Hardware,
+    budget: Budget,
+    generation: Mapping[str, Any],
+) -> ExportSource:
+    """What is exported of a config that was planned: only predicted, with keys of how samples are generated."""
+    off = {each.name: each.off for each in all_techniques()}
+    config = Config({**off, **estimate.config})
+    return ExportSource(
+        model=workload.name,
+        config=config,
+        hardware={**hardware.to_dict(), "budget_gib": round(budget.device_bytes / GIB, 3)},
+        task=workload.task,
+        sequence_length=workload.sequence_length,
+        effective_batch_size=workload.effective_batch_size,
+        predicted=estimate.to_predicted(),
+        weights=_weights(workload.source),
+        off=off,
+        generation=generation,
+        **layer_names(workload.model, config, workload.task),
     )
 
 

@@ -77,6 +77,8 @@ class ExportSource:
     experts: tuple[str, ...] = ()
     adapted_experts: tuple[str, ...] = ()  # those of them that get adapters
     off: Mapping[str, Value] = field(default_factory=dict)  # of every registered knob
+    # the tool's keys of how samples are generated, where the training does
+    generation: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def device(self) -> str:

@@ -156,6 +156,13 @@ def check_task(task: object) -> None:
         raise unknown("task", task, TASK_NAMES)
 
 
+def check_searched(task: object) -> None:
+    """Raise an InputError for a task that is only planned: its samples are generated in the training."""
+    if task in TASK_NAMES and TASKS[str(task)].generated:
+        message = f"{task} generates its samples, and is planned, not searched."
+        raise InputError(message, f"Use autofit estimate --task {task}.")
+
+
 def workload_from_source(
     source: Mapping[str, Any], summary: Mapping[str, Any], *, trust_remote_code: bool = False
 ) -> Workload:

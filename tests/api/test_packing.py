@@ -117,7 +117,7 @@ def test_preferences_are_padded_and_their_lengths_are_said(tmp_path: Path) -> No
 
 def test_data_are_for_named_language_models(tmp_path: Path) -> None:
     with pytest.raises(
-        InputError, match="named language models.*and the task is sequence-classification"
+        InputError, match=r"named language models.*and the task is sequence-classification"
     ):
         of_data(tmp_path, ROWS, architecture="LlamaForSequenceClassification")
     with pytest.raises(InputError, match="data and weights are for a model given by name"):

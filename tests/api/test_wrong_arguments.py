@@ -170,6 +170,19 @@ TAKEN: dict[str, dict[str, str]] = {
         "gpu_mem": OPTIONS["gpu_mem"],
         "set": "{} foo",  # a knob that the model's own code may register
     },
+    "plan_grpo": {
+        "model": "",
+        "config": "None {} {1:2} foo",
+        "generations": "",  # 3 does not divide the effective batch
+        "prompt_len": "3",
+        "completion_len": "3",
+        "vllm": "",
+        "vllm_tensor_parallel": "3",
+        "beta": "3 0 1.5",
+        "effective_batch": "",
+        "trust_remote_code": "True",
+        "output": "x path None",
+    },
     "export": {
         "result": "",
         "to": "",
@@ -250,6 +263,7 @@ def call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., objec
         "search": {"model": "tiny-llama", "device": "cpu"},
         "fit": of_fit,
         "estimate": {"model": "tiny-llama"},
+        "plan_grpo": {"model": "tiny-llama", "gpu": "h100"},
         "export": {"result": "result.yaml", "to": "trl"},
         "training_arguments": {"result": "result.yaml", "output_dir": "out"},
         "Workload": {"model": lambda: model, "batch": lambda n: batch},

@@ -193,3 +193,38 @@ def test_what_does_not_fit_ends_as_a_search_that_finds_nothing(
     printed = run(*ESTIMATE, "--device", "cpu", "--mem", "0.0002", "--no-alternatives", *form)
     assert printed.code == 3
     assert run(*ESTIMATE, "--device", "cpu", "--mem", "8", "--no-alternatives", *form).code == 0
+
+
+PLAN = ("estimate", "--model", "tiny-llama", "--task", "grpo", "--gpu", "rtx-4090")
+
+
+def test_a_plan_says_what_fits_and_prints_the_keys_of_trl(run: Run, tmp_path: Path) -> None:
+    sizes = ("--prompt-len", "16", "--completion-len", "32", "--effective-batch", "8")
+    printed = run(*PLAN, *sizes)
+    assert printed.code == 0
+    assert "planned, not searched: nothing was measured" in " ".join(printed.out.split())
+    assert "\nnum_generations: 8\n" in printed.out
+
+    file = tmp_path / "grpo.yaml"
+    answer = run(*PLAN, *sizes, "--vllm", "none", "--out", str(file), "--json").json
+    assert (answer["measured"], answer["fits"]) == (False, "yes")
+    assert answer["trl"] == file.read_text()
+    assert answer["recommended"]["use_vllm"] is False
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((*PLAN, "--seq-len", "64"), "--seq-len says nothing of a plan for grpo"),
+        ((*PLAN[:-2], "--gpu", "list"), "a plan for grpo is of one card"),
+        ((*PLAN, "--generations", "5"), "5 generations do not divide"),
+        ((*ESTIMATE, "--gpu", "h100", "--vllm", "none"), "only a plan for --task grpo takes vllm"),
+        (("search", *PLAN[1:]), "grpo generates its samples, and is planned, not searched"),
+    ],
+    ids=lambda each: each[-1] if isinstance(each, tuple) else "",
+)
+@pytest.mark.usefixtures("here")
+def test_what_is_no_plan(run: Run, arguments: tuple[str, ...], message: str) -> None:
+    printed = run(*arguments, "--json")
+    assert printed.code == 2
+    assert message in printed.json["error"]["message"]

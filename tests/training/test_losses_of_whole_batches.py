@@ -33,10 +33,15 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "reward, LoRA": ("reward", LORA),
     "distill": ("distill", {}),
     "distill, LoRA": ("distill", LORA),
+    "grpo": ("grpo", {}),
+    "grpo, LoRA": ("grpo", LORA),
 }
 
 
 def workload_of(task: str) -> Workload:
+    if task == "grpo":
+        made = tiny.preference_workload(task, PAIRS)
+        return dataclasses.replace(made, count=made.batch.count)  # type: ignore[attr-defined]
     if task != "distill":
         return tiny.preference_workload(task, PAIRS)
     teacher = tiny.llama(**DISTILL_TEACHER)

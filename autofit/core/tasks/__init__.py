@@ -9,6 +9,7 @@ from autofit.core.tasks.custom import CUSTOM
 from autofit.core.tasks.distill import DISTILL
 from autofit.core.tasks.dpo import DPO
 from autofit.core.tasks.embed import EMBED
+from autofit.core.tasks.grpo import GRPO
 from autofit.core.tasks.image_classification import IMAGE_CLASSIFICATION
 from autofit.core.tasks.image_text_to_text import IMAGE_TEXT_TO_TEXT
 from autofit.core.tasks.kto import KTO
@@ -46,6 +47,7 @@ _ALL = (
     SIMPO,
     ORPO,
     KTO,
+    GRPO,
     REWARD,
     RERANK,
     DISTILL,

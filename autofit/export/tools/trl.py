@@ -53,10 +53,14 @@ def _offload(request: Request) -> ToolKeys:
     """In checkpointed blocks an option of checkpointing, elsewhere TRL's own."""
     own = request.config.activation_offload != "none"
     if own and request.config.activation_checkpointing in CHECKPOINTED:
+        off = {} if task_named(request.source.task).generated else {"activation_offloading": False}
         return ToolKeys(
-            {"activation_offloading": False},
+            off,
             shared.keywords(request, "activation_offload").deviations,
         )
+    if task_named(request.source.task).generated:
+        lacks = "TRL has no offloading where samples are generated, and needs more memory"
+        return request.keys("activation_offload", {}, lacks if own else None, may_not_fit=own)
     return ToolKeys({"activation_offloading": own})
 
 
@@ -122,7 +126,9 @@ def _data(source: ExportSource) -> dict[str, Any]:
     """The file that the search knew, and what of it is learnt."""
     loader = shared.loader_of_data(source)
     if loader is None or source.task not in LANGUAGE_MODELS:
-        return {"dataset_name": "path/to/dataset"}
+        rewarded = {"reward_funcs": ["accuracy_reward"]}
+        is_generated = task_named(source.task).generated
+        return {"dataset_name": "path/to/dataset", **(rewarded if is_generated else {})}
     return {
         "datasets": [{"path": loader, "data_files": source.data}],
         "assistant_only_loss": source.form == "messages",
@@ -130,9 +136,16 @@ def _data(source: ExportSource) -> dict[str, Any]:
     }
 
 
+def _length(request: Request) -> dict[str, Any]:
+    """What a sample is cut to; what is generated has lengths of its own."""
+    if task_named(request.source.task).generated:
+        return {}
+    return {"max_length": request.source.sequence_length}
+
+
 def _how_to_learn(request: Request) -> dict[str, Any]:
     if request.source.task not in LANGUAGE_MODELS:
-        return shared.of_task(request)
+        return {**shared.of_task(request), **request.source.generation}
     # samples are cut where a sequence ends, as they were
     return {"packing_strategy": "wrapped"}
 
@@ -153,7 +166,7 @@ TOOL = Tool(
         "model_name_or_path": request.source.weights,
         **_data(request.source),
         "output_dir": "output",
-        "max_length": request.source.sequence_length,
+        **_length(request),
         **_how_to_learn(request),
         **learning(request.config),
         "use_cpu": request.source.device == "cpu",

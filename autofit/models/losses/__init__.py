@@ -14,16 +14,28 @@ from autofit.models.losses.by_token import by_token
 from autofit.models.losses.distill import Distill
 from autofit.models.losses.dpo import DPO
 from autofit.models.losses.embed import Embed
+from autofit.models.losses.grpo import GRPO
 from autofit.models.losses.kto import KTO
 from autofit.models.losses.orpo import ORPO
 from autofit.models.losses.rerank import Rerank
 from autofit.models.losses.reward import Reward
 from autofit.models.losses.simpo import SimPO
 
-__all__ = ["DPO", "KTO", "ORPO", "Distill", "Embed", "Rerank", "Reward", "SimPO", "by_token"]
+__all__ = [
+    "DPO",
+    "GRPO",
+    "KTO",
+    "ORPO",
+    "Distill",
+    "Embed",
+    "Rerank",
+    "Reward",
+    "SimPO",
+    "by_token",
+]
 
 # By the name of the task that each is of.
-LOSSES = {loss.task: loss for loss in (DPO, KTO, ORPO, SimPO, Reward, Rerank, Distill, Embed)}
+LOSSES = {loss.task: loss for loss in (DPO, KTO, ORPO, SimPO, GRPO, Reward, Rerank, Distill, Embed)}
 
 
 def with_options(loss: Any, options: Mapping[str, Any]) -> Any:

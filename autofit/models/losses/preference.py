@@ -59,5 +59,9 @@ def reference_log_probabilities(
 
 def inputs_of(batch: Mapping[str, Any]) -> dict[str, Any]:
     """What a forward takes of a batch: all texts one below the other."""
-    names = [name for name in ("input_ids", "attention_mask", "token_type_ids") if name in batch]
-    return {name: batch[name].flatten(0, 1) for name in names}
+    return {name: batch[name].flatten(0, 1) for name in input_names(batch)}
+
+
+def input_names(batch: Mapping[str, Any]) -> list[str]:
+    """What of a batch a forward takes."""
+    return [name for name in ("input_ids", "attention_mask", "token_type_ids") if name in batch]

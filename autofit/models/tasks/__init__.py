@@ -12,6 +12,7 @@ from typing import Any
 from autofit.core.task import MULTIMODAL, Task
 from autofit.core.tasks.causal_lm import CAUSAL_LM
 from autofit.core.tasks.seq2seq import SEQ2SEQ
+from autofit.models.tasks.completions import completion_batches
 from autofit.models.tasks.image_text import image_text_batches
 from autofit.models.tasks.images import image_batches
 from autofit.models.tasks.preferences import preference_batches
@@ -25,6 +26,7 @@ BATCHES = {
     "text": text_batches,
     "pairs of texts": pair_batches,
     "preferences": preference_batches,
+    "completions": completion_batches,
     "images": image_batches,
     "videos": image_batches,
     "sound": sound_batches,

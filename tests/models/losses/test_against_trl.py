@@ -11,6 +11,7 @@ from datasets import Dataset
 from torch import nn
 
 from autofit import losses
+from autofit.core.errors import InputError
 from tests import tiny
 
 trl = pytest.importorskip("trl")
@@ -271,3 +272,103 @@ def test_distillation(mixture: float) -> None:
     value.backward()
     expected = float(value.detach()), gradients(policy)
     assert_equal(ours(losses.Distill(mixture=mixture), batch, teacher=teacher), expected)
+
+
+def completions() -> dict[str, torch.Tensor]:
+    """Prompts padded on the left and completions on the right, as TRL's generation gives them."""
+    prompt = max(len(row["prompt"]) for row in ROWS)
+    completion = max(len(row["chosen"]) for row in ROWS)
+    made = {
+        "input_ids": torch.zeros(len(ROWS), prompt + completion, dtype=torch.long),
+        "attention_mask": torch.zeros(len(ROWS), prompt + completion, dtype=torch.long),
+        "labels": torch.full((len(ROWS), prompt + completion), -100),
+    }
+    for number, row in enumerate(ROWS):
+        begins = prompt - len(row["prompt"])
+        ends = prompt + len(row["chosen"])
+        made["input_ids"][number, begins:ends] = torch.tensor(row["prompt"] + row["chosen"])
+        made["attention_mask"][number, begins:ends] = 1
+        made["labels"][number, prompt:ends] = torch.tensor(row["chosen"])
+
+    generator = torch.Generator().manual_seed(7)
+    made["advantages"] = torch.randn(len(ROWS), generator=generator)
+    made["old"] = -4 + torch.randn(len(ROWS), completion, generator=generator)
+    made["reference"] = -4 + torch.randn(len(ROWS), completion, generator=generator)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("kind", "beta", "epsilon_high", "temperature", "has_old"),
+    [
+        ("dapo", 0.0, 0.0, 1.0, True),
+        ("dapo", 0.04, 0.28, 0.7, True),
+        ("grpo", 0.04, 0.0, 1.0, True),
+        ("bnpo", 0.0, 0.28, 0.7, True),
+        ("dr_grpo", 0.0, 0.0, 1.0, True),
+        ("dapo", 0.0, 0.0, 1.0, False),
+    ],
+)
+def test_grpo(
+    kind: str,
+    beta: float,
+    epsilon_high: float,
+    temperature: float,
+    has_old: bool,
+    tokenizer: Any,
+    arguments: dict[str, Any],
+) -> None:
+    batch = completions()
+    width = batch["old"].shape[1]
+    if not has_old:
+        del batch["old"]
+    options: dict[str, Any] = {"beta": beta, "temperature": temperature}
+    config = trl.GRPOConfig(
+        **arguments,
+        temperature=temperature,
+        loss_type=kind,
+        epsilon_high=epsilon_high or None,
+        num_generations=len(ROWS),
+        max_completion_length=width,
+    )
+    rows = Dataset.from_list([{"prompt": "t1 t2"}])
+    trainer = trl.GRPOTrainer(
+        model(),
+        lambda completions, **_: [0.0] * len(completions),
+        config,
+        train_dataset=rows,
+        processing_class=tokenizer,
+    )
+    trainer.beta = beta  # set before, its trainer loads a reference by the model's name
+    mask = batch["attention_mask"]
+    inputs = {
+        "prompt_ids": batch["input_ids"][:, :-width],
+        "prompt_mask": mask[:, :-width],
+        "completion_ids": batch["input_ids"][:, -width:],
+        "completion_mask": mask[:, -width:],
+        "advantages": batch["advantages"],
+        "num_items_in_batch": mask[:, -width:].sum(),
+        "ref_per_token_logps": batch["reference"],
+    }
+    if has_old:
+        inputs["old_per_token_logps"] = batch["old"]
+    expected = theirs(trainer, inputs)
+
+    loss = losses.GRPO(kind=kind, epsilon_high=epsilon_high, **options)
+    policy = model()
+    value = loss({"model": policy} if beta else policy, batch)
+    value.backward()
+    assert_equal((float(value), gradients(policy)), expected)
+
+
+def test_grpo_asks_the_reference_that_is_there() -> None:
+    batch = completions()
+    reference = model(seed=1)
+    loss = losses.GRPO(beta=0.04)
+    given = {**batch, "reference": loss.precomputed({"reference": reference}, batch)}
+    policy = model()
+    value = loss({"model": policy}, given)
+    value.backward()
+    assert_equal(ours(loss, batch, reference=reference), (float(value), gradients(policy)))
+    del batch["reference"]
+    with pytest.raises(InputError, match='the batches lack "reference"'):
+        loss({"model": policy}, batch)

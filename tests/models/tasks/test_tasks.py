@@ -154,6 +154,8 @@ FAMILIES: list[tuple[Family, str, dict[str, tuple[int, ...]]]] = [
      {"input_ids": (2, 8), "labels": (2,), "visual_feats": (2, 36, 16), "visual_pos": (2, 36, 4)}),
     (("bert", "BertModel", TEXT, "embed", 8), "embed", {"input_ids": (2, 2, 8)}),
     *((("llama", "LlamaForCausalLM", TEXT, task, 8), task, PREFERENCES) for task in ("simpo", "orpo")),
+    (("llama", "LlamaForCausalLM", TEXT, "grpo", 8), "grpo",
+     {"input_ids": (2, 8), "attention_mask": (2, 8), "labels": (2, 8), "advantages": (2,), "old": (2, 4)}),
     *((("llama", "LlamaForCausalLM", TEXT, task, 8), task, PREFERENCES | {"reference": (2, 2)} | more)
       for task, more in (("dpo", {}), ("kto", {"desirable": (2,)}))),
     (("llama", "LlamaForCausalLM", TEXT, "reward", 8), "reward", PREFERENCES),
