@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from autofit.api.prepare import TrainingStep, prepare
     from autofit.api.search import search
     from autofit.api.training_arguments import TrainerSetup, training_arguments
+    from autofit.api.tune import tune
     from autofit.core.config import Config
     from autofit.core.errors import (
         AutofitError,
@@ -45,6 +46,7 @@ __all__ = [
     "search",
     "estimate",
     "plan_grpo",
+    "tune",
     "explain",
     "training_arguments",
     "export",
@@ -76,6 +78,7 @@ _HOMES = {
     "search": "api.search",
     "estimate": "api.estimate",
     "plan_grpo": "api.plan_grpo",
+    "tune": "api.tune",
     "explain": "report.explain",
     "training_arguments": "api.training_arguments",
     "export": "export.from_result",

@@ -16,7 +16,18 @@ import typer
 from typer.core import TyperGroup
 
 import autofit
-from autofit.cli import doctor, estimate, explain, export, models, report, search, spaces, train
+from autofit.cli import (
+    doctor,
+    estimate,
+    explain,
+    export,
+    models,
+    report,
+    search,
+    spaces,
+    train,
+    tune,
+)
 from autofit.cli.address_space import check_address_space
 from autofit.cli.help import Command, PlainFlags
 from autofit.cli.options import Version
@@ -52,6 +63,7 @@ _COMMANDS: tuple[Callable[..., int], ...] = (
     search.search,
     estimate.estimate,
     train.train,
+    tune.tune,
     export.export,
     report.report,
     explain.explain,

@@ -543,6 +543,34 @@ ToolVersion = Annotated[
     str | None,
     _option(_OUTPUT, "Version of the tool; default: as measured with, else the newest known.", "V"),
 ]
+ToolFile = Annotated[
+    Path,
+    typer.Argument(metavar="FILE", help="The YAML that axolotl, LLaMA-Factory or TRL trains by."),
+]
+ModelOfFile = Annotated[
+    str | None,
+    _option(_MODEL, "A preset or a directory in place of the model that the file names.", "MODEL"),
+]
+Keep = Annotated[
+    list[str] | None,
+    _option(_SPACE, "A key of the file that stays; may be repeated.", "KEY"),
+]
+Free = Annotated[
+    list[str] | None,
+    _option(
+        _SPACE,
+        "A key of the file that may change though something else is learnt; may be repeated.",
+        "KEY",
+    ),
+]
+TunedOutput = Annotated[
+    Path | None,
+    _option(_OUTPUT, "Where to write; default: FILE.tuned.yaml beside it.", "FILE"),
+]
+InPlace = Annotated[
+    bool,
+    _option(_OUTPUT, "Write over the file.", None, "--in-place"),
+]
 Strict = Annotated[
     bool,
     _option(_OUTPUT, "Fail where the tool would run another config.", None, "--strict"),

@@ -1,0 +1,343 @@
+"""`autofit.tune`: the file of another tool, with what only costs chosen for a card, and nothing else
+in it changed."""
+
+import dataclasses
+import difflib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from autofit.api.estimate import predict
+from autofit.api.search import search
+from autofit.core.config import Config, Value
+from autofit.core.errors import InputError, NothingFitsError, RefusedError, require
+from autofit.core.estimate import Estimate
+from autofit.core.events import Listener
+from autofit.core.files import expanded, read_text, write_atomically
+from autofit.core.knobs.gradient_accumulation_steps import KNOB as ACCUMULATION
+from autofit.core.knobs.micro_batch_size import KNOB as MICRO_BATCH
+from autofit.core.result import Result
+from autofit.core.tasks import TASK_NAMES
+from autofit.core.workload import Workload
+from autofit.export.from_result import layer_names
+from autofit.export.importers import importer_of
+from autofit.export.importers.document import Document
+from autofit.export.importers.importer import (
+    Importer,
+    changes,
+    config_of,
+    is_exact,
+    with_knob,
+)
+from autofit.export.source import ExportSource
+from autofit.export.tool import write
+from autofit.models import resolve
+from autofit.models.stand_ins import stand_in
+from autofit.techniques import all_techniques
+
+_MOST_BYTES = 2**20  # of a file
+_SIZES = (MICRO_BATCH.name, ACCUMULATION.name)
+# A file that names its kernels is for an environment that has them.
+_THERE = {"flash-attn": "2.8"}
+_NOT_TUNED = ("devices", "nodes")
+
+
+@dataclass(frozen=True)
+class Reading:
+    """A file of another tool: what it trains, and by which config.
+
+    Attributes:
+        model: what is given to `search` for it.
+        before: the config, as the tool's exporter takes it.
+    """
+
+    path: Path
+    document: Document
+    importer: Importer
+    model: str
+    workload: Workload
+    before: ExportSource
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """A file of another tool, before and after.
+
+    Attributes:
+        tool: what the tool is called.
+        changes: the keys that say something else now, with their values.
+        before, after: what is predicted of both; None where it cannot be.
+        result: the search.
+    """
+
+    path: Path
+    tool: str
+    original: str
+    text: str
+    changes: Mapping[str, Any]
+    before: Estimate | None
+    after: Estimate | None
+    result: Result
+    notes: tuple[str, ...]
+
+    @property
+    def diff(self) -> str:
+        """What changes, as `diff -u` says it."""
+        lines = difflib.unified_diff(
+            self.original.splitlines(keepends=True),
+            self.text.splitlines(keepends=True),
+            self.path.name,
+            tuned_path(self.path).name,
+        )
+        return "".join(line if line.endswith("\n") else f"{line}\n" for line in lines)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The object of `autofit tune --json`."""
+        return {
+            "schema": 1,
+            "tool": self.tool,
+            "changes": dict(self.changes),
+            "before": self.before and self.before.to_predicted(),
+            "after": self.after and self.after.to_predicted(),
+            "config": dict(self.result.config or {}),
+            "notes": list(self.notes),
+            "text": self.text,
+        }
+
+
+def tuned_path(path: Path) -> Path:
+    """Where the tuned file is written beside its original: axolotl.tuned.yaml."""
+    return path.with_name(f"{path.stem}.tuned{path.suffix}")
+
+
+def tune(
+    file: str | Path,
+    *,
+    model: str | None = None,
+    task: str | None = None,
+    keep: Sequence[str] = (),
+    free: Sequence[str] = (),
+    listener: Listener | None = None,
+    **options: Any,
+) -> Tuned:
+    """Choose what only costs in a file of axolotl, LLaMA-Factory or TRL: micro-batch, accumulation,
+    checkpointing, offloading, attention, kernels, compiling. What is learnt stays as it is.
+
+    Nothing is written: `Tuned.text` is the new file.
+
+    Args:
+        file: the YAML file that the tool trains by.
+        model: a preset or a directory, in place of the model that the file names.
+        task: what is trained, where the file does not say it (TRL's).
+        keep: keys of the file that stay, though they only cost.
+        free: keys of the file that may change, though something else is learnt then.
+        options: as of `search`: gpu_mem, gpu, device, mem, trials, time_limit, ...
+
+    Raises:
+        InputError: the file cannot be tuned, or an argument is wrong; NothingFitsError: no config
+            fits that learns the same.
+    """
+    require(isinstance(file, str | Path), "the file must be a path", file)
+    for name in _NOT_TUNED:
+        require(
+            options.get(name, 1) == 1,
+            f"{name} must be 1: files are tuned for one",
+            options.get(name),
+        )
+    require(task is None or task in TASK_NAMES, "the task must be one that autofit knows", task)
+
+    found = read(file, model=model, task=task, device=str(options.get("device") or "cuda"))
+    importer, document, workload = found.importer, found.document, found.workload
+    before = found.before
+    kept = (*keep, *importer.keeps(document.keys))
+    settings = _settings(importer, before, workload, kept, free)
+    result = search(
+        found.model,
+        task=workload.task,
+        seq_len=workload.sequence_length,
+        effective_batch=before.effective_batch_size,
+        listener=listener,
+        space="everything",
+        set=settings,
+        **options,
+    )
+    if result.config is None:
+        message = f"no config that learns what {found.path.name} says is predicted to fit."
+        raise NothingFitsError(
+            message, "Free a key with --free, such as optimizer, or take a larger card."
+        )
+
+    after = _as_read(before, Config({**before.config, **result.config}), workload)
+    is_open = {knob for knob in after.config if len(settings.get(knob, ())) != 1}
+    changed = changes(importer, document.keys, before, after, is_open)
+    card = {
+        name: options[name] for name in ("gpu", "gpu_mem", "device", "mem") if options.get(name)
+    }
+    predicted = [_predicted(workload, each, card) for each in (before, after)]
+    return Tuned(
+        path=found.path,
+        tool=importer.tool.title,
+        original=document.text,
+        text=document.changed(changed),
+        changes=changed,
+        before=predicted[0],
+        after=predicted[1],
+        result=result,
+        notes=found.notes,
+    )
+
+
+def read(
+    file: str | Path, *, model: str | None = None, task: str | None = None, device: str = "cuda"
+) -> Reading:
+    """What a file of another tool trains, and by which config.
+
+    Args:
+        model, task: as of `tune`; `device`: what it is for.
+
+    Raises:
+        InputError: the file is none of a known tool, or cannot be tuned.
+    """
+    path = expanded(file, "file")
+    document = Document.of(_text(path), path.name)
+    keys = document.keys
+    importer = importer_of(keys, path.name)
+    if reason := importer.refuse(keys):
+        raise InputError(f"{path.name} cannot be tuned: {reason}", "See docs/tune.md.")
+
+    named = model or str(keys.get(importer.model) or "")
+    if not named:
+        raise InputError(f"{path.name} names no {importer.model}.", "Give --model.")
+    tokens = importer.sample_tokens(keys)
+    stands, note = (named, None) if model else stand_in(named, tokens)
+    workload = resolve(
+        stands,
+        task=task or importer.task(keys),
+        sequence_length=tokens,
+        effective_batch_size=1,
+    )
+    source = _source(workload, named, device)
+    config = config_of(importer, keys, source, _choices())
+    effective = 1
+    for size in _SIZES:
+        effective *= int(config[size] or 1)
+    source = dataclasses.replace(source, effective_batch_size=effective)
+    before = _as_read(source, config, workload)
+    return Reading(path, document, importer, stands, workload, before, (note,) if note else ())
+
+
+def save(tuned: Tuned, output: Path | None = None, *, in_place: bool = False) -> Path:
+    """Write the tuned file: beside its original, over it, or elsewhere; returns where."""
+    path = tuned.path if in_place else output or tuned_path(tuned.path)
+    try:
+        write_atomically(path, tuned.text)
+    except OSError as error:
+        message = f"{path} cannot be written: {error.strerror}."
+        raise InputError(message, "Choose another --output.") from error
+    return path
+
+
+def _text(path: Path) -> str:
+    try:
+        return read_text(path, most=_MOST_BYTES)
+    except FileNotFoundError as error:
+        raise InputError(f"the file {path} is not there.", "Check the path.") from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{path} cannot be read as text.", "Give a YAML file.") from error
+
+
+def _source(workload: Workload, weights: str, device: str) -> ExportSource:
+    """The model of a file, with every knob off."""
+    off = {technique.name: technique.off for technique in all_techniques()}
+    return ExportSource(
+        model=workload.name,
+        config=Config({**off, **dict.fromkeys(_SIZES, 1)}),
+        hardware={"device": device},
+        task=workload.task,
+        sequence_length=workload.sequence_length,
+        weights=weights,
+        versions=_THERE,
+        off=off,
+    )
+
+
+def _as_read(source: ExportSource, config: Config, workload: Workload) -> ExportSource:
+    """The same with a config, and with the names of the layers that it adapts."""
+    names = layer_names(workload.model, config, workload.task)
+    return dataclasses.replace(source, config=config, **names)
+
+
+def _choices() -> dict[str, tuple[Value, ...]]:
+    """The values of every knob that is no number."""
+    found = {}
+    for technique in all_techniques():
+        values = technique.values
+        if values and technique.name not in _SIZES:
+            found[technique.name] = tuple(dict.fromkeys((technique.off, *values)))
+    return found
+
+
+def _settings(
+    importer: Importer,
+    source: ExportSource,
+    workload: Workload,
+    keep: Sequence[str],
+    free: Sequence[str],
+) -> dict[str, tuple[Value, ...]]:
+    """The values that each knob may take: where only the cost changes, all that the tool trains
+    exactly; else the one of the file."""
+    knob_of: dict[str, str] = {}
+    for knob in importer.tool.knobs:
+        if knob in source.config:
+            for key in _keys_of(importer, source, knob):
+                knob_of.setdefault(key, knob)
+    for key in (*keep, *free):
+        if key not in knob_of:
+            raise InputError(
+                f"{key} is no key that autofit tunes.", f"It knows {', '.join(knob_of)}."
+            )
+    kept = {knob_of[key] for key in keep}
+    freed = {knob_of[key] for key in free}
+
+    settings: dict[str, tuple[Value, ...]] = {}
+    choices = _choices()
+    for technique in all_techniques():
+        knob = technique.name
+        value = source.config[knob]
+        if knob in _SIZES:
+            if knob in kept:
+                settings[knob] = (value,)
+            continue
+        if value is None and technique.off is None and knob not in freed:
+            continue  # it follows from others
+
+        allowed = [value]
+        is_open = knob in importer.tool.knobs and knob not in kept
+        for other in choices.get(knob, ()) if is_open else ():
+            same = technique.exact(value, workload) and technique.exact(other, workload)
+            if other == value or not (same or knob in freed):
+                continue
+            if is_exact(importer, with_knob(source, knob, other), knob):
+                allowed.append(other)
+        settings[knob] = tuple(allowed)
+    return settings
+
+
+def _keys_of(importer: Importer, source: ExportSource, knob: str) -> list[str]:
+    """The keys of a file that a knob decides."""
+    return list(write(importer.tool, source).keys.get(knob, {}))
+
+
+def _predicted(
+    workload: Workload, source: ExportSource, card: Mapping[str, Any]
+) -> Estimate | None:
+    """What is predicted of a config; None where it is impossible there."""
+    effective = source.effective_batch_size or 1
+    workload = dataclasses.replace(workload, effective_batch_size=effective)
+    knobs = {knob: value for knob, value in source.config.items() if value is not None}
+    try:
+        return predict(workload, knobs, **card).estimate
+    except RefusedError:
+        return None

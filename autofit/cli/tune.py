@@ -1,0 +1,107 @@
+"""`autofit tune`."""
+
+import contextlib
+from pathlib import Path
+
+import autofit.cli.options as options
+from autofit.cli.output import heavy, print_json
+from autofit.core.errors import InputError
+from autofit.core.events import Event
+from autofit.core.files import check_readable, check_writable
+from autofit.core.interrupts import AsCtrlC
+from autofit.core.options import search_options
+from autofit.core.zygote_process import TRANSFORMERS, started_early
+from autofit.hardware.catalogue import card_to_search_for
+from autofit.models import check_searched, check_task
+from autofit.report.live import LiveDisplay
+from autofit.report.terminal import Terminal
+from autofit.report.tuned import tuned_lines
+
+_OF_FILE = ("space", "set")  # of what a search is given, what the file says
+
+
+def tune(
+    file: options.ToolFile,
+    model: options.ModelOfFile = None,
+    task: options.Task = None,
+    gpu_mem: options.GpuMem = None,
+    gpu: options.Gpu = None,
+    device: options.Device = None,
+    mem: options.Mem = None,
+    host_mem: options.HostMem = None,
+    keep: options.Keep = None,
+    free: options.Free = None,
+    trials: options.Trials = 40,
+    time_limit: options.TimeLimit = None,
+    fast: options.Fast = False,
+    output: options.TunedOutput = None,
+    in_place: options.InPlace = False,
+    out: options.Out = None,
+    as_json: options.Json = False,
+    quiet: options.Quiet = False,
+) -> int:
+    """Tune a file of axolotl, LLaMA-Factory or TRL for a card; what is learnt stays as it is.
+
+    Examples:
+      autofit tune axolotl.yaml --gpu-mem 24
+      autofit tune qwen3_lora_sft.yaml --gpu rtx-4090 --in-place
+      autofit tune sft.yaml --gpu-mem 16 --keep attn_implementation --output sft16.yaml
+    """
+    checked = search_options(
+        gpu_mem=gpu_mem,
+        gpu=gpu,
+        device=device,
+        mem=mem,
+        host_mem=host_mem,
+        trials=trials,
+        time_limit=time_limit,
+        fast=fast,
+        out=out,
+    )
+    if gpu is not None:
+        card_to_search_for(gpu)
+    check_task(task)
+    check_searched(task)
+    check_readable(file, "the file")
+    if output is not None and in_place:
+        raise InputError("--output and --in-place both say where to write.", "Give one of them.")
+    if output is not None:
+        check_writable(output, folder=False, remedy="Choose another --output.")
+
+    stderr = Terminal(stderr=True)
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(started_early(TRANSFORMERS))
+        display = stack.enter_context(LiveDisplay(stderr, quiet=quiet))
+
+        def listener(event: Event) -> None:
+            display(event)
+
+        tune_file = heavy("autofit.api.tune", "tune")
+        stack.enter_context(AsCtrlC())
+        given = {name: value for name, value in dict(checked).items() if name not in _OF_FILE}
+        tuned = tune_file(
+            file,
+            model=model,
+            task=task,
+            keep=tuple(keep or ()),
+            free=tuple(free or ()),
+            listener=listener,
+            **given,
+        )
+
+    path: Path | None = None
+    if tuned.changes or output is not None:
+        path = heavy("autofit.api.tune", "save")(tuned, output, in_place=in_place)
+    if as_json:
+        print_json({**tuned.to_dict(), "file": path and str(path)})
+        return 0
+
+    print(tuned.diff, end="")
+    usable = tuned.result.budget.cap_bytes(tuned.result.hardware.device)
+    lines = tuned_lines(tuned.before, tuned.after, usable, is_changed=bool(tuned.changes))
+    lines += tuned.notes
+    if path is not None:
+        lines.append(f"Written to {path}.")
+    for line in lines:
+        stderr.print(line, markup=False, highlight=False, soft_wrap=True)
+    return 0

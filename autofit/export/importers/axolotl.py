@@ -1,0 +1,110 @@
+"""Files of axolotl."""
+
+from typing import Any
+
+from autofit.core.tasks import TASKS
+from autofit.core.tasks.causal_lm import CAUSAL_LM
+from autofit.export.importers.importer import Importer, Keys
+from autofit.export.tools.axolotl import TOOL
+
+_DEFAULTS: dict[str, Any] = {
+    "micro_batch_size": 1,
+    "gradient_accumulation_steps": 1,
+    "optimizer": "adamw_torch_fused",
+    "attn_implementation": "sdpa",
+    "peft_autocast_adapter_dtype": True,
+    "gradient_checkpointing_kwargs": {"use_reentrant": False},
+    "torch_compile_mode": "default",
+}
+_OTHER_NAMES = {
+    "adamw_8bit": "adamw_bnb_8bit",
+    "adamw_hf": "adamw_torch",
+    "paged_adamw": "paged_adamw_32bit",
+    "ao_adamw_8bit": "adamw_torch_8bit",
+}
+_REFUSED = {
+    "vllm": "it generates with a server of its own, which is not tuned",
+    "gptq": "its weights are quantised already",
+    "deepspeed": "its settings of DeepSpeed are in a file of their own, which is not read yet",
+    "fsdp": "how it divides weights over devices is not tuned yet",
+    "fsdp_config": "how it divides weights over devices is not tuned yet",
+    "fsdp_version": "how it divides weights over devices is not tuned yet",
+    "qat": "training for quantised inference is not known",
+    "use_scattermoe": "its kernels for experts are not known",
+    "unfrozen_parameters": "training some layers alone is not known",
+    "relora": "restarts of adapters are not known",
+    "tiled_mlp": "tiled layers are not known",
+    "ebft": "this kind of training is not known",
+    "lisa_n_layers": "training some layers at a time is not known",
+    "process_reward_model": "models that reward steps are not known",
+    "loftq": "adapters that begin as what quantisation lost are not known",
+    "peft.loftq_config": "adapters that begin as what quantisation lost are not known",
+    "processor_type": "models of images are not tuned yet",
+}
+_SIZES = ("context_parallel_size", "tensor_parallel_size", "dp_shard_size", "expert_parallel_size")
+_PLUGINS = ("LigerPlugin", "CutCrossEntropyPlugin")
+_ADAPTERS = (None, "", "lora", "qlora")
+
+
+def _task(keys: Keys) -> str:
+    if keys.get("reward_model"):
+        wanted: dict[str, Any] = {"reward_model": True}
+    elif keys.get("rl"):
+        wanted = {"rl": keys["rl"]}
+    else:
+        return CAUSAL_LM.name
+
+    for task in TASKS.values():
+        if task.tools.get(TOOL.name, {}).items() >= wanted.items():
+            return task.name
+    return CAUSAL_LM.name
+
+
+def _refuse(keys: Keys) -> str | None:
+    for path, why in _REFUSED.items():
+        if keys.get(path) or any(key.startswith(f"{path}.") for key in keys):
+            return f"{path}: {why}."
+    for path in _SIZES:
+        if keys.get(path) not in (None, 0, 1):
+            return f"{path}: several devices are not tuned yet."
+    for plugin in keys.get("plugins") or ():
+        if not str(plugin).endswith(_PLUGINS):
+            return f"plugins: {plugin} is not known."
+    if keys.get("adapter") not in _ADAPTERS:
+        return f"adapter: {keys['adapter']} is not known."
+    if keys.get("rl") and _task(keys) == CAUSAL_LM.name:
+        return f"rl: {keys['rl']} is not tuned."
+    return None
+
+
+def _meaning(key: str, value: Any) -> Any:
+    if key in ("bf16", "fp16") and value in ("auto", "full"):
+        return key == "bf16"
+    if key == "optimizer":
+        return _OTHER_NAMES.get(value, value)
+    if key == "attn_implementation" and str(value).startswith(("flash_attention", "kernels-")):
+        return "flash_attention_2"
+    if key == "gradient_checkpointing":
+        return bool(value)
+    if key == "gradient_checkpointing_kwargs" and isinstance(value, dict):
+        return {**value, "use_reentrant": False}
+    if key == "activation_offloading" and value is True:
+        return "hidden_states"
+    if key == "torch_compile_mode" and value == "max-autotune":
+        return "default"  # with options of its own
+    return value
+
+
+IMPORTER = Importer(
+    tool=TOOL,
+    marks=("base_model",),
+    model="base_model",
+    length=("sequence_len", 2048),
+    task=_task,
+    refuse=_refuse,
+    targets="lora_target_modules",
+    # Packed samples see one another but with flash attention.
+    keeps=lambda keys: ("attn_implementation",) if keys.get("sample_packing") else (),
+    defaults=_DEFAULTS,
+    meaning=_meaning,
+)

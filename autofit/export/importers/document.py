@@ -1,0 +1,110 @@
+"""A YAML file of another tool, of which some values are changed and nothing else."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import yaml
+
+from autofit.core.errors import InputError
+from autofit.core.strict_yaml import dump, parse
+from autofit.export.tool import nested
+
+
+@dataclass(frozen=True)
+class Document:
+    """The text of a file, and what it says.
+
+    Attributes:
+        keys: its values by their path (`fsdp_config.offload_params`).
+    """
+
+    text: str
+    keys: Mapping[str, Any]
+
+    @classmethod
+    def of(cls, text: str, name: str) -> "Document":
+        """Read a text; `name` is what errors call it.
+
+        Raises:
+            InputError: it is no YAML mapping, or has tags or a key twice.
+        """
+        value = parse(text, name)
+        if not isinstance(value, dict) or not all(isinstance(key, str) for key in value):
+            kind = type(value).__name__
+            raise InputError(f"{name} should hold a mapping of names to values, not {kind}.")
+        return cls(text, flat(value))
+
+    def changed(self, values: Mapping[str, Any]) -> str:
+        """The text with other values: comments, order and quotes stay, new keys come at the end, or
+        first in the mapping that they are of."""
+        places = _Places.of(self.text)
+        edits: list[tuple[int, int, str]] = []
+        new: dict[str, Any] = {}
+        for path, value in values.items():
+            parent, _, last = path.rpartition(".")
+            if path in places.values:
+                start, stop = places.values[path]
+                gap = " " if start == stop else ""  # of a key without a value
+                edits.append((start, stop, gap + scalar(value)))
+            elif parent in places.mappings:
+                start, between = places.mappings[parent]
+                edits.append((start, start, f"{last}: {scalar(value)}{between}"))
+            else:
+                new[path] = value
+
+        text = self.text
+        for start, stop, written in sorted(edits, reverse=True):
+            text = text[:start] + written + text[stop:]
+        if not new:
+            return text
+
+        if not text.endswith("\n"):
+            text += "\n"
+        return text + dump(nested(new))
+
+
+@dataclass(frozen=True)
+class _Places:
+    """Where things stand in a text: the begin and the end of each value by its path; of each mapping
+    inside another the begin of its first key, and what stands between two of its keys."""
+
+    values: dict[str, tuple[int, int]]
+    mappings: dict[str, tuple[int, str]]
+
+    @classmethod
+    def of(cls, text: str) -> "_Places":
+        found = cls({}, {})
+        found._visit(text, yaml.compose(text, Loader=yaml.SafeLoader), "")
+        return found
+
+    def _visit(self, text: str, mapping: Any, prefix: str) -> None:
+        for key, value in mapping.value:
+            path = f"{prefix}{key.value}"
+            if isinstance(value, yaml.MappingNode) and value.value:
+                first = value.value[0][0].start_mark
+                between = ", " if value.flow_style else "\n" + " " * first.column
+                self.mappings[path] = (first.index, between)
+                self._visit(text, value, f"{path}.")
+            else:
+                start = value.start_mark.index
+                written = text[start : value.end_mark.index].rstrip()
+                self.values[path] = (start, start + len(written))
+
+
+def flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Values by their path; an empty mapping is a value."""
+    found: dict[str, Any] = {}
+    for key, value in tree.items():
+        path = f"{prefix}{key}"
+        if isinstance(value, Mapping) and value:
+            found |= flat(value, f"{path}.")
+        else:
+            found[path] = value
+    return found
+
+
+def scalar(value: Any) -> str:
+    """A value as YAML within a line, as PyYAML reads it."""
+    written: str = yaml.safe_dump(value, default_flow_style=True, width=10**6)
+    return written.removesuffix("\n").removesuffix("\n...")

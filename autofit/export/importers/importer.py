@@ -1,0 +1,244 @@
+"""Importer: how the file of a tool is read, as a config of autofit beside what the file alone decides.
+
+The values of knobs are found by the tool's exporter: those whose keys it would write most nearly as
+the file has them. So there is no second table of what a tool calls things.
+"""
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from autofit.core.config import Config, Value
+from autofit.core.errors import InputError, shown
+from autofit.core.knobs.lora_targets import KNOB as TARGETS
+from autofit.export.source import ExportSource
+from autofit.export.tool import Request, Tool, ToolKeys, write
+
+Keys = Mapping[str, Any]
+
+# Knobs that the keys of others depend on, first.
+_FIRST = ("lora_rank", "quantization", "precision", "kernels")
+_OFF = (None, False, "", "none", "None", "false")
+
+
+@dataclass(frozen=True)
+class Importer:
+    """The files of one tool.
+
+    Attributes:
+        tool: its exporter.
+        marks: keys that only its files have; one is enough.
+        model: the key of the model.
+        length: the key of the tokens of a sample, and how many they are without it.
+        task: by the keys, what a file trains.
+        refuse: by the keys, why a file cannot be tuned, as a sentence; or None.
+        targets: the key of the layers that get adapters.
+        keeps: by the keys, those that stay: they only cost elsewhere, and decide here what is learnt.
+        older: keys of the exporter, and what they were called before; a file may have those.
+        defaults: what the tool does where a file lacks a key, of keys that its exporter writes.
+        meaning: (key, value) -> the value in the exporter's words.
+    """
+
+    tool: Tool
+    marks: tuple[str, ...]
+    model: str
+    length: tuple[str, int]
+    task: Callable[[Keys], str]
+    refuse: Callable[[Keys], str | None]
+    targets: str
+    keeps: Callable[[Keys], Sequence[str]] = lambda keys: ()
+    older: Mapping[str, str] = field(default_factory=dict)
+    defaults: Keys = field(default_factory=dict)
+    meaning: Callable[[str, Any], Any] = lambda key, value: value
+
+    def is_of(self, keys: Keys) -> bool:
+        """Whether a file with these keys is one of this tool."""
+        return any(mark in keys for mark in self.marks)
+
+    def says(self, keys: Keys, key: str) -> Any:
+        """What a file says by a key, or the tool does without it, in the exporter's words."""
+        key_of_file = self.name_of(keys, key)
+        value = keys.get(key_of_file)
+        if value is None:
+            value = _below(keys, key_of_file)
+        if value is None:
+            value = self.defaults.get(key)
+        return self.meaning(key, value)
+
+    def has(self, keys: Keys, key: str) -> bool:
+        """Whether a file itself has a key of the exporter."""
+        name = self.name_of(keys, key)
+        return keys.get(name) is not None or _below(keys, name) is not None
+
+    def name_of(self, keys: Keys, key: str) -> str:
+        """What a file calls a key of the exporter."""
+        uses_older = any(
+            older in keys or _below(keys, older) is not None for older in self.older.values()
+        )
+        return self.older.get(key, key) if uses_older else key
+
+    def adapted(self, keys: Keys) -> Value:
+        """The layers that get adapters, as `lora_targets` has them."""
+        found = keys.get(self.targets)
+        if isinstance(found, str) and found not in ("all", "all-linear"):
+            found = [name.strip() for name in found.split(",")]
+        if isinstance(found, list) and found:
+            return "+".join(str(name) for name in found)
+        return "all-linear"
+
+    def sample_tokens(self, keys: Keys) -> int:
+        """The tokens of a sample.
+
+        Raises:
+            InputError: the file says no whole number.
+        """
+        key, default = self.length
+        found = keys.get(key, default)
+        if not isinstance(found, int) or isinstance(found, bool) or found < 1:
+            raise InputError(f"{key} must be a whole number, not {shown(found)}.", "Correct it.")
+        return found
+
+
+def config_of(
+    importer: Importer, keys: Keys, source: ExportSource, choices: Mapping[str, Sequence[Value]]
+) -> Config:
+    """The config that a file stands for.
+
+    Args:
+        source: the model and the task of the file, with all knobs off.
+        choices: the values of each knob that is no number.
+
+    Raises:
+        InputError: the file asks for what no value of a knob is, or gives no number for one.
+    """
+    tool = importer.tool
+    source = replace(source, effective_batch_size=None)  # which the file's sizes make
+    others = (knob for knob in tool.knobs if knob not in _FIRST)
+    for knob in (*_FIRST, *others):
+        if knob not in tool.knobs or knob not in source.config:
+            continue
+        if knob == TARGETS.name:
+            value = importer.adapted(keys) if source.config.lora_rank else source.off.get(knob)
+        elif choices.get(knob):
+            value = _nearest(importer, keys, source, knob, choices[knob])
+        else:
+            value = _number(importer, keys, source, knob)
+        source = with_knob(source, knob, value)
+    return source.config
+
+
+def changes(
+    importer: Importer,
+    keys: Keys,
+    before: ExportSource,
+    after: ExportSource,
+    knobs: Collection[str],
+) -> Keys:
+    """The keys of a file that say something else for another config, with their new values.
+
+    Args:
+        knobs: those that were open.
+    """
+    old = write(importer.tool, before).keys
+    found: dict[str, Any] = {}
+    for knob, written in write(importer.tool, after).keys.items():
+        for key, value in written.items() if knob in knobs else ():
+            if old.get(knob, {}).get(key) == value or _same(importer.says(keys, key), value):
+                continue
+            found[importer.name_of(keys, key)] = value
+    return found
+
+
+def is_exact(importer: Importer, source: ExportSource, knob: str) -> bool:
+    """Whether the tool does what a config says of one of its knobs."""
+    departures = write(importer.tool, source).departures
+    return all(departure.knob != knob for departure in departures)
+
+
+def with_knob(source: ExportSource, knob: str, value: Value) -> ExportSource:
+    """The same with another value of a knob."""
+    return replace(source, config=source.config.replace(**{knob: value}))
+
+
+def _share(importer: Importer, source: ExportSource, knob: str, value: Value) -> ToolKeys:
+    """What the exporter writes for a value of a knob."""
+    tool = importer.tool
+    changed = with_knob(source, knob, value)
+    return tool.knobs[knob](Request(changed, tool.versions[-1], tool.title, tool.splits))
+
+
+def _nearest(
+    importer: Importer, keys: Keys, source: ExportSource, knob: str, values: Sequence[Value]
+) -> Value:
+    """The value whose keys differ from the file's in the fewest, of those that tell values apart;
+    of several, the one whose keys the file has most of, and that the tool trains exactly."""
+    shares = {value: _share(importer, source, knob, value) for value in values}
+    written = {value: share.keys for value, share in shares.items()}
+    telling = set()
+    for one in written.values():
+        for key, value in one.items():
+            if any(other.get(key) != value for other in written.values()):
+                telling.add(key)
+
+    def distance(value: Value) -> tuple[int, int, bool]:
+        own = telling & written[value].keys()
+        same = [key for key in own if _same(importer.says(keys, key), written[value][key])]
+        in_file = [key for key in same if importer.has(keys, key)]
+        return len(own) - len(same), -len(in_file), bool(shares[value].deviations)
+
+    best = min(values, key=distance)
+    for key in telling:
+        asked = keys.get(importer.name_of(keys, key))
+        known = [one.get(key) for one in written.values()]
+        is_known = any(_same(importer.says(keys, key), each) for each in known)
+        if isinstance(asked, str) and not is_known:
+            remedy = "Tune a file without it, or with another value."
+            raise InputError(f"{key}: {shown(asked)} is nothing that autofit knows.", remedy)
+    return best
+
+
+def _number(importer: Importer, keys: Keys, source: ExportSource, knob: str) -> Value:
+    """The number of a knob, by the key that follows it; off where the file has none."""
+    off = source.off.get(knob)
+    if off is not None and _is_off(importer, keys, source, knob, off):
+        return off
+
+    one = _share(importer, source, knob, 2).keys
+    other = _share(importer, source, knob, 3).keys
+    for key, value in one.items():
+        if value != 2 or other.get(key) != 3:
+            continue
+        found = importer.says(keys, key)
+        if found in _OFF:
+            return off
+        if not isinstance(found, int | float) or isinstance(found, bool):
+            raise InputError(f"{key} must be a number, not {shown(found)}.", "Correct it.")
+        return found
+    return off
+
+
+def _is_off(importer: Importer, keys: Keys, source: ExportSource, knob: str, off: Value) -> bool:
+    """Whether a file says what is written where a knob is off, and not what is where it is on."""
+    without = _share(importer, source, knob, off).keys
+    beside = _share(importer, source, knob, 2).keys
+    for key, value in without.items():
+        if key in beside and beside[key] != value and _same(importer.says(keys, key), value):
+            return True
+    return False
+
+
+def _below(keys: Keys, key: str) -> Any:
+    """A mapping that a file holds as keys below one."""
+    prefix = f"{key}."
+    return {
+        path.removeprefix(prefix): value for path, value in keys.items() if path.startswith(prefix)
+    } or None
+
+
+def _same(one: Any, other: Any) -> bool:
+    if isinstance(one, dict | list) or isinstance(other, dict | list):
+        return bool((one or None) == (other or None))
+    if one in _OFF and other in _OFF:
+        return True
+    are_numbers = isinstance(one, int | float) and isinstance(other, int | float)
+    return float(one) == float(other) if are_numbers else bool(one == other)

@@ -1,0 +1,85 @@
+"""Files of LLaMA-Factory."""
+
+from typing import Any
+
+from autofit.core.tasks import TASKS
+from autofit.core.tasks.causal_lm import CAUSAL_LM
+from autofit.export.importers.importer import Importer, Keys
+from autofit.export.tools.llamafactory import TOOL
+
+_DEFAULTS: dict[str, Any] = {
+    "per_device_train_batch_size": 8,
+    "gradient_accumulation_steps": 1,
+    "lora_rank": 8,
+    "finetuning_type": "lora",
+    "optim": "adamw_torch_fused",
+    "flash_attn": "sdpa",
+    "quantization_type": "nf4",
+    "quantization_method": "bnb",
+    "double_quantization": True,
+    "infer_dtype": "auto",
+    "lora_target": "all",
+}
+_REFUSED = {
+    "deepspeed": "its settings of DeepSpeed are in a file of their own, which is not read yet",
+    "fsdp": "how it divides weights over devices is not tuned yet",
+    "use_galore": "this optimizer is not known",
+    "use_badam": "this optimizer is not known",
+    "use_apollo": "this optimizer is not known",
+    "use_adam_mini": "this optimizer is not known",
+    "use_muon": "this optimizer is not known",
+    "mixture_of_depths": "models whose depth is mixed are not known",
+    "fp8": "its own way to fp8 is not known",
+    "use_llama_pro": "training some layers alone is not known",
+    "use_megatron": "Megatron is not tuned",
+    "tp_size": "several devices are not tuned yet",
+    "ray_num_workers": "several machines of Ray are not tuned yet",
+}
+_KINDS = ("lora", "full", None)
+_STAGES = {None: CAUSAL_LM.name, "sft": CAUSAL_LM.name, "pt": CAUSAL_LM.name}
+
+
+def _task(keys: Keys) -> str:
+    stage = keys.get("stage")
+    if stage in _STAGES:
+        return _STAGES[stage]
+    wanted = {name: keys[name] for name in ("stage", "pref_loss") if name in keys}
+    for task in TASKS.values():
+        if task.tools.get(TOOL.name, {}).items() >= wanted.items():
+            return task.name
+    return CAUSAL_LM.name
+
+
+def _refuse(keys: Keys) -> str | None:
+    if keys.get("do_train") is False or keys.get("do_predict"):
+        return "it does not train."
+    for name, why in _REFUSED.items():
+        if keys.get(name):
+            return f"{name}: {why}."
+    if keys.get("finetuning_type") not in _KINDS:
+        return f"finetuning_type: {keys['finetuning_type']} is not known."
+    if keys.get("stage") not in _STAGES and _task(keys) == CAUSAL_LM.name:
+        return f"stage: {keys['stage']} is not tuned."
+    return None
+
+
+def _meaning(key: str, value: Any) -> Any:
+    if key == "flash_attn" and value in ("auto", None):
+        return "sdpa"
+    if key == "use_reentrant_gc":
+        return False
+    return value
+
+
+IMPORTER = Importer(
+    tool=TOOL,
+    marks=("finetuning_type", "cutoff_len", "template"),
+    model="model_name_or_path",
+    length=("cutoff_len", 2048),
+    task=_task,
+    refuse=_refuse,
+    targets="lora_target",
+    keeps=lambda keys: ("flash_attn",) if keys.get("neat_packing") else (),
+    defaults=_DEFAULTS,
+    meaning=_meaning,
+)

@@ -1,0 +1,37 @@
+"""What tuning a file of another tool brings, in lines."""
+
+from autofit.core.estimate import Estimate
+from autofit.report.formatting import interval, rate, speed
+
+
+def tuned_lines(
+    before: Estimate | None, after: Estimate | None, usable: int, *, is_changed: bool
+) -> list[str]:
+    """What is predicted of the file as it was, and as it is now.
+
+    Args:
+        before, after: None where a config is not possible on this device.
+        usable: the bytes that may be used.
+    """
+    if not is_changed:
+        return ["Nothing to change: nothing that learns the same is expected to be faster."]
+
+    lines = [
+        f"as it was: {_figures(before, usable)}",
+        f"tuned:     {_figures(after, usable)}",
+    ]
+    if before and after and before.low <= usable and before.step_seconds and after.step_seconds:
+        lines[-1] += f", {speed(before.step_seconds / after.step_seconds)}"
+    return lines
+
+
+def _figures(estimate: Estimate | None, usable: int) -> str:
+    if estimate is None:
+        return "not possible on this device"
+
+    figures = f"{interval(estimate.low, estimate.high)} GiB, {rate(estimate)}"
+    if estimate.low > usable:
+        return f"{figures}: it does not fit"
+    if estimate.high > usable:
+        return f"{figures}: it may not fit"
+    return figures

@@ -1,0 +1,58 @@
+"""Published files of other tools, read and tuned by prediction: `python -m benchmarks.corpus DIRECTORY`.
+
+Every file below the directory is read as `autofit tune` reads it, or refused in a sentence. With
+`--gpu-mem GIB` those that are read are tuned, too. Prints a line for each and counts at the end; an
+answer that is neither is a fault, and makes the exit code 1.
+"""
+
+import argparse
+import collections
+import sys
+import time
+from pathlib import Path
+
+from autofit.api.tune import read, tune
+from autofit.core.errors import AutofitError, InputError
+
+
+def outcome(path: Path, gpu_mem: float | None) -> tuple[str, str]:
+    """("read" | "tuned" | "refused" | "no answer", what is said of it)."""
+    try:
+        found = read(path)
+    except InputError as error:
+        return "refused", error.message
+
+    if gpu_mem is None:
+        return "read", f"{found.importer.tool.title}, {found.before.model}"
+    begun = time.monotonic()
+    try:
+        tuned = tune(path, gpu_mem=gpu_mem)
+    except AutofitError as error:
+        return "no answer", str(error)
+    keys = ", ".join(tuned.changes)
+    return "tuned", f"{time.monotonic() - begun:.0f} s: {keys or 'nothing to change'}"
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Print the outcome of each file, and how many there are of each."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("directory", type=Path)
+    parser.add_argument("--gpu-mem", type=float, help="GiB of the card to tune for")
+    parser.add_argument("--every", type=int, default=1, help="take every so-many-th file")
+    args = parser.parse_args(arguments)
+
+    counts: collections.Counter[str] = collections.Counter()
+    paths = sorted(path for path in args.directory.rglob("*") if path.suffix in (".yaml", ".yml"))
+    for path in paths[:: args.every]:
+        try:
+            kind, what = outcome(path, args.gpu_mem)
+        except Exception as error:  # a fault, whatever it is
+            kind, what = "fault", repr(error)
+        counts[kind] += 1
+        print(f"{kind:10} {path.relative_to(args.directory)}: {what}", flush=True)
+    print(", ".join(f"{count} {kind}" for kind, count in counts.most_common()))
+    return 1 if counts["fault"] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,88 @@
+"""A file keeps all that is not changed: comments, order, quotes, anchors."""
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from autofit.core.errors import InputError
+from autofit.export.importers.document import Document
+
+TEXT = """\
+# A file of somebody's.
+base: &base
+  rate: 2.0e-4   # learnt
+  "quoted": 'as it is'
+model: some/name  # the model
+
+empty:
+kwargs: {use_reentrant: true, every: 2}
+nested:
+    deep:
+        value: 1
+
+items:
+  - one
+  - two
+last: no
+"""
+PATHS = ("base.rate", "base.quoted", "model", "empty", "kwargs.every", "nested.deep.value", "last")
+VALUES = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(-(10**6), 10**6),
+    st.floats(allow_nan=False, allow_infinity=False),
+    st.text(max_size=12),
+    st.lists(st.integers(0, 9), max_size=3),
+)
+
+
+def document() -> Document:
+    return Document.of(TEXT, "file.yaml")
+
+
+def test_nothing_changed_is_the_same_text() -> None:
+    assert document().changed({}) == TEXT
+
+
+@given(st.dictionaries(st.sampled_from((*PATHS, "new", "kwargs.new", "nested.deep.new")), VALUES))
+def test_only_what_is_changed_differs(values: dict[str, object]) -> None:
+    text = document().changed(values)
+    found = Document.of(text, "file.yaml").keys
+    expected = {**document().keys, **values}
+    for path, value in expected.items():
+        if value == [] or isinstance(value, float):
+            continue
+        assert found.get(path) == value, path
+    for line in ("# A file of somebody's.", "items:", "  - one", "  - two"):
+        assert f"{line}\n" in text
+    if "base.rate" in values and isinstance(values["base.rate"], bool):
+        assert "   # learnt" in text
+
+
+def test_comments_behind_a_value_stay() -> None:
+    text = document().changed({"model": "other", "base.rate": 0.1, "empty": 5})
+    assert "model: other  # the model\n" in text
+    assert "  rate: 0.1   # learnt\n" in text
+    assert "empty: 5\n" in text
+
+
+def test_a_new_key_of_a_mapping_comes_into_it_and_others_to_the_end() -> None:
+    text = document().changed({"nested.deep.more": 2, "kwargs.more": 3, "group.one": 4})
+    assert yaml.safe_load(text)["nested"]["deep"] == {"value": 1, "more": 2}
+    assert yaml.safe_load(text)["kwargs"]["more"] == 3
+    assert text.endswith("last: no\ngroup:\n  one: 4\n")
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("- a\n- b\n", "should hold a mapping"),
+        ("a: !!python/object:os.system x\n", "could not determine a constructor"),
+        ("a: 1\na: 2\n", "given twice"),
+        ("a: [\n", "cannot be read as YAML"),
+    ],
+)
+def test_what_is_no_file_of_keys_is_told(text: str, reason: str) -> None:
+    with pytest.raises(InputError, match=reason):
+        Document.of(text, "file.yaml")

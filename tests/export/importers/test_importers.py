@@ -1,0 +1,165 @@
+"""What an exporter writes its importer reads back; files as people write them are read, or refused."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import yaml
+
+from autofit.core.config import Config
+from autofit.core.errors import InputError
+from autofit.core.knobs.lora_alpha import USUAL_ALPHA
+from autofit.export.importers import IMPORTERS, importer_of
+from autofit.export.importers.document import flat
+from autofit.export.importers.importer import Importer, changes, config_of
+from autofit.export.source import ExportSource
+from autofit.export.tool import write
+from autofit.techniques import all_techniques
+from tests.export.sources import LINEAR, LORA, OFF, SIZES, source
+
+CHOICES = {
+    technique.name: tuple(dict.fromkeys((technique.off, *technique.values)))
+    for technique in all_techniques()
+    if technique.values and technique.name not in SIZES
+}
+CASES: dict[str, dict[str, Any]] = {
+    "full": {"precision": "bf16-mixed", "activation_checkpointing": "full"},
+    "fp32": {"precision": "fp32", "optimizer": "adamw-foreach"},
+    "lora": {**LORA, "precision": "bf16-mixed", "lora_dropout": 0.05, "lora_alpha": 16},
+    "qlora": {
+        **LORA,
+        "precision": "bf16-mixed",
+        "quantization": "nf4-dq",
+        "optimizer": "paged-adamw-8bit",
+        "activation_checkpointing": "full",
+    },
+    "liger": {**LORA, "precision": "bf16-mixed", "kernels": "liger", "attention": "flash"},
+    "compiled": {"precision": "bf16-mixed", "compile": "default"},
+}
+IDS = [each.tool.name for each in IMPORTERS]
+
+
+def named(**knobs: Any) -> ExportSource:
+    found = source(**knobs)
+    return replace(found, targets=LINEAR, versions={**found.versions, "flash-attn": "2.8"})
+
+
+def read(importer: Importer, keys: dict[str, Any]) -> Config:
+    beginning = replace(named(), config=Config({**OFF, **dict.fromkeys(SIZES, 1)}))
+    return config_of(importer, keys, beginning, CHOICES)
+
+
+@pytest.mark.parametrize("importer", IMPORTERS, ids=IDS)
+@pytest.mark.parametrize("case", CASES)
+def test_what_is_written_is_read_back(importer: Importer, case: str) -> None:
+    exported = named(**CASES[case])
+    made = write(importer.tool, exported)
+    text = next(iter(made.files.values()))
+    keys = flat(yaml.safe_load(text))
+    assert importer_of(keys, "file.yaml") is importer
+    found = read(importer, keys)
+
+    deviating = {departure.knob for departure in made.departures}
+    of_names = {"lora_targets"} if CASES[case].get("lora_rank") else set()
+    for knob, value in exported.config.items():
+        if knob in importer.tool.knobs and knob not in deviating | of_names:
+            usual = {None, 0.0, USUAL_ALPHA}
+            assert found[knob] == value or {found[knob], value} <= usual, knob
+    if of_names:
+        assert found["lora_targets"] in ("+".join(LINEAR), "all-linear")
+
+    again = replace(exported, config=found.replace(lora_targets=exported.config.lora_targets))
+    assert changes(importer, keys, exported, again, set(found) - deviating) == {}
+
+
+AXOLOTL: dict[str, Any] = {
+    "base_model": "some/model",
+    "adapter": "qlora",
+    "load_in_4bit": True,
+    "lora_r": 32,
+    "lora_alpha": 16,
+    "lora_target_linear": True,
+    "micro_batch_size": 2,
+    "gradient_accumulation_steps": 4,
+    "bf16": "auto",
+    "tf32": False,
+    "gradient_checkpointing": True,
+    "attn_implementation": "flash_attention_2",
+    "optimizer": "adamw_bnb_8bit",
+}
+LLAMA_FACTORY: dict[str, Any] = {
+    "model_name_or_path": "some/model",
+    "finetuning_type": "lora",
+    "lora_rank": 8,
+    "lora_target": "q_proj,v_proj",
+    "per_device_train_batch_size": 1,
+    "gradient_accumulation_steps": 8,
+    "bf16": True,
+}
+TRL: dict[str, Any] = {
+    "model_name_or_path": "some/model",
+    "use_peft": True,
+    "gradient_checkpointing": True,
+    "per_device_train_batch_size": 4,
+    "torch_dtype": "bfloat16",
+    "bf16": True,
+}
+
+
+def test_files_are_read_as_people_write_them() -> None:
+    found = read(importer_of(AXOLOTL, "a"), AXOLOTL)
+    assert (found.lora_rank, found.lora_alpha, found.lora_targets) == (32, 16, "all-linear")
+    assert found.quantization in ("nf4", "nf4-dq")
+    assert (found.precision, found.optimizer, found.attention) == (
+        "bf16-mixed",
+        "adamw-8bit",
+        "flash",
+    )
+    assert (found.micro_batch_size, found.gradient_accumulation_steps) == (2, 4)
+    assert found.activation_checkpointing == "full"
+
+    found = read(importer_of(LLAMA_FACTORY, "b"), LLAMA_FACTORY)
+    assert (found.lora_rank, found.lora_targets) == (8, "q_proj+v_proj")
+    assert found.activation_checkpointing == "full"  # unless it is disabled
+    assert found.precision == "bf16-mixed"
+    assert found.gradient_accumulation_steps == 8
+
+    found = read(importer_of(TRL, "c"), TRL)
+    assert (found.lora_rank, found.activation_checkpointing) == (16, "full")
+    assert found.micro_batch_size == 4
+
+
+def test_older_names_of_keys_stay_as_they_are() -> None:
+    importer = importer_of(TRL, "c")
+    before = replace(named(), config=read(importer, TRL), effective_batch_size=4)
+    after = replace(before, config=before.config.replace(activation_checkpointing="none"))
+    changed = changes(importer, TRL, before, after, set(before.config))
+    assert changed["gradient_checkpointing"] is False
+    assert "activation_checkpointing" not in changed
+
+
+@pytest.mark.parametrize(
+    ("keys", "reason"),
+    [
+        ({**AXOLOTL, "rl": "grpo"}, "rl: grpo is not tuned"),
+        ({**AXOLOTL, "deepspeed": "zero3.json"}, "settings of DeepSpeed are in a file"),
+        ({**AXOLOTL, "fsdp_config.version": 2}, "divides weights over devices"),
+        ({**AXOLOTL, "plugins": ["other.Plugin"]}, "plugins: other.Plugin is not known"),
+        ({**LLAMA_FACTORY, "finetuning_type": "oft"}, "finetuning_type: oft"),
+        ({**TRL, "use_vllm": True}, "autofit estimate --task grpo"),
+    ],
+)
+def test_what_cannot_be_tuned_says_why(keys: dict[str, Any], reason: str) -> None:
+    assert reason in str(importer_of(keys, "file").refuse(keys))
+
+
+def test_a_file_of_nobody_or_of_two_and_a_strange_value_are_told() -> None:
+    with pytest.raises(InputError, match="is no file of axolotl"):
+        importer_of({"lr": 1}, "x.yaml")
+    with pytest.raises(InputError, match="has keys of axolotl and of LLaMA-Factory"):
+        importer_of({**AXOLOTL, **LLAMA_FACTORY}, "x.yaml")
+    strange = {**AXOLOTL, "optimizer": "galore_adamw"}
+    with pytest.raises(InputError, match="optimizer: 'galore_adamw' is nothing that autofit knows"):
+        read(importer_of(strange, "x.yaml"), strange)
+    with pytest.raises(InputError, match="lora_r must be a number"):
+        read(importer_of(AXOLOTL, "x"), {**AXOLOTL, "lora_r": "many"})
