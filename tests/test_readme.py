@@ -42,6 +42,17 @@ LARGE = "llama-3.1-70b"  # for many devices, each of which takes part of a batch
 SMALL = {**tiny.LLAMA, "vocab_size": 259, "architectures": ["LlamaForCausalLM"]}
 
 
+AXOLOTL = """\
+base_model: ./llama-3.1-8b
+sequence_len: 16
+micro_batch_size: 1
+gradient_accumulation_steps: 4
+adapter: lora
+lora_r: 8
+bf16: true
+"""
+
+
 class Block(NamedTuple):
     """A fenced block of a page."""
 
@@ -128,6 +139,7 @@ def kept(executor: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
         {"text": "Alice was beginning to get very tired of sitting by her sister on the bank."}
     ] * 24
     (folder / "data.jsonl").write_text("\n".join(map(json.dumps, texts)))
+    (folder / "axolotl.yaml").write_text(AXOLOTL)
     with pytest.MonkeyPatch.context() as patch:
         shrink(patch, executor, weights)
         for name, precision in (("run", "fp32"), ("other-run", "bf16")):
@@ -169,7 +181,7 @@ def shrink(patch: pytest.MonkeyPatch, executor: Any, weights: Path) -> None:
     patch.setattr("autofit.api.fit.run_on_devices", two)
     for room in ("tuning.measured", "api.doctor"):
         patch.setattr(f"autofit.{room}.LocalExecutor", lambda *_: contextlib.nullcontext(executor))
-    for room in ("api.search", "api.estimate"):
+    for room in ("api.search", "api.estimate", "api.tune"):
         patch.setattr(importlib.import_module(f"autofit.{room}"), "resolve", small)
     patch.setattr("autofit.api.fit.run_search", short)
     patch.setattr("autofit.api.search.search_or_predict", short)

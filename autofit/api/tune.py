@@ -139,15 +139,15 @@ def tune(
         InputError: the file cannot be tuned, or an argument is wrong; NothingFitsError: no config
             fits that learns the same.
     """
-    require(isinstance(file, str | Path), "the file must be a path", file)
     for name in _NOT_TUNED:
         require(
             options.get(name, 1) == 1,
             f"{name} must be 1: files are tuned for one",
             options.get(name),
         )
-    require(task is None or task in TASK_NAMES, "the task must be one that autofit knows", task)
-
+    for name, given in {"keep": keep, "free": free}.items():
+        is_list = isinstance(given, list | tuple) and all(isinstance(key, str) for key in given)
+        require(is_list, f"{name} must be a list of keys", given)
     found = read(file, model=model, task=task, device=str(options.get("device") or "cuda"))
     importer, document, workload = found.importer, found.document, found.workload
     before = found.before
@@ -200,6 +200,11 @@ def read(
     Raises:
         InputError: the file is none of a known tool, or cannot be tuned.
     """
+    require(isinstance(file, str | Path), "the file must be a path", file)
+    is_name = isinstance(model, str) and model != ""
+    require(model is None or is_name, "the model must be a name", model)
+    require(task is None or task in TASK_NAMES, "the task must be one that autofit knows", task)
+
     path = expanded(file, "file")
     document = Document.of(_text(path), path.name)
     keys = document.keys

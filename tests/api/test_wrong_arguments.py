@@ -183,6 +183,14 @@ TAKEN: dict[str, dict[str, str]] = {
         "trust_remote_code": "True",
         "output": "x path None",
     },
+    "tune": {
+        "file": "",
+        "model": "None",
+        "task": "None",
+        "keep": "[]",
+        "free": "[]",
+        "listener": "None function",
+    },
     "export": {
         "result": "",
         "to": "",
@@ -242,6 +250,7 @@ def call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., objec
 
     monkeypatch.chdir(tmp_path)
     (tmp_path / "result.yaml").write_text(RESULT)
+    (tmp_path / "axolotl.yaml").write_text("base_model: meta-llama/Llama-3.2-1B\nbf16: true\n")
     fit, estimate = (
         importlib.import_module("autofit.api.fit"),
         importlib.import_module("autofit.api.estimate"),
@@ -264,6 +273,7 @@ def call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., objec
         "fit": of_fit,
         "estimate": {"model": "tiny-llama"},
         "plan_grpo": {"model": "tiny-llama", "gpu": "h100"},
+        "tune": {"file": "axolotl.yaml", "gpu": "h100"},
         "export": {"result": "result.yaml", "to": "trl"},
         "training_arguments": {"result": "result.yaml", "output_dir": "out"},
         "Workload": {"model": lambda: model, "batch": lambda n: batch},

@@ -1,0 +1,163 @@
+"""`autofit.tune`: what only costs is chosen, and nothing else in the file is another."""
+
+import json
+import stat
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+import autofit
+from autofit.api.tune import Tuned, read, save
+from autofit.core.errors import InputError, NothingFitsError
+from autofit.export.importers.document import flat
+from tests import tiny
+
+FILE = """\
+# Somebody's file.
+base_model: {model}  # the model
+datasets:
+  - path: some/data
+    type: alpaca
+sequence_len: 32
+adapter: lora
+lora_r: 8
+lora_alpha: 16
+lora_target_linear: true
+micro_batch_size: 1  # to be safe
+gradient_accumulation_steps: 8
+optimizer: adamw_torch
+learning_rate: 2.0e-4
+bf16: auto
+gradient_checkpointing: true
+{more}
+"""
+
+
+def written(folder: Path, more: str = "") -> Path:
+    model = folder / "model"
+    model.mkdir()
+    described = {**tiny.LLAMA, "architectures": ["LlamaForCausalLM"]}
+    (model / "config.json").write_text(json.dumps(described))
+    path = folder / "axolotl.yaml"
+    path.write_text(FILE.format(model=model, more=more))
+    return path
+
+
+@pytest.fixture(scope="module")
+def tuned(tmp_path_factory: pytest.TempPathFactory) -> Tuned:
+    """Predicted, for a card that is not there."""
+    folder = tmp_path_factory.mktemp("tuned")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        return autofit.tune(written(folder), gpu="rtx-4090")
+
+
+def test_only_what_costs_is_another(tuned: Tuned) -> None:
+    before = flat(yaml.safe_load(tuned.original))
+    after = flat(yaml.safe_load(tuned.text))
+    assert {key for key in after if after[key] != before.get(key)} == set(tuned.changes)
+    learnt = ("base_model", "sequence_len", "lora_r", "lora_alpha", "optimizer", "bf16")
+    assert all(before[key] == after[key] for key in learnt)
+    assert not {"adapter", "learning_rate", "lora_target_linear"} & set(tuned.changes)
+    assert after["micro_batch_size"] * after["gradient_accumulation_steps"] == 8
+    assert after["micro_batch_size"] > 1
+    assert "# to be safe" in tuned.text
+    assert tuned.before and tuned.after
+    assert tuned.after.step_seconds and tuned.before.step_seconds
+    assert tuned.after.step_seconds < tuned.before.step_seconds
+
+
+def test_the_difference_holds_the_changes_alone(tuned: Tuned) -> None:
+    lines = tuned.diff.splitlines()
+    assert lines[:2] == ["--- axolotl.yaml", "+++ axolotl.tuned.yaml"]
+    gone = [line for line in lines if line.startswith("-") and not line.startswith("---")]
+    assert all(line[1:].split(":")[0] in tuned.changes for line in gone)
+    assert tuned.to_dict()["text"] == tuned.text
+
+
+def test_it_is_written_beside_the_file_or_over_it_with_its_permissions(
+    tuned: Tuned, tmp_path: Path
+) -> None:
+    original = tuned.path.read_text()
+    assert save(tuned).read_text() == tuned.text
+    assert tuned.path.read_text() == original
+    assert save(tuned, tmp_path / "other.yaml").read_text() == tuned.text
+
+    tuned.path.chmod(0o640)
+    assert save(tuned, in_place=True) == tuned.path
+    assert tuned.path.read_text() == tuned.text
+    assert stat.S_IMODE(tuned.path.stat().st_mode) == 0o640
+    tuned.path.write_text(original)
+
+
+def test_what_is_kept_stays_and_what_is_free_may_change(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: dict[str, Any] = {}
+
+    def searched(*_: Any, **options: Any) -> Any:
+        asked.update(options["set"])
+        raise NothingFitsError("enough.", "")
+
+    monkeypatch.setattr("autofit.api.tune.search", searched)
+    path = written(tmp_path)
+    given: dict[str, Any] = {"keep": ["gradient_checkpointing", "micro_batch_size"]}
+    with pytest.raises(NothingFitsError):
+        autofit.tune(path, **given, free=["optimizer"], gpu="rtx-4090")
+    assert asked["activation_checkpointing"] == ("full",)
+    assert asked["micro_batch_size"] == (1,)
+    assert {"adamw-foreach", "adamw-8bit"} <= set(asked["optimizer"])
+    assert asked["lora_rank"] == (8,)
+    assert asked["precision"] == ("bf16-mixed",)
+
+    with pytest.raises(NothingFitsError):
+        autofit.tune(path, gpu="rtx-4090")
+    assert set(asked["optimizer"]) == {"adamw", "adamw-foreach"}
+    assert {"full", "none"} <= set(asked["activation_checkpointing"])
+    with pytest.raises(InputError, match="wings is no key that autofit tunes"):
+        autofit.tune(path, free=["wings"], gpu="rtx-4090")
+
+
+def test_packed_samples_keep_their_attention(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: dict[str, Any] = {}
+
+    def searched(*_: Any, **options: Any) -> Any:
+        asked.update(options["set"])
+        raise NothingFitsError("enough.", "")
+
+    monkeypatch.setattr("autofit.api.tune.search", searched)
+    more = "sample_packing: true\nattn_implementation: flash_attention_2"
+    with pytest.raises(NothingFitsError):
+        autofit.tune(written(tmp_path, more), gpu="rtx-4090")
+    assert asked["attention"] == ("flash",)
+
+
+@pytest.mark.parametrize(
+    ("more", "reason"),
+    [
+        ("deepspeed: zero3.json", "cannot be tuned: deepspeed: its settings"),
+        ("optimizer: x", "the key 'optimizer' is given twice"),
+        ("nested: !!python/name:os.system", "could not determine a constructor"),
+        ("torch_compile_mode: reduce-overhead", "is nothing that autofit knows"),
+        ("cutoff_len: 8", "has keys of axolotl and of LLaMA-Factory"),
+    ],
+)
+def test_what_cannot_be_tuned_is_told_in_a_sentence(tmp_path: Path, more: str, reason: str) -> None:
+    with pytest.raises(InputError, match=reason) as caught:
+        read(written(tmp_path, more))
+    assert "\n" not in str(caught.value)
+
+
+def test_no_file_no_text_and_no_model_are_told(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="is not there"):
+        read(tmp_path / "none.yaml")
+    (tmp_path / "bytes.yaml").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(InputError, match="cannot be read as text"):
+        read(tmp_path / "bytes.yaml")
+    (tmp_path / "bare.yaml").write_text("base_model:\nadapter: lora\n")
+    with pytest.raises(InputError, match="names no base_model"):
+        read(tmp_path / "bare.yaml")

@@ -1,0 +1,51 @@
+"""`autofit tune`: the difference on stdout, the file beside, errors in a sentence."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.api.test_tune import written
+from tests.cli.command import Run
+
+
+@pytest.mark.usefixtures("here")
+def test_the_difference_is_printed_and_the_file_written(run: Run, tmp_path: Path) -> None:
+    path = written(tmp_path)
+    printed = run("tune", str(path), "--gpu", "rtx-4090", "--quiet")
+    assert printed.code == 0
+    assert printed.out.startswith("--- axolotl.yaml\n+++ axolotl.tuned.yaml\n")
+    tuned = tmp_path / "axolotl.tuned.yaml"
+    assert f"Written to {tuned}." in printed.err
+    assert "as it was: " in printed.err
+    assert tuned.exists()
+
+    again = run("tune", str(tuned), "--gpu", "rtx-4090", "--quiet", "--json")
+    assert again.code == 0
+    assert again.json["tool"] == "axolotl"
+    assert again.json["text"] == tuned.read_text() or again.json["changes"]
+
+
+@pytest.mark.usefixtures("here")
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (("none.yaml",), "none.yaml"),
+        (("axolotl.yaml", "--in-place", "--output", "x.yaml"), "--output and --in-place"),
+        (("axolotl.yaml", "--gpu", "abacus"), "abacus"),
+        (("axolotl.yaml", "--keep", "wings", "--gpu", "rtx-4090"), "wings is no key"),
+        (("axolotl.yaml", "--task", "grpo"), "estimate"),
+    ],
+)
+def test_wrong_input_ends_in_a_sentence(
+    run: Run,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: tuple[str, ...],
+    reason: str,
+) -> None:
+    original = written(tmp_path).read_text()
+    monkeypatch.chdir(tmp_path)
+    printed = run("tune", *arguments, "--quiet")
+    assert printed.code == 2
+    assert reason in printed.err
+    assert (tmp_path / "axolotl.yaml").read_text() == original
