@@ -19,7 +19,7 @@ from autofit.core.knobs.gradient_accumulation_steps import KNOB as ACCUMULATION
 from autofit.core.knobs.micro_batch_size import KNOB as MICRO_BATCH
 from autofit.core.result import Result
 from autofit.core.tasks import TASK_NAMES
-from autofit.core.workload import Workload
+from autofit.core.workload import REFERENCE, Workload
 from autofit.export.from_result import layer_names
 from autofit.export.importers import importer_of
 from autofit.export.importers.document import Document
@@ -225,6 +225,9 @@ def read(
     )
     source = _source(workload, named, device)
     config = config_of(importer, keys, source, _choices())
+    if REFERENCE in workload.frozen and config.reference is None:
+        # as all of these tools do it
+        config = config.replace(reference="adapter-off" if config.lora_rank else "resident")
     effective = 1
     for size in _SIZES:
         effective *= int(config[size] or 1)

@@ -95,6 +95,12 @@ def _meaning(key: str, value: Any) -> Any:
     return value
 
 
+def _read(keys: Keys) -> Keys:
+    """TF32 says nothing of products that are computed in 16 bits."""
+    is_half = any(_meaning(name, keys.get(name)) for name in ("bf16", "fp16", "bfloat16"))
+    return {**keys, "tf32": False} if is_half else keys
+
+
 IMPORTER = Importer(
     tool=TOOL,
     marks=("base_model",),
@@ -102,6 +108,7 @@ IMPORTER = Importer(
     length=("sequence_len", 2048),
     task=_task,
     refuse=_refuse,
+    read=_read,
     targets="lora_target_modules",
     # Packed samples see one another but with flash attention.
     keeps=lambda keys: ("attn_implementation",) if keys.get("sample_packing") else (),

@@ -34,6 +34,7 @@ class Importer:
         refuse: by the keys, why a file cannot be tuned, as a sentence; or None.
         targets: the key of the layers that get adapters.
         keeps: by the keys, those that stay: they only cost elsewhere, and decide here what is learnt.
+        read: the keys, without those that say nothing beside others.
         older: keys of the exporter, and what they were called before; a file may have those.
         defaults: what the tool does where a file lacks a key, of keys that its exporter writes.
         meaning: (key, value) -> the value in the exporter's words.
@@ -47,6 +48,7 @@ class Importer:
     refuse: Callable[[Keys], str | None]
     targets: str
     keeps: Callable[[Keys], Sequence[str]] = lambda keys: ()
+    read: Callable[[Keys], Keys] = lambda keys: keys
     older: Mapping[str, str] = field(default_factory=dict)
     defaults: Keys = field(default_factory=dict)
     meaning: Callable[[str, Any], Any] = lambda key, value: value
@@ -113,6 +115,7 @@ def config_of(
     """
     tool = importer.tool
     source = replace(source, effective_batch_size=None)  # which the file's sizes make
+    keys = importer.read(keys)
     others = (knob for knob in tool.knobs if knob not in _FIRST)
     for knob in (*_FIRST, *others):
         if knob not in tool.knobs or knob not in source.config:

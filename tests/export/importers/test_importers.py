@@ -82,7 +82,7 @@ AXOLOTL: dict[str, Any] = {
     "micro_batch_size": 2,
     "gradient_accumulation_steps": 4,
     "bf16": "auto",
-    "tf32": False,
+    "tf32": True,  # of what is not in 16 bits
     "gradient_checkpointing": True,
     "attn_implementation": "flash_attention_2",
     "optimizer": "adamw_bnb_8bit",
