@@ -13,7 +13,7 @@ from autofit.core.result import Result, SavedResult, result_of
 from autofit.core.tasks import TASKS
 from autofit.core.tasks.custom import CUSTOM
 from autofit.export.source import WEIGHTS, ExportSource
-from autofit.export.tool import HUGGING_FACE, Export, write
+from autofit.export.tool import Export, write
 from autofit.export.tools import all_tools, tool_named
 from autofit.models import load_preset, preset_names, workload_from_source
 from autofit.report.explain import nothing_fits
@@ -162,7 +162,7 @@ def _weights(source: Mapping[str, Any]) -> str:
 
 def layer_names(factory: Factory, config: Config, task: str) -> LayerNames:
     """What an ExportSource says of layers where adapters are trained. Importing a model's code takes seconds."""
-    if not config.lora_rank or task not in HUGGING_FACE:
+    if not config.lora_rank or task not in TASKS or not TASKS[task].auto_classes:
         return {}
     model = meta_model_from(factory)
     modules, heads = dict(model.named_modules()), output_heads(model)
@@ -170,7 +170,7 @@ def layer_names(factory: Factory, config: Config, task: str) -> LayerNames:
     parameters = {weight.full_name for weight in expert_weights(model)}
     trained_whole = (
         [name for name, module in modules.items() if module in heads]
-        if TASKS[task].classifies
+        if TASKS[task].has_new_head
         else []
     )
     return {

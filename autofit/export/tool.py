@@ -32,9 +32,14 @@ from autofit.export.template import yaml_file
 LANGUAGE_MODELS = tuple(task.name for task in TASKS.values() if task.continues_text)
 
 
+def with_keys_of(tool: str) -> tuple[str, ...]:
+    """The tasks that have keys of a tool."""
+    return tuple(task.name for task in TASKS.values() if tool in task.tools)
+
+
 def trained_by(tool: str) -> tuple[str, ...]:
     """What a tool for language models trains: that, and tasks that have keys of its own."""
-    return (*LANGUAGE_MODELS, *(task.name for task in TASKS.values() if tool in task.tools))
+    return (*LANGUAGE_MODELS, *with_keys_of(tool))
 
 
 HUGGING_FACE = tuple(task.name for task in TASKS.values() if task.script.templates)

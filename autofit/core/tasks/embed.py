@@ -8,4 +8,12 @@ EMBED = Task(
     labels="none",
     auto_classes=("AutoModel",),
     rows=(("anchor", "positive"),),
+    tools={
+        "sentencetransformers": {
+            "class": "SentenceTransformer",
+            "module": "sentence_transformer",
+            "loss": "MultipleNegativesRankingLoss",
+            "whole_batch": True,
+        },
+    },
 )

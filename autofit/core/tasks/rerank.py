@@ -9,4 +9,12 @@ RERANK = Task(
     auto_classes=("AutoModelForSequenceClassification",),
     rows=(("query", "passage", "label"),),
     peft_type="SEQ_CLS",
+    tools={
+        "sentencetransformers": {
+            "class": "CrossEncoder",
+            "module": "cross_encoder",
+            "loss": "BinaryCrossEntropyLoss",
+            "whole_batch": False,
+        },
+    },
 )
