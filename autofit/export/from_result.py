@@ -10,6 +10,7 @@ from autofit.core.errors import InputError, require
 from autofit.core.files import expanded, write_atomically
 from autofit.core.hardware import GIB, Hardware
 from autofit.core.result import Result, SavedResult, result_of
+from autofit.core.task import TEACHER
 from autofit.core.tasks import TASKS
 from autofit.core.tasks.custom import CUSTOM
 from autofit.export.source import WEIGHTS, ExportSource
@@ -147,6 +148,7 @@ def _source(
         predicted=predicted or None,
         versions=result.versions,
         weights=_weights(result.source),
+        teacher=_weights(result.source.get(TEACHER) or {}),
         off=off,
         **layers,
     )

@@ -128,6 +128,7 @@ class Tool:
     # the first one is called now; None: one YAML file of all keys.
     files: Files | None = None
     run_several: str = ""  # the same on several devices; empty: as on one
+    script: str = ""  # what both name in `{called}` for tasks whose stage is a class
     without: str = ""  # what the tool does with a knob that is not in `knobs`, as half a sentence
     without_may_not_fit: bool = True  # that may take more memory than was measured
     tasks: tuple[str, ...] = ()  # what the tool can train; empty: anything

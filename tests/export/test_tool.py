@@ -9,11 +9,9 @@ import yaml
 from hypothesis import given, settings
 
 from autofit.core.errors import InputError
-from autofit.export.source import ExportSource
 from autofit.export.tool import Export, Request, Tool, ToolKeys, nested, write
 from autofit.export.tools import all_tools, tool_named
-from tests.export import sources
-from tests.export.sources import CASES, LORA, OFF, configs, source
+from tests.export.sources import CASES, LORA, OFF, configs, for_tool, source
 
 TOOLS = [tool.name for tool in all_tools()]
 # Their null is worked out from other knobs, and may be what is given.
@@ -24,13 +22,6 @@ FREE = (
     "micro_batch_size",
     "gradient_accumulation_steps",
 )
-
-
-def for_tool(name: str, **knobs: Any) -> ExportSource:
-    """A config of a language model, or of what the tool trains instead."""
-    tasks = tool_named(name).tasks
-    task = "causal-lm" if not tasks or "causal-lm" in tasks else tasks[0]
-    return sources.source(task=task, **knobs)
 
 
 def exported(name: str, case: str) -> Export:

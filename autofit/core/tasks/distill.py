@@ -11,4 +11,6 @@ DISTILL = Task(
     rows=(("text",), ("prompt", "completion"), ("messages",)),
     packs=True,
     peft_type="CAUSAL_LM",
+    tools={"trl": {"lmbda": 0.0, "beta": 0.0, "temperature": 1.0}},
+    stages={"trl": "trl.experimental.gkd.GKD"},
 )

@@ -12,7 +12,7 @@ EMBED = Task(
         "sentencetransformers": {
             "class": "SentenceTransformer",
             "module": "sentence_transformer",
-            "loss": "MultipleNegativesRankingLoss",
+            "loss_class": "MultipleNegativesRankingLoss",
             "whole_batch": True,
         },
     },

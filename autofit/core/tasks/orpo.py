@@ -11,7 +11,9 @@ ORPO = Task(
     rows=(("chosen", "rejected"),),
     peft_type="CAUSAL_LM",
     tools={
+        "trl": {"beta": 0.1},
         "axolotl": {"rl": "orpo", "orpo_alpha": 0.1},
         "llamafactory": {"stage": DPO.name, "pref_loss": "orpo", "pref_beta": 0.1},
     },
+    stages={"trl": "trl.experimental.orpo.ORPO"},
 )

@@ -13,7 +13,7 @@ RERANK = Task(
         "sentencetransformers": {
             "class": "CrossEncoder",
             "module": "cross_encoder",
-            "loss": "BinaryCrossEntropyLoss",
+            "loss_class": "BinaryCrossEntropyLoss",
             "whole_batch": False,
         },
     },

@@ -11,6 +11,7 @@ SIMPO = Task(
     rows=(("chosen", "rejected"),),
     peft_type="CAUSAL_LM",
     tools={
+        "trl": {"loss_type": "simpo", "beta": 2.0, "simpo_gamma": 1.0, "cpo_alpha": 0.0},
         "axolotl": {"rl": "simpo", "rl_beta": 2.0, "simpo_gamma": 1.0, "cpo_alpha": 0.0},
         "llamafactory": {
             "stage": DPO.name,
@@ -19,4 +20,5 @@ SIMPO = Task(
             "simpo_gamma": 1.0,
         },
     },
+    stages={"trl": "trl.experimental.cpo.CPO"},
 )

@@ -88,7 +88,7 @@ def _files(
 ) -> dict[str, str]:
     task = task_named(source.task)
     names = task.tools["sentencetransformers"]
-    kind, loss, options = names["class"], names["loss"], keys.get("loss", {})
+    kind, loss, options = names["class"], names["loss_class"], keys.get("loss", {})
     if options:
         loss = f"Cached{loss}"
 
@@ -121,7 +121,6 @@ def _files(
         "head": comment(header),
         **trainer_scripts.environment_lines(keys.get("environment", {})),
         "imports": imports,
-        "file": file,
         "fields": listed(list(task.rows[0])),
         "columns": literal(list(task.rows[0])),
         "model": [*prepared, *model],
