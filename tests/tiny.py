@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -144,6 +145,20 @@ def bert(**changes: Any) -> HuggingFaceModel:
     """The factory of that BERT without its head."""
     config = {**BERT, **changes}
     return HuggingFaceModel("tiny", "embed", config, {"kind": "directory", "path": "tiny"})
+
+
+def saved_encoder(path: Path, auto_class: str = "AutoModel") -> Path:
+    """Random weights of that BERT, with one label, beside a tokenizer of the words w0 to w39."""
+    import transformers
+
+    torch.manual_seed(0)
+    config = transformers.AutoConfig.for_model(**BERT, num_labels=1)
+    getattr(transformers, auto_class).from_config(config).save_pretrained(path)
+
+    names = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(f"w{word}" for word in range(40))]
+    vocabulary = {name: number for number, name in enumerate(names)}
+    transformers.BertTokenizer(vocab=vocabulary).save_pretrained(path)
+    return path
 
 
 def vit_workload(effective_batch_size: int = 4) -> Workload:

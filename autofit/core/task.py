@@ -92,7 +92,8 @@ class Task:
             planned by `autofit estimate` and never searched.
         tools: the keys by which other tools are told of it, by the tool's name; of what every tool
             trains none.
-        stages: what a tool's command calls it.
+        stages: what a tool's command calls it; a dotted name is that of a class of the tool's, to
+            which Config and Trainer are added, for what its command has none of.
     """
 
     name: str

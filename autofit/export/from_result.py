@@ -12,6 +12,7 @@ from autofit.core.estimate import Estimate
 from autofit.core.files import expanded, write_atomically
 from autofit.core.hardware import GIB, Hardware
 from autofit.core.result import Result, SavedResult, result_of
+from autofit.core.task import TEACHER
 from autofit.core.tasks import TASKS
 from autofit.core.tasks.custom import CUSTOM
 from autofit.core.workload import Workload
@@ -150,6 +151,7 @@ def _source(
         predicted=predicted or None,
         versions=result.versions,
         weights=_weights(result.source),
+        teacher=_weights(result.source.get(TEACHER) or {}),
         off=off,
         **layers,
     )
@@ -190,7 +192,7 @@ def _weights(source: Mapping[str, Any]) -> str:
 
 def layer_names(factory: Factory, config: Config, task: str) -> LayerNames:
     """What an ExportSource says of layers where adapters are trained. Importing a model's code takes seconds."""
-    if not config.lora_rank or not TASKS[task].script.templates:
+    if not config.lora_rank or task not in TASKS or not TASKS[task].auto_classes:
         return {}
     model = meta_model_from(factory)
     modules, heads = dict(model.named_modules()), output_heads(model)

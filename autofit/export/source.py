@@ -70,6 +70,7 @@ class ExportSource:
     predicted: Mapping[str, Any] | None = None  # the figures, where nothing was measured
     versions: Mapping[str, str] = field(default_factory=dict)
     weights: str = WEIGHTS  # a hub id or a directory
+    teacher: str = WEIGHTS  # the same of the model that this one learns from
     targets: tuple[str, ...] = ()  # the layers that get adapters, as peft matches names
     outputs: tuple[str, ...] = ()  # those of them that compute the model's outputs
     heads: tuple[str, ...] = ()  # the layers trained whole beside adapters

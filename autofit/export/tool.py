@@ -32,9 +32,14 @@ from autofit.export.template import yaml_file
 LANGUAGE_MODELS = tuple(task.name for task in TASKS.values() if task.continues_text)
 
 
+def with_keys_of(tool: str) -> tuple[str, ...]:
+    """The tasks that have keys of a tool."""
+    return tuple(task.name for task in TASKS.values() if tool in task.tools)
+
+
 def trained_by(tool: str) -> tuple[str, ...]:
     """What a tool for language models trains: that, and tasks that have keys of its own."""
-    return (*LANGUAGE_MODELS, *(task.name for task in TASKS.values() if tool in task.tools))
+    return (*LANGUAGE_MODELS, *with_keys_of(tool))
 
 
 HUGGING_FACE = tuple(
@@ -125,6 +130,7 @@ class Tool:
     # the first one is called now; None: one YAML file of all keys.
     files: Files | None = None
     run_several: str = ""  # the same on several devices; empty: as on one
+    script: str = ""  # the file, beside, that trains what its command has no stage for
     without: str = ""  # what the tool does with a knob that is not in `knobs`, as half a sentence
     without_may_not_fit: bool = True  # that may take more memory than was measured
     tasks: tuple[str, ...] = ()  # what the tool can train; empty: anything
@@ -169,6 +175,9 @@ class Tool:
         """How the export is used, whose first file has that name, with a process for each device."""
         layout, nodes = request.layout, request.nodes
         stage = task_named(request.source.task).stages.get(self.name, self.stage)
+        if "." in stage:  # a class of the tool's, which a script makes
+            started = "python" if layout.world == 1 else torchrun(layout, nodes)
+            return f"{started} {self.script} --config {shell_path(file)}"
         if layout.world == 1 or not self.run_several:
             return self.run.format(**_names(file), stage=stage)
         further = (

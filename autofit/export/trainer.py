@@ -239,7 +239,7 @@ def _quantization(case: TrainerCase) -> TrainerKeywords:
         keywords["bnb_4bit_compute_dtype"] = dtype
         if case.config.data_parallel == "fsdp":
             keywords["bnb_4bit_quant_storage"] = dtype  # whole numbers are not divided
-    if case.task.classifies:
+    if case.task.has_new_head:
         # bitsandbytes would quantize a new head that has a bias; despite its name this applies to 4 bits as well.
         keywords["llm_int8_skip_modules"] = ["score", "classifier", "pre_classifier"]
     return TrainerKeywords(quantization=keywords)

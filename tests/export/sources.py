@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from autofit.core.config import Config
 from autofit.export.source import ExportSource
+from autofit.export.tools import tool_named
 from autofit.techniques import all_techniques
 
 OFF = {technique.name: technique.off for technique in all_techniques()}
@@ -95,6 +96,13 @@ def source(
         "off": OFF,
     }
     return ExportSource(**{**fields, **(others or {})})
+
+
+def for_tool(name: str, device: str = "cuda", **knobs: Any) -> ExportSource:
+    """A config of a language model, or of what the tool trains instead."""
+    tasks = tool_named(name).tasks
+    task = "causal-lm" if not tasks or "causal-lm" in tasks else tasks[0]
+    return source(device, task, **knobs)
 
 
 def configs() -> st.SearchStrategy[dict[str, Any]]:

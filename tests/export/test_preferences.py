@@ -11,14 +11,18 @@ from autofit.export.tool import write
 from autofit.export.tools import tool_named
 from tests.export.sources import LORA, source
 
-TASKS_OF_TOOLS = [(tool, task.name) for task in TASKS.values() for tool in task.tools]
+TASKS_OF_TOOLS = [
+    (tool, task.name)
+    for task in TASKS.values()
+    for tool in task.tools
+    if not tool_named(tool).file.endswith(".py")
+]
 FULL: dict[str, Any] = {"precision": "bf16-mixed"}
 
 
 def keys_of(tool: str, task: str, **knobs: Any) -> dict[str, Any]:
     made = write(tool_named(tool), source(task=task, **knobs))
-    (text,) = made.files.values()
-    keys: dict[str, Any] = yaml.safe_load(text)
+    keys: dict[str, Any] = yaml.safe_load(next(iter(made.files.values())))
     return keys
 
 
@@ -93,5 +97,5 @@ def test_only_trl_computes_the_loss_of_answers_in_chunks() -> None:
 
 def test_other_tools_say_what_they_train() -> None:
     assert "and this is dpo" in str(tool_named("torchtune").why_not(source(task="dpo")))
-    assert "and this is orpo" in str(tool_named("trl").why_not(source(task="orpo")))
+    assert "and this is embed" in str(tool_named("trl").why_not(source(task="embed")))
     assert "and this is distill" in str(tool_named("axolotl").why_not(source(task="distill")))

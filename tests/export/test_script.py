@@ -181,6 +181,8 @@ def test_a_script_of_one_knob_has_less_than_200_lines(emit: Emit, task: str) -> 
         for value in technique.values if technique.name in KNOBS else ():
             if technique.name == "loss" and task != "causal-lm":
                 continue
+            if (technique.name, value) == ("reference", "offloaded"):  # is not expressed
+                continue
             knobs = {technique.name: value}
             if value not in (technique.off, "full", "alternate", "selective"):
                 knobs = {**BESIDE.get(technique.name, {}), **knobs}

@@ -9,7 +9,18 @@ import yaml
 from autofit.core.errors import InputError
 from autofit.export.tool import Export, write
 from autofit.export.tools import all_tools, tool_named
-from tests.export.sources import CONTEXT, DDP, FSDP, HSDP, LORA, NODES, TENSOR, ZERO_2, source
+from tests.export.sources import (
+    CONTEXT,
+    DDP,
+    FSDP,
+    HSDP,
+    LORA,
+    NODES,
+    TENSOR,
+    ZERO_2,
+    for_tool,
+    source,
+)
 
 TOOLS = [tool.name for tool in all_tools()]
 GROUPS = FSDP | {"reshard_after_forward": 2}
@@ -51,11 +62,13 @@ KINDS = {
     "groups": GROUPS,
     "offloaded": OFFLOADED,
 }
-ON_ONE = ("ludwig", "unsloth", "peft")
+ON_ONE = ("sentencetransformers", "ludwig", "unsloth", "peft")
 
 
 def exported(name: str, nodes: bool = False, **knobs: Any) -> Export:
-    return write(tool_named(name), source(others=NODES if nodes else None, **{**LORA, **knobs}))
+    return write(
+        tool_named(name), for_tool(name, others=NODES if nodes else None, **{**LORA, **knobs})
+    )
 
 
 def held(name: str, **knobs: Any) -> Any:

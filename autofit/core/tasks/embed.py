@@ -18,4 +18,12 @@ EMBED = Task(
         constants=("SCALE = 20.0  # of cosines",),
         replays=True,
     ),
+    tools={
+        "sentencetransformers": {
+            "class": "SentenceTransformer",
+            "module": "sentence_transformer",
+            "loss_class": "MultipleNegativesRankingLoss",
+            "whole_batch": True,
+        },
+    },
 )

@@ -11,6 +11,7 @@ ORPO = Task(
     rows=(("chosen", "rejected"),),
     peft_type="CAUSAL_LM",
     tools={
+        "trl": {"beta": 0.1},
         "axolotl": {"rl": "orpo", "orpo_alpha": 0.1},
         "llamafactory": {"stage": DPO.name, "pref_loss": "orpo", "pref_beta": 0.1},
     },
@@ -32,4 +33,5 @@ ORPO = Task(
         constants=("BETA = 0.1  # the weight of the odds ratio",),
         before_step=("batch = with_tokens(batch)",),
     ),
+    stages={"trl": "trl.experimental.orpo.ORPO"},
 )

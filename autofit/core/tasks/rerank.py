@@ -18,4 +18,12 @@ RERANK = Task(
         loss_templates=("rerank_loss",),
         loss_imports=("from torch.nn.functional import binary_cross_entropy_with_logits",),
     ),
+    tools={
+        "sentencetransformers": {
+            "class": "CrossEncoder",
+            "module": "cross_encoder",
+            "loss_class": "BinaryCrossEntropyLoss",
+            "whole_batch": False,
+        },
+    },
 )

@@ -11,6 +11,7 @@ SIMPO = Task(
     rows=(("chosen", "rejected"),),
     peft_type="CAUSAL_LM",
     tools={
+        "trl": {"loss_type": "simpo", "beta": 2.0, "simpo_gamma": 1.0, "cpo_alpha": 0.0},
         "axolotl": {"rl": "simpo", "rl_beta": 2.0, "simpo_gamma": 1.0, "cpo_alpha": 0.0},
         "llamafactory": {
             "stage": DPO.name,
@@ -36,4 +37,5 @@ SIMPO = Task(
         loss_imports=("from torch.nn.functional import cross_entropy, logsigmoid, pad",),
         constants=("BETA = 2.0", "GAMMA = 1.0  # by how much the better answer is to win"),
     ),
+    stages={"trl": "trl.experimental.cpo.CPO"},
 )

@@ -11,7 +11,7 @@ from typing import Any
 
 from autofit.core.quoting import comment, python_string
 from autofit.core.tasks import TASKS
-from autofit.export import several_devices
+from autofit.export import several_devices, trainer_scripts
 from autofit.export import shared_keys as shared
 from autofit.export.source import ExportSource
 from autofit.export.template import (
@@ -25,25 +25,21 @@ from autofit.export.template import (
 )
 from autofit.export.tool import HUGGING_FACE, Header, Request, Tool, ToolKeys
 from autofit.export.trainer import learning
+from autofit.export.trainer_scripts import under
 
 _SCRIPT = "train_transformers.py"
-
-
-def _under(group: str, values: Mapping[str, Any]) -> dict[str, Any]:
-    return {f"{group}.{name}": value for name, value in values.items()}
 
 
 def _arguments(request: Request, knob: str) -> ToolKeys:
     """TrainingArguments, by the names of this version."""
     share = shared.arguments(request, knob)
     keys = share.keys if request.since(shared.RENAMED) else shared.named_before(share.keys)
-    return ToolKeys(_under("arguments", keys), share.deviations)
+    return ToolKeys(under("arguments", keys), share.deviations)
 
 
 def _precision(request: Request) -> ToolKeys:
-    share, trainer = _arguments(request, "precision"), shared.keywords(request, "precision")
-    model = {**_under("model", trainer.model), "trained.dtype": trainer.trained_dtype}
-    return ToolKeys({**share.keys, **model}, share.deviations)
+    share = _arguments(request, "precision")
+    return ToolKeys({**share.keys, **trainer_scripts.precision(request)}, share.deviations)
 
 
 def _checkpointing(request: Request) -> ToolKeys:
@@ -82,7 +78,7 @@ def _replicate(request: Request) -> ToolKeys:
     sizes = several_devices.parallelism(request) if several_devices.is_fsdp(request) else {}
     names = {f"PARALLELISM_CONFIG_{name.upper()}": str(size) for name, size in sizes.items()}
     return ToolKeys(
-        _under(
+        under(
             "environment", {"ACCELERATE_USE_PARALLELISM_CONFIG": "true", **names} if names else {}
         )
     )
@@ -124,27 +120,15 @@ def _files(
         "Trainer",
         "TrainingArguments",
     )
-    environment = [
-        f'os.environ["{name}"] = "{value}"' for name, value in keys.get("environment", {}).items()
-    ]
     budget = keys.get("settings", {}).get("activation_memory_budget")
     given = ["WEIGHTS", *keyword_arguments(keys["model"])]
-    model, adapters = [], []
+    model = []
     if quantization:
         model = call("quantization = BitsAndBytesConfig", keyword_arguments(quantization), indent=0)
         given += ["quantization_config=quantization"]
-    if lora:
-        adapters = [
-            *call("lora = LoraConfig", keyword_arguments(lora), indent=0),
-            "model = get_peft_model(model, lora)",
-            "for parameter in model.parameters():",
-            "    if parameter.requires_grad:",
-            f"        parameter.data = parameter.data.to(torch.{keys['trained']['dtype']})",
-        ]
     slots = {
         "head": comment(header),
-        "os": ["import os"] if environment else [],
-        "environment": [*environment, ""] if environment else [],
+        **trainer_scripts.environment_lines(keys.get("environment", {})),
         "peft": ["from peft import LoraConfig, get_peft_model"] if lora else [],
         "transformers": import_from("transformers", task.auto_class, *classes),
         "weights": literal(source.weights),
@@ -156,7 +140,7 @@ def _files(
         if budget
         else [],
         "model": [*model, *call(f"model = {task.auto_class}.from_pretrained", given, indent=0)],
-        "adapters": adapters,
+        "adapters": trainer_scripts.adapter_lines(keys, "model = get_peft_model(model, lora)"),
         "agree": []
         if task.predicts_next_token
         else ["model.accepts_loss_kwargs = False  # its loss takes no count"],
@@ -176,7 +160,7 @@ TOOL = Tool(
     tasks=HUGGING_FACE,
     expert_targets="lora.target_parameters",
     fixed=lambda request: {
-        **_under(
+        **under(
             "arguments",
             {"output_dir": "output", **learning(request.config), "remove_unused_columns": False},
         ),
@@ -198,18 +182,8 @@ TOOL = Tool(
         "precision": _precision,
         "activation_checkpointing": _checkpointing,
         "activation_offload": _offload,
-        "lora_rank": lambda request: shared.lora_rank(request, "lora.r"),
-        "lora_alpha": lambda request: shared.lora_alpha(request, "lora.lora_alpha"),
-        "lora_dropout": lambda request: shared.lora_dropout(request, "lora.lora_dropout"),
-        **shared.kinds_of_adapter("lora.use_dora", "lora.use_rslora"),
-        "lora_plus": lambda request: ToolKeys(
-            deviations=shared.keywords(request, "lora_plus").deviations
-        ),
+        **trainer_scripts.adapters_and_weights(),
         "lora_targets": _targets,
-        "quantization": lambda request: ToolKeys(
-            _under("quantization", shared.keywords(request, "quantization").quantization)
-        ),
         "compile": lambda request: shared.compile_by_blocks(request, "arguments.", "environment"),
-        "attention": lambda request: shared.attention(request, "model."),
     },
 )

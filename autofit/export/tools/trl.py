@@ -2,17 +2,25 @@
 
 Its loss always goes through a fused output head in chunks: the logits of all tokens are never held, and an adapter on
 the head is refused. Adapters are held in float32 (peft's default), beside quantised weights in bfloat16.
+
+What its commands train none of is trained by a trainer of its experimental package: a short script makes that of the
+same YAML. These hold all logits.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
+from autofit.core.quoting import comment
+from autofit.core.task import TEACHER
 from autofit.core.tasks import task_named
 from autofit.export import several_devices
 from autofit.export import shared_keys as shared
 from autofit.export.source import ExportSource
-from autofit.export.tool import LANGUAGE_MODELS, Request, Tool, ToolKeys, trained_by
+from autofit.export.template import fill, import_from, literal, template
+from autofit.export.tool import LANGUAGE_MODELS, Header, Request, Tool, ToolKeys, trained_by
 from autofit.export.trainer import CHECKPOINTED, learning
 
+_SCRIPT = "train_trl.py"
 _LOSS_INSTEAD = {
     "standard": "TRL goes through the logits in chunks and never holds them all, in less memory than measured",
     "fused": "TRL goes through the logits in chunks without Liger's kernel, and never holds them all either",
@@ -52,6 +60,10 @@ def _checkpointing(request: Request) -> ToolKeys:
 def _offload(request: Request) -> ToolKeys:
     """In checkpointed blocks an option of checkpointing, elsewhere TRL's own."""
     own = request.config.activation_offload != "none"
+    if _experimental(request.source) and not task_named(request.source.task).packs:
+        lacks = "this trainer of TRL offloads nothing, and needs more memory than measured"
+        return request.keys("activation_offload", {}, lacks if own else None, may_not_fit=own)
+
     if own and request.config.activation_checkpointing in CHECKPOINTED:
         off = {} if task_named(request.source.task).generated else {"activation_offloading": False}
         return ToolKeys(
@@ -107,6 +119,8 @@ def _loss_of_answers(request: Request) -> ToolKeys:
     if task_named(request.source.task).scores:
         return ToolKeys()
 
+    if _experimental(request.source):
+        return request.keys("loss", {}, shared.all_logits(request), may_not_fit=True)
     if request.source.device == "cpu" and request.config.loss == "chunked":
         return request.keys("loss", {}, f"{_ON_CPU}, more than measured", may_not_fit=True)
     if request.config.loss == "chunked":
@@ -136,6 +150,35 @@ def _data(source: ExportSource) -> dict[str, Any]:
     }
 
 
+def _experimental(source: ExportSource) -> tuple[str, str] | None:
+    """The module and the name of a trainer, less its last word, for what no command of TRL trains."""
+    stage = task_named(source.task).stages.get(TOOL.name, "")
+    module, _, name = stage.rpartition(".")
+    return (module, name) if module else None
+
+
+def _files(
+    source: ExportSource, keys: Mapping[str, Any], header: Header, file: str
+) -> dict[str, str]:
+    made = several_devices.launched("trl")(source, keys, header, file)
+    experimental = _experimental(source)
+    if experimental:
+        module, name = experimental
+        has_teacher = TEACHER in task_named(source.task).frozen
+        teacher = (
+            f"AutoModelForCausalLM.from_pretrained({literal(source.teacher)}, dtype=given.dtype)"
+        )
+        slots = {
+            "head": comment((f"{name} of {module}; what is trained stands in {file}.",)),
+            "trainer": import_from(module, f"{name}Config", f"{name}Trainer"),
+            "config": f"{name}Config",
+            "class": f"{name}Trainer",
+            "further": [f"teacher_model={teacher},"] if has_teacher else [],
+        }
+        made[_SCRIPT] = fill(template("trl"), slots)
+    return made
+
+
 def _length(request: Request) -> dict[str, Any]:
     """What a sample is cut to; what is generated has lengths of its own."""
     if task_named(request.source.task).generated:
@@ -157,7 +200,8 @@ TOOL = Tool(
     run="trl {stage} --config {file} (with the transformers that it was measured with, or a later 5.x)",
     splits=("context_parallel",),
     run_several="trl {stage} --config {file} --accelerate_config trl_accelerate.yaml{further}",
-    files=several_devices.launched("trl"),
+    files=_files,
+    script=_SCRIPT,
     tasks=trained_by("trl"),
     packing="packing",
     apart=False,
