@@ -102,6 +102,8 @@ def tune(
     lines += tuned.notes
     if path is not None:
         lines.append(f"Written to {path}.")
+    if tuned.result.run_directory is not None:
+        lines.append(f"All that the search saw is in {tuned.result.run_directory}.")
     for line in lines:
         stderr.print(line, markup=False, highlight=False, soft_wrap=True)
     return 0

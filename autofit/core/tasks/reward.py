@@ -1,6 +1,9 @@
 """reward: to give the better of two answers the higher score."""
 
-from autofit.core.task import Script, Task
+from dataclasses import replace
+
+from autofit.core.task import Task
+from autofit.core.tasks.dpo import DPO
 
 REWARD = Task(
     name="reward",
@@ -18,18 +21,8 @@ REWARD = Task(
         },
     },
     stages={"trl": "reward"},
-    script=Script(
-        templates=("encode", "read_chat", "read_answers"),
-        data_kind=".jsonl with prompt, chosen and rejected",
-        imports=("from torch.nn.utils.rnn import pad_sequence",),
-        slots={
-            "what": "Prompts, each with its better and its worse answer",
-            "texts": (
-                'answers = [(row["prompt"], row[name]) for row in rows for name in ("chosen", "rejected")]',
-                "data = padded([read_answer(*each, tokenizer) for each in answers], tokenizer)",
-            ),
-        },
-        valid='torch.ones(len(batch["labels"]))',
+    script=replace(
+        DPO.script,
         loss="reward_loss",
         loss_templates=("reward_loss",),
         loss_imports=("from torch.nn.functional import logsigmoid",),

@@ -1,6 +1,8 @@
 """simpo: to prefer the better of two answers by their mean log-probability, without a reference."""
 
-from autofit.core.task import Script, Task
+from dataclasses import replace
+
+from autofit.core.task import Task
 from autofit.core.tasks.dpo import DPO
 
 SIMPO = Task(
@@ -20,21 +22,10 @@ SIMPO = Task(
             "simpo_gamma": 1.0,
         },
     },
-    script=Script(
-        templates=("encode", "read_chat", "read_answers"),
-        data_kind=".jsonl with prompt, chosen and rejected",
-        imports=("from torch.nn.utils.rnn import pad_sequence",),
-        slots={
-            "what": "Prompts, each with its better and its worse answer",
-            "texts": (
-                'answers = [(row["prompt"], row[name]) for row in rows for name in ("chosen", "rejected")]',
-                "data = padded([read_answer(*each, tokenizer) for each in answers], tokenizer)",
-            ),
-        },
-        valid='torch.ones(len(batch["labels"]))',
+    script=replace(
+        DPO.script,
         loss="simpo_loss",
         loss_templates=("log_probabilities", "simpo_loss"),
-        loss_imports=("from torch.nn.functional import cross_entropy, logsigmoid, pad",),
         constants=("BETA = 2.0", "GAMMA = 1.0  # by how much the better answer is to win"),
     ),
     stages={"trl": "trl.experimental.cpo.CPO"},
