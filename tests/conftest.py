@@ -10,6 +10,7 @@ import itertools
 import math
 import os
 import shutil
+import signal
 import sys
 import tempfile
 from collections.abc import Callable, Generator, Iterator
@@ -93,6 +94,16 @@ def no_leak_is_told(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPa
     watch = sys.modules.get("autofit.training.memory_watch")
     if watch and request.path.name != "test_memory_watch.py":
         monkeypatch.setattr(watch.MemoryWatch, "_warn_of_leak", lambda _, what: pytest.fail(what))
+
+
+@pytest.fixture(autouse=True)
+def ctrl_c_is_kept() -> Iterator[None]:
+    """No test leaves Ctrl-C ignored, or handled by something of its own: later ones interrupt themselves."""
+    before = signal.getsignal(signal.SIGINT)
+    yield
+    after = signal.getsignal(signal.SIGINT)
+    signal.signal(signal.SIGINT, before)
+    assert after is before, f"the test left another handler of SIGINT: {after}"
 
 
 @pytest.fixture(autouse=True, scope="session")

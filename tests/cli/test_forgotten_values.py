@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from autofit.__main__ import main
+from autofit.cli import main
 
 
 @pytest.mark.parametrize(
