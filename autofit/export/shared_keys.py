@@ -14,7 +14,7 @@ from autofit.core.knobs.reference import COPIED
 from autofit.core.learning_rates import default_hyperparameters
 from autofit.core.tasks import task_named
 from autofit.export.source import LEARNT, ExportSource, batches_fit
-from autofit.export.tool import Request, Share, ToolKeys
+from autofit.export.tool import LANGUAGE_MODELS, Request, Share, ToolKeys
 from autofit.export.trainer import (
     CHECKPOINTED,
     OF_BF16,
@@ -38,6 +38,7 @@ TRAINER_ALONE = (
 )
 # Sentences with the tool's title left open.
 TF32 = "{} multiplies in float32 unless torch.set_float32_matmul_precision('high') is called"
+_NEVER_ALL = "which never holds the logits of all tokens"
 FP8 = "{} multiplies in bfloat16 here, which is slower than measured"
 WHOLE_BLOCKS = "{} checkpoints every block whole, with less memory and more time than measured"
 LIGHTNING_PRECISION = {
@@ -317,6 +318,36 @@ def all_logits(request: Request) -> str | None:
     if request.config.loss != "chunked":
         return None
     return f"{request.title} holds the logits of all tokens, in more memory than measured"
+
+
+def liger_with_its_loss(key: str) -> dict[str, Share]:
+    """The rows of the loss and of kernels, of a tool whose one key switches Liger's kernels and its fused loss on."""
+
+    def keys(request: Request) -> dict[str, Any]:
+        return {key: request.config.kernels == "liger" or request.config.loss == "fused"}
+
+    def loss(request: Request) -> ToolKeys:
+        value, kernels = request.config.loss, request.config.kernels == "liger"
+        if request.source.task not in LANGUAGE_MODELS:
+            return request.keys("loss", keys(request), all_logits(request), may_not_fit=True)
+
+        title, instead = request.title, None
+        if value == "fused" and not kernels:
+            instead = f"{title} switches Liger's other kernels on with it"
+        elif value != "fused" and kernels:
+            instead = f"{title} switches Liger's fused loss on with its kernels, {_NEVER_ALL}"
+        elif value == "chunked":
+            instead = f"{title} holds the logits of all tokens; with {key} it never does"
+
+        may_not_fit = value == "chunked" and not kernels
+        if instead:
+            return request.keys("loss", keys(request), instead, may_not_fit=may_not_fit)
+        return ToolKeys(keys(request), as_measured=kernels)
+
+    def kernels(request: Request) -> ToolKeys:
+        return ToolKeys(keys(request), as_measured=request.config.loss == "fused")
+
+    return {"loss": loss, "kernels": kernels}
 
 
 def reference(request: Request, key: str | None) -> ToolKeys:

@@ -148,6 +148,7 @@ class Tool:
     apart: bool | None = (
         None  # whether samples packed so do not see one another; None: a key says it
     )
+    packs_beside_flash: bool = False  # that key is refused without flash attention
     packs: bool | None = (
         None  # what it always does, without such a key; None: what the user's own data loader does
     )
@@ -314,6 +315,9 @@ def _packing(tool: Tool, source: ExportSource) -> ToolKeys:
     """The key for packed samples; a deviation where the tool has none, and does otherwise."""
     if task_named(source.task).tools:  # which no tool packs
         return ToolKeys()
+    if tool.packs_beside_flash and source.packing and source.config.attention != "flash":
+        instead = f"{tool.title} packs beside flash attention only, and pads here"
+        return ToolKeys({tool.packing: False}, (Deviation("packing", True, instead),))
     if tool.packing:
         instead = f"{tool.title} lets packed samples see those before them" if source.apart else ""
         instead = instead or f"{tool.title} keeps packed samples from seeing one another"

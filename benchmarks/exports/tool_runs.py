@@ -67,6 +67,15 @@ def _llamafactory(stage: Stage, config: Config, folder: Path) -> list[str]:
     return ["-m", "llamafactory.cli", "train", "llamafactory.yaml"]
 
 
+def _msswift(stage: Stage, config: Config, folder: Path) -> list[str]:
+    texts = [json.loads(line)["text"] for line in stage.lines.read_text().splitlines()]
+    rows = [{"messages": [{"role": "assistant", "content": text}]} for text in texts]
+    (folder / "rows.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    own = {"dataset": str(folder / "rows.jsonl"), "model_type": "llama", "template": "default"}
+    _added(folder / "msswift.yaml", _TRAINER | own)
+    return ["-m", "swift.cli.main", "pt", "msswift.yaml"]
+
+
 def _unsloth(stage: Stage, config: Config, folder: Path) -> list[str]:
     script, lines = folder / "train_unsloth.py", folder / "lines.txt"
     given = ", ".join(f"{name}={value!r}" for name, value in _TRAINER.items())
@@ -167,12 +176,14 @@ _DEEPSPEED = (
 _TRL = ("checkpointed", "selective", "chunked", "lora", "lora-bf16", "nf4", "adamw-8bit", "ddp")
 _UNSLOTH = ("fp32", "accumulated", "checkpointed", "lora")
 _LLAMAFACTORY = ("checkpointed", "adafactor", "ddp")
+_MSSWIFT = ("checkpointed", "eager", "lora", "lora-bf16", "lora-bf16-mixed", "adafactor", "ddp")
 RUNS = {
     "transformers": ToolRun(_transformers, tuple(CASES)),
     "trl": ToolRun(_trl, (*_SIZES, "bf16", *_TRL)),
     "llamafactory": ToolRun(
         _llamafactory, (*_SIZES, *_LLAMAFACTORY), {"DISABLE_VERSION_CHECK": "1"}
     ),
+    "msswift": ToolRun(_msswift, (*_FORMATS, *_MSSWIFT), {"USE_HF": "1"}),
     "unsloth": ToolRun(_unsloth, _UNSLOTH),
     "accelerate": ToolRun(_accelerate, (*_SIZES, "ddp", "fsdp"), {"ACCELERATE_USE_CPU": "true"}),
     "lightning": ToolRun(_lightning, (*_FORMATS, "ddp", "fsdp")),

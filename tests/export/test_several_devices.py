@@ -45,6 +45,7 @@ NOTED: dict[str, dict[str, str]] = {
         "offloaded": "fsdp_offload",
     },
     "llamafactory": {"groups": "reshard_after_forward"},
+    "msswift": {"hsdp": "data_parallel_replicate", "groups": "reshard_after_forward"},
     "torchtitan": {"groups": "reshard_after_forward"},
     "torchtune": {
         "ddp": "data_parallel",

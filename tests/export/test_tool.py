@@ -267,7 +267,7 @@ def test_experts_are_adapted_and_quantised_or_departed_from(name: str) -> None:
         return
     made = write(tool_named(name), given_)
     departures = {each.knob for each in made.departures}
-    adapts = name in ("axolotl", "peft", "transformers", "trl")
+    adapts = name in ("axolotl", "msswift", "peft", "transformers", "trl")
     assert ("target_parameters" in made.text) == adapts == ("lora_targets" not in departures), (
         made.departures
     )
@@ -291,8 +291,9 @@ def test_tools_without_names_of_layers_say_so(name: str) -> None:
 @pytest.mark.parametrize("name", TOOLS)
 def test_packing_has_a_key_or_is_told_where_the_tool_does_otherwise(name: str) -> None:
     tool = tool_named(name)
+    knobs = LORA | ({"attention": "flash"} if tool.packs_beside_flash else {})
     for packing in (True, False, None):
-        made = write(tool, for_tool(name, **LORA, others={"packing": packing}))
+        made = write(tool, for_tool(name, **knobs, others={"packing": packing}))
         told = [each for each in made.departures if each.knob == "packing"]
         always_apart = packing is True and tool.apart is True
         assert bool(told) == (
@@ -300,7 +301,7 @@ def test_packing_has_a_key_or_is_told_where_the_tool_does_otherwise(name: str) -
         )
         key = tool.packing.rpartition(".")[2]
         assert not key or re.search(f"{key}(: |=){bool(packing)}", made.text, re.IGNORECASE)
-        apart = write(tool, for_tool(name, **LORA, others={"packing": packing, "apart": True}))
+        apart = write(tool, for_tool(name, **knobs, others={"packing": packing, "apart": True}))
         sees = "lets packed samples see" in " ".join(map(str, apart.departures))
         assert sees == (packing is True and tool.apart is False)
         assert (

@@ -20,6 +20,9 @@ DISTILL = Task(
         loss_templates=("distill_loss",),
         loss_imports=("from torch.nn.functional import kl_div",),
     ),
-    tools={"trl": {"lmbda": 0.0, "beta": 0.0, "temperature": 1.0}},
-    stages={"trl": "trl.experimental.gkd.GKD"},
+    tools={
+        "trl": {"lmbda": 0.0, "beta": 0.0, "temperature": 1.0},
+        "msswift": {"rlhf_type": "gkd", "lmbda": 0.0, "beta": 0.0, "temperature": 1.0},
+    },
+    stages={"trl": "trl.experimental.gkd.GKD", "msswift": "rlhf"},
 )

@@ -14,8 +14,9 @@ DPO = Task(
         "trl": {"loss_type": ["sigmoid"], "beta": 0.1},
         "axolotl": {"rl": "dpo", "rl_beta": 0.1},
         "llamafactory": {"stage": "dpo", "pref_loss": "sigmoid", "pref_beta": 0.1},
+        "msswift": {"rlhf_type": "dpo", "loss_type": "sigmoid", "beta": 0.1},
     },
-    stages={"trl": "dpo"},
+    stages={"trl": "dpo", "msswift": "rlhf"},
     script=Script(
         templates=("encode", "read_chat", "read_answers"),
         data_kind=".jsonl with prompt, chosen and rejected",

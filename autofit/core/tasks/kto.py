@@ -14,8 +14,9 @@ KTO = Task(
         "trl": {"loss_type": "kto", "beta": 0.1, "train_sampling_strategy": "sequential"},
         "axolotl": {"rl": "kto", "rl_beta": 0.1},
         "llamafactory": {"stage": "kto", "pref_beta": 0.1},
+        "msswift": {"rlhf_type": "kto", "loss_type": "kto", "beta": 0.1},
     },
-    stages={"trl": "kto"},
+    stages={"trl": "kto", "msswift": "rlhf"},
     script=Script(
         templates=("encode", "read_chat", "read_answers"),
         data_kind=".jsonl with prompt, completion and label",

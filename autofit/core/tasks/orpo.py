@@ -16,6 +16,7 @@ ORPO = Task(
         "trl": {"beta": 0.1},
         "axolotl": {"rl": "orpo", "orpo_alpha": 0.1},
         "llamafactory": {"stage": DPO.name, "pref_loss": "orpo", "pref_beta": 0.1},
+        "msswift": {"rlhf_type": "orpo", "beta": 0.1},
     },
     script=replace(
         DPO.script,
@@ -24,5 +25,5 @@ ORPO = Task(
         constants=("BETA = 0.1  # the weight of the odds ratio",),
         before_step=("batch = with_tokens(batch)",),
     ),
-    stages={"trl": "trl.experimental.orpo.ORPO"},
+    stages={"trl": "trl.experimental.orpo.ORPO", "msswift": "rlhf"},
 )

@@ -25,5 +25,6 @@ RERANK = Task(
             "loss_class": "BinaryCrossEntropyLoss",
             "whole_batch": False,
         },
+        "msswift": {"task_type": "reranker", "loss_type": "pointwise_reranker"},
     },
 )

@@ -19,8 +19,9 @@ REWARD = Task(
             "model_type": "AutoModelForSequenceClassification",
             "num_labels": 1,
         },
+        "msswift": {"rlhf_type": "rm"},
     },
-    stages={"trl": "reward"},
+    stages={"trl": "reward", "msswift": "rlhf"},
     script=replace(
         DPO.script,
         loss="reward_loss",

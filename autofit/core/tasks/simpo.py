@@ -21,6 +21,7 @@ SIMPO = Task(
             "pref_beta": 2.0,
             "simpo_gamma": 1.0,
         },
+        "msswift": {"rlhf_type": "simpo", "beta": 2.0, "simpo_gamma": 1.0, "cpo_alpha": 0.0},
     },
     script=replace(
         DPO.script,
@@ -28,5 +29,5 @@ SIMPO = Task(
         loss_templates=("log_probabilities", "simpo_loss"),
         constants=("BETA = 2.0", "GAMMA = 1.0  # by how much the better answer is to win"),
     ),
-    stages={"trl": "trl.experimental.cpo.CPO"},
+    stages={"trl": "trl.experimental.cpo.CPO", "msswift": "rlhf"},
 )

@@ -4,15 +4,12 @@ It checkpoints unless a key of opposite meaning says otherwise, in its own way w
 Weights come in the dtype of the checkpoint unless another is named.
 """
 
-from typing import Any
-
 from autofit.export import several_devices
 from autofit.export import shared_keys as shared
 from autofit.export.source import ExportSource, batches_fit
-from autofit.export.tool import LANGUAGE_MODELS, Request, Tool, ToolKeys, trained_by
+from autofit.export.tool import Request, Tool, ToolKeys, trained_by
 from autofit.export.trainer import CHECKPOINTED, learning
 
-_NEVER_ALL = "which never holds the logits of all tokens"
 _ATTENTION = {"sdpa": "sdpa", "eager": "disabled", "flash": "fa2"}
 
 
@@ -58,35 +55,6 @@ def _quantization(request: Request) -> ToolKeys:
         "quantization_type": "nf4",
     }
     return ToolKeys({**keys, "double_quantization": value == "nf4-dq"})
-
-
-def _liger(request: Request) -> dict[str, Any]:
-    """One key for the kernels and the loss."""
-    return {
-        "enable_liger_kernel": request.config.kernels == "liger" or request.config.loss == "fused"
-    }
-
-
-def _loss(request: Request) -> ToolKeys:
-    value, kernels = request.config.loss, request.config.kernels == "liger"
-    if request.source.task not in LANGUAGE_MODELS:
-        why = shared.all_logits(request)
-        return request.keys("loss", _liger(request), why, may_not_fit=True)
-
-    instead = None
-    if value == "fused" and not kernels:
-        instead = "LLaMA-Factory switches Liger's other kernels on with it"
-    elif value != "fused" and kernels:
-        instead = f"LLaMA-Factory switches Liger's fused loss on with its kernels, {_NEVER_ALL}"
-    elif value == "chunked":
-        instead = (
-            "LLaMA-Factory holds the logits of all tokens; with enable_liger_kernel it never does"
-        )
-    if instead:
-        return request.keys(
-            "loss", _liger(request), instead, may_not_fit=value == "chunked" and not kernels
-        )
-    return ToolKeys(_liger(request), as_measured=kernels)
 
 
 TOOL = Tool(
@@ -139,11 +107,7 @@ TOOL = Tool(
         "attention": lambda request: ToolKeys(
             {"flash_attn": _ATTENTION.get(str(request.config.attention), "auto")}
         ),
-        "loss": _loss,
         "reference": lambda request: shared.reference(request, None),
-        # The fused loss switches them on as well.
-        "kernels": lambda request: ToolKeys(
-            _liger(request), as_measured=request.config.loss == "fused"
-        ),
+        **shared.liger_with_its_loss("enable_liger_kernel"),
     },
 )

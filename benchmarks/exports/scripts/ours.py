@@ -10,6 +10,7 @@ import torch.distributed as dist
 import transformers
 from datasets import load_from_disk
 
+from autofit.core.learning_rates import default_hyperparameters
 from autofit.hardware.device import detect
 from autofit.models import workload_from_source
 from autofit.training.build import build
@@ -24,7 +25,13 @@ model = transformers.AutoModelForCausalLM.from_pretrained(
     case["source"]["path"], dtype=torch.float32
 )
 model.config.use_cache = False
-setup = build(workload, case["config"], detect("cpu").of_several(world), model=model)
+setup = build(
+    workload,
+    case["config"],
+    detect("cpu").of_several(world),
+    hyperparameters=default_hyperparameters(case["config"]),
+    model=model,
+)
 del model
 columns = load_from_disk(case["data"]).with_format("torch")[:]
 own = slice(setup.ranks.dp_rank, None, setup.ranks.layout.dp_degree)

@@ -82,6 +82,20 @@ ENVIRONMENTS = {
             key("lora_rank: four"),
         ),
     ),
+    "msswift": Environment(
+        alone=("ms-swift==4.6.0",),
+        packages=(
+            *("transformers==5.16.1", "accelerate==1.13.0", "datasets==4.8.4", "peft==0.20.0"),
+            *("trl==0.29.1", "modelscope==1.40.2", "modelscope_hub==0.5.1", "addict", "attrdict"),
+            *("binpacking", "dacite", "einops", "fastapi", "json_repair", "matplotlib", "nltk"),
+            *("rouge", "simplejson", "tensorboard", "uvicorn", "cryptography", "six", "msgspec"),
+        ),
+        wrong=(
+            key("micro_batch: 2"),
+            key("quant_bits: 5"),
+            instead("torch_dtype: bfloat16", "torch_dtype: bfloat17"),
+        ),
+    ),
     "torchtune": Environment(
         alone=("torchao==0.13.0",),
         packages=("torchtune==0.6.1",),
