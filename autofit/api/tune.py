@@ -21,7 +21,8 @@ from autofit.core.result import Result
 from autofit.core.tasks import TASK_NAMES
 from autofit.core.workload import REFERENCE, Workload
 from autofit.export.from_result import layer_names
-from autofit.export.importers import importer_of
+from autofit.export.importers import document_of, importer_of
+from autofit.export.importers.command_line import CommandLine, command_text
 from autofit.export.importers.document import Document
 from autofit.export.importers.importer import (
     Importer,
@@ -48,12 +49,13 @@ class Reading:
     """A file of another tool: what it trains, and by which config.
 
     Attributes:
+        path: None of a command.
         model: what is given to `search` for it.
         before: the config, as the tool's exporter takes it.
     """
 
-    path: Path
-    document: Document
+    path: Path | None
+    document: Document | CommandLine
     importer: Importer
     model: str
     workload: Workload
@@ -66,13 +68,14 @@ class Tuned:
     """A file of another tool, before and after.
 
     Attributes:
+        path: None of a command.
         tool: what the tool is called.
         changes: the keys that say something else now, with their values.
         before, after: what is predicted of both; None where it cannot be.
         result: the search.
     """
 
-    path: Path
+    path: Path | None
     tool: str
     original: str
     text: str
@@ -88,8 +91,8 @@ class Tuned:
         lines = difflib.unified_diff(
             self.original.splitlines(keepends=True),
             self.text.splitlines(keepends=True),
-            self.path.name,
-            tuned_path(self.path).name,
+            self.path.name if self.path else "command",
+            tuned_path(self.path).name if self.path else "tuned command",
         )
         return "".join(line if line.endswith("\n") else f"{line}\n" for line in lines)
 
@@ -113,7 +116,7 @@ def tuned_path(path: Path) -> Path:
 
 
 def tune(
-    file: str | Path,
+    file: str | Path | Sequence[str],
     *,
     model: str | None = None,
     task: str | None = None,
@@ -122,13 +125,14 @@ def tune(
     listener: Listener | None = None,
     **options: Any,
 ) -> Tuned:
-    """Choose what only costs in a file of axolotl, LLaMA-Factory or TRL: micro-batch, accumulation,
+    """Choose what only costs in a file of axolotl, LLaMA-Factory, TRL or ms-swift: micro-batch, accumulation,
     checkpointing, offloading, attention, kernels, compiling. What is learnt stays as it is.
 
     Nothing is written: `Tuned.text` is the new file.
 
     Args:
-        file: the YAML file that the tool trains by.
+        file: what the tool trains by: a YAML file, a shell script with one command, or the words of
+            a command, such as ["swift", "sft", "--model", ...].
         model: a preset or a directory, in place of the model that the file names.
         task: what is trained, where the file does not say it (TRL's).
         keep: keys of the file that stay, though they only cost.
@@ -164,7 +168,8 @@ def tune(
         **options,
     )
     if result.config is None:
-        message = f"no config that learns what {found.path.name} says is predicted to fit."
+        name = found.path.name if found.path else "the command"
+        message = f"no config that learns what {name} says is predicted to fit."
         raise NothingFitsError(
             message, "Free a key with --free, such as optimizer, or take a larger card."
         )
@@ -190,31 +195,41 @@ def tune(
 
 
 def read(
-    file: str | Path, *, model: str | None = None, task: str | None = None, device: str = "cuda"
+    file: str | Path | Sequence[str],
+    *,
+    model: str | None = None,
+    task: str | None = None,
+    device: str = "cuda",
 ) -> Reading:
     """What a file of another tool trains, and by which config.
 
     Args:
-        model, task: as of `tune`; `device`: what it is for.
+        file, model, task: as of `tune`; `device`: what it is for.
 
     Raises:
         InputError: the file is none of a known tool, or cannot be tuned.
     """
-    require(isinstance(file, str | Path), "the file must be a path", file)
+    path: Path | None
+    is_command = isinstance(file, list | tuple) and all(isinstance(word, str) for word in file)
+    require(isinstance(file, str | Path) or is_command, "the file must be a path", file)
     is_name = isinstance(model, str) and model != ""
     require(model is None or is_name, "the model must be a name", model)
     require(task is None or task in TASK_NAMES, "the task must be one that autofit knows", task)
 
-    path = expanded(file, "file")
-    document = Document.of(_text(path), path.name)
+    if isinstance(file, str | Path):
+        found = expanded(file, "file")
+        path, name, text = found, found.name, _text(found)
+    else:
+        path, name, text = None, "the command", command_text(file)
+    document = document_of(text, name)
     keys = document.keys
-    importer = importer_of(keys, path.name)
+    importer = importer_of(keys, name)
     if reason := importer.refuse(keys):
-        raise InputError(f"{path.name} cannot be tuned: {reason}", "See docs/tune.md.")
+        raise InputError(f"{name} cannot be tuned: {reason}", "See docs/tune.md.")
 
     named = model or str(keys.get(importer.model) or "")
     if not named:
-        raise InputError(f"{path.name} names no {importer.model}.", "Give --model.")
+        raise InputError(f"{name} names no {importer.model}.", "Give --model.")
     tokens = importer.sample_tokens(keys)
     stands, note = (named, None) if model else stand_in(named, tokens)
     workload = resolve(
@@ -238,7 +253,11 @@ def read(
 
 def save(tuned: Tuned, output: Path | None = None, *, in_place: bool = False) -> Path:
     """Write the tuned file: beside its original, over it, or elsewhere; returns where."""
-    path = tuned.path if in_place else output or tuned_path(tuned.path)
+    path = output
+    if tuned.path is not None and path is None:
+        path = tuned.path if in_place else tuned_path(tuned.path)
+    if path is None:
+        raise InputError("a command is in no file that could be written.", "Give an output.")
     try:
         write_atomically(path, tuned.text)
     except OSError as error:

@@ -544,8 +544,8 @@ ToolVersion = Annotated[
     _option(_OUTPUT, "Version of the tool; default: as measured with, else the newest known.", "V"),
 ]
 ToolFile = Annotated[
-    Path,
-    typer.Argument(metavar="FILE", help="The YAML that axolotl, LLaMA-Factory or TRL trains by."),
+    list[str],
+    typer.Argument(metavar="FILE|-- COMMAND", help="What axolotl, TRL or the like trains by."),
 ]
 ModelOfFile = Annotated[
     str | None,

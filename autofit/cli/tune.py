@@ -40,12 +40,13 @@ def tune(
     as_json: options.Json = False,
     quiet: options.Quiet = False,
 ) -> int:
-    """Tune a file of axolotl, LLaMA-Factory or TRL for a card; what is learnt stays as it is.
+    """Tune a file of axolotl, LLaMA-Factory, TRL or ms-swift for a card; what is learnt stays as it is.
 
     Examples:
       autofit tune axolotl.yaml --gpu-mem 24
       autofit tune qwen3_lora_sft.yaml --gpu rtx-4090 --in-place
       autofit tune sft.yaml --gpu-mem 16 --keep attn_implementation --output sft16.yaml
+      autofit tune --gpu-mem 24 -- swift sft --model Qwen/Qwen2.5-7B-Instruct --max_length 2048
     """
     checked = search_options(
         gpu_mem=gpu_mem,
@@ -62,9 +63,13 @@ def tune(
         card_to_search_for(gpu)
     check_task(task)
     check_searched(task)
-    check_readable(file, "the file")
+    is_command = len(file) > 1
+    if not is_command:
+        check_readable(Path(file[0]), "the file")
     if output is not None and in_place:
         raise InputError("--output and --in-place both say where to write.", "Give one of them.")
+    if is_command and in_place:
+        raise InputError("a command is in no file to be written over.", "Leave out --in-place.")
     if output is not None:
         check_writable(output, folder=False, remedy="Choose another --output.")
 
@@ -80,7 +85,7 @@ def tune(
         stack.enter_context(AsCtrlC())
         given = {name: value for name, value in dict(checked).items() if name not in _OF_FILE}
         tuned = tune_file(
-            file,
+            file if is_command else file[0],
             model=model,
             task=task,
             keep=tuple(keep or ()),
@@ -90,13 +95,13 @@ def tune(
         )
 
     path: Path | None = None
-    if tuned.changes or output is not None:
+    if output is not None or (tuned.changes and not is_command):
         path = heavy("autofit.api.tune", "save")(tuned, output, in_place=in_place)
     if as_json:
         print_json({**tuned.to_dict(), "file": path and str(path)})
         return 0
 
-    print(tuned.diff, end="")
+    print(tuned.text if is_command else tuned.diff, end="")
     usable = tuned.result.budget.cap_bytes(tuned.result.hardware.device)
     lines = tuned_lines(tuned.before, tuned.after, usable, is_changed=bool(tuned.changes))
     lines += tuned.notes

@@ -162,6 +162,12 @@ class Tool:
         return self.title.lower().replace("-", "")
 
     @property
+    def commands(self) -> tuple[str, ...]:
+        """What its command calls the trainings that it knows."""
+        found = [self.stage, *(task.stages.get(self.name, "") for task in TASKS.values())]
+        return tuple(dict.fromkeys(stage for stage in found if stage and "." not in stage))
+
+    @property
     def usage(self) -> str:
         """How its files are used on one device, by the names that they have by themselves."""
         return self.run.format(**_names(self.file or f"{self.name}.yaml"), stage=self.stage)

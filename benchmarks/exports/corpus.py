@@ -42,7 +42,9 @@ def main(arguments: list[str] | None = None) -> int:
     args = parser.parse_args(arguments)
 
     counts: collections.Counter[str] = collections.Counter()
-    paths = sorted(path for path in args.directory.rglob("*") if path.suffix in (".yaml", ".yml"))
+    paths = sorted(
+        path for path in args.directory.rglob("*") if path.suffix in (".yaml", ".yml", ".sh")
+    )
     for path in paths[:: args.every]:
         try:
             kind, what = outcome(path, args.gpu_mem)

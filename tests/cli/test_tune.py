@@ -1,5 +1,6 @@
 """`autofit tune`: the difference on stdout, the file beside, errors in a sentence."""
 
+import shlex
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,22 @@ def test_the_difference_is_printed_and_the_file_written(run: Run, tmp_path: Path
     assert again.code == 0
     assert again.json["tool"] == "axolotl"
     assert again.json["text"] == tuned.read_text() or again.json["changes"]
+
+
+@pytest.mark.usefixtures("here")
+def test_a_command_comes_back_as_a_command(run: Run, tmp_path: Path) -> None:
+    model = written(tmp_path).parent / "model"
+    command = ["swift", "sft", "--model", str(model), "--tuner_type", "full", "--max_length", "32"]
+    printed = run("tune", "--gpu", "rtx-4090", "--quiet", "--", *command)
+    assert printed.code == 0
+    words = shlex.split(printed.out.replace("\\\n", " "))
+    assert words[: len(command)] == command
+    assert "--per_device_train_batch_size" in words
+    assert "as it was: " in printed.err
+
+    kept = run("tune", "--in-place", "--", *command)
+    assert kept.code == 2
+    assert "in no file" in kept.err
 
 
 @pytest.mark.usefixtures("here")

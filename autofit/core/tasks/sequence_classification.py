@@ -10,6 +10,7 @@ SEQUENCE_CLASSIFICATION = Task(
     class_endings=("ForSequenceClassification",),
     rows=(("text", "label"),),
     peft_type="SEQ_CLS",
+    tools={"msswift": {"task_type": "seq_cls", "num_labels": 2}},
     script=Script(
         templates=("classified_text",),
         data_kind=".jsonl with text and label",

@@ -1,19 +1,40 @@
 """Files of other tools, read as configs: one file here for each tool."""
 
 from autofit.core.errors import InputError
-from autofit.export.importers import axolotl, llamafactory, trl
+from autofit.export.importers import axolotl, llamafactory, msswift, trl
+from autofit.export.importers.command_line import COMMAND, CommandLine
+from autofit.export.importers.document import Document
 from autofit.export.importers.importer import Importer, Keys
 
 # The first one that knows a file as its own: TRL's keys are in LLaMA-Factory's files, too.
-IMPORTERS = (axolotl.IMPORTER, llamafactory.IMPORTER, trl.IMPORTER)
+IMPORTERS = (axolotl.IMPORTER, msswift.IMPORTER, llamafactory.IMPORTER, trl.IMPORTER)
+_PROGRAMS = tuple(program for importer in IMPORTERS for program in importer.programs)
+
+
+def document_of(text: str, name: str) -> Document | CommandLine:
+    """A text as the file that it is: a command where its lines hold one, else YAML.
+
+    Args:
+        name: what errors call it; a script ends in .sh.
+
+    Raises:
+        InputError: it can be read as neither.
+    """
+    if name.endswith(".sh") or not name.endswith((".yaml", ".yml", ".json")):
+        return CommandLine.of(text, name, _PROGRAMS)
+    return Document.of(text, name)
 
 
 def importer_of(keys: Keys, name: str) -> Importer:
-    """The importer of a file, by its keys; `name` is what errors call it.
+    """The importer of a file, by its command or its keys; `name` is what errors call it.
 
     Raises:
         InputError: it is of none, or of two.
     """
+    program = tuple(str(keys.get(COMMAND)).split())
+    if program in _PROGRAMS:
+        return next(each for each in IMPORTERS if program in each.programs)
+
     found = [each for each in IMPORTERS if each.is_of(keys)]
     titles = ", ".join(each.tool.title for each in IMPORTERS)
     if not found:

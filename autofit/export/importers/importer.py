@@ -10,6 +10,7 @@ from typing import Any
 
 from autofit.core.config import Config, Value
 from autofit.core.errors import InputError, shown
+from autofit.core.knobs import knob_named
 from autofit.core.knobs.lora_targets import KNOB as TARGETS
 from autofit.export.source import ExportSource
 from autofit.export.tool import Request, Tool, ToolKeys, write
@@ -33,6 +34,7 @@ class Importer:
         task: by the keys, what a file trains.
         refuse: by the keys, why a file cannot be tuned, as a sentence; or None.
         targets: the key of the layers that get adapters.
+        programs: the commands that take these keys as options, such as ("trl", "sft").
         keeps: by the keys, those that stay: they only cost elsewhere, and decide here what is learnt.
         read: the keys, without those that say nothing beside others.
         older: keys of the exporter, and what they were called before; a file may have those.
@@ -47,6 +49,7 @@ class Importer:
     task: Callable[[Keys], str]
     refuse: Callable[[Keys], str | None]
     targets: str
+    programs: tuple[tuple[str, str], ...] = ()
     keeps: Callable[[Keys], Sequence[str]] = lambda keys: ()
     read: Callable[[Keys], Keys] = lambda keys: keys
     older: Mapping[str, str] = field(default_factory=dict)
@@ -120,8 +123,10 @@ def config_of(
     for knob in (*_FIRST, *others):
         if knob not in tool.knobs or knob not in source.config:
             continue
-        if knob == TARGETS.name:
-            value = importer.adapted(keys) if source.config.lora_rank else source.off.get(knob)
+        if knob_named(knob).beside and not source.config.lora_rank:
+            value = source.off.get(knob)  # of adapters
+        elif knob == TARGETS.name:
+            value = importer.adapted(keys)
         elif choices.get(knob):
             value = _nearest(importer, keys, source, knob, choices[knob])
         else:

@@ -1,8 +1,11 @@
-"""Files of TRL, as `trl sft --config FILE` takes them; which command it is for, the file does not say."""
+"""Files of TRL, as `trl sft --config FILE` takes them; which command it is for, the file does not
+say. Or the command with its options."""
 
 from typing import Any
 
+from autofit.core.tasks import TASKS
 from autofit.core.tasks.causal_lm import CAUSAL_LM
+from autofit.export.importers.command_line import COMMAND
 from autofit.export.importers.importer import Importer, Keys
 from autofit.export.tools.trl import TOOL
 
@@ -26,6 +29,15 @@ _REFUSED = {
 }
 
 
+def _task(keys: Keys) -> str:
+    """By the command; a file alone does not say it."""
+    command = str(keys.get(COMMAND) or "").removeprefix("trl ")
+    for task in TASKS.values():
+        if task.stages.get(TOOL.name) == command:
+            return task.name
+    return CAUSAL_LM.name
+
+
 def _refuse(keys: Keys) -> str | None:
     for name, why in _REFUSED.items():
         if keys.get(name):
@@ -45,10 +57,11 @@ def _meaning(key: str, value: Any) -> Any:
 
 IMPORTER = Importer(
     tool=TOOL,
+    programs=tuple(("trl", stage) for stage in TOOL.commands),
     marks=("model_name_or_path",),
     model="model_name_or_path",
     length=("max_length", 1024),
-    task=lambda keys: CAUSAL_LM.name,
+    task=_task,
     refuse=_refuse,
     targets="lora_target_modules",
     keeps=lambda keys: ("attn_implementation",) if keys.get("packing") else (),

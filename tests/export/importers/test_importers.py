@@ -104,6 +104,15 @@ TRL: dict[str, Any] = {
     "torch_dtype": "bfloat16",
     "bf16": True,
 }
+SWIFT: dict[str, Any] = {
+    "model": "some/model",
+    "tuner_type": "lora",
+    "torch_dtype": "bfloat16",
+    "lora_rank": 8,
+    "target_modules": "all-linear",
+    "per_device_train_batch_size": 2,
+    "attn_impl": "flash_attention_2",
+}
 
 
 def test_files_are_read_as_people_write_them() -> None:
@@ -128,6 +137,43 @@ def test_files_are_read_as_people_write_them() -> None:
     assert (found.lora_rank, found.activation_checkpointing) == (16, "full")
     assert found.micro_batch_size == 4
 
+    found = read(importer_of(SWIFT, "d"), SWIFT)
+    assert (found.lora_rank, found.lora_alpha, found.lora_dropout) == (8, 32, 0.05)
+    assert (found.precision, found.attention) == ("bf16-mixed", "flash")
+    assert found.gradient_accumulation_steps == 8  # of 16 samples a step
+    assert found.activation_checkpointing == "full"
+
+
+@pytest.mark.parametrize(
+    ("keys", "precision"),
+    [
+        ({"tuner_type": "full"}, "bf16"),
+        ({"train_type": "full", "torch_dtype": "float32", "fp16": False}, "fp32"),
+        ({"tuner_type": "full", "torch_dtype": "float32"}, "fp16-mixed"),
+        ({"tuner_type": "lora", "lora_dtype": "bfloat16"}, "bf16"),
+        ({"tuner_type": "lora"}, "bf16-mixed"),
+    ],
+)
+def test_what_ms_swift_makes_of_precisions(keys: dict[str, Any], precision: str) -> None:
+    assert read(importer_of(keys, "d"), keys).precision == precision
+
+
+def test_the_command_says_what_is_trained() -> None:
+    for command, task in {
+        "swift rlhf": "dpo",
+        "swift sft": "causal-lm",
+        "trl kto": "kto",
+        "trl sft": "causal-lm",
+    }.items():
+        keys = {"launcher.command": command}
+        assert importer_of(keys, "a").task(keys) == task
+    for keys, task in (
+        ({"rlhf_type": "orpo"}, "orpo"),
+        ({"tuner_type": "lora", "task_type": "seq_cls"}, "sequence-classification"),
+        ({"tuner_type": "full", "task_type": "reranker"}, "rerank"),
+    ):
+        assert importer_of(keys, "a").task(keys) == task
+
 
 def test_older_names_of_keys_stay_as_they_are() -> None:
     importer = importer_of(TRL, "c")
@@ -146,6 +192,9 @@ def test_older_names_of_keys_stay_as_they_are() -> None:
         ({**AXOLOTL, "fsdp_config.version": 2}, "divides weights over devices"),
         ({**AXOLOTL, "plugins": ["other.Plugin"]}, "plugins: other.Plugin is not known"),
         ({**LLAMA_FACTORY, "finetuning_type": "oft"}, "finetuning_type: oft"),
+        ({**SWIFT, "tuner_type": "reft"}, "tuner_type: reft is not known"),
+        ({**SWIFT, "rlhf_type": "grpo"}, "rlhf_type: grpo is not tuned"),
+        ({"launcher.command": "megatron sft"}, "Megatron"),
         ({**TRL, "use_vllm": True}, "autofit estimate --task grpo"),
     ],
 )

@@ -1,0 +1,293 @@
+"""A command that trains, in a shell script or alone, of which some options are changed and nothing
+else.
+
+The script is read, never run: variables are filled in where it sets them itself, and
+`$(expr 16 / $n)` is worked out. What only the machine knows stays as it is written.
+"""
+
+import itertools
+import json
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+from typing import Any
+
+from autofit.core.errors import InputError
+from autofit.export.importers.document import flat
+from autofit.export.tool import nested
+
+# What a script is made of: words, and what stands between two commands or two words.
+_PARTS = re.compile(
+    r"""
+    (?P<space>(?:[ \t\r]|\\\n)+)
+    | (?P<comment>\#[^\n]*)
+    | (?P<end>[\n;]|&&?|\|\|?|\d?>>?&?|<)
+    | (?P<word>(?:[^\s'"\\;&|<>$`()]
+        | \\. | '[^']*' | "(?:[^"\\]|\\.)*"
+        | \$\(\((?:[^()])*\)\) | \$\((?:[^()])*\) | \$\{[^}]*\} | \$ | `[^`]*` | [()])+)
+    """,
+    re.VERBOSE | re.DOTALL,
+)
+_ASSIGNED = re.compile(r"(?:[A-Za-z_]\w*)=")
+_VARIABLE = re.compile(r"\$\{(\w+)(?::?-([^}]*))?\}|\$(\w+)")
+_SUM = re.compile(r"\$\(\((.+)\)\)|\$\(expr (.+)\)|`expr (.+)`")
+_NUMBER = re.compile(r"-?[\d.]+(?:e-?\d+)?")
+_WORDS = {"true": True, "false": False, "none": None, "null": None}
+ENVIRONMENT, LAUNCHER = "ENV.", "launcher."  # before the keys of what a command is started with
+COMMAND = f"{LAUNCHER}command"  # what trains, as words with a space between
+_LAUNCHERS = ("accelerate", "torchrun", "deepspeed")
+
+
+@dataclass(frozen=True)
+class _Word:
+    start: int
+    stop: int
+    written: str
+
+
+@dataclass(frozen=True)
+class CommandLine:
+    """A text with one command that trains.
+
+    Attributes:
+        program: the tool and what it is to do: ("swift", "sft").
+        keys: the values of its options, of variables set before it (`ENV.NPROC_PER_NODE`) and of
+            options of what starts it (`launcher.config_file`).
+    """
+
+    text: str
+    program: tuple[str, str]
+    keys: Mapping[str, Any]
+    _places: Mapping[str, tuple[int, int]]
+    _end: int  # of the command
+
+    @classmethod
+    def of(cls, text: str, name: str, programs: Sequence[tuple[str, str]]) -> "CommandLine":
+        """Read a text; `name` is what errors call it.
+
+        Args:
+            programs: the commands that train.
+
+        Raises:
+            InputError: none of them is there, or several are, or the options stand in a file.
+        """
+        variables: dict[str, str] = {}
+        found: list[CommandLine] = []
+        for words in _commands(text):
+            command = _command(text, words, variables, programs)
+            if command is not None:
+                found.append(command)
+
+        if len(found) == 1:
+            return found[0]
+        titles = ", ".join(" ".join(program) for program in programs)
+        if not found:
+            message = f"{name} has no command that trains, such as {titles}."
+            raise InputError(message, "Give the file or the command that the tool trains by.")
+        message = f"{name} has {len(found)} commands that train."
+        raise InputError(message, "Give one of them: autofit tune -- COMMAND.")
+
+    def changed(self, values: Mapping[str, Any]) -> str:
+        """The text with other values; new options come last in the command."""
+        edits: list[tuple[int, int, str]] = []
+        for key, value in self._whole(values).items():
+            if key in self._places:
+                start, stop = self._places[key]
+                edits.append((start, stop, _option(key, value)))
+            else:
+                edits.append((self._end, self._end, f"{self._between()}{_option(key, value)}"))
+
+        text = self.text
+        for start, stop, written in sorted(edits, key=lambda edit: edit[0], reverse=True):
+            text = text[:start] + written + text[stop:]
+        return text
+
+    def _whole(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Values by option: of one that holds a mapping, with all else that it holds."""
+        found: dict[str, Any] = {}
+        for path, value in values.items():
+            option, _, inside = path.partition(".")
+            if inside:
+                whole = {
+                    key: each for key, each in self.keys.items() if key.startswith(f"{option}.")
+                }
+                value = nested({**whole, path: value})[option]
+            found[option] = value
+        return found
+
+    def _between(self) -> str:
+        """What stands between two options of this command."""
+        options = sorted(self._places.values())
+        for (_, stop), (start, _) in itertools.pairwise(options):
+            if "\n" in self.text[stop:start]:
+                return self.text[stop:start]
+        return " "
+
+
+def command_text(words: Sequence[str]) -> str:
+    """The words of a command as a text, an option a line."""
+    lines: list[list[str]] = [[]]
+    for word in words:
+        if word.startswith("--"):
+            lines.append([])
+        lines[-1].append(shlex.quote(word))
+    return " \\\n    ".join(" ".join(line) for line in lines) + "\n"
+
+
+def _commands(text: str) -> list[list[_Word]]:
+    """The words of each command, with where they stand."""
+    commands: list[list[_Word]] = [[]]
+    at = 0
+    while at < len(text):
+        part = _PARTS.match(text, at)
+        if part is None:  # a quote that is not closed
+            at += 1
+            continue
+        at = part.end()
+        if part["end"]:
+            commands.append([])
+        elif part["word"]:
+            commands[-1].append(_Word(part.start(), part.end(), part["word"]))
+    return [words for words in commands if words]
+
+
+def _command(
+    text: str,
+    words: Sequence[_Word],
+    variables: dict[str, str],
+    programs: Sequence[tuple[str, str]],
+) -> CommandLine | None:
+    """The command of some words, if it trains; what they set is noted in `variables`."""
+    values = [_filled(word.written, variables) for word in words]
+    if values[0] == "export":
+        words, values = words[1:], values[1:]
+    before = 0
+    while before < len(values) and _ASSIGNED.match(values[before]):
+        before += 1
+    set_here = dict(value.split("=", 1) for value in values[:before])
+    if before == len(values):
+        variables.update(set_here)
+        return None
+
+    at = before
+    program = None
+    while at < len(values) and program is None:
+        program = _program(values[at - 1] if at > before else "", values[at], programs)
+        at += 1
+    if program is None:
+        return None
+
+    keys: dict[str, Any] = {}
+    for name, value in {**variables, **set_here}.items():
+        keys[ENVIRONMENT + name] = _typed(value)
+    launched = slice(before, at - 1)
+    starts, _ = _options(words[launched], values[launched])
+    for option, value in starts.items():
+        keys[LAUNCHER + option] = value
+    if values[before] in _LAUNCHERS:
+        keys[f"{LAUNCHER}program"] = values[before]
+    keys[COMMAND] = " ".join(program)
+
+    own, places = _options(words[at:], values[at:])
+    if not own and at < len(values):
+        message = f"the options of {' '.join(program)} are in {values[at]}."
+        raise InputError(message, "Tune that file.")
+    return CommandLine(text, program, keys | flat(own), places, words[-1].stop)
+
+
+def _program(before: str, word: str, programs: Sequence[tuple[str, str]]) -> tuple[str, str] | None:
+    """The program that a word names: as `swift sft`, swift/cli/sft.py or -m swift.cli.sft."""
+    for tool, does in programs:
+        path = PurePosixPath(word)
+        is_command = word == does and PurePosixPath(before).name == tool
+        is_script = path.name == f"{does}.py" and tool in path.parts
+        is_module = word == f"{tool}.cli.{does}"
+        if is_command or is_script or is_module:
+            return tool, does
+    return None
+
+
+def _options(
+    words: Sequence[_Word], values: Sequence[str]
+) -> tuple[dict[str, Any], dict[str, tuple[int, int]]]:
+    """The values of options, and where each stands with its name."""
+    found: dict[str, Any] = {}
+    places: dict[str, tuple[int, int]] = {}
+    given: dict[str, list[Any]] = {}
+    name = ""
+    for word, value in zip(words, values, strict=True):
+        if value.startswith("--"):
+            name, joined, rest = value[2:].partition("=")
+            name = name.replace("-", "_")
+            given[name] = [_typed(rest)] if joined else []
+            places[name] = (word.start, word.stop)
+        elif value.startswith("-") and not _NUMBER.fullmatch(value):
+            name = ""  # an option of one letter, which is not known
+        elif name:
+            given[name].append(_typed(value))
+            places[name] = (places[name][0], word.stop)
+
+    for name, several in given.items():
+        found[name] = several if len(several) > 1 else (several or [True])[0]
+    return found, places
+
+
+def _filled(written: str, variables: Mapping[str, str]) -> str:
+    """A word as the shell hands it on, with what is known of variables and sums."""
+
+    def known(match: re.Match[str]) -> str:
+        name = match[1] or match[3]
+        return variables.get(name, match[2] if match[2] is not None else match[0])
+
+    def worked_out(match: re.Match[str]) -> str:
+        terms = re.fullmatch(r"(\d+) ?([*/+-]) ?(\d+)", (match[1] or match[2] or match[3]).strip())
+        if terms is None:
+            return match[0]
+        one, other = int(terms[1]), int(terms[3])
+        if terms[2] == "/":
+            return str(one // other) if other else match[0]
+        return str({"*": one * other, "+": one + other, "-": one - other}[terms[2]])
+
+    if written.startswith("'"):
+        return written.strip("'")
+    value = _SUM.sub(worked_out, _VARIABLE.sub(known, written))
+    if "$" in value or "`" in value:
+        return value.strip('"')
+    try:
+        return "".join(shlex.split(value))
+    except ValueError:
+        return value
+
+
+def _typed(word: str) -> Any:
+    """A word as the value that it stands for."""
+    if word.lower() in _WORDS:
+        return _WORDS[word.lower()]
+    for kind in (int, float):
+        try:
+            return kind(word)
+        except ValueError:
+            continue
+    if word[:1] in ("{", "["):
+        try:
+            return json.loads(word)
+        except ValueError:
+            return word
+    return word
+
+
+def _option(name: str, value: Any) -> str:
+    """An option with its value, as a shell takes it."""
+    if isinstance(value, list):
+        return " ".join((f"--{name}", *(_quoted(each) for each in value)))
+    return f"--{name} {_quoted(value)}"
+
+
+def _quoted(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, dict):
+        return shlex.quote(json.dumps(value))
+    return shlex.quote(str(value))

@@ -1,0 +1,137 @@
+"""Files and commands of ms-swift: `swift sft`, `swift pt` and `swift rlhf`."""
+
+import math
+from typing import Any
+
+from autofit.core.tasks import TASKS
+from autofit.core.tasks.causal_lm import CAUSAL_LM
+from autofit.core.tasks.dpo import DPO
+from autofit.export.importers.command_line import COMMAND
+from autofit.export.importers.importer import Importer, Keys
+from autofit.export.tools.msswift import TOOL
+
+_DEFAULTS: dict[str, Any] = {
+    "per_device_train_batch_size": 1,
+    "tuner_type": "lora",
+    "lora_rank": 8,
+    "lora_alpha": 32,
+    "lora_dropout": 0.05,
+    "torch_dtype": "bfloat16",
+    "gradient_checkpointing": True,
+    "optim": "adamw_torch_fused",
+    "attn_impl": "sdpa",
+    "bnb_4bit_quant_type": "nf4",
+    "bnb_4bit_use_double_quant": True,
+    "use_liger_kernel": False,
+    "torch_compile": False,
+}
+_SAMPLES = 16  # of a step on all devices, where a file gives no accumulation
+_HALF = {"bfloat16": "bf16", "float16": "fp16"}
+_REFUSED = {
+    "deepspeed": "its settings of DeepSpeed are in a file of their own, which is not read yet",
+    "fsdp": "how it divides weights over devices is not tuned yet",
+    "launcher.config_file": "how it divides weights over devices is not tuned yet",
+    "use_vllm": "it generates with vLLM, which is not tuned",
+    "teacher_model": "a teacher is not read from files yet",
+    "target_regex": "layers by a regular expression are not known",
+    "freeze_parameters": "training some layers alone is not known",
+    "freeze_parameters_regex": "training some layers alone is not known",
+    "freeze_parameters_ratio": "training some layers alone is not known",
+    "trainable_parameters": "training some layers alone is not known",
+    "use_galore": "this optimizer is not known",
+    "optimizer": "this optimizer is not known",
+    "lisa_activated_layers": "training some layers at a time is not known",
+    "use_ray": "several machines of Ray are not tuned yet",
+}
+_OF_TASKS = ("rlhf_type", "task_type")
+_TUNERS = ("lora", "full", None)
+
+
+def _command(keys: Keys) -> str:
+    return str(keys.get(COMMAND) or "")
+
+
+def _task(keys: Keys) -> str:
+    wanted = {name: keys[name] for name in _OF_TASKS if keys.get(name) not in (None, "causal_lm")}
+    if _command(keys).endswith("rlhf"):
+        wanted.setdefault("rlhf_type", DPO.name)
+    for task in TASKS.values():
+        if wanted and task.tools.get(TOOL.name, {}).items() >= wanted.items():
+            return task.name
+    return CAUSAL_LM.name
+
+
+def _refuse(keys: Keys) -> str | None:
+    if _command(keys).startswith("megatron"):
+        return "it trains with Megatron, which is not tuned."
+    for name, why in _REFUSED.items():
+        if keys.get(name) or any(key.startswith(f"{name}.") for key in keys):
+            return f"{name}: {why}."
+
+    tuner = keys.get("tuner_type", keys.get("train_type"))
+    if tuner not in _TUNERS:
+        return f"tuner_type: {tuner} is not known."
+    if keys.get("tuner_backend", "peft") != "peft":
+        return f"tuner_backend: {keys['tuner_backend']} is not known."
+    if keys.get("init_weights") == "lora-ga":
+        return "init_weights: adapters that begin with gradients are not known."
+    if keys.get("sequence_parallel_size", 1) != 1:
+        return "sequence_parallel_size: several devices are not tuned yet."
+
+    for name in _OF_TASKS:
+        if keys.get(name) not in (None, "causal_lm") and _task(keys) == CAUSAL_LM.name:
+            return f"{name}: {keys[name]} is not tuned."
+    if keys.get("task_type") == "reranker" and "listwise" in str(keys.get("loss_type")):
+        return f"loss_type: {keys['loss_type']} is not known."
+    return None
+
+
+def _read(keys: Keys) -> Keys:
+    """With what it works out itself: the accumulation, and how weights, adapters and products are held.
+
+    Weights in 16 bits stay so under autocast; adapters beside them are in float32.
+    """
+    read = dict(keys)
+    if read.get("gradient_accumulation_steps") is None:
+        micro = int(read.get("per_device_train_batch_size") or 1)
+        read["gradient_accumulation_steps"] = max(1, math.ceil(_SAMPLES / micro))
+
+    dtype = read.get("torch_dtype") or _DEFAULTS["torch_dtype"]
+    autocast = _HALF.get(dtype, "fp16")
+    has_adapters = read.get("tuner_type", read.get("train_type")) != "full"
+    is_narrow = dtype in _HALF and read.get("lora_dtype") == dtype
+    if has_adapters and not is_narrow:
+        read["lora_dtype"] = "float32"
+    for name in ("bf16", "fp16"):
+        read.setdefault(name, name == autocast)
+    if dtype in _HALF and (is_narrow or not has_adapters):
+        read |= {"bf16": False, "fp16": False}
+    return read
+
+
+def _meaning(key: str, value: Any) -> Any:
+    if key == "attn_impl" and str(value).startswith("flash"):
+        return "flash_attn"
+    if key == "gradient_checkpointing_kwargs.use_reentrant":
+        return False
+    return value
+
+
+IMPORTER = Importer(
+    tool=TOOL,
+    programs=tuple(
+        (program, does) for program in ("swift", "megatron") for does in ("sft", "pt", "rlhf")
+    ),
+    marks=("tuner_type", "train_type", "rlhf_type"),
+    model="model",
+    length=("max_length", 2048),
+    task=_task,
+    refuse=_refuse,
+    read=_read,
+    targets="target_modules",
+    # Packed samples see one another but with flash attention, and without padding as well.
+    keeps=lambda keys: ("attn_impl",) if keys.get("packing") or keys.get("padding_free") else (),
+    older={"tuner_type": "train_type"},
+    defaults=_DEFAULTS,
+    meaning=_meaning,
+)
