@@ -10,6 +10,7 @@ from typing import Any
 
 from autofit.api.estimate import predict
 from autofit.api.search import search
+from autofit.api.worth import Gain, worth_changing
 from autofit.core.config import Config, Value
 from autofit.core.errors import InputError, NothingFitsError, RefusedError, require
 from autofit.core.estimate import Estimate
@@ -72,6 +73,7 @@ class Tuned:
         tool: what the tool is called.
         changes: the keys that say something else now, with their values.
         before, after: what is predicted of both; None where it cannot be.
+        gains: what changes bring, by prediction; none where the search measured.
         result: the search.
     """
 
@@ -82,6 +84,7 @@ class Tuned:
     changes: Mapping[str, Any]
     before: Estimate | None
     after: Estimate | None
+    gains: tuple[Gain, ...]
     result: Result
     notes: tuple[str, ...]
 
@@ -104,6 +107,7 @@ class Tuned:
             "changes": dict(self.changes),
             "before": self.before and self.before.to_predicted(),
             "after": self.after and self.after.to_predicted(),
+            "gains": [dataclasses.asdict(gain) for gain in self.gains],
             "config": dict(self.result.config or {}),
             "notes": list(self.notes),
             "text": self.text,
@@ -175,11 +179,21 @@ def tune(
         )
 
     after = _as_read(before, Config({**before.config, **result.config}), workload)
-    is_open = {knob for knob in after.config if len(settings.get(knob, ())) != 1}
-    changed = changes(importer, document.keys, before, after, is_open)
     card = {
         name: options[name] for name in ("gpu", "gpu_mem", "device", "mem") if options.get(name)
     }
+    usable = result.budget.cap_bytes(result.hardware.device)
+
+    def seconds(source: ExportSource) -> float | None:
+        estimate = _predicted(workload, source, card)
+        fits = estimate is not None and estimate.high <= usable
+        return estimate.step_seconds if estimate and fits else None
+
+    gains: tuple[Gain, ...] = ()
+    if result.best is None:  # what was measured stays as it was
+        after, gains = worth_changing(importer, before, after, seconds)
+    is_open = {knob for knob in after.config if len(settings.get(knob, ())) != 1}
+    changed = changes(importer, document.keys, before, after, is_open)
     predicted = [_predicted(workload, each, card) for each in (before, after)]
     return Tuned(
         path=found.path,
@@ -189,6 +203,7 @@ def tune(
         changes=changed,
         before=predicted[0],
         after=predicted[1],
+        gains=gains,
         result=result,
         notes=found.notes,
     )

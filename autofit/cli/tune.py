@@ -15,7 +15,7 @@ from autofit.hardware.catalogue import card_to_search_for
 from autofit.models import check_searched, check_task
 from autofit.report.live import LiveDisplay
 from autofit.report.terminal import Terminal
-from autofit.report.tuned import tuned_lines
+from autofit.report.tuned import gain_lines, tuned_lines
 
 _OF_FILE = ("space", "set")  # of what a search is given, what the file says
 
@@ -104,6 +104,7 @@ def tune(
     print(tuned.text if is_command else tuned.diff, end="")
     usable = tuned.result.budget.cap_bytes(tuned.result.hardware.device)
     lines = tuned_lines(tuned.before, tuned.after, usable, is_changed=bool(tuned.changes))
+    lines += gain_lines((gain.keys, gain.speed) for gain in tuned.gains)
     lines += tuned.notes
     if path is not None:
         lines.append(f"Written to {path}.")

@@ -1,5 +1,7 @@
 """What tuning a file of another tool brings, in lines."""
 
+from collections.abc import Iterable, Sequence
+
 from autofit.core.estimate import Estimate
 from autofit.report.formatting import interval, rate, speed
 
@@ -22,6 +24,15 @@ def tuned_lines(
     ]
     if before and after and before.low <= usable and before.step_seconds and after.step_seconds:
         lines[-1] += f", {speed(before.step_seconds / after.step_seconds)}"
+    return lines
+
+
+def gain_lines(gains: Iterable[tuple[Sequence[str], float | None]]) -> list[str]:
+    """What changes bring, each by its keys: how many times as fast it is, or None where it fits by them alone."""
+    lines = []
+    for keys, faster in gains:
+        brings = "fits by this alone" if faster is None else speed(faster)
+        lines.append(f"{', '.join(keys)}: {brings}")
     return lines
 
 
