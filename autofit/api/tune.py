@@ -27,10 +27,9 @@ from autofit.export.importers.command_line import CommandLine, command_text
 from autofit.export.importers.document import Document
 from autofit.export.importers.importer import (
     Importer,
+    can_become,
     changes,
     config_of,
-    is_exact,
-    with_knob,
 )
 from autofit.export.source import ExportSource
 from autofit.export.tool import write
@@ -124,6 +123,7 @@ def tune(
     *,
     model: str | None = None,
     task: str | None = None,
+    seq_len: int | None = None,
     keep: Sequence[str] = (),
     free: Sequence[str] = (),
     listener: Listener | None = None,
@@ -139,6 +139,7 @@ def tune(
             a command, such as ["swift", "sft", "--model", ...].
         model: a preset or a directory, in place of the model that the file names.
         task: what is trained, where the file does not say it (TRL's).
+        seq_len: tokens of a sample, in place of what the file says; transformers' say none.
         keep: keys of the file that stay, though they only cost.
         free: keys of the file that may change, though something else is learnt then.
         options: as of `search`: gpu_mem, gpu, device, mem, trials, time_limit, ...
@@ -156,7 +157,8 @@ def tune(
     for name, given in {"keep": keep, "free": free}.items():
         is_list = isinstance(given, list | tuple) and all(isinstance(key, str) for key in given)
         require(is_list, f"{name} must be a list of keys", given)
-    found = read(file, model=model, task=task, device=str(options.get("device") or "cuda"))
+    device = str(options.get("device") or "cuda")
+    found = read(file, model=model, task=task, seq_len=seq_len, device=device)
     importer, document, workload = found.importer, found.document, found.workload
     before = found.before
     kept = (*keep, *importer.keeps(document.keys))
@@ -191,7 +193,7 @@ def tune(
 
     gains: tuple[Gain, ...] = ()
     if result.best is None:  # what was measured stays as it was
-        after, gains = worth_changing(importer, before, after, seconds)
+        after, gains = worth_changing(importer, document.keys, before, after, seconds)
     is_open = {knob for knob in after.config if len(settings.get(knob, ())) != 1}
     changed = changes(importer, document.keys, before, after, is_open)
     predicted = [_predicted(workload, each, card) for each in (before, after)]
@@ -214,12 +216,13 @@ def read(
     *,
     model: str | None = None,
     task: str | None = None,
+    seq_len: int | None = None,
     device: str = "cuda",
 ) -> Reading:
     """What a file of another tool trains, and by which config.
 
     Args:
-        file, model, task: as of `tune`; `device`: what it is for.
+        file, model, task, seq_len: as of `tune`; `device`: what it is for.
 
     Raises:
         InputError: the file is none of a known tool, or cannot be tuned.
@@ -229,6 +232,8 @@ def read(
     require(isinstance(file, str | Path) or is_command, "the file must be a path", file)
     is_name = isinstance(model, str) and model != ""
     require(model is None or is_name, "the model must be a name", model)
+    is_length = type(seq_len) is int and seq_len > 0
+    require(seq_len is None or is_length, "seq_len must be a whole number of tokens", seq_len)
     require(task is None or task in TASK_NAMES, "the task must be one that autofit knows", task)
 
     if isinstance(file, str | Path):
@@ -245,7 +250,7 @@ def read(
     named = model or str(keys.get(importer.model) or "")
     if not named:
         raise InputError(f"{name} names no {importer.model}.", "Give --model.")
-    tokens = importer.sample_tokens(keys)
+    tokens = seq_len or importer.sample_tokens(keys)
     stands, note = (named, None) if model else stand_in(named, tokens)
     workload = resolve(
         stands,
@@ -361,7 +366,7 @@ def _settings(
             same = technique.exact(value, workload) and technique.exact(other, workload)
             if other == value or not (same or knob in freed):
                 continue
-            if is_exact(importer, with_knob(source, knob, other), knob):
+            if can_become(importer, source, knob, other):
                 allowed.append(other)
         settings[knob] = tuple(allowed)
     return settings

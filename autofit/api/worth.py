@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from autofit.core.knobs.gradient_accumulation_steps import KNOB as ACCUMULATION
 from autofit.core.knobs.micro_batch_size import KNOB as MICRO_BATCH
-from autofit.export.importers.importer import Importer
+from autofit.export.importers.importer import Importer, Keys
 from autofit.export.source import ExportSource
 from autofit.export.tool import write
 
@@ -31,11 +31,12 @@ class Gain:
 
 
 def worth_changing(
-    importer: Importer, before: ExportSource, after: ExportSource, seconds: Seconds
+    importer: Importer, keys: Keys, before: ExportSource, after: ExportSource, seconds: Seconds
 ) -> tuple[ExportSource, tuple[Gain, ...]]:
     """The config without changes that bring nothing, and what each of the others brings.
 
     Args:
+        keys: of the file.
         before, after: of the file, and as a search chose it.
     """
     fastest = seconds(after)
@@ -44,7 +45,7 @@ def worth_changing(
 
     gains = []
     departures = _departures(importer, before) | _departures(importer, after)
-    for knobs, keys in _together(importer, before, after):
+    for knobs, written in _together(importer, before, after):
         values = {knob: before.config[knob] for knob in knobs}
         without = replace(after, config=after.config.replace(**values))
         if not _departures(importer, without) <= departures:
@@ -54,7 +55,8 @@ def worth_changing(
         if slower is not None and slower <= fastest * _TOLERANCE:
             after = without
         else:
-            gains.append(Gain(keys, None if slower is None else slower / fastest))
+            names = tuple(importer.name_of(keys, key) for key in written)
+            gains.append(Gain(names, None if slower is None else slower / fastest))
     return after, tuple(gains)
 
 

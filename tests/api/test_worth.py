@@ -35,7 +35,7 @@ def seconds(config: ExportSource) -> float | None:
 
 
 def test_what_brings_nothing_stays_as_it_was() -> None:
-    chosen, gains = worth_changing(SWIFT, named(**BEFORE), named(**AFTER), seconds)
+    chosen, gains = worth_changing(SWIFT, {}, named(**BEFORE), named(**AFTER), seconds)
     assert chosen.config.optimizer == "adamw"
     assert chosen.config.activation_checkpointing == "none"
     told = {gain.keys[0]: gain.speed for gain in gains}
@@ -48,5 +48,5 @@ def test_what_brings_nothing_stays_as_it_was() -> None:
 
 def test_what_does_not_fit_is_left_as_it_was_chosen() -> None:
     before, after = named(**BEFORE), named(**AFTER)
-    assert worth_changing(SWIFT, before, after, lambda _: None) == (after, ())
-    assert worth_changing(SWIFT, before, before, seconds) == (before, ())
+    assert worth_changing(SWIFT, {}, before, after, lambda _: None) == (after, ())
+    assert worth_changing(SWIFT, {}, before, before, seconds) == (before, ())

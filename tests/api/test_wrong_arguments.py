@@ -186,6 +186,7 @@ TAKEN: dict[str, dict[str, str]] = {
     "tune": {
         "file": "",
         "model": "None",
+        "seq_len": "3 None",
         "task": "None",
         "keep": "[]",
         "free": "[]",

@@ -1,13 +1,19 @@
 """Files of other tools, read as configs: one file here for each tool."""
 
 from autofit.core.errors import InputError
-from autofit.export.importers import axolotl, llamafactory, msswift, trl
+from autofit.export.importers import axolotl, llamafactory, msswift, transformers, trl
 from autofit.export.importers.command_line import COMMAND, CommandLine
 from autofit.export.importers.document import Document
 from autofit.export.importers.importer import Importer, Keys
 
 # The first one that knows a file as its own: TRL's keys are in LLaMA-Factory's files, too.
-IMPORTERS = (axolotl.IMPORTER, msswift.IMPORTER, llamafactory.IMPORTER, trl.IMPORTER)
+IMPORTERS = (
+    axolotl.IMPORTER,
+    msswift.IMPORTER,
+    llamafactory.IMPORTER,
+    trl.IMPORTER,
+    transformers.IMPORTER,
+)
 _PROGRAMS = tuple(program for importer in IMPORTERS for program in importer.programs)
 
 
@@ -36,6 +42,8 @@ def importer_of(keys: Keys, name: str) -> Importer:
         return next(each for each in IMPORTERS if program in each.programs)
 
     found = [each for each in IMPORTERS if each.is_of(keys)]
+    if len(found) > 1:  # many tools take Trainer's arguments
+        found = [each for each in found if each is not transformers.IMPORTER]
     titles = ", ".join(each.tool.title for each in IMPORTERS)
     if not found:
         marks = ", ".join(each.marks[0] for each in IMPORTERS)

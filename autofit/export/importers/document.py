@@ -1,5 +1,6 @@
-"""A YAML file of another tool, of which some values are changed and nothing else."""
+"""A YAML or JSON file of another tool, of which some values are changed and nothing else."""
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -35,10 +36,16 @@ class Document:
             raise InputError(f"{name} should hold a mapping of names to values, not {kind}.")
         return cls(text, flat(value))
 
+    @property
+    def is_json(self) -> bool:
+        """Whether names and words are in quotes, and all is inside of braces."""
+        return self.text.lstrip().startswith("{")
+
     def changed(self, values: Mapping[str, Any]) -> str:
         """The text with other values: comments, order and quotes stay, new keys come at the end, or
         first in the mapping that they are of."""
         places = _Places.of(self.text)
+        name_of, written_as = (json.dumps, json.dumps) if self.is_json else (str, scalar)
         edits: list[tuple[int, int, str]] = []
         new: dict[str, Any] = {}
         for path, value in values.items():
@@ -46,10 +53,10 @@ class Document:
             if path in places.values:
                 start, stop = places.values[path]
                 gap = " " if start == stop else ""  # of a key without a value
-                edits.append((start, stop, gap + scalar(value)))
+                edits.append((start, stop, gap + written_as(value)))
             elif parent in places.mappings:
                 start, between = places.mappings[parent]
-                edits.append((start, start, f"{last}: {scalar(value)}{between}"))
+                edits.append((start, start, f"{name_of(last)}: {written_as(value)}{between}"))
             else:
                 new[path] = value
 
@@ -75,21 +82,31 @@ class _Places:
     @classmethod
     def of(cls, text: str) -> "_Places":
         found = cls({}, {})
-        found._visit(text, yaml.compose(text, Loader=yaml.SafeLoader), "")
+        root: Any = yaml.compose(text, Loader=yaml.SafeLoader)
+        if root.flow_style and root.value:
+            found.mappings[""] = _begin(text, root)
+        found._visit(text, root, "")
         return found
 
     def _visit(self, text: str, mapping: Any, prefix: str) -> None:
         for key, value in mapping.value:
             path = f"{prefix}{key.value}"
             if isinstance(value, yaml.MappingNode) and value.value:
-                first = value.value[0][0].start_mark
-                between = ", " if value.flow_style else "\n" + " " * first.column
-                self.mappings[path] = (first.index, between)
+                self.mappings[path] = _begin(text, value)
                 self._visit(text, value, f"{path}.")
             else:
                 start = value.start_mark.index
                 written = text[start : value.end_mark.index].rstrip()
                 self.values[path] = (start, start + len(written))
+
+
+def _begin(text: str, mapping: Any) -> tuple[int, str]:
+    """Where the first key of a mapping begins, and what stands between two keys."""
+    first = mapping.value[0][0].start_mark
+    is_alone = not text[first.index - first.column : first.index].strip()
+    between = "\n" + " " * first.column if is_alone else " "
+    comma = "," if mapping.flow_style else ""
+    return first.index, comma + between
 
 
 def flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -4,6 +4,7 @@ The values of knobs are found by the tool's exporter: those whose keys it would 
 the file has them. So there is no second table of what a tool calls things.
 """
 
+import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -19,6 +20,7 @@ Keys = Mapping[str, Any]
 
 # Knobs that the keys of others depend on, first.
 _FIRST = ("lora_rank", "quantization", "precision", "kernels")
+_EVALUATED = re.compile(r"(^|[._])eval_")  # what evaluation alone takes stays as it is
 _OFF = (None, False, "", "none", "None", "false")
 
 
@@ -34,6 +36,7 @@ class Importer:
         task: by the keys, what a file trains.
         refuse: by the keys, why a file cannot be tuned, as a sentence; or None.
         targets: the key of the layers that get adapters.
+        section: what the exporter's keys of this file begin with; others are not in it.
         programs: the commands that take these keys as options, such as ("trl", "sft").
         keeps: by the keys, those that stay: they only cost elsewhere, and decide here what is learnt.
         read: the keys, without those that say nothing beside others.
@@ -49,6 +52,7 @@ class Importer:
     task: Callable[[Keys], str]
     refuse: Callable[[Keys], str | None]
     targets: str
+    section: str = ""
     programs: tuple[tuple[str, str], ...] = ()
     keeps: Callable[[Keys], Sequence[str]] = lambda keys: ()
     read: Callable[[Keys], Keys] = lambda keys: keys
@@ -77,6 +81,7 @@ class Importer:
 
     def name_of(self, keys: Keys, key: str) -> str:
         """What a file calls a key of the exporter."""
+        key = key.removeprefix(self.section)
         uses_older = any(
             older in keys or _below(keys, older) is not None for older in self.older.values()
         )
@@ -99,6 +104,8 @@ class Importer:
         """
         key, default = self.length
         found = keys.get(key, default)
+        if found == 0 and key not in keys:
+            raise InputError("the file says no length of samples.", "Give it: --seq-len TOKENS.")
         if not isinstance(found, int) or isinstance(found, bool) or found < 1:
             raise InputError(f"{key} must be a whole number, not {shown(found)}.", "Correct it.")
         return found
@@ -153,14 +160,22 @@ def changes(
         for key, value in written.items() if knob in knobs else ():
             if old.get(knob, {}).get(key) == value or _same(importer.says(keys, key), value):
                 continue
+            if _EVALUATED.search(key):
+                continue
             found[importer.name_of(keys, key)] = value
     return found
 
 
-def is_exact(importer: Importer, source: ExportSource, knob: str) -> bool:
-    """Whether the tool does what a config says of one of its knobs."""
-    departures = write(importer.tool, source).departures
-    return all(departure.knob != knob for departure in departures)
+def can_become(importer: Importer, source: ExportSource, knob: str, value: Value) -> bool:
+    """Whether the file has all keys for another value of a knob, and the tool does what it says."""
+    changed = write(importer.tool, with_knob(source, knob, value))
+    if any(departure.knob == knob for departure in changed.departures):
+        return False
+
+    before = write(importer.tool, source).keys.get(knob, {})
+    after = changed.keys.get(knob, {})
+    differing = {key for key in {*before, *after} if before.get(key) != after.get(key)}
+    return all(key.startswith(importer.section) for key in differing)
 
 
 def with_knob(source: ExportSource, knob: str, value: Value) -> ExportSource:

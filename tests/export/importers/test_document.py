@@ -1,12 +1,14 @@
 """A file keeps all that is not changed: comments, order, quotes, anchors."""
 
+import json
+
 import pytest
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
 from autofit.core.errors import InputError
-from autofit.export.importers.document import Document
+from autofit.export.importers.document import Document, flat
 
 TEXT = """\
 # A file of somebody's.
@@ -86,3 +88,16 @@ def test_a_new_key_of_a_mapping_comes_into_it_and_others_to_the_end() -> None:
 def test_what_is_no_file_of_keys_is_told(text: str, reason: str) -> None:
     with pytest.raises(InputError, match=reason):
         Document.of(text, "file.yaml")
+
+
+@pytest.mark.parametrize(
+    "text",
+    ['{\n  "a": 1,\n  "in": {"b": "x", "c": [1]}\n}\n', '{"a": 1, "in": {"b": "x", "c": [1]}}'],
+    ids=["lines", "one line"],
+)
+@given(values=st.dictionaries(st.sampled_from(("a", "in.b", "new", "in.new")), VALUES))
+def test_json_stays_json(text: str, values: dict[str, object]) -> None:
+    found = Document.of(text, "file.json")
+    assert found.changed({}) == text
+    told = flat(json.loads(found.changed(values)))
+    assert told == {**found.keys, **values}

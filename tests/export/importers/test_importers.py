@@ -36,7 +36,6 @@ CASES: dict[str, dict[str, Any]] = {
     "liger": {**LORA, "precision": "bf16-mixed", "kernels": "liger", "attention": "flash"},
     "compiled": {"precision": "bf16-mixed", "compile": "default"},
 }
-IDS = [each.tool.name for each in IMPORTERS]
 
 
 def named(**knobs: Any) -> ExportSource:
@@ -49,8 +48,16 @@ def read(importer: Importer, keys: dict[str, Any]) -> Config:
     return config_of(importer, keys, beginning, CHOICES)
 
 
-@pytest.mark.parametrize("importer", IMPORTERS, ids=IDS)
-@pytest.mark.parametrize("case", CASES)
+# Adapters of transformers are its script's.
+WRITTEN = [
+    pytest.param(importer, case, id=f"{importer.tool.name}-{case}")
+    for importer in IMPORTERS
+    for case, knobs in CASES.items()
+    if not (importer.section and knobs.get("lora_rank"))
+]
+
+
+@pytest.mark.parametrize(("importer", "case"), WRITTEN)
 def test_what_is_written_is_read_back(importer: Importer, case: str) -> None:
     exported = named(**CASES[case])
     made = write(importer.tool, exported)
