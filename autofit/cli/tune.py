@@ -17,7 +17,7 @@ from autofit.report.live import LiveDisplay
 from autofit.report.terminal import Terminal
 from autofit.report.tuned import tuned_lines
 
-_OF_FILE = ("space", "set")  # of what a search is given, what the file says
+_OF_FILE = ("space", "set", "devices")  # of what a search is given, what the file says
 
 
 def tune(
@@ -29,6 +29,9 @@ def tune(
     device: options.Device = None,
     mem: options.Mem = None,
     host_mem: options.HostMem = None,
+    devices: options.TunedDevices = None,
+    nodes: options.Nodes = 1,
+    link: options.Link = None,
     keep: options.Keep = None,
     free: options.Free = None,
     trials: options.Trials = 40,
@@ -45,6 +48,7 @@ def tune(
     Examples:
       autofit tune axolotl.yaml --gpu-mem 24
       autofit tune qwen3_lora_sft.yaml --gpu rtx-4090 --in-place
+      autofit tune fft-fsdp.yaml --gpu h100 --devices 8
       autofit tune sft.yaml --gpu-mem 16 --keep attn_implementation --output sft16.yaml
     """
     checked = search_options(
@@ -53,6 +57,9 @@ def tune(
         device=device,
         mem=mem,
         host_mem=host_mem,
+        devices=1 if devices is None else devices,
+        nodes=nodes,
+        link=link,
         trials=trials,
         time_limit=time_limit,
         fast=fast,
@@ -85,6 +92,7 @@ def tune(
             task=task,
             keep=tuple(keep or ()),
             free=tuple(free or ()),
+            devices=devices,
             listener=listener,
             **given,
         )
