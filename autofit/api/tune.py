@@ -16,14 +16,19 @@ from autofit.core.errors import InputError, NothingFitsError, RefusedError, requ
 from autofit.core.estimate import Estimate
 from autofit.core.events import Listener
 from autofit.core.files import expanded, read_text, write_atomically
+from autofit.core.hardware import Hardware
+from autofit.core.knobs import knob_named
 from autofit.core.knobs.gradient_accumulation_steps import KNOB as ACCUMULATION
 from autofit.core.knobs.micro_batch_size import KNOB as MICRO_BATCH
+from autofit.core.layout import Layout
+from autofit.core.options import check_devices
 from autofit.core.result import Result
 from autofit.core.tasks import TASK_NAMES
-from autofit.core.workload import REFERENCE, Workload
+from autofit.core.workload import REFERENCE, Workload, check_sizes
 from autofit.export.from_result import layer_names
 from autofit.export.importers import document_of, importer_of
 from autofit.export.importers.command_line import CommandLine, command_text
+from autofit.export.importers.division import Division
 from autofit.export.importers.document import Document
 from autofit.export.importers.importer import (
     Importer,
@@ -41,7 +46,10 @@ _MOST_BYTES = 2**20  # of a file
 _SIZES = (MICRO_BATCH.name, ACCUMULATION.name)
 # A file that names its kernels is for an environment that has them.
 _THERE = {"flash-attn": "2.8"}
-_NOT_TUNED = ("devices", "nodes")
+
+
+class DevicesMissingError(InputError):
+    """A file divides a training over devices, and does not say how many."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +60,7 @@ class Reading:
         path: None of a command.
         model: what is given to `search` for it.
         before: the config, as the tool's exporter takes it.
+        division: how the file divides the training over devices, and `devices` how many those are.
     """
 
     path: Path | None
@@ -60,6 +69,8 @@ class Reading:
     model: str
     workload: Workload
     before: ExportSource
+    division: Division
+    devices: int
     notes: tuple[str, ...]
 
 
@@ -126,6 +137,7 @@ def tune(
     seq_len: int | None = None,
     keep: Sequence[str] = (),
     free: Sequence[str] = (),
+    devices: int | None = None,
     listener: Listener | None = None,
     **options: Any,
 ) -> Tuned:
@@ -142,27 +154,25 @@ def tune(
         seq_len: tokens of a sample, in place of what the file says; transformers' say none.
         keep: keys of the file that stay, though they only cost.
         free: keys of the file that may change, though something else is learnt then.
+        devices: how many train together, in one machine; default: as many as the file says.
         options: as of `search`: gpu_mem, gpu, device, mem, trials, time_limit, ...
 
     Raises:
         InputError: the file cannot be tuned, or an argument is wrong; NothingFitsError: no config
             fits that learns the same.
     """
-    for name in _NOT_TUNED:
-        require(
-            options.get(name, 1) == 1,
-            f"{name} must be 1: files are tuned for one",
-            options.get(name),
-        )
+    nodes = options.get("nodes", 1)
+    require(nodes == 1, "nodes must be 1: files are tuned for one machine", nodes)
     for name, given in {"keep": keep, "free": free}.items():
         is_list = isinstance(given, list | tuple) and all(isinstance(key, str) for key in given)
         require(is_list, f"{name} must be a list of keys", given)
     device = str(options.get("device") or "cuda")
-    found = read(file, model=model, task=task, seq_len=seq_len, device=device)
+    found = read(file, model=model, task=task, seq_len=seq_len, device=device, devices=devices)
     importer, document, workload = found.importer, found.document, found.workload
     before = found.before
     kept = (*keep, *importer.keeps(document.keys))
-    settings = _settings(importer, before, workload, kept, free)
+    settings = _settings(found, kept, free)
+    options = {**options, "devices": found.devices}
     result = search(
         found.model,
         task=workload.task,
@@ -181,9 +191,8 @@ def tune(
         )
 
     after = _as_read(before, Config({**before.config, **result.config}), workload)
-    card = {
-        name: options[name] for name in ("gpu", "gpu_mem", "device", "mem") if options.get(name)
-    }
+    names = ("gpu", "gpu_mem", "device", "mem", "devices", "link")
+    card = {name: options[name] for name in names if options.get(name)}
     usable = result.budget.cap_bytes(result.hardware.device)
 
     def seconds(source: ExportSource) -> float | None:
@@ -218,23 +227,25 @@ def read(
     task: str | None = None,
     seq_len: int | None = None,
     device: str = "cuda",
+    devices: int | None = None,
 ) -> Reading:
     """What a file of another tool trains, and by which config.
 
     Args:
-        file, model, task, seq_len: as of `tune`; `device`: what it is for.
+        file, model, task, seq_len, devices: as of `tune`; `device`: what it is for.
 
     Raises:
-        InputError: the file is none of a known tool, or cannot be tuned.
+        DevicesMissingError: it divides over devices, and how many is not known; InputError: the file is
+            none of a known tool, or cannot be tuned.
     """
     path: Path | None
     is_command = isinstance(file, list | tuple) and all(isinstance(word, str) for word in file)
     require(isinstance(file, str | Path) or is_command, "the file must be a path", file)
     is_name = isinstance(model, str) and model != ""
     require(model is None or is_name, "the model must be a name", model)
-    is_length = type(seq_len) is int and seq_len > 0
-    require(seq_len is None or is_length, "seq_len must be a whole number of tokens", seq_len)
+    check_sizes(seq_len, 1)
     require(task is None or task in TASK_NAMES, "the task must be one that autofit knows", task)
+    check_devices(devices, 1)
 
     if isinstance(file, str | Path):
         found = expanded(file, "file")
@@ -246,6 +257,12 @@ def read(
     importer = importer_of(keys, name)
     if reason := importer.refuse(keys):
         raise InputError(f"{name} cannot be tuned: {reason}", "See docs/tune.md.")
+    try:
+        division = importer.divide(keys, path.parent if path else Path())
+    except InputError as error:
+        message = f"{name} cannot be tuned: {error.message}"
+        raise InputError(message, error.remedy) from error
+    world = _number_of_devices(name, division, devices)
 
     named = model or str(keys.get(importer.model) or "")
     if not named:
@@ -259,16 +276,18 @@ def read(
         effective_batch_size=1,
     )
     source = _source(workload, named, device)
-    config = config_of(importer, keys, source, _choices())
+    config = config_of(importer, keys, source, _choices(), division)
+    config = _on_devices(name, config, workload, device, world)
     if REFERENCE in workload.frozen and config.reference is None:
         # as all of these tools do it
         config = config.replace(reference="adapter-off" if config.lora_rank else "resident")
-    effective = 1
+    effective = Layout.of(config).dp_degree
     for size in _SIZES:
         effective *= int(config[size] or 1)
     source = dataclasses.replace(source, effective_batch_size=effective)
     before = _as_read(source, config, workload)
-    return Reading(path, document, importer, stands, workload, before, (note,) if note else ())
+    notes = (*((note,) if note else ()), *division.notes)
+    return Reading(path, document, importer, stands, workload, before, division, world, notes)
 
 
 def save(tuned: Tuned, output: Path | None = None, *, in_place: bool = False) -> Path:
@@ -293,6 +312,38 @@ def _text(path: Path) -> str:
         raise InputError(f"the file {path} is not there.", "Check the path.") from error
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"{path} cannot be read as text.", "Give a YAML file.") from error
+
+
+def _number_of_devices(name: str, division: Division, given: int | None) -> int:
+    """On how many devices a file is tuned; `name` is what errors call it."""
+    if given is not None and division.devices not in (None, given):
+        message = f"{name} is for {division.devices} devices, and --devices says {given}."
+        raise InputError(message, "Leave --devices out, or correct the file.")
+
+    found = given or division.devices
+    if found is None and division.knobs:
+        message = f"{name} divides over devices, and does not say how many."
+        raise DevicesMissingError(message, "Give --devices N.")
+    if found == 1 and division.knobs:
+        message = f"{name} divides over devices, and one was given."
+        raise InputError(message, "Give --devices 2, or take FSDP and DeepSpeed out of the file.")
+    return found or 1
+
+
+def _on_devices(name: str, config: Config, workload: Workload, device: str, devices: int) -> Config:
+    """A config with what follows for each knob of several devices; `name` is the file's.
+
+    Raises:
+        InputError: they do not divide the devices, or cannot be beside the others.
+    """
+    there = Hardware(device, "", 0, 0, 0, 1, devices=devices, here=False)
+    ways = [technique for technique in all_techniques() if knob_named(technique.name).of_devices]
+    for way in ways:
+        config = config.replace(**{way.name: way.canonicalize(config, workload, there)})
+    for way in ways:
+        if reason := way.refuse(config, workload, there):
+            raise InputError(f"{name} cannot be tuned: {way.name}: {reason}", "See docs/tune.md.")
+    return config
 
 
 def _source(workload: Workload, weights: str, device: str) -> ExportSource:
@@ -327,49 +378,66 @@ def _choices() -> dict[str, tuple[Value, ...]]:
 
 
 def _settings(
-    importer: Importer,
-    source: ExportSource,
-    workload: Workload,
-    keep: Sequence[str],
-    free: Sequence[str],
+    found: Reading, keep: Sequence[str], free: Sequence[str]
 ) -> dict[str, tuple[Value, ...]]:
     """The values that each knob may take: where only the cost changes, all that the tool trains
     exactly; else the one of the file."""
+    importer, source, division = found.importer, found.before, found.division
     knob_of: dict[str, str] = {}
     for knob in importer.tool.knobs:
-        if knob in source.config:
-            for key in _keys_of(importer, source, knob):
-                knob_of.setdefault(key, knob)
+        if knob not in source.config or not _has_key(knob, division):
+            continue
+        for key in _keys_of(importer, source, knob):
+            knob_of.setdefault(importer.name_of(found.document.keys, key), knob)
     for key in (*keep, *free):
         if key not in knob_of:
             raise InputError(
                 f"{key} is no key that autofit tunes.", f"It knows {', '.join(knob_of)}."
             )
-    kept = {knob_of[key] for key in keep}
+    kept = {knob_of[key] for key in keep} | set(division.holds)
     freed = {knob_of[key] for key in free}
+    # the degrees follow from whether weights are divided, and are open where that is
+    degrees_follow = found.devices > 1 and division.open_layout not in (None, *kept)
 
     settings: dict[str, tuple[Value, ...]] = {}
     choices = _choices()
     for technique in all_techniques():
         knob = technique.name
         value = source.config[knob]
+        of_devices = knob_named(knob).of_devices
         if knob in _SIZES:
             if knob in kept:
                 settings[knob] = (value,)
             continue
-        if value is None and technique.off is None and knob not in freed:
+        is_unset = value is None and technique.off is None and knob not in freed
+        if is_unset or knob_named(knob).derived:
             continue  # it follows from others
+        if of_devices and degrees_follow and knob != division.open_layout:
+            continue
 
         allowed = [value]
         is_open = knob in importer.tool.knobs and knob not in kept
+        if of_devices:
+            is_open = is_open and knob in division.open
         for other in choices.get(knob, ()) if is_open else ():
-            same = technique.exact(value, workload) and technique.exact(other, workload)
+            same = technique.exact(value, found.workload) and technique.exact(other, found.workload)
             if other == value or not (same or knob in freed):
+                continue
+            if of_devices and other is None:
+                continue
+            if other not in division.only.get(knob, (other,)):
                 continue
             if can_become(importer, source, knob, other):
                 allowed.append(other)
         settings[knob] = tuple(allowed)
     return settings
+
+
+def _has_key(knob: str, division: Division) -> bool:
+    """Whether the file can say another value of a knob; of several devices it often cannot."""
+    if not knob_named(knob).of_devices:
+        return True
+    return knob in division.open or division.open_layout is not None
 
 
 def _keys_of(importer: Importer, source: ExportSource, knob: str) -> list[str]:

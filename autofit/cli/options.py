@@ -121,6 +121,10 @@ Devices = Annotated[
         "N|all",
     ),
 ]
+TunedDevices = Annotated[
+    int | None,
+    _option(_BUDGET, "Devices of a machine that train together; default: what the file says.", "N"),
+]
 SeveralDevices = Annotated[
     str,
     _option(
@@ -453,11 +457,7 @@ TrainSeed = Annotated[
 ]
 TrainDevices = Annotated[
     int | None,
-    _option(
-        _RUN,
-        "Devices of this machine to train on; default: as many as the result is for.",
-        "N",
-    ),
+    _option(_RUN, "Devices of this machine to train on; default: as many as the result's.", "N"),
 ]
 TrainOutput = Annotated[
     Path | None,

@@ -17,7 +17,7 @@ from autofit.report.live import LiveDisplay
 from autofit.report.terminal import Terminal
 from autofit.report.tuned import gain_lines, tuned_lines
 
-_OF_FILE = ("space", "set")  # of what a search is given, what the file says
+_OF_FILE = ("space", "set", "devices")  # of what a search is given, what the file says
 
 
 def tune(
@@ -30,6 +30,9 @@ def tune(
     device: options.Device = None,
     mem: options.Mem = None,
     host_mem: options.HostMem = None,
+    devices: options.TunedDevices = None,
+    nodes: options.Nodes = 1,
+    link: options.Link = None,
     keep: options.Keep = None,
     free: options.Free = None,
     trials: options.Trials = 40,
@@ -46,6 +49,7 @@ def tune(
     Examples:
       autofit tune axolotl.yaml --gpu-mem 24
       autofit tune qwen3_lora_sft.yaml --gpu rtx-4090 --in-place
+      autofit tune fft-fsdp.yaml --gpu h100 --devices 8
       autofit tune sft.yaml --gpu-mem 16 --keep attn_implementation --output sft16.yaml
       autofit tune --gpu-mem 24 -- swift sft --model Qwen/Qwen2.5-7B-Instruct --max_length 2048
     """
@@ -55,6 +59,9 @@ def tune(
         device=device,
         mem=mem,
         host_mem=host_mem,
+        devices=1 if devices is None else devices,
+        nodes=nodes,
+        link=link,
         trials=trials,
         time_limit=time_limit,
         fast=fast,
@@ -92,6 +99,7 @@ def tune(
             seq_len=seq_len,
             keep=tuple(keep or ()),
             free=tuple(free or ()),
+            devices=devices,
             listener=listener,
             **given,
         )

@@ -1,7 +1,8 @@
-"""Published files of other tools, read and tuned by prediction: `python -m benchmarks.corpus DIRECTORY`.
+"""Published files of other tools, read and tuned by prediction: `python -m benchmarks.exports.corpus DIRECTORY`.
 
 Every file below the directory is read as `autofit tune` reads it, or refused in a sentence. With
-`--gpu-mem GIB` those that are read are tuned, too. Prints a line for each and counts at the end; an
+`--gpu-mem GIB` those that are read are tuned, too. Files that divide over devices and do not say how
+many are taken to be for `--devices`. Prints a line for each and counts at the end; an
 answer that is neither is a fault, and makes the exit code 1.
 """
 
@@ -11,22 +12,33 @@ import sys
 import time
 from pathlib import Path
 
-from autofit.api.tune import read, tune
+from autofit.api.tune import DevicesMissingError, read, tune
 from autofit.core.errors import AutofitError, InputError
 
 
-def outcome(path: Path, gpu_mem: float | None) -> tuple[str, str]:
-    """("read" | "tuned" | "refused" | "no answer", what is said of it)."""
+def outcome(path: Path, gpu_mem: float | None, assumed: int) -> tuple[str, str]:
+    """("read" | "tuned" | "refused" | "no answer", what is said of it).
+
+    Args:
+        assumed: the devices of a file that does not say how many.
+    """
+    devices = None
     try:
-        found = read(path)
+        try:
+            found = read(path)
+        except DevicesMissingError:
+            devices = assumed
+            found = read(path, devices=devices)
     except InputError as error:
         return "refused", error.message
 
     if gpu_mem is None:
-        return "read", f"{found.importer.tool.title}, {found.before.model}"
+        several = f", {found.devices} devices" if found.devices > 1 else ""
+        given = " (given)" if devices else ""
+        return "read", f"{found.importer.tool.title}, {found.before.model}{several}{given}"
     begun = time.monotonic()
     try:
-        tuned = tune(path, gpu_mem=gpu_mem)
+        tuned = tune(path, gpu_mem=gpu_mem, devices=devices)
     except AutofitError as error:
         return "no answer", str(error)
     keys = ", ".join(tuned.changes)
@@ -38,6 +50,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("directory", type=Path)
     parser.add_argument("--gpu-mem", type=float, help="GiB of the card to tune for")
+    parser.add_argument("--devices", type=int, default=4, help="of files that say no number")
     parser.add_argument("--every", type=int, default=1, help="take every so-many-th file")
     args = parser.parse_args(arguments)
 
@@ -47,7 +60,7 @@ def main(arguments: list[str] | None = None) -> int:
     )
     for path in paths[:: args.every]:
         try:
-            kind, what = outcome(path, args.gpu_mem)
+            kind, what = outcome(path, args.gpu_mem, args.devices)
         except Exception as error:  # a fault, whatever it is
             kind, what = "fault", repr(error)
         counts[kind] += 1

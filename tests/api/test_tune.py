@@ -139,7 +139,9 @@ def test_packed_samples_keep_their_attention(
 @pytest.mark.parametrize(
     ("more", "reason"),
     [
-        ("deepspeed: zero3.json", "cannot be tuned: deepspeed: its settings"),
+        ("deepspeed: mine.json", "cannot be tuned: deepspeed: 'mine.json' is not beside"),
+        ("deepspeed: zero3.json", "divides over devices, and does not say how many"),
+        ("fsdp: [full_shard]", "Give --devices N"),
         ("optimizer: x", "the key 'optimizer' is given twice"),
         ("nested: !!python/name:os.system", "could not determine a constructor"),
         ("torch_compile_mode: reduce-overhead", "is nothing that autofit knows"),
@@ -150,6 +152,91 @@ def test_what_cannot_be_tuned_is_told_in_a_sentence(tmp_path: Path, more: str, r
     with pytest.raises(InputError, match=reason) as caught:
         read(written(tmp_path, more))
     assert "\n" not in str(caught.value)
+
+
+SHARDED = """\
+fsdp_version: 2
+fsdp_config:
+  offload_params: true  # it did not fit
+  state_dict_type: FULL_STATE_DICT
+"""
+
+
+@pytest.fixture(scope="module")
+def sharded(tmp_path_factory: pytest.TempPathFactory) -> Tuned:
+    """The same on two devices, of which each holds a part of the weights."""
+    folder = tmp_path_factory.mktemp("sharded")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        return autofit.tune(written(folder, SHARDED), gpu="rtx-4090", devices=2, fast=True)
+
+
+def test_on_several_devices_the_effective_batch_is_that_of_all_of_them(sharded: Tuned) -> None:
+    before = flat(yaml.safe_load(sharded.original))
+    after = flat(yaml.safe_load(sharded.text))
+    assert {key for key in after if after[key] != before.get(key)} == set(sharded.changes)
+    assert after["micro_batch_size"] * after["gradient_accumulation_steps"] == 8
+    assert sharded.result.config
+    assert sharded.result.config["data_parallel"] == "fsdp"
+    assert after["fsdp_config.offload_params"] is False
+    assert "offload_params: false  # it did not fit" in sharded.text
+    assert sharded.before and sharded.after
+    assert sharded.before.step_seconds and sharded.after.step_seconds
+    assert sharded.after.step_seconds < sharded.before.step_seconds
+
+
+def test_how_a_file_divides_devices_stays_unless_it_has_a_key(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: dict[str, Any] = {}
+
+    def searched(*_: Any, **options: Any) -> Any:
+        asked.clear()
+        asked.update(options["set"], devices=options["devices"], batch=options["effective_batch"])
+        raise NothingFitsError("enough.", "")
+
+    monkeypatch.setattr("autofit.api.tune.search", searched)
+    with pytest.raises(NothingFitsError):
+        autofit.tune(written(tmp_path, SHARDED), gpu="rtx-4090", devices=2)
+    assert (asked["devices"], asked["batch"]) == (2, 16)
+    assert asked["data_parallel"] == ("fsdp",)
+    assert set(asked["reshard_after_forward"]) == {True, False}
+    assert set(asked["fsdp_offload"]) == {"cpu", "none"}
+    assert asked["data_parallel_replicate"] == (1,)
+
+    key = "fsdp_config.reshard_after_forward"
+    with pytest.raises(NothingFitsError):
+        autofit.tune(tmp_path / "axolotl.yaml", gpu="rtx-4090", devices=2, keep=[key])
+    assert asked["reshard_after_forward"] == (True,)
+
+    (tmp_path / "second").mkdir()
+    by_deepspeed = written(tmp_path / "second", "deepspeed: deepspeed_configs/zero2.json")
+    with pytest.raises(NothingFitsError):
+        autofit.tune(by_deepspeed, gpu="rtx-4090", devices=2)
+    assert asked["fsdp_offload"] == ("cpu",)
+    assert asked["reshard_after_forward"] == (False,)
+    assert len(asked["optimizer"]) == len(asked["compile"]) == 1
+    assert len(asked["activation_checkpointing"]) > 1
+
+
+def test_devices_that_do_not_suit_a_file_are_told(tmp_path: Path) -> None:
+    sizes = f"{SHARDED}dp_shard_size: 4"
+    path = written(tmp_path, sizes)
+    assert read(path).devices == 4
+    assert read(path).before.effective_batch_size == 32
+    with pytest.raises(InputError, match="is for 4 devices, and --devices says 2"):
+        read(path, devices=2)
+    with pytest.raises(InputError, match="nodes must be 1: files are tuned for one machine"):
+        autofit.tune(path, gpu="rtx-4090", nodes=2)
+
+    path.write_text(path.read_text().replace("dp_shard_size: 4", "tensor_parallel_size: 3"))
+    with pytest.raises(InputError, match="3, which does not divide 4 devices"):
+        read(path, devices=4)
+    path.write_text(path.read_text().replace("tensor_parallel_size: 3", "load_in_8bit: true"))
+    with pytest.raises(InputError, match="cannot be tuned: data_parallel: int8 weights lose"):
+        read(path, devices=4)
+    with pytest.raises(InputError, match="divides over devices, and one was given"):
+        read(path, devices=1)
 
 
 def test_no_file_no_text_and_no_model_are_told(tmp_path: Path) -> None:

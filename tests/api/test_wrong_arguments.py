@@ -190,6 +190,7 @@ TAKEN: dict[str, dict[str, str]] = {
         "task": "None",
         "keep": "[]",
         "free": "[]",
+        "devices": "3 None",
         "listener": "None function",
     },
     "export": {

@@ -1,13 +1,19 @@
 """Files of axolotl."""
 
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from autofit.core.tasks import TASKS
 from autofit.core.tasks.causal_lm import CAUSAL_LM
+from autofit.export.importers.accelerate import divided_by_trainer
+from autofit.export.importers.division import Division
+from autofit.export.importers.fsdp import DEFAULTS, FIRST
 from autofit.export.importers.importer import Importer, Keys
 from autofit.export.tools.axolotl import TOOL
 
 _DEFAULTS: dict[str, Any] = {
+    **DEFAULTS,
     "micro_batch_size": 1,
     "gradient_accumulation_steps": 1,
     "optimizer": "adamw_torch_fused",
@@ -25,10 +31,6 @@ _OTHER_NAMES = {
 _REFUSED = {
     "vllm": "it generates with a server of its own, which is not tuned",
     "gptq": "its weights are quantised already",
-    "deepspeed": "its settings of DeepSpeed are in a file of their own, which is not read yet",
-    "fsdp": "how it divides weights over devices is not tuned yet",
-    "fsdp_config": "how it divides weights over devices is not tuned yet",
-    "fsdp_version": "how it divides weights over devices is not tuned yet",
     "qat": "training for quantised inference is not known",
     "use_scattermoe": "its kernels for experts are not known",
     "unfrozen_parameters": "training some layers alone is not known",
@@ -41,7 +43,12 @@ _REFUSED = {
     "peft.loftq_config": "adapters that begin as what quantisation lost are not known",
     "processor_type": "models of images are not tuned yet",
 }
-_SIZES = ("context_parallel_size", "tensor_parallel_size", "dp_shard_size", "expert_parallel_size")
+_SIZES = {
+    "dp_replicate_size": "data_parallel_replicate",
+    "dp_shard_size": "data_parallel_shard",
+    "tensor_parallel_size": "tensor_parallel",
+    "context_parallel_size": "context_parallel",
+}
 _PLUGINS = ("LigerPlugin", "CutCrossEntropyPlugin")
 _ADAPTERS = (None, "", "lora", "qlora")
 
@@ -64,9 +71,8 @@ def _refuse(keys: Keys) -> str | None:
     for path, why in _REFUSED.items():
         if keys.get(path) or any(key.startswith(f"{path}.") for key in keys):
             return f"{path}: {why}."
-    for path in _SIZES:
-        if keys.get(path) not in (None, 0, 1):
-            return f"{path}: several devices are not tuned yet."
+    if keys.get("expert_parallel_size") not in (None, 0, 1):
+        return "expert_parallel_size: experts on devices of their own are not known."
     for plugin in keys.get("plugins") or ():
         if not str(plugin).endswith(_PLUGINS):
             return f"plugins: {plugin} is not known."
@@ -75,6 +81,16 @@ def _refuse(keys: Keys) -> str | None:
     if keys.get("rl") and _task(keys) == CAUSAL_LM.name:
         return f"rl: {keys['rl']} is not tuned."
     return None
+
+
+def _divide(keys: Keys, folder: Path) -> Division:
+    """FSDP 1 unless the file says 2; without any, FSDP's keys may be added."""
+    division = divided_by_trainer(keys, folder, 1, by_config=True, sizes=_SIZES)
+    if not division.knobs and not keys.get("ddp"):
+        return replace(division, open=("data_parallel",))
+    if FIRST in division.notes and "8bit" in str(keys.get("optimizer")):
+        return division.closed("fsdp_offload")  # axolotl refuses one beside the other
+    return division
 
 
 def _meaning(key: str, value: Any) -> Any:
@@ -108,6 +124,7 @@ IMPORTER = Importer(
     length=("sequence_len", 2048),
     task=_task,
     refuse=_refuse,
+    divide=_divide,
     read=_read,
     targets="lora_target_modules",
     # Packed samples see one another but with flash attention.

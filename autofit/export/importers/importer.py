@@ -7,12 +7,16 @@ the file has them. So there is no second table of what a tool calls things.
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from autofit.core.config import Config, Value
 from autofit.core.errors import InputError, shown
 from autofit.core.knobs import knob_named
 from autofit.core.knobs.lora_targets import KNOB as TARGETS
+from autofit.core.knobs.precision import KNOB as PRECISION
+from autofit.export.importers.division import Division
+from autofit.export.importers.fsdp import key_of_fsdp
 from autofit.export.source import ExportSource
 from autofit.export.tool import Request, Tool, ToolKeys, write
 
@@ -35,6 +39,7 @@ class Importer:
         length: the key of the tokens of a sample, and how many they are without it.
         task: by the keys, what a file trains.
         refuse: by the keys, why a file cannot be tuned, as a sentence; or None.
+        divide: by the keys and the folder of the file, how it divides a training over devices.
         targets: the key of the layers that get adapters.
         section: what the exporter's keys of this file begin with; others are not in it.
         programs: the commands that take these keys as options, such as ("trl", "sft").
@@ -52,6 +57,7 @@ class Importer:
     task: Callable[[Keys], str]
     refuse: Callable[[Keys], str | None]
     targets: str
+    divide: Callable[[Keys, Path], Division] = lambda keys, folder: Division()
     section: str = ""
     programs: tuple[tuple[str, str], ...] = ()
     keeps: Callable[[Keys], Sequence[str]] = lambda keys: ()
@@ -82,6 +88,8 @@ class Importer:
     def name_of(self, keys: Keys, key: str) -> str:
         """What a file calls a key of the exporter."""
         key = key.removeprefix(self.section)
+        if of_fsdp := key_of_fsdp(keys, key):
+            return of_fsdp
         uses_older = any(
             older in keys or _below(keys, older) is not None for older in self.older.values()
         )
@@ -112,13 +120,18 @@ class Importer:
 
 
 def config_of(
-    importer: Importer, keys: Keys, source: ExportSource, choices: Mapping[str, Sequence[Value]]
+    importer: Importer,
+    keys: Keys,
+    source: ExportSource,
+    choices: Mapping[str, Sequence[Value]],
+    division: Division,
 ) -> Config:
     """The config that a file stands for.
 
     Args:
         source: the model and the task of the file, with all knobs off.
         choices: the values of each knob that is no number.
+        division: how the file divides the training; all else is read as on one device.
 
     Raises:
         InputError: the file asks for what no value of a knob is, or gives no number for one.
@@ -128,7 +141,7 @@ def config_of(
     keys = importer.read(keys)
     others = (knob for knob in tool.knobs if knob not in _FIRST)
     for knob in (*_FIRST, *others):
-        if knob not in tool.knobs or knob not in source.config:
+        if knob not in tool.knobs or knob not in source.config or knob_named(knob).of_devices:
             continue
         if knob_named(knob).beside and not source.config.lora_rank:
             value = source.off.get(knob)  # of adapters
@@ -139,7 +152,23 @@ def config_of(
         else:
             value = _number(importer, keys, source, knob)
         source = with_knob(source, knob, value)
-    return source.config
+    if division.widens:
+        source = _widened(importer, source, choices)
+    return source.config.replace(**division.knobs)
+
+
+def _widened(
+    importer: Importer, source: ExportSource, choices: Mapping[str, Sequence[Value]]
+) -> ExportSource:
+    """The same with weights in float32 where the file asks for autocast: FSDP and DeepSpeed widen
+    those that are trained, which a tool may leave in 16 bits on one device."""
+    knob = PRECISION.name
+    narrow = source.config[knob]
+    wide = f"{narrow}-mixed"
+    if wide not in choices.get(knob, ()):
+        return source
+    written = [_share(importer, source, knob, value).keys for value in (narrow, wide)]
+    return with_knob(source, knob, wide) if written[0] == written[1] else source
 
 
 def changes(

@@ -1,13 +1,17 @@
 """Files of LLaMA-Factory."""
 
+from dataclasses import replace
 from typing import Any
 
 from autofit.core.tasks import TASKS
 from autofit.core.tasks.causal_lm import CAUSAL_LM
+from autofit.export.importers.accelerate import divided_by_trainer
+from autofit.export.importers.fsdp import BY_TRAINER, DEFAULTS
 from autofit.export.importers.importer import Importer, Keys
 from autofit.export.tools.llamafactory import TOOL
 
 _DEFAULTS: dict[str, Any] = {
+    **DEFAULTS,
     "per_device_train_batch_size": 8,
     "gradient_accumulation_steps": 1,
     "lora_rank": 8,
@@ -21,8 +25,6 @@ _DEFAULTS: dict[str, Any] = {
     "lora_target": "all",
 }
 _REFUSED = {
-    "deepspeed": "its settings of DeepSpeed are in a file of their own, which is not read yet",
-    "fsdp": "how it divides weights over devices is not tuned yet",
     "use_galore": "this optimizer is not known",
     "use_badam": "this optimizer is not known",
     "use_apollo": "this optimizer is not known",
@@ -32,7 +34,7 @@ _REFUSED = {
     "fp8": "its own way to fp8 is not known",
     "use_llama_pro": "training some layers alone is not known",
     "use_megatron": "Megatron is not tuned",
-    "tp_size": "several devices are not tuned yet",
+    "tp_size": "layers that are split over devices are not tuned",
     "ray_num_workers": "several machines of Ray are not tuned yet",
 }
 _KINDS = ("lora", "full", None)
@@ -72,12 +74,13 @@ def _meaning(key: str, value: Any) -> Any:
 
 
 IMPORTER = Importer(
-    tool=TOOL,
+    tool=replace(TOOL, knobs={**TOOL.knobs, **BY_TRAINER}),
     marks=("finetuning_type", "cutoff_len", "template"),
     model="model_name_or_path",
     length=("cutoff_len", 2048),
     task=_task,
     refuse=_refuse,
+    divide=divided_by_trainer,
     targets="lora_target",
     keeps=lambda keys: ("flash_attn",) if keys.get("neat_packing") else (),
     defaults=_DEFAULTS,

@@ -1,12 +1,21 @@
 """Files and commands of ms-swift: `swift sft`, `swift pt` and `swift rlhf`."""
 
 import math
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+from autofit.core.errors import InputError
 from autofit.core.tasks import TASKS
 from autofit.core.tasks.causal_lm import CAUSAL_LM
 from autofit.core.tasks.dpo import DPO
+from autofit.export.importers.accelerate import (
+    divided_by_trainer,
+    read_launcher,
+    with_devices,
+)
 from autofit.export.importers.command_line import COMMAND
+from autofit.export.importers.division import Division
 from autofit.export.importers.importer import Importer, Keys
 from autofit.export.tools.msswift import TOOL
 
@@ -28,9 +37,6 @@ _DEFAULTS: dict[str, Any] = {
 _SAMPLES = 16  # of a step on all devices, where a file gives no accumulation
 _HALF = {"bfloat16": "bf16", "float16": "fp16"}
 _REFUSED = {
-    "deepspeed": "its settings of DeepSpeed are in a file of their own, which is not read yet",
-    "fsdp": "how it divides weights over devices is not tuned yet",
-    "launcher.config_file": "how it divides weights over devices is not tuned yet",
     "use_vllm": "it generates with vLLM, which is not tuned",
     "teacher_model": "a teacher is not read from files yet",
     "target_regex": "layers by a regular expression are not known",
@@ -43,6 +49,14 @@ _REFUSED = {
     "lisa_activated_layers": "training some layers at a time is not known",
     "use_ray": "several machines of Ray are not tuned yet",
 }
+# What its name fsdp2 stands for.
+_FSDP2: dict[str, Any] = {
+    "fsdp": "full_shard auto_wrap",
+    "fsdp_config.fsdp_version": 2,
+    "fsdp_config.reshard_after_forward": True,
+}
+_PROCESSES = ("ENV.NPROC_PER_NODE", "launcher.nproc_per_node", "launcher.num_processes")
+_MACHINES = ("ENV.NNODES", "launcher.nnodes", "launcher.num_machines")
 _OF_TASKS = ("rlhf_type", "task_type")
 _TUNERS = ("lora", "full", None)
 
@@ -86,6 +100,30 @@ def _refuse(keys: Keys) -> str | None:
     return None
 
 
+def _divide(keys: Keys, folder: Path) -> Division:
+    """By FSDP or DeepSpeed, which may have names of its own, or by a file for accelerate."""
+    for name in _MACHINES:
+        if keys.get(name) not in (None, 1):
+            message = f"{name.rpartition('.')[2]}: several machines are not tuned yet."
+            raise InputError(message, "Tune for the devices of one.")
+
+    launcher = keys.get("launcher.config_file")
+    if launcher:
+        return read_launcher(folder / str(launcher))
+
+    processes = next((keys[name] for name in _PROCESSES if keys.get(name)), None)
+    preset = _FSDP2 if keys.get("fsdp") == "fsdp2" else {}
+    inside = {
+        key.removeprefix("fsdp."): value for key, value in keys.items() if key.startswith("fsdp.")
+    }
+    division = divided_by_trainer({**keys, **inside, **preset}, folder).closed()
+    if preset:  # which checkpoints blocks itself
+        knobs = {**division.knobs, "activation_checkpointing": "full"}
+        holds = (*division.holds, "activation_checkpointing")
+        division = replace(division, knobs=knobs, holds=holds)
+    return with_devices(division, processes)
+
+
 def _read(keys: Keys) -> Keys:
     """With what it works out itself: the accumulation, and how weights, adapters and products are held.
 
@@ -94,7 +132,9 @@ def _read(keys: Keys) -> Keys:
     read = dict(keys)
     if read.get("gradient_accumulation_steps") is None:
         micro = int(read.get("per_device_train_batch_size") or 1)
-        read["gradient_accumulation_steps"] = max(1, math.ceil(_SAMPLES / micro))
+        processes = next((keys[name] for name in _PROCESSES if keys.get(name)), 1)
+        world = processes if isinstance(processes, int) else 1
+        read["gradient_accumulation_steps"] = max(1, math.ceil(_SAMPLES / micro / world))
 
     dtype = read.get("torch_dtype") or _DEFAULTS["torch_dtype"]
     autocast = _HALF.get(dtype, "fp16")
@@ -127,6 +167,7 @@ IMPORTER = Importer(
     length=("max_length", 2048),
     task=_task,
     refuse=_refuse,
+    divide=_divide,
     read=_read,
     targets="target_modules",
     # Packed samples see one another but with flash attention, and without padding as well.

@@ -7,7 +7,8 @@ be in float32, and to be trained whole.
 from typing import Any
 
 from autofit.core.tasks.causal_lm import CAUSAL_LM
-from autofit.export.importers.importer import Importer, Keys
+from autofit.export.importers.accelerate import divided_by_trainer
+from autofit.export.importers.importer import Importer
 from autofit.export.tools.transformers import TOOL
 
 _DEFAULTS: dict[str, Any] = {
@@ -15,17 +16,6 @@ _DEFAULTS: dict[str, Any] = {
     "gradient_accumulation_steps": 1,
     "optim": "adamw_torch_fused",
 }
-_REFUSED = {
-    "deepspeed": "its settings of DeepSpeed are in a file of their own, which is not read yet",
-    "fsdp": "how it divides weights over devices is not tuned yet",
-}
-
-
-def _refuse(keys: Keys) -> str | None:
-    for name, why in _REFUSED.items():
-        if keys.get(name):
-            return f"{name}: {why}."
-    return None
 
 
 def _meaning(key: str, value: Any) -> Any:
@@ -40,7 +30,8 @@ IMPORTER = Importer(
     model="model_name_or_path",
     length=("max_length", 0),
     task=lambda keys: CAUSAL_LM.name,
-    refuse=_refuse,
+    refuse=lambda keys: None,
+    divide=divided_by_trainer,
     section="arguments.",
     targets="target_modules",
     older={

@@ -1,15 +1,26 @@
 """Files of TRL, as `trl sft --config FILE` takes them; which command it is for, the file does not
 say. Or the command with its options."""
 
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from autofit.core.tasks import TASKS
 from autofit.core.tasks.causal_lm import CAUSAL_LM
+from autofit.export.importers.accelerate import (
+    divided_by_launcher,
+    divided_by_trainer,
+    read_launcher,
+    with_devices,
+)
 from autofit.export.importers.command_line import COMMAND
+from autofit.export.importers.division import Division
+from autofit.export.importers.fsdp import BY_TRAINER, DEFAULTS
 from autofit.export.importers.importer import Importer, Keys
 from autofit.export.tools.trl import TOOL
 
 _DEFAULTS: dict[str, Any] = {
+    **DEFAULTS,
     "per_device_train_batch_size": 8,
     "gradient_accumulation_steps": 1,
     "lora_r": 16,
@@ -24,9 +35,26 @@ _DEFAULTS: dict[str, Any] = {
 _REFUSED = {
     "use_vllm": "it generates with vLLM; autofit estimate --task grpo plans that",
     "num_generations": "it generates; autofit estimate --task grpo plans that",
-    "deepspeed": "its settings of DeepSpeed are in a file of their own, which is not read yet",
-    "fsdp": "how it divides weights over devices is not tuned yet",
 }
+# The files for accelerate that TRL has by name, in which all else is accelerate's default.
+_LAUNCHED: dict[str, dict[str, Any]] = {
+    "single_gpu": {"num_processes": 1},
+    "multi_gpu": {"num_processes": 8},
+    "fsdp1": {"distributed_type": "FSDP", "fsdp_config.fsdp_version": 1, "num_processes": 8},
+    "fsdp2": {"distributed_type": "FSDP", "fsdp_config.fsdp_version": 2, "num_processes": 8},
+    **{
+        f"zero{stage}": {
+            "distributed_type": "DEEPSPEED",
+            "deepspeed_config.zero_stage": stage,
+            "num_processes": 8,
+        }
+        for stage in (1, 2, 3)
+    },
+}
+_WHOLE = (
+    "bnb_4bit_quant_storage is not a floating dtype, so accelerate divides no 4-bit weights: each device "
+    "holds more than predicted."
+)
 
 
 def _task(keys: Keys) -> str:
@@ -45,6 +73,22 @@ def _refuse(keys: Keys) -> str | None:
     return None
 
 
+def _divide(keys: Keys, folder: Path) -> Division:
+    """By arguments of Trainer, or by a file for accelerate, which `trl` launches itself by."""
+    launcher = keys.get("accelerate_config")
+    if launcher in _LAUNCHED:
+        division = divided_by_launcher(_LAUNCHED[str(launcher)], folder)
+    elif launcher:
+        beside = folder / str(launcher)
+        division = read_launcher(beside if beside.exists() else Path(str(launcher)))
+    else:
+        division = divided_by_trainer(keys, folder)
+    is_floating = "float" in str(keys.get("bnb_4bit_quant_storage"))
+    if division.knobs.get("data_parallel") == "fsdp" and keys.get("load_in_4bit"):
+        division = division if is_floating else division.noted(_WHOLE)
+    return with_devices(division, keys.get("num_processes"))
+
+
 def _meaning(key: str, value: Any) -> Any:
     if key == "dtype" and value == "auto":
         return "bfloat16"
@@ -56,13 +100,14 @@ def _meaning(key: str, value: Any) -> Any:
 
 
 IMPORTER = Importer(
-    tool=TOOL,
+    tool=replace(TOOL, knobs={**TOOL.knobs, **BY_TRAINER}),
     programs=tuple(("trl", stage) for stage in TOOL.commands),
     marks=("model_name_or_path",),
     model="model_name_or_path",
     length=("max_length", 1024),
     task=_task,
     refuse=_refuse,
+    divide=_divide,
     targets="lora_target_modules",
     keeps=lambda keys: ("attn_implementation",) if keys.get("packing") else (),
     older={

@@ -10,6 +10,7 @@ from autofit.core.config import Config
 from autofit.core.errors import InputError
 from autofit.core.knobs.lora_alpha import USUAL_ALPHA
 from autofit.export.importers import IMPORTERS, importer_of
+from autofit.export.importers.division import Division
 from autofit.export.importers.document import flat
 from autofit.export.importers.importer import Importer, changes, config_of
 from autofit.export.source import ExportSource
@@ -45,7 +46,7 @@ def named(**knobs: Any) -> ExportSource:
 
 def read(importer: Importer, keys: dict[str, Any]) -> Config:
     beginning = replace(named(), config=Config({**OFF, **dict.fromkeys(SIZES, 1)}))
-    return config_of(importer, keys, beginning, CHOICES)
+    return config_of(importer, keys, beginning, CHOICES, Division())
 
 
 # Adapters of transformers are its script's.
@@ -195,8 +196,7 @@ def test_older_names_of_keys_stay_as_they_are() -> None:
     ("keys", "reason"),
     [
         ({**AXOLOTL, "rl": "grpo"}, "rl: grpo is not tuned"),
-        ({**AXOLOTL, "deepspeed": "zero3.json"}, "settings of DeepSpeed are in a file"),
-        ({**AXOLOTL, "fsdp_config.version": 2}, "divides weights over devices"),
+        ({**AXOLOTL, "expert_parallel_size": 2}, "experts on devices of their own"),
         ({**AXOLOTL, "plugins": ["other.Plugin"]}, "plugins: other.Plugin is not known"),
         ({**LLAMA_FACTORY, "finetuning_type": "oft"}, "finetuning_type: oft"),
         ({**SWIFT, "tuner_type": "reft"}, "tuner_type: reft is not known"),
