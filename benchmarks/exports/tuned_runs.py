@@ -64,7 +64,7 @@ FILES: dict[str, dict[str, dict[str, Any]]] = {
     },
     "llamafactory": {
         "full": {**_FACTORY, "finetuning_type": "full"},
-        "lora": {**_FACTORY, **_LORA, "finetuning_type": "lora", "lora_target": "all"},
+        "mixed": {**_FACTORY, "finetuning_type": "full", "bf16": True},
     },
 }
 

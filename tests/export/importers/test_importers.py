@@ -1,6 +1,7 @@
 """What an exporter writes its importer reads back; files as people write them are read, or refused."""
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from autofit.core.config import Config
 from autofit.core.errors import InputError
 from autofit.core.knobs.lora_alpha import USUAL_ALPHA
 from autofit.export.importers import IMPORTERS, importer_of
+from autofit.export.importers.division import Division
 from autofit.export.importers.division import Division
 from autofit.export.importers.document import flat
 from autofit.export.importers.importer import Importer, changes, config_of
@@ -219,3 +221,24 @@ def test_a_file_of_nobody_or_of_two_and_a_strange_value_are_told() -> None:
         read(importer_of(strange, "x.yaml"), strange)
     with pytest.raises(InputError, match="lora_r must be a number"):
         read(importer_of(AXOLOTL, "x"), {**AXOLOTL, "lora_r": "many"})
+
+
+def test_how_ms_swift_divides_over_devices(tmp_path: Path) -> None:
+    def divided(**more: Any) -> Division:
+        keys = {**SWIFT, **more}
+        return importer_of(keys, "a").divide(keys, tmp_path)
+
+    by_zero = divided(deepspeed="zero3_offload", **{"ENV.NPROC_PER_NODE": 4})
+    assert by_zero.devices == 4
+    assert (by_zero.knobs["data_parallel"], by_zero.knobs["fsdp_offload"]) == ("fsdp", "cpu")
+
+    by_name = divided(fsdp="fsdp2")
+    assert by_name.devices is None
+    assert by_name.knobs["activation_checkpointing"] == "full"  # its own
+    assert not by_name.open
+
+    inside = {"fsdp.fsdp": "full_shard", "fsdp.fsdp_config.reshard_after_forward": False}
+    assert divided(**inside).knobs["reshard_after_forward"] is False
+    assert not divided().knobs
+    with pytest.raises(InputError, match="several machines are not tuned"):
+        divided(**{"ENV.NNODES": 2})
