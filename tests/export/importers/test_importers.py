@@ -12,7 +12,6 @@ from autofit.core.errors import InputError
 from autofit.core.knobs.lora_alpha import USUAL_ALPHA
 from autofit.export.importers import IMPORTERS, importer_of
 from autofit.export.importers.division import Division
-from autofit.export.importers.division import Division
 from autofit.export.importers.document import flat
 from autofit.export.importers.importer import Importer, changes, config_of
 from autofit.export.source import ExportSource
