@@ -60,7 +60,7 @@ class Reading:
         path: None of a command.
         model: what is given to `search` for it.
         before: the config, as the tool's exporter takes it.
-        division: how the file divides the training over devices, and `devices` how many those are.
+        division: how the file divides the training over devices, and `there` how many those are.
     """
 
     path: Path | None
@@ -70,7 +70,7 @@ class Reading:
     workload: Workload
     before: ExportSource
     division: Division
-    devices: int
+    there: Hardware
     notes: tuple[str, ...]
 
 
@@ -138,6 +138,7 @@ def tune(
     keep: Sequence[str] = (),
     free: Sequence[str] = (),
     devices: int | None = None,
+    nodes: int = 1,
     listener: Listener | None = None,
     **options: Any,
 ) -> Tuned:
@@ -154,25 +155,32 @@ def tune(
         seq_len: tokens of a sample, in place of what the file says; transformers' say none.
         keep: keys of the file that stay, though they only cost.
         free: keys of the file that may change, though something else is learnt then.
-        devices: how many train together, in one machine; default: as many as the file says.
+        devices: how many of a machine train together; default: as many as the file says.
+        nodes: machines; 1: as many as the file says, else one.
         options: as of `search`: gpu_mem, gpu, device, mem, trials, time_limit, ...
 
     Raises:
         InputError: the file cannot be tuned, or an argument is wrong; NothingFitsError: no config
             fits that learns the same.
     """
-    nodes = options.get("nodes", 1)
-    require(nodes == 1, "nodes must be 1: files are tuned for one machine", nodes)
     for name, given in {"keep": keep, "free": free}.items():
         is_list = isinstance(given, list | tuple) and all(isinstance(key, str) for key in given)
         require(is_list, f"{name} must be a list of keys", given)
     device = str(options.get("device") or "cuda")
-    found = read(file, model=model, task=task, seq_len=seq_len, device=device, devices=devices)
+    found = read(
+        file,
+        model=model,
+        task=task,
+        seq_len=seq_len,
+        device=device,
+        devices=devices,
+        nodes=nodes,
+    )
     importer, document, workload = found.importer, found.document, found.workload
     before = found.before
     kept = (*keep, *importer.keeps(document.keys))
     settings = _settings(found, kept, free)
-    options = {**options, "devices": found.devices}
+    options = {**options, "devices": found.there.devices, "nodes": found.there.nodes}
     result = search(
         found.model,
         task=workload.task,
@@ -191,7 +199,7 @@ def tune(
         )
 
     after = _as_read(before, Config({**before.config, **result.config}), workload)
-    names = ("gpu", "gpu_mem", "device", "mem", "devices", "link")
+    names = ("gpu", "gpu_mem", "device", "mem", "devices", "nodes", "link")
     card = {name: options[name] for name in names if options.get(name)}
     usable = result.budget.cap_bytes(result.hardware.device)
 
@@ -228,11 +236,12 @@ def read(
     seq_len: int | None = None,
     device: str = "cuda",
     devices: int | None = None,
+    nodes: int = 1,
 ) -> Reading:
     """What a file of another tool trains, and by which config.
 
     Args:
-        file, model, task, seq_len, devices: as of `tune`; `device`: what it is for.
+        file, model, task, seq_len, devices, nodes: as of `tune`; `device`: what it is for.
 
     Raises:
         DevicesMissingError: it divides over devices, and how many is not known; InputError: the file is
@@ -245,7 +254,7 @@ def read(
     require(model is None or is_name, "the model must be a name", model)
     check_sizes(seq_len, 1)
     require(task is None or task in TASK_NAMES, "the task must be one that autofit knows", task)
-    check_devices(devices, 1)
+    check_devices(devices, nodes)
 
     if isinstance(file, str | Path):
         found = expanded(file, "file")
@@ -262,7 +271,7 @@ def read(
     except InputError as error:
         message = f"{name} cannot be tuned: {error.message}"
         raise InputError(message, error.remedy) from error
-    world = _number_of_devices(name, division, devices)
+    there = _devices(name, division, device, devices, nodes)
 
     named = model or str(keys.get(importer.model) or "")
     if not named:
@@ -277,7 +286,7 @@ def read(
     )
     source = _source(workload, named, device)
     config = config_of(importer, keys, source, _choices(), division)
-    config = _on_devices(name, config, workload, device, world)
+    config = _on_devices(name, config, workload, there)
     if REFERENCE in workload.frozen and config.reference is None:
         # as all of these tools do it
         config = config.replace(reference="adapter-off" if config.lora_rank else "resident")
@@ -287,7 +296,7 @@ def read(
     source = dataclasses.replace(source, effective_batch_size=effective)
     before = _as_read(source, config, workload)
     notes = (*((note,) if note else ()), *division.notes)
-    return Reading(path, document, importer, stands, workload, before, division, world, notes)
+    return Reading(path, document, importer, stands, workload, before, division, there, notes)
 
 
 def save(tuned: Tuned, output: Path | None = None, *, in_place: bool = False) -> Path:
@@ -314,29 +323,44 @@ def _text(path: Path) -> str:
         raise InputError(f"{path} cannot be read as text.", "Give a YAML file.") from error
 
 
-def _number_of_devices(name: str, division: Division, given: int | None) -> int:
-    """On how many devices a file is tuned; `name` is what errors call it."""
-    if given is not None and division.devices not in (None, given):
-        message = f"{name} is for {division.devices} devices, and --devices says {given}."
-        raise InputError(message, "Leave --devices out, or correct the file.")
+def _devices(name: str, division: Division, device: str, given: int | None, nodes: int) -> Hardware:
+    """What a file is tuned for, as far as the numbers of devices and machines go.
 
+    Args:
+        name: what errors call the file.
+        given, nodes: by the user; one machine is as good as none said.
+    """
+    of_machines = tuple(None if number == 1 else number for number in (nodes, division.nodes))
+    for what, (said, of_file) in {
+        "devices": (given, division.devices),
+        "nodes": of_machines,
+    }.items():
+        if None not in (said, of_file) and said != of_file:
+            message = f"{name} is for {of_file} {what}, and --{what} says {said}."
+            raise InputError(message, f"Leave --{what} out, or correct the file.")
+
+    machines = nodes if nodes > 1 else division.nodes
+    if machines is None:
+        message = f"{name} is for several machines, and does not say how many."
+        raise DevicesMissingError(message, "Give --nodes N.")
     found = given or division.devices
     if found is None and division.knobs:
         message = f"{name} divides over devices, and does not say how many."
         raise DevicesMissingError(message, "Give --devices N.")
-    if found == 1 and division.knobs:
+
+    there = Hardware(device, "", 0, 0, 0, 1, devices=found or 1, nodes=machines, here=False)
+    if there.world == 1 and division.knobs:
         message = f"{name} divides over devices, and one was given."
         raise InputError(message, "Give --devices 2, or take FSDP and DeepSpeed out of the file.")
-    return found or 1
+    return there
 
 
-def _on_devices(name: str, config: Config, workload: Workload, device: str, devices: int) -> Config:
+def _on_devices(name: str, config: Config, workload: Workload, there: Hardware) -> Config:
     """A config with what follows for each knob of several devices; `name` is the file's.
 
     Raises:
         InputError: they do not divide the devices, or cannot be beside the others.
     """
-    there = Hardware(device, "", 0, 0, 0, 1, devices=devices, here=False)
     ways = [technique for technique in all_techniques() if knob_named(technique.name).of_devices]
     for way in ways:
         config = config.replace(**{way.name: way.canonicalize(config, workload, there)})
@@ -397,7 +421,7 @@ def _settings(
     kept = {knob_of[key] for key in keep} | set(division.holds)
     freed = {knob_of[key] for key in free}
     # the degrees follow from whether weights are divided, and are open where that is
-    degrees_follow = found.devices > 1 and division.open_layout not in (None, *kept)
+    degrees_follow = found.there.world > 1 and division.open_layout not in (None, *kept)
 
     settings: dict[str, tuple[Value, ...]] = {}
     choices = _choices()

@@ -20,25 +20,27 @@ def outcome(path: Path, gpu_mem: float | None, assumed: int) -> tuple[str, str]:
     """("read" | "tuned" | "refused" | "no answer", what is said of it).
 
     Args:
-        assumed: the devices of a file that does not say how many.
+        assumed: the devices, or machines, of a file that does not say how many.
     """
-    devices = None
+    given: dict[str, int] = {}
     try:
-        try:
-            found = read(path)
-        except DevicesMissingError:
-            devices = assumed
-            found = read(path, devices=devices)
+        while True:
+            try:
+                found = read(path, **given)
+                break
+            except DevicesMissingError as error:
+                given["nodes" if "machines" in error.message else "devices"] = assumed
     except InputError as error:
         return "refused", error.message
 
     if gpu_mem is None:
-        several = f", {found.devices} devices" if found.devices > 1 else ""
-        given = " (given)" if devices else ""
-        return "read", f"{found.importer.tool.title}, {found.before.model}{several}{given}"
+        world = found.there.world
+        several = f", {world} devices" if world > 1 else ""
+        assumed_so = " (given)" if given else ""
+        return "read", f"{found.importer.tool.title}, {found.before.model}{several}{assumed_so}"
     begun = time.monotonic()
     try:
-        tuned = tune(path, gpu_mem=gpu_mem, devices=devices)
+        tuned = tune(path, gpu_mem=gpu_mem, **given)
     except AutofitError as error:
         return "no answer", str(error)
     keys = ", ".join(tuned.changes)

@@ -222,12 +222,12 @@ def test_how_a_file_divides_devices_stays_unless_it_has_a_key(
 def test_devices_that_do_not_suit_a_file_are_told(tmp_path: Path) -> None:
     sizes = f"{SHARDED}dp_shard_size: 4"
     path = written(tmp_path, sizes)
-    assert read(path).devices == 4
+    assert read(path).there.devices == 4
     assert read(path).before.effective_batch_size == 32
     with pytest.raises(InputError, match="is for 4 devices, and --devices says 2"):
         read(path, devices=2)
-    with pytest.raises(InputError, match="nodes must be 1: files are tuned for one machine"):
-        autofit.tune(path, gpu="rtx-4090", nodes=2)
+    assert read(path, nodes=2).there.world == 8
+    assert read(path, nodes=2).before.effective_batch_size == 64
 
     path.write_text(path.read_text().replace("dp_shard_size: 4", "tensor_parallel_size: 3"))
     with pytest.raises(InputError, match="3, which does not divide 4 devices"):

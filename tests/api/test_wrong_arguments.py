@@ -185,6 +185,7 @@ TAKEN: dict[str, dict[str, str]] = {
     },
     "tune": {
         "file": "",
+        "nodes": "3",
         "model": "None",
         "seq_len": "3 None",
         "task": "None",

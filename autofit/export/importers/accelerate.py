@@ -87,7 +87,12 @@ def divided_by_launcher(keys: Keys, folder: Path) -> Division:
         own = keys.get("deepspeed_config.deepspeed_config_file")
         division = division_by(read_zero(own, folder) if own else _zero(keys))
     division = _with_sizes(division.closed(), keys, _SIZES)
-    return with_devices(division, keys.get("num_processes"))
+    machines = keys.get("num_machines", 1)
+    nodes = machines if is_whole(machines, 1) else 1
+    processes = keys.get("num_processes")  # of all machines
+    if is_whole(processes, nodes):
+        processes //= nodes
+    return with_devices(replace(division, nodes=nodes), processes)
 
 
 def with_devices(division: Division, processes: Any) -> Division:

@@ -7,9 +7,10 @@ The script is read, never run: variables are filled in where it sets them itself
 
 import itertools
 import json
+import operator
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any
@@ -32,7 +33,15 @@ _PARTS = re.compile(
 )
 _ASSIGNED = re.compile(r"(?:[A-Za-z_]\w*)=")
 _VARIABLE = re.compile(r"\$\{(\w+)(?::?-([^}]*))?\}|\$(\w+)")
-_SUM = re.compile(r"\$\(\((.+)\)\)|\$\(expr (.+)\)|`expr (.+)`")
+# From left to right, as for a product or a quotient of several numbers.
+_SUM = re.compile(r"\$\(\(({0})\)\)|\$\(expr ({0})\)|`expr ({0})`".format(r"[\d */+-]+"))
+_TERM = re.compile(r"([*/+-]?) *(\d+)")
+_SIGNS: Mapping[str, Callable[[int, int], int]] = {
+    "+": operator.add,
+    "-": operator.sub,
+    "*": operator.mul,
+    "/": operator.floordiv,
+}
 _NUMBER = re.compile(r"-?[\d.]+(?:e-?\d+)?")
 _WORDS = {"true": True, "false": False, "none": None, "null": None}
 ENVIRONMENT, LAUNCHER = "ENV.", "launcher."  # before the keys of what a command is started with
@@ -242,13 +251,13 @@ def _filled(written: str, variables: Mapping[str, str]) -> str:
         return variables.get(name, match[2] if match[2] is not None else match[0])
 
     def worked_out(match: re.Match[str]) -> str:
-        terms = re.fullmatch(r"(\d+) ?([*/+-]) ?(\d+)", (match[1] or match[2] or match[3]).strip())
-        if terms is None:
-            return match[0]
-        one, other = int(terms[1]), int(terms[3])
-        if terms[2] == "/":
-            return str(one // other) if other else match[0]
-        return str({"*": one * other, "+": one + other, "-": one - other}[terms[2]])
+        terms = _TERM.findall(match[1] or match[2] or match[3])
+        result = 0
+        for sign, number in terms:
+            if sign == "/" and not int(number):
+                return match[0]
+            result = _SIGNS[sign or "+"](result, int(number))
+        return str(result) if terms else match[0]
 
     if written.startswith("'"):
         return written.strip("'")

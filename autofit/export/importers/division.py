@@ -16,7 +16,8 @@ class Division:
         open: those of them that may change, because the file has a key for each.
         only: the values that other knobs may take beside it.
         holds: other knobs that stay as they are, because something outside the file decides them, too.
-        devices: how many the file is for; None: it does not say.
+        devices: how many of each machine the file is for; None: it does not say.
+        nodes: how many machines; None: several, and it does not say how many.
         widens: trained weights are held in float32 beside autocast, also by a tool that does not on one
             device.
         notes: what is predicted in place of what the file asks for, a sentence each.
@@ -27,6 +28,7 @@ class Division:
     only: Mapping[str, tuple[Value, ...]] = field(default_factory=dict)
     holds: tuple[str, ...] = ()
     devices: int | None = None
+    nodes: int | None = 1
     widens: bool = False
     notes: tuple[str, ...] = ()
 

@@ -73,6 +73,12 @@ def _meaning(key: str, value: Any) -> Any:
     return value
 
 
+def _read(keys: Keys) -> Keys:
+    """The dtype of inference is that of weights only where no key of training names one."""
+    names_one = any(keys.get(name) for name in ("bf16", "fp16", "pure_bf16"))
+    return {**keys, "infer_dtype": "auto"} if names_one else keys
+
+
 IMPORTER = Importer(
     tool=replace(TOOL, knobs={**TOOL.knobs, **BY_TRAINER}),
     marks=("finetuning_type", "cutoff_len", "template"),
@@ -81,6 +87,7 @@ IMPORTER = Importer(
     task=_task,
     refuse=_refuse,
     divide=divided_by_trainer,
+    read=_read,
     targets="lora_target",
     keeps=lambda keys: ("flash_attn",) if keys.get("neat_packing") else (),
     defaults=_DEFAULTS,

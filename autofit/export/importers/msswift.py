@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from autofit.core.errors import InputError
+from autofit.core.errors import is_whole
 from autofit.core.tasks import TASKS
 from autofit.core.tasks.causal_lm import CAUSAL_LM
 from autofit.core.tasks.dpo import DPO
@@ -102,11 +102,6 @@ def _refuse(keys: Keys) -> str | None:
 
 def _divide(keys: Keys, folder: Path) -> Division:
     """By FSDP or DeepSpeed, which may have names of its own, or by a file for accelerate."""
-    for name in _MACHINES:
-        if keys.get(name) not in (None, 1):
-            message = f"{name.rpartition('.')[2]}: several machines are not tuned yet."
-            raise InputError(message, "Tune for the devices of one.")
-
     launcher = keys.get("launcher.config_file")
     if launcher:
         return read_launcher(folder / str(launcher))
@@ -121,6 +116,8 @@ def _divide(keys: Keys, folder: Path) -> Division:
         knobs = {**division.knobs, "activation_checkpointing": "full"}
         holds = (*division.holds, "activation_checkpointing")
         division = replace(division, knobs=knobs, holds=holds)
+    machines = next((keys[name] for name in _MACHINES if keys.get(name)), 1)
+    division = replace(division, nodes=machines if is_whole(machines, 1) else None)
     return with_devices(division, processes)
 
 
@@ -132,8 +129,10 @@ def _read(keys: Keys) -> Keys:
     read = dict(keys)
     if read.get("gradient_accumulation_steps") is None:
         micro = int(read.get("per_device_train_batch_size") or 1)
-        processes = next((keys[name] for name in _PROCESSES if keys.get(name)), 1)
-        world = processes if isinstance(processes, int) else 1
+        world = 1
+        for names in (_PROCESSES, _MACHINES):
+            count = next((keys[name] for name in names if keys.get(name)), 1)
+            world *= count if is_whole(count, 1) else 1
         read["gradient_accumulation_steps"] = max(1, math.ceil(_SAMPLES / micro / world))
 
     dtype = read.get("torch_dtype") or _DEFAULTS["torch_dtype"]

@@ -56,6 +56,20 @@ def test_what_a_script_says() -> None:
     assert found.keys["ENV.NPROC_PER_NODE"] == 2
 
 
+@pytest.mark.parametrize(
+    ("written", "value"),
+    [
+        ("$(expr 32 / 4 / 2)", 4),
+        ("$((8 * 2))", 16),
+        ("`expr 9 - 2`", 7),
+        ("$(expr 1 / 0)", "$(expr 1 / 0)"),
+        ("$(nproc)", "$(nproc)"),
+    ],
+)
+def test_sums_are_worked_out(written: str, value: object) -> None:
+    assert command(f"swift sft --steps {written}\n").keys["steps"] == value
+
+
 def test_nothing_changed_is_the_same_text() -> None:
     assert command().changed({}) == SCRIPT
 
