@@ -19,6 +19,7 @@ from autofit.core.files import expanded, read_text, write_atomically
 from autofit.core.hardware import Hardware
 from autofit.core.knobs import knob_named
 from autofit.core.knobs.gradient_accumulation_steps import KNOB as ACCUMULATION
+from autofit.core.knobs.lora_targets import SETS
 from autofit.core.knobs.micro_batch_size import KNOB as MICRO_BATCH
 from autofit.core.layout import Layout
 from autofit.core.options import check_devices
@@ -277,10 +278,14 @@ def read(
     if not named:
         raise InputError(f"{name} names no {importer.model}.", "Give --model.")
     tokens = seq_len or importer.sample_tokens(keys)
-    stands, note = (named, None) if model else stand_in(named, tokens)
+    task = task or importer.task(keys)
+    stands, note = named, None
+    if model is None:
+        layers = set(str(importer.adapted(keys)).split("+")) - set(SETS)
+        stands, note = stand_in(named, tokens, layers=layers, task=task)
     workload = resolve(
         stands,
-        task=task or importer.task(keys),
+        task=task,
         sequence_length=tokens,
         effective_batch_size=1,
     )

@@ -1,10 +1,11 @@
 """Models: from what the user names (a preset, a directory, a hub id, a function) to a Workload, and back again.
 
-Presets are data, in presets.yaml. Importing this room, and listing the presets, loads neither torch nor transformers.
+Presets are data, in presets.yaml and shapes/. Importing this room, and listing the presets, loads neither torch nor
+transformers.
 """
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -14,6 +15,7 @@ from autofit.core.errors import InputError, require, shown, unknown
 from autofit.core.strict_yaml import load_mapping
 from autofit.core.task import TEACHER
 from autofit.core.tasks import TASK_NAMES, TASKS
+from autofit.core.tasks.causal_lm import CAUSAL_LM
 from autofit.core.workload import Workload
 from autofit.models import losses as losses
 from autofit.models.config_json import check_directory, is_hub_id, read_directory, read_hub
@@ -38,19 +40,57 @@ __all__ += ["describe_presets", "load_preset", "preset_names"]
 
 @dataclass(frozen=True)
 class Preset:
-    """A named architecture: its task, its size, where its weights are, and its config.json as a mapping."""
+    """A named architecture.
+
+    Attributes:
+        parameters: its size, as published.
+        hub: where its weights are.
+        config: its config.json as a mapping.
+        kind: which models it may stand for, as a file of shapes/ is called.
+        also: further models of the same sizes, in lower case and without their owner.
+    """
 
     name: str
     task: str
     parameters: int
     hub: str | None
     config: Mapping[str, Any]
+    kind: str = ""
+    also: Sequence[str] = ()
 
 
 @cache
 def _presets() -> dict[str, Preset]:
-    entries = load_mapping(Path(__file__).with_name("presets.yaml"))
-    return {name: Preset(name=name, **entry) for name, entry in entries.items()}
+    here = Path(__file__).parent
+    found: dict[str, Preset] = {}
+    for name, entry in load_mapping(here / "presets.yaml").items():
+        kind = "decoders" if entry["task"] == CAUSAL_LM.name else "encoders"
+        found[name] = Preset(name, kind=kind, **entry)
+    for path in sorted((here / "shapes").glob("*.yaml")):
+        for family in load_mapping(path).values():
+            task = family.get("task", CAUSAL_LM.name)
+            for name, entry in family["models"].items():
+                found[name] = Preset(
+                    name,
+                    task=task,
+                    parameters=int(entry["parameters"]),
+                    hub=entry["hub"],
+                    config=_merged(family["config"], entry["config"]),
+                    kind=path.stem,
+                    also=entry.get("also", ()),
+                )
+    return found
+
+
+def _merged(common: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+    """The keys of both, those of mappings within them, too; `own` wins."""
+    merged = dict(common)
+    for key, value in own.items():
+        known = merged.get(key)
+        if isinstance(known, Mapping) and isinstance(value, Mapping):
+            value = _merged(known, value)
+        merged[key] = value
+    return merged
 
 
 # By so many tokens vocabularies of one tokenizer are padded differently: Qwen 2.5 has 151,936 and 152,064.
@@ -69,7 +109,7 @@ _OTHER_MODELS = "Others: a directory with config.json, a hub id (OWNER/NAME) or 
 
 
 def preset_names() -> tuple[str, ...]:
-    """The names of all presets, in the order of the file."""
+    """The names of all presets, in the order of their files."""
     return tuple(_presets())
 
 

@@ -1,36 +1,72 @@
 """Presets that stand for models whose config.json cannot be reached: the same one, or one as large."""
 
+import math
 import re
+from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
+from typing import Any
 
 from autofit.core.errors import InputError
 from autofit.core.tasks.causal_lm import CAUSAL_LM
+from autofit.core.tasks.image_text_to_text import IMAGE_TEXT_TO_TEXT
+from autofit.core.tasks.masked_lm import MASKED_LM
 from autofit.models import Preset, load_preset, preset_names
 
 # Words of a name that change its weights and not its sizes.
 _OF_WEIGHTS = re.compile(
-    r"[-_.](instruct|chat|base|it|hf|bf16|fp16|reasoning|thinking|preview|sft|rl|v\d[\d.]*|\d{4})\b",
+    r"[-_.](instruct|chat|base|it|pt|hf|bf16|fp16|reasoning|thinking|think|preview|sft|rl|dpo"
+    r"|coder|math|embedding|reranker|reward|deduped|linearized|(?<!deepseek[-_.])v\d[\d.]*|\d{4})\b",
     re.IGNORECASE,
 )
-_BILLIONS = re.compile(r"(?<![\dx.])(\d+(?:[._]\d+)?)\s?b\b", re.IGNORECASE)
-_MILLIONS = re.compile(r"(?<![\dx.])(\d+)\s?m\b", re.IGNORECASE)
-_EXPERTS = re.compile(r"\d+x\d+|-a\d+b|\d+e\b|moe|mixtral|dbrx|gpt-oss|jamba", re.IGNORECASE)
+# What publishers write before the name of a model.
+_OF_OWNERS = ("meta-", "nvidia-", "c4ai-")
+_BILLIONS = re.compile(r"(?<![\dx.a-z])(\d+(?:[._]\d+)?)\s?b\b", re.IGNORECASE)
+_MILLIONS = re.compile(r"(?<![\dx.a-z])(\d+)\s?m\b", re.IGNORECASE)
 _QUANTISED = re.compile(r"awq|gptq|aqlm|nvfp4|fp4|bnb|int4|int8|4bit|8bit", re.IGNORECASE)
-# Families of decoders of texts alone, all of whose blocks are attention and one MLP.
+
+# What the name of a model of each kind has, before that of a decoder of texts with one MLP in a block.
+_VISION = re.compile(
+    r"vl\b|vision|omni|audio|voxtral|multimodal|pixtral|llava|intern-?vl|ocr|paligemma|idefics"
+    r"|molmo|ovis|\d+v\b|-v\b|e\db\b",
+    re.IGNORECASE,
+)
+_HYBRIDS = re.compile(
+    r"mamba|jamba|bamba|zamba|falcon-h1|lfm|granite-4|nemotron-(h|3|nano|super)|kimi-linear|rwkv",
+    re.IGNORECASE,
+)
+_EXPERTS = re.compile(r"\d+x\d+|-a\d+(\.\d+)?b|\d+e\b|moe|mixtral|dbrx|gpt-oss|maverick|scout")
+# Families of decoders, all of whose blocks are attention and one MLP.
 _DENSE = (
     *("llama", "qwen", "mistral", "ministral", "phi", "gemma", "codellama", "tinyllama", "yi"),
-    *("starcoder", "deepcoder", "cogito", "mimo", "smollm", "olmo", "internlm", "stablelm"),
-    *("pythia", "vicuna", "openllama", "open-llama", "hunyuan", "nemotron-mini", "c4ai-command"),
+    *("starcoder", "deepcoder", "cogito", "mimo", "smollm", "olmo", "internlm", "stablelm", "xgen"),
+    *("pythia", "vicuna", "openllama", "open-llama", "hunyuan", "nemotron-mini", "command"),
+    *("deepseek-llm", "deepseek-coder", "deepseek-math", "baichuan", "chatglm", "glm", "aya"),
+    *("falcon", "bloom", "opt", "gpt", "codegen", "mpt", "granite", "exaone", "minicpm", "tulu"),
+    *("hermes", "nous-hermes", "openhermes", "zephyr", "openchat", "wizard", "orca", "solar"),
+    *("xverse", "aquila", "skywork", "telechat", "mathstral", "codestral", "dolphin", "afm"),
+    *("seed-oss", "apertus", "ernie", "minitron", "danube", "h2o-danube", "guanaco", "alpaca"),
 )
-_OF_MORE = re.compile(r"vl\b|vision|omni|audio|mamba|pixtral|llava|e\db\b", re.IGNORECASE)
+# Of these model types the blocks are so alike that one stands for any of them, by these layers.
+_PLAIN = ("llama", "mistral", "qwen2", "qwen3")
+_LAYERS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "lm_head")
+# What models of the kinds here can be trained for, by their presets' task.
+_READ = (CAUSAL_LM.name, MASKED_LM.name, IMAGE_TEXT_TO_TEXT.name)
+# Model types that have learnt a vector for each position, and no sample can be longer.
+_LEARNT = ("gpt2", "gpt_bigcode", "gpt_neo", "opt", "bert", "roberta", "xlm-roberta")
+_POSITIONS = ("max_position_embeddings", "n_positions", "max_seq_len", "model_max_length")
 _MOST = 1.35  # times as large as the other one
+_MOST_OF_KIND = 1.6  # where few are of its kind
 
 
-def stand_in(name: str, tokens: int) -> tuple[str, str | None]:
+def stand_in(
+    name: str, tokens: int, *, layers: Collection[str] = (), task: str | None = None
+) -> tuple[str, str | None]:
     """What to give as the model for a hub's name or a directory, and a note where it stands for it.
 
     Args:
         tokens: of a sample, which it must take.
+        layers: the names of those that get adapters, which it must have.
+        task: what it is trained for.
 
     Raises:
         InputError: its weights are quantised already, or no preset is like it.
@@ -41,59 +77,163 @@ def stand_in(name: str, tokens: int) -> tuple[str, str | None]:
         message = f"the weights of {name} are quantised already, and cannot be searched."
         raise InputError(message, "Tune a file of the model as it was published.")
 
-    presets = [load_preset(each) for each in preset_names()]
-    language = [
-        each for each in presets if each.task == CAUSAL_LM.name and _positions(each) >= tokens
-    ]
-    for preset in language:
+    presets = [preset for preset in map(load_preset, preset_names()) if preset.task in _READ]
+    if task == IMAGE_TEXT_TO_TEXT.name:
+        presets = [preset for preset in presets if preset.task == task]
+    long_enough = [preset for preset in presets if _positions(preset) >= tokens]
+
+    for preset in long_enough:
         if preset.hub and name.lower() == preset.hub.lower():
             return preset.name, None
+    same = _same(name, long_enough)
+    if same is not None and same.hub is not None:
+        return same.name, f"{name} is taken to have the sizes of {same.name}."
+
+    shorter = _same(name, presets)
+    if shorter is not None and shorter.config["model_type"] in _LEARNT:
+        message = f"{name} takes samples of at most {_positions(shorter)} tokens, not {tokens}."
+        raise InputError(message, "Correct their length, or give another --model.")
+    nearest = same
+    wanted = _parameters(name) if shorter is None else shorter.parameters
+    if nearest is None and wanted is not None:
+        nearest = _nearest(_last(name), wanted, long_enough, layers, task)
+    if nearest is None:
+        raise _unknown(name, layers)
+    return nearest.name, (
+        f"the config.json of {name} cannot be reached: {nearest.name} "
+        f"({nearest.parameters / 1e9:.2g}B) stands for it; --model DIRECTORY gives its own."
+    )
+
+
+def _same(name: str, presets: Iterable[Preset]) -> Preset | None:
+    """The one of the same sizes by its name: the whole of it, or a part that no other word of the
+    name speaks against (Skywork-Reward-V2-Qwen3-8B is a Qwen3-8B)."""
+    named = [(each, preset) for preset in presets for each in _names(preset)]
+    for reduced in (_last, _plain):
+        whole = reduced(name)
+        for each, preset in named:
+            if whole == reduced(each):
+                return preset
 
     plain = _plain(name)
-    for preset in language:
-        if plain in (_plain(preset.hub or ""), preset.name):
-            return preset.name, f"{name} is taken to have the sizes of {preset.name}."
-
-    wanted = _parameters(name)
-    is_dense = any(plain.startswith(family) for family in _DENSE)
-    if wanted is None or not is_dense or _EXPERTS.search(name) or _OF_MORE.search(name):
-        raise _unknown(name)
-
-    def distance(preset: Preset) -> tuple[float, bool]:
-        larger = max(preset.parameters, wanted) / min(preset.parameters, wanted)
-        return larger, _family(preset.name) != _family(plain)
-
-    in_family = [each for each in language if _family(each.name) == _family(plain)]
-    for candidates in (in_family, language):
-        nearest = min(candidates, key=distance, default=None)
-        if nearest is not None and distance(nearest)[0] <= _MOST:
-            billions = nearest.parameters / 1e9
-            return nearest.name, (
-                f"the config.json of {name} cannot be reached: {nearest.name} ({billions:.2g}B) "
-                "stands for it; --model DIRECTORY gives its own."
-            )
-    raise _unknown(name)
+    found: list[tuple[int, Preset]] = []
+    for each, preset in named:
+        part = _plain(each)
+        match = re.search(rf"(?<![\w.]){re.escape(part)}(?![\w.])", plain)
+        if match is None:
+            continue
+        rest = plain[: match.start()] + plain[match.end() :]
+        if _parameters(rest) is None and _special(rest) is None:
+            found.append((len(part), preset))
+    return max(found, key=lambda each: each[0])[1] if found else None
 
 
-def _positions(preset: Preset) -> int:
+def _nearest(
+    name: str, wanted: float, presets: list[Preset], layers: Collection[str], task: str | None
+) -> Preset | None:
+    """The preset of the same kind whose size is nearest: first of the same family, then of another
+    that is alike; None where none is near."""
+    is_seeing = task == IMAGE_TEXT_TO_TEXT.name
+    kind = "vision" if is_seeing else _special(name)
+    if kind is None and name.startswith(_DENSE):
+        kind = "decoders"
+    if kind is None:
+        return None
+
+    def ratio(preset: Preset) -> float:
+        return max(preset.parameters, wanted) / min(preset.parameters, wanted)
+
+    def order(preset: Preset) -> tuple[float, bool, int]:
+        return round(ratio(preset), 1), preset.kind != kind, -_common(preset.name, name)
+
+    def best(candidates: Callable[[Preset], bool], most: float) -> Preset | None:
+        near = [each for each in presets if candidates(each) and ratio(each) <= most]
+        return min(near, key=order, default=None)
+
+    has_experts = bool(_EXPERTS.search(name))
+
+    def is_alike(preset: Preset) -> bool:
+        if kind == "hybrids" or preset.kind == "hybrids":
+            return kind == preset.kind
+        if _has_experts(preset) != has_experts:
+            return False
+        # Some take images, too, without a word of it in their names.
+        is_plain_vision = preset.kind == "vision" and not _VISION.search(preset.name)
+        return preset.kind == kind or (kind != "vision" and is_plain_vision)
+
+    def is_family(preset: Preset) -> bool:
+        return _family(preset.name) == _family(name) and is_alike(preset)
+
+    def is_other(preset: Preset) -> bool:
+        if kind == "decoders":
+            return preset.config["model_type"] in _PLAIN and set(layers) <= {*_LAYERS}
+        return kind != "hybrids" and preset.kind == kind and is_alike(preset)
+
+    found = best(is_family, _MOST) or best(is_other, _MOST)
+    if found is None and kind != "decoders":
+        found = best(is_family, _MOST_OF_KIND)
+    return found
+
+
+def _special(name: str) -> str | None:
+    """Which kind a name says a model is of, if it says that."""
+    for kind, words in {"vision": _VISION, "hybrids": _HYBRIDS, "experts": _EXPERTS}.items():
+        if words.search(name):
+            return kind
+    return None
+
+
+def _has_experts(preset: Preset) -> bool:
+    keys = {*preset.config, *preset.config.get("text_config", ())}
+    is_named = preset.kind == "experts" or _EXPERTS.search(preset.name) is not None
+    return is_named or any("experts" in key for key in keys)
+
+
+def _positions(preset: Preset) -> float:
     """The most tokens that it takes."""
-    config = preset.config
-    return int(config.get("max_position_embeddings") or config.get("n_positions") or 1024)
+    config: dict[str, Any] = {**preset.config, **preset.config.get("text_config", {})}
+    for key in _POSITIONS:
+        if key in config:
+            return int(config[key])
+    return math.inf
 
 
-def _unknown(name: str) -> InputError:
-    message = f"the config.json of {name} cannot be reached, and no preset is like it."
+def _unknown(name: str, layers: Collection[str]) -> InputError:
+    others = [layer for layer in layers if layer not in _LAYERS]
+    having = f" with layers named {', '.join(others)}" if others else ""
+    message = f"the config.json of {name} cannot be reached, and no preset{having} is like it."
     return InputError(message, "Give a directory that holds it: --model DIRECTORY.")
+
+
+def _names(preset: Preset) -> tuple[str, ...]:
+    hub = () if preset.hub is None else (preset.hub,)
+    return (preset.name, *hub, *preset.also)
+
+
+def _last(name: str) -> str:
+    """The last part of a name, as presets are written."""
+    last = name.rstrip("/").rpartition("/")[2].lower()
+    for owner in _OF_OWNERS:
+        last = last.removeprefix(owner)
+    return re.sub(r"(?<=\d)_(?=\d)", ".", last).replace("_", "-")
 
 
 def _plain(name: str) -> str:
     """The last part of a name, without words that say nothing of its sizes."""
-    last = name.rstrip("/").rpartition("/")[2].lower().removeprefix("meta-")
+    last = _last(name)
     while True:
         shorter = _OF_WEIGHTS.sub("", last)
         if shorter == last:
-            return last.replace("_", "-")
+            return last
         last = shorter
+
+
+def _common(one: str, other: str) -> int:
+    """How many characters two names begin with alike."""
+    for count, (left, right) in enumerate(zip(one, other, strict=False)):
+        if left != right:
+            return count
+    return min(len(one), len(other))
 
 
 def _family(name: str) -> str:

@@ -9,7 +9,7 @@ import torch
 
 from autofit.core.errors import InputError
 from autofit.core.workload import Workload
-from autofit.models import load_preset, preset_model, preset_names
+from autofit.models import load_preset, preset_model
 from autofit.models.huggingface import HuggingFaceModel, huggingface_workload
 from autofit.training.meta_model import parameters_on_meta
 
@@ -29,9 +29,17 @@ SMALL = {
     "image_size": 28,
     "num_labels": 7,
 }
-# One preset of every model type, cut down; what only one family has (tied weights, windows, scaled RoPE) is kept.
-FAMILIES = {load_preset(name).config["model_type"]: name for name in preset_names()} | {
-    "tied llama": "llama-3.2-1b"
+# Presets of several model types, cut down; what only one family has (tied weights, windows, scaled RoPE) is kept.
+FAMILIES = {
+    "llama": "llama-3.1-8b",
+    "tied llama": "llama-3.2-1b",
+    "mistral": "mistral-7b",
+    "qwen2": "qwen2.5-7b",
+    "qwen3": "qwen3-8b",
+    "phi": "phi-1.5",
+    "gpt2": "gpt2",
+    "bert": "bert-base",
+    "vit": "vit-base",
 }
 
 

@@ -1,6 +1,9 @@
 """The presets are what they say: every figure is checked by building the model without memory."""
 
 import json
+import math
+from collections.abc import Mapping
+from typing import Any
 
 import pytest
 import torch
@@ -8,8 +11,10 @@ import torch
 from autofit.core.errors import InputError
 from autofit.core.tasks import TASKS
 from autofit.models import describe_presets, load_preset, preset_model, preset_names
+from autofit.models.stand_ins import _names, _positions
 
-# As published, written down a second time so that a slip in the YAML cannot confirm itself.
+# As published, of those that many examples are of; written down a second time so that a slip in the YAML cannot
+# confirm itself.
 PUBLISHED = {
     "llama-2-7b": 6738415616,
     "llama-2-13b": 13015864320,
@@ -38,34 +43,74 @@ PUBLISHED = {
 }
 
 
+# What a count is rounded to where it is published so, at least.
+ROUNDED = 10**5
+# Keys of config.json that transformers reads, and keeps as others, or has for single layers, or by kind.
+TRANSLATED = {
+    *("head_dim", "num_key_value_heads", "tie_word_embeddings"),
+    *("first_k_dense_replace", "full_attn_idxs", "global_head_dim", "hybrid_override_pattern"),
+    *(
+        "layer_types",
+        "linear_attn_config",
+        "num_experts",
+        "num_global_key_value_heads",
+        "num_labels",
+    ),
+    *("n_inner", "clip_qkv", "rope_theta", "interleave_moe_layer_step", "attn_layer_indices"),
+}
+
+
 @pytest.mark.parametrize("name", preset_names())
-def test_parameter_count_is_exact(name: str) -> None:
-    preset = load_preset(name)
+def test_parameter_count_is_the_published_one(name: str) -> None:
+    published = load_preset(name).parameters
     with torch.device("meta"):
         model = preset_model(name)()
-    assert sum(parameter.numel() for parameter in model.parameters()) == preset.parameters
+    count = sum(parameter.numel() for parameter in model.parameters())
+    if published % ROUNDED:
+        assert count == published
+    else:
+        assert count == pytest.approx(published, rel=0.015)
 
 
-def test_parameter_counts_are_the_published_ones() -> None:
-    counts = {name: load_preset(name).parameters for name in preset_names()}
-    assert counts.pop("tiny-llama") == 6917376  # ours
-    assert counts == PUBLISHED
+def test_parameter_counts_are_written_down_twice() -> None:
+    for name, parameters in PUBLISHED.items():
+        assert load_preset(name).parameters == parameters
 
 
 @pytest.mark.parametrize("name", preset_names())
 def test_every_key_of_a_config_is_one_transformers_knows(name: str) -> None:
     """transformers keeps an unknown key in silence, so a misspelt one would leave a default in its place."""
     preset = load_preset(name)
-    config = preset_model(name).transformers_config()
-    known = set(type(config)().to_dict()) | set(type(config).attribute_map) | {"num_labels"}
-    assert set(preset.config) <= known
-    for key, value in preset.config.items():
-        if key != "rope_parameters":
-            assert getattr(config, key) == value
-    assert (
-        preset.config.get("rope_parameters", {}).items()
-        <= (getattr(config, "rope_parameters", None) or {}).items()
-    )
+    _check_keys(preset.config, preset_model(name).transformers_config())
+
+
+def _check_keys(written: Mapping[str, Any], config: Any) -> None:
+    known = set(type(config)().to_dict()) | set(type(config).attribute_map) | TRANSLATED
+    assert set(written) <= known
+    for key, value in written.items():
+        if key in TRANSLATED:
+            continue
+        found = getattr(config, key)
+        if key.endswith("_config"):
+            _check_keys(value, found)
+        elif isinstance(value, Mapping):
+            assert value.items() <= found.items()
+        else:
+            assert found == value
+
+
+@pytest.mark.parametrize("name", preset_names())
+def test_the_longest_sample_is_the_one_that_transformers_takes(name: str) -> None:
+    preset = load_preset(name)
+    if TASKS[preset.task].medium == "images":
+        return
+    longest = preset_model(name).longest()
+    assert _positions(preset) == pytest.approx(math.inf if longest is None else longest, abs=2)
+
+
+def test_no_two_presets_have_a_name_in_common() -> None:
+    names = [name for preset in map(load_preset, preset_names()) for name in _names(preset)]
+    assert len(names) == len({name.lower() for name in names})
 
 
 def test_building_leaves_a_preset_untouched() -> None:
