@@ -27,6 +27,7 @@ _OTHER_NAMES = {
     "adamw_hf": "adamw_torch",
     "paged_adamw": "paged_adamw_32bit",
     "ao_adamw_8bit": "adamw_torch_8bit",
+    "adamw_torch_4bit": "ao_adamw_4bit",
 }
 _REFUSED = {
     "vllm": "it generates with a server of its own, which is not tuned",
@@ -49,7 +50,7 @@ _SIZES = {
     "tensor_parallel_size": "tensor_parallel",
     "context_parallel_size": "context_parallel",
 }
-_PLUGINS = ("LigerPlugin", "CutCrossEntropyPlugin")
+_PLUGINS = ("LigerPlugin", "CutCrossEntropyPlugin", "SwanLabPlugin")  # the last one watches
 _ADAPTERS = (None, "", "lora", "qlora")
 
 
@@ -100,6 +101,8 @@ def _meaning(key: str, value: Any) -> Any:
         return _OTHER_NAMES.get(value, value)
     if key == "attn_implementation" and str(value).startswith(("flash_attention", "kernels-")):
         return "flash_attention_2"
+    if key == "attn_implementation" and str(value).startswith("xformers"):
+        return "sdpa"  # the same computation, in other kernels
     if key == "gradient_checkpointing":
         return bool(value)
     if key == "gradient_checkpointing_kwargs" and isinstance(value, dict):
