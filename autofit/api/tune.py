@@ -3,7 +3,7 @@ in it changed."""
 
 import dataclasses
 import difflib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,7 @@ from autofit.export.from_result import layer_names
 from autofit.export.importers import document_of, importer_of
 from autofit.export.importers.command_line import CommandLine, command_text
 from autofit.export.importers.division import Division
-from autofit.export.importers.document import Document
+from autofit.export.importers.document import Document, flat
 from autofit.export.importers.importer import (
     Importer,
     can_become,
@@ -209,10 +209,11 @@ def tune(
         fits = estimate is not None and estimate.high <= usable
         return estimate.step_seconds if estimate and fits else None
 
+    is_open = {knob for knob in after.config if len(settings.get(knob, ())) != 1}
+    after = _as_tool_reads(found, after, is_open)
     gains: tuple[Gain, ...] = ()
     if result.best is None:  # what was measured stays as it was
         after, gains = worth_changing(importer, document.keys, before, after, seconds)
-    is_open = {knob for knob in after.config if len(settings.get(knob, ())) != 1}
     changed = changes(importer, document.keys, before, after, is_open)
     predicted = [_predicted(workload, each, card) for each in (before, after)]
     return Tuned(
@@ -394,6 +395,20 @@ def _as_read(source: ExportSource, config: Config, workload: Workload) -> Export
     """The same with a config, and with the names of the layers that it adapts."""
     names = layer_names(workload.model, config, workload.task)
     return dataclasses.replace(source, config=config, **names)
+
+
+def _as_tool_reads(found: Reading, after: ExportSource, is_open: Collection[str]) -> ExportSource:
+    """What the tool makes of a changed file: one key may switch on more than the search asked for."""
+    keys = found.document.keys
+    changed = changes(found.importer, keys, found.before, after, is_open)
+    off = dataclasses.replace(after, config=Config({**after.off, **dict.fromkeys(_SIZES, 1)}))
+    reread = config_of(found.importer, {**keys, **flat(changed)}, off, _choices(), found.division)
+    values = {
+        knob: reread[knob]
+        for knob in is_open
+        if knob not in _SIZES and not knob_named(knob).of_devices
+    }
+    return _as_read(after, after.config.replace(**values), found.workload)
 
 
 def _choices() -> dict[str, tuple[Value, ...]]:

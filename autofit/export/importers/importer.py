@@ -232,11 +232,13 @@ def _nearest(
             if any(other.get(key) != value for other in written.values()):
                 telling.add(key)
 
-    def distance(value: Value) -> tuple[int, int, bool]:
+    def distance(value: Value) -> tuple[float, int, bool]:
         own = telling & written[value].keys()
         same = [key for key in own if _same(importer.says(keys, key), written[value][key])]
         in_file = [key for key in same if importer.has(keys, key)]
-        return len(own) - len(same), -len(in_file), bool(shares[value].deviations)
+        # what the file switches on, and this value does not write
+        others = [key for key in telling - own if importer.says(keys, key) is True]
+        return len(own) - len(same) + len(others) / 2, -len(in_file), bool(shares[value].deviations)
 
     best = min(values, key=distance)
     for key in telling:
