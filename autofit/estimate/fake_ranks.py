@@ -85,6 +85,7 @@ def fake_ranks(layout: Layout, recorder: Recorder) -> Iterator[Ranks]:
         raise UntraceableError("a rank of a training cannot predict a step of other ranks.")
     from torch.distributed.fsdp._fully_shard import _fsdp_param
     from torch.distributed.tensor._sharding_prop import ShardingPropagator
+    from torch.distributed.tensor.debug import _clear_sharding_prop_cache
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     propagate = ShardingPropagator._propagate_tensor_meta_non_cached
@@ -136,6 +137,8 @@ def fake_ranks(layout: Layout, recorder: Recorder) -> Iterator[Ranks]:
             yield _FakeRanks.of(layout, torch.device("cpu"))
     finally:
         dist.destroy_process_group()
+        # DTensor's answers name groups that are gone.
+        _clear_sharding_prop_cache()
         sys.excepthook = hook  # each group wraps it, to tell the rank
 
 
