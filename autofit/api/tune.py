@@ -25,7 +25,9 @@ from autofit.core.layout import Layout
 from autofit.core.options import check_devices
 from autofit.core.result import Result
 from autofit.core.tasks import TASK_NAMES
+from autofit.core.tasks.image_text_to_text import IMAGE_TEXT_TO_TEXT
 from autofit.core.workload import REFERENCE, Workload, check_sizes
+from autofit.export.adapted_layers import matched_layers, named_layers, reading_layers
 from autofit.export.from_result import layer_names
 from autofit.export.importers import document_of, importer_of
 from autofit.export.importers.command_line import CommandLine, command_text
@@ -33,6 +35,7 @@ from autofit.export.importers.division import Division
 from autofit.export.importers.document import Document, flat
 from autofit.export.importers.importer import (
     Importer,
+    Keys,
     can_become,
     changes,
     config_of,
@@ -281,8 +284,8 @@ def read(
     tokens = seq_len or importer.sample_tokens(keys)
     task = task or importer.task(keys)
     stands, note = named, None
+    layers = set(str(importer.adapted(keys)).split("+")) - set(SETS)
     if model is None:
-        layers = set(str(importer.adapted(keys)).split("+")) - set(SETS)
         stands, note = stand_in(named, tokens, layers=layers, task=task)
     workload = resolve(
         stands,
@@ -292,6 +295,9 @@ def read(
     )
     source = _source(workload, named, device)
     config = config_of(importer, keys, source, _choices(), division)
+    missing: Sequence[str] = ()
+    if config.lora_rank:
+        config, missing = _adapted(importer, keys, config, workload)
     config = _on_devices(name, config, workload, there)
     if REFERENCE in workload.frozen and config.reference is None:
         # as all of these tools do it
@@ -301,8 +307,33 @@ def read(
         effective *= int(config[size] or 1)
     source = dataclasses.replace(source, effective_batch_size=effective)
     before = _as_read(source, config, workload)
-    notes = (*((note,) if note else ()), *division.notes)
-    return Reading(path, document, importer, stands, workload, before, division, there, notes)
+    notes = [note] if note else []
+    if missing:
+        notes.append(
+            f"{workload.name} has no layers named {', '.join(missing)}: none get adapters."
+        )
+    if task == IMAGE_TEXT_TO_TEXT.name:
+        notes.append(f"each sample is taken to be an image and text, {tokens:,} tokens together.")
+    notes += division.notes
+    return Reading(
+        path, document, importer, stands, workload, before, division, there, tuple(notes)
+    )
+
+
+def _adapted(
+    importer: Importer, keys: Keys, config: Config, workload: Workload
+) -> tuple[Config, Sequence[str]]:
+    """The config with the layers that the tool puts adapters beside, and the names without a layer."""
+    missing: Sequence[str] = ()
+    targets: Value = config.lora_targets
+    pattern = importer.pattern(keys)
+    if pattern is not None:
+        targets = matched_layers(workload.model, pattern)
+    elif targets not in SETS:
+        targets, missing = named_layers(workload.model, str(targets).split("+"))
+    elif importer.freezes_vision:
+        targets = reading_layers(workload.model) or targets
+    return config.replace(lora_targets=targets), missing
 
 
 def save(tuned: Tuned, output: Path | None = None, *, in_place: bool = False) -> Path:

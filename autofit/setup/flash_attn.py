@@ -7,6 +7,7 @@ kernels saves (queries, keys, values, the output and a number per row), so PyTor
 A window makes it faster, and takes no memory.
 """
 
+import contextlib
 import importlib
 from collections.abc import Callable
 from typing import Any
@@ -48,8 +49,10 @@ def put_back(model: Any, implementation: str) -> None:
 def _set(model: Any, implementation: str, checked: Callable[..., str]) -> None:
     """Set the implementation, checked by `checked`: not for whether the package is installed."""
     modeling: Any = importlib.import_module("transformers.modeling_utils")
-    check = "_check_and_adjust_attn_implementation"
-    with mock.patch.object(modeling.PreTrainedModel, check, checked):
+    with contextlib.ExitStack() as stack:
+        # of the model, and of those within it, such as what sees in a model of images and text
+        for check in ("_check_and_adjust_attn_implementation", "get_correct_attn_implementation"):
+            stack.enter_context(mock.patch.object(modeling.PreTrainedModel, check, checked))
         model.set_attn_implementation(implementation)
 
 

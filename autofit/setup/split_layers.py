@@ -243,14 +243,24 @@ def heads_of(model: nn.Module) -> list[int]:
     """The numbers of heads, and of key and value heads, of all attention in a transformers
     model."""
     counts: set[int] = set()
-    for module in model.modules():
-        config = getattr(module, "config", None)
+    configs = {
+        id(module.config): module.config for module in model.modules() if hasattr(module, "config")
+    }
+    for config in configs.values():
         for name in ("num_attention_heads", "num_key_value_heads"):
-            given = getattr(config, name, None)
-            if not isinstance(given, list | tuple):
-                given = [given]
+            given = _of_layers(config, name)
             counts.update(count for count in given if isinstance(count, int) and count)
     return sorted(counts)
+
+
+def _of_layers(config: Any, name: str) -> list[Any]:
+    """The values of a key of a config: one, or that of each layer."""
+    try:
+        given = getattr(config, name, None)
+    except RuntimeError:  # transformers refuses one where layers differ, as Gemma 4's
+        layers = config.per_layer_config
+        return [getattr(layers[number], name) for number in range(len(layers))]
+    return list(given) if isinstance(given, list | tuple) else [given]
 
 
 def check_heads(model: nn.Module, degree: int) -> None:

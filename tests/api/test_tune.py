@@ -248,3 +248,58 @@ def test_no_file_no_text_and_no_model_are_told(tmp_path: Path) -> None:
     (tmp_path / "bare.yaml").write_text("base_model:\nadapter: lora\n")
     with pytest.raises(InputError, match="names no base_model"):
         read(tmp_path / "bare.yaml")
+
+
+SEEING = {
+    "model_type": "llava",
+    "architectures": ["LlavaForConditionalGeneration"],
+    "image_token_index": 98,
+    "text_config": {**tiny.LLAMA, "vocab_size": 99},
+    "vision_config": {
+        "model_type": "clip_vision_model",
+        "hidden_size": 16,
+        "intermediate_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "image_size": 28,
+        "patch_size": 14,
+    },
+}
+OF_IMAGES = {
+    "axolotl": "base_model: {model}\nsequence_len: 32\nadapter: lora\nlora_r: 8\nprocessor_type: AutoProcessor\n"
+    "lora_target_modules: 'model.language_model.layers.[\\d]+.(mlp|self_attn).(up|q|v|o)_proj'\n",
+    "llamafactory": "model_name_or_path: {model}\ncutoff_len: 32\nfinetuning_type: lora\nlora_rank: 8\n"
+    "image_max_pixels: 784\n",
+}
+
+
+@pytest.mark.parametrize("tool", OF_IMAGES)
+def test_files_of_images_train_what_reads_texts(tool: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(SEEING))
+    path = tmp_path / "file.yaml"
+    path.write_text(OF_IMAGES[tool].format(model=tmp_path))
+    found = read(path)
+    assert found.workload.task == "image-text-to-text"
+    assert found.before.targets
+    assert all("vision" not in name for name in found.before.targets)
+    assert str(found.before.config.lora_targets) != "all-linear"
+    assert any("an image and text" in note for note in found.notes)
+
+
+def test_a_frozen_part_beside_trained_weights_is_told(tmp_path: Path) -> None:
+    path = tmp_path / "file.yaml"
+    text = "model_name_or_path: m\ncutoff_len: 32\nfinetuning_type: full\nimage_max_pixels: 784\n"
+    path.write_text(text)
+    with pytest.raises(InputError, match="freeze_vision_tower"):
+        read(path)
+
+
+def test_names_without_a_layer_are_noted(tmp_path: Path) -> None:
+    path = written(tmp_path)
+    text = path.read_text().replace(
+        "lora_target_linear: true", "lora_target_modules: [q_proj, Wqkv]"
+    )
+    path.write_text(text)
+    found = read(path)
+    assert found.before.config.lora_targets == "q_proj"
+    assert any("no layers named Wqkv" in note for note in found.notes)

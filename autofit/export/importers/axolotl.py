@@ -1,11 +1,13 @@
 """Files of axolotl."""
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from autofit.core.tasks import TASKS
 from autofit.core.tasks.causal_lm import CAUSAL_LM
+from autofit.core.tasks.image_text_to_text import IMAGE_TEXT_TO_TEXT
 from autofit.export.importers.accelerate import divided_by_trainer
 from autofit.export.importers.division import Division
 from autofit.export.importers.fsdp import DEFAULTS, FIRST
@@ -42,7 +44,6 @@ _REFUSED = {
     "process_reward_model": "models that reward steps are not known",
     "loftq": "adapters that begin as what quantisation lost are not known",
     "peft.loftq_config": "adapters that begin as what quantisation lost are not known",
-    "processor_type": "models of images are not tuned yet",
 }
 _SIZES = {
     "dp_replicate_size": "data_parallel_replicate",
@@ -53,12 +54,17 @@ _SIZES = {
 _PLUGINS = ("LigerPlugin", "CutCrossEntropyPlugin", "SwanLabPlugin")  # the last one watches
 _ADAPTERS = (None, "", "lora", "qlora")
 
+# Its files are read of images, too; how they are written anew is not known.
+_TASKS = (*TOOL.tasks, IMAGE_TEXT_TO_TEXT.name)
+
 
 def _task(keys: Keys) -> str:
     if keys.get("reward_model"):
         wanted: dict[str, Any] = {"reward_model": True}
     elif keys.get("rl"):
         wanted = {"rl": keys["rl"]}
+    elif keys.get("processor_type"):
+        return IMAGE_TEXT_TO_TEXT.name
     else:
         return CAUSAL_LM.name
 
@@ -79,6 +85,8 @@ def _refuse(keys: Keys) -> str | None:
             return f"plugins: {plugin} is not known."
     if keys.get("adapter") not in _ADAPTERS:
         return f"adapter: {keys['adapter']} is not known."
+    if keys.get("processor_type") and _task(keys) != IMAGE_TEXT_TO_TEXT.name:
+        return "processor_type: images are tuned for finetuning by completions alone."
     if keys.get("rl") and _task(keys) == CAUSAL_LM.name:
         return f"rl: {keys['rl']} is not tuned."
     return None
@@ -92,6 +100,13 @@ def _divide(keys: Keys, folder: Path) -> Division:
     if FIRST in division.notes and "8bit" in str(keys.get("optimizer")):
         return division.closed("fsdp_offload")  # axolotl refuses one beside the other
     return division
+
+
+def _pattern(keys: Keys) -> str | None:
+    """peft takes a text for a regular expression, and a list for names."""
+    found = keys.get("lora_target_modules")
+    is_pattern = isinstance(found, str) and re.search(r"[^\w.,\s-]", found) is not None
+    return found if is_pattern else None
 
 
 def _meaning(key: str, value: Any) -> Any:
@@ -121,7 +136,7 @@ def _read(keys: Keys) -> Keys:
 
 
 IMPORTER = Importer(
-    tool=TOOL,
+    tool=replace(TOOL, tasks=_TASKS),
     marks=("base_model",),
     model="base_model",
     length=("sequence_len", 2048),
@@ -130,6 +145,7 @@ IMPORTER = Importer(
     divide=_divide,
     read=_read,
     targets="lora_target_modules",
+    pattern=_pattern,
     # Packed samples see one another but with flash attention.
     keeps=lambda keys: ("attn_implementation",) if keys.get("sample_packing") else (),
     defaults=_DEFAULTS,

@@ -43,6 +43,8 @@ class Importer:
         targets: the key of the layers that get adapters.
         section: what the exporter's keys of this file begin with; others are not in it.
         programs: the commands that take these keys as options, such as ("trl", "sft").
+        pattern: by the keys, a regular expression of those layers, where a file gives one.
+        freezes_vision: whether of a model that takes images, too, only what reads texts is trained.
         keeps: by the keys, those that stay: they only cost elsewhere, and decide here what is learnt.
         read: the keys, without those that say nothing beside others.
         older: keys of the exporter, and what they were called before; a file may have those.
@@ -60,6 +62,8 @@ class Importer:
     divide: Callable[[Keys, Path], Division] = lambda keys, folder: Division()
     section: str = ""
     programs: tuple[tuple[str, str], ...] = ()
+    pattern: Callable[[Keys], str | None] = lambda keys: None
+    freezes_vision: bool = False
     keeps: Callable[[Keys], Sequence[str]] = lambda keys: ()
     read: Callable[[Keys], Keys] = lambda keys: keys
     older: Mapping[str, str] = field(default_factory=dict)
@@ -96,7 +100,9 @@ class Importer:
         return self.older.get(key, key) if uses_older else key
 
     def adapted(self, keys: Keys) -> Value:
-        """The layers that get adapters, as `lora_targets` has them."""
+        """The layers that get adapters, as `lora_targets` has them, where no pattern says it."""
+        if self.pattern(keys) is not None:
+            return "all-linear"
         found = keys.get(self.targets)
         if isinstance(found, str) and found not in ("all", "all-linear"):
             found = [name.strip() for name in found.split(",")]

@@ -9,6 +9,7 @@ from autofit.core.errors import is_whole
 from autofit.core.tasks import TASKS
 from autofit.core.tasks.causal_lm import CAUSAL_LM
 from autofit.core.tasks.dpo import DPO
+from autofit.core.tasks.image_text_to_text import IMAGE_TEXT_TO_TEXT
 from autofit.export.importers.accelerate import (
     divided_by_trainer,
     read_launcher,
@@ -39,7 +40,6 @@ _HALF = {"bfloat16": "bf16", "float16": "fp16"}
 _REFUSED = {
     "use_vllm": "it generates with vLLM, which is not tuned",
     "teacher_model": "a teacher is not read from files yet",
-    "target_regex": "layers by a regular expression are not known",
     "freeze_parameters": "training some layers alone is not known",
     "freeze_parameters_regex": "training some layers alone is not known",
     "freeze_parameters_ratio": "training some layers alone is not known",
@@ -55,20 +55,32 @@ _FSDP2: dict[str, Any] = {
     "fsdp_config.fsdp_version": 2,
     "fsdp_config.reshard_after_forward": True,
 }
+_OF_IMAGES = ("ENV.MAX_PIXELS", "ENV.VIDEO_MAX_PIXELS", "max_pixels")
+# Of models that take images, too, only what reads texts is trained, unless a command says otherwise.
+_FROZEN = {"freeze_vit": True, "freeze_aligner": True, "freeze_llm": False}
 _PROCESSES = ("ENV.NPROC_PER_NODE", "launcher.nproc_per_node", "launcher.num_processes")
 _MACHINES = ("ENV.NNODES", "launcher.nnodes", "launcher.num_machines")
 _OF_TASKS = ("rlhf_type", "task_type")
 _TUNERS = ("lora", "full", None)
+
+# Its files are read of images, too; how they are written anew is not known.
+_TASKS = (*TOOL.tasks, IMAGE_TEXT_TO_TEXT.name)
 
 
 def _command(keys: Keys) -> str:
     return str(keys.get(COMMAND) or "")
 
 
+def _has_images(keys: Keys) -> bool:
+    return any(keys.get(name) for name in _OF_IMAGES)
+
+
 def _task(keys: Keys) -> str:
     wanted = {name: keys[name] for name in _OF_TASKS if keys.get(name) not in (None, "causal_lm")}
     if _command(keys).endswith("rlhf"):
         wanted.setdefault("rlhf_type", DPO.name)
+    if not wanted and _has_images(keys):
+        return IMAGE_TEXT_TO_TEXT.name
     for task in TASKS.values():
         if wanted and task.tools.get(TOOL.name, {}).items() >= wanted.items():
             return task.name
@@ -85,6 +97,13 @@ def _refuse(keys: Keys) -> str | None:
     tuner = keys.get("tuner_type", keys.get("train_type"))
     if tuner not in _TUNERS:
         return f"tuner_type: {tuner} is not known."
+    for name, usual in _FROZEN.items():
+        if keys.get(name, usual) != usual:
+            return f"{name}: training other parts of a model than what reads texts is not known."
+    if _has_images(keys) and tuner == "full":
+        return "freeze_vit: a part that stays as it is beside all other weights is not known."
+    if _has_images(keys) and _task(keys) != IMAGE_TEXT_TO_TEXT.name:
+        return "MAX_PIXELS: images are tuned for swift sft and swift pt alone."
     if keys.get("tuner_backend", "peft") != "peft":
         return f"tuner_backend: {keys['tuner_backend']} is not known."
     if keys.get("init_weights") == "lora-ga":
@@ -157,7 +176,7 @@ def _meaning(key: str, value: Any) -> Any:
 
 
 IMPORTER = Importer(
-    tool=TOOL,
+    tool=replace(TOOL, tasks=_TASKS),
     programs=tuple(
         (program, does) for program in ("swift", "megatron") for does in ("sft", "pt", "rlhf")
     ),
@@ -169,6 +188,8 @@ IMPORTER = Importer(
     divide=_divide,
     read=_read,
     targets="target_modules",
+    pattern=lambda keys: keys.get("target_regex"),
+    freezes_vision=True,
     # Packed samples see one another but with flash attention, and without padding as well.
     keeps=lambda keys: ("attn_impl",) if keys.get("packing") or keys.get("padding_free") else (),
     older={"tuner_type": "train_type"},

@@ -160,9 +160,10 @@ def image_text_batches(asked: Asked) -> RandomImageText | RandomReading:
         pixels, grid, tokens = _patches(asked, vision, channels)
     else:
         sides = image_sides(asked, vision)
-        pixels = (channels, *sides)
-        if config.model_type in _SIZED:
+        if config.model_type in _SIZED:  # up to those of the config
+            sides = min(sides[0], _SIDE), min(sides[1], _SIDE)
             sizes = sides
+        pixels = (channels, *sides)
         tokens = _counted_tokens(asked, vision, pixels) * max(1, frames) if known else 0
     # Kosmos-2 is told where an image is, whatever its tokens are
     if "image_embeds_position_mask" in asked.arguments:
