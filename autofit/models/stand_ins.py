@@ -15,7 +15,9 @@ from autofit.models import Preset, load_preset, preset_names
 # Words of a name that change its weights and not its sizes.
 _OF_WEIGHTS = re.compile(
     r"[-_.](instruct|chat|base|it|pt|hf|bf16|fp16|reasoning|thinking|think|preview|sft|rl|dpo"
-    r"|coder|math|embedding|reranker|reward|deduped|linearized|(?<!deepseek[-_.])v\d[\d.]*|\d{4})\b",
+    r"|(?<!deepseek[-_.])(?:coder|math)|embedding|reranker|reward|deduped|linearized"
+    # DeepSeek's versions have sizes of their own
+    r"|(?<!deepseek[-_.])(?<!coder[-_.])(?<!math[-_.])v\d[\d.]*|\d{4})\b",
     re.IGNORECASE,
 )
 # What publishers write before the name of a model.
@@ -26,15 +28,17 @@ _QUANTISED = re.compile(r"awq|gptq|aqlm|nvfp4|fp4|bnb|int4|int8|4bit|8bit", re.I
 
 # What the name of a model of each kind has, before that of a decoder of texts with one MLP in a block.
 _VISION = re.compile(
-    r"vl\b|vision|omni|audio|voxtral|multimodal|pixtral|llava|intern-?vl|ocr|paligemma|idefics"
+    r"vl\d*\b|vision|omni|multimodal|pixtral|llava|intern-?vl|ocr|paligemma|idefics"
     r"|molmo|ovis|\d+v\b|-v\b|e\db\b",
     re.IGNORECASE,
 )
+_SOUND = re.compile(r"audio|voxtral|speech", re.IGNORECASE)  # of which there are no presets
 _HYBRIDS = re.compile(
     r"mamba|jamba|bamba|zamba|falcon-h1|lfm|granite-4|nemotron-(h|3|nano|super)|kimi-linear|rwkv",
     re.IGNORECASE,
 )
 _EXPERTS = re.compile(r"\d+x\d+|-a\d+(\.\d+)?b|\d+e\b|moe|mixtral|dbrx|gpt-oss|maverick|scout")
+_WORDS = {"sound": _SOUND, "vision": _VISION, "hybrids": _HYBRIDS, "experts": _EXPERTS}
 # Families of decoders, all of whose blocks are attention and one MLP.
 _DENSE = (
     *("llama", "qwen", "mistral", "ministral", "phi", "gemma", "codellama", "tinyllama", "yi"),
@@ -137,7 +141,7 @@ def _nearest(
     kind = "vision" if is_seeing else _special(name)
     if kind is None and name.startswith(_DENSE):
         kind = "decoders"
-    if kind is None:
+    if kind in (None, "sound"):
         return None
 
     def ratio(preset: Preset) -> float:
@@ -177,7 +181,7 @@ def _nearest(
 
 def _special(name: str) -> str | None:
     """Which kind a name says a model is of, if it says that."""
-    for kind, words in {"vision": _VISION, "hybrids": _HYBRIDS, "experts": _EXPERTS}.items():
+    for kind, words in _WORDS.items():
         if words.search(name):
             return kind
     return None

@@ -74,6 +74,9 @@ def test_one_as_large_stands_for_others_and_says_so(name: str, preset: str) -> N
         ("Qwen/Qwen3-1000B-A30B", "no preset is like it"),
         ("nvidia/NVIDIA-Nemotron-3-Super-120B-A12B-BF16", "no preset is like it"),
         ("someone/our-model-7B", "no preset is like it"),
+        ("deepseek-ai/deepseek-vl2", "no preset is like it"),
+        ("deepseek-ai/DeepSeek-Math-V2", "no preset is like it"),
+        ("Qwen/Qwen2-Audio-7B-Instruct", "no preset is like it"),
         ("TechxGenus/Meta-Llama-3-8B-Instruct-AWQ", "quantised already"),
     ],
 )
