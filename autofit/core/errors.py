@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeGuard
 
 _MOST_SHOWN = 200  # characters of a value
+_MOST_NAMED = 40  # of what is known, in a message
 _MOST_TOLD = 500  # characters of a message
 # What loaders of shared libraries say where they get no memory.
 _NO_MEMORY = ("failed to map segment", "cannot allocate memory", "Cannot allocate memory")
@@ -118,10 +119,12 @@ class OutOfMemoryError(AutofitError):
 def unknown(kind: str, given: object, known: Iterable[object]) -> InputError:
     """An InputError for a name that does not exist, with the nearest one that does."""
     text = given if isinstance(given, str) else shown(given)
-    names = list(map(str, known))
+    names = sorted(map(str, known))
     near = difflib.get_close_matches(text, names, n=1, cutoff=0.5)
 
-    remedy = f"Known: {', '.join(sorted(names))}."
+    more = len(names) - _MOST_NAMED
+    others = f" and {more} others" if more > 0 else ""
+    remedy = f"Known: {', '.join(names[:_MOST_NAMED])}{others}."
     if near:
         remedy = f"Did you mean {near[0]!r}?"
     return InputError(f"unknown {kind} {shown(text)}.", remedy)

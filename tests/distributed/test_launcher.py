@@ -197,10 +197,15 @@ def test_a_caller_that_is_killed_while_its_agent_starts_leaves_nothing(
         sys, "argv", ["-c", str(theirs.fileno()), "0", str(tmp_path / "folder"), "2", "cpu", "60"]
     )
     monkeypatch.setattr(launcher, "Connection", lambda _: theirs)
+    launched()
+    assert not (tmp_path / "folder").exists()
+
+
+def launched() -> None:
+    """The process that starts ranks, in this one, which handles Ctrl-C afterwards as before."""
     before = signal.getsignal(signal.SIGINT)
     launcher.main()
     signal.signal(signal.SIGINT, before)
-    assert not (tmp_path / "folder").exists()
 
 
 def test_what_ends_the_process_that_starts_ranks_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -213,7 +218,7 @@ def test_what_ends_the_process_that_starts_ranks_is_told(monkeypatch: pytest.Mon
     monkeypatch.setattr(sys, "argv", ["-c", str(theirs.fileno()), "0", "folder", "2", "cpu", "60"])
     monkeypatch.setattr(launcher, "start_processes", fails)
     monkeypatch.setattr(launcher, "Connection", lambda _: theirs)
-    launcher.main()
+    launched()
     kind, error = ours.recv()
     assert kind == "failed"
     assert str(error) == "the process that starts ranks failed: MemoryError: not a byte is left."
