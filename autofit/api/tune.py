@@ -227,7 +227,7 @@ def tune(
         changes=changed,
         before=predicted[0],
         after=predicted[1],
-        gains=gains,
+        gains=tuple(gain.among(changed) for gain in gains),
         result=result,
         notes=found.notes,
     )

@@ -1,7 +1,7 @@
 """Which changes of a file are worth it: of what a search chose, that without which it is slower or does
 not fit."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import dataclass, replace
 
 from autofit.core.knobs.gradient_accumulation_steps import KNOB as ACCUMULATION
@@ -28,6 +28,10 @@ class Gain:
 
     keys: tuple[str, ...]
     speed: float | None
+
+    def among(self, changed: Container[str]) -> "Gain":
+        """The same with those of its keys that the file really changes."""
+        return replace(self, keys=tuple(key for key in self.keys if key in changed))
 
 
 def worth_changing(

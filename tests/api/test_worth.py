@@ -44,6 +44,7 @@ def test_what_brings_nothing_stays_as_it_was() -> None:
     sizes = next(gain for gain in gains if "per_device_train_batch_size" in gain.keys)
     assert "gradient_accumulation_steps" in sizes.keys  # they change together
     assert round(sizes.speed or 0.0, 3) == 1.1
+    assert sizes.among({"gradient_accumulation_steps"}).keys == ("gradient_accumulation_steps",)
 
 
 def test_what_does_not_fit_is_left_as_it_was_chosen() -> None:
