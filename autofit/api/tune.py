@@ -266,9 +266,10 @@ def read(
         path, name, text = found, found.name, _text(found)
     else:
         path, name, text = None, "the command", command_text(file)
-    document = document_of(text, name)
+    document = document_of(text, name, is_command=path is None)
     keys = document.keys
     importer = importer_of(keys, name)
+    importer.check(keys)
     if reason := importer.refuse(keys):
         raise InputError(f"{name} cannot be tuned: {reason}", "See docs/tune.md.")
     try:
@@ -277,6 +278,7 @@ def read(
         message = f"{name} cannot be tuned: {error.message}"
         raise InputError(message, error.remedy) from error
     there = _devices(name, division, device, devices, nodes)
+    division = dataclasses.replace(division, devices=there.devices, nodes=there.nodes)
 
     named = model or str(keys.get(importer.model) or "")
     if not named:
@@ -353,7 +355,7 @@ def save(tuned: Tuned, output: Path | None = None, *, in_place: bool = False) ->
 
 def _text(path: Path) -> str:
     try:
-        return read_text(path, most=_MOST_BYTES)
+        return read_text(path, most=_MOST_BYTES, newline="")
     except FileNotFoundError as error:
         raise InputError(f"the file {path} is not there.", "Check the path.") from error
     except (OSError, UnicodeDecodeError) as error:

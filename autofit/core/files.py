@@ -90,10 +90,16 @@ def check_regular(path: Path, most: int = 2**63) -> Path:
     return path
 
 
-def read_text(path: Path, *, encoding: str = "utf-8", most: int = 2**34) -> str:
-    """The text of a regular file of at most so many bytes; an OSError names the file."""
-    with naming(path):
-        return check_regular(path, most).read_text(encoding=encoding)
+def read_text(
+    path: Path, *, encoding: str = "utf-8", most: int = 2**34, newline: str | None = None
+) -> str:
+    """The text of a regular file of at most so many bytes; an OSError names the file.
+
+    Args:
+        newline: as of `open`; "" keeps the ends of lines as they are written.
+    """
+    with naming(path), check_regular(path, most).open(encoding=encoding, newline=newline) as file:
+        return file.read()
 
 
 def checksum(path: Path) -> int:

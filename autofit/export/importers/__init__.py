@@ -14,19 +14,21 @@ IMPORTERS = (
     trl.IMPORTER,
     transformers.IMPORTER,
 )
+_SCRIPTS = (".sh", ".bash", ".slurm", ".sbatch")
 _PROGRAMS = tuple(program for importer in IMPORTERS for program in importer.programs)
 
 
-def document_of(text: str, name: str) -> Document | CommandLine:
+def document_of(text: str, name: str, *, is_command: bool = False) -> Document | CommandLine:
     """A text as the file that it is: a command where its lines hold one, else YAML.
 
     Args:
-        name: what errors call it; a script ends in .sh.
+        name: what errors call it; that of a script ends in .sh, or its text begins with #!.
+        is_command: the text is a command, whatever it is called.
 
     Raises:
         InputError: it can be read as neither.
     """
-    if name.endswith(".sh") or not name.endswith((".yaml", ".yml", ".json")):
+    if is_command or name.endswith(_SCRIPTS) or text.startswith("#!"):
         return CommandLine.of(text, name, _PROGRAMS)
     return Document.of(text, name)
 

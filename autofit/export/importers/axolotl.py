@@ -80,7 +80,10 @@ def _refuse(keys: Keys) -> str | None:
             return f"{path}: {why}."
     if keys.get("expert_parallel_size") not in (None, 0, 1):
         return "expert_parallel_size: experts on devices of their own are not known."
-    for plugin in keys.get("plugins") or ():
+    plugins = keys.get("plugins") or ()
+    if not isinstance(plugins, list | tuple):
+        return "plugins must be a list."
+    for plugin in plugins:
         if not str(plugin).endswith(_PLUGINS):
             return f"plugins: {plugin} is not known."
     if keys.get("adapter") not in _ADAPTERS:
@@ -129,7 +132,7 @@ def _meaning(key: str, value: Any) -> Any:
     return value
 
 
-def _read(keys: Keys) -> Keys:
+def _read(keys: Keys, _: Division) -> Keys:
     """TF32 says nothing of products that are computed in 16 bits."""
     is_half = any(_meaning(name, keys.get(name)) for name in ("bf16", "fp16", "bfloat16"))
     return {**keys, "tf32": False} if is_half else keys

@@ -22,7 +22,7 @@ from autofit.export.tool import nested
 # What a script is made of: words, and what stands between two commands or two words.
 _PARTS = re.compile(
     r"""
-    (?P<space>(?:[ \t\r]|\\\n)+)
+    (?P<space>(?:[ \t\r]|\\\r?\n)+)
     | (?P<comment>\#[^\n]*)
     | (?P<end>[\n;]|&&?|\|\|?|\d?>>?&?|<)
     | (?P<word>(?:[^\s'"\\;&|<>$`()]

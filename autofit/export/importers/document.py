@@ -60,15 +60,16 @@ class Document:
             else:
                 new[path] = value
 
+        line_end = "\r\n" if "\r\n" in self.text else "\n"
         text = self.text
         for start, stop, written in sorted(edits, reverse=True):
-            text = text[:start] + written + text[stop:]
+            text = text[:start] + written.replace("\n", line_end) + text[stop:]
         if not new:
             return text
 
         if not text.endswith("\n"):
-            text += "\n"
-        return text + dump(nested(new))
+            text += line_end
+        return text + dump(nested(new)).replace("\n", line_end)
 
 
 @dataclass(frozen=True)

@@ -46,8 +46,10 @@ class Importer:
         pattern: by the keys, a regular expression of those layers, where a file gives one.
         freezes_vision: whether of a model that takes images, too, only what reads texts is trained.
         keeps: by the keys, those that stay: they only cost elsewhere, and decide here what is learnt.
-        read: the keys, without those that say nothing beside others.
+        read: the keys, without those that say nothing beside others, and with what the tool works
+            out for so many devices.
         older: keys of the exporter, and what they were called before; a file may have those.
+        single: further keys that take one value.
         defaults: what the tool does where a file lacks a key, of keys that its exporter writes.
         meaning: (key, value) -> the value in the exporter's words.
     """
@@ -65,10 +67,20 @@ class Importer:
     pattern: Callable[[Keys], str | None] = lambda keys: None
     freezes_vision: bool = False
     keeps: Callable[[Keys], Sequence[str]] = lambda keys: ()
-    read: Callable[[Keys], Keys] = lambda keys: keys
+    read: Callable[[Keys, Division], Keys] = lambda keys, division: keys
     older: Mapping[str, str] = field(default_factory=dict)
+    single: tuple[str, ...] = ()
     defaults: Keys = field(default_factory=dict)
     meaning: Callable[[str, Any], Any] = lambda key, value: value
+
+    def check(self, keys: Keys) -> None:
+        """Raise an InputError where a key that takes one value has several, or none of its kind."""
+        for key in (*self.defaults, *self.single):
+            name = self.name_of(keys, key)
+            found = keys.get(name, _below(keys, name))
+            holds_several = isinstance(self.defaults.get(key), dict)
+            if isinstance(found, list | dict) and not holds_several:
+                raise InputError(f"{name} must be one value, not {shown(found)}.", "Correct it.")
 
     def is_of(self, keys: Keys) -> bool:
         """Whether a file with these keys is one of this tool."""
@@ -144,7 +156,7 @@ def config_of(
     """
     tool = importer.tool
     source = replace(source, effective_batch_size=None)  # which the file's sizes make
-    keys = importer.read(keys)
+    keys = importer.read(keys, division)
     others = (knob for knob in tool.knobs if knob not in _FIRST)
     for knob in (*_FIRST, *others):
         if knob not in tool.knobs or knob not in source.config or knob_named(knob).of_devices:

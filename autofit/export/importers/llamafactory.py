@@ -7,6 +7,7 @@ from autofit.core.tasks import TASKS
 from autofit.core.tasks.causal_lm import CAUSAL_LM
 from autofit.core.tasks.image_text_to_text import IMAGE_TEXT_TO_TEXT
 from autofit.export.importers.accelerate import divided_by_trainer
+from autofit.export.importers.division import Division
 from autofit.export.importers.fsdp import BY_TRAINER, DEFAULTS
 from autofit.export.importers.importer import Importer, Keys
 from autofit.export.tools.llamafactory import TOOL
@@ -97,7 +98,7 @@ def _meaning(key: str, value: Any) -> Any:
     return value
 
 
-def _read(keys: Keys) -> Keys:
+def _read(keys: Keys, _: Division) -> Keys:
     """The dtype of inference is that of weights only where no key of training names one."""
     names_one = any(keys.get(name) for name in ("bf16", "fp16", "pure_bf16"))
     return {**keys, "infer_dtype": "auto"} if names_one else keys
@@ -115,6 +116,7 @@ IMPORTER = Importer(
     targets="lora_target",
     freezes_vision=True,
     keeps=lambda keys: ("flash_attn",) if keys.get("neat_packing") else (),
+    single=("stage", "pref_loss"),
     defaults=_DEFAULTS,
     meaning=_meaning,
 )

@@ -140,18 +140,15 @@ def _divide(keys: Keys, folder: Path) -> Division:
     return with_devices(division, processes)
 
 
-def _read(keys: Keys) -> Keys:
+def _read(keys: Keys, division: Division) -> Keys:
     """With what it works out itself: the accumulation, and how weights, adapters and products are held.
 
     Weights in 16 bits stay so under autocast; adapters beside them are in float32.
     """
     read = dict(keys)
-    if read.get("gradient_accumulation_steps") is None:
-        micro = int(read.get("per_device_train_batch_size") or 1)
-        world = 1
-        for names in (_PROCESSES, _MACHINES):
-            count = next((keys[name] for name in names if keys.get(name)), 1)
-            world *= count if is_whole(count, 1) else 1
+    micro = read.get("per_device_train_batch_size") or 1
+    if read.get("gradient_accumulation_steps") is None and is_whole(micro, 1):
+        world = (division.devices or 1) * (division.nodes or 1)
         read["gradient_accumulation_steps"] = max(1, math.ceil(_SAMPLES / micro / world))
 
     dtype = read.get("torch_dtype") or _DEFAULTS["torch_dtype"]

@@ -115,6 +115,7 @@ IMPORTER = Importer(
         "activation_checkpointing_kwargs": "gradient_checkpointing_kwargs",
         "dtype": "torch_dtype",
     },
+    single=("accelerate_config",),
     defaults=_DEFAULTS,
     meaning=_meaning,
 )

@@ -91,6 +91,13 @@ def test_only_what_is_changed_differs() -> None:
     assert command(text).keys == {**command().keys, **values}
 
 
+def test_ends_of_lines_stay_as_they_are() -> None:
+    text = "swift sft \\\r\n  --model m \\\r\n  --seed 1\r\n"
+    assert command(text).keys["seed"] == 1
+    changed = command(text).changed({"seed": 2, "bf16": True})
+    assert changed == ("swift sft \\\r\n  --model m \\\r\n  --seed 2 \\\r\n  --bf16 true\r\n")
+
+
 def test_how_else_a_command_is_started() -> None:
     text = "accelerate launch --config_file fsdp.json swift/cli/sft.py --model m --lora-rank=4\n"
     found = command(text)

@@ -101,3 +101,9 @@ def test_json_stays_json(text: str, values: dict[str, object]) -> None:
     assert found.changed({}) == text
     told = flat(json.loads(found.changed(values)))
     assert told == {**found.keys, **values}
+
+
+def test_ends_of_lines_stay_as_they_are() -> None:
+    text = "a: 1\r\nin:\r\n  b: 2\r\n"
+    changed = Document.of(text, "file.yaml").changed({"a": 3, "in.c": 4, "new": 5})
+    assert changed == "a: 3\r\nin:\r\n  c: 4\r\n  b: 2\r\nnew: 5\r\n"

@@ -1,5 +1,6 @@
 """What an exporter writes its importer reads back; files as people write them are read, or refused."""
 
+import contextlib
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import yaml
 from autofit.core.config import Config
 from autofit.core.errors import InputError
 from autofit.core.knobs.lora_alpha import USUAL_ALPHA
+from autofit.core.tasks import TASK_NAMES
 from autofit.export.importers import IMPORTERS, importer_of
 from autofit.export.importers.division import Division
 from autofit.export.importers.document import flat
@@ -220,6 +222,57 @@ def test_a_file_of_nobody_or_of_two_and_a_strange_value_are_told() -> None:
         read(importer_of(strange, "x.yaml"), strange)
     with pytest.raises(InputError, match="lora_r must be a number"):
         read(importer_of(AXOLOTL, "x"), {**AXOLOTL, "lora_r": "many"})
+
+
+ODD: tuple[Any, ...] = (
+    None,
+    [],
+    {},
+    [1],
+    {"a": 1},
+    -1,
+    1.5,
+    "x",
+    "",
+    True,
+    10**30,
+    float("nan"),
+    "$B",
+)
+ASKED = (
+    *("deepspeed", "fsdp", "fsdp_config", "rl", "stage", "accelerate_config", "plugins", "optim"),
+    *("optimizer", "task_type", "rlhf_type", "adapter", "lora_dtype", "torch_dtype", "dtype"),
+    *("num_processes", "dp_shard_size", "target_modules", "target_regex", "lora_target_modules"),
+    *("gradient_checkpointing_kwargs", "gradient_accumulation_steps", "processor_type"),
+    *("launcher.config_file", "ENV.NPROC_PER_NODE", "ENV.NNODES", "max_length", "quant_bits"),
+)
+
+
+@pytest.mark.parametrize("base", [AXOLOTL, LLAMA_FACTORY, TRL, SWIFT], ids=["a", "f", "t", "s"])
+def test_values_of_a_wrong_kind_are_told_or_passed_over(
+    base: dict[str, Any], tmp_path: Path
+) -> None:
+    """Whatever stands in a file, one sentence is said of it, or it is read."""
+    importer = importer_of(base, "file.yaml")
+    for key in {**base, **dict.fromkeys(ASKED)}:
+        for odd in ODD:
+            keys = flat({**base, key: odd})
+            with contextlib.suppress(InputError):
+                importer.check(keys)
+                if importer.refuse(keys) is None:
+                    assert importer.task(keys) in TASK_NAMES
+                    importer.sample_tokens(keys)
+                    importer.divide(keys, tmp_path)
+                    read(importer, keys)
+
+
+def test_ms_swift_takes_sixteen_samples_a_step_on_all_devices() -> None:
+    def accumulation(division: Division) -> Any:
+        return importer_of(SWIFT, "a").read(SWIFT, division)["gradient_accumulation_steps"]
+
+    assert accumulation(Division()) == 8
+    assert accumulation(Division(devices=4)) == 2
+    assert accumulation(Division(devices=4, nodes=4)) == 1
 
 
 def test_how_ms_swift_divides_over_devices(tmp_path: Path) -> None:
