@@ -10,72 +10,27 @@ from typing import Any
 
 from autofit.api.estimate import predict
 from autofit.api.search import search
+from autofit.api.tool_file import SIZES, Reading, as_read, choices_of_knobs, read
 from autofit.api.worth import Gain, worth_changing
 from autofit.core.config import Config, Value
 from autofit.core.errors import InputError, NothingFitsError, RefusedError, require
 from autofit.core.estimate import Estimate
 from autofit.core.events import Listener
-from autofit.core.files import expanded, read_text, write_atomically
-from autofit.core.hardware import Hardware
+from autofit.core.files import write_atomically
 from autofit.core.knobs import knob_named
-from autofit.core.knobs.gradient_accumulation_steps import KNOB as ACCUMULATION
-from autofit.core.knobs.lora_targets import SETS
-from autofit.core.knobs.micro_batch_size import KNOB as MICRO_BATCH
-from autofit.core.layout import Layout
-from autofit.core.options import check_devices
 from autofit.core.result import Result
-from autofit.core.tasks import TASK_NAMES
-from autofit.core.tasks.image_text_to_text import IMAGE_TEXT_TO_TEXT
-from autofit.core.workload import REFERENCE, Workload, check_sizes
-from autofit.export.adapted_layers import matched_layers, named_layers, reading_layers
-from autofit.export.from_result import layer_names
-from autofit.export.importers import document_of, importer_of
-from autofit.export.importers.command_line import CommandLine, command_text
+from autofit.core.workload import Workload
 from autofit.export.importers.division import Division
-from autofit.export.importers.document import Document, flat
+from autofit.export.importers.document import flat
 from autofit.export.importers.importer import (
     Importer,
-    Keys,
     can_become,
     changes,
     config_of,
 )
 from autofit.export.source import ExportSource
 from autofit.export.tool import write
-from autofit.models import resolve
-from autofit.models.stand_ins import stand_in
 from autofit.techniques import all_techniques
-
-_MOST_BYTES = 2**20  # of a file
-_SIZES = (MICRO_BATCH.name, ACCUMULATION.name)
-# A file that names its kernels is for an environment that has them.
-_THERE = {"flash-attn": "2.8"}
-
-
-class DevicesMissingError(InputError):
-    """A file divides a training over devices, and does not say how many."""
-
-
-@dataclass(frozen=True)
-class Reading:
-    """A file of another tool: what it trains, and by which config.
-
-    Attributes:
-        path: None of a command.
-        model: what is given to `search` for it.
-        before: the config, as the tool's exporter takes it.
-        division: how the file divides the training over devices, and `there` how many those are.
-    """
-
-    path: Path | None
-    document: Document | CommandLine
-    importer: Importer
-    model: str
-    workload: Workload
-    before: ExportSource
-    division: Division
-    there: Hardware
-    notes: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -202,7 +157,7 @@ def tune(
             message, "Free a key with --free, such as optimizer, or take a larger card."
         )
 
-    after = _as_read(before, Config({**before.config, **result.config}), workload)
+    after = as_read(before, Config({**before.config, **result.config}), workload)
     names = ("gpu", "gpu_mem", "device", "mem", "devices", "nodes", "link")
     card = {name: options[name] for name in names if options.get(name)}
     usable = result.budget.cap_bytes(result.hardware.device)
@@ -233,111 +188,6 @@ def tune(
     )
 
 
-def read(
-    file: str | Path | Sequence[str],
-    *,
-    model: str | None = None,
-    task: str | None = None,
-    seq_len: int | None = None,
-    device: str = "cuda",
-    devices: int | None = None,
-    nodes: int = 1,
-) -> Reading:
-    """What a file of another tool trains, and by which config.
-
-    Args:
-        file, model, task, seq_len, devices, nodes: as of `tune`; `device`: what it is for.
-
-    Raises:
-        DevicesMissingError: it divides over devices, and how many is not known; InputError: the file is
-            none of a known tool, or cannot be tuned.
-    """
-    path: Path | None
-    is_command = isinstance(file, list | tuple) and all(isinstance(word, str) for word in file)
-    require(isinstance(file, str | Path) or is_command, "the file must be a path", file)
-    is_name = isinstance(model, str) and model != ""
-    require(model is None or is_name, "the model must be a name", model)
-    check_sizes(seq_len, 1)
-    require(task is None or task in TASK_NAMES, "the task must be one that autofit knows", task)
-    check_devices(devices, nodes)
-
-    if isinstance(file, str | Path):
-        found = expanded(file, "file")
-        path, name, text = found, found.name, _text(found)
-    else:
-        path, name, text = None, "the command", command_text(file)
-    document = document_of(text, name, is_command=path is None)
-    keys = document.keys
-    importer = importer_of(keys, name)
-    importer.check(keys)
-    if reason := importer.refuse(keys):
-        raise InputError(f"{name} cannot be tuned: {reason}", "See docs/tune.md.")
-    try:
-        division = importer.divide(keys, path.parent if path else Path())
-    except InputError as error:
-        message = f"{name} cannot be tuned: {error.message}"
-        raise InputError(message, error.remedy) from error
-    there = _devices(name, division, device, devices, nodes)
-    division = dataclasses.replace(division, devices=there.devices, nodes=there.nodes)
-
-    named = model or str(keys.get(importer.model) or "")
-    if not named:
-        raise InputError(f"{name} names no {importer.model}.", "Give --model.")
-    tokens = seq_len or importer.sample_tokens(keys)
-    task = task or importer.task(keys)
-    stands, note = named, None
-    layers = set(str(importer.adapted(keys)).split("+")) - set(SETS)
-    if model is None:
-        stands, note = stand_in(named, tokens, layers=layers, task=task)
-    workload = resolve(
-        stands,
-        task=task,
-        sequence_length=tokens,
-        effective_batch_size=1,
-    )
-    source = _source(workload, named, device)
-    config = config_of(importer, keys, source, _choices(), division)
-    missing: Sequence[str] = ()
-    if config.lora_rank:
-        config, missing = _adapted(importer, keys, config, workload)
-    config = _on_devices(name, config, workload, there)
-    if REFERENCE in workload.frozen and config.reference is None:
-        # as all of these tools do it
-        config = config.replace(reference="adapter-off" if config.lora_rank else "resident")
-    effective = Layout.of(config).dp_degree
-    for size in _SIZES:
-        effective *= int(config[size] or 1)
-    source = dataclasses.replace(source, effective_batch_size=effective)
-    before = _as_read(source, config, workload)
-    notes = [note] if note else []
-    if missing:
-        notes.append(
-            f"{workload.name} has no layers named {', '.join(missing)}: none get adapters."
-        )
-    if task == IMAGE_TEXT_TO_TEXT.name:
-        notes.append(f"each sample is taken to be an image and text, {tokens:,} tokens together.")
-    notes += division.notes
-    return Reading(
-        path, document, importer, stands, workload, before, division, there, tuple(notes)
-    )
-
-
-def _adapted(
-    importer: Importer, keys: Keys, config: Config, workload: Workload
-) -> tuple[Config, Sequence[str]]:
-    """The config with the layers that the tool puts adapters beside, and the names without a layer."""
-    missing: Sequence[str] = ()
-    targets: Value = config.lora_targets
-    pattern = importer.pattern(keys)
-    if pattern is not None:
-        targets = matched_layers(workload.model, pattern)
-    elif targets not in SETS:
-        targets, missing = named_layers(workload.model, str(targets).split("+"))
-    elif importer.freezes_vision:
-        targets = reading_layers(workload.model) or targets
-    return config.replace(lora_targets=targets), missing
-
-
 def save(tuned: Tuned, output: Path | None = None, *, in_place: bool = False) -> Path:
     """Write the tuned file: beside its original, over it, or elsewhere; returns where."""
     path = output
@@ -353,105 +203,20 @@ def save(tuned: Tuned, output: Path | None = None, *, in_place: bool = False) ->
     return path
 
 
-def _text(path: Path) -> str:
-    try:
-        return read_text(path, most=_MOST_BYTES, newline="")
-    except FileNotFoundError as error:
-        raise InputError(f"the file {path} is not there.", "Check the path.") from error
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{path} cannot be read as text.", "Give a YAML file.") from error
-
-
-def _devices(name: str, division: Division, device: str, given: int | None, nodes: int) -> Hardware:
-    """What a file is tuned for, as far as the numbers of devices and machines go.
-
-    Args:
-        name: what errors call the file.
-        given, nodes: by the user; one machine is as good as none said.
-    """
-    of_machines = tuple(None if number == 1 else number for number in (nodes, division.nodes))
-    for what, (said, of_file) in {
-        "devices": (given, division.devices),
-        "nodes": of_machines,
-    }.items():
-        if None not in (said, of_file) and said != of_file:
-            message = f"{name} is for {of_file} {what}, and --{what} says {said}."
-            raise InputError(message, f"Leave --{what} out, or correct the file.")
-
-    machines = nodes if nodes > 1 else division.nodes
-    if machines is None:
-        message = f"{name} is for several machines, and does not say how many."
-        raise DevicesMissingError(message, "Give --nodes N.")
-    found = given or division.devices
-    if found is None and division.knobs:
-        message = f"{name} divides over devices, and does not say how many."
-        raise DevicesMissingError(message, "Give --devices N.")
-
-    there = Hardware(device, "", 0, 0, 0, 1, devices=found or 1, nodes=machines, here=False)
-    if there.world == 1 and division.knobs:
-        message = f"{name} divides over devices, and one was given."
-        raise InputError(message, "Give --devices 2, or take FSDP and DeepSpeed out of the file.")
-    return there
-
-
-def _on_devices(name: str, config: Config, workload: Workload, there: Hardware) -> Config:
-    """A config with what follows for each knob of several devices; `name` is the file's.
-
-    Raises:
-        InputError: they do not divide the devices, or cannot be beside the others.
-    """
-    ways = [technique for technique in all_techniques() if knob_named(technique.name).of_devices]
-    for way in ways:
-        config = config.replace(**{way.name: way.canonicalize(config, workload, there)})
-    for way in ways:
-        if reason := way.refuse(config, workload, there):
-            raise InputError(f"{name} cannot be tuned: {way.name}: {reason}", "See docs/tune.md.")
-    return config
-
-
-def _source(workload: Workload, weights: str, device: str) -> ExportSource:
-    """The model of a file, with every knob off."""
-    off = {technique.name: technique.off for technique in all_techniques()}
-    return ExportSource(
-        model=workload.name,
-        config=Config({**off, **dict.fromkeys(_SIZES, 1)}),
-        hardware={"device": device},
-        task=workload.task,
-        sequence_length=workload.sequence_length,
-        weights=weights,
-        versions=_THERE,
-        off=off,
-    )
-
-
-def _as_read(source: ExportSource, config: Config, workload: Workload) -> ExportSource:
-    """The same with a config, and with the names of the layers that it adapts."""
-    names = layer_names(workload.model, config, workload.task)
-    return dataclasses.replace(source, config=config, **names)
-
-
 def _as_tool_reads(found: Reading, after: ExportSource, is_open: Collection[str]) -> ExportSource:
     """What the tool makes of a changed file: one key may switch on more than the search asked for."""
     keys = found.document.keys
     changed = changes(found.importer, keys, found.before, after, is_open)
-    off = dataclasses.replace(after, config=Config({**after.off, **dict.fromkeys(_SIZES, 1)}))
-    reread = config_of(found.importer, {**keys, **flat(changed)}, off, _choices(), found.division)
+    off = dataclasses.replace(after, config=Config({**after.off, **dict.fromkeys(SIZES, 1)}))
+    reread = config_of(
+        found.importer, {**keys, **flat(changed)}, off, choices_of_knobs(), found.division
+    )
     values = {
         knob: reread[knob]
         for knob in is_open
-        if knob not in _SIZES and not knob_named(knob).of_devices
+        if knob not in SIZES and not knob_named(knob).of_devices
     }
-    return _as_read(after, after.config.replace(**values), found.workload)
-
-
-def _choices() -> dict[str, tuple[Value, ...]]:
-    """The values of every knob that is no number."""
-    found = {}
-    for technique in all_techniques():
-        values = technique.values
-        if values and technique.name not in _SIZES:
-            found[technique.name] = tuple(dict.fromkeys((technique.off, *values)))
-    return found
+    return as_read(after, after.config.replace(**values), found.workload)
 
 
 def _settings(
@@ -477,12 +242,12 @@ def _settings(
     degrees_follow = found.there.world > 1 and division.open_layout not in (None, *kept)
 
     settings: dict[str, tuple[Value, ...]] = {}
-    choices = _choices()
+    choices = choices_of_knobs()
     for technique in all_techniques():
         knob = technique.name
         value = source.config[knob]
         of_devices = knob_named(knob).of_devices
-        if knob in _SIZES:
+        if knob in SIZES:
             if knob in kept:
                 settings[knob] = (value,)
             continue

@@ -4,13 +4,11 @@ not fit."""
 from collections.abc import Callable, Container
 from dataclasses import dataclass, replace
 
-from autofit.core.knobs.gradient_accumulation_steps import KNOB as ACCUMULATION
-from autofit.core.knobs.micro_batch_size import KNOB as MICRO_BATCH
+from autofit.api.tool_file import SIZES
 from autofit.export.importers.importer import Importer, Keys
 from autofit.export.source import ExportSource
 from autofit.export.tool import write
 
-_SIZES = (MICRO_BATCH.name, ACCUMULATION.name)  # which make one effective batch
 _TOLERANCE = 1.005  # of the time of a step: less is no reason for a change
 
 # A config -> the seconds of its step; None where it does not fit.
@@ -81,7 +79,7 @@ def _together(
         knobs = {knob}
         keys = {key for key, value in written.items() if old.get(knob, {}).get(key) != value}
         for group in [*groups]:
-            if group[1] & keys or (knob in _SIZES and group[0] & {*_SIZES}):
+            if group[1] & keys or (knob in SIZES and group[0] & {*SIZES}):
                 groups.remove(group)
                 knobs |= group[0]
                 keys |= group[1]

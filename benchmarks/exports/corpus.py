@@ -12,7 +12,8 @@ import sys
 import time
 from pathlib import Path
 
-from autofit.api.tune import DevicesMissingError, read, tune
+from autofit.api.tool_file import DevicesMissingError, read
+from autofit.api.tune import tune
 from autofit.core.errors import AutofitError, InputError
 
 

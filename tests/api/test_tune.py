@@ -9,7 +9,8 @@ import pytest
 import yaml
 
 import autofit
-from autofit.api.tune import Tuned, read, save
+from autofit.api.tool_file import read
+from autofit.api.tune import Tuned, save
 from autofit.core.errors import InputError, NothingFitsError
 from autofit.export.importers.document import flat
 from tests import tiny
