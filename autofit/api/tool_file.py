@@ -104,7 +104,8 @@ def read(
     there = _devices(name, division, device, devices, nodes)
     division = replace(division, devices=there.devices, nodes=there.nodes)
 
-    named = model or str(keys.get(importer.model) or "")
+    of_file = keys.get(importer.model)
+    named = model or (of_file if isinstance(of_file, str) else "")
     if not named:
         raise InputError(f"{name} names no {importer.model}.", "Give --model.")
     tokens = seq_len or importer.sample_tokens(keys)

@@ -249,6 +249,8 @@ def test_no_file_no_text_and_no_model_are_told(tmp_path: Path) -> None:
     (tmp_path / "bare.yaml").write_text("base_model:\nadapter: lora\n")
     with pytest.raises(InputError, match="names no base_model"):
         read(tmp_path / "bare.yaml")
+    with pytest.raises(InputError, match="the command names no model"):
+        read(["swift", "sft", "--model", "--tuner_type", "full"])
 
 
 SEEING = {

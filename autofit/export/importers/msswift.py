@@ -58,7 +58,8 @@ _FSDP2: dict[str, Any] = {
 _OF_IMAGES = ("ENV.MAX_PIXELS", "ENV.VIDEO_MAX_PIXELS", "max_pixels")
 # Of models that take images, too, only what reads texts is trained, unless a command says otherwise.
 _FROZEN = {"freeze_vit": True, "freeze_aligner": True, "freeze_llm": False}
-_PROCESSES = ("ENV.NPROC_PER_NODE", "launcher.nproc_per_node", "launcher.num_processes")
+_PROCESSES = ("ENV.NPROC_PER_NODE", "launcher.nproc_per_node")  # of each machine
+_OF_ALL = "launcher.num_processes"  # of all machines, as accelerate counts
 _MACHINES = ("ENV.NNODES", "launcher.nnodes", "launcher.num_machines")
 _OF_TASKS = ("rlhf_type", "task_type")
 _TUNERS = ("lora", "full", None)
@@ -125,7 +126,6 @@ def _divide(keys: Keys, folder: Path) -> Division:
     if launcher:
         return read_launcher(folder / str(launcher))
 
-    processes = next((keys[name] for name in _PROCESSES if keys.get(name)), None)
     preset = _FSDP2 if keys.get("fsdp") == "fsdp2" else {}
     inside = {
         key.removeprefix("fsdp."): value for key, value in keys.items() if key.startswith("fsdp.")
@@ -136,8 +136,12 @@ def _divide(keys: Keys, folder: Path) -> Division:
         holds = (*division.holds, "activation_checkpointing")
         division = replace(division, knobs=knobs, holds=holds)
     machines = next((keys[name] for name in _MACHINES if keys.get(name)), 1)
-    division = replace(division, nodes=machines if is_whole(machines, 1) else None)
-    return with_devices(division, processes)
+    nodes = machines if is_whole(machines, 1) else None
+    processes = next((keys[name] for name in _PROCESSES if keys.get(name)), None)
+    of_all = keys.get(_OF_ALL)
+    if nodes is not None and is_whole(of_all, nodes):
+        processes = of_all // nodes
+    return with_devices(replace(division, nodes=nodes), processes)
 
 
 def _read(keys: Keys, division: Division) -> Keys:

@@ -293,4 +293,6 @@ def test_how_ms_swift_divides_over_devices(tmp_path: Path) -> None:
     assert divided(**inside).knobs["reshard_after_forward"] is False
     assert not divided().knobs
     assert divided(**{"ENV.NNODES": 2}).nodes == 2
+    launched = {"launcher.num_processes": 8, "launcher.num_machines": 2}
+    assert divided(**launched).devices == 4  # of each
     assert divided(**{"launcher.nnodes": "$WORLD_SIZE"}).nodes is None  # the machine knows
