@@ -181,7 +181,7 @@ def shrink(patch: pytest.MonkeyPatch, executor: Any, weights: Path) -> None:
     patch.setattr("autofit.api.fit.run_on_devices", two)
     for room in ("tuning.measured", "api.doctor"):
         patch.setattr(f"autofit.{room}.LocalExecutor", lambda *_: contextlib.nullcontext(executor))
-    for room in ("api.search", "api.estimate", "api.tune"):
+    for room in ("api.search", "api.estimate", "api.tool_file"):
         patch.setattr(importlib.import_module(f"autofit.{room}"), "resolve", small)
     patch.setattr("autofit.api.fit.run_search", short)
     patch.setattr("autofit.api.search.search_or_predict", short)
