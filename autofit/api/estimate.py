@@ -27,7 +27,14 @@ from autofit.tuning.target import estimate_on, structure_traits, target_hardware
 
 ConfigSource = Mapping[str, Any] | str | Path | None
 
-SIZES = ("task", "teacher", "seq_len", "effective_batch", "trust_remote_code")
+SIZES = (
+    "task",
+    "teacher",
+    "seq_len",
+    "effective_batch",
+    "trust_remote_code",
+    "loss_options",
+)
 _OPTIONS = ("gpu", "gpu_mem", "device", "mem", "devices", "nodes", "link", "set", *SIZES)
 
 # Where people begin with a language model; its precision is the first that the card can compute in.
@@ -71,7 +78,7 @@ def estimate(model: str | Workload, config: ConfigSource = None, **options: Any)
             sample and full checkpointing, for others no knob.
         options: gpu, gpu_mem (GiB), device, mem (GiB), devices (of each node), nodes, link, task, teacher,
             seq_len, effective_batch, set, trust_remote_code: as on the command line. The card named
-            by `gpu` need not be here.
+            by `gpu` need not be here. loss_options: of the loss of the task, such as {"beta": 0.2}.
 
     Returns:
         The estimate; its `verdict` is on the memory given, or on that of the device.
@@ -120,6 +127,7 @@ def workload_of(
     seq_len: int | None = None,
     effective_batch: int | None = None,
     trust_remote_code: bool = False,
+    loss_options: Mapping[str, Any] | None = None,
 ) -> Workload:
     """The workload with the traits that the model's structure shows."""
     if isinstance(model, str):
@@ -130,14 +138,17 @@ def workload_of(
             trust_remote_code=trust_remote_code,
             sequence_length=seq_len,
             effective_batch_size=effective_batch,
+            loss_options=loss_options,
         )
     elif not isinstance(model, Workload):
         kind = type(model).__name__
         message = f"the model must be a name or an autofit.Workload, not a {kind}."
         remedy = "Write autofit.Workload(model=lambda: ..., batch=lambda n: ...)."
         raise InputError(message, remedy)
-    elif (task, teacher, seq_len, effective_batch) != (None, None, None, None):
-        message = "task, teacher, seq_len and effective_batch belong to a model given by name."
+    elif any(
+        given is not None for given in (task, teacher, seq_len, effective_batch, loss_options)
+    ):
+        message = "task, teacher, seq_len, effective_batch and loss_options belong to a model given by name."
         raise InputError(message, "The Workload says them.")
 
     workload = with_known_rows(model)

@@ -49,6 +49,7 @@ def search(
     judge: Judging | None = None,
     data: str | Path | None = None,
     weights: str | Path | None = None,
+    loss_options: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> Result:
     """Find the fastest config that fits, by measuring real training steps.
@@ -72,6 +73,7 @@ def search(
         frozen: as in `fit`.
         task: what to train a named model for; default: what the class in its config.json says.
         teacher: the model that a named one learns from, with task "distill".
+        loss_options: of the loss of a named model's task, such as {"beta": 0.2}.
         options: gpu_mem, gpu, device, mem, host_mem (GiB), margin, space, set, trials, time_limit,
             tolerance, prefer, fast, seed, executor, workers, devices, out, resume, memory_snapshot,
             probe_timeout: as on the command line; store: False for --no-store.
@@ -105,6 +107,7 @@ def search(
             trust_remote_code=trust_remote_code,
             sequence_length=seq_len,
             effective_batch_size=effective_batch,
+            loss_options=loss_options,
         )
         if data is None and judge is not None and TASKS[workload.task].continues_text:
             data, weights = judge.data, judge.weights
@@ -132,8 +135,10 @@ def search(
     elif data is not None or weights is not None:
         message = "data and weights are for a model given by name."
         raise InputError(message, "The loader or Workload has its own.")
-    elif (task, teacher, seq_len, effective_batch) != (None, None, None, None):
-        message = "task, teacher, seq_len and effective_batch belong to a model given by name."
+    elif any(
+        given is not None for given in (task, teacher, seq_len, effective_batch, loss_options)
+    ):
+        message = "task, teacher, seq_len, effective_batch and loss_options belong to a model given by name."
         raise InputError(message, "The loader or Workload says them.")
     elif isinstance(model, Workload):
         workload = model

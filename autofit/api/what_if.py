@@ -34,7 +34,7 @@ from autofit.estimate.trace import Trace, trace
 from autofit.hardware.budgets import budget_for
 from autofit.hardware.catalogue import Card, card, card_names, card_prices, hardware_of
 from autofit.models import HuggingFaceModel
-from autofit.models.huggingface import huggingface_workload
+from autofit.models.huggingface import of_length
 from autofit.tuning.remedies import what_helps
 from autofit.tuning.target import estimate_on, target_hardware
 
@@ -167,17 +167,11 @@ def longest(prediction: Prediction) -> int | None:
     """The longest samples predicted to fit, to an eighth; None where even short ones do not."""
     workload = prediction.workload
     config = prediction.estimate.config
-    model = workload.model
     start = workload.sequence_length
-    assert isinstance(model, HuggingFaceModel) and start, "only these can be of another length"
+    assert start, "only samples with a length can be of another"
 
     def bytes_at(length: int) -> float:
-        other = huggingface_workload(
-            model,
-            sequence_length=length,
-            effective_batch_size=workload.effective_batch_size,
-        )
-        other = dataclasses.replace(other, traits=workload.traits)
+        other = of_length(workload, length)
         try:
             return predict_all(other, prediction.hardware, [config])[0][0]
         except UntraceableError:
@@ -193,6 +187,7 @@ def longest(prediction: Prediction) -> int | None:
             return False
         return scaled(prediction, config, memory=ratio).verdict == "yes"
 
+    model: Any = workload.model
     return _largest_that(fits, start, model.longest() or _LONGEST)
 
 

@@ -7,7 +7,12 @@ import autofit.cli.options as options
 from autofit.cli.output import heavy, print_answer, print_json
 from autofit.core.errors import InputError, NothingFitsError
 from autofit.core.knobs import check_knobs
-from autofit.core.options import parse_settings, search_options, single_values
+from autofit.core.options import (
+    loss_options_of,
+    parse_settings,
+    search_options,
+    single_values,
+)
 from autofit.core.result import knobs_of
 from autofit.core.tasks.grpo import GRPO
 from autofit.core.workload import check_sizes
@@ -25,6 +30,7 @@ def estimate(
     seq_len: options.SeqLen = None,
     effective_batch: options.EffectiveBatch = None,
     trust_remote_code: options.TrustRemoteCode = False,
+    loss_option: options.LossOption = None,
     gpu: options.GpuOrList = None,
     gpu_mem: options.GpuMem = None,
     device: options.Device = None,
@@ -86,7 +92,13 @@ def estimate(
         given |= {**budget, **generation, "trust_remote_code": trust_remote_code}
         if effective_batch is not None:
             given["effective_batch"] = effective_batch
-        for name, value in {"--seq-len": seq_len, "--price": price, "--teacher": teacher}.items():
+        refused = {
+            "--seq-len": seq_len,
+            "--price": price,
+            "--teacher": teacher,
+            "--loss-option": loss_option,
+        }
+        for name, value in refused.items():
             if value is not None:
                 remedy = "Leave it out; --prompt-len and --completion-len say the lengths."
                 raise InputError(f"{name} says nothing of a plan for {task}.", remedy)
@@ -104,6 +116,7 @@ def estimate(
         "seq_len": seq_len,
         "effective_batch": effective_batch,
         "trust_remote_code": trust_remote_code,
+        "loss_options": loss_options_of(loss_option),
     }
     if gpu == "list" or len(numbers) > 1 or prices is not None:
         if gpu is None:

@@ -12,7 +12,7 @@ from autofit.core.files import check_readable
 from autofit.core.interrupts import AsCtrlC
 from autofit.core.knobs import SETTABLE
 from autofit.core.learning import check_judging
-from autofit.core.options import parse_settings, search_options, seconds_of
+from autofit.core.options import loss_options_of, parse_settings, search_options, seconds_of
 from autofit.core.quoting import shell_path
 from autofit.core.run_directory import RunDirectory
 from autofit.core.workload import check_sizes
@@ -34,6 +34,7 @@ def search(
     seq_len: options.SeqLen = None,
     effective_batch: options.EffectiveBatch = None,
     trust_remote_code: options.TrustRemoteCode = False,
+    loss_option: options.LossOption = None,
     gpu_mem: options.GpuMem = None,
     gpu: options.Gpu = None,
     device: options.Device = None,
@@ -108,6 +109,7 @@ def search(
         out=out,
         memory_snapshot=memory_snapshot,
     )
+    loss_options = loss_options_of(loss_option)
     if gpu is not None:
         card_to_search_for(gpu)
     check_task(task)
@@ -164,6 +166,7 @@ def search(
                 seq_len=seq_len,
                 effective_batch=effective_batch,
                 trust_remote_code=trust_remote_code,
+                loss_options=loss_options,
                 listener=listener,
                 judge=judging,
                 data=data,

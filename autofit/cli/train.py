@@ -13,7 +13,7 @@ from autofit.core.errors import InputError, pluralize
 from autofit.core.events import Event, Note
 from autofit.core.files import check_output, check_readable
 from autofit.core.knobs import check_knobs
-from autofit.core.options import check_devices, parse_settings, single_values
+from autofit.core.options import check_devices, loss_options_of
 from autofit.core.place import given_place
 from autofit.core.quoting import shell_path
 from autofit.core.result import SavedResult
@@ -75,7 +75,7 @@ def train(
     Hyperparameters(rate, weight_decay, schedule, warmup_steps, max_grad_norm, seed)
     length_of_training(epochs, steps)
     check_learn(learn)
-    loss_options = single_values(parse_settings(loss_option or []))
+    loss_options = loss_options_of(loss_option)
     check_devices(devices, 1)
     check_counts(checkpoint_every=checkpoint_every, keep_last=keep_last)
 

@@ -223,23 +223,35 @@ def search_options(**given: Any) -> SearchOptions:
         raise InputError(f"{name} cannot be {value}: {first['msg'].lower()}.") from error
 
 
-def parse_settings(settings: list[str]) -> dict[str, tuple[Value, ...]]:
-    """The `--set knob=value[,value...]` options as values of YAML.
+# an option of the command line -> what it must look like, and one that does
+_FORMS = {
+    "--set": ("knob=value", "--set precision=bf16,fp32"),
+    "--loss-option": ("name=value", "--loss-option beta=0.2"),
+}
 
-    Raises InputError for another form, and for a knob given twice.
+
+def parse_settings(settings: list[str], option: str = "--set") -> dict[str, tuple[Value, ...]]:
+    """The `--set knob=value[,value...]` options, or those of another name, as values of YAML.
+
+    Raises InputError for another form, and for a name given twice.
     """
     parsed: dict[str, tuple[Value, ...]] = {}
     for setting in settings:
         knob, _, text = map(str.strip, setting.partition("="))
         if not knob or not text:
-            message = f"--set {setting!r} is not knob=value."
-            raise InputError(message, "For example --set precision=bf16,fp32.")
+            form, example = _FORMS[option]
+            raise InputError(f"{option} {setting!r} is not {form}.", f"For example {example}.")
         if knob in parsed:
-            message = f"--set {knob} is given twice."
+            message = f"{option} {knob} is given twice."
             raise InputError(message, "Write all its values in one, with commas.")
 
-        parsed[knob] = tuple(parse(value, f"--set {setting}") for value in text.split(","))
+        parsed[knob] = tuple(parse(value, f"{option} {setting}") for value in text.split(","))
     return parsed
+
+
+def loss_options_of(given: list[str] | None) -> dict[str, Value] | None:
+    """The `--loss-option name=value` options; None where there are none."""
+    return single_values(parse_settings(given or [], "--loss-option")) or None
 
 
 def single_values(settings: Mapping[str, tuple[Value, ...]]) -> dict[str, Value]:

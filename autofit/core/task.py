@@ -92,6 +92,8 @@ class Task:
             planned by `autofit estimate` and never searched.
         tools: the keys by which other tools are told of it, by the tool's name; of what every tool
             trains none.
+        loss_keys: the keys of the options of its loss, by the tool's name and the option's: a key,
+            or for each value that the tool knows its keys.
         stages: what a tool's command calls it; a dotted name is that of a class of the tool's, to
             which Config and Trainer are added, for what its command has none of.
     """
@@ -111,6 +113,9 @@ class Task:
     script: Script = Script()
     generated: bool = False
     tools: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    loss_keys: Mapping[str, Mapping[str, str | Mapping[Any, Mapping[str, Any]]]] = field(
+        default_factory=dict
+    )
     stages: Mapping[str, str] = field(default_factory=dict)
 
     @property

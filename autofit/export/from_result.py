@@ -152,6 +152,7 @@ def _source(
         versions=result.versions,
         weights=_weights(result.source),
         teacher=_weights(result.source.get(TEACHER) or {}),
+        loss_options=result.source.get("loss_options") or {},
         off=off,
         **layers,
     )

@@ -112,6 +112,7 @@ def train_script(
     if not task.script.templates:
         return None
 
+    task = _with_loss_options(task, source.get("loss_options") or {})
     packing = workload.get("packing")
     apart = bool(workload.get("document_tokens"))
     if packing is not None:
@@ -245,6 +246,24 @@ def _of_loss(case: Case) -> Fragments:
         functions=tuple(fill(template(name), slots) for name in script.loss_templates),
         loss=script.loss,
     ).joined(teacher(case))
+
+
+def _with_loss_options(task: Task, options: Mapping[str, Any]) -> Task:
+    """The task whose script has constants of other values.
+
+    Raises:
+        InputError: the script has no such constant.
+    """
+    constants = {line.partition(" =")[0].lower(): line for line in task.script.constants}
+    for name, value in options.items():
+        if name not in constants:
+            message = f"train.py cannot be written for {task.name} with {name}={value}."
+            raise InputError(message, "autofit train trains it.")
+        start, _, comment = constants[name].partition("  #")
+        start = f"{start.partition(' =')[0]} = {value!r}"
+        constants[name] = f"{start}  #{comment}" if comment else start
+    script = replace(task.script, constants=tuple(constants.values()))
+    return replace(task, script=script)
 
 
 def _imports(

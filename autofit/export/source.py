@@ -77,6 +77,8 @@ class ExportSource:
     # the parameters that hold the weights of experts, where there are adapters
     experts: tuple[str, ...] = ()
     adapted_experts: tuple[str, ...] = ()  # those of them that get adapters
+    # of the loss of the task, such as beta; others are as the task has them
+    loss_options: Mapping[str, Any] = field(default_factory=dict)
     off: Mapping[str, Value] = field(default_factory=dict)  # of every registered knob
     # the tool's keys of how samples are generated, where the training does
     generation: Mapping[str, Any] = field(default_factory=dict)

@@ -276,9 +276,10 @@ def write(tool: Tool, source: ExportSource, version: str | None = None, file: st
         raise InputError(reason, "See `autofit export --to list`.")
     shares = {knob: _share(tool, knob, request) for knob in source.config}
     of_experts = _of_experts(tool, request)
+    of_loss = _of_loss(tool, source)
     deviations = tuple(
         each
-        for share in (*shares.values(), of_experts, _packing(tool, source))
+        for share in (*shares.values(), of_experts, of_loss, _packing(tool, source))
         for each in share.deviations
     )
     deviations += cached_casts(tool.title, source.config) if tool.caches_casts else ()
@@ -290,7 +291,7 @@ def write(tool: Tool, source: ExportSource, version: str | None = None, file: st
     keys = dict(tool.fixed(request))
     for share in shares.values():
         keys |= share.keys
-    keys |= {**of_experts.keys, **_packing(tool, source).keys}
+    keys |= {**of_experts.keys, **of_loss.keys, **_packing(tool, source).keys}
     command = tool.command(request, file)
     header = export_header(
         f"{tool.title} {request.version}", source, deviations=deviations, run=command
@@ -336,6 +337,23 @@ def _packing(tool: Tool, source: ExportSource) -> ToolKeys:
     return ToolKeys(
         deviations=(Deviation("packing", source.packing, f"{tool.title} always {does}"),)
     )
+
+
+def _of_loss(tool: Tool, source: ExportSource) -> ToolKeys:
+    """The keys of the options of the loss; deviations where the tool has none."""
+    known = task_named(source.task).loss_keys.get(tool.name, {})
+    keys: dict[str, Any] = {}
+    deviations = []
+    for option, value in source.loss_options.items():
+        key = known.get(option)
+        if isinstance(key, str):
+            keys[key] = value
+        elif key is not None and value in key:
+            keys |= key[value]
+        else:
+            instead = f"{tool.title} takes no such option of the loss"
+            deviations.append(Deviation(option, value, instead))
+    return ToolKeys(keys, tuple(deviations))
 
 
 def _of_experts(tool: Tool, request: Request) -> ToolKeys:

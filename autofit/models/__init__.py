@@ -104,6 +104,9 @@ class Sizes(NamedTuple):
     effective_batch_size: int | None = None
 
 
+LossOptions = Mapping[str, Any] | None  # of the loss of a task, such as {"beta": 0.2}
+
+
 # What a model may be named by besides.
 _OTHER_MODELS = "Others: a directory with config.json, a hub id (OWNER/NAME) or file.py:FUNCTION."
 
@@ -169,8 +172,12 @@ def resolve(
     sequence_length: int | None = None,
     effective_batch_size: int | None = None,
     trust_remote_code: bool = False,
+    loss_options: LossOptions = None,
 ) -> Workload:
     """The workload of what `--model` names, taught by what `--teacher` names where its task asks one.
+
+    Args:
+        loss_options: of the loss of the task, such as {"beta": 0.2}.
 
     Raises:
         InputError: they name nothing, or what cannot be trained as asked.
@@ -185,9 +192,13 @@ def resolve(
         if task is not None:
             message = f"the function {model} says itself what it trains, and --task {task} cannot change that."
             raise InputError(message, "Leave --task out.")
+        if loss_options is not None:
+            message = f"the function {model} says itself what its loss is."
+            raise InputError(message, "Leave the options of the loss out.")
         return function_workload(model, **sizes._asdict())
     named = None if teacher is None else (kind_of(teacher), teacher)
-    return _workload(_read(kind, model, task, trust_remote_code), named, sizes, trust_remote_code)
+    read = _read(kind, model, task, trust_remote_code)
+    return _workload(read, named, sizes, trust_remote_code, loss_options)
 
 
 def check_task(task: object) -> None:
@@ -214,22 +225,29 @@ def workload_from_source(
     check_task(summary.get("task"))
     model = _read(kind, name, summary.get("task"), trust_remote_code)
     teacher = named_by(source[TEACHER]) if isinstance(source.get(TEACHER), Mapping) else None
-    return _workload(model, teacher, sizes, trust_remote_code)
+    loss_options = source.get("loss_options")
+    return _workload(model, teacher, sizes, trust_remote_code, loss_options)
 
 
 def _workload(
-    model: HuggingFaceModel, teacher: tuple[str, str] | None, sizes: Sizes, trusted: bool
+    model: HuggingFaceModel,
+    teacher: tuple[str, str] | None,
+    sizes: Sizes,
+    trusted: bool,
+    loss_options: LossOptions,
 ) -> Workload:
     """The workload of a model, with the kind and the name of its teacher."""
     if teacher is None:
-        return huggingface_workload(model, **sizes._asdict())
+        return huggingface_workload(model, **sizes._asdict(), loss_options=loss_options)
 
     kind, name = teacher
     if kind == "function":
         raise InputError(f"the teacher {name} is a function, not a named model.", _OTHER_MODELS)
     taught_by = _read(kind, name, model.task, trusted)
     _check_vocabularies(model, taught_by)
-    workload = huggingface_workload(model, **sizes._asdict(), frozen={TEACHER: taught_by})
+    workload = huggingface_workload(
+        model, **sizes._asdict(), frozen={TEACHER: taught_by}, loss_options=loss_options
+    )
     source = {**workload.source, TEACHER: dict(taught_by.source)}
     return dataclasses.replace(workload, source=source)
 

@@ -5,6 +5,7 @@ stays cheap.
 """
 
 import copy
+import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -15,7 +16,7 @@ from autofit.core.task import MULTIMODAL, REFERENCE, Task
 from autofit.core.tasks import TASKS
 from autofit.core.tasks.image_text_to_text import IMAGE_TEXT_TO_TEXT
 from autofit.core.workload import Workload, reduction_of
-from autofit.models.losses import LOSSES
+from autofit.models.losses import LOSSES, with_options
 from autofit.models.tasks import BATCHES, auto_class, forward_arguments, model_classes
 from autofit.models.tasks.sizes import Asked, padding, positions
 
@@ -139,11 +140,13 @@ def huggingface_workload(
     sequence_length: int | None = None,
     effective_batch_size: int | None = None,
     frozen: Mapping[str, Callable[[], Any]] | None = None,
+    loss_options: Mapping[str, Any] | None = None,
 ) -> Workload:
     """The workload of training that model on random data of the largest shape.
 
     Args:
         frozen: the models that the loss of its task asks, but for copies of this one.
+        loss_options: of that loss, such as {"beta": 0.2}.
 
     Raises:
         InputError: a sequence length the model cannot have, a config without what the data is made from, or a model
@@ -174,6 +177,12 @@ def huggingface_workload(
     loss = getattr(batch, "loss", None)
     if loss is None and task.name in LOSSES:
         loss = LOSSES[task.name]()
+
+    source = dict(model.source)
+    if loss_options is not None:
+        loss = with_options(loss, loss_options)
+    if loss_options:
+        source["loss_options"] = dict(loss_options)
     return Workload(
         model=model,
         batch=batch,
@@ -189,9 +198,24 @@ def huggingface_workload(
         name=model.name,
         reduction=reduction_of(task, config),
         count=getattr(batch, "count", None),
-        source=dict(model.source),
+        source=source,
         notes=tuple(notes),
     )
+
+
+def of_length(workload: Workload, sequence_length: int) -> Workload:
+    """The workload of a named model with samples of another length, all else as it was."""
+    model = workload.model
+    assert isinstance(model, HuggingFaceModel), "the samples of others are the user's"
+    given = {name: factory for name, factory in workload.frozen.items() if factory is not None}
+    other = huggingface_workload(
+        model,
+        sequence_length=sequence_length,
+        effective_batch_size=workload.effective_batch_size,
+        frozen=given,
+        loss_options=workload.source.get("loss_options"),
+    )
+    return dataclasses.replace(other, traits=workload.traits)
 
 
 def _frozen_models(

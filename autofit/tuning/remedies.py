@@ -6,7 +6,6 @@ leave out, unless a cheaper kind does as well.
 """
 
 import contextlib
-import dataclasses
 import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -26,7 +25,7 @@ from autofit.estimate.figures import predict_all
 from autofit.estimate.passes import rest_on_host
 from autofit.estimate.trace import trace
 from autofit.models import HuggingFaceModel
-from autofit.models.huggingface import huggingface_workload
+from autofit.models.huggingface import of_length
 from autofit.tuning.target import estimate_on
 
 # How far the upper end of an estimate may be above the tensors that are predicted here. Compiled
@@ -238,19 +237,13 @@ class _Search:
 
     def _shorter(self, config: Config) -> Iterator[Remedy]:
         """The longest of a half, a quarter ... of the sequence that fits."""
-        model = self.workload.model
-        if not isinstance(model, HuggingFaceModel):
+        if not isinstance(self.workload.model, HuggingFaceModel):
             return
 
         configs = list(dict.fromkeys([self.config, config]))
         length = (self.workload.sequence_length or 0) // 2
         while length >= _SHORTEST:
-            shorter = huggingface_workload(
-                model,
-                sequence_length=length,
-                effective_batch_size=self.workload.effective_batch_size,
-            )
-            shorter = dataclasses.replace(shorter, traits=self.workload.traits)
+            shorter = of_length(self.workload, length)
             for found in self._predicted(shorter, self.hardware, configs):
                 if self._fits(found):
                     options = (*self._settings(found.config), "--seq-len", str(length))

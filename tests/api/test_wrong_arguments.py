@@ -145,6 +145,7 @@ SIZES = {
     "seq_len": "3 None",
     "effective_batch": "3 None",
     "trust_remote_code": "True",
+    "loss_options": "None {}",
 }
 TAKEN: dict[str, dict[str, str]] = {
     "search": {
@@ -224,6 +225,7 @@ CALLED = {  # in messages, where that is not the name of the parameter
     "time_limit": "time",
     "probe_timeout": "timeout",
     "seq_len": "sequence",
+    "loss_options": "loss_options|loss with options|option of the loss",
     "sequence_length": "sequence length",
     "effective_batch": "effective batch size",
     "effective_batch_size": "effective batch size",

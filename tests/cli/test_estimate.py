@@ -15,6 +15,17 @@ ESTIMATE = ("estimate", "--model", "llama", "--seq-len", "16", "--effective-batc
 
 
 @pytest.mark.usefixtures("here")
+def test_options_of_the_loss_change_what_is_predicted(run: Run) -> None:
+    distil = (*ESTIMATE, "--task", "distill", "--teacher", "llama", "--gpu", "h100", "--json")
+    whole = run(*distil).json["allocated_bytes"]
+    assert run(*distil, "--loss-option", "top_k=2").json["allocated_bytes"] < whole
+
+    wrong = run(*distil, "--loss-option", "top_k")
+    assert wrong.code == 2
+    assert "--loss-option 'top_k' is not name=value." in wrong.err
+
+
+@pytest.mark.usefixtures("here")
 def test_the_json_of_an_estimate(run: Run) -> None:
     printed = run(
         *ESTIMATE,

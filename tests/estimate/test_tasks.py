@@ -55,16 +55,28 @@ CASES: dict[str, list[dict[str, Any]]] = {
 }
 
 
+TOP_K = "distill, top k"
+CASES[TOP_K] = CASES["distill"][:3]
+
+
 def workload_of(task: str) -> Workload:
     """Six blocks of which a space traces few, and a teacher that it traces whole."""
     deep = {"num_hidden_layers": 6, "hidden_size": 64}
     frozen = {}
+    options = {"top_k": 8} if task == TOP_K else None
+    task = task.partition(",")[0]
     model = replace(tiny.llama(**deep, vocab_size=64), task=task)
     if task == "embed":
         model = tiny.bert(**deep, intermediate_size=256, max_position_embeddings=64)
     if task == "distill":
         frozen = {"teacher": tiny.llama(hidden_size=96, num_attention_heads=4)}
-    made = huggingface_workload(model, sequence_length=32, effective_batch_size=8, frozen=frozen)
+    made = huggingface_workload(
+        model,
+        sequence_length=32,
+        effective_batch_size=8,
+        frozen=frozen,
+        loss_options=options,
+    )
     return replace(made, traits=None)
 
 
@@ -143,6 +155,8 @@ def _at_once(loss: Any, model: Any, batch: Any) -> Any:
         ("dpo", {**OFF, **CHUNKED}),
         ("kto", {"micro_batch_size": 2, **CHUNKED}),
         ("distill", {**LORA, **CHUNKED}),
+        (TOP_K, {"micro_batch_size": 2}),
+        (TOP_K, {**LORA, **CHUNKED}),
         ("distill", {**LORA, "teacher_precision": "nf4"}),
         ("distill", {"micro_batch_size": 2, "teacher_precision": "int8", "precision": "bf16"}),
     ],
@@ -150,6 +164,13 @@ def _at_once(loss: Any, model: Any, batch: Any) -> Any:
 def test_a_trace_takes_what_a_step_takes(task: str, knobs: dict[str, Any]) -> None:
     workload = workload_of(task)
     assert peak(traced(workload, **knobs)) == tracked(workload, knobs)
+
+
+def test_less_of_a_teacher_takes_less_memory() -> None:
+    knobs = {"micro_batch_size": 2}
+    whole = peak(traced(workload_of("distill"), **knobs))
+    most_likely = peak(traced(workload_of(TOP_K), **knobs))
+    assert most_likely < whole
 
 
 def test_a_reference_that_is_precomputed_or_off_takes_no_memory() -> None:

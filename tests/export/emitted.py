@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from types import ModuleType
@@ -93,6 +94,7 @@ def setup_for(
     knobs: dict[str, Any],
     weights: Path,
     teacher: Path | None = None,
+    loss_options: Mapping[str, Any] | None = None,
 ) -> Setup:
     """autofit's own training of the same weights."""
     length = None if task == "image-classification" else 64
@@ -102,6 +104,7 @@ def setup_for(
         sequence_length=length,
         effective_batch_size=8,
         frozen=frozen,
+        loss_options=loss_options,
     )
     model = loaded(task, weights)
     model.config.use_cache = False

@@ -9,6 +9,7 @@ import yaml
 from autofit.core.tasks import TASKS
 from autofit.export.tool import write
 from autofit.export.tools import tool_named
+from autofit.models.losses import LOSSES
 from tests.export.sources import LORA, source
 
 TASKS_OF_TOOLS = [
@@ -59,6 +60,51 @@ def test_trl_is_called_by_the_name_of_the_task_and_knows_all_keys() -> None:
             for field in dataclasses.fields(kind)
         }
         assert keys_of("trl", task, **LORA).keys() - {"env"} <= known
+
+
+# (tool, task, option, value) of all that a tool has a key for
+OPTIONS = [
+    ("trl", "dpo", {"kind": "ipo", "beta": 0.3}, {"loss_type": ["ipo"], "beta": 0.3}),
+    ("axolotl", "dpo", {"kind": "hinge"}, {"rl": "dpo", "dpo_loss_type": ["hinge"]}),
+    ("axolotl", "kto", {"desirable_weight": 2.0}, {"rl": "kto", "kto_desirable_weight": 2.0}),
+    ("llamafactory", "dpo", {"kind": "ipo", "beta": 0.3}, {"pref_loss": "ipo", "pref_beta": 0.3}),
+    ("llamafactory", "kto", {"undesirable_weight": 0.5}, {"kto_rejected_weight": 0.5}),
+    ("msswift", "dpo", {"kind": "robust"}, {"loss_type": "robust"}),
+    ("msswift", "simpo", {"gamma": 0.5}, {"rlhf_type": "simpo", "simpo_gamma": 0.5}),
+    ("trl", "distill", {"mixture": 0.5}, {"beta": 0.5}),
+    ("axolotl", "orpo", {"beta": 0.2}, {"orpo_alpha": 0.2}),
+    ("trl", "reward", {"center": 0.01}, {"center_rewards_coefficient": 0.01}),
+]
+
+
+@pytest.mark.parametrize(("tool", "task", "options", "expected"), OPTIONS)
+def test_options_of_the_loss_are_the_tools(
+    tool: str, task: str, options: dict[str, Any], expected: dict[str, Any]
+) -> None:
+    plain = write(tool_named(tool), source(task=task, **FULL))
+    made = write(tool_named(tool), source(task=task, others={"loss_options": options}, **FULL))
+    keys = yaml.safe_load(next(iter(made.files.values())))
+    assert keys.items() >= expected.items()
+    assert made.departures == plain.departures
+
+
+def test_an_option_that_a_tool_lacks_is_said() -> None:
+    for tool, options in {"llamafactory": {"kind": "robust"}, "trl": {"top_k": 8}}.items():
+        task = "dpo" if "kind" in options else "distill"
+        made = write(tool_named(tool), source(task=task, others={"loss_options": options}, **FULL))
+        ((option, value),) = options.items()
+        title = tool_named(tool).title
+        assert f"{option} {value}: {title} takes no such option of the loss." in map(
+            str, made.departures
+        )
+
+
+@pytest.mark.parametrize("task", [task.name for task in TASKS.values() if task.loss_keys])
+def test_options_of_losses_are_options_of_the_loss(task: str) -> None:
+    names = {field.name for field in dataclasses.fields(LOSSES[task])}
+    for tool, keys in TASKS[task].loss_keys.items():
+        assert tool in TASKS[task].tools
+        assert keys.keys() <= names
 
 
 @pytest.mark.parametrize("tool", ["trl", "axolotl"])

@@ -66,6 +66,27 @@ def test_the_script_takes_the_same_steps_as_autofit(
     check_same_steps(script, setup, weights)
 
 
+@pytest.mark.parametrize(
+    ("task", "options"),
+    [("dpo", {"beta": 0.7}), ("simpo", {"beta": 1.5, "gamma": 0.25}), ("embed", {"scale": 5})],
+)
+def test_options_of_the_loss_are_constants_of_the_script(
+    emit: Emit, tmp_path: Path, task: str, options: dict[str, float]
+) -> None:
+    weights = saved_weights(task, ARCHITECTURES[task], tmp_path / "weights")
+    setup = setup_for(task, ARCHITECTURES[task], SPLIT, weights, loss_options=options)
+    source = {"kind": "preset", "model": "tiny", "loss_options": options}
+    script = module_of(emit(task, {"source": source}, **dict(setup.config)))
+    script.reference = loaded(task, weights).eval()
+    check_same_steps(script, setup, weights)
+
+
+def test_a_script_is_not_written_for_another_loss(emit: Emit) -> None:
+    source = {"kind": "preset", "model": "tiny", "loss_options": {"kind": "ipo"}}
+    with pytest.raises(InputError, match="cannot be written for dpo with kind=ipo"):
+        emit("dpo", {"source": source}, **SPLIT)
+
+
 def test_scripts_are_clean_and_short(emit: Emit, tmp_path: Path) -> None:
     for number, (task, knobs) in enumerate(CASES):
         steps = 8 // knobs.get("micro_batch_size", 8)

@@ -10,8 +10,9 @@ import torch
 from autofit.core.errors import InputError
 from autofit.core.workload import Workload
 from autofit.models import load_preset, preset_model
-from autofit.models.huggingface import HuggingFaceModel, huggingface_workload
+from autofit.models.huggingface import HuggingFaceModel, huggingface_workload, of_length
 from autofit.training.meta_model import parameters_on_meta
+from tests import tiny
 
 SMALL = {
     "vocab_size": 99,
@@ -263,3 +264,14 @@ def test_the_longest_sample_is_what_the_positions_allow() -> None:
     # numbered from behind the padding token
     assert HuggingFaceModel("r", "masked-lm", roberta).longest() == 62
     assert small(FAMILIES["vit"]).longest() is None
+
+
+def test_another_length_keeps_the_teacher_the_loss_and_what_is_known_of_the_structure() -> None:
+    workload = tiny.preference_workload(
+        "distill", frozen={"teacher": tiny.llama()}, loss_options={"top_k": 4}
+    )
+    longer = of_length(workload, 48)
+    assert longer.sequence_length == 48
+    assert longer.loss == workload.loss
+    assert longer.frozen == workload.frozen
+    assert longer.traits == workload.traits

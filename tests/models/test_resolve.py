@@ -11,6 +11,7 @@ from autofit.core.errors import InputError
 from autofit.core.strict_yaml import dump, parse
 from autofit.core.workload import Workload
 from autofit.models import preset_names, resolve, workload_from_source
+from autofit.models.losses import DPO
 
 CONFIG = {
     "model_type": "llama",
@@ -81,6 +82,13 @@ def test_a_source_survives_yaml_and_leads_back(model: str, monkeypatch: pytest.M
     source = parse(dump(dict(first.source)), "result.yaml")
     monkeypatch.chdir("/")  # `autofit train` may be run from anywhere
     assert facts(workload_from_source(source, first.summary())) == facts(first)
+
+
+def test_options_of_the_loss_survive_in_the_source() -> None:
+    first = resolve("tiny-llama", task="dpo", loss_options={"kind": "ipo", "beta": 0.2})
+    source = parse(dump(dict(first.source)), "result.yaml")
+    assert workload_from_source(source, first.summary()).loss == first.loss
+    assert first.loss == DPO(kind="ipo", beta=0.2)
 
 
 FIRST = f"{', '.join(sorted(preset_names())[:40])} and {len(preset_names()) - 40} others"

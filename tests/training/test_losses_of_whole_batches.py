@@ -19,6 +19,7 @@ from tests.tolerances import LOSS
 PAIRS = 6
 LORA = {"lora_rank": 4}
 DISTILL_TEACHER = {"hidden_size": 48, "num_attention_heads": 4, "num_key_value_heads": 4}
+TOP_K = "distill, top k"
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "dpo": ("dpo", {}),
     "dpo, precomputed": ("dpo", {"reference": "precomputed"}),
@@ -33,6 +34,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "reward, LoRA": ("reward", LORA),
     "distill": ("distill", {}),
     "distill, LoRA": ("distill", LORA),
+    TOP_K: (TOP_K, {}),
     "grpo": ("grpo", {}),
     "grpo, LoRA": ("grpo", LORA),
 }
@@ -42,10 +44,14 @@ def workload_of(task: str) -> Workload:
     if task == "grpo":
         made = tiny.preference_workload(task, PAIRS)
         return dataclasses.replace(made, count=made.batch.count)  # type: ignore[attr-defined]
-    if task != "distill":
+    if task not in ("distill", TOP_K):
         return tiny.preference_workload(task, PAIRS)
+
     teacher = tiny.llama(**DISTILL_TEACHER)
-    return tiny.preference_workload(task, PAIRS, frozen={"teacher": teacher})
+    options = {"top_k": 8} if task == TOP_K else None
+    return tiny.preference_workload(
+        "distill", PAIRS, frozen={"teacher": teacher}, loss_options=options
+    )
 
 
 def batch_of(workload: Workload) -> dict[str, torch.Tensor]:

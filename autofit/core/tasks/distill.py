@@ -24,5 +24,6 @@ DISTILL = Task(
         "trl": {"lmbda": 0.0, "beta": 0.0, "temperature": 1.0},
         "msswift": {"rlhf_type": "gkd", "lmbda": 0.0, "beta": 0.0, "temperature": 1.0},
     },
+    loss_keys={"trl": {"mixture": "beta"}, "msswift": {"mixture": "beta"}},
     stages={"trl": "trl.experimental.gkd.GKD", "msswift": "rlhf"},
 )

@@ -2,6 +2,8 @@
 
 from autofit.core.task import REFERENCE, Script, Task
 
+KINDS = ("sigmoid", "hinge", "ipo", "robust")
+
 DPO = Task(
     name="dpo",
     medium="preferences",
@@ -15,6 +17,28 @@ DPO = Task(
         "axolotl": {"rl": "dpo", "rl_beta": 0.1},
         "llamafactory": {"stage": "dpo", "pref_loss": "sigmoid", "pref_beta": 0.1},
         "msswift": {"rlhf_type": "dpo", "loss_type": "sigmoid", "beta": 0.1},
+    },
+    loss_keys={
+        "trl": {
+            "beta": "beta",
+            "label_smoothing": "label_smoothing",
+            "kind": {kind: {"loss_type": [kind]} for kind in KINDS},
+        },
+        "axolotl": {
+            "beta": "rl_beta",
+            "label_smoothing": "dpo_label_smoothing",
+            "kind": {kind: {"dpo_loss_type": [kind]} for kind in KINDS},
+        },
+        "llamafactory": {
+            "beta": "pref_beta",
+            "label_smoothing": "dpo_label_smoothing",
+            "kind": {kind: {"pref_loss": kind} for kind in KINDS if kind != "robust"},
+        },
+        "msswift": {
+            "beta": "beta",
+            "label_smoothing": "label_smoothing",
+            "kind": {kind: {"loss_type": kind} for kind in KINDS},
+        },
     },
     stages={"trl": "dpo", "msswift": "rlhf"},
     script=Script(

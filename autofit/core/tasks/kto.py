@@ -2,6 +2,8 @@
 
 from autofit.core.task import REFERENCE, Script, Task
 
+_WEIGHTS = ("desirable_weight", "undesirable_weight")
+
 KTO = Task(
     name="kto",
     medium="preferences",
@@ -15,6 +17,16 @@ KTO = Task(
         "axolotl": {"rl": "kto", "rl_beta": 0.1},
         "llamafactory": {"stage": "kto", "pref_beta": 0.1},
         "msswift": {"rlhf_type": "kto", "loss_type": "kto", "beta": 0.1},
+    },
+    loss_keys={
+        "trl": {name: name for name in ("beta", *_WEIGHTS)},
+        "axolotl": {"beta": "rl_beta", **{name: f"kto_{name}" for name in _WEIGHTS}},
+        "llamafactory": {
+            "beta": "pref_beta",
+            "desirable_weight": "kto_chosen_weight",
+            "undesirable_weight": "kto_rejected_weight",
+        },
+        "msswift": {name: name for name in ("beta", *_WEIGHTS)},
     },
     stages={"trl": "kto", "msswift": "rlhf"},
     script=Script(

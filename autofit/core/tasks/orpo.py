@@ -18,6 +18,12 @@ ORPO = Task(
         "llamafactory": {"stage": DPO.name, "pref_loss": "orpo", "pref_beta": 0.1},
         "msswift": {"rlhf_type": "orpo", "beta": 0.1},
     },
+    loss_keys={
+        "trl": {"beta": "beta"},
+        "axolotl": {"beta": "orpo_alpha"},
+        "llamafactory": {"beta": "pref_beta"},
+        "msswift": {"beta": "beta"},
+    },
     script=replace(
         DPO.script,
         loss="orpo_loss",

@@ -21,6 +21,9 @@ REWARD = Task(
         },
         "msswift": {"rlhf_type": "rm"},
     },
+    loss_keys={
+        tool: {"center": "center_rewards_coefficient"} for tool in ("trl", "axolotl", "msswift")
+    },
     stages={"trl": "reward", "msswift": "rlhf"},
     script=replace(
         DPO.script,

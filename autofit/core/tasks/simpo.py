@@ -23,6 +23,12 @@ SIMPO = Task(
         },
         "msswift": {"rlhf_type": "simpo", "beta": 2.0, "simpo_gamma": 1.0, "cpo_alpha": 0.0},
     },
+    loss_keys={
+        "trl": {"beta": "beta", "gamma": "simpo_gamma"},
+        "axolotl": {"beta": "rl_beta", "gamma": "simpo_gamma"},
+        "llamafactory": {"beta": "pref_beta", "gamma": "simpo_gamma"},
+        "msswift": {"beta": "beta", "gamma": "simpo_gamma"},
+    },
     script=replace(
         DPO.script,
         loss="simpo_loss",

@@ -9,7 +9,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from autofit.core.errors import InputError, unknown
+from autofit.core.errors import InputError, require, unknown
 from autofit.models.losses.by_token import by_token
 from autofit.models.losses.distill import Distill
 from autofit.models.losses.dpo import DPO
@@ -44,6 +44,7 @@ def with_options(loss: Any, options: Mapping[str, Any]) -> Any:
     Raises:
         InputError: it has none, none of that name, or does not take that value.
     """
+    require(isinstance(options, Mapping), "loss_options must be a mapping", options)
     if not options:
         return loss
     if not dataclasses.is_dataclass(loss) or isinstance(loss, type):
@@ -56,7 +57,12 @@ def with_options(loss: Any, options: Mapping[str, Any]) -> Any:
             raise unknown("option of the loss", name, names)
         kind = type(getattr(loss, name))
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        if (kind is float and not is_number) or (kind is str and not isinstance(value, str)):
+        is_wrong = {
+            float: not is_number,
+            int: not isinstance(value, int) or isinstance(value, bool),
+            str: not isinstance(value, str),
+        }
+        if is_wrong.get(kind):
             raise InputError(
                 f"{name} cannot be {value!r}.", f"It is {getattr(loss, name)} by default."
             )

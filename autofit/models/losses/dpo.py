@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from autofit.core.errors import require
 from autofit.core.tasks.dpo import DPO as TASK
+from autofit.core.tasks.dpo import KINDS
 from autofit.models.losses.preference import (
     answer_log_probabilities,
     answer_tokens,
@@ -16,8 +17,6 @@ from autofit.models.losses.preference import (
 
 if TYPE_CHECKING:
     import torch
-
-KINDS = ("sigmoid", "hinge", "ipo", "robust")
 
 
 @dataclass(frozen=True)
