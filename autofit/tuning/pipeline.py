@@ -17,6 +17,7 @@ from typing import Protocol
 
 import torch
 
+from autofit.core.before_training import pass_note
 from autofit.core.beginning import began
 from autofit.core.capacity import capacity_note
 from autofit.core.config import Config
@@ -207,6 +208,9 @@ def _annotated(
         adapted = tiers.get("lora") or tiers.get("qlora")
         if adapted:
             result = _with_note(result, capacity_note(search.workload, adapted.config))
+
+    if result.config is not None:
+        result = _with_note(result, pass_note(result.config))
 
     timelines: Mapping[str, Timeline] = {}
     if search.follows and not result.was_interrupted:

@@ -124,7 +124,10 @@ def test_a_workload_of_ones_own(tmp_path: Path) -> None:
             lambda: search(tiny.mlp_workload(), seq_len=8),
             "effective_batch and loss_options belong to a model given by name",
         ),
-        (lambda: search(mlp(), batches(), effective_batch=8), "effective_batch and loss_options belong"),
+        (
+            lambda: search(mlp(), batches(), effective_batch=8),
+            "effective_batch and loss_options belong",
+        ),
         (lambda: search("gpt3"), r"unknown model 'gpt3'\. Did you mean 'gpt2'"),
         (lambda: search("gpt2", trails=3), r"unknown option 'trails'\. Did you mean 'trials'"),
         (lambda: search("gpt2", mem=0), "the memory must be more than 0 GiB"),

@@ -4,10 +4,11 @@ from typing import Any
 
 import pytest
 
+from autofit.core.before_training import pass_note
 from autofit.core.config import Config
 from autofit.core.measurement import Measurement, Outcome
 from autofit.core.options import PREFERENCES as NAMES
-from autofit.search.objectives.discounted import PREFERENCES
+from autofit.search.objectives.discounted import PREFERENCES, DiscountedSpeed
 from autofit.search.ranking import Ranking
 
 FULL: dict[str, Any] = {"precision": "bf16-mixed"}
@@ -56,3 +57,25 @@ def test_by_faithfulness_before_any_speed() -> None:
 def test_within_a_tier_weights_that_keep_small_updates_win_unless_nothing_else_fits() -> None:
     assert chosen("balanced", (FULL, 100.0), (ROUNDED, 150.0)) == 0
     assert chosen("balanced", (ROUNDED, 150.0)) == 0
+
+
+@pytest.mark.parametrize("objective", PREFERENCES.values())
+@pytest.mark.parametrize(
+    ("knobs", "share"),
+    [
+        ({"lora_rank": 0, "activation_checkpointing": "none"}, 1 / 3),
+        ({"lora_rank": 0, "activation_checkpointing": "full"}, 1 / 4),
+        ({"lora_rank": 8, "activation_checkpointing": "none"}, 1 / 2),
+    ],
+)
+def test_a_pass_before_training_counts_as_in_one_epoch(
+    objective: DiscountedSpeed, knobs: dict[str, Any], share: float
+) -> None:
+    def cost(reference: str) -> float:
+        return objective.discount(Config({**knobs, "reference": reference}))
+
+    assert cost("precomputed") == pytest.approx(cost("resident") * (1 + share))
+    assert f"{share:.0%} of the time" in str(
+        pass_note(Config({**knobs, "reference": "precomputed"}))
+    )
+    assert pass_note(Config({**knobs, "reference": "resident"})) is None

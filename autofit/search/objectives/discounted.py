@@ -1,7 +1,9 @@
-"""Discounted speed: throughput, divided for all that makes a config learn less faithfully."""
+"""Discounted speed: throughput, divided for all that makes a config learn less faithfully, and for
+what it computes before its first step."""
 
 from dataclasses import dataclass
 
+from autofit.core.before_training import share_before_training
 from autofit.core.config import Config
 from autofit.core.faithfulness import losses, tier_steps
 from autofit.core.measurement import Measurement
@@ -11,6 +13,8 @@ from autofit.core.options import BALANCED, FAITHFUL, FAST
 @dataclass(frozen=True)
 class DiscountedSpeed:
     """How much faster a config must be to be worth what it costs in faithfulness.
+
+    What is computed before the first step counts as in a training of one epoch, the usual one.
 
     Attributes:
         tier_step: times, for each step of tier.
@@ -26,7 +30,8 @@ class DiscountedSpeed:
 
     def discount(self, config: Config) -> float:
         """What the speed of a config is divided by."""
-        return float(self.tier_step ** tier_steps(config) * self.loss ** losses(config))
+        faithfulness = self.tier_step ** tier_steps(config) * self.loss ** losses(config)
+        return float(faithfulness * (1 + share_before_training(config)))
 
 
 RAW_SPEED = DiscountedSpeed(1.0, 1.0)
