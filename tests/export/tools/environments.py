@@ -65,7 +65,8 @@ ENVIRONMENTS = {
         ),
     ),
     "llamafactory": Environment(
-        alone=("llamafactory==0.9.5", "antlr4-python3-runtime==4.9.3"),
+        # peft 0.18 adapts no model beside the torchao of the tests
+        alone=("llamafactory==0.9.5", "antlr4-python3-runtime==4.9.3", "torchao==0.13.0"),
         packages=(
             *(
                 "transformers==5.6.0",
