@@ -55,14 +55,22 @@ def _explained(result: Result) -> str:
         return explain_predicted(result, result.predicted_best)
     if best is None:
         return "\n".join(nothing_fits_lines(result))
-    memory = f" at a peak of {fmt.peak_gib(best)} GiB" if fmt.peak_gib(best) else ""
-    proof = "longer runs verified it" if best.verified else "it was not verified"
-    proof = fmt.proof(best) if best.is_of_one_rank else proof
+
     place = fmt.where(result.hardware, result.budget)
     winner = f"The best config for {result.model} on {place} is {fmt.describe(best.config)}."
-    figures = f"It trains {fmt.rate(best)}{memory}; {proof}."
+
+    trains = f"It trains {fmt.rate(best)}"
+    if fmt.peak_gib(best):
+        trains += f" at a peak of {fmt.peak_gib(best)} GiB"
+
+    proof = "it was not verified"
+    if best.is_of_one_rank:
+        proof = fmt.proof(best)
+    elif best.verified:
+        proof = "longer runs verified it"
+
     paragraphs = [
-        _joined(winner, figures, _gain(result, best), _runner_up(result, best)),
+        _joined(winner, f"{trains}; {proof}.", _gain(result, best), _runner_up(result, best)),
         _list("What each knob buys, if it alone is changed:", knob_lines(result)),
         _joined(how_it_ended(result), _nearest_miss(result)),
         _list("With other budgets:", other_budget_lines(result)),
@@ -79,87 +87,127 @@ def summary(result: Result) -> list[str]:
         return predicted_notes(result)
     if best is None:
         return [_ended(result), *result.notes]
-    sentences = (
+
+    sentences = [
         _gain(result, best),
         _runner_up(result, best),
         _nearest_miss(result),
         how_it_ended(result),
-    )
-    return [sentence for sentence in (*sentences, *result.notes) if sentence]
+        *result.notes,
+    ]
+    return list(filter(None, sentences))
 
 
 def how_it_ended(result: Result) -> str:
     """What was measured, why the search ended, and what it may have missed."""
     missed = ""
     if result.best and result.bound is not None:
-        faster = f"more than {fmt.percent(result.bound)} faster" if result.bound > 0 else "faster"
+        faster = "faster"
+        if result.bound > 0:
+            faster = f"more than {fmt.percent(result.bound)} faster"
         missed = f"Nothing that was left is expected to be {faster} (at 95 %, by discounted speed)."
     return _joined(probe_counts(result), _ended(result), missed)
 
 
 def _ended(result: Result) -> str:
+    """Why the search ended, and after how long."""
     minutes, seconds = divmod(round(result.search_seconds), 60)
-    duration = f"{minutes} min {seconds} s" if minutes else f"{seconds} s"
-    return f"{_STOPPED_BY.get(result.stopped_by, 'The search ended')}, after {duration}."
+    duration = f"{seconds} s"
+    if minutes:
+        duration = f"{minutes} min {seconds} s"
+
+    why = _STOPPED_BY.get(result.stopped_by, "The search ended")
+    return f"{why}, after {duration}."
 
 
 def _joined(*sentences: str) -> str:
+    """The sentences that are not empty, as one text."""
     return " ".join(filter(None, sentences))
 
 
 def _list(title: str, lines: list[str]) -> str:
-    return "\n".join([title, *(f"  - {line}" for line in lines)]) if lines else ""
+    """Lines below a title; nothing without any."""
+    if not lines:
+        return ""
+    return "\n".join([title, *(f"  - {line}" for line in lines)])
 
 
 def _gain(result: Result, best: Measurement) -> str:
     """Against the first that fitted, which is what one would have run without a search."""
     first = next((trial for trial in result.trials if trial.fits), None)
-    if first is None or first.config == best.config or not first.throughput:
-        return "It was the first that fitted, and stayed the best." if first else ""
+    if first is None:
+        return ""
+    if first.config == best.config or not first.throughput:
+        return "It was the first that fitted, and stayed the best."
+
     ratio = 1 / relative_speed(first, result)
-    # Its own figure shows only where it agrees with the ratio, which compares measurements of one and the same moment.
-    figure = (
-        f" ({fmt.rate(first)})"
-        if abs(first.throughput * ratio / best.throughput - 1) <= _NOTICED
-        else ""
-    )
-    if ratio < 1.005:
-        tied = "" if ratio > 0.995 else ", which counts as a tie"
-        how = (
-            tied
-            if first.verified or ratio > 1 - _NOTICED
-            else " for a moment, before it was measured longer"
-        )
-        return f"The first config that fitted was {fmt.speed(1 / ratio)}{figure}{how}."
-    return f"It is {ratio:.2f} times as fast as the first config that fitted{figure}."
+    # Its own figure shows only where it agrees with the ratio, which compares measurements of one
+    # and the same moment.
+    figure = ""
+    if abs(first.throughput * ratio / best.throughput - 1) <= _NOTICED:
+        figure = f" ({fmt.rate(first)})"
+
+    if ratio >= 1.005:
+        return f"It is {ratio:.2f} times as fast as the first config that fitted{figure}."
+
+    how = ""
+    if not first.verified and ratio <= 1 - _NOTICED:
+        how = " for a moment, before it was measured longer"
+    elif ratio <= 0.995:
+        how = ", which counts as a tie"
+    return f"The first config that fitted was {fmt.speed(1 / ratio)}{figure}{how}."
 
 
 def _runner_up(result: Result, best: Measurement) -> str:
+    """How fast the second was, and in what it differs."""
     second = result.runner_up
     if second is None:
         return ""
-    changed = best.config.differences(second.config)
-    differing = [
-        f"{name} ({fmt.value(mine)} instead of {fmt.value(its)})"
-        for name, (mine, its) in changed.items()
-        if name not in DERIVED
-    ]
+
+    differing = []
+    for name, (mine, its) in best.config.differences(second.config).items():
+        if name not in DERIVED:
+            differing.append(f"{name} ({fmt.value(mine)} instead of {fmt.value(its)})")
+    if not differing:
+        return ""
+
     ratio = relative_speed(second, result)
-    how = fmt.speed(ratio) + (", which counts as a tie" if ratio > 1 else "")
-    return (
-        f"The runner-up is {how}; against it the best differs in {fmt.listed(differing)}."
-        if differing
-        else ""
-    )
+    how = fmt.speed(ratio)
+    if ratio > 1:
+        how += ", which counts as a tie"
+    return f"The runner-up is {how}; against it the best differs in {fmt.listed(differing)}."
+
+
+def _miss_of(result: Result) -> Measurement | None:
+    """The config that came nearest to fitting, of those that did not."""
+    return result.nearest_miss or next(iter(nearest_misses(result.trials)), None)
+
+
+def _budget_for(miss: Measurement | None, result: Result) -> int | None:
+    """The least budget that a config needs, where it is above the one that was given.
+
+    Far above the budget a probe is stopped before its peak: then None.
+    """
+    if miss is None:
+        return None
+    needed = fmt.budget_needed(miss, result.hardware, result.budget)
+    if needed is None or needed <= result.budget.device_bytes:
+        return None
+    return needed
 
 
 def _nearest_miss(result: Result) -> str:
-    miss = result.nearest_miss or next(iter(nearest_misses(result.trials)), None)
-    needed = fmt.budget_needed(miss, result.hardware, result.budget) if miss else None
-    if miss is None or needed is None or needed <= result.budget.device_bytes:
+    """What budget the config that came nearest to fitting needs."""
+    miss = _miss_of(result)
+    needed = _budget_for(miss, result)
+    if miss is None or needed is None:
         return ""
-    held = f" {miss.shortage.words}" if miss.shortage else ""
-    return f"The nearest miss needs a budget of at least {fmt.gib(needed)} GiB: {fmt.describe(miss.config)}.{held}"
+
+    budget = f"a budget of at least {fmt.gib(needed)} GiB"
+    sentence = f"The nearest miss needs {budget}: {fmt.describe(miss.config)}."
+    if miss.shortage:
+        sentence += f" {miss.shortage.words}"
+    return sentence
 
 
 def nothing_fits(result: Result) -> NothingFitsError:
@@ -169,6 +217,7 @@ def nothing_fits(result: Result) -> NothingFitsError:
         return NothingFitsError(
             f"no config of the space is predicted to fit {budget}.", "Allow more memory."
         )
+
     miss = result.nearest_miss
     if miss is None and _diverged(result):
         first, *looks = _divergence(result)
@@ -177,6 +226,7 @@ def nothing_fits(result: Result) -> NothingFitsError:
         return NothingFitsError(
             f"no config of the space could be run in {budget}.", "See the run directory's probes/."
         )
+
     needs = f"the nearest needs {miss.peak_bytes.allocated / GIB:.2f} GiB"
     remedy = "Allow more memory, a wider space, or more trials."
     return NothingFitsError(f"no config that was tried fits {budget}: {needs}.", remedy)
@@ -191,16 +241,19 @@ def _divergence(result: Result) -> list[str]:
     """That the loss was not finite, in which config, and what to look at: a sentence each."""
     diverged = _diverged(result)
     first = diverged[0]
-    reason = f" ({first.reason.rstrip('.')})" if first.reason else ""
+    where = fmt.describe(first.config)
+    if first.reason:
+        where += f" ({first.reason.rstrip('.')})"
     count = pluralize(len(diverged), "config")
-    precisions = sorted({str(trial.config.precision) for trial in diverged})
 
     precision = "Precision: fp32 diverges, too, so it is not to blame."
+    precisions = sorted({str(trial.config.precision) for trial in diverged})
     if "fp32" not in precisions:
         tried = " and ".join(precisions)
         precision = f"Precision: {tried} may overflow; see whether --set precision=fp32 does."
+
     return [
-        f"The loss was not finite in {count}: first in {fmt.describe(first.config)}{reason}.",
+        f"The loss was not finite in {count}: first in {where}.",
         precision,
         "Learning rate: where the first step is finite and a later one is not, lower it.",
         "Data and loss: where the first step is not finite, look for divisions by zero, logarithms "
@@ -210,112 +263,143 @@ def _divergence(result: Result) -> list[str]:
 
 def nothing_fits_view(result: Result) -> RenderableType:
     """What was tried, the nearest miss, what would help, and what was written, for a terminal."""
-    lines, files = fmt.hanging(nothing_fits_lines(result)), written(result)
-    return Group(lines, Text(), files) if files else lines
+    lines = fmt.hanging(nothing_fits_lines(result))
+    files = written(result)
+    if not files:
+        return lines
+    return Group(lines, Text(), files)
 
 
 def nothing_fits_lines(result: Result) -> list[str]:
     """What was tried, the nearest miss, and what would help."""
-    budget, predicted = result.budget.device_bytes, result.stopped_by == "prediction"
-    how = "Nothing is predicted to fit" if predicted else "Nothing fits"
-    lines = [
-        f"{how}: {result.model} on {fmt.where(result.hardware, result.budget)}.",
-        probe_counts(result),
-    ]
-    miss = result.nearest_miss or next(iter(nearest_misses(result.trials)), None)
+    place = fmt.where(result.hardware, result.budget)
+    miss = _miss_of(result)
+    counts = probe_counts(result)
+    divergence = []
     if _diverged(result):
         first, *looks = _divergence(result)
+        divergence.append(first)
         if miss is None:  # more memory helps nothing
-            where = fmt.where(result.hardware, result.budget)
-            head = f"Nothing trains: {result.model} on {where}."
             points = [fmt.POINT + look for look in looks]
-            return [head, probe_counts(result), first, "What to look at:", *points]
-        lines.append(first)
+            head = f"Nothing trains: {result.model} on {place}."
+            return [head, counts, first, "What to look at:", *points]
 
-    needed = fmt.budget_needed(miss, result.hardware, result.budget) if miss else None
+    is_predicted = result.stopped_by == "prediction"
+    how = "Nothing is predicted to fit" if is_predicted else "Nothing fits"
+    lines = [f"{how}: {result.model} on {place}.", counts, *divergence]
+
+    budget = result.budget.device_bytes
+    enough = _budget_for(miss, result)
     if miss is not None:
-        # Far above the budget a probe is stopped before its peak.
-        above = needed if needed and needed > budget else None
-        least_needed = (
-            f"a budget of at least {fmt.gib(above)}" if above else f"more than {fmt.gib(budget)}"
-        )
-        lines.append(f"The nearest miss needs {least_needed} GiB: {fmt.describe(miss.config)}.")
-        lines += [miss.shortage.words] if miss.shortage else []
+        needs = f"more than {fmt.gib(budget)}"
+        if enough:
+            needs = f"a budget of at least {fmt.gib(enough)}"
+        lines.append(f"The nearest miss needs {needs} GiB: {fmt.describe(miss.config)}.")
+        if miss.shortage:
+            lines.append(miss.shortage.words)
+
     least = least_that_fits(result)
     if least is not None:
         size, point = least
-        smallest = (
-            f"The smallest budget in which anything is expected to fit is {fmt.gib(size)} GiB"
-        )
-        # the search ended before it
-        how = smallest if size > budget else "Not measured, but expected to fit"
-        lines.append(f"{how}: {fmt.describe(point.config)} {fmt.source(point.measured)}.")
-    enough = least[0] if least else needed
-    helps = _remedies(result, enough if enough and enough > budget else None)
-    lines += ["What would help:", *(fmt.POINT + remedy for remedy in helps)] if helps else []
-    others = other_budget_lines(result)
-    lines += ["With other budgets:", *(fmt.POINT + line for line in others)] if others else []
-    return [*lines, *(result.notes if predicted else ())]
+        what = "Not measured, but expected to fit"  # the search ended before it
+        enough = None
+        if size > budget:
+            what = (
+                f"The smallest budget in which anything is expected to fit is {fmt.gib(size)} GiB"
+            )
+            enough = size
+        lines.append(f"{what}: {fmt.describe(point.config)} {fmt.source(point.measured)}.")
+
+    lines += _points("What would help:", _remedies(result, enough))
+    lines += _points("With other budgets:", other_budget_lines(result))
+    if is_predicted:
+        lines += result.notes
+    return lines
+
+
+def _points(title: str, lines: list[str]) -> list[str]:
+    """A title with points below it; nothing without any."""
+    if not lines:
+        return []
+    return [title, *(fmt.POINT + line for line in lines)]
 
 
 def probe_counts(result: Result) -> str:
-    """How many configs there were, how many were measured with what outcome, and why the others were not."""
+    """How many configs there were, how many were measured with what outcome, and why the others
+    were not."""
     if result.stopped_by == "prediction":
         return prediction_counts(result)
+
     # a long search measures its leader again
     measured = {(trial.config, trial.outcome) for trial in result.trials}
-    counts = {
-        word: sum(each is outcome for _, each in measured) for outcome, word in fmt.OUTCOMES.items()
-    }
-    plural = {"fits": "fit"}
-    outcomes = ", ".join(
-        f"{count} {plural.get(word, word)}" for word, count in counts.items() if count
-    )
+    outcomes = []
+    for outcome, word in fmt.OUTCOMES.items():
+        count = sum(each is outcome for _, each in measured)
+        if count:
+            outcomes.append(f"{count} {'fit' if word == 'fits' else word}")
+
     skipped = {
         "ruled out by what another one proved": result.skipped.get("dominated", 0),
         "ruled out by prediction": result.skipped.get("predicted", 0),
         "refused beforehand": result.skipped.get("refused", 0),
     }
     left = result.space_size - len(measured) - sum(skipped.values())
-    hopeless = "not expected to be faster" if result.best else "not expected to fit"
-    skipped[hopeless if result.stopped_by == "bound" else "not reached"] = max(0, left)
-    others = "".join(f"; {count:,} {word}" for word, count in skipped.items() if count)
+    why_left = "not reached"
+    if result.stopped_by == "bound":
+        why_left = "not expected to be faster" if result.best else "not expected to fit"
+    skipped[why_left] = max(0, left)
+
     were = "was" if len(measured) == 1 else "were"
-    total = f"Of {pluralize(result.space_size, 'config')} {len(measured)} {were} measured"
-    return f"{total}{f': {outcomes}' if outcomes else ''}{others}."
+    sentence = f"Of {pluralize(result.space_size, 'config')} {len(measured)} {were} measured"
+    if outcomes:
+        sentence += f": {', '.join(outcomes)}"
+    for reason, count in skipped.items():
+        if count:
+            sentence += f"; {count:,} {reason}"
+    return f"{sentence}."
 
 
 def _remedies(result: Result, enough: int | None) -> list[str]:
-    """What to type instead; `enough` is a budget that should do. Hints where nothing could be predicted."""
+    """What to type instead; hints where nothing could be predicted.
+
+    Args:
+        enough: a budget that should do, in bytes.
+    """
     if result.remedies:
         return remedy_lines(result.remedies)
-    remedies, on_cpu = [], result.hardware.device == "cpu"
+
+    is_on_cpu = result.hardware.device == "cpu"
+    remedies = []
     if enough:
-        # A tenth of a GiB more than the peak, up to the next one; finer below 1 GiB, where a tenth is a lot.
+        # a tenth of a GiB more than the peak, up to the next one; finer below 1 GiB, where a tenth
+        # is a lot
         grain = 10 if enough >= GIB else 100
-        remedies.append(
-            f"{'--mem' if on_cpu else '--gpu-mem'} {math.ceil(enough / GIB * grain) / grain:g}"
-        )
+        option = "--mem" if is_on_cpu else "--gpu-mem"
+        remedies.append(f"{option} {math.ceil(enough / GIB * grain) / grain:g}")
+
     length = result.workload.get("sequence_length")
     if length and length > 128:
         remedies.append(f"--seq-len {length // 2}, if the data allows shorter samples")
 
     def untried(knob: str, *values: object) -> bool:
-        return bool(result.trials) and not any(
-            trial.config.get(knob) in values for trial in result.trials
-        )
+        tried = {trial.config.get(knob) for trial in result.trials}
+        return bool(tried) and tried.isdisjoint(values)
 
     if untried("lora_rank", *range(1, 1025)):
         remedies.append("--space lora, which trains a few added weights only")
     if untried("activation_checkpointing", "full"):
         remedies.append("--set activation_checkpointing=full, which recomputes activations")
-    if not on_cpu and untried("quantization", "int8", "nf4", "nf4-dq"):
+    if is_on_cpu:
+        return remedies
+
+    if untried("quantization", "int8", "nf4", "nf4-dq"):
         remedies.append("--space qlora, which holds the frozen weights in 4 bits, too")
-    if not on_cpu and untried("optimizer_offload", "cpu") and untried("parameter_offload", "cpu"):
+    if untried("optimizer_offload", "cpu") and untried("parameter_offload", "cpu"):
         remedies.append("--set optimizer_offload=cpu, which uses host memory")
         remedies.append(
-            "--set parameter_offload=cpu, which does, too, with LoRA, optimizer_offload or optimizer_in_backward"
+            "--set parameter_offload=cpu, which does, too, with LoRA, optimizer_offload or "
+            "optimizer_in_backward"
         )
-    if not on_cpu and result.hardware.world == 1:
+    if result.hardware.world == 1:
         remedies.append("--devices 2 or more, each of which holds a part of the weights")
     return remedies
