@@ -1,4 +1,7 @@
-"""How figures and configs read: one wording for tables, the live display, the page and sentences. ASCII only."""
+"""How figures and configs read: one wording for tables, the live display, the page and sentences.
+
+ASCII only.
+"""
 
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
@@ -37,50 +40,73 @@ _PART_OF_ANOTHER = tuple(knob.name for knob in KNOBS.values() if knob.part_of)
 
 def describe(config: Mapping[str, Any], knobs: Collection[str] | None = None) -> str:
     """A config in a few words: its knobs that are on, of those named or of all."""
-    told = {*_PART_OF_ANOTHER, *implied(config)}
-    named = [name for name in config if (knobs is None or name in knobs) and name not in told]
+    told_by_others = {*_PART_OF_ANOTHER, *implied(config)}
+    names = config if knobs is None else [name for name in config if name in knobs]
+    named = [name for name in names if name not in told_by_others]
     on = [name for name in named if not is_off(config[name])]
     return ", ".join(_knob(config, name) for name in on or named)
 
 
 def changes(config: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
-    """The knobs of a config that differ from another one, in a few words each, off values included."""
-    told = {name for name in implied(config) if config.get(name) is None or name in implied(other)}
+    """The knobs of a config that differ from another one, in a few words each, off values
+    included."""
+    told_by_others = set(DERIVED)
+    for name in implied(config):
+        if config.get(name) is None or name in implied(other):
+            told_by_others.add(name)
+
     names: dict[str, None] = {}
-    for name in config:
-        mine, others = config[name], other.get(name)
-        is_same = mine == others or (is_off(mine) and is_off(others))
-        if name not in told and name not in DERIVED and not is_same:
+    for name, mine in config.items():
+        its = other.get(name)
+        is_same = mine == its or (is_off(mine) and is_off(its))
+        if name not in told_by_others and not is_same:
             names[knob_named(name).part_of or name] = None
     return [_knob(config, name) for name in names]
 
 
 def instead(config: Config, best: Measurement | None, most: int = 4) -> str:
-    """What a config has in place of the best's knobs; all of it where more than `most` differ, or without a best."""
-    differing = changes(config, best.config) if best else []
-    return ", ".join(differing) if best and len(differing) <= most else describe(config)
+    """What a config has in place of the best's knobs.
+
+    All of it where more than `most` differ, or without a best.
+    """
+    if best is None:
+        return describe(config)
+    differing = changes(config, best.config)
+    if len(differing) > most:
+        return describe(config)
+    return ", ".join(differing)
 
 
 def _knob(config: Mapping[str, Any], name: str) -> str:
+    """A knob and its value, in the knob's own words."""
     knob = knob_named(name)
-    if is_off(config[name]) and knob.short_off:
+    is_on = not is_off(config[name])
+    if not is_on and knob.short_off:
         return knob.short_off
-    if is_off(config[name]) or not knob.short:
+    if not is_on or not knob.short:
         return f"{name} {value(config[name])}"
+
     parts = {part: value(config.get(part)) for part in _PART_OF_ANOTHER}
     return knob.short.format(value=value(config[name]), **parts)
 
 
 def values(given: Any) -> str:
     """The values that a knob was set to."""
-    return ",".join(map(value, given)) if isinstance(given, list | tuple) else value(given)
+    if isinstance(given, list | tuple):
+        return ",".join(map(value, given))
+    return value(given)
 
 
 def knobs_that_differ(configs: Iterable[Mapping[str, Any]]) -> list[str]:
     """The knobs on which not all configs agree, in the order of the first that names them."""
+    values_of: dict[str, set[str]] = {}
     every = list(configs)
-    names = dict.fromkeys(name for config in every for name in config)
-    return [name for name in names if len({repr(config.get(name)) for config in every}) > 1]
+    for config in every:
+        for name in config:
+            values_of.setdefault(name, set())
+    for name, found in values_of.items():
+        found.update(repr(config.get(name)) for config in every)
+    return [name for name, found in values_of.items() if len(found) > 1]
 
 
 def progress_line(event: PhaseProgressed) -> str:
@@ -94,30 +120,37 @@ def progress_line(event: PhaseProgressed) -> str:
 
 
 def throughput(
-    each: Measurement | Estimate | Point | Remedy | PhaseProgressed,
+    timed: Measurement | Estimate | Point | Remedy | PhaseProgressed,
 ) -> tuple[float, str]:
-    """Units per second and the unit: tokens where they are counted, else samples; 0 where nothing was timed."""
-    return (
-        (each.tokens_per_second, "tokens")
-        if each.tokens_per_second
-        else (each.samples_per_second or 0.0, "samples")
-    )
+    """Units per second and the unit: tokens where they are counted, else samples.
+
+    0 where nothing was timed.
+    """
+    if timed.tokens_per_second:
+        return timed.tokens_per_second, "tokens"
+    return timed.samples_per_second or 0.0, "samples"
 
 
-def rate(each: Measurement | Estimate | Point | Remedy | PhaseProgressed) -> str:
+def rate(timed: Measurement | Estimate | Point | Remedy | PhaseProgressed) -> str:
     """Throughput with its unit; empty where it is unknown."""
-    figure, unit = throughput(each)
-    return f"{number(figure)} {unit}/s" if figure else ""
+    figure, unit = throughput(timed)
+    if not figure:
+        return ""
+    return f"{number(figure)} {unit}/s"
 
 
 def interval(low: int, high: int) -> str:
     """Predicted GiB, from the low end to the high one."""
-    return gib(low) if gib(low) == gib(high) else f"{gib(low)}-{gib(high)}"
+    if gib(low) == gib(high):
+        return gib(low)
+    return f"{gib(low)}-{gib(high)}"
 
 
 def number(figure: float) -> str:
     """Three or more significant figures, thousands apart."""
-    return f"{figure:,.0f}" if figure >= 100 else f"{figure:.3g}"
+    if figure >= 100:
+        return f"{figure:,.0f}"
+    return f"{figure:.3g}"
 
 
 def gib(size: int) -> str:
@@ -140,29 +173,46 @@ def peak_gib(measurement: Measurement) -> str:
 
 
 def budget_needed(measurement: Measurement, hardware: Hardware, budget: Budget) -> int | None:
-    """The budget in bytes under which the peak of a measurement would have fitted; None if the peak is unknown."""
+    """The budget in bytes under which the peak of a measurement would have fitted.
+
+    None: the peak is unknown.
+    """
     peak = peak_bytes(measurement)
-    return None if peak is None else budget.bytes_for(peak, hardware.device)
+    if peak is None:
+        return None
+    return budget.bytes_for(peak, hardware.device)
 
 
 def why_not(measurement: Measurement, budget: Budget) -> str:
     """Why a config that did not fit did not, in a few words."""
-    word, peak = OUTCOMES[measurement.outcome], peak_bytes(measurement)
+    word = OUTCOMES[measurement.outcome]
+    peak = peak_bytes(measurement)
     if measurement.outcome is Outcome.OUT_OF_MEMORY and peak and peak > budget.device_bytes:
         return f"{word}: needs {gib(peak)} GiB of {gib(budget.device_bytes)}"
+
     lines = lines_of((measurement.reason or "").strip())
-    return f"{word}: {one_line(lines[-1])}" if lines else word
+    if not lines:
+        return word
+    return f"{word}: {one_line(lines[-1])}"
 
 
 def drift_note(share: float) -> str:
     """By how much the machine's own speed changed during a search."""
-    return f"The machine's speed changed by {percent(share)} during the search; what is compared is corrected for it."
+    return (
+        f"The machine's speed changed by {percent(share)} during the search; what is compared is "
+        "corrected for it."
+    )
 
 
 def misled_note(factor: float) -> str:
     """How far off the predicted speeds were."""
-    off = f"{factor:.1f} times as long as" if factor > 1 else f"{1 / factor:.1f} times shorter than"
-    return f"Steps take {off} predicted: predictions may mislead, so nothing is said of what was not measured."
+    off = f"{1 / factor:.1f} times shorter than"
+    if factor > 1:
+        off = f"{factor:.1f} times as long as"
+    return (
+        f"Steps take {off} predicted: predictions may mislead, so nothing is said of what was not "
+        "measured."
+    )
 
 
 def close_call_note(count: int, tolerance: float) -> str | None:
@@ -193,69 +243,77 @@ def little_seen_note(tiers: Mapping[str, int]) -> str | None:
 
 
 def packing_note(workload: Mapping[str, Any], answer: Measurement | Estimate | None) -> str | None:
-    """How many tokens of the user's data count in a second, packed or padded; None where no data is known."""
-    packing, rate = workload.get("packing"), answer and answer.tokens_per_second
-    if packing is None or not rate:
+    """How many tokens of the user's data count in a second, packed or padded.
+
+    None where no data is known.
+    """
+    is_packed = workload.get("packing")
+    if is_packed is None or answer is None or not answer.tokens_per_second:
         return None
-    padded = number(rate * (1 - workload["padding"]))
-    if packing:
-        padded = "as many" if padded == number(rate) else padded
-        return (
-            f"Samples are packed: all {number(rate)} tokens a second count; padded, {padded} would."
-        )
-    return f"Samples are padded: of {number(rate)} tokens a second {padded} count."
+
+    every = number(answer.tokens_per_second)
+    padded = number(answer.tokens_per_second * (1 - workload["padding"]))
+    if not is_packed:
+        return f"Samples are padded: of {every} tokens a second {padded} count."
+
+    if padded == every:
+        padded = "as many"
+    return f"Samples are packed: all {every} tokens a second count; padded, {padded} would."
 
 
 def percent(fraction: float) -> str:
     """A fraction as whole percent, never rounded down to 0."""
-    return f"{max(1, round(fraction * 100))} %" if fraction >= 0.005 else "less than 1 %"
+    if fraction < 0.005:
+        return "less than 1 %"
+    return f"{max(1, round(fraction * 100))} %"
 
 
 def speed(ratio: float) -> str:
     """A ratio of speeds in words."""
     if abs(ratio - 1) < 0.005:
         return "as fast"
-    return f"{percent(1 - ratio)} slower" if ratio < 1 else f"{percent(ratio - 1)} faster"
+    if ratio < 1:
+        return f"{percent(1 - ratio)} slower"
+    return f"{percent(ratio - 1)} faster"
 
 
 def more_or_less(size: int, than: int) -> str:
     """One size of memory against another, in words."""
     if abs(size - than) < 0.005 * than:
         return "the same memory"
-    return f"{gib(abs(size - than))} GiB {'less' if size < than else 'more'}"
+    how = "less" if size < than else "more"
+    return f"{gib(abs(size - than))} GiB {how}"
 
 
 def proof(best: Measurement | Estimate) -> str:
     """How the figures of the best came about."""
     if isinstance(best, Estimate):
         return "predicted, not measured"
+    if best.is_of_one_rank and best.verified:
+        return "rank 0 measured in longer runs, communication predicted"
     if best.is_of_one_rank:
-        return (
-            "rank 0 measured in longer runs, communication predicted"
-            if best.verified
-            else "rank 0 alone measured"
-        )
+        return "rank 0 alone measured"
     return "verified in longer runs" if best.verified else "not verified"
 
 
 def verified(measurement: Measurement) -> str:
     """Whether it was measured again, in a word or two; empty where it was not."""
-    return (
-        ("rank 0 measured again" if measurement.is_of_one_rank else "verified")
-        if measurement.verified
-        else ""
-    )
+    if not measurement.verified:
+        return ""
+    return "rank 0 measured again" if measurement.is_of_one_rank else "verified"
 
 
 def step(measurement: Measurement) -> str:
     """A sentence on how long a step takes; empty where none was timed."""
-    took, waited = measurement.step_seconds, measurement.communication_seconds
-    of_it = "" if waited is None else f"; {waited:.2g} s of it are predicted communication"
-    return (
-        f"A step takes {took.median:.3g} s ({took.low:.3g} to {took.high:.3g}){of_it}."
-        if took
-        else ""
-    )
+    took = measurement.step_seconds
+    if not took:
+        return ""
+
+    sentence = f"A step takes {took.median:.3g} s ({took.low:.3g} to {took.high:.3g})"
+    waited = measurement.communication_seconds
+    if waited is not None:
+        sentence += f"; {waited:.2g} s of it are predicted communication"
+    return f"{sentence}."
 
 
 def source(measured: bool) -> str:
@@ -265,58 +323,65 @@ def source(measured: bool) -> str:
 
 def where(hardware: Hardware, budget: Budget) -> str:
     """The device and the budget."""
-    return f"{hardware.title} within {gib(budget.device_bytes)} GiB{' each' if hardware.world > 1 else ''}"
+    place = f"{hardware.title} within {gib(budget.device_bytes)} GiB"
+    if hardware.world > 1:
+        place += " each"
+    return place
 
 
 def bound_by(bottleneck: str, config: Mapping[str, Any]) -> str:
     """What limits the speed of a config, in words."""
-    several = config.get("data_parallel") is not None and bottleneck == "transfer"
-    return _BETWEEN_DEVICES if several else _BOTTLENECKS[bottleneck]
+    if bottleneck == "transfer" and config.get("data_parallel") is not None:
+        return _BETWEEN_DEVICES
+    return _BOTTLENECKS[bottleneck]
 
 
 def resting_words(resting: Resting) -> str:
     """What a device holds between steps, in a sentence or two."""
-    sizes = {
-        "weights": resting.weights,
-        "adapters": resting.adapters,
-        "gradients": resting.gradients,
-    }
-    sizes["optimizer state"] = resting.optimizer
-    held = ", ".join(
-        f"{name} {gib(size)}" for name, size in sizes.items() if size or name != "adapters"
-    )
+    held = [f"weights {gib(resting.weights)}"]
+    if resting.adapters:
+        held.append(f"adapters {gib(resting.adapters)}")
+    held.append(f"gradients {gib(resting.gradients)}")
+    held.append(f"optimizer state {gib(resting.optimizer)}")
+
+    kept = ""
+    if resting.activations is not None:
+        blocks = pluralize(resting.blocks, "block")
+        kept = f" {blocks} of a micro-batch keep {gib(resting.activations)} each."
+
     trained = pluralize(resting.trained, "parameter")
     if resting.parameters:
         share = f"{100 * resting.trained / resting.parameters:.3g} %"
         trained = f"{resting.trained:,} of {pluralize(resting.parameters, 'parameter')} ({share})"
-    kept = ""
-    if resting.activations is not None:
-        kept = f" {pluralize(resting.blocks, 'block')} of a micro-batch keep {gib(resting.activations)} each."
-    return f"GiB between steps: {held}.{kept} Trained: {trained}."
+    return f"GiB between steps: {', '.join(held)}.{kept} Trained: {trained}."
 
 
 def clock(seconds: float) -> str:
     """A running time, as a clock shows it."""
     minutes, rest = divmod(int(seconds), 60)
     hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+    if hours:
+        return f"{hours}:{minutes:02d}:{rest:02d}"
+    return f"{minutes}:{rest:02d}"
 
 
 def about(seconds: float) -> str:
     """A guessed time: one or two figures."""
     for least, size, name in ((5400, 3600, "h"), (90, 60, "min")):
+        if seconds >= 10 * size:
+            return f"{seconds / size:.0f} {name}"
         if seconds >= least:
-            return (
-                f"{seconds / size:.2g} {name}"
-                if seconds < 10 * size
-                else f"{seconds / size:.0f} {name}"
-            )
-    return f"{max(1, round(seconds, -1) if seconds > 20 else round(seconds)):.0f} s"
+            return f"{seconds / size:.2g} {name}"
+
+    rounded = round(seconds, -1) if seconds > 20 else round(seconds)
+    return f"{max(1, rounded):.0f} s"
 
 
 def listed(words: list[str]) -> str:
     """Words with commas and a last `and`."""
-    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
+    if len(words) == 1:
+        return words[0]
+    return f"{', '.join(words[:-1])} and {words[-1]}"
 
 
 def table(*columns: Column | str) -> Table:
@@ -325,12 +390,18 @@ def table(*columns: Column | str) -> Table:
 
 
 def hanging(lines: Iterable[str]) -> RenderableType:
-    """Lines for a terminal: those that begin as points of a list hang from their dashes. Brackets are no markup."""
+    """Lines for a terminal, in which brackets are no markup.
+
+    Lines that begin as points of a list hang from their dashes.
+    """
     shown: list[RenderableType] = []
     for line in lines:
-        shown.append(Text(one_line(line.removeprefix(POINT))))
-        if line.startswith(POINT):
-            grid = Table.grid(padding=(0, 1, 0, 0))
-            grid.add_row(Text(POINT.rstrip()), shown.pop())
-            shown.append(grid)
+        text = Text(one_line(line.removeprefix(POINT)))
+        if not line.startswith(POINT):
+            shown.append(text)
+            continue
+
+        point = Table.grid(padding=(0, 1, 0, 0))
+        point.add_row(Text(POINT.rstrip()), text)
+        shown.append(point)
     return Group(*shown)
