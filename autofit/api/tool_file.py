@@ -23,14 +23,16 @@ from autofit.export.importers import document_of, importer_of
 from autofit.export.importers.command_line import CommandLine, command_text
 from autofit.export.importers.division import Division
 from autofit.export.importers.document import Document
+from autofit.export.importers.frozen import Weights
 from autofit.export.importers.importer import (
     Importer,
     Keys,
     config_of,
 )
 from autofit.export.source import ExportSource
-from autofit.models import resolve
+from autofit.models import HuggingFaceModel, resolve, with_parts
 from autofit.models.stand_ins import stand_in
+from autofit.models.trained_parts import parts_of
 from autofit.techniques import all_techniques
 
 _MOST_BYTES = 2**20  # of a file
@@ -123,8 +125,11 @@ def read(
     source = _source(workload, named, device)
     config = config_of(importer, keys, source, choices_of_knobs(), division)
     missing: Sequence[str] = ()
+    of_parts: Sequence[str] = ()
     if config.lora_rank:
         config, missing = _adapted(importer, keys, config, workload)
+    else:
+        workload, of_parts = _frozen(importer, keys, workload)
     config = _on_devices(name, config, workload, there)
     before = _before(source, config, workload)
 
@@ -135,7 +140,7 @@ def read(
         )
     if task == IMAGE_TEXT_TO_TEXT.name:
         notes.append(f"each sample is taken to be an image and text, {tokens:,} tokens together.")
-    notes += division.notes
+    notes += [*of_parts, *division.notes]
     return Reading(
         path, document, importer, stands, workload, before, division, there, tuple(notes)
     )
@@ -180,6 +185,26 @@ def _adapted(
     elif importer.freezes_vision:
         targets = reading_layers(workload.model) or targets
     return config.replace(lora_targets=targets), missing
+
+
+def _frozen(importer: Importer, keys: Keys, workload: Workload) -> tuple[Workload, Sequence[str]]:
+    """The workload that trains what the tool trains without adapters, and notes on it."""
+    model = workload.model
+    if not isinstance(model, HuggingFaceModel):
+        return workload, ()  # a function's, which freezes what it wants
+
+    weights = Weights(model, model.config)
+    trained = importer.trains(keys, weights)
+    if trained is None:
+        return workload, ()
+    if len(trained.names) == len(weights.sizes):
+        return workload, trained.notes
+
+    parts = parts_of(trained.names, list(weights.sizes))
+    share = sum(weights.sizes[name] for name in trained.names) / sum(weights.sizes.values())
+    note = f"{share:.0%} of the weights are trained, and the rest stays as it is."
+    frozen = with_parts(workload, parts, asks_inputs=trained.asks_inputs)
+    return frozen, (note, *trained.notes)
 
 
 def _text(path: Path) -> str:

@@ -27,6 +27,7 @@ from autofit.models.functions import (
 )
 from autofit.models.huggingface import HuggingFaceModel, huggingface_workload
 from autofit.models.tasks.choice import chosen_task
+from autofit.models.trained_parts import check_parts
 
 __all__ = [
     "HuggingFaceModel",
@@ -103,6 +104,10 @@ class Sizes(NamedTuple):
     sequence_length: int | None = None
     effective_batch_size: int | None = None
 
+
+# Keys of a `source:` for what of a model is trained, and how far gradients flow back.
+PARTS = "parts"
+ASKS_INPUTS = "asks_inputs"
 
 # What a model may be named by besides.
 _OTHER_MODELS = "Others: a directory with config.json, a hub id (OWNER/NAME) or file.py:FUNCTION."
@@ -213,8 +218,39 @@ def workload_from_source(
     kind, name = named_by(source)
     check_task(summary.get("task"))
     model = _read(kind, name, summary.get("task"), trust_remote_code)
+    model = dataclasses.replace(
+        model,
+        parts=check_parts(source.get(PARTS, ())),
+        asks_inputs=source.get(ASKS_INPUTS) is True,
+    )
     teacher = named_by(source[TEACHER]) if isinstance(source.get(TEACHER), Mapping) else None
     return _workload(model, teacher, sizes, trust_remote_code)
+
+
+def with_parts(workload: Workload, parts: Sequence[str], *, asks_inputs: bool = False) -> Workload:
+    """The same with parts of a named model trained alone.
+
+    Args:
+        parts: as in `models.trained_parts`; none: all of it.
+        asks_inputs: whether gradients flow back to what the embeddings give, trained or not.
+    """
+    if not parts and not asks_inputs:
+        return workload
+    model = workload.model
+    assert isinstance(model, HuggingFaceModel), "models of functions freeze what they want"
+    model = dataclasses.replace(model, parts=tuple(parts), asks_inputs=asks_inputs)
+    sizes = Sizes(workload.sequence_length, workload.effective_batch_size)
+    return _workload(model, None, sizes, model.trust_remote_code)
+
+
+def _source_of(model: HuggingFaceModel) -> dict[str, Any]:
+    """How a model is made again."""
+    source = dict(model.source)
+    if model.parts:
+        source[PARTS] = list(model.parts)
+    if model.asks_inputs:
+        source[ASKS_INPUTS] = True
+    return source
 
 
 def _workload(
@@ -222,7 +258,8 @@ def _workload(
 ) -> Workload:
     """The workload of a model, with the kind and the name of its teacher."""
     if teacher is None:
-        return huggingface_workload(model, **sizes._asdict())
+        workload = huggingface_workload(model, **sizes._asdict())
+        return dataclasses.replace(workload, source=_source_of(model))
 
     kind, name = teacher
     if kind == "function":
@@ -230,7 +267,7 @@ def _workload(
     taught_by = _read(kind, name, model.task, trusted)
     _check_vocabularies(model, taught_by)
     workload = huggingface_workload(model, **sizes._asdict(), frozen={TEACHER: taught_by})
-    source = {**workload.source, TEACHER: dict(taught_by.source)}
+    source = {**_source_of(model), TEACHER: dict(taught_by.source)}
     return dataclasses.replace(workload, source=source)
 
 

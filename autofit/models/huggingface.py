@@ -18,6 +18,7 @@ from autofit.core.workload import Workload, reduction_of
 from autofit.models.losses import LOSSES
 from autofit.models.tasks import BATCHES, auto_class, forward_arguments, model_classes
 from autofit.models.tasks.sizes import Asked, padding, positions
+from autofit.models.trained_parts import train_parts
 
 if TYPE_CHECKING:
     from torch import nn
@@ -43,6 +44,10 @@ class HuggingFaceModel:
 
     `source` says where the config came from; code that comes with a checkpoint is fetched from there, and only when
     `trust_remote_code` allows it.
+
+    Attributes:
+        parts: what is trained (`models.trained_parts`), where not all of it is.
+        asks_inputs: whether gradients flow back to what the embeddings give, trained or not.
     """
 
     name: str
@@ -50,6 +55,8 @@ class HuggingFaceModel:
     config: Mapping[str, Any]
     source: Mapping[str, Any] = field(default_factory=dict)
     trust_remote_code: bool = False
+    parts: tuple[str, ...] = ()
+    asks_inputs: bool = False
 
     def __call__(self) -> "nn.Module":
         """Build the model on the current default device. Raises InputError: the config describes no model that can be
@@ -71,6 +78,12 @@ class HuggingFaceModel:
             raise InputError(
                 f"{self.name} cannot be built from its config: {message}", remedy
             ) from error
+
+        if self.parts:
+            train_parts(model, self.parts)
+        if self.asks_inputs:
+            asking: Any = model
+            asking.enable_input_require_grads()
         return model
 
     def auto_class(self) -> str:
@@ -171,6 +184,8 @@ def huggingface_workload(
             f"the checkpoint holds {stored['quant_method']} weights, dequantised as they are loaded"
         )
         notes.append(f"{what}: figures are of the dequantised.")
+    if model.parts:
+        notes.append(f"of {model.name} only {', '.join(model.parts)} is trained.")
     loss = getattr(batch, "loss", None)
     if loss is None and task.name in LOSSES:
         loss = LOSSES[task.name]()

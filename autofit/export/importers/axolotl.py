@@ -5,11 +5,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from autofit.core.errors import InputError
 from autofit.core.tasks import TASKS
 from autofit.core.tasks.causal_lm import CAUSAL_LM
 from autofit.core.tasks.image_text_to_text import IMAGE_TEXT_TO_TEXT
 from autofit.export.importers.accelerate import divided_by_trainer
 from autofit.export.importers.division import Division
+from autofit.export.importers.frozen import Trained, Weights, list_of_words, pattern_of
 from autofit.export.importers.fsdp import DEFAULTS, FIRST
 from autofit.export.importers.importer import Importer, Keys
 from autofit.export.tools.axolotl import TOOL
@@ -36,7 +38,6 @@ _REFUSED = {
     "gptq": "its weights are quantised already",
     "qat": "training for quantised inference is not known",
     "use_scattermoe": "its kernels for experts are not known",
-    "unfrozen_parameters": "training some layers alone is not known",
     "relora": "restarts of adapters are not known",
     "tiled_mlp": "tiled layers are not known",
     "ebft": "this kind of training is not known",
@@ -51,6 +52,9 @@ _SIZES = {
     "tensor_parallel_size": "tensor_parallel",
     "context_parallel_size": "context_parallel",
 }
+_ROWS = re.compile(r"^(.+)\[[0-9]*(?::[0-9]*)?\]$")  # behind a pattern: of a weight
+_CHECKPOINTING = "gradient_checkpointing"
+_EMBEDDINGS = ("lm_head", "embed_tokens")  # beside these gradients are asked of what they give
 _PLUGINS = ("LigerPlugin", "CutCrossEntropyPlugin", "SwanLabPlugin")  # the last one watches
 _ADAPTERS = (None, "", "lora", "qlora")
 
@@ -86,6 +90,11 @@ def _refuse(keys: Keys) -> str | None:
     for plugin in plugins:
         if not str(plugin).endswith(_PLUGINS):
             return f"plugins: {plugin} is not known."
+    if keys.get("unfrozen_parameters") and keys.get("adapter"):
+        return (
+            "unfrozen_parameters: beside an adapter it freezes what the patterns do not match, "
+            "adapters included, which is not known."
+        )
     if keys.get("adapter") not in _ADAPTERS:
         return f"adapter: {keys['adapter']} is not known."
     if keys.get("processor_type") and _task(keys) != IMAGE_TEXT_TO_TEXT.name:
@@ -93,6 +102,42 @@ def _refuse(keys: Keys) -> str | None:
     if keys.get("rl") and _task(keys) == CAUSAL_LM.name:
         return f"rl: {keys['rl']} is not tuned."
     return None
+
+
+def _trains(keys: Keys, weights: Weights) -> Trained | None:
+    """What the patterns match, in which a dot is one; rows of a weight are trained as all of it is,
+    and their gradients set to zero."""
+    key = "unfrozen_parameters"
+    patterns = list_of_words(key, keys.get(key))
+    if not patterns:
+        return None
+
+    found: set[str] = set()
+    notes = []
+    for pattern in patterns:
+        rows = _ROWS.match(pattern)
+        name = rows[1] if rows else pattern
+        matched = weights.matching(pattern_of(key, re.sub(r"\.(?!\+)", r"\\.", name)).match)
+        if not matched:
+            notes.append(f"unfrozen_parameters: no weight of the model matches {pattern}.")
+        found |= matched
+    if not found:
+        raise InputError(
+            f"{key}: no weight of the model matches.", "Correct it, or give --model DIRECTORY."
+        )
+    names_embeddings = any(word in pattern for word in _EMBEDDINGS for pattern in patterns)
+    return Trained(found, names_embeddings or bool(keys.get(_CHECKPOINTING)), tuple(notes))
+
+
+def _keeps(keys: Keys) -> tuple[str, ...]:
+    """Packed samples see one another but with flash attention; where layers are checkpointed,
+    gradients flow through frozen ones to the inputs."""
+    kept = []
+    if keys.get("sample_packing"):
+        kept.append("attn_implementation")
+    if keys.get("unfrozen_parameters"):
+        kept.append(_CHECKPOINTING)
+    return tuple(kept)
 
 
 def _divide(keys: Keys, folder: Path) -> Division:
@@ -149,8 +194,8 @@ IMPORTER = Importer(
     read=_read,
     targets="lora_target_modules",
     pattern=_pattern,
-    # Packed samples see one another but with flash attention.
-    keeps=lambda keys: ("attn_implementation",) if keys.get("sample_packing") else (),
+    trains=_trains,
+    keeps=_keeps,
     defaults=_DEFAULTS,
     meaning=_meaning,
 )

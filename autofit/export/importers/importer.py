@@ -16,6 +16,7 @@ from autofit.core.knobs import knob_named
 from autofit.core.knobs.lora_targets import KNOB as TARGETS
 from autofit.core.knobs.precision import KNOB as PRECISION
 from autofit.export.importers.division import Division
+from autofit.export.importers.frozen import Trained, Weights
 from autofit.export.importers.fsdp import key_of_fsdp
 from autofit.export.source import ExportSource
 from autofit.export.tool import Request, Tool, ToolKeys, write
@@ -44,7 +45,9 @@ class Importer:
         section: what the exporter's keys of this file begin with; others are not in it.
         programs: the commands that take these keys as options, such as ("trl", "sft").
         pattern: by the keys, a regular expression of those layers, where a file gives one.
-        freezes_vision: whether of a model that takes images, too, only what reads texts is trained.
+        freezes_vision: whether of a model that takes images, too, adapters are beside what reads
+            texts alone.
+        trains: by the keys and the model's weights, what is trained without adapters; None: all.
         keeps: by the keys, those that stay: they only cost elsewhere, and decide here what is learnt.
         read: the keys, without those that say nothing beside others, and with what the tool works
             out for so many devices.
@@ -66,6 +69,7 @@ class Importer:
     programs: tuple[tuple[str, str], ...] = ()
     pattern: Callable[[Keys], str | None] = lambda keys: None
     freezes_vision: bool = False
+    trains: Callable[[Keys, Weights], Trained | None] = lambda keys, weights: None
     keeps: Callable[[Keys], Sequence[str]] = lambda keys: ()
     read: Callable[[Keys, Division], Keys] = lambda keys, division: keys
     older: Mapping[str, str] = field(default_factory=dict)
