@@ -114,13 +114,16 @@ def read(
     task = task or importer.task(keys)
     stands, note = named, None
     layers = set(str(importer.adapted(keys)).split("+")) - set(SETS)
+    sees = task == IMAGE_TEXT_TO_TEXT.name or importer.sees(keys)
     if model is None:
-        stands, note = stand_in(named, tokens, layers=layers, task=task)
+        of_kind = IMAGE_TEXT_TO_TEXT.name if sees else task
+        stands, note = stand_in(named, tokens, layers=layers, task=of_kind)
     workload = resolve(
         stands,
         task=task,
         sequence_length=tokens,
         effective_batch_size=1,
+        sees=sees,
     )
     source = _source(workload, named, device)
     config = config_of(importer, keys, source, choices_of_knobs(), division)
@@ -129,7 +132,8 @@ def read(
     if config.lora_rank:
         config, missing = _adapted(importer, keys, config, workload)
     else:
-        workload, of_parts = _frozen(importer, keys, workload)
+        workload, of_parts, holds = _frozen(importer, keys, workload)
+        division = replace(division, holds=(*division.holds, *holds))
     config = _on_devices(name, config, workload, there)
     before = _before(source, config, workload)
 
@@ -138,9 +142,10 @@ def read(
         notes.append(
             f"{workload.name} has no layers named {', '.join(missing)}: none get adapters."
         )
-    if task == IMAGE_TEXT_TO_TEXT.name:
-        notes.append(f"each sample is taken to be an image and text, {tokens:,} tokens together.")
-    notes += [*of_parts, *division.notes]
+    if sees:
+        what = "sample" if task == IMAGE_TEXT_TO_TEXT.name else "text"
+        notes.append(f"each {what} is taken to be an image and text, {tokens:,} tokens together.")
+    notes += [*of_parts, *importer.notes(keys), *division.notes]
     return Reading(
         path, document, importer, stands, workload, before, division, there, tuple(notes)
     )
@@ -187,24 +192,27 @@ def _adapted(
     return config.replace(lora_targets=targets), missing
 
 
-def _frozen(importer: Importer, keys: Keys, workload: Workload) -> tuple[Workload, Sequence[str]]:
-    """The workload that trains what the tool trains without adapters, and notes on it."""
+def _frozen(
+    importer: Importer, keys: Keys, workload: Workload
+) -> tuple[Workload, Sequence[str], Sequence[str]]:
+    """The workload that trains what the tool trains without adapters, notes on it, and the knobs
+    that stay for it."""
     model = workload.model
     if not isinstance(model, HuggingFaceModel):
-        return workload, ()  # a function's, which freezes what it wants
+        return workload, (), ()  # a function's, which freezes what it wants
 
     weights = Weights(model, model.config)
     trained = importer.trains(keys, weights)
     if trained is None:
-        return workload, ()
+        return workload, (), ()
     if len(trained.names) == len(weights.sizes):
-        return workload, trained.notes
+        return workload, trained.notes, ()
 
     parts = parts_of(trained.names, list(weights.sizes))
     share = sum(weights.sizes[name] for name in trained.names) / sum(weights.sizes.values())
     note = f"{share:.0%} of the weights are trained, and the rest stays as it is."
     frozen = with_parts(workload, parts, asks_inputs=trained.asks_inputs)
-    return frozen, (note, *trained.notes)
+    return frozen, (note, *trained.notes), trained.holds
 
 
 def _text(path: Path) -> str:

@@ -28,7 +28,7 @@ from autofit.export.knobs.reference import teacher
 from autofit.export.packing import packed_samples, padded_samples
 from autofit.export.source import check_batch_sizes, nodes_of, torchrun
 from autofit.export.template import WIDTH, call, fill, import_from, literal, packed, template
-from autofit.models import ASKS_INPUTS, PARTS
+from autofit.models import ASKS_INPUTS, PARTS, SEES
 from autofit.models.tasks import auto_class
 from autofit.models.trained_parts import check_parts
 
@@ -130,6 +130,8 @@ def train_script(
         raise InputError(
             "train.py cannot be written for padded samples in fp8: it fills up no rows.", _INSTEAD
         )
+    if source.get(SEES):
+        raise InputError(f"train.py cannot be written for {task.name} about images.", _INSTEAD)
     if model_config.get("quantization_config"):
         raise InputError(
             "train.py cannot be written for a checkpoint that is quantised already.", _INSTEAD

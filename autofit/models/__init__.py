@@ -16,6 +16,7 @@ from autofit.core.strict_yaml import load_mapping
 from autofit.core.task import TEACHER
 from autofit.core.tasks import TASK_NAMES, TASKS
 from autofit.core.tasks.causal_lm import CAUSAL_LM
+from autofit.core.tasks.image_text_to_text import IMAGE_TEXT_TO_TEXT
 from autofit.core.workload import Workload
 from autofit.models import losses as losses
 from autofit.models.config_json import check_directory, is_hub_id, read_directory, read_hub
@@ -105,9 +106,11 @@ class Sizes(NamedTuple):
     effective_batch_size: int | None = None
 
 
-# Keys of a `source:` for what of a model is trained, and how far gradients flow back.
+# Keys of a `source:` for what of a model is trained, how far gradients flow back, and whether images
+# stand in texts.
 PARTS = "parts"
 ASKS_INPUTS = "asks_inputs"
+SEES = "sees"
 
 # What a model may be named by besides.
 _OTHER_MODELS = "Others: a directory with config.json, a hub id (OWNER/NAME) or file.py:FUNCTION."
@@ -174,8 +177,12 @@ def resolve(
     sequence_length: int | None = None,
     effective_batch_size: int | None = None,
     trust_remote_code: bool = False,
+    sees: bool = False,
 ) -> Workload:
     """The workload of what `--model` names, taught by what `--teacher` names where its task asks one.
+
+    Args:
+        sees: whether images stand in the texts of a task that is of texts.
 
     Raises:
         InputError: they name nothing, or what cannot be trained as asked.
@@ -192,7 +199,8 @@ def resolve(
             raise InputError(message, "Leave --task out.")
         return function_workload(model, **sizes._asdict())
     named = None if teacher is None else (kind_of(teacher), teacher)
-    return _workload(_read(kind, model, task, trust_remote_code), named, sizes, trust_remote_code)
+    found = _read(kind, model, task, trust_remote_code, sees=sees)
+    return _workload(found, named, sizes, trust_remote_code)
 
 
 def check_task(task: object) -> None:
@@ -217,7 +225,8 @@ def workload_from_source(
     sizes = Sizes(summary.get("sequence_length"), summary.get("effective_batch_size"))
     kind, name = named_by(source)
     check_task(summary.get("task"))
-    model = _read(kind, name, summary.get("task"), trust_remote_code)
+    sees = source.get(SEES) is True
+    model = _read(kind, name, summary.get("task"), trust_remote_code, sees=sees)
     model = dataclasses.replace(
         model,
         parts=check_parts(source.get(PARTS, ())),
@@ -250,6 +259,8 @@ def _source_of(model: HuggingFaceModel) -> dict[str, Any]:
         source[PARTS] = list(model.parts)
     if model.asks_inputs:
         source[ASKS_INPUTS] = True
+    if model.sees:
+        source[SEES] = True
     return source
 
 
@@ -317,8 +328,13 @@ def named_by(source: Mapping[str, Any]) -> tuple[str, str]:
     return kind, named
 
 
-def _read(kind: str, name: str, task: str | None, trusted: bool) -> HuggingFaceModel:
+def _read(
+    kind: str, name: str, task: str | None, trusted: bool, *, sees: bool = False
+) -> HuggingFaceModel:
     require(isinstance(trusted, bool), "trust_remote_code must be True or False", trusted)
+    if sees and task is not None and TASKS[task].medium == "preferences":
+        model = _read(kind, name, IMAGE_TEXT_TO_TEXT.name, trusted)
+        return dataclasses.replace(model, task=task, sees=True)
     if kind != "preset":
         return (read_directory if kind == "directory" else read_hub)(
             name, task=task, trust_remote_code=trusted

@@ -48,6 +48,7 @@ class HuggingFaceModel:
     Attributes:
         parts: what is trained (`models.trained_parts`), where not all of it is.
         asks_inputs: whether gradients flow back to what the embeddings give, trained or not.
+        sees: whether images stand in the texts of a task that is of texts.
     """
 
     name: str
@@ -57,6 +58,7 @@ class HuggingFaceModel:
     trust_remote_code: bool = False
     parts: tuple[str, ...] = ()
     asks_inputs: bool = False
+    sees: bool = False
 
     def __call__(self) -> "nn.Module":
         """Build the model on the current default device. Raises InputError: the config describes no model that can be
@@ -88,7 +90,7 @@ class HuggingFaceModel:
 
     def auto_class(self) -> str:
         """The name of the auto class of transformers that makes the model."""
-        task = TASKS[self.task]
+        task = IMAGE_TEXT_TO_TEXT if self.sees else TASKS[self.task]
         found = auto_class(
             task, str(self.config.get("model_type")), self.config.get("architectures") or ()
         )
@@ -168,7 +170,8 @@ def huggingface_workload(
     names = map(str, model.config.get("architectures") or ())
     takes_more = any(name in model_classes(auto, kind) for name in names for auto in MULTIMODAL)
     arguments = model.arguments() if takes_more or not task.reads_text else ()
-    batch: Any = BATCHES[task.medium](Asked(model.name, task, config, sequence_length, arguments))
+    asked = Asked(model.name, task, config, sequence_length, arguments, model.sees)
+    batch: Any = BATCHES[task.medium](asked)
 
     notes = []
     if takes_more and task.reads_text:

@@ -88,3 +88,13 @@ def test_a_step_takes_the_time_of_what_is_trained() -> None:
     last = seconds(("model.layers.11",))
     assert last < 0.6 * seconds(())
     assert last < 0.8 * seconds(("model.layers.11",), asks_inputs=True)
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "adamw-8bit", "paged-adamw-8bit"])
+def test_divided_weights_have_parts_of_what_is_trained(optimizer: str) -> None:
+    knobs = {"data_parallel": "fsdp", "precision": "bf16-mixed", "optimizer": optimizer}
+    held = {
+        parts: labelled(traced(workload(parts), AMPERE.of_several(2), **knobs), "optimizer")
+        for parts in ((), LAST)
+    }
+    assert 0 < held[LAST] < 0.45 * held[()]

@@ -11,7 +11,13 @@ from autofit.core.tasks.causal_lm import CAUSAL_LM
 from autofit.core.tasks.image_text_to_text import IMAGE_TEXT_TO_TEXT
 from autofit.export.importers.accelerate import divided_by_trainer
 from autofit.export.importers.division import Division
-from autofit.export.importers.frozen import Trained, Weights, list_of_words, pattern_of
+from autofit.export.importers.frozen import (
+    BY_CHECKPOINTING,
+    Trained,
+    Weights,
+    list_of_words,
+    pattern_of,
+)
 from autofit.export.importers.fsdp import DEFAULTS, FIRST
 from autofit.export.importers.importer import Importer, Keys
 from autofit.export.tools.axolotl import TOOL
@@ -43,8 +49,6 @@ _REFUSED = {
     "ebft": "this kind of training is not known",
     "lisa_n_layers": "training some layers at a time is not known",
     "process_reward_model": "models that reward steps are not known",
-    "loftq": "adapters that begin as what quantisation lost are not known",
-    "peft.loftq_config": "adapters that begin as what quantisation lost are not known",
 }
 _SIZES = {
     "dp_replicate_size": "data_parallel_replicate",
@@ -53,7 +57,6 @@ _SIZES = {
     "context_parallel_size": "context_parallel",
 }
 _ROWS = re.compile(r"^(.+)\[[0-9]*(?::[0-9]*)?\]$")  # behind a pattern: of a weight
-_CHECKPOINTING = "gradient_checkpointing"
 _EMBEDDINGS = ("lm_head", "embed_tokens")  # beside these gradients are asked of what they give
 _PLUGINS = ("LigerPlugin", "CutCrossEntropyPlugin", "SwanLabPlugin")  # the last one watches
 _ADAPTERS = (None, "", "lora", "qlora")
@@ -92,8 +95,8 @@ def _refuse(keys: Keys) -> str | None:
             return f"plugins: {plugin} is not known."
     if keys.get("unfrozen_parameters") and keys.get("adapter"):
         return (
-            "unfrozen_parameters: beside an adapter it freezes what the patterns do not match, "
-            "adapters included, which is not known."
+            "unfrozen_parameters: beside an adapter it freezes all that the patterns do not match, "
+            "and names of adapters begin with base_model."
         )
     if keys.get("adapter") not in _ADAPTERS:
         return f"adapter: {keys['adapter']} is not known."
@@ -126,18 +129,18 @@ def _trains(keys: Keys, weights: Weights) -> Trained | None:
             f"{key}: no weight of the model matches.", "Correct it, or give --model DIRECTORY."
         )
     names_embeddings = any(word in pattern for word in _EMBEDDINGS for pattern in patterns)
-    return Trained(found, names_embeddings or bool(keys.get(_CHECKPOINTING)), tuple(notes))
+    asks_inputs = names_embeddings or bool(keys.get("gradient_checkpointing"))
+    return Trained(found, asks_inputs, BY_CHECKPOINTING, tuple(notes))
 
 
-def _keeps(keys: Keys) -> tuple[str, ...]:
-    """Packed samples see one another but with flash attention; where layers are checkpointed,
-    gradients flow through frozen ones to the inputs."""
-    kept = []
-    if keys.get("sample_packing"):
-        kept.append("attn_implementation")
-    if keys.get("unfrozen_parameters"):
-        kept.append(_CHECKPOINTING)
-    return tuple(kept)
+def _notes(keys: Keys) -> tuple[str, ...]:
+    """LoftQ changes the values of weights and adapters once, and nothing of a step."""
+    if not any(key.startswith("peft.loftq_config") for key in keys):
+        return ()
+    return (
+        "adapters that begin with LoftQ are trained as others are: what finding them takes before "
+        "training is not predicted.",
+    )
 
 
 def _divide(keys: Keys, folder: Path) -> Division:
@@ -195,7 +198,9 @@ IMPORTER = Importer(
     targets="lora_target_modules",
     pattern=_pattern,
     trains=_trains,
-    keeps=_keeps,
+    # Packed samples see one another but with flash attention.
+    keeps=lambda keys: ("attn_implementation",) if keys.get("sample_packing") else (),
+    notes=_notes,
     defaults=_DEFAULTS,
     meaning=_meaning,
 )

@@ -7,11 +7,14 @@ from functools import cached_property
 from typing import Any
 
 from autofit.core.errors import InputError, shown
+from autofit.core.knobs.activation_checkpointing import KNOB as CHECKPOINTING
 from autofit.training.meta_model import meta_model_from
 
 # What older versions of transformers, and checkpoints, call modules of a kind of model.
 _OLDER = {"mixtral": (".mlp.", ".block_sparse_moe.")}
 _READER = "model.language_model."
+# Where transformers checkpoints layers it asks for gradients of what the embeddings give.
+BY_CHECKPOINTING = (CHECKPOINTING.name,)
 
 
 class Weights:
@@ -66,11 +69,13 @@ class Trained:
     Attributes:
         names: of the weights.
         asks_inputs: whether gradients flow back to what the embeddings give, trained or not.
+        holds: the knobs that decide it, which stay as they are.
         notes: sentences for the user.
     """
 
     names: Collection[str]
     asks_inputs: bool = False
+    holds: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
 

@@ -49,6 +49,8 @@ class Importer:
             texts alone.
         trains: by the keys and the model's weights, what is trained without adapters; None: all.
         keeps: by the keys, those that stay: they only cost elsewhere, and decide here what is learnt.
+        sees: by the keys, whether images stand in its texts.
+        notes: by the keys, sentences on what is predicted otherwise than the file says.
         read: the keys, without those that say nothing beside others, and with what the tool works
             out for so many devices.
         older: keys of the exporter, and what they were called before; a file may have those.
@@ -71,6 +73,8 @@ class Importer:
     freezes_vision: bool = False
     trains: Callable[[Keys, Weights], Trained | None] = lambda keys, weights: None
     keeps: Callable[[Keys], Sequence[str]] = lambda keys: ()
+    sees: Callable[[Keys], bool] = lambda keys: False
+    notes: Callable[[Keys], Sequence[str]] = lambda keys: ()
     read: Callable[[Keys, Division], Keys] = lambda keys, division: keys
     older: Mapping[str, str] = field(default_factory=dict)
     single: tuple[str, ...] = ()

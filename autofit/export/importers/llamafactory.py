@@ -1,13 +1,14 @@
 """Files of LLaMA-Factory."""
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from autofit.core.errors import InputError, is_whole, shown
 from autofit.core.tasks import TASKS
 from autofit.core.tasks.causal_lm import CAUSAL_LM
 from autofit.core.tasks.image_text_to_text import IMAGE_TEXT_TO_TEXT
-from autofit.export.importers.accelerate import divided_by_trainer
+from autofit.export.importers.accelerate import divided_by_trainer, with_devices
 from autofit.export.importers.division import Division
 from autofit.export.importers.frozen import Trained, Weights
 from autofit.export.importers.fsdp import BY_TRAINER, DEFAULTS
@@ -42,7 +43,6 @@ _REFUSED = {
     "pipeline_model_parallel_size": "Megatron is not tuned",
     "expert_model_parallel_size": "Megatron is not tuned",
     "tp_size": "layers that are split over devices are not tuned",
-    "ray_num_workers": "several machines of Ray are not tuned yet",
 }
 _OF_IMAGES = ("image_max_pixels", "image_min_pixels", "video_max_pixels", "video_min_pixels")
 # Of models that take images, too, only what reads texts is trained, unless a file says otherwise.
@@ -67,6 +67,13 @@ _PARTS_OF = {
 }
 _KINDS = ("lora", "full", "freeze", None)
 _STAGES = {None: CAUSAL_LM.name, "sft": CAUSAL_LM.name, "pt": CAUSAL_LM.name}
+
+# What is learnt of answers about images, too.
+_ABOUT_IMAGES = tuple(
+    task.name
+    for task in TASKS.values()
+    if task.medium == "preferences" and not task.scores and TOOL.name in task.tools
+)
 
 # Its files are read of images, too; how they are written anew is not known.
 _TASKS = (*TOOL.tasks, IMAGE_TEXT_TO_TEXT.name)
@@ -99,13 +106,23 @@ def _refuse(keys: Keys) -> str | None:
             return f"{name}: adapters beside other parts than what reads texts are not known."
     if keys.get("freeze_language_model"):
         return "freeze_language_model: below it no layer is checkpointed, which is not predicted."
-    if _has_images(keys) and _task(keys) != IMAGE_TEXT_TO_TEXT.name:
+    if _has_images(keys) and _task(keys) not in (IMAGE_TEXT_TO_TEXT.name, *_ABOUT_IMAGES):
         return f"stage: {keys['stage']} is not tuned with images."
     if keys.get("finetuning_type") not in _KINDS:
         return f"finetuning_type: {keys['finetuning_type']} is not known."
     if keys.get("stage") not in _STAGES and _task(keys) == CAUSAL_LM.name:
         return f"stage: {keys['stage']} is not tuned."
     return None
+
+
+def _divide(keys: Keys, folder: Path) -> Division:
+    """As Trainer does; Ray's workers are processes with a device each."""
+    division = divided_by_trainer(keys, folder)
+    workers = keys.get("ray_num_workers")
+    if not workers:
+        return division
+    note = "the workers of Ray are taken to be on one machine."
+    return with_devices(division, workers).noted(note)
 
 
 def _trains(keys: Keys, weights: Weights) -> Trained | None:
@@ -177,11 +194,12 @@ IMPORTER = Importer(
     length=("cutoff_len", 2048),
     task=_task,
     refuse=_refuse,
-    divide=divided_by_trainer,
+    divide=_divide,
     read=_read,
     targets="lora_target",
     freezes_vision=True,
     trains=_trains,
+    sees=_has_images,
     keeps=lambda keys: ("flash_attn",) if keys.get("neat_packing") else (),
     single=("stage", "pref_loss"),
     defaults=_DEFAULTS,

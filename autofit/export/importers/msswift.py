@@ -18,6 +18,7 @@ from autofit.export.importers.accelerate import (
 from autofit.export.importers.command_line import COMMAND
 from autofit.export.importers.division import Division
 from autofit.export.importers.frozen import (
+    BY_CHECKPOINTING,
     Trained,
     Weights,
     beginning_with,
@@ -69,15 +70,18 @@ _ALIGNERS = (
     *("model.multi_modal_projector", "model.connector"),
 )
 _READERS = ("model.language_model", "lm_head")
-_CHOOSE = (
-    *("freeze_parameters", "freeze_parameters_ratio", "freeze_parameters_regex"),
-    *("trainable_parameters", "trainable_parameters_regex"),
-)
 _PROCESSES = ("ENV.NPROC_PER_NODE", "launcher.nproc_per_node")  # of each machine
 _OF_ALL = "launcher.num_processes"  # of all machines, as accelerate counts
 _MACHINES = ("ENV.NNODES", "launcher.nnodes", "launcher.num_machines")
 _OF_TASKS = ("rlhf_type", "task_type")
 _TUNERS = ("lora", "full", None)
+
+# What is learnt of answers about images, too: all that is no head of its own.
+_ABOUT_IMAGES = tuple(
+    task.name
+    for task in TASKS.values()
+    if task.medium == "preferences" and not task.scores and TOOL.name in task.tools
+)
 
 # Its files are read of images, too; how they are written anew is not known.
 _TASKS = (*TOOL.tasks, IMAGE_TEXT_TO_TEXT.name)
@@ -116,14 +120,12 @@ def _refuse(keys: Keys) -> str | None:
     for name, usual in _FROZEN.items():
         if tuner != "full" and keys.get(name, usual) != usual:
             return f"{name}: adapters beside other parts than what reads texts are not known."
-    if _has_images(keys) and _task(keys) != IMAGE_TEXT_TO_TEXT.name:
-        return "MAX_PIXELS: images are tuned for swift sft and swift pt alone."
+    if _has_images(keys) and _task(keys) not in (IMAGE_TEXT_TO_TEXT.name, *_ABOUT_IMAGES):
+        return "MAX_PIXELS: images are tuned for swift sft, swift pt and preferences alone."
     if keys.get("tuner_backend", "peft") != "peft":
         return f"tuner_backend: {keys['tuner_backend']} is not known."
     if keys.get("init_weights") == "lora-ga":
         return "init_weights: adapters that begin with gradients are not known."
-    if keys.get("sequence_parallel_size", 1) != 1:
-        return "sequence_parallel_size: several devices are not tuned yet."
 
     for name in _OF_TASKS:
         if keys.get(name) not in (None, "causal_lm") and _task(keys) == CAUSAL_LM.name:
@@ -158,7 +160,7 @@ def _trains(keys: Keys, weights: Weights) -> Trained | None:
     if not trained:
         raise InputError("freeze_parameters: nothing is left to train.", "Correct it.")
     asks_inputs = keys.get("gradient_checkpointing", True) is not False
-    return Trained(trained, asks_inputs)
+    return Trained(trained, asks_inputs, BY_CHECKPOINTING)
 
 
 def _share_frozen(keys: Keys, weights: Weights) -> set[str]:
@@ -168,18 +170,6 @@ def _share_frozen(keys: Keys, weights: Weights) -> set[str]:
         message = f"freeze_parameters_ratio must be from 0 to 1, not {shown(share)}."
         raise InputError(message, "Correct it.")
     return first_weights(weights, share)
-
-
-def _keeps(keys: Keys) -> tuple[str, ...]:
-    """Packed samples see one another but with flash attention, and without padding as well;
-    below frozen weights gradients flow to the inputs where layers are checkpointed."""
-    kept = []
-    if keys.get("packing") or keys.get("padding_free"):
-        kept.append("attn_impl")
-    trains_all = keys.get("tuner_type", keys.get("train_type")) == "full"
-    if trains_all and (_has_images(keys) or any(keys.get(name) for name in _CHOOSE)):
-        kept.append("gradient_checkpointing")
-    return tuple(kept)
 
 
 def _divide(keys: Keys, folder: Path) -> Division:
@@ -192,7 +182,8 @@ def _divide(keys: Keys, folder: Path) -> Division:
     inside = {
         key.removeprefix("fsdp."): value for key, value in keys.items() if key.startswith("fsdp.")
     }
-    division = divided_by_trainer({**keys, **inside, **preset}, folder).closed()
+    sizes = {"sequence_parallel_size": "context_parallel"}  # by an exchange of heads
+    division = divided_by_trainer({**keys, **inside, **preset}, folder, sizes=sizes).closed()
     if preset:  # which checkpoints blocks itself
         knobs = {**division.knobs, "activation_checkpointing": "full"}
         holds = (*division.holds, "activation_checkpointing")
@@ -225,7 +216,9 @@ def _read(keys: Keys, division: Division) -> Keys:
         read["lora_dtype"] = "float32"
     for name in ("bf16", "fp16"):
         read.setdefault(name, name == autocast)
-    if dtype in _HALF and (is_narrow or not has_adapters):
+    if dtype in _HALF and not has_adapters and division.widens:
+        read["torch_dtype"] = "float32"  # of what is trained; the rest is under autocast
+    elif dtype in _HALF and (is_narrow or not has_adapters):
         read |= {"bf16": False, "fp16": False}
     return read
 
@@ -254,7 +247,9 @@ IMPORTER = Importer(
     pattern=lambda keys: keys.get("target_regex"),
     freezes_vision=True,
     trains=_trains,
-    keeps=_keeps,
+    sees=_has_images,
+    # Packed samples see one another but with flash attention, and without padding as well.
+    keeps=lambda keys: ("attn_impl",) if keys.get("packing") or keys.get("padding_free") else (),
     older={"tuner_type": "train_type"},
     defaults=_DEFAULTS,
     meaning=_meaning,
