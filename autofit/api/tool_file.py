@@ -9,8 +9,10 @@ from autofit.core.errors import InputError, require
 from autofit.core.files import expanded, read_text
 from autofit.core.hardware import Hardware
 from autofit.core.knobs import knob_named
+from autofit.core.knobs.compile import KNOB as COMPILE
 from autofit.core.knobs.gradient_accumulation_steps import KNOB as ACCUMULATION
 from autofit.core.knobs.lora_targets import SETS
+from autofit.core.knobs.loss import KNOB as LOSS
 from autofit.core.knobs.micro_batch_size import KNOB as MICRO_BATCH
 from autofit.core.layout import Layout
 from autofit.core.options import check_devices
@@ -30,13 +32,16 @@ from autofit.export.importers.importer import (
     config_of,
 )
 from autofit.export.source import ExportSource
-from autofit.models import HuggingFaceModel, resolve, with_parts
+from autofit.models import HuggingFaceModel, resolve, with_parts, with_rounding
 from autofit.models.stand_ins import stand_in
 from autofit.models.trained_parts import parts_of
 from autofit.techniques import all_techniques
 
 _MOST_BYTES = 2**20  # of a file
 SIZES = (MICRO_BATCH.name, ACCUMULATION.name)  # which make the effective batch, with the devices
+# What stays where layers round: fused losses multiply by the head's weight without rounding it, and
+# what a compiler makes of the many small operations is not predicted.
+_BESIDE_ROUNDING = (COMPILE.name, LOSS.name)
 # A file that names its kernels is for an environment that has them.
 _THERE = {"flash-attn": "2.8"}
 
@@ -125,6 +130,10 @@ def read(
         effective_batch_size=1,
         sees=sees,
     )
+    rounds = importer.rounds(keys)
+    if rounds is not None and isinstance(workload.model, HuggingFaceModel):
+        workload = with_rounding(workload, rounds)
+        division = replace(division, holds=(*division.holds, *_BESIDE_ROUNDING))
     source = _source(workload, named, device)
     config = config_of(importer, keys, source, choices_of_knobs(), division)
     missing: Sequence[str] = ()

@@ -7,6 +7,7 @@ from typing import Any, Self
 from autofit.core.config import Config
 from autofit.core.layout import Layout
 from autofit.core.task import Task
+from autofit.models.fake_quantised import FakeQuantisation
 
 
 @dataclass(frozen=True)
@@ -24,6 +25,7 @@ class Case:
     apart: bool = False  # packed samples do not see one another
     parts: tuple[str, ...] = ()  # what alone is trained, where not all of the model is
     asks_inputs: bool = False  # gradients flow back to what the embeddings give
+    rounds: FakeQuantisation | None = None  # how linear layers do for quantised inference
 
     @property
     def layout(self) -> Layout:

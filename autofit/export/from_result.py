@@ -19,7 +19,7 @@ from autofit.core.workload import Workload
 from autofit.export.source import WEIGHTS, ExportSource
 from autofit.export.tool import Export, write
 from autofit.export.tools import all_tools, tool_named
-from autofit.models import PARTS, load_preset, preset_names, workload_from_source
+from autofit.models import PARTS, ROUNDS, load_preset, preset_names, workload_from_source
 from autofit.models.trained_parts import check_parts
 from autofit.report.explain import nothing_fits
 from autofit.setup.experts import expert_weights
@@ -154,6 +154,7 @@ def _source(
         weights=_weights(result.source),
         teacher=_weights(result.source.get(TEACHER) or {}),
         off=off,
+        rounds=ROUNDS in result.source,
         parts=check_parts(result.source.get(PARTS, ())),
         **layers,
     )

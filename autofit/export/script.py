@@ -23,12 +23,13 @@ from autofit.core.tasks import task_named
 from autofit.export.fragments import Case, Fragments
 from autofit.export.header import measured_sentence, script_header
 from autofit.export.knobs import KNOBS
-from autofit.export.knobs.parts import gradients_of_inputs, trained_parts
+from autofit.export.knobs.parts import gradients_of_inputs, rounding, trained_parts
 from autofit.export.knobs.reference import teacher
 from autofit.export.packing import packed_samples, padded_samples
 from autofit.export.source import check_batch_sizes, nodes_of, torchrun
 from autofit.export.template import WIDTH, call, fill, import_from, literal, packed, template
-from autofit.models import ASKS_INPUTS, PARTS, SEES
+from autofit.models import ASKS_INPUTS, PARTS, ROUNDS, SEES
+from autofit.models.fake_quantised import FakeQuantisation
 from autofit.models.tasks import auto_class
 from autofit.models.trained_parts import check_parts
 
@@ -170,8 +171,10 @@ def train_script(
         apart,
         check_parts(source.get(PARTS, ())),
         source.get(ASKS_INPUTS) is True,
+        FakeQuantisation.of_source(source.get(ROUNDS)),
     )
-    fragments = trained_parts(case).joined(_fragments(case)).joined(gradients_of_inputs(case))
+    fragments = rounding(case).joined(trained_parts(case)).joined(_fragments(case))
+    fragments = fragments.joined(gradients_of_inputs(case))
     fragments, several = _of_loss(case).joined(fragments), layout.world > 1
     imported = [line.split()[1].partition(".")[0].replace("_", "-") for line in fragments.imports]
     packages = list(dict.fromkeys(["torch", "transformers", *imported, *fragments.packages]))

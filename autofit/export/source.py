@@ -77,6 +77,7 @@ class ExportSource:
     # the parameters that hold the weights of experts, where there are adapters
     experts: tuple[str, ...] = ()
     adapted_experts: tuple[str, ...] = ()  # those of them that get adapters
+    rounds: bool = False  # whether it is trained for quantised inference
     parts: tuple[str, ...] = ()  # what alone is trained of the model, where not all of it is
     off: Mapping[str, Value] = field(default_factory=dict)  # of every registered knob
     # the tool's keys of how samples are generated, where the training does

@@ -20,6 +20,7 @@ from autofit.core.tasks.image_text_to_text import IMAGE_TEXT_TO_TEXT
 from autofit.core.workload import Workload
 from autofit.models import losses as losses
 from autofit.models.config_json import check_directory, is_hub_id, read_directory, read_hub
+from autofit.models.fake_quantised import FakeQuantisation
 from autofit.models.functions import (
     function_workload,
     is_function,
@@ -106,11 +107,12 @@ class Sizes(NamedTuple):
     effective_batch_size: int | None = None
 
 
-# Keys of a `source:` for what of a model is trained, how far gradients flow back, and whether images
-# stand in texts.
+# Keys of a `source:` for what of a model is trained, how far gradients flow back, whether images
+# stand in texts, and how linear layers round.
 PARTS = "parts"
 ASKS_INPUTS = "asks_inputs"
 SEES = "sees"
+ROUNDS = "rounds"
 
 # What a model may be named by besides.
 _OTHER_MODELS = "Others: a directory with config.json, a hub id (OWNER/NAME) or file.py:FUNCTION."
@@ -231,6 +233,7 @@ def workload_from_source(
         model,
         parts=check_parts(source.get(PARTS, ())),
         asks_inputs=source.get(ASKS_INPUTS) is True,
+        rounds=FakeQuantisation.of_source(source.get(ROUNDS)),
     )
     teacher = named_by(source[TEACHER]) if isinstance(source.get(TEACHER), Mapping) else None
     return _workload(model, teacher, sizes, trust_remote_code)
@@ -245,9 +248,19 @@ def with_parts(workload: Workload, parts: Sequence[str], *, asks_inputs: bool = 
     """
     if not parts and not asks_inputs:
         return workload
+    return _with_model(workload, parts=tuple(parts), asks_inputs=asks_inputs)
+
+
+def with_rounding(workload: Workload, rounds: FakeQuantisation | None) -> Workload:
+    """The same of a named model that is trained for quantised inference."""
+    return workload if rounds is None else _with_model(workload, rounds=rounds)
+
+
+def _with_model(workload: Workload, **changes: Any) -> Workload:
+    """The workload of a named model with other fields."""
     model = workload.model
-    assert isinstance(model, HuggingFaceModel), "models of functions freeze what they want"
-    model = dataclasses.replace(model, parts=tuple(parts), asks_inputs=asks_inputs)
+    assert isinstance(model, HuggingFaceModel), "models of functions are as they are"
+    model = dataclasses.replace(model, **changes)
     sizes = Sizes(workload.sequence_length, workload.effective_batch_size)
     return _workload(model, None, sizes, model.trust_remote_code)
 
@@ -261,6 +274,8 @@ def _source_of(model: HuggingFaceModel) -> dict[str, Any]:
         source[ASKS_INPUTS] = True
     if model.sees:
         source[SEES] = True
+    if model.rounds:
+        source[ROUNDS] = model.rounds.to_source()
     return source
 
 

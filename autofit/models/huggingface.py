@@ -15,6 +15,7 @@ from autofit.core.task import MULTIMODAL, REFERENCE, Task
 from autofit.core.tasks import TASKS
 from autofit.core.tasks.image_text_to_text import IMAGE_TEXT_TO_TEXT
 from autofit.core.workload import Workload, reduction_of
+from autofit.models.fake_quantised import FakeQuantisation
 from autofit.models.losses import LOSSES
 from autofit.models.tasks import BATCHES, auto_class, forward_arguments, model_classes
 from autofit.models.tasks.sizes import Asked, padding, positions
@@ -48,6 +49,7 @@ class HuggingFaceModel:
     Attributes:
         parts: what is trained (`models.trained_parts`), where not all of it is.
         asks_inputs: whether gradients flow back to what the embeddings give, trained or not.
+        rounds: how linear layers round, in a training for quantised inference.
         sees: whether images stand in the texts of a task that is of texts.
     """
 
@@ -59,6 +61,7 @@ class HuggingFaceModel:
     parts: tuple[str, ...] = ()
     asks_inputs: bool = False
     sees: bool = False
+    rounds: FakeQuantisation | None = None
 
     def __call__(self) -> "nn.Module":
         """Build the model on the current default device. Raises InputError: the config describes no model that can be
@@ -81,6 +84,8 @@ class HuggingFaceModel:
                 f"{self.name} cannot be built from its config: {message}", remedy
             ) from error
 
+        if self.rounds:
+            self.rounds.apply(model)
         if self.parts:
             train_parts(model, self.parts)
         if self.asks_inputs:

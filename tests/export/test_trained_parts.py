@@ -11,6 +11,7 @@ from autofit.core.errors import InputError
 from autofit.core.workload import Hyperparameters
 from autofit.export.tool import write
 from autofit.export.tools import all_tools
+from autofit.models.fake_quantised import FakeQuantisation
 from autofit.models.trained_parts import train_parts
 from autofit.training.build import build
 from tests.export.emitted import CPU, check_same_steps, loaded, module_of, saved_weights, setup_for
@@ -72,3 +73,24 @@ def test_tools_that_are_not_told_what_to_freeze_are_refused(tool: Any) -> None:
     frozen = replace(whole, parts=PARTS)
     with pytest.raises(InputError, match="lm_head is trained here"):
         write(tool, frozen)
+
+
+def test_the_script_rounds_as_was_measured(
+    emit: Emit, architectures: dict[str, Any], tmp_path: Path
+) -> None:
+    pytest.importorskip("torchao.quantization.qat")
+    architecture = architectures["causal-lm"]
+    weights = saved_weights("causal-lm", architecture, tmp_path)
+    knobs = {"precision": "bf16-mixed"}
+    plain = setup_for("causal-lm", architecture, knobs, weights)
+    model = loaded("causal-lm", weights)
+    model.config.use_cache = False
+    rounds = FakeQuantisation(32)
+    rounds.apply(model)
+    setup = build(plain.workload, knobs, CPU, model=model, hyperparameters=Hyperparameters(lr=1e-3))
+    plain.close()
+
+    source = {"kind": "preset", "model": "tiny", "rounds": rounds.to_source()}
+    others = {"model_config": architecture, "source": source}
+    script = module_of(emit("causal-lm", others, **dict(setup.config)))
+    check_same_steps(script, setup, weights, rel=2e-3)

@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from autofit.core.errors import InputError
+from autofit.core.errors import InputError, is_whole, shown
 from autofit.core.tasks import TASKS
 from autofit.core.tasks.causal_lm import CAUSAL_LM
 from autofit.core.tasks.image_text_to_text import IMAGE_TEXT_TO_TEXT
@@ -21,6 +21,7 @@ from autofit.export.importers.frozen import (
 from autofit.export.importers.fsdp import DEFAULTS, FIRST
 from autofit.export.importers.importer import Importer, Keys
 from autofit.export.tools.axolotl import TOOL
+from autofit.models.fake_quantised import FakeQuantisation
 
 _DEFAULTS: dict[str, Any] = {
     **DEFAULTS,
@@ -42,7 +43,6 @@ _OTHER_NAMES = {
 _REFUSED = {
     "vllm": "it generates with a server of its own, which is not tuned",
     "gptq": "its weights are quantised already",
-    "qat": "training for quantised inference is not known",
     "use_scattermoe": "its kernels for experts are not known",
     "relora": "restarts of adapters are not known",
     "tiled_mlp": "tiled layers are not known",
@@ -56,6 +56,7 @@ _SIZES = {
     "tensor_parallel_size": "tensor_parallel",
     "context_parallel_size": "context_parallel",
 }
+_LIKE_FLASH = ("flash_attention", "kernels-", "flex_attention")  # save as much for the backward
 _ROWS = re.compile(r"^(.+)\[[0-9]*(?::[0-9]*)?\]$")  # behind a pattern: of a weight
 _EMBEDDINGS = ("lm_head", "embed_tokens")  # beside these gradients are asked of what they give
 _PLUGINS = ("LigerPlugin", "CutCrossEntropyPlugin", "SwanLabPlugin")  # the last one watches
@@ -93,6 +94,8 @@ def _refuse(keys: Keys) -> str | None:
     for plugin in plugins:
         if not str(plugin).endswith(_PLUGINS):
             return f"plugins: {plugin} is not known."
+    if reason := _refused_rounding(keys):
+        return reason
     if keys.get("unfrozen_parameters") and keys.get("adapter"):
         return (
             "unfrozen_parameters: beside an adapter it freezes all that the patterns do not match, "
@@ -133,14 +136,47 @@ def _trains(keys: Keys, weights: Weights) -> Trained | None:
     return Trained(found, asks_inputs, BY_CHECKPOINTING, tuple(notes))
 
 
+def _rounds(keys: Keys) -> FakeQuantisation | None:
+    """By `qat`: int4 weights, beside inputs as they are or in int8."""
+    if keys.get("qat.weight_dtype") is None:
+        return None
+    size = keys.get("qat.group_size")
+    if size is None:
+        size = 128
+    if not is_whole(size, 1):
+        raise InputError(
+            f"qat.group_size must be a whole number, not {shown(size)}.", "Correct it."
+        )
+    return FakeQuantisation(size, keys.get("qat.activation_dtype") == "int8")
+
+
+def _refused_rounding(keys: Keys) -> str | None:
+    """Why a training for quantised inference cannot be tuned, as a sentence; or None."""
+    if not any(key == "qat" or key.startswith("qat.") for key in keys) or keys.get("qat") == {}:
+        return None
+    weights, inputs = keys.get("qat.weight_dtype"), keys.get("qat.activation_dtype")
+    if weights != "int4" or inputs not in (None, "int8"):
+        return f"qat: {weights} weights beside {inputs} inputs are not known, int4 beside int8 are."
+    if keys.get("qat.quantize_embedding"):
+        return "qat.quantize_embedding: embeddings that round are not known."
+    if keys.get("adapter"):
+        return "qat: adapters beside layers that round are not known."
+    return None
+
+
 def _notes(keys: Keys) -> tuple[str, ...]:
-    """LoftQ changes the values of weights and adapters once, and nothing of a step."""
-    if not any(key.startswith("peft.loftq_config") for key in keys):
-        return ()
-    return (
-        "adapters that begin with LoftQ are trained as others are: what finding them takes before "
-        "training is not predicted.",
-    )
+    """On what is predicted otherwise; LoftQ changes values once, and nothing of a step."""
+    notes = []
+    if any(key.startswith("peft.loftq_config") for key in keys):
+        notes.append(
+            "adapters that begin with LoftQ are trained as others are: what finding them takes "
+            "before training is not predicted."
+        )
+    if keys.get("attn_implementation") == "flex_attention":
+        notes.append("flex_attention is predicted as flash attention, which saves the same.")
+    if keys.get("qat.fake_quant_after_n_steps"):
+        notes.append("what is predicted is of steps in which layers round, not of those before.")
+    return tuple(notes)
 
 
 def _divide(keys: Keys, folder: Path) -> Division:
@@ -165,7 +201,7 @@ def _meaning(key: str, value: Any) -> Any:
         return key == "bf16"
     if key == "optimizer":
         return _OTHER_NAMES.get(value, value)
-    if key == "attn_implementation" and str(value).startswith(("flash_attention", "kernels-")):
+    if key == "attn_implementation" and str(value).startswith(_LIKE_FLASH):
         return "flash_attention_2"
     if key == "attn_implementation" and str(value).startswith("xformers"):
         return "sdpa"  # the same computation, in other kernels
@@ -201,6 +237,7 @@ IMPORTER = Importer(
     # Packed samples see one another but with flash attention.
     keeps=lambda keys: ("attn_implementation",) if keys.get("sample_packing") else (),
     notes=_notes,
+    rounds=_rounds,
     defaults=_DEFAULTS,
     meaning=_meaning,
 )

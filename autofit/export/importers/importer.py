@@ -20,6 +20,7 @@ from autofit.export.importers.frozen import Trained, Weights
 from autofit.export.importers.fsdp import key_of_fsdp
 from autofit.export.source import ExportSource
 from autofit.export.tool import Request, Tool, ToolKeys, write
+from autofit.models.fake_quantised import FakeQuantisation
 
 Keys = Mapping[str, Any]
 
@@ -50,6 +51,7 @@ class Importer:
         trains: by the keys and the model's weights, what is trained without adapters; None: all.
         keeps: by the keys, those that stay: they only cost elsewhere, and decide here what is learnt.
         sees: by the keys, whether images stand in its texts.
+        rounds: by the keys, how linear layers round in a training for quantised inference.
         notes: by the keys, sentences on what is predicted otherwise than the file says.
         read: the keys, without those that say nothing beside others, and with what the tool works
             out for so many devices.
@@ -74,6 +76,7 @@ class Importer:
     trains: Callable[[Keys, Weights], Trained | None] = lambda keys, weights: None
     keeps: Callable[[Keys], Sequence[str]] = lambda keys: ()
     sees: Callable[[Keys], bool] = lambda keys: False
+    rounds: Callable[[Keys], FakeQuantisation | None] = lambda keys: None
     notes: Callable[[Keys], Sequence[str]] = lambda keys: ()
     read: Callable[[Keys, Division], Keys] = lambda keys, division: keys
     older: Mapping[str, str] = field(default_factory=dict)

@@ -2,6 +2,7 @@
 
 from autofit.core.quoting import python_string
 from autofit.export.fragments import Case, Fragments
+from autofit.export.template import import_from
 
 
 def trained_parts(case: Case) -> Fragments:
@@ -16,6 +17,33 @@ def trained_parts(case: Case) -> Fragments:
         '    parameter.requires_grad_(f"{name}.".startswith(trained))',
     )
     return Fragments(constants=(f"TRAINED = (  # all else stays as it is\n{names})",), adapt=lines)
+
+
+def rounding(case: Case) -> Fragments:
+    """Linear layers that round as quantised inference will; their weights are saved as they are."""
+    if case.rounds is None:
+        return Fragments()
+
+    weight = f"group_size={case.rounds.group_size}"
+    config = "weight_config=weight"
+    imported = ["Int4WeightFakeQuantizeConfig"]
+    lines = []
+    if case.rounds.of_inputs:
+        weight += ", activation_dtype=torch.bfloat16"
+        config += ", activation_config=inputs"
+        imported.append("IntxFakeQuantizeConfig")
+        given = 'dtype=torch.int8, granularity="per_token", is_symmetric=False'
+        lines.append(f"inputs = IntxFakeQuantizeConfig({given})")
+    lines.append(f"weight = Int4WeightFakeQuantizeConfig({weight})")
+    lines.append(f"quantize_(model, QATConfig({config}))  # for quantised inference")
+    return Fragments(
+        imports=(
+            "from torchao.quantization import quantize_",
+            "from torchao.quantization.qat import QATConfig",
+            import_from("torchao.quantization.qat.fake_quantize_config", *imported),
+        ),
+        adapt=tuple(lines),
+    )
 
 
 def gradients_of_inputs(case: Case) -> Fragments:
