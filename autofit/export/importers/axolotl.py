@@ -1,6 +1,7 @@
 """Files of axolotl."""
 
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -58,6 +59,12 @@ _SIZES = {
 }
 _LIKE_FLASH = ("flash_attention", "kernels-", "flex_attention")  # save as much for the backward
 _ROWS = re.compile(r"^(.+)\[[0-9]*(?::[0-9]*)?\]$")  # behind a pattern: of a weight
+_UNFROZEN = "unfrozen_parameters"
+# What modules of images and sounds are called, and what brings them to texts.
+_MEDIA = {
+    *("vision_tower", "vision_model", "vision_encoder", "embed_vision", "visual"),
+    *("multi_modal_projector", "audio_tower", "audio_model", "embed_audio"),
+}
 _EMBEDDINGS = ("lm_head", "embed_tokens")  # beside these gradients are asked of what they give
 _PLUGINS = ("LigerPlugin", "CutCrossEntropyPlugin", "SwanLabPlugin")  # the last one watches
 _ADAPTERS = (None, "", "lora", "qlora")
@@ -96,7 +103,7 @@ def _refuse(keys: Keys) -> str | None:
             return f"plugins: {plugin} is not known."
     if reason := _refused_rounding(keys):
         return reason
-    if keys.get("unfrozen_parameters") and keys.get("adapter"):
+    if keys.get(_UNFROZEN) and keys.get("adapter"):
         return (
             "unfrozen_parameters: beside an adapter it freezes all that the patterns do not match, "
             "and names of adapters begin with base_model."
@@ -111,29 +118,39 @@ def _refuse(keys: Keys) -> str | None:
 
 
 def _trains(keys: Keys, weights: Weights) -> Trained | None:
-    """What the patterns match, in which a dot is one; rows of a weight are trained as all of it is,
-    and their gradients set to zero."""
-    key = "unfrozen_parameters"
-    patterns = list_of_words(key, keys.get(key))
-    if not patterns:
+    """What the patterns match, without what reads images and sounds where a key freezes that."""
+    patterns = list_of_words(_UNFROZEN, keys.get(_UNFROZEN))
+    freezes_media = bool(keys.get("freeze_mm_modules"))
+    if not patterns and not freezes_media:
         return None
 
+    found, notes = _matched(patterns, weights) if patterns else (set(weights.sizes), [])
+    if freezes_media:
+        found = {name for name in found if _MEDIA.isdisjoint(name.split("."))}
+    names_embeddings = any(word in pattern for word in _EMBEDDINGS for pattern in patterns)
+    asks_inputs = names_embeddings or bool(keys.get("gradient_checkpointing"))
+    return Trained(found, asks_inputs, BY_CHECKPOINTING, tuple(notes))
+
+
+def _matched(patterns: Sequence[str], weights: Weights) -> tuple[set[str], list[str]]:
+    """The weights that patterns match, in which a dot is one, and notes on those that match none.
+    Rows of a weight are trained as all of it is, and their gradients set to zero."""
     found: set[str] = set()
     notes = []
     for pattern in patterns:
         rows = _ROWS.match(pattern)
         name = rows[1] if rows else pattern
-        matched = weights.matching(pattern_of(key, re.sub(r"\.(?!\+)", r"\\.", name)).match)
+        dotted = re.sub(r"\.(?!\+)", r"\\.", name)
+        matched = weights.matching(pattern_of(_UNFROZEN, dotted).match)
         if not matched:
-            notes.append(f"unfrozen_parameters: no weight of the model matches {pattern}.")
+            notes.append(f"{_UNFROZEN}: no weight of the model matches {pattern}.")
         found |= matched
     if not found:
         raise InputError(
-            f"{key}: no weight of the model matches.", "Correct it, or give --model DIRECTORY."
+            f"{_UNFROZEN}: no weight of the model matches.",
+            "Correct it, or give --model DIRECTORY.",
         )
-    names_embeddings = any(word in pattern for word in _EMBEDDINGS for pattern in patterns)
-    asks_inputs = names_embeddings or bool(keys.get("gradient_checkpointing"))
-    return Trained(found, asks_inputs, BY_CHECKPOINTING, tuple(notes))
+    return found, notes
 
 
 def _rounds(keys: Keys) -> FakeQuantisation | None:

@@ -100,6 +100,13 @@ def test_axolotl_asks_for_gradients_of_inputs_where_it_names_embeddings_or_check
     assert trained(last, LLAMA).holds == ("activation_checkpointing",)
 
 
+def test_axolotl_freezes_what_reads_images() -> None:
+    found = trained({**AXOLOTL, "freeze_mm_modules": True}, SEEING)
+    assert found.names == inside(SEEING, "language_model", "lm_head")
+    both = {**AXOLOTL, "freeze_mm_modules": True, "unfrozen_parameters": ["model.visual", "lm"]}
+    assert trained(both, SEEING).names == inside(SEEING, "lm_head")
+
+
 def test_patterns_that_match_nothing_are_told() -> None:
     some = trained({**AXOLOTL, "unfrozen_parameters": ["lm_head", "wings"]}, LLAMA)
     assert some.names == {"lm_head.weight"}
