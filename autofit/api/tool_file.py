@@ -9,8 +9,10 @@ from autofit.core.errors import InputError, require
 from autofit.core.files import expanded, read_text
 from autofit.core.hardware import Hardware
 from autofit.core.knobs import knob_named
+from autofit.core.knobs.compile import KNOB as COMPILE
 from autofit.core.knobs.gradient_accumulation_steps import KNOB as ACCUMULATION
 from autofit.core.knobs.lora_targets import SETS
+from autofit.core.knobs.loss import KNOB as LOSS
 from autofit.core.knobs.micro_batch_size import KNOB as MICRO_BATCH
 from autofit.core.layout import Layout
 from autofit.core.options import check_devices
@@ -23,18 +25,23 @@ from autofit.export.importers import document_of, importer_of
 from autofit.export.importers.command_line import CommandLine, command_text
 from autofit.export.importers.division import Division
 from autofit.export.importers.document import Document
+from autofit.export.importers.frozen import Weights
 from autofit.export.importers.importer import (
     Importer,
     Keys,
     config_of,
 )
 from autofit.export.source import ExportSource
-from autofit.models import resolve
+from autofit.models import HuggingFaceModel, resolve, with_parts, with_rounding
 from autofit.models.stand_ins import stand_in
+from autofit.models.trained_parts import parts_of
 from autofit.techniques import all_techniques
 
 _MOST_BYTES = 2**20  # of a file
 SIZES = (MICRO_BATCH.name, ACCUMULATION.name)  # which make the effective batch, with the devices
+# What stays where layers round: fused losses multiply by the head's weight without rounding it, and
+# what a compiler makes of the many small operations is not predicted.
+_BESIDE_ROUNDING = (COMPILE.name, LOSS.name)
 # A file that names its kernels is for an environment that has them.
 _THERE = {"flash-attn": "2.8"}
 
@@ -112,19 +119,30 @@ def read(
     task = task or importer.task(keys)
     stands, note = named, None
     layers = set(str(importer.adapted(keys)).split("+")) - set(SETS)
+    sees = task == IMAGE_TEXT_TO_TEXT.name or importer.sees(keys)
     if model is None:
-        stands, note = stand_in(named, tokens, layers=layers, task=task)
+        of_kind = IMAGE_TEXT_TO_TEXT.name if sees else task
+        stands, note = stand_in(named, tokens, layers=layers, task=of_kind)
     workload = resolve(
         stands,
         task=task,
         sequence_length=tokens,
         effective_batch_size=1,
+        sees=sees,
     )
+    rounds = importer.rounds(keys)
+    if rounds is not None and isinstance(workload.model, HuggingFaceModel):
+        workload = with_rounding(workload, rounds)
+        division = replace(division, holds=(*division.holds, *_BESIDE_ROUNDING))
     source = _source(workload, named, device)
     config = config_of(importer, keys, source, choices_of_knobs(), division)
     missing: Sequence[str] = ()
+    of_parts: Sequence[str] = ()
     if config.lora_rank:
         config, missing = _adapted(importer, keys, config, workload)
+    else:
+        workload, of_parts, holds = _frozen(importer, keys, workload)
+        division = replace(division, holds=(*division.holds, *holds))
     config = _on_devices(name, config, workload, there)
     before = _before(source, config, workload)
 
@@ -133,9 +151,10 @@ def read(
         notes.append(
             f"{workload.name} has no layers named {', '.join(missing)}: none get adapters."
         )
-    if task == IMAGE_TEXT_TO_TEXT.name:
-        notes.append(f"each sample is taken to be an image and text, {tokens:,} tokens together.")
-    notes += division.notes
+    if sees:
+        what = "sample" if task == IMAGE_TEXT_TO_TEXT.name else "text"
+        notes.append(f"each {what} is taken to be an image and text, {tokens:,} tokens together.")
+    notes += [*of_parts, *importer.notes(keys), *division.notes]
     return Reading(
         path, document, importer, stands, workload, before, division, there, tuple(notes)
     )
@@ -180,6 +199,29 @@ def _adapted(
     elif importer.freezes_vision:
         targets = reading_layers(workload.model) or targets
     return config.replace(lora_targets=targets), missing
+
+
+def _frozen(
+    importer: Importer, keys: Keys, workload: Workload
+) -> tuple[Workload, Sequence[str], Sequence[str]]:
+    """The workload that trains what the tool trains without adapters, notes on it, and the knobs
+    that stay for it."""
+    model = workload.model
+    if not isinstance(model, HuggingFaceModel):
+        return workload, (), ()  # a function's, which freezes what it wants
+
+    weights = Weights(model, model.config)
+    trained = importer.trains(keys, weights)
+    if trained is None:
+        return workload, (), ()
+    if len(trained.names) == len(weights.sizes):
+        return workload, trained.notes, ()
+
+    parts = parts_of(trained.names, list(weights.sizes))
+    share = sum(weights.sizes[name] for name in trained.names) / sum(weights.sizes.values())
+    note = f"{share:.0%} of the weights are trained, and the rest stays as it is."
+    frozen = with_parts(workload, parts, asks_inputs=trained.asks_inputs)
+    return frozen, (note, *trained.notes), trained.holds
 
 
 def _text(path: Path) -> str:

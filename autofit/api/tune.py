@@ -141,10 +141,7 @@ def tune(
     settings = _settings(found, kept, free)
     options = {**options, "devices": found.there.devices, "nodes": found.there.nodes}
     result = search(
-        found.model,
-        task=workload.task,
-        seq_len=workload.sequence_length,
-        effective_batch=before.effective_batch_size,
+        dataclasses.replace(workload, effective_batch_size=before.effective_batch_size or 1),
         listener=listener,
         space="everything",
         set=settings,

@@ -119,10 +119,12 @@ def _period(middle: Sequence[object], step: int) -> int | None:
 
 
 def _signature(model: nn.Module, block: nn.Module, index: int) -> tuple[object, ...]:
-    """What makes two blocks alike: their modules, the shapes of their weights, and the kind their config names."""
+    """What makes two blocks alike: their modules, the shapes of their weights and which are trained, and the kind their
+    config names."""
     kinds = getattr(getattr(model, "config", None), "layer_types", None)
     weights = tuple(
-        (name, tuple(weight.shape), weight.dtype) for name, weight in block.named_parameters()
+        (name, tuple(weight.shape), weight.dtype, weight.requires_grad)
+        for name, weight in block.named_parameters()
     )
     modules = tuple(type(module) for module in block.modules())
     return modules, weights, kinds[index] if kinds and len(kinds) > index else None

@@ -7,6 +7,7 @@ from typing import Any, Self
 from autofit.core.config import Config
 from autofit.core.layout import Layout
 from autofit.core.task import Task
+from autofit.models.fake_quantised import FakeQuantisation
 
 
 @dataclass(frozen=True)
@@ -22,6 +23,9 @@ class Case:
     # of the packages it was measured with
     versions: Mapping[str, str] = field(default_factory=dict)
     apart: bool = False  # packed samples do not see one another
+    parts: tuple[str, ...] = ()  # what alone is trained, where not all of the model is
+    asks_inputs: bool = False  # gradients flow back to what the embeddings give
+    rounds: FakeQuantisation | None = None  # how linear layers do for quantised inference
 
     @property
     def layout(self) -> Layout:
@@ -35,8 +39,8 @@ class Case:
 
     @property
     def frozen(self) -> bool:
-        """Whether weights are frozen, below adapters or a head."""
-        return self.lora or bool(self.config.head_only)
+        """Whether weights are frozen, below adapters, a head or other parts."""
+        return self.lora or bool(self.config.head_only) or bool(self.parts)
 
     @property
     def shards(self) -> bool:

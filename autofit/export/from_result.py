@@ -20,6 +20,8 @@ from autofit.export.source import WEIGHTS, ExportSource
 from autofit.export.tool import Export, write
 from autofit.export.tools import all_tools, tool_named
 from autofit.models import load_preset, preset_names, workload_from_source
+from autofit.models.huggingface import PARTS, ROUNDS
+from autofit.models.trained_parts import check_parts
 from autofit.report.explain import nothing_fits
 from autofit.setup.experts import expert_weights
 from autofit.setup.layers import output_heads
@@ -154,6 +156,8 @@ def _source(
         teacher=_weights(result.source.get(TEACHER) or {}),
         loss_options=result.source.get("loss_options") or {},
         off=off,
+        rounds=ROUNDS in result.source,
+        parts=check_parts(result.source.get(PARTS, ())),
         **layers,
     )
 

@@ -23,11 +23,15 @@ from autofit.core.tasks import task_named
 from autofit.export.fragments import Case, Fragments
 from autofit.export.header import measured_sentence, script_header
 from autofit.export.knobs import KNOBS
+from autofit.export.knobs.parts import gradients_of_inputs, rounding, trained_parts
 from autofit.export.knobs.reference import teacher
 from autofit.export.packing import packed_samples, padded_samples
 from autofit.export.source import check_batch_sizes, nodes_of, torchrun
 from autofit.export.template import WIDTH, call, fill, import_from, literal, packed, template
+from autofit.models.fake_quantised import FakeQuantisation
+from autofit.models.huggingface import ASKS_INPUTS, PARTS, ROUNDS, SEES
 from autofit.models.tasks import auto_class
+from autofit.models.trained_parts import check_parts
 
 _NOT_ARCHITECTURE = (
     *(
@@ -128,6 +132,8 @@ def train_script(
         raise InputError(
             "train.py cannot be written for padded samples in fp8: it fills up no rows.", _INSTEAD
         )
+    if source.get(SEES):
+        raise InputError(f"train.py cannot be written for {task.name} about images.", _INSTEAD)
     if model_config.get("quantization_config"):
         raise InputError(
             "train.py cannot be written for a checkpoint that is quantised already.", _INSTEAD
@@ -155,9 +161,22 @@ def train_script(
     micro = config.micro_batch_size or effective // layout.dp_degree
     steps = config.gradient_accumulation_steps or effective // (micro * layout.dp_degree)
     check_batch_sizes(micro, steps, effective, layout)
-    case = Case(config, task, device, micro, length, model_config, versions, apart)
-    fragments, several = _fragments(case), layout.world > 1
-    fragments = _of_loss(case).joined(fragments)
+    case = Case(
+        config,
+        task,
+        device,
+        micro,
+        length,
+        model_config,
+        versions,
+        apart,
+        check_parts(source.get(PARTS, ())),
+        source.get(ASKS_INPUTS) is True,
+        FakeQuantisation.of_source(source.get(ROUNDS)),
+    )
+    fragments = rounding(case).joined(trained_parts(case)).joined(_fragments(case))
+    fragments = fragments.joined(gradients_of_inputs(case))
+    fragments, several = _of_loss(case).joined(fragments), layout.world > 1
     imported = [line.split()[1].partition(".")[0].replace("_", "-") for line in fragments.imports]
     packages = list(dict.fromkeys(["torch", "transformers", *imported, *fragments.packages]))
     origin = "predicted" if predicted else "measured"

@@ -79,6 +79,8 @@ class ExportSource:
     adapted_experts: tuple[str, ...] = ()  # those of them that get adapters
     # of the loss of the task, such as beta; others are as the task has them
     loss_options: Mapping[str, Any] = field(default_factory=dict)
+    rounds: bool = False  # whether it is trained for quantised inference
+    parts: tuple[str, ...] = ()  # what alone is trained of the model, where not all of it is
     off: Mapping[str, Value] = field(default_factory=dict)  # of every registered knob
     # the tool's keys of how samples are generated, where the training does
     generation: Mapping[str, Any] = field(default_factory=dict)

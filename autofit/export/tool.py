@@ -176,6 +176,11 @@ class Tool:
         """Why this config cannot be exported to it, or None."""
         if self.tasks and source.task not in self.tasks:
             return f"{self.title} trains {', '.join(self.tasks)}, and this is {source.task}."
+        if source.rounds:
+            return f"{self.title} is not told how layers round for quantised inference."
+        if source.parts and not source.config.lora_rank:
+            parts = ", ".join(source.parts)
+            return f"{self.title} is not told what to freeze: only {parts} is trained here."
         return self.refuse(source)
 
     def command(self, request: Request, file: str) -> str:

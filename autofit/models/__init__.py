@@ -16,17 +16,27 @@ from autofit.core.strict_yaml import load_mapping
 from autofit.core.task import TEACHER
 from autofit.core.tasks import TASK_NAMES, TASKS
 from autofit.core.tasks.causal_lm import CAUSAL_LM
+from autofit.core.tasks.image_text_to_text import IMAGE_TEXT_TO_TEXT
 from autofit.core.workload import Workload
 from autofit.models import losses as losses
 from autofit.models.config_json import check_directory, is_hub_id, read_directory, read_hub
+from autofit.models.fake_quantised import FakeQuantisation
 from autofit.models.functions import (
     function_workload,
     is_function,
     make_importable,
     names_transformers,
 )
-from autofit.models.huggingface import HuggingFaceModel, huggingface_workload
+from autofit.models.huggingface import (
+    ASKS_INPUTS,
+    PARTS,
+    ROUNDS,
+    SEES,
+    HuggingFaceModel,
+    huggingface_workload,
+)
 from autofit.models.tasks.choice import chosen_task
+from autofit.models.trained_parts import check_parts
 
 __all__ = [
     "HuggingFaceModel",
@@ -173,11 +183,13 @@ def resolve(
     effective_batch_size: int | None = None,
     trust_remote_code: bool = False,
     loss_options: LossOptions = None,
+    sees: bool = False,
 ) -> Workload:
     """The workload of what `--model` names, taught by what `--teacher` names where its task asks one.
 
     Args:
         loss_options: of the loss of the task, such as {"beta": 0.2}.
+        sees: whether images stand in the texts of a task that is of texts.
 
     Raises:
         InputError: they name nothing, or what cannot be trained as asked.
@@ -197,8 +209,8 @@ def resolve(
             raise InputError(message, "Leave the options of the loss out.")
         return function_workload(model, **sizes._asdict())
     named = None if teacher is None else (kind_of(teacher), teacher)
-    read = _read(kind, model, task, trust_remote_code)
-    return _workload(read, named, sizes, trust_remote_code, loss_options)
+    found = _read(kind, model, task, trust_remote_code, sees=sees)
+    return _workload(found, named, sizes, trust_remote_code, loss_options)
 
 
 def check_task(task: object) -> None:
@@ -223,10 +235,44 @@ def workload_from_source(
     sizes = Sizes(summary.get("sequence_length"), summary.get("effective_batch_size"))
     kind, name = named_by(source)
     check_task(summary.get("task"))
-    model = _read(kind, name, summary.get("task"), trust_remote_code)
+    sees = source.get(SEES) is True
+    model = _read(kind, name, summary.get("task"), trust_remote_code, sees=sees)
+    model = dataclasses.replace(
+        model,
+        parts=check_parts(source.get(PARTS, ())),
+        asks_inputs=source.get(ASKS_INPUTS) is True,
+        rounds=FakeQuantisation.of_source(source.get(ROUNDS)),
+    )
     teacher = named_by(source[TEACHER]) if isinstance(source.get(TEACHER), Mapping) else None
     loss_options = source.get("loss_options")
     return _workload(model, teacher, sizes, trust_remote_code, loss_options)
+
+
+def with_parts(workload: Workload, parts: Sequence[str], *, asks_inputs: bool = False) -> Workload:
+    """The same with parts of a named model trained alone.
+
+    Args:
+        parts: as in `models.trained_parts`; none: all of it.
+        asks_inputs: whether gradients flow back to what the embeddings give, trained or not.
+    """
+    if not parts and not asks_inputs:
+        return workload
+    return _with_model(workload, parts=tuple(parts), asks_inputs=asks_inputs)
+
+
+def with_rounding(workload: Workload, rounds: FakeQuantisation | None) -> Workload:
+    """The same of a named model that is trained for quantised inference."""
+    return workload if rounds is None else _with_model(workload, rounds=rounds)
+
+
+def _with_model(workload: Workload, **changes: Any) -> Workload:
+    """The workload of a named model with other fields."""
+    model = workload.model
+    assert isinstance(model, HuggingFaceModel), "models of functions are as they are"
+    model = dataclasses.replace(model, **changes)
+    sizes = Sizes(workload.sequence_length, workload.effective_batch_size)
+    loss_options = workload.source.get("loss_options")
+    return _workload(model, None, sizes, model.trust_remote_code, loss_options)
 
 
 def _workload(
@@ -238,7 +284,9 @@ def _workload(
 ) -> Workload:
     """The workload of a model, with the kind and the name of its teacher."""
     if teacher is None:
-        return huggingface_workload(model, **sizes._asdict(), loss_options=loss_options)
+        workload = huggingface_workload(model, **sizes._asdict(), loss_options=loss_options)
+        source = {**workload.source, **model.changed}
+        return dataclasses.replace(workload, source=source)
 
     kind, name = teacher
     if kind == "function":
@@ -248,7 +296,7 @@ def _workload(
     workload = huggingface_workload(
         model, **sizes._asdict(), frozen={TEACHER: taught_by}, loss_options=loss_options
     )
-    source = {**workload.source, TEACHER: dict(taught_by.source)}
+    source = {**workload.source, **model.changed, TEACHER: dict(taught_by.source)}
     return dataclasses.replace(workload, source=source)
 
 
@@ -298,8 +346,13 @@ def named_by(source: Mapping[str, Any]) -> tuple[str, str]:
     return kind, named
 
 
-def _read(kind: str, name: str, task: str | None, trusted: bool) -> HuggingFaceModel:
+def _read(
+    kind: str, name: str, task: str | None, trusted: bool, *, sees: bool = False
+) -> HuggingFaceModel:
     require(isinstance(trusted, bool), "trust_remote_code must be True or False", trusted)
+    if sees and task is not None and TASKS[task].medium == "preferences":
+        model = _read(kind, name, IMAGE_TEXT_TO_TEXT.name, trusted)
+        return dataclasses.replace(model, task=task, sees=True)
     if kind != "preset":
         return (read_directory if kind == "directory" else read_hub)(
             name, task=task, trust_remote_code=trusted

@@ -16,9 +16,11 @@ from autofit.core.task import MULTIMODAL, REFERENCE, Task
 from autofit.core.tasks import TASKS
 from autofit.core.tasks.image_text_to_text import IMAGE_TEXT_TO_TEXT
 from autofit.core.workload import Workload, reduction_of
+from autofit.models.fake_quantised import FakeQuantisation
 from autofit.models.losses import LOSSES, with_options
 from autofit.models.tasks import BATCHES, auto_class, forward_arguments, model_classes
 from autofit.models.tasks.sizes import Asked, padding, positions
+from autofit.models.trained_parts import train_parts
 
 if TYPE_CHECKING:
     from torch import nn
@@ -38,12 +40,26 @@ _WRONG_CONFIG = (
 )
 
 
+# Keys of a `source:` for what of a model is trained, how far gradients flow back, whether images
+# stand in texts, and how linear layers round.
+PARTS = "parts"
+ASKS_INPUTS = "asks_inputs"
+SEES = "sees"
+ROUNDS = "rounds"
+
+
 @dataclass(frozen=True)
 class HuggingFaceModel:
     """() -> the model with random float32 weights: a task and a config.json, held as plain data that can be pickled.
 
     `source` says where the config came from; code that comes with a checkpoint is fetched from there, and only when
     `trust_remote_code` allows it.
+
+    Attributes:
+        parts: what is trained (`models.trained_parts`), where not all of it is.
+        asks_inputs: whether gradients flow back to what the embeddings give, trained or not.
+        rounds: how linear layers round, in a training for quantised inference.
+        sees: whether images stand in the texts of a task that is of texts.
     """
 
     name: str
@@ -51,6 +67,10 @@ class HuggingFaceModel:
     config: Mapping[str, Any]
     source: Mapping[str, Any] = field(default_factory=dict)
     trust_remote_code: bool = False
+    parts: tuple[str, ...] = ()
+    asks_inputs: bool = False
+    sees: bool = False
+    rounds: FakeQuantisation | None = None
 
     def __call__(self) -> "nn.Module":
         """Build the model on the current default device. Raises InputError: the config describes no model that can be
@@ -72,11 +92,33 @@ class HuggingFaceModel:
             raise InputError(
                 f"{self.name} cannot be built from its config: {message}", remedy
             ) from error
+
+        if self.rounds:
+            self.rounds.apply(model)
+        if self.parts:
+            train_parts(model, self.parts)
+        if self.asks_inputs:
+            asking: Any = model
+            asking.enable_input_require_grads()
         return model
+
+    @property
+    def changed(self) -> dict[str, Any]:
+        """What differs from a model of that config as it is, as plain data."""
+        found: dict[str, Any] = {}
+        if self.parts:
+            found[PARTS] = list(self.parts)
+        if self.asks_inputs:
+            found[ASKS_INPUTS] = True
+        if self.sees:
+            found[SEES] = True
+        if self.rounds:
+            found[ROUNDS] = self.rounds.to_source()
+        return found
 
     def auto_class(self) -> str:
         """The name of the auto class of transformers that makes the model."""
-        task = TASKS[self.task]
+        task = IMAGE_TEXT_TO_TEXT if self.sees else TASKS[self.task]
         found = auto_class(
             task, str(self.config.get("model_type")), self.config.get("architectures") or ()
         )
@@ -158,7 +200,8 @@ def huggingface_workload(
     names = map(str, model.config.get("architectures") or ())
     takes_more = any(name in model_classes(auto, kind) for name in names for auto in MULTIMODAL)
     arguments = model.arguments() if takes_more or not task.reads_text else ()
-    batch: Any = BATCHES[task.medium](Asked(model.name, task, config, sequence_length, arguments))
+    asked = Asked(model.name, task, config, sequence_length, arguments, model.sees)
+    batch: Any = BATCHES[task.medium](asked)
 
     notes = []
     if takes_more and task.reads_text:
@@ -174,6 +217,8 @@ def huggingface_workload(
             f"the checkpoint holds {stored['quant_method']} weights, dequantised as they are loaded"
         )
         notes.append(f"{what}: figures are of the dequantised.")
+    if model.parts:
+        notes.append(f"of {model.name} only {', '.join(model.parts)} is trained.")
     loss = getattr(batch, "loss", None)
     if loss is None and task.name in LOSSES:
         loss = LOSSES[task.name]()

@@ -47,7 +47,7 @@ def paged_stand_in(value: str, setup: Setup) -> Callable[..., Optimizer]:
 
     plain: Any = getattr(optim, _CLASSES[value].removeprefix("Paged"))
 
-    class StandIn(plain):  # type: ignore[misc]
+    class StandIn(_OverShards, plain):  # type: ignore[misc]
         def get_state_buffer(
             self, p: torch.Tensor, dtype: torch.dtype = torch.float32
         ) -> torch.Tensor:

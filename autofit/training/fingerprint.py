@@ -88,7 +88,11 @@ def described(model: Any) -> dict[str, Any] | None:
     config = getattr(model, "config", None)
     if not isinstance(config, Mapping):
         return None
-    return {key: value for key, value in config.items() if key != "_name_or_path"}
+    found = {key: value for key, value in config.items() if key != "_name_or_path"}
+    changed = getattr(model, "changed", None)  # what is trained of it, and how its layers round
+    if changed:
+        found["changed"] = changed
+    return found
 
 
 def facts_of(workload: Workload, model: nn.Module) -> dict[str, Any]:

@@ -12,6 +12,7 @@ import autofit
 from autofit.api.tool_file import read
 from autofit.api.tune import Tuned, save
 from autofit.core.errors import InputError, NothingFitsError
+from autofit.core.workload import Workload
 from autofit.export.importers.document import flat
 from tests import tiny
 
@@ -191,9 +192,10 @@ def test_how_a_file_divides_devices_stays_unless_it_has_a_key(
 ) -> None:
     asked: dict[str, Any] = {}
 
-    def searched(*_: Any, **options: Any) -> Any:
+    def searched(workload: Workload, **options: Any) -> Any:
         asked.clear()
-        asked.update(options["set"], devices=options["devices"], batch=options["effective_batch"])
+        asked.update(options["set"], devices=options["devices"])
+        asked["batch"] = workload.effective_batch_size
         raise NothingFitsError("enough.", "")
 
     monkeypatch.setattr("autofit.api.tune.search", searched)
@@ -289,12 +291,34 @@ def test_files_of_images_train_what_reads_texts(tool: str, tmp_path: Path) -> No
     assert any("an image and text" in note for note in found.notes)
 
 
-def test_a_frozen_part_beside_trained_weights_is_told(tmp_path: Path) -> None:
+def test_of_a_model_that_sees_what_reads_texts_is_trained_alone(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(SEEING))
     path = tmp_path / "file.yaml"
-    text = "model_name_or_path: m\ncutoff_len: 32\nfinetuning_type: full\nimage_max_pixels: 784\n"
-    path.write_text(text)
-    with pytest.raises(InputError, match="freeze_vision_tower"):
-        read(path)
+    text = "model_name_or_path: {}\ncutoff_len: 32\nfinetuning_type: full\nimage_max_pixels: 784\n"
+    path.write_text(text.format(tmp_path))
+    found = read(path)
+    assert found.workload.source["parts"] == ["model.language_model", "lm_head"]
+    assert any("the rest stays as it is" in note for note in found.notes)
+
+
+def test_what_a_file_freezes_stays_frozen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    path = written(tmp_path, "unfrozen_parameters:\n  - model.layers.1.\n  - lm_head")
+    text = path.read_text()
+    whole = [line for line in text.splitlines() if not line.startswith(("adapter", "lora"))]
+    path.write_text("\n".join(whole))
+    tuned = autofit.tune(path, gpu="rtx-4090")
+    assert tuned.before and tuned.after
+    assert "gradient_checkpointing" not in tuned.changes  # gradients flow to the inputs beside it
+
+    path.write_text("\n".join(line for line in whole if line[:2] not in ("un", "  ")))
+    trains_all = autofit.tune(path, gpu="rtx-4090").before
+    assert trains_all is not None
+    assert tuned.before.breakdown["optimizer"] < 0.7 * trains_all.breakdown["optimizer"]
+
+    script = (tmp_path / str(tuned.result.files["script"])).read_text()
+    assert '"model.layers.1",' in script
+    assert tuned.result.source["asks_inputs"] is True
 
 
 def test_names_without_a_layer_are_noted(tmp_path: Path) -> None:

@@ -72,7 +72,7 @@ def test_one_as_large_stands_for_others_and_says_so(name: str, preset: str) -> N
         ("mistralai/Mistral-Large-3-675B-Instruct-2512", "no preset is like it"),
         ("someone/Mixtral-3x3B", "no preset is like it"),
         ("Qwen/Qwen3-1000B-A30B", "no preset is like it"),
-        ("nvidia/NVIDIA-Nemotron-3-Super-120B-A12B-BF16", "no preset is like it"),
+        ("nvidia/NVIDIA-Nemotron-3-Ultra-500B-A50B-BF16", "no preset is like it"),
         ("someone/our-model-7B", "no preset is like it"),
         ("deepseek-ai/deepseek-vl2", "no preset is like it"),
         ("deepseek-ai/DeepSeek-Math-V2", "no preset is like it"),

@@ -12,6 +12,7 @@ from torch import nn
 
 from autofit.core.workload import Workload
 from autofit.models import resolve
+from autofit.models.fake_quantised import FakeQuantisation
 from autofit.training.fingerprint import Code
 from autofit.training.fingerprint import fingerprint as of_model
 from autofit.training.meta_model import meta_model_from
@@ -114,6 +115,20 @@ def test_remarks_and_lines_do_not_matter(in_file: InFile) -> None:
 def test_a_model_with_a_config_is_told_by_it(change: dict[str, Any]) -> None:
     assert fingerprint(tiny.llama_workload()) == fingerprint(tiny.llama_workload()) != ""
     assert fingerprint(tiny.llama_workload(**change)) != fingerprint(tiny.llama_workload())
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"parts": ("lm_head",)},
+        {"asks_inputs": True},
+        {"rounds": FakeQuantisation(group_size=16, of_inputs=False)},
+    ],
+)
+def test_what_is_trained_of_a_model_and_how_it_rounds_matter(change: dict[str, Any]) -> None:
+    workload = tiny.llama_workload()
+    other = dataclasses.replace(workload, model=dataclasses.replace(workload.model, **change))
+    assert fingerprint(other) != fingerprint(workload)
 
 
 def test_what_a_model_is_called_and_where_its_config_came_from_does_not_matter() -> None:

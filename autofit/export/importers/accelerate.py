@@ -67,6 +67,9 @@ def read_launcher(path: Path) -> Division:
     """
     try:
         value = parse(read_text(path, most=_MOST_BYTES), path.name)
+    except FileNotFoundError as error:
+        message = f"it launches by {path.name}, which is not there."
+        raise InputError(message, f"Put it where the command says: {path}.") from error
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"{path} cannot be read as text.", "Give accelerate's file.") from error
     if not isinstance(value, dict):

@@ -1,18 +1,28 @@
 """Files of axolotl."""
 
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from autofit.core.errors import InputError, is_whole, shown
 from autofit.core.tasks import TASKS
 from autofit.core.tasks.causal_lm import CAUSAL_LM
 from autofit.core.tasks.image_text_to_text import IMAGE_TEXT_TO_TEXT
 from autofit.export.importers.accelerate import divided_by_trainer
 from autofit.export.importers.division import Division
+from autofit.export.importers.frozen import (
+    BY_CHECKPOINTING,
+    Trained,
+    Weights,
+    list_of_words,
+    pattern_of,
+)
 from autofit.export.importers.fsdp import DEFAULTS, FIRST
 from autofit.export.importers.importer import Importer, Keys
 from autofit.export.tools.axolotl import TOOL
+from autofit.models.fake_quantised import FakeQuantisation
 
 _DEFAULTS: dict[str, Any] = {
     **DEFAULTS,
@@ -34,16 +44,12 @@ _OTHER_NAMES = {
 _REFUSED = {
     "vllm": "it generates with a server of its own, which is not tuned",
     "gptq": "its weights are quantised already",
-    "qat": "training for quantised inference is not known",
     "use_scattermoe": "its kernels for experts are not known",
-    "unfrozen_parameters": "training some layers alone is not known",
     "relora": "restarts of adapters are not known",
     "tiled_mlp": "tiled layers are not known",
     "ebft": "this kind of training is not known",
     "lisa_n_layers": "training some layers at a time is not known",
     "process_reward_model": "models that reward steps are not known",
-    "loftq": "adapters that begin as what quantisation lost are not known",
-    "peft.loftq_config": "adapters that begin as what quantisation lost are not known",
 }
 _SIZES = {
     "dp_replicate_size": "data_parallel_replicate",
@@ -51,6 +57,15 @@ _SIZES = {
     "tensor_parallel_size": "tensor_parallel",
     "context_parallel_size": "context_parallel",
 }
+_LIKE_FLASH = ("flash_attention", "kernels-", "flex_attention")  # save as much for the backward
+_ROWS = re.compile(r"^(.+)\[[0-9]*(?::[0-9]*)?\]$")  # behind a pattern: of a weight
+_UNFROZEN = "unfrozen_parameters"
+# What modules of images and sounds are called, and what brings them to texts.
+_MEDIA = {
+    *("vision_tower", "vision_model", "vision_encoder", "embed_vision", "visual"),
+    *("multi_modal_projector", "audio_tower", "audio_model", "embed_audio"),
+}
+_EMBEDDINGS = ("lm_head", "embed_tokens")  # beside these gradients are asked of what they give
 _PLUGINS = ("LigerPlugin", "CutCrossEntropyPlugin", "SwanLabPlugin")  # the last one watches
 _ADAPTERS = (None, "", "lora", "qlora")
 
@@ -86,6 +101,13 @@ def _refuse(keys: Keys) -> str | None:
     for plugin in plugins:
         if not str(plugin).endswith(_PLUGINS):
             return f"plugins: {plugin} is not known."
+    if reason := _refused_rounding(keys):
+        return reason
+    if keys.get(_UNFROZEN) and keys.get("adapter"):
+        return (
+            "unfrozen_parameters: beside an adapter it freezes all that the patterns do not match, "
+            "and names of adapters begin with base_model."
+        )
     if keys.get("adapter") not in _ADAPTERS:
         return f"adapter: {keys['adapter']} is not known."
     if keys.get("processor_type") and _task(keys) != IMAGE_TEXT_TO_TEXT.name:
@@ -93,6 +115,85 @@ def _refuse(keys: Keys) -> str | None:
     if keys.get("rl") and _task(keys) == CAUSAL_LM.name:
         return f"rl: {keys['rl']} is not tuned."
     return None
+
+
+def _trains(keys: Keys, weights: Weights) -> Trained | None:
+    """What the patterns match, without what reads images and sounds where a key freezes that."""
+    patterns = list_of_words(_UNFROZEN, keys.get(_UNFROZEN))
+    freezes_media = bool(keys.get("freeze_mm_modules"))
+    if not patterns and not freezes_media:
+        return None
+
+    found, notes = _matched(patterns, weights) if patterns else (set(weights.sizes), [])
+    if freezes_media:
+        found = {name for name in found if _MEDIA.isdisjoint(name.split("."))}
+    names_embeddings = any(word in pattern for word in _EMBEDDINGS for pattern in patterns)
+    asks_inputs = names_embeddings or bool(keys.get("gradient_checkpointing"))
+    return Trained(found, asks_inputs, BY_CHECKPOINTING, tuple(notes))
+
+
+def _matched(patterns: Sequence[str], weights: Weights) -> tuple[set[str], list[str]]:
+    """The weights that patterns match, in which a dot is one, and notes on those that match none.
+    Rows of a weight are trained as all of it is, and their gradients set to zero."""
+    found: set[str] = set()
+    notes = []
+    for pattern in patterns:
+        rows = _ROWS.match(pattern)
+        name = rows[1] if rows else pattern
+        dotted = re.sub(r"\.(?!\+)", r"\\.", name)
+        matched = weights.matching(pattern_of(_UNFROZEN, dotted).match)
+        if not matched:
+            notes.append(f"{_UNFROZEN}: no weight of the model matches {pattern}.")
+        found |= matched
+    if not found:
+        raise InputError(
+            f"{_UNFROZEN}: no weight of the model matches.",
+            "Correct it, or give --model DIRECTORY.",
+        )
+    return found, notes
+
+
+def _rounds(keys: Keys) -> FakeQuantisation | None:
+    """By `qat`: int4 weights, beside inputs as they are or in int8."""
+    if keys.get("qat.weight_dtype") is None:
+        return None
+    size = keys.get("qat.group_size")
+    if size is None:
+        size = 128
+    if not is_whole(size, 1):
+        raise InputError(
+            f"qat.group_size must be a whole number, not {shown(size)}.", "Correct it."
+        )
+    return FakeQuantisation(size, keys.get("qat.activation_dtype") == "int8")
+
+
+def _refused_rounding(keys: Keys) -> str | None:
+    """Why a training for quantised inference cannot be tuned, as a sentence; or None."""
+    if not any(key == "qat" or key.startswith("qat.") for key in keys) or keys.get("qat") == {}:
+        return None
+    weights, inputs = keys.get("qat.weight_dtype"), keys.get("qat.activation_dtype")
+    if weights != "int4" or inputs not in (None, "int8"):
+        return f"qat: {weights} weights beside {inputs} inputs are not known, int4 beside int8 are."
+    if keys.get("qat.quantize_embedding"):
+        return "qat.quantize_embedding: embeddings that round are not known."
+    if keys.get("adapter"):
+        return "qat: adapters beside layers that round are not known."
+    return None
+
+
+def _notes(keys: Keys) -> tuple[str, ...]:
+    """On what is predicted otherwise; LoftQ changes values once, and nothing of a step."""
+    notes = []
+    if any(key.startswith("peft.loftq_config") for key in keys):
+        notes.append(
+            "adapters that begin with LoftQ are trained as others are: what finding them takes "
+            "before training is not predicted."
+        )
+    if keys.get("attn_implementation") == "flex_attention":
+        notes.append("flex_attention is predicted as flash attention, which saves the same.")
+    if keys.get("qat.fake_quant_after_n_steps"):
+        notes.append("what is predicted is of steps in which layers round, not of those before.")
+    return tuple(notes)
 
 
 def _divide(keys: Keys, folder: Path) -> Division:
@@ -117,7 +218,7 @@ def _meaning(key: str, value: Any) -> Any:
         return key == "bf16"
     if key == "optimizer":
         return _OTHER_NAMES.get(value, value)
-    if key == "attn_implementation" and str(value).startswith(("flash_attention", "kernels-")):
+    if key == "attn_implementation" and str(value).startswith(_LIKE_FLASH):
         return "flash_attention_2"
     if key == "attn_implementation" and str(value).startswith("xformers"):
         return "sdpa"  # the same computation, in other kernels
@@ -149,8 +250,11 @@ IMPORTER = Importer(
     read=_read,
     targets="lora_target_modules",
     pattern=_pattern,
+    trains=_trains,
     # Packed samples see one another but with flash attention.
     keeps=lambda keys: ("attn_implementation",) if keys.get("sample_packing") else (),
+    notes=_notes,
+    rounds=_rounds,
     defaults=_DEFAULTS,
     meaning=_meaning,
 )

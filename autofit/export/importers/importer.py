@@ -16,9 +16,11 @@ from autofit.core.knobs import knob_named
 from autofit.core.knobs.lora_targets import KNOB as TARGETS
 from autofit.core.knobs.precision import KNOB as PRECISION
 from autofit.export.importers.division import Division
+from autofit.export.importers.frozen import Trained, Weights
 from autofit.export.importers.fsdp import key_of_fsdp
 from autofit.export.source import ExportSource
 from autofit.export.tool import Request, Tool, ToolKeys, write
+from autofit.models.fake_quantised import FakeQuantisation
 
 Keys = Mapping[str, Any]
 
@@ -44,8 +46,13 @@ class Importer:
         section: what the exporter's keys of this file begin with; others are not in it.
         programs: the commands that take these keys as options, such as ("trl", "sft").
         pattern: by the keys, a regular expression of those layers, where a file gives one.
-        freezes_vision: whether of a model that takes images, too, only what reads texts is trained.
+        freezes_vision: whether of a model that takes images, too, adapters are beside what reads
+            texts alone.
+        trains: by the keys and the model's weights, what is trained without adapters; None: all.
         keeps: by the keys, those that stay: they only cost elsewhere, and decide here what is learnt.
+        sees: by the keys, whether images stand in its texts.
+        rounds: by the keys, how linear layers round in a training for quantised inference.
+        notes: by the keys, sentences on what is predicted otherwise than the file says.
         read: the keys, without those that say nothing beside others, and with what the tool works
             out for so many devices.
         older: keys of the exporter, and what they were called before; a file may have those.
@@ -66,7 +73,11 @@ class Importer:
     programs: tuple[tuple[str, str], ...] = ()
     pattern: Callable[[Keys], str | None] = lambda keys: None
     freezes_vision: bool = False
+    trains: Callable[[Keys, Weights], Trained | None] = lambda keys, weights: None
     keeps: Callable[[Keys], Sequence[str]] = lambda keys: ()
+    sees: Callable[[Keys], bool] = lambda keys: False
+    rounds: Callable[[Keys], FakeQuantisation | None] = lambda keys: None
+    notes: Callable[[Keys], Sequence[str]] = lambda keys: ()
     read: Callable[[Keys, Division], Keys] = lambda keys, division: keys
     older: Mapping[str, str] = field(default_factory=dict)
     single: tuple[str, ...] = ()

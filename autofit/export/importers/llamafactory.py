@@ -1,13 +1,16 @@
 """Files of LLaMA-Factory."""
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+from autofit.core.errors import InputError, is_whole, shown
 from autofit.core.tasks import TASKS
 from autofit.core.tasks.causal_lm import CAUSAL_LM
 from autofit.core.tasks.image_text_to_text import IMAGE_TEXT_TO_TEXT
-from autofit.export.importers.accelerate import divided_by_trainer
+from autofit.export.importers.accelerate import divided_by_trainer, with_devices
 from autofit.export.importers.division import Division
+from autofit.export.importers.frozen import Trained, Weights
 from autofit.export.importers.fsdp import BY_TRAINER, DEFAULTS
 from autofit.export.importers.importer import Importer, Keys
 from autofit.export.tools.llamafactory import TOOL
@@ -34,10 +37,12 @@ _REFUSED = {
     "use_muon": "this optimizer is not known",
     "mixture_of_depths": "models whose depth is mixed are not known",
     "fp8": "its own way to fp8 is not known",
-    "use_llama_pro": "training some layers alone is not known",
+    "use_llama_pro": "the frozen layers between those that it trains are not checkpointed, which is not predicted",
     "use_megatron": "Megatron is not tuned",
+    "tensor_model_parallel_size": "Megatron is not tuned",
+    "pipeline_model_parallel_size": "Megatron is not tuned",
+    "expert_model_parallel_size": "Megatron is not tuned",
     "tp_size": "layers that are split over devices are not tuned",
-    "ray_num_workers": "several machines of Ray are not tuned yet",
 }
 _OF_IMAGES = ("image_max_pixels", "image_min_pixels", "video_max_pixels", "video_min_pixels")
 # Of models that take images, too, only what reads texts is trained, unless a file says otherwise.
@@ -46,8 +51,29 @@ _FROZEN = {
     "freeze_multi_modal_projector": True,
     "freeze_language_model": False,
 }
-_KINDS = ("lora", "full", None)
+# What holds the images of a kind of model, what brings them to the texts, and what reads these;
+# first of most kinds. LLaMA-Factory looks for these in the names of weights.
+_PARTS = (("vision_tower",), ("multi_modal_projector",), ("language_model", "lm_head"))
+_QWEN = (
+    ("visual.pos_embed", "visual.patch_embed", "visual.blocks", "visual.deepstack_merger_list"),
+    ("visual.merger",),
+    ("language_model", "lm_head"),
+)
+_PARTS_OF = {
+    **dict.fromkeys(("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe"), _QWEN),
+    **dict.fromkeys(("glm4v", "glm4v_moe"), _QWEN),
+    **dict.fromkeys(("llama4", "mllama"), (("vision_model",), *_PARTS[1:])),
+    **dict.fromkeys(("gemma3", "llava", "llava_next", "internvl", "mistral3", "paligemma"), _PARTS),
+}
+_KINDS = ("lora", "full", "freeze", None)
 _STAGES = {None: CAUSAL_LM.name, "sft": CAUSAL_LM.name, "pt": CAUSAL_LM.name}
+
+# What is learnt of answers about images, too.
+_ABOUT_IMAGES = tuple(
+    task.name
+    for task in TASKS.values()
+    if task.medium == "preferences" and not task.scores and TOOL.name in task.tools
+)
 
 # Its files are read of images, too; how they are written anew is not known.
 _TASKS = (*TOOL.tasks, IMAGE_TEXT_TO_TEXT.name)
@@ -74,20 +100,72 @@ def _refuse(keys: Keys) -> str | None:
     for name, why in _REFUSED.items():
         if keys.get(name):
             return f"{name}: {why}."
+    has_adapters = keys.get("finetuning_type") not in ("full", "freeze")
     for name, usual in _FROZEN.items():
-        if keys.get(name, usual) != usual:
-            return f"{name}: training other parts of a model than what reads texts is not known."
-    if _has_images(keys) and keys.get("finetuning_type") == "full":
-        return (
-            "freeze_vision_tower: a part that stays as it is beside all other weights is not known."
-        )
-    if _has_images(keys) and _task(keys) != IMAGE_TEXT_TO_TEXT.name:
+        if has_adapters and keys.get(name, usual) != usual:
+            return f"{name}: adapters beside other parts than what reads texts are not known."
+    if keys.get("freeze_language_model"):
+        return "freeze_language_model: below it no layer is checkpointed, which is not predicted."
+    if _has_images(keys) and _task(keys) not in (IMAGE_TEXT_TO_TEXT.name, *_ABOUT_IMAGES):
         return f"stage: {keys['stage']} is not tuned with images."
     if keys.get("finetuning_type") not in _KINDS:
         return f"finetuning_type: {keys['finetuning_type']} is not known."
     if keys.get("stage") not in _STAGES and _task(keys) == CAUSAL_LM.name:
         return f"stage: {keys['stage']} is not tuned."
     return None
+
+
+def _divide(keys: Keys, folder: Path) -> Division:
+    """As Trainer does; Ray's workers are processes with a device each."""
+    division = divided_by_trainer(keys, folder)
+    workers = keys.get("ray_num_workers")
+    if not workers:
+        return division
+    note = "the workers of Ray are taken to be on one machine."
+    return with_devices(division, workers).noted(note)
+
+
+def _trains(keys: Keys, weights: Weights) -> Trained | None:
+    """All weights but those of images, or the last blocks alone."""
+    names = set(weights.sizes)
+    if keys.get("finetuning_type") == "freeze":
+        names = _of_last_blocks(keys, weights)
+
+    parts = _PARTS_OF.get(weights.kind)
+    for part, (key, usual) in zip(parts or (), _FROZEN.items(), strict=False):
+        if keys.get(key, usual):
+            names = {name for name in names if not any(word in name for word in part)}
+    return Trained(names)
+
+
+def _of_last_blocks(keys: Keys, weights: Weights) -> set[str]:
+    """The weights of the last blocks, or of some modules of these, and of modules outside of blocks."""
+    number = keys.get("freeze_trainable_layers", 2)
+    if not is_whole(number, 1):
+        message = (
+            "freeze_trainable_layers must be positive: of the first layers LLaMA-Factory checkpoints "
+            f"none that it freezes, which is not predicted, and here it is {shown(number)}."
+        )
+        raise InputError(message, "See docs/tune.md.")
+    if not weights.blocks:
+        raise InputError("the model does not say how many layers it has.", "Give another --model.")
+
+    modules = _listed(keys.get("freeze_trainable_modules", "all"))
+    wanted = _listed(keys.get("freeze_extra_modules"))
+    for block in range(max(0, weights.blocks - number), weights.blocks):
+        for module in modules:
+            wanted.append(f".{block}." if module == "all" else f".{block}.{module}")
+    found = {name for name in weights.sizes if any(part in name for part in wanted)}
+    if not found:
+        raise InputError(
+            f"freeze_trainable_modules: no weight is in {', '.join(modules)}.", "Correct it."
+        )
+    return found
+
+
+def _listed(value: Any) -> list[str]:
+    """Words that a file separates by commas."""
+    return [word.strip() for word in str(value or "").split(",") if word.strip()]
 
 
 def _meaning(key: str, value: Any) -> Any:
@@ -99,9 +177,14 @@ def _meaning(key: str, value: Any) -> Any:
 
 
 def _read(keys: Keys, _: Division) -> Keys:
-    """The dtype of inference is that of weights only where no key of training names one."""
-    names_one = any(keys.get(name) for name in ("bf16", "fp16", "pure_bf16"))
-    return {**keys, "infer_dtype": "auto"} if names_one else keys
+    """The dtype of inference is that of weights only where no key of training names one; where some
+    blocks alone are trained, they are without adapters."""
+    read = dict(keys)
+    if any(keys.get(name) for name in ("bf16", "fp16", "pure_bf16")):
+        read["infer_dtype"] = "auto"
+    if keys.get("finetuning_type") == "freeze":
+        read["finetuning_type"] = "full"
+    return read
 
 
 IMPORTER = Importer(
@@ -111,10 +194,12 @@ IMPORTER = Importer(
     length=("cutoff_len", 2048),
     task=_task,
     refuse=_refuse,
-    divide=divided_by_trainer,
+    divide=_divide,
     read=_read,
     targets="lora_target",
     freezes_vision=True,
+    trains=_trains,
+    sees=_has_images,
     keeps=lambda keys: ("flash_attn",) if keys.get("neat_packing") else (),
     single=("stage", "pref_loss"),
     defaults=_DEFAULTS,

@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from autofit.core.errors import is_whole
+from autofit.core.errors import InputError, is_whole, shown
 from autofit.core.tasks import TASKS
 from autofit.core.tasks.causal_lm import CAUSAL_LM
 from autofit.core.tasks.dpo import DPO
@@ -17,6 +17,15 @@ from autofit.export.importers.accelerate import (
 )
 from autofit.export.importers.command_line import COMMAND
 from autofit.export.importers.division import Division
+from autofit.export.importers.frozen import (
+    BY_CHECKPOINTING,
+    Trained,
+    Weights,
+    beginning_with,
+    first_weights,
+    list_of_words,
+    pattern_of,
+)
 from autofit.export.importers.importer import Importer, Keys
 from autofit.export.tools.msswift import TOOL
 
@@ -40,10 +49,6 @@ _HALF = {"bfloat16": "bf16", "float16": "fp16"}
 _REFUSED = {
     "use_vllm": "it generates with vLLM, which is not tuned",
     "teacher_model": "a teacher is not read from files yet",
-    "freeze_parameters": "training some layers alone is not known",
-    "freeze_parameters_regex": "training some layers alone is not known",
-    "freeze_parameters_ratio": "training some layers alone is not known",
-    "trainable_parameters": "training some layers alone is not known",
     "use_galore": "this optimizer is not known",
     "optimizer": "this optimizer is not known",
     "lisa_activated_layers": "training some layers at a time is not known",
@@ -58,11 +63,25 @@ _FSDP2: dict[str, Any] = {
 _OF_IMAGES = ("ENV.MAX_PIXELS", "ENV.VIDEO_MAX_PIXELS", "max_pixels")
 # Of models that take images, too, only what reads texts is trained, unless a command says otherwise.
 _FROZEN = {"freeze_vit": True, "freeze_aligner": True, "freeze_llm": False}
+# Where the names of weights begin that hold images or sounds, and that bring them to the texts.
+_TOWERS = ("model.visual", "model.vision_tower", "model.vision_model", "model.audio_tower")
+_ALIGNERS = (
+    *("model.visual.merger", "model.visual.deepstack_merger_list", "model.audio_tower.proj"),
+    *("model.multi_modal_projector", "model.connector"),
+)
+_READERS = ("model.language_model", "lm_head")
 _PROCESSES = ("ENV.NPROC_PER_NODE", "launcher.nproc_per_node")  # of each machine
 _OF_ALL = "launcher.num_processes"  # of all machines, as accelerate counts
 _MACHINES = ("ENV.NNODES", "launcher.nnodes", "launcher.num_machines")
 _OF_TASKS = ("rlhf_type", "task_type")
 _TUNERS = ("lora", "full", None)
+
+# What is learnt of answers about images, too: all that is no head of its own.
+_ABOUT_IMAGES = tuple(
+    task.name
+    for task in TASKS.values()
+    if task.medium == "preferences" and not task.scores and TOOL.name in task.tools
+)
 
 # Its files are read of images, too; how they are written anew is not known.
 _TASKS = (*TOOL.tasks, IMAGE_TEXT_TO_TEXT.name)
@@ -99,18 +118,14 @@ def _refuse(keys: Keys) -> str | None:
     if tuner not in _TUNERS:
         return f"tuner_type: {tuner} is not known."
     for name, usual in _FROZEN.items():
-        if keys.get(name, usual) != usual:
-            return f"{name}: training other parts of a model than what reads texts is not known."
-    if _has_images(keys) and tuner == "full":
-        return "freeze_vit: a part that stays as it is beside all other weights is not known."
-    if _has_images(keys) and _task(keys) != IMAGE_TEXT_TO_TEXT.name:
-        return "MAX_PIXELS: images are tuned for swift sft and swift pt alone."
+        if tuner != "full" and keys.get(name, usual) != usual:
+            return f"{name}: adapters beside other parts than what reads texts are not known."
+    if _has_images(keys) and _task(keys) not in (IMAGE_TEXT_TO_TEXT.name, *_ABOUT_IMAGES):
+        return "MAX_PIXELS: images are tuned for swift sft, swift pt and preferences alone."
     if keys.get("tuner_backend", "peft") != "peft":
         return f"tuner_backend: {keys['tuner_backend']} is not known."
     if keys.get("init_weights") == "lora-ga":
         return "init_weights: adapters that begin with gradients are not known."
-    if keys.get("sequence_parallel_size", 1) != 1:
-        return "sequence_parallel_size: several devices are not tuned yet."
 
     for name in _OF_TASKS:
         if keys.get(name) not in (None, "causal_lm") and _task(keys) == CAUSAL_LM.name:
@@ -118,6 +133,43 @@ def _refuse(keys: Keys) -> str | None:
     if keys.get("task_type") == "reranker" and "listwise" in str(keys.get("loss_type")):
         return f"loss_type: {keys['loss_type']} is not known."
     return None
+
+
+def _trains(keys: Keys, weights: Weights) -> Trained | None:
+    """All weights but those of images and those that keys freeze, and then what others free again."""
+    names = list(weights.sizes)
+    is_seeing = any(name.startswith((*_TOWERS, *_ALIGNERS)) for name in names)
+    frozen_prefixes = list_of_words("freeze_parameters", keys.get("freeze_parameters"))
+    freed_prefixes = list_of_words("trainable_parameters", keys.get("trainable_parameters"))
+    if is_seeing:
+        parts = {"freeze_llm": _READERS, "freeze_vit": _TOWERS, "freeze_aligner": _ALIGNERS}
+        for key, part in parts.items():
+            if keys.get(key, _FROZEN[key]):
+                frozen_prefixes += part
+        if not keys.get("freeze_aligner", True):
+            freed_prefixes += _ALIGNERS
+
+    frozen = beginning_with(weights, frozen_prefixes) | _share_frozen(keys, weights)
+    freed = beginning_with(weights, freed_prefixes)
+    for key, into in {"freeze": frozen, "trainable": freed}.items():
+        key = f"{key}_parameters_regex"
+        if keys.get(key):
+            into |= set(filter(pattern_of(key, str(keys[key])).search, names))
+
+    trained = (set(names) - frozen) | freed
+    if not trained:
+        raise InputError("freeze_parameters: nothing is left to train.", "Correct it.")
+    asks_inputs = keys.get("gradient_checkpointing", True) is not False
+    return Trained(trained, asks_inputs, BY_CHECKPOINTING)
+
+
+def _share_frozen(keys: Keys, weights: Weights) -> set[str]:
+    """The first weights, by `freeze_parameters_ratio`."""
+    share = keys.get("freeze_parameters_ratio") or 0
+    if not isinstance(share, int | float) or isinstance(share, bool) or not 0 <= share <= 1:
+        message = f"freeze_parameters_ratio must be from 0 to 1, not {shown(share)}."
+        raise InputError(message, "Correct it.")
+    return first_weights(weights, share)
 
 
 def _divide(keys: Keys, folder: Path) -> Division:
@@ -130,7 +182,8 @@ def _divide(keys: Keys, folder: Path) -> Division:
     inside = {
         key.removeprefix("fsdp."): value for key, value in keys.items() if key.startswith("fsdp.")
     }
-    division = divided_by_trainer({**keys, **inside, **preset}, folder).closed()
+    sizes = {"sequence_parallel_size": "context_parallel"}  # by an exchange of heads
+    division = divided_by_trainer({**keys, **inside, **preset}, folder, sizes=sizes).closed()
     if preset:  # which checkpoints blocks itself
         knobs = {**division.knobs, "activation_checkpointing": "full"}
         holds = (*division.holds, "activation_checkpointing")
@@ -163,7 +216,9 @@ def _read(keys: Keys, division: Division) -> Keys:
         read["lora_dtype"] = "float32"
     for name in ("bf16", "fp16"):
         read.setdefault(name, name == autocast)
-    if dtype in _HALF and (is_narrow or not has_adapters):
+    if dtype in _HALF and not has_adapters and division.widens:
+        read["torch_dtype"] = "float32"  # of what is trained; the rest is under autocast
+    elif dtype in _HALF and (is_narrow or not has_adapters):
         read |= {"bf16": False, "fp16": False}
     return read
 
@@ -191,6 +246,8 @@ IMPORTER = Importer(
     targets="target_modules",
     pattern=lambda keys: keys.get("target_regex"),
     freezes_vision=True,
+    trains=_trains,
+    sees=_has_images,
     # Packed samples see one another but with flash attention, and without padding as well.
     keeps=lambda keys: ("attn_impl",) if keys.get("packing") or keys.get("padding_free") else (),
     older={"tuner_type": "train_type"},

@@ -17,6 +17,9 @@ from autofit.models.losses.by_token import next_token_losses
 if TYPE_CHECKING:
     import torch
 
+_OF_TEXTS = ("input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids")
+_OF_IMAGES = ("pixel_values", "image_grid_thw", "image_sizes")
+
 
 def answer_log_probabilities(model: Any, batch: Mapping[str, Any]) -> torch.Tensor:
     """The log-probability of each answer, given its prompt: the sum over its tokens, [pairs, 2].
@@ -58,10 +61,14 @@ def reference_log_probabilities(
 
 
 def inputs_of(batch: Mapping[str, Any]) -> dict[str, Any]:
-    """What a forward takes of a batch: all texts one below the other."""
-    return {name: batch[name].flatten(0, 1) for name in input_names(batch)}
+    """What a forward takes of a batch: all texts one below the other, and so their images; the
+    patches of all images are one tensor where a grid says how many each has."""
+    found = {name: batch[name].flatten(0, 1) for name in input_names(batch)}
+    if "image_grid_thw" in found:
+        found["pixel_values"] = found["pixel_values"].flatten(0, 1)
+    return found
 
 
 def input_names(batch: Mapping[str, Any]) -> list[str]:
     """What of a batch a forward takes."""
-    return [name for name in ("input_ids", "attention_mask", "token_type_ids") if name in batch]
+    return [name for name in (*_OF_TEXTS, *_OF_IMAGES) if name in batch]

@@ -20,6 +20,7 @@ _SIDE = 448  # pixels of an image, where models take every size
 _PATCHES = 2048  # of a page that Pix2Struct reads (arXiv:2210.03347)
 # kinds whose forward is told the size of each image
 _SIZED = ("mistral3", "lighton_ocr", "mistral_large4")
+_IN_PARTS = "llava_next"  # a kind that sees an image as a whole and in parts
 _FRAMES = {"instructblipvideo": 4}  # of a sample, by kinds that see nothing but videos
 # Under which keys configs have the tokens that stand for an image, for other media, and before and behind an image.
 _IMAGE_TOKEN = ("image_token_id", "image_token_index")
@@ -48,6 +49,9 @@ class RandomImageText:
     attended: bool = False  # whether a mask says which token sees which image
     sizes: tuple[int, int] | None = (
         None  # height and width, for models that are told the size of each image
+    )
+    shapes: tuple[int, int] | None = (
+        None  # rows and columns of its patches, for models that are told those
     )
     types: tuple[str, ...] = ()  # arguments that tell an image's tokens from text
     question: int = (
@@ -80,6 +84,10 @@ class RandomImageText:
             )
         if self.sizes is not None:
             batch["image_sizes"] = torch.tensor([self.sizes] * n, device="cpu")
+        if self.shapes is not None:
+            batch["spatial_shapes"] = torch.tensor([self.shapes] * n, device="cpu")
+            mask = torch.ones((n, self.pixels[0]), dtype=torch.long, device="cpu")
+            batch["pixel_attention_mask"] = mask
         if self.grid is not None:
             pixels = torch.randn(
                 (n * self.pixels[0], *self.pixels[1:]), generator=generator, device="cpu"
@@ -156,8 +164,17 @@ def image_text_batches(asked: Asked) -> RandomImageText | RandomReading:
     sizes: tuple[int, int] | None = None
     pixels: tuple[int, ...]
     grid: tuple[int, int, int] | None = None
+    parts = 0
+    shapes: tuple[int, int] | None = None
     if "image_grid_thw" in asked.arguments:
         pixels, grid, tokens = _patches(asked, vision, channels)
+    elif "spatial_shapes" in asked.arguments:
+        merge = asked.size(config, "downsample_factor")
+        pixels, (_, *sides_of_patches), tokens = _patches(asked, vision, channels, merge)
+        shapes = (sides_of_patches[0], sides_of_patches[1])
+    elif config.model_type == _IN_PARTS:
+        pixels = (channels, *image_sides(asked, vision))
+        sizes, parts, tokens = _parts(asked, vision)
     else:
         sides = image_sides(asked, vision)
         if config.model_type in _SIZED:  # up to those of the config
@@ -189,6 +206,7 @@ def image_text_batches(asked: Asked) -> RandomImageText | RandomReading:
         for number in (padding(text), token, *others)
         if number is not None and 0 <= number < vocabulary
     }
+    has_dimension = bool({"pixel_attention_mask", "image_attention_mask"} & {*asked.arguments})
     return RandomImageText(
         sequence_length=length,
         vocab_size=vocabulary,
@@ -199,10 +217,10 @@ def image_text_batches(asked: Asked) -> RandomImageText | RandomReading:
         after=tuple(after),
         pixels=pixels,
         grid=grid,
-        images=frames
-        or int(bool({"pixel_attention_mask", "image_attention_mask"} & {*asked.arguments})),
+        images=frames or parts or int(shapes is None and has_dimension),
         attended="image_attention_mask" in asked.arguments,
         sizes=sizes,
+        shapes=shapes,
         types=tuple(name for name in _TYPES if name in asked.arguments),
         question=asked.size(config.qformer_config, "vocab_size")
         if "qformer_input_ids" in asked.arguments
@@ -228,16 +246,31 @@ def _read_batches(asked: Asked) -> RandomReading:
 
 
 def _patches(
-    asked: Asked, vision: Any, channels: int
+    asked: Asked, vision: Any, channels: int, merge: int | None = None
 ) -> tuple[tuple[int, int], tuple[int, int, int], int]:
-    """[patches, values of a patch] of one image, its grid, and its tokens: Qwen's way, of which many are."""
-    size, merge = (
-        asked.size(vision, "patch_size"),
-        asked.size(vision, "spatial_merge_size", default=2),
-    )
+    """[patches, values of a patch] of one image, its grid, and its tokens: Qwen's way, of which many are.
+
+    Args:
+        merge: how many patches of a row make one token; None: as the config of what sees says.
+    """
+    size = asked.size(vision, "patch_size")
+    if merge is None:
+        merge = asked.size(vision, "spatial_merge_size", default=2)
     side = max(1, _SIDE // size // merge) * merge
     values = channels * asked.size(vision, "temporal_patch_size", default=1) * size * size
     return (side * side, values), (1, side, side), (side // merge) ** 2
+
+
+def _parts(asked: Asked, vision: Any) -> tuple[tuple[int, int], int, int]:
+    """The height and width of an image, the parts that LLaVA 1.6 sees of it, each as large as what
+    LLaVA 1.5 sees, and its tokens: all of it once, its four quarters, and one for each row of these."""
+    size = asked.size(vision, "image_size")
+    side = size // asked.size(vision, "patch_size")
+    whole = (2 * size, 2 * size)
+    if [*whole] not in [[*each] for each in asked.config.image_grid_pinpoints]:
+        message = f"{asked.name} takes no images of {whole[0]} x {whole[1]} pixels."
+        raise InputError(message, YOUR_FUNCTION)
+    return whole, 5, side * side + 2 * side * (2 * side + 1)
 
 
 def _counted_tokens(asked: Asked, vision: Any, pixels: tuple[int, ...]) -> int:

@@ -160,7 +160,7 @@ def test_what_is_predicted_in_place_of_deepspeed_is_told() -> None:
         ({**TRL, "fsdp": True, "fsdp_config": {"auto_wrap_policy": "NO_WRAP"}}, "all gathered"),
         ({**TRL, "fsdp": True, "fsdp_config": "fsdp.json"}, "fsdp.json cannot be read as JSON"),
         ({**TRL, "fsdp": True, "fsdp_config": {"reshard_after_forward": "x"}}, "is not known"),
-        ({**TRL, "accelerate_config": "mine.yaml"}, "mine.yaml cannot be read"),
+        ({**TRL, "accelerate_config": "mine.yaml"}, "by mine.yaml, which is not there"),
         ({**AXOLOTL, "tensor_parallel_size": 2}, "without FSDP or ZeRO-3 it is not predicted"),
         ({**AXOLOTL, **SECOND, "dp_shard_size": "x"}, "dp_shard_size must be a whole number"),
     ],

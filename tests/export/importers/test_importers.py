@@ -275,6 +275,43 @@ def test_ms_swift_takes_sixteen_samples_a_step_on_all_devices() -> None:
     assert accumulation(Division(devices=4, nodes=4)) == 1
 
 
+def test_what_a_file_asks_for_besides_is_noted(tmp_path: Path) -> None:
+    begun = {**AXOLOTL, "peft.loftq_config.loftq_bits": 4}
+    importer = importer_of(begun, "a")
+    assert importer.refuse(begun) is None
+    assert "LoftQ" in importer.notes(begun)[0]
+    assert importer.notes(AXOLOTL) == ()
+
+    by_ray = {**LLAMA_FACTORY, "ray_num_workers": 4}
+    division = importer_of(by_ray, "b").divide(by_ray, tmp_path)
+    assert division.devices == 4
+    assert "on one machine" in division.notes[0]
+
+
+def test_files_about_images_say_so() -> None:
+    for keys, sees in (
+        ({**SWIFT, "rlhf_type": "dpo", "ENV.MAX_PIXELS": 1000}, True),
+        ({**SWIFT, "rlhf_type": "dpo"}, False),
+        ({**LLAMA_FACTORY, "stage": "kto", "image_max_pixels": 1000}, True),
+    ):
+        importer = importer_of(keys, "file")
+        assert importer.refuse(keys) is None
+        assert importer.sees(keys) is sees
+        assert importer.task(keys) in ("dpo", "kto")
+    for more in ({"rlhf_type": "rm"}, {"task_type": "seq_cls"}):
+        keys = {**SWIFT, **more, "ENV.MAX_PIXELS": 1000}
+        assert "MAX_PIXELS" in str(importer_of(keys, "file").refuse(keys))
+
+
+def test_under_deepspeed_trained_weights_of_ms_swift_are_in_float32(tmp_path: Path) -> None:
+    keys = {"tuner_type": "full", "deepspeed": "zero3", "ENV.NPROC_PER_NODE": 2}
+    importer = importer_of(keys, "d")
+    beginning = replace(named(), config=Config({**OFF, **dict.fromkeys(SIZES, 1)}))
+    division = importer.divide(keys, tmp_path)
+    assert config_of(importer, keys, beginning, CHOICES, division).precision == "bf16-mixed"
+    assert config_of(importer, keys, beginning, CHOICES, Division()).precision == "bf16"
+
+
 def test_how_ms_swift_divides_over_devices(tmp_path: Path) -> None:
     def divided(**more: Any) -> Division:
         keys = {**SWIFT, **more}
@@ -293,6 +330,10 @@ def test_how_ms_swift_divides_over_devices(tmp_path: Path) -> None:
     assert divided(**inside).knobs["reshard_after_forward"] is False
     assert not divided().knobs
     assert divided(**{"ENV.NNODES": 2}).nodes == 2
+    split = {"sequence_parallel_size": 2, "deepspeed": "zero3"}
+    assert divided(**split).knobs["context_parallel"] == 2
+    with pytest.raises(InputError, match="sequence_parallel_size: without FSDP or ZeRO-3"):
+        divided(sequence_parallel_size=2)
     launched = {"launcher.num_processes": 8, "launcher.num_machines": 2}
     assert divided(**launched).devices == 4  # of each
     assert divided(**{"launcher.nnodes": "$WORLD_SIZE"}).nodes is None  # the machine knows
