@@ -28,6 +28,7 @@ from autofit.export.runs.watched import Watch, Watched, run_watched
 from autofit.export.source import ExportSource
 from autofit.hardware.driver import why_no_gpu
 from autofit.models.huggingface import HuggingFaceModel
+from autofit.techniques import all_techniques
 
 TRACKED = 3  # steps whose bytes are counted; on a CPU, counting takes time
 TIMED = 3
@@ -152,7 +153,16 @@ def train_in_tool(
     tokens = samples * workload.sequence_length
     said = _Said.of(result.best, predicted, tokens)
     cap = result.budget.cap_bytes(result.hardware.device, result.hardware.context_bytes)
-    watch = Watch(device=after.device, cap=cap, tracked=TRACKED, last=TRACKED + TIMED)
+    compiles = any(
+        technique.compiles(after.config[technique.name]) for technique in all_techniques()
+    )
+    watch = Watch(
+        device=after.device,
+        cap=cap,
+        tracked=TRACKED,
+        last=TRACKED + TIMED,
+        compiles=compiles,
+    )
     with tempfile.TemporaryDirectory(prefix="autofit-tool-") as folder:
         stage = staged(
             workload.model,
@@ -204,9 +214,11 @@ class _Said:
 def _judged(title: str, watched: Watched, said: _Said, cap: int, log: Path) -> InTool:
     """What a tool took, with what differs from what was said."""
     steps = watched.ranks[0] if watched.ranks else ()
-    peaks = [
-        step["peak_bytes"] for step in steps[1:] if step["tracked"] or "reserved_bytes" in step
-    ]
+    peaks = []
+    for step in steps[1:]:
+        is_watched = step["tracked"] or "reserved_bytes" in step
+        if is_watched and step["peak_bytes"] is not None:
+            peaks.append(step["peak_bytes"])
     peak = max(peaks, default=None)
     times = [step["seconds"] for step in steps if not step["tracked"]]
     speed = said.tokens / statistics.median(times) if times else None

@@ -156,11 +156,17 @@ def tune(
     kept = (*keep, *importer.keeps(document.keys))
     settings = _settings(found, kept, free)
     options = {**options, "devices": found.there.devices, "nodes": found.there.nodes}
+    named: dict[str, Any] = {
+        "model": found.model,
+        "task": workload.task,
+        "seq_len": workload.sequence_length,
+        "effective_batch": before.effective_batch_size,
+    }
+    if before.own_loss:  # which no name stands for
+        effective = before.effective_batch_size or 1
+        named = {"model": dataclasses.replace(workload, effective_batch_size=effective)}
     result = search(
-        found.model,
-        task=workload.task,
-        seq_len=workload.sequence_length,
-        effective_batch=before.effective_batch_size,
+        **named,
         listener=listener,
         space="everything",
         set=settings,

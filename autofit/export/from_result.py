@@ -153,6 +153,7 @@ def _source(
         weights=_weights(result.source),
         teacher=_weights(result.source.get(TEACHER) or {}),
         off=off,
+        own_loss=result.workload.get("own_loss"),
         **layers,
     )
 

@@ -78,6 +78,7 @@ class ExportSource:
     experts: tuple[str, ...] = ()
     adapted_experts: tuple[str, ...] = ()  # those of them that get adapters
     off: Mapping[str, Value] = field(default_factory=dict)  # of every registered knob
+    own_loss: str | None = None  # the tool whose own loss takes the place of the model's
     # the tool's keys of how samples are generated, where the training does
     generation: Mapping[str, Any] = field(default_factory=dict)
 

@@ -152,6 +152,8 @@ class Tool:
     packs: bool | None = (
         None  # what it always does, without such a key; None: what the user's own data loader does
     )
+    # (device, task) -> whether it computes a loss of its own, which `losses.OF_TOOLS` has
+    has_own_loss: Callable[[str, str], bool] = lambda device, task: False
     refuse: Callable[[ExportSource], str | None] = (
         batches_fit  # why the tool cannot train a config, or None
     )
@@ -274,11 +276,11 @@ def write(tool: Tool, source: ExportSource, version: str | None = None, file: st
     )
     if reason := tool.why_not(source):
         raise InputError(reason, "See `autofit export --to list`.")
-    shares = {knob: _share(tool, knob, request) for knob in source.config}
-    of_experts = _of_experts(tool, request)
+    shares = {knob: share_of(tool, knob, request) for knob in source.config}
+    experts = of_experts(tool, request)
     deviations = tuple(
         each
-        for share in (*shares.values(), of_experts, _packing(tool, source))
+        for share in (*shares.values(), experts, packing_of(tool, source))
         for each in share.deviations
     )
     deviations += cached_casts(tool.title, source.config) if tool.caches_casts else ()
@@ -290,7 +292,7 @@ def write(tool: Tool, source: ExportSource, version: str | None = None, file: st
     keys = dict(tool.fixed(request))
     for share in shares.values():
         keys |= share.keys
-    keys |= {**of_experts.keys, **_packing(tool, source).keys}
+    keys |= {**experts.keys, **packing_of(tool, source).keys}
     command = tool.command(request, file)
     header = export_header(
         f"{tool.title} {request.version}", source, deviations=deviations, run=command
@@ -317,7 +319,7 @@ def _names(file: str) -> dict[str, str]:
     }
 
 
-def _packing(tool: Tool, source: ExportSource) -> ToolKeys:
+def packing_of(tool: Tool, source: ExportSource) -> ToolKeys:
     """The key for packed samples; a deviation where the tool has none, and does otherwise."""
     if task_named(source.task).tools:  # which no tool packs
         return ToolKeys()
@@ -338,7 +340,7 @@ def _packing(tool: Tool, source: ExportSource) -> ToolKeys:
     )
 
 
-def _of_experts(tool: Tool, request: Request) -> ToolKeys:
+def of_experts(tool: Tool, request: Request) -> ToolKeys:
     """Which experts get adapters; deviations where the tool adapts none, or leaves them unquantised."""
     source, deviations = request.source, []
     adapted, value = list(source.adapted_experts), source.config.quantization
@@ -355,7 +357,7 @@ def _of_experts(tool: Tool, request: Request) -> ToolKeys:
     )
 
 
-def _share(tool: Tool, knob: str, request: Request) -> ToolKeys:
+def share_of(tool: Tool, knob: str, request: Request) -> ToolKeys:
     """The keys of one knob; a deviation if none of them depends on its value."""
     source, share = request.source, tool.knobs.get(knob)
     value, off, registered = source.config[knob], source.off.get(knob), knob in source.off

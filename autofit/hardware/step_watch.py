@@ -7,6 +7,7 @@ for it runs in environments that autofit is not installed in: `watch/sitecustomi
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import sys
@@ -40,6 +41,12 @@ class Tracker(AbstractContextManager[Any], Protocol):
     def reset_peak(self) -> None: ...
 
 
+class Record(AbstractContextManager[Any], Protocol):
+    """`autofit.hardware.tracker.AllocationRecord`, for steps that compile."""
+
+    peak: int
+
+
 class StepWatch:
     """Writes a line for each step to a file of this rank.
 
@@ -49,13 +56,23 @@ class StepWatch:
         tracked: the steps whose bytes are counted; those after them are as fast as they are by
             themselves. None: all.
         last: the step after which the process ends; None: when its own work is done.
+        record: counts the bytes of steps that compile, which a tracker would keep from it: of those
+            after the first, up to the last one tracked, together.
     """
 
     def __init__(
-        self, folder: Path, tracker: Tracker | None, *, tracked: int | None, last: int | None
+        self,
+        folder: Path,
+        tracker: Tracker | None,
+        *,
+        tracked: int | None,
+        last: int | None,
+        record: Record | None = None,
     ) -> None:
         self.folder = folder
         self.tracker = tracker
+        self.record = record
+        self.held = 0  # bytes, when the record began
         self.tracked = tracked
         self.last = last
         self.steps = 0
@@ -90,7 +107,9 @@ class StepWatch:
             self.tracker.see(values)
 
         line: dict[str, Any] = {"tracked": self.counts}
-        if self.tracker is None:
+        if self.record is not None:
+            line["peak_bytes"] = self._recorded(self.record)
+        elif self.tracker is None:
             torch.cuda.synchronize()
             line["peak_bytes"] = torch.cuda.max_memory_allocated()
             line["reserved_bytes"] = torch.cuda.max_memory_reserved()
@@ -118,6 +137,16 @@ class StepWatch:
             sys.stderr.flush()
             os._exit(0)
         self.began = time.perf_counter()
+
+    def _recorded(self, record: Record) -> int | None:
+        """The peak of the steps that are recorded, when the last of them is done."""
+        if self.steps == 0:
+            self.held = living_bytes()
+            record.__enter__()
+        elif self.steps + 1 == self.tracked:
+            record.__exit__(None, None, None)
+            return self.held + record.peak
+        return None
 
     def note_error(self, kind: type[BaseException]) -> None:
         """A line where a process ends because it has no memory left."""
@@ -152,30 +181,48 @@ def nbytes(tensors: Iterable[torch.Tensor]) -> int:
     return sum(sizes.values())
 
 
-def watch(environment: Mapping[str, str], tracker: Callable[[], Tracker]) -> None:
+def living_bytes() -> int:
+    """Of all tensors that this process holds, and their gradients."""
+    found: list[torch.Tensor] = []
+    for thing in gc.get_objects():
+        if isinstance(thing, torch.Tensor):
+            found.append(thing)
+            if thing.is_leaf and thing.grad is not None:
+                found.append(thing.grad)
+    return nbytes(tensor for tensor in found if not tensor.is_meta)
+
+
+def watch(
+    environment: Mapping[str, str],
+    tracker: Callable[[], Tracker],
+    record: Callable[[], Record],
+) -> None:
     """From here on, in this thread, until the process ends.
 
     Args:
         environment: WATCHED_STEPS, the folder to write to; WATCHED_TRACKED and WATCHED_LAST as
             `tracked` and `last` of StepWatch; WATCHED_CAP, the bytes that may be used;
-            WATCHED_DEVICE, "cpu" unless it is "cuda".
+            WATCHED_DEVICE, "cpu" unless it is "cuda"; WATCHED_COMPILES, on a CPU, where its steps
+            compile.
     """
 
     def number(name: str) -> int | None:
         return int(environment[name]) if name in environment else None
 
     on_cuda = environment.get("WATCHED_DEVICE") == "cuda"
+    compiles = "WATCHED_COMPILES" in environment
     cap = number("WATCHED_CAP")
     steps = StepWatch(
         Path(environment["WATCHED_STEPS"]),
-        None if on_cuda else tracker(),
+        None if on_cuda or compiles else tracker(),
         tracked=number("WATCHED_TRACKED"),
         last=number("WATCHED_LAST"),
+        record=record() if compiles else None,
     )
     if steps.tracker:
         steps.tracker.limit = None if cap is None else int(cap * _NEAR_MISS)
         steps.tracker.__enter__()
-    elif cap is not None:
+    elif on_cuda and cap is not None:
         _limit_cuda(cap)
 
     torch.autograd.backward = steps.note_loss

@@ -214,7 +214,16 @@ def workload_from_source(
     check_task(summary.get("task"))
     model = _read(kind, name, summary.get("task"), trust_remote_code)
     teacher = named_by(source[TEACHER]) if isinstance(source.get(TEACHER), Mapping) else None
-    return _workload(model, teacher, sizes, trust_remote_code)
+    workload = _workload(model, teacher, sizes, trust_remote_code)
+    return with_loss_of(workload, summary.get("own_loss"))
+
+
+def with_loss_of(workload: Workload, tool: object) -> Workload:
+    """The workload with the loss that a tool computes in place of the model's; None: as it is."""
+    if tool not in losses.OF_TOOLS:
+        return workload
+    loss = losses.OF_TOOLS[str(tool)]()
+    return dataclasses.replace(workload, loss=loss, count=loss.count)
 
 
 def _workload(

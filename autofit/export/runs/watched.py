@@ -29,12 +29,14 @@ class Watch:
         cap: the bytes that may be used; None: all.
         tracked: the steps whose bytes are counted on a CPU; None: all.
         last: the step that ends the process; None: when its own work is done.
+        compiles: whether its steps do, which are then counted together.
     """
 
     device: str = "cpu"
     cap: int | None = None
     tracked: int | None = None
     last: int | None = None
+    compiles: bool = False
 
     def variables(self, folder: Path) -> dict[str, str]:
         """What the process is told."""
@@ -47,6 +49,8 @@ class Watch:
         for name, number in numbers.items():
             if number is not None:
                 found[name] = str(number)
+        if self.compiles and self.device == "cpu":
+            found["WATCHED_COMPILES"] = "1"
         return found
 
 

@@ -24,4 +24,5 @@ def _loaded(name: str) -> ModuleType:
 
 
 if "WATCHED_STEPS" in os.environ:
-    _loaded("step_watch").watch(os.environ, _loaded("tracker").StorageTracker)
+    _tracker = _loaded("tracker")
+    _loaded("step_watch").watch(os.environ, _tracker.StorageTracker, _tracker.AllocationRecord)
