@@ -17,7 +17,6 @@ from autofit.api.tool_file import Reading
 from autofit.core.errors import InputError, require
 from autofit.core.estimate import Estimate
 from autofit.core.files import write_atomically
-from autofit.core.hardware import GIB
 from autofit.core.measurement import Measurement
 from autofit.core.result import Result
 from autofit.core.tasks.causal_lm import CAUSAL_LM
@@ -28,6 +27,7 @@ from autofit.export.runs.watched import Watch, Watched, run_watched
 from autofit.export.source import ExportSource
 from autofit.hardware.driver import why_no_gpu
 from autofit.models.huggingface import HuggingFaceModel
+from autofit.report.formatting import gib
 from autofit.techniques import all_techniques
 
 TRACKED = 3  # steps whose bytes are counted; on a CPU, counting takes time
@@ -63,6 +63,16 @@ class InTool:
     failed: str | None
     notes: tuple[str, ...]
     log: Path | None
+
+    def figures(self) -> dict[str, Any]:
+        """What a report says of it, as `report.tuned.in_tool_lines` takes it."""
+        return {
+            "tool": self.tool,
+            "peak_bytes": self.peak_bytes,
+            "tokens_per_second": self.tokens_per_second,
+            "said": (self.said_bytes, self.said_tokens_per_second),
+            "notes": (self.failed, *self.notes) if self.failed else self.notes,
+        }
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data, for JSON."""
@@ -225,7 +235,7 @@ def _judged(title: str, watched: Watched, said: _Said, cap: int, log: Path) -> I
 
     failed = None
     if watched.out_of_memory or (peak is not None and peak > cap):
-        failed = f"{title} needs more than the {cap / GIB:.2f} GiB that it may use."
+        failed = f"{title} needs more than the {gib(cap)} GiB that it may use."
     elif watched.code is None:
         failed = f"{title} did not finish {TRACKED + TIMED} steps in the time that it was given."
     elif watched.code or len(times) < TIMED:
@@ -238,7 +248,7 @@ def _judged(title: str, watched: Watched, said: _Said, cap: int, log: Path) -> I
     notes = []
     if peak and said.bytes and abs(peak / said.bytes - 1) > _NOTABLE:
         notes.append(
-            f"{title} needs {peak / GIB:.2f} GiB, {_differs(peak / said.bytes, 'more', 'less')} "
+            f"{title} needs {gib(peak)} GiB, {_differs(peak / said.bytes, 'more', 'less')} "
             "than was said."
         )
     if speed and said.speed and abs(speed / said.speed - 1) > _NOTABLE:

@@ -3,17 +3,13 @@ tokenizer of bytes, and rows of the worst length."""
 
 import contextlib
 import string
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import datasets
 import torch
 import transformers
-from datasets import Dataset
-from datasets.utils.logging import (
-    disable_progress_bar,
-    enable_progress_bar,
-    is_progress_bar_enabled,
-)
 
 from autofit.core.errors import InputError
 from autofit.data.byte_tokenizer import byte_tokenizer
@@ -42,6 +38,18 @@ def check_vocabulary(model: HuggingFaceModel) -> None:
         raise InputError(message, "Leave the verification out.")
 
 
+@contextlib.contextmanager
+def _quiet(logging: Any) -> Iterator[None]:
+    """Without the progress bars of a library."""
+    shows = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shows:
+            logging.enable_progress_bar()
+
+
 def save_random_model(model: HuggingFaceModel, folder: Path) -> None:
     """Save random weights of a model, in the dtype that its config names, with that tokenizer."""
     config = transformers.CONFIG_MAPPING[model.config["model_type"]].from_dict(dict(model.config))
@@ -50,7 +58,8 @@ def save_random_model(model: HuggingFaceModel, folder: Path) -> None:
     with random_state.preserved():
         torch.manual_seed(0)
         made = auto.from_config(config, dtype=config.dtype or torch.float32)
-    made.save_pretrained(folder)
+    with _quiet(transformers.utils.logging):
+        made.save_pretrained(folder)
     end_tokenizer().save_pretrained(folder)
 
 
@@ -58,11 +67,8 @@ def save_tokens(texts: tuple[str, ...], folder: Path) -> None:
     """Save texts as token ids, each with the token that ends it; every token is learnt."""
     tokenizer: Any = end_tokenizer()
     ids = [[*tokenizer(text)["input_ids"], tokenizer.eos_token_id] for text in texts]
-    with contextlib.ExitStack() as stack:
-        if is_progress_bar_enabled():
-            disable_progress_bar()
-            stack.callback(enable_progress_bar)
-        Dataset.from_dict({"input_ids": ids, "labels": ids}).save_to_disk(folder)
+    with _quiet(datasets.utils.logging):
+        datasets.Dataset.from_dict({"input_ids": ids, "labels": ids}).save_to_disk(folder)
 
 
 def long_texts(samples: int, tokens: int) -> tuple[str, ...]:

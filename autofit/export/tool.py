@@ -75,7 +75,7 @@ class Request:
         unsplit = {
             name: 1 for name, knob in KNOBS.items() if knob.same_samples and name not in self.splits
         }
-        return Layout.of({**self.config, **unsplit})
+        return Layout.of(self.config.replace(**unsplit))
 
     @property
     def nodes(self) -> int:

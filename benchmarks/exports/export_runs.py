@@ -18,10 +18,10 @@ from typing import Any
 import yaml
 
 import autofit
-import autofit.export.runs.run as runs
 from autofit.api.staging import save_random_model, save_tokens
 from autofit.core.config import Config
 from autofit.core.layout import Layout
+from autofit.export.runs.run import Stage as ToolStage
 from autofit.export.runs.watched import Watch, run_watched
 from autofit.hardware.device import detect
 from autofit.models import load_preset, workload_from_source
@@ -88,9 +88,9 @@ class Stage:
         own = LENGTH - 1
         return tuple(text[start : start + own] for start in range(0, BATCH * own, own))
 
-    def of_tool(self, folder: Path) -> runs.Stage:
+    def of_tool(self, folder: Path) -> ToolStage:
         """The same for a tool that is started in a folder."""
-        return runs.Stage(
+        return ToolStage(
             folder=folder,
             weights=self.weights,
             texts=self.rows,

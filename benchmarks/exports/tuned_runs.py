@@ -119,9 +119,11 @@ class Row:
         )
 
 
-def rows(tool: str, python: str, folder: Path) -> Iterator[Row]:
-    """Each of the tool's files at each budget."""
+def rows(tool: str, python: str, folder: Path, only: str | None = None) -> Iterator[Row]:
+    """Each of the tool's files at each budget, or one of them alone."""
     for name, keys in FILES[tool].items():
+        if only not in (None, name):
+            continue
         for budget in BUDGETS:
             place = folder / f"{name}-{budget}"
             place.mkdir()
@@ -165,6 +167,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Print a line for each file and budget, and keep them beside what is known of other tools."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--tool", required=True, choices=FILES)
+    parser.add_argument("--file", help="one of its files; default: all")
     parser.add_argument("--python", default=sys.executable, help="the interpreter with the tool")
     args = parser.parse_args(arguments)
 
@@ -176,7 +179,7 @@ def main(arguments: list[str] | None = None) -> int:
             (place / "torchaudio.py").write_text('__version__ = "0"\n')
             paths = [str(place), os.environ.get("PYTHONPATH", "")]
             os.environ["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
-        for row in rows(args.tool, args.python, place):
+        for row in rows(args.tool, args.python, place, args.file):
             found.append(row)
             off = "failed" if row.off is None else f"{row.off:+.2%}"
             print(
@@ -186,7 +189,8 @@ def main(arguments: list[str] | None = None) -> int:
             )
 
     known = json.loads(RESULTS.read_text())["rows"] if RESULTS.exists() else []
-    known = [row for row in known if row["tool"] != args.tool]
+    again = {(row.tool, row.file) for row in found}
+    known = [row for row in known if (row["tool"], row["file"]) not in again]
     RESULTS.write_text(json.dumps({"rows": [*known, *map(asdict, found)]}, indent=1) + "\n")
     right = sum(row.is_right for row in found)
     print(f"{right} of {len(found)} within 2 % and under the budget")

@@ -142,6 +142,7 @@ OF_WORKLOAD = {
 SIZES = {
     "task": "None",
     "teacher": "None",
+    "tool": "None",
     "seq_len": "3 None",
     "effective_batch": "3 None",
     "trust_remote_code": "True",
@@ -192,6 +193,8 @@ TAKEN: dict[str, dict[str, str]] = {
         "keep": "[]",
         "free": "[]",
         "devices": "3 None",
+        "verify_in_tool": "",
+        "tool_python": "None",
         "listener": "None function",
     },
     "export": {
@@ -234,6 +237,7 @@ CALLED = {  # in messages, where that is not the name of the parameter
     "result": "result|file|directory|there|config|knob|batch",
     "to": "tool",
     "tool_version": "version",
+    "verify_in_tool": "verify_in_tool|run for a card",
     "values": "config|knob",
     "technique": "register|technique",
 }
