@@ -120,10 +120,10 @@ class StepWatch:
             self.tracker.reset_peak()
         line |= {
             "seconds": time.perf_counter() - self.began,
-            "loss": sum(self.losses),
+            "total_loss": sum(self.losses),
             "micro_batches": len(self.losses),
             "state_bytes": nbytes(value for value in values if isinstance(value, torch.Tensor)),
-            "optimizer": type(optimizer).__name__,
+            "optimizer_name": type(optimizer).__name__,
         }
         self.write(line)
 
@@ -245,4 +245,4 @@ def _limit_cuda(cap: int) -> None:
         total = torch.cuda.get_device_properties(0).total_memory
         torch.cuda.set_per_process_memory_fraction(min(1.0, cap / total))
 
-    torch.cuda._lazy_call(limit)  # type: ignore[no-untyped-call]
+    torch.cuda._lazy_call(limit)

@@ -83,7 +83,7 @@ def constraints(workload: Workload, hardware: Hardware) -> Constraints:
     knob."""
     off = {}
     canonical = {}
-    refusals = {}
+    refusals: dict[str, Callable[[Config], str | None]] = {}
 
     for technique in all_techniques():
         name = technique.name

@@ -174,11 +174,11 @@ def taken(command: list[str], folder: Path, given: Mapping[str, str] | None = No
         counts = [len(steps) for steps in ranks]
         raise RuntimeError(f"{' '.join(command)}: {done.code}, {counts} steps\n{done.said[-6000:]}")
     losses = tuple(
-        sum(each["loss"] for each in step) / len(ranks) for step in zip(*ranks, strict=True)
+        sum(each["total_loss"] for each in step) / len(ranks) for step in zip(*ranks, strict=True)
     )
     last = [steps[-1] for steps in ranks]
     peak, state = (max(each[name] for each in last) for name in ("peak_bytes", "state_bytes"))
-    return Taken(losses, peak, state, last[0]["optimizer"])
+    return Taken(losses, peak, state, last[0]["optimizer_name"])
 
 
 def _version(name: str) -> str:

@@ -137,18 +137,20 @@ OF_WORKLOAD = {
     "form": f"{NAMES} None",
     "traits": "None",
     "source": "{} {1:2} foo",
+    "tool": f"{NAMES} None",
+    "rules": "{} {1:2} foo",
     "notes": "",
 }
 SIZES = {
     "task": "None",
     "teacher": "None",
-    "tool": "None",
     "seq_len": "3 None",
     "effective_batch": "3 None",
     "trust_remote_code": "True",
 }
 TAKEN: dict[str, dict[str, str]] = {
     "search": {
+        "tool": "None",
         "model": "",
         "loader": "None",
         "loss": "None",

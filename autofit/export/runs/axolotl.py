@@ -1,5 +1,5 @@
-"""`axolotl train`, on texts. It could not be installed where this was written (it asks for packages
-of CUDA), so no test has run it."""
+"""`axolotl train`, on texts. No test has run it: axolotl 0.19.0 from PyPI lacks a module that its
+training imports (`axolotl.contribs`)."""
 
 from typing import Any
 
