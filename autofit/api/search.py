@@ -11,6 +11,7 @@ from typing import Any
 from torch import nn
 
 from autofit.api.packing import with_data
+from autofit.api.tool_file import for_tool
 from autofit.core.errors import InputError, require
 from autofit.core.events import Event, Listener, Note, ProbeFinished
 from autofit.core.notebook import Cell, in_notebook
@@ -19,6 +20,8 @@ from autofit.core.place import given_place
 from autofit.core.result import Result
 from autofit.core.tasks import TASKS
 from autofit.core.workload import Workload
+from autofit.export.tools import tool_named
+from autofit.hardware.device import detect
 from autofit.models import check_searched, resolve
 from autofit.report.live import LiveDisplay
 from autofit.training import random_state
@@ -42,6 +45,7 @@ def search(
     frozen: Mapping[str, Any] | None = None,
     task: str | None = None,
     teacher: str | None = None,
+    tool: str | None = None,
     seq_len: int | None = None,
     effective_batch: int | None = None,
     trust_remote_code: bool = False,
@@ -74,6 +78,7 @@ def search(
         task: what to train a named model for; default: what the class in its config.json says.
         teacher: the model that a named one learns from, with task "distill".
         loss_options: of the loss of a named model's task, such as {"beta": 0.2}.
+        tool: search only what this tool runs exactly as it is measured, such as "axolotl".
         options: gpu_mem, gpu, device, mem, host_mem (GiB), margin, space, set, trials, time_limit,
             tolerance, prefer, fast, seed, executor, workers, devices, out, resume, memory_snapshot,
             probe_timeout: as on the command line; store: False for --no-store.
@@ -132,6 +137,9 @@ def search(
         if weights is not None:
             source["weights"] = str(weights)
         workload = dataclasses.replace(workload, source=source)
+    elif tool is not None:
+        message = "a tool trains a model given by name."
+        raise InputError(message, "Leave tool out, or give a name.")
     elif data is not None or weights is not None:
         message = "data and weights are for a model given by name."
         raise InputError(message, "The loader or Workload has its own.")
@@ -145,6 +153,9 @@ def search(
     else:
         living = model
         workload = workload_from(model, loader, loss, split=split, count=count, frozen=frozen)
+    if tool is not None:
+        device = checked.device or ("cuda" if checked.names_a_card else detect().device)
+        workload = for_tool(workload, tool_named(tool), device)
     workload = with_known_rows(workload)
 
     run = search_or_predict

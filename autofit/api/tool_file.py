@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from autofit.core.config import Config, Value
+from autofit.core.environment import versions
 from autofit.core.errors import InputError, require
 from autofit.core.files import expanded, read_text
 from autofit.core.hardware import Hardware
@@ -20,6 +21,7 @@ from autofit.core.tasks import TASK_NAMES
 from autofit.core.tasks.image_text_to_text import IMAGE_TEXT_TO_TEXT
 from autofit.core.workload import REFERENCE, Workload, check_sizes
 from autofit.export.adapted_layers import matched_layers, named_layers, reading_layers
+from autofit.export.exactness import rules_of
 from autofit.export.from_result import layer_names
 from autofit.export.importers import document_of, importer_of
 from autofit.export.importers.command_line import CommandLine, command_text
@@ -31,8 +33,9 @@ from autofit.export.importers.importer import (
     Keys,
     config_of,
 )
-from autofit.export.source import ExportSource
-from autofit.models import HuggingFaceModel, resolve, with_parts, with_rounding
+from autofit.export.source import WEIGHTS, ExportSource
+from autofit.export.tool import Tool
+from autofit.models import HuggingFaceModel, resolve, with_loss_of, with_parts, with_rounding
 from autofit.models.stand_ins import stand_in
 from autofit.models.trained_parts import parts_of
 from autofit.techniques import all_techniques
@@ -134,6 +137,7 @@ def read(
     if rounds is not None and isinstance(workload.model, HuggingFaceModel):
         workload = with_rounding(workload, rounds)
         division = replace(division, holds=(*division.holds, *_BESIDE_ROUNDING))
+    workload = with_own_loss(workload, importer.tool, device)
     source = _source(workload, named, device)
     config = config_of(importer, keys, source, choices_of_knobs(), division)
     missing: Sequence[str] = ()
@@ -158,6 +162,24 @@ def read(
     return Reading(
         path, document, importer, stands, workload, before, division, there, tuple(notes)
     )
+
+
+def for_tool(workload: Workload, tool: Tool, device: str) -> Workload:
+    """The workload as a tool trains it, and only by configs that it runs exactly as measured.
+
+    Raises:
+        InputError: the tool does not train this task.
+    """
+    workload = with_own_loss(workload, tool, device)
+    source = replace(_source(workload, WEIGHTS, device), versions=versions())
+    return replace(workload, tool=tool.name, rules=rules_of(tool, workload, source))
+
+
+def with_own_loss(workload: Workload, tool: Tool, device: str) -> Workload:
+    """The workload with the loss that a tool computes in place of the model's, where it does."""
+    if not tool.has_own_loss(device, workload.task):
+        return workload
+    return with_loss_of(workload, tool.name)
 
 
 def _document(
@@ -292,6 +314,7 @@ def _source(workload: Workload, weights: str, device: str) -> ExportSource:
         weights=weights,
         versions=_THERE,
         off=off,
+        own_loss=getattr(workload.loss, "tool", None),
     )
 
 

@@ -9,17 +9,19 @@ from pathlib import Path
 from typing import Any
 
 from autofit.api.estimate import predict
+from autofit.api.in_tool import InTool, python_of_tool, train_in_tool
 from autofit.api.search import search
 from autofit.api.tool_file import SIZES, Reading, as_read, choices_of_knobs, read
 from autofit.api.worth import Gain, worth_changing
 from autofit.core.config import Config, Value
 from autofit.core.errors import InputError, NothingFitsError, RefusedError, require
 from autofit.core.estimate import Estimate
-from autofit.core.events import Listener
+from autofit.core.events import Listener, Note
 from autofit.core.files import write_atomically
 from autofit.core.knobs import knob_named
 from autofit.core.result import Result
 from autofit.core.workload import Workload
+from autofit.export.importers import document_of
 from autofit.export.importers.division import Division
 from autofit.export.importers.document import flat
 from autofit.export.importers.importer import (
@@ -44,6 +46,7 @@ class Tuned:
         before, after: what is predicted of both; None where it cannot be.
         gains: what changes bring, by prediction; none where the search measured.
         result: the search.
+        in_tool: what the file's own tool took to train from it, where that was asked.
     """
 
     path: Path | None
@@ -56,6 +59,7 @@ class Tuned:
     gains: tuple[Gain, ...]
     result: Result
     notes: tuple[str, ...]
+    in_tool: InTool | None = None
 
     @property
     def diff(self) -> str:
@@ -79,6 +83,7 @@ class Tuned:
             "gains": [dataclasses.asdict(gain) for gain in self.gains],
             "config": dict(self.result.config or {}),
             "notes": list(self.notes),
+            "in_tool": self.in_tool and self.in_tool.to_dict(),
             "text": self.text,
         }
 
@@ -98,6 +103,8 @@ def tune(
     free: Sequence[str] = (),
     devices: int | None = None,
     nodes: int = 1,
+    verify_in_tool: bool = False,
+    tool_python: str | Path | None = None,
     listener: Listener | None = None,
     **options: Any,
 ) -> Tuned:
@@ -116,6 +123,9 @@ def tune(
         free: keys of the file that may change, though something else is learnt then.
         devices: how many of a machine train together; default: as many as the file says.
         nodes: machines; 1: as many as the file says, else one.
+        verify_in_tool: train some steps from the new file by its own tool, on random weights and
+            rows of the worst length: `Tuned.in_tool`.
+        tool_python: the interpreter that has the tool; default: this one.
         options: as of `search`: gpu_mem, gpu, device, mem, trials, time_limit, ...
 
     Raises:
@@ -125,6 +135,11 @@ def tune(
     for name, given in {"keep": keep, "free": free}.items():
         is_list = isinstance(given, list | tuple) and all(isinstance(key, str) for key in given)
         require(is_list, f"{name} must be a list of keys", given)
+    is_flag = isinstance(verify_in_tool, bool)
+    require(is_flag, "verify_in_tool must be True or False", verify_in_tool)
+    if tool_python is not None and not verify_in_tool:
+        message = "tool_python is for a verification in the tool, and none is asked."
+        raise InputError(message, "Add --verify-in-tool, or leave it out.")
     device = str(options.get("device") or "cuda")
     found = read(
         file,
@@ -137,6 +152,7 @@ def tune(
     )
     importer, document, workload = found.importer, found.document, found.workload
     before = found.before
+    python = python_of_tool(found, tool_python, device) if verify_in_tool else None
     kept = (*keep, *importer.keeps(document.keys))
     settings = _settings(found, kept, free)
     options = {**options, "devices": found.there.devices, "nodes": found.there.nodes}
@@ -171,7 +187,7 @@ def tune(
         after, gains = worth_changing(importer, document.keys, before, after, seconds)
     changed = changes(importer, document.keys, before, after, is_open)
     predicted = [_predicted(workload, each, card) for each in (before, after)]
-    return Tuned(
+    tuned = Tuned(
         path=found.path,
         tool=importer.tool.title,
         original=document.text,
@@ -183,6 +199,15 @@ def tune(
         result=result,
         notes=found.notes,
     )
+    if python is None:
+        return tuned
+
+    if listener is not None:
+        listener(Note(f"{tuned.tool} trains some steps from the tuned file."))
+    name = found.path.name if found.path else "the command"
+    written = document_of(tuned.text, name, is_command=found.path is None)
+    in_tool = train_in_tool(python, found, written.keys, after, result, predicted[1])
+    return dataclasses.replace(tuned, in_tool=in_tool)
 
 
 def save(tuned: Tuned, output: Path | None = None, *, in_place: bool = False) -> Path:

@@ -5,48 +5,23 @@ opposite, and of a parameter that Python would not call so.
 """
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 import autofit.cli.completion as completion
+import autofit.cli.option as option
 from autofit.core.learning import JUDGES, OBJECTIVES
 from autofit.core.options import DEVICES, EXECUTORS, PREFERENCES
 from autofit.core.tasks import TASK_NAMES
 from autofit.core.workload import LEARNT, SCHEDULES
 from autofit.hardware.catalogue import card_names, link_names
 
-# The groups of `--help`
-_MODEL = "Model"
-_BUDGET = "Budget"
-_SPACE = "Search space"
-_CONFIG = "Config"
-_GENERATION = "Generation"
-_SEARCH = "Search"
-_DATA = "Weights and data"
-_LEARNING = "Learning"
-_RUN = "Run"
-_OUTPUT = "Output"
-
-
-def _option(group: str, text: str, metavar: str | None, *names: str, complete: Any = None) -> Any:
-    """`complete` holds the words that a shell offers, or is a function that finds them."""
-    offer = (lambda: list(complete)) if isinstance(complete, tuple) else complete
-
-    return typer.Option(
-        *names,
-        help=text,
-        rich_help_panel=group,
-        metavar=metavar,
-        autocompletion=offer,
-    )
-
-
 # What is trained
 Model = Annotated[
     str,
-    _option(
-        _MODEL,
+    option.option(
+        option.MODEL,
         "A preset (see `autofit models`), a directory with config.json, a hub id, or file.py:function.",
         "MODEL",
         complete=completion.models,
@@ -54,12 +29,14 @@ Model = Annotated[
 ]
 Teacher = Annotated[
     str | None,
-    _option(_MODEL, "The model that it learns from, with --task distill; named as --model.", "M"),
+    option.option(
+        option.MODEL, "The model that it learns from, with --task distill; named as --model.", "M"
+    ),
 ]
 Task = Annotated[
     str | None,
-    _option(
-        _MODEL,
+    option.option(
+        option.MODEL,
         "What to train it for, such as seq2seq; default: what the class in its config.json says.",
         "TASK",
         complete=TASK_NAMES,
@@ -67,30 +44,30 @@ Task = Annotated[
 ]
 SeqLen = Annotated[
     int | None,
-    _option(_MODEL, "Tokens of a sample; default 2048 or the model's most.", "N"),
+    option.option(option.MODEL, "Tokens of a sample; default 2048 or the model's most.", "N"),
 ]
 EffectiveBatch = Annotated[
     int | None,
-    _option(_MODEL, "Samples per optimizer step; default 32.", "N"),
+    option.option(option.MODEL, "Samples per optimizer step; default 32.", "N"),
 ]
 TrustRemoteCode = Annotated[
     bool,
-    _option(_MODEL, "Run the model's own code.", None, "--trust-remote-code"),
+    option.option(option.MODEL, "Run the model's own code.", None, "--trust-remote-code"),
 ]
 
 # What may be used
 GpuMem = Annotated[
     str | None,
-    _option(_BUDGET, "Memory of the card to fit.", "GIB"),
+    option.option(option.BUDGET, "Memory of the card to fit.", "GIB"),
 ]
 Gpu = Annotated[
     str | None,
-    _option(_BUDGET, "The card to fit, such as rtx-4090.", "NAME", complete=card_names),
+    option.option(option.BUDGET, "The card to fit, such as rtx-4090.", "NAME", complete=card_names),
 ]
 GpuOrList = Annotated[
     str | None,
-    _option(
-        _BUDGET,
+    option.option(
+        option.BUDGET,
         "The card to fit, such as rtx-4090; list: all of them.",
         "NAME",
         complete=completion.cards_and_list,
@@ -98,8 +75,8 @@ GpuOrList = Annotated[
 ]
 Device = Annotated[
     str | None,
-    _option(
-        _BUDGET,
+    option.option(
+        option.BUDGET,
         "cuda or cpu; default: CUDA where there is a card.",
         "DEVICE",
         complete=DEVICES,
@@ -107,48 +84,52 @@ Device = Annotated[
 ]
 Mem = Annotated[
     str | None,
-    _option(_BUDGET, "Memory for tensors on the CPU; default: 80 % of what is free.", "GIB"),
+    option.option(
+        option.BUDGET, "Memory for tensors on the CPU; default: 80 % of what is free.", "GIB"
+    ),
 ]
 HostMem = Annotated[
     str | None,
-    _option(_BUDGET, "Host memory beside a GPU; default: 80 % of what is free.", "GIB"),
+    option.option(option.BUDGET, "Host memory beside a GPU; default: 80 % of what is free.", "GIB"),
 ]
 Devices = Annotated[
     str,
-    _option(
-        _BUDGET,
+    option.option(
+        option.BUDGET,
         "Devices of a machine that train one config together, with the given memory each; all: like card 0.",
         "N|all",
     ),
 ]
 TunedDevices = Annotated[
     int | None,
-    _option(_BUDGET, "Devices of a machine that train together; default: what the file says.", "N"),
+    option.option(
+        option.BUDGET, "Devices of a machine that train together; default: what the file says.", "N"
+    ),
 ]
 SeveralDevices = Annotated[
     str,
-    _option(
-        _BUDGET,
+    option.option(
+        option.BUDGET,
         "Devices of a machine that train one config together; several numbers (1,2,4,8) are compared.",
         "N,...",
     ),
 ]
 Price = Annotated[
     Path | None,
-    _option(
-        _BUDGET,
+    option.option(
+        option.BUDGET,
         "YAML or JSON of dollars an hour for one card, by its name: tells what training costs.",
         "FILE",
     ),
 ]
 Nodes = Annotated[
     int,
-    _option(_BUDGET, "Machines that train one config together.", "N"),
+    option.option(option.BUDGET, "Machines that train one config together.", "N"),
 ]
 Link = Annotated[
     str | None,
-    _option(
-        _BUDGET,
+    option.option(
+        option.BUDGET,
         "The link between nodes, or between the cards of one; default: what such cards usually have.",
         "NAME",
         complete=link_names,
@@ -156,14 +137,14 @@ Link = Annotated[
 ]
 Margin = Annotated[
     float,
-    _option(_BUDGET, "Share of the card to leave free.", "SHARE"),
+    option.option(option.BUDGET, "Share of the card to leave free.", "SHARE"),
 ]
 
 # Which configs
 Space = Annotated[
     str | None,
-    _option(
-        _SPACE,
+    option.option(
+        option.SPACE,
         "A search space (see `autofit spaces`) or a YAML file; default: everything for causal "
         "language models, else full.",
         "NAME|FILE",
@@ -172,8 +153,8 @@ Space = Annotated[
 ]
 Narrow = Annotated[
     list[str] | None,
-    _option(
-        _SPACE,
+    option.option(
+        option.SPACE,
         "Fix a knob to a value, or narrow it to several: precision=bf16,fp32. Once for each knob.",
         "KNOB=VALUE,...",
         "--set",
@@ -182,8 +163,8 @@ Narrow = Annotated[
 ]
 Fix = Annotated[
     list[str] | None,
-    _option(
-        _CONFIG,
+    option.option(
+        option.CONFIG,
         "Set a knob. Once for each knob.",
         "KNOB=VALUE",
         "--set",
@@ -192,8 +173,8 @@ Fix = Annotated[
 ]
 ConfigFile = Annotated[
     Path | None,
-    _option(
-        _CONFIG,
+    option.option(
+        option.CONFIG,
         "A config, or a result.yaml; default: a usual start, which the answer names.",
         "FILE",
     ),
@@ -202,20 +183,20 @@ ConfigFile = Annotated[
 # What the training generates, with --task grpo
 Generations = Annotated[
     int | None,
-    _option(_GENERATION, "Completions of each prompt; default 8.", "N"),
+    option.option(option.GENERATION, "Completions of each prompt; default 8.", "N"),
 ]
 PromptLen = Annotated[
     int | None,
-    _option(_GENERATION, "Tokens of a prompt, at most; default 512.", "N"),
+    option.option(option.GENERATION, "Tokens of a prompt, at most; default 512.", "N"),
 ]
 CompletionLen = Annotated[
     int | None,
-    _option(_GENERATION, "Tokens of a completion, at most; default 512.", "N"),
+    option.option(option.GENERATION, "Tokens of a completion, at most; default 512.", "N"),
 ]
 Vllm = Annotated[
     str | None,
-    _option(
-        _GENERATION,
+    option.option(
+        option.GENERATION,
         "Where vLLM generates: colocate (the cards that train, the default), server (others) or none "
         "(transformers, in the process that trains).",
         "WHERE",
@@ -223,44 +204,47 @@ Vllm = Annotated[
 ]
 VllmTensorParallel = Annotated[
     int | None,
-    _option(_GENERATION, "Devices that share one vLLM; default 1.", "N"),
+    option.option(option.GENERATION, "Devices that share one vLLM; default 1.", "N"),
 ]
 Beta = Annotated[
     float | None,
-    _option(
-        _GENERATION,
+    option.option(
+        option.GENERATION,
         "Weight of the distance from the model before training; default 0, without that model.",
         "WEIGHT",
     ),
 ]
 PlanFile = Annotated[
     Path | None,
-    _option(
-        _OUTPUT, "File for TRL's config, with --task grpo; default: it is printed.", "FILE", "--out"
+    option.option(
+        option.OUTPUT,
+        "File for TRL's config, with --task grpo; default: it is printed.",
+        "FILE",
+        "--out",
     ),
 ]
 
 # How to search
 Trials = Annotated[
     int,
-    _option(_SEARCH, "Maximum number of probes.", "N"),
+    option.option(option.SEARCH, "Maximum number of probes.", "N"),
 ]
 TimeLimit = Annotated[
     str | None,
-    _option(_SEARCH, "Maximum time, such as 10m.", "TIME"),
+    option.option(option.SEARCH, "Maximum time, such as 10m.", "TIME"),
 ]
 Tolerance = Annotated[
     float,
-    _option(
-        _SEARCH,
+    option.option(
+        option.SEARCH,
         "Relative speed difference treated as a tie; also the stopping threshold.",
         "SHARE",
     ),
 ]
 Prefer = Annotated[
     str,
-    _option(
-        _SEARCH,
+    option.option(
+        option.SEARCH,
         "What the answer is chosen by: faithful (tier, then losses, then speed), balanced (speed, "
         "discounted for both) or fast (speed alone).",
         "RULE",
@@ -269,8 +253,8 @@ Prefer = Annotated[
 ]
 Fast = Annotated[
     bool,
-    _option(
-        _SEARCH,
+    option.option(
+        option.SEARCH,
         "Answer after a few probes and one longer run of the winner alone.",
         None,
         "--fast",
@@ -278,12 +262,12 @@ Fast = Annotated[
 ]
 Seed = Annotated[
     int,
-    _option(_SEARCH, "Seed of the search's random draws.", "N"),
+    option.option(option.SEARCH, "Seed of the search's random draws.", "N"),
 ]
 Executor = Annotated[
     str,
-    _option(
-        _SEARCH,
+    option.option(
+        option.SEARCH,
         "Where probes run: local, or ray (a Ray cluster; see docs/cluster.md).",
         "NAME",
         complete=EXECUTORS,
@@ -291,20 +275,20 @@ Executor = Annotated[
 ]
 Workers = Annotated[
     int | None,
-    _option(
-        _SEARCH,
+    option.option(
+        option.SEARCH,
         "Probes at a time; default: one on each card like card 0, and 1 on a CPU.",
         "N",
     ),
 ]
 ResumeSearch = Annotated[
     bool,
-    _option(_SEARCH, "Resume the search in --out.", None, "--resume"),
+    option.option(option.SEARCH, "Resume the search in --out.", None, "--resume"),
 ]
 NoStore = Annotated[
     bool,
-    _option(
-        _SEARCH,
+    option.option(
+        option.SEARCH,
         "Neither read nor write the cache of earlier measurements.",
         None,
         "--no-store",
@@ -314,8 +298,8 @@ NoStore = Annotated[
 # What finalists learn
 Judge = Annotated[
     str | None,
-    _option(
-        _SEARCH,
+    option.option(
+        option.SEARCH,
         "Train the finalists on --data after the search, and compare what they learn: loss.",
         "loss",
         complete=JUDGES,
@@ -323,8 +307,8 @@ Judge = Annotated[
 ]
 JudgeData = Annotated[
     Path | None,
-    _option(
-        _SEARCH,
+    option.option(
+        option.SEARCH,
         "Data as of autofit train: packed or padded, by the tokens that count; the judge's, too.",
         "PATH",
     ),
@@ -332,30 +316,34 @@ JudgeData = Annotated[
 _allow_missing = "Start what the weights lack, such as a new head, from random numbers."
 JudgeAllowMissing = Annotated[
     bool,
-    _option(_SEARCH, _allow_missing, None, "--allow-missing"),
+    option.option(option.SEARCH, _allow_missing, None, "--allow-missing"),
 ]
 JudgeWeights = Annotated[
     str | None,
-    _option(
-        _SEARCH,
+    option.option(
+        option.SEARCH,
         "Weights, for the tokenizer of --data, and for the judge to start from; default: random.",
         "DIR",
     ),
 ]
 JudgeTime = Annotated[
     str | None,
-    _option(_SEARCH, "Training of each finalist with each of two seeds; default 60s.", "TIME"),
+    option.option(
+        option.SEARCH, "Training of each finalist with each of two seeds; default 60s.", "TIME"
+    ),
 ]
 JudgeLr = Annotated[
     float | None,
-    _option(
-        _SEARCH, "Learning rate of all; default 2e-5 for full training, 2e-4 with LoRA.", "RATE"
+    option.option(
+        option.SEARCH,
+        "Learning rate of all; default 2e-5 for full training, 2e-4 with LoRA.",
+        "RATE",
     ),
 ]
 Objective = Annotated[
     str,
-    _option(
-        _SEARCH,
+    option.option(
+        option.SEARCH,
         "What the best config is: of the most throughput, or loss-per-second, of the least loss in that time.",
         "NAME",
         complete=OBJECTIVES,
@@ -365,36 +353,38 @@ Objective = Annotated[
 # What to train with
 Data = Annotated[
     Path,
-    _option(
-        _DATA,
+    option.option(
+        option.DATA,
         "Text, JSON, CSV, Parquet (also of images or sound), a folder or .pt of images, a saved Dataset.",
         "PATH",
     ),
 ]
 Weights = Annotated[
     str | None,
-    _option(_DATA, "Weights to start from: a directory or a hub id.", "DIR"),
+    option.option(option.DATA, "Weights to start from: a directory or a hub id.", "DIR"),
 ]
 TeacherWeights = Annotated[
     str | None,
-    _option(_DATA, "Weights of the teacher that a distillation learns from, as --weights.", "DIR"),
+    option.option(
+        option.DATA, "Weights of the teacher that a distillation learns from, as --weights.", "DIR"
+    ),
 ]
 AllowMissing = Annotated[
     bool,
-    _option(_DATA, _allow_missing, None, "--allow-missing"),
+    option.option(option.DATA, _allow_missing, None, "--allow-missing"),
 ]
 FromScratch = Annotated[
     bool,
-    _option(_DATA, "Start from random weights.", None, "--from-scratch"),
+    option.option(option.DATA, "Start from random weights.", None, "--from-scratch"),
 ]
 EvalData = Annotated[
     Path | None,
-    _option(_DATA, "Data to evaluate on after each pass.", "PATH"),
+    option.option(option.DATA, "Data to evaluate on after each pass.", "PATH"),
 ]
 Packing = Annotated[
     bool | None,
-    _option(
-        _DATA,
+    option.option(
+        option.DATA,
         "Pack samples into full sequences, or pad each; default: pack plain text, else pad.",
         None,
         "--packing/--padding",
@@ -402,8 +392,8 @@ Packing = Annotated[
 ]
 Learn = Annotated[
     str,
-    _option(
-        _DATA,
+    option.option(
+        option.DATA,
         "Of chats the assistant's turns, of prompts the completions; all: all tokens.",
         "WHAT",
         complete=LEARNT,
@@ -411,20 +401,20 @@ Learn = Annotated[
 ]
 Steps = Annotated[
     int | None,
-    _option(_LEARNING, "Optimizer steps.", "N"),
+    option.option(option.LEARNING, "Optimizer steps.", "N"),
 ]
 Epochs = Annotated[
     int | None,
-    _option(_LEARNING, "Passes over the data; default 1.", "N"),
+    option.option(option.LEARNING, "Passes over the data; default 1.", "N"),
 ]
 LearningRate = Annotated[
     float | None,
-    _option(_LEARNING, "Learning rate; default 2e-5, with LoRA 2e-4.", "RATE"),
+    option.option(option.LEARNING, "Learning rate; default 2e-5, with LoRA 2e-4.", "RATE"),
 ]
 LossOption = Annotated[
     list[str] | None,
-    _option(
-        _LEARNING,
+    option.option(
+        option._MODEL,
         "An option of the task's loss, such as beta=0.2 or kind=ipo. Once for each option.",
         "NAME=VALUE",
         "--loss-option",
@@ -432,12 +422,12 @@ LossOption = Annotated[
 ]
 WeightDecay = Annotated[
     float,
-    _option(_LEARNING, "Weight decay, of matrices only.", "RATE"),
+    option.option(option.LEARNING, "Weight decay, of matrices only.", "RATE"),
 ]
 Schedule = Annotated[
     str,
-    _option(
-        _LEARNING,
+    option.option(
+        option.LEARNING,
         "Of the learning rate: constant, cosine or linear.",
         "NAME",
         complete=SCHEDULES,
@@ -445,32 +435,36 @@ Schedule = Annotated[
 ]
 WarmupSteps = Annotated[
     int,
-    _option(_LEARNING, "Steps in which the learning rate rises.", "N"),
+    option.option(option.LEARNING, "Steps in which the learning rate rises.", "N"),
 ]
 MaxGradNorm = Annotated[
     float | None,
-    _option(_LEARNING, "Clip gradients to this norm.", "NORM"),
+    option.option(option.LEARNING, "Clip gradients to this norm.", "NORM"),
 ]
 TrainSeed = Annotated[
     int,
-    _option(_LEARNING, "Seed of everything random: samples' order, dropout, new weights.", "N"),
+    option.option(
+        option.LEARNING, "Seed of everything random: samples' order, dropout, new weights.", "N"
+    ),
 ]
 TrainDevices = Annotated[
     int | None,
-    _option(_RUN, "Devices of this machine to train on; default: as many as the result's.", "N"),
+    option.option(
+        option.RUN, "Devices of this machine to train on; default: as many as the result's.", "N"
+    ),
 ]
 TrainOutput = Annotated[
     Path | None,
-    _option(_RUN, "For checkpoints and the model.", "DIR"),
+    option.option(option.RUN, "For checkpoints and the model.", "DIR"),
 ]
 ResumeTraining = Annotated[
     bool,
-    _option(_RUN, "Resume from the checkpoint in --output.", None, "--resume"),
+    option.option(option.RUN, "Resume from the checkpoint in --output.", None, "--resume"),
 ]
 AutoResume = Annotated[
     bool,
-    _option(
-        _RUN,
+    option.option(
+        option.RUN,
         "Resume where --output holds a checkpoint, else begin: for a job that may start again.",
         None,
         "--auto-resume",
@@ -478,22 +472,22 @@ AutoResume = Annotated[
 ]
 CheckpointEvery = Annotated[
     int,
-    _option(_RUN, "Steps between two checkpoints.", "N"),
+    option.option(option.RUN, "Steps between two checkpoints.", "N"),
 ]
 KeepLast = Annotated[
     int,
-    _option(_RUN, "Number of newest checkpoints to keep.", "N"),
+    option.option(option.RUN, "Number of newest checkpoints to keep.", "N"),
 ]
 
 # What to write
 Out = Annotated[
     Path | None,
-    _option(_OUTPUT, "Run directory; default: autofit-runs/MODEL-DATE.", "DIR"),
+    option.option(option.OUTPUT, "Run directory; default: autofit-runs/MODEL-DATE.", "DIR"),
 ]
 MemorySnapshot = Annotated[
     bool,
-    _option(
-        _OUTPUT,
+    option.option(
+        option.OUTPUT,
         "Save a trace of a step, its operators, and on CUDA a snapshot of its memory.",
         None,
         "--memory-snapshot",
@@ -501,8 +495,8 @@ MemorySnapshot = Annotated[
 ]
 Alternatives = Annotated[
     bool | None,
-    _option(
-        _OUTPUT,
+    option.option(
+        option.OUTPUT,
         "Also show what changing one knob would bring; default: yes, but not with --json.",
         None,
         "--alternatives/--no-alternatives",
@@ -510,15 +504,15 @@ Alternatives = Annotated[
 ]
 Json = Annotated[
     bool,
-    _option(_OUTPUT, "Print one JSON object to stdout.", None, "--json"),
+    option.option(option.OUTPUT, "Print one JSON object to stdout.", None, "--json"),
 ]
 Markdown = Annotated[
     bool,
-    _option(_OUTPUT, "Print the answer as Markdown.", None, "--markdown"),
+    option.option(option.OUTPUT, "Print the answer as Markdown.", None, "--markdown"),
 ]
 Quiet = Annotated[
     bool,
-    _option(_OUTPUT, "Show no progress.", None, "--quiet"),
+    option.option(option.OUTPUT, "Show no progress.", None, "--quiet"),
 ]
 Version = Annotated[bool, typer.Option("--version", help="Print the version.")]
 
@@ -532,57 +526,41 @@ Runs = Annotated[
 ]
 Tool = Annotated[
     str,
-    _option(
-        _OUTPUT,
+    option.option(
+        option.OUTPUT,
         "The tool, such as axolotl; list: all of them.",
         "TOOL",
         complete=completion.tools,
     ),
 ]
-ToolVersion = Annotated[
+ForTool = Annotated[
     str | None,
-    _option(_OUTPUT, "Version of the tool; default: as measured with, else the newest known.", "V"),
-]
-ToolFile = Annotated[
-    list[str],
-    typer.Argument(metavar="FILE|-- COMMAND", help="What axolotl, TRL or the like trains by."),
-]
-ModelOfFile = Annotated[
-    str | None,
-    _option(_MODEL, "A preset or a directory in place of the model that the file names.", "MODEL"),
-]
-Keep = Annotated[
-    list[str] | None,
-    _option(_SPACE, "A key of the file that stays; may be repeated.", "KEY"),
-]
-Free = Annotated[
-    list[str] | None,
-    _option(
-        _SPACE,
-        "A key of the file that may change though something else is learnt; may be repeated.",
-        "KEY",
+    option.option(
+        option.SPACE,
+        "Search only what this tool runs exactly as it is measured, such as axolotl.",
+        "TOOL",
+        "--for",
+        complete=completion.tools,
     ),
 ]
-TunedOutput = Annotated[
-    Path | None,
-    _option(_OUTPUT, "Where to write; default: FILE.tuned.yaml beside it.", "FILE"),
-]
-InPlace = Annotated[
-    bool,
-    _option(_OUTPUT, "Write over the file.", None, "--in-place"),
+ToolVersion = Annotated[
+    str | None,
+    option.option(
+        option.OUTPUT, "Version of the tool; default: as measured with, else the newest known.", "V"
+    ),
 ]
 Strict = Annotated[
     bool,
-    _option(_OUTPUT, "Fail where the tool would run another config.", None, "--strict"),
+    option.option(option.OUTPUT, "Fail where the tool would run another config.", None, "--strict"),
 ]
 ExportOutput = Annotated[
     Path | None,
-    _option(_OUTPUT, "Where to write; default: stdout.", "FILE"),
+    option.option(option.OUTPUT, "Where to write; default: stdout.", "FILE"),
 ]
 Format = Annotated[
     str | None,
-    _option(
-        _OUTPUT,
+    option.option(
+        option.OUTPUT,
         "html, svg, png or md; of two runs a table, or md.",
         "FORMAT",
         "--format",
@@ -591,9 +569,9 @@ Format = Annotated[
 ]
 ReportOutput = Annotated[
     Path | None,
-    _option(_OUTPUT, "Default: in RUN_DIR; for md: stdout.", "FILE"),
+    option.option(option.OUTPUT, "Default: in RUN_DIR; for md: stdout.", "FILE"),
 ]
 ClearStore = Annotated[
     bool,
-    _option(_OUTPUT, "Remove all stored measurements.", None, "--clear-store"),
+    option.option(option.OUTPUT, "Remove all stored measurements.", None, "--clear-store"),
 ]

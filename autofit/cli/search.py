@@ -17,6 +17,7 @@ from autofit.core.quoting import shell_path
 from autofit.core.run_directory import RunDirectory
 from autofit.core.workload import check_sizes
 from autofit.core.zygote_process import PLAIN, TRANSFORMERS, started_early
+from autofit.export.tools import tool_named
 from autofit.hardware.catalogue import card_to_search_for
 from autofit.hardware.driver import no_gpu_note, why_no_gpu
 from autofit.models import check_searched, check_task, kind_of, make_importable, names_transformers
@@ -31,6 +32,7 @@ def search(
     model: options.Model,
     task: options.Task = None,
     teacher: options.Teacher = None,
+    for_: options.ForTool = None,
     seq_len: options.SeqLen = None,
     effective_batch: options.EffectiveBatch = None,
     trust_remote_code: options.TrustRemoteCode = False,
@@ -74,6 +76,7 @@ def search(
     Examples:
       autofit search --model llama-3.1-8b --gpu-mem 24
       autofit search --model tiny-llama --device cpu --mem 2 --trials 8
+      autofit search --model llama-3.1-8b --gpu-mem 24 --for axolotl
       autofit search --model train.py:workload --set precision=bf16,fp32
       autofit search --model llama-3.1-8b --gpu-mem 24 --data data.jsonl --weights ./llama-3.1-8b
       autofit search --model tiny-llama --device cpu --mem 2 --judge loss --data corpus.txt --judge-time 60s
@@ -114,6 +117,8 @@ def search(
         card_to_search_for(gpu)
     check_task(task)
     check_searched(task)
+    if for_ is not None:
+        tool_named(for_)
     check_sizes(seq_len, 1 if effective_batch is None else effective_batch)
     if data is not None:
         check_readable(data, "the data file")
@@ -163,6 +168,7 @@ def search(
                 model,
                 task=task,
                 teacher=teacher,
+                tool=for_,
                 seq_len=seq_len,
                 effective_batch=effective_batch,
                 trust_remote_code=trust_remote_code,

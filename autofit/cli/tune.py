@@ -2,10 +2,12 @@
 
 import contextlib
 from pathlib import Path
+from typing import Any
 
 import autofit.cli.options as options
+import autofit.cli.tune_options as tune_options
 from autofit.cli.output import heavy, print_json
-from autofit.core.errors import InputError
+from autofit.core.errors import InputError, ProbeError
 from autofit.core.events import Event
 from autofit.core.files import check_readable, check_writable
 from autofit.core.interrupts import AsCtrlC
@@ -15,14 +17,14 @@ from autofit.hardware.catalogue import card_to_search_for
 from autofit.models import check_searched, check_task
 from autofit.report.live import LiveDisplay
 from autofit.report.terminal import Terminal
-from autofit.report.tuned import gain_lines, tuned_lines
+from autofit.report.tuned import gain_lines, in_tool_lines, tuned_lines
 
 _OF_FILE = ("space", "set", "devices")  # of what a search is given, what the file says
 
 
 def tune(
-    file: options.ToolFile,
-    model: options.ModelOfFile = None,
+    file: tune_options.ToolFile,
+    model: tune_options.ModelOfFile = None,
     task: options.Task = None,
     seq_len: options.SeqLen = None,
     gpu_mem: options.GpuMem = None,
@@ -33,13 +35,15 @@ def tune(
     devices: options.TunedDevices = None,
     nodes: options.Nodes = 1,
     link: options.Link = None,
-    keep: options.Keep = None,
-    free: options.Free = None,
+    keep: tune_options.Keep = None,
+    free: tune_options.Free = None,
     trials: options.Trials = 40,
     time_limit: options.TimeLimit = None,
     fast: options.Fast = False,
-    output: options.TunedOutput = None,
-    in_place: options.InPlace = False,
+    output: tune_options.TunedOutput = None,
+    in_place: tune_options.InPlace = False,
+    verify_in_tool: tune_options.VerifyInTool = False,
+    tool_python: tune_options.ToolPython = None,
     out: options.Out = None,
     as_json: options.Json = False,
     quiet: options.Quiet = False,
@@ -51,6 +55,7 @@ def tune(
       autofit tune qwen3_lora_sft.yaml --gpu rtx-4090 --in-place
       autofit tune fft-fsdp.yaml --gpu h100 --devices 8
       autofit tune sft.yaml --gpu-mem 16 --keep attn_implementation --output sft16.yaml
+      autofit tune sft.yaml --gpu-mem 24 --verify-in-tool --tool-python ~/llamafactory/bin/python
       autofit tune --gpu-mem 24 -- swift sft --model Qwen/Qwen2.5-7B-Instruct --max_length 2048
     """
     checked = search_options(
@@ -100,6 +105,8 @@ def tune(
             keep=tuple(keep or ()),
             free=tuple(free or ()),
             devices=devices,
+            verify_in_tool=verify_in_tool,
+            tool_python=tool_python,
             listener=listener,
             **given,
         )
@@ -109,11 +116,13 @@ def tune(
         path = heavy("autofit.api.tune", "save")(tuned, output, in_place=in_place)
     if as_json:
         print_json({**tuned.to_dict(), "file": path and str(path)})
-        return 0
+        return _exit_code(tuned)
 
     print(tuned.text if is_command else tuned.diff, end="")
     usable = tuned.result.budget.cap_bytes(tuned.result.hardware.device)
     lines = tuned_lines(tuned.before, tuned.after, usable, is_changed=bool(tuned.changes))
+    if tuned.in_tool is not None:
+        lines += in_tool_lines(**tuned.in_tool.figures())
     lines += gain_lines((gain.keys, gain.speed) for gain in tuned.gains)
     lines += tuned.notes
     if path is not None:
@@ -122,4 +131,10 @@ def tune(
         lines.append(f"All that the search saw is in {tuned.result.run_directory}.")
     for line in lines:
         stderr.print(line, markup=False, highlight=False, soft_wrap=True)
-    return 0
+    return _exit_code(tuned)
+
+
+def _exit_code(tuned: Any) -> int:
+    """0, but for a file that its own tool could not train from."""
+    failed = tuned.in_tool is not None and tuned.in_tool.failed
+    return ProbeError.exit_code if failed else 0

@@ -99,6 +99,14 @@ class _LazyConfig(Config):
             raise KeyError(name)
         return self._ask(name)
 
+    def replace(self, **knobs: Value) -> Config:
+        """The same with some knobs changed; of the others none is asked for yet."""
+
+        def ask(name: str) -> Value:
+            return knobs[name] if name in knobs else self._ask(name)
+
+        return _LazyConfig(tuple({**dict.fromkeys(self._names), **knobs}), ask)
+
     @property
     def _values(self) -> dict[str, Value]:  # type: ignore[override]  # all that Config itself holds on to
         return {name: self._ask(name) for name in self._names}

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from autofit.core.config import Config
 from autofit.core.errors import InputError, is_whole, require
 from autofit.core.task import REFERENCE as REFERENCE
 from autofit.core.task import Task
@@ -147,6 +148,8 @@ class Workload:
         data, form: the file that it was searched with, and the fields of its rows
             ("prompt+completion"); None: no file.
         source: how models/ makes it again; written to result.yaml.
+        tool: the tool that is to run a config; None: no other than autofit.
+        rules: further reasons against configs, by name: of that tool.
         notes: sentences about it that a person should read.
     """
 
@@ -174,6 +177,8 @@ class Workload:
     form: str | None = None
     traits: Traits | None = None
     source: Mapping[str, Any] = field(default_factory=dict)
+    tool: str | None = None
+    rules: Mapping[str, Callable[[Config], str | None]] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -233,6 +238,9 @@ class Workload:
         }
         if self.document_tokens:
             summary["document_tokens"] = self.document_tokens
+        own_loss = getattr(self.loss, "tool", None)
+        if own_loss is not None:
+            summary["own_loss"] = own_loss
         return summary
 
     def description(self) -> dict[str, Any]:
@@ -245,6 +253,8 @@ class Workload:
             described["data"] = self.data
             described["data_tokens"] = self.data_tokens
             described["form"] = self.form
+        if self.tool is not None:
+            described["tool"] = self.tool
         return described
 
 
@@ -260,6 +270,8 @@ _OURS = {
     "keeps": tuple | None,
     "traits": Traits | None,
     "source": Mapping,
+    "tool": str | None,
+    "rules": Mapping,
     "notes": tuple,
 }
 

@@ -158,6 +158,7 @@ def _source(
         off=off,
         rounds=ROUNDS in result.source,
         parts=check_parts(result.source.get(PARTS, ())),
+        own_loss=result.workload.get("own_loss"),
         **layers,
     )
 

@@ -82,6 +82,7 @@ class ExportSource:
     rounds: bool = False  # whether it is trained for quantised inference
     parts: tuple[str, ...] = ()  # what alone is trained of the model, where not all of it is
     off: Mapping[str, Value] = field(default_factory=dict)  # of every registered knob
+    own_loss: str | None = None  # the tool whose own loss takes the place of the model's
     # the tool's keys of how samples are generated, where the training does
     generation: Mapping[str, Any] = field(default_factory=dict)
 

@@ -75,7 +75,7 @@ class Request:
         unsplit = {
             name: 1 for name, knob in KNOBS.items() if knob.same_samples and name not in self.splits
         }
-        return Layout.of({**self.config, **unsplit})
+        return Layout.of(self.config.replace(**unsplit))
 
     @property
     def nodes(self) -> int:
@@ -152,6 +152,8 @@ class Tool:
     packs: bool | None = (
         None  # what it always does, without such a key; None: what the user's own data loader does
     )
+    # (device, task) -> whether it computes a loss of its own, which `losses.OF_TOOLS` has
+    has_own_loss: Callable[[str, str], bool] = lambda device, task: False
     refuse: Callable[[ExportSource], str | None] = (
         batches_fit  # why the tool cannot train a config, or None
     )
@@ -279,12 +281,12 @@ def write(tool: Tool, source: ExportSource, version: str | None = None, file: st
     )
     if reason := tool.why_not(source):
         raise InputError(reason, "See `autofit export --to list`.")
-    shares = {knob: _share(tool, knob, request) for knob in source.config}
-    of_experts = _of_experts(tool, request)
-    of_loss = _of_loss(tool, source)
+    shares = {knob: share_of(tool, knob, request) for knob in source.config}
+    experts = of_experts(tool, request)
+    of_loss = of_loss_options(tool, source)
     deviations = tuple(
         each
-        for share in (*shares.values(), of_experts, of_loss, _packing(tool, source))
+        for share in (*shares.values(), experts, of_loss, packing_of(tool, source))
         for each in share.deviations
     )
     deviations += cached_casts(tool.title, source.config) if tool.caches_casts else ()
@@ -296,7 +298,7 @@ def write(tool: Tool, source: ExportSource, version: str | None = None, file: st
     keys = dict(tool.fixed(request))
     for share in shares.values():
         keys |= share.keys
-    keys |= {**of_experts.keys, **of_loss.keys, **_packing(tool, source).keys}
+    keys |= {**experts.keys, **of_loss.keys, **packing_of(tool, source).keys}
     command = tool.command(request, file)
     header = export_header(
         f"{tool.title} {request.version}", source, deviations=deviations, run=command
@@ -323,7 +325,7 @@ def _names(file: str) -> dict[str, str]:
     }
 
 
-def _packing(tool: Tool, source: ExportSource) -> ToolKeys:
+def packing_of(tool: Tool, source: ExportSource) -> ToolKeys:
     """The key for packed samples; a deviation where the tool has none, and does otherwise."""
     if task_named(source.task).tools:  # which no tool packs
         return ToolKeys()
@@ -344,7 +346,7 @@ def _packing(tool: Tool, source: ExportSource) -> ToolKeys:
     )
 
 
-def _of_loss(tool: Tool, source: ExportSource) -> ToolKeys:
+def of_loss_options(tool: Tool, source: ExportSource) -> ToolKeys:
     """The keys of the options of the loss; deviations where the tool has none."""
     known = task_named(source.task).loss_keys.get(tool.name, {})
     keys: dict[str, Any] = {}
@@ -361,7 +363,7 @@ def _of_loss(tool: Tool, source: ExportSource) -> ToolKeys:
     return ToolKeys(keys, tuple(deviations))
 
 
-def _of_experts(tool: Tool, request: Request) -> ToolKeys:
+def of_experts(tool: Tool, request: Request) -> ToolKeys:
     """Which experts get adapters; deviations where the tool adapts none, or leaves them unquantised."""
     source, deviations = request.source, []
     adapted, value = list(source.adapted_experts), source.config.quantization
@@ -378,7 +380,7 @@ def _of_experts(tool: Tool, request: Request) -> ToolKeys:
     )
 
 
-def _share(tool: Tool, knob: str, request: Request) -> ToolKeys:
+def share_of(tool: Tool, knob: str, request: Request) -> ToolKeys:
     """The keys of one knob; a deviation if none of them depends on its value."""
     source, share = request.source, tool.knobs.get(knob)
     value, off, registered = source.config[knob], source.off.get(knob), knob in source.off

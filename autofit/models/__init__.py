@@ -245,7 +245,16 @@ def workload_from_source(
     )
     teacher = named_by(source[TEACHER]) if isinstance(source.get(TEACHER), Mapping) else None
     loss_options = source.get("loss_options")
-    return _workload(model, teacher, sizes, trust_remote_code, loss_options)
+    workload = _workload(model, teacher, sizes, trust_remote_code, loss_options)
+    return with_loss_of(workload, summary.get("own_loss"))
+
+
+def with_loss_of(workload: Workload, tool: object) -> Workload:
+    """The workload with the loss that a tool computes in place of the model's; None: as it is."""
+    if tool not in losses.OF_TOOLS:
+        return workload
+    loss = losses.OF_TOOLS[str(tool)]()
+    return dataclasses.replace(workload, loss=loss, count=loss.count)
 
 
 def with_parts(workload: Workload, parts: Sequence[str], *, asks_inputs: bool = False) -> Workload:
@@ -272,7 +281,8 @@ def _with_model(workload: Workload, **changes: Any) -> Workload:
     model = dataclasses.replace(model, **changes)
     sizes = Sizes(workload.sequence_length, workload.effective_batch_size)
     loss_options = workload.source.get("loss_options")
-    return _workload(model, None, sizes, model.trust_remote_code, loss_options)
+    changed = _workload(model, None, sizes, model.trust_remote_code, loss_options)
+    return dataclasses.replace(changed, loss=workload.loss, count=workload.count)
 
 
 def _workload(

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 
 from autofit.core.estimate import Estimate
-from autofit.report.formatting import interval, rate, speed
+from autofit.report.formatting import gib, interval, number, rate, speed
 
 
 def tuned_lines(
@@ -34,6 +34,32 @@ def gain_lines(gains: Iterable[tuple[Sequence[str], float | None]]) -> list[str]
         brings = "fits by this alone" if faster is None else speed(faster)
         lines.append(f"{', '.join(keys)}: {brings}")
     return lines
+
+
+def in_tool_lines(
+    tool: str,
+    peak_bytes: int | None,
+    tokens_per_second: float | None,
+    said: tuple[int | None, float | None],
+    notes: Sequence[str],
+) -> list[str]:
+    """What a file's own tool took to train from it, beside what was said.
+
+    Args:
+        said: the bytes and the tokens in a second.
+        notes: why it did not train, or what differs.
+    """
+    pairs = [(peak_bytes, tokens_per_second), said]
+    texts = []
+    for size, speed_of in pairs:
+        parts = [f"{gib(size)} GiB"] if size else []
+        parts += [f"{number(speed_of)} tokens/s"] if speed_of else []
+        texts.append(", ".join(parts))
+    lines = []
+    if texts[0]:
+        beside = f"; said were {texts[1]}" if texts[1] else ""
+        lines.append(f"in {tool}: {texts[0]}{beside}")
+    return [*lines, *notes]
 
 
 def _figures(estimate: Estimate | None, usable: int) -> str:

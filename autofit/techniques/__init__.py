@@ -83,7 +83,7 @@ def constraints(workload: Workload, hardware: Hardware) -> Constraints:
     knob."""
     off = {}
     canonical = {}
-    refusals = {}
+    refusals: dict[str, Callable[[Config], str | None]] = {}
 
     for technique in all_techniques():
         name = technique.name
@@ -92,6 +92,7 @@ def constraints(workload: Workload, hardware: Hardware) -> Constraints:
         if type(technique).canonicalize is not Technique.canonicalize:
             canonical[name] = functools.partial(_with, technique.canonicalize, workload, hardware)
 
+    refusals.update(workload.rules)
     return Constraints(off=off, canonicalize=canonical, refuse=refusals)
 
 
@@ -104,6 +105,9 @@ def refuse(config: Config, workload: Workload, hardware: Hardware) -> str | None
     for technique in all_techniques():
         if reason := technique.refuse(config, workload, hardware):
             return f"{technique.name}: {reason}"
+    for name, rule in workload.rules.items():
+        if reason := rule(config):
+            return f"{name}: {reason}"
     return None
 
 

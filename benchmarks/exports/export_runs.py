@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,17 +15,17 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-import torch
-import transformers
 import yaml
-from datasets import Dataset
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 import autofit
+from autofit.api.staging import save_random_model, save_tokens
 from autofit.core.config import Config
 from autofit.core.layout import Layout
+from autofit.export.runs.run import Stage as ToolStage
+from autofit.export.runs.watched import Watch, run_watched
 from autofit.hardware.device import detect
 from autofit.models import load_preset, workload_from_source
+from autofit.models.huggingface import HuggingFaceModel
 from autofit.techniques import canonicalize
 
 ROOT = Path(__file__).parents[2]
@@ -81,6 +80,24 @@ class Stage:
         """That file."""
         return self.texts / "samples.jsonl"
 
+    @property
+    def rows(self) -> tuple[str, ...]:
+        """The samples themselves, without the token that ends each."""
+        text = " ".join(TEXT.read_text(encoding="utf-8").split())
+        text = text.encode("ascii", "ignore").decode()
+        own = LENGTH - 1
+        return tuple(text[start : start + own] for start in range(0, BATCH * own, own))
+
+    def of_tool(self, folder: Path) -> ToolStage:
+        """The same for a tool that is started in a folder."""
+        return ToolStage(
+            folder=folder,
+            weights=self.weights,
+            texts=self.rows,
+            tokens=self.tokens,
+            steps=STEPS,
+        )
+
     def result(self, config: Mapping[str, Any], folder: Path) -> Path:
         """A result.yaml with that config, which a search might have written."""
         packages = {name: _version(name) for name in _PACKAGES}
@@ -106,42 +123,13 @@ class Stage:
 def staged(folder: Path) -> Stage:
     """Random weights of tiny-llama, a tokenizer of bytes, and the first samples of a text."""
     stage = Stage(folder)
-    torch.manual_seed(0)
-    config = transformers.AutoConfig.for_model(**load_preset("tiny-llama").config)
-    transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).save_pretrained(
-        stage.weights
-    )
-    tokenizer = _tokenizer()
-    tokenizer.save_pretrained(stage.weights)
-    text = " ".join(TEXT.read_text(encoding="utf-8").split()).encode("ascii", "ignore").decode()
-    own = LENGTH - 1  # and the token that ends a sample
-    samples = [text[start : start + own] for start in range(0, BATCH * own, own)]
-    ids = [[*tokenizer(sample)["input_ids"], tokenizer.eos_token_id] for sample in samples]
-    assert {len(each) for each in ids} == {LENGTH}
-    Dataset.from_dict({"input_ids": ids, "labels": ids}).save_to_disk(stage.tokens)
+    preset = load_preset("tiny-llama")
+    save_random_model(HuggingFaceModel(preset.name, preset.task, preset.config), stage.weights)
+    save_tokens(stage.rows, stage.tokens)
     stage.texts.mkdir()
-    lines = (json.dumps({"text": sample}) for sample in samples)
+    lines = (json.dumps({"text": sample}) for sample in stage.rows)
     stage.lines.write_text("".join(f"{line}\n" for line in lines))
     return stage
-
-
-def _tokenizer() -> Any:
-    """Each byte is a token."""
-    alphabet = {
-        letter: number for number, letter in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))
-    }
-    made = Tokenizer(
-        models.BPE(
-            vocab={**alphabet, "<end>": len(alphabet), "<pad>": len(alphabet) + 1}, merges=[]
-        )
-    )
-    made.pre_tokenizer, made.decoder = (
-        pre_tokenizers.ByteLevel(add_prefix_space=False),
-        decoders.ByteLevel(),
-    )
-    return transformers.PreTrainedTokenizerFast(
-        tokenizer_object=made, eos_token="<end>", pad_token="<pad>"
-    )
 
 
 def canonical(stage: Stage, knobs: Mapping[str, Any]) -> Config:
@@ -177,43 +165,20 @@ def torchrun(config: Config) -> list[str]:
 def taken(command: list[str], folder: Path, given: Mapping[str, str] | None = None) -> Taken:
     """What the steps of a command took, on all of its ranks; `given`: to its environment. Raises RuntimeError with its
     last words if it fails."""
-    watched = folder / "steps"
-    watched.mkdir()
-    path = os.pathsep.join((str(Path(__file__).with_name("watch")), str(ROOT)))
-    quiet = {
-        "HF_HUB_OFFLINE": "1",
-        "WANDB_MODE": "disabled",
-        "CUDA_VISIBLE_DEVICES": "",
-        "OMP_NUM_THREADS": "1",
-    }
-    environment = {
-        **os.environ,
-        **quiet,
-        **(given or {}),
-        "PYTHONPATH": path,
-        "WATCHED_STEPS": str(watched),
-    }
-    done = subprocess.run(
-        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=_SECONDS
-    )
-    (folder / "said.txt").write_text(done.stdout + done.stderr)
-    ranks = [
-        [json.loads(line) for line in file.read_text().splitlines()] for file in watched.iterdir()
-    ]
-    if done.returncode or not ranks or any(len(steps) != STEPS for steps in ranks):
-        raise RuntimeError(
-            f"{' '.join(command)}: {done.returncode}, {list(map(len, ranks))} steps\n{_last(done)}"
-        )
+    variables = {"OMP_NUM_THREADS": "1", **(given or {})}
+    paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
+    variables["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
+    done = run_watched(command, folder, variables, watch=Watch(), seconds=_SECONDS)
+    ranks = done.ranks
+    if done.code or not ranks or any(len(steps) != STEPS for steps in ranks):
+        counts = [len(steps) for steps in ranks]
+        raise RuntimeError(f"{' '.join(command)}: {done.code}, {counts} steps\n{done.said[-6000:]}")
     losses = tuple(
-        sum(each["loss"] for each in step) / len(ranks) for step in zip(*ranks, strict=True)
+        sum(each["total_loss"] for each in step) / len(ranks) for step in zip(*ranks, strict=True)
     )
     last = [steps[-1] for steps in ranks]
     peak, state = (max(each[name] for each in last) for name in ("peak_bytes", "state_bytes"))
-    return Taken(losses, peak, state, last[0]["optimizer"])
-
-
-def _last(done: subprocess.CompletedProcess[str]) -> str:
-    return (done.stdout + done.stderr)[-6000:]
+    return Taken(losses, peak, state, last[0]["optimizer_name"])
 
 
 def _version(name: str) -> str:

@@ -13,6 +13,9 @@ import yaml
 
 from autofit.core.config import Config
 from autofit.core.layout import Layout
+from autofit.export.importers.command_line import COMMAND
+from autofit.export.importers.document import flat
+from autofit.export.runs import run_of
 from benchmarks.export_runs import SCRIPTS, STEPS, Stage, torchrun
 
 # (..., the folder of the exported files) -> what python runs
@@ -38,42 +41,35 @@ def _script(name: str, stage: Stage, config: Config, folder: Path) -> str:
     return str(folder / name)
 
 
+def _by_run(tool: str, stage: Stage, folder: Path, **keys: Any) -> list[str]:
+    """As `autofit tune` runs the tool on a file of it; `keys`: further ones of that file."""
+    run = run_of(tool)
+    exported = flat(yaml.safe_load((folder / run.file).read_text()))
+    return run.prepare({**exported, **keys}, stage.of_tool(folder))
+
+
 def _transformers(stage: Stage, config: Config, folder: Path) -> list[str]:
-    _added(folder / "training_arguments.yaml", _TRAINER)
-    return [*torchrun(config), str(folder / "train_transformers.py"), str(stage.tokens)]
+    return [*torchrun(config), *_by_run("transformers", stage, folder)]
 
 
 def _trl(stage: Stage, config: Config, folder: Path) -> list[str]:
-    _added(folder / "trl.yaml", {**_TRAINER, "dataset_name": str(stage.texts)})
-    launched = ["--accelerate_config", "trl_accelerate.yaml"] if Layout.of(config).world > 1 else []
-    return ["-m", "trl.cli.main", "sft", "--config", "trl.yaml", *launched]
+    several = Layout.of(config).world > 1
+    launched = ["--accelerate_config", "trl_accelerate.yaml"] if several else []
+    return [*_by_run("trl", stage, folder), *launched]
 
 
 def _llamafactory(stage: Stage, config: Config, folder: Path) -> list[str]:
-    described = {"samples": {"file_name": str(stage.lines), "columns": {"prompt": "text"}}}
-    (folder / "dataset_info.json").write_text(json.dumps(described))
     # it is imported where no sound is, too
     (folder / "torchaudio.py").write_text('__version__ = "0"\n')
-    own = {"stage": "pt", "dataset": "samples", "dataset_dir": str(folder)}
-    _added(folder / "llamafactory.yaml", _TRAINER | own)
-    if Layout.of(config).world > 1:
-        return [
-            *_LAUNCH,
-            "llamafactory_accelerate.yaml",
-            "-m",
-            "llamafactory.launcher",
-            "llamafactory.yaml",
-        ]
-    return ["-m", "llamafactory.cli", "train", "llamafactory.yaml"]
+    command = _by_run("llamafactory", stage, folder, stage="pt")
+    if Layout.of(config).world == 1:
+        return command
+    return [*_LAUNCH, "llamafactory_accelerate.yaml", "-m", "llamafactory.launcher", command[-1]]
 
 
 def _msswift(stage: Stage, config: Config, folder: Path) -> list[str]:
-    texts = [json.loads(line)["text"] for line in stage.lines.read_text().splitlines()]
-    rows = [{"messages": [{"role": "assistant", "content": text}]} for text in texts]
-    (folder / "rows.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
-    own = {"dataset": str(folder / "rows.jsonl"), "model_type": "llama", "template": "default"}
-    _added(folder / "msswift.yaml", _TRAINER | own)
-    return ["-m", "swift.cli.main", "pt", "msswift.yaml"]
+    model = {"model_type": "llama", "template": "default"}
+    return _by_run("msswift", stage, folder, **{COMMAND: "swift pt"}, **model)
 
 
 def _unsloth(stage: Stage, config: Config, folder: Path) -> list[str]:
@@ -183,7 +179,7 @@ RUNS = {
     "llamafactory": ToolRun(
         _llamafactory, (*_SIZES, *_LLAMAFACTORY), {"DISABLE_VERSION_CHECK": "1"}
     ),
-    "msswift": ToolRun(_msswift, (*_FORMATS, *_MSSWIFT), {"USE_HF": "1"}),
+    "msswift": ToolRun(_msswift, (*_FORMATS, *_MSSWIFT), run_of("msswift").environment),
     "unsloth": ToolRun(_unsloth, _UNSLOTH),
     "accelerate": ToolRun(_accelerate, (*_SIZES, "ddp", "fsdp"), {"ACCELERATE_USE_CPU": "true"}),
     "lightning": ToolRun(_lightning, (*_FORMATS, "ddp", "fsdp")),

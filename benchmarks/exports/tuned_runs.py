@@ -1,15 +1,15 @@
 """Files of other tools, tuned on this machine and then trained by their own tools under the same budget: `python -m
-benchmarks.tuned_runs --tool msswift --python PATH`; a minute a file and budget.
+benchmarks.tuned_runs --tool msswift --python PATH`; some minutes a file and budget.
 
-Each file trains tiny-llama on a CPU. It is tuned as `autofit tune` does it, with measured steps; then its tool trains
-three steps from what was written. Compared are the peak that tuning named and the tool's own, which must not be above
-the budget.
+Each file trains tiny-llama on a CPU. It is tuned and then verified as `autofit tune --verify-in-tool` does it, with
+measured steps. Compared are the peak that tuning named and the tool's own, which must not be above the budget.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -19,14 +19,14 @@ from typing import Any
 
 import yaml
 
-from autofit.api.tune import save, tune
-from autofit.export.tools import tool_named
-from benchmarks.export_runs import BATCH, LENGTH, Stage, canonical, staged, taken
-from benchmarks.tool_runs import RUNS
+from autofit.api.tune import tune
+from autofit.export.runs import RUNS
+from benchmarks.export_runs import BATCH, LENGTH
 
 RESULTS = Path(__file__).parents[1] / "results" / "tuned_runs.json"
 BUDGETS = (0.2, 0.5)  # GiB
-TRIALS = 12
+TRIALS = 6
+_MODEL = "tiny-llama"
 _TRAINER: dict[str, Any] = {
     "per_device_train_batch_size": 1,
     "gradient_accumulation_steps": BATCH,
@@ -39,6 +39,9 @@ _TRAINER: dict[str, Any] = {
 }
 _SWIFT = {
     **_TRAINER,
+    "model": _MODEL,
+    "model_type": "llama",
+    "template": "default",
     "max_length": LENGTH,
     "torch_dtype": "float32",
     "fp16": False,
@@ -47,6 +50,7 @@ _SWIFT = {
 }
 _FACTORY = {
     **_TRAINER,
+    "model_name_or_path": _MODEL,
     "cutoff_len": LENGTH,
     "stage": "pt",
     "do_train": True,
@@ -54,9 +58,25 @@ _FACTORY = {
     "template": "default",
     "infer_dtype": "float32",
 }
+_TRL = {
+    **_TRAINER,
+    "model_name_or_path": _MODEL,
+    "dataset_name": "samples",
+    "max_length": LENGTH,
+    "bf16": False,
+}
 _LORA = {"lora_rank": 8, "lora_alpha": 16, "lora_dropout": 0.0}
 # tool -> what people have written
 FILES: dict[str, dict[str, dict[str, Any]]] = {
+    "trl": {
+        "full": _TRL,
+        "lora": {**_TRL, "use_peft": True, "lora_r": 8, "lora_alpha": 16, "lora_dropout": 0.0},
+        "bf16": {**_TRL, "dtype": "bfloat16"},
+    },
+    "transformers": {
+        "full": _TRAINER,
+        "mixed": {**_TRAINER, "bf16": True},
+    },
     "msswift": {
         "full": {**_SWIFT, "tuner_type": "full"},
         "lora": {**_SWIFT, **_LORA, "tuner_type": "lora"},
@@ -80,6 +100,8 @@ class Row:
     said: int
     theirs: int | None = None
     failed: str | None = None
+    said_tokens_per_second: float | None = None
+    their_tokens_per_second: float | None = None
 
     @property
     def off(self) -> float | None:
@@ -97,53 +119,67 @@ class Row:
         )
 
 
-def rows(tool: str, python: str, folder: Path) -> Iterator[Row]:
-    """Each of the tool's files at each budget."""
-    stage = staged(folder / "stage")
+def rows(tool: str, python: str, folder: Path, only: str | None = None) -> Iterator[Row]:
+    """Each of the tool's files at each budget, or one of them alone."""
     for name, keys in FILES[tool].items():
+        if only not in (None, name):
+            continue
         for budget in BUDGETS:
             place = folder / f"{name}-{budget}"
             place.mkdir()
-            yield _row(tool, python, stage, name, keys, budget, place)
+            path = place / RUNS[tool].file
+            path.write_text(yaml.safe_dump(keys, sort_keys=False))
+            yield _row(tool, python, name, path, budget)
 
 
-def _row(
-    tool: str,
-    python: str,
-    stage: Stage,
-    name: str,
-    keys: dict[str, Any],
-    budget: float,
-    place: Path,
-) -> Row:
-    key = "model" if tool == "msswift" else "model_name_or_path"
-    original = place / "original.yaml"
-    original.write_text(yaml.safe_dump({key: str(stage.weights), **keys}, sort_keys=False))
-    tuned = tune(original, device="cpu", mem=budget, trials=TRIALS, out=str(place / "run"))
-    best = tuned.result.best
-    assert best and best.peak_bytes
-    save(tuned, place / f"{tool_named(tool).name}.yaml")
-
-    row = Row(tool, name, budget, dict(tuned.changes), best.peak_bytes.allocated)
-    config = canonical(stage, tuned.result.config or {})
-    try:
-        command = [python, *RUNS[tool].command(stage, config, place)]
-        theirs = taken(command, place, RUNS[tool].environment).peak_bytes
-    except RuntimeError as error:
-        return Row(**{**asdict(row), "failed": str(error)})
-    return Row(**{**asdict(row), "theirs": theirs})
+def _row(tool: str, python: str, name: str, path: Path, budget: float) -> Row:
+    given = {"model": _MODEL, "seq_len": LENGTH} if tool == "transformers" else {}
+    tuned = tune(
+        path,
+        **given,
+        device="cpu",
+        mem=budget,
+        trials=TRIALS,
+        fast=True,
+        out=str(path.parent / "run"),
+        verify_in_tool=True,
+        tool_python=python,
+    )
+    in_tool = tuned.in_tool
+    assert in_tool and in_tool.said_bytes
+    failed = None
+    if in_tool.failed:
+        failed = in_tool.failed + (in_tool.log.read_text()[-3000:] if in_tool.log else "")
+    return Row(
+        tool=tool,
+        file=name,
+        budget_gib=budget,
+        changes=dict(tuned.changes),
+        said=in_tool.said_bytes,
+        theirs=in_tool.peak_bytes,
+        failed=failed,
+        said_tokens_per_second=in_tool.said_tokens_per_second,
+        their_tokens_per_second=in_tool.tokens_per_second,
+    )
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Print a line for each file and budget, and keep them beside what is known of other tools."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--tool", required=True, choices=FILES)
+    parser.add_argument("--file", help="one of its files; default: all")
     parser.add_argument("--python", default=sys.executable, help="the interpreter with the tool")
     args = parser.parse_args(arguments)
 
+    os.environ["DISABLE_VERSION_CHECK"] = "1"  # of LLaMA-Factory, of packages that are not used
     found = []
     with tempfile.TemporaryDirectory() as folder:
-        for row in rows(args.tool, args.python, Path(folder)):
+        place = Path(folder)
+        if args.tool == "llamafactory":  # which imports it where no sound is, too
+            (place / "torchaudio.py").write_text('__version__ = "0"\n')
+            paths = [str(place), os.environ.get("PYTHONPATH", "")]
+            os.environ["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
+        for row in rows(args.tool, args.python, place, args.file):
             found.append(row)
             off = "failed" if row.off is None else f"{row.off:+.2%}"
             print(
@@ -153,7 +189,8 @@ def main(arguments: list[str] | None = None) -> int:
             )
 
     known = json.loads(RESULTS.read_text())["rows"] if RESULTS.exists() else []
-    known = [row for row in known if row["tool"] != args.tool]
+    again = {(row.tool, row.file) for row in found}
+    known = [row for row in known if (row["tool"], row["file"]) not in again]
     RESULTS.write_text(json.dumps({"rows": [*known, *map(asdict, found)]}, indent=1) + "\n")
     right = sum(row.is_right for row in found)
     print(f"{right} of {len(found)} within 2 % and under the budget")

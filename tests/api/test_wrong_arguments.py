@@ -137,6 +137,8 @@ OF_WORKLOAD = {
     "form": f"{NAMES} None",
     "traits": "None",
     "source": "{} {1:2} foo",
+    "tool": f"{NAMES} None",
+    "rules": "{} {1:2} foo",
     "notes": "",
 }
 SIZES = {
@@ -149,6 +151,7 @@ SIZES = {
 }
 TAKEN: dict[str, dict[str, str]] = {
     "search": {
+        "tool": "None",
         "model": "",
         "loader": "None",
         "loss": "None",
@@ -193,6 +196,8 @@ TAKEN: dict[str, dict[str, str]] = {
         "keep": "[]",
         "free": "[]",
         "devices": "3 None",
+        "verify_in_tool": "",
+        "tool_python": "None",
         "listener": "None function",
     },
     "export": {
@@ -236,6 +241,7 @@ CALLED = {  # in messages, where that is not the name of the parameter
     "result": "result|file|directory|there|config|knob|batch",
     "to": "tool",
     "tool_version": "version",
+    "verify_in_tool": "verify_in_tool|run for a card",
     "values": "config|knob",
     "technique": "register|technique",
 }

@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from autofit.api.in_tool import InTool, ToolPython
+from autofit.export.runs import run_of
 from tests.api.test_tune import written
 from tests.cli.command import Run
 
@@ -67,3 +69,47 @@ def test_wrong_input_ends_in_a_sentence(
     assert printed.code == 2
     assert reason in printed.err
     assert (tmp_path / "axolotl.yaml").read_text() == original
+
+
+@pytest.mark.usefixtures("here")
+def test_a_tool_that_is_not_installed_is_said_before_the_search(run: Run, tmp_path: Path) -> None:
+    path = written(tmp_path)
+    given = ("--device", "cpu", "--mem", "1", "--verify-in-tool")
+    few = run("tune", str(path), *given)
+    assert few.code == 2
+    assert "rows for a tool need 256" in few.err
+    other = run("tune", str(path), "--tool-python", "python", *given[:-1])
+    assert other.code == 2
+    assert "none is asked" in other.err
+    assert not (tmp_path / "axolotl.tuned.yaml").exists()
+
+
+@pytest.mark.usefixtures("here")
+@pytest.mark.parametrize("failed", [None, "axolotl did not train."])
+def test_what_its_own_tool_took_is_said(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failed: str | None
+) -> None:
+    took = InTool(
+        tool="axolotl",
+        peak_bytes=2**30,
+        tokens_per_second=1234.0,
+        said_bytes=2**29,
+        said_tokens_per_second=1200.0,
+        failed=failed,
+        notes=("axolotl needs 1.00 GiB, 100% more than was said.",),
+        log=None,
+    )
+    tool = ToolPython(run_of("axolotl"), "python")
+    monkeypatch.setattr("autofit.api.tune.python_of_tool", lambda *_: tool)
+    monkeypatch.setattr("autofit.api.tune.train_in_tool", lambda *_: took)
+    path = written(tmp_path)
+    printed = run("tune", str(path), "--gpu", "rtx-4090", "--verify-in-tool", "--quiet")
+    assert printed.code == (0 if failed is None else 4)
+    lines = printed.err.splitlines()
+    assert "in axolotl: 1.00 GiB, 1,234 tokens/s; said were 0.50 GiB, 1,200 tokens/s" in lines
+    assert took.notes[0] in lines
+    assert failed is None or failed in lines
+    assert (tmp_path / "axolotl.tuned.yaml").exists()
+
+    plain = run("tune", str(path), "--gpu", "rtx-4090", "--verify-in-tool", "--quiet", "--json")
+    assert plain.json["in_tool"] == took.to_dict()

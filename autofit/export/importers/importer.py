@@ -4,6 +4,7 @@ The values of knobs are found by the tool's exporter: those whose keys it would 
 the file has them. So there is no second table of what a tool calls things.
 """
 
+import contextlib
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -226,7 +227,10 @@ def changes(
 
 def can_become(importer: Importer, source: ExportSource, knob: str, value: Value) -> bool:
     """Whether the file has all keys for another value of a knob, and the tool does what it says."""
-    changed = write(importer.tool, with_knob(source, knob, value))
+    try:
+        changed = write(importer.tool, with_knob(source, knob, value))
+    except InputError:  # what the tool cannot do on this device
+        return False
     if any(departure.knob == knob for departure in changed.departures):
         return False
 
@@ -253,7 +257,10 @@ def _nearest(
 ) -> Value:
     """The value whose keys differ from the file's in the fewest, of those that tell values apart;
     of several, the one whose keys the file has most of, and that the tool trains exactly."""
-    shares = {value: _share(importer, source, knob, value) for value in values}
+    shares = {}
+    for value in values:
+        with contextlib.suppress(InputError):  # what the tool cannot do on this device
+            shares[value] = _share(importer, source, knob, value)
     written = {value: share.keys for value, share in shares.items()}
     telling = set()
     for one in written.values():
@@ -269,7 +276,7 @@ def _nearest(
         others = [key for key in telling - own if importer.says(keys, key) is True]
         return len(own) - len(same) + len(others) / 2, -len(in_file), bool(shares[value].deviations)
 
-    best = min(values, key=distance)
+    best = min(shares, key=distance)
     for key in telling:
         asked = keys.get(importer.name_of(keys, key))
         known = [one.get(key) for one in written.values()]

@@ -102,6 +102,8 @@ def _loss(request: Request) -> ToolKeys:
     if request.source.task not in LANGUAGE_MODELS:
         return _loss_of_answers(request)
     value, keys = request.config.loss, {"loss_type": "nll"}
+    if request.source.own_loss == TOOL.name:
+        return ToolKeys(keys, (), True)
     if request.source.device == "cpu":
         return request.keys("loss", keys, f"{_ON_CPU}, more than measured", may_not_fit=True)
     narrow = request.config.precision in ("bf16", "fp8") and not request.config.lora_rank
@@ -203,6 +205,7 @@ TOOL = Tool(
     files=_files,
     script=_SCRIPT,
     tasks=trained_by("trl"),
+    has_own_loss=lambda device, task: device == "cpu" and task in LANGUAGE_MODELS,
     packing="packing",
     apart=False,
     expert_targets="lora_target_parameters",

@@ -15,6 +15,7 @@ from autofit.models.losses.distill import Distill
 from autofit.models.losses.dpo import DPO
 from autofit.models.losses.embed import Embed
 from autofit.models.losses.grpo import GRPO
+from autofit.models.losses.in_tiles import InTiles
 from autofit.models.losses.kto import KTO
 from autofit.models.losses.orpo import ORPO
 from autofit.models.losses.rerank import Rerank
@@ -36,6 +37,9 @@ __all__ = [
 
 # By the name of the task that each is of.
 LOSSES = {loss.task: loss for loss in (DPO, KTO, ORPO, SimPO, GRPO, Reward, Rerank, Distill, Embed)}
+
+# Losses that a tool computes in place of the model's own, by its name.
+OF_TOOLS = {loss.tool: loss for loss in (InTiles,)}
 
 
 def with_options(loss: Any, options: Mapping[str, Any]) -> Any:
