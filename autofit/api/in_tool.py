@@ -17,7 +17,6 @@ from autofit.api.tool_file import Reading
 from autofit.core.errors import InputError, require
 from autofit.core.estimate import Estimate
 from autofit.core.files import write_atomically
-from autofit.core.measurement import Measurement
 from autofit.core.result import Result
 from autofit.core.tasks.causal_lm import CAUSAL_LM
 from autofit.export.importers.importer import Keys
@@ -142,33 +141,59 @@ def python_of_tool(found: Reading, python: str | Path | None, device: str) -> To
     return ToolPython(run, path)
 
 
+@dataclass(frozen=True)
+class Said:
+    """What tuning said of a config, and by what it did.
+
+    Attributes:
+        peak_bytes, step_seconds: what was measured, else what is predicted; None where that is not
+            known.
+        cap: the bytes that tensors may take.
+        folder: of the search, for a log; None: it has none.
+    """
+
+    peak_bytes: int | None
+    step_seconds: float | None
+    cap: int
+    folder: str | None
+
+    @classmethod
+    def of(cls, result: Result, predicted: Estimate | None) -> "Said":
+        """Of a search, and the estimate of its config."""
+        peak: int | None = None
+        seconds: float | None = None
+        best = result.best
+        if best is not None:
+            peak = best.peak_bytes.allocated if best.peak_bytes else None
+            seconds = best.step_seconds.median if best.step_seconds else None
+        elif predicted is not None:
+            peak = predicted.allocated_bytes
+            seconds = predicted.step_seconds
+        hardware = result.hardware
+        cap = result.budget.cap_bytes(hardware.device, hardware.context_bytes)
+        return cls(peak, seconds, cap, result.run_directory)
+
+
 def train_in_tool(
-    python: ToolPython,
-    found: Reading,
-    keys: Keys,
-    after: ExportSource,
-    result: Result,
-    predicted: Estimate | None,
+    python: ToolPython, found: Reading, *, keys: Keys, after: ExportSource, said: Said
 ) -> InTool:
     """Train some steps from a tuned file, by its own tool.
 
     Args:
         keys: what the tuned file says.
         after: its config.
-        result, predicted: the search, and the estimate of that config, for what was said of it.
+        said: of this config.
     """
     workload = found.workload
     assert isinstance(workload.model, HuggingFaceModel) and workload.sequence_length
     samples = after.effective_batch_size or 1
     tokens = samples * workload.sequence_length
-    said = _Said.of(result.best, predicted, tokens)
-    cap = result.budget.cap_bytes(result.hardware.device, result.hardware.context_bytes)
     compiles = any(
         technique.compiles(after.config[technique.name]) for technique in all_techniques()
     )
     watch = Watch(
         device=after.device,
-        cap=cap,
+        cap=said.cap,
         tracked=TRACKED,
         last=TRACKED + TIMED,
         compiles=compiles,
@@ -191,38 +216,13 @@ def train_in_tool(
             stage.folder,
             python.run.variables(keys),
             watch=watch,
-            seconds=_START_SECONDS + _SLOWER * (said.seconds or 60) * (TRACKED + TIMED),
+            seconds=_START_SECONDS + _SLOWER * (said.step_seconds or 60) * (TRACKED + TIMED),
         )
-    return _judged(python.run.tool.title, watched, said, cap, _log_path(result))
+    return _judged(python.run.tool.title, watched, said, tokens)
 
 
-@dataclass(frozen=True)
-class _Said:
-    """What tuning said of a config."""
-
-    bytes: int | None
-    seconds: float | None
-    tokens: int  # of a step
-
-    @classmethod
-    def of(cls, best: Measurement | None, predicted: Estimate | None, tokens: int) -> "_Said":
-        """What was measured, else what is predicted."""
-        if best is not None:
-            peak = best.peak_bytes.allocated if best.peak_bytes else None
-            seconds = best.step_seconds.median if best.step_seconds else None
-            return cls(peak, seconds, tokens)
-        if predicted is not None:
-            return cls(predicted.allocated_bytes, predicted.step_seconds, tokens)
-        return cls(None, None, tokens)
-
-    @property
-    def speed(self) -> float | None:
-        """Tokens in a second."""
-        return self.tokens / self.seconds if self.seconds else None
-
-
-def _judged(title: str, watched: Watched, said: _Said, cap: int, log: Path) -> InTool:
-    """What a tool took, with what differs from what was said."""
+def _judged(title: str, watched: Watched, said: Said, tokens: int) -> InTool:
+    """What a tool took, with what differs from what was said; `tokens`: of a step."""
     steps = watched.ranks[0] if watched.ranks else ()
     peaks = []
     for step in steps[1:]:
@@ -231,40 +231,42 @@ def _judged(title: str, watched: Watched, said: _Said, cap: int, log: Path) -> I
             peaks.append(step["peak_bytes"])
     peak = max(peaks, default=None)
     times = [step["seconds"] for step in steps if not step["tracked"]]
-    speed = said.tokens / statistics.median(times) if times else None
+    speed = tokens / statistics.median(times) if times else None
+    said_speed = tokens / said.step_seconds if said.step_seconds else None
 
     failed = None
-    if watched.out_of_memory or (peak is not None and peak > cap):
-        failed = f"{title} needs more than the {gib(cap)} GiB that it may use."
+    if watched.out_of_memory or (peak is not None and peak > said.cap):
+        failed = f"{title} needs more than the {gib(said.cap)} GiB that it may use."
     elif watched.code is None:
         failed = f"{title} did not finish {TRACKED + TIMED} steps in the time that it was given."
     elif watched.code or len(times) < TIMED:
         failed = f"{title} did not train {TRACKED + TIMED} steps from the tuned file."
-    if failed:
+    log = _log_path(said) if failed else None
+    if failed and log:
         lines = watched.said.splitlines()[-_LAST_LINES:]
         write_atomically(log, "".join(f"{line}\n" for line in lines))
         failed += f" Its last lines are in {log}."
 
     notes = []
-    if peak and said.bytes and abs(peak / said.bytes - 1) > _NOTABLE:
+    if peak and said.peak_bytes and abs(peak / said.peak_bytes - 1) > _NOTABLE:
         notes.append(
-            f"{title} needs {gib(peak)} GiB, {_differs(peak / said.bytes, 'more', 'less')} "
+            f"{title} needs {gib(peak)} GiB, {_differs(peak / said.peak_bytes, 'more', 'less')} "
             "than was said."
         )
-    if speed and said.speed and abs(speed / said.speed - 1) > _NOTABLE:
+    if speed and said_speed and abs(speed / said_speed - 1) > _NOTABLE:
         notes.append(
             f"{title} trains {speed:,.0f} tokens/s, "
-            f"{_differs(speed / said.speed, 'more', 'fewer')} than was said."
+            f"{_differs(speed / said_speed, 'more', 'fewer')} than was said."
         )
     return InTool(
         tool=title,
         peak_bytes=peak,
         tokens_per_second=speed,
-        said_bytes=said.bytes,
-        said_tokens_per_second=said.speed,
+        said_bytes=said.peak_bytes,
+        said_tokens_per_second=said_speed,
         failed=failed,
         notes=tuple(notes),
-        log=log if failed else None,
+        log=log,
     )
 
 
@@ -272,8 +274,7 @@ def _differs(ratio: float, more: str, less: str) -> str:
     return f"{abs(ratio - 1):.0%} {more if ratio > 1 else less}"
 
 
-def _log_path(result: Result) -> Path:
+def _log_path(said: Said) -> Path:
     """Where the last lines of a tool are kept: with all else of the search."""
-    if result.run_directory is not None:
-        return Path(result.run_directory) / "tool.log"
-    return Path(tempfile.mkdtemp(prefix="autofit-tool-log-")) / "tool.log"
+    folder = said.folder or tempfile.mkdtemp(prefix="autofit-tool-log-")
+    return Path(folder) / "tool.log"

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from autofit.api.estimate import predict
-from autofit.api.in_tool import InTool, python_of_tool, train_in_tool
+from autofit.api.in_tool import InTool, Said, python_of_tool, train_in_tool
 from autofit.api.search import search
 from autofit.api.tool_file import SIZES, Reading, as_read, choices_of_knobs, read
 from autofit.api.worth import Gain, worth_changing
@@ -206,7 +206,8 @@ def tune(
         listener(Note(f"{tuned.tool} trains some steps from the tuned file."))
     name = found.path.name if found.path else "the command"
     written = document_of(tuned.text, name, is_command=found.path is None)
-    in_tool = train_in_tool(python, found, written.keys, after, result, predicted[1])
+    said = Said.of(result, predicted[1])
+    in_tool = train_in_tool(python, found, keys=written.keys, after=after, said=said)
     return dataclasses.replace(tuned, in_tool=in_tool)
 
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.optim.optimizer import (
     Optimizer,
     register_optimizer_step_post_hook,
@@ -182,14 +183,22 @@ def nbytes(tensors: Iterable[torch.Tensor]) -> int:
 
 
 def living_bytes() -> int:
-    """Of all tensors that this process holds, and their gradients."""
+    """Of all tensors that this process holds, but for gradients: a record that begins after a step
+    sees new ones, and not that the old ones are freed."""
     found: list[torch.Tensor] = []
+    gradients: set[int] = set()
     for thing in gc.get_objects():
-        if isinstance(thing, torch.Tensor):
+        kind = type(thing)  # a proxy of what is gone has no class to ask for
+        is_real = issubclass(kind, torch.Tensor) and not issubclass(kind, FakeTensor)
+        if is_real and not thing.is_meta:
             found.append(thing)
             if thing.is_leaf and thing.grad is not None:
-                found.append(thing.grad)
-    return nbytes(tensor for tensor in found if not tensor.is_meta)
+                gradients.add(thing.grad.untyped_storage()._cdata)
+    return nbytes(
+        tensor
+        for tensor in found
+        if is_traceable_wrapper_subclass(tensor) or tensor.untyped_storage()._cdata not in gradients
+    )
 
 
 def watch(

@@ -163,6 +163,17 @@ def _row(tool: str, python: str, name: str, path: Path, budget: float) -> Row:
     )
 
 
+def given_to(tool: str, folder: Path) -> dict[str, str]:
+    """What the environment of a tool holds; `folder` is for a file that LLaMA-Factory needs."""
+    if tool != "llamafactory":
+        return {}
+    # it is imported where no sound is, too, and refuses versions of packages that are not used
+    (folder / "torchaudio.py").write_text('__version__ = "0"\n')
+    paths = [str(folder), os.environ.get("PYTHONPATH", "")]
+    joined = os.pathsep.join(path for path in paths if path)
+    return {"DISABLE_VERSION_CHECK": "1", "PYTHONPATH": joined}
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Print a line for each file and budget, and keep them beside what is known of other tools."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -171,14 +182,10 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--python", default=sys.executable, help="the interpreter with the tool")
     args = parser.parse_args(arguments)
 
-    os.environ["DISABLE_VERSION_CHECK"] = "1"  # of LLaMA-Factory, of packages that are not used
     found = []
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder)
-        if args.tool == "llamafactory":  # which imports it where no sound is, too
-            (place / "torchaudio.py").write_text('__version__ = "0"\n')
-            paths = [str(place), os.environ.get("PYTHONPATH", "")]
-            os.environ["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
+        os.environ.update(given_to(args.tool, place))
         for row in rows(args.tool, args.python, place, args.file):
             found.append(row)
             off = "failed" if row.off is None else f"{row.off:+.2%}"

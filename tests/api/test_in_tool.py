@@ -10,7 +10,7 @@ import yaml
 
 import autofit
 from autofit.api import in_tool
-from autofit.api.in_tool import InTool, python_of_tool, train_in_tool
+from autofit.api.in_tool import InTool, Said, python_of_tool, train_in_tool
 from autofit.api.staging import end_tokenizer, long_texts
 from autofit.api.tool_file import Reading, read
 from autofit.core.budget import Budget
@@ -96,8 +96,9 @@ def trained(
     run = replace(RUNS["transformers"], program=lambda keys: ("-c", text))
     monkeypatch.setitem(RUNS, "transformers", run)
     python = python_of_tool(found, None, "cpu")
-    result = result_of(folder, budget, said)
-    return train_in_tool(python, found, found.document.keys, found.before, result, None)
+    told = Said.of(result_of(folder, budget, said), None)
+    keys = found.document.keys
+    return train_in_tool(python, found, keys=keys, after=found.before, said=told)
 
 
 def test_its_peak_and_its_speed_stand_beside_what_was_said(

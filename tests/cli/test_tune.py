@@ -101,7 +101,7 @@ def test_what_its_own_tool_took_is_said(
     )
     tool = ToolPython(run_of("axolotl"), "python")
     monkeypatch.setattr("autofit.api.tune.python_of_tool", lambda *_: tool)
-    monkeypatch.setattr("autofit.api.tune.train_in_tool", lambda *_: took)
+    monkeypatch.setattr("autofit.api.tune.train_in_tool", lambda *_, **__: took)
     path = written(tmp_path)
     printed = run("tune", str(path), "--gpu", "rtx-4090", "--verify-in-tool", "--quiet")
     assert printed.code == (0 if failed is None else 4)

@@ -4,11 +4,13 @@ import json
 import os
 import subprocess
 import sys
+import weakref
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import autofit.hardware.step_watch as step_watch
 
@@ -77,8 +79,14 @@ def test_steps_that_compile_are_recorded_together(tmp_path: Path) -> None:
     assert 3 * MATRIX <= steps[2]["peak_bytes"] < 3.2 * MATRIX
 
 
-def test_living_bytes_are_of_tensors_and_their_gradients() -> None:
+def test_living_bytes_are_of_tensors_without_their_gradients() -> None:
+    gone = weakref.proxy(torch.nn.Linear(2, 2))  # which cannot be asked what it is
     before = step_watch.living_bytes()
     weight = torch.nn.Parameter(torch.ones(1000))
     weight.sum().backward()
-    assert step_watch.living_bytes() - before == 8000
+    with FakeTensorMode():
+        fake = torch.ones(1000)  # as compilers keep
+    assert fake.numel() == 1000
+    assert step_watch.living_bytes() - before == 4000
+    with pytest.raises(ReferenceError):
+        isinstance(gone, torch.Tensor)
