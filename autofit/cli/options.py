@@ -414,7 +414,7 @@ LearningRate = Annotated[
 LossOption = Annotated[
     list[str] | None,
     option.option(
-        option._MODEL,
+        option.MODEL,
         "An option of the task's loss, such as beta=0.2 or kind=ipo. Once for each option.",
         "NAME=VALUE",
         "--loss-option",

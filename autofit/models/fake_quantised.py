@@ -23,10 +23,12 @@ class FakeQuantisation:
     Attributes:
         group_size: the weights of a group.
         of_inputs: whether what layers read is rounded to int8, too, by token.
+        of_head: whether the output head rounds; a fused loss reads its weight as it is.
     """
 
     group_size: int = 32
     of_inputs: bool = True
+    of_head: bool = True
 
     @classmethod
     def of_source(cls, value: object) -> Self | None:
@@ -38,11 +40,14 @@ class FakeQuantisation:
         found = value.get("group_size")
         require(is_whole(found, 1), "group_size must be a positive whole number", found)
         assert isinstance(found, int)
-        return cls(found, value.get("of_inputs") is True)
+        return cls(found, value.get("of_inputs") is True, value.get("of_head") is not False)
 
     def to_source(self) -> dict[str, Any]:
         """As plain data."""
-        return {"group_size": self.group_size, "of_inputs": self.of_inputs}
+        source: dict[str, Any] = {"group_size": self.group_size, "of_inputs": self.of_inputs}
+        if not self.of_head:
+            source["of_head"] = False
+        return source
 
     def apply(self, model: nn.Module) -> None:
         """Put torchao's layers in the place of all linear ones, which keep their weights.
@@ -64,7 +69,13 @@ class FakeQuantisation:
             message = "training for quantised inference takes torchao, which is not installed."
             raise InputError(message, "Install it: pip install torchao.") from error
 
-        linears = {name: each for name, each in model.named_modules() if isinstance(each, Linear)}
+        theirs: Any = model
+        head = None if self.of_head else theirs.get_output_embeddings()
+        linears = {
+            name: module
+            for name, module in model.named_modules()
+            if isinstance(module, Linear) and module is not head
+        }
         for name, layer in linears.items():
             if layer.in_features % self.group_size:
                 message = (
@@ -82,7 +93,8 @@ class FakeQuantisation:
             inputs = IntxFakeQuantizeConfig(
                 dtype=torch.int8, granularity="per_token", is_symmetric=False
             )
-        quantize_(model, QATConfig(weight_config=weight, activation_config=inputs))
+        config = QATConfig(weight_config=weight, activation_config=inputs)
+        quantize_(model, config, lambda module, name: name in linears)
 
         # which torchao makes anew on the meta device, and so unties
         for name, layer in linears.items():

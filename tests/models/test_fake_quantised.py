@@ -69,6 +69,17 @@ def test_bytes_are_those_of_real_steps(knobs: dict[str, Any]) -> None:
     assert nbytes == pytest.approx(measured, rel=0.01)
 
 
+def test_a_head_that_a_fused_loss_reads_stays_plain() -> None:
+    keys = {"base_model": "m", "qat.weight_dtype": "int4", "liger_fused_linear_cross_entropy": True}
+    rounds = importer_of(keys, "file").rounds(keys)
+    assert rounds == FakeQuantisation(128, False, of_head=False)
+    assert FakeQuantisation.of_source(rounds.to_source()) == rounds
+
+    model = replace(tiny.llama(), rounds=FakeQuantisation(32, of_head=False))()
+    assert type(model.lm_head) is torch.nn.Linear
+    assert type(model.model.layers[0].mlp.up_proj) is not torch.nn.Linear
+
+
 def test_rounded_copies_take_memory() -> None:
     knobs = {"precision": "bf16-mixed"}
     plain = replace(workload(), model=replace(workload().model, rounds=None))

@@ -59,6 +59,7 @@ _SIZES = {
 }
 _LIKE_FLASH = ("flash_attention", "kernels-", "flex_attention")  # save as much for the backward
 _ROWS = re.compile(r"^(.+)\[[0-9]*(?::[0-9]*)?\]$")  # behind a pattern: of a weight
+_FUSED = ("liger_fused_linear_cross_entropy", "cut_cross_entropy")  # losses
 _UNFROZEN = "unfrozen_parameters"
 # What modules of images and sounds are called, and what brings them to texts.
 _MEDIA = {
@@ -164,7 +165,8 @@ def _rounds(keys: Keys) -> FakeQuantisation | None:
         raise InputError(
             f"qat.group_size must be a whole number, not {shown(size)}.", "Correct it."
         )
-    return FakeQuantisation(size, keys.get("qat.activation_dtype") == "int8")
+    is_fused = any(keys.get(name) for name in _FUSED)
+    return FakeQuantisation(size, keys.get("qat.activation_dtype") == "int8", not is_fused)
 
 
 def _refused_rounding(keys: Keys) -> str | None:

@@ -35,7 +35,13 @@ def rounding(case: Case) -> Fragments:
         given = 'dtype=torch.int8, granularity="per_token", is_symmetric=False'
         lines.append(f"inputs = IntxFakeQuantizeConfig({given})")
     lines.append(f"weight = Int4WeightFakeQuantizeConfig({weight})")
-    lines.append(f"quantize_(model, QATConfig({config}))  # for quantised inference")
+    rounding = f"quantize_(model, QATConfig({config})"
+    if case.rounds.of_head:
+        lines.append(f"{rounding})  # for quantised inference")
+    else:
+        lines.append("head = model.get_output_embeddings()  # whose weight the loss reads as it is")
+        rounds = "isinstance(layer, torch.nn.Linear) and layer is not head"
+        lines.append(f"{rounding}, lambda layer, name: {rounds})")
     return Fragments(
         imports=(
             "from torchao.quantization import quantize_",
