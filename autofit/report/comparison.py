@@ -32,7 +32,13 @@ Row = tuple[str, str, str]
 
 @dataclass(frozen=True)
 class Comparison:
-    """Two runs by name, in which facts of the setup and of the result they differ, and what that comes to in words."""
+    """In which facts two runs differ, and what that comes to.
+
+    Attributes:
+        names: of the runs.
+        setup, outcome: the facts that differ of what was asked and where, and of what came out.
+        sentences: what they come to.
+    """
 
     names: tuple[str, str]
     setup: tuple[Row, ...]
@@ -41,51 +47,54 @@ class Comparison:
 
     def to_markdown(self) -> str:
         """For a pull request."""
-        parts = [
-            f"### {markdown_text(' and '.join(self.names))}",
-            *map(markdown_text, self.sentences),
-        ]
-        parts += [table((title, *self.names), rows) for title, rows in self._tables]
+        parts = [f"### {markdown_text(' and '.join(self.names))}"]
+        parts += map(markdown_text, self.sentences)
+        for title, rows in self._tables:
+            parts.append(table((title, *self.names), rows))
         return "\n\n".join(parts) + "\n"
 
     def to_terminal(self) -> RenderableType:
         """For a console of any width."""
         tables = []
         for title, rows in self._tables:
-            tables.append(
-                fmt.table(*(Column(Text(name), overflow="fold") for name in (title, *self.names)))
-            )
+            columns = [Column(Text(name), overflow="fold") for name in (title, *self.names)]
+            shown = fmt.table(*columns)
             for row in rows:
-                tables[-1].add_row(*map(Text, row))
+                shown.add_row(*map(Text, row))
+            tables.append(shown)
         return Group(*tables, *map(Text, self.sentences))
 
     @property
     def _tables(self) -> list[tuple[str, tuple[Row, ...]]]:
-        return [
-            (title, rows)
-            for title, rows in (("setup", self.setup), ("result", self.outcome))
-            if rows
-        ]
+        """The titles and the rows of the tables that have some."""
+        tables = [("setup", self.setup), ("result", self.outcome)]
+        return [(title, rows) for title, rows in tables if rows]
 
 
 def compare(first: Record, second: Record, names: tuple[str, str]) -> Comparison:
     """The differences between two runs."""
-    setups = _setup(first), _setup(second)
-    rows = [
-        (name, setups[0].get(name, "-"), setups[1].get(name, "-"))
-        for name in {**setups[0], **setups[1]}
-    ]
-    results = first.result, second.result
-    setup = tuple(row for row in rows if row[1] != row[2])
-    return Comparison(names, setup, tuple(_outcome(*results)), tuple(_sentences(*results, names)))
+    one = _setup(first)
+    other = _setup(second)
+    rows = [(name, one.get(name, "-"), other.get(name, "-")) for name in {**one, **other}]
+    setup = [row for row in rows if row[1] != row[2]]
+    return Comparison(
+        names,
+        tuple(setup),
+        tuple(_outcome(first.result, second.result)),
+        tuple(_sentences(first.result, second.result, names)),
+    )
 
 
 def _setup(record: Record) -> dict[str, str]:
-    result, options = record.result, record.options
+    """What was asked and where, by name."""
+    result = record.result
+    options = record.options
     hardware = result.hardware
-    facts: dict[str, Any] = {
-        "model": result.model,
-        **{name.replace("_", " "): fact for name, fact in result.workload.items()},
+    facts: dict[str, Any] = {"model": result.model}
+    for name, fact in result.workload.items():
+        facts[name.replace("_", " ")] = fact
+
+    facts |= {
         "device": hardware.name,
         "measured on": hardware.measured_on,
         "cores": hardware.cores,
@@ -93,88 +102,95 @@ def _setup(record: Record) -> dict[str, str]:
         "margin": percent(result.budget.margin) if hardware.device != "cpu" else None,
         "space": options.get("space") or "default",
         "configs in the space": f"{result.space_size:,}",
-        **{f"--set {knob}": given for knob, given in (options.get("set") or {}).items()},
-        "workers": options.get("workers"),
-        "seed": options.get("seed"),
-        "tolerance": options.get("tolerance"),
-        **result.versions,
     }
+    for knob, given in (options.get("set") or {}).items():
+        facts[f"--set {knob}"] = given
+    for name in ("workers", "seed", "tolerance"):
+        facts[name] = options.get(name)
+    facts |= result.versions
     return {name: values(fact) for name, fact in facts.items() if fact is not None}
 
 
 def _outcome(first: Result, second: Result) -> list[Row]:
+    """The facts of what came out."""
     rows = []
     for name in TIERS:
-        one, other = first.tiers.get(name), second.tiers.get(name)
+        one = first.tiers.get(name)
+        other = second.tiers.get(name)
         if one or other:
             rows.append((f"best of {name}", _figures(one, first), _figures(other, second)))
-    knobs = first.best and second.best and first.best.config.differences(second.best.config)
-    rows += [
-        (f"best: {knob}", value(mine), value(other))
-        for knob, (mine, other) in (knobs or {}).items()
-    ]
+
+    if first.best and second.best:
+        differences = first.best.config.differences(second.best.config)
+        for knob, (mine, its) in differences.items():
+            rows.append((f"best: {knob}", value(mine), value(its)))
+
     rows.append(("probes", str(len(first.trials)), str(len(second.trials))))
     rows.append(("search, seconds", f"{first.search_seconds:.0f}", f"{second.search_seconds:.0f}"))
     return rows
 
 
 def _figures(measurement: Measurement | None, result: Result) -> str:
+    """Speed and memory of a tier's best, or why there is none."""
     if measurement is None:
-        return (
-            "nothing fitted"
-            if result.best is None and result.stopped_by != "prediction"
-            else "none measured"
-        )
+        is_measured = result.stopped_by != "prediction"
+        return "nothing fitted" if result.best is None and is_measured else "none measured"
+
+    figures = rate(measurement)
     peak = peak_gib(measurement)
-    return f"{rate(measurement)}{f', {peak} GiB' if peak else ''}"
+    if peak:
+        figures += f", {peak} GiB"
+    return figures
 
 
 def _sentences(first: Result, second: Result, names: tuple[str, str]) -> list[str]:
-    same_work = first.model == second.model and first.workload == second.workload
-    lines = (
-        [] if same_work else ["They trained different things, so that their speeds do not compare."]
-    )
+    """What the differences come to."""
+    is_same_work = first.model == second.model and first.workload == second.workload
+    lines = []
+    if not is_same_work:
+        lines.append("They trained different things, so that their speeds do not compare.")
+
     for name, result in zip(names, (first, second), strict=True):
         if result.stopped_by == "prediction":
             lines.append(f"In {name} nothing was measured: all is predicted.")
+
     if first.best and second.best:
-        if same_work:
-            ratio = second.best.throughput / first.best.throughput
-            lines.append(f"Against the best of {names[0]}, that of {names[1]} is {speed(ratio)}.")
-        differing = ", ".join(changes(second.best.config, first.best.config))
-        same = first.best.config == second.best.config
-        lines.append(
-            "Both chose the same config."
-            if same
-            else f"The best of {names[1]} differs in: {differing}."
-        )
+        if is_same_work:
+            how = speed(second.best.throughput / first.best.throughput)
+            lines.append(f"Against the best of {names[0]}, that of {names[1]} is {how}.")
+
+        choice = "Both chose the same config."
+        if first.best.config != second.best.config:
+            differing = ", ".join(changes(second.best.config, first.best.config))
+            choice = f"The best of {names[1]} differs in: {differing}."
+        lines.append(choice)
     elif (first.best or second.best) and "prediction" not in (first.stopped_by, second.stopped_by):
         fits, not_fits = names if first.best else names[::-1]
         lines.append(f"In {fits} something fits, in {not_fits} nothing does.")
-    return [*lines, *(_both_measured(first, second, names) if same_work else ())]
+
+    if is_same_work:
+        lines += _both_measured(first, second, names)
+    return lines
 
 
 def _both_measured(first: Result, second: Result, names: tuple[str, str]) -> list[str]:
-    """What the machine or the versions alone changed of the speed, by the configs that both measured."""
-    mine, others = latest_by_config(first), latest_by_config(second)
-    both = (
-        config
-        for config, one in mine.items()
-        if config in others and one.fits and others[config].fits
-    )
-    ratios = {
-        each: others[each].throughput / mine[each].throughput
-        for each in both
-        if mine[each].throughput
-    }
+    """What the machine or the versions alone changed of the speed, by the configs that both
+    measured."""
+    others = latest_by_config(second)
+    ratios = {}
+    for config, mine in latest_by_config(first).items():
+        its = others.get(config)
+        if its is not None and mine.fits and its.fits and mine.throughput:
+            ratios[config] = its.throughput / mine.throughput
     if not ratios:
         return []
+
     middle = speed(statistics.median(ratios.values()))
     if len(ratios) == 1:
         (config,) = ratios
-        return [
-            f"One config was measured to fit in both, {describe(config)}: in {names[1]} it is {middle}."
-        ]
+        one = f"One config was measured to fit in both, {describe(config)}"
+        return [f"{one}: in {names[1]} it is {middle}."]
+
     spread = f"from {min(ratios.values()):.2f} to {max(ratios.values()):.2f} times the speed"
     how_many = f"{len(ratios)} configs were measured to fit in both"
     return [f"{how_many}: in {names[1]} they are {middle} in the median ({spread})."]

@@ -25,39 +25,45 @@ class Row:
 
 
 def table_rows(result: Result, *, tolerance: float, rows: int) -> list[Row]:
-    """The best, the best of every other tier, the fastest others, and the nearest of those that did not fit."""
-    latest, best = latest_by_config(result), result.best
-    leaders = [
-        leader
-        for leader in result.tiers.values()
-        if leader and best and leader.config != best.config
-    ]
-    leading = {leader.config for leader in (*leaders, best) if leader}
-    others = [one for one in latest.values() if one.config not in leading]
+    """The best, the best of every other tier, the fastest others, and the nearest of those that did
+    not fit."""
+    best = result.best
+    shown = []
+    if best is not None:
+        words = filter(None, ("best", verified(best)))
+        shown.append(Row(best, ", ".join(words), best=True))
+
+    leaders: list[Measurement] = []
+    if best is not None:
+        of_tiers = [leader for leader in result.tiers.values() if leader]
+        leaders = [leader for leader in of_tiers if leader.config != best.config]
+
+    leading = {measurement.config for measurement in (*leaders, best) if measurement}
+    others = [other for other in latest_by_config(result).values() if other.config not in leading]
+
+    misses = [other for other in others if not other.fits]
+    misses.sort(key=_nearness)
+    misses = misses[: min(_MISSES, max(1, rows // 3))]
+
     # The runner-up was verified with the best, so it is shown whatever else was fast when explored.
     second = result.runner_up.config if result.runner_up else None
-    fitting = sorted(
-        (one for one in others if one.fits), key=lambda one: (one.config != second, -one.throughput)
-    )
-    misses = sorted((one for one in others if not one.fits), key=_nearness)[
-        : min(_MISSES, max(1, rows // 3))
-    ]
-    fitted = [*leaders, *fitting[: max(1, rows - len(leaders) - len(misses))]]
-    fitted.sort(key=lambda one: -one.throughput)
-    return [
-        *(
-            [Row(best, ", ".join(filter(None, ("best", verified(best)))), best=True)]
-            if best
-            else []
-        ),
-        *(Row(one, _verdict(one, result, tolerance)) for one in fitted),
-        *(Row(one, why_not(one, result.budget)) for one in misses),
-    ]
+    fitting = [other for other in others if other.fits]
+    fitting.sort(key=lambda other: (other.config != second, -other.throughput))
+
+    room = max(1, rows - len(leaders) - len(misses))
+    fitted = [*leaders, *fitting[:room]]
+    fitted.sort(key=lambda other: -other.throughput)
+
+    shown += [Row(other, _verdict(other, result, tolerance)) for other in fitted]
+    shown += [Row(miss, why_not(miss, result.budget)) for miss in misses]
+    return shown
 
 
 def drawn_trials(result: Result) -> list[int]:
-    """The places of the trials that a page draws: all, or else the leading configs, the fastest trials, and some from
-    each part of the search."""
+    """The places of the trials that a page draws.
+
+    All, or else the leading configs, the fastest trials, and some from each part of the search.
+    """
     trials = result.trials
     if len(trials) <= MOST_DRAWN:
         return list(range(len(trials)))
@@ -78,23 +84,30 @@ def latest_by_config(result: Result) -> Mapping[Config, Measurement]:
 
 
 def relative_speed(measurement: Measurement, result: Result) -> float:
-    """Throughput against the best, measured the same way: verified runs with verified ones, explored with explored."""
+    """Throughput against the best, measured the same way: verified runs with verified ones,
+    explored with explored."""
     assert result.best, "there is a best to compare with"
-    reference = result.best if measurement.verified else result.best_explored or result.best
-    return measurement.throughput / reference.throughput if reference.throughput else 1.0
+    reference = result.best
+    if not measurement.verified and result.best_explored:
+        reference = result.best_explored
+
+    if not reference.throughput:
+        return 1.0
+    return measurement.throughput / reference.throughput
 
 
 def explored_at(result: Result, shown: Iterable[Measurement]) -> str:
-    """The best's throughput when explored, where the unverified rows shown compare with that and it changed since. Else
-    a row could read "10 % slower" beside a figure larger than the best's."""
+    """The best's throughput when explored, where it changed since and unverified rows are shown.
+
+    These compare with that: a row could else read "10 % slower" beside a figure larger than the
+    best's.
+    """
     explored = result.best_explored
-    if (
-        not explored
-        or not result.best
-        or abs(explored.throughput / result.best.throughput - 1) <= _NOTICED
-    ):
+    if explored is None or result.best is None:
         return ""
-    if all(one.verified or not one.fits for one in shown):
+    if abs(explored.throughput / result.best.throughput - 1) <= _NOTICED:
+        return ""
+    if all(measurement.verified or not measurement.fits for measurement in shown):
         return ""
     return (
         f"What is not verified was measured once, briefly, when the best reached {rate(explored)}."
@@ -103,44 +116,52 @@ def explored_at(result: Result, shown: Iterable[Measurement]) -> str:
 
 def nearest_misses(measurements: Iterable[Measurement]) -> list[Measurement]:
     """Those that ran out of memory, the one that needed least first."""
-    return sorted(
-        (one for one in measurements if one.outcome is Outcome.OUT_OF_MEMORY), key=_nearness
-    )
+    misses = [miss for miss in measurements if miss.outcome is Outcome.OUT_OF_MEMORY]
+    return sorted(misses, key=_nearness)
 
 
 def _nearness(measurement: Measurement) -> tuple[bool, int]:
+    """Sorts by the memory that was needed; what failed otherwise comes last."""
     return measurement.outcome is not Outcome.OUT_OF_MEMORY, peak_bytes(measurement) or 2**63
 
 
 def _verdict(measurement: Measurement, result: Result, tolerance: float) -> str:
+    """What a row that fits says of itself."""
+    words = []
     name = tier(measurement.config)
     leader = result.tiers.get(name)
-    words = [f"best of {name}"] if leader and leader.config == measurement.config else []
+    if leader and leader.config == measurement.config:
+        words.append(f"best of {name}")
     if result.best is not None:
-        words.append(
-            _why_lost(measurement, result.best, relative_speed(measurement, result), tolerance)
-        )
-    return ", ".join(filter(None, [*(words or ["fits"]), verified(measurement)]))
+        speed = relative_speed(measurement, result)
+        words.append(_why_lost(measurement, result.best, speed, tolerance))
+
+    words = words or ["fits"]
+    words.append(verified(measurement))
+    return ", ".join(filter(None, words))
 
 
 def _why_lost(measurement: Measurement, best: Measurement, speed: float, tolerance: float) -> str:
+    """Why a config that fits is not the best."""
     if speed < 1 - tolerance:
         return f"{percent(1 - speed)} slower"
-    is_lossier = cost_in_faithfulness(measurement.config) > cost_in_faithfulness(best.config)
-    if speed > 1 + tolerance and is_lossier:
-        return f"{percent(speed - 1)} faster, learns less faithfully"
+
     if speed > 1 + tolerance:
-        return "faster for a moment, and not measured again"  # the finals hold every config that may be faster
+        cost = cost_in_faithfulness(measurement.config)
+        if cost > cost_in_faithfulness(best.config):
+            return f"{percent(speed - 1)} faster, learns less faithfully"
+        # the finals hold every config that may be faster
+        return "faster for a moment, and not measured again"
+
     tied = f"tied within {tolerance * 100:.3g} %"
-    # An optimizer's "-foreach" is another implementation of the same update.
-    mine, others = (
-        [str(config.get(name)).removesuffix("-foreach") for name in FIDELITY_ORDER]
-        for config in (measurement.config, best.config)
-    )
-    if mine != others:
+    if _update_of(measurement.config) != _update_of(best.config):
         return f"{tied}, learns less faithfully"
-    return (
-        f"{tied}, takes more memory"
-        if (peak_bytes(measurement) or 0) > (peak_bytes(best) or 0)
-        else tied
-    )
+    if (peak_bytes(measurement) or 0) > (peak_bytes(best) or 0):
+        return f"{tied}, takes more memory"
+    return tied
+
+
+def _update_of(config: Config) -> list[str]:
+    """What decides how faithfully a config learns."""
+    # An optimizer's "-foreach" is another implementation of the same update.
+    return [str(config.get(name)).removesuffix("-foreach") for name in FIDELITY_ORDER]

@@ -25,53 +25,82 @@ _WIDE = 64  # columns from which the time of a step has one of its own
 
 
 def result_table(result: Result, *, tolerance: float = 0.03, rows: int = 6) -> RenderableType:
-    """The best, the best of each tier, the runner-ups and the nearest misses; `rows` bounds those below the best.
-    `tolerance` is the one of the search, within which configs count as tied."""
+    """The best, the best of each tier, the runner-ups and the nearest misses.
+
+    Args:
+        tolerance: that of the search, within which configs count as tied.
+        rows: at most so many below the best.
+    """
     shown = table_rows(result, tolerance=tolerance, rows=rows)
-    answer = _answer(result, result.best) if result.best else []
-    budgets, hardware = other_budget_lines(result), result.hardware
-    card = (
-        [f"Speed measured on {hardware.measured_on}, memory for {hardware.name}."]
-        if hardware.measured_on
-        else []
-    )
-    sentences = [
-        [explored_at(result, (row.measurement for row in shown))],
-        [how_it_ended(result)],
-        ["With other budgets:", *(fmt.POINT + line for line in budgets)] if budgets else [],
-        [*card, *result.notes],
-    ]
-    parts = (*(fmt.hanging(lines) for lines in sentences if any(lines)), written(result))
-    first, *others = (part for part in parts if part is not None)
+    parts: list[RenderableType] = []
+    if result.best:
+        parts += _answer(result, result.best)
     tiers = tiers_table(result)
-    side_by_side = [Text(), tiers] if tiers else []
-    return Group(
-        *answer,
-        *side_by_side,
-        _Rows(shown, result),
-        first,
-        *(line for part in others for line in (Text(), part)),
-    )
+    if tiers:
+        parts += [Text(), tiers]
+    parts.append(_Rows(shown, result))
+
+    # each below an empty line, but for the first
+    explored = explored_at(result, (row.measurement for row in shown))
+    texts = ([explored], [how_it_ended(result)], _other_budgets(result), _notes(result))
+    paragraphs = [fmt.hanging(lines) for lines in texts if any(lines)]
+    files = written(result)
+    if files is not None:
+        paragraphs.append(files)
+
+    for number, paragraph in enumerate(paragraphs):
+        if number:
+            parts.append(Text())
+        parts.append(paragraph)
+    return Group(*parts)
+
+
+def _other_budgets(result: Result) -> list[str]:
+    """What other budgets would run, as points below a title."""
+    budgets = other_budget_lines(result)
+    if not budgets:
+        return []
+    return ["With other budgets:", *(fmt.POINT + line for line in budgets)]
+
+
+def _notes(result: Result) -> list[str]:
+    """The notes of a result, after whose memory and whose speed the figures are."""
+    hardware = result.hardware
+    notes = list(result.notes)
+    if hardware.measured_on:
+        notes.insert(0, f"Speed measured on {hardware.measured_on}, memory for {hardware.name}.")
+    return notes
 
 
 def _answer(result: Result, best: Measurement) -> list[RenderableType]:
-    peak, step = fmt.peak_gib(best), fmt.step(best)
-    memory = f" in {peak} of {fmt.gib(result.budget.device_bytes)} GiB" if peak else ""
-    of = one_line(
-        f": the best config for {result.model} on {result.hardware.title}, {fmt.proof(best)}."
-    )
+    """The best config, what it does, and how to train with it."""
+    figures = fmt.rate(best)
+    peak = fmt.peak_gib(best)
+    if peak:
+        figures += f" in {peak} of {fmt.gib(result.budget.device_bytes)} GiB"
+
+    of = f": the best config for {result.model} on {result.hardware.title}, {fmt.proof(best)}."
+    of = one_line(of)
     # It trains something else than the whole batch would: whoever reads one line alone must know.
-    of += "".join(f" {warning}" for warning in best.warnings if warning.startswith(BATCH_NORM))
+    for warning in best.warnings:
+        if warning.startswith(BATCH_NORM):
+            of += f" {warning}"
+
     config = Padding(Text(fmt.describe(best.config), "bold"), (0, 0, 0, 2), expand=False)
-    lines: list[RenderableType] = [Text.assemble((f"{fmt.rate(best)}{memory}", "bold"), of), config]
+    lines: list[RenderableType] = [Text.assemble((figures, "bold"), of), config]
+    step = fmt.step(best)
     if step:
         lines.append(Text(step))
+
     directory = directory_of(result)
     if directory is not None and result.files.get("result"):
         title, command = commands(result, directory)[0]
+        lines.append(Text(f"{title} with it:"))
         python = lines_of(command)
-        shown = map(_line, python) if len(python) > 1 else [_Command(command)]
-        lines += [Text(f"{title} with it:"), *shown]
+        if len(python) > 1:
+            lines += map(_line, python)
+        else:
+            lines.append(_Command(command))
     return lines
 
 
@@ -83,39 +112,49 @@ class _Rows:
     result: Result
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        wide = options.max_width >= _WIDE
-        unit = (
-            "tokens" if any(row.measurement.tokens_per_second for row in self.rows) else "samples"
-        )
-        titles = (f"{unit}/s", *(["step s"] if wide else []), "peak GiB")
-        figures = (Column(title, justify="right", overflow="fold") for title in titles)
-        table = fmt.table(
-            *figures, Column("against the best, and what it has instead", overflow="fold")
-        )
+        is_wide = options.max_width >= _WIDE
+        counts_tokens = any(row.measurement.tokens_per_second for row in self.rows)
+        titles = ["tokens/s" if counts_tokens else "samples/s", "peak GiB"]
+        if is_wide:
+            titles.insert(1, "step s")
+
+        columns = [Column(title, justify="right", overflow="fold") for title in titles]
+        columns.append(Column("against the best, and what it has instead", overflow="fold"))
+        table = fmt.table(*columns)
         for row in self.rows:
-            one = row.measurement
-            figure, step = fmt.throughput(one)[0], one.step_seconds
-            # Of the step three figures, zeros too, so that the numbers of a column stand below one another.
-            seconds = f"{step.median:#.3g}".removesuffix(".") if step else "-"
-            cells = [
-                fmt.number(figure) if figure else "-",
-                *([seconds] if wide else []),
-                fmt.peak_gib(one) or "-",
-            ]
-            table.add_row(
-                *map(Text, (*cells, self._verdict(row))), style="bold" if row.best else ""
-            )
+            figure, _ = fmt.throughput(row.measurement)
+            cells = [fmt.number(figure) if figure else "-", fmt.peak_gib(row.measurement) or "-"]
+            if is_wide:
+                cells.insert(1, _seconds(row.measurement))
+            cells.append(self._verdict(row))
+            table.add_row(*map(Text, cells), style="bold" if row.best else "")
         yield table
 
     def _verdict(self, row: Row) -> str:
-        other = "" if row.best else fmt.instead(row.measurement.config, self.result.best)
+        """What a row says of itself, and what it has instead of the best's knobs."""
+        other = ""
+        if not row.best:
+            other = fmt.instead(row.measurement.config, self.result.best)
         if not other:
             return one_line(row.verdict)
+
         again = fmt.verified(row.measurement)
-        verdict = one_line(row.verdict).removesuffix(f", {again}") + (
-            "" if row.measurement.fits else ","
-        )
-        return f"{verdict} with {other}{again and f'; {again}'}"
+        verdict = one_line(row.verdict).removesuffix(f", {again}")
+        if not row.measurement.fits:
+            verdict += ","
+        verdict += f" with {other}"
+        if again:
+            verdict += f"; {again}"
+        return verdict
+
+
+def _seconds(measurement: Measurement) -> str:
+    """How long a step takes, or a dash."""
+    step = measurement.step_seconds
+    if not step:
+        return "-"
+    # three figures, zeros too, so that the numbers of a column stand below one another
+    return f"{step.median:#.3g}".removesuffix(".")
 
 
 def _line(text: str) -> Text:
