@@ -1,8 +1,9 @@
 """Sentence embeddings by a loss over the whole batch, in micro-batches: beside sentence-transformers' cached loss.
 
 `python -m benchmarks.training.cached_loss [--pairs N] [--lengths even|uneven] [--rounds N]`; a BERT of 6 layers on the
-CPU, the same weights, batches and micro-batches, steps in turns in one process. Prints the ratio of medians and the
-tracked peaks; and, in a budget of what 512 pairs need at once, whether eight times as many train.
+CPU, the same weights, batches and micro-batches, steps in turns in one process. Prints the ratio of medians.
+
+`--memory` compares the memory of a step of 2 layers over 512 pairs at once with that over 4,096 in micro-batches.
 """
 
 from __future__ import annotations
@@ -36,6 +37,8 @@ BERT = {
 }
 TOKENS = 64
 MICRO = 16
+FEW = 512  # pairs
+MANY = 4096
 
 
 class Encoder(nn.Module):
@@ -56,9 +59,10 @@ class Encoder(nn.Module):
         return {**features, "sentence_embedding": means}
 
 
-def workload_of(pairs: int) -> Workload:
+def workload_of(pairs: int, **changes: Any) -> Workload:
     """Random pairs for that BERT."""
-    model = HuggingFaceModel("bert", "embed", BERT, {"kind": "directory", "path": "bert"})
+    source = {"kind": "directory", "path": "bert"}
+    model = HuggingFaceModel("bert", "embed", {**BERT, **changes}, source)
     return huggingface_workload(model, sequence_length=TOKENS, effective_batch_size=pairs)
 
 
@@ -75,9 +79,11 @@ def batch_of(workload: Workload, pairs: int, *, uneven: bool) -> dict[str, torch
     return {**batch, "attention_mask": mask}
 
 
-def ours(pairs: int, micro: int, batch: dict[str, torch.Tensor]) -> Callable[[], Any]:
+def ours(
+    pairs: int, micro: int, batch: dict[str, torch.Tensor], **changes: Any
+) -> Callable[[], Any]:
     """A step of autofit."""
-    workload = workload_of(pairs)
+    workload = workload_of(pairs, **changes)
     torch.manual_seed(0)
     model = workload.model()
     setup = build(
@@ -121,6 +127,18 @@ def peak(step: Callable[[], Any]) -> int:
     return tracker.peak
 
 
+def compare_memory() -> None:
+    """Print what steps add at most, over few pairs at once and over many in micro-batches."""
+    layers = {"num_hidden_layers": 2}
+    few = batch_of(workload_of(FEW), FEW, uneven=False)
+    at_once = peak(ours(FEW, FEW, few, **layers))
+    print(f"{FEW:,} pairs at once: {at_once / 2**20:,.1f} MiB")
+
+    many = batch_of(workload_of(MANY), MANY, uneven=False)
+    replayed = peak(ours(MANY, MICRO, many, **layers))
+    print(f"{MANY:,} pairs, {MICRO} at a time: {replayed / 2**20:,.1f} MiB")
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Time steps in turns, and print."""
     parser = argparse.ArgumentParser(
@@ -129,7 +147,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--pairs", type=int, default=128)
     parser.add_argument("--lengths", choices=("even", "uneven"), default="even")
     parser.add_argument("--rounds", type=int, default=8)
+    parser.add_argument("--memory", action="store_true")
     given = parser.parse_args(arguments)
+    if given.memory:
+        compare_memory()
+        return
 
     uneven = given.lengths == "uneven"
     batch = batch_of(workload_of(given.pairs), given.pairs, uneven=uneven)
