@@ -4,6 +4,7 @@ The tool trains a copy of the file, on random weights of the model's shape and o
 length, under the memory that was given. The user's own files are only read.
 """
 
+import shutil
 import statistics
 import subprocess
 import sys
@@ -16,7 +17,7 @@ from autofit.api.staging import check_vocabulary, staged
 from autofit.api.tool_file import Reading
 from autofit.core.errors import InputError, require
 from autofit.core.estimate import Estimate
-from autofit.core.files import write_atomically
+from autofit.core.files import expanded, write_atomically
 from autofit.core.result import Result
 from autofit.core.tasks.causal_lm import CAUSAL_LM
 from autofit.export.importers.importer import Keys
@@ -122,7 +123,13 @@ def python_of_tool(found: Reading, python: str | Path | None, device: str) -> To
     assert isinstance(found.workload.model, HuggingFaceModel), "a file names its model"
     check_vocabulary(found.workload.model)
 
-    path = str(python or sys.executable)
+    path = sys.executable
+    if python is not None:
+        given = expanded(python, "tool_python")
+        # not resolved: an environment's interpreter is a link
+        path = str(given.absolute())
+        if not given.exists():
+            path = shutil.which(given) or path
     try:
         done = subprocess.run(
             [path, "-c", _HAS, run.package],

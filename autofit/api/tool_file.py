@@ -171,7 +171,12 @@ def for_tool(workload: Workload, tool: Tool, device: str) -> Workload:
         InputError: the tool does not train this task.
     """
     workload = with_own_loss(workload, tool, device)
-    source = replace(_source(workload, WEIGHTS, device), versions=versions())
+    source = replace(
+        _source(workload, WEIGHTS, device),
+        versions=versions(),
+        packing=workload.packing,
+        apart=bool(workload.document_tokens),
+    )
     return replace(workload, tool=tool.name, rules=rules_of(tool, workload, source))
 
 

@@ -20,6 +20,7 @@ from typing import Any
 import yaml
 
 from autofit.api.tune import tune
+from autofit.export.importers.command_line import command_text
 from autofit.export.runs import RUNS
 from benchmarks.export_runs import BATCH, LENGTH
 
@@ -128,8 +129,20 @@ def rows(tool: str, python: str, folder: Path, only: str | None = None) -> Itera
             place = folder / f"{name}-{budget}"
             place.mkdir()
             path = place / RUNS[tool].file
-            path.write_text(yaml.safe_dump(keys, sort_keys=False))
+            text = yaml.safe_dump(keys, sort_keys=False)
+            if tool == "msswift":
+                path = place / "train.sh"
+                text = _command(keys)
+            path.write_text(text)
             yield _row(tool, python, name, path, budget)
+
+
+def _command(keys: dict[str, Any]) -> str:
+    """A command of ms-swift that learns every token: its `sft` holds no logits of a prompt."""
+    words = ["swift", "pt"]
+    for name, value in keys.items():
+        words += [f"--{name}", str(value).lower() if isinstance(value, bool) else str(value)]
+    return command_text(words)
 
 
 def _row(tool: str, python: str, name: str, path: Path, budget: float) -> Row:

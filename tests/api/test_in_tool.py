@@ -157,6 +157,10 @@ def test_what_cannot_be_verified_is_said_before_the_search(
         autofit.tune(path, **given)
     with pytest.raises(InputError, match="/nowhere cannot be run as Python"):
         autofit.tune(path, **given, tool_python="/nowhere")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "python").symlink_to(sys.executable)
+    with pytest.raises(InputError, match=f"axolotl is not installed for {tmp_path}/python"):
+        autofit.tune(path, **given, tool_python="./python")
     with pytest.raises(InputError, match="none is asked"):
         autofit.tune(path, device="cpu", mem=1, tool_python=sys.executable)
     if in_tool.why_no_gpu():

@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from autofit.core.environment import SETTINGS
+
 # `watch/sitecustomize.py`, which the tool's Python finds first.
 _WATCH = Path(__file__).parents[2] / "hardware" / "watch"
 _OFFLINE = {
@@ -18,6 +20,9 @@ _OFFLINE = {
     "TOKENIZERS_PARALLELISM": "false",
     "WANDB_MODE": "disabled",
 }
+# As in a search, threads that wait do not spin: beside busy processes a step of transformers took
+# three times as long with those that do.
+_WAITING = {"OMP_WAIT_POLICY": SETTINGS["OMP_WAIT_POLICY"]}
 
 
 @dataclass(frozen=True)
@@ -89,7 +94,7 @@ def run_watched(
     """
     steps = folder / "steps"
     steps.mkdir()
-    environment = {**os.environ, **_OFFLINE, **variables, **watch.variables(steps)}
+    environment = {**_WAITING, **os.environ, **_OFFLINE, **variables, **watch.variables(steps)}
     paths = [str(_WATCH), environment.get("PYTHONPATH", "")]
     environment["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
     environment["HF_DATASETS_CACHE"] = str(folder / "datasets")
