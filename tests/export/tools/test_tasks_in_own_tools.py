@@ -1,11 +1,14 @@
-"""LLaMA-Factory and ms-swift train three steps of each task from what is exported for them.
+"""LLaMA-Factory, ms-swift and TRL train three steps of each task from what is exported for them.
 
-`pytest -m tools -n 0 tests/export/tools/test_tasks_in_own_tools.py`; a minute a task, beside the
-two environments.
+`pytest -m tools -n 0 tests/export/tools/test_tasks_in_own_tools.py`; a minute a task, beside two
+environments; TRL is in that of the tests. test_trl_experimental.py trains what TRL has no command for.
 """
 
 import json
+import math
+import re
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +30,7 @@ STEPS = 3
 LENGTH = 128
 ADAPTED = {**LORA, "precision": "fp32"}
 ROWS = 24
+LOGS = {"llamafactory": "trainer_log.jsonl", "msswift": "logging.jsonl"}
 PAIR = {"prompt": "one", "chosen": " two", "rejected": " three, four"}
 ANSWER = {"prompt": "one", "completion": " two"}
 FACTORY = [
@@ -45,10 +49,19 @@ SWIFT = [
 ]
 
 
+TRL = [
+    (task, knobs)
+    for task in TASKS
+    if "trl" in TASKS[task].tools and "." not in TASKS[task].stages.get("trl", ".")
+    for knobs in ({}, ADAPTED)
+    if not TASKS[task].generated
+]
+
+
 @pytest.fixture(scope="module")
 def environments(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path | Exception]:
     """The interpreter of each tool, or why it cannot be installed here."""
-    found: dict[str, Path | Exception] = {}
+    found: dict[str, Path | Exception] = {"trl": Path(sys.executable)}
     for name in ("llamafactory", "msswift"):
         folder = tmp_path_factory.mktemp(name) / "environment"
         try:
@@ -63,6 +76,7 @@ def environments(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path | E
     [
         *(("llamafactory", task, knobs) for task, knobs in FACTORY),
         *(("msswift", task, knobs) for task, knobs in SWIFT),
+        *(("trl", task, knobs) for task, knobs in TRL),
     ],
 )
 def test_it_trains_three_steps(
@@ -87,6 +101,9 @@ def test_it_trains_three_steps(
     if tool == "llamafactory":
         keys |= _data_of_llamafactory(task, tmp_path)
         module = ["llamafactory.cli", "train"]
+    elif tool == "trl":
+        keys |= _data_of_trl(task, tmp_path)
+        module = ["trl.cli.main", TASKS[task].stages[tool], "--config"]
     else:
         keys |= _data_of_msswift(task, tmp_path)
         stage = TASKS[task].stages.get(tool, "sft")
@@ -103,12 +120,14 @@ def test_it_trains_three_steps(
         timeout=600,
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    (log,) = (tmp_path / "output").rglob(
-        "trainer_log.jsonl" if tool == "llamafactory" else "logging.jsonl"
-    )
-    rows = [json.loads(line) for line in log.read_text().splitlines()]
-    losses = [float(row["loss"]) for row in rows if "loss" in row]
+    if tool == "trl":  # which keeps no log
+        losses = [float(value) for value in re.findall(r"'loss': '?([^',]+)", done.stdout)]
+    else:
+        (log,) = (tmp_path / "output").rglob(LOGS[tool])
+        rows = [json.loads(line) for line in log.read_text().splitlines()]
+        losses = [float(row["loss"]) for row in rows if "loss" in row]
     assert len(losses) == STEPS
+    assert all(map(math.isfinite, losses))
 
 
 def _data_of_llamafactory(task: str, folder: Path) -> dict[str, Any]:
@@ -127,6 +146,21 @@ def _data_of_llamafactory(task: str, folder: Path) -> dict[str, Any]:
     # it is imported where no sound is, too
     (folder / "torchaudio.py").write_text('__version__ = "0"\n')
     return {"dataset": "rows", "dataset_dir": str(folder)}
+
+
+def _data_of_trl(task: str, folder: Path) -> dict[str, Any]:
+    """Rows in its own form, and the keys that name them."""
+    rows: list[dict[str, Any]] = []
+    for number in range(ROWS):
+        row: dict[str, Any] = PAIR
+        if task == "kto":
+            row = {**ANSWER, "label": number % 2 == 0}
+        rows.append(row)
+
+    data = folder / "data"
+    data.mkdir()
+    (data / "train.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    return {"dataset_name": str(data)}
 
 
 def _data_of_msswift(task: str, folder: Path) -> dict[str, Any]:
