@@ -62,6 +62,17 @@ def preference_workload(
     )
 
 
+# What reads the images of a small LLaVA.
+CLIP_VISION = {
+    "model_type": "clip_vision_model",
+    "hidden_size": 16,
+    "intermediate_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "image_size": 28,
+    "patch_size": 14,
+}
+
 # Without dropout, so that losses and gradients can be compared.
 GPT2 = {
     "model_type": "gpt2",

@@ -260,15 +260,7 @@ SEEING = {
     "architectures": ["LlavaForConditionalGeneration"],
     "image_token_index": 98,
     "text_config": {**tiny.LLAMA, "vocab_size": 99},
-    "vision_config": {
-        "model_type": "clip_vision_model",
-        "hidden_size": 16,
-        "intermediate_size": 32,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 2,
-        "image_size": 28,
-        "patch_size": 14,
-    },
+    "vision_config": tiny.CLIP_VISION,
 }
 OF_IMAGES = {
     "axolotl": "base_model: {model}\nsequence_len: 32\nadapter: lora\nlora_r: 8\nprocessor_type: AutoProcessor\n"

@@ -12,7 +12,7 @@ from autofit.models.losses.preference import inputs_of
 from autofit.training.build import build
 from autofit.training.step import train_step
 from tests.estimate.traced import peak, traced, tracked
-from tests.tiny import CPU, LLAMA
+from tests.tiny import CLIP_VISION, CPU, LLAMA
 
 QWEN = {
     "model_type": "qwen2_5_vl",
@@ -46,15 +46,7 @@ LLAVA = {
     "model_type": "llava",
     "image_token_index": 60,
     "text_config": LLAMA,
-    "vision_config": {
-        "model_type": "clip_vision_model",
-        "hidden_size": 16,
-        "intermediate_size": 32,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 2,
-        "image_size": 28,
-        "patch_size": 14,
-    },
+    "vision_config": CLIP_VISION,
 }
 
 
