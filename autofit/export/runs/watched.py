@@ -112,11 +112,11 @@ def run_watched(
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
-        code: int | None = None
+        code: int | None
         try:
             code = process.wait(seconds)
         except subprocess.TimeoutExpired:
-            pass
+            code = None
         finally:
             _end(process)
 
