@@ -30,7 +30,8 @@ from autofit.core.plain import to_plain
 from autofit.core.result import knobs_of
 from autofit.core.workload import Workload
 from autofit.estimate.figures import predict_all
-from autofit.estimate.trace import Trace, trace
+from autofit.estimate.step_trace import Trace
+from autofit.estimate.trace import trace
 from autofit.hardware.budgets import budget_for
 from autofit.hardware.catalogue import Card, card, card_names, card_prices, hardware_of
 from autofit.models import HuggingFaceModel

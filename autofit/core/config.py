@@ -69,10 +69,14 @@ class Config(Mapping[str, Value]):
                     f"{printable(name)} must be one plain value, not {shown(value)}.", remedy
                 )
         self._values: dict[str, Value] = merged
-        self._hash = hash(frozenset(_typed(merged).items()))
+        self._hash: int | None = None  # made when it is asked for, as few are
 
     def __getitem__(self, name: str) -> Value:
         return self._values[name]
+
+    def get(self, name: str, default: Value = None) -> Value:  # type: ignore[override]
+        """The value of a knob; the default where there is no such knob."""
+        return self._values.get(name, default)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._values)
@@ -89,9 +93,13 @@ class Config(Mapping[str, Value]):
         return self._values.values()
 
     def __hash__(self) -> int:
+        if self._hash is None:
+            self._hash = hash(frozenset(_typed(self._values).items()))
         return self._hash
 
     def __eq__(self, other: object) -> bool:
+        if self is other:
+            return True
         return isinstance(other, Mapping) and _typed(self) == _typed(other)
 
     def __repr__(self) -> str:

@@ -24,9 +24,20 @@ class Constraints:
 
     def canonical(self, knobs: Mapping[str, Value]) -> Config:
         """The canonical config: every knob present, absent ones off. Raises InputError for knobs at odds."""
-        given = {**self.off, **knobs}
-        lazy = self.read_lazily(tuple(given), given.__getitem__)
-        return Config({name: lazy[name] for name in given})
+        values = {**self.off, **knobs}
+        while True:
+            config = Config(values)
+            after = dict(values)
+            for name, rule in self.canonicalize.items():
+                if name in values:
+                    after[name] = rule(config)
+
+            # Python's 1, 1.0 and True are equal, values of a knob are not.
+            if all(after[name] == value for name, value in values.items()) and all(
+                type(after[name]) is type(value) for name, value in values.items()
+            ):
+                return config
+            values = after
 
     def read_lazily(self, names: tuple[str, ...], given: Callable[[str], Value]) -> Config:
         """The canonical config, which works out a knob, reads what is given and may raise only when it is read."""
@@ -99,6 +110,10 @@ class _LazyConfig(Config):
             raise KeyError(name)
         return self._ask(name)
 
+    def get(self, name: str, default: Value = None) -> Value:  # type: ignore[override]
+        """The value of a knob; the default where there is no such knob."""
+        return self._ask(name) if name in self._names else default
+
     def replace(self, **knobs: Value) -> Config:
         """The same with some knobs changed; of the others none is asked for yet."""
 
@@ -111,6 +126,5 @@ class _LazyConfig(Config):
     def _values(self) -> dict[str, Value]:  # type: ignore[override]  # all that Config itself holds on to
         return {name: self._ask(name) for name in self._names}
 
-    @property
-    def _hash(self) -> int:  # type: ignore[override]
+    def __hash__(self) -> int:
         return hash(Config(self._values))

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Set
 from autofit.core.hardware import Hardware
 from autofit.estimate.fake_device import workspace_bytes
 from autofit.estimate.peak import rounded
-from autofit.estimate.trace import Trace
+from autofit.estimate.step_trace import Trace
 from autofit.hardware.caching_allocator import reserved_by
 
 _Events = list[tuple[int, int]]  # (storage, bytes; 0: it is freed)
@@ -23,7 +23,7 @@ _NEAR = (
 
 def reserved_for(traced: Trace, hardware: Hardware, *, expandable: bool) -> int:
     """Bytes that the target's allocator reserves for two steps."""
-    run = TwoSteps(traced, hardware)
+    run = TwoSteps(traced.whole or traced, hardware)
     return reserved_by(run.events(), expandable=expandable, streams=run.streams)
 
 

@@ -26,7 +26,8 @@ from autofit.estimate.peak import (
 from autofit.estimate.ranks import step_seconds
 from autofit.estimate.rates import Rates, format_of, rate_of
 from autofit.estimate.roofline import Speed
-from autofit.estimate.trace import Trace, trace
+from autofit.estimate.step_trace import Trace
+from autofit.estimate.trace import trace
 from autofit.hardware.catalogue import links_of
 
 # (low, high) relative to predictions before probes have shown more. On the CPU from benchmarks/estimate_memory; on CUDA
@@ -73,7 +74,9 @@ def estimate_of(
         context += COMMUNICATOR_BYTES * groups
         allocator = workspace, hardware.expandable_segments
         if allocator not in traced.reserved:
-            traced.reserved[allocator] = _reserved(traced, hardware, peak)
+            traced.reserved[allocator] = reserved_for(
+                traced, hardware, expandable=hardware.expandable_segments
+            )
         reserved = max(traced.reserved[allocator], peak.nbytes + workspace)
         parts = {**peak.parts, "temporary": peak.parts["temporary"] + workspace}
         peak = replace(peak, nbytes=peak.nbytes + workspace, parts=parts)
@@ -104,21 +107,6 @@ def estimate_of(
         saving_bytes=between.get(SAVING),
         **times,
     )
-
-
-def _reserved(traced: Trace, hardware: Hardware, peak: Peak) -> int:
-    """What the allocator reserves. Where not all blocks were followed, the peak and what is reserved beside it: that
-    moves by whole segments, so it grows with depth as it was seen to, and never falls."""
-    expandable = hardware.expandable_segments
-    reserved = reserved_for(traced, hardware, expandable=expandable)
-    shallower = traced.shallower
-    if shallower is None:
-        return reserved
-
-    beside = reserved - peak_of(replace(traced, shallower=None), hardware).nbytes
-    less = reserved_for(shallower, hardware, expandable=expandable)
-    grown = beside - (less - peak_of(shallower, hardware).nbytes)
-    return peak.nbytes + beside + max(0, round(traced.missing * grown))
 
 
 def _interval(

@@ -9,7 +9,7 @@ from autofit.core.estimate import KINDS, OF_SEVERAL, PARTS
 from autofit.core.hardware import Hardware
 from autofit.core.workload import Workload
 from autofit.estimate.recorder import HOST, Event
-from autofit.estimate.trace import Section, Trace
+from autofit.estimate.step_trace import Trace
 from autofit.hardware.caching_allocator import round_size
 
 # Compiled code without a rule: at least half of activations and temporaries; at most 15 % more of everything (a
@@ -51,36 +51,17 @@ def rounded(
 
 def peak_of(trace: Trace, hardware: Hardware) -> Peak:
     """The peak from building the model on, except in the extra step that only makes the optimizer's state."""
-    fullest: dict[int, dict[Section, int]] = {}
-
-    def live(each: Trace) -> dict[Section, int]:
-        moments = _fullest(each, hardware)
-        fullest[id(each)] = {section: event for section, (event, _) in moments.items()}
-        return {section: nbytes for section, (_, nbytes) in moments.items()}
-
-    highest = trace.of_whole(live)
-    section = max(highest, key=highest.__getitem__)
-    parts = trace.of_whole(lambda each: _parts(each, hardware, fullest[id(each)][section]))
-    return Peak(highest[section], section[0], parts)
-
-
-def _fullest(trace: Trace, hardware: Hardware) -> dict[Section, tuple[int, int]]:
-    """The event of each section after which the most is live, and how much that is."""
+    trace = trace.whole or trace
     making_state = range(trace.start("state"), trace.start("forward"))
-    live_after = []
+    highest = at = live = 0
     sizes: dict[int, int] = {}
-    live = 0
-    for storage, nbytes in rounded(trace, hardware):
+    for number, (storage, nbytes) in enumerate(rounded(trace, hardware)):
         live += nbytes - sizes.get(storage, 0)
         sizes[storage] = nbytes
-        live_after.append(live)
-
-    found = {}
-    for section, events in trace.sections().items():
-        if events and events[0] not in making_state:
-            event = max(events, key=live_after.__getitem__)
-            found[section] = event, live_after[event]
-    return found
+        if live > highest and number not in making_state:
+            highest = live
+            at = number
+    return Peak(highest, trace.phase_at(at), _parts(trace, hardware, at))
 
 
 def peaks_between_steps(trace: Trace, hardware: Hardware) -> dict[str, int]:

@@ -7,7 +7,7 @@ from small tensors of known values, such as labels and masks.
 
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -52,6 +52,13 @@ _SPREAD = (
 _ALL = "where values choose rows, all were taken to be chosen, the most there can be."
 _MASKED, _MASKS = ("aten::index", "aten::masked_select"), (torch.bool, torch.uint8)
 HOST = "host"
+_OF_BLOCKS = (
+    "parameters",
+    "gradients",
+    "optimizer",
+    "inputs",
+)  # labelled with their block, where they have one
+OUTER = -1  # in place of a block: what belongs to none
 _WAIT = torch.ops._c10d_functional.wait_tensor.default
 _REDUCE_SCATTER = torch.ops.c10d._reduce_scatter_base_.default
 _DEVICE = torch.ops.prim.device.default
@@ -101,6 +108,8 @@ class Recorder(StorageTracker):
             follow from their lifetimes.
         living: the storages that are not freed yet.
         owners: the number of the model's block that a labelled storage belongs to.
+        kin: the block that a storage belongs to, or that all it was computed from does, where no mark tells; OUTER
+            where that is none, or several.
         streams: the CUDA stream that a storage is made in, where it is not the usual one.
         joined: the bytes of each weight in a storage that holds several.
         completed: by gradient, the number of events before it was complete.
@@ -125,6 +134,7 @@ class Recorder(StorageTracker):
         self.costs: list[Cost] = []
         self.labels: dict[int, str] = {}
         self.owners: dict[int, int] = {}
+        self.kin: dict[int, int] = {}
         self.streams: dict[int, str] = {}
         self.joined: dict[int, tuple[int, ...]] = {}
         self.completed: dict[int, int] = {}
@@ -161,6 +171,9 @@ class Recorder(StorageTracker):
                 self.completed[number] = len(self.events)
             if block is not None:
                 self.owners[number] = block
+                self.kin[number] = block
+            elif name in _OF_BLOCKS:
+                self.kin.setdefault(number, OUTER)
 
     @contextmanager
     def apart(self) -> Iterator[list[Event]]:
@@ -269,6 +282,8 @@ class Recorder(StorageTracker):
                 self._lives += 1
                 self.events += [Event(self._lives, collective.nbytes), Event(self._lives, 0)]
         given = tensors_in(args, kwargs)
+        if self.marks[-1].block is None:
+            self._note_kin(args, given, result)
         follow(func, args, kwargs, given, result)
         if name in CHOICES:
             spread_evenly(func, args, kwargs, result, self.alike)
@@ -282,6 +297,31 @@ class Recorder(StorageTracker):
             if self.called is not None:
                 self.called(func, args, kwargs, cost)
         return result
+
+    def _note_kin(self, args: Any, given: Sequence[torch.Tensor], result: Any) -> None:
+        """Note the blocks of what an operator made: of each of a list the block of its own argument."""
+        if isinstance(result, torch.Tensor):
+            self._inherit(given, result)
+        elif isinstance(result, list | tuple):
+            alike = [each for each in args if isinstance(each, list) and len(each) == len(result)]
+            sources = alike[0] if alike else [given] * len(result)
+            for source, made in zip(sources, result, strict=True):
+                self._inherit(tensors_in(source), made)
+
+    def _inherit(self, given: Sequence[torch.Tensor], made: Any) -> None:
+        number = self._number_of(made) if isinstance(made, torch.Tensor) else None
+        if number is None or number in self.kin:
+            return
+        blocks = {self.kin.get(self._number_of(each) or 0) for each in given} - {None}
+        inner = blocks - {OUTER}
+        if blocks:
+            self.kin[number] = inner.pop() if len(inner) == 1 else OUTER  # type: ignore[assignment]
+
+    def _number_of(self, tensor: torch.Tensor) -> int | None:
+        """The number of a plain tensor's storage."""
+        if wraps_tensors(type(tensor)) or tensor.layout is not torch.strided:
+            return None
+        return self._numbers.get(tensor.untyped_storage()._cdata)
 
     def _read(self, tensor: torch.Tensor) -> Any:
         if (known := value_of(tensor)) is not None:

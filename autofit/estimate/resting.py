@@ -8,7 +8,7 @@ from autofit.core.hardware import Hardware
 from autofit.core.workload import Workload
 from autofit.estimate.passes import rest_on_host
 from autofit.estimate.peak import in_blocks, rounded
-from autofit.estimate.trace import Trace
+from autofit.estimate.step_trace import Trace
 
 
 def resting_of(traced: Trace, workload: Workload, hardware: Hardware) -> Resting:

@@ -21,7 +21,7 @@ from autofit.estimate.recorder import HOST, Mark
 from autofit.estimate.roofline import Work
 from autofit.estimate.scaling import UNSCALED, Floats, Grid, Symbols
 from autofit.estimate.shallow_model import CHUNK, FROZEN, Depth, with_chunks
-from autofit.estimate.trace import Span, Trace
+from autofit.estimate.step_trace import Span, Trace
 from autofit.hardware.caching_allocator import MIN_BLOCK
 from autofit.setup.saved_tensors import SMALLEST, WINDOW
 

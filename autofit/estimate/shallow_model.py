@@ -67,10 +67,24 @@ class Cut:
             config.activation_checkpointing == "alternate",
         )
 
+    @property
+    def first_ones(self) -> int:
+        """How many of the first blocks may do something else in a step than those after them; where weights are
+        gathered, what is gathered for one block waits for others."""
+        return 2 + self.alternating + 3 * (self.first - 1)
 
-def shorten(model: nn.Module, cut: Cut, *, least: int = 0) -> Depth | None:
-    """Remove middle blocks from the model, but not below `least` blocks; None where its blocks differ, or are too few
-    to be worth it."""
+    @property
+    def last_ones(self) -> int:
+        """The same of the last blocks."""
+        return 2 + 3 * (self.first - 1)
+
+
+def shorten(model: nn.Module, cut: Cut, *, periods: int = 0) -> Depth | None:
+    """Remove middle blocks from the model; None where its blocks differ, or are too few to be worth it.
+
+    Args:
+        periods: how many periods stay at least between the first and the last ones of the cut.
+    """
     container = _container(model)
     if container is None:
         return None
@@ -82,7 +96,9 @@ def shorten(model: nn.Module, cut: Cut, *, least: int = 0) -> Depth | None:
         return None
 
     retained = first + 1 + period + (whole - first - 1) % period
-    retained += max(0, math.ceil((least - retained) / period)) * period
+    if periods:
+        least = cut.first_ones + periods * period + cut.last_ones
+        retained += max(0, math.ceil((least - retained) / period)) * period
     if retained >= whole:
         return None
 
@@ -90,13 +106,12 @@ def shorten(model: nn.Module, cut: Cut, *, least: int = 0) -> Depth | None:
     return Depth(whole, retained, period, 1 + (whole - retained) // period, first)
 
 
-def shorten_again(model: nn.Module, depth: Depth, *, least: int) -> int:
-    """Remove more of a shortened model's middle blocks, in whole periods; how many are left, not below `least`."""
+def shorten_again(model: nn.Module, depth: Depth) -> int:
+    """Remove one more period of a shortened model's middle blocks; how many blocks are left."""
     container = _container(model)
     assert container is not None, "it was shortened before"
-    removed = (depth.retained - least) // depth.period * depth.period
-    del container[depth.first + depth.period : depth.first + depth.period + removed]
-    return depth.retained - removed
+    del container[depth.first + depth.period : depth.first + 2 * depth.period]
+    return depth.retained - depth.period
 
 
 def _container(model: nn.Module) -> nn.ModuleList | nn.Sequential | None:

@@ -3,7 +3,7 @@
 import copy
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from typing import NamedTuple, Self
+from typing import Self
 
 from torch import nn
 
@@ -11,33 +11,10 @@ from autofit.core.hardware import Hardware
 from autofit.core.workload import Workload
 from autofit.estimate.shallow_model import Cut, Depth, shorten, shorten_again
 from autofit.hardware.tracker import StorageTracker
-from autofit.setup.layers import repeated_blocks
 from autofit.training.meta_model import meta_model_from
 
-# Blocks that are counted from the first one, as the rest are from the last: a block's neighbours
-# matter for it, and few others do.
-FROM_START = 4
-
-
-class Depths(NamedTuple):
-    """Which models are followed by two of fewer blocks, and how few.
-
-    Attributes:
-        deep: models of more blocks are.
-        least, most: the blocks of the two models, or up to a period of different blocks more.
-    """
-
-    deep: int
-    least: int
-    most: int
-
-
-# Published decoders have 126 blocks at most, and are followed as a whole. Twice the longest period of
-# different blocks, which is eight, lies between the two depths.
-OF_DEEP = Depths(150, 16, 32)
-# For a search in a hurry, one such period: what allocators reserve, by whole segments, is then known
-# to a few percent only.
-FEW = Depths(60, 8, 16)
+# A deep model is followed by two of fewer blocks where these have at most such a share of its own.
+_WORTH_IT = 0.75
 
 
 @dataclass(frozen=True)
@@ -66,19 +43,20 @@ class Skeleton:
                     module._parameters[name] = moved.setdefault(parameter, meta)
         return cls(model, made_with=tracker.peak)
 
-    def two_depths(self, cut: Cut, depths: Depths) -> tuple[Self, Self] | None:
-        """Two models of fewer blocks instead of a deep one, whose figures tell those of any depth.
+    def two_depths(self, cut: Cut) -> tuple[Self, Self] | None:
+        """Two models of fewer blocks, the second of a period of blocks more than the first, whose steps tell what a
+        step of this one does.
 
-        None where it is not that deep, or its blocks are not alike. This one is used up.
+        None where it is not deep, or its blocks are not alike. This one is used up.
         """
-        if len(repeated_blocks(self.model)) <= depths.deep:
-            return None
-        depth = shorten(self.model, cut, least=depths.most)
+        depth = shorten(self.model, cut, periods=3)
         if depth is None:
+            return None
+        if 2 * depth.retained - depth.period > _WORTH_IT * depth.whole:
             return None
 
         shallower = copy.deepcopy(self.model)
-        retained = shorten_again(shallower, depth, least=depths.least)
+        retained = shorten_again(shallower, depth)
         return (
             replace(self, model=shallower, depth=replace(depth, retained=retained)),
             replace(self, depth=depth),

@@ -21,7 +21,8 @@ from autofit.estimate.rates import Rates, rates_for
 from autofit.estimate.recorder import HOST
 from autofit.estimate.resting import resting_of
 from autofit.estimate.roofline import Speed
-from autofit.estimate.trace import Section, Trace, trace
+from autofit.estimate.step_trace import Section, Trace
+from autofit.estimate.trace import trace
 
 MOST_MOMENTS = 400
 _PHASES = ("forward", "backward", "update")

@@ -4,16 +4,12 @@ Equals two real steps of two micro-batches at the price of one: optimizer state 
 gradients of earlier micro-batches exist before the traced micro-batch begins, as in any later step.
 """
 
-from bisect import bisect_right
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
-from fractions import Fraction
+from dataclasses import replace
 from functools import partial
 from importlib import import_module
-from itertools import pairwise
-from typing import Any, TypeVar
+from typing import Any
 from unittest import mock
 
 import torch
@@ -28,17 +24,17 @@ from autofit.core.layout import Layout
 from autofit.core.workload import Hyperparameters, Workload
 from autofit.data.batch import has_rows, map_tensors, samples_of, split, tensors
 from autofit.estimate.between_steps import events_between_steps
+from autofit.estimate.deepened import deepened
 from autofit.estimate.fake_device import fake_device
 from autofit.estimate.fake_ranks import asked_before, fake_ranks
 from autofit.estimate.known_values import know, on_real_tensors
 from autofit.estimate.library_kernels import notes_of_recurrent
-from autofit.estimate.operator_costs import Cost
 from autofit.estimate.operators import Calls
-from autofit.estimate.recorder import Collective, Event, Mark, Recorder
-from autofit.estimate.roofline import Speed, passes_of, waits_of
-from autofit.estimate.saved_activations import SavedTensors, Stay
+from autofit.estimate.recorder import Event, Recorder
+from autofit.estimate.saved_activations import SavedTensors
 from autofit.estimate.shallow_model import FROZEN, Cut, Depth, SampledChunks
-from autofit.estimate.skeleton import FROM_START, OF_DEEP, Depths, Skeleton
+from autofit.estimate.skeleton import Skeleton
+from autofit.estimate.step_trace import Trace
 from autofit.setup import Setup
 from autofit.setup.layers import repeated_blocks
 from autofit.setup.streamed_blocks import streamable_weights
@@ -48,129 +44,7 @@ from autofit.training.meta_model import materialize
 from autofit.training.replay import has_representations
 from autofit.training.step import accumulate, update
 
-Key = TypeVar("Key")
-Figure = TypeVar("Figure", int, float)
-Span = tuple[Mark, Mark]  # a mark and the next one
-# A stretch of a step: its phase, its block, and how many stretches of both came before it.
-Section = tuple[str, int | None, int]
 _MAKING = 0  # in place of the number of a storage
-
-
-@dataclass(frozen=True)
-class Trace:
-    """What a step does with memory, event by event, and what its operators cost.
-
-    Attributes:
-        events: from building the model to the end of the step.
-        marks: where build, state, forward, backward, update and end begin, and blocks in forward and backward.
-        labels, owners, streams, joined, completed, products: as of the Recorder.
-        trained: the storages of trained parameters: of those that a backward reaches.
-        streamable: the storages of weights that parameter_offload may keep on the host.
-        copied: the same of a copy of the model that is not trained.
-        saved: the storages that autograd alone holds for the backward, where asked for.
-        chunks: (tokens, features, vocabulary) of a loss that was traced by two chunks.
-        shapes: shape, on this rank, and dtype of every trained parameter, and its block.
-        parameters: how many numbers are trained, on all ranks together.
-        collectives: what is exchanged with other ranks, in order.
-        calls: the arguments of operators, where the target is the CPU.
-        depth: how the blocks stand for those of a deeper model; None where all are there.
-        packed: samples are not the rows of tensors, and code may work on each by itself.
-        assumptions: what stand-ins take for granted, in sentences.
-        between: the events of an evaluation and of a saving after the step, as far as they could be followed; of a
-            whole model alone.
-        reserved: what allocators reserve for it, by (bytes of libraries' workspaces, expandable segments).
-        shallower: of a model too deep to be followed as a whole, the trace of fewer of its blocks.
-        missing: how many times what it has more than that the whole model has more than it.
-    """
-
-    config: Config
-    events: tuple[Event, ...]
-    marks: tuple[Mark, ...]
-    labels: dict[int, str]
-    owners: dict[int, int]
-    streams: dict[int, str]
-    joined: dict[int, tuple[int, ...]]
-    completed: dict[int, int]
-    products: dict[str, int]
-    trained: frozenset[int]
-    streamable: frozenset[int]
-    copied: frozenset[int]
-    saved: dict[int, Stay]
-    chunks: tuple[int, int, int] | None
-    shapes: tuple[tuple[torch.Size, torch.dtype, int | None], ...]
-    costs: tuple[Cost, ...]
-    collectives: tuple[Collective, ...]
-    calls: Calls
-    depth: Depth | None
-    parameters: int = 0
-    packed: bool = False
-    assumptions: tuple[str, ...] = ()
-    between: Mapping[str, tuple[Event, ...]] = field(default_factory=dict)
-    reserved: dict[tuple[int, bool], int] = field(default_factory=dict)
-    shallower: "Trace | None" = None
-    missing: Fraction = Fraction(0)
-
-    def of_whole(self, figures: Callable[["Trace"], dict[Key, Figure]]) -> dict[Key, Figure]:
-        """Figures of the whole model, each of which grows by as much with every block."""
-        deeper = figures(self)
-        if self.shallower is None:
-            return deeper
-
-        shallower = figures(self.shallower)
-        whole = {}
-        for name, figure in deeper.items():
-            if name in shallower:
-                grown = figure + self.missing * (figure - shallower[name])
-                whole[name] = round(grown) if isinstance(figure, int) else float(grown)
-        return whole
-
-    def sections(self) -> dict[Section, range]:
-        """The events of each stretch. Blocks are counted from the last one, which is -1, but for the first few."""
-        blocks = 1 + max((mark.block for mark in self.marks if mark.block is not None), default=0)
-        seen: Counter[tuple[str, int | None]] = Counter()
-        found: dict[Section, range] = {}
-        ends = [mark.events for mark in self.marks[1:]]
-        for mark, end in zip(self.marks, [*ends, len(self.events)], strict=True):
-            block = mark.block
-            if block is not None and block >= FROM_START:
-                block -= blocks
-            earlier = seen[mark.phase, block]
-            seen[mark.phase, block] += 1
-            found[mark.phase, block, earlier] = range(mark.events, end)
-        return found
-
-    def phase_at(self, event: int) -> str:
-        """The phase that an event belongs to."""
-        return self.marks[bisect_right(self.marks, event, key=lambda mark: mark.events) - 1].phase
-
-    def start(self, phase: str) -> int:
-        """The number of events before a phase begins, all where it has none."""
-        return next((mark.events for mark in self.marks if mark.phase == phase), len(self.events))
-
-    def costs_of(self, phase: str) -> tuple[Cost, ...]:
-        """The costs of one phase."""
-        return tuple(
-            cost
-            for mark, after in self.spans(phase)
-            for cost in self.costs[mark.costs : after.costs]
-        )
-
-    def times(self, block: int | None) -> int:
-        """How many blocks one of them stands for."""
-        return self.depth.times(block) if self.depth else 1
-
-    def spans(self, *phases: str) -> list[Span]:
-        """The parts of these phases, one for each block."""
-        return [(mark, after) for mark, after in pairwise(self.marks) if mark.phase in phases]
-
-    def waits(
-        self, spans: Sequence[Span], speed: Speed, *, overlapping: bool = False
-    ) -> dict[str, float]:
-        """The seconds of the operators of some parts of one phase, by what they wait for; see `waits_of`."""
-        costs = [cost for mark, after in spans for cost in self.costs[mark.costs : after.costs]]
-        dispatched = sum(after.dispatched - mark.dispatched for mark, after in spans)
-        passes = max((passes_of(self.config, mark.phase) for mark, _ in spans), default=0)
-        return waits_of(costs, speed, dispatched=dispatched, passes=passes, overlapping=overlapping)
 
 
 def trace(
@@ -178,38 +52,54 @@ def trace(
     config: Mapping[str, Any],
     hardware: Hardware,
     *,
-    depths: Depths | None = OF_DEEP,
+    whole: bool = False,
 ) -> Trace:
     """Trace one step.
 
     Args:
-        depths: which models are followed by fewer of their blocks, if these are alike; None: none.
+        whole: follow every block, also where a few tell what all of them do.
 
     Raises:
         RefusedError: the config is impossible, or not for this model; UntraceableError: the model's code needs values.
     """
     canonical = allowed(config, workload, hardware)
+    if not whole:
+        found = _of_few_blocks(workload, canonical, hardware)
+        if found is not None:
+            return found
+
     skeleton = Skeleton.whole(workload, hardware)
-    shortened = skeleton.two_depths(Cut.of(canonical), depths) if depths else None
+    return trace_skeleton(workload, canonical, hardware, skeleton, between=True)
+
+
+def _of_few_blocks(workload: Workload, config: Config, hardware: Hardware) -> Trace | None:
+    """The trace of a deep model, of which few blocks are followed; None where it is not deep, or its blocks do not do
+    alike."""
+    if Layout.of(config).replicate > 1:  # the buckets of DDP's gradients do not end where blocks do
+        return None
+
+    cut = Cut.of(config)
+    shortened = Skeleton.whole(workload, hardware).two_depths(cut)
     if shortened is None:
-        return trace_skeleton(workload, canonical, hardware, skeleton, between=True)
+        return None
 
     calls = Calls()
     try:
         less, more = (
-            trace_skeleton(workload, canonical, hardware, depth, calls=calls, between=True)
+            trace_skeleton(workload, config, hardware, depth, calls=calls, between=True)
             for depth in shortened
         )
     except UntraceableError:  # code that counts its blocks
-        return trace(workload, canonical, hardware, depths=None)
-    if less.sections().keys() - more.sections().keys():  # blocks that differ in what they do
-        return trace(workload, canonical, hardware, depths=None)
+        return None
 
-    assert less.depth and more.depth, "it was shortened"
-    missing = Fraction(
-        more.depth.whole - more.depth.retained, more.depth.retained - less.depth.retained
+    assert more.depth, "it was shortened"
+    missing = (more.depth.whole - more.depth.retained) // more.depth.period
+    whole = deepened(less, more, more.depth.period, missing, cut.first_ones)
+    if whole is None:
+        return None
+    return replace(
+        more, depth=None, shallower=replace(less, depth=None), missing=missing, whole=whole
     )
-    return replace(more, depth=None, shallower=replace(less, depth=None), missing=missing)
 
 
 def allowed(config: Mapping[str, Any], workload: Workload, hardware: Hardware) -> Config:
@@ -305,6 +195,7 @@ def trace_skeleton(
         marks=tuple(recorder.marks),
         labels=recorder.labels,
         owners=recorder.owners,
+        kin=recorder.kin,
         streams=recorder.streams,
         joined=recorder.joined,
         completed=recorder.completed,
@@ -366,9 +257,14 @@ def _build(setup: Setup, recorder: Recorder, fake_mode: Any) -> None:
                     module._buffers[name] = know(fake_mode.from_tensor(buffer), buffer)
         recorder.see(list(model.buffers()))  # they are there before any weight
     materialize(setup, values=False)
+    _label_weights(setup, recorder)
     finish(setup, traced=True)
     if setup.config.fsdp_offload == "cpu" and setup.hardware.device == "cuda":
         recorder.note_host(list(setup.model.parameters()))
+    _label_weights(setup, recorder)
+
+
+def _label_weights(setup: Setup, recorder: Recorder) -> None:
     for model in setup.all_models():
         recorder.label([*model.parameters(), *model.buffers()], "parameters")
         recorder.label(_constants(model), "parameters")
@@ -427,10 +323,15 @@ def _step(
         and layout.dp_degree > 1
         and (layout.replicate > 1 or bool(setup.config.lora_rank))
     )
-    if waits:
-        _leave_own_gradients(setup, batch, recorder)
-        setup.ranks = asked_before(setup.ranks)
     with ExitStack() as hooks:
+        for number, block in enumerate(blocks):
+            for handle in _mark_block(
+                block, number, setup, recorder, last=number == len(blocks) - 1
+            ):
+                hooks.callback(handle.remove)
+        if waits:
+            _leave_own_gradients(setup, batch, recorder)
+            setup.ranks = asked_before(setup.ranks)
         if accumulating and not waits:
             for parameter in trained:
                 parameter.grad = torch.empty_like(parameter)
@@ -444,11 +345,6 @@ def _step(
         ):
             for parameter in parameters:
                 hooks.callback(parameter.register_post_accumulate_grad_hook(noted).remove)
-        for number, block in enumerate(blocks):
-            for handle in _mark_block(
-                block, number, setup, recorder, last=number == len(blocks) - 1
-            ):
-                hooks.callback(handle.remove)
         for block, mark in counted:
             handle = _mark_without_gradients(block, mark, setup, recorder)
             hooks.callback(handle.remove)
@@ -474,6 +370,7 @@ def _leave_own_gradients(setup: Setup, batch: Any, recorder: Recorder) -> None:
     with mock.patch.object(setup.exchange, "sync_gradients", lambda is_last: sync_gradients(False)):
         accumulate(setup, batch)
     setup.progress.phase = "forward"
+    recorder.mark("state")
     recorder.labels |= dict.fromkeys(recorder.living - before, "gradients")
 
 
@@ -491,23 +388,27 @@ def _layout(tensor: torch.Tensor) -> list[int]:
 def _mark_block(
     block: nn.Module, number: int, setup: Setup, recorder: Recorder, *, last: bool
 ) -> Iterator[Any]:
-    """Hooks that mark where a block's forward begins, where the last one's ends, and where its backward begins."""
+    """Hooks that mark where a block's forward begins, where the last one's ends, and where its backward begins; all in
+    one phase, that of the state, before the step."""
+
+    def mark(phase: str, number: int | None = None) -> None:
+        recorder.mark(phase if recorder.phase else "state", number)
 
     def begin(*_: Any) -> None:
         if setup.progress.phase == "forward" and torch.is_grad_enabled():
-            recorder.mark("forward", number)
+            mark("forward", number)
 
     def end(_: nn.Module, args: Any, output: Any) -> None:
         if setup.progress.phase == "forward" and torch.is_grad_enabled():
             if last:
-                recorder.mark("forward")
+                mark("forward")
             results = (
                 value
                 for value in tree_iter(output)
                 if isinstance(value, torch.Tensor) and value.requires_grad
             )
             if (first := next(results, None)) is not None:
-                first.register_hook(lambda _: recorder.mark("backward", number))
+                first.register_hook(lambda _: mark("backward", number))
 
     yield block.register_forward_pre_hook(begin)
     yield block.register_forward_hook(end)

@@ -95,6 +95,7 @@ class LocalSearch:
 
     Attributes:
         rows: what was predicted, by config.
+        tiers: the same by tier, and there by config.
     """
 
     def __init__(
@@ -105,13 +106,14 @@ class LocalSearch:
         is_over: Callable[[], bool] = lambda: False,
     ) -> None:
         self.rows: dict[Config, Row] = {}
+        self.tiers: dict[str, dict[Config, Row]] = {}
         self.neighbours = neighbours
         self._predict = predict
         self.merit = merit
         self._is_over = is_over
-        # By a config whose neighbours were looked at the rows around it, the newest last: by each
-        # value of a knob the row of the config that has it instead.
-        self._seen_around: dict[Config, dict[Change, Row]] = {}
+        # By tier and by a config whose neighbours were looked at the rows around it, the newest
+        # last: by each value of a knob the row of the config that has it instead.
+        self._seen_around: dict[str, dict[Config, dict[Change, Row]]] = {}
 
     def add(self, configs: Iterable[Config]) -> None:
         """Predict those configs that are not known yet."""
@@ -119,10 +121,11 @@ class LocalSearch:
         if unknown:
             for row in map(Row, unknown, *self._predict(unknown)):
                 self.rows[row.config] = row
+                self.tiers.setdefault(tier(row.config), {})[row.config] = row
 
     def leader(self, name: str) -> Row | None:
         """The best row of a tier; None where none is known."""
-        of_tier = (row for row in self.rows.values() if tier(row.config) == name)
+        of_tier = self.tiers.get(name, {}).values()
         known = (row for row in of_tier if not math.isnan(row.nbytes + row.seconds))
         return max(known, key=self.merit, default=None)
 
@@ -144,8 +147,9 @@ class LocalSearch:
             slack: how much slower, as a share, it may be expected to be.
         """
         around: dict[Change, Row] = {}
-        self._seen_around.pop(row.config, None)
-        self._seen_around[row.config] = around
+        seen = self._seen_around.setdefault(tier(row.config), {})
+        seen.pop(row.config, None)
+        seen[row.config] = around
         for knob in self.neighbours.knobs:
             around[knob, row.config[knob]] = row
 
@@ -174,7 +178,7 @@ class LocalSearch:
 
     def _pairs(self, row: Row) -> list[Config]:
         """What two changes make of a config: what is not known yet, and may be better."""
-        around = self._seen_around[row.config]
+        around = self._seen_around[tier(row.config)][row.config]
         asked = []
         for pair in pairs_of(self.neighbours.changes(row.config)):
             alone = [around.get(change) for change in pair]
@@ -221,10 +225,11 @@ class LocalSearch:
         """A row before and one after such a change of a config, around the one looked at last: of
         the same tier, else of any. None where it was never seen."""
         knob, _ = change
-        newest_first = list(reversed(self._seen_around.items()))
-        own = [around for other, around in newest_first if tier(other) == tier(config)]
-        others = [around for other, around in newest_first if tier(other) != tier(config)]
-        for around in (*own, *others):
+        own = self._seen_around[tier(config)]
+        others = [seen for seen in self._seen_around.values() if seen is not own]
+        for around in itertools.chain(
+            reversed(own.values()), *(reversed(seen.values()) for seen in others)
+        ):
             before = around.get((knob, config[knob]))
             after = around.get(change)
             if before and after and not math.isnan(before.seconds + after.seconds):

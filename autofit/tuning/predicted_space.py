@@ -30,7 +30,6 @@ from autofit.estimate.figures import SpacePredictor
 from autofit.estimate.processes import Workers
 from autofit.estimate.rates import rates_for
 from autofit.estimate.resting import resting_of
-from autofit.estimate.skeleton import FEW, OF_DEEP
 from autofit.estimate.timeline import timeline_of
 from autofit.estimate.trace import trace
 from autofit.search.enumeration import Enumeration
@@ -46,7 +45,6 @@ _SURELY_TOO_LARGE = 1.3  # times the usable memory: a rough figure beyond needs 
 # need not be.
 _LOOK_SHARE = 0.5
 _FOLLOW_SHARE = 0.75
-_HURRY = 300.0  # seconds: with less, a deep model is not followed as a whole
 _FOLLOWED = 5  # traces of shallow models that take as long as following a step
 
 Followed = tuple[Estimate, Timeline]
@@ -230,8 +228,8 @@ class SpaceSearch:
                 return None
 
             figures = []
-            for config, row in self.local.rows.items():
-                if tier(config) == name and self.merit(row)[:2] == self.merit(best)[:2]:
+            for config, row in self.local.tiers[name].items():
+                if self.merit(row)[:2] == self.merit(best)[:2]:
                     figures.append(Figures(config, self._value(row), row.nbytes))
 
             index = ranking.preferred(figures)
@@ -267,7 +265,7 @@ class SpaceSearch:
 
     def _smallest(self, name: str) -> Config | None:
         """The config of a tier that needs least memory, unless that is hopeless."""
-        rows = [row for config, row in self.local.rows.items() if tier(config) == name]
+        rows = self.local.tiers.get(name, {}).values()
         least = min(rows, key=attrgetter("nbytes"), default=None)
         if least is None or not least.nbytes <= _SURELY_TOO_LARGE * self._cap:
             return None
@@ -300,9 +298,8 @@ class SpaceSearch:
         """The estimate of a config and the memory through its step; None where it cannot be
         traced."""
         hardware = self.question.hardware
-        in_a_hurry = self.question.until - self._begin < _HURRY
         try:
-            traced = trace(self.workload, config, hardware, depths=FEW if in_a_hurry else OF_DEEP)
+            traced = trace(self.workload, config, hardware)
         except AutofitError:
             return None
 

@@ -14,7 +14,7 @@ from autofit.core.workload import Traits, Workload
 from autofit.estimate.calibration import calibration_for
 from autofit.estimate.estimator import estimate_of
 from autofit.estimate.rates import rates_for
-from autofit.estimate.trace import Trace
+from autofit.estimate.step_trace import Trace
 from autofit.hardware.budgets import budget_for, budget_notes
 from autofit.hardware.catalogue import card, hardware_of, link, most_common_card, sold_bytes
 from autofit.hardware.device import detect

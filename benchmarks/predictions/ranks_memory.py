@@ -21,7 +21,8 @@ from autofit.core.workload import Workload
 from autofit.distributed.launcher import on_ranks
 from autofit.estimate.fake_ranks import collective_of
 from autofit.estimate.peak import peak_of
-from autofit.estimate.trace import Trace, trace
+from autofit.estimate.step_trace import Trace
+from autofit.estimate.trace import trace
 from autofit.hardware.catalogue import card, hardware_of
 from autofit.hardware.device import detect
 from autofit.hardware.tracker import StorageTracker

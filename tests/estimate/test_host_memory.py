@@ -8,7 +8,7 @@ import pytest
 from autofit.estimate.estimator import estimate_of
 from autofit.estimate.peak import host_bytes_of, peak_of
 from autofit.estimate.rates import UNKNOWN
-from autofit.estimate.trace import Trace
+from autofit.estimate.step_trace import Trace
 from tests.estimate.traced import AMPERE, labelled, peak, traced
 from tests.tiny import llama_workload
 

@@ -11,7 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from autofit.core.workload import Workload
 from autofit.estimate.library_kernels import library_kernels
 from autofit.estimate.rates import UNKNOWN
-from autofit.estimate.trace import Trace
+from autofit.estimate.step_trace import Trace
 from tests.estimate.traced import AMPERE, labelled, peak, traced, tracked
 from tests.tiny import CPU, gpt2_workload, llama_workload
 

@@ -12,7 +12,8 @@ from autofit.distributed.collectives import Group
 from autofit.estimate.ranks import group_of, step_seconds
 from autofit.estimate.rates import rates_of
 from autofit.estimate.roofline import Speed
-from autofit.estimate.trace import Trace, trace
+from autofit.estimate.step_trace import Trace
+from autofit.estimate.trace import trace
 from autofit.hardware.catalogue import card
 from tests.estimate.traced import AMPERE
 from tests.tiny import llama_workload

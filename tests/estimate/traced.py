@@ -8,7 +8,8 @@ from typing import Any
 
 from autofit.core.hardware import Hardware
 from autofit.core.workload import Workload
-from autofit.estimate.trace import Trace, trace
+from autofit.estimate.step_trace import Trace
+from autofit.estimate.trace import trace
 from autofit.hardware.tracker import AllocationRecord, StorageTracker
 from autofit.training.build import build
 from autofit.training.inspect import inspect_workload

@@ -15,7 +15,8 @@ import torch
 from autofit.core.errors import RefusedError
 from autofit.core.workload import Workload
 from autofit.estimate.peak import peak_of
-from autofit.estimate.trace import Trace, trace
+from autofit.estimate.step_trace import Trace
+from autofit.estimate.trace import trace
 from autofit.hardware.device import detect
 from autofit.models.huggingface import HuggingFaceModel, huggingface_workload
 from autofit.setup import Setup, liger

@@ -8,7 +8,8 @@ import torch
 from autofit.core.config import Config
 from autofit.core.workload import Workload
 from autofit.estimate.peak import peak_of
-from autofit.estimate.trace import Trace, trace
+from autofit.estimate.step_trace import Trace
+from autofit.estimate.trace import trace
 from autofit.training.meta_model import meta_model_from
 from benchmarks import published_memory
 from benchmarks.published_layers import Shape
