@@ -163,6 +163,11 @@ class Recorder(StorageTracker):
         """Label the storages of a tensor or container, and say which block of the model they belong to."""
         self.see(value)
         for number in self.storages_of(value):
+            if block is not None:
+                self.kin[number] = block
+            elif name in _OF_BLOCKS:
+                self.kin.setdefault(number, OUTER)
+
             # the state of an offloaded optimizer stays on the host
             if self.labels.get(number) == HOST:
                 continue
@@ -171,9 +176,6 @@ class Recorder(StorageTracker):
                 self.completed[number] = len(self.events)
             if block is not None:
                 self.owners[number] = block
-                self.kin[number] = block
-            elif name in _OF_BLOCKS:
-                self.kin.setdefault(number, OUTER)
 
     @contextmanager
     def apart(self) -> Iterator[list[Event]]:

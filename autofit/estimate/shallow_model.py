@@ -25,6 +25,7 @@ _LONGEST_PERIOD = (
 )
 # in place of a block, in marks: what runs once for each chunk of the loss
 CHUNK = -1
+_REACH_OF_GATHERING, _REACH_OF_STREAMING = 4, 3  # blocks
 FROZEN = -2  # a block of a model that is not trained, or of the trained one without gradients
 
 
@@ -52,31 +53,39 @@ class Depth:
 
 @dataclass(frozen=True)
 class Cut:
-    """How to shorten a model: how many blocks to keep `first`, and whether every second one is treated differently
-    (checkpointing)."""
+    """How to shorten a model.
+
+    Attributes:
+        first: how many of the first blocks stay.
+        alternating: whether every second block is treated differently (checkpointing).
+        reach: from a block to the farthest one that what happens in its own forward and backward is about: weights
+            are gathered and streamed ahead, and let go later.
+    """
 
     first: int = 1
     alternating: bool = False
+    reach: int = 1
 
     @classmethod
     def of(cls, config: Config) -> Self:
         """The one for a config."""
         layout = Layout.of(config)
-        return cls(
-            2 if layout.shard * layout.context > 1 else 1,
-            config.activation_checkpointing == "alternate",
-        )
+        alternating = config.activation_checkpointing == "alternate"
+        if layout.shard * layout.context > 1:
+            return cls(2, alternating, _REACH_OF_GATHERING)
+        if config.parameter_offload != "none":
+            return cls(1, alternating, _REACH_OF_STREAMING)
+        return cls(1, alternating)
 
     @property
     def first_ones(self) -> int:
-        """How many of the first blocks may do something else in a step than those after them; where weights are
-        gathered, what is gathered for one block waits for others."""
-        return 2 + self.alternating + 3 * (self.first - 1)
+        """How many of the first blocks may do something else in a step than those after them."""
+        return 1 + self.reach + self.alternating
 
     @property
     def last_ones(self) -> int:
         """The same of the last blocks."""
-        return 2 + 3 * (self.first - 1)
+        return 1 + self.reach
 
 
 def shorten(model: nn.Module, cut: Cut, *, periods: int = 0) -> Depth | None:
