@@ -251,7 +251,7 @@ def _trace_of(whole: _Sequence, like: Trace, growth: dict[_Key, int], periods: i
     for key in whole.keys:
         item = whole.items[key]
         if item.kind == _MARK:
-            marks.append(Mark(len(events), 0, 0, item.detail))
+            marks.append(Mark(len(events), 0, 0, item.detail, key[0]))
             continue
         if item.kind == _PRODUCT:
             products[item.detail] = len(events)

@@ -22,6 +22,7 @@ from torch._subclasses.fake_tensor import (
 from torch.utils._pytree import tree_iter, tree_map_only
 
 from autofit.core.errors import UntraceableError
+from autofit.core.estimate import OF_SEVERAL
 from autofit.core.hardware import Hardware
 from autofit.estimate.known_values import (
     CHOICES,
@@ -52,7 +53,6 @@ _SPREAD = (
 _ALL = "where values choose rows, all were taken to be chosen, the most there can be."
 _MASKED, _MASKS = ("aten::index", "aten::masked_select"), (torch.bool, torch.uint8)
 HOST = "host"
-_OF_BLOCKS = (
     "parameters",
     "gradients",
     "optimizer",
@@ -165,7 +165,7 @@ class Recorder(StorageTracker):
         for number in self.storages_of(value):
             if block is not None:
                 self.kin[number] = block
-            elif name in _OF_BLOCKS:
+            elif name != HOST and name not in OF_SEVERAL:  # which are of the block that they are made in
                 self.kin.setdefault(number, OUTER)
 
             # the state of an offloaded optimizer stays on the host

@@ -99,19 +99,18 @@ class Trace:
                 whole[name] = round(grown) if isinstance(figure, int) else float(grown)
         return whole
 
-    def sections(self) -> dict[Section, range]:
-        """The events of each stretch. Blocks are counted from the last one, which is -1, but for the first few."""
+    def stretches(self) -> list[Section]:
+        """The stretch that begins at each mark. Blocks are counted from the last one, which is -1, but for the first
+        few."""
         blocks = 1 + max((mark.block for mark in self.marks if mark.block is not None), default=0)
         seen: Counter[tuple[str, int | None]] = Counter()
-        found: dict[Section, range] = {}
-        ends = [mark.events for mark in self.marks[1:]]
-        for mark, end in zip(self.marks, [*ends, len(self.events)], strict=True):
+        found = []
+        for mark in self.marks:
             block = mark.block
             if block is not None and block >= _FROM_START:
                 block -= blocks
-            earlier = seen[mark.phase, block]
+            found.append((mark.phase, block, seen[mark.phase, block]))
             seen[mark.phase, block] += 1
-            found[mark.phase, block, earlier] = range(mark.events, end)
         return found
 
     def phase_at(self, event: int) -> str:

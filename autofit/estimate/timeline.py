@@ -1,5 +1,6 @@
 """The memory of one training step over time, from a trace, reduced to what a plot can show."""
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
@@ -64,26 +65,16 @@ def timeline_of(
     traced: Trace, hardware: Hardware, *, rates: Rates | None = None, most: int = MOST_MOMENTS
 ) -> Timeline:
     """What is live during the step of a trace, at `most` moments of it; without `rates` (how fast the device is) the
-    time axis is one event after the other. Of a model too deep to be followed as a whole the first and the last blocks
-    are drawn, and a straight line between them."""
+    time axis is one event after the other."""
     speed = Speed.of(rates, hardware, traced.config) if rates else None
     timed = speed is not None and _edges(traced, speed)[1][-1] > 0
     if not timed:
         speed = None
 
-    begins = traced.of_whole(lambda each: _begins(each, speed))
-    _, end = begins.popitem()
+    begins = _begins(traced, speed)
+    *_, (_, end) = begins
     total = end or 1.0
-    if traced.shallower is None:
-        points = _fullest(_points(traced, hardware, speed), most)
-    else:
-        drawn = traced.of_whole(lambda each: _ends(each, hardware, speed))
-        figures = list(drawn.values())
-        width = 1 + len(KINDS)
-        points = []
-        for start in range(0, len(figures), width):
-            when, *live = figures[start : start + width]
-            points.append((when, list(map(int, live))))
+    points = _fullest(_points(traced, hardware, speed), most)
 
     workspace = workspace_bytes(hardware)
     peak = peak_of(traced, hardware)
@@ -91,7 +82,7 @@ def timeline_of(
         config=traced.config,
         moments=tuple((*live[:-1], live[-1] + workspace) for _, live in points),
         at=tuple(round(when / total, 5) for when, _ in points),
-        phases=tuple((phase, round(when / total, 5)) for (_, phase), when in begins.items()),
+        phases=tuple((phase, round(when / total, 5)) for phase, when in begins[:-1]),
         timed=timed,
         peak_bytes=peak.nbytes + workspace,
         peak_phase=peak.phase,
@@ -102,49 +93,75 @@ def timeline_of(
 def _edges(traced: Trace, speed: Speed | None) -> tuple[list[int], list[float]]:
     """The events that the parts of a step begin with, and its last; and when that is, in seconds where the speed is
     known, else in events. Those of a part are evenly spaced."""
-    spans = traced.spans(*_PHASES)
+    drawn = traced.whole or traced
+    spans = drawn.spans(*_PHASES)
     lasting: list[float] = [after.events - mark.events for mark, after in spans]
     if speed is not None:
-        lasting = [sum(traced.waits([span], speed).values()) for span in spans]
+        lasting = _seconds(traced, speed)
     edges = [spans[0][0].events, *(after.events for _, after in spans)]
     return edges, list(accumulate(lasting, initial=0.0))
 
 
-def _begins(traced: Trace, speed: Speed | None) -> dict[tuple[int, str], float]:
-    """When each phase begins, and when the step ends, by its number and name."""
+def _seconds(traced: Trace, speed: Speed) -> list[float]:
+    """How long each part of a step takes."""
+    followed = _seconds_by_stretch(traced, speed)
+    if traced.whole is None:
+        return list(followed.values())
+
+    # Of the blocks between those that were followed it is known what they take together.
+    known = traced.of_whole(lambda each: _seconds_by_stretch(each, speed))
+    totals = traced.of_whole(lambda each: _seconds_by_phase(each, speed))
+    stretches = _stretches(traced.whole)
+    unknown = Counter(phase for phase, *_ in stretches) - Counter(phase for phase, *_ in known)
+    of_phase = dict.fromkeys(_PHASES, 0.0)
+    for (phase, *_), seconds in known.items():
+        of_phase[phase] += seconds
+
+    found = []
+    for stretch in stretches:
+        phase = stretch[0]
+        if stretch in known:
+            found.append(known[stretch])
+        else:
+            found.append(max(0.0, totals[phase] - of_phase[phase]) / unknown[phase])
+    return found
+
+
+def _seconds_by_phase(traced: Trace, speed: Speed) -> dict[str, float]:
+    """How long each phase of a step takes."""
+    return {name: sum(traced.waits(traced.spans(name), speed).values()) for name in _PHASES}
+
+
+def _stretches(traced: Trace) -> list[Section]:
+    """Those of a step."""
+    return [stretch for stretch in traced.stretches()[:-1] if stretch[0] in _PHASES]
+
+
+def _seconds_by_stretch(traced: Trace, speed: Speed) -> dict[Section, float]:
+    """How long each stretch of a step takes that was followed."""
+    spans = traced.spans(*_PHASES)
+    seconds = [sum(traced.waits([span], speed).values()) for span in spans]
+    return dict(zip(_stretches(traced), seconds, strict=True))
+
+
+def _begins(traced: Trace, speed: Speed | None) -> list[tuple[str, float]]:
+    """When each phase begins, by its name, and when the step ends."""
     _, times = _edges(traced, speed)
+    drawn = traced.whole or traced
     begins: list[tuple[str, float]] = []
-    for (mark, _), when in zip(traced.spans(*_PHASES), times, strict=False):
+    for (mark, _), when in zip(drawn.spans(*_PHASES), times, strict=False):
         if not begins or begins[-1][0] != mark.phase:
             begins.append((mark.phase, when))
     begins.append((_END, times[-1]))
-    return {(number, phase): when for number, (phase, when) in enumerate(begins)}
+    return begins
 
 
 def _points(traced: Trace, hardware: Hardware, speed: Speed | None) -> list[_Point]:
     """When each event of the step is, and the bytes by KINDS after it."""
     edges, times = _edges(traced, speed)
-    events, live = zip(*_moments(traced, hardware, edges[0], edges[-1]), strict=True)
+    drawn = traced.whole or traced
+    events, live = zip(*_moments(drawn, hardware, edges[0], edges[-1]), strict=True)
     return list(zip(np.interp(events, edges, times).tolist(), live, strict=True))
-
-
-def _ends(
-    traced: Trace, hardware: Hardware, speed: Speed | None
-) -> dict[tuple[Section, int, str], float]:
-    """Of each section its first moment, its fullest and its last: when it is, and the bytes by KINDS."""
-    first = traced.spans(*_PHASES)[0][0].events
-    points = _points(traced, hardware, speed)[1:]
-    figures: dict[tuple[Section, int, str], float] = {}
-    for section, events in traced.sections().items():
-        if section[0] not in _PHASES or not events:
-            continue
-        fullest = max(events, key=lambda event: sum(points[event - first][1]))
-        for place, event in enumerate((events[0], fullest, events[-1])):
-            when, live = points[event - first]
-            figures[section, place, _END] = when
-            for kind, nbytes in zip(KINDS, live, strict=True):
-                figures[section, place, kind] = nbytes
-    return figures
 
 
 def _moments(
