@@ -53,11 +53,6 @@ _SPREAD = (
 _ALL = "where values choose rows, all were taken to be chosen, the most there can be."
 _MASKED, _MASKS = ("aten::index", "aten::masked_select"), (torch.bool, torch.uint8)
 HOST = "host"
-    "parameters",
-    "gradients",
-    "optimizer",
-    "inputs",
-)  # labelled with their block, where they have one
 OUTER = -1  # in place of a block: what belongs to none
 _WAIT = torch.ops._c10d_functional.wait_tensor.default
 _REDUCE_SCATTER = torch.ops.c10d._reduce_scatter_base_.default
@@ -165,7 +160,9 @@ class Recorder(StorageTracker):
         for number in self.storages_of(value):
             if block is not None:
                 self.kin[number] = block
-            elif name != HOST and name not in OF_SEVERAL:  # which are of the block that they are made in
+            elif (
+                name != HOST and name not in OF_SEVERAL
+            ):  # which are of the block that they are made in
                 self.kin.setdefault(number, OUTER)
 
             # the state of an offloaded optimizer stays on the host
