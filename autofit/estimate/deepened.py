@@ -72,7 +72,7 @@ class _Sequence:
         while key is not None:
             if key in items:
                 return None
-            own = self._model_of(key, added)
+            own = self._original_of(key, added)
             item = self.items.get(own)
             if item is None:
                 return None
@@ -92,7 +92,7 @@ class _Sequence:
             return None
         return replace(self, keys=tuple(keys), items=items)
 
-    def _model_of(self, key: _Key, added: int) -> _Key:
+    def _original_of(self, key: _Key, added: int) -> _Key:
         """The item here that an item of the deeper sequence is a copy of."""
         block, number = key
         if block is None or block <= self.last_early:

@@ -98,6 +98,25 @@ def test_a_model_that_counts_its_blocks_is_followed_as_a_whole() -> None:
     assert resting_of(traced, workload, CPU).blocks == BLOCKS
 
 
+class RemembersItsBlocks(nn.Module):
+    """A model each of whose blocks looks at the results of all before it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Linear(8, 8) for _ in range(BLOCKS))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        results = [x]
+        for block in self.blocks:
+            results.append(block(torch.stack(results).mean(0)))
+        return results[-1].mean()
+
+
+def test_a_model_whose_blocks_do_ever_more_is_followed_as_a_whole() -> None:
+    workload = Workload(RemembersItsBlocks, lambda n: torch.ones(n, 8), effective_batch_size=2)
+    assert trace(workload, {}, CPU).shallower is None
+
+
 def test_a_model_of_1000_layers_is_followed_no_further_than_one_of_200() -> None:
     fewer, more = (
         trace(llama_workload(num_hidden_layers=layers), {}, CPU) for layers in (200, 1000)
