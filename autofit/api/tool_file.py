@@ -17,7 +17,7 @@ from autofit.core.knobs.loss import KNOB as LOSS
 from autofit.core.knobs.micro_batch_size import KNOB as MICRO_BATCH
 from autofit.core.layout import Layout
 from autofit.core.options import check_devices
-from autofit.core.tasks import TASK_NAMES
+from autofit.core.tasks import TASK_NAMES, TASKS
 from autofit.core.tasks.image_text_to_text import IMAGE_TEXT_TO_TEXT
 from autofit.core.workload import REFERENCE, Workload, check_sizes
 from autofit.export.adapted_layers import matched_layers, named_layers, reading_layers
@@ -35,7 +35,14 @@ from autofit.export.importers.importer import (
 )
 from autofit.export.source import WEIGHTS, ExportSource
 from autofit.export.tool import Tool
-from autofit.models import HuggingFaceModel, resolve, with_loss_of, with_parts, with_rounding
+from autofit.models import (
+    HuggingFaceModel,
+    resolve,
+    with_loss_of,
+    with_parts,
+    with_rounding,
+    with_samples,
+)
 from autofit.models.stand_ins import stand_in
 from autofit.models.trained_parts import parts_of
 from autofit.techniques import all_techniques
@@ -131,8 +138,11 @@ def read(
         task=task,
         sequence_length=tokens,
         effective_batch_size=1,
+        loss_options=importer.loss_options(keys, TASKS[task]) or None,
         sees=sees,
     )
+    if isinstance(workload.model, HuggingFaceModel):
+        workload = with_samples(workload, **importer.samples(keys, TASKS[task]))
     rounds = importer.rounds(keys)
     if rounds is not None and isinstance(workload.model, HuggingFaceModel):
         workload = with_rounding(workload, rounds)

@@ -11,7 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from autofit.core.errors import InputError, require, shown, unknown
+from autofit.core.errors import InputError, is_whole, require, shown, unknown
 from autofit.core.strict_yaml import load_mapping
 from autofit.core.task import TEACHER
 from autofit.core.tasks import TASK_NAMES, TASKS
@@ -29,9 +29,12 @@ from autofit.models.functions import (
 )
 from autofit.models.huggingface import (
     ASKS_INPUTS,
+    OPTIONS,
     PARTS,
     ROUNDS,
     SEES,
+    TEXTS,
+    VALUES,
     HuggingFaceModel,
     huggingface_workload,
 )
@@ -242,11 +245,30 @@ def workload_from_source(
         parts=check_parts(source.get(PARTS, ())),
         asks_inputs=source.get(ASKS_INPUTS) is True,
         rounds=FakeQuantisation.of_source(source.get(ROUNDS)),
+        **_of_samples(source),
     )
     teacher = named_by(source[TEACHER]) if isinstance(source.get(TEACHER), Mapping) else None
     loss_options = source.get("loss_options")
     workload = _workload(model, teacher, sizes, trust_remote_code, loss_options)
     return with_loss_of(workload, summary.get("own_loss"))
+
+
+def _of_samples(source: Mapping[str, Any]) -> dict[str, Any]:
+    """What a `source:` says of a model's samples and its head. Raises InputError for anything of another kind."""
+    texts = source.get(TEXTS, 1)
+    require(is_whole(texts, 1), "the texts of a sample must be a positive whole number", texts)
+    options = source.get(OPTIONS, {})
+    require(isinstance(options, Mapping), "options of a config must hold values by name", options)
+    return {"texts": texts, "values": source.get(VALUES) is True, "options": options}
+
+
+def with_samples(workload: Workload, **fields: Any) -> Workload:
+    """The same of a named model with other samples, or another head.
+
+    Args:
+        fields: `texts`, `values` and `options` of `HuggingFaceModel`.
+    """
+    return _with_model(workload, **fields) if fields else workload
 
 
 def with_loss_of(workload: Workload, tool: object) -> Workload:
@@ -360,7 +382,7 @@ def _read(
     kind: str, name: str, task: str | None, trusted: bool, *, sees: bool = False
 ) -> HuggingFaceModel:
     require(isinstance(trusted, bool), "trust_remote_code must be True or False", trusted)
-    if sees and task is not None and TASKS[task].medium == "preferences":
+    if sees and task is not None and TASKS[task].of_texts:
         model = _read(kind, name, IMAGE_TEXT_TO_TEXT.name, trusted)
         return dataclasses.replace(model, task=task, sees=True)
     if kind != "preset":

@@ -14,11 +14,14 @@ from autofit.core.config_faults import config_fault
 from autofit.core.errors import InputError, sentence
 from autofit.core.task import MULTIMODAL, REFERENCE, Task
 from autofit.core.tasks import TASKS
+from autofit.core.tasks.causal_lm import CAUSAL_LM
 from autofit.core.tasks.image_text_to_text import IMAGE_TEXT_TO_TEXT
 from autofit.core.workload import Workload, reduction_of
 from autofit.models.fake_quantised import FakeQuantisation
+from autofit.models.heads import add_value_head, read_two_words, score_texts
 from autofit.models.losses import LOSSES, with_options
 from autofit.models.tasks import BATCHES, auto_class, forward_arguments, model_classes
+from autofit.models.tasks.labelled import labelled_batches
 from autofit.models.tasks.sizes import Asked, padding, positions
 from autofit.models.trained_parts import train_parts
 
@@ -41,11 +44,15 @@ _WRONG_CONFIG = (
 
 
 # Keys of a `source:` for what of a model is trained, how far gradients flow back, whether images
-# stand in texts, and how linear layers round.
+# stand in texts, how linear layers round, how many texts a sample has, whether the model has a value head,
+# and which keys its config has besides.
 PARTS = "parts"
 ASKS_INPUTS = "asks_inputs"
 SEES = "sees"
 ROUNDS = "rounds"
+TEXTS = "texts"
+VALUES = "values"
+OPTIONS = "options"
 
 
 @dataclass(frozen=True)
@@ -60,6 +67,9 @@ class HuggingFaceModel:
         asks_inputs: whether gradients flow back to what the embeddings give, trained or not.
         rounds: how linear layers round, in a training for quantised inference.
         sees: whether images stand in the texts of a task that is of texts.
+        texts: how many texts a sample has, of a task whose samples have one.
+        values: whether rewards are read of a value head beside that of a language model.
+        options: further keys of its config, as num_labels.
     """
 
     name: str
@@ -71,6 +81,9 @@ class HuggingFaceModel:
     asks_inputs: bool = False
     sees: bool = False
     rounds: FakeQuantisation | None = None
+    texts: int = 1
+    values: bool = False
+    options: Mapping[str, Any] = field(default_factory=dict)
 
     def __call__(self) -> "nn.Module":
         """Build the model on the current default device. Raises InputError: the config describes no model that can be
@@ -93,6 +106,13 @@ class HuggingFaceModel:
                 f"{self.name} cannot be built from its config: {message}", remedy
             ) from error
 
+        task = TASKS[self.task]
+        if task.reads_two_words:
+            read_two_words(model)
+        elif self.values:
+            add_value_head(model)
+        elif self.sees and task.has_new_head:
+            score_texts(model, config.num_labels)
         if self.rounds:
             self.rounds.apply(model)
         if self.parts:
@@ -114,11 +134,21 @@ class HuggingFaceModel:
             found[SEES] = True
         if self.rounds:
             found[ROUNDS] = self.rounds.to_source()
+        if self.texts > 1:
+            found[TEXTS] = self.texts
+        if self.values:
+            found[VALUES] = True
+        if self.options:
+            found[OPTIONS] = dict(self.options)
         return found
 
     def auto_class(self) -> str:
         """The name of the auto class of transformers that makes the model."""
-        task = IMAGE_TEXT_TO_TEXT if self.sees else TASKS[self.task]
+        task = TASKS[self.task]
+        if self.sees:
+            task = IMAGE_TEXT_TO_TEXT
+        elif self.values:
+            task = CAUSAL_LM
         found = auto_class(
             task, str(self.config.get("model_type")), self.config.get("architectures") or ()
         )
@@ -156,13 +186,15 @@ class HuggingFaceModel:
         else:
             # A copy, because transformers completes nested mappings in place.
             config = CONFIG_MAPPING[self.config["model_type"]].from_dict(
-                copy.deepcopy(dict(self.config))
+                copy.deepcopy({**self.config, **self.options})
             )
         task = TASKS[self.task]
         text = config.get_text_config()
         text.use_cache = False  # the keys and values that a generation would reuse
         if task.scores:
             config.num_labels = 1
+        if self.sees and task.has_new_head:
+            config.tie_word_embeddings = False  # the head is another one
         if task.pools_texts and padding(text) is None:
             text.pad_token_id = (
                 0  # decoders find the last token of each sample by it, and refuse batches without
@@ -199,12 +231,14 @@ def huggingface_workload(
     kind = str(model.config.get("model_type"))
     names = map(str, model.config.get("architectures") or ())
     takes_more = any(name in model_classes(auto, kind) for name in names for auto in MULTIMODAL)
-    arguments = model.arguments() if takes_more or not task.reads_text else ()
-    asked = Asked(model.name, task, config, sequence_length, arguments, model.sees)
-    batch: Any = BATCHES[task.medium](asked)
+    depends = takes_more or model.sees or not task.reads_text
+    arguments = model.arguments() if depends else ()
+    asked = Asked(model.name, task, config, sequence_length, arguments, model.sees, model.texts)
+    is_labelled = task.reads_text and (model.sees or model.texts > 1)
+    batch: Any = labelled_batches(asked) if is_labelled else BATCHES[task.medium](asked)
 
     notes = []
-    if takes_more and task.reads_text:
+    if takes_more and task.reads_text and not model.sees:
         seeing = IMAGE_TEXT_TO_TEXT
         images = (
             f"; --task {seeing.name} trains it on images, too" if auto_class(seeing, kind) else ""
@@ -237,7 +271,7 @@ def huggingface_workload(
         effective_batch_size=EFFECTIVE_BATCH_SIZE
         if effective_batch_size is None
         else effective_batch_size,
-        unit=task.unit,
+        unit="samples" if is_labelled else task.unit,
         sequence_length=getattr(batch, "sequence_length", None),
         task=model.task,
         name=model.name,

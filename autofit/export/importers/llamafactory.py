@@ -5,9 +5,11 @@ from pathlib import Path
 from typing import Any
 
 from autofit.core.errors import InputError, is_whole, shown
+from autofit.core.task import Task
 from autofit.core.tasks import TASKS
 from autofit.core.tasks.causal_lm import CAUSAL_LM
 from autofit.core.tasks.image_text_to_text import IMAGE_TEXT_TO_TEXT
+from autofit.core.tasks.reward import REWARD
 from autofit.export.importers.accelerate import divided_by_trainer, with_devices
 from autofit.export.importers.division import Division
 from autofit.export.importers.frozen import Trained, Weights
@@ -66,17 +68,17 @@ _PARTS_OF = {
     **dict.fromkeys(("gemma3", "llava", "llava_next", "internvl", "mistral3", "paligemma"), _PARTS),
 }
 _KINDS = ("lora", "full", "freeze", None)
+_REWARDS = "rm"  # its stage: pairs of answers, scored by a value head
 _STAGES = {None: CAUSAL_LM.name, "sft": CAUSAL_LM.name, "pt": CAUSAL_LM.name}
 
 # What is learnt of answers about images, too.
 _ABOUT_IMAGES = tuple(
-    task.name
-    for task in TASKS.values()
-    if task.medium == "preferences" and not task.scores and TOOL.name in task.tools
+    task.name for task in TASKS.values() if task.medium == "preferences" and TOOL.name in task.tools
 )
 
-# Its files are read of images, too; how they are written anew is not known.
-_TASKS = (*TOOL.tasks, IMAGE_TEXT_TO_TEXT.name)
+# Its files are read of images and rewards, too; how they are written anew is not known, and rewards that
+# autofit measures are of another head.
+_TASKS = (*TOOL.tasks, IMAGE_TEXT_TO_TEXT.name, REWARD.name)
 
 
 def _has_images(keys: Keys) -> bool:
@@ -87,6 +89,8 @@ def _task(keys: Keys) -> str:
     stage = keys.get("stage")
     if stage in _STAGES:
         return IMAGE_TEXT_TO_TEXT.name if _has_images(keys) else _STAGES[stage]
+    if stage == _REWARDS:
+        return REWARD.name
     wanted = {name: keys[name] for name in ("stage", "pref_loss") if name in keys}
     for task in TASKS.values():
         if task.tools.get(TOOL.name, {}).items() >= wanted.items():
@@ -106,13 +110,22 @@ def _refuse(keys: Keys) -> str | None:
             return f"{name}: adapters beside other parts than what reads texts are not known."
     if keys.get("freeze_language_model"):
         return "freeze_language_model: below it no layer is checkpointed, which is not predicted."
-    if _has_images(keys) and _task(keys) not in (IMAGE_TEXT_TO_TEXT.name, *_ABOUT_IMAGES):
+    if _has_images(keys) and _task(keys) not in (
+        IMAGE_TEXT_TO_TEXT.name,
+        REWARD.name,
+        *_ABOUT_IMAGES,
+    ):
         return f"stage: {keys['stage']} is not tuned with images."
     if keys.get("finetuning_type") not in _KINDS:
         return f"finetuning_type: {keys['finetuning_type']} is not known."
     if keys.get("stage") not in _STAGES and _task(keys) == CAUSAL_LM.name:
         return f"stage: {keys['stage']} is not tuned."
     return None
+
+
+def _samples(keys: Keys, task: Task) -> dict[str, Any]:
+    """Rewards are read of TRL's value head, beside which the language model's own gives its logits."""
+    return {"values": True} if keys.get("stage") == _REWARDS else {}
 
 
 def _divide(keys: Keys, folder: Path) -> Division:
@@ -200,6 +213,7 @@ IMPORTER = Importer(
     freezes_vision=True,
     trains=_trains,
     sees=_has_images,
+    samples=_samples,
     keeps=lambda keys: ("flash_attn",) if keys.get("neat_packing") else (),
     single=("stage", "pref_loss"),
     defaults=_DEFAULTS,

@@ -6,10 +6,13 @@ from pathlib import Path
 from typing import Any
 
 from autofit.core.errors import InputError, is_whole, shown
+from autofit.core.task import Task
 from autofit.core.tasks import TASKS
 from autofit.core.tasks.causal_lm import CAUSAL_LM
 from autofit.core.tasks.dpo import DPO
+from autofit.core.tasks.generative_rerank import GENERATIVE_RERANK
 from autofit.core.tasks.image_text_to_text import IMAGE_TEXT_TO_TEXT
+from autofit.core.tasks.rerank import RERANK
 from autofit.export.importers.accelerate import (
     divided_by_trainer,
     read_launcher,
@@ -76,12 +79,13 @@ _MACHINES = ("ENV.NNODES", "launcher.nnodes", "launcher.num_machines")
 _OF_TASKS = ("rlhf_type", "task_type")
 _TUNERS = ("lora", "full", None)
 
-# What is learnt of answers about images, too: all that is no head of its own.
-_ABOUT_IMAGES = tuple(
-    task.name
-    for task in TASKS.values()
-    if task.medium == "preferences" and not task.scores and TOOL.name in task.tools
-)
+# What is learnt of texts with images, too.
+_ABOUT_IMAGES = tuple(task.name for task in TASKS.values() if TOOL.name in task.tools)
+
+# What puts passages in order, a sample of which are several, and by which losses.
+_RANKERS = (RERANK.name, GENERATIVE_RERANK.name)
+_RANKED_BY = (None, "pointwise_reranker", "listwise_reranker")
+_PROBLEMS = ("regression", "single_label_classification", "multi_label_classification")
 
 # Its files are read of images, too; how they are written anew is not known.
 _TASKS = (*TOOL.tasks, IMAGE_TEXT_TO_TEXT.name)
@@ -121,7 +125,7 @@ def _refuse(keys: Keys) -> str | None:
         if tuner != "full" and keys.get(name, usual) != usual:
             return f"{name}: adapters beside other parts than what reads texts are not known."
     if _has_images(keys) and _task(keys) not in (IMAGE_TEXT_TO_TEXT.name, *_ABOUT_IMAGES):
-        return "MAX_PIXELS: images are tuned for swift sft, swift pt and preferences alone."
+        return f"MAX_PIXELS: {keys.get('task_type')} is not tuned with images."
     if keys.get("tuner_backend", "peft") != "peft":
         return f"tuner_backend: {keys['tuner_backend']} is not known."
     if keys.get("init_weights") == "lora-ga":
@@ -130,9 +134,49 @@ def _refuse(keys: Keys) -> str | None:
     for name in _OF_TASKS:
         if keys.get(name) not in (None, "causal_lm") and _task(keys) == CAUSAL_LM.name:
             return f"{name}: {keys[name]} is not tuned."
-    if keys.get("task_type") == "reranker" and "listwise" in str(keys.get("loss_type")):
+    if _task(keys) in _RANKERS and keys.get("loss_type") not in _RANKED_BY:
         return f"loss_type: {keys['loss_type']} is not known."
     return None
+
+
+def _samples(keys: Keys, task: Task) -> dict[str, Any]:
+    """How many passages there are for a query, and how many classes."""
+    if task.name in _RANKERS:
+        return {"texts": _passages(keys)}
+    if not task.classifies:
+        return {}
+
+    options = {}
+    if is_whole(keys.get("num_labels"), 1):
+        options["num_labels"] = keys["num_labels"]
+    kind = keys.get("problem_type")
+    if kind in _PROBLEMS:
+        options["problem_type"] = kind
+    return {"options": options} if options else {}
+
+
+def _passages(keys: Keys) -> int:
+    """Each positive passage of a query is read beside as many negative ones; variables of the shell say how
+    many."""
+    numbers = []
+    for name, usual in {"MAX_POSITIVE_SAMPLES": 1, "MAX_NEGATIVE_SAMPLES": 7}.items():
+        number = keys.get(f"ENV.{name}", usual)
+        if not is_whole(number, 0 if usual > 1 else 1):
+            message = f"{name} must be a whole number, not {shown(number)}."
+            raise InputError(message, "Correct it.")
+        numbers.append(number)
+    positive, negative = numbers
+    return positive * (1 + negative)
+
+
+def _notes(keys: Keys) -> tuple[str, ...]:
+    if _task(keys) in _RANKERS:
+        passages = _passages(keys)
+        return (f"each sample is taken to be a query with {passages} passages, a text each.",)
+    classes = keys.get("num_labels")
+    if classes is not None and not is_whole(classes, 1):
+        return (f"num_labels says no number: two classes stand for {shown(classes)}.",)
+    return ()
 
 
 def _trains(keys: Keys, weights: Weights) -> Trained | None:
@@ -248,6 +292,8 @@ IMPORTER = Importer(
     freezes_vision=True,
     trains=_trains,
     sees=_has_images,
+    samples=_samples,
+    notes=_notes,
     # Packed samples see one another but with flash attention, and without padding as well.
     keeps=lambda keys: ("attn_impl",) if keys.get("packing") or keys.get("padding_free") else (),
     older={"tuner_type": "train_type"},

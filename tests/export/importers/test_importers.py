@@ -1,6 +1,7 @@
 """What an exporter writes its importer reads back; files as people write them are read, or refused."""
 
 import contextlib
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import yaml
 from autofit.core.config import Config
 from autofit.core.errors import InputError
 from autofit.core.knobs.lora_alpha import USUAL_ALPHA
-from autofit.core.tasks import TASK_NAMES
+from autofit.core.tasks import TASK_NAMES, TASKS
 from autofit.export.importers import IMPORTERS, importer_of
 from autofit.export.importers.division import Division
 from autofit.export.importers.document import flat
@@ -182,6 +183,7 @@ def test_the_command_says_what_is_trained() -> None:
         ({"rlhf_type": "orpo"}, "orpo"),
         ({"tuner_type": "lora", "task_type": "seq_cls"}, "sequence-classification"),
         ({"tuner_type": "full", "task_type": "reranker"}, "rerank"),
+        ({"tuner_type": "full", "task_type": "generative_reranker"}, "generative-rerank"),
     ):
         assert importer_of(keys, "a").task(keys) == task
 
@@ -298,9 +300,52 @@ def test_files_about_images_say_so() -> None:
         assert importer.refuse(keys) is None
         assert importer.sees(keys) is sees
         assert importer.task(keys) in ("dpo", "kto")
-    for more in ({"rlhf_type": "rm"}, {"task_type": "seq_cls"}):
+    for more, task in (
+        ({"rlhf_type": "rm"}, "reward"),
+        ({"task_type": "seq_cls"}, "sequence-classification"),
+        ({"task_type": "reranker"}, "rerank"),
+    ):
         keys = {**SWIFT, **more, "ENV.MAX_PIXELS": 1000}
-        assert "MAX_PIXELS" in str(importer_of(keys, "file").refuse(keys))
+        assert importer_of(keys, "file").refuse(keys) is None
+        assert importer_of(keys, "file").task(keys) == task
+    keys = {**SWIFT, "task_type": "decision", "ENV.MAX_PIXELS": 1000}
+    assert "decision" in str(importer_of(keys, "file").refuse(keys))
+
+
+def test_ms_swift_reads_several_passages_for_each_query() -> None:
+    def samples(**keys: Any) -> Mapping[str, Any]:
+        found = {**SWIFT, **keys}
+        importer = importer_of(found, "file")
+        assert importer.refuse(found) is None
+        return importer.samples(found, TASKS[importer.task(found)])
+
+    kind = {"task_type": "generative_reranker", "loss_type": "listwise_reranker"}
+    assert samples(**kind) == {"texts": 8}
+    fewer = {"ENV.MAX_NEGATIVE_SAMPLES": 1, "ENV.MAX_POSITIVE_SAMPLES": 2}
+    assert samples(task_type="reranker", **fewer) == {"texts": 4}
+    assert samples(task_type="seq_cls", num_labels=265) == {"options": {"num_labels": 265}}
+    assert samples(task_type="seq_cls", num_labels="<n>") == {}
+    assert samples(rlhf_type="rm") == {}
+
+    importer = importer_of(SWIFT, "file")
+    ranker = TASKS["generative-rerank"]
+    assert importer.loss_options({**SWIFT, **kind}, ranker) == {"kind": "listwise"}
+    assert importer.loss_options({**SWIFT, "beta": 0.2}, TASKS["dpo"]) == {"beta": 0.2}
+    wrong = {**SWIFT, **kind, "ENV.MAX_NEGATIVE_SAMPLES": "many"}
+    with pytest.raises(InputError, match="MAX_NEGATIVE_SAMPLES must be a whole number"):
+        importer.samples(wrong, TASKS["rerank"])
+    assert "loss_type: other" in str(importer.refuse({**SWIFT, **kind, "loss_type": "other"}))
+    assert "with 8 passages" in importer.notes({**SWIFT, **kind})[0]
+    assert "two classes" in importer.notes({**SWIFT, "num_labels": "<n>"})[0]
+
+
+def test_rewards_of_llama_factory_are_of_a_value_head() -> None:
+    keys = {**LLAMA_FACTORY, "stage": "rm"}
+    importer = importer_of(keys, "file")
+    assert importer.refuse(keys) is None
+    assert importer.task(keys) == "reward"
+    assert importer.samples(keys, TASKS["reward"]) == {"values": True}
+    assert importer.samples(LLAMA_FACTORY, TASKS["causal-lm"]) == {}
 
 
 def test_under_deepspeed_trained_weights_of_ms_swift_are_in_float32(tmp_path: Path) -> None:
