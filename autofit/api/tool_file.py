@@ -38,10 +38,10 @@ from autofit.export.tool import Tool
 from autofit.models import (
     HuggingFaceModel,
     resolve,
+    with_fields,
     with_loss_of,
     with_parts,
     with_rounding,
-    with_samples,
 )
 from autofit.models.stand_ins import stand_in
 from autofit.models.trained_parts import parts_of
@@ -142,7 +142,9 @@ def read(
         sees=sees,
     )
     if isinstance(workload.model, HuggingFaceModel):
-        workload = with_samples(workload, **importer.samples(keys, TASKS[task]))
+        of_model = {**keys, importer.model: named}
+        fields = importer.fields(of_model, TASKS[task], workload.model.config)
+        workload = with_fields(workload, **fields)
     rounds = importer.rounds(keys)
     if rounds is not None and isinstance(workload.model, HuggingFaceModel):
         workload = with_rounding(workload, rounds)
@@ -168,7 +170,7 @@ def read(
     if sees:
         what = "sample" if task == IMAGE_TEXT_TO_TEXT.name else "text"
         notes.append(f"each {what} is taken to be an image and text, {tokens:,} tokens together.")
-    notes += [*of_parts, *importer.notes(keys), *division.notes]
+    notes += [*of_parts, *importer.notes({**keys, importer.model: named}), *division.notes]
     return Reading(
         path, document, importer, stands, workload, before, division, there, tuple(notes)
     )
@@ -247,7 +249,7 @@ def _frozen(
     if not isinstance(model, HuggingFaceModel):
         return workload, (), ()  # a function's, which freezes what it wants
 
-    weights = Weights(model, model.config)
+    weights = Weights(model, {**model.config, **model.options})
     trained = importer.trains(keys, weights)
     if trained is None:
         return workload, (), ()

@@ -27,14 +27,16 @@ from autofit.models.functions import (
     make_importable,
     names_transformers,
 )
+from autofit.models.heads import HEADS
 from autofit.models.huggingface import (
     ASKS_INPUTS,
+    HEAD,
     OPTIONS,
     PARTS,
     ROUNDS,
     SEES,
+    SPARES,
     TEXTS,
-    VALUES,
     HuggingFaceModel,
     huggingface_workload,
 )
@@ -257,16 +259,23 @@ def _of_samples(source: Mapping[str, Any]) -> dict[str, Any]:
     """What a `source:` says of a model's samples and its head. Raises InputError for anything of another kind."""
     texts = source.get(TEXTS, 1)
     require(is_whole(texts, 1), "the texts of a sample must be a positive whole number", texts)
+    head = source.get(HEAD, "")
+    require(head in ("", *HEADS), "the head must be one that autofit knows", head)
     options = source.get(OPTIONS, {})
     require(isinstance(options, Mapping), "options of a config must hold values by name", options)
-    return {"texts": texts, "values": source.get(VALUES) is True, "options": options}
+    return {
+        "texts": texts,
+        "head": head,
+        "spares_frozen": source.get(SPARES) is True,
+        "options": options,
+    }
 
 
-def with_samples(workload: Workload, **fields: Any) -> Workload:
-    """The same of a named model with other samples, or another head.
+def with_fields(workload: Workload, **fields: Any) -> Workload:
+    """The same of a named model with other samples, another head or other keys of its config.
 
     Args:
-        fields: `texts`, `values` and `options` of `HuggingFaceModel`.
+        fields: `texts`, `head`, `spares_frozen` and `options` of `HuggingFaceModel`.
     """
     return _with_model(workload, **fields) if fields else workload
 

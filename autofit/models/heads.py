@@ -7,6 +7,7 @@ find its parts where they are.
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -68,6 +69,27 @@ def add_value_head(model: nn.Module) -> None:
     theirs.__class__ = _with_values(theirs.__class__)
 
 
+def pass_hidden_states(model: nn.Module) -> None:
+    """Let the head of a language model give what it is given, the hidden state of each token. Its weight stays,
+    as where ms-swift trains embeddings.
+
+    Raises:
+        InputError: the model has no linear head.
+    """
+    head = _linear_head(model)
+    theirs: Any = model
+    theirs.set_output_embeddings(_in_place_of(head, _passing()))
+
+
+# By name, heads that a tool gives a language model, whatever the task; "" for its own.
+VALUES = "values"
+PASSING = "passing"
+HEADS: dict[str, Callable[[nn.Module], None]] = {
+    VALUES: add_value_head,
+    PASSING: pass_hidden_states,
+}
+
+
 def _linear_head(model: nn.Module) -> nn.Linear:
     from torch import nn
 
@@ -108,6 +130,17 @@ def _two_words() -> Any:
             return scores[..., :1] - scores[..., 1:]
 
     return TwoWords
+
+
+@cache
+def _passing() -> Any:
+    class Passing(_projection()):  # type: ignore[misc]
+        """[..., features] -> the same."""
+
+        def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+            return hidden
+
+    return Passing
 
 
 @cache

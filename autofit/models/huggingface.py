@@ -18,10 +18,10 @@ from autofit.core.tasks.causal_lm import CAUSAL_LM
 from autofit.core.tasks.image_text_to_text import IMAGE_TEXT_TO_TEXT
 from autofit.core.workload import Workload, reduction_of
 from autofit.models.fake_quantised import FakeQuantisation
-from autofit.models.heads import add_value_head, read_two_words, score_texts
+from autofit.models.heads import HEADS, read_two_words, score_texts
 from autofit.models.losses import LOSSES, with_options
 from autofit.models.tasks import BATCHES, auto_class, forward_arguments, model_classes
-from autofit.models.tasks.labelled import labelled_batches
+from autofit.models.tasks.several_texts import several_texts
 from autofit.models.tasks.sizes import Asked, padding, positions
 from autofit.models.trained_parts import train_parts
 
@@ -44,14 +44,15 @@ _WRONG_CONFIG = (
 
 
 # Keys of a `source:` for what of a model is trained, how far gradients flow back, whether images
-# stand in texts, how linear layers round, how many texts a sample has, whether the model has a value head,
-# and which keys its config has besides.
+# stand in texts, how linear layers round, how many texts a sample has, which head the model is given,
+# whether checkpointing spares what is frozen, and which keys its config has besides.
 PARTS = "parts"
 ASKS_INPUTS = "asks_inputs"
 SEES = "sees"
 ROUNDS = "rounds"
 TEXTS = "texts"
-VALUES = "values"
+HEAD = "head"
+SPARES = "spares_frozen"
 OPTIONS = "options"
 
 
@@ -68,7 +69,8 @@ class HuggingFaceModel:
         rounds: how linear layers round, in a training for quantised inference.
         sees: whether images stand in the texts of a task that is of texts.
         texts: how many texts a sample has, of a task whose samples have one.
-        values: whether rewards are read of a value head beside that of a language model.
+        head: what a tool gives a language model in place of its head, by `models.heads.HEADS`.
+        spares_frozen: whether blocks of which nothing is trained are never checkpointed.
         options: further keys of its config, as num_labels.
     """
 
@@ -82,7 +84,8 @@ class HuggingFaceModel:
     sees: bool = False
     rounds: FakeQuantisation | None = None
     texts: int = 1
-    values: bool = False
+    head: str = ""
+    spares_frozen: bool = False
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def __call__(self) -> "nn.Module":
@@ -109,14 +112,17 @@ class HuggingFaceModel:
         task = TASKS[self.task]
         if task.reads_two_words:
             read_two_words(model)
-        elif self.values:
-            add_value_head(model)
+        elif self.head:
+            HEADS[self.head](model)
         elif self.sees and task.has_new_head:
             score_texts(model, config.num_labels)
         if self.rounds:
             self.rounds.apply(model)
         if self.parts:
             train_parts(model, self.parts)
+        if self.spares_frozen:
+            theirs: Any = model
+            theirs.checkpoints_trained_alone = True
         if self.asks_inputs:
             asking: Any = model
             asking.enable_input_require_grads()
@@ -136,8 +142,10 @@ class HuggingFaceModel:
             found[ROUNDS] = self.rounds.to_source()
         if self.texts > 1:
             found[TEXTS] = self.texts
-        if self.values:
-            found[VALUES] = True
+        if self.head:
+            found[HEAD] = self.head
+        if self.spares_frozen:
+            found[SPARES] = True
         if self.options:
             found[OPTIONS] = dict(self.options)
         return found
@@ -147,7 +155,7 @@ class HuggingFaceModel:
         task = TASKS[self.task]
         if self.sees:
             task = IMAGE_TEXT_TO_TEXT
-        elif self.values:
+        elif self.head:
             task = CAUSAL_LM
         found = auto_class(
             task, str(self.config.get("model_type")), self.config.get("architectures") or ()
@@ -234,8 +242,8 @@ def huggingface_workload(
     depends = takes_more or model.sees or not task.reads_text
     arguments = model.arguments() if depends else ()
     asked = Asked(model.name, task, config, sequence_length, arguments, model.sees, model.texts)
-    is_labelled = task.reads_text and (model.sees or model.texts > 1)
-    batch: Any = labelled_batches(asked) if is_labelled else BATCHES[task.medium](asked)
+    has_several = task.of_texts and task.medium != "preferences" and (model.sees or model.texts > 1)
+    batch: Any = several_texts(asked) if has_several else BATCHES[task.medium](asked)
 
     notes = []
     if takes_more and task.reads_text and not model.sees:
@@ -271,7 +279,7 @@ def huggingface_workload(
         effective_batch_size=EFFECTIVE_BATCH_SIZE
         if effective_batch_size is None
         else effective_batch_size,
-        unit="samples" if is_labelled else task.unit,
+        unit="samples" if has_several else task.unit,
         sequence_length=getattr(batch, "sequence_length", None),
         task=model.task,
         name=model.name,

@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from autofit.core.errors import InputError, is_whole, shown
+from autofit.core.task import Task
 from autofit.core.tasks import TASKS
 from autofit.core.tasks.causal_lm import CAUSAL_LM
 from autofit.core.tasks.image_text_to_text import IMAGE_TEXT_TO_TEXT
+from autofit.core.tasks.token_classification import TOKEN_CLASSIFICATION
 from autofit.export.importers.accelerate import divided_by_trainer
 from autofit.export.importers.division import Division
 from autofit.export.importers.frozen import (
@@ -49,7 +51,6 @@ _REFUSED = {
     "tiled_mlp": "tiled layers are not known",
     "ebft": "this kind of training is not known",
     "lisa_n_layers": "training some layers at a time is not known",
-    "process_reward_model": "models that reward steps are not known",
 }
 _SIZES = {
     "dp_replicate_size": "data_parallel_replicate",
@@ -59,7 +60,14 @@ _SIZES = {
 }
 _LIKE_FLASH = ("flash_attention", "kernels-", "flex_attention")  # save as much for the backward
 _ROWS = re.compile(r"^(.+)\[[0-9]*(?::[0-9]*)?\]$")  # behind a pattern: of a weight
-_FUSED = ("liger_fused_linear_cross_entropy", "cut_cross_entropy")  # losses
+_CUT, _CUT_PLUGIN = "cut_cross_entropy", "CutCrossEntropyPlugin"
+# What attention was asked for by, and is in all that axolotl still takes.
+_OLDER_ATTENTION = {
+    "flash_attention": "flash_attention_2",
+    "sdp_attention": "sdpa",
+    "flex_attention": "flex_attention",
+    "eager_attention": "eager",
+}
 _UNFROZEN = "unfrozen_parameters"
 # What modules of images and sounds are called, and what brings them to texts.
 _MEDIA = {
@@ -67,14 +75,17 @@ _MEDIA = {
     *("multi_modal_projector", "audio_tower", "audio_model", "embed_audio"),
 }
 _EMBEDDINGS = ("lm_head", "embed_tokens")  # beside these gradients are asked of what they give
-_PLUGINS = ("LigerPlugin", "CutCrossEntropyPlugin", "SwanLabPlugin")  # the last one watches
+_PLUGINS = ("LigerPlugin", _CUT_PLUGIN, "SwanLabPlugin")  # the last one watches
 _ADAPTERS = (None, "", "lora", "qlora")
 
-# Its files are read of images, too; how they are written anew is not known.
-_TASKS = (*TOOL.tasks, IMAGE_TEXT_TO_TEXT.name)
+# Its files are read of images and of rewards for steps, too; how they are written anew is not known.
+_TASKS = (*TOOL.tasks, IMAGE_TEXT_TO_TEXT.name, TOKEN_CLASSIFICATION.name)
+_STEPS = "process_reward_model"  # a class at the end of each step: two of them, as TRL's PRMTrainer
 
 
 def _task(keys: Keys) -> str:
+    if keys.get(_STEPS):
+        return TOKEN_CLASSIFICATION.name
     if keys.get("reward_model"):
         wanted: dict[str, Any] = {"reward_model": True}
     elif keys.get("rl"):
@@ -116,6 +127,17 @@ def _refuse(keys: Keys) -> str | None:
     if keys.get("rl") and _task(keys) == CAUSAL_LM.name:
         return f"rl: {keys['rl']} is not tuned."
     return None
+
+
+def _fields(keys: Keys, task: Task, config: Keys) -> dict[str, Any]:
+    """How many classes a step may have; all other tokens are left out of the loss, and not of the forward."""
+    if not task.classifies:
+        return {}
+    classes = keys.get("num_labels") or 2
+    if not is_whole(classes, 1):
+        message = f"num_labels must be a positive whole number, not {shown(classes)}."
+        raise InputError(message, "Correct it.")
+    return {"options": {"num_labels": classes}}
 
 
 def _trains(keys: Keys, weights: Weights) -> Trained | None:
@@ -165,7 +187,8 @@ def _rounds(keys: Keys) -> FakeQuantisation | None:
         raise InputError(
             f"qat.group_size must be a whole number, not {shown(size)}.", "Correct it."
         )
-    is_fused = any(keys.get(name) for name in _FUSED)
+    is_cut = keys.get(_CUT, _has_plugin(keys, _CUT_PLUGIN))
+    is_fused = bool(is_cut or keys.get("liger_fused_linear_cross_entropy"))
     return FakeQuantisation(size, keys.get("qat.activation_dtype") == "int8", not is_fused)
 
 
@@ -236,9 +259,22 @@ def _meaning(key: str, value: Any) -> Any:
 
 
 def _read(keys: Keys, _: Division) -> Keys:
-    """TF32 says nothing of products that are computed in 16 bits."""
-    is_half = any(_meaning(name, keys.get(name)) for name in ("bf16", "fp16", "bfloat16"))
-    return {**keys, "tf32": False} if is_half else keys
+    """TF32 says nothing of products that are computed in 16 bits; a plugin for a loss switches it on unless
+    a key says otherwise; and attention had keys of its own before it had one for all."""
+    read = dict(keys)
+    if any(_meaning(name, keys.get(name)) for name in ("bf16", "fp16", "bfloat16")):
+        read["tf32"] = False
+    if _has_plugin(keys, _CUT_PLUGIN):
+        read.setdefault(_CUT, True)
+    for name, value in _OLDER_ATTENTION.items():
+        if keys.get(name) is True:
+            read.setdefault("attn_implementation", value)
+    return read
+
+
+def _has_plugin(keys: Keys, name: str) -> bool:
+    plugins = keys.get("plugins")
+    return isinstance(plugins, list | tuple) and any(str(each).endswith(name) for each in plugins)
 
 
 IMPORTER = Importer(
@@ -253,6 +289,7 @@ IMPORTER = Importer(
     targets="lora_target_modules",
     pattern=_pattern,
     trains=_trains,
+    fields=_fields,
     # Packed samples see one another but with flash attention.
     keeps=lambda keys: ("attn_implementation",) if keys.get("sample_packing") else (),
     notes=_notes,

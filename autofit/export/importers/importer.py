@@ -54,8 +54,8 @@ class Importer:
         keeps: by the keys, those that stay: they only cost elsewhere, and decide here what is learnt.
         sees: by the keys, whether images stand in its texts.
         rounds: by the keys, how linear layers round in a training for quantised inference.
-        samples: by the keys and the task, how many texts its samples have, which head its model has, and further
-            keys of the model's config, as `models.with_samples` takes them.
+        fields: by the keys, the task and the model's config.json, how the model or its samples differ, as
+            `models.with_fields` takes it.
         notes: by the keys, sentences on what is predicted otherwise than the file says.
         read: the keys, without those that say nothing beside others, and with what the tool works
             out for so many devices.
@@ -81,7 +81,7 @@ class Importer:
     keeps: Callable[[Keys], Sequence[str]] = lambda keys: ()
     sees: Callable[[Keys], bool] = lambda keys: False
     rounds: Callable[[Keys], FakeQuantisation | None] = lambda keys: None
-    samples: Callable[[Keys, Task], Mapping[str, Any]] = lambda keys, task: {}
+    fields: Callable[[Keys, Task, Keys], Mapping[str, Any]] = lambda keys, task, config: {}
     notes: Callable[[Keys], Sequence[str]] = lambda keys: ()
     read: Callable[[Keys, Division], Keys] = lambda keys, division: keys
     older: Mapping[str, str] = field(default_factory=dict)

@@ -13,7 +13,7 @@ from autofit.core.errors import InputError, require, unknown
 from autofit.models.losses.by_token import by_token
 from autofit.models.losses.distill import Distill
 from autofit.models.losses.dpo import DPO
-from autofit.models.losses.embed import Embed
+from autofit.models.losses.embed import Embed, EmbedByMicroBatch
 from autofit.models.losses.generative_rerank import GenerativeRerank
 from autofit.models.losses.grpo import GRPO
 from autofit.models.losses.in_tiles import InTiles
@@ -55,7 +55,7 @@ LOSSES = {
 }
 
 # Losses that a tool computes in place of the model's own, by its name.
-OF_TOOLS = {loss.tool: loss for loss in (InTiles,)}
+OF_TOOLS = {loss.tool: loss for loss in (InTiles, EmbedByMicroBatch)}
 
 
 def with_options(loss: Any, options: Mapping[str, Any]) -> Any:

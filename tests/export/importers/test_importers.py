@@ -317,7 +317,7 @@ def test_ms_swift_reads_several_passages_for_each_query() -> None:
         found = {**SWIFT, **keys}
         importer = importer_of(found, "file")
         assert importer.refuse(found) is None
-        return importer.samples(found, TASKS[importer.task(found)])
+        return importer.fields(found, TASKS[importer.task(found)], {})
 
     kind = {"task_type": "generative_reranker", "loss_type": "listwise_reranker"}
     assert samples(**kind) == {"texts": 8}
@@ -333,10 +333,47 @@ def test_ms_swift_reads_several_passages_for_each_query() -> None:
     assert importer.loss_options({**SWIFT, "beta": 0.2}, TASKS["dpo"]) == {"beta": 0.2}
     wrong = {**SWIFT, **kind, "ENV.MAX_NEGATIVE_SAMPLES": "many"}
     with pytest.raises(InputError, match="MAX_NEGATIVE_SAMPLES must be a whole number"):
-        importer.samples(wrong, TASKS["rerank"])
+        importer.fields(wrong, TASKS["rerank"], {})
     assert "loss_type: other" in str(importer.refuse({**SWIFT, **kind, "loss_type": "other"}))
     assert "with 8 passages" in importer.notes({**SWIFT, **kind})[0]
     assert "two classes" in importer.notes({**SWIFT, "num_labels": "<n>"})[0]
+
+
+def test_embeddings_of_ms_swift_are_told_apart_in_their_micro_batch() -> None:
+    keys = {**SWIFT, "task_type": "embedding", "loss_type": "infonce"}
+    importer = importer_of(keys, "file")
+    assert importer.refuse(keys) is None
+    assert importer.task(keys) == "embed"
+    assert importer.fields(keys, TASKS["embed"], {}) == {"texts": 2, "head": "passing"}
+    harder = {**keys, "ENV.INFONCE_HARD_NEGATIVES": 3, "ENV.MAX_PIXELS": 1000}
+    assert importer.refuse(harder) is None
+    assert importer.fields(harder, TASKS["embed"], {})["texts"] == 5
+    assert importer.keeps(keys) == ("per_device_train_batch_size",)
+    assert importer.keeps(SWIFT) == ()
+    assert "loss_type: other" in str(importer.refuse({**keys, "loss_type": "other"}))
+
+
+def test_axolotl_rewards_steps_by_classes_of_tokens() -> None:
+    keys = {**AXOLOTL, "process_reward_model": True}
+    importer = importer_of(keys, "file")
+    assert importer.refuse(keys) is None
+    assert importer.task(keys) == "token-classification"
+    task = TASKS["token-classification"]
+    assert importer.fields(keys, task, {}) == {"options": {"num_labels": 2}}
+    assert importer.fields({**keys, "num_labels": 3}, task, {})["options"] == {"num_labels": 3}
+    with pytest.raises(InputError, match="num_labels must be a positive"):
+        importer.fields({**keys, "num_labels": "x"}, task, {})
+
+
+def test_what_axolotl_does_without_a_key() -> None:
+    cut = {**AXOLOTL, "plugins": ["axolotl.integrations.cut_cross_entropy.CutCrossEntropyPlugin"]}
+    assert read(importer_of(cut, "a"), cut).loss == "chunked"
+    off = {**cut, "cut_cross_entropy": False}
+    assert read(importer_of(off, "a"), off).loss == "standard"
+    older = {name: value for name, value in AXOLOTL.items() if name != "attn_implementation"}
+    for name, value in {"flash_attention": "flash", "eager_attention": "eager"}.items():
+        keys = {**older, name: True}
+        assert read(importer_of(keys, "a"), keys).attention == value
 
 
 def test_rewards_of_llama_factory_are_of_a_value_head() -> None:
@@ -344,8 +381,8 @@ def test_rewards_of_llama_factory_are_of_a_value_head() -> None:
     importer = importer_of(keys, "file")
     assert importer.refuse(keys) is None
     assert importer.task(keys) == "reward"
-    assert importer.samples(keys, TASKS["reward"]) == {"values": True}
-    assert importer.samples(LLAMA_FACTORY, TASKS["causal-lm"]) == {}
+    assert importer.fields(keys, TASKS["reward"], {}) == {"head": "values"}
+    assert importer.fields(LLAMA_FACTORY, TASKS["causal-lm"], {}) == {}
 
 
 def test_under_deepspeed_trained_weights_of_ms_swift_are_in_float32(tmp_path: Path) -> None:
