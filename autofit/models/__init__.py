@@ -37,10 +37,12 @@ from autofit.models.huggingface import (
     SEES,
     SPARES,
     TEXTS,
+    TILES,
     HuggingFaceModel,
     huggingface_workload,
 )
 from autofit.models.tasks.choice import chosen_task
+from autofit.models.tiled_mlp import TiledMlp
 from autofit.models.trained_parts import check_parts
 
 __all__ = [
@@ -189,12 +191,14 @@ def resolve(
     trust_remote_code: bool = False,
     loss_options: LossOptions = None,
     sees: bool = False,
+    stretches: bool = False,
 ) -> Workload:
     """The workload of what `--model` names, taught by what `--teacher` names where its task asks one.
 
     Args:
         loss_options: of the loss of the task, such as {"beta": 0.2}.
         sees: whether images stand in the texts of a task that is of texts.
+        stretches: whether a model whose positions are turned, not learnt, takes longer samples than it was made for.
 
     Raises:
         InputError: they name nothing, or what cannot be trained as asked.
@@ -215,6 +219,8 @@ def resolve(
         return function_workload(model, **sizes._asdict())
     named = None if teacher is None else (kind_of(teacher), teacher)
     found = _read(kind, model, task, trust_remote_code, sees=sees)
+    if stretches and sequence_length is not None:
+        found = found.stretched(sequence_length)
     return _workload(found, named, sizes, trust_remote_code, loss_options)
 
 
@@ -267,6 +273,7 @@ def _of_samples(source: Mapping[str, Any]) -> dict[str, Any]:
         "texts": texts,
         "head": head,
         "spares_frozen": source.get(SPARES) is True,
+        "tiles": TiledMlp.of_source(source.get(TILES)),
         "options": options,
     }
 
@@ -275,9 +282,14 @@ def with_fields(workload: Workload, **fields: Any) -> Workload:
     """The same of a named model with other samples, another head or other keys of its config.
 
     Args:
-        fields: `texts`, `head`, `spares_frozen` and `options` of `HuggingFaceModel`.
+        fields: `texts`, `head`, `spares_frozen`, `tiles` and `options` of `HuggingFaceModel`.
     """
-    return _with_model(workload, **fields) if fields else workload
+    if not fields:
+        return workload
+    model: Any = workload.model
+    if "options" in fields:
+        fields["options"] = {**model.options, **fields["options"]}
+    return _with_model(workload, **fields)
 
 
 def with_loss_of(workload: Workload, tool: object) -> Workload:

@@ -8,7 +8,7 @@ import copy
 import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from autofit.core.config_faults import config_fault
 from autofit.core.errors import InputError, sentence
@@ -23,6 +23,7 @@ from autofit.models.losses import LOSSES, with_options
 from autofit.models.tasks import BATCHES, auto_class, forward_arguments, model_classes
 from autofit.models.tasks.several_texts import several_texts
 from autofit.models.tasks.sizes import Asked, padding, positions
+from autofit.models.tiled_mlp import TiledMlp
 from autofit.models.trained_parts import train_parts
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ _WRONG_CONFIG = (
 
 # Keys of a `source:` for what of a model is trained, how far gradients flow back, whether images
 # stand in texts, how linear layers round, how many texts a sample has, which head the model is given,
-# whether checkpointing spares what is frozen, and which keys its config has besides.
+# whether checkpointing spares what is frozen, how its MLPs are tiled, and which keys its config has besides.
 PARTS = "parts"
 ASKS_INPUTS = "asks_inputs"
 SEES = "sees"
@@ -53,6 +54,7 @@ ROUNDS = "rounds"
 TEXTS = "texts"
 HEAD = "head"
 SPARES = "spares_frozen"
+TILES = "tiles"
 OPTIONS = "options"
 
 
@@ -71,6 +73,7 @@ class HuggingFaceModel:
         texts: how many texts a sample has, of a task whose samples have one.
         head: what a tool gives a language model in place of its head, by `models.heads.HEADS`.
         spares_frozen: whether blocks of which nothing is trained are never checkpointed.
+        tiles: how many tiles of a sequence its MLPs compute one after the other.
         options: further keys of its config, as num_labels.
     """
 
@@ -86,6 +89,7 @@ class HuggingFaceModel:
     texts: int = 1
     head: str = ""
     spares_frozen: bool = False
+    tiles: TiledMlp | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def __call__(self) -> "nn.Module":
@@ -118,6 +122,8 @@ class HuggingFaceModel:
             score_texts(model, config.num_labels)
         if self.rounds:
             self.rounds.apply(model)
+        if self.tiles:
+            self.tiles.apply(model)
         if self.parts:
             train_parts(model, self.parts)
         if self.spares_frozen:
@@ -146,6 +152,8 @@ class HuggingFaceModel:
             found[HEAD] = self.head
         if self.spares_frozen:
             found[SPARES] = True
+        if self.tiles:
+            found[TILES] = self.tiles.to_source()
         if self.options:
             found[OPTIONS] = dict(self.options)
         return found
@@ -180,6 +188,18 @@ class HuggingFaceModel:
     def longest(self) -> int | None:
         """The most tokens that a sample can have; None where the config sets no limit."""
         return positions(self.transformers_config().get_text_config())
+
+    def stretched(self, tokens: int) -> Self:
+        """The same for samples of so many tokens, also where it was made for fewer and its positions are turned
+        (RoPE), not learnt."""
+        text = self.transformers_config().get_text_config()
+        longest = positions(text)
+        is_turned = getattr(text, "rope_parameters", None) is not None
+        is_plain = "text_config" not in self.config
+        if longest is None or tokens <= longest or not (is_turned and is_plain):
+            return self
+        options = {**self.options, "max_position_embeddings": tokens}
+        return dataclasses.replace(self, options=options)
 
     def transformers_config(self) -> Any:
         """The config as transformers' own object, set for training."""

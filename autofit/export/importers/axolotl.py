@@ -25,6 +25,7 @@ from autofit.export.importers.fsdp import DEFAULTS, FIRST
 from autofit.export.importers.importer import Importer, Keys
 from autofit.export.tools.axolotl import TOOL
 from autofit.models.fake_quantised import FakeQuantisation
+from autofit.models.tiled_mlp import TiledMlp
 
 _DEFAULTS: dict[str, Any] = {
     **DEFAULTS,
@@ -48,7 +49,6 @@ _REFUSED = {
     "gptq": "its weights are quantised already",
     "use_scattermoe": "its kernels for experts are not known",
     "relora": "restarts of adapters are not known",
-    "tiled_mlp": "tiled layers are not known",
     "ebft": "this kind of training is not known",
     "lisa_n_layers": "training some layers at a time is not known",
 }
@@ -76,6 +76,8 @@ _MEDIA = {
 }
 _EMBEDDINGS = ("lm_head", "embed_tokens")  # beside these gradients are asked of what they give
 _PLUGINS = ("LigerPlugin", _CUT_PLUGIN, "SwanLabPlugin")  # the last one watches
+_TILES = "tiled_mlp"
+_LEGACY = "legacy"
 _ADAPTERS = (None, "", "lora", "qlora")
 
 # Its files are read of images and of rewards for steps, too; how they are written anew is not known.
@@ -113,6 +115,8 @@ def _refuse(keys: Keys) -> str | None:
     for plugin in plugins:
         if not str(plugin).endswith(_PLUGINS):
             return f"plugins: {plugin} is not known."
+    if keys.get(_TILES) and keys.get("liger_glu_activation"):
+        return f"{_TILES}: Liger's MLPs in tiles are not predicted."
     if reason := _refused_rounding(keys):
         return reason
     if keys.get(_UNFROZEN) and keys.get("adapter"):
@@ -130,7 +134,14 @@ def _refuse(keys: Keys) -> str | None:
 
 
 def _fields(keys: Keys, task: Task, config: Keys) -> dict[str, Any]:
-    """How many classes a step may have; all other tokens are left out of the loss, and not of the forward."""
+    """How MLPs are tiled, and how many classes a step may have; all other tokens are left out of the loss, and
+    not of the forward."""
+    if keys.get(_TILES):
+        count = keys.get(f"{_TILES}_num_shards")
+        if count is not None and not is_whole(count, 1):
+            message = f"{_TILES}_num_shards must be a positive whole number, not {shown(count)}."
+            raise InputError(message, "Correct it.")
+        return {"tiles": TiledMlp(count)}
     if not task.classifies:
         return {}
     classes = keys.get("num_labels") or 2
@@ -216,6 +227,12 @@ def _notes(keys: Keys) -> tuple[str, ...]:
         )
     if keys.get("attn_implementation") == "flex_attention":
         notes.append("flex_attention is predicted as flash attention, which saves the same.")
+    if keys.get(_TILES) and not keys.get(f"{_TILES}_use_original_mlp"):
+        notes.append("axolotl compiles tiled MLPs, which then need less memory than predicted.")
+    if keys.get("activation_offloading") == _LEGACY:
+        notes.append(
+            "activation_offloading: legacy copies between the computations, which takes longer than predicted."
+        )
     if keys.get("qat.fake_quant_after_n_steps"):
         notes.append("what is predicted is of steps in which layers round, not of those before.")
     return tuple(notes)
@@ -251,7 +268,7 @@ def _meaning(key: str, value: Any) -> Any:
         return bool(value)
     if key == "gradient_checkpointing_kwargs" and isinstance(value, dict):
         return {**value, "use_reentrant": False}
-    if key == "activation_offloading" and value is True:
+    if key == "activation_offloading" and value in (True, _LEGACY):
         return "hidden_states"
     if key == "torch_compile_mode" and value == "max-autotune":
         return "default"  # with options of its own
@@ -290,6 +307,7 @@ IMPORTER = Importer(
     pattern=_pattern,
     trains=_trains,
     fields=_fields,
+    stretches=True,
     # Packed samples see one another but with flash attention.
     keeps=lambda keys: ("attn_implementation",) if keys.get("sample_packing") else (),
     notes=_notes,

@@ -56,6 +56,7 @@ class Importer:
         rounds: by the keys, how linear layers round in a training for quantised inference.
         fields: by the keys, the task and the model's config.json, how the model or its samples differ, as
             `models.with_fields` takes it.
+        stretches: whether it lets models take longer samples than they were made for.
         notes: by the keys, sentences on what is predicted otherwise than the file says.
         read: the keys, without those that say nothing beside others, and with what the tool works
             out for so many devices.
@@ -82,6 +83,7 @@ class Importer:
     sees: Callable[[Keys], bool] = lambda keys: False
     rounds: Callable[[Keys], FakeQuantisation | None] = lambda keys: None
     fields: Callable[[Keys, Task, Keys], Mapping[str, Any]] = lambda keys, task, config: {}
+    stretches: bool = False
     notes: Callable[[Keys], Sequence[str]] = lambda keys: ()
     read: Callable[[Keys, Division], Keys] = lambda keys, division: keys
     older: Mapping[str, str] = field(default_factory=dict)

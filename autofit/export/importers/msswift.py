@@ -136,8 +136,6 @@ def _refuse(keys: Keys) -> str | None:
         return f"MAX_PIXELS: {keys.get('task_type')} is not tuned with images."
     if keys.get("tuner_backend", "peft") != "peft":
         return f"tuner_backend: {keys['tuner_backend']} is not known."
-    if keys.get("init_weights") == "lora-ga":
-        return "init_weights: adapters that begin with gradients are not known."
 
     for name in _OF_TASKS:
         if keys.get(name) not in (None, "causal_lm") and _task(keys) == CAUSAL_LM.name:
@@ -225,13 +223,19 @@ def _passages(keys: Keys) -> int:
 
 
 def _notes(keys: Keys) -> tuple[str, ...]:
+    notes = []
     if _task(keys) in _RANKERS:
         passages = _passages(keys)
-        return (f"each sample is taken to be a query with {passages} passages, a text each.",)
+        notes.append(f"each sample is taken to be a query with {passages} passages, a text each.")
     classes = keys.get("num_labels")
     if classes is not None and not is_whole(classes, 1):
-        return (f"num_labels says no number: two classes stand for {shown(classes)}.",)
-    return ()
+        notes.append(f"num_labels says no number: two classes stand for {shown(classes)}.")
+    if keys.get("init_weights") == "lora-ga":
+        notes.append(
+            "adapters that begin with gradients are trained as others are: what finding these takes "
+            "before training is not predicted."
+        )
+    return tuple(notes)
 
 
 def _trains(keys: Keys, weights: Weights) -> Trained | None:

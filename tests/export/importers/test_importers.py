@@ -19,6 +19,7 @@ from autofit.export.importers.document import flat
 from autofit.export.importers.importer import Importer, changes, config_of
 from autofit.export.source import ExportSource
 from autofit.export.tool import write
+from autofit.models.tiled_mlp import TiledMlp
 from autofit.techniques import all_techniques
 from tests.export.sources import LINEAR, LORA, OFF, SIZES, source
 
@@ -336,6 +337,9 @@ def test_ms_swift_reads_several_passages_for_each_query() -> None:
         importer.fields(wrong, TASKS["rerank"], {})
     assert "loss_type: other" in str(importer.refuse({**SWIFT, **kind, "loss_type": "other"}))
     assert "with 8 passages" in importer.notes({**SWIFT, **kind})[0]
+    begun = {**SWIFT, "init_weights": "lora-ga"}
+    assert importer.refuse(begun) is None
+    assert "begin with gradients" in importer.notes(begun)[0]
     assert "two classes" in importer.notes({**SWIFT, "num_labels": "<n>"})[0]
 
 
@@ -363,6 +367,21 @@ def test_axolotl_rewards_steps_by_classes_of_tokens() -> None:
     assert importer.fields({**keys, "num_labels": 3}, task, {})["options"] == {"num_labels": 3}
     with pytest.raises(InputError, match="num_labels must be a positive"):
         importer.fields({**keys, "num_labels": "x"}, task, {})
+
+
+def test_tiled_layers_of_axolotl() -> None:
+    keys = {**AXOLOTL, "tiled_mlp": True, "activation_offloading": "legacy"}
+    importer = importer_of(keys, "file")
+    assert importer.refuse(keys) is None
+    task = TASKS["causal-lm"]
+    assert importer.fields(keys, task, {}) == {"tiles": TiledMlp()}
+    assert importer.fields({**keys, "tiled_mlp_num_shards": 4}, task, {}) == {"tiles": TiledMlp(4)}
+    compiles, copies = importer.notes(keys)
+    assert "compiles tiled MLPs" in compiles and "copies between" in copies
+    assert len(importer.notes({**keys, "tiled_mlp_use_original_mlp": True})) == 1
+    assert "Liger's MLPs" in str(importer.refuse({**keys, "liger_glu_activation": True}))
+    with pytest.raises(InputError, match="tiled_mlp_num_shards must be a positive"):
+        importer.fields({**keys, "tiled_mlp_num_shards": "x"}, task, {})
 
 
 def test_what_axolotl_does_without_a_key() -> None:
