@@ -16,7 +16,7 @@ from autofit.setup.layers import output_heads
 from autofit.training.build import build
 from autofit.training.step import train_step
 from tests import tiny
-from tests.estimate.traced import peak, traced, tracked
+from tests.estimate.traced import AMPERE, peak, traced, tracked
 from tests.models.tasks.test_preferences_about_images import LLAVA, QWEN
 from tests.tiny import CPU
 
@@ -86,6 +86,14 @@ def test_micro_batches_train_what_the_whole_does(fields: dict[str, Any]) -> None
         setup.close()
     assert losses[0] == pytest.approx(losses[1], rel=1e-4)
     assert losses[0][0] != losses[0][1]
+
+
+@pytest.mark.parametrize("fields", [EMBEDDED, BY_VALUES], ids=str)
+def test_heads_are_divided_with_the_weights(fields: dict[str, Any]) -> None:
+    knobs = {"data_parallel": "fsdp", "precision": "bf16-mixed"}
+    several = AMPERE.of_several(2)
+    divided = peak(traced(workload_of(**fields), several, **knobs))
+    assert divided < peak(traced(workload_of(**fields), AMPERE, precision="bf16-mixed"))
 
 
 def test_two_words_are_read_of_the_head() -> None:
