@@ -39,6 +39,7 @@ from autofit.export.source import WEIGHTS, ExportSource
 from autofit.export.tool import Tool
 from autofit.models import (
     HuggingFaceModel,
+    needs_images,
     resolve,
     with_fields,
     with_loss_of,
@@ -146,6 +147,7 @@ def read(
         stands, note = stand_in(
             named, tokens, layers=layers, task=of_kind, stretches=importer.stretches
         )
+    sees = sees or needs_images(stands, task)
     workload = resolve(
         stands,
         task=task,

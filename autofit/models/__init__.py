@@ -224,6 +224,22 @@ def resolve(
     return _workload(found, named, sizes, trust_remote_code, loss_options)
 
 
+def needs_images(model: str, task: str) -> bool:
+    """Whether a preset or a directory can be trained for a task on texts with an image each, and not on texts
+    alone, because transformers has no class for that."""
+    kind = kind_of(model)
+    if kind not in ("preset", "directory") or not TASKS[task].of_texts:
+        return False
+    can_be = []
+    for sees in (False, True):
+        try:
+            _read(kind, model, task, False, sees=sees)
+            can_be.append(True)
+        except InputError:
+            can_be.append(False)
+    return can_be == [False, True]
+
+
 def check_task(task: object) -> None:
     """Raise an InputError for what is no task that a model named can have."""
     if task is not None and task not in TASK_NAMES:
