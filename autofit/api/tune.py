@@ -19,6 +19,7 @@ from autofit.core.estimate import Estimate
 from autofit.core.events import Listener, Note
 from autofit.core.files import write_atomically
 from autofit.core.knobs import knob_named
+from autofit.core.knobs.micro_batch_size import KNOB as MICRO_BATCH
 from autofit.core.result import Result
 from autofit.core.workload import Workload
 from autofit.export.importers import document_of
@@ -271,7 +272,8 @@ def _settings(
         value = source.config[knob]
         of_devices = knob_named(knob).of_devices
         if knob in SIZES:
-            if knob in kept:
+            # of both, whose product stays, one is searched
+            if knob == MICRO_BATCH.name and not kept.isdisjoint(SIZES):
                 settings[knob] = (value,)
             continue
         is_unset = value is None and technique.off is None and knob not in freed

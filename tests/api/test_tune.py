@@ -114,6 +114,12 @@ def test_what_is_kept_stays_and_what_is_free_may_change(
     assert asked["lora_rank"] == (8,)
     assert asked["precision"] == ("bf16-mixed",)
 
+    # of the sizes one is searched, whose product stays
+    with pytest.raises(NothingFitsError):
+        autofit.tune(path, keep=["gradient_accumulation_steps"], gpu="rtx-4090")
+    assert asked["micro_batch_size"] == (1,)
+    assert "gradient_accumulation_steps" not in asked
+
     with pytest.raises(NothingFitsError):
         autofit.tune(path, gpu="rtx-4090")
     assert set(asked["optimizer"]) == {"adamw", "adamw-foreach"}

@@ -41,7 +41,6 @@ _OTHER_NAMES = {
     "adamw_8bit": "adamw_bnb_8bit",
     "adamw_hf": "adamw_torch",
     "paged_adamw": "paged_adamw_32bit",
-    "ao_adamw_8bit": "adamw_torch_8bit",
     "adamw_torch_4bit": "ao_adamw_4bit",
 }
 _REFUSED = {
@@ -233,6 +232,10 @@ def _notes(keys: Keys) -> tuple[str, ...]:
         notes.append(
             "activation_offloading: legacy copies between the computations, which takes longer than predicted."
         )
+    if _is_torchao_8bit(keys):
+        notes.append(
+            "torchao's AdamW in 8 bits is predicted as that of bitsandbytes, whose state is as large."
+        )
     if keys.get("qat.fake_quant_after_n_steps"):
         notes.append("what is predicted is of steps in which layers round, not of those before.")
     return tuple(notes)
@@ -243,7 +246,8 @@ def _divide(keys: Keys, folder: Path) -> Division:
     division = divided_by_trainer(keys, folder, 1, by_config=True, sizes=_SIZES)
     if not division.knobs and not keys.get("ddp"):
         return replace(division, open=("data_parallel",))
-    if FIRST in division.notes and "8bit" in str(keys.get("optimizer")):
+    is_first = FIRST in division.notes and "8bit" in str(keys.get("optimizer"))
+    if is_first or _is_torchao_8bit(keys):
         return division.closed("fsdp_offload")  # axolotl refuses one beside the other
     return division
 
@@ -283,10 +287,18 @@ def _read(keys: Keys, _: Division) -> Keys:
         read["tf32"] = False
     if _has_plugin(keys, _CUT_PLUGIN):
         read.setdefault(_CUT, True)
+    if _is_torchao_8bit(keys):
+        read["optimizer"] = "adamw_bnb_8bit"
     for name, value in _OLDER_ATTENTION.items():
         if keys.get(name) is True:
             read.setdefault("attn_implementation", value)
     return read
+
+
+def _is_torchao_8bit(keys: Keys) -> bool:
+    """Whether it trains by torchao's AdamW in 8 bits, without stochastic rounding."""
+    is_named = keys.get("optimizer") in ("adamw_torch_8bit", "ao_adamw_8bit")
+    return is_named and "stochastic" not in str(keys.get("optim_args"))
 
 
 def _has_plugin(keys: Keys, name: str) -> bool:

@@ -384,6 +384,16 @@ def test_tiled_layers_of_axolotl() -> None:
         importer.fields({**keys, "tiled_mlp_num_shards": "x"}, task, {})
 
 
+def test_torchaos_adamw_of_axolotl_has_as_large_a_state() -> None:
+    for name in ("adamw_torch_8bit", "ao_adamw_8bit"):
+        keys = {**AXOLOTL, "optimizer": name}
+        importer = importer_of(keys, "file")
+        assert read(importer, keys).optimizer == "adamw-8bit"
+        assert "torchao's AdamW" in importer.notes(keys)[0]
+    rounding = {**AXOLOTL, "optimizer": name, "optim_args": "bf16_stochastic_round=True"}
+    assert importer.notes(rounding) == ()
+
+
 def test_what_axolotl_does_without_a_key() -> None:
     cut = {**AXOLOTL, "plugins": ["axolotl.integrations.cut_cross_entropy.CutCrossEntropyPlugin"]}
     assert read(importer_of(cut, "a"), cut).loss == "chunked"
