@@ -230,6 +230,11 @@ def _notes(keys: Keys) -> tuple[str, ...]:
     classes = keys.get("num_labels")
     if classes is not None and not is_whole(classes, 1):
         notes.append(f"num_labels says no number: two classes stand for {shown(classes)}.")
+    if "emu3" in str(keys.get("model")).lower():
+        notes.append(
+            "the model that makes tokens of images is on the device, too, with 1.1 GB on top of what "
+            "is predicted."
+        )
     if keys.get("init_weights") == "lora-ga":
         notes.append(
             "adapters that begin with gradients are trained as others are: what finding these takes "

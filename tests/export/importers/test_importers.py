@@ -337,6 +337,7 @@ def test_ms_swift_reads_several_passages_for_each_query() -> None:
         importer.fields(wrong, TASKS["rerank"], {})
     assert "loss_type: other" in str(importer.refuse({**SWIFT, **kind, "loss_type": "other"}))
     assert "with 8 passages" in importer.notes({**SWIFT, **kind})[0]
+    assert "on top of what" in importer.notes({**SWIFT, "model": "BAAI/Emu3-Gen"})[0]
     begun = {**SWIFT, "init_weights": "lora-ga"}
     assert importer.refuse(begun) is None
     assert "begin with gradients" in importer.notes(begun)[0]
