@@ -135,19 +135,21 @@ def _refuse(keys: Keys) -> str | None:
 def _fields(keys: Keys, task: Task, config: Keys) -> dict[str, Any]:
     """How MLPs are tiled, and how many classes a step may have; all other tokens are left out of the loss, and
     not of the forward."""
+    fields: dict[str, Any] = {}
     if keys.get(_TILES):
         count = keys.get(f"{_TILES}_num_shards")
         if count is not None and not is_whole(count, 1):
             message = f"{_TILES}_num_shards must be a positive whole number, not {shown(count)}."
             raise InputError(message, "Correct it.")
-        return {"tiles": TiledMlp(count)}
-    if not task.classifies:
-        return {}
-    classes = keys.get("num_labels") or 2
-    if not is_whole(classes, 1):
-        message = f"num_labels must be a positive whole number, not {shown(classes)}."
-        raise InputError(message, "Correct it.")
-    return {"options": {"num_labels": classes}}
+        fields["tiles"] = TiledMlp(count)
+
+    if task.classifies:
+        classes = keys.get("num_labels") or 2
+        if not is_whole(classes, 1):
+            message = f"num_labels must be a positive whole number, not {shown(classes)}."
+            raise InputError(message, "Correct it.")
+        fields["options"] = {"num_labels": classes}
+    return fields
 
 
 def _trains(keys: Keys, weights: Weights) -> Trained | None:

@@ -149,24 +149,23 @@ def _refuse(keys: Keys) -> str | None:
 
 def _fields(keys: Keys, task: Task, config: Keys) -> dict[str, Any]:
     """How many passages there are for a query, how many classes, and the blocks with those that are added."""
-    if _tuner(keys) == _ADDS_BLOCKS:
-        return {"options": _with_more_blocks(keys, config)}
+    fields: dict[str, Any] = {}
     if task.name in _RANKERS:
-        return {"texts": _passages(keys)}
+        fields["texts"] = _passages(keys)
     if task.name == EMBED.name:
         negatives = keys.get(_NEGATIVES)
         more = negatives if is_whole(negatives, 1) else 0
-        return {"texts": 2 + more, "head": PASSING}
-    if not task.classifies:
-        return {}
+        fields |= {"texts": 2 + more, "head": PASSING}
 
-    options = {}
-    if is_whole(keys.get("num_labels"), 1):
+    options: dict[str, Any] = {}
+    if _tuner(keys) == _ADDS_BLOCKS:
+        options |= _with_more_blocks(keys, config)
+    if task.classifies and is_whole(keys.get("num_labels"), 1):
         options["num_labels"] = keys["num_labels"]
     kind = keys.get("problem_type")
-    if kind in _PROBLEMS:
+    if task.classifies and kind in _PROBLEMS:
         options["problem_type"] = kind
-    return {"options": options} if options else {}
+    return {**fields, "options": options} if options else fields
 
 
 def _with_more_blocks(keys: Keys, config: Keys) -> dict[str, Any]:
