@@ -197,6 +197,15 @@ def _scoring(kind: Any) -> Any:
     return type(_name_of_classifier(kind), (kind,), {"forward": forward})
 
 
+def _values(model: Any, hidden: torch.Tensor) -> torch.Tensor:
+    """The value of each token; the wider copy of hidden states ends with it."""
+    hidden = model.before_score(hidden)
+    if hidden.dtype != model.score.weight.dtype:
+        hidden = hidden.to(model.score.weight.dtype)
+    values: torch.Tensor = model.score(hidden).squeeze(-1)
+    return values
+
+
 @cache
 def _with_values(kind: Any) -> Any:
     """The class of a model with a value head, of one without."""
@@ -206,10 +215,7 @@ def _with_values(kind: Any) -> Any:
     @functools.wraps(kind.forward)
     def forward(self: Any, **inputs: Any) -> Any:
         found = kind.forward(self, **inputs, output_hidden_states=True)
-        hidden = self.before_score(found.hidden_states[-1])
-        if hidden.dtype != self.score.weight.dtype:
-            hidden = hidden.to(self.score.weight.dtype)
-        values = self.score(hidden).squeeze(-1)
+        values = _values(self, found.hidden_states[-1])
 
         # nobody reads them
         logits = found.logits
