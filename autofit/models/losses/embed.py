@@ -66,20 +66,19 @@ class Embed:
         output = model(**inputs)
         # of a language model whose head gives what it is given, they stand for the logits
         hidden = output.logits if hasattr(output, "logits") else output.last_hidden_state
-        hidden = hidden.float()
         mask = inputs.get("attention_mask")
         if mask is None:
             mask = torch.ones_like(inputs["input_ids"])
 
         rows = torch.arange(len(hidden), device=hidden.device)
         if self.pooling == "mean":
-            weights = mask[..., None].to(hidden.dtype)
-            vectors = (hidden * weights).sum(dim=1) / weights.sum(dim=1)
+            weights = mask[..., None].float()
+            vectors = (hidden.float() * weights).sum(dim=1) / weights.sum(dim=1)
         elif self.pooling == "first":
-            vectors = hidden[rows, mask.argmax(dim=1)]
+            vectors = hidden[rows, mask.argmax(dim=1)].float()
         else:
             places = torch.arange(mask.shape[1], device=mask.device)
-            vectors = hidden[rows, (mask * places).argmax(dim=1)]
+            vectors = hidden[rows, (mask * places).argmax(dim=1)].float()
         by_sample: torch.Tensor = vectors.unflatten(0, batch["input_ids"].shape[:2])
         return by_sample
 
