@@ -130,6 +130,7 @@ def _in_tiles() -> Any:
                     place.copy_(found.pop(0))
                 for total, part in zip(of_trained, found, strict=True):
                     total.add_(part)
+                del found  # before the next tile makes its own
             return None, None, of_hidden if asks_inputs else None, *of_trained
 
     return InTiles
