@@ -1,5 +1,6 @@
 """A file or a command of another tool, read: what it trains, on how many devices, and by which config."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,12 +13,13 @@ from autofit.core.hardware import Hardware
 from autofit.core.knobs import knob_named
 from autofit.core.knobs.compile import KNOB as COMPILE
 from autofit.core.knobs.gradient_accumulation_steps import KNOB as ACCUMULATION
+from autofit.core.knobs.kernels import KNOB as KERNELS
 from autofit.core.knobs.lora_targets import SETS
 from autofit.core.knobs.loss import KNOB as LOSS
 from autofit.core.knobs.micro_batch_size import KNOB as MICRO_BATCH
 from autofit.core.layout import Layout
 from autofit.core.options import check_devices
-from autofit.core.tasks import TASK_NAMES
+from autofit.core.tasks import TASK_NAMES, TASKS
 from autofit.core.tasks.image_text_to_text import IMAGE_TEXT_TO_TEXT
 from autofit.core.workload import REFERENCE, Workload, check_sizes
 from autofit.export.adapted_layers import matched_layers, named_layers, reading_layers
@@ -35,7 +37,16 @@ from autofit.export.importers.importer import (
 )
 from autofit.export.source import WEIGHTS, ExportSource
 from autofit.export.tool import Tool
-from autofit.models import HuggingFaceModel, resolve, with_loss_of, with_parts, with_rounding
+from autofit.models import (
+    HuggingFaceModel,
+    needs_images,
+    resolve,
+    with_fields,
+    with_loss_of,
+    with_parts,
+    with_rounding,
+)
+from autofit.models.huggingface import TILES
 from autofit.models.stand_ins import stand_in
 from autofit.models.trained_parts import parts_of
 from autofit.techniques import all_techniques
@@ -45,12 +56,20 @@ SIZES = (MICRO_BATCH.name, ACCUMULATION.name)  # which make the effective batch,
 # What stays where layers round: fused losses multiply by the head's weight without rounding it, and
 # what a compiler makes of the many small operations is not predicted.
 _BESIDE_ROUNDING = (COMPILE.name, LOSS.name)
+# What stays where MLPs are tiled: kernels would take their place, and a compiler would go through all tiles.
+_BESIDE_TILES = (COMPILE.name, KERNELS.name)
 # A file that names its kernels is for an environment that has them.
 _THERE = {"flash-attn": "2.8"}
 
 
 class DevicesMissingError(InputError):
-    """A file divides a training over devices, and does not say how many."""
+    """A file divides a training over devices, and does not say how many.
+
+    Attributes:
+        multiple: of how many they must be.
+    """
+
+    multiple = 1
 
 
 @dataclass(frozen=True)
@@ -125,14 +144,25 @@ def read(
     sees = task == IMAGE_TEXT_TO_TEXT.name or importer.sees(keys)
     if model is None:
         of_kind = IMAGE_TEXT_TO_TEXT.name if sees else task
-        stands, note = stand_in(named, tokens, layers=layers, task=of_kind)
+        stands, note = stand_in(
+            named, tokens, layers=layers, task=of_kind, stretches=importer.stretches
+        )
+    sees = sees or needs_images(stands, task)
     workload = resolve(
         stands,
         task=task,
         sequence_length=tokens,
         effective_batch_size=1,
+        loss_options=importer.loss_options(keys, TASKS[task]) or None,
         sees=sees,
+        stretches=importer.stretches,
     )
+    if isinstance(workload.model, HuggingFaceModel):
+        of_model = {**keys, importer.model: named}
+        fields = importer.fields(of_model, TASKS[task], workload.model.config)
+        workload = with_fields(workload, **fields)
+        if fields.get(TILES):
+            division = replace(division, holds=(*division.holds, *_BESIDE_TILES))
     rounds = importer.rounds(keys)
     if rounds is not None and isinstance(workload.model, HuggingFaceModel):
         workload = with_rounding(workload, rounds)
@@ -155,10 +185,15 @@ def read(
         notes.append(
             f"{workload.name} has no layers named {', '.join(missing)}: none get adapters."
         )
+    longest = getattr(workload.model, "options", {}).get("max_position_embeddings")
+    if longest is not None:
+        notes.append(
+            f"{importer.tool.title} lets {workload.name} take as many as {longest:,} tokens."
+        )
     if sees:
         what = "sample" if task == IMAGE_TEXT_TO_TEXT.name else "text"
         notes.append(f"each {what} is taken to be an image and text, {tokens:,} tokens together.")
-    notes += [*of_parts, *importer.notes(keys), *division.notes]
+    notes += [*of_parts, *importer.notes({**keys, importer.model: named}), *division.notes]
     return Reading(
         path, document, importer, stands, workload, before, division, there, tuple(notes)
     )
@@ -237,7 +272,7 @@ def _frozen(
     if not isinstance(model, HuggingFaceModel):
         return workload, (), ()  # a function's, which freezes what it wants
 
-    weights = Weights(model, model.config)
+    weights = Weights(model, {**model.config, **model.options})
     trained = importer.trains(keys, weights)
     if trained is None:
         return workload, (), ()
@@ -283,7 +318,15 @@ def _devices(name: str, division: Division, device: str, given: int | None, node
     found = given or division.devices
     if found is None and division.knobs:
         message = f"{name} divides over devices, and does not say how many."
-        raise DevicesMissingError(message, "Give --devices N.")
+        multiple = math.prod(
+            value for value in division.knobs.values() if type(value) is int and value > 1
+        )
+        remedy = (
+            f"Give --devices N, a multiple of {multiple}." if multiple > 1 else "Give --devices N."
+        )
+        error = DevicesMissingError(message, remedy)
+        error.multiple = multiple
+        raise error
 
     there = Hardware(device, "", 0, 0, 0, 1, devices=found or 1, nodes=machines, here=False)
     if there.world == 1 and division.knobs:

@@ -3,7 +3,7 @@ in it changed."""
 
 import dataclasses
 import difflib
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,8 +19,11 @@ from autofit.core.estimate import Estimate
 from autofit.core.events import Listener, Note
 from autofit.core.files import write_atomically
 from autofit.core.knobs import knob_named
+from autofit.core.knobs.activation_offload import KNOB as OFFLOAD
+from autofit.core.knobs.micro_batch_size import KNOB as MICRO_BATCH
 from autofit.core.result import Result
 from autofit.core.workload import Workload
+from autofit.export.exactness import ToolRule
 from autofit.export.importers import document_of
 from autofit.export.importers.division import Division
 from autofit.export.importers.document import flat
@@ -156,8 +159,13 @@ def tune(
     kept = (*keep, *importer.keeps(document.keys))
     settings = _settings(found, kept, free)
     options = {**options, "devices": found.there.devices, "nodes": found.there.nodes}
+    searched = dataclasses.replace(
+        workload,
+        effective_batch_size=before.effective_batch_size or 1,
+        rules={**workload.rules, **_rules(found)},
+    )
     result = search(
-        dataclasses.replace(workload, effective_batch_size=before.effective_batch_size or 1),
+        searched,
         listener=listener,
         space="everything",
         set=settings,
@@ -271,7 +279,8 @@ def _settings(
         value = source.config[knob]
         of_devices = knob_named(knob).of_devices
         if knob in SIZES:
-            if knob in kept:
+            # of both, whose product stays, one is searched
+            if knob == MICRO_BATCH.name and not kept.isdisjoint(SIZES):
                 settings[knob] = (value,)
             continue
         is_unset = value is None and technique.off is None and knob not in freed
@@ -296,6 +305,18 @@ def _settings(
                 allowed.append(other)
         settings[knob] = tuple(allowed)
     return settings
+
+
+def _rules(found: Reading) -> dict[str, Callable[[Config], str | None]]:
+    """What no combination of values may break: of tools that offload checkpointed blocks alone, one value would
+    switch the other off."""
+    tool, part = found.importer.tool, OFFLOAD.name
+    if part not in tool.knobs:
+        return {}
+    source = found.before
+    off = dataclasses.replace(source, config=Config({**source.off, **dict.fromkeys(SIZES, 1)}))
+    rule = ToolRule(tool.name, part, off, found.workload.model, {})
+    return {} if rule(source.config) else {f"{tool.title}: {part}": rule}
 
 
 def _has_key(knob: str, division: Division) -> bool:

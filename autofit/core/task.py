@@ -44,6 +44,7 @@ Labels = Literal[
     "better text",
     "good or bad",
     "relevance",
+    "relevance in words",
     "rewarded tokens",
     "none",
 ]
@@ -157,6 +158,11 @@ class Task:
     def scores(self) -> bool:
         """Whether the model ends in a new head for one number, which says how good a text is."""
         return self.labels in ("better text", "relevance")
+
+    @property
+    def reads_two_words(self) -> bool:
+        """Whether it reads of a language model's head how likely two words are, and nothing else."""
+        return self.labels == "relevance in words"
 
     @property
     def has_new_head(self) -> bool:

@@ -132,12 +132,14 @@ def follow(
         return
     shared = values[0].memory if values and (written or func.is_view) else None
     plain = _drawn(func) if draws else _zeroed(func) if is_empty else func
-    call = functools.cache(_call(plain, args, kwargs, [each.as_of_now() for each in values]))
+    call = _call(plain, args, kwargs, [each.as_of_now() for each in values])
+    # once for all results, which are many where rows are taken apart
+    parts = functools.cache(functools.partial(_parts, call))
     if at_once:
-        call()
+        parts()
     for position, fake in enumerate(results):
         value = _Value(
-            functools.partial(_part, call, position), shared or _Memory(), assumed=assumed
+            functools.partial(_part, parts, position), shared or _Memory(), assumed=assumed
         )
         fake.known_value = value  # type: ignore[attr-defined]
         if at_once:
@@ -227,9 +229,15 @@ def _call(
     return call
 
 
-def _part(call: Callable[[], Any], position: int) -> torch.Tensor | None:
+def _parts(call: Callable[[], Any]) -> list[Any] | None:
+    """What a call makes, as a list; None where it makes nothing."""
     made = call()
-    return None if made is None else next(itertools.islice(tree_iter(made), position, None))
+    return None if made is None else list(tree_iter(made))
+
+
+def _part(parts: Callable[[], list[Any] | None], position: int) -> torch.Tensor | None:
+    made = parts()
+    return None if made is None else made[position]
 
 
 def _zeroed(func: Any) -> Callable[..., Any]:

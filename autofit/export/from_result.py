@@ -19,6 +19,7 @@ from autofit.core.workload import Workload
 from autofit.export.source import WEIGHTS, ExportSource
 from autofit.export.tool import Export, write
 from autofit.export.tools import all_tools, tool_named
+from autofit.export.unsaid import unsaid
 from autofit.models import load_preset, preset_names, workload_from_source
 from autofit.models.huggingface import PARTS, ROUNDS
 from autofit.models.trained_parts import check_parts
@@ -157,6 +158,7 @@ def _source(
         loss_options=result.source.get("loss_options") or {},
         off=off,
         rounds=ROUNDS in result.source,
+        unsaid=unsaid(result.source),
         parts=check_parts(result.source.get(PARTS, ())),
         own_loss=result.workload.get("own_loss"),
         **layers,

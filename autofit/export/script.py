@@ -28,6 +28,7 @@ from autofit.export.knobs.reference import teacher
 from autofit.export.packing import packed_samples, padded_samples
 from autofit.export.source import check_batch_sizes, nodes_of, torchrun
 from autofit.export.template import WIDTH, call, fill, import_from, literal, packed, template
+from autofit.export.unsaid import unsaid
 from autofit.models.fake_quantised import FakeQuantisation
 from autofit.models.huggingface import ASKS_INPUTS, PARTS, ROUNDS, SEES
 from autofit.models.tasks import auto_class
@@ -134,6 +135,11 @@ def train_script(
         )
     if source.get(SEES):
         raise InputError(f"train.py cannot be written for {task.name} about images.", _INSTEAD)
+    if what := unsaid(source):
+        raise InputError(f"train.py cannot be written for {what}.", _INSTEAD)
+    if task.script.replays and workload.get("own_loss"):
+        what = f"the loss of {task.name} in each micro-batch by itself"
+        raise InputError(f"train.py cannot be written for {what}.", _INSTEAD)
     if model_config.get("quantization_config"):
         raise InputError(
             "train.py cannot be written for a checkpoint that is quantised already.", _INSTEAD

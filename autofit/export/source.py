@@ -80,6 +80,7 @@ class ExportSource:
     # of the loss of the task, such as beta; others are as the task has them
     loss_options: Mapping[str, Any] = field(default_factory=dict)
     rounds: bool = False  # whether it is trained for quantised inference
+    unsaid: str | None = None  # what differs of the model or its samples, and no tool is told
     parts: tuple[str, ...] = ()  # what alone is trained of the model, where not all of it is
     off: Mapping[str, Value] = field(default_factory=dict)  # of every registered knob
     own_loss: str | None = None  # the tool whose own loss takes the place of the model's

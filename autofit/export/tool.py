@@ -180,6 +180,8 @@ class Tool:
             return f"{self.title} trains {', '.join(self.tasks)}, and this is {source.task}."
         if source.rounds:
             return f"{self.title} is not told how layers round for quantised inference."
+        if source.unsaid:
+            return f"{self.title} is not told of {source.unsaid}."
         if source.parts and not source.config.lora_rank:
             parts = ", ".join(source.parts)
             return f"{self.title} is not told what to freeze: only {parts} is trained here."

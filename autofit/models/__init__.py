@@ -11,7 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from autofit.core.errors import InputError, require, shown, unknown
+from autofit.core.errors import InputError, is_whole, require, shown, unknown
 from autofit.core.strict_yaml import load_mapping
 from autofit.core.task import TEACHER
 from autofit.core.tasks import TASK_NAMES, TASKS
@@ -27,15 +27,22 @@ from autofit.models.functions import (
     make_importable,
     names_transformers,
 )
+from autofit.models.heads import HEADS
 from autofit.models.huggingface import (
     ASKS_INPUTS,
+    HEAD,
+    OPTIONS,
     PARTS,
     ROUNDS,
     SEES,
+    SPARES,
+    TEXTS,
+    TILES,
     HuggingFaceModel,
     huggingface_workload,
 )
 from autofit.models.tasks.choice import chosen_task
+from autofit.models.tiled_mlp import TiledMlp
 from autofit.models.trained_parts import check_parts
 
 __all__ = [
@@ -184,12 +191,14 @@ def resolve(
     trust_remote_code: bool = False,
     loss_options: LossOptions = None,
     sees: bool = False,
+    stretches: bool = False,
 ) -> Workload:
     """The workload of what `--model` names, taught by what `--teacher` names where its task asks one.
 
     Args:
         loss_options: of the loss of the task, such as {"beta": 0.2}.
         sees: whether images stand in the texts of a task that is of texts.
+        stretches: whether a model whose positions are turned, not learnt, takes longer samples than it was made for.
 
     Raises:
         InputError: they name nothing, or what cannot be trained as asked.
@@ -210,7 +219,25 @@ def resolve(
         return function_workload(model, **sizes._asdict())
     named = None if teacher is None else (kind_of(teacher), teacher)
     found = _read(kind, model, task, trust_remote_code, sees=sees)
+    if stretches and sequence_length is not None:
+        found = found.stretched(sequence_length)
     return _workload(found, named, sizes, trust_remote_code, loss_options)
+
+
+def needs_images(model: str, task: str) -> bool:
+    """Whether a preset or a directory can be trained for a task on texts with an image each, and not on texts
+    alone, because transformers has no class for that."""
+    kind = kind_of(model)
+    if kind not in ("preset", "directory") or not TASKS[task].of_texts:
+        return False
+    can_be = []
+    for sees in (False, True):
+        try:
+            _read(kind, model, task, False, sees=sees)
+            can_be.append(True)
+        except InputError:
+            can_be.append(False)
+    return can_be == [False, True]
 
 
 def check_task(task: object) -> None:
@@ -242,11 +269,43 @@ def workload_from_source(
         parts=check_parts(source.get(PARTS, ())),
         asks_inputs=source.get(ASKS_INPUTS) is True,
         rounds=FakeQuantisation.of_source(source.get(ROUNDS)),
+        **_of_samples(source),
     )
     teacher = named_by(source[TEACHER]) if isinstance(source.get(TEACHER), Mapping) else None
     loss_options = source.get("loss_options")
     workload = _workload(model, teacher, sizes, trust_remote_code, loss_options)
     return with_loss_of(workload, summary.get("own_loss"))
+
+
+def _of_samples(source: Mapping[str, Any]) -> dict[str, Any]:
+    """What a `source:` says of a model's samples and its head. Raises InputError for anything of another kind."""
+    texts = source.get(TEXTS, 1)
+    require(is_whole(texts, 1), "the texts of a sample must be a positive whole number", texts)
+    head = source.get(HEAD, "")
+    require(head in ("", *HEADS), "the head must be one that autofit knows", head)
+    options = source.get(OPTIONS, {})
+    require(isinstance(options, Mapping), "options of a config must hold values by name", options)
+    return {
+        "texts": texts,
+        "head": head,
+        "spares_frozen": source.get(SPARES) is True,
+        "tiles": TiledMlp.of_source(source.get(TILES)),
+        "options": options,
+    }
+
+
+def with_fields(workload: Workload, **fields: Any) -> Workload:
+    """The same of a named model with other samples, another head or other keys of its config.
+
+    Args:
+        fields: `texts`, `head`, `spares_frozen`, `tiles` and `options` of `HuggingFaceModel`.
+    """
+    if not fields:
+        return workload
+    model: Any = workload.model
+    if "options" in fields:
+        fields["options"] = {**model.options, **fields["options"]}
+    return _with_model(workload, **fields)
 
 
 def with_loss_of(workload: Workload, tool: object) -> Workload:
@@ -360,7 +419,7 @@ def _read(
     kind: str, name: str, task: str | None, trusted: bool, *, sees: bool = False
 ) -> HuggingFaceModel:
     require(isinstance(trusted, bool), "trust_remote_code must be True or False", trusted)
-    if sees and task is not None and TASKS[task].medium == "preferences":
+    if sees and task is not None and TASKS[task].of_texts:
         model = _read(kind, name, IMAGE_TEXT_TO_TEXT.name, trusted)
         return dataclasses.replace(model, task=task, sees=True)
     if kind != "preset":

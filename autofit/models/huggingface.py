@@ -8,18 +8,22 @@ import copy
 import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from autofit.core.config_faults import config_fault
 from autofit.core.errors import InputError, sentence
 from autofit.core.task import MULTIMODAL, REFERENCE, Task
 from autofit.core.tasks import TASKS
+from autofit.core.tasks.causal_lm import CAUSAL_LM
 from autofit.core.tasks.image_text_to_text import IMAGE_TEXT_TO_TEXT
 from autofit.core.workload import Workload, reduction_of
 from autofit.models.fake_quantised import FakeQuantisation
+from autofit.models.heads import HEADS, read_two_words, score_texts
 from autofit.models.losses import LOSSES, with_options
 from autofit.models.tasks import BATCHES, auto_class, forward_arguments, model_classes
+from autofit.models.tasks.several_texts import several_texts
 from autofit.models.tasks.sizes import Asked, padding, positions
+from autofit.models.tiled_mlp import TiledMlp
 from autofit.models.trained_parts import train_parts
 
 if TYPE_CHECKING:
@@ -41,11 +45,17 @@ _WRONG_CONFIG = (
 
 
 # Keys of a `source:` for what of a model is trained, how far gradients flow back, whether images
-# stand in texts, and how linear layers round.
+# stand in texts, how linear layers round, how many texts a sample has, which head the model is given,
+# whether checkpointing spares what is frozen, how its MLPs are tiled, and which keys its config has besides.
 PARTS = "parts"
 ASKS_INPUTS = "asks_inputs"
 SEES = "sees"
 ROUNDS = "rounds"
+TEXTS = "texts"
+HEAD = "head"
+SPARES = "spares_frozen"
+TILES = "tiles"
+OPTIONS = "options"
 
 
 @dataclass(frozen=True)
@@ -60,6 +70,11 @@ class HuggingFaceModel:
         asks_inputs: whether gradients flow back to what the embeddings give, trained or not.
         rounds: how linear layers round, in a training for quantised inference.
         sees: whether images stand in the texts of a task that is of texts.
+        texts: how many texts a sample has, of a task whose samples have one.
+        head: what a tool gives a language model in place of its head, by `models.heads.HEADS`.
+        spares_frozen: whether blocks of which nothing is trained are never checkpointed.
+        tiles: how many tiles of a sequence its MLPs compute one after the other.
+        options: further keys of its config, as num_labels.
     """
 
     name: str
@@ -71,6 +86,11 @@ class HuggingFaceModel:
     asks_inputs: bool = False
     sees: bool = False
     rounds: FakeQuantisation | None = None
+    texts: int = 1
+    head: str = ""
+    spares_frozen: bool = False
+    tiles: TiledMlp | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
 
     def __call__(self) -> "nn.Module":
         """Build the model on the current default device. Raises InputError: the config describes no model that can be
@@ -93,10 +113,22 @@ class HuggingFaceModel:
                 f"{self.name} cannot be built from its config: {message}", remedy
             ) from error
 
+        task = TASKS[self.task]
+        if task.reads_two_words:
+            read_two_words(model)
+        elif self.head:
+            HEADS[self.head](model)
+        elif self.sees and task.has_new_head:
+            score_texts(model, config.num_labels)
         if self.rounds:
             self.rounds.apply(model)
+        if self.tiles:
+            self.tiles.apply(model)
         if self.parts:
             train_parts(model, self.parts)
+        if self.spares_frozen:
+            theirs: Any = model
+            theirs.checkpoints_trained_alone = True
         if self.asks_inputs:
             asking: Any = model
             asking.enable_input_require_grads()
@@ -114,11 +146,25 @@ class HuggingFaceModel:
             found[SEES] = True
         if self.rounds:
             found[ROUNDS] = self.rounds.to_source()
+        if self.texts > 1:
+            found[TEXTS] = self.texts
+        if self.head:
+            found[HEAD] = self.head
+        if self.spares_frozen:
+            found[SPARES] = True
+        if self.tiles:
+            found[TILES] = self.tiles.to_source()
+        if self.options:
+            found[OPTIONS] = dict(self.options)
         return found
 
     def auto_class(self) -> str:
         """The name of the auto class of transformers that makes the model."""
-        task = IMAGE_TEXT_TO_TEXT if self.sees else TASKS[self.task]
+        task = TASKS[self.task]
+        if self.sees:
+            task = IMAGE_TEXT_TO_TEXT
+        elif self.head:
+            task = CAUSAL_LM
         found = auto_class(
             task, str(self.config.get("model_type")), self.config.get("architectures") or ()
         )
@@ -143,6 +189,18 @@ class HuggingFaceModel:
         """The most tokens that a sample can have; None where the config sets no limit."""
         return positions(self.transformers_config().get_text_config())
 
+    def stretched(self, tokens: int) -> Self:
+        """The same for samples of so many tokens, also where it was made for fewer and its positions are turned
+        (RoPE), not learnt."""
+        text = self.transformers_config().get_text_config()
+        longest = positions(text)
+        is_turned = getattr(text, "rope_parameters", None) is not None
+        is_plain = "text_config" not in self.config
+        if longest is None or tokens <= longest or not (is_turned and is_plain):
+            return self
+        options = {**self.options, "max_position_embeddings": tokens}
+        return dataclasses.replace(self, options=options)
+
     def transformers_config(self) -> Any:
         """The config as transformers' own object, set for training."""
         from transformers import CONFIG_MAPPING, AutoConfig
@@ -156,13 +214,15 @@ class HuggingFaceModel:
         else:
             # A copy, because transformers completes nested mappings in place.
             config = CONFIG_MAPPING[self.config["model_type"]].from_dict(
-                copy.deepcopy(dict(self.config))
+                copy.deepcopy({**self.config, **self.options})
             )
         task = TASKS[self.task]
         text = config.get_text_config()
         text.use_cache = False  # the keys and values that a generation would reuse
         if task.scores:
             config.num_labels = 1
+        if self.sees and task.has_new_head:
+            config.tie_word_embeddings = False  # the head is another one
         if task.pools_texts and padding(text) is None:
             text.pad_token_id = (
                 0  # decoders find the last token of each sample by it, and refuse batches without
@@ -199,12 +259,14 @@ def huggingface_workload(
     kind = str(model.config.get("model_type"))
     names = map(str, model.config.get("architectures") or ())
     takes_more = any(name in model_classes(auto, kind) for name in names for auto in MULTIMODAL)
-    arguments = model.arguments() if takes_more or not task.reads_text else ()
-    asked = Asked(model.name, task, config, sequence_length, arguments, model.sees)
-    batch: Any = BATCHES[task.medium](asked)
+    depends = takes_more or model.sees or not task.reads_text
+    arguments = model.arguments() if depends else ()
+    asked = Asked(model.name, task, config, sequence_length, arguments, model.sees, model.texts)
+    has_several = task.of_texts and task.medium != "preferences" and (model.sees or model.texts > 1)
+    batch: Any = several_texts(asked) if has_several else BATCHES[task.medium](asked)
 
     notes = []
-    if takes_more and task.reads_text:
+    if takes_more and task.reads_text and not model.sees:
         seeing = IMAGE_TEXT_TO_TEXT
         images = (
             f"; --task {seeing.name} trains it on images, too" if auto_class(seeing, kind) else ""
@@ -237,7 +299,7 @@ def huggingface_workload(
         effective_batch_size=EFFECTIVE_BATCH_SIZE
         if effective_batch_size is None
         else effective_batch_size,
-        unit=task.unit,
+        unit="samples" if has_several else task.unit,
         sequence_length=getattr(batch, "sequence_length", None),
         task=model.task,
         name=model.name,

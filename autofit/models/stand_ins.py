@@ -63,7 +63,12 @@ _MOST_OF_KIND = 1.6  # where few are of its kind
 
 
 def stand_in(
-    name: str, tokens: int, *, layers: Collection[str] = (), task: str | None = None
+    name: str,
+    tokens: int,
+    *,
+    layers: Collection[str] = (),
+    task: str | None = None,
+    stretches: bool = False,
 ) -> tuple[str, str | None]:
     """What to give as the model for a hub's name or a directory, and a note where it stands for it.
 
@@ -71,6 +76,7 @@ def stand_in(
         tokens: of a sample, which it must take.
         layers: the names of those that get adapters, which it must have.
         task: what it is trained for.
+        stretches: whether a model that was made for shorter samples will do.
 
     Raises:
         InputError: its weights are quantised already, or no preset is like it.
@@ -101,6 +107,8 @@ def stand_in(
     wanted = _parameters(name) if shorter is None else shorter.parameters
     if nearest is None and wanted is not None:
         nearest = _nearest(_last(name), wanted, long_enough, layers, task)
+    if nearest is None and stretches and shorter is not None:
+        return shorter.name, f"{name} is taken to have the sizes of {shorter.name}."
     if nearest is None:
         raise _unknown(name, layers)
     return nearest.name, (

@@ -6,6 +6,7 @@ is noted, so that a user's model can be returned as it came.
 """
 
 import re
+import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator, Set
 from contextlib import contextmanager, suppress
@@ -70,6 +71,7 @@ def sharded(setup: Setup, *, checked: bool = False) -> None:
             "layers that it does not call; use ddp."
         )
         setup.step_contexts.append(partial(_explain, _MIXED, refusal))
+        setup.step_contexts.append(_views_allowed)
         exchange.sync_gradients = partial(_sync, model, is_deferred=bool(config.lora_rank))
 
     if _drops_layers(model):
@@ -100,6 +102,15 @@ def sharded(setup: Setup, *, checked: bool = False) -> None:
             )
         if NEW_ENOUGH:
             setup.weights.on_materialized.append((model, partial(_watch_reached, setup)))
+
+
+@contextmanager
+def _views_allowed() -> Iterator[None]:
+    """Keep back PyTorch's warning of modules that give views, as heads that pass hidden states on do, and
+    nobody changes those in place."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="FSDP2-wrapped module")
+        yield
 
 
 def _divide_when_made(setup: Setup, model: nn.Module, styles: Styles) -> None:

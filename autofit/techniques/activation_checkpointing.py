@@ -103,6 +103,8 @@ class ActivationCheckpointing(Technique):
             # Never the last: it would be recomputed at once, while all that the others save is
             # still there.
             blocks = blocks[len(blocks) % 2 :: 2]
+        if getattr(setup.model, "checkpoints_trained_alone", False):
+            blocks = [block for block in blocks if _is_trained(block)]
 
         for block in blocks:
             if value == "full" and hasattr(block.forward, _FULL):
@@ -134,6 +136,10 @@ def _random_numbers_refused(device: torch.device) -> Iterator[None]:
     yield
     if not torch.equal(before, random_state()):
         raise RefusedError(f"{_DRAWS}.", _USE_ANOTHER.capitalize())
+
+
+def _is_trained(block: nn.Module) -> bool:
+    return any(parameter.requires_grad for parameter in block.parameters())
 
 
 def _checkpoint(setup: Setup, block: nn.Module, *, selective: bool) -> None:

@@ -105,7 +105,7 @@ def _train_script(result: Result, workload: Workload, notify: Notify) -> str | N
             model=result.model,
             workload=result.workload,
             source=result.source,
-            model_config=workload.model.config,
+            model_config={**workload.model.config, **workload.model.options},
             config=result.config,
             measured=result.best.to_measured() if result.best else None,
             predicted=result.predicted_best.to_predicted() if result.predicted_best else None,

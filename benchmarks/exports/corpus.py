@@ -30,7 +30,8 @@ def outcome(path: Path, gpu_mem: float | None, assumed: int) -> tuple[str, str]:
                 found = read(path, **given)
                 break
             except DevicesMissingError as error:
-                given["nodes" if "machines" in error.message else "devices"] = assumed
+                what = "nodes" if "machines" in error.message else "devices"
+                given[what] = max(assumed, error.multiple)
     except InputError as error:
         return "refused", error.message
 

@@ -1,6 +1,7 @@
 """`autofit.tune`: what only costs is chosen, and nothing else in the file is another."""
 
 import json
+import pickle
 import stat
 from pathlib import Path
 from typing import Any
@@ -11,9 +12,11 @@ import yaml
 import autofit
 from autofit.api.tool_file import read
 from autofit.api.tune import Tuned, save
+from autofit.core.config import Config
 from autofit.core.errors import InputError, NothingFitsError
 from autofit.core.workload import Workload
 from autofit.export.importers.document import flat
+from autofit.techniques import all_techniques
 from tests import tiny
 
 FILE = """\
@@ -113,6 +116,12 @@ def test_what_is_kept_stays_and_what_is_free_may_change(
     assert {"adamw-foreach", "adamw-8bit"} <= set(asked["optimizer"])
     assert asked["lora_rank"] == (8,)
     assert asked["precision"] == ("bf16-mixed",)
+
+    # of the sizes one is searched, whose product stays
+    with pytest.raises(NothingFitsError):
+        autofit.tune(path, keep=["gradient_accumulation_steps"], gpu="rtx-4090")
+    assert asked["micro_batch_size"] == (1,)
+    assert "gradient_accumulation_steps" not in asked
 
     with pytest.raises(NothingFitsError):
         autofit.tune(path, gpu="rtx-4090")
@@ -322,3 +331,24 @@ def test_names_without_a_layer_are_noted(tmp_path: Path) -> None:
     found = read(path)
     assert found.before.config.lora_targets == "q_proj"
     assert any("no layers named Wqkv" in note for note in found.notes)
+
+
+def test_offloads_need_the_checkpoints_of_a_tool(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: dict[str, Any] = {}
+
+    def searched(workload: Workload, **options: Any) -> Any:
+        asked.update(workload.rules)
+        raise NothingFitsError("enough.", "")
+
+    monkeypatch.setattr("autofit.api.tune.search", searched)
+    with pytest.raises(NothingFitsError):
+        autofit.tune(written(tmp_path), gpu="rtx-4090")
+    rule = asked["axolotl: activation_offload"]
+    off = {technique.name: technique.off for technique in all_techniques()}
+    alone = Config({**off, "activation_offload": "cpu"})
+    assert "offloads with activation checkpointing only" in rule(alone)
+    assert rule(alone.replace(activation_checkpointing="full")) is None
+    assert rule(Config(off)) is None
+    pickle.dumps(rule)  # for the processes that measure

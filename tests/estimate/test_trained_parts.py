@@ -69,6 +69,15 @@ def test_blocks_below_the_first_that_is_trained_save_nothing() -> None:
     assert first > 1.5 * last  # as many weights are trained
 
 
+@pytest.mark.parametrize("knobs", [{}, {"activation_checkpointing": "full"}], ids=str)
+def test_frozen_blocks_that_are_never_checkpointed_save_all(knobs: dict[str, Any]) -> None:
+    made = workload(("model.layers.1", "model.layers.4"))
+    spared = replace(made, model=replace(made.model, spares_frozen=True))  # type: ignore[type-var]
+    assert peak(traced(spared, **knobs)) == tracked(spared, knobs)
+    more = peak(traced(spared, **knobs)) - peak(traced(made, **knobs))
+    assert more > 0 if knobs else more == 0
+
+
 def test_blocks_of_which_some_are_trained_do_not_stand_for_each_other() -> None:
     whole = Skeleton.cut_short(workload((), depth=12), CPU, Cut())
     assert whole.depth is not None

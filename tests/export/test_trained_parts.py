@@ -10,7 +10,8 @@ import pytest
 from autofit.core.errors import InputError
 from autofit.core.workload import Hyperparameters
 from autofit.export.tool import write
-from autofit.export.tools import all_tools
+from autofit.export.tools import all_tools, tool_named
+from autofit.export.unsaid import unsaid
 from autofit.models.fake_quantised import FakeQuantisation
 from autofit.models.trained_parts import train_parts
 from autofit.training.build import build
@@ -94,3 +95,25 @@ def test_the_script_rounds_as_was_measured(
     others = {"model_config": architecture, "source": source}
     script = module_of(emit("causal-lm", others, **dict(setup.config)))
     check_same_steps(script, setup, weights, rel=2e-3)
+
+
+@pytest.mark.parametrize(
+    ("changed", "what"),
+    [
+        ({"texts": 8}, "several texts in a sample"),
+        ({"head": "values"}, "a head of another tool"),
+        ({"spares_frozen": True}, "checkpoints of some blocks alone"),
+        ({"tiles": {}}, "MLPs in tiles"),
+        ({"options": {"num_hidden_layers": 9}}, "blocks that are added"),
+    ],
+)
+def test_what_no_export_has_words_for_is_refused(
+    emit: Emit, changed: dict[str, Any], what: str
+) -> None:
+    told = {"kind": "preset", "model": "tiny", **changed}
+    assert unsaid(told) == what
+    with pytest.raises(InputError, match=f"train.py cannot be written for {what}"):
+        emit("causal-lm", {"source": told})
+    with pytest.raises(InputError, match=f"is not told of {what}"):
+        write(tool_named("trl"), replace(source(precision="bf16-mixed"), unsaid=what))
+    assert unsaid({"options": {"num_labels": 3}}) is None

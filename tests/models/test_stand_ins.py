@@ -101,5 +101,9 @@ def test_a_file_of_images_gets_a_model_that_sees() -> None:
 def test_a_directory_is_itself_and_long_samples_need_room(tmp_path: Path) -> None:
     assert stand_in(str(tmp_path), 128) == (str(tmp_path), None)
     assert stand_in("openai-community/gpt2", 1024)[0] == "gpt2"
+    with pytest.raises(InputError, match="no preset is like it"):
+        stand_in("meta-llama/Llama-3.1-8B", 500_000)
+    name, note = stand_in("meta-llama/Llama-3.1-8B", 500_000, stretches=True)
+    assert name == "llama-3.1-8b" and "sizes of llama-3.1-8b" in str(note)
     with pytest.raises(InputError, match="gpt2 takes samples of at most 1024 tokens, not 4096"):
         stand_in("openai-community/gpt2", 4096)

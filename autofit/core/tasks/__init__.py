@@ -9,6 +9,7 @@ from autofit.core.tasks.custom import CUSTOM
 from autofit.core.tasks.distill import DISTILL
 from autofit.core.tasks.dpo import DPO
 from autofit.core.tasks.embed import EMBED
+from autofit.core.tasks.generative_rerank import GENERATIVE_RERANK
 from autofit.core.tasks.grpo import GRPO
 from autofit.core.tasks.image_classification import IMAGE_CLASSIFICATION
 from autofit.core.tasks.image_text_to_text import IMAGE_TEXT_TO_TEXT
@@ -50,6 +51,7 @@ _ALL = (
     GRPO,
     REWARD,
     RERANK,
+    GENERATIVE_RERANK,
     DISTILL,
     CUSTOM,
 )

@@ -9,11 +9,13 @@ from typing import Any
 
 from autofit.core.errors import InputError, is_whole, shown
 from autofit.core.files import read_text
+from autofit.core.knobs.activation_checkpointing import KNOB as CHECKPOINTING
 from autofit.core.strict_yaml import parse
 from autofit.export.importers.deepspeed import Zero, division_by, read_zero
 from autofit.export.importers.division import Division
 from autofit.export.importers.document import flat
-from autofit.export.importers.fsdp import read_fsdp
+from autofit.export.importers.fsdp import checkpoints, read_fsdp
+from autofit.export.importers.published import published
 from autofit.export.tool import nested
 
 Keys = Mapping[str, Any]
@@ -68,6 +70,10 @@ def read_launcher(path: Path) -> Division:
     try:
         value = parse(read_text(path, most=_MOST_BYTES), path.name)
     except FileNotFoundError as error:
+        keys = published(path)
+        if keys is not None:
+            note = f"{path.name} is not there, and is taken to be as it is published."
+            return divided_by_launcher(keys, path.parent).noted(note)
         message = f"it launches by {path.name}, which is not there."
         raise InputError(message, f"Put it where the command says: {path}.") from error
     except (OSError, UnicodeDecodeError) as error:
@@ -90,6 +96,9 @@ def divided_by_launcher(keys: Keys, folder: Path) -> Division:
         own = keys.get("deepspeed_config.deepspeed_config_file")
         division = division_by(read_zero(own, folder) if own else _zero(keys))
     division = _with_sizes(division.closed(), keys, _SIZES)
+    if checkpoints(keys) is not None:  # whatever the keys of the tool say
+        knobs = {**division.knobs, CHECKPOINTING.name: "full"}
+        division = replace(division, knobs=knobs, holds=(*division.holds, CHECKPOINTING.name))
     machines = keys.get("num_machines", 1)
     nodes = machines if is_whole(machines, 1) else 1
     processes = keys.get("num_processes")  # of all machines
@@ -109,12 +118,14 @@ def _zero(keys: Keys) -> Zero:
         name: keys.get(f"deepspeed_config.{name}")
         for name in ("zero_stage", "offload_optimizer_device", "offload_param_device")
     }
+    accumulation = keys.get("deepspeed_config.gradient_accumulation_steps")
     settings = {
         "stage": said["zero_stage"],
         "offload_optimizer": said["offload_optimizer_device"],
         "offload_param": said["offload_param_device"],
     }
-    return read_zero({"zero_optimization": settings}, Path())
+    whole = {"zero_optimization": settings, "gradient_accumulation_steps": accumulation}
+    return read_zero(whole, Path())
 
 
 def _with_sizes(division: Division, keys: Keys, sizes: Mapping[str, str]) -> Division:

@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from autofit.core.errors import InputError, is_whole, shown
+from autofit.core.task import Task
 from autofit.core.tasks import TASKS
 from autofit.core.tasks.causal_lm import CAUSAL_LM
 from autofit.core.tasks.image_text_to_text import IMAGE_TEXT_TO_TEXT
+from autofit.core.tasks.token_classification import TOKEN_CLASSIFICATION
 from autofit.export.importers.accelerate import divided_by_trainer
 from autofit.export.importers.division import Division
 from autofit.export.importers.frozen import (
@@ -23,6 +25,7 @@ from autofit.export.importers.fsdp import DEFAULTS, FIRST
 from autofit.export.importers.importer import Importer, Keys
 from autofit.export.tools.axolotl import TOOL
 from autofit.models.fake_quantised import FakeQuantisation
+from autofit.models.tiled_mlp import TiledMlp
 
 _DEFAULTS: dict[str, Any] = {
     **DEFAULTS,
@@ -38,7 +41,6 @@ _OTHER_NAMES = {
     "adamw_8bit": "adamw_bnb_8bit",
     "adamw_hf": "adamw_torch",
     "paged_adamw": "paged_adamw_32bit",
-    "ao_adamw_8bit": "adamw_torch_8bit",
     "adamw_torch_4bit": "ao_adamw_4bit",
 }
 _REFUSED = {
@@ -46,10 +48,8 @@ _REFUSED = {
     "gptq": "its weights are quantised already",
     "use_scattermoe": "its kernels for experts are not known",
     "relora": "restarts of adapters are not known",
-    "tiled_mlp": "tiled layers are not known",
     "ebft": "this kind of training is not known",
     "lisa_n_layers": "training some layers at a time is not known",
-    "process_reward_model": "models that reward steps are not known",
 }
 _SIZES = {
     "dp_replicate_size": "data_parallel_replicate",
@@ -59,7 +59,14 @@ _SIZES = {
 }
 _LIKE_FLASH = ("flash_attention", "kernels-", "flex_attention")  # save as much for the backward
 _ROWS = re.compile(r"^(.+)\[[0-9]*(?::[0-9]*)?\]$")  # behind a pattern: of a weight
-_FUSED = ("liger_fused_linear_cross_entropy", "cut_cross_entropy")  # losses
+_CUT, _CUT_PLUGIN = "cut_cross_entropy", "CutCrossEntropyPlugin"
+# What attention was asked for by, and is in all that axolotl still takes.
+_OLDER_ATTENTION = {
+    "flash_attention": "flash_attention_2",
+    "sdp_attention": "sdpa",
+    "flex_attention": "flex_attention",
+    "eager_attention": "eager",
+}
 _UNFROZEN = "unfrozen_parameters"
 # What modules of images and sounds are called, and what brings them to texts.
 _MEDIA = {
@@ -67,14 +74,19 @@ _MEDIA = {
     *("multi_modal_projector", "audio_tower", "audio_model", "embed_audio"),
 }
 _EMBEDDINGS = ("lm_head", "embed_tokens")  # beside these gradients are asked of what they give
-_PLUGINS = ("LigerPlugin", "CutCrossEntropyPlugin", "SwanLabPlugin")  # the last one watches
+_PLUGINS = ("LigerPlugin", _CUT_PLUGIN, "SwanLabPlugin")  # the last one watches
+_TILES = "tiled_mlp"
+_LEGACY = "legacy"
 _ADAPTERS = (None, "", "lora", "qlora")
 
-# Its files are read of images, too; how they are written anew is not known.
-_TASKS = (*TOOL.tasks, IMAGE_TEXT_TO_TEXT.name)
+# Its files are read of images and of rewards for steps, too; how they are written anew is not known.
+_TASKS = (*TOOL.tasks, IMAGE_TEXT_TO_TEXT.name, TOKEN_CLASSIFICATION.name)
+_STEPS = "process_reward_model"  # a class at the end of each step: two of them, as TRL's PRMTrainer
 
 
 def _task(keys: Keys) -> str:
+    if keys.get(_STEPS):
+        return TOKEN_CLASSIFICATION.name
     if keys.get("reward_model"):
         wanted: dict[str, Any] = {"reward_model": True}
     elif keys.get("rl"):
@@ -102,6 +114,8 @@ def _refuse(keys: Keys) -> str | None:
     for plugin in plugins:
         if not str(plugin).endswith(_PLUGINS):
             return f"plugins: {plugin} is not known."
+    if keys.get(_TILES) and keys.get("liger_glu_activation"):
+        return f"{_TILES}: Liger's MLPs in tiles are not predicted."
     if reason := _refused_rounding(keys):
         return reason
     if keys.get(_UNFROZEN) and keys.get("adapter"):
@@ -116,6 +130,26 @@ def _refuse(keys: Keys) -> str | None:
     if keys.get("rl") and _task(keys) == CAUSAL_LM.name:
         return f"rl: {keys['rl']} is not tuned."
     return None
+
+
+def _fields(keys: Keys, task: Task, config: Keys) -> dict[str, Any]:
+    """How MLPs are tiled, and how many classes a step may have; all other tokens are left out of the loss, and
+    not of the forward."""
+    fields: dict[str, Any] = {}
+    if keys.get(_TILES):
+        count = keys.get(f"{_TILES}_num_shards")
+        if count is not None and not is_whole(count, 1):
+            message = f"{_TILES}_num_shards must be a positive whole number, not {shown(count)}."
+            raise InputError(message, "Correct it.")
+        fields["tiles"] = TiledMlp(count)
+
+    if task.classifies:
+        classes = keys.get("num_labels") or 2
+        if not is_whole(classes, 1):
+            message = f"num_labels must be a positive whole number, not {shown(classes)}."
+            raise InputError(message, "Correct it.")
+        fields["options"] = {"num_labels": classes}
+    return fields
 
 
 def _trains(keys: Keys, weights: Weights) -> Trained | None:
@@ -165,7 +199,8 @@ def _rounds(keys: Keys) -> FakeQuantisation | None:
         raise InputError(
             f"qat.group_size must be a whole number, not {shown(size)}.", "Correct it."
         )
-    is_fused = any(keys.get(name) for name in _FUSED)
+    is_cut = keys.get(_CUT, _has_plugin(keys, _CUT_PLUGIN))
+    is_fused = bool(is_cut or keys.get("liger_fused_linear_cross_entropy"))
     return FakeQuantisation(size, keys.get("qat.activation_dtype") == "int8", not is_fused)
 
 
@@ -193,6 +228,16 @@ def _notes(keys: Keys) -> tuple[str, ...]:
         )
     if keys.get("attn_implementation") == "flex_attention":
         notes.append("flex_attention is predicted as flash attention, which saves the same.")
+    if keys.get(_TILES) and not keys.get(f"{_TILES}_use_original_mlp"):
+        notes.append("axolotl compiles tiled MLPs, which then need less memory than predicted.")
+    if keys.get("activation_offloading") == _LEGACY:
+        notes.append(
+            "activation_offloading: legacy copies between the computations, which takes longer than predicted."
+        )
+    if _is_torchao_8bit(keys):
+        notes.append(
+            "torchao's AdamW in 8 bits is predicted as that of bitsandbytes, whose state is as large."
+        )
     if keys.get("qat.fake_quant_after_n_steps"):
         notes.append("what is predicted is of steps in which layers round, not of those before.")
     return tuple(notes)
@@ -203,7 +248,8 @@ def _divide(keys: Keys, folder: Path) -> Division:
     division = divided_by_trainer(keys, folder, 1, by_config=True, sizes=_SIZES)
     if not division.knobs and not keys.get("ddp"):
         return replace(division, open=("data_parallel",))
-    if FIRST in division.notes and "8bit" in str(keys.get("optimizer")):
+    is_first = FIRST in division.notes and "8bit" in str(keys.get("optimizer"))
+    if is_first or _is_torchao_8bit(keys):
         return division.closed("fsdp_offload")  # axolotl refuses one beside the other
     return division
 
@@ -228,7 +274,7 @@ def _meaning(key: str, value: Any) -> Any:
         return bool(value)
     if key == "gradient_checkpointing_kwargs" and isinstance(value, dict):
         return {**value, "use_reentrant": False}
-    if key == "activation_offloading" and value is True:
+    if key == "activation_offloading" and value in (True, _LEGACY):
         return "hidden_states"
     if key == "torch_compile_mode" and value == "max-autotune":
         return "default"  # with options of its own
@@ -236,9 +282,30 @@ def _meaning(key: str, value: Any) -> Any:
 
 
 def _read(keys: Keys, _: Division) -> Keys:
-    """TF32 says nothing of products that are computed in 16 bits."""
-    is_half = any(_meaning(name, keys.get(name)) for name in ("bf16", "fp16", "bfloat16"))
-    return {**keys, "tf32": False} if is_half else keys
+    """TF32 says nothing of products that are computed in 16 bits; a plugin for a loss switches it on unless
+    a key says otherwise; and attention had keys of its own before it had one for all."""
+    read = dict(keys)
+    if any(_meaning(name, keys.get(name)) for name in ("bf16", "fp16", "bfloat16")):
+        read["tf32"] = False
+    if _has_plugin(keys, _CUT_PLUGIN):
+        read.setdefault(_CUT, True)
+    if _is_torchao_8bit(keys):
+        read["optimizer"] = "adamw_bnb_8bit"
+    for name, value in _OLDER_ATTENTION.items():
+        if keys.get(name) is True:
+            read.setdefault("attn_implementation", value)
+    return read
+
+
+def _is_torchao_8bit(keys: Keys) -> bool:
+    """Whether it trains by torchao's AdamW in 8 bits, without stochastic rounding."""
+    is_named = keys.get("optimizer") in ("adamw_torch_8bit", "ao_adamw_8bit")
+    return is_named and "stochastic" not in str(keys.get("optim_args"))
+
+
+def _has_plugin(keys: Keys, name: str) -> bool:
+    plugins = keys.get("plugins")
+    return isinstance(plugins, list | tuple) and any(str(each).endswith(name) for each in plugins)
 
 
 IMPORTER = Importer(
@@ -253,6 +320,8 @@ IMPORTER = Importer(
     targets="lora_target_modules",
     pattern=_pattern,
     trains=_trains,
+    fields=_fields,
+    stretches=True,
     # Packed samples see one another but with flash attention.
     keeps=lambda keys: ("attn_implementation",) if keys.get("sample_packing") else (),
     notes=_notes,

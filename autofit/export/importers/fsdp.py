@@ -87,7 +87,7 @@ def read_fsdp(keys: Keys, folder: Path, version: int, *, by_config: bool) -> Div
         division = division.closed("fsdp_offload")
     if own_file:
         division = division.closed()
-    if _checkpoints(keys) is not None:
+    if checkpoints(keys) is not None:
         # all blocks or none; no other key of checkpointing counts
         only: dict[str, tuple[Value, ...]] = {"activation_checkpointing": ("full", "none")}
         division = replace(division, only=only, holds=("activation_offload",))
@@ -98,7 +98,7 @@ def key_of_fsdp(keys: Keys, key: str) -> str | None:
     """What a file calls a key of FSDP, or of checkpointing where FSDP's takes its place; None: as the
     exporter does."""
     if key in _CHECKPOINTING:
-        return _checkpoints(keys)
+        return checkpoints(keys)
     parent, _, last = key.rpartition(".")
     if parent != CONFIG:
         return None
@@ -173,7 +173,7 @@ def _is_true(value: Any) -> bool:
     return str(value).lower() == "true"
 
 
-def _checkpoints(keys: Keys) -> str | None:
+def checkpoints(keys: Keys) -> str | None:
     """The key by which FSDP checkpoints blocks itself; None where it does not."""
     for name in (f"{CONFIG}.activation_checkpointing", f"{CONFIG}.fsdp_activation_checkpointing"):
         if _is_true(keys.get(name)):

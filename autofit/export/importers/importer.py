@@ -16,6 +16,7 @@ from autofit.core.errors import InputError, shown
 from autofit.core.knobs import knob_named
 from autofit.core.knobs.lora_targets import KNOB as TARGETS
 from autofit.core.knobs.precision import KNOB as PRECISION
+from autofit.core.task import Task
 from autofit.export.importers.division import Division
 from autofit.export.importers.frozen import Trained, Weights
 from autofit.export.importers.fsdp import key_of_fsdp
@@ -53,6 +54,9 @@ class Importer:
         keeps: by the keys, those that stay: they only cost elsewhere, and decide here what is learnt.
         sees: by the keys, whether images stand in its texts.
         rounds: by the keys, how linear layers round in a training for quantised inference.
+        fields: by the keys, the task and the model's config.json, how the model or its samples differ, as
+            `models.with_fields` takes it.
+        stretches: whether it lets models take longer samples than they were made for.
         notes: by the keys, sentences on what is predicted otherwise than the file says.
         read: the keys, without those that say nothing beside others, and with what the tool works
             out for so many devices.
@@ -78,6 +82,8 @@ class Importer:
     keeps: Callable[[Keys], Sequence[str]] = lambda keys: ()
     sees: Callable[[Keys], bool] = lambda keys: False
     rounds: Callable[[Keys], FakeQuantisation | None] = lambda keys: None
+    fields: Callable[[Keys, Task, Keys], Mapping[str, Any]] = lambda keys, task, config: {}
+    stretches: bool = False
     notes: Callable[[Keys], Sequence[str]] = lambda keys: ()
     read: Callable[[Keys, Division], Keys] = lambda keys, division: keys
     older: Mapping[str, str] = field(default_factory=dict)
@@ -133,6 +139,20 @@ class Importer:
         if isinstance(found, list) and found:
             return "+".join(str(name) for name in found)
         return "all-linear"
+
+    def loss_options(self, keys: Keys, task: Task) -> dict[str, Any]:
+        """The options of the loss that a file says, as `Task.loss_keys` has them."""
+        found: dict[str, Any] = {}
+        for option, said in task.loss_keys.get(self.tool.name, {}).items():
+            if isinstance(said, str):
+                value = keys.get(said)
+                if isinstance(value, int | float) and not isinstance(value, bool):
+                    found[option] = value
+                continue
+            for value, its_keys in said.items():
+                if all(keys.get(key) == wanted for key, wanted in its_keys.items()):
+                    found[option] = value
+        return found
 
     def sample_tokens(self, keys: Keys) -> int:
         """The tokens of a sample.

@@ -1,19 +1,23 @@
 """Files of LLaMA-Factory."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from autofit.core.errors import InputError, is_whole, shown
+from autofit.core.task import Task
 from autofit.core.tasks import TASKS
 from autofit.core.tasks.causal_lm import CAUSAL_LM
 from autofit.core.tasks.image_text_to_text import IMAGE_TEXT_TO_TEXT
+from autofit.core.tasks.reward import REWARD
 from autofit.export.importers.accelerate import divided_by_trainer, with_devices
 from autofit.export.importers.division import Division
 from autofit.export.importers.frozen import Trained, Weights
 from autofit.export.importers.fsdp import BY_TRAINER, DEFAULTS
 from autofit.export.importers.importer import Importer, Keys
 from autofit.export.tools.llamafactory import TOOL
+from autofit.models.heads import VALUES
 
 _DEFAULTS: dict[str, Any] = {
     **DEFAULTS,
@@ -37,7 +41,6 @@ _REFUSED = {
     "use_muon": "this optimizer is not known",
     "mixture_of_depths": "models whose depth is mixed are not known",
     "fp8": "its own way to fp8 is not known",
-    "use_llama_pro": "the frozen layers between those that it trains are not checkpointed, which is not predicted",
     "use_megatron": "Megatron is not tuned",
     "tensor_model_parallel_size": "Megatron is not tuned",
     "pipeline_model_parallel_size": "Megatron is not tuned",
@@ -66,17 +69,17 @@ _PARTS_OF = {
     **dict.fromkeys(("gemma3", "llava", "llava_next", "internvl", "mistral3", "paligemma"), _PARTS),
 }
 _KINDS = ("lora", "full", "freeze", None)
+_REWARDS = "rm"  # its stage: pairs of answers, scored by a value head
 _STAGES = {None: CAUSAL_LM.name, "sft": CAUSAL_LM.name, "pt": CAUSAL_LM.name}
 
 # What is learnt of answers about images, too.
 _ABOUT_IMAGES = tuple(
-    task.name
-    for task in TASKS.values()
-    if task.medium == "preferences" and not task.scores and TOOL.name in task.tools
+    task.name for task in TASKS.values() if task.medium == "preferences" and TOOL.name in task.tools
 )
 
-# Its files are read of images, too; how they are written anew is not known.
-_TASKS = (*TOOL.tasks, IMAGE_TEXT_TO_TEXT.name)
+# Its files are read of images and rewards, too; how they are written anew is not known, and rewards that
+# autofit measures are of another head.
+_TASKS = (*TOOL.tasks, IMAGE_TEXT_TO_TEXT.name, REWARD.name)
 
 
 def _has_images(keys: Keys) -> bool:
@@ -87,6 +90,8 @@ def _task(keys: Keys) -> str:
     stage = keys.get("stage")
     if stage in _STAGES:
         return IMAGE_TEXT_TO_TEXT.name if _has_images(keys) else _STAGES[stage]
+    if stage == _REWARDS:
+        return REWARD.name
     wanted = {name: keys[name] for name in ("stage", "pref_loss") if name in keys}
     for task in TASKS.values():
         if task.tools.get(TOOL.name, {}).items() >= wanted.items():
@@ -104,15 +109,46 @@ def _refuse(keys: Keys) -> str | None:
     for name, usual in _FROZEN.items():
         if has_adapters and keys.get(name, usual) != usual:
             return f"{name}: adapters beside other parts than what reads texts are not known."
-    if keys.get("freeze_language_model"):
-        return "freeze_language_model: below it no layer is checkpointed, which is not predicted."
-    if _has_images(keys) and _task(keys) not in (IMAGE_TEXT_TO_TEXT.name, *_ABOUT_IMAGES):
+    if _has_images(keys) and _task(keys) not in (
+        IMAGE_TEXT_TO_TEXT.name,
+        REWARD.name,
+        *_ABOUT_IMAGES,
+    ):
         return f"stage: {keys['stage']} is not tuned with images."
     if keys.get("finetuning_type") not in _KINDS:
         return f"finetuning_type: {keys['finetuning_type']} is not known."
     if keys.get("stage") not in _STAGES and _task(keys) == CAUSAL_LM.name:
         return f"stage: {keys['stage']} is not tuned."
     return None
+
+
+def _fields(keys: Keys, task: Task, config: Keys) -> dict[str, Any]:
+    """Rewards are read of TRL's value head, beside which the language model's own gives its logits. Layers
+    of which nothing is trained are not checkpointed."""
+    fields: dict[str, Any] = {}
+    if keys.get("stage") == _REWARDS:
+        fields["head"] = VALUES
+    if keys.get("finetuning_type") == "freeze" or keys.get("freeze_language_model"):
+        fields["spares_frozen"] = True
+    if _is_expanded(keys) and is_whole(config.get("num_hidden_layers"), 1):
+        blocks = config["num_hidden_layers"] + _number_of_trained(keys)
+        fields["options"] = {"num_hidden_layers": blocks}
+    return fields
+
+
+def _is_expanded(keys: Keys) -> bool:
+    """Whether a model that is not there has more layers than the one that it is named after: those that
+    LLaMA-Pro adds before the training."""
+    name = str(keys.get("model_name_or_path"))
+    is_pro = bool(keys.get("use_llama_pro")) and name.rstrip("/").lower().endswith("-pro")
+    return is_pro and not Path(name).expanduser().is_dir()
+
+
+def _notes(keys: Keys) -> tuple[str, ...]:
+    if not _is_expanded(keys):
+        return ()
+    number = _number_of_trained(keys)
+    return (f"LLaMA-Pro is taken to have added the {number} layers that are trained.",)
 
 
 def _divide(keys: Keys, folder: Path) -> Division:
@@ -126,10 +162,10 @@ def _divide(keys: Keys, folder: Path) -> Division:
 
 
 def _trains(keys: Keys, weights: Weights) -> Trained | None:
-    """All weights but those of images, or the last blocks alone."""
+    """All weights but those of images, or some blocks alone."""
     names = set(weights.sizes)
     if keys.get("finetuning_type") == "freeze":
-        names = _of_last_blocks(keys, weights)
+        names = _of_some_blocks(keys, weights)
 
     parts = _PARTS_OF.get(weights.kind)
     for part, (key, usual) in zip(parts or (), _FROZEN.items(), strict=False):
@@ -138,21 +174,11 @@ def _trains(keys: Keys, weights: Weights) -> Trained | None:
     return Trained(names)
 
 
-def _of_last_blocks(keys: Keys, weights: Weights) -> set[str]:
-    """The weights of the last blocks, or of some modules of these, and of modules outside of blocks."""
-    number = keys.get("freeze_trainable_layers", 2)
-    if not is_whole(number, 1):
-        message = (
-            "freeze_trainable_layers must be positive: of the first layers LLaMA-Factory checkpoints "
-            f"none that it freezes, which is not predicted, and here it is {shown(number)}."
-        )
-        raise InputError(message, "See docs/tune.md.")
-    if not weights.blocks:
-        raise InputError("the model does not say how many layers it has.", "Give another --model.")
-
+def _of_some_blocks(keys: Keys, weights: Weights) -> set[str]:
+    """The weights of some blocks, or of some modules of these, and of modules outside of blocks."""
     modules = _listed(keys.get("freeze_trainable_modules", "all"))
     wanted = _listed(keys.get("freeze_extra_modules"))
-    for block in range(max(0, weights.blocks - number), weights.blocks):
+    for block in _trained_blocks(keys, weights.blocks):
         for module in modules:
             wanted.append(f".{block}." if module == "all" else f".{block}.{module}")
     found = {name for name in weights.sizes if any(part in name for part in wanted)}
@@ -161,6 +187,33 @@ def _of_last_blocks(keys: Keys, weights: Weights) -> set[str]:
             f"freeze_trainable_modules: no weight is in {', '.join(modules)}.", "Correct it."
         )
     return found
+
+
+def _trained_blocks(keys: Keys, blocks: int) -> Sequence[int]:
+    """The numbers of the blocks that are trained: the last ones, the first ones where the key is negative, or
+    those of LLaMA-Pro, the last of each of as many groups."""
+    number = _number_of_trained(keys)
+    if not blocks:
+        raise InputError("the model does not say how many layers it has.", "Give another --model.")
+
+    if keys.get("use_llama_pro"):
+        if blocks % number:
+            message = f"the {blocks} layers are no {shown(number)} groups of as many each."
+            raise InputError(message, "Correct freeze_trainable_layers, or give another --model.")
+        return range(blocks // number - 1, blocks, blocks // number)
+    if number < 0:
+        return range(min(-number, blocks))
+    return range(max(0, blocks - number), blocks)
+
+
+def _number_of_trained(keys: Keys) -> int:
+    """How many blocks are trained; negative: the first ones, which LLaMA-Pro has none of."""
+    number = keys.get("freeze_trainable_layers", 2)
+    is_number = isinstance(number, int) and not isinstance(number, bool)
+    if not is_number or not number or (number < 0 and keys.get("use_llama_pro")):
+        message = f"freeze_trainable_layers must be a positive whole number, not {shown(number)}."
+        raise InputError(message, "Correct it.")
+    return int(number)
 
 
 def _listed(value: Any) -> list[str]:
@@ -200,6 +253,8 @@ IMPORTER = Importer(
     freezes_vision=True,
     trains=_trains,
     sees=_has_images,
+    fields=_fields,
+    notes=_notes,
     keeps=lambda keys: ("flash_attn",) if keys.get("neat_packing") else (),
     single=("stage", "pref_loss"),
     defaults=_DEFAULTS,

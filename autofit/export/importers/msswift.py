@@ -6,10 +6,14 @@ from pathlib import Path
 from typing import Any
 
 from autofit.core.errors import InputError, is_whole, shown
+from autofit.core.task import Task
 from autofit.core.tasks import TASKS
 from autofit.core.tasks.causal_lm import CAUSAL_LM
 from autofit.core.tasks.dpo import DPO
+from autofit.core.tasks.embed import EMBED
+from autofit.core.tasks.generative_rerank import GENERATIVE_RERANK
 from autofit.core.tasks.image_text_to_text import IMAGE_TEXT_TO_TEXT
+from autofit.core.tasks.rerank import RERANK
 from autofit.export.importers.accelerate import (
     divided_by_trainer,
     read_launcher,
@@ -28,6 +32,7 @@ from autofit.export.importers.frozen import (
 )
 from autofit.export.importers.importer import Importer, Keys
 from autofit.export.tools.msswift import TOOL
+from autofit.models.heads import PASSING
 
 _DEFAULTS: dict[str, Any] = {
     "per_device_train_batch_size": 1,
@@ -74,17 +79,22 @@ _PROCESSES = ("ENV.NPROC_PER_NODE", "launcher.nproc_per_node")  # of each machin
 _OF_ALL = "launcher.num_processes"  # of all machines, as accelerate counts
 _MACHINES = ("ENV.NNODES", "launcher.nnodes", "launcher.num_machines")
 _OF_TASKS = ("rlhf_type", "task_type")
-_TUNERS = ("lora", "full", None)
+_ADDS_BLOCKS = "llamapro"  # and trains these alone, without adapters
+_TUNERS = ("lora", "full", _ADDS_BLOCKS, None)
 
-# What is learnt of answers about images, too: all that is no head of its own.
-_ABOUT_IMAGES = tuple(
-    task.name
-    for task in TASKS.values()
-    if task.medium == "preferences" and not task.scores and TOOL.name in task.tools
-)
+# What is learnt of texts with images, too.
+_ABOUT_IMAGES = (*(task.name for task in TASKS.values() if TOOL.name in task.tools), EMBED.name)
 
-# Its files are read of images, too; how they are written anew is not known.
-_TASKS = (*TOOL.tasks, IMAGE_TEXT_TO_TEXT.name)
+# What puts passages in order, a sample of which are several, and by which losses.
+_RANKERS = (RERANK.name, GENERATIVE_RERANK.name)
+_RANKED_BY = (None, "pointwise_reranker", "listwise_reranker")
+_PROBLEMS = ("regression", "single_label_classification", "multi_label_classification")
+
+# Its files are read of images and embeddings, too; how they are written anew is not known.
+_TASKS = (*TOOL.tasks, IMAGE_TEXT_TO_TEXT.name, EMBED.name)
+_EMBEDDING = "embedding"  # its task_type, by one of these losses
+_EMBEDDED_BY = (None, "infonce", "cosine_similarity", "contrastive")
+_NEGATIVES = "ENV.INFONCE_HARD_NEGATIVES"
 
 
 def _command(keys: Keys) -> str:
@@ -99,6 +109,8 @@ def _task(keys: Keys) -> str:
     wanted = {name: keys[name] for name in _OF_TASKS if keys.get(name) not in (None, "causal_lm")}
     if _command(keys).endswith("rlhf"):
         wanted.setdefault("rlhf_type", DPO.name)
+    if wanted.get("task_type") == _EMBEDDING:
+        return EMBED.name
     if not wanted and _has_images(keys):
         return IMAGE_TEXT_TO_TEXT.name
     for task in TASKS.values():
@@ -114,30 +126,130 @@ def _refuse(keys: Keys) -> str | None:
         if keys.get(name) or any(key.startswith(f"{name}.") for key in keys):
             return f"{name}: {why}."
 
-    tuner = keys.get("tuner_type", keys.get("train_type"))
+    tuner = _tuner(keys)
     if tuner not in _TUNERS:
         return f"tuner_type: {tuner} is not known."
     for name, usual in _FROZEN.items():
         if tuner != "full" and keys.get(name, usual) != usual:
             return f"{name}: adapters beside other parts than what reads texts are not known."
     if _has_images(keys) and _task(keys) not in (IMAGE_TEXT_TO_TEXT.name, *_ABOUT_IMAGES):
-        return "MAX_PIXELS: images are tuned for swift sft, swift pt and preferences alone."
+        return f"MAX_PIXELS: {keys.get('task_type')} is not tuned with images."
     if keys.get("tuner_backend", "peft") != "peft":
         return f"tuner_backend: {keys['tuner_backend']} is not known."
-    if keys.get("init_weights") == "lora-ga":
-        return "init_weights: adapters that begin with gradients are not known."
 
     for name in _OF_TASKS:
         if keys.get(name) not in (None, "causal_lm") and _task(keys) == CAUSAL_LM.name:
             return f"{name}: {keys[name]} is not tuned."
-    if keys.get("task_type") == "reranker" and "listwise" in str(keys.get("loss_type")):
+    if _task(keys) == EMBED.name and keys.get("loss_type") not in _EMBEDDED_BY:
+        return f"loss_type: {keys['loss_type']} is not known."
+    if _task(keys) in _RANKERS and keys.get("loss_type") not in _RANKED_BY:
         return f"loss_type: {keys['loss_type']} is not known."
     return None
+
+
+def _fields(keys: Keys, task: Task, config: Keys) -> dict[str, Any]:
+    """How many passages there are for a query, how many classes, and the blocks with those that are added."""
+    fields: dict[str, Any] = {}
+    if task.name in _RANKERS:
+        fields["texts"] = _passages(keys)
+    if task.name == EMBED.name:
+        negatives = keys.get(_NEGATIVES)
+        more = negatives if is_whole(negatives, 1) else 0
+        fields |= {"texts": 2 + more, "head": PASSING}
+
+    options: dict[str, Any] = {}
+    if _tuner(keys) == _ADDS_BLOCKS:
+        options |= _with_more_blocks(keys, config)
+    if task.classifies and is_whole(keys.get("num_labels"), 1):
+        options["num_labels"] = keys["num_labels"]
+    kind = keys.get("problem_type")
+    if task.classifies and kind in _PROBLEMS:
+        options["problem_type"] = kind
+    return {**fields, "options": options} if options else fields
+
+
+def _with_more_blocks(keys: Keys, config: Keys) -> dict[str, Any]:
+    """The keys of a model's config after a copy of a block is put behind each group of blocks."""
+    blocks = config.get("num_hidden_layers")
+    if not is_whole(blocks, 1):
+        message = "the model does not say how many layers it has, or reads more than texts."
+        raise InputError(message, "Give another --model.")
+
+    groups = _groups(keys)
+    if blocks % groups:
+        message = (
+            f"llamapro_num_new_blocks: {blocks} layers are no {groups} groups of as many each."
+        )
+        raise InputError(message, "Correct it.")
+    options: dict[str, Any] = {"num_hidden_layers": blocks + groups}
+    kinds = config.get("layer_types")
+    if kinds:
+        each = blocks // groups
+        options["layer_types"] = []
+        for start in range(0, blocks, each):
+            group = kinds[start : start + each]
+            options["layer_types"] += [*group, group[-1]]
+    return options
+
+
+def _groups(keys: Keys) -> int:
+    """How many groups of blocks there are, behind each of which stands a new one."""
+    key = "llamapro_num_new_blocks"
+    added = keys.get(key, 4)
+    groups = keys.get("llamapro_num_groups") or added
+    if not is_whole(added, 1) or groups != added:
+        message = f"{key} must be a whole number and that of the groups, not {shown(added)}."
+        raise InputError(message, "Correct it.")
+    return int(added)
+
+
+def _tuner(keys: Keys) -> Any:
+    return keys.get("tuner_type", keys.get("train_type"))
+
+
+def _passages(keys: Keys) -> int:
+    """Each positive passage of a query is read beside as many negative ones; variables of the shell say how
+    many."""
+    numbers = []
+    for name, usual in {"MAX_POSITIVE_SAMPLES": 1, "MAX_NEGATIVE_SAMPLES": 7}.items():
+        number = keys.get(f"ENV.{name}", usual)
+        if not is_whole(number, 0 if usual > 1 else 1):
+            message = f"{name} must be a whole number, not {shown(number)}."
+            raise InputError(message, "Correct it.")
+        numbers.append(number)
+    positive, negative = numbers
+    return positive * (1 + negative)
+
+
+def _notes(keys: Keys) -> tuple[str, ...]:
+    notes = []
+    if _task(keys) in _RANKERS:
+        passages = _passages(keys)
+        notes.append(f"each sample is taken to be a query with {passages} passages, a text each.")
+    classes = keys.get("num_labels")
+    if classes is not None and not is_whole(classes, 1):
+        notes.append(f"num_labels says no number: two classes stand for {shown(classes)}.")
+    if "emu3" in str(keys.get("model")).lower():
+        notes.append(
+            "the model that makes tokens of images is on the device, too, with 1.1 GB on top of what "
+            "is predicted."
+        )
+    if keys.get("init_weights") == "lora-ga":
+        notes.append(
+            "adapters that begin with gradients are trained as others are: what finding these takes "
+            "before training is not predicted."
+        )
+    return tuple(notes)
 
 
 def _trains(keys: Keys, weights: Weights) -> Trained | None:
     """All weights but those of images and those that keys freeze, and then what others free again."""
     names = list(weights.sizes)
+    if _tuner(keys) == _ADDS_BLOCKS:
+        each = weights.blocks // _groups(keys)
+        added = tuple(f".{block}." for block in range(each - 1, weights.blocks, each))
+        found = {name for name in names if any(block in name for block in added)}
+        return Trained(found, _checkpoints(keys), BY_CHECKPOINTING)
     is_seeing = any(name.startswith((*_TOWERS, *_ALIGNERS)) for name in names)
     frozen_prefixes = list_of_words("freeze_parameters", keys.get("freeze_parameters"))
     freed_prefixes = list_of_words("trainable_parameters", keys.get("trainable_parameters"))
@@ -159,8 +271,11 @@ def _trains(keys: Keys, weights: Weights) -> Trained | None:
     trained = (set(names) - frozen) | freed
     if not trained:
         raise InputError("freeze_parameters: nothing is left to train.", "Correct it.")
-    asks_inputs = keys.get("gradient_checkpointing", True) is not False
-    return Trained(trained, asks_inputs, BY_CHECKPOINTING)
+    return Trained(trained, _checkpoints(keys), BY_CHECKPOINTING)
+
+
+def _checkpoints(keys: Keys) -> bool:
+    return keys.get("gradient_checkpointing", True) is not False
 
 
 def _share_frozen(keys: Keys, weights: Weights) -> set[str]:
@@ -203,6 +318,8 @@ def _read(keys: Keys, division: Division) -> Keys:
     Weights in 16 bits stay so under autocast; adapters beside them are in float32.
     """
     read = dict(keys)
+    if _tuner(keys) == _ADDS_BLOCKS:
+        read |= dict.fromkeys({"tuner_type", "train_type"} & read.keys(), "full")
     micro = read.get("per_device_train_batch_size") or 1
     if read.get("gradient_accumulation_steps") is None and is_whole(micro, 1):
         world = (division.devices or 1) * (division.nodes or 1)
@@ -210,7 +327,7 @@ def _read(keys: Keys, division: Division) -> Keys:
 
     dtype = read.get("torch_dtype") or _DEFAULTS["torch_dtype"]
     autocast = _HALF.get(dtype, "fp16")
-    has_adapters = read.get("tuner_type", read.get("train_type")) != "full"
+    has_adapters = _tuner(read) != "full"
     is_narrow = dtype in _HALF and read.get("lora_dtype") == dtype
     if has_adapters and not is_narrow:
         read["lora_dtype"] = "float32"
@@ -231,8 +348,19 @@ def _meaning(key: str, value: Any) -> Any:
     return value
 
 
+def _keeps(keys: Keys) -> tuple[str, ...]:
+    """Packed samples see one another but with flash attention, and without padding as well. Embeddings are
+    told from those of the same micro-batch."""
+    kept: tuple[str, ...] = ()
+    if keys.get("packing") or keys.get("padding_free"):
+        kept = ("attn_impl",)
+    if _task(keys) == EMBED.name:
+        kept += ("per_device_train_batch_size",)
+    return kept
+
+
 IMPORTER = Importer(
-    tool=replace(TOOL, tasks=_TASKS),
+    tool=replace(TOOL, tasks=_TASKS, has_own_loss=lambda device, task: task == EMBED.name),
     programs=tuple(
         (program, does) for program in ("swift", "megatron") for does in ("sft", "pt", "rlhf")
     ),
@@ -248,8 +376,9 @@ IMPORTER = Importer(
     freezes_vision=True,
     trains=_trains,
     sees=_has_images,
-    # Packed samples see one another but with flash attention, and without padding as well.
-    keeps=lambda keys: ("attn_impl",) if keys.get("packing") or keys.get("padding_free") else (),
+    fields=_fields,
+    notes=_notes,
+    keeps=_keeps,
     older={"tuner_type": "train_type"},
     defaults=_DEFAULTS,
     meaning=_meaning,

@@ -13,7 +13,8 @@ from autofit.core.errors import InputError, require, unknown
 from autofit.models.losses.by_token import by_token
 from autofit.models.losses.distill import Distill
 from autofit.models.losses.dpo import DPO
-from autofit.models.losses.embed import Embed
+from autofit.models.losses.embed import Embed, EmbedByMicroBatch
+from autofit.models.losses.generative_rerank import GenerativeRerank
 from autofit.models.losses.grpo import GRPO
 from autofit.models.losses.in_tiles import InTiles
 from autofit.models.losses.kto import KTO
@@ -29,6 +30,7 @@ __all__ = [
     "ORPO",
     "Distill",
     "Embed",
+    "GenerativeRerank",
     "Rerank",
     "Reward",
     "SimPO",
@@ -36,10 +38,24 @@ __all__ = [
 ]
 
 # By the name of the task that each is of.
-LOSSES = {loss.task: loss for loss in (DPO, KTO, ORPO, SimPO, GRPO, Reward, Rerank, Distill, Embed)}
+LOSSES = {
+    loss.task: loss
+    for loss in (
+        DPO,
+        KTO,
+        ORPO,
+        SimPO,
+        GRPO,
+        Reward,
+        Rerank,
+        GenerativeRerank,
+        Distill,
+        Embed,
+    )
+}
 
 # Losses that a tool computes in place of the model's own, by its name.
-OF_TOOLS = {loss.tool: loss for loss in (InTiles,)}
+OF_TOOLS = {loss.tool: loss for loss in (InTiles, EmbedByMicroBatch)}
 
 
 def with_options(loss: Any, options: Mapping[str, Any]) -> Any:

@@ -63,20 +63,22 @@ class Embed:
         import torch
 
         inputs = inputs_of(batch)
-        hidden = model(**inputs).last_hidden_state.float()
+        output = model(**inputs)
+        # of a language model whose head gives what it is given, they stand for the logits
+        hidden = output.logits if hasattr(output, "logits") else output.last_hidden_state
         mask = inputs.get("attention_mask")
         if mask is None:
             mask = torch.ones_like(inputs["input_ids"])
 
         rows = torch.arange(len(hidden), device=hidden.device)
         if self.pooling == "mean":
-            weights = mask[..., None].to(hidden.dtype)
-            vectors = (hidden * weights).sum(dim=1) / weights.sum(dim=1)
+            weights = mask[..., None].float()
+            vectors = (hidden.float() * weights).sum(dim=1) / weights.sum(dim=1)
         elif self.pooling == "first":
-            vectors = hidden[rows, mask.argmax(dim=1)]
+            vectors = hidden[rows, mask.argmax(dim=1)].float()
         else:
             places = torch.arange(mask.shape[1], device=mask.device)
-            vectors = hidden[rows, (mask * places).argmax(dim=1)]
+            vectors = hidden[rows, (mask * places).argmax(dim=1)].float()
         by_sample: torch.Tensor = vectors.unflatten(0, batch["input_ids"].shape[:2])
         return by_sample
 
@@ -105,3 +107,18 @@ class Embed:
             back = self.scale * partners @ texts.T
             loss = (loss + torch.nn.functional.cross_entropy(back, own)) / 2
         return loss
+
+
+@dataclass(frozen=True)
+class EmbedByMicroBatch:
+    """The same of each micro-batch by itself, whose texts are told from one another alone: as ms-swift's
+    InfoNCE trains, of each text's last token and with a temperature of 0.1."""
+
+    scale: float = 10.0
+
+    task: ClassVar[str] = TASK.name
+    tool: ClassVar[str] = "msswift"
+    count: ClassVar[None] = None
+
+    def __call__(self, model: Any, batch: Mapping[str, Any]) -> torch.Tensor:
+        return Embed(self.scale, pooling="last")(model, batch)

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 class Reward:
     """(model, batch) -> the mean loss over pairs of a better and a worse text.
 
+    The model gives a number for each text, [texts, 1], or for each token, [texts, tokens], of which that of
+    the last one counts.
+
     Args:
         center: the weight of the squared sum of both scores, which keeps them around zero
             (arXiv:2312.09244).
@@ -37,7 +40,11 @@ class Reward:
     def __call__(self, model: Any, batch: Mapping[str, Any]) -> torch.Tensor:
         import torch
 
-        scores = model(**inputs_of(batch)).logits.float().squeeze(-1)
+        inputs = inputs_of(batch)
+        scores = model(**inputs).logits
+        if scores.shape[1] > 1:
+            scores = scores.gather(1, inputs["attention_mask"].sum(dim=1, keepdim=True) - 1)
+        scores = scores.float().squeeze(-1)
         better, worse = scores.unflatten(0, (-1, 2)).unbind(dim=1)
         loss = -torch.nn.functional.logsigmoid(better - worse).mean()
         if self.center:

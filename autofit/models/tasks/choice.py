@@ -89,7 +89,8 @@ def remedy_for(kind: str) -> str:
     named = [
         task
         for task in TASKS.values()
-        if not (task.frozen or task.scores or task.generated or task.medium == "preferences")
+        if not (task.frozen or task.scores or task.reads_two_words)
+        and not (task.generated or task.medium == "preferences")
     ]
     tasks = [task for task in named if auto_class(task, kind)]
     if not any(task.reads_text and task.labels in _OF_ONE_TEXT for task in tasks):

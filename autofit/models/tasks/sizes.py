@@ -42,6 +42,7 @@ class Asked:
     sequence_length: int | None = None
     arguments: tuple[str, ...] = ()  # of the forward, where batches depend on them
     sees: bool = False  # whether an image stands in each text
+    texts: int = 1  # of a sample
 
     def size(self, config: Any, *keys: str, default: int | None = None) -> int:
         """The first of the keys that the config has. Raises InputError: no positive number, or none and no default."""

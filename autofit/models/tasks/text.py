@@ -187,7 +187,7 @@ def text_batches(asked: Asked) -> RandomTokens:
     # the first token of a sample is never predicted
     shortest = 2 if asked.task.predicts_next_token else 1
     labels = class_labels(asked.config) if asked.task.classifies else None
-    if asked.task.scores:
+    if asked.task.scores or asked.task.reads_two_words:
         labels = ClassLabels(1, "regression")
     regions = asked.size(text, "visual_feat_dim") if hasattr(text, "visual_feat_dim") else 0
     # LXMERT's answers are classes, not parts of the text

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autofit.core.errors import InputError
+from autofit.core.tasks import TASKS
 from autofit.export.importers import importer_of
 from autofit.export.importers.frozen import Trained, Weights
 from autofit.models.huggingface import HuggingFaceModel
@@ -142,6 +143,8 @@ def test_what_llama_factory_freezes_of_a_model_that_sees(
         ({"freeze_trainable_layers": 1}, (".layers.3.",)),
         ({}, (".layers.2.", ".layers.3.")),
         ({"freeze_trainable_layers": 9}, (".layers.",)),
+        ({"freeze_trainable_layers": -1}, (".layers.0.",)),
+        ({"use_llama_pro": True}, (".layers.1.", ".layers.3.")),
         (
             {"freeze_trainable_layers": 1, "freeze_trainable_modules": "mlp, input_layernorm"},
             (".3.mlp", ".3.input"),
@@ -152,7 +155,7 @@ def test_what_llama_factory_freezes_of_a_model_that_sees(
         ),
     ],
 )
-def test_the_last_layers_of_llama_factory(keys: dict[str, Any], words: Collection[str]) -> None:
+def test_the_layers_of_llama_factory(keys: dict[str, Any], words: Collection[str]) -> None:
     by_layer = {**LLAMA_FACTORY, "finetuning_type": "freeze", **keys}
     assert importer_of(by_layer, "file").refuse(by_layer) is None
     assert trained(by_layer, LLAMA).names == inside(LLAMA, *words)
@@ -161,13 +164,57 @@ def test_the_last_layers_of_llama_factory(keys: dict[str, Any], words: Collectio
 def test_layers_of_llama_factory_that_cannot_be_are_told() -> None:
     by_layer = {**LLAMA_FACTORY, "finetuning_type": "freeze"}
     for more, message in (
-        ({"freeze_trainable_layers": -2}, "must be positive"),
+        ({"freeze_trainable_layers": 0}, "must be a positive whole number"),
+        ({"freeze_trainable_layers": -2, "use_llama_pro": True}, "must be a positive"),
+        ({"freeze_trainable_layers": 3, "use_llama_pro": True}, "no 3 groups"),
         ({"freeze_trainable_modules": "wings"}, "no weight is in wings"),
     ):
         with pytest.raises(InputError, match=message):
             trained({**by_layer, **more}, LLAMA)
-    expanded = {**by_layer, "use_llama_pro": True}
-    assert "between" in str(importer_of(expanded, "file").refuse(expanded))
+
+
+def test_llama_factory_checkpoints_no_layer_that_it_freezes() -> None:
+    def fields(**keys: Any) -> dict[str, Any]:
+        found = {**LLAMA_FACTORY, **keys}
+        importer = importer_of(found, "file")
+        assert importer.refuse(found) is None
+        return dict(importer.fields(found, TASKS["causal-lm"], tiny.LLAMA))
+
+    assert fields(finetuning_type="freeze") == {"spares_frozen": True}
+    assert fields(freeze_language_model=True) == {"spares_frozen": True}
+    assert fields() == {}
+
+    pro = {"finetuning_type": "freeze", "use_llama_pro": True, "freeze_trainable_layers": 2}
+    assert fields(**pro) == {"spares_frozen": True}
+    # of a model that is not there, which has more layers than what stands for it
+    found = fields(**pro, model_name_or_path="models/llama3-8b-pro")
+    assert found["options"] == {"num_hidden_layers": 4}
+    keys = {**LLAMA_FACTORY, **pro, "model_name_or_path": "models/llama3-8b-pro"}
+    assert "added the 2 layers" in importer_of(keys, "file").notes(keys)[0]
+
+
+def test_ms_swift_trains_the_blocks_that_it_adds() -> None:
+    keys: dict[str, Any] = {**SWIFT, "tuner_type": "llamapro", "llamapro_num_new_blocks": 2}
+    importer = importer_of(keys, "file")
+    assert importer.refuse(keys) is None
+    config = {**tiny.LLAMA, "num_hidden_layers": 4, "layer_types": ["a", "b", "a", "c"]}
+    fields = importer.fields(keys, TASKS["causal-lm"], config)
+    kinds = ["a", "b", "b", "a", "c", "c"]
+    assert fields == {"options": {"num_hidden_layers": 6, "layer_types": kinds}}
+
+    grown = tiny.llama(num_hidden_layers=6)
+    found = trained(keys, weights_of(grown))
+    assert found.names == inside(weights_of(grown), ".layers.2.", ".layers.5.")
+    assert found.asks_inputs
+
+    for more, message in (
+        ({"llamapro_num_new_blocks": 3}, "no 3 groups"),
+        ({"llamapro_num_groups": 1}, "that of the groups"),
+    ):
+        with pytest.raises(InputError, match=message):
+            importer.fields({**keys, **more}, TASKS["causal-lm"], config)
+    with pytest.raises(InputError, match="how many layers"):
+        importer.fields(keys, TASKS["causal-lm"], QWEN3_VL)
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """What an exporter writes its importer reads back; files as people write them are read, or refused."""
 
 import contextlib
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,13 +12,14 @@ import yaml
 from autofit.core.config import Config
 from autofit.core.errors import InputError
 from autofit.core.knobs.lora_alpha import USUAL_ALPHA
-from autofit.core.tasks import TASK_NAMES
+from autofit.core.tasks import TASK_NAMES, TASKS
 from autofit.export.importers import IMPORTERS, importer_of
 from autofit.export.importers.division import Division
 from autofit.export.importers.document import flat
 from autofit.export.importers.importer import Importer, changes, config_of
 from autofit.export.source import ExportSource
 from autofit.export.tool import write
+from autofit.models.tiled_mlp import TiledMlp
 from autofit.techniques import all_techniques
 from tests.export.sources import LINEAR, LORA, OFF, SIZES, source
 
@@ -182,6 +184,7 @@ def test_the_command_says_what_is_trained() -> None:
         ({"rlhf_type": "orpo"}, "orpo"),
         ({"tuner_type": "lora", "task_type": "seq_cls"}, "sequence-classification"),
         ({"tuner_type": "full", "task_type": "reranker"}, "rerank"),
+        ({"tuner_type": "full", "task_type": "generative_reranker"}, "generative-rerank"),
     ):
         assert importer_of(keys, "a").task(keys) == task
 
@@ -298,9 +301,118 @@ def test_files_about_images_say_so() -> None:
         assert importer.refuse(keys) is None
         assert importer.sees(keys) is sees
         assert importer.task(keys) in ("dpo", "kto")
-    for more in ({"rlhf_type": "rm"}, {"task_type": "seq_cls"}):
+    for more, task in (
+        ({"rlhf_type": "rm"}, "reward"),
+        ({"task_type": "seq_cls"}, "sequence-classification"),
+        ({"task_type": "reranker"}, "rerank"),
+    ):
         keys = {**SWIFT, **more, "ENV.MAX_PIXELS": 1000}
-        assert "MAX_PIXELS" in str(importer_of(keys, "file").refuse(keys))
+        assert importer_of(keys, "file").refuse(keys) is None
+        assert importer_of(keys, "file").task(keys) == task
+    keys = {**SWIFT, "task_type": "decision", "ENV.MAX_PIXELS": 1000}
+    assert "decision" in str(importer_of(keys, "file").refuse(keys))
+
+
+def test_ms_swift_reads_several_passages_for_each_query() -> None:
+    def samples(**keys: Any) -> Mapping[str, Any]:
+        found = {**SWIFT, **keys}
+        importer = importer_of(found, "file")
+        assert importer.refuse(found) is None
+        return importer.fields(found, TASKS[importer.task(found)], {})
+
+    kind = {"task_type": "generative_reranker", "loss_type": "listwise_reranker"}
+    assert samples(**kind) == {"texts": 8}
+    fewer = {"ENV.MAX_NEGATIVE_SAMPLES": 1, "ENV.MAX_POSITIVE_SAMPLES": 2}
+    assert samples(task_type="reranker", **fewer) == {"texts": 4}
+    assert samples(task_type="seq_cls", num_labels=265) == {"options": {"num_labels": 265}}
+    assert samples(task_type="seq_cls", num_labels="<n>") == {}
+    assert samples(rlhf_type="rm") == {}
+
+    importer = importer_of(SWIFT, "file")
+    ranker = TASKS["generative-rerank"]
+    assert importer.loss_options({**SWIFT, **kind}, ranker) == {"kind": "listwise"}
+    assert importer.loss_options({**SWIFT, "beta": 0.2}, TASKS["dpo"]) == {"beta": 0.2}
+    wrong = {**SWIFT, **kind, "ENV.MAX_NEGATIVE_SAMPLES": "many"}
+    with pytest.raises(InputError, match="MAX_NEGATIVE_SAMPLES must be a whole number"):
+        importer.fields(wrong, TASKS["rerank"], {})
+    assert "loss_type: other" in str(importer.refuse({**SWIFT, **kind, "loss_type": "other"}))
+    assert "with 8 passages" in importer.notes({**SWIFT, **kind})[0]
+    assert "on top of what" in importer.notes({**SWIFT, "model": "BAAI/Emu3-Gen"})[0]
+    begun = {**SWIFT, "init_weights": "lora-ga"}
+    assert importer.refuse(begun) is None
+    assert "begin with gradients" in importer.notes(begun)[0]
+    assert "two classes" in importer.notes({**SWIFT, "num_labels": "<n>"})[0]
+
+
+def test_embeddings_of_ms_swift_are_told_apart_in_their_micro_batch() -> None:
+    keys = {**SWIFT, "task_type": "embedding", "loss_type": "infonce"}
+    importer = importer_of(keys, "file")
+    assert importer.refuse(keys) is None
+    assert importer.task(keys) == "embed"
+    assert importer.fields(keys, TASKS["embed"], {}) == {"texts": 2, "head": "passing"}
+    harder = {**keys, "ENV.INFONCE_HARD_NEGATIVES": 3, "ENV.MAX_PIXELS": 1000}
+    assert importer.refuse(harder) is None
+    assert importer.fields(harder, TASKS["embed"], {})["texts"] == 5
+    assert importer.keeps(keys) == ("per_device_train_batch_size",)
+    assert importer.keeps(SWIFT) == ()
+    assert "loss_type: other" in str(importer.refuse({**keys, "loss_type": "other"}))
+
+
+def test_axolotl_rewards_steps_by_classes_of_tokens() -> None:
+    keys = {**AXOLOTL, "process_reward_model": True}
+    importer = importer_of(keys, "file")
+    assert importer.refuse(keys) is None
+    assert importer.task(keys) == "token-classification"
+    task = TASKS["token-classification"]
+    assert importer.fields(keys, task, {}) == {"options": {"num_labels": 2}}
+    assert importer.fields({**keys, "num_labels": 3}, task, {})["options"] == {"num_labels": 3}
+    with pytest.raises(InputError, match="num_labels must be a positive"):
+        importer.fields({**keys, "num_labels": "x"}, task, {})
+
+
+def test_tiled_layers_of_axolotl() -> None:
+    keys = {**AXOLOTL, "tiled_mlp": True, "activation_offloading": "legacy"}
+    importer = importer_of(keys, "file")
+    assert importer.refuse(keys) is None
+    task = TASKS["causal-lm"]
+    assert importer.fields(keys, task, {}) == {"tiles": TiledMlp()}
+    assert importer.fields({**keys, "tiled_mlp_num_shards": 4}, task, {}) == {"tiles": TiledMlp(4)}
+    compiles, copies = importer.notes(keys)
+    assert "compiles tiled MLPs" in compiles and "copies between" in copies
+    assert len(importer.notes({**keys, "tiled_mlp_use_original_mlp": True})) == 1
+    assert "Liger's MLPs" in str(importer.refuse({**keys, "liger_glu_activation": True}))
+    with pytest.raises(InputError, match="tiled_mlp_num_shards must be a positive"):
+        importer.fields({**keys, "tiled_mlp_num_shards": "x"}, task, {})
+
+
+def test_torchaos_adamw_of_axolotl_has_as_large_a_state() -> None:
+    for name in ("adamw_torch_8bit", "ao_adamw_8bit"):
+        keys = {**AXOLOTL, "optimizer": name}
+        importer = importer_of(keys, "file")
+        assert read(importer, keys).optimizer == "adamw-8bit"
+        assert "torchao's AdamW" in importer.notes(keys)[0]
+    rounding = {**AXOLOTL, "optimizer": name, "optim_args": "bf16_stochastic_round=True"}
+    assert importer.notes(rounding) == ()
+
+
+def test_what_axolotl_does_without_a_key() -> None:
+    cut = {**AXOLOTL, "plugins": ["axolotl.integrations.cut_cross_entropy.CutCrossEntropyPlugin"]}
+    assert read(importer_of(cut, "a"), cut).loss == "chunked"
+    off = {**cut, "cut_cross_entropy": False}
+    assert read(importer_of(off, "a"), off).loss == "standard"
+    older = {name: value for name, value in AXOLOTL.items() if name != "attn_implementation"}
+    for name, value in {"flash_attention": "flash", "eager_attention": "eager"}.items():
+        keys = {**older, name: True}
+        assert read(importer_of(keys, "a"), keys).attention == value
+
+
+def test_rewards_of_llama_factory_are_of_a_value_head() -> None:
+    keys = {**LLAMA_FACTORY, "stage": "rm"}
+    importer = importer_of(keys, "file")
+    assert importer.refuse(keys) is None
+    assert importer.task(keys) == "reward"
+    assert importer.fields(keys, TASKS["reward"], {}) == {"head": "values"}
+    assert importer.fields(LLAMA_FACTORY, TASKS["causal-lm"], {}) == {}
 
 
 def test_under_deepspeed_trained_weights_of_ms_swift_are_in_float32(tmp_path: Path) -> None:

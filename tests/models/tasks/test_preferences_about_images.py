@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from autofit.core.errors import InputError
-from autofit.models import resolve, workload_from_source
+from autofit.models import needs_images, resolve, workload_from_source
 from autofit.models.huggingface import HuggingFaceModel, huggingface_workload
 from autofit.models.losses.preference import inputs_of
 from autofit.training.build import build
@@ -96,6 +96,14 @@ def test_it_is_made_again_from_a_result() -> None:
     assert "pixel_values" not in resolve("qwen2.5-0.5b", task="dpo").batch(1)
     with pytest.raises(InputError, match="no model of for image-text-to-text"):
         resolve("qwen2.5-0.5b", task="dpo", sees=True)
+
+
+def test_models_that_need_images_are_known() -> None:
+    assert needs_images("qwen2.5-vl-3b", "dpo")
+    assert needs_images("qwen2.5-vl-3b", "rerank")
+    assert not needs_images("qwen2.5-vl-3b", "causal-lm")  # which it can be on texts alone
+    assert not needs_images("qwen2.5-0.5b", "dpo")
+    assert not needs_images("somebody/on-the-hub", "dpo")
 
 
 def test_both_texts_of_a_pair_differ() -> None:

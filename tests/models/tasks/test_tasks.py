@@ -160,6 +160,8 @@ FAMILIES: list[tuple[Family, str, dict[str, tuple[int, ...]]]] = [
       for task, more in (("dpo", {}), ("kto", {"desirable": (2,)}))),
     (("llama", "LlamaForCausalLM", TEXT, "reward", 8), "reward", PREFERENCES),
     (("bert", "BertModel", TEXT, "rerank", 8), "rerank", {"input_ids": (2, 8), "labels": (2,)}),
+    (("llama", "LlamaForCausalLM", TEXT, "generative-rerank", 8), "generative-rerank",
+     {"input_ids": (2, 8), "labels": (2,)}),
     (("segformer", "SegformerForSemanticSegmentation",
       {"hidden_sizes": [16, 16, 16, 16], "depths": [1, 1, 1, 1], "decoder_hidden_size": 16, "image_size": 64,
        "num_attention_heads": [1, 1, 1, 1]}, None, None),
