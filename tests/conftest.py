@@ -131,6 +131,15 @@ def warm_ranks() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(autouse=True, scope="session")
+def warm_zygotes() -> Iterator[None]:
+    """Zygotes are warm, too: predictions in this process start their own."""
+    from tests import warm
+
+    with warm.zygotes():
+        yield
+
+
 @pytest.fixture(scope="session")
 def executor(
     tmp_path_factory: pytest.TempPathFactory, new_cache: Callable[[], Path]
