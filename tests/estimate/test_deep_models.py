@@ -21,8 +21,8 @@ from autofit.hardware.caching_allocator import SMALL_SEGMENT
 from tests.estimate.traced import AMPERE
 from tests.tiny import CPU, llama_workload
 
-BLOCKS = 21
-FEW = Depths(15, 8, 12)
+BLOCKS = 17
+FEW = Depths(13, 8, 12)
 FSDP = {"data_parallel": "fsdp", "precision": "bf16-mixed", "micro_batch_size": 1}
 CASES: list[tuple[Hardware, dict[str, Any]]] = [
     (CPU, {}),
@@ -100,9 +100,9 @@ def test_a_model_that_counts_its_blocks_is_followed_as_a_whole() -> None:
     assert resting_of(traced, workload, CPU).blocks == BLOCKS
 
 
-def test_a_model_of_1000_layers_is_followed_no_further_than_one_of_200() -> None:
+def test_a_model_of_800_layers_is_followed_no_further_than_one_of_160() -> None:
     fewer, more = (
-        trace(llama_workload(num_hidden_layers=layers), {}, CPU) for layers in (200, 1000)
+        trace(llama_workload(num_hidden_layers=layers), {}, CPU) for layers in (160, 800)
     )
     assert len(more.events) == len(fewer.events)
     assert len(more.costs) == len(fewer.costs)
