@@ -13,7 +13,6 @@ from autofit.export.runs import run_of
 from tests.api.test_tune import written
 from tests.cli.command import Run
 
-
 Function = Callable[..., Any]
 
 

@@ -112,8 +112,6 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
-
-
 @pytest.fixture(scope="module")
 def eight() -> Hardware:
     return CPU.of_several(8)
