@@ -25,11 +25,14 @@ _CACHES = itertools.count()
 _LONGEST = {
     "test_examples.py",
     "test_layouts.py",
+    "test_losses_of_whole_batches.py",
     "test_main.py",
+    "test_on_ray.py",
     "test_pairs.py",
     "test_quarter_hour.py",
     "test_readme.py",
     "test_session_of_ranks.py",
+    "test_several_ranks.py",
     "test_tensor_and_context_ranks.py",
     "test_whole_space.py",
 }
@@ -128,6 +131,15 @@ def warm_ranks() -> Iterator[None]:
     from tests import warm
 
     with warm.started_by("autofit.distributed.launcher"):
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def warm_zygotes() -> Iterator[None]:
+    """Zygotes are warm, too: predictions in this process start their own."""
+    from tests import warm
+
+    with warm.zygotes():
         yield
 
 

@@ -10,17 +10,9 @@ from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
 from typing import Any
 
-from tests.warm import Warm, import_there
+from tests.warm import Warm
 
 _SECONDS = 60.0
-_NAMES = [
-    "tests.tiny",
-    "autofit.training.session",
-    "torch.distributed.fsdp",
-    "peft",
-    "bitsandbytes",
-    "torchao.optim",
-]
 
 
 def on_ranks(
@@ -28,7 +20,6 @@ def on_ranks(
 ) -> list[Any]:
     """What a function of a module returns on each of some ranks. Raises AssertionError with the tracebacks of those
     that failed. `timeout`: of each collective, in seconds."""
-    import_there(_NAMES)
     with tempfile.TemporaryDirectory() as folder:
         ends: list[Connection] = []
         processes: list[Warm] = []

@@ -39,7 +39,12 @@ INSTALLS = "python3 -m venv .venv && .venv/bin/pip install -q -c constraints.txt
 NAMED, FOLDER = "llama-3.1-8b", "./llama-3.1-8b"
 LARGE = "llama-3.1-70b"  # for many devices, each of which takes part of a batch
 # bytes, and three of the tokenizer
-SMALL = {**tiny.LLAMA, "vocab_size": 259, "architectures": ["LlamaForCausalLM"]}
+SMALL = {
+    **tiny.LLAMA,
+    "vocab_size": 259,
+    "max_position_embeddings": 2048,
+    "architectures": ["LlamaForCausalLM"],
+}
 
 
 AXOLOTL = """\
@@ -183,6 +188,8 @@ def shrink(patch: pytest.MonkeyPatch, executor: Any, weights: Path) -> None:
         patch.setattr(f"autofit.{room}.LocalExecutor", lambda *_: contextlib.nullcontext(executor))
     for room in ("api.search", "api.estimate", "api.tool_file"):
         patch.setattr(importlib.import_module(f"autofit.{room}"), "resolve", small)
+    plan_grpo = importlib.import_module("autofit.api.plan_grpo")
+    patch.setattr(plan_grpo, "resolve", lambda _, **asked: resolve(str(weights), **asked))
     patch.setattr("autofit.api.fit.run_search", short)
     patch.setattr("autofit.api.search.search_or_predict", short)
     patch.setattr("autofit.tuning.measured.MeasuredSearch._predict", lambda *_: None)
@@ -350,17 +357,19 @@ def lines_of(text: str) -> set[tuple[str, ...]]:
 
 
 def test_the_cards_that_the_pages_list_are_what_is_predicted(
-    capsys: pytest.CaptureFixture[str],
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (shown,) = (block for block in blocks("text") if "--gpu " in block.text)
+    cards = [
+        line for line in lines_of(shown.text) if line[2:3] and line[2] in ("yes", "no", "maybe")
+    ]
+    assert len(cards) > 3
+    what_if = importlib.import_module("autofit.api.what_if")
+    monkeypatch.setattr(what_if, "card_names", lambda: [name for name, *_ in cards])
     command: Callable[..., Any] = main
     (asked,) = (w for b in blocks("sh") for w in commands(b) if "list" in w)
     with pytest.raises(SystemExit):
         command(asked[1:])
     said = lines_of(capsys.readouterr().out)
-    cards = [
-        line for line in lines_of(shown.text) if line[2:3] and line[2] in ("yes", "no", "maybe")
-    ]
-    assert len(cards) > 3
     for card in cards:
         assert card in said, card

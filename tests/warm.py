@@ -38,8 +38,18 @@ from unittest import mock
 ON_A_CARD = Path("/dev/nvidia0").exists()
 _ADOPT = 36  # PR_SET_CHILD_SUBREAPER
 _START, _IMPORT = b"s", b"i"
+# What training imports, which each process would for itself.
+_OF_TRAINING = (
+    "tests.mappings",
+    "autofit.training.session",
+    "torch.distributed.fsdp",
+    "peft",
+    "bitsandbytes",
+    "torchao.optim",
+)
 _turn = threading.Lock()
 _nursery: socket.socket | None = None  # None: in what was forked here, which forks by itself
+_imported: set[str] = set()  # there, beside what was imported before it was forked
 
 
 @dataclass(frozen=True)
@@ -76,6 +86,8 @@ class Warm(subprocess.Popen[Any]):
             list(files),
             start_new_session,
         )
+        if _nursery is not None and "torch" in sys.modules:
+            import_there(_OF_TRAINING)
         self.pid = _ask(call, list(files.values()))
         self._child_created = True
         self._close_pipe_fds(*pipes)
@@ -193,9 +205,13 @@ def import_there(names: Sequence[str]) -> None:
     if _nursery is None:
         _import(names)
         return
+    missing = [name for name in names if name not in _imported]
+    if not missing:
+        return
     with _turn:
-        _send(_IMPORT, names, [])
+        _send(_IMPORT, missing, [])
         _nursery.recv(1)
+    _imported.update(missing)
 
 
 def _import(names: Sequence[str]) -> None:

@@ -20,8 +20,14 @@ def plan(**changed: Any) -> Plan:
 
 
 @pytest.fixture(scope="module")
-def whole() -> Plan:
-    return plan(generations=4, set={"lora_rank": 8})
+def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the plan of a small model is written."""
+    return tmp_path_factory.mktemp("plan") / "grpo.yaml"
+
+
+@pytest.fixture(scope="module")
+def whole(file: Path) -> Plan:
+    return plan(generations=4, set={"lora_rank": 8}, output=file)
 
 
 def test_all_of_a_small_model_fits_awake(whole: Plan) -> None:
@@ -46,12 +52,11 @@ def test_what_is_left_adds_up_to_the_card(whole: Plan) -> None:
     assert {level.cache for level in whole.levels} == {generator.cache}
 
 
-def test_its_own_parser_takes_the_keys(whole: Plan, tmp_path: Path) -> None:
+def test_its_own_parser_takes_the_keys(whole: Plan, file: Path) -> None:
     pytest.importorskip("trl", reason="TRL is not installed: pip install -e '.[test]'")
     from trl.scripts.grpo import make_parser
 
-    file = tmp_path / "grpo.yaml"
-    file.write_text(whole.text)
+    assert file.read_text() == whole.text
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         script, training, model, _ = make_parser(prog="trl grpo").parse_args_and_config(
@@ -98,17 +103,14 @@ def test_a_server_leaves_the_card_to_the_training() -> None:
 
 
 def test_without_vllm_the_cache_is_in_the_models_own_format() -> None:
+    """And transformers generates on a CPU, too."""
     half = plan(vllm="none")
-    full = plan(vllm="none", set={"precision": "fp32"})
-    assert half.recommended["use_vllm"] is False
-    assert half.generator.fixed == 0
+    full = plan(gpu=None, device="cpu", mem=2, vllm="none", set={"precision": "fp32"})
+    assert full.fits
+    for found in (half, full):
+        assert found.recommended["use_vllm"] is False
+        assert found.generator.fixed == 0
     assert full.generator.sequence == 2 * half.generator.sequence
-
-
-def test_transformers_generates_on_a_cpu() -> None:
-    found = plan(gpu=None, device="cpu", mem=2, vllm="none")
-    assert found.fits
-    assert found.recommended["use_vllm"] is False
 
 
 def test_a_reference_is_held_where_it_is_asked(whole: Plan) -> None:
@@ -118,11 +120,6 @@ def test_a_reference_is_held_where_it_is_asked(whole: Plan) -> None:
     more = asked.at_rest - alone.at_rest
     assert more == pytest.approx(asked.generator.weights, rel=0.05)
     assert whole.prediction.estimate.config.reference is None
-
-
-def test_a_file_gets_the_keys(tmp_path: Path) -> None:
-    file = tmp_path / "grpo.yaml"
-    assert plan(output=file).text == file.read_text()
 
 
 def test_two_devices_generate_half_each() -> None:

@@ -1,5 +1,6 @@
 """`autofit.tune`: what only costs is chosen, and nothing else in the file is another."""
 
+import dataclasses
 import json
 import pickle
 import stat
@@ -10,6 +11,7 @@ import pytest
 import yaml
 
 import autofit
+from autofit.api.estimate import predict
 from autofit.api.tool_file import read
 from autofit.api.tune import Tuned, save
 from autofit.core.config import Config
@@ -313,8 +315,11 @@ def test_what_a_file_freezes_stays_frozen(tmp_path: Path, monkeypatch: pytest.Mo
     assert "gradient_checkpointing" not in tuned.changes  # gradients flow to the inputs beside it
 
     path.write_text("\n".join(line for line in whole if line[:2] not in ("un", "  ")))
-    trains_all = autofit.tune(path, gpu="rtx-4090").before
-    assert trains_all is not None
+    found = read(path)
+    workload = dataclasses.replace(
+        found.workload, effective_batch_size=found.before.effective_batch_size
+    )
+    trains_all = predict(workload, dict(found.before.config), gpu="rtx-4090").estimate
     assert tuned.before.breakdown["optimizer"] < 0.7 * trains_all.breakdown["optimizer"]
 
     script = (tmp_path / str(tuned.result.files["script"])).read_text()

@@ -25,7 +25,9 @@ def test_the_answer_of_a_search_for_trl_is_trls_own(here: Path, run: Run) -> Non
 
 def test_a_predicted_answer_for_axolotl_is_axolotls_own(here: Path, run: Run) -> None:
     card = ("--gpu", "rtx-4090", "--seq-len", "16", "--effective-batch", "4")
-    printed = run("search", "--model", "llama", *card, *NARROW, "--for", "axolotl", "--out", "run")
+    adapters = ("--set", "lora_rank=8", "--set", "precision=bf16,bf16-mixed")
+    given = (*card, *adapters, *NARROW, "--for", "axolotl", "--out", "run")
+    printed = run("search", "--model", "llama", *given)
     assert printed.code == 0, printed.err
     exported = run("export", "run/result.yaml", "--to", "axolotl", "--strict")
     assert exported.code == 0, exported.err

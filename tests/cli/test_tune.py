@@ -1,17 +1,47 @@
 """`autofit tune`: the difference on stdout, the file beside, errors in a sentence."""
 
 import shlex
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+import autofit.api.tune as api
 from autofit.api.in_tool import InTool, ToolPython
 from autofit.export.runs import run_of
 from tests.api.test_tune import written
 from tests.cli.command import Run
 
+Function = Callable[..., Any]
 
-@pytest.mark.usefixtures("here")
+
+def remembering(function: Function) -> Function:
+    """A function that answers the same question once, whichever folder its model is in."""
+    answers: dict[str, Any] = {}
+
+    def answer(workload: Any, *given: Any, listener: Any = None, **options: Any) -> Any:
+        question = repr((workload.effective_batch_size, given, options))
+        if question not in answers:
+            answers[question] = function(workload, *given, **options)
+        return answers[question]
+
+    return answer
+
+
+@pytest.fixture(scope="module")
+def answering() -> dict[str, Function]:
+    """What searches and predicts, and remembers: the tests ask mostly about the same file."""
+    return {name: remembering(getattr(api, name)) for name in ("search", "predict")}
+
+
+@pytest.fixture
+def searched_once(answering: dict[str, Function], monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, function in answering.items():
+        monkeypatch.setattr(api, name, function)
+
+
+@pytest.mark.usefixtures("here", "searched_once")
 def test_the_difference_is_printed_and_the_file_written(run: Run, tmp_path: Path) -> None:
     path = written(tmp_path)
     printed = run("tune", str(path), "--gpu", "rtx-4090", "--quiet")
@@ -28,7 +58,7 @@ def test_the_difference_is_printed_and_the_file_written(run: Run, tmp_path: Path
     assert again.json["text"] == tuned.read_text() or again.json["changes"]
 
 
-@pytest.mark.usefixtures("here")
+@pytest.mark.usefixtures("here", "searched_once")
 def test_a_command_comes_back_as_a_command(run: Run, tmp_path: Path) -> None:
     model = written(tmp_path).parent / "model"
     command = ["swift", "sft", "--model", str(model), "--tuner_type", "full", "--max_length", "32"]
@@ -84,7 +114,7 @@ def test_a_tool_that_is_not_installed_is_said_before_the_search(run: Run, tmp_pa
     assert not (tmp_path / "axolotl.tuned.yaml").exists()
 
 
-@pytest.mark.usefixtures("here")
+@pytest.mark.usefixtures("here", "searched_once")
 @pytest.mark.parametrize("failed", [None, "axolotl did not train."])
 def test_what_its_own_tool_took_is_said(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failed: str | None

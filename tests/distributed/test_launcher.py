@@ -20,6 +20,7 @@ import torch.distributed as dist
 from autofit.core.errors import InputError, RankError
 from autofit.distributed import launcher
 from autofit.distributed.launcher import on_ranks
+from tests import warm
 
 TIMEOUT, PATIENCE = 1.0, 5.0  # seconds that a rank waits for another; that it may take to end all
 
@@ -153,31 +154,38 @@ def name_files_and_die(sent: int, stopping: bool) -> None:
 
 
 @pytest.mark.parametrize(
-    ("sent", "stopping"),
-    [(signal.SIGKILL, False), (signal.SIGKILL, True), (signal.SIGHUP, False)],
+    ("sent", "stopping", "python"),
+    [
+        (signal.SIGKILL, False, subprocess.Popen),
+        (signal.SIGKILL, True, warm.Python),
+        (signal.SIGHUP, False, warm.Python),
+    ],
     ids=["killed", "killed, its agent stopped", "hung up"],
 )
-def test_ranks_end_with_their_caller(sent: signal.Signals, stopping: bool, tmp_path: Path) -> None:
+def test_ranks_end_with_their_caller(
+    sent: signal.Signals, stopping: bool, python: type[subprocess.Popen[Any]], tmp_path: Path
+) -> None:
     """And their folder, in which the job, with the user's loader and data, never is."""
     log, temporary = tmp_path / "log", tmp_path / "temporary"
     log.mkdir()
     temporary.mkdir()
     given = f"waiting, Path({str(log)!r})"
+    alike = "warm.started_by('autofit.distributed.launcher')"
     code = (
+        "from contextlib import nullcontext\n"
         "from tests.distributed.test_launcher import *\n"
         "signal.signal(signal.SIGHUP, signal.SIG_DFL)\n"  # under nohup it is ignored
-        f"on_ranks({given}, count=2, device='cpu',"
+        f"with {'nullcontext()' if python is subprocess.Popen else alike}:\n"
+        f"    on_ranks({given}, count=2, device='cpu',"
         f" said=lambda _: name_files_and_die({int(sent)}, {stopping}))"
     )
     root, environment = Path(__file__).parents[2], {**os.environ, "TMPDIR": str(temporary)}
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=root, env=environment, check=False, stdout=subprocess.PIPE
-    )
-    assert done.returncode == -sent
-    assert (
-        sorted({name for name in done.stdout.decode().split() if not name.startswith("torch")})
-        == NAMES
-    )
+    command = [sys.executable, "-c", code]
+    with python(command, cwd=root, env=environment, stdout=subprocess.PIPE) as caller:
+        said, _ = caller.communicate()
+    assert caller.returncode == -sent
+    names = {name for name in said.decode().split() if not name.startswith("torch")}
+    assert sorted(names) == NAMES
     deadline = time.monotonic() + 10
     while left := [file.name for file in log.iterdir() if psutil.pid_exists(int(file.name))]:
         assert time.monotonic() < deadline, left

@@ -100,19 +100,15 @@ CASES: dict[str, dict[str, Any]] = {
     "chunked": FSDP | {"micro_batch_size": 2, "loss": "chunked"},
     "tensor": FSDP | {"tensor_parallel": 2, "micro_batch_size": 4},
     "context": FSDP | {"context_parallel": 2, "micro_batch_size": 4},
-}
-
-
-CASES |= {
-    name: FSDP | {"micro_batch_size": 2, "lora_rank": 16, "data_parallel_replicate": 2} | knobs
-    for name, knobs in {
-        "adapters": {"precision": "bf16-mixed"},
-        "qlora": {
-            "precision": "bf16",
-            "quantization": "nf4-dq",
-            "activation_checkpointing": "full",
-        },
-    }.items()
+    "qlora": FSDP
+    | {
+        "micro_batch_size": 2,
+        "lora_rank": 16,
+        "data_parallel_replicate": 2,
+        "precision": "bf16",
+        "quantization": "nf4-dq",
+        "activation_checkpointing": "full",
+    },
 }
 
 

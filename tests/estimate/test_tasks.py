@@ -23,17 +23,13 @@ OFF: dict[str, Any] = {**LORA, "reference": "adapter-off"}
 CHUNKED: dict[str, Any] = {"loss": "chunked"}
 CASES: dict[str, list[dict[str, Any]]] = {
     "dpo": [
-        {},
         {"micro_batch_size": 2},
         {"micro_batch_size": 4, "reference": "precomputed"},
-        {"micro_batch_size": 2, "activation_checkpointing": "alternate"},
         OFF,
-        {**OFF, "activation_checkpointing": "full", "precision": "bf16"},
         {**OFF, "quantization": "nf4", "precision": "bf16"},
         {"micro_batch_size": 2, **CHUNKED},
         {"micro_batch_size": 4, "activation_checkpointing": "alternate", **CHUNKED},
         {"micro_batch_size": 4, "reference": "precomputed", **CHUNKED},
-        {**OFF, **CHUNKED},
         {**OFF, **CHUNKED, "quantization": "nf4", "precision": "bf16"},
         {**OFF, **CHUNKED, "activation_checkpointing": "full", "precision": "bf16-mixed"},
     ],
@@ -59,9 +55,10 @@ TOP_K = "distill, top k"
 CASES[TOP_K] = CASES["distill"][:3]
 
 
-def workload_of(task: str) -> Workload:
-    """Six blocks of which a space traces few, and a teacher that it traces whole."""
-    deep = {"num_hidden_layers": 6, "hidden_size": 64}
+def workload_of(task: str, blocks: int = 5) -> Workload:
+    """Blocks of which a space traces three, or four of six where it checkpoints every second; and a teacher that it
+    traces whole."""
+    deep = {"num_hidden_layers": blocks, "hidden_size": 64}
     frozen = {}
     options = {"top_k": 8} if task == TOP_K else None
     task = task.partition(",")[0]
@@ -81,11 +78,18 @@ def workload_of(task: str) -> Workload:
 
 
 @pytest.mark.parametrize(
-    ("task", "hardware"), [("dpo", tiny.CPU), *((task, AMPERE) for task in CASES)]
+    ("task", "hardware", "cases"),
+    [
+        ("dpo", tiny.CPU, [{}, OFF, {**OFF, **CHUNKED}]),
+        *((task, AMPERE, cases) for task, cases in CASES.items()),
+    ],
 )
-def test_a_space_predicts_what_whole_traces_do(task: str, hardware: Any) -> None:
-    workload = workload_of(task)
-    configs = [canonicalize(knobs, workload, hardware) for knobs in CASES[task]]
+def test_a_space_predicts_what_whole_traces_do(
+    task: str, hardware: Any, cases: list[dict[str, Any]]
+) -> None:
+    every_second = any(knobs.get("activation_checkpointing") == "alternate" for knobs in cases)
+    workload = workload_of(task, blocks=6 if every_second else 5)
+    configs = [canonicalize(knobs, workload, hardware) for knobs in cases]
     found = SpaceEstimator(workload, hardware, UNKNOWN, configs).predict()
     whole = [peak_of(trace(workload, config, hardware), hardware).nbytes for config in configs]
     # a loss over all samples of a batch of 8 is traced in the space with as many as a prime
@@ -106,7 +110,7 @@ def test_a_reference_in_every_step_takes_the_forward_of_all_its_blocks() -> None
 
 
 def test_a_reference_on_the_host_leaves_two_blocks_on_the_device() -> None:
-    wide = {"num_hidden_layers": 7, "hidden_size": 256, "intermediate_size": 512}
+    wide = {"num_hidden_layers": 5, "hidden_size": 256, "intermediate_size": 512}
     model = replace(tiny.llama(**wide, vocab_size=64), task="dpo")
     workload = huggingface_workload(model, sequence_length=32, effective_batch_size=8)
     workload = replace(workload, traits=None)
@@ -122,9 +126,9 @@ def test_a_reference_on_the_host_leaves_two_blocks_on_the_device() -> None:
 
     blocks = 4 * (4 * 256 * 256 + 3 * 256 * 512)  # grouped queries make it a little less
     saved = found.allocated[0] - found.allocated[1]
-    assert saved == pytest.approx(5 * blocks, rel=0.2)
+    assert saved == pytest.approx(3 * blocks, rel=0.2)
     assert host_bytes_of(traces[1]) == pytest.approx(found.on_host[1], rel=0.01)
-    assert found.on_host[1] == pytest.approx(7 / 5 * saved, rel=0.01)
+    assert found.on_host[1] == pytest.approx(5 / 3 * saved, rel=0.01)
     assert found.seconds[1] > found.seconds[0]
 
 
@@ -162,19 +166,19 @@ def _at_once(loss: Any, model: Any, batch: Any) -> Any:
     ],
 )
 def test_a_trace_takes_what_a_step_takes(task: str, knobs: dict[str, Any]) -> None:
-    workload = workload_of(task)
+    workload = workload_of(task, blocks=2)
     assert peak(traced(workload, **knobs)) == tracked(workload, knobs)
 
 
 def test_less_of_a_teacher_takes_less_memory() -> None:
     knobs = {"micro_batch_size": 2}
-    whole = peak(traced(workload_of("distill"), **knobs))
-    most_likely = peak(traced(workload_of(TOP_K), **knobs))
+    whole = peak(traced(workload_of("distill", blocks=2), **knobs))
+    most_likely = peak(traced(workload_of(TOP_K, blocks=2), **knobs))
     assert most_likely < whole
 
 
 def test_a_reference_that_is_precomputed_or_off_takes_no_memory() -> None:
-    workload = workload_of("dpo")
+    workload = workload_of("dpo", blocks=2)
     bytes_of = {
         value: peak(traced(workload, **LORA, reference=value))
         for value in ("resident", "adapter-off", "precomputed")

@@ -93,7 +93,7 @@ def test_more_arithmetic_takes_longer(near: dict[str, SpacePredictions]) -> None
 
 def test_streamed_weights_leave_the_device_and_their_constants_stay() -> None:
     """On an H200 the constants of NF4 were 390 MiB of an 8B model."""
-    workload = llama_workload(1, 16, num_hidden_layers=5, hidden_size=512, intermediate_size=1024)
+    workload = llama_workload(1, 16, num_hidden_layers=4, hidden_size=512, intermediate_size=1024)
     lora = {"lora_rank": 8, "lora_targets": "all-linear", "precision": "bf16"}
     formats = ("none", "nf4", "nf4-dq", "int8")
     changes = [
@@ -114,14 +114,14 @@ def test_trained_weights_that_are_streamed_leave_three_blocks_on_the_device() ->
     whole = {"precision": "bf16", "optimizer_in_backward": True, "activation_checkpointing": "full"}
     changes = [
         {**whole, "optimizer": optimizer, "parameter_offload": where}
-        for optimizer in ("sgd", "adamw", "adamw-8bit")
+        for optimizer in ("sgd", "adamw")
         for where in ("none", "cpu")
     ]
-    nbytes = np.array(
-        [each.allocated_bytes for each in _predicted_both_ways(workload, changes)], float
-    )
+    in_8_bits = {**whole, "optimizer": "adamw-8bit", "parameter_offload": "cpu"}
+    predicted = _predicted_both_ways(workload, [*changes, in_8_bits])[:4]
+    nbytes = np.array([each.allocated_bytes for each in predicted], float)
     block = 2 * (4 * 512 * 512 + 3 * 512 * 1024)
-    assert nbytes[::2] - nbytes[1::2] == pytest.approx(np.full(3, 5.0 * block), rel=0.02)
+    assert nbytes[::2] - nbytes[1::2] == pytest.approx(np.full(2, 5.0 * block), rel=0.02)
 
 
 def _predicted_both_ways(workload: Workload, changes: list[dict[str, Any]]) -> list[Estimate]:
@@ -141,7 +141,7 @@ def _predicted_both_ways(workload: Workload, changes: list[dict[str, Any]]) -> l
 def test_what_the_host_holds_of_other_offloads_is_known_of_a_space_too() -> None:
     pytest.importorskip("bitsandbytes")
     workload = replace(
-        llama_workload(64, 64, num_hidden_layers=5, hidden_size=256, intermediate_size=512),
+        llama_workload(64, 64, num_hidden_layers=4, hidden_size=256, intermediate_size=512),
         traits=None,
     )
     lora = {"precision": "bf16", "lora_rank": 8, "lora_targets": "all-linear"}
@@ -167,7 +167,7 @@ def test_what_the_host_holds_of_other_offloads_is_known_of_a_space_too() -> None
 
 def test_what_a_small_host_cannot_hold_needs_more_than_any_device_has() -> None:
     workload = replace(
-        llama_workload(1, 16, num_hidden_layers=5, hidden_size=256, intermediate_size=512),
+        llama_workload(1, 16, num_hidden_layers=4, hidden_size=256, intermediate_size=512),
         traits=None,
     )
     lora = {"precision": "bf16", "lora_rank": 8, "lora_targets": "all-linear"}
@@ -186,8 +186,7 @@ def test_weights_that_the_host_updates_leave_it_with_two_blocks_and_three_of_gra
     workload = replace(llama_workload(4, 64, **sizes), traits=None)
     changes = [
         {"precision": "bf16", "activation_checkpointing": again, "micro_batch_size": size, **where}
-        for again in ("full", "none")
-        for size in (4, 1)
+        for again, size in (("full", 4), ("full", 1), ("none", 1))
         for where in (
             {"optimizer_offload": "cpu"},
             {"optimizer_offload": "cpu", "parameter_offload": "cpu"},
@@ -198,7 +197,7 @@ def test_weights_that_the_host_updates_leave_it_with_two_blocks_and_three_of_gra
     # Where gradients are added, eight blocks of weights and gradients become two and three.
     kept = [each.breakdown["parameters"] + each.breakdown["gradients"] for each in full]
     assert (kept[2] - kept[3]) / block == pytest.approx(11.0, abs=0.1)
-    assert (kept[6] - kept[7]) / block == pytest.approx(11.0, abs=0.1)
+    assert (kept[4] - kept[5]) / block == pytest.approx(11.0, abs=0.1)
     reserved = [each.reserved_bytes / each.allocated_bytes for each in full]
     assert max(reserved[1::2]) < 1.25  # earlier gradients are never all on the device
 

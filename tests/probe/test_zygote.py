@@ -26,6 +26,13 @@ from autofit.probe.executors import local
 from tests import tiny, warm
 from tests.processes import alive, descendants, number_in, wait_until, wait_until_gone
 
+
+@pytest.fixture(autouse=True)
+def new_zygotes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Zygotes are new processes of Python, as users' are."""
+    monkeypatch.setattr(zygote_process, "subprocess", subprocess)
+
+
 SCRIPT = """
 import os
 import subprocess

@@ -69,6 +69,11 @@ KNOBS: dict[str, dict[str, Any]] = {
     "offloaded": {"fsdp_offload": "cpu"},
 }
 PARALLEL = {"ddp": DDP, "fsdp": FSDP, "zero-2": ZERO_2}
+# Weights that stay gathered between forward and backward: what computes again, chunks, casts or steps in between.
+OF_ZERO_2 = (
+    *("plain", "micro-batches", "checkpointed", "compiled", "lora-head-chunked", "tied-chunked"),
+    *("qlora", "mixture", "bf16-mixed", "fp16-mixed", "8bit", "in-backward", "head", "offloaded"),
+)
 OLD = (
     set()
     if NEW_ENOUGH
@@ -152,7 +157,11 @@ def each_of(
 @functools.cache
 def learnt(kind: str, part: int) -> list[dict[str, list[float] | str]]:
     """What each rank learnt beside a way to train in parallel, one name after the other; "": alone."""
-    names = tuple(name for name in list(KNOBS)[part::PARTS] if name not in REFUSED.get(kind, ()))
+    names = tuple(
+        name
+        for name in list(KNOBS)[part::PARTS]
+        if name not in REFUSED.get(kind, ()) and (kind != "zero-2" or name in OF_ZERO_2)
+    )
     world = 2 if kind else 1
     return on_ranks(world, each_of, names, PARALLEL.get(kind, {}), world)
 
@@ -171,6 +180,8 @@ def test_each_knob_learns_the_same_on_two_ranks(
     if reason:
         assert is_sentence(reason)
         return
+    if kind == "zero-2" and name not in OF_ZERO_2:
+        return  # as of fsdp
     part = list(KNOBS).index(name) % PARTS
     ((expected,),) = ([found[name] for found in learnt("", part)],)
     assert isinstance(expected, list), expected

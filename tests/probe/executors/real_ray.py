@@ -8,6 +8,8 @@ from unittest import mock
 import pytest
 
 SMALL = {"object_store_memory": 80 * 2**20}
+# Ray has its workers yield to all else on a machine: beside other tests they import for minutes.
+NO_YIELDING = {"RAY_worker_niceness": "0"}
 
 
 @contextmanager
@@ -16,13 +18,15 @@ def cluster(nodes: int, processors: int = 1) -> Iterator[Any]:
     pytest.importorskip("ray", reason="pip install 'torch-autofit[cluster]'")
     from ray.cluster_utils import Cluster
 
-    made = Cluster(
-        initialize_head=True,
-        head_node_args={"num_cpus": processors, "include_dashboard": False, **SMALL},
-    )
+    with mock.patch.dict("os.environ", NO_YIELDING):
+        made = Cluster(
+            initialize_head=True,
+            head_node_args={"num_cpus": processors, "include_dashboard": False, **SMALL},
+        )
     try:
-        for _ in range(nodes - 1):
-            made.add_node(num_cpus=processors, **SMALL)
+        with mock.patch.dict("os.environ", NO_YIELDING):
+            for _ in range(nodes - 1):
+                made.add_node(num_cpus=processors, **SMALL)
         with mock.patch.dict("os.environ", {"RAY_ADDRESS": made.address}):
             yield made
     finally:
