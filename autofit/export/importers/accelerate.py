@@ -15,7 +15,6 @@ from autofit.export.importers.deepspeed import Zero, division_by, read_zero
 from autofit.export.importers.division import Division
 from autofit.export.importers.document import flat
 from autofit.export.importers.fsdp import checkpoints, read_fsdp
-from autofit.export.importers.published import published
 from autofit.export.tool import nested
 
 Keys = Mapping[str, Any]
@@ -70,10 +69,6 @@ def read_launcher(path: Path) -> Division:
     try:
         value = parse(read_text(path, most=_MOST_BYTES), path.name)
     except FileNotFoundError as error:
-        keys = published(path)
-        if keys is not None:
-            note = f"{path.name} is not there, and is taken to be as it is published."
-            return divided_by_launcher(keys, path.parent).noted(note)
         message = f"it launches by {path.name}, which is not there."
         raise InputError(message, f"Put it where the command says: {path}.") from error
     except (OSError, UnicodeDecodeError) as error:

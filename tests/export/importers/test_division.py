@@ -199,25 +199,26 @@ def test_a_file_for_accelerate_is_read(tmp_path: Path) -> None:
     assert read_launcher(path).knobs == fsdp(fsdp_offload="cpu")
 
 
-def test_published_files_for_accelerate_are_known_by_their_names(tmp_path: Path) -> None:
-    folder = tmp_path / "examples/train"
-    sharded = read_launcher(folder / "multi-gpu/fsdp2_lora/fsdp2.json")
+def test_what_a_file_for_accelerate_says_of_a_step_holds(tmp_path: Path) -> None:
+    path = tmp_path / "accelerate.yaml"
+    path.write_text(
+        "distributed_type: FSDP\nnum_processes: 2\n"
+        "fsdp_config:\n  fsdp_version: 2\n  fsdp_activation_checkpointing: true\n"
+    )
+    sharded = read_launcher(path)
     # its blocks are checkpointed, whatever the tool's own key says
     assert sharded.knobs == fsdp(activation_checkpointing="full")
     assert "activation_checkpointing" in sharded.holds
-    assert sharded.devices == 2
-    assert "fsdp2.json is not there" in sharded.notes[-1]
 
-    machines = read_launcher(folder / "multi-node/accelerate/multi_node.yaml")
-    assert machines.knobs == fsdp()
+    path.write_text(
+        "distributed_type: DEEPSPEED\nnum_machines: 2\nnum_processes: 8\n"
+        "deepspeed_config:\n  zero_stage: 3\n  gradient_accumulation_steps: 16\n"
+    )
+    machines = read_launcher(path)
     assert (machines.devices, machines.nodes) == (4, 2)
     # DeepSpeed demands the accumulation that the file names
     assert {"micro_batch_size", "gradient_accumulation_steps"} <= set(machines.holds)
 
-    own = folder / "multi-node/accelerate/multi_node.yaml"
-    own.parent.mkdir(parents=True)
-    own.write_text("distributed_type: MULTI_GPU\nnum_processes: 4\nnum_machines: 1\n")
-    assert (read_launcher(own).devices, read_launcher(own).knobs) == (4, {})
     with pytest.raises(InputError, match=r"by fsdp2.json, which is not there"):
         read_launcher(tmp_path / "fsdp2.json")
 
