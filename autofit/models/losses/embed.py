@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from autofit.core.errors import is_whole, require
 from autofit.core.tasks.embed import EMBED as TASK
+from autofit.models.losses.last_token import at_last_token
 from autofit.models.losses.preference import inputs_of
 
 if TYPE_CHECKING:
@@ -70,15 +71,14 @@ class Embed:
         if mask is None:
             mask = torch.ones_like(inputs["input_ids"])
 
-        rows = torch.arange(len(hidden), device=hidden.device)
         if self.pooling == "mean":
             weights = mask[..., None].float()
             vectors = (hidden.float() * weights).sum(dim=1) / weights.sum(dim=1)
         elif self.pooling == "first":
+            rows = torch.arange(len(hidden), device=hidden.device)
             vectors = hidden[rows, mask.argmax(dim=1)].float()
         else:
-            places = torch.arange(mask.shape[1], device=mask.device)
-            vectors = hidden[rows, (mask * places).argmax(dim=1)].float()
+            vectors = at_last_token(hidden, mask).float()
         by_sample: torch.Tensor = vectors.unflatten(0, batch["input_ids"].shape[:2])
         return by_sample
 

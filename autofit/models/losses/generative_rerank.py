@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from autofit.core.tasks.generative_rerank import GENERATIVE_RERANK as TASK
+from autofit.models.losses.last_token import at_last_token
 from autofit.models.losses.rerank import Rerank, texts_of
 
 if TYPE_CHECKING:
@@ -25,15 +26,6 @@ class GenerativeRerank(Rerank):
 
     def scores(self, model: Any, batch: Mapping[str, Any]) -> torch.Tensor:
         """The score of each text, [texts]."""
-        import torch
-
         inputs = texts_of(batch)
         by_token = model(**inputs).logits
-        rows = torch.arange(len(by_token), device=by_token.device)
-        mask = inputs.get("attention_mask")
-        if mask is None:
-            last: torch.Tensor = by_token[rows, -1]
-        else:
-            places = torch.arange(mask.shape[1], device=mask.device)
-            last = by_token[rows, (mask * places).argmax(dim=1)]
-        return last.squeeze(-1)
+        return at_last_token(by_token, inputs.get("attention_mask")).squeeze(-1)
