@@ -33,6 +33,13 @@ def pass_of(config: Config) -> tuple[Value, ...]:
     return tuple(value for knob, value in config.items() if knob not in _UNTRACED)
 
 
+def traced_part(config: Config) -> tuple[Value, ...]:
+    """What of a config decides about its traces: no other size and no other optimizer needs more."""
+    parts = config.items()
+    traced = (value for knob, value in parts if knob not in _UNTRACED and knob not in _SCALED)
+    return bool(config.lora_rank), *traced
+
+
 def pass_key(config: Mapping[str, Value]) -> Config:
     """What a config's forward and backward depend on."""
     return Config(

@@ -42,12 +42,13 @@ _MISFITS = (
 NEW_ENOUGH = hasattr(FSDPModule, "set_reduce_scatter_unused_params")  # PyTorch 2.13
 
 
-def sharded(setup: Setup, *, checked: bool = False) -> None:
+def sharded(setup: Setup, *, traced: bool = False) -> None:
     """Divide the weights as they are made: layers are split, and what is left of a block is
     gathered when the block is used.
 
     Args:
-        checked: the plan for split layers is known to be complete.
+        traced: the model has no values and is given up after a step: the plan for split layers is
+            known to be complete, and nobody needs its weights as they were.
 
     Raises:
         RefusedError: for a model whose ranks would wait for different layers, or whose layers
@@ -58,10 +59,10 @@ def sharded(setup: Setup, *, checked: bool = False) -> None:
     exchange = setup.exchange
     styles = styles_of(setup) if setup.ranks.layout.tensor > 1 else {}
 
-    _divide_when_made(setup, model, styles)
+    _divide_when_made(setup, model, styles, restored=not traced)
     if config.data_parallel == "fsdp":
         for frozen in setup.frozen.values():
-            _divide_when_made(setup, frozen, {})
+            _divide_when_made(setup, frozen, {}, restored=not traced)
     exchange.reshard = partial(_reshard, setup.all_models())
     _average_statistics(setup)
 
@@ -88,7 +89,7 @@ def sharded(setup: Setup, *, checked: bool = False) -> None:
         )
         setup.step_contexts.append(partial(_explain, _MISFITS, refusal))
 
-    if styles and not checked:
+    if styles and not traced:
         norms: dict[nn.Parameter, torch.Tensor] = {}
         exchange.after_backward.append(partial(check_alike, setup, norms))
         if config.optimizer_in_backward:
@@ -113,11 +114,14 @@ def _views_allowed() -> Iterator[None]:
         yield
 
 
-def _divide_when_made(setup: Setup, model: nn.Module, styles: Styles) -> None:
+def _divide_when_made(setup: Setup, model: nn.Module, styles: Styles, *, restored: bool) -> None:
     """Have each block of a model divided when its weights are made, and the rest with the root.
 
     The root's group stays gathered from the forward to the end of the backward, so embedding and
     head, the largest weights outside blocks, are groups of their own.
+
+    Args:
+        restored: at the end every rank gets the whole weights back.
     """
     config = setup.config
     common = _fsdp_options(setup)
@@ -137,13 +141,13 @@ def _divide_when_made(setup: Setup, model: nn.Module, styles: Styles) -> None:
         if group is head and config.loss != "standard":
             reshards = False  # until the loss, which multiplies by its weight
         options = {**common, "reshard_after_forward": reshards}
-        divide = partial(_divide, setup, group, parts, styles, options)
+        divide = partial(_divide, setup, group, parts, styles, options, restored=restored)
         setup.weights.on_materialized.append((group, divide))
         for module in parts:
             rest.pop(module)
 
     options = {**common, "reshard_after_forward": False}
-    divide = partial(_divide, setup, model, list(rest), styles, options)
+    divide = partial(_divide, setup, model, list(rest), styles, options, restored=restored)
     setup.weights.on_materialized.append((model, divide))
 
 
@@ -208,12 +212,19 @@ def _uses(modules: Iterable[nn.Module]) -> Counter[nn.Parameter]:
 
 
 def _divide(
-    setup: Setup, group: nn.Module, parts: list[nn.Module], styles: Styles, options: dict[str, Any]
+    setup: Setup,
+    group: nn.Module,
+    parts: list[nn.Module],
+    styles: Styles,
+    options: dict[str, Any],
+    *,
+    restored: bool,
 ) -> None:
     """Divide what the parts of a module hold, and free the whole. Weights without rows stay whole.
 
     Args:
         options: of FSDP, for this group.
+        restored: they are gathered again at the end.
     """
     config = setup.config
     given = [(module, dict(module._parameters)) for module in parts]
@@ -237,7 +248,8 @@ def _divide(
     split_layers(setup, parts, styles)
     if config.data_parallel == "fsdp":
         fully_shard(group, **options, ignored_params=set(without_rows))
-    setup.on_close(partial(_restore_weights, given))
+    if restored:
+        setup.on_close(partial(_restore_weights, given))
 
     for module, parameters in given:
         for name, parameter in parameters.items():

@@ -73,7 +73,7 @@ class DataParallel(Technique):
 
     def trace(self, setup: Setup, value: Value) -> None:
         if value != "ddp":
-            sharded(setup, checked=True)
+            sharded(setup, traced=True)
         else:
             setup.exchange.replicate = partial(bucketed, setup)
 

@@ -7,7 +7,7 @@ were seen anywhere. So only what may be better is predicted, by what its changes
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from autofit.core.config import Config, Value
@@ -15,6 +15,7 @@ from autofit.core.constraints import Constraints
 from autofit.core.errors import InputError
 from autofit.core.knobs import Trace, knob_named
 from autofit.core.result import tier
+from autofit.estimate.trace_keys import traced_part
 from autofit.tuning.narrowing import BytesAndSeconds, Row, Values
 
 Merit = tuple[float, ...]
@@ -111,9 +112,10 @@ class LocalSearch:
         self._predict = predict
         self.merit = merit
         self._is_over = is_over
-        # By tier and by a config whose neighbours were looked at the rows around it, the newest
-        # last: by each value of a knob the row of the config that has it instead.
-        self._seen_around: dict[str, dict[Config, dict[Change, Row]]] = {}
+        self._traced: set[tuple[Value, ...]] = set()
+        # By tier and by a config whose neighbours were looked at those neighbours, the newest last:
+        # by each value of a knob the config that has it instead.
+        self._around: dict[str, dict[Config, dict[Change, Config]]] = {}
 
     def add(self, configs: Iterable[Config]) -> None:
         """Predict those configs that are not known yet."""
@@ -122,6 +124,7 @@ class LocalSearch:
             for row in map(Row, unknown, *self._predict(unknown)):
                 self.rows[row.config] = row
                 self.tiers.setdefault(tier(row.config), {})[row.config] = row
+                self._traced.add(traced_part(row.config))
 
     def leader(self, name: str) -> Row | None:
         """The best row of a tier; None where none is known."""
@@ -129,12 +132,20 @@ class LocalSearch:
         known = (row for row in of_tier if not math.isnan(row.nbytes + row.seconds))
         return max(known, key=self.merit, default=None)
 
-    def refine(self, name: str) -> Row | None:
+    def refine(self, name: str, *, tracing: bool = True) -> Row | None:
         """The best row of a tier, once no change of one or two knobs is expected to be better, or
-        there is no time for more."""
+        there is no time for more.
+
+        Args:
+            tracing: also predict configs whose forward and backward were not traced yet.
+        """
+
+        def may_ask(configs: list[Config]) -> list[Config]:
+            return [each for each in configs if tracing or traced_part(each) in self._traced]
+
         while leader := self.leader(name):
             # Pairs are looked at where no single change is better: there they are few.
-            asked = self.singles(leader) or self._pairs(leader)
+            asked = may_ask(self.singles(leader)) or may_ask(self._pairs(leader))
             if not asked or self._is_over():
                 return leader
             self.add(asked)
@@ -146,42 +157,43 @@ class LocalSearch:
         Args:
             slack: how much slower, as a share, it may be expected to be.
         """
-        around: dict[Change, Row] = {}
-        seen = self._seen_around.setdefault(tier(row.config), {})
-        seen.pop(row.config, None)
-        seen[row.config] = around
+        around: dict[Change, Config] = {}
+        of_tier = self._around.setdefault(tier(row.config), {})
+        of_tier.pop(row.config, None)
+        of_tier[row.config] = around
         for knob in self.neighbours.knobs:
-            around[knob, row.config[knob]] = row
+            around[knob, row.config[knob]] = row.config
 
-        asked: dict[Change, Config | None] = {}
+        asked: dict[Change, Config] = {}
+        waiting: set[Change] = set()
         for change in self.neighbours.changes(row.config):
             config = self.neighbours.changed(row.config, [change])
             if config is None:
                 continue
             if config in self.rows:
-                around[change] = self.rows[config]
+                around[change] = config
                 continue
 
             # A higher degree does more of what the one before it does, which is looked at first.
             nearer = self.neighbours.nearer(row.config, change)
-            if nearer in asked:
-                asked[change] = None
-                continue
             if nearer in around:
                 around[change] = around[nearer]
+            if nearer in asked or nearer in waiting:
+                waiting.add(change)
+                continue
 
             changed = knob_named(change[0])
             costs_little = changed.trace is not Trace.OWN or changed.of_head
             if costs_little or self._may_be_better(row, [change], config, slack):
-                asked[change] = config
-        return [config for config in asked.values() if config]
+                asked[change] = around[change] = config
+        return list(asked.values())
 
     def _pairs(self, row: Row) -> list[Config]:
         """What two changes make of a config: what is not known yet, and may be better."""
-        around = self._seen_around[tier(row.config)][row.config]
+        around = self._around[tier(row.config)][row.config]
         asked = []
         for pair in pairs_of(self.neighbours.changes(row.config)):
-            alone = [around.get(change) for change in pair]
+            alone = [self._row(around, change) for change in pair]
             if self._fits(row) and not any(other is None or self._fits(other) for other in alone):
                 continue  # where neither fits alone, both together do not
 
@@ -192,7 +204,7 @@ class LocalSearch:
             # Effects of two changes on each other were seen to make 7 % (streamed weights, and the
             # micro-batch that then fits), so they are predicted where that takes no trace.
             traced = [change for change in pair if knob_named(change[0]).trace is Trace.OWN]
-            costs_no_trace = len(traced) < 2 and all(change in around for change in traced)
+            costs_no_trace = len(traced) < 2 and all(self._row(around, change) for change in traced)
             if costs_no_trace or self._may_be_better(row, pair, config, _OF_PAIRS):
                 asked.append(config)
         return asked
@@ -225,16 +237,21 @@ class LocalSearch:
         """A row before and one after such a change of a config, around the one looked at last: of
         the same tier, else of any. None where it was never seen."""
         knob, _ = change
-        own = self._seen_around[tier(config)]
-        others = [seen for seen in self._seen_around.values() if seen is not own]
+        own = self._around[tier(config)]
+        others = [of_tier for of_tier in self._around.values() if of_tier is not own]
         for around in itertools.chain(
-            reversed(own.values()), *(reversed(seen.values()) for seen in others)
+            reversed(own.values()), *(reversed(of_tier.values()) for of_tier in others)
         ):
-            before = around.get((knob, config[knob]))
-            after = around.get(change)
+            before = self._row(around, (knob, config[knob]))
+            after = self._row(around, change)
             if before and after and not math.isnan(before.seconds + after.seconds):
                 return before, after
         return None
+
+    def _row(self, around: Mapping[Change, Config], change: Change) -> Row | None:
+        """What is known of the config with a change."""
+        config = around.get(change)
+        return None if config is None else self.rows.get(config)
 
     def _fits(self, row: Row) -> bool:
         return self.merit(row)[0] > 0

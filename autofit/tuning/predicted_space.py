@@ -189,11 +189,11 @@ class SpaceSearch:
                 asked[name] = smallest
         self._follow_all(asked)
 
-        # What would be best in other budgets costs few more traces.
+        # What would be best in other budgets is looked for among what was traced for this one.
         for cap in self.question.other_caps:
             self._cap = cap
             for name in self._tiers:
-                self.local.refine(name)
+                self.local.refine(name, tracing=False)
 
         rows = list(self.local.rows.values())
         return Answer(rows, self._followed, self._close, cut_short)

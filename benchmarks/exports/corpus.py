@@ -1,9 +1,13 @@
 """Published files of other tools, read and tuned by prediction: `python -m benchmarks.exports.corpus DIRECTORY`.
 
 Every file below the directory is read as `autofit tune` reads it, or refused in a sentence. With
-`--gpu-mem GIB` those that are read are tuned, too. Files that divide over devices and do not say how
-many are taken to be for `--devices`. Prints a line for each and counts at the end; an
-answer that is neither is a fault, and makes the exit code 1.
+`--gpu-mem GIB` those that are read are tuned, too: the tuned file must say something else in the
+reported keys alone. Files that divide over devices and do not say how many are taken to be for
+`--devices`. With `--output` the tuned files are kept, and a file that lies there is not tuned again,
+so that a run that was stopped goes on.
+
+Prints a line for each and counts at the end; an answer that is neither is a fault, and makes the
+exit code 1.
 """
 
 import argparse
@@ -12,17 +16,25 @@ import sys
 import time
 from pathlib import Path
 
-from autofit.api.tool_file import DevicesMissingError, read
-from autofit.api.tune import tune
+from autofit.api.tool_file import DevicesMissingError, Reading, read
+from autofit.api.tune import Tuned, save, tune
 from autofit.core.errors import AutofitError, InputError
+from autofit.export.importers import document_of
+from autofit.export.importers.document import flat
 
 
-def outcome(path: Path, gpu_mem: float | None, assumed: int) -> tuple[str, str]:
-    """("read" | "tuned" | "refused" | "no answer", what is said of it).
+def outcome(
+    path: Path, gpu_mem: float | None, assumed: int, output: Path | None = None
+) -> tuple[str, str]:
+    """("read" | "tuned" | "refused" | "no answer" | "fault", what is said of it).
 
     Args:
         assumed: the devices, or machines, of a file that does not say how many.
+        output: where the tuned file is written.
     """
+    if output is not None and output.exists():
+        return "tuned", "before"
+
     given: dict[str, int] = {}
     try:
         while True:
@@ -45,8 +57,23 @@ def outcome(path: Path, gpu_mem: float | None, assumed: int) -> tuple[str, str]:
         tuned = tune(path, gpu_mem=gpu_mem, **given)
     except AutofitError as error:
         return "no answer", str(error)
+    if output is not None:
+        output.parent.mkdir(parents=True, exist_ok=True)
+        save(tuned, output)
+    unreported = unreported_changes(found, tuned, path.name)
+    if unreported:
+        return "fault", f"{', '.join(unreported)} changed as well"
     keys = ", ".join(tuned.changes)
     return "tuned", f"{time.monotonic() - begun:.0f} s: {keys or 'nothing to change'}"
+
+
+def unreported_changes(found: Reading, tuned: Tuned, name: str) -> list[str]:
+    """The keys that say something else in the tuned file, and are not among its changes."""
+    before = flat(found.document.keys)
+    written = document_of(tuned.text, name)
+    after = flat(written.keys)
+    differ = {key for key in before.keys() | after.keys() if before.get(key) != after.get(key)}
+    return sorted(differ - flat(tuned.changes).keys())
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -56,6 +83,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--gpu-mem", type=float, help="GiB of the card to tune for")
     parser.add_argument("--devices", type=int, default=4, help="of files that say no number")
     parser.add_argument("--every", type=int, default=1, help="take every so-many-th file")
+    parser.add_argument("--output", type=Path, help="where tuned files are kept")
     args = parser.parse_args(arguments)
 
     counts: collections.Counter[str] = collections.Counter()
@@ -64,7 +92,8 @@ def main(arguments: list[str] | None = None) -> int:
     )
     for path in paths[:: args.every]:
         try:
-            kind, what = outcome(path, args.gpu_mem, args.devices)
+            kept = args.output and args.output / path.relative_to(args.directory)
+            kind, what = outcome(path, args.gpu_mem, args.devices, kept)
         except Exception as error:  # a fault, whatever it is
             kind, what = "fault", repr(error)
         counts[kind] += 1

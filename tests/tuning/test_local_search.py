@@ -131,6 +131,43 @@ def test_what_was_seen_to_be_slow_is_not_asked_again() -> None:
     assert {config.lora_rank for config in slow} == {0}
 
 
+def test_a_next_leader_profits_from_what_was_seen_around_the_last_one() -> None:
+    def predict(configs: Sequence[Config]) -> tuple[list[float], list[float]]:
+        seconds = []
+        for config in configs:
+            slow = (config.precision == "fp32") + (config.attention == "eager")
+            seconds.append(3.0 * (1 + slow) - (config.compile == "default"))
+        return [1.0] * len(configs), seconds
+
+    search = LocalSearch(NEIGHBOURS, predict, merit_within(2.0))
+    search.add(STARTS[:1])
+    first = search.leader("full")
+    assert first is not None
+    search.add(search.singles(first))
+    second = search.leader("full")
+    assert second is not None and second.config.compile == "default"
+    asked = search.singles(second)
+    assert asked
+    assert not [each for each in asked if each.precision == "fp32" or each.attention == "eager"]
+
+
+def test_without_tracing_only_what_was_traced_is_predicted() -> None:
+    asked: list[Config] = []
+
+    def predict(configs: Sequence[Config]) -> tuple[list[float], list[float]]:
+        asked.extend(configs)
+        return made_up(1)(configs)
+
+    search = LocalSearch(NEIGHBOURS, predict, merit_within(60.0))
+    search.add(STARTS)
+    search.refine("full", tracing=False)
+    traced = ("precision", "activation_checkpointing", "attention", "kernels", "loss")
+    assert {tuple(config[knob] for knob in traced) for config in asked} == {
+        tuple(OFF[knob] for knob in traced)
+    }
+    assert len({config.micro_batch_size for config in asked}) > 1
+
+
 def test_unknown_figures_never_lead() -> None:
     def predict(configs: Sequence[Config]) -> tuple[list[float], list[float]]:
         known = [config.loss != "fused" for config in configs]
