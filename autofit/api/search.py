@@ -11,7 +11,7 @@ from typing import Any
 from torch import nn
 
 from autofit.api.packing import with_data
-from autofit.api.tool_file import for_tool
+from autofit.api.tool_workload import for_tool
 from autofit.core.errors import InputError, require
 from autofit.core.events import Event, Listener, Note, ProbeFinished
 from autofit.core.notebook import Cell, in_notebook

@@ -5,61 +5,31 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from autofit.api.tool_workload import SIZES, source_of, trained_by, with_own_loss
 from autofit.core.config import Config, Value
-from autofit.core.environment import versions
 from autofit.core.errors import InputError, require
 from autofit.core.files import expanded, read_text
 from autofit.core.hardware import Hardware
 from autofit.core.knobs import knob_named
-from autofit.core.knobs.compile import KNOB as COMPILE
-from autofit.core.knobs.gradient_accumulation_steps import KNOB as ACCUMULATION
-from autofit.core.knobs.kernels import KNOB as KERNELS
 from autofit.core.knobs.lora_targets import SETS
-from autofit.core.knobs.loss import KNOB as LOSS
-from autofit.core.knobs.micro_batch_size import KNOB as MICRO_BATCH
 from autofit.core.layout import Layout
 from autofit.core.options import check_devices
-from autofit.core.tasks import TASK_NAMES, TASKS
-from autofit.core.tasks.image_text_to_text import IMAGE_TEXT_TO_TEXT
+from autofit.core.tasks import TASK_NAMES
 from autofit.core.workload import REFERENCE, Workload, check_sizes
 from autofit.export.adapted_layers import matched_layers, named_layers, reading_layers
-from autofit.export.exactness import rules_of
 from autofit.export.from_result import layer_names
 from autofit.export.importers import document_of, importer_of
 from autofit.export.importers.command_line import CommandLine, command_text
 from autofit.export.importers.division import Division
 from autofit.export.importers.document import Document
 from autofit.export.importers.frozen import Weights
-from autofit.export.importers.importer import (
-    Importer,
-    Keys,
-    config_of,
-)
-from autofit.export.source import WEIGHTS, ExportSource
-from autofit.export.tool import Tool
-from autofit.models import (
-    HuggingFaceModel,
-    needs_images,
-    resolve,
-    with_fields,
-    with_loss_of,
-    with_parts,
-    with_rounding,
-)
-from autofit.models.huggingface import TILES
-from autofit.models.stand_ins import stand_in
+from autofit.export.importers.importer import Importer, Keys, config_of
+from autofit.export.source import ExportSource
+from autofit.models import HuggingFaceModel, with_parts
 from autofit.models.trained_parts import parts_of
 from autofit.techniques import all_techniques
 
 _MOST_BYTES = 2**20  # of a file
-SIZES = (MICRO_BATCH.name, ACCUMULATION.name)  # which make the effective batch, with the devices
-# What stays where layers round: fused losses multiply by the head's weight without rounding it, and
-# what a compiler makes of the many small operations is not predicted.
-_BESIDE_ROUNDING = (COMPILE.name, LOSS.name)
-# What stays where MLPs are tiled: kernels would take their place, and a compiler would go through all tiles.
-_BESIDE_TILES = (COMPILE.name, KERNELS.name)
-# A file that names its kernels is for an environment that has them.
-_THERE = {"flash-attn": "2.8"}
 
 
 class DevicesMissingError(InputError):
@@ -125,101 +95,42 @@ def read(
     importer.check(keys)
     if reason := importer.refuse(keys):
         raise InputError(f"{name} cannot be tuned: {reason}", "See docs/tune.md.")
-    try:
-        division = importer.divide(keys, path.parent if path else Path())
-    except InputError as error:
-        message = f"{name} cannot be tuned: {error.message}"
-        raise InputError(message, error.remedy) from error
+
+    division = _division(importer, keys, path, name)
     there = _devices(name, division, device, devices, nodes)
     division = replace(division, devices=there.devices, nodes=there.nodes)
 
-    of_file = keys.get(importer.model)
-    named = model or (of_file if isinstance(of_file, str) else "")
-    if not named:
-        raise InputError(f"{name} names no {importer.model}.", "Give --model.")
-    tokens = seq_len or importer.sample_tokens(keys)
-    task = task or importer.task(keys)
-    stands, note = named, None
-    layers = set(str(importer.adapted(keys)).split("+")) - set(SETS)
-    sees = task == IMAGE_TEXT_TO_TEXT.name or importer.sees(keys)
-    if model is None:
-        of_kind = IMAGE_TEXT_TO_TEXT.name if sees else task
-        stands, note = stand_in(
-            named, tokens, layers=layers, task=of_kind, stretches=importer.stretches
-        )
-    sees = sees or needs_images(stands, task)
-    workload = resolve(
-        stands,
-        task=task,
-        sequence_length=tokens,
-        effective_batch_size=1,
-        loss_options=importer.loss_options(keys, TASKS[task]) or None,
-        sees=sees,
-        stretches=importer.stretches,
-    )
-    if isinstance(workload.model, HuggingFaceModel):
-        of_model = {**keys, importer.model: named}
-        fields = importer.fields(of_model, TASKS[task], workload.model.config)
-        workload = with_fields(workload, **fields)
-        if fields.get(TILES):
-            division = replace(division, holds=(*division.holds, *_BESIDE_TILES))
-    rounds = importer.rounds(keys)
-    if rounds is not None and isinstance(workload.model, HuggingFaceModel):
-        workload = with_rounding(workload, rounds)
-        division = replace(division, holds=(*division.holds, *_BESIDE_ROUNDING))
-    workload = with_own_loss(workload, importer.tool, device)
-    source = _source(workload, named, device)
+    trained = trained_by(importer, keys, name, model=model, task=task, seq_len=seq_len)
+    workload = with_own_loss(trained.workload, importer.tool, device)
+    division = replace(division, holds=(*division.holds, *trained.holds))
+
+    source = source_of(workload, trained.named, device)
     config = config_of(importer, keys, source, choices_of_knobs(), division)
-    missing: Sequence[str] = ()
-    of_parts: Sequence[str] = ()
+    notes = [*trained.notes]
     if config.lora_rank:
         config, missing = _adapted(importer, keys, config, workload)
+        if missing:
+            names = ", ".join(missing)
+            notes.append(f"{workload.name} has no layers named {names}: none get adapters.")
     else:
         workload, of_parts, holds = _frozen(importer, keys, workload)
+        notes += of_parts
         division = replace(division, holds=(*division.holds, *holds))
+
     config = _on_devices(name, config, workload, there)
-    before = _before(source, config, workload)
-
-    notes = [note] if note else []
-    if missing:
-        notes.append(
-            f"{workload.name} has no layers named {', '.join(missing)}: none get adapters."
-        )
-    longest = getattr(workload.model, "options", {}).get("max_position_embeddings")
-    if longest is not None:
-        notes.append(
-            f"{importer.tool.title} lets {workload.name} take as many as {longest:,} tokens."
-        )
-    if sees:
-        what = "sample" if task == IMAGE_TEXT_TO_TEXT.name else "text"
-        notes.append(f"each {what} is taken to be an image and text, {tokens:,} tokens together.")
-    notes += [*of_parts, *importer.notes({**keys, importer.model: named}), *division.notes]
+    notes += importer.notes({**keys, importer.model: trained.named})
+    notes += division.notes
     return Reading(
-        path, document, importer, stands, workload, before, division, there, tuple(notes)
+        path=path,
+        document=document,
+        importer=importer,
+        model=trained.model,
+        workload=workload,
+        before=_before(source, config, workload),
+        division=division,
+        there=there,
+        notes=tuple(notes),
     )
-
-
-def for_tool(workload: Workload, tool: Tool, device: str) -> Workload:
-    """The workload as a tool trains it, and only by configs that it runs exactly as measured.
-
-    Raises:
-        InputError: the tool does not train this task.
-    """
-    workload = with_own_loss(workload, tool, device)
-    source = replace(
-        _source(workload, WEIGHTS, device),
-        versions=versions(),
-        packing=workload.packing,
-        apart=bool(workload.document_tokens),
-    )
-    return replace(workload, tool=tool.name, rules=rules_of(tool, workload, source))
-
-
-def with_own_loss(workload: Workload, tool: Tool, device: str) -> Workload:
-    """The workload with the loss that a tool computes in place of the model's, where it does."""
-    if not tool.has_own_loss(device, workload.task):
-        return workload
-    return with_loss_of(workload, tool.name)
 
 
 def _document(
@@ -236,11 +147,23 @@ def _document(
     return None, name, document_of(command_text(file), name, is_command=True)
 
 
+def _division(importer: Importer, keys: Keys, path: Path | None, name: str) -> Division:
+    """How a file divides the training over devices; `name` is what errors call it."""
+    folder = path.parent if path else Path()
+    try:
+        return importer.divide(keys, folder)
+    except InputError as error:
+        message = f"{name} cannot be tuned: {error.message}"
+        raise InputError(message, error.remedy) from error
+
+
 def _before(source: ExportSource, config: Config, workload: Workload) -> ExportSource:
     """The file's config, with the effective batch that its sizes make."""
     if REFERENCE in workload.frozen and config.reference is None:
-        # as all of these tools do it
-        config = config.replace(reference="adapter-off" if config.lora_rank else "resident")
+        # As all of these tools do it.
+        reference = "adapter-off" if config.lora_rank else "resident"
+        config = config.replace(reference=reference)
+
     effective = Layout.of(config).dp_degree
     for size in SIZES:
         effective *= int(config[size] or 1)
@@ -279,9 +202,10 @@ def _frozen(
     if len(trained.names) == len(weights.sizes):
         return workload, trained.notes, ()
 
-    parts = parts_of(trained.names, list(weights.sizes))
-    share = sum(weights.sizes[name] for name in trained.names) / sum(weights.sizes.values())
+    trained_numbers = sum(weights.sizes[name] for name in trained.names)
+    share = trained_numbers / sum(weights.sizes.values())
     note = f"{share:.0%} of the weights are trained, and the rest stays as it is."
+    parts = parts_of(trained.names, list(weights.sizes))
     frozen = with_parts(workload, parts, asks_inputs=trained.asks_inputs)
     return frozen, (note, *trained.notes), trained.holds
 
@@ -302,14 +226,9 @@ def _devices(name: str, division: Division, device: str, given: int | None, node
         name: what errors call the file.
         given, nodes: by the user; one machine is as good as none said.
     """
-    of_machines = tuple(None if number == 1 else number for number in (nodes, division.nodes))
-    for what, (said, of_file) in {
-        "devices": (given, division.devices),
-        "nodes": of_machines,
-    }.items():
-        if None not in (said, of_file) and said != of_file:
-            message = f"{name} is for {of_file} {what}, and --{what} says {said}."
-            raise InputError(message, f"Leave --{what} out, or correct the file.")
+    _check_same(name, "devices", given, division.devices)
+    if nodes > 1 and division.nodes != 1:
+        _check_same(name, "nodes", nodes, division.nodes)
 
     machines = nodes if nodes > 1 else division.nodes
     if machines is None:
@@ -317,22 +236,32 @@ def _devices(name: str, division: Division, device: str, given: int | None, node
         raise DevicesMissingError(message, "Give --nodes N.")
     found = given or division.devices
     if found is None and division.knobs:
-        message = f"{name} divides over devices, and does not say how many."
-        multiple = math.prod(
-            value for value in division.knobs.values() if type(value) is int and value > 1
-        )
-        remedy = (
-            f"Give --devices N, a multiple of {multiple}." if multiple > 1 else "Give --devices N."
-        )
-        error = DevicesMissingError(message, remedy)
-        error.multiple = multiple
-        raise error
+        degrees = [value for value in division.knobs.values() if type(value) is int]
+        raise _devices_missing(name, math.prod(degrees))
 
     there = Hardware(device, "", 0, 0, 0, 1, devices=found or 1, nodes=machines, here=False)
     if there.world == 1 and division.knobs:
         message = f"{name} divides over devices, and one was given."
         raise InputError(message, "Give --devices 2, or take FSDP and DeepSpeed out of the file.")
     return there
+
+
+def _check_same(name: str, what: str, given: int | None, of_file: int | None) -> None:
+    """Refuse another number than the file's, where both are known."""
+    if given is None or of_file is None or given == of_file:
+        return
+    message = f"{name} is for {of_file} {what}, and --{what} says {given}."
+    raise InputError(message, f"Leave --{what} out, or correct the file.")
+
+
+def _devices_missing(name: str, multiple: int) -> DevicesMissingError:
+    """The error of a file that divides over devices, a multiple of so many, and names no number."""
+    remedy = "Give --devices N."
+    if multiple > 1:
+        remedy = f"Give --devices N, a multiple of {multiple}."
+    error = DevicesMissingError(f"{name} divides over devices, and does not say how many.", remedy)
+    error.multiple = multiple
+    return error
 
 
 def _on_devices(name: str, config: Config, workload: Workload, there: Hardware) -> Config:
@@ -348,22 +277,6 @@ def _on_devices(name: str, config: Config, workload: Workload, there: Hardware) 
         if reason := way.refuse(config, workload, there):
             raise InputError(f"{name} cannot be tuned: {way.name}: {reason}", "See docs/tune.md.")
     return config
-
-
-def _source(workload: Workload, weights: str, device: str) -> ExportSource:
-    """The model of a file, with every knob off."""
-    off = {technique.name: technique.off for technique in all_techniques()}
-    return ExportSource(
-        model=workload.name,
-        config=Config({**off, **dict.fromkeys(SIZES, 1)}),
-        hardware={"device": device},
-        task=workload.task,
-        sequence_length=workload.sequence_length,
-        weights=weights,
-        versions=_THERE,
-        off=off,
-        own_loss=getattr(workload.loss, "tool", None),
-    )
 
 
 def as_read(source: ExportSource, config: Config, workload: Workload) -> ExportSource:

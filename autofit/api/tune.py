@@ -11,7 +11,8 @@ from typing import Any
 from autofit.api.estimate import predict
 from autofit.api.in_tool import InTool, Said, python_of_tool, train_in_tool
 from autofit.api.search import search
-from autofit.api.tool_file import SIZES, Reading, as_read, choices_of_knobs, read
+from autofit.api.tool_file import Reading, as_read, choices_of_knobs, read
+from autofit.api.tool_workload import SIZES
 from autofit.api.worth import Gain, worth_changing
 from autofit.core.config import Config, Value
 from autofit.core.errors import InputError, NothingFitsError, RefusedError, require

@@ -4,7 +4,7 @@ not fit."""
 from collections.abc import Callable, Container
 from dataclasses import dataclass, replace
 
-from autofit.api.tool_file import SIZES
+from autofit.api.tool_workload import SIZES
 from autofit.export.importers.importer import Importer, Keys
 from autofit.export.source import ExportSource
 from autofit.export.tool import write

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from autofit.api.tool_file import for_tool
+from autofit.api.tool_workload import for_tool
 from autofit.core.environment import versions
 from autofit.core.errors import InputError
 from autofit.core.hardware import GIB, Hardware
