@@ -107,15 +107,12 @@ def python_of_tool(found: Reading, python: str | Path | None, device: str) -> To
     require(python is None or isinstance(python, str | Path), "tool_python must be a path", python)
     run = run_of(found.importer.tool.name)
     title = run.tool.title
-    name = found.path.name if found.path else "the command"
     elsewhere = "Leave the verification out, or tune for this machine."
     if found.there.world > 1:
-        message = f"{name} is for {found.there.world} devices, and a tool is run on one."
+        message = f"{found.name} is for {found.there.world} devices, and a tool is run on one."
         raise InputError(message, elsewhere)
     if found.workload.task != CAUSAL_LM.name:
-        message = (
-            f"{name} trains {found.workload.task}, and a tool is run for {CAUSAL_LM.name} alone."
-        )
+        message = f"{found.name} trains {found.workload.task}, and a tool is run for {CAUSAL_LM.name} alone."
         raise InputError(message, elsewhere)
     reason = why_no_gpu() if device == "cuda" else None
     if reason:

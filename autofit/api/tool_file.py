@@ -63,6 +63,11 @@ class Reading:
     there: Hardware
     notes: tuple[str, ...]
 
+    @property
+    def name(self) -> str:
+        """What is said of the file."""
+        return self.path.name if self.path else "the command"
+
 
 def read(
     file: str | Path | Sequence[str],

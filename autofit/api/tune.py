@@ -3,10 +3,11 @@ in it changed."""
 
 import dataclasses
 import difflib
+import functools
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from autofit.api.estimate import predict
 from autofit.api.in_tool import InTool, Said, python_of_tool, train_in_tool
@@ -36,6 +37,7 @@ from autofit.export.importers.importer import (
 )
 from autofit.export.source import ExportSource
 from autofit.export.tool import write
+from autofit.setup.technique import Technique
 from autofit.techniques import all_techniques
 
 
@@ -136,14 +138,14 @@ def tune(
         InputError: the file cannot be tuned, or an argument is wrong; NothingFitsError: no config
             fits that learns the same.
     """
-    for name, given in {"keep": keep, "free": free}.items():
-        is_list = isinstance(given, list | tuple) and all(isinstance(key, str) for key in given)
-        require(is_list, f"{name} must be a list of keys", given)
+    _check_keys("keep", keep)
+    _check_keys("free", free)
     is_flag = isinstance(verify_in_tool, bool)
     require(is_flag, "verify_in_tool must be True or False", verify_in_tool)
     if tool_python is not None and not verify_in_tool:
         message = "tool_python is for a verification in the tool, and none is asked."
         raise InputError(message, "Add --verify-in-tool, or leave it out.")
+
     device = str(options.get("device") or "cuda")
     found = read(
         file,
@@ -154,10 +156,13 @@ def tune(
         devices=devices,
         nodes=nodes,
     )
-    importer, document, workload = found.importer, found.document, found.workload
+    importer = found.importer
+    keys = found.document.keys
+    workload = found.workload
     before = found.before
     python = python_of_tool(found, tool_python, device) if verify_in_tool else None
-    kept = (*keep, *importer.keeps(document.keys))
+
+    kept = (*keep, *importer.keeps(keys))
     settings = _settings(found, kept, free)
     options = {**options, "devices": found.there.devices, "nodes": found.there.nodes}
     searched = dataclasses.replace(
@@ -173,37 +178,29 @@ def tune(
         **options,
     )
     if result.config is None:
-        name = found.path.name if found.path else "the command"
-        message = f"no config that learns what {name} says is predicted to fit."
-        raise NothingFitsError(
-            message, "Free a key with --free, such as optimizer, or take a larger card."
-        )
+        message = f"no config that learns what {found.name} says is predicted to fit."
+        remedy = "Free a key with --free, such as optimizer, or take a larger card."
+        raise NothingFitsError(message, remedy)
 
     after = as_read(before, Config({**before.config, **result.config}), workload)
-    names = ("gpu", "gpu_mem", "device", "mem", "devices", "nodes", "link")
-    card = {name: options[name] for name in names if options.get(name)}
-    usable = result.budget.cap_bytes(result.hardware.device)
-
-    def seconds(source: ExportSource) -> float | None:
-        estimate = _predicted(workload, source, card)
-        fits = estimate is not None and estimate.high <= usable
-        return estimate.step_seconds if estimate and fits else None
-
     is_open = {knob for knob in after.config if len(settings.get(knob, ())) != 1}
     after = _as_tool_reads(found, after, is_open)
+    card = _Card.of(options, result)
     gains: tuple[Gain, ...] = ()
     if result.best is None:  # what was measured stays as it was
-        after, gains = worth_changing(importer, document.keys, before, after, seconds)
-    changed = changes(importer, document.keys, before, after, is_open)
-    predicted = [_predicted(workload, each, card) for each in (before, after)]
+        seconds = functools.partial(card.seconds, workload)
+        after, gains = worth_changing(importer, keys, before, after, seconds)
+
+    changed = changes(importer, keys, before, after, is_open)
+    predicted = card.predicted(workload, after)
     tuned = Tuned(
         path=found.path,
         tool=importer.tool.title,
-        original=document.text,
-        text=document.changed(changed),
+        original=found.document.text,
+        text=found.document.changed(changed),
         changes=changed,
-        before=predicted[0],
-        after=predicted[1],
+        before=card.predicted(workload, before),
+        after=predicted,
         gains=tuple(gain.among(changed) for gain in gains),
         result=result,
         notes=found.notes,
@@ -213,9 +210,8 @@ def tune(
 
     if listener is not None:
         listener(Note(f"{tuned.tool} trains some steps from the tuned file."))
-    name = found.path.name if found.path else "the command"
-    written = document_of(tuned.text, name, is_command=found.path is None)
-    said = Said.of(result, predicted[1])
+    written = document_of(tuned.text, found.name, is_command=found.path is None)
+    said = Said.of(result, predicted)
     in_tool = train_in_tool(python, found, keys=written.keys, after=after, said=said)
     return dataclasses.replace(tuned, in_tool=in_tool)
 
@@ -235,19 +231,59 @@ def save(tuned: Tuned, output: Path | None = None, *, in_place: bool = False) ->
     return path
 
 
+@dataclass(frozen=True)
+class _Card:
+    """What a file is tuned for.
+
+    Attributes:
+        options: those of `estimate` that name it.
+        usable: bytes that a config may take at most.
+    """
+
+    options: Mapping[str, Any]
+    usable: int
+
+    @classmethod
+    def of(cls, options: Mapping[str, Any], result: Result) -> Self:
+        """That of a search."""
+        names = ("gpu", "gpu_mem", "device", "mem", "devices", "nodes", "link")
+        given = {name: options[name] for name in names if options.get(name)}
+        return cls(given, result.budget.cap_bytes(result.hardware.device))
+
+    def predicted(self, workload: Workload, source: ExportSource) -> Estimate | None:
+        """What is predicted of a config; None where it is impossible there."""
+        effective = source.effective_batch_size or 1
+        workload = dataclasses.replace(workload, effective_batch_size=effective)
+        knobs = {knob: value for knob, value in source.config.items() if value is not None}
+        try:
+            return predict(workload, knobs, **self.options).estimate
+        except RefusedError:
+            return None
+
+    def seconds(self, workload: Workload, source: ExportSource) -> float | None:
+        """The seconds of a step that surely fits; None of any other."""
+        estimate = self.predicted(workload, source)
+        if estimate is None or estimate.high > self.usable:
+            return None
+        return estimate.step_seconds
+
+
+def _check_keys(name: str, given: Any) -> None:
+    is_list = isinstance(given, list | tuple) and all(isinstance(key, str) for key in given)
+    require(is_list, f"{name} must be a list of keys", given)
+
+
 def _as_tool_reads(found: Reading, after: ExportSource, is_open: Collection[str]) -> ExportSource:
     """What the tool makes of a changed file: one key may switch on more than the search asked for."""
-    keys = found.document.keys
-    changed = changes(found.importer, keys, found.before, after, is_open)
-    off = dataclasses.replace(after, config=Config({**after.off, **dict.fromkeys(SIZES, 1)}))
-    reread = config_of(
-        found.importer, {**keys, **flat(changed)}, off, choices_of_knobs(), found.division
-    )
-    values = {
-        knob: reread[knob]
-        for knob in is_open
-        if knob not in SIZES and not knob_named(knob).of_devices
-    }
+    importer = found.importer
+    changed = changes(importer, found.document.keys, found.before, after, is_open)
+    written = {**found.document.keys, **flat(changed)}
+    reread = config_of(importer, written, _off(after), choices_of_knobs(), found.division)
+
+    values = {}
+    for knob in is_open:
+        if knob not in SIZES and not knob_named(knob).of_devices:
+            values[knob] = reread[knob]
     return as_read(after, after.config.replace(**values), found.workload)
 
 
@@ -256,68 +292,105 @@ def _settings(
 ) -> dict[str, tuple[Value, ...]]:
     """The values that each knob may take: where only the cost changes, all that the tool trains
     exactly; else the one of the file."""
-    importer, source, division = found.importer, found.before, found.division
-    knob_of: dict[str, str] = {}
-    for knob in importer.tool.knobs:
-        if knob not in source.config or not _has_key(knob, division):
-            continue
-        for key in _keys_of(importer, source, knob):
-            knob_of.setdefault(importer.name_of(found.document.keys, key), knob)
-    for key in (*keep, *free):
-        if key not in knob_of:
-            raise InputError(
-                f"{key} is no key that autofit tunes.", f"It knows {', '.join(knob_of)}."
-            )
-    kept = {knob_of[key] for key in keep} | set(division.holds)
-    freed = {knob_of[key] for key in free}
-    # the degrees follow from whether weights are divided, and are open where that is
-    degrees_follow = found.there.world > 1 and division.open_layout not in (None, *kept)
+    source = found.before
+    division = found.division
+    kept, freed = _kept_and_freed(found, keep, free)
+    # The degrees follow from whether weights are divided, and are open where that is.
+    layout = division.open_layout
+    degrees_follow = found.there.world > 1 and layout is not None and layout not in kept
 
     settings: dict[str, tuple[Value, ...]] = {}
     choices = choices_of_knobs()
     for technique in all_techniques():
-        knob = technique.name
-        value = source.config[knob]
-        of_devices = knob_named(knob).of_devices
-        if knob in SIZES:
-            # of both, whose product stays, one is searched
-            if knob == MICRO_BATCH.name and not kept.isdisjoint(SIZES):
-                settings[knob] = (value,)
-            continue
-        is_unset = value is None and technique.off is None and knob not in freed
-        if is_unset or knob_named(knob).derived:
-            continue  # it follows from others
-        if of_devices and degrees_follow and knob != division.open_layout:
+        name = technique.name
+        value = source.config[name]
+        knob = knob_named(name)
+        if name in SIZES:
+            # Of both, whose product stays, one is searched.
+            if name == MICRO_BATCH.name and not kept.isdisjoint(SIZES):
+                settings[name] = (value,)
             continue
 
-        allowed = [value]
-        is_open = knob in importer.tool.knobs and knob not in kept
-        if of_devices:
-            is_open = is_open and knob in division.open
-        for other in choices.get(knob, ()) if is_open else ():
-            same = technique.exact(value, found.workload) and technique.exact(other, found.workload)
-            if other == value or not (same or knob in freed):
-                continue
-            if of_devices and other is None:
-                continue
-            if other not in division.only.get(knob, (other,)):
-                continue
-            if can_become(importer, source, knob, other):
-                allowed.append(other)
-        settings[knob] = tuple(allowed)
+        is_unset = value is None and technique.off is None and name not in freed
+        if is_unset or knob.derived:
+            continue  # it follows from others
+        if knob.of_devices and degrees_follow and name != layout:
+            continue
+
+        settings[name] = (value,)
+        is_open = name in found.importer.tool.knobs and name not in kept
+        if knob.of_devices and name not in division.open:
+            is_open = False
+        if is_open:
+            others = choices.get(name, ())
+            settings[name] += _others(found, technique, others, is_freed=name in freed)
     return settings
 
 
+def _kept_and_freed(
+    found: Reading, keep: Sequence[str], free: Sequence[str]
+) -> tuple[set[str], set[str]]:
+    """The knobs that stay, and those that may change though something else is learnt then.
+
+    Raises:
+        InputError: a key is none of a knob.
+    """
+    importer = found.importer
+    knob_of: dict[str, str] = {}
+    for knob in importer.tool.knobs:
+        if knob not in found.before.config or not _has_key(knob, found.division):
+            continue
+        for key in _keys_of(importer, found.before, knob):
+            knob_of.setdefault(importer.name_of(found.document.keys, key), knob)
+
+    for key in (*keep, *free):
+        if key not in knob_of:
+            known = ", ".join(knob_of)
+            raise InputError(f"{key} is no key that autofit tunes.", f"It knows {known}.")
+    kept = {knob_of[key] for key in keep} | set(found.division.holds)
+    return kept, {knob_of[key] for key in free}
+
+
+def _others(
+    found: Reading, technique: Technique, values: Sequence[Value], *, is_freed: bool
+) -> tuple[Value, ...]:
+    """The other values of a knob that the tool trains exactly, and that learn the same where the
+    knob was not freed."""
+    name = technique.name
+    value = found.before.config[name]
+    workload = found.workload
+    possible = found.division.only.get(name, values)
+
+    allowed = []
+    for other in values:
+        if other == value or other not in possible:
+            continue
+        if other is None and knob_named(name).of_devices:
+            continue
+        same = technique.exact(value, workload) and technique.exact(other, workload)
+        if not (same or is_freed):
+            continue
+        if can_become(found.importer, found.before, name, other):
+            allowed.append(other)
+    return tuple(allowed)
+
+
 def _rules(found: Reading) -> dict[str, Callable[[Config], str | None]]:
-    """What no combination of values may break: of tools that offload checkpointed blocks alone, one value would
-    switch the other off."""
-    tool, part = found.importer.tool, OFFLOAD.name
+    """What no combination of values may break: of tools that offload checkpointed blocks alone, one
+    value would switch the other off."""
+    tool = found.importer.tool
+    part = OFFLOAD.name
     if part not in tool.knobs:
         return {}
-    source = found.before
-    off = dataclasses.replace(source, config=Config({**source.off, **dict.fromkeys(SIZES, 1)}))
-    rule = ToolRule(tool.name, part, off, found.workload.model, {})
-    return {} if rule(source.config) else {f"{tool.title}: {part}": rule}
+    rule = ToolRule(tool.name, part, _off(found.before), found.workload.model, {})
+    if rule(found.before.config):
+        return {}
+    return {f"{tool.title}: {part}": rule}
+
+
+def _off(source: ExportSource) -> ExportSource:
+    """The same with every knob off."""
+    return dataclasses.replace(source, config=Config({**source.off, **dict.fromkeys(SIZES, 1)}))
 
 
 def _has_key(knob: str, division: Division) -> bool:
@@ -330,16 +403,3 @@ def _has_key(knob: str, division: Division) -> bool:
 def _keys_of(importer: Importer, source: ExportSource, knob: str) -> list[str]:
     """The keys of a file that a knob decides."""
     return list(write(importer.tool, source).keys.get(knob, {}))
-
-
-def _predicted(
-    workload: Workload, source: ExportSource, card: Mapping[str, Any]
-) -> Estimate | None:
-    """What is predicted of a config; None where it is impossible there."""
-    effective = source.effective_batch_size or 1
-    workload = dataclasses.replace(workload, effective_batch_size=effective)
-    knobs = {knob: value for knob, value in source.config.items() if value is not None}
-    try:
-        return predict(workload, knobs, **card).estimate
-    except RefusedError:
-        return None
