@@ -1,11 +1,12 @@
 """`autofit.tune`: the file of another tool, with what only costs chosen for a card, and nothing else
 in it changed."""
 
+import contextlib
 import dataclasses
 import difflib
 import functools
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
@@ -242,6 +243,7 @@ class _Card:
 
     options: Mapping[str, Any]
     usable: int
+    _known: dict[Config, Estimate | None] = field(default_factory=dict)
 
     @classmethod
     def of(cls, options: Mapping[str, Any], result: Result) -> Self:
@@ -252,13 +254,15 @@ class _Card:
 
     def predicted(self, workload: Workload, source: ExportSource) -> Estimate | None:
         """What is predicted of a config; None where it is impossible there."""
-        effective = source.effective_batch_size or 1
-        workload = dataclasses.replace(workload, effective_batch_size=effective)
-        knobs = {knob: value for knob, value in source.config.items() if value is not None}
-        try:
-            return predict(workload, knobs, **self.options).estimate
-        except RefusedError:
-            return None
+        if source.config not in self._known:
+            effective = source.effective_batch_size or 1
+            workload = dataclasses.replace(workload, effective_batch_size=effective)
+            knobs = {knob: value for knob, value in source.config.items() if value is not None}
+            estimate: Estimate | None = None
+            with contextlib.suppress(RefusedError):
+                estimate = predict(workload, knobs, **self.options).estimate
+            self._known[source.config] = estimate
+        return self._known[source.config]
 
     def seconds(self, workload: Workload, source: ExportSource) -> float | None:
         """The seconds of a step that surely fits; None of any other."""

@@ -1,13 +1,14 @@
-"""A model of PyTorch's CUDA caching allocator: what it reserves for a list of allocations and frees, without a GPU.
+"""A model of PyTorch's CUDA caching allocator: what it reserves for a list of allocations and frees,
+without a GPU.
 
-A device must hold what the allocator reserves, not what tensors use: it takes memory of the driver in segments, caches
-freed blocks and hands them out again. The rules are those of torch 2.11 to 2.13 with default settings but for
-`expandable_segments`; each names the function of c10/cuda/CUDACachingAllocator.cpp it follows. The constants are in
-c10/core/AllocatorConfig.h.
+A device must hold what the allocator reserves, not what tensors use: it takes memory of the driver in
+segments, caches freed blocks and hands them out again. The rules are those of torch 2.11 to 2.13 with
+default settings but for `expandable_segments`; each names the function of
+c10/cuda/CUDACachingAllocator.cpp it follows. The constants are in c10/core/AllocatorConfig.h.
 
 Left out: pools of CUDA graphs, the context, memory that libraries take from the driver, and a full
-device, where the cache is released. Addresses only grow here, where the driver picks them: they decide only between
-free blocks of equal size.
+device, where the cache is released. Addresses only grow here, where the driver picks them: they decide
+only between free blocks of equal size.
 """
 
 from bisect import bisect_left, insort
@@ -36,34 +37,48 @@ def round_size(nbytes: int) -> int:
 
 
 class _Pool:
-    """The free blocks of one pool (`BlockPool`), and how much memory of the driver it holds. Blocks are (size,
-    address), sorted as `BlockComparatorSize` sorts them. Two blocks are neighbours when one ends where the other
-    begins, so the addresses of segments that must not grow together never touch."""
+    """The free blocks of one pool (`BlockPool`), and how much memory of the driver it holds.
+
+    Blocks are (size, address), sorted as `BlockComparatorSize` sorts them. Two blocks are neighbours
+    when one ends where the other begins, so the addresses of segments that must not grow together never
+    touch.
+    """
 
     def __init__(self, *, small: bool, expandable: bool) -> None:
         self.reserved = 0
-        self._small, self._expandable = small, expandable
-        # should_split: from kMinBlockSize on in the small pool and in pages, above kSmallSize in large segments.
-        self._least_remainder = MIN_BLOCK if small or expandable else SMALL_SIZE + MIN_BLOCK
+        self._small = small
+        self._expandable = expandable
+
+        # should_split: from kMinBlockSize on in the small pool and in pages, above kSmallSize in large
+        # segments.
+        self._least_remainder = MIN_BLOCK
+        if not small and not expandable:
+            self._least_remainder += SMALL_SIZE
+
         self._end = 0 if small else _LARGE_POOL_BASE  # where memory of the driver is added
         self._free: list[tuple[int, int]] = []
         self._size_at: dict[int, int] = {}  # address -> size, of free blocks
         self._start_of: dict[int, int] = {}  # end -> address, of free blocks
 
     def take(self, size: int) -> tuple[int, int] | None:
-        """Address and size of the best fitting block, split where `should_split` does; None if none fits."""
+        """Address and size of the best fitting block, split where `should_split` does; None if none
+        fits."""
         free = self._free
         index = bisect_left(free, (size,))
         if index == len(free):
             return None
         if self._expandable and sum(free[index]) == self._end and index + 1 < len(free):
-            index += 1  # a block that can still grow counts as large as it can become (get_free_block, expandable_size)
+            # A block that can still grow counts as large as it can become (get_free_block,
+            # expandable_size).
+            index += 1
+
         block, start = free.pop(index)
         del self._size_at[start]
         remainder = block - size
         if remainder < self._least_remainder:
             del self._start_of[start + block]
             return start, block
+
         split = start + size
         insort(free, (remainder, split))
         self._size_at[split] = remainder
@@ -77,49 +92,61 @@ class _Pool:
         if previous is not None:
             del self._free[bisect_left(self._free, (self._size_at.pop(previous), previous))]
             start = previous
+
         following = self._size_at.pop(end, None)
         if following is not None:
             del self._free[bisect_left(self._free, (following, end))]
             end += following
+
         self._size_at[start] = end - start
         self._start_of[end] = start
         insort(self._free, (end - start, start))
 
     def grow(self, size: int) -> None:
         """Get memory of the driver, so that a free block holds `size` (`get_allocation_size`)."""
+        segment = SMALL_SEGMENT if self._small else LARGE_SEGMENT
         if self._expandable:  # pages after the last free block (Note [Expandable Segments])
-            page = SMALL_SEGMENT if self._small else LARGE_SEGMENT
             free = self._end - self._start_of.get(self._end, self._end)
-            more = -(-(size - free) // page) * page
+            more = -(-(size - free) // segment) * segment
         elif size < MIN_LARGE:
-            more = SMALL_SEGMENT if self._small else LARGE_SEGMENT
+            more = segment
         else:
             more = -(-size // ROUND_LARGE) * ROUND_LARGE
+
         self.put(self._end, more)
-        self._end += more if self._expandable else more + MIN_BLOCK
+        self._end += more
+        if not self._expandable:
+            self._end += MIN_BLOCK
         self.reserved += more
 
 
 class CachingAllocator:
-    """The allocator of one device and one stream; `expandable`: by PYTORCH_ALLOC_CONF=expandable_segments:True."""
+    """The allocator of one device and one stream.
+
+    Args:
+        expandable: by PYTORCH_ALLOC_CONF=expandable_segments:True.
+    """
 
     def __init__(self, *, expandable: bool) -> None:
-        self._small, self._large = (
-            _Pool(small=small, expandable=expandable) for small in (True, False)
-        )
+        self._small = _Pool(small=True, expandable=expandable)
+        self._large = _Pool(small=False, expandable=expandable)
         self._live: dict[int, tuple[_Pool, int, int]] = {}  # key -> pool, address, size
 
     @property
     def reserved(self) -> int:
-        """Bytes held of the driver's memory, as torch.cuda.memory_reserved counts them; never fewer than before."""
+        """Bytes held of the driver's memory, as torch.cuda.memory_reserved counts them; never fewer
+        than before."""
         return self._small.reserved + self._large.reserved
 
     def __contains__(self, key: int) -> bool:
         return key in self._live
 
     def allocate(self, key: int, nbytes: int) -> int:
-        """The address of a block of at least `nbytes` under this key (`malloc`). A key that is in use is resized: the
-        new block is there before the old one goes (resize_bytes_cuda)."""
+        """The address of a block of at least `nbytes` under this key (`malloc`).
+
+        A key that is in use is resized: the new block is there before the old one goes
+        (resize_bytes_cuda).
+        """
         assert nbytes > 0, "an empty storage has no block"
         size = round_size(nbytes)
         pool = self._small if size <= SMALL_SIZE else self._large
@@ -128,6 +155,7 @@ class CachingAllocator:
             pool.grow(size)
             block = pool.take(size)
             assert block is not None, "it has grown"
+
         if key in self._live:
             self.free(key)
         self._live[key] = (pool, *block)
@@ -142,14 +170,18 @@ class CachingAllocator:
 def reserved_by(
     events: Iterable[Event], *, expandable: bool, streams: Mapping[int, str] | None = None
 ) -> int:
-    """Bytes that a fresh allocator reserves for these events. A free without an allocation does nothing: empty storages
-    have no block. `streams`: those of storages that are not made in the usual one; a free block is only given to the
-    stream that it was first made for (`get_free_block`)."""
-    allocators: dict[str, CachingAllocator] = defaultdict(
-        partial(CachingAllocator, expandable=expandable)
-    )
+    """Bytes that a fresh allocator reserves for these events. A free without an allocation does nothing:
+    empty storages have no block.
+
+    Args:
+        streams: those of storages that are not made in the usual one; a free block is only given to
+            the stream that it was first made for (`get_free_block`).
+    """
+    fresh = partial(CachingAllocator, expandable=expandable)
+    allocators: dict[str, CachingAllocator] = defaultdict(fresh)
+    streams = streams or {}
     for storage, nbytes in events:
-        allocator = allocators[streams.get(storage, "") if streams else ""]
+        allocator = allocators[streams.get(storage, "")]
         if nbytes:
             allocator.allocate(storage, nbytes)
         elif storage in allocator:

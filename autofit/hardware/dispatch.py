@@ -1,5 +1,7 @@
-"""How fast the host's processor calls small operators, as it must to launch them on a card; measured once a machine."""
+"""How fast the host's processor calls small operators, as it must to launch them on a card; measured once
+a machine."""
 
+import math
 import platform
 import time
 
@@ -8,12 +10,17 @@ import torch
 from autofit.core.files import cache_file, digest, read_cache, write_cache
 
 OPERATORS = 100  # of a chain
-_CHAINS, _SECONDS = 20, 0.2  # at least so many, for at most about so long
+_CHAINS = 20  # at least
+_SECONDS = 0.2  # for at most about so long
 
 
 def dispatch_seconds(name: str) -> float:
-    """Seconds of one small operator on this processor, `name`, and as much again of its gradient: the shortest of many
-    chains, kept on disk so that what is predicted today is predicted tomorrow."""
+    """Seconds of one small operator on this processor, and as much again of its gradient: the shortest of
+    many chains, kept on disk so that what is predicted today is predicted tomorrow.
+
+    Args:
+        name: of the processor.
+    """
     facts = ("dispatch", name, platform.python_version(), torch.__version__)
     path = cache_file("rates", f"{digest(repr(facts))}.json")
     found: float | None = read_cache(path, float)
@@ -24,7 +31,9 @@ def dispatch_seconds(name: str) -> float:
 
 
 def _measured() -> float:
-    small, shortest, start = torch.ones(8), float("inf"), time.perf_counter()
+    small = torch.ones(8)
+    shortest = math.inf
+    start = time.perf_counter()
     for number in range(100 * _CHAINS):
         began = time.perf_counter()
         chain(small.clone().requires_grad_()).sum().backward()

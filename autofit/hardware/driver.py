@@ -1,5 +1,5 @@
-"""Whether there can be a GPU at all, found out before anything heavy is imported. Only a certain no counts; anything
-that takes seconds of imports to find out is left to PyTorch."""
+"""Whether there can be a GPU at all, found out before anything heavy is imported. Only a certain no
+counts; anything that takes seconds of imports to find out is left to PyTorch."""
 
 import ctypes
 import importlib.util
@@ -19,7 +19,9 @@ def why_no_gpu() -> str | None:
         ctypes.CDLL(_DRIVER)
     except OSError:
         return "there is no GPU on this machine"
-    return None if build.get("cuda") else "this PyTorch was built without CUDA, and can use no GPU"
+    if build.get("cuda"):
+        return None
+    return "this PyTorch was built without CUDA, and can use no GPU"
 
 
 def no_gpu_note(why: str) -> str:
@@ -30,5 +32,8 @@ def no_gpu_note(why: str) -> str:
 def _build() -> dict[str, Any]:
     """The build of PyTorch, from its version file: importing torch takes seconds."""
     spec = importlib.util.find_spec("torch")
-    file = Path(spec.origin).with_name("version.py") if spec and spec.origin else None
-    return runpy.run_path(str(file)) if file and file.is_file() else {"cuda": "unknown"}
+    if spec and spec.origin:
+        file = Path(spec.origin).with_name("version.py")
+        if file.is_file():
+            return runpy.run_path(str(file))
+    return {"cuda": "unknown"}

@@ -8,19 +8,27 @@ import torch
 from autofit.core.files import cache_file, digest, read_cache, write_cache
 from autofit.core.hardware import MIB
 
-_NBYTES, _ROUNDS = 64 * MIB, 8
+_NBYTES = 64 * MIB
+_ROUNDS = 8
 
 
 def host_link(name: str) -> float | None:
-    """Bytes per second between pinned memory of the host and card 0, `name`, the mean of both directions; kept on disk
-    so that what is predicted today is predicted tomorrow. None where there is no room for 64 MiB."""
+    """Bytes per second between pinned memory of the host and card 0, the mean of both directions; kept on
+    disk so that what is predicted today is predicted tomorrow.
+
+    Args:
+        name: of the host's processor and the card.
+
+    Returns:
+        None where there is no room for 64 MiB.
+    """
     path = cache_file("rates", f"{digest(repr(('link', name, torch.__version__)))}.json")
     found: float | None = read_cache(path, float)
     if found is None:
         try:
             found = measured("cuda", torch.cuda.synchronize)
-        # the card, or what may be pinned, is full: whoever needs the room will say so
         except RuntimeError:
+            # The card, or what may be pinned, is full: whoever needs the room will say so.
             return None
         write_cache(path, found)
     return found
@@ -29,7 +37,11 @@ def host_link(name: str) -> float | None:
 def measured(
     device: str, finished: Callable[[], object], clock: Callable[[], float] = time.perf_counter
 ) -> float:
-    """The rate of copies to the device and back, each direction's shortest of some; `finished` waits for a copy."""
+    """Bytes per second of copies to the device and back, each direction's shortest of some.
+
+    Args:
+        finished: waits for a copy.
+    """
     there = torch.empty(_NBYTES, dtype=torch.uint8, device=device)
     here = torch.empty(_NBYTES, dtype=torch.uint8, pin_memory=device == "cuda")
     shortest = []

@@ -1,7 +1,7 @@
 """The settings of PyTorch's CUDA allocator while a process runs, above all whether its segments may grow.
 
-`core.environment` sets them before torch is loaded: too late in a process of the user's. And some drivers cannot grow
-segments at all: those of some virtual GPUs, of WSL, and old ones do not manage virtual memory.
+`core.environment` sets them before torch is loaded: too late in a process of the user's. And some drivers
+cannot grow segments at all: those of some virtual GPUs, of WSL, and old ones do not manage virtual memory.
 """
 
 import os
@@ -13,7 +13,7 @@ import torch
 
 from autofit.core.environment import ALLOCATOR, EXPANDABLE, FIXED, allocator_variable
 
-# the last of this process's changes, because PyTorch 2.11 cannot read its settings
+# The last of this process's changes, because PyTorch 2.11 cannot read its settings.
 _set_here: list[str] = []
 
 
@@ -22,7 +22,9 @@ def settings() -> str:
     read = getattr(torch._C, "_accelerator_getAllocatorSettings", None)
     if read:
         return str(read())
-    return _set_here[-1] if _set_here else os.environ.get(allocator_variable() or "", "")
+    if _set_here:
+        return _set_here[-1]
+    return os.environ.get(allocator_variable() or "", "")
 
 
 def change(text: str) -> None:
@@ -37,8 +39,12 @@ def _set(text: str) -> None:
 
 
 def open_card() -> str:
-    """Allocate a first segment of card 0, a fixed one where they cannot grow; return the settings that hold then.
-    Raises RuntimeError where nothing can be allocated."""
+    """Allocate a first segment of card 0, a fixed one where they cannot grow; return the settings that
+    hold then.
+
+    Raises:
+        RuntimeError: nothing can be allocated.
+    """
     try:
         _allocate()
     except RuntimeError as error:
@@ -52,7 +58,8 @@ def open_card() -> str:
 
 def _allocate() -> None:
     """Allocate a new segment even where others have room, by a new stream, which has segments of its own."""
-    # A stream itself costs memory, so there is none where there are no segments yet, as where probes open the card.
+    # A stream itself costs memory, so there is none where there are no segments yet, as where probes
+    # open the card.
     in_use = torch.cuda.memory_reserved(0) > 0
     with torch.cuda.stream(torch.cuda.Stream()) if in_use else nullcontext():
         torch.ones(1, device="cuda").add_(1)
@@ -63,23 +70,27 @@ def _allocate() -> None:
 
 @contextmanager
 def as_in_probes(device: str | None, notify: Callable[[str], Any]) -> Iterator[None]:
-    """Let segments grow inside as they do in probes, unless the user has set the allocator; does nothing on a CPU. Free
-    memory is released first, because it lies in segments that cannot grow."""
+    """Let segments grow inside as they do in probes, unless the user has set the allocator; does nothing
+    on a CPU.
+
+    Free memory is released first, because it lies in segments that cannot grow.
+    """
     if device == "cpu" or not torch.cuda.is_available() or settings():
         yield
         return
-    variable, backend = allocator_variable(), torch.cuda.get_allocator_backend()
-    reason = (
-        f"segments cannot grow ({ALLOCATOR}) in the allocator {backend}"
-        if backend != "native"
-        else None
-    )
+
+    variable = allocator_variable()
+    backend = torch.cuda.get_allocator_backend()
+    reason: str | None = None
     if variable:
         reason = f"{variable} was set after torch was loaded, which reads it before"
+    elif backend != "native":
+        reason = f"segments cannot grow ({ALLOCATOR}) in the allocator {backend}"
     if reason:
         notify(f"{reason}, so training may need some percent more memory than was measured.")
         yield
         return
+
     change(EXPANDABLE)
     if torch.cuda.is_initialized():
         torch.cuda.empty_cache()

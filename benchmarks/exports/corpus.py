@@ -24,13 +24,18 @@ from autofit.export.importers.document import flat
 
 
 def outcome(
-    path: Path, gpu_mem: float | None, assumed: int, output: Path | None = None
+    path: Path,
+    gpu_mem: float | None,
+    assumed: int,
+    output: Path | None = None,
+    time_limit: float | None = None,
 ) -> tuple[str, str]:
     """("read" | "tuned" | "refused" | "no answer" | "fault", what is said of it).
 
     Args:
         assumed: the devices, or machines, of a file that does not say how many.
         output: where the tuned file is written.
+        time_limit: seconds for the search.
     """
     if output is not None and output.exists():
         return "tuned", "before"
@@ -54,7 +59,7 @@ def outcome(
         return "read", f"{found.importer.tool.title}, {found.before.model}{several}{assumed_so}"
     begun = time.monotonic()
     try:
-        tuned = tune(path, gpu_mem=gpu_mem, **given)
+        tuned = tune(path, gpu_mem=gpu_mem, time_limit=time_limit, **given)
     except AutofitError as error:
         return "no answer", str(error)
     if output is not None:
@@ -83,6 +88,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--gpu-mem", type=float, help="GiB of the card to tune for")
     parser.add_argument("--devices", type=int, default=4, help="of files that say no number")
     parser.add_argument("--every", type=int, default=1, help="take every so-many-th file")
+    parser.add_argument("--time-limit", type=float, help="seconds for each search")
     parser.add_argument("--output", type=Path, help="where tuned files are kept")
     args = parser.parse_args(arguments)
 
@@ -93,7 +99,7 @@ def main(arguments: list[str] | None = None) -> int:
     for path in paths[:: args.every]:
         try:
             kept = args.output and args.output / path.relative_to(args.directory)
-            kind, what = outcome(path, args.gpu_mem, args.devices, kept)
+            kind, what = outcome(path, args.gpu_mem, args.devices, kept, args.time_limit)
         except Exception as error:  # a fault, whatever it is
             kind, what = "fault", repr(error)
         counts[kind] += 1
