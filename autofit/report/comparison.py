@@ -25,7 +25,6 @@ from autofit.report.formatting import (
     values,
 )
 from autofit.report.markdown import table
-from autofit.report.rows import latest_by_config
 
 Row = tuple[str, str, str]
 
@@ -176,9 +175,9 @@ def _sentences(first: Result, second: Result, names: tuple[str, str]) -> list[st
 def _both_measured(first: Result, second: Result, names: tuple[str, str]) -> list[str]:
     """What the machine or the versions alone changed of the speed, by the configs that both
     measured."""
-    others = latest_by_config(second)
+    others = second.latest_by_config
     ratios = {}
-    for config, mine in latest_by_config(first).items():
+    for config, mine in first.latest_by_config.items():
         its = others.get(config)
         if its is not None and mine.fits and its.fits and mine.throughput:
             ratios[config] = its.throughput / mine.throughput

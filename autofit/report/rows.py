@@ -1,6 +1,6 @@
 """The rows of the result table: every measured config against the best, and why each one lost."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from autofit.core.config import Config
@@ -39,7 +39,7 @@ def table_rows(result: Result, *, tolerance: float, rows: int) -> list[Row]:
         leaders = [leader for leader in of_tiers if leader.config != best.config]
 
     leading = {measurement.config for measurement in (*leaders, best) if measurement}
-    others = [other for other in latest_by_config(result).values() if other.config not in leading]
+    others = [other for other in result.latest_by_config.values() if other.config not in leading]
 
     misses = [other for other in others if not other.fits]
     misses.sort(key=_nearness)
@@ -76,11 +76,6 @@ def drawn_trials(result: Result) -> list[int]:
     evenly = range(0, len(trials), -(-len(trials) // half))
     chosen = dict.fromkeys((*places, *evenly, *by_speed))
     return sorted(list(chosen)[:MOST_DRAWN])
-
-
-def latest_by_config(result: Result) -> Mapping[Config, Measurement]:
-    """Of every config its latest measurement: finalists were measured again."""
-    return result.latest_by_config
 
 
 def relative_speed(measurement: Measurement, result: Result) -> float:

@@ -47,13 +47,12 @@ from autofit.report.html.memory import (
     traced_tiers,
 )
 from autofit.report.html.scatter import scatter
-from autofit.report.html.scatter import unit as trials_unit
 from autofit.report.html.svg import Picture
 from autofit.report.knob_effects import knob_lines
 from autofit.report.next_steps import commands
 from autofit.report.other_budgets import other_budget_lines
 from autofit.report.predicted import answer_line, predicted_lines
-from autofit.report.rows import drawn_trials, explored_at, latest_by_config
+from autofit.report.rows import drawn_trials, explored_at
 
 _MARKS = {"full": "\u25cf", "lora": "\u25b2", "qlora": "\u25a0", "head": "\u25c6"}
 _EXPORT_BYTES = 100_000  # of one file; what is longer is for an editor
@@ -172,7 +171,7 @@ def _trials(
     record: Record, directory: Path
 ) -> list[tuple[Measurement, Measurement, Predicted | None, str | None]]:
     """Every trial that is drawn with the latest measurement of its config, its prediction, and its log."""
-    latest, rows = latest_by_config(record.result), []
+    latest, rows = record.result.latest_by_config, []
     for place in drawn_trials(record.result):
         trial = record.result.trials[place]
         log = f"probes/{trial.number:04d}.log"
@@ -186,7 +185,7 @@ def _trials(
 def _further_trials(record: Record, differing: Sequence[str]) -> str:
     """What the table shows of all other trials when it is asked to, as JSON; a config is the places of its words."""
     result = record.result
-    latest = latest_by_config(result)
+    latest = result.latest_by_config
     words: dict[str, int] = {}
     rows: list[list[Any]] = []
     for place in sorted({*range(len(result.trials))} - {*drawn_trials(result)}):
@@ -314,7 +313,6 @@ def _template() -> Template:
         "tiers": _tiers,
         "trials": _trials,
         "further_trials": _further_trials,
-        "trials_unit": trials_unit,
         "exports": _exports,
     }
     return environment.from_string(_read("page.html"))
