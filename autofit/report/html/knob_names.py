@@ -43,14 +43,15 @@ def _row(config: Mapping[str, Any], name: str) -> KnobRow:
         times = config.get("gradient_accumulation_steps") or 1
         how = f"{times} times for each update" if times > 1 else "the whole batch"
         words = f"{pluralize(given, 'sample')} at a time, {how}"
-    elif name == "lora_rank" and given:
-        parts.append("lora_targets")
-        targets = str(config.get("lora_targets"))
-        targets = targets.replace("all-linear+head", "all linear layers and the head")
-        targets = targets.replace("all-linear", "all linear layers")
-        words = f"LoRA adapters of rank {given} on {targets}"
-    elif name == "lora_rank" and config.get("head_only"):
-        words = knob_named("head_only").words[True]
+    elif name == "lora_rank":
+        if given:
+            parts.append("lora_targets")
+            targets = str(config.get("lora_targets"))
+            targets = targets.replace("all-linear+head", "all linear layers and the head")
+            targets = targets.replace("all-linear", "all linear layers")
+            words = f"LoRA adapters of rank {given} on {targets}"
+        elif config.get("head_only"):
+            words = knob_named("head_only").words[True]
     elif str(given).startswith(BUDGET):
         share = float(str(given).removeprefix(BUDGET))
         words = f"the compiler keeps about {share:.0%} of the activations"
