@@ -25,10 +25,10 @@ def grpo_plan_table(data: Mapping[str, Any]) -> RenderableType:
 
     left = Table.grid(Column(), Column(), Column(), padding=(0, 2))
     if data["levels"]:
-        left.add_row("GiB left for", "training", "cache")
+        left.add_row(Text("GiB left for"), Text("training"), Text("cache"))
     for level in data["levels"]:
-        name = _LEVELS[level["level"]]
-        left.add_row(name, _left(level["training"]), _left(level["cache"]))
+        cells = (_LEVELS[level["level"]], _left(level["training"]), _left(level["cache"]))
+        left.add_row(*map(Text, cells))
 
     lines = []
     for name, value in data["recommended"].items():
@@ -67,7 +67,7 @@ def _needs(data: Mapping[str, Any]) -> Table:
 
     needs = Table.grid(Column(), Column(justify="right"), padding=(0, 2))
     for name, size in rows.items():
-        needs.add_row(name, size)
+        needs.add_row(Text(name), Text(size))
     return needs
 
 
