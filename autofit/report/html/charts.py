@@ -50,8 +50,11 @@ def knob_picture(record: Record, width: int = 720) -> Picture | None:
     rows.sort(key=lambda row: row[1][-1][1])  # those first of which every change costs the most
 
     is_wide = width > 500
-    left = 210 if is_wide else 12
-    row_height = _ROW if is_wide else _TALL_ROW
+    left = 12
+    row_height = _TALL_ROW
+    if is_wide:
+        left = 210  # the names stand there
+        row_height = _ROW
     bottom = row_height * len(rows) + 22
     label = "Speed with one knob changed, against the best config"
     picture = Picture(width, bottom + 30, label, interactive=True)
@@ -100,16 +103,15 @@ def _row_of_changes(
 
 
 def _mark(picture: Picture, at: At, change: Alternative, title: str) -> None:
-    kind = "misses"
-    if change.fits:
-        kind = "known" if change.measured else "believed"
+    if not change.fits:
+        group = picture.titled("g", title, kind="change misses", tabindex=-1)
+        picture.cross(at, 3, group)
+        return
 
     x, y = at
+    kind = "known" if change.measured else "believed"
     group = picture.titled("g", title, kind=f"change {kind}", tabindex=-1)
-    if change.fits:
-        picture.draw("circle", into=group, cx=x, cy=y, r=4.0)
-    else:
-        picture.cross(at, 3, group)
+    picture.draw("circle", into=group, cx=x, cy=y, r=4.0)
 
 
 def _change_title(change: Alternative, speed: float, result: Result) -> str:
@@ -146,7 +148,11 @@ def progress(record: Record, by: str) -> Picture | None:
             title = "minutes of probing"
             ends = [end / 60 for end in ends]
 
-    rates = [leveled(trial, result) if trial.fits else 0.0 for trial in trials]
+    rates = [0.0] * len(trials)
+    for place, trial in enumerate(trials):
+        if trial.fits:
+            rates[place] = leveled(trial, result)
+
     across = Scale(0.0, ends[-1], 52, 340)
     up = Scale(0.0, max(rates) * 1.08, 196, 30)
     picture = Picture(350, 240, f"Throughput of the best so far, by {title}", interactive=True)
@@ -159,7 +165,8 @@ def progress(record: Record, by: str) -> Picture | None:
         if best > before or (best and place == last):
             stair.append((across(ends[place]), up(best)))
         before = best
-    picture.draw("path", d=steps(stair) if len(stair) > 1 else "", kind="leading")
+    path = steps(stair) if len(stair) > 1 else ""
+    picture.draw("path", d=path, kind="leading")
 
     for place in drawn_trials(result):
         trial = trials[place]
@@ -191,13 +198,17 @@ def devices_picture(record: Record, what: str) -> Picture | None:
     hardware = result.hardware
     points = []
     for prediction in result.on_devices:
-        figure = prediction.high / GIB if what == "memory" else prediction.rate
+        figure = prediction.rate
+        if what == "memory":
+            figure = prediction.high / GIB
         if figure:
             points.append((prediction.devices, figure))
     if len(points) < _FEWEST:
         return None
 
-    across_title = "devices" if hardware.nodes == 1 else "devices of each node"
+    across_title = "devices"
+    if hardware.nodes != 1:
+        across_title = "devices of each node"
     usable = result.budget.cap_bytes(hardware.device) / GIB
     most = max(figure for _, figure in points)
     title = f"{result.unit}/s of all devices"

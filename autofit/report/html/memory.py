@@ -58,7 +58,9 @@ def timeline_picture(record: Record, name: str, width: int = 720) -> Picture | N
     timeline, _ = traced[name]
     is_wide = width > 500
     height = 230
-    margin = 110 if is_wide else 14  # for the names of the bands
+    margin = 14
+    if is_wide:
+        margin = 110  # for the names of the bands
     across = Scale(0.0, 1.0, 52, width - margin)
     top = max(timeline.peak_bytes, *map(sum, timeline.moments))
     up = Scale(0.0, top / GIB * 1.06, height - 26, 16)
@@ -95,7 +97,8 @@ def timeline_words(record: Record, name: str) -> str:
         how = "as measured"
         off = abs(predicted - measured) / measured
         if off >= 0.0005:
-            how = f"{percent(off)} {'more' if predicted > measured else 'less'} than measured"
+            more = "more" if predicted > measured else "less"
+            how = f"{percent(off)} {more} than measured"
         figures = f"{gib(predicted)} GiB predicted, {gib(measured)} GiB measured"
         sentences.append(f"Peak {figures}: {how}.")
 
