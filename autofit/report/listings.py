@@ -404,7 +404,8 @@ def _count(parameters: int) -> str:
 
 
 def spaces_table(rows: Sequence[Mapping[str, Any]], counted_for: str) -> RenderableType:
-    """The search spaces: name, what each allows, and how many configs it holds for the named case."""
+    """The search spaces: name, what each allows, and how many configs it holds for the named
+    case."""
     spaces = _named("space", ">configs", "what it allows")
     for row in rows:
         count = f"{row['configs']:,}"

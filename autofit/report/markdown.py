@@ -83,7 +83,9 @@ def _predicted(result: Result, best: Estimate) -> list[str]:
     parts = [f"**Predicted, not measured:** {words}"]
     for line in (*predicted_lines(result, best), *predicted_notes(result)):
         text = markdown_text(line.removeprefix(POINT))
-        parts.append(f"- {text}" if line.startswith(POINT) else text)
+        if line.startswith(POINT):
+            text = f"- {text}"
+        parts.append(text)
     return [*parts, _details(best.config)]
 
 
@@ -98,7 +100,9 @@ def _table_of(rows: Iterable[Row], unit: str) -> str:
     for row in rows:
         measurement = row.measurement
         figure, _ = throughput(measurement)
-        speed = number(figure) if figure else ""
+        speed = ""
+        if figure:
+            speed = number(figure)
         lines.append((describe(measurement.config), speed, peak_gib(measurement), row.verdict))
     return table(("config", f"{unit}/s", "peak GiB", "verdict"), lines)
 

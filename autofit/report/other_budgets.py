@@ -90,9 +90,10 @@ def _of_tier(name: str, other: OtherBudget, result: Result) -> str:
         return "what is the best here fits there, too"
 
     ratio, different = _against(point, name, result)
-    # Faster ones are among those that tied with the best, and learn less faithfully.
-    how = speed(ratio) if ratio < 1 else "no slower"
-    return f"{how} with {different}"
+    if ratio >= 1:
+        # Faster ones are among those that tied with the best, and learn less faithfully.
+        return f"no slower with {different}"
+    return f"{speed(ratio)} with {different}"
 
 
 def _with_more(name: str, point: Point, result: Result) -> str:

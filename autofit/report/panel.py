@@ -169,19 +169,21 @@ def _now(progress: Progress, now: float, console: Console) -> Text:
     running = list(progress.running.values())
     lines = []
     for event, since in running[:_SIDE_BY_SIDE]:
-        again = " again, longer" if event.verifying else ""
-        lines.append(f"measuring probe {event.number + 1}{again}, {fmt.clock(now - since)}")
+        doing = f"measuring probe {event.number + 1}"
+        if event.verifying:
+            doing += " again, longer"
+        lines.append(f"{doing}, {fmt.clock(now - since)}")
         lines.append(fmt.describe(event.config))
     if len(running) > _SIDE_BY_SIDE:
         lines.append(f"and {len(running) - _SIDE_BY_SIDE} more")
 
     if not running:
+        doing = "choosing the next config"
+        since = progress.idle_since
         if progress.phase:
             doing, since = progress.phase
-        else:
-            what = "what to measure again" if progress.verified else "the next config"
-            doing = f"choosing {what}"
-            since = progress.idle_since
+        elif progress.verified:
+            doing = "choosing what to measure again"
         lines.append(f"{doing}, {fmt.clock(now - since)}")
         if progress.progressed:
             lines.append(fmt.progress_line(progress.progressed))
@@ -205,8 +207,10 @@ def _best(progress: Progress) -> Text:
     """The leader's speed, its gain, and its config."""
     best = progress.best
     first = progress.first
+    if best is None and progress.done:
+        return Text("nothing that was measured fits, so far")
     if best is None:
-        return Text("nothing that was measured fits, so far" if progress.done else "none yet")
+        return Text("none yet")
 
     about = f" (probe {best.number + 1})"
     if first and first.throughput:
@@ -266,7 +270,9 @@ def _memory(progress: Progress, search: SearchStarted, console: Console) -> Rend
         largest = 0
         for event, _ in progress.running.values():
             largest = max(largest, event.expected_bytes or 0)
-        words = f"now {fmt.gib(largest)} GiB expected" if largest else ""
+        words = ""  # no bar, either
+        if largest:
+            words = f"now {fmt.gib(largest)} GiB expected"
         bars.append((largest / budget, words))
 
     if not bars:
@@ -281,7 +287,9 @@ def _probes(progress: Progress, search: SearchStarted, console: Console) -> Rend
 
     counts = []
     for outcome, count in progress.counts.items():
-        word = "fit" if outcome is Outcome.FITS else fmt.OUTCOMES[outcome]
+        word = fmt.OUTCOMES[outcome]
+        if outcome is Outcome.FITS:
+            word = "fit"
         counts.append(f"{count} {word}")
     if not counts:
         return bar
@@ -300,7 +308,10 @@ def _curve(bests: list[float], console: Console) -> Text | None:
     curve = ""
     for column in range(1, columns + 1):
         rate = bests[len(bests) * column // columns - 1]
-        curve += chr(0x2581 + round((rate - low) / span * 7)) if rate else " "
+        if rate:
+            curve += chr(0x2581 + round((rate - low) / span * 7))
+        else:
+            curve += " "
     return Text(curve)
 
 
@@ -347,5 +358,7 @@ def _finished(
     joint = ""
     other = fmt.instead(measurement.config, best)
     if other:
-        joint = f" with {other}" if measurement.fits else f", with {other}"
+        joint = f" with {other}"
+        if not measurement.fits:
+            joint = f",{joint}"
     return Text.assemble(f"{label}: ", (verdict, style), (joint, "dim"))

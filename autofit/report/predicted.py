@@ -1,4 +1,5 @@
-"""The end of a search that could measure nothing: the best predicted config, in the same words everywhere."""
+"""The end of a search that could measure nothing: the best predicted config, in the same words
+everywhere."""
 
 from rich.console import Group, RenderableType
 from rich.text import Text

@@ -1,4 +1,5 @@
-"""The end of a search: the answer, what came after it and why it lost, what was not tried, and what was written."""
+"""The end of a search: the answer, what came after it and why it lost, what was not tried, and what
+was written."""
 
 import re
 from collections.abc import Sequence

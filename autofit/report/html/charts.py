@@ -46,7 +46,9 @@ def knob_picture(record: Record, width: int = 720) -> Picture | None:
     for knob, changes in changes_by_knob(result):
         changes.sort(key=lambda change: change[1])
         rows.append((knob, changes))
-        speeds += [min(speed, _MOST) for change, speed in changes if change.fits]
+        for change, speed in changes:
+            if change.fits:
+                speeds.append(min(speed, _MOST))
     rows.sort(key=lambda row: row[1][-1][1])  # those first of which every change costs the most
 
     is_wide = width > 500
@@ -84,7 +86,7 @@ def _row_of_changes(
     """Draw the changes of a knob, with their values where there is room for them."""
     free = across.start - 30.0  # where the last label ends
     misses = [change for change, _ in changes if not change.fits]
-    if misses:
+    if misses:  # one mark for all of them
         words = ", ".join(value(change.value) for change in misses)
         titles = "; ".join(_change_title(change, 0.0, result) for change in misses)
         _mark(picture, (across.start - 14, y), misses[0], titles)
@@ -138,7 +140,7 @@ def progress(record: Record, by: str) -> Picture | None:
         return None
 
     title = "probes"
-    ends = [float(count) for count in range(1, len(trials) + 1)]
+    ends = list(map(float, range(1, len(trials) + 1)))
     if by != "probe":
         title = "seconds of probing"
         ends = list(accumulate(trial.seconds for trial in trials))
@@ -196,27 +198,27 @@ def devices_picture(record: Record, what: str) -> Picture | None:
     """
     result = record.result
     hardware = result.hardware
-    points = []
+    figures = {}
     for prediction in result.on_devices:
         figure = prediction.rate
         if what == "memory":
             figure = prediction.high / GIB
         if figure:
-            points.append((prediction.devices, figure))
-    if len(points) < _FEWEST:
+            figures[prediction.devices] = figure
+    if len(figures) < _FEWEST:
         return None
 
     across_title = "devices"
     if hardware.nodes != 1:
         across_title = "devices of each node"
     usable = result.budget.cap_bytes(hardware.device) / GIB
-    most = max(figure for _, figure in points)
+    most = max(figures.values())
     title = f"{result.unit}/s of all devices"
     if what == "memory":
         most = max(most, usable)
         title = "GiB of each device"
 
-    marked = tuple(devices for devices, _ in points)
+    marked = tuple(figures)
     across = Scale(0.0, marked[-1] * 1.04, 52, 340, marked=marked)
     up = Scale(0.0, most * 1.08, 196, 30)
     picture = Picture(350, 240, f"Predicted {title}, by the number of {across_title}")
@@ -226,11 +228,11 @@ def devices_picture(record: Record, what: str) -> Picture | None:
         picture.line((across.start, y), (across.end, y), "budget")
         picture.text(across.end, y - 4, "usable", kind="budget-label", anchor="end")
 
-    places = [(across(devices), up(figure)) for devices, figure in points]
-    picture.draw("path", d=polyline(places), kind="leading")
-    for (devices, figure), (x, y) in zip(points, places, strict=True):
+    places = {devices: (across(devices), up(figure)) for devices, figure in figures.items()}
+    picture.draw("path", d=polyline(places.values()), kind="leading")
+    for devices, (x, y) in places.items():
         radius = 3.2 if devices == hardware.devices else 2.2
-        words = f"{pluralize(devices, 'device')}: {number(figure)}"
+        words = f"{pluralize(devices, 'device')}: {number(figures[devices])}"
         picture.titled("circle", words, cx=x, cy=y, r=radius, kind="peak")
     return picture
 

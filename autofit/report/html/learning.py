@@ -14,15 +14,16 @@ def learning_picture(record: Record, width: int = 720) -> Picture | None:
     None where nothing was judged.
     """
     curves = [curve for curve in record.result.learning if curve.losses]
-    points: list[tuple[float, float]] = []
+    times = []
+    losses = []
     for curve in curves:
         for run in curve.runs:
-            points += run
-    if not points:
+            for seconds, loss in run:
+                times.append(seconds)
+                losses.append(loss)
+    if not losses:
         return None
 
-    times = [seconds for seconds, _ in points]
-    losses = [loss for _, loss in points]
     across = Scale(0.0, max(times), 52, width - 12)
     up = Scale(min(losses) * 0.98, max(losses) * 1.02, 256, 12)
     picture = Picture(width, 300, "Loss against seconds of training")

@@ -67,7 +67,9 @@ def report_page(record: Record, directory: Path) -> str:
     unit = ""
     if best:
         rate, unit = fmt.throughput(best)
-    amount = 1_000_000_000 if unit == "tokens" else 1_000_000  # to train on, to begin with
+    amount = 1_000_000  # to train on, to begin with
+    if unit == "tokens":
+        amount = 1_000_000_000
 
     return _template().render(
         record=record,
@@ -247,7 +249,9 @@ def shared_knobs(result: Result) -> str:
     config = result.trials[0].config
     differing = fmt.knobs_that_differ(trial.config for trial in result.trials)
     on = config.keys() - off_knobs(config) - set(differing)
-    return fmt.describe(config, on) if on else ""
+    if not on:
+        return ""
+    return fmt.describe(config, on)
 
 
 def _tiers(result: Result) -> list[tuple[str, str, str]]:

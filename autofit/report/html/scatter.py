@@ -151,7 +151,9 @@ def scatter(record: Record, width: int = 720) -> Picture | None:
         count = f"{len(dots)} of {measured}"
     label = f"Throughput against memory of {count} measured configs"
 
-    height = 400 if width > 500 else 330
+    height = 330
+    if width > 500:
+        height = 400
     picture = Picture(width, height, label, interactive=True)
     usable = result.budget.cap_bytes(result.hardware.device)
     across = _across(dots, result, usable, width)
@@ -310,9 +312,10 @@ def _label_leaders(plot: _Plot, fitting: list[Plotted]) -> None:
         if leader is None or dot is None:
             continue
 
-        is_best = result.best is not None and result.best.config == leader.config
-        words = "best: " if is_best else "best of "
-        words += f"{TIER_TITLES[name]}, {number(dot.rate or 0.0)}"
+        words = f"best of {TIER_TITLES[name]}"
+        if result.best is not None and result.best.config == leader.config:
+            words = f"best: {TIER_TITLES[name]}"
+        words += f", {number(dot.rate or 0.0)}"
 
         x, y = _place(plot, dot)
         y -= 11

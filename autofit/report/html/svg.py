@@ -70,7 +70,9 @@ def round_numbers(low: float, high: float, about: int = 5) -> list[float]:
 
 def powers(low: float, high: float) -> list[float]:
     """1, 2 and 5 times powers of ten from low to high; powers alone where that would be many."""
-    factors = (1, 2, 5) if high / low <= _DECADES else (1,)
+    factors = [1]
+    if high / low <= _DECADES:
+        factors = [1, 2, 5]
     lowest = math.floor(math.log10(low))
     highest = math.ceil(math.log10(high))
 
@@ -119,8 +121,9 @@ class Picture:
         given = {}
         for name, value in attributes.items():
             if value is not None:
-                written = "class" if name == "kind" else name.replace("_", "-")
-                given[written] = _figure(value)
+                if name == "kind":
+                    name = "class"
+                given[name.replace("_", "-")] = _figure(value)
 
         element = SubElement(self.root if into is None else into, tag, given)
         if text is not None:
