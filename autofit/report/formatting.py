@@ -40,9 +40,9 @@ _PART_OF_ANOTHER = tuple(knob.name for knob in KNOBS.values() if knob.part_of)
 
 def describe(config: Mapping[str, Any], knobs: Collection[str] | None = None) -> str:
     """A config in a few words: its knobs that are on, of those named or of all."""
-    told_by_others = {*_PART_OF_ANOTHER, *implied(config)}
+    left_out = {*_PART_OF_ANOTHER, *implied(config)}
     names = config if knobs is None else [name for name in config if name in knobs]
-    named = [name for name in names if name not in told_by_others]
+    named = [name for name in names if name not in left_out]
     on = [name for name in named if not is_off(config[name])]
 
     words = [_knob(config, name) for name in on or named]
@@ -52,16 +52,16 @@ def describe(config: Mapping[str, Any], knobs: Collection[str] | None = None) ->
 def changes(config: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
     """The knobs of a config that differ from another one, in a few words each, off values
     included."""
-    told_by_others = set(DERIVED)
+    left_out = set(DERIVED)
     for name in implied(config):
         if config.get(name) is None or name in implied(other):
-            told_by_others.add(name)
+            left_out.add(name)
 
     names: dict[str, None] = {}
     for name, mine in config.items():
         its = other.get(name)
         is_same = mine == its or (is_off(mine) and is_off(its))
-        if name not in told_by_others and not is_same:
+        if name not in left_out and not is_same:
             names[knob_named(name).part_of or name] = None
     return [_knob(config, name) for name in names]
 

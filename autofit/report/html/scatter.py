@@ -15,7 +15,7 @@ from autofit.core.pareto import Point, frontier
 from autofit.core.record import Predicted, Record
 from autofit.core.result import TIERS, Result, tier
 from autofit.report.formatting import OUTCOMES, TIER_TITLES, describe, gib, number, peak_bytes
-from autofit.report.html.svg import At, Picture, Scale, steps, width_of
+from autofit.report.html.svg import At, Picture, Scale, polyline, steps, width_of
 from autofit.report.rows import drawn_trials, relative_speed
 
 _BEYOND = 1.7  # times the budget: as far as the picture goes, unless something else is just beyond
@@ -114,9 +114,8 @@ def shape(picture: Picture, into: Element, name: str, at: At, radius: float) -> 
         picture.draw("path", into=into, d=path)
     elif name == "head":
         reach = radius * 1.2
-        path = f"M{x:.1f},{y - reach:.1f}L{x + reach:.1f},{y:.1f}"
-        path += f"L{x:.1f},{y + reach:.1f}L{x - reach:.1f},{y:.1f}z"
-        picture.draw("path", into=into, d=path)
+        corners = [(x, y - reach), (x + reach, y), (x, y + reach), (x - reach, y)]
+        picture.draw("path", into=into, d=f"{polyline(corners)}z")
     else:
         half = radius * 0.9
         side = radius * 1.8
@@ -282,7 +281,8 @@ def _miss(plot: _Plot, dot: Plotted) -> None:
     is."""
     result = plot.record.result
     x = min(plot.across(_needed(dot, plot.usable) / GIB), plot.across.end - 6)
-    y = bottom = plot.up.start - 9
+    bottom = plot.up.start - 9
+    y = bottom
     seconds = dot.predicted.step_seconds
     if seconds:
         samples = result.workload.get("effective_batch_size") or 1
