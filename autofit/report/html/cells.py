@@ -147,20 +147,18 @@ def _stack(parts: Mapping[str, int], budget: int) -> Picture:
 def _curve(losses: Sequence[float]) -> Picture | None:
     """The loss of every step, or of some of many; None of fewer than two."""
     every = max(1, len(losses) // _MOST_POINTS)
-    points = []
-    for step, loss in enumerate(losses, 1):
-        if math.isfinite(loss) and step % every == 0:
-            points.append((step, loss))
-    if len(points) < 2:
+    drawn = {step: losses[step - 1] for step in range(every, len(losses) + 1, every)}
+    drawn = {step: loss for step, loss in drawn.items() if math.isfinite(loss)}
+    if len(drawn) < 2:
         return None
 
-    lowest = min(loss for _, loss in points)
-    highest = max(loss for _, loss in points)
+    lowest = min(drawn.values())
+    highest = max(drawn.values())
     across = Scale(0.0, float(len(losses)), 52, _WIDTH - 10)
     up = Scale(min(lowest, highest * 0.999), highest, 220 - 44, 30)
     picture = Picture(_WIDTH, 220, "The loss of every step")
     picture.frame(across, up, titles=("step", "loss"), ticks=(5, 4))
-    places = [(across(step), up(loss)) for step, loss in points]
+    places = [(across(step), up(loss)) for step, loss in drawn.items()]
     picture.draw("path", d=polyline(places), kind="leading")
     return picture
 

@@ -244,7 +244,9 @@ def error_picture(record: Record, what: str) -> Picture | None:
     if len(pairs) < _FEWEST:
         return None
 
-    figures = [figure for _, *both in pairs for figure in both]
+    figures: list[float] = []
+    for _, *both in pairs:
+        figures += both
     low = min(figures) * 0.85
     high = max(figures) * 1.15
     is_logarithmic = high > 4 * low

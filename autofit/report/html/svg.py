@@ -61,7 +61,10 @@ def round_numbers(low: float, high: float, about: int = 5) -> list[float]:
 
     rough = (high - low) / max(1, about)
     power = 10.0 ** math.floor(math.log10(rough))
-    step = next(power * factor for factor in (1, 2, 5, 10) if power * factor >= rough * 0.999)
+    step = power * 10
+    for factor in (5, 2, 1):
+        if power * factor >= rough * 0.999:
+            step = power * factor
 
     first = math.ceil(low / step - 1e-9)
     last = math.floor(high / step + 1e-9)
