@@ -1,1 +1,4 @@
-"""What is shown to people: the end of a search, its progress, and tables of plain data. Nothing here prints."""
+"""What is shown to people: the end of a search, its progress, and tables of plain data.
+
+Nothing here prints.
+"""

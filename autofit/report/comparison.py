@@ -1,4 +1,4 @@
-"""Two runs beside one another: what changed in what was asked and where, and what in what came out."""
+"""Two runs beside one another: what differs in what was asked and where, and in what came out."""
 
 import statistics
 from dataclasses import dataclass
@@ -25,7 +25,6 @@ from autofit.report.formatting import (
     values,
 )
 from autofit.report.markdown import table
-from autofit.report.rows import latest_by_config
 
 Row = tuple[str, str, str]
 
@@ -57,8 +56,8 @@ class Comparison:
         """For a console of any width."""
         tables = []
         for title, rows in self._tables:
-            columns = [Column(Text(name), overflow="fold") for name in (title, *self.names)]
-            shown = fmt.table(*columns)
+            titles = (title, *self.names)
+            shown = fmt.table(*[Column(Text(name), overflow="fold") for name in titles])
             for row in rows:
                 shown.add_row(*map(Text, row))
             tables.append(shown)
@@ -73,16 +72,18 @@ class Comparison:
 
 def compare(first: Record, second: Record, names: tuple[str, str]) -> Comparison:
     """The differences between two runs."""
-    one = _setup(first)
-    other = _setup(second)
-    rows = [(name, one.get(name, "-"), other.get(name, "-")) for name in {**one, **other}]
-    setup = [row for row in rows if row[1] != row[2]]
-    return Comparison(
-        names,
-        tuple(setup),
-        tuple(_outcome(first.result, second.result)),
-        tuple(_sentences(first.result, second.result, names)),
-    )
+    facts = _setup(first)
+    others = _setup(second)
+    setup = []
+    for name in facts | others:
+        mine = facts.get(name, "-")
+        its = others.get(name, "-")
+        if mine != its:
+            setup.append((name, mine, its))
+
+    outcome = _outcome(first.result, second.result)
+    sentences = _sentences(first.result, second.result, names)
+    return Comparison(names, tuple(setup), tuple(outcome), tuple(sentences))
 
 
 def _setup(record: Record) -> dict[str, str]:
@@ -94,12 +95,15 @@ def _setup(record: Record) -> dict[str, str]:
     for name, fact in result.workload.items():
         facts[name.replace("_", " ")] = fact
 
+    margin = None
+    if hardware.device != "cpu":
+        margin = percent(result.budget.margin)
     facts |= {
         "device": hardware.name,
         "measured on": hardware.measured_on,
         "cores": hardware.cores,
         "budget GiB": gib(result.budget.device_bytes),
-        "margin": percent(result.budget.margin) if hardware.device != "cpu" else None,
+        "margin": margin,
         "space": options.get("space") or "default",
         "configs in the space": f"{result.space_size:,}",
     }
@@ -133,8 +137,9 @@ def _outcome(first: Result, second: Result) -> list[Row]:
 def _figures(measurement: Measurement | None, result: Result) -> str:
     """Speed and memory of a tier's best, or why there is none."""
     if measurement is None:
-        is_measured = result.stopped_by != "prediction"
-        return "nothing fitted" if result.best is None and is_measured else "none measured"
+        if result.best is None and result.stopped_by != "prediction":
+            return "nothing fitted"
+        return "none measured"
 
     figures = rate(measurement)
     peak = peak_gib(measurement)
@@ -165,7 +170,9 @@ def _sentences(first: Result, second: Result, names: tuple[str, str]) -> list[st
             choice = f"The best of {names[1]} differs in: {differing}."
         lines.append(choice)
     elif (first.best or second.best) and "prediction" not in (first.stopped_by, second.stopped_by):
-        fits, not_fits = names if first.best else names[::-1]
+        fits, not_fits = names
+        if second.best:
+            fits, not_fits = not_fits, fits
         lines.append(f"In {fits} something fits, in {not_fits} nothing does.")
 
     if is_same_work:
@@ -176,9 +183,9 @@ def _sentences(first: Result, second: Result, names: tuple[str, str]) -> list[st
 def _both_measured(first: Result, second: Result, names: tuple[str, str]) -> list[str]:
     """What the machine or the versions alone changed of the speed, by the configs that both
     measured."""
-    others = latest_by_config(second)
+    others = second.latest_by_config
     ratios = {}
-    for config, mine in latest_by_config(first).items():
+    for config, mine in first.latest_by_config.items():
         its = others.get(config)
         if its is not None and mine.fits and its.fits and mine.throughput:
             ratios[config] = its.throughput / mine.throughput

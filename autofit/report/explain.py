@@ -1,6 +1,8 @@
-"""A result in a few plain sentences: what won and what it gained, or by how much nothing fits and what would help."""
+"""A result in a few plain sentences: what won and what it gained, or by how much nothing fits and
+what would help."""
 
 import math
+from collections import Counter
 from pathlib import Path
 
 from rich.console import Group, RenderableType
@@ -25,7 +27,9 @@ _NOTICED = 0.05  # of a change of the machine between exploring and verifying
 _STOPPED_BY = {
     "trials": "The search stopped at its number of trials",
     "time": "The search stopped at its time limit",
-    "bound": "The search stopped because nothing left is expected to be faster by more than the tolerance",
+    "bound": (
+        "The search stopped because nothing left is expected to be faster by more than the tolerance"
+    ),
     "space": "The search went through the whole space",
     "interrupt": "The search was interrupted",
 }
@@ -69,11 +73,12 @@ def _explained(result: Result) -> str:
     elif best.verified:
         proof = "longer runs verified it"
 
+    knobs = fmt.points("What each knob buys, if it alone is changed:", knob_lines(result))
     paragraphs = [
         _joined(winner, f"{trains}; {proof}.", _gain(result, best), _runner_up(result, best)),
-        _list("What each knob buys, if it alone is changed:", knob_lines(result)),
+        "\n".join(knobs),
         _joined(how_it_ended(result), _nearest_miss(result)),
-        _list("With other budgets:", other_budget_lines(result)),
+        "\n".join(fmt.points("With other budgets:", other_budget_lines(result))),
         on_other_devices(result),
         _joined(*result.notes),
     ]
@@ -81,7 +86,8 @@ def _explained(result: Result) -> str:
 
 
 def summary(result: Result) -> list[str]:
-    """What the best gained, what it was up against, what just did not fit, and how the search ended."""
+    """What the best gained, what it was up against, what just did not fit, and how the search
+    ended."""
     best = result.best
     if result.stopped_by == "prediction":
         return predicted_notes(result)
@@ -123,13 +129,6 @@ def _ended(result: Result) -> str:
 def _joined(*sentences: str) -> str:
     """The sentences that are not empty, as one text."""
     return " ".join(filter(None, sentences))
-
-
-def _list(title: str, lines: list[str]) -> str:
-    """Lines below a title; nothing without any."""
-    if not lines:
-        return ""
-    return "\n".join([title, *(f"  - {line}" for line in lines)])
 
 
 def _gain(result: Result, best: Measurement) -> str:
@@ -280,12 +279,12 @@ def nothing_fits_lines(result: Result) -> list[str]:
         first, *looks = _divergence(result)
         divergence.append(first)
         if miss is None:  # more memory helps nothing
-            points = [fmt.POINT + look for look in looks]
             head = f"Nothing trains: {result.model} on {place}."
-            return [head, counts, first, "What to look at:", *points]
+            return [head, counts, first, *fmt.points("What to look at:", looks)]
 
-    is_predicted = result.stopped_by == "prediction"
-    how = "Nothing is predicted to fit" if is_predicted else "Nothing fits"
+    how = "Nothing fits"
+    if result.stopped_by == "prediction":
+        how = "Nothing is predicted to fit"
     lines = [f"{how}: {result.model} on {place}.", counts, *divergence]
 
     budget = result.budget.device_bytes
@@ -304,24 +303,16 @@ def nothing_fits_lines(result: Result) -> list[str]:
         what = "Not measured, but expected to fit"  # the search ended before it
         enough = None
         if size > budget:
-            what = (
-                f"The smallest budget in which anything is expected to fit is {fmt.gib(size)} GiB"
-            )
+            needed = f"{fmt.gib(size)} GiB"
+            what = f"The smallest budget in which anything is expected to fit is {needed}"
             enough = size
         lines.append(f"{what}: {fmt.describe(point.config)} {fmt.source(point.measured)}.")
 
-    lines += _points("What would help:", _remedies(result, enough))
-    lines += _points("With other budgets:", other_budget_lines(result))
-    if is_predicted:
+    lines += fmt.points("What would help:", _remedies(result, enough))
+    lines += fmt.points("With other budgets:", other_budget_lines(result))
+    if result.stopped_by == "prediction":
         lines += result.notes
     return lines
-
-
-def _points(title: str, lines: list[str]) -> list[str]:
-    """A title with points below it; nothing without any."""
-    if not lines:
-        return []
-    return [title, *(fmt.POINT + line for line in lines)]
 
 
 def probe_counts(result: Result) -> str:
@@ -332,11 +323,13 @@ def probe_counts(result: Result) -> str:
 
     # a long search measures its leader again
     measured = {(trial.config, trial.outcome) for trial in result.trials}
+    counts = Counter(outcome for _, outcome in measured)
     outcomes = []
     for outcome, word in fmt.OUTCOMES.items():
-        count = sum(each is outcome for _, each in measured)
-        if count:
-            outcomes.append(f"{count} {'fit' if word == 'fits' else word}")
+        if outcome is Outcome.FITS:
+            word = "fit"
+        if counts[outcome]:
+            outcomes.append(f"{counts[outcome]} {word}")
 
     skipped = {
         "ruled out by what another one proved": result.skipped.get("dominated", 0),
@@ -346,7 +339,9 @@ def probe_counts(result: Result) -> str:
     left = result.space_size - len(measured) - sum(skipped.values())
     why_left = "not reached"
     if result.stopped_by == "bound":
-        why_left = "not expected to be faster" if result.best else "not expected to fit"
+        why_left = "not expected to fit"
+        if result.best:
+            why_left = "not expected to be faster"
     skipped[why_left] = max(0, left)
 
     were = "was" if len(measured) == 1 else "were"

@@ -40,26 +40,28 @@ _PART_OF_ANOTHER = tuple(knob.name for knob in KNOBS.values() if knob.part_of)
 
 def describe(config: Mapping[str, Any], knobs: Collection[str] | None = None) -> str:
     """A config in a few words: its knobs that are on, of those named or of all."""
-    told_by_others = {*_PART_OF_ANOTHER, *implied(config)}
+    left_out = {*_PART_OF_ANOTHER, *implied(config)}
     names = config if knobs is None else [name for name in config if name in knobs]
-    named = [name for name in names if name not in told_by_others]
+    named = [name for name in names if name not in left_out]
     on = [name for name in named if not is_off(config[name])]
-    return ", ".join(_knob(config, name) for name in on or named)
+
+    words = [_knob(config, name) for name in on or named]
+    return ", ".join(words)
 
 
 def changes(config: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
     """The knobs of a config that differ from another one, in a few words each, off values
     included."""
-    told_by_others = set(DERIVED)
+    left_out = set(DERIVED)
     for name in implied(config):
         if config.get(name) is None or name in implied(other):
-            told_by_others.add(name)
+            left_out.add(name)
 
     names: dict[str, None] = {}
     for name, mine in config.items():
         its = other.get(name)
         is_same = mine == its or (is_off(mine) and is_off(its))
-        if name not in told_by_others and not is_same:
+        if name not in left_out and not is_same:
             names[knob_named(name).part_of or name] = None
     return [_knob(config, name) for name in names]
 
@@ -99,14 +101,17 @@ def values(given: Any) -> str:
 
 def knobs_that_differ(configs: Iterable[Mapping[str, Any]]) -> list[str]:
     """The knobs on which not all configs agree, in the order of the first that names them."""
-    values_of: dict[str, set[str]] = {}
     every = list(configs)
+    names: dict[str, None] = {}
     for config in every:
-        for name in config:
-            values_of.setdefault(name, set())
-    for name, found in values_of.items():
-        found.update(repr(config.get(name)) for config in every)
-    return [name for name, found in values_of.items() if len(found) > 1]
+        names |= dict.fromkeys(config)
+
+    differing = []
+    for name in names:
+        found = {repr(config.get(name)) for config in every}
+        if len(found) > 1:
+            differing.append(name)
+    return differing
 
 
 def progress_line(event: PhaseProgressed) -> str:
@@ -163,7 +168,9 @@ def gib(size: int) -> str:
 
 def peak_bytes(measurement: Measurement) -> int | None:
     """The peak that is held against the budget, where it was watched."""
-    return measurement.peak_bytes.held_bytes if measurement.peak_bytes else None
+    if measurement.peak_bytes is None:
+        return None
+    return measurement.peak_bytes.held_bytes
 
 
 def peak_gib(measurement: Measurement) -> str:
@@ -293,14 +300,18 @@ def proof(best: Measurement | Estimate) -> str:
         return "rank 0 measured in longer runs, communication predicted"
     if best.is_of_one_rank:
         return "rank 0 alone measured"
-    return "verified in longer runs" if best.verified else "not verified"
+    if best.verified:
+        return "verified in longer runs"
+    return "not verified"
 
 
 def verified(measurement: Measurement) -> str:
     """Whether it was measured again, in a word or two; empty where it was not."""
     if not measurement.verified:
         return ""
-    return "rank 0 measured again" if measurement.is_of_one_rank else "verified"
+    if measurement.is_of_one_rank:
+        return "rank 0 measured again"
+    return "verified"
 
 
 def step(measurement: Measurement) -> str:
@@ -382,6 +393,12 @@ def listed(words: list[str]) -> str:
     if len(words) == 1:
         return words[0]
     return f"{', '.join(words[:-1])} and {words[-1]}"
+
+
+def points(title: str, lines: Iterable[str]) -> list[str]:
+    """A title with the points of a list below it; nothing without any."""
+    items = [POINT + line for line in lines]
+    return [title, *items] if items else []
 
 
 def table(*columns: Column | str) -> Table:

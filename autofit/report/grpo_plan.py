@@ -19,48 +19,58 @@ _LEVELS = (
 
 def grpo_plan_table(data: Mapping[str, Any]) -> RenderableType:
     """Whether it fits, what training and generation need, and the keys that TRL is given."""
-    generator = data["generator_bytes"]
-    usable = gib(data["usable_bytes"])
-    verdict = "Fits" if data["fits"] == "yes" else "Does not fit"
-    needs = interval(data["device_bytes"]["low"], data["device_bytes"]["high"])
+    subject = f"{data['model']} by {data['workload']['task']}, on {data['hardware']['name']}"
+    fits = "Fits" if data["fits"] == "yes" else "Does not fit"
+    verdict = f"{fits}: {gib(data['usable_bytes'])} GiB may be used of each device."
 
-    figures = Table.grid(Column(), Column(justify="right"), padding=(0, 2))
-    figures.add_row(Text("training, at its peak"), Text(needs))
-    figures.add_row(Text("training, between steps"), Text(gib(data["at_rest_bytes"])))
-    if generator["weights"]:
-        figures.add_row(Text("vLLM's weights"), Text(gib(generator["weights"])))
-        figures.add_row(Text("vLLM beside weights and cache"), Text(gib(generator["overhead"])))
-    sequences = pluralize(generator["sequences"], "sequence")
-    figures.add_row(Text(f"cache of {sequences} at once"), Text(gib(generator["cache"])))
-
-    left = Table.grid(*(Column() for _ in range(3)), padding=(0, 2))
+    left = Table.grid(Column(), Column(), Column(), padding=(0, 2))
     if data["levels"]:
         left.add_row(Text("GiB left for"), Text("training"), Text("cache"))
     for level in data["levels"]:
-        cells = (_signed(level["training"]), _signed(level["cache"]))
-        left.add_row(Text(_LEVELS[level["level"]]), *map(Text, cells))
+        cells = (_LEVELS[level["level"]], _left(level["training"]), _left(level["cache"]))
+        left.add_row(*map(Text, cells))
 
-    lines = [f"  {name}: {_yaml(value)}" for name, value in data["recommended"].items()]
-    notes = [f"Note: {note}" for note in data["notes"]]
-    subject = f"{data['model']} by {data['workload']['task']}, on {data['hardware']['name']}"
+    lines = []
+    for name, value in data["recommended"].items():
+        if isinstance(value, bool):
+            value = str(value).lower()
+        lines.append(f"  {name}: {value}")
+    lines.append("")
+    lines += [f"Note: {note}" for note in data["notes"]]
+
     return Group(
         Text(subject),
-        Text(f"{verdict}: {usable} GiB may be used of each device.", "bold"),
+        Text(verdict, "bold"),
         Text(f"Config: {describe(data['config'])}.\n"),
         Text("GiB of each device"),
-        figures,
+        _needs(data),
         Text(),
         left,
         Text("TRL:"),
         *map(Text, lines),
-        Text(),
-        *map(Text, notes),
     )
 
 
-def _signed(nbytes: int) -> str:
+def _needs(data: Mapping[str, Any]) -> Table:
+    """What training and generation need of each device."""
+    training = data["device_bytes"]
+    generator = data["generator_bytes"]
+    rows = {
+        "training, at its peak": interval(training["low"], training["high"]),
+        "training, between steps": gib(data["at_rest_bytes"]),
+    }
+    if generator["weights"]:
+        rows["vLLM's weights"] = gib(generator["weights"])
+        rows["vLLM beside weights and cache"] = gib(generator["overhead"])
+    sequences = pluralize(generator["sequences"], "sequence")
+    rows[f"cache of {sequences} at once"] = gib(generator["cache"])
+
+    needs = Table.grid(Column(), Column(justify="right"), padding=(0, 2))
+    for name, size in rows.items():
+        needs.add_row(Text(name), Text(size))
+    return needs
+
+
+def _left(nbytes: int) -> str:
+    """What is left, in GiB."""
     return gib(nbytes) if nbytes > 0 else "nothing"
-
-
-def _yaml(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,4 +1,5 @@
-"""Tables of plain data, most of it what --json prints: predictions, what this machine offers, models, spaces, tools."""
+"""Tables of plain data, most of it what --json prints: predictions, what this machine offers,
+models, spaces, tools."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,7 +17,6 @@ from autofit.core.estimate import Resting
 from autofit.core.hardware import GIB
 from autofit.report.formatting import (
     FITS,
-    POINT,
     bound_by,
     changes,
     describe,
@@ -25,6 +25,7 @@ from autofit.report.formatting import (
     interval,
     number,
     percent,
+    points,
     resting_words,
     table,
     value,
@@ -46,13 +47,17 @@ _COSTS = {
 
 @dataclass(frozen=True)
 class _Bar:
-    """A bar as long as its share of the room there is: plain signs, also where the output is no terminal."""
+    """A bar as long as its share of the room there is: plain signs, also where the output is no
+    terminal."""
 
     share: float
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        width = min(options.max_width, _WIDEST_BAR)
-        yield Text("#" * max(1, round(self.share * width)) if self.share else "")
+        length = 0
+        if self.share:
+            width = min(options.max_width, _WIDEST_BAR)
+            length = max(1, round(self.share * width))
+        yield Text("#" * length)
 
     def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
         return Measurement(4, _WIDEST_BAR)
@@ -62,17 +67,17 @@ def estimate_table(data: Mapping[str, Any]) -> RenderableType:
     """The verdict first, then what the memory consists of and where the time goes."""
     usable = data["usable_bytes"]
     budget = data["budget_bytes"]
-    subject = f"{_subject(data)}, on {data['hardware']['name']} within {gib(budget)} GiB"
+    place = f"{data['hardware']['name']} within {gib(budget)} GiB"
 
-    margin = ""
-    if usable < budget:
-        margin = f" (a margin of {percent(1 - usable / budget)} is kept)"
     verdict = f"{FITS[data['fits']].capitalize()}: {_interval(data)} GiB expected"
-    verdict += f", {gib(usable)} may be used{margin}."
+    verdict += f", {gib(usable)} may be used"
+    if usable < budget:
+        verdict += f" (a margin of {percent(1 - usable / budget)} is kept)"
 
-    lines = [f"{gib(data['allocated_bytes'])} GiB of tensors at the peak."]
+    tensors = f"{gib(data['allocated_bytes'])} GiB of tensors at the peak"
     if data["reserved_bytes"] is not None:
-        lines = [f"{lines[0][:-1]}, {gib(data['reserved_bytes'])} reserved for them."]
+        tensors += f", {gib(data['reserved_bytes'])} reserved for them"
+    lines = [f"{tensors}."]
     if data.get("host_bytes"):
         lines.append(f"{gib(data['host_bytes'])} GiB in the memory of the host.")
     if data.get("resting"):
@@ -81,8 +86,8 @@ def estimate_table(data: Mapping[str, Any]) -> RenderableType:
     lines += [f"Note: {note}" for note in data["notes"]]
 
     return Group(
-        Text(subject),
-        Text(verdict, "bold"),
+        Text(f"{_subject(data)}, on {place}"),
+        Text(f"{verdict}.", "bold"),
         Text(f"Config: {describe(data['config'])}.\n"),
         _parts(data["breakdown"]),
         *map(Text, lines),
@@ -104,7 +109,8 @@ def _parts(breakdown: Mapping[str, int]) -> Table:
 
 
 def experts_line(data: Mapping[str, Any]) -> RenderableType:
-    """What adapters on experts, too, would take: the first question about a mixture, before all others are answered."""
+    """What adapters on experts, too, would take: the first question about a mixture, before all
+    others are answered."""
     verdict = f"it {FITS[data['fits']]}, {_interval(data)} GiB expected."
     return Text(
         f"With lora_targets {data['lora_targets']}, and so adapters on the experts too, {verdict}"
@@ -112,16 +118,14 @@ def experts_line(data: Mapping[str, Any]) -> RenderableType:
 
 
 def around_table(data: Mapping[str, Any], *, rows: int = 16) -> RenderableType:
-    """What each single change of a knob would save or cost, and the largest sizes that still fit."""
+    """What each single change of a knob would save or cost, and the largest sizes that still
+    fit."""
     alternatives = list(_worth_a_row(data))
     # the only column that gives way where it is narrow
-    changed = table(
-        Column("from here", overflow="fold"),
-        Column("GiB", justify="right", no_wrap=True),
-        Column("memory", justify="right", no_wrap=True),
-        Column("time", justify="right", no_wrap=True),
-        Column("fits", justify="right", no_wrap=True),
-    )
+    columns = [Column("from here", overflow="fold")]
+    figures = ("GiB", "memory", "time", "fits")
+    columns += [Column(title, justify="right", no_wrap=True) for title in figures]
+    changed = table(*columns)
     for other in alternatives[:rows]:
         memory, time = _changes(other, data)
         cells = [
@@ -141,14 +145,14 @@ def around_table(data: Mapping[str, Any], *, rows: int = 16) -> RenderableType:
     if len(alternatives) > rows:
         lines.append(f"{len(alternatives) - rows} more: --json --alternatives.")
 
-    sizes = [f"{_SIZES[name]} {size or 'none'}" for name, size in data["largest"].items()]
+    sizes = []
+    for name, size in data["largest"].items():
+        sizes.append(f"{_SIZES[name]} {size or 'none'}")
     if sizes:
         lines.append(f"Largest that fits, all else as it is: {', '.join(sizes)}.")
 
     helps = remedy_lines(data.get("remedies") or ())
-    if helps:
-        lines.append("What would help, the cheapest first:")
-        lines += [POINT + line for line in helps]
+    lines += points("What would help, the cheapest first:", helps)
     return Group(*shown, hanging(lines))
 
 
@@ -158,35 +162,11 @@ def cards_table(data: Mapping[str, Any]) -> RenderableType:
     Of several numbers of several cards only those that it fits.
     """
     every = data["cards"]
-    unit = "tokens" if any(card["tokens_per_second"] for card in every) else "samples"
-    cost, dollars = _COSTS[unit]
+    shown = every
     names = {card["name"] for card in every}
     numbers = {card["devices"] for card in every}
-    nodes = max((card["nodes"] for card in every), default=1)
-    are_several = max(numbers, default=1) * nodes > 1
-    are_priced = any(card[cost] is not None for card in every)
-
-    titles = [">GiB", "fits", ">needs GiB", f">{unit}/s"]
-    if are_several:
-        titles.insert(0, ">devices")
-    if are_priced:
-        titles.append(f">{dollars}")
-    cards = _named("--gpu", *titles)
-
-    asks_one = len(names) == 1 or len(numbers) == 1
-    shown = [card for card in every if card["fits"] != "no" or asks_one]
-    for card in shown:
-        cells = [
-            f"{card['memory_bytes'] / GIB:.1f}",
-            card["fits"],
-            _interval(card) if card["device_bytes"] else "-",
-            _known(card[f"{unit}_per_second"]),
-        ]
-        if are_several:
-            cells.insert(0, f"{nodes} x {card['devices']}" if nodes > 1 else str(card["devices"]))
-        if are_priced:
-            cells.append(_known(card[cost]))
-        cards.add_row(Text(card["name"]), *map(Text, cells))
+    if len(names) != 1 and len(numbers) != 1:
+        shown = [card for card in every if card["fits"] != "no"]
 
     lines = [_subject(data), f"Config: {describe(data['config'])}."]
     for fewer, more in pairwise(data["configs"]):
@@ -200,7 +180,38 @@ def cards_table(data: Mapping[str, Any]) -> RenderableType:
     reasons = dict.fromkeys(card["reason"] for card in every if card["reason"])
     notes += [f"- {reason}" for reason in reasons]
     notes += [f"Note: {note}" for note in data["notes"]]
-    return Group(*map(Text, lines), cards, *map(Text, notes))
+    return Group(*map(Text, lines), _cards(every, shown), *map(Text, notes))
+
+
+def _cards(every: Sequence[Mapping[str, Any]], shown: Sequence[Mapping[str, Any]]) -> Table:
+    """A row for each card that is shown, with the columns that any card of all needs."""
+    unit = "samples"
+    if any(card["tokens_per_second"] for card in every):
+        unit = "tokens"
+    cost, dollars = _COSTS[unit]
+    are_priced = any(card[cost] is not None for card in every)
+    nodes = max((card["nodes"] for card in every), default=1)
+    devices = max((card["devices"] for card in every), default=1)
+    are_several = devices * nodes > 1
+
+    titles = [">GiB", "fits", ">needs GiB", f">{unit}/s"]
+    if are_several:
+        titles.insert(0, ">devices")
+    if are_priced:
+        titles.append(f">{dollars}")
+
+    cards = _named("--gpu", *titles)
+    for card in shown:
+        needs = _interval(card) if card["device_bytes"] else "-"
+        rate = _known(card[f"{unit}_per_second"])
+        cells = [f"{card['memory_bytes'] / GIB:.1f}", card["fits"], needs, rate]
+        if are_several:
+            number_of = str(card["devices"])
+            cells.insert(0, f"{nodes} x {number_of}" if nodes > 1 else number_of)
+        if are_priced:
+            cells.append(_known(card[cost]))
+        cards.add_row(Text(card["name"]), *map(Text, cells))
+    return cards
 
 
 def _known(figure: float | None) -> str:
@@ -259,16 +270,17 @@ def _worth_a_row(data: Mapping[str, Any]) -> Iterable[Mapping[str, Any]]:
 def _next_sizes(knob: str, data: Mapping[str, Any]) -> list[int]:
     """The next smaller and the next larger value of a knob, as far as there are any."""
     current = data["config"][knob] or 0
-    values = [other["value"] or 0 for other in data["alternatives"] if other["knob"] == knob]
-    smaller = [size for size in values if size < current]
-    larger = [size for size in values if size > current]
-
-    found = []
-    if smaller:
-        found.append(max(smaller))
-    if larger:
-        found.append(min(larger))
-    return found
+    smaller = []
+    larger = []
+    for other in data["alternatives"]:
+        if other["knob"] != knob:
+            continue
+        size = other["value"] or 0
+        if size < current:
+            smaller.append(size)
+        elif size > current:
+            larger.append(size)
+    return [*sorted(smaller)[-1:], *sorted(larger)[:1]]
 
 
 def _changes(other: Mapping[str, Any], data: Mapping[str, Any]) -> tuple[float, float | None]:
@@ -392,7 +404,8 @@ def _count(parameters: int) -> str:
 
 
 def spaces_table(rows: Sequence[Mapping[str, Any]], counted_for: str) -> RenderableType:
-    """The search spaces: name, what each allows, and how many configs it holds for the named case."""
+    """The search spaces: name, what each allows, and how many configs it holds for the named
+    case."""
     spaces = _named("space", ">configs", "what it allows")
     for row in rows:
         count = f"{row['configs']:,}"

@@ -1,6 +1,8 @@
-"""Progress while a search runs: a few lines that change in place on a terminal and in a notebook, else plain lines."""
+"""Progress while a search runs: a few lines that change in place on a terminal and in a notebook,
+else plain lines."""
 
 import io
+import math
 import os
 import sys
 import time
@@ -44,10 +46,14 @@ _CELL_FORMAT = '<pre style="white-space: pre; overflow-x: auto; line-height: 1.3
 
 
 class LiveDisplay:
-    """A context manager and listener that shows the events of a search on a console, usually that of stderr. On a
-    terminal a few lines change in place and are gone at the end. Elsewhere, under CI and on a terminal that cannot move
-    its cursor, every phase of the search and every finished probe is one line. `quiet` shows nothing at all. In the
-    cell of a notebook the lines change in place, too, and stay at the end; notes are for others to show."""
+    """A context manager and listener that shows the events of a search on a console, usually that
+    of stderr.
+
+    On a terminal a few lines change in place and are gone at the end. Elsewhere, under CI and on a
+    terminal that cannot move its cursor, every phase of the search and every finished probe is one
+    line. `quiet` shows nothing at all. In the cell of a notebook the lines change in place, too,
+    and stay at the end; notes are for others to show.
+    """
 
     def __init__(
         self,
@@ -63,19 +69,20 @@ class LiveDisplay:
         self._progress = Progress(seconds())
         self._lock = RLock()
         self._lines: _Lines | None = None
-        self._told = -_PROGRESS_SECONDS, ""  # when progress was told last, and the best then
+        self._shown_at = -_PROGRESS_SECONDS  # when progress was shown last
+        self._has_shown_best = False  # and whether anything fitted then
         self._ended = Signal()
         self._ticker: Thread | None = None
 
     def __enter__(self) -> Self:
-        # Not in CI, whose logs are read later, whatever they pretend to be. FORCE_COLOR makes rich take a pipe for a
-        # terminal, which is right for colours only.
-        watched = (
+        # Not in CI, whose logs are read later, whatever they pretend to be. FORCE_COLOR makes rich
+        # take a pipe for a terminal, which is right for colours only.
+        is_watched = (
             self._console.is_interactive
             and self._console.file.isatty()
             and not os.environ.get("CI")
         )
-        if not self._quiet and (self._cell or watched):
+        if not self._quiet and (self._cell or is_watched):
             if self._cell is None:
                 self._lines = _Lines(self._console, self._panel)
             self._ticker = Thread(target=self._tick, name="autofit-display", daemon=True)
@@ -85,21 +92,25 @@ class LiveDisplay:
 
     def __exit__(self, *error: object) -> None:
         self._ended.set()
-        if self._ticker is not None:
-            self._ticker.join()
-            self._ticker = None
-            if self._lines is not None:
-                self._lines.stop()
-            else:
-                self._refresh()
+        if self._ticker is None:
+            return
+
+        self._ticker.join()
+        self._ticker = None
+        if self._lines is not None:
+            self._lines.stop()
+        else:
+            self._refresh()
 
     def __call__(self, event: Event) -> None:
         """Take in one event."""
         with self._lock:
             line = self._line(event)  # before the update, which it describes
             self._progress.update(event, self._seconds())
-        if self._ticker is not None:
-            line = event.text if isinstance(event, Note) and self._cell is None else None
+
+        if self._ticker is not None:  # the panel shows all but notes
+            is_note = isinstance(event, Note) and self._cell is None
+            line = line if is_note else None
         if line and not self._quiet:
             self._console.print(one_line(line), markup=False, highlight=False, soft_wrap=True)
         if self._ticker is not None:
@@ -114,11 +125,13 @@ class LiveDisplay:
             assert self._lines, "lines change on a terminal or in a cell"
             self._lines.refresh()
             return
+
         with self._lock:
             console = _cell_console()
             console.print(self._panel(), no_wrap=True)
             text = console.export_text(clear=False)
-            self._cell.show(text, console.export_html(code_format=_CELL_FORMAT, inline_styles=True))
+            html = console.export_html(code_format=_CELL_FORMAT, inline_styles=True)
+            self._cell.show(text, html)
 
     def _panel(self) -> RenderableType:
         with self._lock:
@@ -126,51 +139,78 @@ class LiveDisplay:
 
     def _line(self, event: Event) -> str | None:
         """The plain line of an event; None for those that say nothing by themselves."""
-        search = self._progress.search
         if isinstance(event, SearchStarted):
-            place = where(event.hardware, event.budget)
-            configs, probes = (
-                pluralize(event.space_size, "config"),
-                pluralize(event.trials, "probe"),
-            )
-            refused = f", {event.refused:,} of them refused beforehand" if event.refused else ""
-            measured = f"at most {probes}" if event.trials else "none of them can be measured here"
-            return f"{event.model} on {place}: {configs}{refused}; {measured}"
-        # before a search, an error about wrong input stands alone
+            return _search_line(event)
         if isinstance(event, PhaseStarted):
-            return event.doing if search else None
+            # before a search, an error about wrong input stands alone
+            return event.doing if self._progress.search else None
         if isinstance(event, PhaseProgressed):
             return self._progress_line(event)
-        if not isinstance(event, ProbeFinished):
-            return event.text if isinstance(event, Note) else None
-        measurement, peak = event.measurement, peak_bytes(event.measurement)
-        probe = f"probe {measurement.number + 1}"  # counts on where a search is resumed
-        total = f" of {search.trials}" if search else ""
-        label = f"verifying {probe}" if self._progress.is_verification(event) else f"{probe}{total}"
+        if isinstance(event, ProbeFinished):
+            return self._probe_line(event)
+        return event.text if isinstance(event, Note) else None
+
+    def _probe_line(self, event: ProbeFinished) -> str:
+        """What a finished probe came to."""
+        search = self._progress.search
+        measurement = event.measurement
+        label = f"probe {measurement.number + 1}"  # counts on where a search is resumed
+        if self._progress.is_verification(event):
+            label = f"verifying {label}"
+        elif search:
+            label += f" of {search.trials}"
+
         if measurement.fits:
-            of = f" of {gib(search.budget.device_bytes)}" if search else ""
-            verdict = f"fits, {rate(measurement)}" + (f", {gib(peak)}{of} GiB" if peak else "")
+            verdict = f"fits, {rate(measurement)}"
+            peak = peak_bytes(measurement)
+            if peak:
+                verdict += f", {gib(peak)}"
+                if search:
+                    verdict += f" of {gib(search.budget.device_bytes)}"
+                verdict += " GiB"
+        elif search:
+            verdict = why_not(measurement, search.budget)
         else:
-            verdict = (
-                why_not(measurement, search.budget) if search else OUTCOMES[measurement.outcome]
-            )
-        mark = " (best so far)" if self._progress.is_new_best(event) else ""
-        return f"{label}: {verdict}{mark} - {describe(measurement.config)}"
+            verdict = OUTCOMES[measurement.outcome]
+
+        if self._progress.is_new_best(event):
+            verdict += " (best so far)"
+        return f"{label}: {verdict} - {describe(measurement.config)}"
 
     def _progress_line(self, event: PhaseProgressed) -> str | None:
-        """How far a phase has come: now and then, and at once where something fits for the first time."""
-        now, (before, best) = self._seconds(), self._told
-        is_first = event.config is not None and not best
-        if now - before < _PROGRESS_SECONDS and not is_first:
+        """How far a phase has come: now and then, and at once where something fits for the first
+        time."""
+        now = self._seconds()
+        is_first = event.config is not None and not self._has_shown_best
+        if now - self._shown_at < _PROGRESS_SECONDS and not is_first:
             return None
-        self._told = now, str(event.config or "")
+
+        self._shown_at = now
+        self._has_shown_best = bool(event.config)
         return progress_line(event)
 
 
+def _search_line(event: SearchStarted) -> str:
+    """What is searched, where, and how much of it can be measured."""
+    configs = pluralize(event.space_size, "config")
+    if event.refused:
+        configs += f", {event.refused:,} of them refused beforehand"
+
+    measured = "none of them can be measured here"
+    if event.trials:
+        measured = f"at most {pluralize(event.trials, 'probe')}"
+    place = where(event.hardware, event.budget)
+    return f"{event.model} on {place}: {configs}; {measured}"
+
+
 class _Lines(Live):
-    """rich's Live for a terminal whose window may change, from its making to `stop`, which leaves nothing behind.
-    Beside rich: lines that a narrower window has broken are erased whole, the cursor stays visible for a search that is
-    killed, and it waits on a line of its own, so that an echoed ^C is erased, too."""
+    """rich's Live for a terminal whose window may change, from its making to `stop`, which leaves
+    nothing behind.
+
+    Beside rich: lines that a narrower window has broken are erased whole, the cursor stays visible
+    for a search that is killed, and it waits on a line of its own, so that an echoed ^C is erased,
+    too.
+    """
 
     def __init__(self, console: Console, content: Callable[[], RenderableType]) -> None:
         self._content: Callable[[], RenderableType] = content
@@ -184,17 +224,16 @@ class _Lines(Live):
         console.show_cursor()
 
     def stop(self) -> None:
-        self._content = (
-            str  # rich draws all once more at the end, also what the window has no room for
-        )
+        # rich draws all once more at the end, also what the window has no room for
+        self._content = str
         super().stop()
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         # a terminal may break a line that fills it
         narrower = options.update_width(max(1, options.max_width - 1))
-        lines = console.render_lines(self._content(), narrower, pad=False)[
-            : max(0, console.height - 2)
-        ]
+        lines = console.render_lines(self._content(), narrower, pad=False)
+        lines = lines[: max(0, console.height - 2)]
+
         self._widths = [Segment.get_line_length(line) for line in lines]
         for line in lines:
             yield from line
@@ -202,13 +241,13 @@ class _Lines(Live):
         yield Segment(" ")
 
     def process_renderables(self, renderables: list[ConsoleRenderable]) -> list[ConsoleRenderable]:
-        broken = sum(max(0, -(-width // self.console.width) - 1) for width in self._widths)
+        broken = 0
+        for width in self._widths:
+            broken += max(0, math.ceil(width / self.console.width) - 1)
+
         back, *others = super().process_renderables(renderables)
-        return [
-            back,
-            Control(*((ControlType.CURSOR_UP, 1), (ControlType.ERASE_IN_LINE, 2)) * broken),
-            *others,
-        ]
+        up = ((ControlType.CURSOR_UP, 1), (ControlType.ERASE_IN_LINE, 2))
+        return [back, Control(*(up * broken)), *others]
 
 
 def _cell_console() -> Console:

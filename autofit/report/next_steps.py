@@ -22,13 +22,13 @@ _FILES = {
 
 
 def commands(result: Result, directory: Path) -> list[tuple[str, str]]:
-    """(title, what to type) to train with the best config of a run directory: a line for a shell, or several of
-    Python."""
+    """(title, what to type) to train with the best config of a run directory: a line for a shell,
+    or several of Python."""
     path = _as_typed(directory / "result.yaml")
-    data, weights = (
-        shell_path(str(result.source.get(name, name.upper()))) for name in ("data", "weights")
-    )
+    data = shell_path(str(result.source.get("data", "DATA")))
+    weights = shell_path(str(result.source.get("weights", "WEIGHTS")))
     options = f"--data {data} --weights {weights} --output OUT"
+
     if result.source and result.source.get("kind") != "function":
         steps = [("Train", f"autofit train {shell_path(path)} {options}")]
     else:
@@ -38,6 +38,7 @@ def commands(result: Result, directory: Path) -> list[tuple[str, str]]:
             "trained = autofit.fit(model, loader, config=config, epochs=1)",
         )
         steps = [("Train in Python", "\n".join(python))]
+
     if result.files.get("script"):
         script = shell_path(_as_typed(directory / "train.py"))
         steps.append(("Or without autofit", f"python {script} {options}"))
@@ -49,28 +50,35 @@ def written(result: Result) -> RenderableType | None:
     directory = directory_of(result)
     if directory is None:
         return None
+
     grid = Table.grid(padding=(0, 2, 0, 0))
     for name, purpose in _FILES.items():
         path = result.files.get(name)
-        if path:
-            purpose = (
-                purpose.replace("was measured", "is predicted")
-                if result.predicted_best
-                else purpose
-            )
-            shown = Path(path).name if name != "tensorboard" else "tensorboard"
-            grid.add_row(
-                Text(f"  {shown}{'/' if name in ('exports', 'tensorboard') else ''}"), Text(purpose)
-            )
+        if not path:
+            continue
+
+        shown = Path(path).name
+        if name == "tensorboard":
+            shown = "tensorboard/"
+        elif name == "exports":
+            shown += "/"
+        if result.predicted_best:
+            purpose = purpose.replace("was measured", "is predicted")
+        grid.add_row(Text(f"  {shown}"), Text(purpose))
     return Group(Text(f"Written to {_as_typed(directory)}:", overflow="fold"), grid)
 
 
 def directory_of(result: Result) -> Path | None:
     """Where the files are; None where there are none."""
-    path = next((path for path in result.files.values() if path), None)
-    return Path(path).parent if path else None
+    for path in result.files.values():
+        if path:
+            return Path(path).parent
+    return None
 
 
 def _as_typed(path: Path) -> str:
     """A path as one would type it in the current directory."""
-    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
+    here = Path.cwd()
+    if path.is_relative_to(here):
+        path = path.relative_to(here)
+    return str(path)

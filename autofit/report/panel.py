@@ -1,5 +1,9 @@
-"""A running search on a few lines: what it does, the best so far and its memory, the latest probes, the time. Words say
-everything; colours and bars only repeat it. The most important rows come first: a small window cuts the end."""
+"""A running search on a few lines: what it does, the best so far and its memory, the latest probes,
+the time.
+
+Words say everything; colours and bars only repeat it. The most important rows come first: a small
+window cuts the end.
+"""
 
 from collections import Counter
 
@@ -22,9 +26,8 @@ from autofit.report import formatting as fmt
 
 _LABEL = 9  # columns of the names at the left
 _BAR = 32
-_WIDE = (
-    70  # columns from which there is room for bars, and for a reason and a few knobs on one line
-)
+# columns from which there is room for bars, and for a reason and a few knobs on one line
+_WIDE = 70
 _TALL = 12  # rows from which the title has one
 _LATEST = 5  # finished probes shown
 _SIDE_BY_SIDE = 4  # running probes shown
@@ -59,18 +62,19 @@ class Progress:
     def update(self, event: Event, now: float) -> None:
         """Take in one event."""
         if isinstance(event, PhaseStarted):
-            self.phase = event.doing, now
+            self.phase = (event.doing, now)
             self.progressed = None
             self.running.clear()  # interrupted probes never finish
         elif isinstance(event, PhaseProgressed):
             self.progressed = event
         elif isinstance(event, SearchStarted):
-            self.search, self.search_began = event, now
+            self.search = event
+            self.search_began = now
         elif isinstance(event, ProbeStarted):
             self.phase = None
             if not self.side_by_side:
                 self._probes_began = now
-            self.running[event.number] = event, now
+            self.running[event.number] = (event, now)
             self.side_by_side = max(self.side_by_side, len(self.running))
             self.predicts = self.predicts or event.expected_bytes is not None
         elif isinstance(event, ProbeFinished):
@@ -91,118 +95,146 @@ class Progress:
     def seconds_per_probe(self, now: float) -> float | None:
         """The pace of the probes, side by side or not; None before two have finished."""
         count = len(self.bests)
-        return (now - self._probes_began) / count if count >= 2 else None
+        if count < 2:
+            return None
+        return (now - self._probes_began) / count
 
     def _finish(self, event: ProbeFinished, now: float) -> None:
-        measurement, again = event.measurement, self.is_verification(event)
+        """Take in the measurement of a probe."""
+        measurement = event.measurement
+        again = self.is_verification(event)
+        key = (measurement.number, again)
         self.best = event.best or self.best
-        self.latest.pop((measurement.number, again), None)  # a finalist is verified several times
-        self.latest[measurement.number, again] = measurement
-        if again:
-            self.verified += 1
-        else:
-            self.counts[measurement.outcome] += 1
-            # Numbers go on where a search is resumed, and of probes side by side the last to start may finish first.
-            self._highest = max(self._highest, measurement.number)
-            unfinished = sum(
-                number < self._highest and number != measurement.number for number in self.running
-            )
-            self.done = max(self.done, self._highest + 1 - unfinished)
-            leading = self.best.throughput if self.best else 0.0
-            # the leader may change where the machine drifts
-            self.bests.append(max([leading, *self.bests[-1:]]))
-            self.first = self.first or (measurement if measurement.fits else None)
+        self.latest.pop(key, None)  # a finalist is verified several times
+        self.latest[key] = measurement
         self.running.pop(measurement.number, None)
         self.idle_since = now
+        if again:
+            self.verified += 1
+            return
+
+        self.counts[measurement.outcome] += 1
+        if measurement.fits and self.first is None:
+            self.first = measurement
+
+        # Numbers go on where a search is resumed, and of probes side by side the last to start may
+        # finish first.
+        self._highest = max(self._highest, measurement.number)
+        unfinished = sum(number < self._highest for number in self.running)
+        self.done = max(self.done, self._highest + 1 - unfinished)
+
+        # the leader may change where the machine drifts
+        leading = self.best.throughput if self.best else 0.0
+        self.bests.append(max([leading, *self.bests[-1:]]))
 
 
 def panel(
     progress: Progress, now: float, console: Console, *, ended: bool = False
 ) -> RenderableType:
     """Draw the search as it stands; `ended` leaves out what goes on."""
+    rows: dict[str, RenderableType | None] = {}
+    if not ended:
+        rows["now"] = _now(progress, now, console)
+
     search = progress.search
+    if search is not None and search.trials:  # else all is predicted
+        rows["best"] = _best(progress)
+        rows["time"] = Text(_time(progress, search, now))
+        rows["memory"] = _memory(progress, search, console)
+        rows["probes"] = _probes(progress, search, console)
+        rows["progress"] = _curve(progress.bests, console)
+        rows["latest"] = _latest(progress, search, console)
+
     labels = Column(style="dim", min_width=_LABEL, no_wrap=True, overflow="crop")
     grid = Table.grid(labels, Column(overflow="fold"), padding=(0, 1, 0, 0))
-    rows: dict[str, RenderableType | None] = {} if ended else {"now": _now(progress, now, console)}
-    if search is not None and search.trials:  # else all is predicted
-        rows |= {
-            "best": _best(progress),
-            "time": Text(_time(progress, now)),
-            "memory": _memory(progress, console),
-            "probes": _probes(progress, console),
-            "progress": _curve(progress.bests, console),
-            "latest": _latest(progress, console),
-        }
     for label, content in rows.items():
         if content is not None:
             grid.add_row(label, content)
     if search is None or console.height < _TALL:
         return grid
-    return Group(
-        _one_line(
-            f"{search.model} on {fmt.where(search.hardware, search.budget)}", console, "bold"
-        ),
-        grid,
-    )
+
+    title = one_line(f"{search.model} on {fmt.where(search.hardware, search.budget)}")
+    return Group(_cut(Text(title, "bold"), console), grid)
 
 
-def _one_line(text: str | Text, console: Console, style: str = "") -> Text:
-    """A text that is cut where there is no room for it."""
-    line = text if isinstance(text, Text) else Text(one_line(text), style)
-    line.no_wrap, line.overflow = True, "crop" if console.options.ascii_only else "ellipsis"
-    return line
+def _cut(text: Text, console: Console) -> Text:
+    """A text whose lines are cut where there is no room for them."""
+    text.no_wrap = True
+    text.overflow = "crop" if console.options.ascii_only else "ellipsis"
+    return text
 
 
 def _now(progress: Progress, now: float, console: Console) -> Text:
-    running = tuple(progress.running.values())
+    """The running probes, or else what goes on between them."""
+    running = list(progress.running.values())
     lines = []
     for event, since in running[:_SIDE_BY_SIDE]:
-        again = " again, longer" if event.verifying else ""
-        lines += [
-            f"measuring probe {event.number + 1}{again}, {fmt.clock(now - since)}",
-            fmt.describe(event.config),
-        ]
+        doing = f"measuring probe {event.number + 1}"
+        if event.verifying:
+            doing += " again, longer"
+        lines.append(f"{doing}, {fmt.clock(now - since)}")
+        lines.append(fmt.describe(event.config))
+    if len(running) > _SIDE_BY_SIDE:
+        lines.append(f"and {len(running) - _SIDE_BY_SIDE} more")
+
     if not running:
-        idle = (
-            f"choosing {'what to measure again' if progress.verified else 'the next config'}",
-            progress.idle_since,
-        )
-        doing, since = progress.phase or idle
+        doing = "choosing the next config"
+        since = progress.idle_since
+        if progress.phase:
+            doing, since = progress.phase
+        elif progress.verified:
+            doing = "choosing what to measure again"
         lines.append(f"{doing}, {fmt.clock(now - since)}")
         if progress.progressed:
             lines.append(fmt.progress_line(progress.progressed))
-    if len(running) > _SIDE_BY_SIDE:
-        lines.append(f"and {len(running) - _SIDE_BY_SIDE} more")
-    text = Text("\n").join(Text(line) for line in lines)
-    if progress.side_by_side > 1:
-        _one_line(text, console)
-    # As many lines between probes as during them, so that what stands below does not jump.
+
+    text = Text("\n").join(map(Text, lines))
     most = progress.side_by_side
-    usual = 2 * min(most, _SIDE_BY_SIDE) + (most == 1 or most > _SIDE_BY_SIDE)
-    used = len(text.wrap(console, max(1, console.width - _LABEL - 2)))
-    return text.append("\n" * max(0, usual - used) if progress.search else "")
+    if most > 1:
+        _cut(text, console)
+
+    # As many lines between probes as during them, so that what stands below does not jump.
+    if progress.search:
+        usual = 2 * min(most, _SIDE_BY_SIDE)
+        if most == 1 or most > _SIDE_BY_SIDE:
+            usual += 1
+        used = len(text.wrap(console, max(1, console.width - _LABEL - 2)))
+        text.append("\n" * max(0, usual - used))
+    return text
 
 
 def _best(progress: Progress) -> Text:
-    best, first = progress.best, progress.first
+    """The leader's speed, its gain, and its config."""
+    best = progress.best
+    first = progress.first
+    if best is None and progress.done:
+        return Text("nothing that was measured fits, so far")
     if best is None:
-        return Text("nothing that was measured fits, so far" if progress.done else "none yet")
-    gain = best.throughput / first.throughput - 1 if first and first.throughput else 0.0
-    faster = f", {fmt.percent(gain)} faster than the first that fitted" if gain >= 0.005 else ""
+        return Text("none yet")
+
+    about = f" (probe {best.number + 1})"
+    if first and first.throughput:
+        gain = best.throughput / first.throughput - 1
+        if gain >= 0.005:
+            about += f", {fmt.percent(gain)} faster than the first that fitted"
     speed = (fmt.rate(best), "bold green")
-    return Text.assemble(speed, f" (probe {best.number + 1}){faster}\n", fmt.describe(best.config))
+    return Text.assemble(speed, f"{about}\n", fmt.describe(best.config))
 
 
-def _time(progress: Progress, now: float) -> str:
-    assert progress.search, "it has begun"
-    elapsed, limit = fmt.clock(now - progress.began), progress.search.time_limit
-    pace, more = progress.seconds_per_probe(now), progress.search.trials - progress.done
-    if limit is not None:
-        left = limit - (now - progress.search_began)
-        rest = f"{fmt.clock(left)} left" if left > 0 else "past the limit: still verifying the best"
-        return f"{elapsed}, {rest}"
+def _time(progress: Progress, search: SearchStarted, now: float) -> str:
+    """How long it has run, and how long it will, as far as that is known."""
+    elapsed = fmt.clock(now - progress.began)
+    if search.time_limit is not None:
+        left = search.time_limit - (now - progress.search_began)
+        if left > 0:
+            return f"{elapsed}, {fmt.clock(left)} left"
+        return f"{elapsed}, past the limit: still verifying the best"
+
     if any(event.verifying for event, _ in progress.running.values()):
         return f"{elapsed}, verifying what may be the best"
+
+    pace = progress.seconds_per_probe(now)
+    more = search.trials - progress.done
     if pace and more > 0 and not progress.verified and progress.phase is None:
         probes = f"{more} probes" if more > 1 else "probe"
         return f"{elapsed}, about {fmt.about(pace * more)} for the {probes} left, then verifying"
@@ -213,37 +245,55 @@ def _bars(bars: list[tuple[float, str]], console: Console) -> RenderableType:
     """Shares between 0 and 1 in words, drawn where there is room."""
     if console.width < _WIDE:
         return Text("\n".join(words for _, words in bars))
+
     grid = Table.grid(padding=(0, 2, 0, 0))
     for share, words in bars:
-        drawn = (
-            ProgressBar(1.0, share, width=_BAR, complete_style="cyan", finished_style="cyan")
-            if words
-            else ""
-        )
+        drawn: RenderableType = ""
+        if words:
+            drawn = ProgressBar(
+                1.0, share, width=_BAR, complete_style="cyan", finished_style="cyan"
+            )
         grid.add_row(drawn, Text(words))
     return grid
 
 
-def _memory(progress: Progress, console: Console) -> RenderableType | None:
-    assert progress.search, "there is a budget"
-    budget = progress.search.budget.device_bytes
+def _memory(progress: Progress, search: SearchStarted, console: Console) -> RenderableType | None:
+    """The peak of the best, and the largest that is expected of the running probes, against the
+    budget."""
+    budget = search.budget.device_bytes
+    bars = []
     peak = fmt.peak_bytes(progress.best) if progress.best else None
-    bars = [(peak / budget, f"best {fmt.gib(peak)} of {fmt.gib(budget)} GiB")] if peak else []
+    if peak:
+        bars.append((peak / budget, f"best {fmt.gib(peak)} of {fmt.gib(budget)} GiB"))
+
     if progress.predicts:
-        largest = max(
-            (event.expected_bytes or 0 for event, _ in progress.running.values()), default=0
-        )
-        bars.append((largest / budget, f"now {fmt.gib(largest)} GiB expected" if largest else ""))
-    return _bars(bars, console) if bars else None
+        largest = 0
+        for event, _ in progress.running.values():
+            largest = max(largest, event.expected_bytes or 0)
+        words = ""  # no bar, either
+        if largest:
+            words = f"now {fmt.gib(largest)} GiB expected"
+        bars.append((largest / budget, words))
+
+    if not bars:
+        return None
+    return _bars(bars, console)
 
 
-def _probes(progress: Progress, console: Console) -> RenderableType:
-    assert progress.search, "there is a number of probes"
-    most = max(progress.search.trials, progress.done)
-    words = {**fmt.OUTCOMES, Outcome.FITS: "fit"}
-    counts = ", ".join(f"{count} {words[outcome]}" for outcome, count in progress.counts.items())
+def _probes(progress: Progress, search: SearchStarted, console: Console) -> RenderableType:
+    """How many probes are done, and with what outcomes."""
+    most = max(search.trials, progress.done)
     bar = _bars([(progress.done / most, f"{progress.done} of at most {most}")], console)
-    return Group(bar, Text(counts)) if counts else bar
+
+    counts = []
+    for outcome, count in progress.counts.items():
+        word = fmt.OUTCOMES[outcome]
+        if outcome is Outcome.FITS:
+            word = "fit"
+        counts.append(f"{count} {word}")
+    if not counts:
+        return bar
+    return Group(bar, Text(", ".join(counts)))
 
 
 def _curve(bests: list[float], console: Console) -> Text | None:
@@ -251,42 +301,64 @@ def _curve(bests: list[float], console: Console) -> Text | None:
     rates = [rate for rate in bests if rate]
     if len(set(rates)) < 2 or console.options.ascii_only:
         return None
+
     columns = min(len(bests), max(1, console.width - _LABEL - 2))
-    sampled = [bests[len(bests) * (column + 1) // columns - 1] for column in range(columns)]
-    low, span = min(rates), max(rates) - min(rates)
-    return Text(
-        "".join(chr(0x2581 + round((rate - low) / span * 7)) if rate else " " for rate in sampled)
-    )
+    low = min(rates)
+    span = max(rates) - low
+    curve = ""
+    for column in range(1, columns + 1):
+        rate = bests[len(bests) * column // columns - 1]
+        if rate:
+            curve += chr(0x2581 + round((rate - low) / span * 7))
+        else:
+            curve += " "
+    return Text(curve)
 
 
-def _latest(progress: Progress, console: Console) -> Text | None:
+def _latest(progress: Progress, search: SearchStarted, console: Console) -> Text | None:
+    """The latest measurements, a line each; None before there is one."""
     newest = list(reversed(progress.latest.items()))[:_LATEST]
     if not newest:
         return None
-    text = Text("\n").join(_finished(one, again, progress) for (_, again), one in newest)
-    return _one_line(text, console) if console.width >= _WIDE else text
+
+    lines = []
+    for (_, again), measurement in newest:
+        lines.append(_finished(measurement, again, progress.best, search))
+    text = Text("\n").join(lines)
+    if console.width >= _WIDE:
+        _cut(text, console)
+    return text
 
 
-def _finished(one: Measurement, again: bool, progress: Progress) -> Text:
+def _finished(
+    measurement: Measurement, again: bool, best: Measurement | None, search: SearchStarted
+) -> Text:
     """A measurement against the best, and what its config has instead."""
-    best = progress.best
-    assert progress.search, "it has begun"
+    label = f"probe {measurement.number + 1}"
+    if again:
+        label += " again"
+
     style = ""
-    if not one.fits:
-        in_memory = one.outcome in _MEMORY
-        style = "yellow" if in_memory else "red"
-        verdict = (
-            fmt.why_not(one, progress.search.budget) if in_memory else fmt.OUTCOMES[one.outcome]
-        )
-    elif again or best is None or not best.throughput:
-        verdict = fmt.rate(one)
-    elif one.config == best.config:
-        verdict = f"{fmt.rate(one)}, the best so far"
-    else:
-        ratio = one.throughput / best.throughput
-        verdict = f"{fmt.percent(1 - ratio)} slower" if ratio < 0.995 else "as fast as the best"
-    other = fmt.instead(one.config, best)
-    joint = f"{'' if one.fits else ','} with {other}" if other else ""
-    return Text.assemble(
-        f"probe {one.number + 1}{' again' if again else ''}: ", (verdict, style), (joint, "dim")
-    )
+    verdict = fmt.rate(measurement)
+    if measurement.outcome in _MEMORY:
+        style = "yellow"
+        verdict = fmt.why_not(measurement, search.budget)
+    elif not measurement.fits:
+        style = "red"
+        verdict = fmt.OUTCOMES[measurement.outcome]
+    elif not again and best and best.throughput:
+        ratio = measurement.throughput / best.throughput
+        if measurement.config == best.config:
+            verdict += ", the best so far"
+        elif ratio < 0.995:
+            verdict = f"{fmt.percent(1 - ratio)} slower"
+        else:
+            verdict = "as fast as the best"
+
+    joint = ""
+    other = fmt.instead(measurement.config, best)
+    if other:
+        joint = f" with {other}"
+        if not measurement.fits:
+            joint = f",{joint}"
+    return Text.assemble(f"{label}: ", (verdict, style), (joint, "dim"))

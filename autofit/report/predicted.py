@@ -1,4 +1,5 @@
-"""The end of a search that could measure nothing: the best predicted config, in the same words everywhere."""
+"""The end of a search that could measure nothing: the best predicted config, in the same words
+everywhere."""
 
 from rich.console import Group, RenderableType
 from rich.text import Text
@@ -30,66 +31,72 @@ _VERDICTS = {
 
 
 def predicted_view(result: Result, best: Estimate) -> RenderableType:
-    """What is predicted, for a terminal: the answer, its memory, the tiers, and what was written."""
-    hardware, budget = result.hardware, result.budget
-    asked = {
+    """What is predicted, for a terminal: the answer, its memory, the tiers, and what was
+    written."""
+    answer = one_line(f"Predicted, not measured: {answer_line(result, best)}")
+    parts: list[RenderableType] = [Text(answer, "bold")]
+    tiers = tiers_table(result)
+    if tiers:
+        parts += [Text(), tiers]
+
+    hardware = result.hardware
+    budget = result.budget
+    data = {
         "model": result.model,
         "workload": result.workload,
         "hardware": {"name": hardware.name},
+        "budget_bytes": budget.device_bytes,
+        "usable_bytes": budget.cap_bytes(hardware.device),
     }
-    sizes = {"budget_bytes": budget.device_bytes, "usable_bytes": budget.cap_bytes(hardware.device)}
-    table = estimate_table({**asked, **sizes, **best.to_dict()})
-    answer = Text(one_line(f"Predicted, not measured: {answer_line(result, best)}"), "bold")
-    sentences = hanging([*predicted_lines(result, best), *predicted_notes(result)])
-    tiers = tiers_table(result)
-    side_by_side = [Text(), tiers] if tiers else []
-    lines = [answer, *side_by_side, Text(), table, Text(), sentences]
-    directory, files = directory_of(result), written(result)
+    sentences = [*predicted_lines(result, best), *predicted_notes(result)]
+    parts += [Text(), estimate_table(data | best.to_dict()), Text(), hanging(sentences)]
+
+    directory = directory_of(result)
+    files = written(result)
     if directory is not None and files is not None:
-        lines += [
-            Text(),
-            files,
-            *(Text(f"{title}: {command}") for title, command in commands(result, directory)[:1]),
-        ]
-    return Group(*lines)
+        title, command = commands(result, directory)[0]
+        parts += [Text(), files, Text(f"{title}: {command}")]
+    return Group(*parts)
 
 
 def answer_line(result: Result, best: Estimate) -> str:
     """The best predicted config's speed and memory."""
-    speed = f"about {rate(best)} in " if rate(best) else ""
-    of = f"{interval(best.low, best.high)} of {gib(result.budget.device_bytes)} GiB"
-    return f"{speed}{of}, the best predicted config for {result.model} on {result.hardware.title}."
+    figures = f"{interval(best.low, best.high)} of {gib(result.budget.device_bytes)} GiB"
+    if rate(best):
+        figures = f"about {rate(best)} in {figures}"
+    place = f"{result.model} on {result.hardware.title}"
+    return f"{figures}, the best predicted config for {place}."
 
 
 def predicted_lines(result: Result, best: Estimate) -> list[str]:
     """Whether it fits and how much is left, and the best of the other tiers."""
     usable = result.budget.cap_bytes(result.hardware.device)
+    allowed = f"{gib(usable)} that may be used"
     if best.high <= usable:
-        left = f"{gib(usable - best.high)} GiB are left at the upper end of {gib(usable)} that may be used"
+        left = f"{gib(usable - best.high)} GiB are left at the upper end of {allowed}"
     else:
-        left = f"its upper end is {gib(best.high - usable)} GiB above the {gib(usable)} that may be used"
-    others = []
-    for name, other in result.predicted_tiers.items():
-        if other and other.config != best.config:
-            sure = "" if other.verdict == "yes" else ", which may or may not fit"
-            figures = f"{rate(other)} in {interval(other.low, other.high)} GiB{sure}"
-            others.append(f"{POINT}{TIER_TITLES[name]}: {figures}: {describe(other.config)}")
-    nothing = (
-        name
-        for name, other in result.predicted_tiers.items()
-        if other is None and result.frontier.get(name)
-    )
-    none = [TIER_TITLES[name] for name in nothing]
+        left = f"its upper end is {gib(best.high - usable)} GiB above the {allowed}"
     lines = [f"It {_VERDICTS[best.verdict or 'maybe']}: {left}."]
-    lines += ["The best predicted of the other tiers:", *others] if others else []
-    return [
-        *lines,
-        *(
-            [f"Of all that was predicted, nothing fits that trains {' or '.join(none)}."]
-            if none
-            else []
-        ),
-    ]
+
+    others = []
+    nothing = []
+    for name, other in result.predicted_tiers.items():
+        title = TIER_TITLES[name]
+        if other is None:
+            if result.frontier.get(name):
+                nothing.append(title)
+        elif other.config != best.config:
+            figures = f"{rate(other)} in {interval(other.low, other.high)} GiB"
+            if other.verdict != "yes":
+                figures += ", which may or may not fit"
+            others.append(f"{POINT}{title}: {figures}: {describe(other.config)}")
+
+    if others:
+        lines += ["The best predicted of the other tiers:", *others]
+    if nothing:
+        none = " or ".join(nothing)
+        lines.append(f"Of all that was predicted, nothing fits that trains {none}.")
+    return lines
 
 
 def predicted_notes(result: Result) -> list[str]:
@@ -99,22 +106,24 @@ def predicted_notes(result: Result) -> list[str]:
 
 def prediction_counts(result: Result) -> str:
     """How many configs there are and are refused, and how many of those predicted do not fit."""
-    too_large, refused = result.skipped.get("predicted", 0), result.skipped.get("refused", 0)
-    beforehand = f"{refused:,} are refused beforehand, and " if refused else ""
-    total, budget = pluralize(result.space_size, "config"), f"{gib(result.budget.device_bytes)} GiB"
-    return (
-        f"Of {total} {beforehand}{too_large:,} of those predicted do not fit {budget}; "
-        "none was measured."
-    )
+    counts = f"Of {pluralize(result.space_size, 'config')} "
+    refused = result.skipped.get("refused", 0)
+    if refused:
+        counts += f"{refused:,} are refused beforehand, and "
+
+    too_large = result.skipped.get("predicted", 0)
+    budget = f"{gib(result.budget.device_bytes)} GiB"
+    return f"{counts}{too_large:,} of those predicted do not fit {budget}; none was measured."
 
 
 def explain_predicted(result: Result, best: Estimate) -> str:
     """The same as plain sentences."""
-    head = f"Nothing was measured. Predicted for {result.model} on {where(result.hardware, result.budget)}:"
+    place = f"{result.model} on {where(result.hardware, result.budget)}"
     lines = [
-        f"{head} {describe(best.config)}.",
+        f"Nothing was measured. Predicted for {place}: {describe(best.config)}.",
         answer_line(result, best),
         *predicted_lines(result, best),
         *best.notes,
+        on_other_devices(result),
     ]
-    return "\n".join(filter(None, [*lines, on_other_devices(result)]))
+    return "\n".join(filter(None, lines))

@@ -8,8 +8,7 @@ from autofit.core.knobs import DERIVED, yaml_word
 from autofit.core.measurement import Measurement
 from autofit.core.plain import from_plain
 from autofit.core.result import Result, tier
-from autofit.report.formatting import gib, rate, source
-from autofit.report.rows import latest_by_config
+from autofit.report.formatting import gib, peak_bytes, rate, source
 
 _KINDS = {
     "time": "the same learning, in smaller slices or computed again",
@@ -25,40 +24,45 @@ _KINDS = {
 
 def remedy_lines(remedies: Sequence[Remedy | Mapping[str, Any]]) -> list[str]:
     """What to type, why it helps, and what is known of it; the cheapest first."""
-    return [
-        _line(each if isinstance(each, Remedy) else from_plain(Remedy, each)) for each in remedies
-    ]
+    lines = []
+    for remedy in remedies:
+        if not isinstance(remedy, Remedy):
+            remedy = from_plain(Remedy, remedy)
+        lines.append(_line(remedy))
+    return lines
 
 
 def measured_remedies(result: Result, config: Mapping[str, Any], most: int = 3) -> list[Remedy]:
-    """What a search measured to fit in less memory than this config, of the same tier, the fastest first."""
-    latest = latest_by_config(result)
-    own = next(
-        (each for each in latest.values() if each.config == config and each.peak_bytes), None
-    )
-    fitting = [
-        each
-        for each in latest.values()
-        if each.fits and each.peak_bytes and tier(each.config) == tier(config)
-    ]
-    peak = own.peak_bytes.held_bytes if own and own.peak_bytes else 0
-    less = [each for each in fitting if each.peak_bytes and each.peak_bytes.held_bytes < peak]
-    return [
-        _measured(each, config) for each in sorted(less, key=lambda each: -each.throughput)[:most]
-    ]
+    """What a search measured to fit in less memory than this config, of the same tier, the fastest
+    first."""
+    trials = [trial for trial in result.latest_by_config.values() if trial.peak_bytes]
+    own = next((peak_bytes(trial) for trial in trials if trial.config == config), None)
+    if not own:
+        return []
+
+    smaller = []
+    for trial in trials:
+        is_alike = trial.fits and tier(trial.config) == tier(config)
+        if is_alike and (peak_bytes(trial) or 0) < own:
+            smaller.append(trial)
+    smaller.sort(key=lambda trial: -trial.throughput)
+    return [_measured(trial, config) for trial in smaller[:most]]
 
 
 def _measured(trial: Measurement, config: Mapping[str, Any]) -> Remedy:
+    """A measured config as a remedy: what to set to get there from another one."""
     options: list[str] = []
     for knob, (mine, _) in trial.config.differences(config).items():
         if knob not in DERIVED:
             options += ["--set", f"{knob}={yaml_word(mine)}"]
-    assert trial.peak_bytes, "chosen by it"
+
+    peak = peak_bytes(trial)
+    assert peak is not None, "chosen by it"
     return Remedy(
         "time",
         tuple(options),
         trial.config,
-        trial.peak_bytes.held_bytes,
+        peak,
         trial.step_seconds.median if trial.step_seconds else None,
         trial.samples_per_second,
         trial.tokens_per_second,
@@ -68,9 +72,11 @@ def _measured(trial: Measurement, config: Mapping[str, Any]) -> Remedy:
 
 def _line(remedy: Remedy) -> str:
     why = _KINDS[remedy.kind]
-    if remedy.kind == "numbers" and any(
-        option.endswith("_offload=cpu") for option in remedy.options
-    ):
+    offloads = any(option.endswith("_offload=cpu") for option in remedy.options)
+    if remedy.kind == "numbers" and offloads:
         why += ", with a part of them in host memory"
-    figures = ", ".join(filter(None, (f"at most {gib(remedy.device_bytes)} GiB", rate(remedy))))
+
+    figures = f"at most {gib(remedy.device_bytes)} GiB"
+    if rate(remedy):
+        figures += f", {rate(remedy)}"
     return f"{' '.join(remedy.options)}: {why}; {figures} {source(remedy.measured)}"

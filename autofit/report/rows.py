@@ -1,6 +1,6 @@
 """The rows of the result table: every measured config against the best, and why each one lost."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from autofit.core.config import Config
@@ -29,25 +29,33 @@ def table_rows(result: Result, *, tolerance: float, rows: int) -> list[Row]:
     not fit."""
     best = result.best
     shown = []
+    leaders = []
+    leading = set()
     if best is not None:
         words = filter(None, ("best", verified(best)))
         shown.append(Row(best, ", ".join(words), best=True))
+        leading.add(best.config)
 
-    leaders: list[Measurement] = []
-    if best is not None:
-        of_tiers = [leader for leader in result.tiers.values() if leader]
-        leaders = [leader for leader in of_tiers if leader.config != best.config]
+        for leader in result.tiers.values():
+            if leader and leader.config != best.config:
+                leaders.append(leader)
+                leading.add(leader.config)
 
-    leading = {measurement.config for measurement in (*leaders, best) if measurement}
-    others = [other for other in latest_by_config(result).values() if other.config not in leading]
+    fitting = []
+    misses = []
+    for config, other in result.latest_by_config.items():
+        if config in leading:
+            continue
+        if other.fits:
+            fitting.append(other)
+        else:
+            misses.append(other)
 
-    misses = [other for other in others if not other.fits]
     misses.sort(key=_nearness)
     misses = misses[: min(_MISSES, max(1, rows // 3))]
 
     # The runner-up was verified with the best, so it is shown whatever else was fast when explored.
     second = result.runner_up.config if result.runner_up else None
-    fitting = [other for other in others if other.fits]
     fitting.sort(key=lambda other: (other.config != second, -other.throughput))
 
     room = max(1, rows - len(leaders) - len(misses))
@@ -76,11 +84,6 @@ def drawn_trials(result: Result) -> list[int]:
     evenly = range(0, len(trials), -(-len(trials) // half))
     chosen = dict.fromkeys((*places, *evenly, *by_speed))
     return sorted(list(chosen)[:MOST_DRAWN])
-
-
-def latest_by_config(result: Result) -> Mapping[Config, Measurement]:
-    """Of every config its latest measurement: finalists were measured again."""
-    return result.latest_by_config
 
 
 def relative_speed(measurement: Measurement, result: Result) -> float:

@@ -1,4 +1,5 @@
-"""The end of a search: the answer, what came after it and why it lost, what was not tried, and what was written."""
+"""The end of a search: the answer, what came after it and why it lost, what was not tried, and what
+was written."""
 
 import re
 from collections.abc import Sequence
@@ -42,7 +43,8 @@ def result_table(result: Result, *, tolerance: float = 0.03, rows: int = 6) -> R
 
     # each below an empty line, but for the first
     explored = explored_at(result, (row.measurement for row in shown))
-    texts = ([explored], [how_it_ended(result)], _other_budgets(result), _notes(result))
+    budgets = fmt.points("With other budgets:", other_budget_lines(result))
+    texts = ([explored], [how_it_ended(result)], budgets, _notes(result))
     paragraphs = [fmt.hanging(lines) for lines in texts if any(lines)]
     files = written(result)
     if files is not None:
@@ -53,14 +55,6 @@ def result_table(result: Result, *, tolerance: float = 0.03, rows: int = 6) -> R
             parts.append(Text())
         parts.append(paragraph)
     return Group(*parts)
-
-
-def _other_budgets(result: Result) -> list[str]:
-    """What other budgets would run, as points below a title."""
-    budgets = other_budget_lines(result)
-    if not budgets:
-        return []
-    return ["With other budgets:", *(fmt.POINT + line for line in budgets)]
 
 
 def _notes(result: Result) -> list[str]:

@@ -1,4 +1,5 @@
-"""The console that every command prints to: whatever is shown, no text in it moves a cursor or colours what follows."""
+"""The console that every command prints to: whatever is shown, no text in it moves a cursor or
+colours what follows."""
 
 from collections.abc import Iterable
 
@@ -7,7 +8,8 @@ from rich.segment import Segment
 
 
 class Terminal(Console):
-    """A Console that leaves out what cannot be printed; colours and cursors are moved by its own segments alone."""
+    """A Console that leaves out what cannot be printed; colours and cursors are moved by its own
+    segments alone."""
 
     def render(
         self, renderable: RenderableType, options: ConsoleOptions | None = None
@@ -17,10 +19,9 @@ class Terminal(Console):
             text, style, control = segment
             if control or text.isprintable() or text == "\n":
                 yield segment
-            else:
-                yield Segment(
-                    "".join(sign for sign in text if sign.isprintable() or sign == "\n"), style
-                )
+                continue
+            printable = [sign for sign in text if sign.isprintable() or sign == "\n"]
+            yield Segment("".join(printable), style)
 
     def on_broken_pipe(self) -> None:
         """Leave it to the command to say that nobody reads; a Console would exit without a word."""

@@ -46,7 +46,9 @@ def tier_rows(result: Result) -> list[TierRow]:
     for name, answer in bests.items():
         if isinstance(answer, Estimate):
             memory = fmt.interval(answer.low, answer.high)
-            trained = answer.resting.trained if answer.resting else None
+            trained = None
+            if answer.resting:
+                trained = answer.resting.trained
         else:
             memory = fmt.peak_gib(answer)
             trained = result.trained.get(name)
@@ -68,7 +70,9 @@ def _against(
 
     speed, _ = fmt.throughput(answer)
     reference, _ = fmt.throughput(faithful)
-    return fmt.speed(speed / reference) if speed and reference else ""
+    if not speed or not reference:
+        return ""
+    return fmt.speed(speed / reference)
 
 
 def learns_with(config: Config, trained: int | None) -> str:
@@ -77,8 +81,9 @@ def learns_with(config: Config, trained: int | None) -> str:
     Args:
         trained: how many parameters it trains; None where that is unknown.
     """
-    has_copies = config.optimizer == "adamw-master"
-    bits = 16 if config.precision in BF16_WEIGHTS and not has_copies else 32
+    bits = 32
+    if config.precision in BF16_WEIGHTS and config.optimizer != "adamw-master":
+        bits = 16
     if config.head_only:
         what = "the head"
     elif config.lora_rank:

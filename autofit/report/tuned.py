@@ -28,10 +28,13 @@ def tuned_lines(
 
 
 def gain_lines(gains: Iterable[tuple[Sequence[str], float | None]]) -> list[str]:
-    """What changes bring, each by its keys: how many times as fast it is, or None where it fits by them alone."""
+    """What changes bring, each by its keys: how many times as fast it is, or None where it fits by
+    them alone."""
     lines = []
     for keys, faster in gains:
-        brings = "fits by this alone" if faster is None else speed(faster)
+        brings = "fits by this alone"
+        if faster is not None:
+            brings = speed(faster)
         lines.append(f"{', '.join(keys)}: {brings}")
     return lines
 
@@ -49,17 +52,25 @@ def in_tool_lines(
         said: the bytes and the tokens in a second.
         notes: why it did not train, or what differs.
     """
-    pairs = [(peak_bytes, tokens_per_second), said]
-    texts = []
-    for size, speed_of in pairs:
-        parts = [f"{gib(size)} GiB"] if size else []
-        parts += [f"{number(speed_of)} tokens/s"] if speed_of else []
-        texts.append(", ".join(parts))
-    lines = []
-    if texts[0]:
-        beside = f"; said were {texts[1]}" if texts[1] else ""
-        lines.append(f"in {tool}: {texts[0]}{beside}")
-    return [*lines, *notes]
+    took = _size_and_rate(peak_bytes, tokens_per_second)
+    predicted = _size_and_rate(*said)
+    if not took:
+        return list(notes)
+
+    line = f"in {tool}: {took}"
+    if predicted:
+        line += f"; said were {predicted}"
+    return [line, *notes]
+
+
+def _size_and_rate(nbytes: int | None, tokens_per_second: float | None) -> str:
+    """Memory and speed, as far as they are known."""
+    parts = []
+    if nbytes:
+        parts.append(f"{gib(nbytes)} GiB")
+    if tokens_per_second:
+        parts.append(f"{number(tokens_per_second)} tokens/s")
+    return ", ".join(parts)
 
 
 def _figures(estimate: Estimate | None, usable: int) -> str:

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 from autofit.core.measurement import Measurement
 from autofit.core.result import Result
-from autofit.report.rows import latest_by_config, nearest_misses, relative_speed, table_rows
+from autofit.report.rows import nearest_misses, relative_speed, table_rows
 
 Results = Callable[..., Result]
 Measured = Callable[..., Measurement]
@@ -90,8 +90,8 @@ def test_without_a_best_there_are_still_rows(result: Results) -> None:
 def test_the_latest_measurement_of_a_config_counts(result: Results) -> None:
     made = result()
     assert made.best is not None
-    assert latest_by_config(made)[made.best.config] is made.best
-    assert len(latest_by_config(made)) == len(made.trials)
+    assert made.latest_by_config[made.best.config] is made.best
+    assert len(made.latest_by_config) == len(made.trials)
 
 
 def test_the_nearest_miss_comes_first(result: Results) -> None:

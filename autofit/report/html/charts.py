@@ -1,4 +1,5 @@
-"""The smaller pictures: what each knob buys, the search's progress, and predictions against measurements."""
+"""The smaller pictures: what each knob buys, the search's progress, and predictions against
+measurements."""
 
 import statistics
 from collections.abc import Sequence
@@ -6,6 +7,7 @@ from itertools import accumulate
 
 from autofit.core.errors import pluralize
 from autofit.core.hardware import GIB
+from autofit.core.measurement import Measurement
 from autofit.core.pareto import Alternative
 from autofit.core.record import Record
 from autofit.core.result import Result, tier
@@ -19,49 +21,61 @@ from autofit.report.formatting import (
     source,
     value,
 )
-from autofit.report.html.scatter import Plotted, hover_text, leveled, link, plotted, shape, unit
-from autofit.report.html.svg import At, Picture, Scale, steps, width_of
-from autofit.report.knob_effects import Change, changes_by_knob
+from autofit.report.html.scatter import Plotted, hover_text, leveled, link, plotted, shape
+from autofit.report.html.svg import At, Picture, Scale, polyline, steps, width_of
+from autofit.report.knob_effects import Change, budget_words, changes_by_knob
 from autofit.report.rows import drawn_trials
 
-_ROW, _TALL_ROW = 25, 47
+_ROW = 25  # pixels of a knob
+_TALL_ROW = 47  # where its name has a line of its own
 _MOST = 1.6  # times the speed of the best; what is predicted beyond is drawn there
 _FEWEST = 2  # dots that are worth axes
 
 
 def knob_picture(record: Record, width: int = 720) -> Picture | None:
-    """A row for each knob with the speed its other values leave, all else as in the best; None where none is known."""
+    """A row for each knob with the speed its other values leave, all else as in the best.
+
+    None where none is known.
+    """
     result = record.result
     if result.best is None or not result.alternatives:
         return None
-    # Those first of which every change costs the most.
-    rows = [
-        (knob, sorted(changes, key=lambda change: change[1]))
-        for knob, changes in changes_by_knob(result)
-    ]
-    rows.sort(key=lambda row: max(speed for _, speed in row[1]))
-    wide = width > 500
-    left, row_height = (210, _ROW) if wide else (12, _TALL_ROW)
+
+    rows = []
+    speeds = [1.0]
+    for knob, changes in changes_by_knob(result):
+        changes.sort(key=lambda change: change[1])
+        rows.append((knob, changes))
+        for change, speed in changes:
+            if change.fits:
+                speeds.append(min(speed, _MOST))
+    rows.sort(key=lambda row: row[1][-1][1])  # those first of which every change costs the most
+
+    is_wide = width > 500
+    left = 12
+    row_height = _TALL_ROW
+    if is_wide:
+        left = 210  # the names stand there
+        row_height = _ROW
     bottom = row_height * len(rows) + 22
-    picture = Picture(
-        width, bottom + 30, "Speed with one knob changed, against the best config", interactive=True
-    )
-    speeds = [min(speed, _MOST) for _, changes in rows for change, speed in changes if change.fits]
-    across = Scale(0.0, max([1.0, *speeds]) * 1.12, left + 26, width - 40)
+    label = "Speed with one knob changed, against the best config"
+    picture = Picture(width, bottom + 30, label, interactive=True)
+
+    across = Scale(0.0, max(speeds) * 1.12, left + 26, width - 40)
     for tick in across.ticks(5):
         picture.text(across(tick), bottom + 14, f"{tick:g}\u00d7", anchor="middle", kind="tick")
     picture.line((across(1.0), 8), (across(1.0), bottom + 2), "leader")
     picture.text(across.end, bottom + 28, "speed against the best", anchor="end", kind="title")
-    for index, (knob, changes) in enumerate(rows):
-        y = 14 + row_height * (index + 1) - _ROW / 2
-        mine = f"{knob} {value(result.best.config.get(knob))}"
-        picture.text(
-            *((left - 6, y + 4) if wide else (4, y - 18)),
-            mine,
-            kind="knob",
-            anchor="end" if wide else None,
-        )
-        picture.line((left if wide else 4, y), (across.end, y), "rule")
+
+    for index, (knob, changes) in enumerate(rows, 1):
+        y = 14 + row_height * index - _ROW / 2
+        name = f"{knob} {value(result.best.config.get(knob))}"
+        if is_wide:
+            picture.text(left - 6, y + 4, name, kind="knob", anchor="end")
+            picture.line((left, y), (across.end, y), "rule")
+        else:
+            picture.text(4, y - 18, name, kind="knob")
+            picture.line((4, y), (across.end, y), "rule")
         _row_of_changes(picture, across, y, changes, result)
     return picture
 
@@ -69,136 +83,193 @@ def knob_picture(record: Record, width: int = 720) -> Picture | None:
 def _row_of_changes(
     picture: Picture, across: Scale, y: float, changes: Sequence[Change], result: Result
 ) -> None:
+    """Draw the changes of a knob, with their values where there is room for them."""
     free = across.start - 30.0  # where the last label ends
     misses = [change for change, _ in changes if not change.fits]
-    if misses:
+    if misses:  # one mark for all of them
         words = ", ".join(value(change.value) for change in misses)
         titles = "; ".join(_change_title(change, 0.0, result) for change in misses)
         _mark(picture, (across.start - 14, y), misses[0], titles)
         picture.text(across.start - 6, y - 4, words, kind="tick")
         free = across.start + width_of(words)
+
     for change, speed in changes:
-        if change.fits:
-            x = across(min(speed, _MOST))
-            _mark(picture, (x, y), change, _change_title(change, speed, result))
-            if x - 4 > free:
-                picture.text(x - 3, y - 5.5, value(change.value), kind="tick")
-                free = x + width_of(value(change.value))
+        if not change.fits:
+            continue
+        x = across(min(speed, _MOST))
+        _mark(picture, (x, y), change, _change_title(change, speed, result))
+        if x - 4 > free:
+            words = value(change.value)
+            picture.text(x - 3, y - 5.5, words, kind="tick")
+            free = x + width_of(words)
 
 
 def _mark(picture: Picture, at: At, change: Alternative, title: str) -> None:
-    kind = ("known" if change.measured else "believed") if change.fits else "misses"
-    group = picture.draw("g", kind=f"change {kind}", tabindex=-1)
-    picture.draw("title", title, into=group)
-    if change.fits:
-        picture.draw("circle", into=group, cx=at[0], cy=at[1], r=4.0)
-    else:
+    if not change.fits:
+        group = picture.titled("g", title, kind="change misses", tabindex=-1)
         picture.cross(at, 3, group)
+        return
+
+    x, y = at
+    kind = "known" if change.measured else "believed"
+    group = picture.titled("g", title, kind=f"change {kind}", tabindex=-1)
+    picture.draw("circle", into=group, cx=x, cy=y, r=4.0)
 
 
 def _change_title(change: Alternative, speed: float, result: Result) -> str:
     if change.fits:
-        size = f", {gib(change.peak_bytes)} GiB" if change.peak_bytes else ""
-        words = f"{percent(speed)} of the best's speed{size}"
+        words = f"{percent(speed)} of the best's speed"
+        if change.peak_bytes:
+            words += f", {gib(change.peak_bytes)} GiB"
     elif change.peak_bytes and not change.measured:
-        words = f"would need {gib(result.budget.bytes_for(change.peak_bytes, result.hardware.device))} GiB"
+        words = budget_words(change.peak_bytes, result)
     else:
         words = OUTCOMES[change.outcome]
     return f"{change.knob} {value(change.value)}: {words} {source(change.measured)}"
 
 
 def progress(record: Record, by: str) -> Picture | None:
-    """Every probe and the best so far, by "probe" or by "minute"; None where nothing fitted, or all took no time."""
-    result, trials = record.result, record.result.trials
-    seconds = list(accumulate(trial.seconds for trial in trials))
-    if (
-        len(trials) < 2
-        or not any(trial.fits for trial in trials)
-        or (by != "probe" and not seconds[-1] > 0)
-    ):
+    """Every probe and the best so far; None where nothing fitted, or all took no time.
+
+    Args:
+        by: "probe" or "minute".
+    """
+    result = record.result
+    trials = result.trials
+    if len(trials) < 2 or not any(trial.fits for trial in trials):
         return None
-    ends, title = [float(index) for index in range(1, len(trials) + 1)], "probes"
+
+    title = "probes"
+    ends = list(map(float, range(1, len(trials) + 1)))
     if by != "probe":
-        minutes = seconds[-1] >= 180
-        ends = [end / 60 for end in seconds] if minutes else seconds
-        title = f"{'minutes' if minutes else 'seconds'} of probing"
-    rates = [leveled(trial, result) if trial.fits else 0.0 for trial in trials]
-    picture = Picture(350, 240, f"Throughput of the best so far, by {title}", interactive=True)
-    across, up = Scale(0.0, ends[-1], 52, 340), Scale(0.0, max(rates) * 1.08, 196, 30)
-    picture.frame(across, up, titles=(title, f"{unit(result)}/s"), ticks=(5, 4))
-    best_so_far = list(accumulate(rates, max))
-    stair = []
-    for place, best in enumerate(best_so_far):
-        rises = place == 0 or best > best_so_far[place - 1]
-        if best and (rises or place == len(trials) - 1):
-            stair.append((across(ends[place]), up(best)))
-    picture.draw("path", d=steps(stair) if len(stair) > 1 else "", kind="leading")
-    for place in drawn_trials(result):
-        end, rate, trial = ends[place], rates[place], trials[place]
-        figure = f"{number(rate)} {unit(result)}/s" if trial.fits else OUTCOMES[trial.outcome]
-        words = f"probe {trial.number + 1}: {describe(trial.config)} \u2014 {figure}"
-        dot = link(picture, trial.number, words, f"dot small {tier(trial.config)}")
+        title = "seconds of probing"
+        ends = list(accumulate(trial.seconds for trial in trials))
+        if not ends[-1] > 0:
+            return None
+        if ends[-1] >= 180:
+            title = "minutes of probing"
+            ends = [end / 60 for end in ends]
+
+    rates = [0.0] * len(trials)
+    for place, trial in enumerate(trials):
         if trial.fits:
-            shape(picture, dot, tier(trial.config), (across(end), up(rate)), 3.0)
+            rates[place] = leveled(trial, result)
+
+    across = Scale(0.0, ends[-1], 52, 340)
+    up = Scale(0.0, max(rates) * 1.08, 196, 30)
+    picture = Picture(350, 240, f"Throughput of the best so far, by {title}", interactive=True)
+    picture.frame(across, up, titles=(title, f"{result.unit}/s"), ticks=(5, 4))
+
+    stair = []
+    before = 0.0
+    last = len(trials) - 1
+    for place, best in enumerate(accumulate(rates, max)):
+        if best > before or (best and place == last):
+            stair.append((across(ends[place]), up(best)))
+        before = best
+    path = steps(stair) if len(stair) > 1 else ""
+    picture.draw("path", d=path, kind="leading")
+
+    for place in drawn_trials(result):
+        trial = trials[place]
+        x = across(ends[place])
+        name = tier(trial.config)
+        title = _probe_title(trial, rates[place], result)
+        dot = link(picture, trial.number, title, f"dot small {name}")
+        if trial.fits:
+            shape(picture, dot, name, (x, up(rates[place])), 3.0)
         else:
-            picture.cross((across(end), up.start - 5), 2.5, dot, "cross")
+            picture.cross((x, up.start - 5), 2.5, dot, "cross")
     return picture
 
 
+def _probe_title(trial: Measurement, rate: float, result: Result) -> str:
+    figure = OUTCOMES[trial.outcome]
+    if trial.fits:
+        figure = f"{number(rate)} {result.unit}/s"
+    return f"probe {trial.number + 1}: {describe(trial.config)} \u2014 {figure}"
+
+
 def devices_picture(record: Record, what: str) -> Picture | None:
-    """The predicted "memory" of each device, or "speed" of all, against their number; None of fewer than two."""
+    """What is predicted by the number of devices; None of fewer than two.
+
+    Args:
+        what: "memory" of each device, or "speed" of all.
+    """
     result = record.result
-    points = [
-        (each.devices, each.high / GIB if what == "memory" else each.rate)
-        for each in result.on_devices
-    ]
-    known = [(devices, figure) for devices, figure in points if figure]
-    if len(known) < _FEWEST:
+    hardware = result.hardware
+    figures = {}
+    for prediction in result.on_devices:
+        figure = prediction.rate
+        if what == "memory":
+            figure = prediction.high / GIB
+        if figure:
+            figures[prediction.devices] = figure
+    if len(figures) < _FEWEST:
         return None
-    usable = result.budget.cap_bytes(result.hardware.device) / GIB
-    title = "GiB of each device" if what == "memory" else f"{unit(result)}/s of all devices"
-    across_title = "devices" if result.hardware.nodes == 1 else "devices of each node"
-    picture = Picture(350, 240, f"Predicted {title}, by the number of {across_title}")
-    most = max([figure for _, figure in known] + [usable] * (what == "memory"))
-    across = Scale(0.0, known[-1][0] * 1.04, 52, 340, marked=tuple(devices for devices, _ in known))
+
+    across_title = "devices"
+    if hardware.nodes != 1:
+        across_title = "devices of each node"
+    usable = result.budget.cap_bytes(hardware.device) / GIB
+    most = max(figures.values())
+    title = f"{result.unit}/s of all devices"
+    if what == "memory":
+        most = max(most, usable)
+        title = "GiB of each device"
+
+    marked = tuple(figures)
+    across = Scale(0.0, marked[-1] * 1.04, 52, 340, marked=marked)
     up = Scale(0.0, most * 1.08, 196, 30)
+    picture = Picture(350, 240, f"Predicted {title}, by the number of {across_title}")
     picture.frame(across, up, titles=(across_title, title), ticks=(0, 6))
     if what == "memory":
-        picture.line((across.start, up(usable)), (across.end, up(usable)), "budget")
-        picture.text(across.end, up(usable) - 4, "usable", kind="budget-label", anchor="end")
-    places = [(across(devices), up(figure)) for devices, figure in known]
-    picture.draw("path", d="M" + "L".join(f"{x:.1f},{y:.1f}" for x, y in places), kind="leading")
-    for (devices, figure), (x, y) in zip(known, places, strict=True):
-        dot = picture.draw(
-            "circle", cx=x, cy=y, r=3.2 if devices == result.hardware.devices else 2.2, kind="peak"
-        )
-        picture.draw("title", f"{pluralize(devices, 'device')}: {number(figure)}", into=dot)
+        y = up(usable)
+        picture.line((across.start, y), (across.end, y), "budget")
+        picture.text(across.end, y - 4, "usable", kind="budget-label", anchor="end")
+
+    places = {devices: (across(devices), up(figure)) for devices, figure in figures.items()}
+    picture.draw("path", d=polyline(places.values()), kind="leading")
+    for devices, (x, y) in places.items():
+        radius = 3.2 if devices == hardware.devices else 2.2
+        words = f"{pluralize(devices, 'device')}: {number(figures[devices])}"
+        picture.titled("circle", words, cx=x, cy=y, r=radius, kind="peak")
     return picture
 
 
 def error_picture(record: Record, what: str) -> Picture | None:
-    """A dot for each config's predicted and measured "memory" or "step"; None where too little was predicted."""
+    """A dot for each config's predicted and measured "memory" or "step"; None where too little was
+    predicted."""
     pairs = _pairs(record, what)
     if len(pairs) < _FEWEST:
         return None
-    title = {"memory": "peak of tensors, GiB", "step": "step, seconds"}[what]
-    every = [figure for _, *both in pairs for figure in both]
-    low, high = min(every) * 0.85, max(every) * 1.15
+
+    figures: list[float] = []
+    for _, *both in pairs:
+        figures += both
+    low = min(figures) * 0.85
+    high = max(figures) * 1.15
+    is_logarithmic = high > 4 * low
+    across = Scale(low, high, 50, 318, logarithmic=is_logarithmic)
+    up = Scale(low, high, 286, 30, logarithmic=is_logarithmic)
+
+    title = "peak of tensors, GiB" if what == "memory" else "step, seconds"
     picture = Picture(330, 330, f"Predicted against measured {title}", interactive=True)
-    across = Scale(low, high, 50, 318, logarithmic=high > 4 * low)
-    up = Scale(low, high, 286, 30, logarithmic=high > 4 * low)
     picture.frame(across, up, titles=(f"measured {title}", "predicted"), ticks=(4, 4))
     picture.line((across(low), up(low)), (across(high), up(high)), "same")
-    for one, *both in pairs:
-        predicted, measured = (
-            f"{gib(int(each * GIB))} GiB" if what == "memory" else f"{each:.3g} s" for each in both
-        )
-        words = (
-            f"{hover_text(one, record.result)} \u2014 {predicted} predicted, {measured} measured"
-        )
-        dot = link(picture, one.number, words, f"dot {one.tier}")
-        shape(picture, dot, one.tier, (across(both[1]), up(both[0])), 3.6)
+
+    for config, predicted, measured in pairs:
+        words = f"{_figure(predicted, what)} predicted, {_figure(measured, what)} measured"
+        words = f"{hover_text(config, record.result)} \u2014 {words}"
+        dot = link(picture, config.number, words, f"dot {config.tier}")
+        shape(picture, dot, config.tier, (across(measured), up(predicted)), 3.6)
     return picture
+
+
+def _figure(figure: float, what: str) -> str:
+    if what == "memory":
+        return f"{gib(int(figure * GIB))} GiB"
+    return f"{figure:.3g} s"
 
 
 def error_words(record: Record) -> str:
@@ -207,27 +278,31 @@ def error_words(record: Record) -> str:
     for what, words in (("memory", "memory"), ("step", "the step's time")):
         pairs = _pairs(record, what)
         if len(pairs) >= _FEWEST:
-            off = statistics.median(
-                abs(predicted / measured - 1) for _, predicted, measured in pairs
-            )
-            errors.append(f"{words} by {percent(off)}")
-    return (
-        f"Predicted before the first probe. The median prediction was off in {listed(errors)}."
-        if errors
-        else ""
-    )
+            off = [abs(predicted / measured - 1) for _, predicted, measured in pairs]
+            errors.append(f"{words} by {percent(statistics.median(off))}")
+    if not errors:
+        return ""
+
+    median = f"The median prediction was off in {listed(errors)}."
+    return f"Predicted before the first probe. {median}"
 
 
 def _pairs(record: Record, what: str) -> list[tuple[Plotted, float, float]]:
-    """The configs with what was predicted and measured of them: GiB of tensors, or seconds of a step."""
+    """The configs with what was predicted and measured of them: GiB of tensors, or seconds of a
+    step."""
     pairs = []
-    for one in plotted(record):
-        peak, step = one.measurement.peak_bytes, one.measurement.step_seconds
+    for config in plotted(record):
+        measurement = config.measurement
+        measured = None
         if what == "step":
-            predicted, measured = one.predicted.step_seconds, step.median if step else None
+            predicted = config.predicted.step_seconds
+            if measurement.step_seconds:
+                measured = measurement.step_seconds.median
         else:
-            predicted = (one.predicted.allocated_bytes or 0) / GIB
-            measured = peak.allocated / GIB if peak and one.measurement.fits else None
+            predicted = (config.predicted.allocated_bytes or 0) / GIB
+            if measurement.peak_bytes and measurement.fits:
+                measured = measurement.peak_bytes.allocated / GIB
+
         if predicted and measured:
-            pairs.append((one, predicted, measured))
+            pairs.append((config, predicted, measured))
     return pairs

@@ -1,4 +1,5 @@
-"""A config as a table in words: what each knob that is on does, for readers who do not know the knobs' names."""
+"""A config as a table in words: what each knob that is on does, for readers who do not know the
+knobs' names."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -14,35 +15,46 @@ KnobRow = tuple[str, str, str]  # a title, what it means, and the knob as YAML h
 
 def config_rows(config: Mapping[str, Any]) -> list[KnobRow]:
     """Every knob that is on, in the order of the config; training all weights has a row, too."""
-    told = {*off_knobs(config), *implied(config)}
-    return [_row(config, knob) for knob in config if knob not in told and knob_named(knob).has_row]
+    left_out = {*off_knobs(config), *implied(config)}
+    shown = [name for name in config if name not in left_out and knob_named(name).has_row]
+    return [_row(config, name) for name in shown]
 
 
 def off_knobs(config: Mapping[str, Any]) -> list[str]:
-    """The knobs that do nothing; `loss: standard` and `lora_rank: 0` have words of their own, and count as on."""
-    off = (knob_named(name) for name, given in config.items() if is_off(given))
-    return [knob.name for knob in off if knob.has_row and knob.off not in knob.words]
+    """The knobs that do nothing; `loss: standard` and `lora_rank: 0` have words of their own, and
+    count as on."""
+    names = []
+    for name, given in config.items():
+        knob = knob_named(name)
+        if is_off(given) and knob.has_row and knob.off not in knob.words:
+            names.append(knob.name)
+    return names
 
 
-def _row(config: Mapping[str, Any], knob: str) -> KnobRow:
-    given: Any = config.get(knob)
-    record = knob_named(knob)
-    title = record.title or knob.replace("_", " ").capitalize()
-    words, parts = record.words.get(given, value(given)), [knob]
-    if knob == "micro_batch_size":
-        times = config.get("gradient_accumulation_steps") or 1
+def _row(config: Mapping[str, Any], name: str) -> KnobRow:
+    given: Any = config.get(name)
+    knob = knob_named(name)
+    title = knob.title or name.replace("_", " ").capitalize()
+    words = knob.words.get(given, value(given))
+    parts = [name]
+
+    if name == "micro_batch_size":
         parts.append("gradient_accumulation_steps")
-        words = f"{pluralize(given, 'sample')} at a time, "
-        words += f"{times} times for each update" if times > 1 else "the whole batch"
-    elif knob == "lora_rank":
-        if config.get("head_only"):
-            words = knob_named("head_only").words[True]
+        times = config.get("gradient_accumulation_steps") or 1
+        how = f"{times} times for each update" if times > 1 else "the whole batch"
+        words = f"{pluralize(given, 'sample')} at a time, {how}"
+    elif name == "lora_rank":
         if given:
             parts.append("lora_targets")
-            targets = str(config.get("lora_targets")).replace(
-                "all-linear+head", "all linear layers and the head"
-            )
-            words = f"LoRA adapters of rank {given} on {targets.replace('all-linear', 'all linear layers')}"
+            targets = str(config.get("lora_targets"))
+            targets = targets.replace("all-linear+head", "all linear layers and the head")
+            targets = targets.replace("all-linear", "all linear layers")
+            words = f"LoRA adapters of rank {given} on {targets}"
+        elif config.get("head_only"):
+            words = knob_named("head_only").words[True]
     elif str(given).startswith(BUDGET):
-        words = f"the compiler keeps about {float(str(given).removeprefix(BUDGET)):.0%} of the activations"
-    return title, words, ", ".join(f"{part}: {value(config.get(part, 1))}" for part in parts)
+        share = float(str(given).removeprefix(BUDGET))
+        words = f"the compiler keeps about {share:.0%} of the activations"
+
+    settings = [f"{part}: {value(config.get(part, 1))}" for part in parts]
+    return title, words, ", ".join(settings)

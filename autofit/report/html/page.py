@@ -19,16 +19,8 @@ from autofit.core.measurement import Measurement, StepSeconds
 from autofit.core.quoting import xml_text
 from autofit.core.record import Predicted, Record
 from autofit.core.result import Result, tier
-from autofit.report import formatting
+from autofit.report import formatting as fmt
 from autofit.report.explain import nothing_fits_lines, summary
-from autofit.report.formatting import (
-    describe,
-    gib,
-    interval,
-    knobs_that_differ,
-    peak_bytes,
-    throughput,
-)
 from autofit.report.html.charts import (
     devices_picture,
     error_picture,
@@ -47,36 +39,49 @@ from autofit.report.html.memory import (
     traced_tiers,
 )
 from autofit.report.html.scatter import scatter
-from autofit.report.html.scatter import unit as trials_unit
 from autofit.report.html.svg import Picture
 from autofit.report.knob_effects import knob_lines
 from autofit.report.next_steps import commands
 from autofit.report.other_budgets import other_budget_lines
 from autofit.report.predicted import answer_line, predicted_lines
-from autofit.report.rows import drawn_trials, explored_at, latest_by_config
+from autofit.report.rows import drawn_trials, explored_at
 
 _MARKS = {"full": "\u25cf", "lora": "\u25b2", "qlora": "\u25a0", "head": "\u25c6"}
 _EXPORT_BYTES = 100_000  # of one file; what is longer is for an editor
 _MOST_EXPORTS = 100  # files and directories
+_UNITS_OF_TIME = ((172_800, 86_400, "days"), (5400, 3600, "hours"), (90, 60, "minutes"))
 
 
 def report_page(record: Record, directory: Path) -> str:
     """The HTML of report.html."""
-    result, best = record.result, record.result.best or record.result.predicted_best
+    result = record.result
+    best = result.best or result.predicted_best
     lines: list[str] = []
     if result.config is None:
         lines = nothing_fits_lines(result)
     elif isinstance(best, Estimate):
-        lines = [
-            f"Predicted, not measured: {answer_line(result, best)}",
-            *predicted_lines(result, best),
-        ]
-    rate, unit = throughput(best) if best else (0.0, "")
-    amount = 1_000_000_000 if unit == "tokens" else 1_000_000  # to begin with
-    style, script = Markup(picture_style() + _read("page.css")), Markup(_read("page.js"))
-    figures = {"best": best, "lines": lines, "rate": rate, "unit": unit, "amount": amount}
+        answer = f"Predicted, not measured: {answer_line(result, best)}"
+        lines = [answer, *predicted_lines(result, best)]
+
+    rate = 0.0
+    unit = ""
+    if best:
+        rate, unit = fmt.throughput(best)
+    amount = 1_000_000  # to train on, to begin with
+    if unit == "tokens":
+        amount = 1_000_000_000
+
     return _template().render(
-        figures, style=style, script=script, record=record, result=result, directory=directory
+        record=record,
+        result=result,
+        directory=directory,
+        best=best,
+        lines=lines,
+        rate=rate,
+        unit=unit,
+        amount=amount,
+        style=Markup(picture_style() + _read("page.css")),
+        script=Markup(_read("page.js")),
     )
 
 
@@ -86,10 +91,10 @@ def pictures(record: Record) -> dict[str, Picture]:
         "throughput-against-memory": scatter(record),
         "memory-breakdown": breakdown(record),
         "what-knobs-buy": knob_picture(record),
-        **{
-            f"memory-timeline-{name}": timeline_picture(record, name)
-            for name in traced_tiers(record)
-        },
+    }
+    for name in traced_tiers(record):
+        drawn[f"memory-timeline-{name}"] = timeline_picture(record, name)
+    drawn |= {
         "loss-by-seconds": learning_picture(record),
         "memory-by-devices": devices_picture(record, "memory"),
         "speed-by-devices": devices_picture(record, "speed"),
@@ -102,154 +107,180 @@ def pictures(record: Record) -> dict[str, Picture]:
 
 
 def picture_style(*, alone: bool = False) -> str:
-    """The colours and how pictures look. One that stands alone is light, its colours written out: converters know no
-    variables."""
-    colours, look = _read("colours.css"), _read("picture.css")
+    """The colours and how pictures look.
+
+    One that stands alone is light, its colours written out: converters know no variables.
+    """
+    colours = _read("colours.css")
+    look = _read("picture.css")
     if not alone:
         return colours + _read("dark.css") + look
+
     for name, colour in re.findall(r"--([\w-]+): *([^;]+);", colours):
         look = look.replace(f"var(--{name})", colour)
     return look
 
 
 def memory_used(best: Measurement | Estimate, result: Result) -> tuple[str, float] | None:
-    """The peak in GiB, and its share of the budget, of a prediction at its upper end; None where it was not watched."""
-    peak = best.high if isinstance(best, Estimate) else peak_bytes(best)
+    """The peak in GiB, and its share of the budget, of a prediction at its upper end.
+
+    None where it was not watched.
+    """
+    budget = result.budget.device_bytes
+    if isinstance(best, Estimate):
+        return fmt.interval(best.low, best.high), best.high / budget
+
+    peak = fmt.peak_bytes(best)
     if peak is None:
         return None
-    return interval(best.low, peak) if isinstance(best, Estimate) else gib(
-        peak
-    ), peak / result.budget.device_bytes
+    return fmt.gib(peak), peak / budget
 
 
 def step_words(best: Measurement | Estimate) -> str:
     """The time of a step; empty where it is unknown."""
     step = best.step_seconds
+    if not step:
+        return ""
     if isinstance(step, StepSeconds):
         return f"{step.median:.3g} s a step (95 %: {step.low:.3g} to {step.high:.3g})"
-    return f"about {step:.3g} s a step" if step else ""
+    return f"about {step:.3g} s a step"
 
 
 def training_time(seconds: float) -> str:
     """A time to train in the unit that fits it."""
-    for least, size, name in (
-        (172_800, 86_400, "days"),
-        (5400, 3600, "hours"),
-        (90, 60, "minutes"),
-    ):
-        if seconds >= least:
-            return (
-                f"{seconds / size:.3g} {name}"
-                if seconds / size < 1000
-                else f"{seconds / size:,.0f} {name}"
-            )
+    for least, size, name in _UNITS_OF_TIME:
+        if seconds < least:
+            continue
+        count = seconds / size
+        if count < 1000:
+            return f"{count:.3g} {name}"
+        return f"{count:,.0f} {name}"
     return f"{seconds:.3g} seconds"
 
 
 def _exports(folder: Path) -> list[tuple[str, str]]:
-    """(path, text) of the files for other tools that the run directory itself holds: what a link names is not of it."""
-    texts: list[tuple[str, str]] = []
+    """(path, text) of the files for other tools that the run directory itself holds: what a link
+    names is not of it."""
     if folder.is_symlink():
-        return texts
+        return []
+
+    texts = []
     for path in sorted(folder.rglob("*"))[:_MOST_EXPORTS]:
         with contextlib.suppress(OSError):  # not ours to read: the page does without
             status = path.lstat()
-            if (
-                stat.S_ISREG(status.st_mode)
-                and status.st_size <= _EXPORT_BYTES
-                and not path.name.startswith(".")
-            ):
-                texts.append(
-                    (
-                        str(path.relative_to(folder)),
-                        path.read_text(encoding="utf-8", errors="replace"),
-                    )
-                )
+            is_short_file = stat.S_ISREG(status.st_mode) and status.st_size <= _EXPORT_BYTES
+            if is_short_file and not path.name.startswith("."):
+                text = path.read_text(encoding="utf-8", errors="replace")
+                texts.append((str(path.relative_to(folder)), text))
     return texts
 
 
 def _trials(
     record: Record, directory: Path
 ) -> list[tuple[Measurement, Measurement, Predicted | None, str | None]]:
-    """Every trial that is drawn with the latest measurement of its config, its prediction, and its log."""
-    latest, rows = latest_by_config(record.result), []
-    for place in drawn_trials(record.result):
-        trial = record.result.trials[place]
-        log = f"probes/{trial.number:04d}.log"
+    """Every trial that is drawn with the latest measurement of its config, its prediction, and its
+    log."""
+    result = record.result
+    rows = []
+    for place in drawn_trials(result):
+        trial = result.trials[place]
+        latest = result.latest_by_config[trial.config]
         predicted = record.predicted[place] if record.predicted else None
-        rows.append(
-            (trial, latest[trial.config], predicted, log if (directory / log).is_file() else None)
-        )
+        log = f"probes/{trial.number:04d}.log"
+        has_log = (directory / log).is_file()
+        rows.append((trial, latest, predicted, log if has_log else None))
     return rows
 
 
 def _further_trials(record: Record, differing: Sequence[str]) -> str:
-    """What the table shows of all other trials when it is asked to, as JSON; a config is the places of its words."""
+    """What the table shows of all other trials when it is asked to, as JSON; a config is the places
+    of its words."""
     result = record.result
-    latest = latest_by_config(result)
     words: dict[str, int] = {}
-    rows: list[list[Any]] = []
-    for place in sorted({*range(len(result.trials))} - {*drawn_trials(result)}):
-        trial = result.trials[place]
-        config = describe(trial.config, differing) or describe(trial.config)
-        step, peak = trial.step_seconds, peak_bytes(trial)
-        verified = latest[trial.config]
-        row = [
+    rows = []
+    drawn = set(drawn_trials(result))
+    for place, trial in enumerate(result.trials):
+        if place in drawn:
+            continue
+
+        config = fmt.describe(trial.config, differing) or fmt.describe(trial.config)
+        places = [words.setdefault(word, len(words)) for word in config.split(", ")]
+        latest = result.latest_by_config[trial.config]
+        step = trial.step_seconds
+        row: list[Any] = [
             trial.number + 1,
-            [words.setdefault(word, len(words)) for word in config.split(", ")],
+            places,
             tier(trial.config),
             trial.outcome.value,
-            formatting.number(throughput(trial)[0]) if trial.fits else "",
-            formatting.number(throughput(verified)[0]) if verified.verified else "",
+            _rate(trial) if trial.fits else "",
+            _rate(latest) if latest.verified else "",
             f"{step.median:.3g}" if step else "",
-            gib(peak) if peak else "",
+            fmt.peak_gib(trial),
         ]
         if record.predicted:
             predicted = record.predicted[place]
-            nbytes, seconds = predicted.allocated_bytes, predicted.step_seconds
-            row += [gib(int(nbytes)) if nbytes else "", f"{seconds:.3g}" if seconds else ""]
-        rows.append([*row, f"{trial.seconds:.1f}"])
+            nbytes = predicted.allocated_bytes
+            seconds = predicted.step_seconds
+            row.append(fmt.gib(int(nbytes)) if nbytes else "")
+            row.append(f"{seconds:.3g}" if seconds else "")
+        row.append(f"{trial.seconds:.1f}")
+        rows.append(row)
 
-    titles = {
-        "tiers": formatting.TIER_TITLES,
-        "outcomes": {outcome.value: name for outcome, name in formatting.OUTCOMES.items()},
+    data = {
+        "words": list(words),
+        "tiers": fmt.TIER_TITLES,
+        "outcomes": {outcome.value: name for outcome, name in fmt.OUTCOMES.items()},
+        "rows": rows,
     }
-    text = json.dumps({"words": list(words), **titles, "rows": rows}, separators=(",", ":"))
-    return text.replace("<", "\\u003c")
+    return json.dumps(data, separators=(",", ":")).replace("<", "\\u003c")
+
+
+def _rate(measurement: Measurement) -> str:
+    figure, _ = fmt.throughput(measurement)
+    return fmt.number(figure)
 
 
 def shared_knobs(result: Result) -> str:
-    """The knobs that all trials have on, in a few words; empty where there is none, or only one trial."""
+    """The knobs that all trials have on, in a few words; empty where there is none, or only one
+    trial."""
     if len(result.trials) < 2:
         return ""
+
     config = result.trials[0].config
-    others = (*off_knobs(config), *knobs_that_differ(trial.config for trial in result.trials))
-    on = [knob for knob in config if knob not in others]
-    return describe(config, on) if on else ""
+    differing = fmt.knobs_that_differ(trial.config for trial in result.trials)
+    on = config.keys() - off_knobs(config) - set(differing)
+    if not on:
+        return ""
+    return fmt.describe(config, on)
 
 
 def _tiers(result: Result) -> list[tuple[str, str, str]]:
     """(name, mark, title) of each tier that is drawn."""
     drawn = {tier(trial.config) for trial in result.trials}
     drawn |= {name for name, points in result.frontier.items() if points}
-    return [
-        (name, mark, formatting.TIER_TITLES[name]) for name, mark in _MARKS.items() if name in drawn
-    ]
+
+    tiers = []
+    for name, mark in _MARKS.items():
+        if name in drawn:
+            tiers.append((name, mark, fmt.TIER_TITLES[name]))
+    return tiers
 
 
 def _inline(draw: Callable[..., Picture | None], record: Record, *given: object) -> Markup | None:
+    """A picture as a part of the page; None where there is none."""
     picture = draw(record, *given)
-    return Markup(picture.markup()) if picture else None  # ElementTree has escaped what is in it
+    if picture is None:
+        return None
+    return Markup(picture.markup())  # ElementTree has escaped what is in it
 
 
 def _both(draw: Callable[..., Picture | None], record: Record, *given: object) -> Markup | None:
     """A picture for a large page and for a small one, of which the style shows one."""
-    wide, narrow = (_inline(draw, record, *given, width) for width in (720, 360))
-    return (
-        Markup('<div class="wide">{}</div><div class="narrow">{}</div>').format(wide, narrow)
-        if wide
-        else None
-    )
+    wide = _inline(draw, record, *given, 720)
+    if wide is None:
+        return None
+    narrow = _inline(draw, record, *given, 360)
+    return Markup('<div class="wide">{}</div><div class="narrow">{}</div>').format(wide, narrow)
 
 
 def _read(name: str) -> str:
@@ -271,50 +302,41 @@ def _template() -> Template:
         finalize=_finalized,
     )
     functions: tuple[Callable[..., Any], ...] = (
-        *(
-            memory_used,
-            step_words,
-            training_time,
-            shared_knobs,
-            tier,
-            config_rows,
-            off_knobs,
-            pluralize,
-            summary,
-        ),
-        *(
-            commands,
-            knob_lines,
-            other_budget_lines,
-            explored_at,
-            scatter,
-            breakdown,
-            timeline_picture,
-            timeline_words,
-        ),
-        *(
-            moments,
-            traced_tiers,
-            learning_picture,
-            knob_picture,
-            progress,
-            devices_picture,
-            error_picture,
-            error_words,
-        ),
+        breakdown,
+        commands,
+        config_rows,
+        devices_picture,
+        error_picture,
+        error_words,
+        explored_at,
+        knob_lines,
+        knob_picture,
+        learning_picture,
+        memory_used,
+        moments,
+        off_knobs,
+        other_budget_lines,
+        pluralize,
+        progress,
+        scatter,
+        shared_knobs,
+        step_words,
+        summary,
+        tier,
+        timeline_picture,
+        timeline_words,
+        traced_tiers,
+        training_time,
     )
     environment.globals |= {function.__name__: function for function in functions}
     environment.globals |= {
-        "text": formatting,
+        "text": fmt,
         "kinds": KIND_WORDS,
         "picture": _inline,
         "pictures": _both,
-    }
-    environment.globals |= {
         "tiers": _tiers,
         "trials": _trials,
         "further_trials": _further_trials,
-        "trials_unit": trials_unit,
         "exports": _exports,
     }
     return environment.from_string(_read("page.html"))

@@ -1,10 +1,12 @@
-"""SVG drawing: a picture that grows element by element, scales, and ticks at round numbers. Colours are names of CSS
-classes, so that one drawing serves light, dark and paper; a picture that stands alone brings the style along."""
+"""SVG drawing: a picture that grows element by element, scales, and ticks at round numbers.
+
+Colours are names of CSS classes, so that one drawing serves light, dark and paper. A picture that
+stands alone brings the style along.
+"""
 
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 from xml.etree.ElementTree import Element, SubElement, tostring
 
 from autofit.core.quoting import xml_text
@@ -17,8 +19,11 @@ At = tuple[float, float]
 
 @dataclass(frozen=True)
 class Scale:
-    """Maps numbers to pixels: `low` to `start`, `high` to `end`, in proportion or by logarithm. `marked`: its ticks, in
-    place of round numbers."""
+    """Maps numbers to pixels: `low` to `start`, `high` to `end`, in proportion or by logarithm.
+
+    Attributes:
+        marked: its ticks, in place of round numbers.
+    """
 
     low: float
     high: float
@@ -28,50 +33,78 @@ class Scale:
     marked: tuple[float, ...] = ()
 
     def __call__(self, number: float) -> float:
-        low, high = self.low, self.high
+        low = self.low
+        high = self.high
         if self.logarithmic:
-            low, high, number = math.log(low), math.log(high), math.log(max(number, 1e-300))
-        share = (number - low) / (high - low) if high > low else 0.5
+            low = math.log(low)
+            high = math.log(high)
+            number = math.log(max(number, 1e-300))
+
+        share = 0.5
+        if high > low:
+            share = (number - low) / (high - low)
         return self.start + share * (self.end - self.start)
 
     def ticks(self, about: int = 5) -> list[float]:
         """Round numbers within, or those that are marked."""
         if self.marked:
-            return [*self.marked]
-        return (
-            powers(self.low, self.high)
-            if self.logarithmic
-            else round_numbers(self.low, self.high, about)
-        )
+            return list(self.marked)
+        if self.logarithmic:
+            return powers(self.low, self.high)
+        return round_numbers(self.low, self.high, about)
 
 
 def round_numbers(low: float, high: float, about: int = 5) -> list[float]:
     """Multiples of 1, 2 or 5 times a power of ten from low to high, about so many."""
     if not high > low:
         return [low]
+
     rough = (high - low) / max(1, about)
     power = 10.0 ** math.floor(math.log10(rough))
-    step = next(power * factor for factor in (1, 2, 5, 10) if power * factor >= rough * 0.999)
+    step = power * 10
+    for factor in (5, 2, 1):
+        if power * factor >= rough * 0.999:
+            step = power * factor
+
     first = math.ceil(low / step - 1e-9)
-    return [round(index * step, 12) for index in range(first, math.floor(high / step + 1e-9) + 1)]
+    last = math.floor(high / step + 1e-9)
+    return [round(index * step, 12) for index in range(first, last + 1)]
 
 
 def powers(low: float, high: float) -> list[float]:
     """1, 2 and 5 times powers of ten from low to high; powers alone where that would be many."""
-    exponents = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-    factors = (1, 2, 5) if high / low <= _DECADES else (1,)
-    numbers = [factor * 10.0**exponent for exponent in exponents for factor in factors]
-    return [number for number in numbers if low * 0.999 <= number <= high * 1.001]
+    factors = [1]
+    if high / low <= _DECADES:
+        factors = [1, 2, 5]
+    lowest = math.floor(math.log10(low))
+    highest = math.ceil(math.log10(high))
+
+    numbers = []
+    for exponent in range(lowest, highest + 1):
+        for factor in factors:
+            number = factor * 10.0**exponent
+            if low * 0.999 <= number <= high * 1.001:
+                numbers.append(number)
+    return numbers
 
 
 class Picture:
     """An SVG of a fixed drawing size, which a page may scale."""
 
     def __init__(self, width: int, height: int, label: str, *, interactive: bool = False) -> None:
-        self.width, self.height, self.label = width, height, label
-        attributes = {"viewBox": f"0 0 {width} {height}", "role": "group" if interactive else "img"}
-        style = {"class": "picture", "style": f"max-width:{width}px"}
-        self.root = Element("svg", {**attributes, "aria-label": xml_text(label), **style})
+        self.width = width
+        self.height = height
+        self.label = label
+        self.root = Element(
+            "svg",
+            {
+                "viewBox": f"0 0 {width} {height}",
+                "role": "group" if interactive else "img",
+                "aria-label": xml_text(label),
+                "class": "picture",
+                "style": f"max-width:{width}px",
+            },
+        )
 
     def draw(
         self,
@@ -81,13 +114,31 @@ class Picture:
         into: Element | None = None,
         **attributes: object,
     ) -> Element:
-        """Add an element: `kind` is its class, other names have hyphens for underscores, None is left out."""
-        names = {name: "class" if name == "kind" else name.replace("_", "-") for name in attributes}
-        given = {
-            names[name]: _figure(value) for name, value in attributes.items() if value is not None
-        }
+        """Add an element.
+
+        Args:
+            into: the element that holds it; the picture itself where there is none.
+            attributes: `kind` is its class, other names have hyphens for underscores, None is left
+                out.
+        """
+        given = {}
+        for name, value in attributes.items():
+            if value is not None:
+                if name == "kind":
+                    name = "class"
+                given[name.replace("_", "-")] = _figure(value)
+
         element = SubElement(self.root if into is None else into, tag, given)
-        element.text = None if text is None else xml_text(text)
+        if text is not None:
+            element.text = xml_text(text)
+        return element
+
+    def titled(
+        self, tag: str, title: str, *, into: Element | None = None, **attributes: object
+    ) -> Element:
+        """Add an element that shows a title when it is pointed at."""
+        element = self.draw(tag, None, into=into, **attributes)
+        self.draw("title", title, into=element)
         return element
 
     def line(self, start: At, end: At, kind: str) -> None:
@@ -96,8 +147,9 @@ class Picture:
 
     def cross(self, at: At, radius: float, into: Element, kind: str | None = None) -> None:
         """Draw two crossing strokes."""
+        x, y = at
         arm = f"{2 * radius:g}"
-        path = f"M{at[0] - radius:.1f},{at[1] - radius:.1f}l{arm},{arm}m0,-{arm}l-{arm},{arm}"
+        path = f"M{x - radius:.1f},{y - radius:.1f}l{arm},{arm}m0,-{arm}l-{arm},{arm}"
         self.draw("path", into=into, d=path, kind=kind)
 
     def text(
@@ -109,23 +161,28 @@ class Picture:
     def frame(
         self, across: Scale, up: Scale, *, titles: tuple[str, str], ticks: tuple[int, int] = (6, 5)
     ) -> None:
-        """Draw the axes: a range each, ticks at round numbers, and their titles; no box and no grid."""
+        """Draw the axes: a range each, ticks at round numbers, and their titles; no box and no
+        grid."""
+        left = across.start
         bottom = up.start
-        self.line((across.start, bottom), (across.end, bottom), "axis")
-        self.line((across.start, bottom), (across.start, up.end), "axis")
+        self.line((left, bottom), (across.end, bottom), "axis")
+        self.line((left, bottom), (left, up.end), "axis")
+
         for number in across.ticks(ticks[0]):
             x = across(number)
             self.line((x, bottom), (x, bottom + 4), "axis")
             self.text(x, bottom + 16, _tick(number), anchor="middle", kind="tick")
-        self.scale_up(across.start, up, ticks[1])
+        self.scale_up(left, up, ticks[1])
+
         self.text(across.end, bottom + 32, titles[0], anchor="end", kind="title")
         self.text(4, up.end - 10, titles[1], kind="title")
 
     def scale_up(self, left: float, up: Scale, ticks: int) -> None:
         """Draw the ticks of an upright axis."""
         for number in up.ticks(ticks):
-            self.line((left - 4, up(number)), (left, up(number)), "axis")
-            self.text(left - 7, up(number) + 3.5, _tick(number), anchor="end", kind="tick")
+            y = up(number)
+            self.line((left - 4, y), (left, y), "axis")
+            self.text(left - 7, y + 3.5, _tick(number), anchor="end", kind="tick")
 
     def markup(self) -> str:
         """The element as it stands inside a page."""
@@ -133,8 +190,11 @@ class Picture:
 
     def document(self, style: str) -> str:
         """A file of its own, with its style."""
-        size = {"width": str(self.width), "height": str(self.height)}
-        root = Element("svg", {**self.root.attrib, "xmlns": "http://www.w3.org/2000/svg", **size})
+        root = Element("svg", self.root.attrib)
+        root.set("xmlns", "http://www.w3.org/2000/svg")
+        root.set("width", str(self.width))
+        root.set("height", str(self.height))
+
         SubElement(root, "style").text = style
         SubElement(root, "rect", {"class": "paper", "width": "100%", "height": "100%"})
         root.extend(list(self.root))
@@ -143,10 +203,16 @@ class Picture:
 
 def steps(points: Sequence[At]) -> str:
     """The path of a stair through points: across first, then up or down."""
-    first, *others = points
-    return f"M{_figure(first[0])},{_figure(first[1])}" + "".join(
-        f"H{_figure(x)}V{_figure(y)}" for x, y in others
-    )
+    (left, top), *others = points
+    path = f"M{_figure(left)},{_figure(top)}"
+    for x, y in others:
+        path += f"H{_figure(x)}V{_figure(y)}"
+    return path
+
+
+def polyline(points: Iterable[At]) -> str:
+    """The path of straight lines through points."""
+    return "M" + "L".join(f"{x:.1f},{y:.1f}" for x, y in points)
 
 
 def width_of(words: str) -> float:
@@ -156,14 +222,22 @@ def width_of(words: str) -> float:
 
 def apart(positions: Iterable[float], least: float) -> list[float]:
     """Positions in rising order, each moved to at least that far behind the one before."""
-    return list(
-        accumulate(sorted(positions), lambda before, position: max(position, before + least))
-    )
+    moved: list[float] = []
+    for position in sorted(positions):
+        if moved:
+            position = max(position, moved[-1] + least)
+        moved.append(position)
+    return moved
 
 
 def _tick(number: float) -> str:
-    return f"{number:,.0f}" if abs(number) >= 1000 else f"{number:g}"
+    if abs(number) >= 1000:
+        return f"{number:,.0f}"
+    return f"{number:g}"
 
 
 def _figure(value: object) -> str:
-    return f"{value:.1f}".removesuffix(".0") if isinstance(value, float) else xml_text(str(value))
+    """The value of an attribute; a fraction to a tenth of a pixel."""
+    if isinstance(value, float):
+        return f"{value:.1f}".removesuffix(".0")
+    return xml_text(str(value))
