@@ -286,9 +286,9 @@ def _next_sizes(knob: str, data: Mapping[str, Any]) -> list[int]:
 def _changes(other: Mapping[str, Any], data: Mapping[str, Any]) -> tuple[float, float | None]:
     """By which shares memory and time change; None where the time is unknown."""
     memory = _middle(other) / _middle(data) - 1
-    if not other["step_seconds"]:
-        return memory, None
-    return memory, other["step_seconds"] / data["step_seconds"] - 1
+    before = data["step_seconds"]
+    after = other["step_seconds"]
+    return memory, after / before - 1 if before and after else None
 
 
 def _middle(data: Mapping[str, Any]) -> int:

@@ -15,7 +15,17 @@ from autofit.core.quoting import html_text
 from autofit.core.record import Record
 from autofit.core.result import Result
 from autofit.report.explain import nothing_fits_lines, summary
-from autofit.report.formatting import FITS, describe, gib, number, percent, proof, throughput, where
+from autofit.report.formatting import (
+    FITS,
+    bound_by,
+    describe,
+    gib,
+    number,
+    percent,
+    proof,
+    throughput,
+    where,
+)
 from autofit.report.html.knob_names import config_rows
 from autofit.report.html.memory import KIND_WORDS
 from autofit.report.html.page import memory_used, picture_style, step_words
@@ -90,7 +100,7 @@ def estimate_html(estimate: Estimate) -> str:
 
         step = f"{estimate.step_seconds:.3g} s"
         if estimate.bottleneck:
-            step += f", bound by {estimate.bottleneck}"
+            step += f", bound by {bound_by(estimate.bottleneck, estimate.config)}"
         if estimate.utilisation:
             step += f", {percent(estimate.utilisation)} of the peak rate put to use"
         rows.append(("Step", step))

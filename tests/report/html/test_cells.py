@@ -80,7 +80,7 @@ def test_an_estimate() -> None:
     assert told["Memory"] == "19.00 to 20.00 GiB, fits 24.00 GiB"
     assert told["- optimizer state"] == "4.00 GiB"
     assert told["Speed"] == "6.4 samples/s"
-    assert told["Step"] == "1.25 s, bound by compute, 40 % of the peak rate put to use"
+    assert told["Step"] == "1.25 s, bound by arithmetic, 40 % of the peak rate put to use"
     assert marks(html, "band") == 5
     assert marks(html, "budget") == 1
 
