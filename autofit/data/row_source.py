@@ -83,6 +83,14 @@ class RowSource:
             yield Block(rows, None, self.remedy, self.columnar)
 
 
+def first_filled(row: Mapping[str, Any], columns: Iterable[str]) -> Any:
+    """The first of the columns that holds a value; None where none does."""
+    for name in columns:
+        if row.get(name) is not None:
+            return name
+    return None
+
+
 def _size(value: Any) -> int:
     """About how many characters a value takes."""
     if isinstance(value, str):
