@@ -133,7 +133,9 @@ def _build(folder: Path, build: Callable[[Path], None]) -> None:
 
 
 def _sums(folder: Path) -> dict[str, int]:
-    return {file.name: checksum(file) for file in sorted(folder.iterdir()) if file.name != _SUMS}
+    """The checksum of each file in a folder, by name."""
+    files = [file for file in sorted(folder.iterdir()) if file.name != _SUMS]
+    return {file.name: checksum(file) for file in files}
 
 
 def _is_whole(folder: Path) -> bool:
@@ -144,7 +146,8 @@ def _is_whole(folder: Path) -> bool:
 
 
 def _prune(used: Path) -> None:
-    """Delete what killed processes left, and the folders used before all others, as far as all take too much."""
+    """Delete what killed processes left, and the folders that were not used for longest, where all
+    take too much."""
     with contextlib.suppress(OSError):
         for part in used.parent.glob(f"*{_PART}"):
             _delete_unless_in_use(part, part.with_suffix(""))
